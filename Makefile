@@ -1,0 +1,55 @@
+# Two commands are all a newcomer needs: `make demo` and `make test`.
+# Both build .venv on first use. To use an interpreter that already has torch and the dev tools instead:
+#     TESSERA_PYTHON=/path/to/python make test
+
+ifdef TESSERA_PYTHON
+PY := $(TESSERA_PYTHON)
+READY :=
+else
+PY := .venv/bin/python
+READY := .venv/.ready
+endif
+BIN := $(dir $(PY))
+
+.PHONY: demo test lint format types imports unit tour bench clean
+
+demo: $(READY)
+	$(PY) examples/demo.py
+
+test: lint types imports unit tour
+
+# torch goes in first and alone, so that no other package gets to choose its version.
+.venv/.ready: pyproject.toml constraints.txt
+	python3 -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tessera needs Python 3.11 or newer")'
+	python3 -m venv .venv
+	.venv/bin/python -m pip install -c constraints.txt torch==2.13.0
+	.venv/bin/python -m pip install -c constraints.txt -e '.[dev]'
+	touch $@
+
+lint: $(READY)
+	$(BIN)ruff check .
+	$(BIN)ruff format --check .
+
+format: $(READY)
+	$(BIN)ruff check --fix .
+	$(BIN)ruff format .
+
+types: $(READY)
+	$(BIN)pyright --pythonpath $(PY)
+
+imports: $(READY)
+	$(BIN)lint-imports
+
+# One thread a worker: two workers already fill two cores.
+unit: $(READY)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 -m "not gpu"
+
+tour: $(READY)
+	OMP_NUM_THREADS=1 $(PY) examples/tour.py
+
+bench: $(READY)
+	OMP_NUM_THREADS=1 $(PY) -m tessera.tools.cli bench core --json bench-core.json
+
+clean:
+	rm -rf .venv build dist dumps *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,247 @@
+"""Views and writes, made functional while a program is recorded.
+
+Every tensor of the recorded program has a `Ref`. Tensors that share memory hang in one tree under a `Root`:
+a view knows its parent and the operator that made it. A write gives the written tensor a new value and
+carries it up to the root by scattering; the other views of that memory are made again from their parents
+when they are next read. The trace itself therefore never writes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from tessera.ir.builder import Builder, aten
+from tessera.ir.equation import ACTIVE, Arg, Special, Value
+from tessera.ir.schema import bind, schema_of
+from tessera.util.errors import CaptureError
+
+
+class Root:
+    """One piece of memory; `version` counts the writes to it."""
+
+    def __init__(self) -> None:
+        self.version = 0
+
+
+@dataclass(eq=False)
+class View:
+    """How a tensor was made from its parent: `op(parent, …)`, and which of its results."""
+
+    parent: Ref
+    op: OpOverload
+    args: tuple[Arg, ...]  # the arguments after the parent
+    kwargs: dict[str, Arg]
+    index: int | None = None
+
+
+@dataclass(eq=False)
+class Ref:
+    tensor: torch.Tensor  # the fake tensor; also keeps its identity alive
+    value: Value
+    root: Root
+    view: View | None = None
+    version: int = 0
+
+    def read(self, builder: Builder) -> Value:
+        """The value this tensor holds now."""
+        if self.version != self.root.version and self.view is not None:
+            parent = self.view.parent.read(builder)
+            out = builder.emit(self.view.op, parent, *self.view.args, **self.view.kwargs)
+            self.value = out if self.view.index is None else out[self.view.index]  # type: ignore[index,assignment]
+            self.version = self.root.version
+        return self.value
+
+    def write(self, new: Value, builder: Builder) -> None:
+        """This tensor now holds `new`; so does the memory under it."""
+        views: list[tuple[Ref, Value]] = [(self, new)]
+        ref = self
+        while ref.view is not None:
+            parent_value = ref.view.parent.read(builder)
+            new = scatter(builder, ref.view, parent_value, new)
+            ref = ref.view.parent
+            views.append((ref, new))
+        self.root.version += 1
+        for ref, value in views:
+            ref.value, ref.version = value, self.root.version
+
+
+# --- putting a view's new contents back into its parent -------------------------------------------
+
+
+def scatter(builder: Builder, view: View, parent: Value, new: Value) -> Value:
+    """The parent with the part that `view` shows replaced by `new`."""
+    name = view.op._opname
+    rule = _SCATTER.get(name)
+    with builder:
+        if rule is None:
+            if name in _RESHAPES:
+                return _reshape(parent, new)
+            raise CaptureError(
+                f"a write through a view made by {view.op} cannot be made functional; "
+                f"expected one of {', '.join(sorted([*_SCATTER, *_RESHAPES]))}"
+            )
+        positional, keyword = bind(view.op, (parent, *view.args), view.kwargs)
+        return rule(view, parent, new, *positional[1:], **keyword)
+
+
+_RESHAPES = frozenset(
+    "view _unsafe_view reshape flatten unflatten unsqueeze squeeze alias view_as reshape_as ravel squeeze_ unsqueeze_"
+    " contiguous to _to_copy lift_fresh pin_memory expand_as positive resolve_conj resolve_neg expand atleast_1d"
+    " atleast_2d atleast_3d _reshape_alias".split()
+)
+
+
+def _reshape(parent: Value, new: Value) -> Value:
+    return aten.reshape(new, list(parent.shape))
+
+
+def _select(view: View, parent: Value, new: Value, dim: int, index: Arg) -> Value:
+    return aten.select_scatter(parent, new, dim, index)
+
+
+def _slice(view: View, parent: Value, new: Value, dim: int, start: Arg, end: Arg, step: Arg) -> Value:
+    return aten.slice_scatter(parent, new, dim, start, end, step)
+
+
+def _narrow(view: View, parent: Value, new: Value, dim: int, start: Arg, length: Arg) -> Value:
+    return aten.slice_scatter(parent, new, dim, start, start + length)  # type: ignore[operator]
+
+
+def _transpose(view: View, parent: Value, new: Value, dim0: int, dim1: int) -> Value:
+    return aten.transpose(new, dim0, dim1)
+
+
+def _t(view: View, parent: Value, new: Value) -> Value:
+    return aten.t(new) if new.ndim == 2 else new
+
+
+def _reverse_all(view: View, parent: Value, new: Value) -> Value:
+    return aten.permute(new, list(range(new.ndim))[::-1])
+
+
+def _swap_last(view: View, parent: Value, new: Value) -> Value:
+    return aten.transpose(new, -1, -2)
+
+
+def _permute(view: View, parent: Value, new: Value, dims: list[int]) -> Value:
+    rank = len(dims)
+    inverse = [0] * rank
+    for to, source in enumerate(dims):
+        inverse[source % rank] = to
+    return aten.permute(new, inverse)
+
+
+def _movedim(view: View, parent: Value, new: Value, source: Arg, destination: Arg) -> Value:
+    return aten.movedim(new, destination, source)
+
+
+def _diagonal(view: View, parent: Value, new: Value, offset: int, dim1: int, dim2: int) -> Value:
+    return aten.diagonal_scatter(parent, new, offset, dim1, dim2)
+
+
+def _unbind(view: View, parent: Value, new: Value, dim: int) -> Value:
+    return aten.select_scatter(parent, new, dim, view.index)
+
+
+def _pieces(view: View, parent: Value, new: Value, *args: Arg, **kwargs: Arg) -> Value:
+    """split, chunk and their kin: the piece starts where the ones before it end."""
+    dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+    if view.op._opname in ("hsplit", "vsplit", "dsplit"):
+        dim = {"hsplit": 1 if parent.ndim > 1 else 0, "vsplit": 0, "dsplit": 2}[view.op._opname]
+    with view.parent.tensor.fake_mode:  # type: ignore[attr-defined]
+        pieces = view.op(view.parent.tensor, *view.args, **view.kwargs)
+    start = sum(piece.shape[dim] for piece in pieces[: view.index])  # type: ignore[index]
+    return aten.slice_scatter(parent, new, dim, start, start + pieces[view.index].shape[dim])  # type: ignore[index]
+
+
+def _as_strided(view: View, parent: Value, new: Value, size: Arg, stride: Arg, storage_offset: Arg) -> Value:
+    return aten.as_strided_scatter(parent, new, size, stride, storage_offset)
+
+
+def _view_as_real(view: View, parent: Value, new: Value) -> Value:
+    return aten.view_as_complex(aten.contiguous(new))
+
+
+def _view_as_complex(view: View, parent: Value, new: Value) -> Value:
+    return aten.view_as_real(new)
+
+
+def _real(view: View, parent: Value, new: Value) -> Value:
+    return aten.complex(new, aten.imag(parent))
+
+
+def _imag(view: View, parent: Value, new: Value) -> Value:
+    return aten.complex(aten.real(parent), new)
+
+
+def _conj(view: View, parent: Value, new: Value) -> Value:
+    return aten.conj_physical(new)
+
+
+def _neg_view(view: View, parent: Value, new: Value) -> Value:
+    return aten.neg(new)
+
+
+def _detach(view: View, parent: Value, new: Value) -> Value:
+    return keep_grad(parent, new)
+
+
+def _unfold(view: View, parent: Value, new: Value, dim: int, size: int, step: int) -> Value:
+    raise CaptureError("a write through overlapping windows (unfold) has no single meaning; copy the windows first")
+
+
+def _view_dtype(view: View, parent: Value, new: Value, dtype: torch.dtype | list) -> Value:
+    if isinstance(dtype, torch.dtype):
+        return aten.view(new, parent.dtype)
+    return _reshape(parent, new)
+
+
+_SCATTER: dict[str, Callable] = {
+    "select": _select, "slice": _slice, "narrow": _narrow, "transpose": _transpose, "swapaxes": _transpose,
+    "swapdims": _transpose, "t": _t, "numpy_T": _reverse_all, "mT": _swap_last, "matrix_H": _swap_last,
+    "adjoint": _swap_last, "permute": _permute, "movedim": _movedim, "moveaxis": _movedim,
+    "diagonal": _diagonal, "unbind": _unbind, "split": _pieces, "split_with_sizes": _pieces, "chunk": _pieces,
+    "tensor_split": _pieces, "hsplit": _pieces, "vsplit": _pieces, "dsplit": _pieces, "unsafe_chunk": _pieces,
+    "as_strided": _as_strided, "view_as_real": _view_as_real, "view_as_complex": _view_as_complex,
+    "real": _real, "imag": _imag, "_conj": _conj, "conj": _conj, "_neg_view": _neg_view, "detach": _detach,
+    "unfold": _unfold, "view": _view_dtype,
+}  # fmt: skip
+
+
+# --- two operators PyTorch has no functional word for ---------------------------------------------
+
+
+def _keep_grad(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    return new.clone()
+
+
+KEEP_GRAD = Special("keep_grad", _keep_grad)
+
+
+def keep_grad(old: Value, new: Value) -> Value:
+    """The value of `new` with the gradient history of `old`: what a write under no_grad leaves behind."""
+    return ACTIVE[-1].emit(KEEP_GRAD, old, new)  # type: ignore[attr-defined]
+
+
+def _functional(op: OpOverload, *args: object, **kwargs: object) -> object:
+    """Run an operator that writes its arguments on copies; give (its result, what the written ones hold)."""
+    positional, keyword = bind(op, args, kwargs)
+    copies = []
+    for index, param in enumerate(schema_of(op).params):
+        if not param.writes:
+            continue
+        holder, place = (keyword, param.name) if param.keyword else (positional, index)
+        holder[place] = pytree.tree_map_only(torch.Tensor, torch.clone, holder[place])  # type: ignore[index]
+        copies.append(holder[place])
+    out = op(*positional, **keyword)
+    fresh = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+    written = [t for t in pytree.tree_leaves(copies) if isinstance(t, torch.Tensor)]
+    return [t for t in fresh if all(t is not w for w in written)] + written
+
+
+FUNCTIONAL = Special("functional", _functional)

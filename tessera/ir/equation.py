@@ -1,0 +1,191 @@
+"""Values and equations, the words of a Trace.
+
+    eqn    ::= outputs = op(args, kwargs)  @source
+    arg    ::= Value | number | str | dtype | device | symbolic size | Trace | list/tuple of args | None
+
+An equation is immutable. `op` is a PyTorch operator overload, or a `Special` where PyTorch has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch._ops import OpOverload
+
+from tessera.ir.types import SYMBOLIC, Size, TensorType, Type
+
+
+Arg = object
+
+# Builders now emitting, innermost last. Arithmetic on Values goes to the last one, so that a rule can be
+# written as `ct * aten.cos(x)`.
+ACTIVE: list[Emitter] = []
+
+
+class Emitter(Protocol):
+    def call(self, name: str, *args: Arg, **kwargs: Arg) -> Any: ...
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Value:
+    name: str
+    type: Type
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.type}"
+
+    def __add__(self, other: Arg) -> Value:
+        return ACTIVE[-1].call("add", self, other)
+
+    def __sub__(self, other: Arg) -> Value:
+        return ACTIVE[-1].call("sub", self, other)
+
+    def __mul__(self, other: Arg) -> Value:
+        return ACTIVE[-1].call("mul", self, other)
+
+    def __truediv__(self, other: Arg) -> Value:
+        return ACTIVE[-1].call("div", self, other)
+
+    def __rsub__(self, other: Arg) -> Value:
+        return ACTIVE[-1].call("rsub", self, other)
+
+    def __rtruediv__(self, other: Arg) -> Value:
+        return ACTIVE[-1].call("mul", ACTIVE[-1].call("reciprocal", self), other)
+
+    def __neg__(self) -> Value:
+        return ACTIVE[-1].call("neg", self)
+
+    def __pow__(self, other: Arg) -> Value:
+        return ACTIVE[-1].call("pow", self, other)
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    @property
+    def shape(self) -> tuple[Size, ...]:
+        return self.tensor.shape
+
+    @property
+    def ndim(self) -> int:
+        return len(self.tensor.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tensor.dtype
+
+    @property
+    def tensor(self) -> TensorType:
+        assert isinstance(self.type, TensorType), f"{self.name} is a {self.type}, not a tensor"
+        return self.type
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where an equation came from: the user's line and the module that ran it."""
+
+    file: str = ""
+    line: int = 0
+    module: str = ""
+    note: str = ""  # "backward of …", "recompute", …
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.file else ""
+        return " ".join(filter(None, (place, self.module, self.note)))
+
+
+NOWHERE = Source()
+
+
+@dataclass(frozen=True, eq=False)
+class Special:
+    """An operator that is not PyTorch's: control flow over sub-traces, or an executor's own callable.
+
+    `fn` runs it on tensors, with sub-traces handed over as callables.
+    """
+
+    name: str
+    fn: Callable
+    namespace: str = "tessera"
+    pure: bool = True
+
+    def __repr__(self) -> str:
+        return f"{self.namespace}.{self.name}"
+
+
+Operator = OpOverload | Special
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Equation:
+    op: Operator
+    args: tuple[Arg, ...]
+    kwargs: dict[str, Arg]
+    outputs: tuple[Value | None, ...]
+    many: bool = False  # the operator gives a sequence, even where it has one member
+    source: Source = NOWHERE
+    tags: frozenset[str] = frozenset()
+
+    @property
+    def out(self) -> Value:
+        assert len(self.outputs) == 1 and self.outputs[0] is not None
+        return self.outputs[0]
+
+    def inputs(self) -> list[Value]:
+        """Values this equation reads, in order, with repeats; those its sub-traces capture are arguments too."""
+        return values_in((self.args, self.kwargs))
+
+    def results(self) -> list[Value]:
+        return [v for v in self.outputs if v is not None]
+
+    def with_(self, **changes: object) -> Equation:
+        return replace(self, **changes)  # type: ignore[arg-type]
+
+
+def values_in(tree: Arg) -> list[Value]:
+    found: list[Value] = []
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Arg, found: list[Value]) -> None:
+    if isinstance(tree, Value):
+        found.append(tree)
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            _collect(item, found)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            _collect(item, found)
+    elif isinstance(tree, slice):
+        _collect((tree.start, tree.stop, tree.step), found)
+
+
+def map_values(tree: Arg, fn: Callable[[Value], Arg]) -> Arg:
+    """The same structure with every Value replaced."""
+    if isinstance(tree, Value):
+        return fn(tree)
+    if isinstance(tree, tuple):
+        return tuple(map_values(item, fn) for item in tree)
+    if isinstance(tree, list):
+        return [map_values(item, fn) for item in tree]
+    if isinstance(tree, dict):
+        return {key: map_values(item, fn) for key, item in tree.items()}
+    if isinstance(tree, slice):
+        return slice(map_values(tree.start, fn), map_values(tree.stop, fn), map_values(tree.step, fn))
+    return tree
+
+
+def symbols_in(tree: Arg) -> set[str]:
+    """Names of the symbolic sizes that a structure of arguments mentions."""
+    if isinstance(tree, SYMBOLIC):
+        return {str(symbol) for symbol in tree.node.expr.free_symbols}
+    if isinstance(tree, (list, tuple)):
+        return set().union(*map(symbols_in, tree)) if tree else set()
+    if isinstance(tree, dict):
+        return symbols_in(tuple(tree.values()))
+    if isinstance(tree, slice):
+        return symbols_in((tree.start, tree.stop, tree.step))
+    return set()

@@ -1,0 +1,103 @@
+"""Runs operators on fake tensors to learn the types of their results.
+
+PyTorch's own meta kernels are the type rule of every operator; results are remembered by the operator and
+the types of its arguments, so that a hundred equal layers ask once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from tessera.ir.equation import Arg, Operator, Special, Value, map_values
+from tessera.ir.types import SYMBOLIC, TensorType, type_of
+
+_memory: dict[tuple, object] = {}
+_default_mode: FakeTensorMode | None = None
+
+
+def default_mode() -> FakeTensorMode:
+    """The fake mode of programs that bring none of their own."""
+    global _default_mode
+    if _default_mode is None:
+        _default_mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    return _default_mode
+
+
+@contextmanager
+def below_autograd() -> Iterator[None]:
+    """Operators reach dispatch modes whole, before autograd takes composite ones apart."""
+    with torch._C._AutoDispatchBelowAutograd():
+        yield
+
+
+def fake_of(value_type: TensorType, mode: FakeTensorMode) -> FakeTensor:
+    with mode, below_autograd():
+        if value_type.layout is not torch.strided:
+            return torch.empty(value_type.shape, dtype=value_type.dtype, layout=value_type.layout, device=value_type.device)  # type: ignore[return-value]
+        fake = torch.empty_strided(
+            value_type.shape, value_type.stride, dtype=value_type.dtype, device=value_type.device
+        )
+        if value_type.bits[0]:
+            fake = fake._conj()
+        if value_type.bits[1]:
+            fake = fake._neg_view()
+        return fake  # type: ignore[return-value]
+
+
+def argument_key(a: Arg) -> object:
+    if isinstance(a, Value):
+        return a.type.key()
+    if isinstance(a, (list, tuple)):
+        return (type(a).__name__, *map(argument_key, a))
+    if isinstance(a, dict):
+        return tuple((k, argument_key(v)) for k, v in a.items())
+    if isinstance(a, SYMBOLIC):
+        return ("symbolic", str(a.node.expr))
+    if isinstance(a, float):
+        return ("float", repr(a))
+    return (type(a).__name__, a if a.__hash__ else id(a))
+
+
+def mentions_symbols(a: Arg) -> bool:
+    if isinstance(a, Value):
+        return isinstance(a.type, TensorType) and a.type.is_symbolic
+    if isinstance(a, (list, tuple)):
+        return any(map(mentions_symbols, a))
+    if isinstance(a, dict):
+        return any(map(mentions_symbols, a.values()))
+    return isinstance(a, SYMBOLIC)
+
+
+def infer(op: Operator, args: tuple, kwargs: dict, mode: FakeTensorMode) -> object:
+    """The types of what `op` gives: a Type, or a list of them (None where a result is not there)."""
+    key = (op, argument_key(args), argument_key(kwargs))
+    if mentions_symbols((args, kwargs)):
+        key = (*key, id(mode.shape_env))
+    if key not in _memory:
+        _memory[key] = _run(op, args, kwargs, mode)
+    return _memory[key]
+
+
+def _run(op: Operator, args: tuple, kwargs: dict, mode: FakeTensorMode) -> object:
+    def concrete(v: Value) -> object:
+        return fake_of(v.tensor, mode)
+
+    fn: Callable = op.fn if isinstance(op, Special) else op
+    with mode, below_autograd():
+        out = fn(*map_values(args, concrete), **map_values(kwargs, concrete))  # type: ignore[misc]
+    return types_of(out)
+
+
+def types_of(out: object) -> object:
+    if isinstance(out, (tuple, list)):
+        return [types_of(o) for o in out]
+    return None if out is None else type_of(out)
+
+
+def is_many(types: object) -> bool:
+    return isinstance(types, list)

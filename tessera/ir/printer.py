@@ -1,0 +1,204 @@
+"""Prints a Trace as Python that runs.
+
+In: a Trace. Out: the text of one function whose lines are its equations (`print_trace`), the text of a module
+that runs by itself (`print_module`), or that function made callable (`compile_trace`), where every operator
+is bound to a global so that a call costs no attribute look-up. All three come from the same lines.
+"""
+
+from __future__ import annotations
+
+import keyword
+import linecache
+import os
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch._ops import OpOverload
+from torch.utils._sympy.printers import PythonPrinter
+
+from tessera.ir.equation import Arg, Equation, Operator, Special, Value
+from tessera.ir.schema import short_name
+from tessera.ir.types import SYMBOLIC
+
+if TYPE_CHECKING:
+    from tessera.ir.trace import Trace
+
+INDENT = "    "
+HEADER = "import torch\n\naten = torch.ops.aten\ninf, nan = float('inf'), float('nan')\n"
+_sympy_printer = PythonPrinter()
+
+
+def print_trace(trace: Trace, types: bool = True) -> str:
+    """The program for a person: one equation a line, with types and the user's lines beside them."""
+    lines = _Function(trace, operator_name, types).lines(trace.name)
+    return "\n".join(lines) + "\n"
+
+
+def print_module(trace: Trace, constants: str = "") -> str:
+    """A file that runs by itself; tensors closed over are read from `constants`, data beside it."""
+    head = HEADER
+    if trace.constants:
+        names = ", ".join(v.name for v in trace.constants)
+        head += f"{names}, = torch.load({constants!r}, weights_only=True)\n"
+    return f"{head}\n\n{print_trace(trace)}"
+
+
+def save_module(trace: Trace, path: str) -> None:
+    constants = os.path.splitext(os.path.abspath(path))[0] + ".constants.pt"
+    if trace.constants:
+        torch.save(tuple(t.detach() for t in trace.constants.values()), constants)
+    with open(path, "w") as file:
+        file.write(print_module(trace, constants))
+
+
+def compile_trace(
+    trace: Trace, bind: Callable[[Operator], Callable] | None = None, dead: dict[int, list[Value]] | None = None
+) -> Callable:
+    """The trace as a Python function over tensors. `dead[i]` lists the values nothing reads after equation i."""
+    scope: dict[str, object] = {"torch": torch, "aten": torch.ops.aten, "inf": float("inf"), "nan": float("nan")}
+    names: dict[Operator, str] = {}
+
+    def reference(op: Operator, args: tuple, kwargs: dict) -> str:
+        if op not in names:
+            base = identifier(operator_name(op).removeprefix("torch.ops.").replace(".", "_"))
+            name, count = base, 1
+            while name in scope:
+                name, count = f"{base}_{count}", count + 1
+            scope[name] = bind(op) if bind else callable_of(op)
+            names[op] = name
+        return names[op]
+
+    function = _Function(trace, reference, types=False, scope=scope, dead=dead or {}, bind=bind)
+    text = "\n".join(function.lines(trace.name)) + "\n"
+    scope.update({v.name: tensor for v, tensor in trace.constants.items()})
+    # The text stands in linecache, so that a traceback shows the generated line.
+    filename = f"<tessera {trace.name} {len(linecache.cache)}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
+    exec(compile(text, filename, "exec"), scope)
+    fn = scope[identifier(trace.name)]
+    fn.source = text  # type: ignore[attr-defined]
+    return fn  # type: ignore[return-value]
+
+
+def callable_of(op: Operator) -> Callable:
+    return op.fn if isinstance(op, Special) else op
+
+
+def operator_name(op: Operator, args: tuple = (), kwargs: dict | None = None) -> str:
+    """`aten.linear`; the overload is named only where a call by the short name could mean another."""
+    if isinstance(op, Special):
+        return f"{op.namespace}.{op.name}"
+    short = short_name(op, args, kwargs or {})
+    return short if op.namespace == "aten" else f"torch.ops.{short}"
+
+
+def identifier(text: str) -> str:
+    name = re.sub(r"\W", "_", text)
+    if not name or name[0].isdigit() or keyword.iskeyword(name) or name in ("torch", "aten", "inf", "nan"):
+        name = f"v_{name}"
+    return name
+
+
+class _Function:
+    """Renders one trace; sub-traces become functions inside it."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        reference: Callable[[Operator, tuple, dict], str],
+        types: bool,
+        scope: dict[str, object] | None = None,
+        dead: dict[int, list[Value]] | None = None,
+        bind: Callable[[Operator], Callable] | None = None,
+    ) -> None:
+        self.trace, self.reference, self.types = trace, reference, types
+        self.scope, self.dead, self.bind = scope, dead or {}, bind
+        self.helpers: list[str] = []
+
+    def lines(self, name: str) -> list[str]:
+        trace = self.trace
+        body = self.symbol_lines(trace.inputs)
+        for index, eqn in enumerate(trace.equations):
+            line = self.equation(eqn)
+            body += self.helpers
+            self.helpers = []
+            body.append(self.comment(line, eqn) if self.types else line)
+            body += self.symbol_lines(eqn.results())
+            if self.dead.get(index):
+                body.append(f"del {', '.join(v.name for v in self.dead[index])}")
+        for target, value in trace.mutations.items():
+            if value is not target:
+                copy = self.reference(torch.ops.aten.copy_.default, (target, value), {})
+                body.append(f"{copy}({target.name}, {value.name})")
+        body.append(f"return {self.tuple(trace.outputs)}")
+        head = [f"def {identifier(name)}({', '.join(v.name for v in trace.inputs)}):"]
+        if self.types:
+            head += [f"{INDENT}# {v.name}: {v.type}" for v in (*trace.inputs, *trace.constants)]
+        return head + [INDENT + line for line in body]
+
+    def symbol_lines(self, defined: tuple[Value, ...] | list[Value]) -> list[str]:
+        """Bind the symbolic sizes that these values bring."""
+        lines = []
+        for symbol, (value, dim) in self.trace.symbols.items():
+            if value in defined and value.name != symbol:
+                lines.append(f"{symbol} = {value.name}" + ("" if dim is None else f".shape[{dim}]"))
+        return lines
+
+    def equation(self, eqn: Equation) -> str:
+        parts = [self.arg(a) for a in eqn.args] + [f"{k}={self.arg(a)}" for k, a in eqn.kwargs.items()]
+        call = f"{self.reference(eqn.op, eqn.args, eqn.kwargs)}({', '.join(parts)})"
+        names = [v.name if v is not None else "_" for v in eqn.outputs]
+        if not eqn.many:
+            return f"{names[0]} = {call}" if names else call
+        return f"{', '.join(names)}{',' if len(names) == 1 else ''} = {call}" if names else call
+
+    def comment(self, line: str, eqn: Equation) -> str:
+        types = ", ".join(str(v.type) for v in eqn.results())
+        notes = "  ".join(filter(None, (types, str(eqn.source))))
+        return f"{line:<60}  # {notes}" if notes else line
+
+    def tuple(self, items: tuple[Arg, ...]) -> str:
+        inner = ", ".join(self.arg(item) for item in items)
+        return f"({inner},)" if len(items) == 1 else f"({inner})"
+
+    def arg(self, a: Arg) -> str:
+        match a:
+            case Value():
+                return a.name
+            case tuple():
+                return self.tuple(a)
+            case list():
+                return f"[{', '.join(map(self.arg, a))}]"
+            case dict():
+                return "{" + ", ".join(f"{k!r}: {self.arg(v)}" for k, v in a.items()) + "}"
+            case slice():
+                return f"slice({self.arg(a.start)}, {self.arg(a.stop)}, {self.arg(a.step)})"
+            case torch.device():
+                return f"torch.device({str(a)!r})"
+            case None | bool() | int() | str() | float() | complex() | torch.dtype() | torch.layout() | torch.memory_format():
+                return repr(a)
+            case _ if isinstance(a, SYMBOLIC):
+                return _sympy_printer.doprint(a.node.expr)
+            case _ if hasattr(a, "equations"):
+                return self.sub_trace(a)  # type: ignore[arg-type]
+            case _:
+                return self.opaque(a)
+
+    def sub_trace(self, trace: Trace) -> str:
+        inner = _Function(trace, self.reference, self.types, self.scope, bind=self.bind)
+        self.helpers += inner.lines(trace.name)
+        if self.scope is not None:
+            self.scope.update({v.name: t for v, t in trace.constants.items()})
+        return identifier(trace.name)
+
+    def opaque(self, a: Arg) -> str:
+        """An object with no text of its own: bound by name where the program is run, shown where it is read."""
+        if isinstance(a, OpOverload):
+            return f"torch.ops.{a.namespace}.{a._opname}.{a._overloadname}"
+        if self.scope is None:
+            return f"<{type(a).__name__}>"
+        name = identifier(f"object_{type(a).__name__}_{len(self.scope)}")
+        self.scope[name] = a
+        return name

@@ -1,0 +1,384 @@
+"""Records what a PyTorch program does, as equations.
+
+In: any callable over tensors. Out: a functional Trace over ATen operators. The program runs once on fake
+tensors under a dispatch mode that stands below autocast and above autograd, so operators arrive whole
+(`aten.linear`, not a transpose and an addmm). Composite operators outside `keep` are taken one level apart.
+Tensors the program closes over become constants. Views and writes are made functional by `alias`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+
+from tessera.ir import fake
+from tessera.ir.alias import FUNCTIONAL, KEEP_GRAD, Ref, Root, View
+from tessera.ir.builder import Builder
+from tessera.ir.equation import Arg, Source, Value
+from tessera.ir.schema import functional_of, normalise, schema_of
+from tessera.ir.trace import Trace
+from tessera.ir.types import SYMBOLIC, type_of
+from tessera.util.errors import CaptureError
+
+Keep = Callable[[OpOverload], bool]
+NO_GRAD = "no_grad"
+
+# Questions about a tensor, not operations on it.
+_QUERIES = ("prim::", "aten::is_", "aten::sym_", "aten::size", "aten::stride", "aten::storage_offset", "aten::numel", "aten::dim")
+# Operators that change what a tensor object is, not what its memory holds.
+_SHAPE_CHANGES = {"resize_", "set_", "resize_as_", "set_data", "_resize_output_", "sparse_resize_", "sparse_resize_and_clear_"}
+_VIEW_CHANGES = {"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_", "detach_"}
+# Writes their schemas do not tell of: arguments 3 and 4 are running statistics.
+_RUNNING_STATISTICS = {"batch_norm", "instance_norm", "cudnn_batch_norm", "miopen_batch_norm", "native_batch_norm", "_batch_norm_impl_index"}
+
+_recording: list[Recorder] = []
+
+
+def recording() -> Recorder | None:
+    """The recorder whose program is running now, if any."""
+    return _recording[-1] if _recording else None
+
+
+class Recorder(TorchDispatchMode):
+    def __init__(self, builder: Builder, keep: Keep, locate: bool = True) -> None:
+        super().__init__()
+        self.builder, self.keep, self.locate = builder, keep, locate
+        self.refs: dict[int, Ref] = {}
+        self.base_grad = torch.is_grad_enabled()
+        self._alive: list[torch.Tensor] = []  # an id names a tensor only while it lives
+
+    # --- tensors and their values ---
+
+    def input(self, name: str, tensor: torch.Tensor) -> Value:
+        v = self.builder.input(name, type_of(tensor))
+        self.refs[id(tensor)] = Ref(tensor, v, Root())
+        return v
+
+    def ref(self, tensor: torch.Tensor) -> Ref:
+        """The Ref of a tensor; one never seen before was closed over and becomes a constant."""
+        found = self.refs.get(id(tensor))
+        if found is None:
+            v = self.builder.constant("const", tensor, type_of(tensor))
+            found = self.refs[id(tensor)] = Ref(tensor, v, Root())
+        return found
+
+    def value(self, tensor: torch.Tensor) -> Value:
+        return self.ref(tensor).read(self.builder)
+
+    def fake(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Real tensors met on the way (closed over, literals) take part as fake ones."""
+        if isinstance(tensor, FakeTensor) and tensor.fake_mode is self.builder.mode:
+            return tensor
+        if is_traceable_wrapper_subclass(tensor):
+            raise CaptureError(f"tensor subclass {type(tensor).__name__} is not captured; it runs through its own code")
+        known = self.refs.get(id(tensor))
+        if known is not None and known.tensor is not tensor:
+            return known.tensor
+        made = self.builder.mode.from_tensor(tensor.detach() if tensor.requires_grad else tensor, static_shapes=True)
+        v = self.builder.constant("const", tensor, type_of(made))
+        ref = Ref(made, v, Root())
+        self.refs[id(made)] = ref
+        self.refs[id(tensor)] = ref
+        self._alive.append(tensor)
+        return made
+
+    def lower(self, tree: object) -> Arg:
+        """Arguments as the trace sees them: tensors become Values."""
+        return pytree.tree_map_only(torch.Tensor, self.value, tree)
+
+    # --- the dispatch mode ---
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+        kwargs = kwargs or {}
+        name = func.name() if isinstance(func, OpOverload) else str(func)
+        if name.startswith(_QUERIES) or (isinstance(func, OpOverload) and not _touches_tensors(func)):
+            return func(*args, **kwargs)
+        if func is torch.ops.aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
+            return self.literal(args[0])
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self.fake, (args, kwargs))
+        if not self.keep(func) and _is_composite(func):
+            with self:
+                return func.decompose(*args, **kwargs)
+        if self.locate:
+            self.builder.source = user_line()
+        self.builder.tags = (
+            frozenset((NO_GRAD,)) if self.base_grad and not torch.is_grad_enabled() else frozenset()
+        )
+        return self.operator(func, args, kwargs)
+
+    def literal(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor written in the program itself is new on every call."""
+        made = self.fake(tensor)
+        v = self.builder.emit(torch.ops.aten.lift_fresh_copy.default, self.value(made))
+        out = made.clone()
+        if getattr(made, "constant", None) is None and tensor.numel() <= 1 and isinstance(out, FakeTensor):
+            out.constant = tensor.clone()
+        self.refs[id(out)] = Ref(out, v, Root())  # type: ignore[arg-type]
+        return out
+
+    def operator(self, func: OpOverload, args: tuple, kwargs: dict) -> object:
+        schema = schema_of(func)
+        name = func._opname
+        if name in _SHAPE_CHANGES:
+            raise CaptureError(f"{func} changes a tensor's own storage; the graph that holds it runs eagerly")
+        if name in _RUNNING_STATISTICS:
+            return self.running_statistics(func, args, kwargs)
+        if name in _VIEW_CHANGES:
+            return self.view_change(func, args, kwargs)
+        if schema.mutated:
+            return self.write(func, args, kwargs)
+        out = func(*args, **kwargs)
+        return self.pure(func, args, kwargs, out)
+
+    def pure(self, func: OpOverload, args: tuple, kwargs: dict, out: object) -> object:
+        """An operator that writes nothing: one equation, and views noted."""
+        leaves = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+        if isinstance(out, torch.Tensor) and id(out) in self.refs:
+            return out  # the operator had nothing to do and gave its argument back
+        if not leaves and not isinstance(out, (torch.SymInt, torch.SymFloat, torch.SymBool)) and schema_of(func).returns:
+            return out  # a plain Python answer, such as a device
+        if any(id(t) in self.refs for t in leaves):
+            out = pytree.tree_map_only(torch.Tensor, lambda t: t.view_as(t) if id(t) in self.refs else t, out)
+        eqn_args, eqn_kwargs = normalise(func, *self.lower((args, kwargs)))  # type: ignore[misc]
+        made = self.builder.record(func, eqn_args, eqn_kwargs, fake.types_of(out))
+        if isinstance(out, SYMBOLIC):
+            self.bind_symbol(out, made)  # type: ignore[arg-type]
+        elif isinstance(out, torch.Tensor):
+            self.note(out, made, func, args, kwargs, None)  # type: ignore[arg-type]
+        elif isinstance(out, (tuple, list)):
+            for index, (tensor, v) in enumerate(zip(out, made, strict=True)):  # type: ignore[arg-type]
+                if isinstance(tensor, torch.Tensor):
+                    self.note(tensor, v, func, args, kwargs, index)
+                elif isinstance(tensor, SYMBOLIC):
+                    self.bind_symbol(tensor, v)
+        for tensor in leaves:
+            self.bind_sizes(tensor)
+        return out
+
+    def note(self, tensor: torch.Tensor, v: Value, func: OpOverload, args: tuple, kwargs: dict, index: int | None) -> None:
+        """Remember a result, as a view where it shares memory with an argument."""
+        parent = self.parent_of(tensor, args)
+        if parent is None:
+            self.refs[id(tensor)] = Ref(tensor, v, Root())
+            return
+        rest = self.lower(args[1:])
+        view = View(parent, func, rest, self.lower(kwargs), index)  # type: ignore[arg-type]
+        self.refs[id(tensor)] = Ref(tensor, v, parent.root, view, parent.root.version)
+
+    def parent_of(self, tensor: torch.Tensor, args: tuple) -> Ref | None:
+        if not args or not isinstance(args[0], torch.Tensor) or tensor.layout is not torch.strided:
+            return None
+        if args[0].layout is not torch.strided or not _same_storage(tensor, args[0]):
+            return None
+        return self.ref(args[0])
+
+    def bind_symbol(self, symbol: torch.SymInt, v: Value) -> None:
+        if symbol.node.expr.is_symbol:
+            self.builder.symbols.setdefault(str(symbol.node.expr), (v, None))
+
+    def bind_sizes(self, tensor: torch.Tensor) -> None:
+        """Sizes known only at run time (nonzero, unique) are read off the result that brings them."""
+        for dim, size in enumerate(tensor.shape):
+            if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
+                name = str(size.node.expr)
+                if name not in self.builder.symbols:
+                    self.builder.symbols[name] = (self.refs[id(tensor)].value, dim)
+
+    # --- writes ---
+
+    def write(self, func: OpOverload, args: tuple, kwargs: dict) -> object:
+        """An operator that writes: compute what it writes, then let the written tensors hold it."""
+        schema = schema_of(func)
+        params = schema.params
+        targets: list[torch.Tensor] = []
+        for i in schema.mutated:
+            held = kwargs.get(params[i].name) if params[i].keyword or i >= len(args) else args[i]
+            targets += [t for t in pytree.tree_leaves(held) if isinstance(t, torch.Tensor)]
+        before = [(tuple(t.shape), t.dtype) for t in targets]
+        lowered_args, lowered_kwargs = self.lower((args, kwargs))  # type: ignore[misc]
+        out = func(*args, **kwargs)
+        if any((tuple(t.shape), t.dtype) != b for t, b in zip(targets, before, strict=True)):
+            raise CaptureError(f"{func} resized a tensor it was given to write; give it one of the right shape")
+        plain = functional_of(func)
+        if plain is not None:
+            if schema.is_out:
+                names = {params[i].name for i in schema.mutated}
+                lowered_kwargs = {k: v for k, v in lowered_kwargs.items() if k not in names}
+            made = self.builder.emit(plain, *lowered_args, **lowered_kwargs)
+            news = [v for v in pytree.tree_leaves(made) if isinstance(v, Value)]
+            extra: list[Value] = []
+        else:
+            made = self.builder.emit(FUNCTIONAL, func, *lowered_args, **lowered_kwargs)
+            values = [v for v in made if v is not None]  # type: ignore[union-attr]
+            extra, news = values[: -len(targets)], values[-len(targets) :]
+        for tensor, new in zip(targets, news, strict=True):
+            self.write_to(self.ref(tensor), new)
+        fresh = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor) and id(t) not in self.refs]
+        for tensor, v in zip(fresh, extra, strict=True):
+            self.refs[id(tensor)] = Ref(tensor, v, Root())
+        return out
+
+    def write_to(self, ref: Ref, new: Value) -> None:
+        """Give a tensor new contents of its own dtype and shape."""
+        kept = ref.value.tensor
+        if new.tensor.dtype != kept.dtype:
+            new = self.builder.emit(torch.ops.aten._to_copy.default, new, dtype=kept.dtype)  # type: ignore[assignment]
+        if new.tensor.ndim != kept.ndim:
+            new = self.builder.emit(torch.ops.aten.expand.default, new, list(kept.shape))  # type: ignore[assignment]
+        if NO_GRAD in self.builder.tags and kept.is_differentiable:
+            old = ref.read(self.builder)
+            tags, self.builder.tags = self.builder.tags, frozenset()
+            new = self.builder.emit(KEEP_GRAD, old, new)  # type: ignore[assignment]
+            self.builder.tags = tags
+        ref.write(new, self.builder)
+
+    def view_change(self, func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
+        """`x.t_()`: the same object becomes a view of what it was."""
+        tensor: torch.Tensor = args[0]
+        ref = self.ref(tensor)
+        if ref.value in self.builder.inputs or ref.value in self.builder.constants:
+            raise CaptureError(f"{func} changes the shape of an input object; the graph that holds it runs eagerly")
+        plain = functional_of(func)
+        if plain is None:
+            raise CaptureError(f"{func} has no functional form")
+        old = Ref(tensor, ref.read(self.builder), ref.root, ref.view, ref.version)
+        func(*args, **kwargs)
+        rest = self.lower(args[1:])
+        v = self.builder.emit(plain, old.value, *rest, **kwargs)  # type: ignore[misc]
+        view = View(old, plain, rest, kwargs)  # type: ignore[arg-type]
+        self.refs[id(tensor)] = Ref(tensor, v, ref.root, view, ref.root.version)  # type: ignore[arg-type]
+        return tensor
+
+    def running_statistics(self, func: OpOverload, args: tuple, kwargs: dict) -> object:
+        """Normalisation in training writes its running mean and variance behind its schema's back."""
+        schema = schema_of(func)
+        bound = dict(zip((p.name for p in schema.params), args, strict=False)) | kwargs
+        training = bound.get("training", bound.get("use_input_stats", False))
+        if not training or bound.get("running_mean") is None or func._opname != "batch_norm":
+            if _is_composite(func) and not (self.keep(func) and not training):
+                with self:
+                    return func.decompose(*args, **kwargs)
+            return self.pure(func, args, kwargs, func(*args, **kwargs))
+        x, weight, bias, mean, var = (bound.get(k) for k in ("input", "weight", "bias", "running_mean", "running_var"))
+        op = torch.ops.aten._native_batch_norm_legit_functional.default
+        inputs = (x, weight, bias, mean, var, True, bound["momentum"], bound["eps"])
+        outs = op(*inputs)
+        made = self.builder.record(op, self.lower(inputs), {}, fake.types_of(outs), "batch_norm")  # type: ignore[arg-type]
+        self.refs[id(outs[0])] = Ref(outs[0], made[0], Root())  # type: ignore[index]
+        self._alive.append(outs[0])
+        for tensor, new in ((mean, made[3]), (var, made[4])):  # type: ignore[index]
+            self.write_to(self.ref(tensor), new)  # type: ignore[arg-type]
+        return outs[0]
+
+    # --- finishing ---
+
+    def __enter__(self) -> Recorder:
+        _recording.append(self)
+        return super().__enter__()  # type: ignore[return-value]
+
+    def __exit__(self, *exc) -> None:  # noqa: ANN002
+        _recording.pop()
+        super().__exit__(*exc)
+
+    def finish(self, outputs: list[object], inputs: list[torch.Tensor | None]) -> Trace:
+        """Close the trace. `inputs[i]` is the tensor behind the builder's i-th input, or None for a number."""
+        mutations: dict[Value, Value] = {}
+        for v, tensor in zip(list(self.builder.inputs), inputs, strict=True):
+            if tensor is None:
+                continue
+            now = self.ref(tensor).read(self.builder)
+            if now is not v:
+                mutations[v] = now
+        for tensor_id, ref in list(self.refs.items()):
+            if ref.view is None and ref.value not in self.builder.constants and ref.root.version:
+                self.check_constant(tensor_id, ref)
+        self.builder.tags = frozenset()
+        return self.builder.finish([self.lower(o) for o in outputs], mutations)
+
+    def check_constant(self, tensor_id: int, ref: Ref) -> None:
+        for v, tensor in self.builder.constants.items():
+            if id(tensor) == tensor_id:
+                raise CaptureError(
+                    f"the program writes a tensor it closes over ({v.type}); pass that tensor as an argument"
+                )
+
+
+_touch_cache: dict[OpOverload, bool] = {}
+
+
+def _touches_tensors(func: OpOverload) -> bool:
+    """Takes or gives a tensor (or a number read from one)."""
+    if func not in _touch_cache:
+        schema = schema_of(func)
+        _touch_cache[func] = any("Tensor" in k for k in (*schema.returns, *(p.kind for p in schema.params)))
+    return _touch_cache[func]
+
+
+def _is_composite(func: object) -> bool:
+    return isinstance(func, OpOverload) and func._can_decompose()
+
+
+def _same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
+_HIDDEN = (torch.__path__[0], __file__.rsplit("/ir/", 1)[0] + "/", "<")
+
+
+def user_line() -> Source:
+    """The innermost line outside PyTorch and Tessera that is running now."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_HIDDEN):
+            return Source(file, frame.f_lineno)
+        frame = frame.f_back  # type: ignore[assignment]
+    return Source()
+
+
+def record(
+    fn: Callable,
+    fakes: list[object],
+    names: list[str],
+    keep: Keep,
+    builder: Builder,
+    whole: bool = True,
+    locate: bool = True,
+) -> tuple[Trace, object]:
+    """Run `fn(*fakes)` and give its Trace with the structure of its result.
+
+    Fakes are fake tensors of the builder's mode, or symbolic numbers. With `whole` false, autograd is on and
+    composite operators arrive taken apart: the way to trace PyTorch's own derivative formulas.
+    """
+    recorder = Recorder(builder, keep, locate)
+    tensors: list[torch.Tensor | None] = []
+    for name, x in zip(names, fakes, strict=True):
+        if isinstance(x, torch.Tensor):
+            recorder.input(name, x)
+            tensors.append(x)
+        else:
+            v = builder.input(name, type_of(x))
+            tensors.append(None)
+            if isinstance(x, SYMBOLIC) and x.node.expr.is_symbol:
+                builder.symbols[str(x.node.expr)] = (v, None)
+    for v, x in zip(builder.inputs, fakes, strict=True):  # sizes that no scalar input brings
+        if isinstance(x, torch.Tensor):
+            recorder.bind_sizes(x)
+    with ExitStack() as stack:
+        stack.enter_context(builder.mode)
+        stack.enter_context(recorder)
+        if whole:
+            stack.enter_context(fake.below_autograd())
+        out = fn(*fakes)
+    leaves, spec = pytree.tree_flatten(out)
+    with builder.mode, fake.below_autograd():
+        leaves = [recorder.fake(x) if isinstance(x, torch.Tensor) else x for x in leaves]
+        trace = recorder.finish(leaves, tensors)
+    return trace, spec

@@ -1,0 +1,143 @@
+"""Types of the values in a Trace.
+
+A tensor's type is its dtype, shape, strides, device and layout; sizes are ints or symbolic (`torch.SymInt`).
+A scalar's type is the Python kind of a number known only when the program runs.
+`key()` is a hashable form in which equal symbolic sizes are equal; nothing here ever adds a guard.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+Size = int | torch.SymInt
+Symbolic = torch.SymInt | torch.SymFloat | torch.SymBool
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+def size_key(size: object) -> object:
+    """A hashable stand-in for a size: the int itself, or the text of the symbolic expression."""
+    return size if isinstance(size, int) else str(size)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TensorType:
+    dtype: torch.dtype
+    shape: tuple[Size, ...]
+    stride: tuple[Size, ...]
+    device: torch.device
+    layout: torch.layout = torch.strided
+    offset: Size = 0
+    bits: tuple[bool, bool] = (False, False)  # lazy conjugate, lazy negative
+
+    def key(self) -> tuple:
+        return (
+            self.dtype,
+            tuple(map(size_key, self.shape)),
+            tuple(map(size_key, self.stride)),
+            self.device,
+            self.layout,
+            self.bits,
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TensorType) and self.key() == other.key()
+
+    def __hash__(self) -> int:
+        return hash(self.key())
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype.is_floating_point
+
+    @property
+    def is_differentiable(self) -> bool:
+        return self.dtype.is_floating_point or self.dtype.is_complex
+
+    @property
+    def is_symbolic(self) -> bool:
+        return not all(type(s) is int for s in (*self.shape, *self.stride))
+
+    def numel(self, unknown: int = 4096) -> int:
+        """Number of elements; a symbolic size counts as its hint, or as `unknown` where it has none."""
+        count = 1
+        for size in self.shape:
+            count *= size if isinstance(size, int) else size_hint(size, unknown)
+        return count
+
+    def nbytes(self) -> int:
+        return self.numel() * self.dtype.itemsize
+
+    def __str__(self) -> str:
+        return f"{dtype_name(self.dtype)}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarType:
+    kind: type  # int, float, bool
+
+    def key(self) -> tuple:
+        return ("scalar", self.kind)
+
+    def __str__(self) -> str:
+        return self.kind.__name__
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueType:
+    """A value Tessera only passes on: a generator, a custom object."""
+
+    name: str
+
+    def key(self) -> tuple:
+        return ("opaque", self.name)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Type = TensorType | ScalarType | OpaqueType
+
+_SHORT = {
+    torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16",
+    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8",
+    torch.bool: "bool", torch.complex64: "c64", torch.complex128: "c128",
+}  # fmt: skip
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return _SHORT.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def size_hint(size: Size, unknown: int = 4096) -> int:
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint
+    return unknown if hint is None else int(hint)
+
+
+def type_of(x: object) -> Type:
+    """The type of a tensor (real or fake) or of a symbolic number."""
+    if isinstance(x, torch.Tensor):
+        strided = x.layout is torch.strided
+        return TensorType(
+            x.dtype,
+            tuple(x.shape),
+            tuple(x.stride()) if strided else (),
+            x.device,
+            x.layout,
+            x.storage_offset() if strided else 0,
+            (x.is_conj(), x.is_neg()) if strided else (False, False),
+        )
+    if isinstance(x, (torch.SymInt, int)) and not isinstance(x, bool):
+        return ScalarType(int)
+    if isinstance(x, (torch.SymFloat, float)):
+        return ScalarType(float)
+    if isinstance(x, (torch.SymBool, bool)):
+        return ScalarType(bool)
+    return OpaqueType(type(x).__name__)

@@ -1,0 +1,208 @@
+"""PyTorch's own formulas, one operator at a time.
+
+An operator with no rule of ours is differentiated and batched by running PyTorch's derivative (autograd,
+forward-mode AD, vmap) of that one operator on fake tensors and recording what it does. What comes back is a
+Trace to be inlined. Results are remembered by the operator and the types of its arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tessera.ir import fake
+from tessera.ir.builder import Builder
+from tessera.ir.equation import Equation, Special, Value, map_values
+from tessera.ir.record import record
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType
+from tessera.util.errors import RuleError
+
+_memory: dict[tuple, object] = {}
+
+
+@dataclass(frozen=True)
+class Formula:
+    """A traced derivative: inputs are the equation's values, then cotangents or tangents.
+
+    For a vjp, the first `split` equations are the forward, `outputs[:results]` what the operator gives, and
+    the rest the gradients of the wanted values.
+    """
+
+    trace: Trace
+    results: int
+    split: int = 0
+
+
+def vjp_formula(eqn: Equation, wanted: list[Value], mode: FakeTensorMode) -> Formula:
+    """Forward and backward of one equation, by autograd. Cotangents come for every differentiable result."""
+    values = list(dict.fromkeys(eqn.inputs()))
+    mask = tuple(v in wanted for v in values)
+    return _remember("vjp", eqn, mask, mode, lambda: _trace_vjp(eqn, values, mask, mode))
+
+
+def _trace_vjp(eqn: Equation, values: list[Value], mask: tuple[bool, ...], mode: FakeTensorMode) -> Formula:
+    builder = Builder("vjp_formula", mode)
+    split = 0
+    active = [v for v in eqn.results() if _differentiable(v)]
+
+    def run(*fakes: torch.Tensor) -> list[object]:
+        nonlocal split
+        primals, cts = fakes[: len(values)], fakes[len(values) :]
+        out = _apply(eqn, values, primals)
+        results = _results(out, eqn)
+        split = len(builder.equations)
+        heads = [(o, c) for o, c in zip((r for r in results if _floats(r)), cts, strict=True) if o.requires_grad]
+        sources = [x for x, wanted in zip(primals, mask, strict=True) if wanted]
+        grads: list = [None] * len(sources)
+        if heads:
+            outs, seeds = zip(*heads, strict=True)
+            grads = list(torch.autograd.grad(outs, sources, seeds, allow_unused=True))
+        return [*results, *grads]
+
+    fakes = [fake.fake_of(v.tensor, mode) for v in values] + [fake.fake_of(_dense(v.tensor), mode) for v in active]
+    for x, wanted in zip(fakes, mask, strict=False):
+        x.requires_grad_(wanted)
+    names = [f"x{i}" for i in range(len(values))] + [f"ct{i}" for i in range(len(active))]
+    with torch.enable_grad():
+        trace, _ = record(run, fakes, names, _decompose, builder, whole=False, locate=False)
+    return Formula(trace, len(eqn.results()), split)
+
+
+def jvp_formula(eqn: Equation, moving: list[Value], mode: FakeTensorMode) -> Formula:
+    """Results and their tangents; inputs are the equation's values, then tangents of the moving ones."""
+    values = list(dict.fromkeys(eqn.inputs()))
+    mask = tuple(v in moving for v in values)
+    return _remember("jvp", eqn, mask, mode, lambda: _trace_jvp(eqn, values, mask, mode))
+
+
+def _trace_jvp(eqn: Equation, values: list[Value], mask: tuple[bool, ...], mode: FakeTensorMode) -> Formula:
+    moving = [v for v, m in zip(values, mask, strict=True) if m]
+
+    def split(primals: tuple[torch.Tensor, ...]) -> tuple[tuple[torch.Tensor, ...], Callable]:
+        def op(*xs: torch.Tensor) -> tuple:
+            rest = iter(xs)
+            full = [next(rest) if m else p for p, m in zip(primals, mask, strict=True)]
+            results = _results(_apply(eqn, values, full), eqn)
+            return tuple(r for r in results if _floats(r)), tuple(r for r in results if not _floats(r))
+
+        return tuple(p for p, m in zip(primals, mask, strict=True) if m), op
+
+    def arrange(diff: tuple, other: tuple, tangents: tuple) -> list[object]:
+        """Results in the equation's order, then one tangent (or None) for each."""
+        d, o, t = iter(diff), iter(other), iter(tangents)
+        outs, moved = [], []
+        for v in eqn.results():
+            outs.append(next(d) if _differentiable(v) else next(o))
+            moved.append(next(t) if _differentiable(v) else None)
+        return [*outs, *moved]
+
+    def forward_mode(*fakes: torch.Tensor) -> list[object]:
+        sources, op = split(fakes[: len(values)])
+        diff, tangents, other = torch.func.jvp(op, sources, fakes[len(values) :], has_aux=True)
+        return arrange(diff, other, tangents)
+
+    def double_reverse(*fakes: torch.Tensor) -> list[object]:
+        """Forward mode through reverse: the vjp is linear in its cotangent, so transpose it."""
+        sources, op = split(fakes[: len(values)])
+        diff, pull, other = torch.func.vjp(op, *sources, has_aux=True)
+        seeds = tuple(torch.zeros_like(o) for o in diff)
+        _, pull_pull = torch.func.vjp(lambda *cts: pull(cts), *seeds)
+        return arrange(diff, other, pull_pull(tuple(fakes[len(values) :])))
+
+    fakes = [fake.fake_of(v.tensor, mode) for v in values] + [fake.fake_of(_dense(v.tensor), mode) for v in moving]
+    names = [f"x{i}" for i in range(len(values))] + [f"t{i}" for i in range(len(moving))]
+    try:
+        trace, _ = record(forward_mode, fakes, names, _decompose, Builder("jvp_formula", mode), whole=False, locate=False)
+    except (NotImplementedError, RuntimeError):
+        trace, _ = record(double_reverse, fakes, names, _decompose, Builder("jvp_formula", mode), whole=False, locate=False)
+    return Formula(trace, len(eqn.results()))
+
+
+def batch_formula(eqn: Equation, batched: dict[Value, TensorType], mode: FakeTensorMode) -> Formula:
+    """Results with the batch at dimension 0; `batched` gives the types that carry it there."""
+    values = list(dict.fromkeys(eqn.inputs()))
+    mask = tuple(v in batched for v in values)
+    keys = tuple(t.key() for t in batched.values())
+
+    def trace() -> Formula:
+        in_dims = tuple(0 if m else None for m in mask)
+        fakes = [fake.fake_of(batched.get(v, v.tensor), mode) for v in values]
+
+        def run(*xs: torch.Tensor) -> list[object]:
+            def op(*row: torch.Tensor) -> tuple:
+                return tuple(_results(_apply(eqn, values, row), eqn))
+
+            return list(torch.func.vmap(op, in_dims, randomness="different")(*xs))
+
+        names = [f"x{i}" for i in range(len(values))]
+        traced, _ = record(run, fakes, names, _decompose, Builder("batch_formula", mode), whole=False, locate=False)
+        return Formula(traced, len(eqn.results()))
+
+    return _remember("batch", eqn, (mask, keys), mode, trace)
+
+
+# --- helpers ---
+
+
+def _remember(kind: str, eqn: Equation, extra: object, mode: FakeTensorMode, make: Callable[[], Formula]) -> Formula:
+    pattern = tuple(list(dict.fromkeys(eqn.inputs())).index(v) for v in eqn.inputs())
+    key = (kind, eqn.op, fake.argument_key(eqn.args), fake.argument_key(eqn.kwargs), pattern, extra)
+    if fake.mentions_symbols((eqn.args, eqn.kwargs)):
+        key = (*key, id(mode.shape_env))
+    if key not in _memory:
+        try:
+            _memory[key] = make()
+        except RuleError:
+            raise
+        except Exception as error:
+            raise RuleError(
+                f"PyTorch's own {kind} formula of {eqn.op} could not be traced ({type(error).__name__}: {error}); "
+                f"it was called at {eqn.source or 'an unknown line'}. Give it a rule with tessera.register_operator."
+            ) from error
+    return _memory[key]  # type: ignore[return-value]
+
+
+def _apply(eqn: Equation, values: list[Value], tensors: tuple | list) -> object:
+    env = dict(zip(values, tensors, strict=True))
+    fn = eqn.op.fn if isinstance(eqn.op, Special) else eqn.op
+    return fn(*map_values(eqn.args, env.__getitem__), **map_values(eqn.kwargs, env.__getitem__))  # type: ignore[misc]
+
+
+def _results(out: object, eqn: Equation) -> list:
+    listed = list(out) if isinstance(out, (tuple, list)) else [out]
+    return [r for r, v in zip(listed, eqn.outputs, strict=True) if v is not None]
+
+
+def _floats(x: object) -> bool:
+    return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
+
+
+def _differentiable(v: Value) -> bool:
+    return isinstance(v.type, TensorType) and v.type.is_differentiable
+
+
+def _dense(t: TensorType) -> TensorType:
+    """A cotangent or tangent has the shape and dtype of its value; its strides are the plain ones where the
+    value's memory overlaps itself."""
+    return TensorType(t.dtype, t.shape, _plain_strides(t), t.device)
+
+
+def _plain_strides(t: TensorType) -> tuple:
+    if not any(type(s) is int and s == 0 for s in t.stride):
+        return t.stride
+    strides: list = []
+    step: object = 1
+    for size in reversed(t.shape):
+        strides.insert(0, step)
+        step = step * size  # type: ignore[operator]
+    return tuple(strides)
+
+
+def _decompose(_: object) -> bool:
+    return False
+
+

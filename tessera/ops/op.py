@@ -1,0 +1,132 @@
+"""What an operator means, in one place: its derivative rules, its batching rule and its cost.
+
+An operator is PyTorch's own; `rules(overload)` finds what Tessera declares about it, by the overload's full
+name or by its packet. Declarations stand in this folder, by family. What has no rule works through
+`fallback`, which traces PyTorch's own formula for that one operator.
+
+The forms of a rule, over Values, inside an active builder. Arguments come bound to the overload's schema:
+`args` are all positional parameters with defaults filled in, keyword-only ones follow by name.
+
+    vjp(ct, y, *args, **kw)     -> one entry per positional argument: a Value, None, or a function giving one
+                                   (called only if that gradient is wanted; for a Tensor[] argument, a list)
+    forward(need, *args, **kw)  -> a generator in place of vjp: emits a forward that keeps what backward wants,
+                                   yields the result, receives its cotangent, returns as vjp does
+    jvp(ts, y, *args, **kw)     -> the tangent of the result; ts[i] is the tangent of args[i] or None
+    batch(size, on, *args, **kw)-> the result with the batch at dimension 0; args[i] carries it there iff on[i]
+    cost(eqn)                   -> floating-point operations
+
+For several results `ct`, `y` and what jvp and batch give are lists, with None where one is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch._ops import OpOverload
+
+from tessera.ir.equation import Equation, Operator, Special, values_in
+from tessera.ir.types import TensorType
+from tessera.util.errors import OptionError
+
+Rule = Callable
+
+
+@dataclass
+class Rules:
+    """All that is declared about one operator."""
+
+    name: str  # "aten.sin", or "aten.sum.dim_IntList" where overloads differ
+    family: str
+    vjp: Rule | None = None
+    forward: Rule | None = None
+    jvp: Rule | None = None
+    batch: Rule | None = None
+    cost: Callable[[Equation], float] | None = None
+    whole: bool = True  # capture keeps it in one piece although PyTorch calls it composite
+    real: bool = True  # the derivative rules hold for real dtypes only; complex ones fall back
+    zero: bool = False  # its derivative is zero everywhere, so nothing flows back through it
+    free: bool = False  # a view: moves no data
+    where: str = ""  # file and line of the declaration
+
+
+REGISTRY: dict[str, Rules] = {}
+
+
+def declare(name: str, family: str, **rules: object) -> Rules:
+    """Register the rules of an operator. A second declaration of one name is an error."""
+    if name in REGISTRY:
+        raise OptionError(f"operator {name} is declared twice, in families {REGISTRY[name].family} and {family}")
+    made = Rules(name, family, **rules)  # type: ignore[arg-type]
+    REGISTRY[name] = made
+    return made
+
+
+def amend(name: str, kind: str) -> Callable[[Rule], Rule]:
+    """Decorator that gives a declared operator one more rule: `@amend("aten.conv2d", "vjp")`."""
+
+    def add(rule: Rule) -> Rule:
+        if name not in REGISTRY:
+            raise OptionError(f"operator {name} has no declaration to amend")
+        setattr(REGISTRY[name], kind, rule)
+        return rule
+
+    return add
+
+
+_found: dict[Operator, Rules | None] = {}
+
+
+def rules(op: Operator) -> Rules | None:
+    """What is declared about an operator, if anything."""
+    if op not in _found or len(REGISTRY) != _found_at[0]:
+        if len(REGISTRY) != _found_at[0]:
+            _found.clear()
+            _found_at[0] = len(REGISTRY)
+        if isinstance(op, Special):
+            _found[op] = REGISTRY.get(f"{op.namespace}.{op.name}")
+        else:
+            packet = f"{op.namespace}.{op._opname}"
+            _found[op] = REGISTRY.get(f"{packet}.{op._overloadname}") or REGISTRY.get(packet)
+    return _found[op]
+
+
+_found_at = [0]
+
+
+def keep_whole(op: OpOverload) -> bool:
+    """Capture keeps an operator in one piece if Tessera knows what it means."""
+    found = rules(op)
+    return found is not None and found.whole
+
+
+def differentiates(eqn: Equation) -> Rules | None:
+    """The declared derivative rules, where they hold for this equation."""
+    found = rules(eqn.op)
+    if found is None or (found.vjp is None and found.forward is None and not found.zero):
+        return None
+    return found if not found.real or is_real(eqn) else None
+
+
+def is_real(eqn: Equation) -> bool:
+    values = [*values_in((eqn.args, eqn.kwargs)), *eqn.results()]
+    return not any(isinstance(v.type, TensorType) and v.type.dtype.is_complex for v in values)
+
+
+def flops(eqn: Equation) -> float:
+    """Floating-point operations of an equation; one an element where nothing is declared."""
+    found = rules(eqn.op)
+    if found is not None and found.free:
+        return 0.0
+    if found is not None and found.cost is not None:
+        return found.cost(eqn)
+    return float(sum(v.type.numel() for v in eqn.results() if isinstance(v.type, TensorType)))
+
+
+def bytes_moved(eqn: Equation) -> float:
+    """Bytes read and written if every argument is read once and every result written once."""
+    found = rules(eqn.op)
+    if found is not None and found.free:
+        return 0.0
+    values = {*eqn.inputs(), *eqn.results()}
+    return float(sum(v.type.nbytes() for v in values if isinstance(v.type, TensorType)))

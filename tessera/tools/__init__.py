@@ -1,0 +1,1 @@
+"""What people run around the compiler: the command line, benchmarks, and small models to try things on."""

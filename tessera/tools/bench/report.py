@@ -1,0 +1,103 @@
+"""What a benchmark hands back: rows, each a contestant's samples beside the peer and the limit it is held to.
+
+`rows` makes them from samples and targets; `table` shows them to people and `to_json` to programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+
+from rich.table import Table
+
+from tessera.tools.bench.measure import Samples, ratio
+from tessera.tools.machine import Machine
+
+SCALE = {"ms": 1e3, "µs": 1e6}
+
+
+@dataclass(frozen=True)
+class Target:
+    """At most so many times the peer's cost or, without a peer, so many of the section's units."""
+
+    at_most: float
+    peer: str | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contestant in one section. `at_most` bounds the ratio to `peer` or, without a peer, the value."""
+
+    section: str
+    who: str
+    unit: str
+    samples: tuple[float, ...]
+    peer: str | None = None
+    ratio: float | None = None
+    at_most: float | None = None
+
+    @property
+    def value(self) -> float:
+        return median(self.samples)
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether the target is met; None where there is none."""
+        if self.at_most is None:
+            return None
+        return (self.value if self.ratio is None else self.ratio) <= self.at_most
+
+
+def rows(section: str, unit: str, samples: Samples, base: str, targets: Mapping[str, Target]) -> list[Row]:
+    """A row for each contestant: held to its target if it has one, else merely compared with `base`.
+
+    A target whose peer was not measured falls away, as does the comparison.
+    """
+    made = []
+    for who, seconds in samples.items():
+        target = targets.get(who)
+        peer = target.peer if target else base
+        if peer is not None and peer not in samples:
+            target = peer = None
+        if peer == who:
+            peer = None
+        made.append(
+            Row(
+                section,
+                who,
+                unit,
+                samples=tuple(s * SCALE[unit] for s in seconds),
+                peer=peer,
+                ratio=ratio(samples, who, peer) if peer else None,
+                at_most=target.at_most if target else None,
+            )
+        )
+    return made
+
+
+def table(found: Sequence[Row], title: str) -> Table:
+    """The rows for a terminal, a rule between sections."""
+    shown = Table("what", "who", title=title, title_justify="left")
+    for header in ("CPU time", "ratio", "target"):
+        shown.add_column(header, justify="right")
+    shown.add_column("")
+    for i, row in enumerate(found):
+        first = i == 0 or found[i - 1].section != row.section
+        if first and i:
+            shown.add_section()
+        times = "" if row.ratio is None else f"{row.ratio:.2f} x {row.peer}"
+        limit = (
+            f"<= {row.at_most:g}" + (" x" if row.peer else f" {row.unit}") if row.at_most is not None else ""
+        )
+        mark = {True: "[green]pass", False: "[red]fail", None: ""}[row.passed]
+        shown.add_row(
+            row.section if first else "", row.who, f"{row.value:.2f} {row.unit}", times, limit, mark
+        )
+    return shown
+
+
+def to_json(suite: str, machine: Machine, found: Sequence[Row]) -> dict[str, object]:
+    """The whole run: the machine, and every row with its samples, median and verdict."""
+    listed = [asdict(row) | {"value": row.value, "passed": row.passed} for row in found]
+    return {"suite": suite, "machine": asdict(machine), "rows": listed}

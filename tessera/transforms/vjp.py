@@ -1,0 +1,255 @@
+"""Reverse-mode differentiation, from Trace to Trace.
+
+In: a trace and which of its inputs to differentiate. Out: a `Joint` trace whose first equations are the
+forward and whose later ones compute the gradients from cotangents of the outputs. Nothing is executed and
+nothing is chosen about memory: that is `remat`'s part. The same function serves training, `grad`, `vjp`,
+`jacrev` and `hessian`, and its result can be transformed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tessera.ir.builder import Builder, aten
+from tessera.ir.equation import Arg, Equation, Value, map_values
+from tessera.ir.record import NO_GRAD
+from tessera.ir.schema import bind
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType
+from tessera.ops.fallback import Formula, vjp_formula
+from tessera.ops.op import Rules, differentiates, rules
+from tessera.util.errors import RuleError
+
+
+@dataclass(frozen=True)
+class Joint:
+    """A trace that computes outputs and gradients.
+
+    Inputs: the primal inputs, then one cotangent for each of `pulled` (outputs, then mutated inputs' new
+    values, that depend differentiably on `wrt`). Outputs: the primal outputs, then one gradient per `wrt`
+    (None where nothing flows). `split` counts the equations of the forward.
+    """
+
+    trace: Trace
+    wrt: tuple[Value, ...]
+    pulled: tuple[Value, ...]
+    split: int
+
+
+def vjp(trace: Trace, wrt: list[Value], mode: FakeTensorMode | None = None) -> Joint:
+    """The joint program of a trace and the gradients of its results with respect to `wrt`."""
+    builder = Builder(trace.name, mode)
+    builder.constants.update(trace.constants)
+    builder.symbols.update(trace.symbols)
+    builder.reserve(list(trace.values()))
+    builder.inputs.extend(trace.inputs)
+    with builder:
+        return _Reverse(builder, trace, wrt).run()
+
+
+class _Reverse:
+    def __init__(self, builder: Builder, trace: Trace, wrt: list[Value]) -> None:
+        self.builder, self.trace, self.wrt = builder, trace, wrt
+        self.active: set[Value] = {v for v in wrt if _differentiable(v)}
+        self.rename: dict[Value, Value] = {}  # results a rule's own forward put in place of the trace's
+        self.tape: list[tuple[Equation, object]] = []
+        self.cts: dict[Value, Value] = {}
+
+    def run(self) -> Joint:
+        for eqn in self.trace.equations:
+            self.forward(eqn)
+        split = len(self.builder.equations)
+        results = [self.look(v) for v in dict.fromkeys(self.trace.results())]
+        pulled = [v for v in results if v in self.active]
+        for v in pulled:
+            ct = self.builder.input(f"ct_{v.name}", _cotangent_type(v.tensor))
+            self.accumulate(v, ct)
+        for eqn, how in reversed(self.tape):
+            self.backward(eqn, how)
+        grads = [self.cts.get(v) for v in self.wrt]
+        outputs = [map_values(o, self.look) for o in self.trace.outputs]
+        mutations = {target: self.look(v) for target, v in self.trace.mutations.items()}
+        joint = self.builder.finish([*outputs, *grads], mutations)
+        return Joint(joint, tuple(self.wrt), tuple(pulled), split)
+
+    def look(self, v: Value) -> Value:
+        return self.rename.get(v, v)
+
+    # --- forward: replay, noting what is differentiable and how ---
+
+    def forward(self, eqn: Equation) -> None:
+        if self.rename:
+            eqn = eqn.with_(args=map_values(eqn.args, self.look), kwargs=map_values(eqn.kwargs, self.look))
+        wanted = [v for v in dict.fromkeys(eqn.inputs()) if v in self.active]
+        if not wanted or NO_GRAD in eqn.tags or not any(map(_differentiable, eqn.results())) or _stops(eqn):
+            self.builder.append(eqn)
+            return
+        found = differentiates(eqn)
+        if found is None:
+            self.forward_formula(eqn, wanted)
+        elif found.forward is not None:
+            self.forward_rule(eqn, found)
+        else:
+            self.builder.append(eqn)
+            self.note(eqn, found)
+
+    def note(self, eqn: Equation, how: object) -> None:
+        self.tape.append((eqn, how))
+        self.active.update(v for v in eqn.results() if _differentiable(v))
+
+    def forward_rule(self, eqn: Equation, found: Rules) -> None:
+        """A rule with a forward of its own: run it up to its result."""
+        assert found.forward is not None
+        positional, keyword = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+        need = [_needs(a, self.active) for a in positional]
+        with self.builder.at(eqn):
+            rule = found.forward(need, *positional, **keyword)
+            made = next(rule)
+        self.replace(eqn, list(made) if eqn.many else [made], rule)
+
+    def forward_formula(self, eqn: Equation, wanted: list[Value]) -> None:
+        """PyTorch's formula: its forward equations stand in place of this one."""
+        formula = vjp_formula(eqn, wanted, self.builder.mode)
+        env: dict[Value, Arg] = dict(zip(formula.trace.inputs, dict.fromkeys(eqn.inputs()), strict=False))
+        self.builder.constants.update(formula.trace.constants)
+        self.builder.reserve(list(formula.trace.constants))
+        with self.builder.at(eqn):
+            self.replay(formula.trace.equations[: formula.split], env)
+        made = [map_values(o, lambda v: env.get(v, v)) for o in formula.trace.outputs[: formula.results]]
+        self.replace(eqn, made, (formula, env, wanted))
+
+    def replace(self, eqn: Equation, made: list[Arg], how: object) -> None:
+        """The equation's results are now these values."""
+        listed = eqn.results()
+        values = [v for v in made if v is not None]
+        for old, new in zip(listed, values, strict=True):
+            assert isinstance(new, Value)
+            self.rename[old] = new
+        self.note(eqn.with_(outputs=tuple(values), many=True), how)
+
+    def replay(self, equations: tuple[Equation, ...] | list[Equation], env: dict[Value, Arg]) -> None:
+        """Emit equations of a formula with its names replaced."""
+
+        def look(v: Value) -> Arg:
+            return env.get(v, v)
+
+        for eqn in equations:
+            outputs = tuple(None if v is None else self.builder.value(v.name, v.type) for v in eqn.outputs)
+            made = eqn.with_(
+                args=map_values(eqn.args, look),
+                kwargs=map_values(eqn.kwargs, look),
+                outputs=outputs,
+                source=self.builder.source,
+                tags=self.builder.tags,
+            )
+            self.builder.equations.append(made)
+            env.update({old: new for old, new in zip(eqn.outputs, outputs, strict=True) if old is not None})  # type: ignore[misc]
+
+    # --- backward ---
+
+    def backward(self, eqn: Equation, how: object) -> None:
+        cts = [self.cts.get(v) for v in eqn.results()]
+        if all(ct is None for ct in cts):
+            if isinstance(how, Generator):
+                how.close()
+            return
+        name = getattr(eqn.op, "_opname", None) or eqn.op.name
+        with self.builder.at(eqn, note=f"grad of {str(name).strip('_')}"):
+            match how:
+                case Rules():
+                    self.backward_rule(eqn, how, cts)
+                case Generator():
+                    self.backward_generator(eqn, how, cts)
+                case (Formula(), dict(), list()):
+                    self.backward_formula(eqn, how[0], how[1], how[2], cts)
+
+    def backward_rule(self, eqn: Equation, found: Rules, cts: list[Value | None]) -> None:
+        if found.zero:
+            return
+        assert found.vjp is not None
+        positional, keyword = _bound(eqn)
+        y: object = list(eqn.outputs) if eqn.many else eqn.out
+        by_output = iter(cts)
+        ct: object = [next(by_output) if v is not None else None for v in eqn.outputs] if eqn.many else cts[0]
+        self.collect(positional, found.vjp(ct, y, *positional, **keyword), eqn)
+
+    def backward_generator(self, eqn: Equation, rule: Generator, cts: list[Value | None]) -> None:
+        positional, _ = _bound(eqn)
+        try:
+            rule.send(cts if len(cts) > 1 else cts[0])
+        except StopIteration as stop:
+            self.collect(positional, stop.value, eqn)
+            return
+        raise RuleError(f"the forward rule of {eqn.op} yielded twice; it yields its result once")
+
+    def collect(self, positional: list[Arg], grads: tuple, eqn: Equation) -> None:
+        """Add the gradients a rule gave to the arguments they belong to."""
+        if not isinstance(grads, (tuple, list)):
+            raise RuleError(f"the vjp rule of {eqn.op} gave {grads!r}; expected a tuple, one entry an argument")
+        for a, grad in zip(positional, grads, strict=False):
+            if grad is None:
+                continue
+            if isinstance(a, (list, tuple)):
+                made = grad() if callable(grad) else grad
+                for item, g in zip(a, made, strict=True):
+                    self.give(item, g)
+            else:
+                self.give(a, grad)
+
+    def give(self, a: Arg, grad: object) -> None:
+        if isinstance(a, Value) and a in self.active and grad is not None:
+            made = grad() if callable(grad) else grad
+            if made is not None:
+                self.accumulate(a, made)  # type: ignore[arg-type]
+
+    def backward_formula(
+        self, eqn: Equation, formula: Formula, env: dict[Value, Arg], wanted: list[Value], cts: list[Value | None]
+    ) -> None:
+        given = iter(formula.trace.inputs[len(dict.fromkeys(eqn.inputs())) :])
+        for v, ct in zip(eqn.results(), cts, strict=True):
+            if _differentiable(v):
+                env[next(given)] = ct if ct is not None else _zeros(v.tensor)
+        self.replay(formula.trace.equations[formula.split :], env)
+        for v, grad in zip(wanted, formula.trace.outputs[formula.results :], strict=True):
+            if isinstance(grad, Value):
+                self.accumulate(v, env.get(grad, grad))  # type: ignore[arg-type]
+
+    def accumulate(self, v: Value, ct: Value) -> None:
+        """Sum the cotangents that reach a value, each in that value's own dtype."""
+        if ct.dtype != v.dtype:
+            ct = aten._to_copy(ct, dtype=v.dtype)
+        before = self.cts.get(v)
+        self.cts[v] = ct if before is None else aten.add(before, ct)
+
+
+def _bound(eqn: Equation) -> tuple[list[Arg], dict[str, Arg]]:
+    if hasattr(eqn.op, "_schema"):
+        return bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+    return list(eqn.args), eqn.kwargs
+
+
+def _needs(a: Arg, active: set[Value]) -> object:
+    if isinstance(a, (list, tuple)):
+        return [_needs(item, active) for item in a]
+    return isinstance(a, Value) and a in active
+
+
+def _stops(eqn: Equation) -> bool:
+    """Nothing flows back through it: detach, and operators whose derivative is zero everywhere."""
+    found = rules(eqn.op)
+    return getattr(eqn.op, "_opname", "") in ("detach", "detach_copy") or (found is not None and found.zero)
+
+
+def _differentiable(v: Value) -> bool:
+    return isinstance(v.type, TensorType) and v.type.is_differentiable
+
+
+def _cotangent_type(t: TensorType) -> TensorType:
+    return TensorType(t.dtype, t.shape, t.stride, t.device)
+
+
+def _zeros(t: TensorType) -> Value:
+    return aten.zeros(list(t.shape), dtype=t.dtype, device=t.device)

@@ -1,0 +1,1 @@
+"""Configuration and errors: what every other folder may use."""

@@ -1,0 +1,82 @@
+"""All flags of Tessera, in one place.
+
+Each flag is one field of `Config`; its environment variable is `TESSERA_` and the name in capitals.
+`config` is the process-wide instance; `with override(strict=True):` changes it for a while.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tessera.util.errors import OptionError
+
+
+@dataclasses.dataclass
+class Config:
+    strict: bool = False  # raise on an internal failure instead of running that graph eagerly
+    dump: str = ""  # folder that receives every stage of every compilation, numbered
+    verify: bool = False  # run the trace verifier after every stage
+    log: int = 0  # 0 silent · 1 one line a compilation · 2 one line a stage · 3 traces
+    executors: str = "sdpa,aten"  # who may run what, in priority order
+    recompute: str = "auto"  # what backward may recompute: none · views · cheap · auto
+    memory_budget: str = ""  # bytes that may be saved for backward, such as "8GB"
+    reinplace: bool = True  # write into mutated inputs and dead values where legal
+    frontend: str = "dynamo"  # how `jit` captures: dynamo · functional
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            text = os.environ.get(f"TESSERA_{field.name.upper()}")
+            if text is not None:
+                setattr(self, field.name, _parse(field.name, text, getattr(self, field.name)))
+
+
+def _parse(name: str, text: str, default: object) -> object:
+    if isinstance(default, bool):
+        if text.lower() not in ("0", "1", "true", "false"):
+            raise OptionError(f"TESSERA_{name.upper()}: expected 0, 1, true or false, got {text!r}")
+        return text.lower() in ("1", "true")
+    if isinstance(default, int):
+        if not text.lstrip("-").isdigit():
+            raise OptionError(f"TESSERA_{name.upper()}: expected a whole number, got {text!r}")
+        return int(text)
+    return text
+
+
+config = Config()
+
+
+@contextmanager
+def override(**flags: object) -> Iterator[Config]:
+    """Set some flags for the time of a `with` block."""
+    check_flags(flags)
+    before = {name: getattr(config, name) for name in flags}
+    try:
+        for name, value in flags.items():
+            setattr(config, name, value)
+        yield config
+    finally:
+        for name, value in before.items():
+            setattr(config, name, value)
+
+
+def check_flags(flags: dict[str, object]) -> None:
+    known = [field.name for field in dataclasses.fields(Config)]
+    for name in flags:
+        if name not in known:
+            raise OptionError(f"unknown option {name!r}; the options are {', '.join(known)}")
+
+
+def parse_bytes(text: str | int) -> int:
+    """'8GB' -> 8_000_000_000, '512MiB' -> 536_870_912; a number stays as it is."""
+    if isinstance(text, int):
+        return text
+    units = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9, "b": 1, "": 1}
+    digits = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
+    unit = text.strip()[len(digits) :].strip().lower()
+    try:
+        return int(float(digits) * units[unit])
+    except (KeyError, ValueError):
+        raise OptionError(f"expected a size such as '8GB' or '512MiB', got {text!r}") from None

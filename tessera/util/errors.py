@@ -1,0 +1,35 @@
+"""The one small hierarchy of errors. Every message says what was expected, what came and what to try."""
+
+from __future__ import annotations
+
+
+class TesseraError(Exception):
+    """Base of everything Tessera raises on purpose."""
+
+
+class CaptureError(TesseraError):
+    """A program could not be written down as a Trace; the message names the operator and the user's line."""
+
+
+class VerifyError(TesseraError):
+    """A Trace breaks one of its own rules; the message shows the equations around the fault."""
+
+
+class RuleError(TesseraError):
+    """An operator's rule (vjp, jvp, batching) is missing or returned something of the wrong form."""
+
+
+class EditError(TesseraError):
+    """An edited program no longer fits the stage it should replace."""
+
+
+class OptionError(TesseraError, ValueError):
+    """An unknown option or value; the message lists the valid ones."""
+
+
+class InputError(TesseraError, TypeError):
+    """Arguments of the wrong structure, type or layout were given to a transform or a compiled function."""
+
+
+class DoubleBackwardError(TesseraError, RuntimeError):
+    """A compiled graph was asked for a gradient of its gradient."""
