@@ -48,7 +48,16 @@ def schema_of(op: OpOverload) -> Schema:
     for a in schema.arguments:
         info = a.alias_info
         default = a.default_value if a.has_default_value() else REQUIRED
-        params.append(Param(a.name, str(a.type), default, a.kwarg_only, bool(info and info.is_write), info is not None))
+        params.append(
+            Param(
+                a.name,
+                str(a.real_type),
+                default,
+                a.kwarg_only,
+                bool(info and info.is_write),
+                info is not None,
+            )
+        )
     mutated = tuple(i for i, p in enumerate(params) if p.writes)
     aliased = any(r.alias_info is not None for r in schema.returns)
     return Schema(
@@ -145,7 +154,9 @@ def _candidates(packet: OpOverloadPacket) -> tuple[OpOverload, ...]:
 
 
 @functools.cache
-def _resolve(packet: OpOverloadPacket, kinds: tuple[str, ...], named: tuple[tuple[str, str], ...]) -> OpOverload | None:
+def _resolve(
+    packet: OpOverloadPacket, kinds: tuple[str, ...], named: tuple[tuple[str, str], ...]
+) -> OpOverload | None:
     for overload in _candidates(packet):
         params = schema_of(overload).params
         by_name = {p.name: p for p in params}
@@ -164,7 +175,9 @@ def _resolve(packet: OpOverloadPacket, kinds: tuple[str, ...], named: tuple[tupl
 
 def resolve(packet: OpOverloadPacket, args: tuple, kwargs: dict) -> OpOverload | None:
     """The overload that a call of the short name means, by the kinds of its arguments."""
-    return _resolve(packet, tuple(map(kind_of, args)), tuple((k, kind_of(v)) for k, v in sorted(kwargs.items())))
+    return _resolve(
+        packet, tuple(map(kind_of, args)), tuple((k, kind_of(v)) for k, v in sorted(kwargs.items()))
+    )
 
 
 def short_name(op: OpOverload, args: tuple, kwargs: dict) -> str:
@@ -193,7 +206,9 @@ def _functional_of(op: OpOverload) -> OpOverload | None:
     packet = getattr(getattr(torch.ops, op.namespace), name, None)
     if packet is None:
         return None
-    wanted = [(p.name, p.kind) for i, p in enumerate(schema.params) if not (schema.is_out and i in schema.mutated)]
+    wanted = [
+        (p.name, p.kind) for i, p in enumerate(schema.params) if not (schema.is_out and i in schema.mutated)
+    ]
     for candidate in _candidates(packet):
         theirs = schema_of(candidate)
         if not theirs.mutated and [(p.name, p.kind) for p in theirs.params] == wanted:

@@ -38,7 +38,9 @@ def run(args: Namespace) -> int:
     here = machine()
     with Console(stderr=True).status("measuring") as status:
         found = SUITES[args.suite].run(args.only, options, status.update)
-    Console().print(table(found, f"tessera bench {args.suite}: {here}; one thread"))
+    console = Console()
+    console.print(f"{here}; one thread", soft_wrap=True)
+    console.print(table(found, f"tessera bench {args.suite}"))
     if args.json:
         args.json.write_text(json.dumps(to_json(args.suite, here, found), indent=2) + "\n")
     return int(args.check and any(row.passed is False for row in found))
