@@ -188,7 +188,7 @@ def _neg_view(view: View, parent: Value, new: Value) -> Value:
 
 
 def _detach(view: View, parent: Value, new: Value) -> Value:
-    return keep_grad(parent, new)
+    return keep_grad(parent, new, tangent=True)
 
 
 def _unfold(view: View, parent: Value, new: Value, dim: int, size: int, step: int) -> Value:
@@ -216,16 +216,19 @@ _SCATTER: dict[str, Callable] = {
 # --- two operators PyTorch has no functional word for ---------------------------------------------
 
 
-def _keep_grad(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+def _keep_grad(old: torch.Tensor, new: torch.Tensor, tangent: bool = False) -> torch.Tensor:
     return new.clone()
 
 
 KEEP_GRAD = Special("keep_grad", _keep_grad)
 
 
-def keep_grad(old: Value, new: Value) -> Value:
-    """The value of `new` with the gradient history of `old`: what a write under no_grad leaves behind."""
-    return ACTIVE[-1].emit(KEEP_GRAD, old, new)  # type: ignore[attr-defined]
+def keep_grad(old: Value, new: Value, tangent: bool = False) -> Value:
+    """The value of `new` with the gradient history of `old`: what a write under no_grad leaves behind.
+
+    Forward mode does not heed no_grad, only detach: with `tangent`, the tangent too stays that of `old`.
+    """
+    return ACTIVE[-1].emit(KEEP_GRAD, old, new, tangent)  # type: ignore[attr-defined]
 
 
 def _functional(op: OpOverload, *args: object, **kwargs: object) -> object:

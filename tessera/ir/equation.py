@@ -103,13 +103,16 @@ NOWHERE = Source()
 class Special:
     """An operator that is not PyTorch's: control flow over sub-traces, or an executor's own callable.
 
-    `fn` runs it on tensors, with sub-traces handed over as callables.
+    `fn` runs it on tensors, with sub-traces handed over as callables. An executor's callable remembers what it
+    stands for: `of`, the operator it runs, or `body`, the region of equations it was compiled from.
     """
 
     name: str
     fn: Callable
     namespace: str = "tessera"
     pure: bool = True
+    of: OpOverload | None = None
+    body: Any = None  # a Trace
 
     def __repr__(self) -> str:
         return f"{self.namespace}.{self.name}"
@@ -142,6 +145,14 @@ class Equation:
 
     def with_(self, **changes: object) -> Equation:
         return replace(self, **changes)  # type: ignore[arg-type]
+
+    def substitute(self, rename: dict[Value, Value]) -> Equation:
+        """The same equation reading other values."""
+
+        def look(v: Value) -> Value:
+            return rename.get(v, v)
+
+        return replace(self, args=map_values(self.args, look), kwargs=map_values(self.kwargs, look))  # type: ignore[arg-type]
 
 
 def values_in(tree: Arg) -> list[Value]:

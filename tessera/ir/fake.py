@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._python_dispatch import _disable_current_modes
 
 from tessera.ir.equation import Arg, Operator, Special, Value, map_values
 from tessera.ir.types import SYMBOLIC, TensorType, type_of
@@ -33,6 +34,23 @@ def below_autograd() -> Iterator[None]:
     """Operators reach dispatch modes whole, before autograd takes composite ones apart."""
     with torch._C._AutoDispatchBelowAutograd():
         yield
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """No dispatch mode and no autocast from around, autograd in reach: a trace may be made and transformed
+    here while another program is being recorded outside."""
+    exclude = torch._C._dispatch_tls_local_exclude_set()
+    for key in _AUTOGRAD_KEYS:
+        exclude = exclude.remove(key)
+    include = torch._C._dispatch_tls_local_include_set()
+    with _disable_current_modes(), torch._C._ForceDispatchKeyGuard(include, exclude), torch._C._DisableAutocast():
+        yield
+
+
+_AUTOGRAD_KEYS = tuple(
+    getattr(torch._C.DispatchKey, name) for name in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor")
+)
 
 
 def fake_of(value_type: TensorType, mode: FakeTensorMode) -> FakeTensor:

@@ -21,10 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from tessera.ir import fake
 from tessera.ir.alias import FUNCTIONAL, KEEP_GRAD, Ref, Root, View
 from tessera.ir.builder import Builder
-from tessera.ir.equation import Arg, Source, Value
+from tessera.ir.equation import Arg, Source, Special, Value
 from tessera.ir.schema import functional_of, normalise, schema_of
 from tessera.ir.trace import Trace
-from tessera.ir.types import SYMBOLIC, type_of
+from tessera.ir.types import SYMBOLIC, Type, type_of
 from tessera.util.errors import CaptureError
 
 Keep = Callable[[OpOverload], bool]
@@ -52,6 +52,7 @@ class Recorder(TorchDispatchMode):
         self.builder, self.keep, self.locate = builder, keep, locate
         self.refs: dict[int, Ref] = {}
         self.base_grad = torch.is_grad_enabled()
+        self.extra_tags: frozenset[str] = frozenset()  # put on every equation recorded now
         self._alive: list[torch.Tensor] = []  # an id names a tensor only while it lives
 
     # --- tensors and their values ---
@@ -103,15 +104,30 @@ class Recorder(TorchDispatchMode):
         if func is torch.ops.aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self.literal(args[0])
         args, kwargs = pytree.tree_map_only(torch.Tensor, self.fake, (args, kwargs))
-        if not self.keep(func) and _is_composite(func):
+        if not self.keep(func) and _is_composite(func) and func._opname not in _RUNNING_STATISTICS:
             with self:
                 return func.decompose(*args, **kwargs)
         if self.locate:
             self.builder.source = user_line()
-        self.builder.tags = (
-            frozenset((NO_GRAD,)) if self.base_grad and not torch.is_grad_enabled() else frozenset()
-        )
+        self.builder.tags = self.tags()
         return self.operator(func, args, kwargs)
+
+    def tags(self) -> frozenset[str]:
+        off = self.base_grad and not torch.is_grad_enabled()
+        return self.extra_tags | {NO_GRAD} if off else self.extra_tags
+
+    def special(self, op: Special, args: tuple, kwargs: dict, types: list[Type], many: bool = True) -> list[torch.Tensor]:
+        """An operator of Tessera's own, whose result types are known, as one equation."""
+        if self.locate:
+            self.builder.source = user_line()
+        self.builder.tags = self.tags()
+        with fake.alone():  # this is called by the program itself, under this very mode
+            args, kwargs = pytree.tree_map_only(torch.Tensor, self.fake, (args, kwargs))
+            made = self.builder.record(op, *self.lower((args, kwargs)), list(types) if many else types[0])  # type: ignore[misc]
+            outs = [fake.fake_of(t, self.builder.mode) for t in types]  # type: ignore[arg-type]
+        for tensor, v in zip(outs, made if many else [made], strict=True):  # type: ignore[call-overload,arg-type]
+            self.refs[id(tensor)] = Ref(tensor, v, Root())
+        return outs  # type: ignore[return-value]
 
     def literal(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor written in the program itself is new on every call."""
@@ -234,7 +250,7 @@ class Recorder(TorchDispatchMode):
             new = self.builder.emit(torch.ops.aten.expand.default, new, list(kept.shape))  # type: ignore[assignment]
         if NO_GRAD in self.builder.tags and kept.is_differentiable:
             old = ref.read(self.builder)
-            tags, self.builder.tags = self.builder.tags, frozenset()
+            tags, self.builder.tags = self.builder.tags, self.extra_tags
             new = self.builder.emit(KEEP_GRAD, old, new)  # type: ignore[assignment]
             self.builder.tags = tags
         ref.write(new, self.builder)
@@ -274,7 +290,8 @@ class Recorder(TorchDispatchMode):
         self.refs[id(outs[0])] = Ref(outs[0], made[0], Root())  # type: ignore[index]
         self._alive.append(outs[0])
         for tensor, new in ((mean, made[3]), (var, made[4])):  # type: ignore[index]
-            self.write_to(self.ref(tensor), new)  # type: ignore[arg-type]
+            statistics = self.builder.emit(torch.ops.aten.detach.default, new)  # they carry no gradient
+            self.write_to(self.ref(tensor), statistics)  # type: ignore[arg-type]
         return outs[0]
 
     # --- finishing ---
@@ -351,12 +368,26 @@ def record(
     builder: Builder,
     whole: bool = True,
     locate: bool = True,
-) -> tuple[Trace, object]:
+) -> tuple[Trace, pytree.TreeSpec]:
     """Run `fn(*fakes)` and give its Trace with the structure of its result.
 
     Fakes are fake tensors of the builder's mode, or symbolic numbers. With `whole` false, autograd is on and
     composite operators arrive taken apart: the way to trace PyTorch's own derivative formulas.
     """
+    trace, spec, _, _ = record_refs(fn, fakes, names, keep, builder, whole, locate)
+    return trace, spec
+
+
+def record_refs(
+    fn: Callable,
+    fakes: list[object],
+    names: list[str],
+    keep: Keep,
+    builder: Builder,
+    whole: bool = True,
+    locate: bool = True,
+) -> tuple[Trace, pytree.TreeSpec, dict[int, Ref], list[object]]:
+    """As `record`; also gives what is known of every tensor, and the flat outputs."""
     recorder = Recorder(builder, keep, locate)
     tensors: list[torch.Tensor | None] = []
     for name, x in zip(names, fakes, strict=True):
@@ -368,8 +399,8 @@ def record(
             tensors.append(None)
             if isinstance(x, SYMBOLIC) and x.node.expr.is_symbol:
                 builder.symbols[str(x.node.expr)] = (v, None)
-    for v, x in zip(builder.inputs, fakes, strict=True):  # sizes that no scalar input brings
-        if isinstance(x, torch.Tensor):
+    for x in tensors:  # sizes that no scalar input brings
+        if x is not None:
             recorder.bind_sizes(x)
     with ExitStack() as stack:
         stack.enter_context(builder.mode)
@@ -381,4 +412,4 @@ def record(
     with builder.mode, fake.below_autograd():
         leaves = [recorder.fake(x) if isinstance(x, torch.Tensor) else x for x in leaves]
         trace = recorder.finish(leaves, tensors)
-    return trace, spec
+    return trace, spec, recorder.refs, leaves

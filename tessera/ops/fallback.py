@@ -14,11 +14,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tessera.ir import fake
-from tessera.ir.builder import Builder
+from tessera.ir.builder import Builder, aten
 from tessera.ir.equation import Equation, Special, Value, map_values
 from tessera.ir.record import record
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType
+from tessera.ir.types import Size, TensorType, size_key
 from tessera.util.errors import RuleError
 
 _memory: dict[tuple, object] = {}
@@ -35,26 +35,40 @@ class Formula:
     trace: Trace
     results: int
     split: int = 0
+    active: tuple[bool, ...] = ()  # which results depend differentiably on the wanted values
 
 
 def vjp_formula(eqn: Equation, wanted: list[Value], mode: FakeTensorMode) -> Formula:
     """Forward and backward of one equation, by autograd. Cotangents come for every differentiable result."""
     values = list(dict.fromkeys(eqn.inputs()))
     mask = tuple(v in wanted for v in values)
-    return _remember("vjp", eqn, mask, mode, lambda: _trace_vjp(eqn, values, mask, mode))
+
+
+    def make() -> Formula:
+        try:
+            return _trace_vjp(eqn, values, mask, mode)
+        except RuntimeError as error:  # PyTorch differentiates `copy_` and its like, but not their functional twins
+            twin = _writing_twin(eqn)
+            if twin is None or "not implemented" not in str(error):
+                raise
+            return _trace_vjp(twin, values, mask, mode)
+
+    return _remember("vjp", eqn, mask, mode, make)
 
 
 def _trace_vjp(eqn: Equation, values: list[Value], mask: tuple[bool, ...], mode: FakeTensorMode) -> Formula:
     builder = Builder("vjp_formula", mode)
     split = 0
-    active = [v for v in eqn.results() if _differentiable(v)]
+    active: tuple[bool, ...] = ()
+    floats = [v for v in eqn.results() if _differentiable(v)]
 
     def run(*fakes: torch.Tensor) -> list[object]:
-        nonlocal split
+        nonlocal split, active
         primals, cts = fakes[: len(values)], fakes[len(values) :]
         out = _apply(eqn, values, primals)
         results = _results(out, eqn)
         split = len(builder.equations)
+        active = tuple(isinstance(r, torch.Tensor) and r.requires_grad for r in results)
         heads = [(o, c) for o, c in zip((r for r in results if _floats(r)), cts, strict=True) if o.requires_grad]
         sources = [x for x, wanted in zip(primals, mask, strict=True) if wanted]
         grads: list = [None] * len(sources)
@@ -63,13 +77,13 @@ def _trace_vjp(eqn: Equation, values: list[Value], mask: tuple[bool, ...], mode:
             grads = list(torch.autograd.grad(outs, sources, seeds, allow_unused=True))
         return [*results, *grads]
 
-    fakes = [fake.fake_of(v.tensor, mode) for v in values] + [fake.fake_of(_dense(v.tensor), mode) for v in active]
+    fakes = [fake.fake_of(v.tensor, mode) for v in values] + [fake.fake_of(_dense(v.tensor), mode) for v in floats]
     for x, wanted in zip(fakes, mask, strict=False):
         x.requires_grad_(wanted)
-    names = [f"x{i}" for i in range(len(values))] + [f"ct{i}" for i in range(len(active))]
+    names = [f"x{i}" for i in range(len(values))] + [f"ct{i}" for i in range(len(floats))]
     with torch.enable_grad():
         trace, _ = record(run, fakes, names, _decompose, builder, whole=False, locate=False)
-    return Formula(trace, len(eqn.results()), split)
+    return _without_detach(trace, len(eqn.results()), split)
 
 
 def jvp_formula(eqn: Equation, moving: list[Value], mode: FakeTensorMode) -> Formula:
@@ -119,33 +133,52 @@ def _trace_jvp(eqn: Equation, values: list[Value], mask: tuple[bool, ...], mode:
         trace, _ = record(forward_mode, fakes, names, _decompose, Builder("jvp_formula", mode), whole=False, locate=False)
     except (NotImplementedError, RuntimeError):
         trace, _ = record(double_reverse, fakes, names, _decompose, Builder("jvp_formula", mode), whole=False, locate=False)
-    return Formula(trace, len(eqn.results()))
+    return _without_detach(trace, len(eqn.results()), 0)
 
 
-def batch_formula(eqn: Equation, batched: dict[Value, TensorType], mode: FakeTensorMode) -> Formula:
-    """Results with the batch at dimension 0; `batched` gives the types that carry it there."""
+def batch_formula(
+    eqn: Equation,
+    batched: dict[Value, TensorType],
+    mode: FakeTensorMode,
+    size: Size | None = None,
+    randomness: str = "different",
+) -> Formula:
+    """Results with the batch at dimension 0; `batched` gives the types that carry it there, `size` how large it
+    is where none does."""
+    size = next(iter(batched.values())).shape[0] if size is None else size
     values = list(dict.fromkeys(eqn.inputs()))
     mask = tuple(v in batched for v in values)
     keys = tuple(t.key() for t in batched.values())
 
     def trace() -> Formula:
-        in_dims = tuple(0 if m else None for m in mask)
+        in_dims = (0, *(0 if m else None for m in mask))
         fakes = [fake.fake_of(batched.get(v, v.tensor), mode) for v in values]
 
         def run(*xs: torch.Tensor) -> list[object]:
-            def op(*row: torch.Tensor) -> tuple:
+            def op(_: torch.Tensor, *row: torch.Tensor) -> tuple:
                 return tuple(_results(_apply(eqn, values, row), eqn))
 
-            return list(torch.func.vmap(op, in_dims, randomness="different")(*xs))
+            # The first argument only says how large the batch is: an operator that draws may have no other.
+            return list(torch.func.vmap(op, in_dims, randomness=randomness)(rows, *xs))
 
+        rows = fake.fake_of(TensorType(torch.float32, (size,), (1,), torch.device("cpu")), mode)
         names = [f"x{i}" for i in range(len(values))]
         traced, _ = record(run, fakes, names, _decompose, Builder("batch_formula", mode), whole=False, locate=False)
         return Formula(traced, len(eqn.results()))
 
-    return _remember("batch", eqn, (mask, keys), mode, trace)
+    return _remember("batch", eqn, (mask, keys, size_key(size), randomness), mode, trace)
 
 
 # --- helpers ---
+
+
+def conform(t: Value, like: TensorType) -> Value:
+    """`t` with the strides a formula was traced for: a view that holds there may not hold for others."""
+    want = [(size_key(n), size_key(s)) for n, s in zip(like.shape, like.stride, strict=True)]
+    have = [(size_key(n), size_key(s)) for n, s in zip(t.shape, t.tensor.stride, strict=True)]
+    if all(w == h or w[0] == 1 for w, h in zip(want, have, strict=True)):
+        return t
+    return aten.copy(aten.new_empty_strided(t, list(like.shape), list(like.stride)), t)
 
 
 def _remember(kind: str, eqn: Equation, extra: object, mode: FakeTensorMode, make: Callable[[], Formula]) -> Formula:
@@ -164,6 +197,36 @@ def _remember(kind: str, eqn: Equation, extra: object, mode: FakeTensorMode, mak
                 f"it was called at {eqn.source or 'an unknown line'}. Give it a rule with tessera.register_operator."
             ) from error
     return _memory[key]  # type: ignore[return-value]
+
+
+def _without_detach(trace: Trace, results: int, split: int) -> Formula:
+    """A formula that can be differentiated again. Autograd hands saved results on through detach although they
+    stay tied to their history, and runs backward under no_grad: neither is part of the formula's meaning."""
+    env: dict[Value, Value] = {}
+    kept: list[Equation] = []
+    ahead = split
+    for index, eqn in enumerate(trace.equations):
+        if eqn.op is torch.ops.aten.detach.default:
+            env[eqn.out] = env.get(eqn.args[0], eqn.args[0])  # type: ignore[arg-type,assignment]
+            ahead -= index < split
+        else:
+            args, kwargs = (map_values(a, lambda v: env.get(v, v)) for a in (eqn.args, eqn.kwargs))
+            kept.append(eqn.with_(args=args, kwargs=kwargs, tags=frozenset()))
+    outputs = tuple(map_values(o, lambda v: env.get(v, v)) for o in trace.outputs)
+    return Formula(trace.with_(equations=tuple(kept), outputs=outputs), results, ahead)
+
+
+def _writing_twin(eqn: Equation) -> Equation | None:
+    """The same computation by the in-place operator, on a copy."""
+    if isinstance(eqn.op, Special) or eqn.op._opname.endswith("_"):
+        return None
+    packet = getattr(getattr(torch.ops, eqn.op.namespace), eqn.op._opname + "_", None)
+    writing = getattr(packet, eqn.op._overloadname, None)
+
+    def run(first: torch.Tensor, *args: object, **kwargs: object) -> object:
+        return writing(first.clone(), *args, **kwargs)  # type: ignore[misc]
+
+    return None if writing is None else eqn.with_(op=Special(eqn.op._opname, run))
 
 
 def _apply(eqn: Equation, values: list[Value], tensors: tuple | list) -> object:

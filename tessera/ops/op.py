@@ -45,7 +45,9 @@ class Rules:
     cost: Callable[[Equation], float] | None = None
     whole: bool = True  # capture keeps it in one piece although PyTorch calls it composite
     real: bool = True  # the derivative rules hold for real dtypes only; complex ones fall back
+    applies: Callable[[Equation], bool] | None = None  # the derivative rules hold for these equations only
     zero: bool = False  # its derivative is zero everywhere, so nothing flows back through it
+    passive: tuple[int, ...] = ()  # results that carry no gradient, such as running statistics
     free: bool = False  # a view: moves no data
     where: str = ""  # file and line of the declaration
 
@@ -105,7 +107,9 @@ def differentiates(eqn: Equation) -> Rules | None:
     found = rules(eqn.op)
     if found is None or (found.vjp is None and found.forward is None and not found.zero):
         return None
-    return found if not found.real or is_real(eqn) else None
+    if found.real and not is_real(eqn) or found.applies is not None and not found.applies(eqn):
+        return None
+    return found
 
 
 def is_real(eqn: Equation) -> bool:

@@ -19,7 +19,7 @@ from tessera.ir.record import NO_GRAD
 from tessera.ir.schema import bind
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
-from tessera.ops.fallback import Formula, vjp_formula
+from tessera.ops.fallback import Formula, conform, vjp_formula
 from tessera.ops.op import Rules, differentiates, rules
 from tessera.util.errors import RuleError
 
@@ -39,15 +39,20 @@ class Joint:
     split: int
 
 
-def vjp(trace: Trace, wrt: list[Value], mode: FakeTensorMode | None = None) -> Joint:
-    """The joint program of a trace and the gradients of its results with respect to `wrt`."""
+def vjp(
+    trace: Trace, wrt: list[Value], mode: FakeTensorMode | None = None, pull: list[Value] | None = None
+) -> Joint:
+    """The joint program of a trace and the gradients of its results with respect to `wrt`.
+
+    `pull` names the results that get a cotangent, where not all shall.
+    """
     builder = Builder(trace.name, mode)
     builder.constants.update(trace.constants)
     builder.symbols.update(trace.symbols)
     builder.reserve(list(trace.values()))
     builder.inputs.extend(trace.inputs)
     with builder:
-        return _Reverse(builder, trace, wrt).run()
+        return _Reverse(builder, trace, wrt).run(pull)
 
 
 class _Reverse:
@@ -58,11 +63,11 @@ class _Reverse:
         self.tape: list[tuple[Equation, object]] = []
         self.cts: dict[Value, Value] = {}
 
-    def run(self) -> Joint:
+    def run(self, pull: list[Value] | None) -> Joint:
         for eqn in self.trace.equations:
             self.forward(eqn)
         split = len(self.builder.equations)
-        results = [self.look(v) for v in dict.fromkeys(self.trace.results())]
+        results = [self.look(v) for v in dict.fromkeys(self.trace.results()) if pull is None or v in pull]
         pulled = [v for v in results if v in self.active]
         for v in pulled:
             ct = self.builder.input(f"ct_{v.name}", _cotangent_type(v.tensor))
@@ -94,21 +99,23 @@ class _Reverse:
             self.forward_rule(eqn, found)
         else:
             self.builder.append(eqn)
-            self.note(eqn, found)
+            self.note(eqn, found, found.passive)
 
-    def note(self, eqn: Equation, how: object) -> None:
+    def note(self, eqn: Equation, how: object, passive: tuple[int, ...] = ()) -> None:
         self.tape.append((eqn, how))
-        self.active.update(v for v in eqn.results() if _differentiable(v))
+        for index, v in enumerate(eqn.results()):
+            if _differentiable(v) and index not in passive:
+                self.active.add(v)
 
     def forward_rule(self, eqn: Equation, found: Rules) -> None:
         """A rule with a forward of its own: run it up to its result."""
         assert found.forward is not None
-        positional, keyword = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+        positional, keyword = _bound(eqn)
         need = [_needs(a, self.active) for a in positional]
         with self.builder.at(eqn):
             rule = found.forward(need, *positional, **keyword)
             made = next(rule)
-        self.replace(eqn, list(made) if eqn.many else [made], rule)
+        self.replace(eqn, list(made) if eqn.many else [made], rule, found.passive)
 
     def forward_formula(self, eqn: Equation, wanted: list[Value]) -> None:
         """PyTorch's formula: its forward equations stand in place of this one."""
@@ -119,16 +126,17 @@ class _Reverse:
         with self.builder.at(eqn):
             self.replay(formula.trace.equations[: formula.split], env)
         made = [map_values(o, lambda v: env.get(v, v)) for o in formula.trace.outputs[: formula.results]]
-        self.replace(eqn, made, (formula, env, wanted))
+        passive = tuple(i for i, active in enumerate(formula.active) if not active)
+        self.replace(eqn, made, (formula, env, wanted), passive)
 
-    def replace(self, eqn: Equation, made: list[Arg], how: object) -> None:
+    def replace(self, eqn: Equation, made: list[Arg], how: object, passive: tuple[int, ...] = ()) -> None:
         """The equation's results are now these values."""
         listed = eqn.results()
         values = [v for v in made if v is not None]
         for old, new in zip(listed, values, strict=True):
             assert isinstance(new, Value)
             self.rename[old] = new
-        self.note(eqn.with_(outputs=tuple(values), many=True), how)
+        self.note(eqn.with_(outputs=tuple(values), many=True), how, passive)
 
     def replay(self, equations: tuple[Equation, ...] | list[Equation], env: dict[Value, Arg]) -> None:
         """Emit equations of a formula with its names replaced."""
@@ -211,7 +219,8 @@ class _Reverse:
         given = iter(formula.trace.inputs[len(dict.fromkeys(eqn.inputs())) :])
         for v, ct in zip(eqn.results(), cts, strict=True):
             if _differentiable(v):
-                env[next(given)] = ct if ct is not None else _zeros(v.tensor)
+                like = next(given)
+                env[like] = _zeros(v.tensor) if ct is None else conform(ct, like.tensor)
         self.replay(formula.trace.equations[formula.split :], env)
         for v, grad in zip(wanted, formula.trace.outputs[formula.results :], strict=True):
             if isinstance(grad, Value):

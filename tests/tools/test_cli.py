@@ -108,9 +108,10 @@ def test_report_is_json_and_table():
     assert table(found, "title").row_count == 2
 
 
-def test_options_choose():
-    assert core.Options(extra=("inductor",)).choose("eager") == ["eager", "inductor"]
-    assert core.Options(who=frozenset({"eager"}), extra=("inductor",)).choose("eager", "dynamo") == ["eager"]
+def test_extra_contestants_join_whoever_was_chosen():
+    assert core.Options(extra=("inductor",)).choose("eager", "dynamo") == ["eager", "dynamo", "inductor"]
+    chosen = core.Options(who=frozenset({"eager"}), extra=("inductor",))
+    assert chosen.choose("eager", "dynamo") == ["eager", "inductor"]
 
 
 def test_contestants_do_not_share_a_code_object():

@@ -33,7 +33,7 @@ def arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     """Measure, show, write."""
-    extra = tuple(name for name in ("inductor", "thunder") if getattr(args, name))
+    extra = tuple(name for name in ("inductor", "thunder") if getattr(args, name) or name in (args.who or ()))
     options = core.Options(args.rounds, frozenset(args.who) if args.who else None, extra)
     here = machine()
     with Console(stderr=True).status("measuring") as status:

@@ -29,8 +29,8 @@ class Options:
     extra: tuple[str, ...] = ()
 
     def choose(self, *usual: str) -> list[str]:
-        """The usual contestants and the extra ones, less those nobody asked for."""
-        return [who for who in (*usual, *self.extra) if self.who is None or who in self.who]
+        """Those of the usual contestants that were asked for, and the extra ones."""
+        return [who for who in usual if self.who is None or who in self.who] + list(self.extra)
 
 
 def compile_cost(title: str, options: Options, say: Say, *, backward: bool, limit: float) -> list[Row]:

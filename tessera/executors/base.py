@@ -1,0 +1,84 @@
+"""What an executor is, and the registry of them.
+
+An operator executor claims single equations: it is asked for a callable that computes what the equation's
+operator computes. A fusion executor claims regions: it names sets of equations and compiles each into one
+callable. Executors are asked in the order in which they are listed; what nobody claims is run by ATen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from tessera.ir.equation import Equation
+from tessera.ir.trace import Trace
+from tessera.util.errors import OptionError
+
+Region = list[int]  # indices of equations, in order
+
+
+@dataclass(frozen=True)
+class OperatorExecutor:
+    """`claims(eqn)` gives a callable that takes the equation's arguments as they stand, or None."""
+
+    name: str
+    claims: Callable[[Equation], Callable | None]
+    why: Callable[[Equation], str] | None = None  # a word on what it does with an equation, or why not
+
+
+@dataclass(frozen=True)
+class FusionExecutor:
+    """`regions(trace)` gives convex sets of equations; `compile(body)` a callable that gives a tuple of outputs.
+
+    `compile` may refuse a region by giving None: its equations then go to the executors after this one.
+    """
+
+    name: str
+    regions: Callable[[Trace], list[Region]]
+    compile: Callable[[Trace], Callable | None]
+    why: Callable[[Equation], str] | None = None
+
+
+Executor = OperatorExecutor | FusionExecutor
+
+
+@dataclass(frozen=True)
+class _Entry:
+    executor: Executor
+    always: bool  # takes part although the list of names does not name it
+    priority: int
+    before: str | None
+
+
+_registry: dict[str, _Entry] = {}
+
+
+def register(executor: Executor, always: bool = False, priority: int = 0, before: str | None = None) -> None:
+    """Make an executor known by its name. With `always` it takes part in every compilation."""
+    if executor.name in _registry:
+        raise OptionError(f"an executor called {executor.name!r} is registered already")
+    _registry[executor.name] = _Entry(executor, always, priority, before)
+
+
+def unregister(name: str) -> None:
+    if _registry.pop(name, None) is None:
+        raise OptionError(f"no executor called {name!r}; there are {', '.join(sorted(_registry))}")
+
+
+def in_order(names: Iterable[str | Executor]) -> list[Executor]:
+    """The executors of these names, with those that always take part put in front or where they asked to stand."""
+    chosen: list[Executor] = []
+    for name in names:
+        if not isinstance(name, str):
+            chosen.append(name)
+        elif name in _registry:
+            chosen.append(_registry[name].executor)
+        else:
+            raise OptionError(f"unknown executor {name!r}; there are {', '.join(sorted(_registry))}")
+    there = {executor.name for executor in chosen}
+    extra = [e for e in _registry.values() if e.always and e.executor.name not in there]
+    front = sorted((e for e in extra if e.before not in there), key=lambda e: -e.priority)
+    for entry in sorted((e for e in extra if e.before in there), key=lambda e: -e.priority):
+        place = next(i for i, executor in enumerate(chosen) if executor.name == entry.before)
+        chosen.insert(place, entry.executor)
+    return [e.executor for e in front] + chosen

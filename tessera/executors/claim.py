@@ -1,0 +1,86 @@
+"""Hands out the equations of a trace to executors.
+
+In: a trace and executors in priority order. Out: a trace of calls and a report of who runs what. An operator
+executor's claim replaces an equation's operator by its own callable; a fusion executor's replaces a region by
+one equation whose `op.body` still shows it. Names, order of effects and types stay as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from tessera.executors.base import Executor, FusionExecutor, OperatorExecutor, in_order
+from tessera.executors.regions import body_of, contract
+from tessera.ir.equation import Equation, Special
+from tessera.ir.printer import identifier
+from tessera.ir.schema import has_effect
+from tessera.ir.trace import Trace
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What one executor took: the results it computes, and a word on why or how."""
+
+    executor: str
+    results: tuple[str, ...]  # names of the values computed
+    operators: tuple[str, ...]
+    why: str = ""
+
+    def __str__(self) -> str:
+        shown = ", ".join(dict.fromkeys(self.operators))
+        return f"{self.executor:<10} {len(self.operators):>4}  {shown}" + (f"  ({self.why})" if self.why else "")
+
+
+def claim(trace: Trace, executors: Iterable[str | Executor] = ("aten",)) -> tuple[Trace, list[Claim]]:
+    """Every equation goes to the first executor that claims it; the rest is left to ATen."""
+    report: list[Claim] = []
+    for executor in in_order(executors):
+        if isinstance(executor, FusionExecutor):
+            trace = _claim_regions(trace, executor, report)
+        else:
+            trace = _claim_operators(trace, executor, report)
+    rest = [eqn for eqn in trace.equations if not isinstance(eqn.op, Special) or eqn.op.namespace == "tessera"]
+    if rest:
+        report.append(_entry("aten", rest))
+    return trace, report
+
+
+def _claim_operators(trace: Trace, executor: OperatorExecutor, report: list[Claim]) -> Trace:
+    specials: dict[tuple, Special] = {}
+    equations = list(trace.equations)
+    taken: dict[str, list[Equation]] = {}
+    for index, eqn in enumerate(equations):
+        if isinstance(eqn.op, Special):
+            continue
+        fn = executor.claims(eqn)
+        if fn is None:
+            continue
+        key = (eqn.op, fn)
+        if key not in specials:
+            specials[key] = Special(eqn.op._opname, fn, executor.name, not has_effect(eqn.op), of=eqn.op)
+        equations[index] = eqn.with_(op=specials[key])
+        taken.setdefault(executor.why(eqn) if executor.why else "", []).append(eqn)
+    report += [_entry(executor.name, eqns, why) for why, eqns in taken.items()]
+    return trace.with_(equations=tuple(equations)) if taken else trace
+
+
+def _claim_regions(trace: Trace, executor: FusionExecutor, report: list[Claim]) -> Trace:
+    made = []
+    for number, region in enumerate(executor.regions(trace)):
+        body = body_of(trace, region, f"{executor.name}_{number}")
+        fn: Callable | None = executor.compile(body)
+        if fn is None:
+            continue
+        made.append((region, Special(identifier(f"region_{number}"), fn, executor.name, body=body)))
+        report.append(_entry(executor.name, [trace.equations[i] for i in region]))
+    return contract(trace, made) if made else trace
+
+
+def _entry(name: str, equations: list[Equation], why: str = "") -> Claim:
+    results = tuple(v.name for eqn in equations for v in eqn.results())
+    return Claim(name, results, tuple(_operator(eqn) for eqn in equations), why)
+
+
+def _operator(eqn: Equation) -> str:
+    return repr(eqn.op) if isinstance(eqn.op, Special) else f"{eqn.op.namespace}.{eqn.op._opname}"

@@ -1,0 +1,149 @@
+"""Regions of a trace: finding convex ones, and turning each into one equation.
+
+A region is convex if no path leaves it and comes back; only then can its equations run as one. `partition`
+grows regions along data flow from the equations an executor wants. `contract` replaces regions by single
+equations and puts everything into an order that respects data, effects and writes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from tessera.executors.base import Region
+from tessera.ir.equation import Equation, Special, Value, values_in
+from tessera.ir.schema import has_effect
+from tessera.ir.trace import Trace
+from tessera.passes.dce import mentioned
+from tessera.passes.depend import dependencies, written
+
+
+def partition(trace: Trace, wanted: Callable[[Equation], bool], least: int = 1) -> list[Region]:
+    """Maximal convex regions of wanted equations that feed each other, with at least `least` equations."""
+    needs = dependencies(trace)
+    grouping = _Grouping(needs)
+    member: list[bool] = [False] * len(trace.equations)
+    for index, eqn in enumerate(trace.equations):
+        grouping.add(index)
+        if has_effect(eqn.op) or written(eqn) or isinstance(eqn.op, Special) or not wanted(eqn):
+            continue
+        member[index] = True
+        for need in sorted(needs[index], reverse=True):
+            if member[need]:
+                grouping.join(index, need)
+    regions: dict[int, Region] = {}
+    for index, inside in enumerate(member):
+        if inside:
+            regions.setdefault(grouping.group(index), []).append(index)
+    return [region for region in regions.values() if len(region) >= least]
+
+
+class _Grouping:
+    """A graph whose nodes are merged as long as it stays free of cycles. Sets of groups are bit masks."""
+
+    def __init__(self, needs: list[set[int]]) -> None:
+        self.needs = needs
+        self.parent: list[int] = []
+        self.before: dict[int, set[int]] = {}  # group -> groups it directly follows
+        self.ancestors: dict[int, int] = {}  # group -> mask of groups it follows
+
+    def group(self, index: int) -> int:
+        while self.parent[index] != index:
+            self.parent[index] = self.parent[self.parent[index]]
+            index = self.parent[index]
+        return index
+
+    def add(self, index: int) -> None:
+        self.parent.append(index)
+        direct = {self.group(i) for i in self.needs[index]}
+        self.before[index] = direct
+        self.ancestors[index] = self._above(direct)
+
+    def _above(self, direct: set[int]) -> int:
+        mask = 0
+        for g in direct:
+            mask |= self.ancestors[g] | (1 << g)
+        return mask
+
+    def join(self, a: int, b: int) -> None:
+        """Merge the groups of two equations unless a path leads from one to the other through a third."""
+        a, b = self.group(a), self.group(b)
+        if a == b or self._around(a, b) or self._around(b, a):
+            return
+        keep, gone = min(a, b), max(a, b)
+        self.parent[gone] = keep
+        self.before[keep] = {g for g in self.before[keep] | self.before.pop(gone)} - {keep, gone}
+        both = (1 << keep) | (1 << gone)
+        above = (self.ancestors[keep] | self.ancestors.pop(gone)) & ~both
+        self.ancestors[keep] = above
+        for g, mask in self.ancestors.items():
+            if mask & both:
+                self.ancestors[g] = (mask & ~(1 << gone)) | (1 << keep) | above
+        for direct in self.before.values():
+            if gone in direct:
+                direct.discard(gone)
+                direct.add(keep)
+
+    def _around(self, start: int, end: int) -> bool:
+        """Is there a path from `start` to `end` with another group on it?"""
+        return any(g != start and self.ancestors[g] >> start & 1 for g in self.before[end])
+
+
+def body_of(trace: Trace, region: Region, name: str) -> Trace:
+    """The region as a trace of its own: inputs are what it reads, outputs what is read of it elsewhere."""
+    inside = set(region)
+    made = {v for i in region for v in trace.equations[i].results()}
+    equations = tuple(trace.equations[i] for i in region)
+    reads = dict.fromkeys(v for eqn in equations for v in eqn.inputs() if v not in made)
+    wanted = set(trace.results())
+    for i, eqn in enumerate(trace.equations):
+        if i not in inside:
+            wanted.update(eqn.inputs())
+    wanted.update(v for v, _ in trace.symbols.values())
+    outputs = tuple(v for eqn in equations for v in eqn.results() if v in wanted)
+    symbols = {s: where for s, where in trace.symbols.items() if where[0] in reads or where[0] in made}
+    missing = mentioned(tuple((e.args, e.kwargs) for e in equations)) - set(symbols)
+    brings = {s: trace.symbols[s] for s in sorted(missing) if s in trace.symbols}
+    inputs = (*reads, *dict.fromkeys(v for v, _ in brings.values()))
+    return Trace(name, inputs, equations, outputs, {}, {}, {**symbols, **brings})
+
+
+def contract(trace: Trace, made: list[tuple[Region, Special]]) -> Trace:
+    """Replace each region by one equation that runs its Special; `body` of the Special names inputs and outputs."""
+    needs = dependencies(trace)
+    node = list(range(len(trace.equations)))
+    fused: dict[int, Equation] = {}
+    for region, special in made:
+        body: Trace = special.body
+        first = trace.equations[region[0]]
+        for i in region:
+            node[i] = region[0]
+        fused[region[0]] = Equation(special, body.inputs, {}, body.outputs, True, first.source, first.tags)  # type: ignore[arg-type]
+    after: dict[int, set[int]] = {}
+    waits: dict[int, int] = {n: 0 for n in node}
+    for i, need in enumerate(needs):
+        for j in need:
+            if node[i] != node[j] and node[i] not in after.setdefault(node[j], set()):
+                after[node[j]].add(node[i])
+                waits[node[i]] += 1
+    ready = [n for n, count in waits.items() if count == 0]
+    heapq.heapify(ready)
+    order: list[Equation] = []
+    while ready:
+        n = heapq.heappop(ready)
+        order.append(fused.get(n, trace.equations[n]))
+        for follower in after.get(n, ()):
+            waits[follower] -= 1
+            if waits[follower] == 0:
+                heapq.heappush(ready, follower)
+    assert len(order) == len(waits), "a region was not convex"
+    return _without_lost_symbols(trace.with_(equations=tuple(order)))
+
+
+def _without_lost_symbols(trace: Trace) -> Trace:
+    there = {*trace.values()}
+    return trace.with_(symbols={s: where for s, where in trace.symbols.items() if where[0] in there})
+
+
+def outputs_of(trace: Trace) -> list[Value]:
+    return values_in(trace.outputs)

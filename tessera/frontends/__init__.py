@@ -1,0 +1,1 @@
+"""Ways into a Trace: TorchDynamo's graphs, plain Python functions, torch.export programs."""

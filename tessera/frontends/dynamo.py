@@ -1,0 +1,134 @@
+"""TorchDynamo's graphs become Traces.
+
+In: the graph module and inputs that Dynamo gives a backend. Out: a `Captured` trace over ATen in which
+high-level operators stay whole, with the user's lines and module paths on its equations. Dynamo keeps the
+guards and the Python around the graph; nothing here runs on real data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable
+
+import torch
+from torch._guards import TracingContext, detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from tessera.frontends.captured import Captured, capture
+from tessera.ir.builder import Builder
+from tessera.ir.equation import Source
+from tessera.ops.op import keep_whole
+from tessera.util.errors import CaptureError
+
+MODEL = "tessera_model"  # the name under which `jit` shows a model to Dynamo
+_HIDDEN_PARTS = {"L", "G", "self", MODEL, "_modules", "_parameters", "_buffers", "__dict__"}
+_LINE = re.compile(r"File \"([^\"]+)\", line (\d+)")
+
+
+def capture_graph(gm: torch.fx.GraphModule, example_inputs: list[object], name: str = "forward") -> Captured:
+    """The trace of one Dynamo graph."""
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    mode = fake_mode(placeholders, example_inputs)
+    fakes = [_fake_input(n, x, mode) for n, x in zip(placeholders, example_inputs, strict=True)]
+    builder = Builder(name, mode)
+    names = [input_name(n) for n in placeholders]
+    grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
+    captured = capture(_runner(gm, builder), fakes, names, keep_whole, builder, locate=False)
+    return dataclasses.replace(captured, requires_grad=grads)
+
+
+def fake_mode(placeholders: list[torch.fx.Node], inputs: list[object]) -> FakeTensorMode:
+    """The mode Dynamo traced this graph in: its fake inputs carry the symbolic sizes."""
+    for node in placeholders:
+        if isinstance(known := node.meta.get("example_value"), FakeTensor):
+            return known.fake_mode
+    context = TracingContext.try_get()
+    mode = (context.fake_mode if context is not None else None) or detect_fake_mode(inputs)
+    return mode or FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _fake_input(node: torch.fx.Node, x: object, mode: FakeTensorMode) -> object:
+    """What Dynamo traced this input as: symbolic sizes are its choice."""
+    known = node.meta.get("example_value", x)
+    if not isinstance(known, torch.Tensor):
+        return known
+    if type(x) not in (torch.Tensor, torch.nn.Parameter, FakeTensor, torch.nn.Buffer):
+        raise CaptureError(f"input {node.name} is a {type(x).__name__}, a tensor subclass that runs its own code")
+    if not isinstance(known, FakeTensor):
+        return mode.from_tensor(known)
+    if isinstance(x, torch.Tensor) and not _agrees(known, x):
+        raise CaptureError(f"the program changes the shape or dtype of its input {node.name} itself")
+    return known
+
+
+def _agrees(fake: torch.Tensor, real: torch.Tensor) -> bool:
+    """Dynamo's fake input still describes the real one (the program did not reshape it in place)."""
+    if fake.dtype != real.dtype or fake.layout != real.layout or fake.ndim != real.ndim:
+        return False
+    if fake.layout is not torch.strided:
+        return True
+    mine, theirs = (*fake.shape, *fake.stride()), (*real.shape, *real.stride())
+    return all(a == b for a, b in zip(mine, theirs, strict=True) if type(a) is int and type(b) is int)
+
+
+def input_name(node: torch.fx.Node) -> str:
+    """`L['self']._modules['fc']._parameters['weight']` reads `fc_weight`."""
+    source = getattr(node.meta.get("grapharg"), "source", None)
+    if source is None:
+        return node.name
+    text = source.name if isinstance(source.name, str) else source.name()
+    parts = [p for p in re.findall(r"\w+", text) if p not in _HIDDEN_PARTS]
+    return "_".join(parts) or node.name
+
+
+def _runner(gm: torch.fx.GraphModule, builder: Builder) -> Callable:
+    """A function that runs the graph node by node, telling the builder where each comes from."""
+
+    def run(*inputs: object) -> object:
+        given = iter(inputs)
+        env: dict[torch.fx.Node, object] = {}
+        for node in gm.graph.nodes:
+            if node.op == "placeholder":
+                env[node] = next(given)
+                continue
+            builder.source = node_source(node)
+            args = torch.fx.map_arg(node.args, env.__getitem__)
+            kwargs = torch.fx.map_arg(node.kwargs, env.__getitem__)
+            match node.op:
+                case "call_function":
+                    env[node] = node.target(*args, **kwargs)
+                case "call_method":
+                    env[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
+                case "call_module":
+                    env[node] = gm.get_submodule(node.target)(*args, **kwargs)
+                case "get_attr":
+                    env[node] = _attribute(gm, node.target)
+                case "output":
+                    return args[0]
+        raise CaptureError("the graph has no output node")
+
+    return run
+
+
+def _attribute(gm: torch.fx.GraphModule, path: str) -> object:
+    owner: object = gm
+    for part in path.split("."):
+        owner = getattr(owner, part)
+    return owner
+
+
+_sources: dict[tuple[str, str], Source] = {}
+
+
+def node_source(node: torch.fx.Node) -> Source:
+    text = node.meta.get("stack_trace") or ""
+    stack = node.meta.get("nn_module_stack") or {}
+    module = next(reversed(stack.values()))[0] if stack else ""
+    key = (text, module)
+    if key not in _sources:
+        lines = _LINE.findall(text)
+        file, line = lines[-1] if lines else ("", 0)
+        path = ".".join(p for p in re.findall(r"\w+", module) if p not in _HIDDEN_PARTS)
+        _sources[key] = Source(file, int(line), path)
+    return _sources[key]

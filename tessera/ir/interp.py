@@ -1,0 +1,108 @@
+"""The reference interpreter of traces: the oracle that every pass and executor is tested against.
+
+In: a Trace and its arguments (tensors and numbers). Out: the list of its outputs. One operator call per
+equation, nothing bound, nothing reordered. Mutations happen together at the end, as if all their values had
+been read before the first write, and outputs keep the contents they had before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import sympy
+import torch
+
+from tessera.ir.equation import Arg, Value, map_values
+from tessera.ir.printer import callable_of
+from tessera.ir.trace import Trace
+from tessera.ir.types import SYMBOLIC
+from tessera.util.errors import InputError
+
+Symbols = dict[str, object]
+
+
+def run(trace: Trace, *args: object) -> list:
+    """Run a trace on real tensors and numbers, one equation after the other."""
+    return _run(trace, args, {})
+
+
+def _run(trace: Trace, args: tuple[object, ...], outer: Symbols) -> list:
+    if len(args) != len(trace.inputs):
+        raise InputError(f"{trace.name}: expected {len(trace.inputs)} arguments, got {len(args)}")
+    env: dict[Value, object] = {**dict(zip(trace.inputs, args, strict=True)), **trace.constants}
+    symbols = dict(outer)
+    by_value: dict[Value, list[tuple[str, int | None]]] = {}
+    for symbol, (v, dim) in trace.symbols.items():
+        by_value.setdefault(v, []).append((symbol, dim))
+
+    def define(values: tuple[Value | None, ...] | list[Value]) -> None:
+        for v in values:
+            for symbol, dim in by_value.get(v, ()) if v is not None else ():
+                held = env[v]
+                symbols[symbol] = held if dim is None else held.shape[dim]  # type: ignore[attr-defined]
+
+    def concrete(tree: Arg) -> object:
+        return resolve(map_values(tree, env.__getitem__), symbols)
+
+    define(trace.inputs)
+    for eqn in trace.equations:
+        out = callable_of(eqn.op)(*concrete(eqn.args), **concrete(eqn.kwargs))  # type: ignore[arg-type,misc]
+        outs = tuple(out) if eqn.many else (out,) if eqn.outputs else ()
+        if len(outs) != len(eqn.outputs):
+            raise InputError(f"{trace.name}: {eqn.op} gave {len(outs)} results, expected {len(eqn.outputs)}")
+        env.update({v: o for v, o in zip(eqn.outputs, outs, strict=True) if v is not None})
+        define(eqn.outputs)
+    return _finish(trace, env, concrete)
+
+
+def _finish(trace: Trace, env: dict[Value, object], concrete: Callable[[Arg], object]) -> list:
+    outputs = list(concrete(trace.outputs))  # type: ignore[call-overload]
+    writes = [(env[t], env[v]) for t, v in trace.mutations.items() if t is not v]
+    written = {_storage(t) for t, _ in writes}
+    outputs = [o.clone() if isinstance(o, torch.Tensor) and _storage(o) in written else o for o in outputs]
+    with torch.no_grad():
+        news = [new.clone() for _, new in writes]  # type: ignore[attr-defined]
+        for (target, _), new in zip(writes, news, strict=True):
+            target.copy_(new)  # type: ignore[attr-defined]
+    return outputs
+
+
+def _storage(x: object) -> object:
+    if isinstance(x, torch.Tensor) and x.layout is torch.strided:
+        return x.untyped_storage()._cdata
+    return id(x)
+
+
+def resolve(tree: object, symbols: Symbols) -> object:
+    """The same structure with symbolic numbers computed and sub-traces made callable."""
+    if isinstance(tree, SYMBOLIC):
+        return number(tree, symbols)
+    if isinstance(tree, tuple):
+        return tuple(resolve(item, symbols) for item in tree)
+    if isinstance(tree, list):
+        return [resolve(item, symbols) for item in tree]
+    if isinstance(tree, dict):
+        return {key: resolve(item, symbols) for key, item in tree.items()}
+    if isinstance(tree, slice):
+        return slice(*(resolve(part, symbols) for part in (tree.start, tree.stop, tree.step)))
+    if isinstance(tree, Trace):
+        return lambda *args: tuple(_run(tree, args, symbols))
+    return tree
+
+
+def number(symbolic: torch.SymInt | torch.SymFloat | torch.SymBool, symbols: Symbols) -> int | float | bool:
+    """The value of a symbolic number, given those of its symbols."""
+    expr = symbolic.node.expr
+    unbound = [str(s) for s in expr.free_symbols if str(s) not in symbols]
+    if unbound:
+        raise InputError(f"the size {expr} mentions {', '.join(unbound)}, which nothing in the trace binds")
+    value = expr.xreplace({s: _sympy(symbols[str(s)]) for s in expr.free_symbols})
+    if isinstance(symbolic, torch.SymBool):
+        return bool(value)
+    return int(value) if isinstance(symbolic, torch.SymInt) else float(value)
+
+
+def _sympy(x: object) -> object:
+    if isinstance(x, SYMBOLIC):  # run on fake tensors: sizes stay symbolic
+        return x.node.expr
+    return sympy.Float(x) if isinstance(x, float) else sympy.Integer(int(x))  # type: ignore[call-overload]

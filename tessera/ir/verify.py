@@ -1,0 +1,181 @@
+"""Checks that a Trace keeps its own rules.
+
+In: a Trace. Out: nothing, or a `VerifyError` that shows the equations around the fault. The rules: every
+value is defined once and before it is used; names are unique identifiers; every symbolic size is bound before
+an equation mentions it; outputs and mutations are defined; the type of every result is the one PyTorch's own
+meta kernels give (dtype, shape, device, strides); sub-traces keep the same rules.
+"""
+
+from __future__ import annotations
+
+import keyword
+from contextlib import ExitStack
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tessera.ir import fake, printer
+from tessera.ir.equation import Arg, Equation, Special, Value, symbols_in, values_in
+from tessera.ir.mode import mode_of
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType, Type, size_key
+from tessera.util.errors import VerifyError
+
+RESERVED = frozenset(("torch", "aten", "inf", "nan"))
+AROUND = 5  # equations shown before and after a fault
+
+# Their result's strides are not promised by anyone: they depend on the kernel that is chosen.
+LAYOUT_FREE = frozenset("empty empty_like new_empty _to_copy scaled_dot_product_attention convolution conv2d".split())
+
+
+def verify(trace: Trace, types: bool = True) -> Trace:
+    """Give the trace back if it keeps the rules. `types` also infers every result's type again."""
+    _Verifier(trace, set(), types).run()
+    return trace
+
+
+class _Verifier:
+    def __init__(self, trace: Trace, symbols: set[str], types: bool) -> None:
+        self.trace, self.types = trace, types
+        self.defined: set[Value] = set()
+        self.names: set[str] = set()
+        self.symbols = set(symbols)
+        self.binds: dict[Value, list[str]] = {}
+        for symbol, (v, _) in trace.symbols.items():
+            self.binds.setdefault(v, []).append(symbol)
+        self.at = -1  # the equation now looked at; -1 is the head, len(equations) the end
+
+    def run(self) -> None:
+        trace = self.trace
+        for v in (*trace.inputs, *trace.constants):
+            self.define(v)
+        mode = mode_of(trace) if self.types else None
+        with ExitStack() as stack:
+            if mode is not None and mode.shape_env is not None:
+                # looking must not leave traces: no guards, no run-time sizes waiting to be bound
+                stack.enter_context(mode.shape_env.suppress_guards())
+                stack.enter_context(mode.shape_env.ignore_fresh_unbacked_symbols())
+            for self.at, eqn in enumerate(trace.equations):
+                self.equation(eqn, mode)
+        self.at = len(trace.equations)
+        self.finish()
+
+    # --- the rules ---
+
+    def define(self, v: Value) -> None:
+        if v in self.defined:
+            self.fail(f"{v.name} is defined twice")
+        if v.name in self.names:
+            self.fail(f"two values are called {v.name}")
+        if not v.name.isidentifier() or keyword.iskeyword(v.name) or v.name in RESERVED:
+            self.fail(f"{v.name!r} is not a name a Python variable can have here")
+        self.defined.add(v)
+        self.names.add(v.name)
+        self.symbols.update(self.binds.get(v, ()))
+
+    def used(self, tree: Arg, what: str) -> None:
+        for v in values_in(tree):
+            if v not in self.defined:
+                other = " (another value of that name is)" if v.name in self.names else ""
+                self.fail(f"{what} {v.name}, which is not defined before it{other}")
+        unbound = symbols_in(tree) - self.symbols
+        if unbound:
+            self.fail(f"{what} the size {', '.join(sorted(unbound))}, which no input or result before it binds")
+
+    def equation(self, eqn: Equation, mode: FakeTensorMode | None) -> None:
+        self.used((eqn.args, eqn.kwargs), f"{eqn.op} reads")
+        subs = [a for a in (*eqn.args, *eqn.kwargs.values()) if isinstance(a, Trace)]
+        for sub in subs:
+            _Verifier(sub, self.symbols, self.types).run()
+        if not eqn.many and len(eqn.outputs) > 1:
+            self.fail(f"{eqn.op} gives {len(eqn.outputs)} results but is not marked as giving a sequence")
+        if mode is not None and not subs and _inferable(eqn):
+            self.check_types(eqn, mode)
+        for v in eqn.results():
+            self.define(v)
+
+    def check_types(self, eqn: Equation, mode: FakeTensorMode) -> None:
+        try:
+            found = fake.infer(eqn.op, eqn.args, eqn.kwargs, mode)
+        except Exception as error:
+            self.fail(f"{eqn.op} does not take these arguments ({type(error).__name__}: {error})")
+        if isinstance(found, list) != eqn.many:
+            self.fail(f"{eqn.op} gives {'a sequence' if isinstance(found, list) else 'one result'}; the equation says not")
+        types = found if isinstance(found, list) else [] if found is None else [found]
+        if len(types) != len(eqn.outputs):
+            self.fail(f"{eqn.op} gives {len(types)} results, the equation names {len(eqn.outputs)}")
+        layout = getattr(eqn.op, "_opname", "") not in LAYOUT_FREE
+        for v, type_ in zip(eqn.outputs, types, strict=True):
+            if v is not None and not same_type(v.type, type_, layout):  # type: ignore[arg-type]
+                self.fail(f"{v.name} is said to be {_full(v.type)}, but {eqn.op} gives {_full(type_)}")
+
+    def finish(self) -> None:
+        trace = self.trace
+        self.used(trace.outputs, "the trace returns")
+        for target, v in trace.mutations.items():
+            if target not in trace.inputs:
+                self.fail(f"{target.name} is mutated but is no input")
+            self.used(v, f"the new contents of {target.name} are")
+            if v.tensor.dtype != target.tensor.dtype or not _same_sizes(v.tensor.shape, target.tensor.shape):
+                self.fail(f"{target.name} is {target.type}; it cannot hold {v}")
+        for symbol, (v, dim) in trace.symbols.items():
+            if v not in self.defined:
+                self.fail(f"the size {symbol} is read off {v.name}, which is not defined")
+            if dim is not None and dim >= v.ndim:
+                self.fail(f"the size {symbol} is read off dimension {dim} of {v}")
+
+    # --- the message ---
+
+    def fail(self, message: str) -> None:
+        trace = self.trace
+        low, high = max(0, self.at - AROUND), min(len(trace.equations), self.at + AROUND + 1)
+        lines = [] if low == 0 else ["      …"]
+        for index in range(low, high):
+            mark = "  >>> " if index == self.at else "      "
+            lines.append(mark + _line(trace, trace.equations[index]))
+        if high < len(trace.equations):
+            lines.append("      …")
+        else:
+            names = ", ".join(v.name if isinstance(v, Value) else str(v) for v in trace.outputs)
+            lines.append(("  >>> " if self.at == len(trace.equations) else "      ") + f"return ({names})")
+        head = ", ".join(map(repr, trace.inputs))
+        raise VerifyError(f"{trace.name}: {message}\n    def {trace.name}({head}):\n" + "\n".join(lines))
+
+
+def _line(trace: Trace, eqn: Equation) -> str:
+    writer = printer._Function(trace, printer.operator_name, types=True)
+    return writer.comment(writer.equation(eqn), eqn)
+
+
+def _inferable(eqn: Equation) -> bool:
+    """An executor's own callable need not run on fake tensors."""
+    return not isinstance(eqn.op, Special) or eqn.op.namespace == "tessera"
+
+
+def same_type(a: Type | None, b: Type | None, layout: bool = True) -> bool:
+    """Equal types; strides count only where they tell one element from another."""
+    if not isinstance(a, TensorType) or not isinstance(b, TensorType):
+        return a is not None and b is not None and a.key() == b.key()
+    if a.dtype != b.dtype or a.device != b.device or a.layout != b.layout or len(a.shape) != len(b.shape):
+        return False
+    if not _same_sizes(a.shape, b.shape):
+        return False
+    if not layout or any(type(s) is int and s == 0 for s in a.shape):
+        return True
+    return a.bits == b.bits and all(
+        _same_size(p, q) for p, q, size in zip(a.stride, b.stride, a.shape, strict=False) if size_key(size) != 1
+    )
+
+
+def _same_sizes(a: tuple, b: tuple) -> bool:
+    return len(a) == len(b) and all(map(_same_size, a, b))
+
+
+def _same_size(a: object, b: object) -> bool:
+    """Sizes known only at run time get a new symbol whenever they are inferred: those cannot be compared."""
+    return size_key(a) == size_key(b) or any(s.startswith(("u", "zuf")) for s in symbols_in((a, b)))
+
+
+def _full(t: Type | None) -> str:
+    if not isinstance(t, TensorType):
+        return str(t)
+    return f"{t} with strides {tuple(map(size_key, t.stride))} on {t.device}"

@@ -1,0 +1,230 @@
+"""`jit`: a model or function that compiles itself when called.
+
+In: an nn.Module, a function or a method. Out: something that is called like it. A compiled module shares its
+whole state with the original (`state_dict`, parameters, hooks and attributes are the model's own). Every
+graph Dynamo finds is handed to `Backend`, which keeps what it did for `stages`, `edit` and `explain`.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import re
+import traceback
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch._guards import CompileContext
+
+from tessera.frontends.dynamo import MODEL, capture_graph
+from tessera.ir.record import recording
+from tessera.pipelines import Compilation, Options, compile_captured
+from tessera.util.config import config
+from tessera.util.errors import CaptureError, OptionError, TesseraError
+
+FRONTENDS = ("dynamo", "functional")
+
+
+@dataclasses.dataclass
+class GraphRecord:
+    """One graph that Dynamo handed over."""
+
+    name: str
+    compile_id: str
+    compilation: Compilation | None = None
+    eager_reason: str = ""  # why the graph runs eagerly, where it does
+    break_reason: str = ""
+    break_line: str = ""
+    nodes: int = 0
+
+
+class Backend:
+    """What TorchDynamo calls with each graph."""
+
+    def __init__(self, options: Options, strict: bool | None = None, name: str = "graph") -> None:
+        self.options, self.strict, self.name = options, strict, name
+        self.graphs: list[GraphRecord] = []
+        self.edits: dict[int, dict[str, object]] = {}
+
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[object], **_: object) -> Callable:
+        record = GraphRecord(f"{self.name}_{len(self.graphs)}", str(CompileContext.current_compile_id()))
+        record.nodes = sum(n.op.startswith("call") for n in gm.graph.nodes)
+        _note_break(gm, record)
+        self.graphs.append(record)
+        if not record.nodes:
+            record.eager_reason = "the graph has no operators"
+            return gm.forward
+        try:
+            captured = capture_graph(gm, example_inputs, record.name)
+            call, record.compilation = compile_captured(captured, gm.forward, record.name, self.options)
+            return call
+        except Exception as error:
+            return self.run_eagerly(gm, record, error)
+
+    def run_eagerly(self, gm: torch.fx.GraphModule, record: GraphRecord, error: Exception) -> Callable:
+        """Correct without us: this one graph runs as eager PyTorch does."""
+        expected = isinstance(error, CaptureError)
+        if self.strict if self.strict is not None else config.strict:
+            raise error
+        record.eager_reason = f"{type(error).__name__}: {error}".split("\n")[0]
+        if not expected:
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            warnings.warn(
+                f"Tessera could not compile {record.name} and runs it eagerly: {record.eager_reason} "
+                f"(in {place.name}, {place.filename.rsplit('/', 1)[-1]}:{place.lineno}). "
+                "Please report this with the output of tessera.explain(); TESSERA_STRICT=1 raises it.",
+                stacklevel=2,
+            )
+        return gm.forward
+
+
+def _note_break(gm: torch.fx.GraphModule, record: GraphRecord) -> None:
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    if reason is not None and getattr(reason, "graph_break", False):
+        record.break_reason = reason.reason
+        if reason.user_stack:
+            frame = reason.user_stack[-1]
+            record.break_line = f"{frame.filename}:{frame.lineno}"
+
+
+class Compiled:
+    """State of one jitted callable; `stages`, `edit` and `explain` look here."""
+
+    def __init__(self, fn: Callable, backend: Backend, call: Callable) -> None:
+        self.fn, self.backend, self.call = fn, backend, call
+
+
+def backend(gm: torch.fx.GraphModule, example_inputs: list[object], **kwargs: object) -> Callable:
+    """`torch.compile(model, backend="tessera")`; options: executors, recompute, memory_budget, strict."""
+    options = dict(kwargs.get("options") or {})  # type: ignore[call-overload]
+    known = {"executors", "recompute", "memory_budget", "strict"}
+    if unknown := set(options) - known:
+        raise OptionError(f"unknown option {sorted(unknown)[0]!r}; the options are {', '.join(sorted(known))}")
+    strict = options.pop("strict", None)
+    made = Options.of(options.get("executors"), options.get("recompute"), options.get("memory_budget"))
+    return Backend(made, strict)(gm, example_inputs)
+
+
+def jit(
+    fn: Callable | None = None,
+    *,
+    executors: list[str] | tuple[str, ...] | None = None,
+    frontend: str | None = None,
+    strict: bool | None = None,
+    memory_budget: str | int | None = None,
+    recompute: str | None = None,
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
+) -> Callable:
+    """Compile a model, function or method. Also a decorator, with or without options.
+
+    executors      who may run what, in priority order, such as ["sdpa", "aten"]
+    frontend       "dynamo" (any Python, guards, graph breaks) or "functional" (JAX style, smallest overhead)
+    strict         raise on an internal failure instead of running that graph eagerly
+    memory_budget  bytes that may be saved for backward, such as "8GB"
+    recompute      what backward may recompute: "none", "views", "cheap", "auto"
+    dynamic        as torch.compile's: None learns from changing sizes, True is dynamic from the start
+    fullgraph      refuse graph breaks
+    """
+    if fn is None:
+        return functools.partial(
+            jit, executors=executors, frontend=frontend, strict=strict, memory_budget=memory_budget,
+            recompute=recompute, dynamic=dynamic, fullgraph=fullgraph,
+        )  # fmt: skip
+    if not callable(fn):
+        raise OptionError(f"expected a module, function or method to compile, got {type(fn).__name__}")
+    how = frontend or config.frontend
+    if how not in FRONTENDS:
+        raise OptionError(f"unknown frontend {how!r}; the frontends are {', '.join(FRONTENDS)}")
+    if isinstance(compiled_state(fn), Compiled):
+        fn = compiled_state(fn).fn  # type: ignore[union-attr]
+    options = Options.of(executors, recompute, memory_budget)
+    name = _name(fn)
+    backend = Backend(options, strict, name)
+    if isinstance(fn, torch.nn.Module):
+        call = torch.compile(own_frame(fn, name), backend=backend, dynamic=dynamic, fullgraph=fullgraph)
+        return _compiled_module(fn, Compiled(fn, backend, call))
+    call = torch.compile(fn, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
+    return _compiled_function(fn, Compiled(fn, backend, call))
+
+
+def own_frame(module: torch.nn.Module, name: str) -> Callable:
+    """A function of its own that calls the module.
+
+    Dynamo keeps compiled code per code object: with one of its own, a model does not share its entries (and
+    their limit) with every other model of its class, and hooks and torch.nn's own containers are captured too.
+    """
+    scope: dict[str, object] = {MODEL: module}
+    exec(f"def {name}(*args, **kwargs):\n    return {MODEL}(*args, **kwargs)\n", scope)
+    return scope[name]  # type: ignore[return-value]
+
+
+def _name(fn: Callable) -> str:
+    name = type(fn).__name__ if isinstance(fn, torch.nn.Module) else getattr(fn, "__name__", type(fn).__name__)
+    return re.sub(r"\W", "", name) or "graph"
+
+
+def compiled_state(fn: object) -> Compiled | None:
+    return getattr(fn, "__tessera__", None)
+
+
+def _compiled_function(fn: Callable, state: Compiled) -> Callable:
+    call = state.call
+
+    @functools.wraps(fn)
+    def compiled(*args, **kwargs):  # noqa: ANN002, ANN003, ANN202
+        if recording() is not None:  # inside a transform: be traced as the plain function
+            return fn(*args, **kwargs)
+        return call(*args, **kwargs)
+
+    compiled.__tessera__ = state  # type: ignore[attr-defined]
+    return compiled
+
+
+_module_classes: dict[type, type] = {}
+
+
+def _compiled_module(module: torch.nn.Module, state: Compiled) -> torch.nn.Module:
+    """An object of the model's own class that shares its `__dict__`; only calling it differs."""
+    cls = type(module)
+    if cls not in _module_classes:
+        _module_classes[cls] = type(f"Compiled{cls.__name__}", (_ModuleCall, cls), {"__module__": cls.__module__})
+    made = object.__new__(_module_classes[cls])
+    object.__setattr__(made, "__dict__", module.__dict__)
+    _states[id(made)] = state
+    return made
+
+
+_states: dict[int, Compiled] = {}
+
+
+class _ModuleCall:
+    """What a compiled module does otherwise than the model whose state it shares."""
+
+    @property
+    def __tessera__(self) -> Compiled:
+        return _states[id(self)]
+
+    def __call__(self, *args, **kwargs):  # noqa: ANN002, ANN003, ANN204
+        state = _states[id(self)]
+        if recording() is not None:
+            return state.fn(*args, **kwargs)
+        return state.call(*args, **kwargs)
+
+    def __deepcopy__(self, memo: dict) -> torch.nn.Module:
+        state = _states[id(self)]
+        return _recompiled(copy.deepcopy(state.fn, memo), state)  # type: ignore[arg-type]
+
+    def __reduce__(self) -> tuple:
+        raise TesseraError("a compiled module is not pickled; save the model's state_dict, or the model itself")
+
+    def __del__(self) -> None:
+        _states.pop(id(self), None)
+
+
+def _recompiled(module: torch.nn.Module, state: Compiled) -> torch.nn.Module:
+    backend = Backend(state.backend.options, state.backend.strict, state.backend.name)
+    call = torch.compile(own_frame(module, backend.name), backend=backend)
+    return _compiled_module(module, Compiled(module, backend, call))

@@ -1,0 +1,305 @@
+"""Pointwise operators: arithmetic, powers and logarithms, trigonometry, special functions, comparisons.
+
+Each line gives an operator's derivative; the family gives the rest. Where PyTorch's own formula uses the
+result `y`, so does ours: the result is saved anyway, its argument need not be. Points where a derivative is a
+matter of choice (ties, zeros, NaN) follow PyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from tessera.ir.builder import aten
+from tessera.ir.equation import Arg, Value
+from tessera.ops.families import binary, is_number, pointwise, predicate, select, step, times, unary
+
+LN2, LN10, TWO_OVER_SQRT_PI = math.log(2), math.log(10), 2 / math.sqrt(math.pi)
+
+# --- trigonometry ---------------------------------------------------------------------------------
+
+unary("aten.sin", d=lambda x, y: aten.cos(x), cost=8)
+unary("aten.cos", by=lambda t, x, y: t * -aten.sin(x), cost=8)
+unary("aten.tan", d=lambda x, y: y * y + 1, cost=12)
+unary("aten.asin", d=lambda x, y: aten.rsqrt(1 - x * x), cost=12)
+unary("aten.acos", by=lambda t, x, y: t * -aten.rsqrt(1 - x * x), cost=12)
+unary("aten.atan", by=lambda t, x, y: t / (x * x + 1), cost=12)
+unary("aten.sinh", d=lambda x, y: aten.cosh(x), cost=12)
+unary("aten.cosh", d=lambda x, y: aten.sinh(x), cost=12)
+unary("aten.asinh", d=lambda x, y: aten.rsqrt(x * x + 1), cost=12)
+unary("aten.acosh", d=lambda x, y: aten.rsqrt(x * x - 1), cost=12)
+unary("aten.atanh", by=lambda t, x, y: t / (1 - x * x), cost=12)
+unary("aten.deg2rad", d=lambda x, y: math.pi / 180, cost=1)
+unary("aten.rad2deg", d=lambda x, y: 180 / math.pi, cost=1)
+
+
+def _sinc(x: Value, y: Value) -> Value:
+    px = x * math.pi
+    slope = (px * aten.cos(px) - aten.sin(px)) / (px * x)
+    return aten.masked_fill(slope, aten.eq(px, 0), 0)
+
+
+unary("aten.sinc", d=_sinc, cost=12)
+
+# --- exponentials, logarithms, roots --------------------------------------------------------------
+
+unary("aten.exp", d=lambda x, y: y, cost=8)
+unary("aten.exp2", d=lambda x, y: y * LN2, cost=8)
+unary("aten.expm1", d=lambda x, y: y + 1, cost=8)
+unary("aten.log", by=lambda t, x, y: t / x, cost=8)
+unary("aten.log2", by=lambda t, x, y: t / (x * LN2), cost=8)
+unary("aten.log10", by=lambda t, x, y: t / (x * LN10), cost=8)
+unary("aten.log1p", by=lambda t, x, y: t / (x + 1), cost=8)
+unary("aten.sqrt", by=lambda t, x, y: t / (y * 2), cost=4)
+unary("aten.rsqrt", by=lambda t, x, y: t * -0.5 * aten.pow(y, 3), cost=4)
+unary("aten.reciprocal", by=lambda t, x, y: -t * (y * y), cost=4)
+binary(
+    "aten.logaddexp",
+    by=(
+        lambda t, a, b, y: t / (aten.exp(b - a) + 1),
+        lambda t, a, b, y: t / (aten.exp(a - b) + 1),
+    ),
+    cost=16,
+)
+binary(
+    "aten.logaddexp2",
+    by=(
+        lambda t, a, b, y: t / (aten.exp2(b - a) + 1),
+        lambda t, a, b, y: t / (aten.exp2(a - b) + 1),
+    ),
+    cost=16,
+)
+
+# --- special functions ----------------------------------------------------------------------------
+
+unary("aten.erf", by=lambda t, x, y: aten.exp(-(x * x)) * TWO_OVER_SQRT_PI * t, cost=12)
+unary("aten.erfc", by=lambda t, x, y: aten.exp(-(x * x)) * -TWO_OVER_SQRT_PI * t, cost=12)
+unary("aten.erfinv", d=lambda x, y: aten.exp(y * y) * (math.sqrt(math.pi) / 2), cost=24)
+unary("aten.special_erfcx", d=lambda x, y: y * x * 2 - TWO_OVER_SQRT_PI, cost=24)
+unary("aten.special_ndtri", d=lambda x, y: aten.exp(y * y / 2) * math.sqrt(2 * math.pi), cost=24)
+unary("aten.lgamma", d=lambda x, y: aten.digamma(x), cost=24)
+unary("aten.digamma", d=lambda x, y: aten.polygamma(1, x), cost=24)
+unary("aten.i0", d=lambda x, y: aten.special_i1(x), cost=24)
+unary("aten.special_i0e", d=lambda x, y: aten.special_i1e(x) - aten.sgn(x) * y, cost=24)
+unary("aten.special_entr", d=lambda x, y: -aten.log(x) - 1, cost=8)
+pointwise(
+    "aten.polygamma", [None, lambda t, y, n, x: t * aten.polygamma(n + 1, x)], family="unary", cost=48
+)  # polygamma(n, x): the order comes first
+
+# --- sign, rounding, parts ------------------------------------------------------------------------
+
+unary("aten.neg", d=lambda x, y: -1, cost=1)
+unary("aten.abs", d=lambda x, y: aten.sgn(x), cost=1)
+unary("aten.frac", d=lambda x, y: 1, cost=1)
+unary("aten.nan_to_num", by=lambda t, x, y, nan, pos, neg: select(aten.isfinite(x), t), cost=1)
+for _name in ("sign", "sgn", "floor", "ceil", "trunc", "round"):
+    step(f"aten.{_name}")
+
+
+def _copysign(t: Value, y: Value, a: Value, b: Arg) -> Value:
+    return t * aten.masked_fill(y / a, aten.eq(a, 0), 0)
+
+
+pointwise("aten.copysign", [_copysign, lambda t, y, a, b: aten.zeros_like(t)], family="binary")
+
+# --- arithmetic -----------------------------------------------------------------------------------
+# A second operand may be a Python number; its derivative is then never asked for.
+
+binary("aten.add", d=(lambda a, b, y, alpha=1: 1, lambda a, b, y, alpha=1: alpha))
+binary(
+    "aten.sub",
+    by=(lambda t, a, b, y, alpha=1: t, lambda t, a, b, y, alpha=1: times(-t, alpha)),
+)
+binary(
+    "aten.rsub",
+    by=(lambda t, a, b, y, alpha=1: times(-t, alpha), lambda t, a, b, y, alpha=1: t),
+)
+binary("aten.mul", d=(lambda a, b, y: b, lambda a, b, y: a))
+
+
+def _div(t: Value, a: Value, b: Arg, y: Value, rounding_mode: str | None = None) -> Value:
+    return t / b if rounding_mode is None else aten.zeros_like(t)
+
+
+def _div_by(t: Value, a: Value, b: Value, y: Value, rounding_mode: str | None = None) -> Value:
+    return -t * ((a / b) / b) if rounding_mode is None else aten.zeros_like(t)
+
+
+binary("aten.div", by=(_div, _div_by))
+binary("aten.fmod", by=(lambda t, a, b, y: t, lambda t, a, b, y: -t * aten.div(a, b, rounding_mode="trunc")))
+binary("aten.hypot", by=(lambda t, a, b, y: t * (a / y), lambda t, a, b, y: t * (b / y)), cost=8)
+
+
+def _remainder_by(t: Value, a: Arg, b: Value, y: Value) -> Value:
+    if isinstance(a, Value):
+        return -t * aten.div(a, b, rounding_mode="floor")
+    return -t * aten.floor(aten.reciprocal(b) * a)
+
+
+binary("aten.remainder.Tensor", by=(lambda t, a, b, y: t, _remainder_by))
+binary("aten.remainder.Scalar", by=(lambda t, a, b, y: t,))
+
+
+def _atan2(t: Value, other: Value, a: Value, b: Value) -> Value:
+    return t * (other * aten.reciprocal(a * a + b * b))
+
+
+binary("aten.atan2", by=(lambda t, a, b, y: _atan2(t, b, a, b), lambda t, a, b, y: -_atan2(t, a, a, b)), cost=16)
+
+
+def _pow(t: Value, x: Value, e: Arg, y: Value) -> Value:
+    if isinstance(e, Value):
+        return select(aten.ne(e, 0), t * (e * aten.pow(x, e - 1)))
+    if is_number(e, 0):
+        return aten.zeros_like(t)
+    if is_number(e, 1):
+        return t
+    if is_number(e, 2):
+        return t * (x * 2)
+    return t * (aten.pow(x, e - 1) * e)  # type: ignore[operator]
+
+
+def _pow_exponent(t: Value, x: Arg, e: Value, y: Value) -> Value:
+    """0 ** e stays 0 as a positive e moves, where y * log(0) would be NaN."""
+    if isinstance(x, Value):
+        flat = aten.logical_and(aten.eq(x, 0), aten.ge(e, 0))
+        return select(aten.logical_not(flat), t * (y * aten.log(x)))
+    if is_number(x, 0):
+        return select(aten.lt(e, 0), t * (y * -math.inf))
+    return t * (y * math.log(x))  # type: ignore[arg-type]
+
+
+binary("aten.pow.Tensor_Scalar", by=(_pow,), cost=12)
+binary("aten.pow.Tensor_Tensor", by=(_pow, _pow_exponent), cost=16)
+binary(
+    "aten.pow.Scalar",
+    by=(_pow, _pow_exponent),
+    cost=12,
+    applies=lambda eqn: type(eqn.args[0]) in (int, float) and eqn.args[0] >= 0,
+)
+
+
+def _xlogy(t: Value, a: Value, b: Arg, y: Value) -> Value:
+    if isinstance(b, Value):
+        gone = aten.logical_and(aten.eq(a, 0), aten.le(b, 0))
+        return aten.masked_fill(aten.xlogy(t, b), gone, 0)
+    return aten.masked_fill(aten.xlogy(t, b), aten.eq(a, 0), 0) if b <= 0 else aten.xlogy(t, b)  # type: ignore[operator]
+
+
+binary(
+    "aten.xlogy.Tensor",
+    by=(_xlogy, lambda t, a, b, y: t * a / b),
+    cost=12,
+)
+
+# --- choosing: extremes, clamps, where ------------------------------------------------------------
+
+
+def _extreme(t: Value, loses: Value, ties: Value) -> Value:
+    """A tie gives each side half."""
+    return aten.masked_fill(aten.where(ties, t / 2, t), loses, 0)
+
+
+binary(
+    "aten.maximum",
+    by=(
+        lambda t, a, b, y: _extreme(t, aten.lt(a, b), aten.eq(a, b)),
+        lambda t, a, b, y: _extreme(t, aten.gt(a, b), aten.eq(a, b)),
+    ),
+)
+binary(
+    "aten.minimum",
+    by=(
+        lambda t, a, b, y: _extreme(t, aten.gt(a, b), aten.eq(a, b)),
+        lambda t, a, b, y: _extreme(t, aten.lt(a, b), aten.eq(a, b)),
+    ),
+)
+
+
+def _first_wins(compare: Callable) -> tuple[Callable, Callable]:
+    def wins(a: Value, b: Value) -> Value:
+        return aten.logical_or(compare(a, b), aten.isnan(b))
+
+    return (
+        lambda t, a, b, y: select(wins(a, b), t),
+        lambda t, a, b, y: aten.masked_fill(t, wins(a, b), 0),
+    )
+
+
+binary("aten.fmax", by=_first_wins(aten.ge))
+binary("aten.fmin", by=_first_wins(aten.le))
+
+
+def _inside(t: Value, y: Value, x: Value, low: Arg, high: Arg) -> Value:
+    """Bounds count as inside."""
+    marks = [compare(x, bound) for compare, bound in ((aten.ge, low), (aten.le, high)) if bound is not None]
+    return select(aten.logical_and(*marks) if len(marks) == 2 else marks[0], t)
+
+
+def _below(t: Value, y: Value, x: Value, low: Value, high: Arg) -> Value:
+    below = aten.lt(x, low)
+    return select(below if high is None else aten.logical_and(aten.lt(low, high), below), t)
+
+
+def _above(t: Value, y: Value, x: Value, low: Arg, high: Value) -> Value:
+    above = aten.gt(x, high)
+    return select(above if low is None else aten.logical_or(aten.lt(high, low), above), t)
+
+
+pointwise("aten.clamp", [_inside, _below, _above])
+pointwise(
+    "aten.clamp_min",
+    [lambda t, y, x, low: select(aten.ge(x, low), t), lambda t, y, x, low: select(aten.lt(x, low), t)],
+)
+pointwise(
+    "aten.clamp_max",
+    [lambda t, y, x, high: select(aten.le(x, high), t), lambda t, y, x, high: select(aten.gt(x, high), t)],
+)
+for _overload in ("self", "ScalarOther", "ScalarSelf", "Scalar"):
+    pointwise(
+        f"aten.where.{_overload}",
+        [None, lambda t, y, c, a, b: select(c, t), lambda t, y, c, a, b: aten.masked_fill(t, c, 0)],
+    )
+pointwise(
+    "aten.masked_fill",
+    [lambda t, y, x, mask, v: aten.masked_fill(t, mask, 0), None, lambda t, y, x, mask, v: select(mask, t)],
+)
+
+# --- three operands -------------------------------------------------------------------------------
+
+
+def _rest(w: Arg) -> Arg:
+    return 1 - w  # type: ignore[operator]
+
+
+pointwise(
+    "aten.lerp",
+    [lambda t, y, a, b, w: t * _rest(w), lambda t, y, a, b, w: t * w, lambda t, y, a, b, w: t * (b - a)],
+    cost=3,
+)
+pointwise(
+    "aten.addcmul",
+    [
+        lambda t, y, x, a, b, value: t,
+        lambda t, y, x, a, b, value: times(t * b, value),
+        lambda t, y, x, a, b, value: times(t * a, value),
+    ],
+    cost=3,
+)
+pointwise(
+    "aten.addcdiv",
+    [
+        lambda t, y, x, a, b, value: t,
+        lambda t, y, x, a, b, value: times(t, value) / b,
+        lambda t, y, x, a, b, value: times(-t, value) * (a / (b * b)),
+    ],
+    cost=3,
+)
+
+# --- comparisons, logic, integers: no derivative --------------------------------------------------
+
+for _name in (
+    "eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isinf isfinite isposinf isneginf"
+    " signbit bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift gcd lcm"
+).split():
+    predicate(f"aten.{_name}")

@@ -1,0 +1,51 @@
+"""Dead code elimination.
+
+In: any trace. Out: the same trace without equations, constants and symbols that nothing needs. Kept: what
+outputs and mutations depend on, operators with effects (random ones draw from the generator, assertions
+may fail, writes write), and equations whose results bind a size that is mentioned later.
+"""
+
+from __future__ import annotations
+
+from tessera.ir.equation import Arg, Value, symbols_in, values_in
+from tessera.ir.schema import has_effect
+from tessera.ir.trace import Trace
+
+
+def dce(trace: Trace) -> Trace:
+    """Drop every equation whose results nothing reads."""
+    live: set[Value] = set(values_in(trace.outputs))
+    live.update(trace.mutations.values())
+    binds = trace.symbols
+
+    def need(tree: Arg) -> None:
+        live.update(values_in(tree))
+        if binds:
+            live.update(binds[s][0] for s in mentioned(tree) if s in binds)
+
+    need(trace.outputs)
+    kept = []
+    for eqn in reversed(trace.equations):
+        if any(v in live for v in eqn.outputs) or has_effect(eqn.op):
+            need((eqn.args, eqn.kwargs))
+            kept.append(eqn)
+    constants = {v: t for v, t in trace.constants.items() if v in live}
+    if len(kept) == len(trace.equations) and len(constants) == len(trace.constants):
+        return trace
+    there = {*trace.inputs, *constants, *(v for eqn in kept for v in eqn.outputs)}
+    symbols = {s: where for s, where in binds.items() if where[0] in there}
+    return trace.with_(equations=tuple(reversed(kept)), constants=constants, symbols=symbols)
+
+
+def mentioned(tree: Arg) -> set[str]:
+    """Symbols in a structure of arguments, those of its sub-traces among them."""
+    found = symbols_in(tree)
+    for item in tree if isinstance(tree, (tuple, list)) else (tree,):
+        if isinstance(item, Trace):
+            inner = (*((e.args, e.kwargs) for e in item.equations), item.outputs)
+            found |= mentioned(inner) - set(item.symbols)
+        elif isinstance(item, (tuple, list)):
+            found |= mentioned(item)
+        elif isinstance(item, dict):
+            found |= mentioned(tuple(item.values()))
+    return found

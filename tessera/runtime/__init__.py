@@ -1,0 +1,1 @@
+"""What stands around a compiled trace when it runs: autograd, aliasing, dispatch."""

@@ -1,0 +1,106 @@
+"""Joins a forward and a backward program to PyTorch's autograd.
+
+In: two compiled traces and what the split says about them. Out: a function over the graph's inputs whose
+results have a grad_fn that runs the backward program. One `torch.autograd.Function` per graph; what the
+forward saved lives in its context and is freed as eager's saved tensors are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tessera.util.errors import DoubleBackwardError
+
+below_autograd = torch._C._AutoDispatchBelowAutograd
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """How flat results and cotangents line up with the two programs."""
+
+    results: int  # how many results of the forward are the caller's; the others are saved
+    passive: tuple[int, ...]  # results that carry no gradient
+    pulled: tuple[int, ...]  # result behind each cotangent of the backward, in order
+    wrt: tuple[int, ...]  # input behind each gradient
+    inputs: int
+    tensors: tuple[int, ...]  # saved values that are tensors, by position among the saved
+    numbers: tuple[int, ...]  # saved values that are numbers
+
+
+class _Refuse(torch.autograd.Function):
+    """Stands behind gradients that were computed by a compiled backward: they have no gradient of their own."""
+
+    @staticmethod
+    def forward(ctx, *grads):  # noqa: ANN001, ANN002, ANN205
+        return tuple(g.view_as(g) for g in grads)
+
+    @staticmethod
+    def backward(ctx, *_):  # noqa: ANN001, ANN002, ANN205
+        raise DoubleBackwardError(
+            "expected one backward through a compiled graph, got a second one (create_graph=True). "
+            "Compiled graphs are differentiated once; for higher order use tessera.grad(tessera.grad(f)), or "
+            "compile the function that computes the first gradient with tessera.grad inside."
+        )
+
+
+def bridge(forward: Callable, backward: Callable, plan: Bridge) -> Callable:
+    """The forward as a differentiable function of its inputs."""
+    results, tensors, numbers = plan.results, plan.tensors, plan.numbers
+    in_order = not numbers
+
+    def restore(ctx: torch.autograd.function.FunctionCtx) -> list:
+        saved = ctx.saved_tensors  # type: ignore[attr-defined]
+        if in_order:
+            return list(saved)
+        merged: list = [None] * (len(tensors) + len(numbers))
+        for position, t in zip(tensors, saved, strict=True):
+            merged[position] = t
+        for position, n in zip(numbers, ctx.numbers, strict=True):  # type: ignore[attr-defined]
+            merged[position] = n
+        return merged
+
+    class TesseraGraph(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *inputs):  # noqa: ANN001, ANN002, ANN205
+            with below_autograd():
+                out = forward(*inputs)
+            saved = out[results:]
+            if in_order:
+                ctx.save_for_backward(*saved)
+            else:
+                ctx.save_for_backward(*[saved[i] for i in tensors])
+                ctx.numbers = [saved[i] for i in numbers]
+            if plan.passive:
+                ctx.mark_non_differentiable(*[out[i] for i in plan.passive if isinstance(out[i], torch.Tensor)])
+            return out[:results]
+
+        @staticmethod
+        def backward(ctx, *cts):  # noqa: ANN001, ANN002, ANN205
+            pulled = [cts[i] for i in plan.pulled]
+            twice = torch.is_grad_enabled()
+            with below_autograd():
+                grads = backward(*restore(ctx), *pulled)
+            if twice:
+                grads = _guard(grads, (*pulled, *ctx.saved_tensors))
+            aligned: list = [None] * plan.inputs
+            for position, grad in zip(plan.wrt, grads, strict=True):
+                aligned[position] = grad
+            return tuple(aligned)
+
+    return TesseraGraph.apply
+
+
+def _guard(grads: tuple, sources: tuple) -> tuple:
+    """Under create_graph: gradients that depend on differentiable tensors say so, and refuse a second backward."""
+    handle = next((x for x in sources if isinstance(x, torch.Tensor) and x.requires_grad), None)
+    if handle is None:
+        return grads
+    live = [i for i, g in enumerate(grads) if g is not None]
+    guarded = _Refuse.apply(*[grads[i].detach().requires_grad_(True) for i in live])
+    out = list(grads)
+    for i, g in zip(live, guarded, strict=True):
+        out[i] = g
+    return tuple(out)

@@ -1,0 +1,96 @@
+"""The call path of one compiled graph: what happens between the caller's tensors and the generated code.
+
+In: the compiled core, how outputs line up, which inputs are written. Out: one small generated function. It
+runs the core, writes mutated inputs back, makes outputs that alias inputs, and puts everything in order.
+Where a written input shares memory with another one, which no functional program can express, it calls the
+original graph instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tessera.frontends.captured import Aliased
+from tessera.runtime.autograd import below_autograd
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each of the caller's outputs comes from."""
+
+    outputs: tuple[object, ...]  # int: position among the core's results · Aliased · ("constant", value)
+    write_back: tuple[tuple[int, int], ...] = ()  # (input, position of its new contents), written outside the core
+    written: tuple[int, ...] = ()  # every input the graph writes, inside or outside the core
+    inside: tuple[int, ...] = ()  # inputs the core writes itself
+
+
+def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -> Callable:
+    """Generate the function a caller sees. `guarded` runs the core below autograd (it has no bridge)."""
+    scope: dict[str, object] = {
+        "core": core, "below": below_autograd, "eager": eager, "overlaps": overlaps, "copy": copy_back,
+        "bump": torch.autograd.graph.increment_version,
+    }  # fmt: skip
+    lines = ["def call(*args):"]
+    if layout.written:
+        lines += [f"    if overlaps(args, {layout.written!r}):", "        return eager(*args)"]
+    if guarded:
+        lines += ["    with below():", "        out = core(*args)"]
+    else:
+        lines += ["    out = core(*args)"]
+    if layout.inside:
+        lines.append(f"    bump([{', '.join(f'args[{i}]' for i in layout.inside)}])")
+    for source, position in layout.write_back:
+        lines.append(f"    copy(args[{source}], out[{position}])")
+    parts = []
+    for index, part in enumerate(layout.outputs):
+        match part:
+            case int():
+                parts.append(f"out[{part}]")
+            case Aliased(input=source, steps=()):
+                parts.append(f"args[{source}]")
+            case Aliased(input=source):
+                scope[f"view{index}"] = part.make
+                parts.append(f"view{index}(args[{source}])")
+            case (_, value):
+                scope[f"constant{index}"] = value
+                parts.append(f"constant{index}")
+    plain = layout.outputs == tuple(range(len(layout.outputs))) and not layout.write_back
+    lines.append("    return out" if plain else f"    return ({', '.join(parts)}{',' if len(parts) == 1 else ''})")
+    exec("\n".join(lines), scope)
+    return scope["call"]  # type: ignore[return-value]
+
+
+def copy_back(target: torch.Tensor, new: torch.Tensor) -> None:
+    """Write an input's new contents with autograd looking on, as the eager in-place operator would."""
+    if target.requires_grad and target.is_leaf:
+        with torch.no_grad():
+            target.copy_(new)
+    else:
+        target.copy_(new)
+
+
+def overlaps(args: tuple, written: tuple[int, ...]) -> bool:
+    """Does a written input share memory with another input?"""
+    owners: dict[int, list[int]] = {}
+    for i, x in enumerate(args):
+        if isinstance(x, torch.Tensor) and x.layout is torch.strided:
+            owners.setdefault(x.untyped_storage().data_ptr(), []).append(i)
+    for i in written:
+        shared = owners.get(args[i].untyped_storage().data_ptr(), ())
+        if any(j != i and args[j].numel() and _ranges_meet(args[i], args[j]) for j in shared):
+            return True
+    return False
+
+
+def _ranges_meet(a: torch.Tensor, b: torch.Tensor) -> bool:
+    (a0, a1), (b0, b1) = _range(a), _range(b)
+    return a0 < b1 and b0 < a1
+
+
+def _range(x: torch.Tensor) -> tuple[int, int]:
+    extent = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    start = x.data_ptr()
+    return start, start + (extent + 1) * x.element_size()

@@ -1,0 +1,161 @@
+"""Forward-mode differentiation, from Trace to Trace.
+
+In: a trace and which of its inputs move. Out: a trace with one more input for each of them, its tangent, whose
+outputs are those of the trace and then one tangent for each (None where nothing moves). Declared rules are used
+where they hold; other operators through PyTorch's own forward-mode formula. As in PyTorch, `detach` stops a
+tangent and `no_grad` does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from tessera.ir.builder import Builder, aten
+from tessera.ir.equation import Arg, Equation, Value, map_values, values_in
+from tessera.ir.mode import mode_of
+from tessera.ir.schema import bind
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType, size_key
+from tessera.ops.fallback import conform, jvp_formula
+from tessera.ops.op import Rules, is_real, rules
+from tessera.util.errors import RuleError
+
+Tangent = Value | None
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What a rule gives that computes results and tangents together: the equation's own results are replaced."""
+
+    results: list[Value]
+    tangents: list[Tangent]
+
+
+def jvp(trace: Trace, moving: Sequence[Value], mode: FakeTensorMode | None = None) -> Trace:
+    """The trace that also computes how its outputs move when the inputs `moving` do."""
+    builder = Builder(trace.name, mode or mode_of(trace))
+    builder.constants.update(trace.constants)
+    builder.symbols.update(trace.symbols)
+    builder.reserve(list(trace.values()))
+    builder.inputs.extend(trace.inputs)
+    with builder:
+        return _Forward(builder, trace).run(moving)
+
+
+class _Forward:
+    def __init__(self, builder: Builder, trace: Trace) -> None:
+        self.builder, self.trace = builder, trace
+        self.rename: dict[Value, Value] = {}  # results a formula put in place of the trace's
+        self.tangents: dict[Value, Value] = {}
+
+    def run(self, moving: Sequence[Value]) -> Trace:
+        for v in moving:
+            if not _differentiable(v):
+                raise RuleError(f"{v.name} is a {v.type}; only floating-point and complex tensors have tangents")
+            t = v.tensor
+            self.tangents[v] = self.builder.input(f"t_{v.name}", TensorType(t.dtype, t.shape, t.stride, t.device))
+        for eqn in self.trace.equations:
+            self.equation(eqn.substitute(self.rename) if self.rename else eqn)
+        outputs = [map_values(o, self.look) for o in self.trace.outputs]
+        moved = [self.tangents.get(o) if isinstance(o, Value) else None for o in outputs]
+        mutations = {target: self.look(v) for target, v in self.trace.mutations.items()}
+        return self.builder.finish([*outputs, *moved], mutations)
+
+    def look(self, v: Value) -> Value:
+        return self.rename.get(v, v)
+
+    def equation(self, eqn: Equation) -> None:
+        moving = [v for v in dict.fromkeys(eqn.inputs()) if v in self.tangents]
+        if not moving or not any(map(_differentiable, eqn.results())) or _stops(eqn):
+            self.builder.append(eqn)
+            return
+        found = rules(eqn.op)
+        with self.builder.at(eqn, note=f"tangent of {_name(eqn)}"):
+            if found is not None and found.jvp is not None and self.holds(found, eqn):
+                self.by_rule(eqn, found)
+            else:
+                self.by_formula(eqn, moving)
+
+    def holds(self, found: Rules, eqn: Equation) -> bool:
+        """A rule hears of the tangents of positional arguments only."""
+        named = values_in(tuple(_bound(eqn)[1].values()))
+        return (not found.real or is_real(eqn)) and not any(v in self.tangents for v in named)
+
+    def by_rule(self, eqn: Equation, found: Rules) -> None:
+        assert found.jvp is not None
+        self.builder.append(eqn)
+        positional, keyword = _bound(eqn)
+        ts = [self.of(a) for a in positional]
+        y: object = list(eqn.outputs) if eqn.many else eqn.out
+        made = found.jvp(ts, y, *positional, **keyword)
+        if isinstance(made, Pushed):
+            self.rename.update(zip(eqn.results(), made.results, strict=True))
+            listed, results = made.tangents, made.results
+        else:
+            given = made if eqn.many else [made]
+            if not isinstance(given, (list, tuple)) or len(given) != len(eqn.outputs):
+                raise RuleError(f"the jvp rule of {eqn.op} gave {made!r}; expected {len(eqn.outputs)} tangents")
+            listed = [t for t, v in zip(given, eqn.outputs, strict=True) if v is not None]
+            results = eqn.results()
+        for v, t in zip(results, listed, strict=True):
+            self.set(v, t)
+
+    def of(self, a: Arg) -> object:
+        """The tangent of an argument; for a list, a list, or None if none of its members moves."""
+        if isinstance(a, (list, tuple)):
+            ts = [self.of(item) for item in a]
+            return ts if any(t is not None for t in ts) else None
+        return self.tangents.get(a) if isinstance(a, Value) else None
+
+    def set(self, v: Value, t: Tangent) -> None:
+        """A tangent has the dtype and shape of what it is the tangent of."""
+        if t is None or not _differentiable(v):
+            return
+        if t.dtype != v.dtype:
+            t = aten._to_copy(t, dtype=v.dtype)
+        if list(map(size_key, t.shape)) != list(map(size_key, v.shape)):
+            t = aten.expand(t, list(v.shape))
+        self.tangents[v] = t
+
+    def by_formula(self, eqn: Equation, moving: list[Value]) -> None:
+        """PyTorch's formula computes the results again with their tangents; it stands in place of the equation."""
+        formula = jvp_formula(eqn, moving, self.builder.mode)
+        values = list(dict.fromkeys(eqn.inputs()))
+        given = formula.trace.inputs[len(values) :]
+        tangents = [conform(self.tangents[v], like.tensor) for v, like in zip(moving, given, strict=True)]
+        made = inline(self.builder, formula.trace, [*values, *tangents])
+        for old, new, t in zip(eqn.results(), made[: formula.results], made[formula.results :], strict=True):
+            assert isinstance(new, Value)
+            self.rename[old] = new
+            self.set(new, t)  # type: ignore[arg-type]
+
+
+def inline(builder: Builder, trace: Trace, args: Sequence[Arg]) -> list[Arg]:
+    """Replay a formula; its equations come from where the builder says it is now, with those tags."""
+    start = len(builder.equations)
+    made = builder.inline(trace, tuple(args))
+    added = [e.with_(source=builder.source, tags=builder.tags) for e in builder.equations[start:]]
+    builder.equations[start:] = added
+    return made
+
+
+def _bound(eqn: Equation) -> tuple[list[Arg], dict[str, Arg]]:
+    if hasattr(eqn.op, "_schema"):
+        return bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+    return list(eqn.args), eqn.kwargs
+
+
+def _stops(eqn: Equation) -> bool:
+    found = rules(eqn.op)
+    return getattr(eqn.op, "_opname", "") in ("detach", "detach_copy") or (found is not None and found.zero)
+
+
+def _name(eqn: Equation) -> str:
+    return str(getattr(eqn.op, "_opname", None) or eqn.op.name).strip("_")  # type: ignore[union-attr]
+
+
+def _differentiable(v: Value) -> bool:
+    return isinstance(v.type, TensorType) and v.type.is_differentiable

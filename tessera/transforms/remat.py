@@ -1,0 +1,346 @@
+"""Chooses what forward saves for backward, and splits a joint trace in two.
+
+In: a `Joint` (forward and backward in one program). Out: a forward trace that also gives what is saved, and
+a backward trace from saved values and cotangents to gradients. What is saved is a minimum cut: each value
+costs its bytes, an equation may be recomputed if the policy allows it. With a memory budget the policy is
+relaxed, cheapest flops per byte first, until the saved bytes fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tessera.ir.equation import Equation, Value, symbols_in, values_in
+from tessera.ir.record import NO_GRAD
+from tessera.ir.schema import has_effect
+from tessera.ir.trace import Trace
+from tessera.ir.types import ScalarType, TensorType
+from tessera.ops.op import bytes_moved, flops, rules
+from tessera.transforms.mincut import INFINITE, min_cut
+from tessera.transforms.vjp import Joint
+from tessera.util.errors import OptionError
+
+RECOMPUTE = "recompute"  # tag: the user asked for this equation to be recomputed (checkpoint)
+POLICIES = ("none", "views", "cheap", "auto")
+
+
+@dataclass(frozen=True)
+class Split:
+    forward: Trace  # outputs: the program's outputs, new contents of `returned`, then `saved`
+    backward: Trace  # inputs: `saved`, then cotangents; outputs: one gradient per wrt
+    saved: tuple[Value, ...]
+    returned: tuple[Value, ...]  # mutated inputs whose new contents carry gradients: written back outside
+    saved_bytes: int
+
+
+def remat(joint: Joint, policy: str = "auto", budget: int | None = None) -> Split:
+    """Split a joint trace, saving as little as the policy and the budget ask for."""
+    if policy not in POLICIES:
+        raise OptionError(f"recompute: expected one of {', '.join(POLICIES)}, got {policy!r}")
+    plan = _Plan(joint)
+    saved = plan.cut(plan.allowed(policy))
+    if budget is not None and plan.bytes(saved) > budget:
+        saved = plan.fit(budget)
+    return plan.split(saved)
+
+
+class _Plan:
+    def __init__(self, joint: Joint) -> None:
+        self.joint, self.trace = joint, joint.trace
+        self.primals = self.trace.inputs[: len(self.trace.inputs) - len(joint.pulled)]
+        self.cts = self.trace.inputs[len(self.primals) :]
+        self.outputs = self.trace.outputs[: len(self.trace.outputs) - len(joint.wrt)]
+        self.grads = self.trace.outputs[len(self.outputs) :]
+        self.maker = {v: e for e in self.trace.equations for v in e.results()}
+        self.early = set(self.trace.equations[: joint.split])
+        self.late = self._depends_on_cotangents()
+        self.needed = self._needed()
+
+    def _depends_on_cotangents(self) -> set[Equation]:
+        tainted: set[Value] = set(self.cts)
+        late: set[Equation] = set()
+        for eqn in self.trace.equations:
+            # Equations of the backward that give no tensor of ours (zeros, full) stay in it too.
+            if any(v in tainted for v in eqn.inputs()):
+                late.add(eqn)
+                tainted.update(eqn.results())
+        return late
+
+    def _needed(self) -> set[Equation]:
+        """Equations that some gradient depends on."""
+        wanted = set(values_in(self.grads))
+        needed: set[Equation] = set()
+        symbols: set[str] = set()
+        for eqn in reversed(self.trace.equations):
+            binds = any(s in symbols and v in eqn.results() for s, (v, _) in self.trace.symbols.items())
+            if binds or any(v in wanted for v in eqn.results()):
+                needed.add(eqn)
+                wanted.update(eqn.inputs())
+                symbols |= symbols_in((eqn.args, eqn.kwargs))
+        return needed
+
+    # --- what may be recomputed ---
+
+    def allowed(self, policy: str) -> set[Equation]:
+        """Equations backward may run again. Those only backward asked for run there at no extra cost."""
+        level = {"none": 0, "views": 1, "auto": 1, "cheap": 2}[policy]
+        return {e for e in self.trace.equations if self._rank(e) <= level or RECOMPUTE in e.tags and self._pure(e)}
+
+    def _pure(self, eqn: Equation) -> bool:
+        return not has_effect(eqn.op)
+
+    def _rank(self, eqn: Equation) -> int:
+        """0: runs once anyway; 1: a view; 2: cheap arithmetic; 3: real work; 4: must not run twice."""
+        if not self._pure(eqn):
+            return 4
+        if eqn not in self.early:
+            return 0
+        found = rules(eqn.op)
+        if found is not None and found.free or _is_view(eqn):
+            return 1
+        return 2 if flops(eqn) <= 32 * bytes_moved(eqn) / 4 and not _is_heavy(eqn) else 3
+
+    def fit(self, budget: int) -> list[Value]:
+        """The least recomputation that keeps the saved bytes within the budget, or the smallest save there is."""
+        pure = [e for e in self.trace.equations if self._pure(e)]
+        price = {e: flops(e) / max(1.0, sum(_nbytes(v) for v in e.results())) for e in pure}
+        steps = sorted(set(price.values()))
+        low, high = 0, len(steps) - 1
+        best = self.cut(set(pure))
+        while low <= high:
+            middle = (low + high) // 2
+            base = self.allowed("views")
+            saved = self.cut(base | {e for e in pure if price[e] <= steps[middle]})
+            if self.bytes(saved) <= budget:
+                best, high = saved, middle - 1
+            else:
+                low = middle + 1
+        return best
+
+    def bytes(self, saved: list[Value]) -> int:
+        """Bytes that are kept only for backward: inputs and outputs are alive anyway."""
+        alive = {*self.primals, *self.trace.constants, *values_in(self.outputs)}
+        return sum(_nbytes(v) for v in saved if v not in alive)
+
+    # --- the cut ---
+
+    def cut(self, allowed: set[Equation]) -> list[Value]:
+        """Values to save so that every late equation can run."""
+        edges: dict[object, dict[object, float]] = {}
+        source, sink = "source", "sink"
+
+        def edge(a: object, b: object, capacity: float) -> None:
+            edges.setdefault(a, {})[b] = edges.get(a, {}).get(b, 0) + capacity
+
+        read_late = {v for e in self.late if e in self.needed for v in e.inputs()}
+        read_late |= {v for v in values_in(self.grads)}
+        outputs = set(values_in(self.outputs))
+        for eqn in self.trace.equations:
+            if eqn in self.late or eqn not in self.needed:
+                continue
+            for v in eqn.results():
+                weight = self._weight(v, outputs)
+                if RECOMPUTE in eqn.tags and eqn in allowed and v not in outputs:
+                    weight = INFINITE
+                edge((v, "in"), (v, "out"), weight)
+                if eqn in allowed:
+                    for x in dict.fromkeys(eqn.inputs()):
+                        edge((x, "out"), (v, "in"), INFINITE)
+                    if not eqn.inputs():
+                        continue  # made from nothing: run again at no cost in memory
+                else:
+                    edge(source, (v, "in"), INFINITE)
+        for v in self.primals:
+            edge(source, (v, "in"), INFINITE)
+            edge((v, "in"), (v, "out"), self._weight(v, outputs) * 0.05)
+        for v in read_late:
+            if v in self.maker and self.maker[v] in self.late or v in self.cts or v in self.trace.constants:
+                continue
+            edge((v, "out"), sink, INFINITE)
+        reached = min_cut(edges, source, sink)
+        order = [*self.primals, *(v for e in self.trace.equations for v in e.results())]
+        return [v for v in order if (v, "in") in reached and (v, "out") in edges and (v, "out") not in reached]
+
+    def _weight(self, v: Value, outputs: set[Value]) -> float:
+        if not isinstance(v.type, TensorType):
+            return 1.0
+        size = _nbytes(v) + 1.0
+        return size * 0.5 if v in outputs else size
+
+    # --- the two halves ---
+
+    def split(self, saved: list[Value]) -> Split:
+        keep_symbols = self._symbols_for_backward(saved)
+        backward_equations = self._backward_equations(saved)
+        mutated = self.trace.mutations
+        returned = tuple(t for t, v in mutated.items() if v in self.joint.pulled)
+        extra, saved, rename = self._protect(saved, mutated)
+        forward_results = [*self.outputs, *(mutated[t] for t in returned), *saved, *keep_symbols]
+        forward = self.trace.with_(
+            inputs=self.primals,
+            equations=(*extra, *self._forward_equations(forward_results)),
+            outputs=tuple(forward_results),
+            mutations={t: v for t, v in mutated.items() if t not in returned},
+        )
+        symbols = {s: (v, d) for s, (v, d) in self.trace.symbols.items() if v in saved or v in keep_symbols}
+        for s, (v, d) in self.trace.symbols.items():
+            if s not in symbols and any(v in e.results() for e in backward_equations):
+                symbols[s] = (v, d)
+        symbols |= {v.name: (v, None) for v in keep_symbols}
+        backward = Trace(
+            f"{self.trace.name}_backward",
+            (*saved, *keep_symbols, *self.cts),
+            tuple(_renamed(e, rename) for e in backward_equations),
+            tuple(rename.get(g, g) if isinstance(g, Value) else g for g in self.grads),
+            {},
+            self.trace.constants,
+            symbols,
+        )
+        total = self.bytes(saved)
+        return Split(forward, backward, (*saved, *keep_symbols), returned, total)
+
+    def _protect(
+        self, saved: list[Value], mutated: dict[Value, Value]
+    ) -> tuple[list[Equation], list[Value], dict[Value, Value]]:
+        """An input that the forward overwrites in place is saved as a copy made before."""
+        extra: list[Equation] = []
+        kept: list[Value] = []
+        rename: dict[Value, Value] = {}
+        for v in saved:
+            root = self._input_root(v)
+            if root is None or root not in mutated:
+                kept.append(v)
+                continue
+            copy = Value(f"{v.name}_saved", v.type)
+            if v in self.primals:
+                extra.append(Equation(torch.ops.aten.clone.default, (v,), {}, (copy,)))
+            else:  # a view of it: made again from the input, then copied
+                extra += self._chain(v, copy)
+            kept.append(copy)
+            rename[v] = copy
+        return extra, kept, rename
+
+    def _input_root(self, v: Value) -> Value | None:
+        while v not in self.primals:
+            eqn = self.maker.get(v)
+            if eqn is None or not _is_view(eqn) or not eqn.inputs():
+                return None
+            v = eqn.inputs()[0]
+        return v
+
+    def _chain(self, v: Value, copy: Value) -> list[Equation]:
+        steps: list[Equation] = []
+        rename: dict[Value, Value] = {}
+        path: list[Equation] = []
+        x = v
+        while x not in self.primals:
+            path.append(self.maker[x])
+            x = self.maker[x].inputs()[0]
+        for eqn in reversed(path):
+            outputs = tuple(None if o is None else Value(f"{o.name}_before", o.type) for o in eqn.outputs)
+            steps.append(_renamed(eqn, rename).with_(outputs=outputs))
+            rename.update({o: n for o, n in zip(eqn.outputs, outputs, strict=True) if o is not None and n is not None})
+        steps.append(Equation(torch.ops.aten.clone.default, (rename[v],), {}, (copy,)))
+        return steps
+
+    def _symbols_for_backward(self, saved: list[Value]) -> list[Value]:
+        """Numbers that bind the symbolic sizes backward mentions."""
+        used: set[str] = set()
+        for eqn in self.trace.equations:
+            if eqn in self.needed:
+                used |= symbols_in((eqn.args, eqn.kwargs))
+        keep: list[Value] = []
+        for symbol in sorted(used):
+            if symbol not in self.trace.symbols:
+                continue
+            v, dim = self.trace.symbols[symbol]
+            if v in saved or v in keep:
+                continue
+            if dim is None:
+                keep.append(v)
+            else:  # hand the size itself over
+                keep.append(_SizeOf(symbol))
+        return keep
+
+    def _backward_equations(self, saved: list[Value]) -> list[Equation]:
+        have = {*saved, *self.cts, *self.trace.constants}
+        wanted = [v for v in values_in(self.grads) if v not in have]
+        chosen: set[Equation] = set()
+        while wanted:
+            v = wanted.pop()
+            eqn = self.maker.get(v)
+            if v in have or eqn is None or eqn in chosen:
+                continue
+            chosen.add(eqn)
+            wanted += [x for x in eqn.inputs() if x not in have]
+        early = [e for e in self.trace.equations if e in chosen and e not in self.late]
+        return _near_their_use(early, [e for e in self.trace.equations if e in chosen and e in self.late])
+
+    def _forward_equations(self, results: list) -> list[Equation]:
+        wanted = {*values_in(results), *self.trace.mutations.values()}
+        symbols = {r.name for r in results if isinstance(r, Value)}
+        chosen: list[Equation] = []
+        for eqn in reversed(self.trace.equations):
+            if eqn in self.late:
+                continue
+            binds = any(s in symbols and v in eqn.results() for s, (v, _) in self.trace.symbols.items())
+            effect = eqn in self.early and has_effect(eqn.op)
+            if effect or binds or any(v in wanted for v in eqn.results()):
+                chosen.append(eqn)
+                wanted.update(eqn.inputs())
+                symbols |= symbols_in((eqn.args, eqn.kwargs))
+        return chosen[::-1]
+
+
+def _near_their_use(early: list[Equation], late: list[Equation]) -> list[Equation]:
+    """Recomputed equations run just before the first backward equation that wants them."""
+    maker = {v: e for e in early for v in e.results()}
+    order: list[Equation] = []
+    placed: set[Equation] = set()
+
+    def place(eqn: Equation) -> None:
+        stack = [(eqn, False)]
+        while stack:
+            e, ready = stack.pop()
+            if e in placed:
+                continue
+            if ready:
+                placed.add(e)
+                order.append(e)
+                continue
+            stack.append((e, True))
+            stack += [(maker[v], False) for v in e.inputs() if v in maker]
+
+    for eqn in late:
+        place(eqn)
+    for eqn in early:
+        place(eqn)
+    return order
+
+
+def _SizeOf(symbol: str) -> Value:
+    return Value(symbol, ScalarType(int))
+
+
+def _renamed(eqn: Equation, rename: dict[Value, Value]) -> Equation:
+    if not any(v in rename for v in eqn.inputs()):
+        return eqn
+    return eqn.substitute(rename)
+
+
+def _nbytes(v: Value) -> int:
+    return v.type.nbytes() if isinstance(v.type, TensorType) else 8
+
+
+def _is_view(eqn: Equation) -> bool:
+    schema = getattr(eqn.op, "_schema", None)
+    return schema is not None and getattr(eqn.op, "is_view", False)
+
+
+_HEAVY = ("mm", "matmul", "linear", "conv", "attention", "bmm", "einsum", "fft", "linalg", "sort", "_foreach")
+
+
+def _is_heavy(eqn: Equation) -> bool:
+    return any(word in str(eqn.op) for word in _HEAVY) or NO_GRAD in eqn.tags
