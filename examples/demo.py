@@ -117,7 +117,8 @@ def main() -> None:
     )
 
     block = tessera.jit(runs["tessera"].model.blocks[0])
-    block(torch.randn(1, CONFIG.context, CONFIG.width))
+    with torch.no_grad():  # the forward program alone
+        block(torch.randn(1, CONFIG.context, CONFIG.width))
     console.print("\nOne block of it, as Tessera runs it:")
     console.print(Syntax(str(tessera.stages(block)[-1]), "python"))
 

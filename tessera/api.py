@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tessera.inspection import edit, explain, stages, trace
 from tessera.jit import backend, jit
 
-__all__ = ["backend", "jit"]
+__all__ = ["backend", "edit", "explain", "jit", "stages", "trace"]

@@ -16,14 +16,17 @@ import warnings
 from collections.abc import Callable
 
 import torch
+import torch._dynamo
 from torch._guards import CompileContext
 
+from tessera.dispatch import Dispatcher, build
 from tessera.frontends.dynamo import MODEL, capture_graph
 from tessera.ir.record import recording
 from tessera.pipelines import Compilation, Options, compile_captured
 from tessera.util.config import config
 from tessera.util.errors import CaptureError, OptionError, TesseraError
 
+DYNAMO_ERRORS = (torch._dynamo.exc.TorchRuntimeError, torch._dynamo.exc.InternalTorchDynamoError)
 FRONTENDS = ("dynamo", "functional")
 
 
@@ -92,8 +95,35 @@ def _note_break(gm: torch.fx.GraphModule, record: GraphRecord) -> None:
 class Compiled:
     """State of one jitted callable; `stages`, `edit` and `explain` look here."""
 
-    def __init__(self, fn: Callable, backend: Backend, call: Callable) -> None:
+    def __init__(self, fn: Callable, backend: Backend | Dispatcher, call: Callable, again: Callable) -> None:
         self.fn, self.backend, self.call = fn, backend, call
+        self.failures = 0
+        self.again = again  # compiles something else with the same options
+
+    def recover(self, error: Exception, args: tuple, kwargs: dict) -> object:
+        """Dynamo itself failed. If none of the user's code has run yet, the call runs eagerly instead."""
+        strict = self.backend.strict if isinstance(self.backend, Backend) else None
+        if (strict if strict is not None else config.strict) or _user_code_ran(error):
+            raise error
+        self.failures += 1
+        reason = str(error).strip().splitlines()[0]
+        if isinstance(self.backend, Backend):
+            self.backend.graphs.append(GraphRecord(f"{self.backend.name}_{len(self.backend.graphs)}", "", eager_reason=reason))
+        if self.failures >= 3:  # Dynamo would try, and fail, at every call
+            self.call = self.fn
+        return self.fn(*args, **kwargs)
+
+    def compilations(self) -> list[Compilation]:
+        if isinstance(self.backend, Dispatcher):
+            return self.backend.compilations
+        return [g.compilation for g in self.backend.graphs if g.compilation is not None]
+
+
+def _user_code_ran(error: BaseException) -> bool:
+    """A frame of the user's own between our call and the failure means that part of the call was carried out."""
+    quiet = (torch.__path__[0], __file__.rsplit("/", 1)[0])
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(not frame.filename.startswith(quiet) for frame in frames)
 
 
 def backend(gm: torch.fx.GraphModule, example_inputs: list[object], **kwargs: object) -> Callable:
@@ -128,26 +158,34 @@ def jit(
     dynamic        as torch.compile's: None learns from changing sizes, True is dynamic from the start
     fullgraph      refuse graph breaks
     """
+    again = functools.partial(
+        jit, executors=executors, frontend=frontend, strict=strict, memory_budget=memory_budget,
+        recompute=recompute, dynamic=dynamic, fullgraph=fullgraph,
+    )  # fmt: skip
     if fn is None:
-        return functools.partial(
-            jit, executors=executors, frontend=frontend, strict=strict, memory_budget=memory_budget,
-            recompute=recompute, dynamic=dynamic, fullgraph=fullgraph,
-        )  # fmt: skip
+        return again
     if not callable(fn):
         raise OptionError(f"expected a module, function or method to compile, got {type(fn).__name__}")
     how = frontend or config.frontend
     if how not in FRONTENDS:
         raise OptionError(f"unknown frontend {how!r}; the frontends are {', '.join(FRONTENDS)}")
-    if isinstance(compiled_state(fn), Compiled):
-        fn = compiled_state(fn).fn  # type: ignore[union-attr]
+    if isinstance(state := compiled_state(fn), Compiled):
+        fn = state.fn
     options = Options.of(executors, recompute, memory_budget)
     name = _name(fn)
+    if how == "functional":
+        dispatcher = Dispatcher(fn, name, options)
+        return _wrap(fn, Compiled(fn, dispatcher, build(dispatcher), again))
     backend = Backend(options, strict, name)
     if isinstance(fn, torch.nn.Module):
         call = torch.compile(own_frame(fn, name), backend=backend, dynamic=dynamic, fullgraph=fullgraph)
-        return _compiled_module(fn, Compiled(fn, backend, call))
-    call = torch.compile(fn, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
-    return _compiled_function(fn, Compiled(fn, backend, call))
+    else:
+        call = torch.compile(fn, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
+    return _wrap(fn, Compiled(fn, backend, call, again))
+
+
+def _wrap(fn: Callable, state: Compiled) -> Callable:
+    return _compiled_module(fn, state) if isinstance(fn, torch.nn.Module) else _compiled_function(fn, state)
 
 
 def own_frame(module: torch.nn.Module, name: str) -> Callable:
@@ -171,13 +209,14 @@ def compiled_state(fn: object) -> Compiled | None:
 
 
 def _compiled_function(fn: Callable, state: Compiled) -> Callable:
-    call = state.call
-
     @functools.wraps(fn)
     def compiled(*args, **kwargs):  # noqa: ANN002, ANN003, ANN202
         if recording() is not None:  # inside a transform: be traced as the plain function
             return fn(*args, **kwargs)
-        return call(*args, **kwargs)
+        try:
+            return state.call(*args, **kwargs)
+        except DYNAMO_ERRORS as error:
+            return state.recover(error, args, kwargs)
 
     compiled.__tessera__ = state  # type: ignore[attr-defined]
     return compiled
@@ -211,20 +250,17 @@ class _ModuleCall:
         state = _states[id(self)]
         if recording() is not None:
             return state.fn(*args, **kwargs)
-        return state.call(*args, **kwargs)
+        try:
+            return state.call(*args, **kwargs)
+        except DYNAMO_ERRORS as error:
+            return state.recover(error, args, kwargs)
 
     def __deepcopy__(self, memo: dict) -> torch.nn.Module:
         state = _states[id(self)]
-        return _recompiled(copy.deepcopy(state.fn, memo), state)  # type: ignore[arg-type]
+        return state.again(copy.deepcopy(state.fn, memo))  # type: ignore[return-value]
 
     def __reduce__(self) -> tuple:
         raise TesseraError("a compiled module is not pickled; save the model's state_dict, or the model itself")
 
     def __del__(self) -> None:
         _states.pop(id(self), None)
-
-
-def _recompiled(module: torch.nn.Module, state: Compiled) -> torch.nn.Module:
-    backend = Backend(state.backend.options, state.backend.strict, state.backend.name)
-    call = torch.compile(own_frame(module, backend.name), backend=backend)
-    return _compiled_module(module, Compiled(module, backend, call))

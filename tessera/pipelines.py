@@ -10,14 +10,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
 from tessera.executors.aten import bind
+from tessera.executors.base import in_order
 from tessera.executors.claim import Claim, claim
 from tessera.frontends.captured import Captured
-from tessera.ir.equation import Value, values_in
+from tessera.ir.equation import Equation, Value
 from tessera.ir.printer import compile_trace
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
@@ -30,9 +31,10 @@ from tessera.passes.reinplace import reinplace
 from tessera.passes.schedule import lifetimes, schedule
 from tessera.runtime.autograd import Bridge, bridge
 from tessera.runtime.call import Layout, build_call
-from tessera.transforms.remat import Split, remat
+from tessera.transforms.remat import POLICIES, Split, remat
 from tessera.transforms.vjp import Joint, vjp
 from tessera.util.config import config, parse_bytes
+from tessera.util.errors import OptionError
 
 Pass = Callable[[Trace], Trace]
 
@@ -44,54 +46,68 @@ CLEAN_JOINT: list[tuple[str, Pass]] = [("canonicalise", canonicalise), ("cse", c
 FINAL: list[tuple[str, Pass]] = [("schedule", schedule), ("reinplace", reinplace)]
 
 
+# Stages whose program a user may replace: those before executors put their own callables in.
+EDITABLE = ("captured", *(name for name, _ in CLEAN), "forward", "backward")
+
+
 @dataclass(frozen=True)
 class Options:
     executors: tuple[str, ...] = ()
     recompute: str = "auto"
     memory_budget: int | None = None
-    edits: dict[str, Trace] = field(default_factory=dict)  # stage -> the program to use in its place
 
     @staticmethod
-    def of(executors: list[str] | tuple[str, ...] | None, recompute: str | None, memory_budget: str | int | None) -> Options:
+    def of(
+        executors: list[str] | tuple[str, ...] | None, recompute: str | None, memory_budget: str | int | None
+    ) -> Options:
         names = tuple(executors) if executors is not None else tuple(filter(None, config.executors.split(",")))
+        in_order(names)  # an unknown name is refused here, where the user wrote it
+        if (recompute or config.recompute) not in POLICIES:
+            raise OptionError(f"recompute: expected one of {', '.join(POLICIES)}, got {recompute!r}")
         budget = memory_budget if memory_budget is not None else config.memory_budget or None
         return Options(names, recompute or config.recompute, None if budget is None else parse_bytes(budget))
 
 
-@dataclass
 class Compilation:
-    """All that happened to one graph."""
+    """One captured graph on its way to a callable: every stage, and what was decided."""
 
-    name: str
-    stages: list[tuple[str, Trace]] = field(default_factory=list)
-    claims: list[Claim] = field(default_factory=list)
-    saved_bytes: int = 0
-    saved: tuple[str, ...] = ()
-    seconds: float = 0.0
+    def __init__(self, name: str, captured: Captured, eager: Callable, options: Options) -> None:
+        self.name, self.captured, self.eager, self.options = name, captured, eager, options
+        self.grad_enabled = torch.is_grad_enabled()
+        self.edits: dict[str, Trace] = {}
+        self.build()
 
-    def stage(self, name: str) -> Trace:
-        for known, trace in self.stages:
-            if known == name:
-                return trace
-        raise KeyError(f"no stage {name!r}; the stages are {', '.join(n for n, _ in self.stages)}")
+    def build(self) -> None:
+        """Run the pipeline; differentiable if grad mode was on and an input requires grad."""
+        start = time.perf_counter()
+        self.stages: list[tuple[str, Trace]] = []
+        self.claims: list[Claim] = []
+        self.saved_bytes, self.saved = 0, ()
+        core = _core(self.keep("captured", self.captured.trace), self.captured)
+        core = self.run(core, CLEAN)
+        needs = zip(core.inputs, self.captured.requires_grad, strict=True)
+        wrt = [v for v, wanted in needs if wanted and _floats(v)]
+        joint = vjp(core, wrt, self.captured.mode) if self.grad_enabled and wrt else None
+        if joint is not None and joint.pulled:
+            self.call = _training(self, joint)
+        else:
+            self.call = _inference(self, core)
+        self.seconds = time.perf_counter() - start
 
-
-class Pipeline:
-    """Runs one captured graph to a callable, keeping every stage."""
-
-    def __init__(self, name: str, options: Options) -> None:
-        self.options = options
-        self.compilation = Compilation(name)
+    def edit(self, stage: str, trace: Trace) -> None:
+        """Use another program from this stage on."""
+        self.edits[stage] = trace
+        self.build()
 
     def keep(self, stage: str, trace: Trace) -> Trace:
-        trace = self.options.edits.get(stage, trace)
-        self.compilation.stages.append((stage, trace))
+        trace = self.edits.get(stage, trace)
+        self.stages.append((stage, trace))
         if config.verify:
             verify(trace)
         if config.dump:
-            folder = os.path.join(config.dump, self.compilation.name)
+            folder = os.path.join(config.dump, self.name)
             os.makedirs(folder, mode=0o700, exist_ok=True)
-            trace.save(os.path.join(folder, f"{len(self.compilation.stages):02d}_{stage.replace(' ', '_')}.py"))
+            trace.save(os.path.join(folder, f"{len(self.stages):02d}_{stage.replace(' ', '_')}.py"))
         return trace
 
     def run(self, trace: Trace, passes: list[tuple[str, Pass]], prefix: str = "") -> Trace:
@@ -99,11 +115,11 @@ class Pipeline:
             trace = self.keep(f"{prefix}{name}", step(trace))
         return trace
 
-    def generate(self, trace: Trace, prefix: str) -> Callable:
+    def generate(self, trace: Trace, prefix: str = "") -> Callable:
         """Final passes, executors, Python."""
         trace = self.run(trace, FINAL, prefix)
         claimed, report = claim(trace, self.options.executors)
-        self.compilation.claims += report
+        self.claims += report
         claimed = self.keep(f"{prefix}claim", claimed)
         return compile_trace(claimed, bind=bind, dead=lifetimes(claimed))
 
@@ -111,22 +127,13 @@ class Pipeline:
 def compile_captured(
     captured: Captured, eager: Callable, name: str, options: Options
 ) -> tuple[Callable, Compilation]:
-    """A callable for a captured graph: differentiable if grad mode is on and an input requires grad."""
-    start = time.perf_counter()
-    pipeline = Pipeline(name, options)
-    trace = pipeline.keep("captured", captured.trace)
-    core = _core(trace, captured)
-    core = pipeline.run(core, CLEAN)
-    wrt = [v for v, wanted in zip(core.inputs, captured.requires_grad, strict=True) if wanted and _floats(v)]
-    if torch.is_grad_enabled() and wrt:
-        joint = vjp(core, wrt, captured.mode)
-        if joint.pulled:
-            call = _training(pipeline, captured, joint, eager)
-            pipeline.compilation.seconds = time.perf_counter() - start
-            return call, pipeline.compilation
-    call = _inference(pipeline, captured, core, eager)
-    pipeline.compilation.seconds = time.perf_counter() - start
-    return call, pipeline.compilation
+    """A callable for a captured graph, and the account of how it was made."""
+    compilation = Compilation(name, captured, eager, options)
+
+    def entry(*args):  # noqa: ANN002, ANN202
+        return compilation.call(*args)  # looked up at each call: `edit` may replace it
+
+    return entry, compilation
 
 
 def _core(trace: Trace, captured: Captured) -> Trace:
@@ -157,45 +164,49 @@ def _layout(captured: Captured, core: Trace, results: list[Value], write_back: d
     return Layout(tuple(parts), outside, written, inside)
 
 
-def _inference(pipeline: Pipeline, captured: Captured, core: Trace, eager: Callable) -> Callable:
-    fn = pipeline.generate(core, "")
-    layout = _layout(captured, core, list(core.outputs), {})  # type: ignore[arg-type]
-    return build_call(fn, layout, eager, guarded=True)
+def _inference(compilation: Compilation, core: Trace) -> Callable:
+    layout = _layout(compilation.captured, core, list(core.outputs), {})  # type: ignore[arg-type]
+    return build_call(compilation.generate(core), layout, compilation.eager, guarded=True)
 
 
-def _training(pipeline: Pipeline, captured: Captured, joint: Joint, eager: Callable) -> Callable:
-    pipeline.keep("vjp", joint.trace)
-    joint = _clean_joint(pipeline, joint)
-    options = pipeline.options
+def _training(compilation: Compilation, joint: Joint) -> Callable:
+    compilation.keep("vjp", joint.trace)
+    joint = _clean_joint(compilation, joint)
+    captured, options = compilation.captured, compilation.options
     split = remat(joint, options.recompute, options.memory_budget)
-    pipeline.compilation.saved_bytes = split.saved_bytes
-    pipeline.compilation.saved = tuple(v.name for v in split.saved)
-    forward = pipeline.keep("forward", dce(split.forward))
-    backward = pipeline.keep("backward", dce(split.backward))
+    compilation.saved_bytes = split.saved_bytes
+    compilation.saved = tuple(v.name for v in split.saved)
     count = len(split.forward.outputs) - len(split.saved)
-    caller = list(split.forward.outputs[:count])
-    unique = list(dict.fromkeys(caller))
-    forward = forward.with_(outputs=(*unique, *split.saved))
-    plan = _bridge_plan(captured, joint, split, unique)
-    differentiable = bridge(pipeline.generate(forward, "forward "), pipeline.generate(backward, "backward "), plan)
+    results = list(dict.fromkeys(split.forward.outputs[:count]))  # each once: autograd gives each one grad_fn
+    forward = compilation.keep("forward", dce(split.forward.with_(outputs=(*results, *split.saved))))
+    backward = compilation.keep("backward", dce(split.backward))
+    plan = _bridge_plan(captured, joint, split, results)
+    programs = compilation.generate(forward, "forward "), compilation.generate(backward, "backward ")
     outputs = joint.trace.outputs[: len(joint.trace.outputs) - len(joint.wrt)]
-    core = joint.trace.with_(outputs=outputs)
     write_back = {t: joint.trace.mutations[t] for t in split.returned}
-    return build_call(differentiable, _layout(captured, core, unique, write_back), eager, guarded=False)  # type: ignore[arg-type]
+    layout = _layout(captured, joint.trace.with_(outputs=outputs), results, write_back)  # type: ignore[arg-type]
+    return build_call(bridge(*programs, plan), layout, compilation.eager, guarded=False)
 
 
-def _clean_joint(pipeline: Pipeline, joint: Joint) -> Joint:
+def _clean_joint(compilation: Compilation, joint: Joint) -> Joint:
     """Clean the joint program without moving equations across the line between forward and backward."""
-    boundary = set(joint.trace.equations[: joint.split])
-    names = {v.name for e in boundary for v in e.results()}
+    names = {v.name for e in joint.trace.equations[: joint.split] for v in e.results()}
+    names |= {v.name for v in (*joint.trace.inputs, *joint.trace.constants)} - {v.name for v in _cotangents(joint)}
+
+    def early(eqn: Equation) -> bool:  # one without results goes where what it reads comes from
+        return all(v.name in names for v in eqn.results() or eqn.inputs())
+
     keep = joint.trace.with_(outputs=(*joint.trace.outputs, *joint.pulled))
-    trace = pipeline.run(keep, CLEAN_JOINT, "joint ")
+    trace = compilation.run(keep, CLEAN_JOINT, "joint ")
     pulled = trace.outputs[len(joint.trace.outputs) :]
-    trace = trace.with_(outputs=trace.outputs[: len(joint.trace.outputs)])
-    split = sum(all(v.name in names for v in e.results()) for e in trace.equations)
-    early = [e for e in trace.equations if all(v.name in names for v in e.results())]
-    late = [e for e in trace.equations if not all(v.name in names for v in e.results())]
-    return Joint(trace.with_(equations=(*early, *late)), joint.wrt, tuple(pulled), split)  # type: ignore[arg-type]
+    forward = [e for e in trace.equations if early(e)]
+    backward = [e for e in trace.equations if not early(e)]
+    trace = trace.with_(outputs=trace.outputs[: len(joint.trace.outputs)], equations=(*forward, *backward))
+    return Joint(trace, joint.wrt, tuple(pulled), len(forward))  # type: ignore[arg-type]
+
+
+def _cotangents(joint: Joint) -> tuple[Value, ...]:
+    return joint.trace.inputs[len(joint.trace.inputs) - len(joint.pulled) :]
 
 
 def _bridge_plan(captured: Captured, joint: Joint, split: Split, results: list[object]) -> Bridge:
@@ -218,6 +229,3 @@ def _bridge_plan(captured: Captured, joint: Joint, split: Split, results: list[o
 
 def _floats(v: Value) -> bool:
     return isinstance(v.type, TensorType) and v.type.is_differentiable
-
-
-__all__ = ["CLEAN", "CLEAN_JOINT", "FINAL", "Compilation", "Options", "compile_captured", "values_in"]

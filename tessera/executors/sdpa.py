@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.attention import SDPBackend
 
 from tessera.executors.base import OperatorExecutor, register
@@ -37,18 +38,37 @@ def backend(eqn: Equation) -> str:
     """The kernel eager PyTorch would choose for this call, in words."""
     positional, keyword = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
     query, key, value, mask, dropout, causal = positional[:6]
-    options = {name: keyword[name] for name in ("scale", "enable_gqa") if name in keyword}
-
-    def concrete(v: Value) -> torch.Tensor:
-        return fake.fake_of(v.tensor, fake.default_mode())
-
+    tensors = (query, key, value, mask)
     try:
-        tensors = map_values((query, key, value, mask), concrete)
-        with fake.below_autograd():
-            choice = torch._fused_sdp_choice(*tensors, dropout, causal, **options)  # type: ignore[misc,arg-type]
-        return _TOLD.get(SDPBackend(choice), str(choice))
-    except Exception as error:  # symbolic sizes, or a device that is not here: the choice is made at the call
+        if query.tensor.device.type == "cuda":
+            return _TOLD[_on_cuda(tensors, dropout, causal, bool(keyword.get("enable_gqa", False)))]
+        options = {name: keyword[name] for name in ("scale", "enable_gqa") if name in keyword}
+        real = map_values(tensors, _empty)  # the choice looks at shapes and strides, never at the numbers
+        return _TOLD[SDPBackend(torch._fused_sdp_choice(*real, dropout, causal, **options))]  # type: ignore[misc]
+    except Exception as error:  # symbolic sizes, or a device that is not here
         return f"chosen at the call ({type(error).__name__})"
+
+
+def _on_cuda(tensors: tuple, dropout: float, causal: bool, gqa: bool) -> SDPBackend:
+    """The first backend in PyTorch's order of preference that takes these arguments."""
+    fakes = map_values(tensors, lambda v: fake.fake_of(v.tensor, fake.default_mode()))
+    params = torch.backends.cuda.SDPAParams(*fakes, dropout, causal, gqa)  # type: ignore[misc]
+    usable = {
+        SDPBackend.FLASH_ATTENTION: torch.backends.cuda.can_use_flash_attention,
+        SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.can_use_efficient_attention,
+        SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.can_use_cudnn_attention,
+    }
+    for number in torch._C._get_sdp_priority_order():
+        choice = SDPBackend(number)
+        if choice in usable and usable[choice](params):
+            return choice
+    return SDPBackend.MATH
+
+
+def _empty(v: Value) -> torch.Tensor:
+    t = v.tensor
+    with unset_fake_temporarily():
+        return torch.empty_strided(t.shape, t.stride, dtype=t.dtype, device=t.device)
 
 
 register(OperatorExecutor("sdpa", claims, why=backend))

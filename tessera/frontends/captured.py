@@ -17,9 +17,10 @@ from torch.utils import _pytree as pytree
 
 from tessera.ir.alias import Ref
 from tessera.ir.builder import Builder
-from tessera.ir.equation import Value, values_in
+from tessera.ir.equation import Special, Value, values_in
 from tessera.ir.record import Keep, record_refs
 from tessera.ir.trace import Trace
+from tessera.ir.types import SYMBOLIC, type_of
 
 Step = tuple[OpOverload, tuple, dict, int | None]
 
@@ -65,8 +66,18 @@ def capture(
             steps = _steps(refs[id(out)], fakes[source])
             if steps is not None:
                 aliased[position] = Aliased(source, steps)
+    trace = _numbers(trace, builder)
     grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in fakes)
     return Captured(trace, spec, builder.mode, aliased, grads)
+
+
+NUMBER = Special("number", lambda n: n)
+
+
+def _numbers(trace: Trace, builder: Builder) -> Trace:
+    """Symbolic numbers among the outputs become values, so that outputs are values or plain constants."""
+    outputs = [builder.record(NUMBER, (o,), {}, type_of(o)) if isinstance(o, SYMBOLIC) else o for o in trace.outputs]
+    return trace.with_(equations=tuple(builder.equations), outputs=tuple(outputs))
 
 
 def _steps(ref: Ref, source: object) -> tuple[Step, ...] | None:

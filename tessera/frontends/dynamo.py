@@ -17,7 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tessera.frontends.captured import Captured, capture
 from tessera.ir.builder import Builder
-from tessera.ir.equation import Source
+from tessera.ir.equation import RECOMPUTE, Source
+from tessera.ir.record import recording
 from tessera.ops.op import keep_whole
 from tessera.util.errors import CaptureError
 
@@ -96,6 +97,8 @@ def _runner(gm: torch.fx.GraphModule, builder: Builder) -> Callable:
             args = torch.fx.map_arg(node.args, env.__getitem__)
             kwargs = torch.fx.map_arg(node.kwargs, env.__getitem__)
             match node.op:
+                case "call_function" if node.target in BODIES:
+                    env[node] = BODIES[node.target](builder, *args, **kwargs)
                 case "call_function":
                     env[node] = node.target(*args, **kwargs)
                 case "call_method":
@@ -109,6 +112,39 @@ def _runner(gm: torch.fx.GraphModule, builder: Builder) -> Callable:
         raise CaptureError("the graph has no output node")
 
     return run
+
+
+# --- graphs inside graphs: what a higher-order operator does with its body ---
+
+
+def _checkpoint(builder: Builder, body: torch.fx.GraphModule, *args: object, **kwargs: object) -> object:
+    """The body's equations stand in the trace itself, marked to be run again in backward."""
+    recorder = recording()
+    assert recorder is not None
+    if kwargs.get("context_fn") is not None:
+        raise CaptureError("checkpoint with a context_fn chooses its own saved tensors; the graph runs eagerly")
+    before, recorder.extra_tags = recorder.extra_tags, recorder.extra_tags | {RECOMPUTE}
+    try:
+        return _runner(body, builder)(*args)
+    finally:
+        recorder.extra_tags = before
+
+
+def _inline(builder: Builder, body: torch.fx.GraphModule, *args: object, **_: object) -> object:
+    return _runner(body, builder)(*args)
+
+
+def _region(builder: Builder, body: torch.fx.GraphModule, _: object, *args: object) -> object:
+    """A region the user asked to be compiled once; equal regions meet again in the caches."""
+    return _runner(body, builder)(*args)
+
+
+_higher = torch.ops.higher_order
+BODIES: dict[object, Callable] = {
+    _higher.tag_activation_checkpoint: _checkpoint,
+    _higher.wrap: _inline,
+    _higher.invoke_subgraph: _region,
+}
 
 
 def _attribute(gm: torch.fx.GraphModule, path: str) -> object:

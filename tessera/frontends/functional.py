@@ -9,12 +9,21 @@ numbers are baked in; other tensors closed over, such as a module's parameters, 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -22,13 +31,25 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Value
-from tessera.ir.record import recording, record
+from tessera.ir.record import record, recording
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, type_of
 from tessera.ops.op import keep_whole
-from tessera.util.errors import CaptureError, TesseraError
+from tessera.util.errors import CaptureError, RuleError
 
 Leaf = object
+
+
+class ValueNeeded(CaptureError):
+    """The user's own code asks for a number that only a run would give."""
+
+
+# What a program that PyTorch can run may raise while it is traced.
+UNTRACEABLE = (CaptureError, RuleError, DynamicOutputShapeException, UnsupportedOperatorException, UnsupportedFakeTensorException)
+
+# What records a call of a torch.autograd.Function: `frontends/custom` puts its handler here.
+FUNCTION_HANDLERS: list[Callable[[type, tuple], object]] = []
+_tracing: list[Builder] = []
 
 
 @dataclass(frozen=True)
@@ -78,22 +99,53 @@ def trace_function(
         for place, tensor in zip(places, fakes, strict=True):
             full[place] = tensor
         inner_args, inner_kwargs = pytree.tree_unflatten(full, in_spec)
-        with _cast(autocast):
+        with ExitStack() as stack:
+            for kind, dtype in autocast:
+                stack.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=False))
             return fn(*inner_args, **inner_kwargs)
 
     autocast = _autocast_state()
-    with fake.alone():
+    # A no_grad around the call says nothing about the function: only one inside it is part of the program.
+    with fake.alone(), torch.enable_grad():
         fakes = [fake.fake_of((types or {}).get(i) or _type(leaves[i], i), mode) for i in places]
         try:
-            trace, out_spec = record(run, fakes, names, keep_whole, builder)
+            with _watching_functions(builder):
+                trace, out_spec = record(run, fakes, names, keep_whole, builder)
         except (DataDependentOutputException, GuardOnDataDependentSymNode) as error:
-            raise CaptureError(
-                f"{_line(error)}: the program asks for the value of a tensor (.item(), bool(), a Python `if` on it) "
+            line, own = _line(error)
+            kind = CaptureError if own else ValueNeeded
+            raise kind(
+                f"{line}: the program asks for the value of a tensor (.item(), bool(), a Python `if` on it) "
                 "while it is being traced. Choose with torch.where or torch.cond, or pass that number as a Python "
                 "argument."
             ) from error
         trace, captured = _close(trace, mode, close, any(isinstance(x, FakeTensor) for x in leaves))
     return Traced(trace, tuple(leaves), places, captured, in_spec, out_spec, mode)
+
+
+@contextmanager
+def _watching_functions(builder: Builder) -> Iterator[None]:
+    """While this function is traced, autograd.Functions are recorded with their own backward: autograd, which
+    would call it, is not at work."""
+    before = torch.autograd.Function.__dict__["apply"]
+
+    def apply(cls: type, *args: object, **kwargs: object) -> object:
+        recorder = recording()
+        ours = recorder is not None and recorder.builder is _tracing[-1] and not retrieve_all_functorch_interpreters()
+        if FUNCTION_HANDLERS and not kwargs and ours:
+            return FUNCTION_HANDLERS[0](cls, args)
+        return _apply.__func__(cls, *args, **kwargs)
+
+    _tracing.append(builder)
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = before  # type: ignore[method-assign]
+        _tracing.pop()
+
+
+_apply = torch.autograd.Function.__dict__["apply"]
 
 
 def mode_for(leaves: Sequence[object]) -> FakeTensorMode:
@@ -141,34 +193,21 @@ def _names(spec: pytree.TreeSpec, places: tuple[int, ...]) -> list[str]:
     return [names[i] for i in places]
 
 
-def _line(error: Exception) -> str:
-    """The user's line that an error passed through: the innermost one outside PyTorch and Tessera."""
+def _line(error: Exception) -> tuple[str, bool]:
+    """The user's line that an error passed through, and whether PyTorch's own Python asked, called from there."""
     hidden = (torch.__path__[0], __file__.rsplit("/frontends/", 1)[0] + "/", "<")
+    own = False
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not frame.filename.startswith(hidden):
-            return f"{frame.filename}:{frame.lineno}"
-    return "an unknown line"
+            return f"{frame.filename}:{frame.lineno}", own
+        own = own or frame.filename.startswith(_LIBRARY)
+    return "an unknown line", own
 
 
-# --- autocast: `alone` switches it off, the user's own setting holds inside the function ----------
+# PyTorch's functions in Python; its machinery (dispatch, fake tensors) stands elsewhere.
+_LIBRARY = tuple(f"{torch.__path__[0]}/{part}" for part in ("nn/", "functional.py", "distributions/", "linalg", "_refs", "masked"))
 
 
 def _autocast_state() -> list[tuple[str, torch.dtype]]:
-    kinds = ("cpu", "cuda")
-    return [(k, torch.get_autocast_dtype(k)) for k in kinds if torch.is_autocast_enabled(k)]
-
-
-class _cast:
-    def __init__(self, state: list[tuple[str, torch.dtype]]) -> None:
-        self.contexts = [torch.autocast(kind, dtype=dtype, cache_enabled=False) for kind, dtype in state]
-
-    def __enter__(self) -> None:
-        for context in self.contexts:
-            context.__enter__()
-
-    def __exit__(self, *exc: object) -> None:
-        for context in reversed(self.contexts):
-            context.__exit__(*exc)
-
-
-__all__ = ["TesseraError", "Traced", "mode_for", "trace_function"]
+    """Which devices the user casts for: `alone` switches that off, inside the function it holds."""
+    return [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]

@@ -97,6 +97,11 @@ class Source:
 
 
 NOWHERE = Source()
+NO_GRAD = "no_grad"  # tag of equations that ran under torch.no_grad
+RECOMPUTE = "recompute"  # tag of equations that backward runs again instead of saving what they give
+
+
+SPECIALS: dict[str, Special] = {}  # Tessera's own operators, by the name a printed program calls them
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +118,10 @@ class Special:
     pure: bool = True
     of: OpOverload | None = None
     body: Any = None  # a Trace
+
+    def __post_init__(self) -> None:
+        if self.namespace == "tessera":
+            SPECIALS.setdefault(self.name, self)
 
     def __repr__(self) -> str:
         return f"{self.namespace}.{self.name}"

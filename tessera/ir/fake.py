@@ -40,12 +40,13 @@ def below_autograd() -> Iterator[None]:
 def alone() -> Iterator[None]:
     """No dispatch mode and no autocast from around, autograd in reach: a trace may be made and transformed
     here while another program is being recorded outside."""
-    exclude = torch._C._dispatch_tls_local_exclude_set()
-    for key in _AUTOGRAD_KEYS:
-        exclude = exclude.remove(key)
-    include = torch._C._dispatch_tls_local_include_set()
-    with _disable_current_modes(), torch._C._ForceDispatchKeyGuard(include, exclude), torch._C._DisableAutocast():
-        yield
+    with _disable_current_modes():
+        exclude = torch._C._dispatch_tls_local_exclude_set()
+        for key in _AUTOGRAD_KEYS:
+            exclude = exclude.remove(key)
+        include = torch._C._dispatch_tls_local_include_set()
+        with torch._C._ForceDispatchKeyGuard(include, exclude), torch._C._DisableAutocast():
+            yield
 
 
 _AUTOGRAD_KEYS = tuple(

@@ -7,10 +7,11 @@ been read before the first write, and outputs keep the contents they had before 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-import sympy
 import torch
+from torch.utils._sympy.printers import PythonPrinter
 
 from tessera.ir.equation import Arg, Value, map_values
 from tessera.ir.printer import callable_of
@@ -19,6 +20,7 @@ from tessera.ir.types import SYMBOLIC
 from tessera.util.errors import InputError
 
 Symbols = dict[str, object]
+SIZES = PythonPrinter()
 
 
 def run(trace: Trace, *args: object) -> list:
@@ -96,13 +98,5 @@ def number(symbolic: torch.SymInt | torch.SymFloat | torch.SymBool, symbols: Sym
     unbound = [str(s) for s in expr.free_symbols if str(s) not in symbols]
     if unbound:
         raise InputError(f"the size {expr} mentions {', '.join(unbound)}, which nothing in the trace binds")
-    value = expr.xreplace({s: _sympy(symbols[str(s)]) for s in expr.free_symbols})
-    if isinstance(symbolic, torch.SymBool):
-        return bool(value)
-    return int(value) if isinstance(symbolic, torch.SymInt) else float(value)
-
-
-def _sympy(x: object) -> object:
-    if isinstance(x, SYMBOLIC):  # run on fake tensors: sizes stay symbolic
-        return x.node.expr
-    return sympy.Float(x) if isinstance(x, float) else sympy.Integer(int(x))  # type: ignore[call-overload]
+    text = SIZES.doprint(expr)  # as the generated code computes it, so that fake runs may stay symbolic
+    return eval(text, {"math": math, "torch": torch}, dict(symbols))

@@ -18,7 +18,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._sympy.printers import PythonPrinter
 
-from tessera.ir.equation import Arg, Equation, Operator, Special, Value
+from tessera.ir.equation import NO_GRAD, Arg, Equation, Operator, Special, Value
 from tessera.ir.schema import short_name
 from tessera.ir.types import SYMBOLIC
 
@@ -26,7 +26,13 @@ if TYPE_CHECKING:
     from tessera.ir.trace import Trace
 
 INDENT = "    "
-HEADER = "import torch\n\naten = torch.ops.aten\ninf, nan = float('inf'), float('nan')\n"
+HEADER = """import torch
+
+from tessera.ir.record import specials as tessera
+
+aten = torch.ops.aten
+inf, nan = float("inf"), float("nan")
+"""
 _sympy_printer = PythonPrinter()
 
 
@@ -36,21 +42,21 @@ def print_trace(trace: Trace, types: bool = True) -> str:
     return "\n".join(lines) + "\n"
 
 
-def print_module(trace: Trace, constants: str = "") -> str:
+def print_module(trace: Trace, constants: str = "", title: str = "") -> str:
     """A file that runs by itself; tensors closed over are read from `constants`, data beside it."""
-    head = HEADER
+    head = f"# {title}\n{HEADER}" if title else HEADER
     if trace.constants:
         names = ", ".join(v.name for v in trace.constants)
         head += f"{names}, = torch.load({constants!r}, weights_only=True)\n"
     return f"{head}\n\n{print_trace(trace)}"
 
 
-def save_module(trace: Trace, path: str) -> None:
+def save_module(trace: Trace, path: str, title: str = "") -> None:
     constants = os.path.splitext(os.path.abspath(path))[0] + ".constants.pt"
     if trace.constants:
         torch.save(tuple(t.detach() for t in trace.constants.values()), constants)
     with open(path, "w") as file:
-        file.write(print_module(trace, constants))
+        file.write(print_module(trace, constants, title))
 
 
 def compile_trace(
@@ -124,6 +130,11 @@ class _Function:
             line = self.equation(eqn)
             body += self.helpers
             self.helpers = []
+            # Where a person reads, and edits, the program says what carries no gradient; run, it needs not.
+            no_grad = self.types and NO_GRAD in eqn.tags
+            if no_grad and (not index or NO_GRAD not in trace.equations[index - 1].tags):
+                body.append("with torch.no_grad():")
+            line = f"{INDENT}{line}" if no_grad else line
             body.append(self.comment(line, eqn) if self.types else line)
             body += self.symbol_lines(eqn.results())
             if self.dead.get(index):

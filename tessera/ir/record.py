@@ -8,27 +8,31 @@ Tensors the program closes over become constants. Views and writes are made func
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    is_traceable_wrapper_subclass,
+)
 
 from tessera.ir import fake
 from tessera.ir.alias import FUNCTIONAL, KEEP_GRAD, Ref, Root, View
 from tessera.ir.builder import Builder
-from tessera.ir.equation import Arg, Source, Special, Value
-from tessera.ir.schema import functional_of, normalise, schema_of
+from tessera.ir.equation import NO_GRAD, SPECIALS, Arg, Source, Special, Value
+from tessera.ir.schema import bind, functional_of, normalise, schema_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, Type, type_of
 from tessera.util.errors import CaptureError
 
 Keep = Callable[[OpOverload], bool]
-NO_GRAD = "no_grad"
 
 # Questions about a tensor, not operations on it.
 _QUERIES = ("prim::", "aten::is_", "aten::sym_", "aten::size", "aten::stride", "aten::storage_offset", "aten::numel", "aten::dim")
@@ -135,7 +139,8 @@ class Recorder(TorchDispatchMode):
         v = self.builder.emit(torch.ops.aten.lift_fresh_copy.default, self.value(made))
         out = made.clone()
         if getattr(made, "constant", None) is None and tensor.numel() <= 1 and isinstance(out, FakeTensor):
-            out.constant = tensor.clone()
+            with _disable_current_modes():
+                out.constant = tensor.clone()  # fake in-place operators write it
         self.refs[id(out)] = Ref(out, v, Root())  # type: ignore[arg-type]
         return out
 
@@ -224,10 +229,11 @@ class Recorder(TorchDispatchMode):
             raise CaptureError(f"{func} resized a tensor it was given to write; give it one of the right shape")
         plain = functional_of(func)
         if plain is not None:
-            if schema.is_out:
-                names = {params[i].name for i in schema.mutated}
-                lowered_kwargs = {k: v for k, v in lowered_kwargs.items() if k not in names}
-            made = self.builder.emit(plain, *lowered_args, **lowered_kwargs)
+            # The two may differ in their defaults, so every argument is spelled out.
+            positional, keyword = bind(func, lowered_args, lowered_kwargs)
+            for i in schema.mutated if schema.is_out else ():
+                keyword.pop(params[i].name)
+            made = self.builder.emit(plain, *positional, **keyword)
             news = [v for v in pytree.tree_leaves(made) if isinstance(v, Value)]
             extra: list[Value] = []
         else:
@@ -360,6 +366,17 @@ def user_line() -> Source:
     return Source()
 
 
+@contextmanager
+def _no_autocast_cache() -> Iterator[None]:
+    """Autocast remembers casts of parameters; one remembered from elsewhere is no value of this program."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+
+
 def record(
     fn: Callable,
     fakes: list[object],
@@ -389,6 +406,8 @@ def record_refs(
 ) -> tuple[Trace, pytree.TreeSpec, dict[int, Ref], list[object]]:
     """As `record`; also gives what is known of every tensor, and the flat outputs."""
     recorder = Recorder(builder, keep, locate)
+    if not whole:  # autograd runs backward with gradients off: that is no `no_grad` of the program's
+        recorder.base_grad = False
     tensors: list[torch.Tensor | None] = []
     for name, x in zip(names, fakes, strict=True):
         if isinstance(x, torch.Tensor):
@@ -405,6 +424,7 @@ def record_refs(
     with ExitStack() as stack:
         stack.enter_context(builder.mode)
         stack.enter_context(recorder)
+        stack.enter_context(_no_autocast_cache())
         if whole:
             stack.enter_context(fake.below_autograd())
         out = fn(*fakes)
@@ -413,3 +433,27 @@ def record_refs(
         leaves = [recorder.fake(x) if isinstance(x, torch.Tensor) else x for x in leaves]
         trace = recorder.finish(leaves, tensors)
     return trace, spec, recorder.refs, leaves
+
+
+class _Specials:
+    """Tessera's own operators under the names that printed programs call them by."""
+
+    def __getattr__(self, name: str) -> Callable:
+        if name not in SPECIALS:
+            raise AttributeError(f"no operator tessera.{name}; there are {', '.join(sorted(SPECIALS))}")
+        return functools.partial(call_special, SPECIALS[name])
+
+
+def call_special(op: Special, *args: object, **kwargs: object) -> object:
+    """Run one of Tessera's operators, or write it into the program that is being recorded."""
+    recorder = recording()
+    if recorder is None:
+        return op.fn(*args, **kwargs)
+    with fake.alone(), recorder.builder.mode, fake.below_autograd():
+        types = fake.types_of(op.fn(*args, **kwargs))
+    many = fake.is_many(types)
+    outs = recorder.special(op, args, kwargs, types if many else [types], many)  # type: ignore[arg-type]
+    return outs if many else outs[0]
+
+
+specials = _Specials()

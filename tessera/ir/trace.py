@@ -50,6 +50,6 @@ class Trace:
     def __str__(self) -> str:
         return printer.print_trace(self)
 
-    def save(self, path: str) -> None:
+    def save(self, path: str, title: str = "") -> None:
         """Write the program as a Python file that runs by itself."""
-        printer.save_module(self, path)
+        printer.save_module(self, path, title)

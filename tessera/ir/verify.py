@@ -147,7 +147,9 @@ def _line(trace: Trace, eqn: Equation) -> str:
 
 
 def _inferable(eqn: Equation) -> bool:
-    """An executor's own callable need not run on fake tensors."""
+    """An executor's own callable need not run on fake tensors; a write for its effect alone names no result."""
+    if not eqn.outputs and not isinstance(eqn.op, Special):
+        return False
     return not isinstance(eqn.op, Special) or eqn.op.namespace == "tessera"
 
 

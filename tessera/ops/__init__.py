@@ -1,5 +1,35 @@
 """What operators mean. Importing this folder registers every declaration."""
 
-from tessera.ops import control
+from tessera.ops import (
+    activation,
+    attention,
+    control,
+    conv,
+    copies,
+    elementwise,
+    index,
+    loss,
+    matmul,
+    nn,
+    norm,
+    random,
+    reduce,
+    shape,
+)
 
-__all__ = ["control"]
+__all__ = [
+    "activation",
+    "attention",
+    "control",
+    "conv",
+    "copies",
+    "elementwise",
+    "index",
+    "loss",
+    "matmul",
+    "nn",
+    "norm",
+    "random",
+    "reduce",
+    "shape",
+]

@@ -50,7 +50,10 @@ pointwise(
 )
 pointwise(
     "aten.threshold_backward",
-    [lambda t, z, g, x, limit: aten.threshold_backward(t, x, limit), lambda t, z, g, x, limit: aten.zeros_like(t)],
+    [
+        lambda t, z, g, x, limit: aten.threshold_backward(t, x, limit),
+        lambda t, z, g, x, limit: aten.zeros_like(t),
+    ],
 )
 pointwise(
     "aten.leaky_relu_backward",
@@ -69,7 +72,7 @@ pointwise(
     cost=2,
 )
 for _name, _cost in (
-    ("silu", 12), ("mish", 24), ("gelu", 24), ("softplus", 16), ("elu", 10), ("hardswish", 5), ("hardsigmoid", 3),
-    ("hardshrink", 2), ("softshrink", 2), ("logit", 6),
+    ("silu", 12), ("mish", 24), ("gelu", 24), ("softplus", 16), ("elu", 10), ("hardswish", 5),
+    ("hardsigmoid", 3), ("hardshrink", 2), ("softshrink", 2), ("logit", 6),
 ):  # fmt: skip
     pointwise(f"aten.{_name}_backward", cost=_cost)

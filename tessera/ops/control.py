@@ -1,14 +1,106 @@
-"""Operators PyTorch lacks: what a write under no_grad leaves behind."""
+"""Operators PyTorch lacks, as `Special`s: what a write under no_grad leaves, functions with a derivative of their
+own, and control flow. Those of the last two kinds hold sub-traces: programs with no constants, whose inputs are
+the equation's operands. Here stands what they are and how they run; their derivatives and batching, which
+transform the sub-traces, stand in `transforms/control`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from tessera.ir import interp
+from tessera.ir.alias import KEEP_GRAD
+from tessera.ir.equation import ACTIVE, Special, Value
+from tessera.ir.trace import Trace
 from tessera.ops.op import declare
 
-# keep_grad(old, new): the value of `new` with the gradient history of `old`
+Sub = Callable[..., tuple] | Trace
+
+
+def _callable(sub: Sub) -> Callable[..., tuple]:
+    """A sub-trace comes as a callable where a program runs, as a Trace where only its types are wanted."""
+    return (lambda *args: tuple(interp.run(sub, *args))) if isinstance(sub, Trace) else sub
+
+
+# --- keep_grad(old, new, tangent): the value of `new` with the gradient history of `old` -----------
+
+
+def _keep_grad_batch(size: object, on: Sequence[bool], old: Value, new: Value, tangent: bool = False) -> Value:
+    builder = ACTIVE[-1]
+    rows = [
+        x if b else builder.call("expand", builder.call("unsqueeze", x, 0), [size, *x.shape])
+        for x, b in ((old, on[0]), (new, on[1]))
+    ]
+    return builder.emit(KEEP_GRAD, *rows, tangent)  # type: ignore[attr-defined]
+
+
 declare(
     "tessera.keep_grad",
     "control",
-    vjp=lambda ct, y, old, new: (ct, None),
-    jvp=lambda ts, y, old, new: ts[0],
+    vjp=lambda ct, y, old, new, tangent=False: (ct, None),
+    jvp=lambda ts, y, old, new, tangent=False: ts[0] if tangent else ts[1],
+    batch=_keep_grad_batch,
     real=False,
 )
+
+# --- functions with a derivative of their own -----------------------------------------------------
+
+
+def _custom_vjp(primal: Sub, fwd: Sub, bwd: Sub, *operands: object) -> list:
+    return list(_callable(primal)(*operands))
+
+
+def _autograd_function(results: int, fwd: Sub, bwd: Sub, push: Sub | None, *operands: object) -> list:
+    return list(_callable(fwd)(*operands))
+
+
+# custom_vjp(primal, fwd, bwd, *operands): primal(operands); `fwd` gives results and residuals, `bwd` takes
+# residuals and cotangents and gives one gradient (or None) an operand.
+CUSTOM_VJP = Special("custom_vjp", _custom_vjp)
+
+# autograd_function(results, fwd, bwd, push, *operands): fwd(operands), of which the first `results` are the
+# function's and the others what it saved; `bwd` takes (operands, all of those, cotangents of the results), `push`
+# (operands, tangents).
+AUTOGRAD_FUNCTION = Special("autograd_function", _autograd_function)
+
+
+# --- control flow ---------------------------------------------------------------------------------
+
+
+def _cond(pred: object, true: Sub, false: Sub, *operands: object) -> list:
+    if isinstance(pred, FakeTensor):  # only types are asked for, and both branches give the same
+        return list(_callable(true)(*operands))
+    return list(_callable(true if bool(pred) else false)(*operands))
+
+
+def _while_loop(test: Sub, body: Sub, carried: int, *operands: object) -> list:
+    carry, rest = list(operands[:carried]), operands[carried:]
+    if any(isinstance(x, FakeTensor) for x in operands):
+        return list(_callable(body)(*carry, *rest))
+    while bool(_callable(test)(*carry, *rest)[0]):
+        carry = list(_callable(body)(*carry, *rest))
+    return [x.clone() if any(x is y for y in operands) else x for x in carry]  # type: ignore[attr-defined]
+
+
+def _scan(body: Sub, carried: int, sliced: int, reverse: bool, *operands: torch.Tensor) -> list:
+    carry, xs, rest = list(operands[:carried]), operands[carried : carried + sliced], operands[carried + sliced :]
+    length = xs[0].shape[0]
+    rows: list[list] = []
+    for t in reversed(range(length)) if reverse else range(length):
+        made = _callable(body)(*carry, *(x[t] for x in xs), *rest)
+        carry = list(made[:carried])
+        rows.append(list(made[carried:]))
+    if reverse:
+        rows.reverse()
+    return [*carry, *(torch.stack(column) for column in zip(*rows, strict=True))]
+
+
+# cond(pred, true, false, *operands); while_loop(test, body, carried, *carry, *captured);
+# scan(body, carried, sliced, reverse, *carry, *xs, *captured): body(carry, x, captured) gives (carry, y), and the
+# whole the last carry and all y, stacked.
+COND = Special("cond", _cond)
+WHILE_LOOP = Special("while_loop", _while_loop)
+SCAN = Special("scan", _scan)

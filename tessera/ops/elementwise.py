@@ -8,11 +8,23 @@ matter of choice (ties, zeros, NaN) follow PyTorch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tessera.ir.builder import aten
 from tessera.ir.equation import Arg, Value
-from tessera.ops.families import binary, is_number, pointwise, predicate, select, step, times, unary
+from tessera.ir.types import Size
+from tessera.ops.families import (
+    align,
+    binary,
+    cast,
+    is_number,
+    pointwise,
+    predicate,
+    select,
+    step,
+    times,
+    unary,
+)
 
 LN2, LN10, TWO_OVER_SQRT_PI = math.log(2), math.log(10), 2 / math.sqrt(math.pi)
 
@@ -144,7 +156,9 @@ def _atan2(t: Value, other: Value, a: Value, b: Value) -> Value:
     return t * (other * aten.reciprocal(a * a + b * b))
 
 
-binary("aten.atan2", by=(lambda t, a, b, y: _atan2(t, b, a, b), lambda t, a, b, y: -_atan2(t, a, a, b)), cost=16)
+binary(
+    "aten.atan2", by=(lambda t, a, b, y: _atan2(t, b, a, b), lambda t, a, b, y: -_atan2(t, a, a, b)), cost=16
+)
 
 
 def _pow(t: Value, x: Value, e: Arg, y: Value) -> Value:
@@ -260,9 +274,21 @@ for _overload in ("self", "ScalarOther", "ScalarSelf", "Scalar"):
         f"aten.where.{_overload}",
         [None, lambda t, y, c, a, b: select(c, t), lambda t, y, c, a, b: aten.masked_fill(t, c, 0)],
     )
+
+
+def _masked_fill_batch(size: Size, on: Sequence[bool], x: Value, mask: Value, value: Arg) -> Value:
+    """A value of its own for every row is no longer 0-d, which masked_fill asks for."""
+    if on[2]:
+        assert isinstance(value, Value)
+        x, mask, value = align(on, (x, mask, cast(value, x.dtype)))  # type: ignore[assignment]
+        return aten.where(mask, value, x)
+    return aten.masked_fill(*align(on[:2], (x, mask)), value)
+
+
 pointwise(
     "aten.masked_fill",
     [lambda t, y, x, mask, v: aten.masked_fill(t, mask, 0), None, lambda t, y, x, mask, v: select(mask, t)],
+    batch=_masked_fill_batch,
 )
 
 # --- three operands -------------------------------------------------------------------------------
@@ -299,7 +325,8 @@ pointwise(
 # --- comparisons, logic, integers: no derivative --------------------------------------------------
 
 for _name in (
-    "eq ne lt le gt ge logical_and logical_or logical_xor logical_not isnan isinf isfinite isposinf isneginf"
-    " signbit bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift gcd lcm"
-).split():
+    "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_xor", "logical_not",
+    "isnan", "isinf", "isfinite", "isposinf", "isneginf", "signbit", "gcd", "lcm", "bitwise_and",
+    "bitwise_or", "bitwise_xor", "bitwise_not", "bitwise_left_shift", "bitwise_right_shift",
+):  # fmt: skip
     predicate(f"aten.{_name}")

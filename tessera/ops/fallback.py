@@ -7,18 +7,21 @@ Trace to be inlined. Results are remembered by the operator and the types of its
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch._decomp import decomposition_table
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tessera.ir import fake
 from tessera.ir.builder import Builder, aten
-from tessera.ir.equation import Equation, Special, Value, map_values
+from tessera.ir.equation import Equation, Special, Value, map_values, values_in
 from tessera.ir.record import record
+from tessera.ir.schema import bind, schema_of
 from tessera.ir.trace import Trace
-from tessera.ir.types import Size, TensorType, size_key
+from tessera.ir.types import Size, TensorType, size_hint, size_key
 from tessera.util.errors import RuleError
 
 _memory: dict[tuple, object] = {}
@@ -38,25 +41,34 @@ class Formula:
     active: tuple[bool, ...] = ()  # which results depend differentiably on the wanted values
 
 
-def vjp_formula(eqn: Equation, wanted: list[Value], mode: FakeTensorMode) -> Formula:
-    """Forward and backward of one equation, by autograd. Cotangents come for every differentiable result."""
+def vjp_formula(
+    eqn: Equation, wanted: list[Value], mode: FakeTensorMode, pulled: tuple[bool, ...] | None = None
+) -> Formula:
+    """Forward and backward of one equation, by autograd.
+
+    The formula takes a cotangent for every differentiable result. Where `pulled` is given, only those count:
+    PyTorch's formulas differ where a result has none (the derivative of an SVD's singular values alone is finite
+    where that of its vectors is not), so zeros in its place would not do.
+    """
     values = list(dict.fromkeys(eqn.inputs()))
     mask = tuple(v in wanted for v in values)
 
+    def make(twin: Equation, still: frozenset[Value]) -> Formula:
+        sought = tuple(v in wanted and v not in still for v in values)
+        return _trace_vjp(twin, values, mask, sought, pulled, mode)
 
-    def make() -> Formula:
-        try:
-            return _trace_vjp(eqn, values, mask, mode)
-        except RuntimeError as error:  # PyTorch differentiates `copy_` and its like, but not their functional twins
-            twin = _writing_twin(eqn)
-            if twin is None or "not implemented" not in str(error):
-                raise
-            return _trace_vjp(twin, values, mask, mode)
-
-    return _remember("vjp", eqn, mask, mode, make)
+    return _remember("vjp", eqn, (mask, pulled), mode, lambda: _attempt(eqn, make))
 
 
-def _trace_vjp(eqn: Equation, values: list[Value], mask: tuple[bool, ...], mode: FakeTensorMode) -> Formula:
+def _trace_vjp(
+    eqn: Equation,
+    values: list[Value],
+    mask: tuple[bool, ...],
+    sought: tuple[bool, ...],
+    pulled: tuple[bool, ...] | None,
+    mode: FakeTensorMode,
+) -> Formula:
+    """Gradients come for the values in `mask`; those not `sought` are held fixed and get None."""
     builder = Builder("vjp_formula", mode)
     split = 0
     active: tuple[bool, ...] = ()
@@ -69,32 +81,45 @@ def _trace_vjp(eqn: Equation, values: list[Value], mask: tuple[bool, ...], mode:
         results = _results(out, eqn)
         split = len(builder.equations)
         active = tuple(isinstance(r, torch.Tensor) and r.requires_grad for r in results)
-        heads = [(o, c) for o, c in zip((r for r in results if _floats(r)), cts, strict=True) if o.requires_grad]
-        sources = [x for x, wanted in zip(primals, mask, strict=True) if wanted]
+        heads = list(zip((r for r in results if _floats(r)), cts, strict=True))
+        heads = [(o, c) for i, (o, c) in enumerate(heads) if o.requires_grad and (pulled is None or pulled[i])]
+        sources = [x for x, wanted in zip(primals, sought, strict=True) if wanted]
         grads: list = [None] * len(sources)
         if heads:
             outs, seeds = zip(*heads, strict=True)
             grads = list(torch.autograd.grad(outs, sources, seeds, allow_unused=True))
-        return [*results, *grads]
+        found = iter(grads)
+        return [*results, *(next(found) if s else None for m, s in zip(mask, sought, strict=True) if m)]
 
     fakes = [fake.fake_of(v.tensor, mode) for v in values] + [fake.fake_of(_dense(v.tensor), mode) for v in floats]
-    for x, wanted in zip(fakes, mask, strict=False):
+    for x, wanted in zip(fakes, sought, strict=False):
         x.requires_grad_(wanted)
     names = [f"x{i}" for i in range(len(values))] + [f"ct{i}" for i in range(len(floats))]
     with torch.enable_grad():
         trace, _ = record(run, fakes, names, _decompose, builder, whole=False, locate=False)
-    return _without_detach(trace, len(eqn.results()), split)
+    return _without_detach(trace, len(eqn.results()), split, active)
 
 
 def jvp_formula(eqn: Equation, moving: list[Value], mode: FakeTensorMode) -> Formula:
     """Results and their tangents; inputs are the equation's values, then tangents of the moving ones."""
     values = list(dict.fromkeys(eqn.inputs()))
     mask = tuple(v in moving for v in values)
-    return _remember("jvp", eqn, mask, mode, lambda: _trace_jvp(eqn, values, mask, mode))
+
+    def make(twin: Equation, still: frozenset[Value]) -> Formula:
+        return _trace_jvp(twin, values, mask, tuple(v in moving and v not in still for v in values), mode)
+
+    return _remember("jvp", eqn, mask, mode, lambda: _attempt(eqn, make))
 
 
-def _trace_jvp(eqn: Equation, values: list[Value], mask: tuple[bool, ...], mode: FakeTensorMode) -> Formula:
-    moving = [v for v, m in zip(values, mask, strict=True) if m]
+def _trace_jvp(
+    eqn: Equation, values: list[Value], given: tuple[bool, ...], mask: tuple[bool, ...], mode: FakeTensorMode
+) -> Formula:
+    """Tangents come for the values in `given`; those not in `mask` are not used."""
+    moving = [v for v, m in zip(values, given, strict=True) if m]
+
+    def used(tangents: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        there = iter(tangents)
+        return tuple(t for t, m in ((next(there), m) for g, m in zip(given, mask, strict=True) if g) if m)
 
     def split(primals: tuple[torch.Tensor, ...]) -> tuple[tuple[torch.Tensor, ...], Callable]:
         def op(*xs: torch.Tensor) -> tuple:
@@ -116,7 +141,7 @@ def _trace_jvp(eqn: Equation, values: list[Value], mask: tuple[bool, ...], mode:
 
     def forward_mode(*fakes: torch.Tensor) -> list[object]:
         sources, op = split(fakes[: len(values)])
-        diff, tangents, other = torch.func.jvp(op, sources, fakes[len(values) :], has_aux=True)
+        diff, tangents, other = torch.func.jvp(op, sources, used(fakes[len(values) :]), has_aux=True)
         return arrange(diff, other, tangents)
 
     def double_reverse(*fakes: torch.Tensor) -> list[object]:
@@ -125,7 +150,7 @@ def _trace_jvp(eqn: Equation, values: list[Value], mask: tuple[bool, ...], mode:
         diff, pull, other = torch.func.vjp(op, *sources, has_aux=True)
         seeds = tuple(torch.zeros_like(o) for o in diff)
         _, pull_pull = torch.func.vjp(lambda *cts: pull(cts), *seeds)
-        return arrange(diff, other, pull_pull(tuple(fakes[len(values) :])))
+        return arrange(diff, other, pull_pull(used(fakes[len(values) :])))
 
     fakes = [fake.fake_of(v.tensor, mode) for v in values] + [fake.fake_of(_dense(v.tensor), mode) for v in moving]
     names = [f"x{i}" for i in range(len(values))] + [f"t{i}" for i in range(len(moving))]
@@ -150,13 +175,13 @@ def batch_formula(
     mask = tuple(v in batched for v in values)
     keys = tuple(t.key() for t in batched.values())
 
-    def trace() -> Formula:
+    def make(twin: Equation, _: frozenset[Value]) -> Formula:
         in_dims = (0, *(0 if m else None for m in mask))
         fakes = [fake.fake_of(batched.get(v, v.tensor), mode) for v in values]
 
         def run(*xs: torch.Tensor) -> list[object]:
             def op(_: torch.Tensor, *row: torch.Tensor) -> tuple:
-                return tuple(_results(_apply(eqn, values, row), eqn))
+                return tuple(_results(_apply(twin, values, row), eqn))
 
             # The first argument only says how large the batch is: an operator that draws may have no other.
             return list(torch.func.vmap(op, in_dims, randomness=randomness)(rows, *xs))
@@ -166,19 +191,61 @@ def batch_formula(
         traced, _ = record(run, fakes, names, _decompose, Builder("batch_formula", mode), whole=False, locate=False)
         return Formula(traced, len(eqn.results()))
 
-    return _remember("batch", eqn, (mask, keys, size_key(size), randomness), mode, trace)
+    return _remember("batch", eqn, (mask, keys, size_key(size), randomness), mode, lambda: _attempt(eqn, make))
 
 
 # --- helpers ---
 
 
 def conform(t: Value, like: TensorType) -> Value:
-    """`t` with the strides a formula was traced for: a view that holds there may not hold for others."""
+    """`t` in the layout a formula was traced for: a view that holds there may not hold in another."""
+    if t.tensor.bits[0]:
+        t = aten.resolve_conj(t)
+    if t.tensor.bits[1]:
+        t = aten.resolve_neg(t)
     want = [(size_key(n), size_key(s)) for n, s in zip(like.shape, like.stride, strict=True)]
     have = [(size_key(n), size_key(s)) for n, s in zip(t.shape, t.tensor.stride, strict=True)]
     if all(w == h or w[0] == 1 for w, h in zip(want, have, strict=True)):
         return t
-    return aten.copy(aten.new_empty_strided(t, list(like.shape), list(like.stride)), t)
+    # Dimensions from the widest stride to the narrowest: dense in that order is enough for any view.
+    order = sorted(range(t.ndim), key=lambda i: -size_hint(like.stride[i]))
+    if order == list(range(t.ndim)):
+        return aten.clone(t, memory_format=torch.contiguous_format)
+    back = [order.index(i) for i in range(t.ndim)]
+    return aten.permute(aten.clone(aten.permute(t, order), memory_format=torch.contiguous_format), back)
+
+
+_FIXED = re.compile(r"not differentiable with respect to argument '(\w+)'")
+
+
+def _attempt(eqn: Equation, make: Callable[[Equation, frozenset[Value]], Formula]) -> Formula:
+    """PyTorch's formula of the equation, or of one that computes the same where PyTorch has none."""
+    failure: Exception | None = None
+    for twin in (eqn, *_twins(eqn)):
+        try:
+            return make(twin, frozenset())
+        except (RuntimeError, NotImplementedError) as error:
+            failure = failure or error
+            fixed = _FIXED.search(str(error))
+            if fixed and twin is eqn and str(eqn.op).endswith("_backward.default"):
+                # what a forward kernel noted for its backward (a count, a mask): no gradient ever reaches it
+                positional, keyword = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+                names = [p.name for p in schema_of(eqn.op).params]  # type: ignore[arg-type]
+                held = dict(zip(names, [*positional, *keyword.values()], strict=True))[fixed[1]]
+                return make(eqn, frozenset(values_in(held)))
+    assert failure is not None
+    raise failure
+
+
+def _twins(eqn: Equation) -> list[Equation]:
+    """Equations that compute the same: PyTorch differentiates `copy_` and not `copy`, and has kernels (silu's
+    backward) that it can only differentiate, or batch, written out."""
+    if isinstance(eqn.op, Special):
+        return []
+    written_out = decomposition_table.get(eqn.op)
+    apart = [] if written_out is None else [eqn.with_(op=Special(eqn.op._opname, written_out))]
+    writing = _writing_twin(eqn)
+    return apart if writing is None else [writing, *apart]
 
 
 def _remember(kind: str, eqn: Equation, extra: object, mode: FakeTensorMode, make: Callable[[], Formula]) -> Formula:
@@ -199,7 +266,7 @@ def _remember(kind: str, eqn: Equation, extra: object, mode: FakeTensorMode, mak
     return _memory[key]  # type: ignore[return-value]
 
 
-def _without_detach(trace: Trace, results: int, split: int) -> Formula:
+def _without_detach(trace: Trace, results: int, split: int, active: tuple[bool, ...] = ()) -> Formula:
     """A formula that can be differentiated again. Autograd hands saved results on through detach although they
     stay tied to their history, and runs backward under no_grad: neither is part of the formula's meaning."""
     env: dict[Value, Value] = {}
@@ -213,7 +280,7 @@ def _without_detach(trace: Trace, results: int, split: int) -> Formula:
             args, kwargs = (map_values(a, lambda v: env.get(v, v)) for a in (eqn.args, eqn.kwargs))
             kept.append(eqn.with_(args=args, kwargs=kwargs, tags=frozenset()))
     outputs = tuple(map_values(o, lambda v: env.get(v, v)) for o in trace.outputs)
-    return Formula(trace.with_(equations=tuple(kept), outputs=outputs), results, ahead)
+    return Formula(trace.with_(equations=tuple(kept), outputs=outputs), results, ahead, active)
 
 
 def _writing_twin(eqn: Equation) -> Equation | None:
@@ -236,7 +303,7 @@ def _apply(eqn: Equation, values: list[Value], tensors: tuple | list) -> object:
 
 
 def _results(out: object, eqn: Equation) -> list:
-    listed = list(out) if isinstance(out, (tuple, list)) else [out]
+    listed = list(out) if isinstance(out, (tuple, list)) else [out] if eqn.outputs else []
     return [r for r, v in zip(listed, eqn.outputs, strict=True) if v is not None]
 
 

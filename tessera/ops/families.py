@@ -201,7 +201,9 @@ def pointwise(
 
     def jvp(ts: Sequence[Value | None], y: Value, *args: Arg, **kw: Arg) -> Value:
         moved = [
-            push(t, y, *args, **kw) for push, t in zip(by, ts, strict=False) if t is not None and push is not None
+            push(t, y, *args, **kw)
+            for push, t in zip(by, ts, strict=False)
+            if t is not None and push is not None
         ]
         return fit(total(moved), y)
 
@@ -229,7 +231,7 @@ def unary(name: str, d: Map | None = None, by: Map | None = None, cost: float = 
 def binary(
     name: str, d: Sequence[Map] = (), by: Sequence[Map] = (), cost: float = 1, **rules: object
 ) -> Rules:
-    """`d[i](a, b, y, *params)` is the derivative by the i-th operand, or `by[i](t, a, b, y, *params)` applies it."""
+    """`d[i](a, b, y, *params)` is the derivative by operand i, or `by[i](t, a, b, y, *params)` applies it."""
 
     def scaled(factor: Map) -> Map:
         return lambda t, y, a, b, *p, **kw: times(t, factor(a, b, y, *p, **kw))
@@ -242,7 +244,7 @@ def binary(
 
 
 def step(name: str, arguments: int = 1, **rules: object) -> Rules:
-    """Constant almost everywhere: like PyTorch, it passes zeros back, so its result still asks for gradients."""
+    """Constant almost everywhere. Like PyTorch it passes zeros back: its result still asks for gradients."""
     return pointwise(name, [lambda t, y, *args, **kw: aten.zeros_like(t)] * arguments, "step", **rules)
 
 
@@ -277,7 +279,9 @@ def reduced_batch(x: Value, dims: Arg) -> tuple[Value, list[int], bool]:
     return x, [d + 1 for d in dims_of(dims, x.ndim - 1)], False
 
 
-def reduction(name: str, family: str = "reduction", keep: int | str = 2, single: bool = False, **rules: object) -> Rules:
+def reduction(
+    name: str, family: str = "reduction", keep: int | str = 2, single: bool = False, **rules: object
+) -> Rules:
     """An operator (x, dims, …) that takes dimensions away. `keep` is where its keepdim stands: a position, a
     name, or "" where it has none; `single` says that it names one dimension, not a list."""
 
@@ -314,7 +318,9 @@ def along(name: str, family: str, at: int = 1, **rules: object) -> Rules:
 # --- linear movement of data ----------------------------------------------------------------------
 
 
-def linear(name: str, vjp: Callable, batch: Callable | None = None, family: str = "shape", **rules: object) -> Rules:
+def linear(
+    name: str, vjp: Callable, batch: Callable | None = None, family: str = "shape", **rules: object
+) -> Rules:
     """An operator linear in its first argument: `vjp(ct, x, *params)` is its transpose."""
 
     def pull(ct: object, y: object, x: Value, *params: Arg, **kw: Arg) -> tuple:

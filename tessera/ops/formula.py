@@ -8,14 +8,17 @@ composition instead", for kernels whose derivative PyTorch does not have.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
+
+from torch._ops import OpOverload
 
 from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.equation import ACTIVE, Arg, Equation, Operator, Special, Value, map_values
-from tessera.ir.schema import normalise
+from tessera.ir.schema import normalise, schema_of
 from tessera.ir.types import TensorType
-from tessera.ops.fallback import batch_formula, jvp_formula, vjp_formula
+from tessera.ops.fallback import batch_formula, conform, jvp_formula, vjp_formula
+from tessera.util.errors import RuleError
 
 Rule = Generator[object, object, tuple]
 
@@ -36,7 +39,11 @@ def pytorch_vjp(need: Sequence[object], op: Operator, *args: Arg, **kwargs: Arg)
     cts = yield results if eqn.many else results[0]
     given = iter(cts if isinstance(cts, list) else [cts])
     pulled = [(v, next(given)) for v in eqn.results()]
-    heads = [_or_zeros(ct, v, builder) for v, ct in pulled if v.type.is_differentiable]  # type: ignore[union-attr]
+    asked = [(v, ct) for v, ct in pulled if _differentiable(v)]
+    heads = [
+        conform(ct, like.tensor) if isinstance(ct, Value) else _zeros(v, builder)
+        for (v, ct), like in zip(asked, seeds, strict=True)
+    ]
     behind = trace.equations[formula.split :]
     second = trace.with_(
         inputs=(*primals, *kept, *seeds), equations=behind, outputs=trace.outputs[formula.results :]
@@ -46,13 +53,39 @@ def pytorch_vjp(need: Sequence[object], op: Operator, *args: Arg, **kwargs: Arg)
     return tuple(map_values(a, found.get) if not isinstance(a, Value) else found.get(a) for a in args)
 
 
+def finish(rule: Rule, ct: object) -> tuple:
+    """Send a rule that has yielded its result the cotangent, for its gradients."""
+    try:
+        rule.send(ct)
+    except StopIteration as stop:
+        return stop.value
+    raise RuleError("a forward rule yields its result once")
+
+
+def holding(op: OpOverload, *names: str) -> Callable:
+    """A `forward` rule by PyTorch's formula with some parameters held fixed: statistics that a backward operator is
+    handed although its derivative already counts what they depend on."""
+    fixed = [p.name in names for p in schema_of(op).positional]
+
+    def forward(need: Sequence[object], *args: Arg, **kwargs: Arg) -> Rule:
+        asked = [n is True and not f for n, f in zip(need, fixed, strict=True)]
+        if any(asked):
+            return (yield from pytorch_vjp(asked, op, *args, **kwargs))
+        yield ACTIVE[-1].emit(op, *args, **kwargs)  # type: ignore[attr-defined]
+        return ()
+
+    return forward
+
+
 def pytorch_jvp(op: Operator, ts: Sequence[Value | None], *args: Arg, **kwargs: Arg) -> list[Value | None]:
     """The tangents of the results of this call, by PyTorch's forward mode. `ts[i]` belongs to `args[i]`."""
     builder, eqn = _call(op, args, kwargs)
     moving = {a: t for a, t in zip(args, ts, strict=False) if t is not None and isinstance(a, Value)}
     formula = jvp_formula(eqn, list(moving), builder.mode)
     values = list(dict.fromkeys(eqn.inputs()))
-    out = builder.inline(formula.trace, [*values, *(moving[v] for v in values if v in moving)])
+    given = formula.trace.inputs[len(values) :]
+    tangents = [conform(moving[v], like.tensor) for v, like in zip((v for v in values if v in moving), given)]
+    out = builder.inline(formula.trace, [*values, *tangents])
     return out[formula.results :]  # type: ignore[return-value]
 
 
@@ -84,7 +117,9 @@ def _row(a: Value) -> Value:
     return Value(a.name, TensorType(t.dtype, t.shape[1:], t.stride[1:], t.device, t.layout))
 
 
-def _or_zeros(ct: object, like: Value, builder: Builder) -> Arg:
-    if ct is not None:
-        return ct
+def _differentiable(v: Value) -> bool:
+    return isinstance(v.type, TensorType) and v.type.is_differentiable
+
+
+def _zeros(like: Value, builder: Builder) -> Arg:
     return builder.call("zeros", list(like.shape), dtype=like.dtype, device=like.tensor.device)

@@ -127,8 +127,9 @@ def forward_dropout(
         ct = yield aten.alias(x)
         return (ct,)
     if p == 1:
-        ct = yield x * aten.zeros([], dtype=x.dtype, device=x.tensor.device)
-        return (lambda: aten.zeros_like(ct),)
+        nothing = aten.zeros([], dtype=x.dtype, device=x.tensor.device)
+        ct = yield x * nothing
+        return (lambda: ct * nothing,)
     if x.tensor.device.type == "cuda":
         y, mask = aten.native_dropout(x, p, True)
         ct = yield y
@@ -153,6 +154,8 @@ def _declare() -> None:
         applies=_is_dense,
         cost=lambda eqn: 0.0,
     )
+    for overload in ("default", "padding_idx"):  # taken apart, it would ask now whether its table wants gradients
+        declare(f"aten.embedding_bag.{overload}", "embedding")
     declare("aten.embedding_dense_backward.default", "embedding", batch=batch_embedding_backward)
     declare("aten.dropout.default", "dropout", forward=forward_dropout, cost=per_element(3))
 

@@ -7,6 +7,7 @@ rule here (group and instance norm, batch norm in evaluation) goes through PyTor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Sequence
 
 import torch
@@ -15,7 +16,7 @@ from tessera.ir.builder import aten
 from tessera.ir.equation import Arg, Equation, Special, Value
 from tessera.ir.types import Size
 from tessera.ops.families import cast, fit, pad_rank, product, sum_to, total
-from tessera.ops.formula import pytorch_jvp, pytorch_vjp
+from tessera.ops.formula import finish, holding, pytorch_jvp, pytorch_vjp
 from tessera.ops.op import declare
 
 Rule = Generator[object, object, tuple]
@@ -63,15 +64,7 @@ def forward_layer_norm(
 ) -> Rule:
     rule = forward_native_layer_norm(need, x, shape, w, b, eps)
     ct = yield next(rule)[0]  # type: ignore[index]
-    return _finish(rule, [ct, None, None])
-
-
-def _finish(rule: Rule, ct: object) -> tuple:
-    try:
-        rule.send(ct)
-    except StopIteration as stop:
-        return stop.value
-    raise AssertionError("a rule yields once")
+    return finish(rule, [ct, None, None])
 
 
 def jvp_layer_norm(
@@ -176,7 +169,7 @@ def forward_rms_norm(
 ) -> Rule:
     rule = forward_fused_rms_norm(need, x, shape, w, eps)
     ct = yield next(rule)[0]  # type: ignore[index]
-    return _finish(rule, [ct, None])
+    return finish(rule, [ct, None])
 
 
 def jvp_rms_norm(
@@ -235,7 +228,7 @@ def forward_rms_backward(
     dims = list(range(-len(shape), 0))
     rule = pytorch_vjp([need[0], need[1], need[4]], RMS_BACKWARD, ct, x, w, _eps(x, rstd, dims), dims, mask)
     next(rule)
-    g_ct, g_x, g_w, *_ = _finish(rule, cts)
+    g_ct, g_x, g_w, *_ = finish(rule, cts)
     return g_ct, g_x, None, None, g_w
 
 
@@ -281,6 +274,81 @@ def forward_batch_norm(
     return tuple(grads)
 
 
+# --- group norm: its backward kernel has no derivative in PyTorch -----------------------------------------
+
+
+def _group_backward(
+    ct: torch.Tensor, x: torch.Tensor, w: torch.Tensor | None, eps: torch.Tensor, groups: int, mask: list[bool]
+) -> list[torch.Tensor]:
+    n, c = x.shape[0], x.shape[1]
+    rows = (n, groups, math.prod(x.shape[1:]) // groups)
+    up, flow = x.to(eps.dtype).reshape(rows), ct.to(eps.dtype)
+    mean = up.mean(-1, keepdim=True)
+    rstd = ((up - mean).square().mean(-1, keepdim=True) + eps).rsqrt()
+    plain = (up - mean) * rstd
+    rest = [d for d in range(x.ndim) if d != 1]
+    grads = []
+    if mask[0]:
+        scaled = (flow if w is None else flow * w.reshape(c, *[1] * (x.ndim - 2))).reshape(rows)
+        inner = scaled - scaled.mean(-1, keepdim=True) - plain * (scaled * plain).mean(-1, keepdim=True)
+        grads.append((inner * rstd).reshape(x.shape).to(x.dtype))
+    if mask[1]:
+        grads.append((flow * plain.reshape(x.shape)).sum(rest).to(x.dtype if w is None else w.dtype))
+    if mask[2]:
+        grads.append(flow.sum(rest).to(x.dtype if w is None else w.dtype))
+    return grads
+
+
+GROUP_BACKWARD = Special("group_norm_backward", _group_backward)
+
+
+def _group_eps(x: Value, mean: Value, rstd: Value, n: Size, group: int) -> Value:
+    """As `_eps`: the backward kernel is handed rstd, not what was added to the variance."""
+    rows = aten.reshape(cast(x, rstd.dtype), [n, group, product(x.shape[1:]) // group])
+    spread = rows - aten.unsqueeze(mean, -1)
+    return aten.unsqueeze(aten.pow(rstd, -2), -1) - aten.mean(spread * spread, [-1], True)
+
+
+def forward_group_backward(
+    need: Sequence[object],
+    ct: Value,
+    x: Value,
+    mean: Value,
+    rstd: Value,
+    w: Value | None,
+    n: Size,
+    c: Size,
+    inner: Size,
+    group: int,
+    mask: list[bool],
+) -> Rule:
+    cts = yield aten.native_group_norm_backward(ct, x, mean, rstd, w, n, c, inner, group, mask)
+    eps = _group_eps(x, mean, rstd, n, group)
+    rule = pytorch_vjp([need[0], need[1], need[4]], GROUP_BACKWARD, ct, x, w, eps, group, mask)
+    next(rule)
+    g_ct, g_x, g_w, *_ = finish(rule, cts)
+    return g_ct, g_x, None, None, g_w
+
+
+def jvp_group_backward(
+    ts: Sequence[Value | None],
+    y: list[Value | None],
+    ct: Value,
+    x: Value,
+    mean: Value,
+    rstd: Value,
+    w: Value | None,
+    n: Size,
+    c: Size,
+    inner: Size,
+    group: int,
+    mask: list[bool],
+) -> list[Value | None]:
+    eps = _group_eps(x, mean, rstd, n, group)
+    out = iter(pytorch_jvp(GROUP_BACKWARD, [ts[0], ts[1], ts[4]], ct, x, w, eps, group, mask))
+    return [None if v is None else next(out) for v in y]
+
+
 def _declare() -> None:
     def family(name: str, **rules: object) -> None:
         declare(f"aten.{name}", "norm", **rules)
@@ -292,19 +360,36 @@ def _declare() -> None:
         batch=batch_layer_norm,
         cost=cost_norm(8),
     )
-    family("native_layer_norm.default", forward=forward_native_layer_norm, cost=cost_norm(8))
-    family("native_layer_norm_backward.default", cost=cost_norm(14))
+    family("native_layer_norm.default", forward=forward_native_layer_norm, passive=(1, 2), cost=cost_norm(8))
+    family(
+        "native_layer_norm_backward.default",
+        forward=holding(torch.ops.aten.native_layer_norm_backward.default, "mean", "rstd"),
+        cost=cost_norm(14),
+    )
     family("rms_norm.default", forward=forward_rms_norm, jvp=jvp_rms_norm, batch=batch_rms_norm, cost=cost_norm(5))
     family("_fused_rms_norm.default", forward=forward_fused_rms_norm, cost=cost_norm(5))
     family(
         "_fused_rms_norm_backward.default", forward=forward_rms_backward, jvp=jvp_rms_backward, cost=cost_norm(12)
     )
     family("batch_norm.default", cost=cost_norm(4))
-    family("_native_batch_norm_legit_functional.default", forward=forward_batch_norm, cost=cost_norm(8))
-    family("native_batch_norm_backward.default", cost=cost_norm(12))
+    family(
+        "_native_batch_norm_legit_functional.default",
+        forward=forward_batch_norm,
+        passive=(1, 2, 3, 4),
+        cost=cost_norm(8),
+    )
+    for name in ("native_batch_norm_backward", "batch_norm_backward", "cudnn_batch_norm_backward"):
+        op = getattr(torch.ops.aten, name).default
+        statistics = ("running_mean", "running_var", "save_mean", "save_invstd", "save_var", "reserve", "reserveSpace")
+        family(f"{name}.default", forward=holding(op, *statistics), cost=cost_norm(12))
     family("group_norm.default", cost=cost_norm(8))
     family("native_group_norm.default", cost=cost_norm(8))
-    family("native_group_norm_backward.default", cost=cost_norm(14))
+    family(
+        "native_group_norm_backward.default",
+        forward=forward_group_backward,
+        jvp=jvp_group_backward,
+        cost=cost_norm(14),
+    )
 
 
 _declare()

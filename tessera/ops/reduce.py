@@ -1,7 +1,8 @@
 """Reductions, scans and operators that pick elements along a dimension.
 
-A reduction's cotangent is put back over the dimensions it took away (`restore`) and broadcast there. Operators
-that pick (max.dim, sort, topk, …) give values and their indices; the cotangent of a value goes to its index.
+A reduction's cotangent is put back over the dimensions it took away (`restore`) and broadcast there.
+Operators that pick (max.dim, sort, topk, …) give values and their indices; the cotangent of a value goes to
+its index.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ reduction(
 )
 
 
-def _whole(name: str, over_dims: Callable, vjp: Callable | None = None, jvp: Callable | None = None, **rules: object) -> None:
+def _whole(
+    name: str, over_dims: Callable, vjp: Callable | None = None, jvp: Callable | None = None, **rules: object
+) -> None:
     """A reduction of every element; batched, it reduces every dimension but the first."""
 
     def batch(size: Size, on: Sequence[bool], x: Value, **kw: Arg) -> Value:
@@ -133,8 +136,12 @@ def _extreme_of_all_jvp(ts: Sequence[Value], y: Value, x: Value) -> Value:
     return aten.sum(select(mask, ts[0])) / aten.sum(mask)
 
 
-_whole("aten.max.default", lambda x, dims: aten.amax(x, dims), vjp=_extreme_of_all_vjp, jvp=_extreme_of_all_jvp)
-_whole("aten.min.default", lambda x, dims: aten.amin(x, dims), vjp=_extreme_of_all_vjp, jvp=_extreme_of_all_jvp)
+_whole(
+    "aten.max.default", lambda x, dims: aten.amax(x, dims), vjp=_extreme_of_all_vjp, jvp=_extreme_of_all_jvp
+)
+_whole(
+    "aten.min.default", lambda x, dims: aten.amin(x, dims), vjp=_extreme_of_all_vjp, jvp=_extreme_of_all_jvp
+)
 
 # --- picking: (values, indices) along one dimension -----------------------------------------------
 
@@ -152,15 +159,16 @@ def _at_index(t: Value, x: Value, dim: int, index: Value, keepdim: Arg) -> Value
 
 
 def _picks(name: str, dim_at: int, keep_at: int | None, add: bool = False) -> None:
-    """An operator (x, …) whose argument `dim_at` is the dimension, `keep_at` its keepdim (None: always kept)."""
+    """(x, …) -> (values, indices); argument `dim_at` is the dimension, `keep_at` keepdim (None: kept)."""
 
-    def place(args: tuple) -> tuple[int, Arg]:
-        return wrap(args[dim_at], args[0].ndim), True if keep_at is None else args[keep_at]
+    def place(args: tuple, kw: dict) -> tuple[int, Arg]:
+        dim = args[dim_at] if dim_at < len(args) else kw["dim"]
+        return wrap(dim, args[0].ndim), True if keep_at is None else args[keep_at]
 
     def vjp(ct: Sequence[Value | None], y: Sequence[Value], *args: Arg, **kw: Arg) -> tuple:
         if ct[0] is None:
             return ()
-        dim, keepdim = place(args)
+        dim, keepdim = place(args, kw)
         x, g = args[0], ct[0]
         assert isinstance(x, Value)
         if add and x.ndim:  # one index may be picked several times
@@ -168,12 +176,12 @@ def _picks(name: str, dim_at: int, keep_at: int | None, add: bool = False) -> No
         return (lambda: _to_index(g, x, dim, y[1], keepdim),)
 
     def jvp(ts: Sequence[Value], y: Sequence[Value], *args: Arg, **kw: Arg) -> list:
-        dim, keepdim = place(args)
+        dim, keepdim = place(args, kw)
         return [_at_index(ts[0], args[0], dim, y[1], keepdim), None]  # type: ignore[arg-type]
 
     if keep_at is not None and dim_at == 1:
         reduction(name, "pick", keep=keep_at, single=True, vjp=vjp, jvp=jvp)
-    elif keep_at is None:
+    elif keep_at is None and name != "aten.sort.stable":  # which takes its dimension by keyword
         along(name, "pick", dim_at, vjp=vjp, jvp=jvp)
     else:
         declare(name, "pick", vjp=vjp, jvp=jvp, cost=per_input())
@@ -183,12 +191,13 @@ _picks("aten.max.dim", 1, 2)
 _picks("aten.min.dim", 1, 2)
 _picks("aten.median.dim", 1, 2)
 _picks("aten.nanmedian.dim", 1, 2)
-_picks("aten.mode", 1, 2)
-_picks("aten.kthvalue", 2, 3)
-_picks("aten.sort", 1, None)
-_picks("aten.topk", 2, None)
-_picks("aten.cummax", 1, None, add=True)
-_picks("aten.cummin", 1, None, add=True)
+_picks("aten.mode.default", 1, 2)
+_picks("aten.kthvalue.default", 2, 3)
+_picks("aten.sort.default", 1, None)
+_picks("aten.sort.stable", 1, None)
+_picks("aten.topk.default", 2, None)
+_picks("aten.cummax.default", 1, None, add=True)
+_picks("aten.cummin.default", 1, None, add=True)
 
 # --- moments --------------------------------------------------------------------------------------
 
@@ -277,13 +286,17 @@ reduction(
         lambda: restore(ct, x, dims, keepdim) * _softmax_of(x, y, dims, keepdim),
     ),
     jvp=lambda ts, y, x, dims, keepdim: (
-        aten.sum(ts[0] * _softmax_of(x, y, dims, keepdim), dims_of(dims, x.ndim), keepdim) if x.ndim else ts[0]
+        aten.sum(ts[0] * _softmax_of(x, y, dims, keepdim), dims_of(dims, x.ndim), keepdim)
+        if x.ndim
+        else ts[0]
     ),
     cost=per_input(10),
 )
 
 
-def _norm_vjp(ct: Value, y: Value, x: Value, order: Arg, dims: Arg, keepdim: Arg, dtype: torch.dtype | None) -> tuple:
+def _norm_vjp(
+    ct: Value, y: Value, x: Value, order: Arg, dims: Arg, keepdim: Arg, dtype: torch.dtype | None
+) -> tuple:
     def grad() -> Value:
         g = restore(ct, x, dims, keepdim)
         if is_number(order, 1):
@@ -294,14 +307,18 @@ def _norm_vjp(ct: Value, y: Value, x: Value, order: Arg, dims: Arg, keepdim: Arg
     return (grad,)
 
 
-def _norm_jvp(ts: Sequence[Value], y: Value, x: Value, order: Arg, dims: Arg, keepdim: Arg, dtype: torch.dtype | None) -> Value:
+def _norm_jvp(
+    ts: Sequence[Value], y: Value, x: Value, order: Arg, dims: Arg, keepdim: Arg, dtype: torch.dtype | None
+) -> Value:
     t, x = (ts[0], x) if dtype is None else (cast(ts[0], dtype), cast(x, dtype))
     moved = t * (aten.sgn(x) if is_number(order, 1) else x)
     summed = aten.sum(moved, dims_of(dims, x.ndim), keepdim) if x.ndim else moved
     return summed if is_number(order, 1) else aten.masked_fill(summed / y, aten.eq(y, 0), 0)
 
 
-def _norm_batch(size: Size, on: Sequence[bool], x: Value, order: Arg, dims: Arg, keepdim: Arg, dtype: torch.dtype | None) -> Value:
+def _norm_batch(
+    size: Size, on: Sequence[bool], x: Value, order: Arg, dims: Arg, keepdim: Arg, dtype: torch.dtype | None
+) -> Value:
     lifted, where, flat = reduced_batch(x, dims)
     return aten.linalg_vector_norm(lifted, order, where, keepdim and not flat, dtype=dtype)
 
@@ -338,7 +355,7 @@ along("aten.logcumsumexp.default", "scan")
 
 _whole("aten.any.default", lambda x, dims: aten.any(x, dims), zero=True)
 _whole("aten.all.default", lambda x, dims: aten.all(x, dims), zero=True)
-_whole("aten.count_nonzero.default", lambda x, dims, dim=None: aten.count_nonzero(x, dims), zero=True)
+declare("aten.count_nonzero.default", "reduction", zero=True)
 for _name in ("any", "all"):
     reduction(f"aten.{_name}.dim", single=True, zero=True)
     reduction(f"aten.{_name}.dims", zero=True)

@@ -1,8 +1,8 @@
 """Views and movement of data: reshapes, transposes, slices, pieces, joins, copies, constructors.
 
-All of them are linear, so a tangent takes the operator itself and a cotangent its transpose; the rules hold for
-complex numbers too. Composite operators that say what a program means better than their parts do (`reshape`,
-`flatten`, `chunk`, …) are declared, hence kept whole. Sizes are handed on, never compared.
+All of them are linear, so a tangent takes the operator itself and a cotangent its transpose; the rules hold
+for complex numbers too. Composite operators that say what a program means better than their parts do
+(`reshape`, `flatten`, `chunk`, …) are declared, hence kept whole. Sizes are handed on, never compared.
 """
 
 from __future__ import annotations
@@ -10,15 +10,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-import torch
-
 from tessera.ir.builder import aten
-from tessera.ir.equation import Arg, Equation, Value
+from tessera.ir.equation import Arg, Value
 from tessera.ir.types import Size
 from tessera.ops.families import (
     call,
     carry,
-    fit,
     is_number,
     is_one,
     linear,
@@ -118,7 +115,9 @@ def _repeat_back(ct: Value, x: Value, repeats: Sequence[Size]) -> Value:
     return aten.sum(aten.reshape(ct, shape), copies) if copies else ct
 
 
-def _roll_batch(size: Size, on: Sequence[bool], x: Value, shifts: Sequence[Size], dims: Sequence[int]) -> Value:
+def _roll_batch(
+    size: Size, on: Sequence[bool], x: Value, shifts: Sequence[Size], dims: Sequence[int]
+) -> Value:
     if x.ndim == 1:
         return aten.alias(x)
     if not dims:
@@ -127,7 +126,11 @@ def _roll_batch(size: Size, on: Sequence[bool], x: Value, shifts: Sequence[Size]
 
 
 view("aten.transpose.int", lambda ct, x, a, b: aten.transpose(ct, a, b), _transpose_batch)
-view("aten.t", lambda ct, x: aten.t(ct), lambda size, on, x: aten.transpose(x, 1, 2) if x.ndim == 3 else aten.alias(x))
+view(
+    "aten.t",
+    lambda ct, x: aten.t(ct),
+    lambda size, on, x: aten.transpose(x, 1, 2) if x.ndim == 3 else aten.alias(x),
+)
 view(
     "aten.permute",
     _permute_back,
@@ -202,7 +205,9 @@ view(
     "aten.unfold",
     lambda ct, x, dim, size, step: aten.unfold_backward(ct, list(x.shape), dim, size, step),
     lambda n, on, x, dim, size, step: (
-        aten.unfold(x, shifted(dim, x), size, step) if x.ndim > 1 else aten.unfold(aten.unsqueeze(x, 1), 1, size, step)
+        aten.unfold(x, shifted(dim, x), size, step)
+        if x.ndim > 1
+        else aten.unfold(aten.unsqueeze(x, 1), 1, size, step)
     ),
     applies=lambda eqn: eqn.args[0].ndim > 0,  # type: ignore[attr-defined]
 )
@@ -226,7 +231,9 @@ linear(
 linear(
     "aten.diagonal_backward",
     lambda ct, g, sizes, k, a, b: aten.diagonal(ct, k, a, b),
-    lambda size, on, g, sizes, k, a, b: aten.diagonal_backward(g, [size, *sizes], k, *_pair(a, b, len(sizes))),
+    lambda size, on, g, sizes, k, a, b: aten.diagonal_backward(
+        g, [size, *sizes], k, *_pair(a, b, len(sizes))
+    ),
 )
 
 # --- pieces: several results ----------------------------------------------------------------------
@@ -241,7 +248,9 @@ def _pieces_back(cts: Sequence[Value | None], y: Sequence[Value], x: Value, dim:
         for piece in y[:index]:
             start = start + piece.shape[dim]
         return aten.slice_backward(there[0], list(x.shape), dim, start, start + y[index].shape[dim], 1)
-    filled = [aten.new_zeros(there[0], list(p.shape)) if ct is None else ct for ct, p in zip(cts, y, strict=True)]
+    filled = [
+        aten.new_zeros(there[0], list(p.shape)) if ct is None else ct for ct, p in zip(cts, y, strict=True)
+    ]
     return aten.cat(filled, dim)
 
 
@@ -333,6 +342,11 @@ def _cat_batch(size: Size, on: Sequence[object], xs: Sequence[Value], dim: int) 
     return aten.cat(kept, wrap(dim, rank - 1) + 1)
 
 
+def _stack_batch(size: Size, on: Sequence[object], xs: Sequence[Value], dim: int) -> Value:
+    items = carried(size, on[0], xs)
+    return aten.stack(items, wrap(dim, items[0].ndim) + 1)
+
+
 declare(
     "aten.cat",
     "shape",
@@ -346,9 +360,7 @@ declare(
     "shape",
     vjp=lambda ct, y, xs, dim: ([lambda i=i: aten.select(ct, dim, i) for i in range(len(xs))],),
     jvp=lambda ts, y, xs, dim: aten.stack(tangents(ts[0], xs), dim),
-    batch=lambda size, on, xs, dim: aten.stack(
-        carried(size, on[0], xs), wrap(dim, carried(size, on[0], xs[:1])[0].ndim) + 1
-    ),
+    batch=_stack_batch,
     real=False,
 )
 
@@ -356,7 +368,7 @@ declare(
 
 
 def _writes_part(name: str, read: Callable, move: Callable) -> None:
-    """`scatter(x, part, …)`: x with a part replaced; `read(x, …)` gives that part, `move` shifts the arguments."""
+    """(x, part, …) -> x with a part replaced; `read(x, …)` gives that part, `move` shifts the arguments."""
 
     def vjp(ct: Value, y: Value, x: Value, part: Value, *params: Arg) -> tuple:
         return (
@@ -375,7 +387,9 @@ def _writes_part(name: str, read: Callable, move: Callable) -> None:
 
 
 _writes_part("aten.slice_scatter.default", aten.slice, lambda rank, dim, *rest: (wrap(dim, rank) + 1, *rest))
-_writes_part("aten.select_scatter.default", aten.select, lambda rank, dim, index: (wrap(dim, rank) + 1, index))
+_writes_part(
+    "aten.select_scatter.default", aten.select, lambda rank, dim, index: (wrap(dim, rank) + 1, index)
+)
 _writes_part("aten.diagonal_scatter.default", aten.diagonal, lambda rank, k, a, b: (k, *_pair(a, b, rank)))
 declare(
     "aten.constant_pad_nd",

@@ -15,6 +15,7 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.passes.alias import Roots, roots
 from tessera.passes.depend import dependencies
+from tessera.passes.writes import plan
 
 
 def schedule(trace: Trace) -> Trace:
@@ -85,6 +86,9 @@ class _Graph:
         self.trace, self.of = trace, of
         self.equations = trace.equations
         self.needs = dependencies(trace, of)
+        for planned in plan(trace, of):  # an input that can be written in place stays one that can
+            for before, after in planned.waits:
+                self.needs[after].add(before)
         self.feeds: list[list[int]] = [[] for _ in self.equations]
         for index, needs in enumerate(self.needs):
             for need in needs:

@@ -65,10 +65,14 @@ def _torch(found: str) -> Check:
 
 def _backend() -> Check:
     name = 'torch.compile(backend="tessera")'
-    registered = {point.name for point in entry_points(group="torch_dynamo_backends")}
-    if "tessera" in registered:
-        return Check(name, "registered", True)
-    return Check(name, "not registered: the package is not installed; try: pip install -e .", False)
+    points = entry_points(group="torch_dynamo_backends", name="tessera")
+    if not points:
+        return Check(name, "not registered: the package is not installed; try: pip install -e .", False)
+    try:
+        points["tessera"].load()
+    except (ImportError, AttributeError) as error:
+        return Check(name, f"registered, but does not load: {error}", False)
+    return Check(name, "registered", True)
 
 
 def _package(package: str, purpose: str) -> Check:

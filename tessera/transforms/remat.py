@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tessera.ir.equation import Equation, Value, symbols_in, values_in
-from tessera.ir.record import NO_GRAD
+from tessera.ir.equation import NO_GRAD, RECOMPUTE, Equation, Value, symbols_in, values_in
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import ScalarType, TensorType
@@ -22,7 +21,6 @@ from tessera.transforms.mincut import INFINITE, min_cut
 from tessera.transforms.vjp import Joint
 from tessera.util.errors import OptionError
 
-RECOMPUTE = "recompute"  # tag: the user asked for this equation to be recomputed (checkpoint)
 POLICIES = ("none", "views", "cheap", "auto")
 
 
@@ -75,7 +73,8 @@ class _Plan:
         symbols: set[str] = set()
         for eqn in reversed(self.trace.equations):
             binds = any(s in symbols and v in eqn.results() for s, (v, _) in self.trace.symbols.items())
-            if binds or any(v in wanted for v in eqn.results()):
+            effect = eqn in self.late and has_effect(eqn.op)  # a check on what backward computes
+            if effect or binds or any(v in wanted for v in eqn.results()):
                 needed.add(eqn)
                 wanted.update(eqn.inputs())
                 symbols |= symbols_in((eqn.args, eqn.kwargs))
@@ -266,8 +265,8 @@ class _Plan:
 
     def _backward_equations(self, saved: list[Value]) -> list[Equation]:
         have = {*saved, *self.cts, *self.trace.constants}
-        wanted = [v for v in values_in(self.grads) if v not in have]
-        chosen: set[Equation] = set()
+        chosen = {e for e in self.late if has_effect(e.op)}
+        wanted = [v for v in (*values_in(self.grads), *(v for e in chosen for v in e.inputs())) if v not in have]
         while wanted:
             v = wanted.pop()
             eqn = self.maker.get(v)

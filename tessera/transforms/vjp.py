@@ -127,7 +127,7 @@ class _Reverse:
             self.replay(formula.trace.equations[: formula.split], env)
         made = [map_values(o, lambda v: env.get(v, v)) for o in formula.trace.outputs[: formula.results]]
         passive = tuple(i for i, active in enumerate(formula.active) if not active)
-        self.replace(eqn, made, (formula, env, wanted), passive)
+        self.replace(eqn, made, (eqn, formula, env, wanted), passive)
 
     def replace(self, eqn: Equation, made: list[Arg], how: object, passive: tuple[int, ...] = ()) -> None:
         """The equation's results are now these values."""
@@ -171,8 +171,8 @@ class _Reverse:
                     self.backward_rule(eqn, how, cts)
                 case Generator():
                     self.backward_generator(eqn, how, cts)
-                case (Formula(), dict(), list()):
-                    self.backward_formula(eqn, how[0], how[1], how[2], cts)
+                case (Equation(), Formula(), dict(), list()):
+                    self.backward_formula(*how, cts)  # type: ignore[misc]
 
     def backward_rule(self, eqn: Equation, found: Rules, cts: list[Value | None]) -> None:
         if found.zero:
@@ -216,11 +216,17 @@ class _Reverse:
     def backward_formula(
         self, eqn: Equation, formula: Formula, env: dict[Value, Arg], wanted: list[Value], cts: list[Value | None]
     ) -> None:
-        given = iter(formula.trace.inputs[len(dict.fromkeys(eqn.inputs())) :])
-        for v, ct in zip(eqn.results(), cts, strict=True):
-            if _differentiable(v):
-                like = next(given)
-                env[like] = _zeros(v.tensor) if ct is None else conform(ct, like.tensor)
+        """The formula's backward equations; one traced for just these cotangents if some are missing."""
+        floats = [ct for v, ct in zip(eqn.results(), cts, strict=True) if _differentiable(v)]
+        if any(ct is None for ct in floats):
+            pulled = tuple(ct is not None for ct in floats)
+            formula, env = _same_forward(formula, vjp_formula(eqn, wanted, self.builder.mode, pulled), env)
+            self.builder.constants.update(formula.trace.constants)
+            self.builder.reserve(list(formula.trace.constants))
+        given = formula.trace.inputs[len(dict.fromkeys(eqn.inputs())) :]
+        for like, ct in zip(given, floats, strict=True):
+            if ct is not None:
+                env[like] = conform(ct, like.tensor)
         self.replay(formula.trace.equations[formula.split :], env)
         for v, grad in zip(wanted, formula.trace.outputs[formula.results :], strict=True):
             if isinstance(grad, Value):
@@ -238,6 +244,19 @@ def _bound(eqn: Equation) -> tuple[list[Arg], dict[str, Arg]]:
     if hasattr(eqn.op, "_schema"):
         return bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
     return list(eqn.args), eqn.kwargs
+
+
+def _same_forward(
+    formula: Formula, other: Formula, env: dict[Value, Arg]
+) -> tuple[Formula, dict[Value, Arg]]:
+    """Another tracing of one operator: its forward is the one that stands in the program already."""
+    mine, theirs = formula.trace.equations[: formula.split], other.trace.equations[: other.split]
+    if [e.op for e in mine] != [e.op for e in theirs]:
+        raise RuleError(f"PyTorch's formula runs {mine} or {theirs} forward, depending on what is differentiated")
+    known = {b: env[a] for a, b in zip(formula.trace.inputs, other.trace.inputs, strict=True) if a in env}
+    for a, b in zip(mine, theirs, strict=True):
+        known.update({y: env[x] for x, y in zip(a.outputs, b.outputs, strict=True) if x is not None and y is not None})
+    return other, known
 
 
 def _needs(a: Arg, active: set[Value]) -> object:

@@ -45,8 +45,9 @@ def same_bits(a: object, b: object) -> bool:
         return a == b
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    if a.dtype.is_floating_point:  # -0.0 differs from 0.0, a NaN equals a NaN
-        return torch.equal(torch.signbit(a), torch.signbit(b)) and torch.equal(a.nan_to_num(), b.nan_to_num())
+    if a.dtype.is_floating_point:  # -0.0 differs from 0.0; a NaN equals a NaN of either sign
+        signs = torch.signbit(a) == torch.signbit(b)
+        return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True) and bool((signs | a.isnan()).all())
     return torch.equal(a, b)
 
 

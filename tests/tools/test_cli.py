@@ -6,7 +6,7 @@ import json
 import math
 import subprocess
 import sys
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
 import pytest
 import torch
@@ -67,6 +67,13 @@ def test_doctor_fails_on_an_old_torch(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "OLDEST_TORCH", (99, 0))
     assert cli.main(["doctor"]) == 1
     assert "expected 99.0 or newer" in " ".join(capsys.readouterr().out.split())
+
+
+def test_doctor_names_a_backend_that_does_not_load(monkeypatch):
+    broken = EntryPoint("tessera", "tessera.tools.models:missing", "torch_dynamo_backends")
+    monkeypatch.setattr(doctor, "entry_points", lambda **_: EntryPoints([broken]))
+    check = doctor._backend()
+    assert check.ok is False and "missing" in check.found
 
 
 def test_interleave_samples_everyone_equally():

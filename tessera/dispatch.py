@@ -1,0 +1,129 @@
+"""`jit(frontend="functional")`: capture by running the function once, dispatch by the types of the arguments.
+
+No bytecode and no guards on Python state, as in JAX: the function is taken to be pure, and what it reads from
+closures and globals is fixed when it is traced (tensors closed over are kept by reference, so writes to them
+are seen). A call costs one key, one dictionary look-up and the compiled program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tessera.frontends.captured import Captured, capture
+from tessera.ir import fake
+from tessera.ir.builder import Builder
+from tessera.ir.record import recording
+from tessera.ops.op import keep_whole
+from tessera.pipelines import Compilation, Options, compile_captured
+
+Entry = Callable[..., object]
+
+
+class Dispatcher:
+    """The compiled forms of one function, by the types of its arguments."""
+
+    def __init__(self, fn: Callable, name: str, options: Options) -> None:
+        self.fn, self.name, self.options = fn, name, options
+        self.entries: dict[object, Entry] = {}
+        self.compilations: list[Compilation] = []
+
+    def compile(self, key: object, args: tuple, kwargs: dict) -> Entry:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        captured, lifted, call_spec = self.capture(leaves, spec)
+        places = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
+
+        def eager(*tensors: torch.Tensor) -> tuple:
+            full = list(leaves)
+            for place, x in zip(places, tensors, strict=False):
+                full[place] = x
+            inner, named = pytree.tree_unflatten(full, spec)
+            return tuple(pytree.tree_leaves(self.fn(*inner, **named)))
+
+        name = f"{self.name}_{len(self.compilations)}"
+        call, compilation = compile_captured(captured, eager, name, self.options)
+        self.compilations.append(compilation)
+        entry = _entry(call, spec, places, lifted, call_spec, len(args) if not kwargs else None)
+        self.entries[key] = entry
+        return entry
+
+    def capture(self, leaves: list[object], spec: pytree.TreeSpec) -> tuple[Captured, tuple, pytree.TreeSpec]:
+        """The trace with every tensor closed over as a further input, so that parameters can be trained."""
+        places = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
+        mode = fake.default_mode()
+
+        def run(*fakes: torch.Tensor) -> object:
+            full = list(leaves)
+            for place, x in zip(places, fakes, strict=True):
+                full[place] = x
+            args, kwargs = pytree.tree_unflatten(full, spec)
+            return self.fn(*args, **kwargs)
+
+        fakes: list[object] = [mode.from_tensor(leaves[i], static_shapes=True) for i in places]
+        captured = capture(run, fakes, [f"x{i}" for i in places], keep_whole, Builder(self.name, mode))
+        lifted = tuple(captured.trace.constants.values())
+        trace = captured.trace.with_(inputs=(*captured.trace.inputs, *captured.trace.constants), constants={})
+        grads = tuple(x.requires_grad for x in (*(leaves[i] for i in places), *lifted))  # type: ignore[attr-defined]
+        return replace(captured, trace=trace, requires_grad=grads), lifted, captured.spec
+
+
+def _entry(
+    call: Callable, spec: pytree.TreeSpec, places: list[int], lifted: tuple, out_spec: pytree.TreeSpec, flat: int | None
+) -> Entry:
+    """The shortest way from arguments to results for this structure."""
+    single = out_spec.is_leaf()
+    plain = flat is not None and places == list(range(flat)) == list(range(spec.num_leaves))
+    if plain and not lifted and single:
+        return lambda args, kwargs: call(*args)[0]
+
+    def general(args: tuple, kwargs: dict) -> object:
+        leaves = pytree.tree_leaves((args, kwargs))
+        out = call(*[leaves[i] for i in places], *lifted)
+        return pytree.tree_unflatten(list(out), out_spec)
+
+    return general
+
+
+def build(dispatcher: Dispatcher) -> Callable:
+    """The function a caller sees."""
+    entries, fn = dispatcher.entries, dispatcher.fn
+    grad_mode, casting = torch.is_grad_enabled, torch._C._is_any_autocast_enabled
+    tensor, parameter = torch.Tensor, torch.nn.Parameter
+
+    def call(*args, **kwargs):  # noqa: ANN002, ANN003, ANN202
+        key: list = [grad_mode(), casting()]
+        for x in args:
+            kind = type(x)
+            if kind is tensor or kind is parameter:
+                key += (x.shape, x.dtype, x.stride(), x.device, x.requires_grad)
+            else:
+                key = _slow_key(args, kwargs)
+                break
+        else:
+            if kwargs or key[1]:
+                key = _slow_key(args, kwargs)
+        name = tuple(key)
+        entry = entries.get(name)
+        if entry is None:
+            if recording() is not None:  # inside a transform: be traced as the plain function
+                return fn(*args, **kwargs)
+            entry = dispatcher.compile(name, args, kwargs)
+        return entry(args, kwargs)
+
+    return call
+
+
+def _slow_key(args: tuple, kwargs: dict) -> list:
+    """Structure, types of tensors, values of everything else."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    casts = [(d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+    key: list = [torch.is_grad_enabled(), tuple(casts), spec]
+    for x in leaves:
+        if isinstance(x, torch.Tensor):
+            key += (type(x), x.shape, x.dtype, x.stride() if x.layout is torch.strided else None, x.device, x.requires_grad)
+        else:
+            key += (type(x), x)
+    return key

@@ -1,0 +1,225 @@
+"""Patterns over equations and the driver that rewrites a trace with tables of them.
+
+    x = Var("x")
+    TABLE = [
+        (P("aten.neg", P("aten.neg", x)), lambda x: x),                       # -(-x) -> x
+        (P("aten.mul", x, one), lambda x: x, is_real),                        # x * 1 -> x
+        (P("aten.reshape", P("aten.reshape", x, ...), shape), lambda x, shape: aten.reshape(x, shape)),
+    ]
+
+A pattern names an operator (any overload of it, or one: "aten.sum.dim_IntList") and its arguments: a `Var`
+captures anything, a nested pattern matches the equation that made the argument, `...` the rest of the arguments,
+a function of one argument tests it, everything else must be equal. The replacement is called with the
+captures by name and gives a captured value, or emits equations through the active builder and gives their
+result; None leaves things as they are. A third entry is a named side condition over `Match`.
+
+The driver walks the trace once, in order, so that a pattern sees rewritten producers; it repeats while a walk
+changed something. Results keep their names, and an emitted replacement of another type is taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch._ops import OpOverload
+
+from tessera.ir.builder import Builder
+from tessera.ir.equation import Arg, Equation, Operator, Special, Value, map_values
+from tessera.ir.mode import mode_of
+from tessera.ir.trace import Trace
+from tessera.ir.types import SYMBOLIC
+
+REST = ...
+WALKS = 4  # tables reach their fixed point in one or two walks; more would mean two rules undo each other
+
+
+@dataclass(frozen=True)
+class Var:
+    """Captures an argument; the same name twice must be the same argument."""
+
+    name: str
+    test: Callable[[Arg], bool] | None = None
+
+
+class P:
+    """`P("aten.add", x, 0)`: an equation with this operator and these arguments."""
+
+    def __init__(self, name: str, *args: object, **kwargs: object) -> None:
+        self.name = name
+        self.open = bool(args) and args[-1] is REST  # more arguments, positional or named, may follow
+        self.args = args[:-1] if self.open else args
+        self.kwargs = kwargs
+
+
+@dataclass
+class Match:
+    """What a pattern found: the equation at its root, its captures, the other equations it covers."""
+
+    root: Equation
+    captures: dict[str, Arg] = field(default_factory=dict)
+    inner: list[Equation] = field(default_factory=list)
+
+
+Replacement = Callable[..., object]
+Condition = Callable[[Match], bool]
+Rule = tuple[P, Replacement] | tuple[P, Replacement, Condition]
+Allow = Callable[[Equation, Value], bool]
+
+
+def operator_names(op: Operator) -> tuple[str, ...]:
+    if isinstance(op, Special):
+        return (f"{op.namespace}.{op.name}",)
+    packet = f"{op.namespace}.{op._opname}"
+    return packet, f"{packet}.{op._overloadname}"
+
+
+class Table:
+    """Rules, found by the operator at their root."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.by_name: dict[str, list[Rule]] = {}
+        for rule in rules:
+            self.by_name.setdefault(rule[0].name, []).append(rule)
+        self._found: dict[Operator, list[Rule]] = {}
+
+    def __add__(self, other: Table) -> Table:
+        return Table([rule for table in (self, other) for rules in table.by_name.values() for rule in rules])
+
+    def rules_for(self, op: Operator) -> list[Rule]:
+        if op not in self._found:
+            self._found[op] = [r for name in operator_names(op) for r in self.by_name.get(name, ())]
+        return self._found[op]
+
+
+def match(pattern: P, eqn: Equation, made_by: dict[Value, Equation]) -> Match | None:
+    """The captures of a pattern at an equation, or None."""
+    found = Match(eqn)
+    return found if _match(pattern, eqn, made_by, found) else None
+
+
+def _match(pattern: P, eqn: Equation, made_by: dict[Value, Equation], found: Match) -> bool:
+    if len(eqn.args) < len(pattern.args) or (len(eqn.args) > len(pattern.args) and not pattern.open):
+        return False
+    if not pattern.open and eqn.kwargs.keys() != pattern.kwargs.keys():
+        return False
+    for wanted, given in zip(pattern.args, eqn.args, strict=False):
+        if not _match_arg(wanted, given, made_by, found):
+            return False
+    return all(k in eqn.kwargs and _match_arg(w, eqn.kwargs[k], made_by, found) for k, w in pattern.kwargs.items())
+
+
+def _match_arg(wanted: object, given: Arg, made_by: dict[Value, Equation], found: Match) -> bool:
+    if isinstance(wanted, Var):
+        if wanted.name in found.captures:
+            return _equal(found.captures[wanted.name], given)
+        found.captures[wanted.name] = given
+        return wanted.test is None or wanted.test(given)
+    if isinstance(wanted, P):
+        maker = made_by.get(given) if isinstance(given, Value) else None
+        if maker is None or len(maker.outputs) != 1 or wanted.name not in operator_names(maker.op):
+            return False
+        if maker.tags != found.root.tags:  # what was written under no_grad stays there
+            return False
+        found.inner.append(maker)
+        return _match(wanted, maker, made_by, found)
+    if callable(wanted) and not isinstance(wanted, (type, OpOverload)):
+        return bool(wanted(given))
+    return _equal(wanted, given)
+
+
+def _equal(a: Arg, b: Arg) -> bool:
+    if isinstance(a, Value) or isinstance(b, Value):
+        return a is b
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    if isinstance(a, SYMBOLIC) or isinstance(b, SYMBOLIC):
+        return type(a) is type(b) and str(a) == str(b)
+    return type(a) is type(b) and a == b
+
+
+def rewrite(trace: Trace, table: Table, allow: Allow | None = None) -> Trace:
+    """Apply a table until nothing changes.
+
+    `allow(eqn, value)` says whether a value that is there already may stand in for the equation's result; without
+    it, whether the types are equal does.
+    """
+    for _ in range(WALKS):
+        if not any(table.rules_for(eqn.op) for eqn in trace.equations):
+            return trace
+        after = _Walk(trace, table, allow).run()
+        if after is trace:
+            return trace
+        trace = after
+    return trace
+
+
+class _Walk:
+    def __init__(self, trace: Trace, table: Table, allow: Allow | None) -> None:
+        self.trace, self.table, self.allow = trace, table, allow
+        self.builder = Builder(trace.name, mode_of(trace))
+        self.builder.reserve(list(trace.values()))
+        self.made_by: dict[Value, Equation] = {}
+        self.names: dict[Value, Value] = {}
+
+    def run(self) -> Trace:
+        changed = False
+        with self.builder:
+            for eqn in self.trace.equations:
+                if self.names:
+                    eqn = eqn.with_(args=self.rename(eqn.args), kwargs=self.rename(eqn.kwargs))
+                rules = self.table.rules_for(eqn.op)
+                if rules and len(eqn.outputs) == 1 and eqn.outputs[0] is not None and self.try_rules(eqn, rules):
+                    changed = True
+                else:
+                    self.keep(eqn)
+        if not changed:
+            return self.trace
+        there = {*self.trace.inputs, *self.trace.constants, *self.made_by}
+        symbols = {s: (self.names.get(v, v), dim) for s, (v, dim) in self.trace.symbols.items()}
+        return self.trace.with_(
+            equations=tuple(self.builder.equations),
+            outputs=self.rename(self.trace.outputs),
+            mutations={t: self.names.get(v, v) for t, v in self.trace.mutations.items()},
+            symbols={s: where for s, where in symbols.items() if where[0] in there},
+        )
+
+    def rename(self, tree: Arg) -> Arg:
+        return map_values(tree, lambda v: self.names.get(v, v))
+
+    def keep(self, eqn: Equation) -> None:
+        self.builder.equations.append(eqn)
+        for v in eqn.outputs:
+            if v is not None:
+                self.made_by[v] = eqn
+
+    def try_rules(self, eqn: Equation, rules: list[Rule]) -> bool:
+        for rule in rules:
+            found = match(rule[0], eqn, self.made_by)
+            if found is None or (len(rule) == 3 and not rule[2](found)):
+                continue
+            if self.replace(eqn, rule[1], found):
+                return True
+        return False
+
+    def replace(self, eqn: Equation, replacement: Replacement, found: Match) -> bool:
+        start = len(self.builder.equations)
+        try:
+            with self.builder.at(eqn):
+                new = replacement(**found.captures)
+        except RuntimeError:  # PyTorch refuses it for these strides: the equation stays as it is
+            new = None
+        old = eqn.out
+        if isinstance(new, Value) and new is not old:
+            emitted = self.builder.equations[start:]
+            if not emitted and (self.allow(eqn, new) if self.allow else new.type == old.type):
+                self.names[old] = new
+                return True
+            if emitted and emitted[-1].outputs == (new,) and new.type == old.type:
+                del self.builder.equations[start:]
+                for made in emitted[:-1]:
+                    self.keep(made)
+                self.keep(emitted[-1].with_(outputs=(old,)))  # the result keeps its name
+                return True
+        del self.builder.equations[start:]
+        return False

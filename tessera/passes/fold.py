@@ -1,0 +1,119 @@
+"""Constant folding.
+
+In: a functional trace. Out: the same trace where small tensors that depend on no input (an `arange`, a literal
+times a number, a mask of a few elements) are constants, computed once. A result keeps its name. Not folded:
+random operators and others with effects, what is returned to the caller (who gets fresh memory each call),
+results of more than `LIMIT` elements, uninitialised memory, and plain fills, which cost nothing to make again.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+from tessera.ir.equation import Equation, Special, Value, map_values, symbols_in
+from tessera.ir.schema import has_effect
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType
+from tessera.passes.alias import escaping, roots
+
+LIMIT = 1024
+_UNINITIALISED = frozenset("empty empty_like new_empty empty_strided new_empty_strided empty_permuted".split())
+_FILLS = frozenset("zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full scalar_tensor".split())
+
+
+def fold(trace: Trace) -> Trace:
+    """Compute once what no argument can change."""
+    known: dict[Value, torch.Tensor | None] = {  # None: not computed yet
+        v: t for v, t in trace.constants.items() if _small(v) and type(t) is torch.Tensor
+    }
+    maker: dict[Value, Equation] = {}
+    for eqn in trace.equations:
+        if _foldable(eqn, known):
+            known[eqn.out] = None
+            maker[eqn.out] = eqn
+    if not maker:
+        return trace
+    of = roots(trace)
+    outside = escaping(trace, of)
+    rest = [eqn for eqn in trace.equations if not (eqn.outputs and eqn.outputs[0] in maker)]
+    wanted = dict.fromkeys(v for eqn in rest for v in eqn.inputs() if v in maker)
+    wanted.update(dict.fromkeys(v for v in trace.results() if v in maker))
+    kept: set[Value] = set()
+    constants = dict(trace.constants)
+    for v in wanted:
+        plain = maker[v].op._opname in _FILLS and not maker[v].inputs()  # type: ignore[union-attr]
+        if plain or not of[v].isdisjoint(outside):
+            _keep(v, maker, kept)
+            continue
+        tensor = _compute(v, known, maker)
+        if tensor is None:
+            _keep(v, maker, kept)
+        else:
+            constants[v] = tensor
+    equations = tuple(e for e in trace.equations if not e.outputs or e.outputs[0] not in maker or e.outputs[0] in kept)
+    for v in kept:  # an equation that stays needs its arguments, as constants or as equations
+        constants.pop(v, None)
+    used = {v for eqn in equations for v in eqn.inputs()} | set(trace.results())
+    return trace.with_(equations=equations, constants={v: t for v, t in constants.items() if v in used})
+
+
+def _small(v: Value) -> bool:
+    return isinstance(v.type, TensorType) and not v.type.is_symbolic and v.type.numel() <= LIMIT
+
+
+def _foldable(eqn: Equation, known: dict[Value, torch.Tensor | None]) -> bool:
+    op = eqn.op
+    if isinstance(op, Special) or not isinstance(op, OpOverload) or eqn.many or len(eqn.outputs) != 1:
+        return False
+    if op.namespace != "aten" or op._opname in _UNINITIALISED or eqn.outputs[0] is None or not _small(eqn.out):
+        return False
+    if any(v not in known for v in eqn.inputs()) or has_effect(op) or symbols_in((eqn.args, eqn.kwargs)):
+        return False
+    return all(_plain(a) for a in (*eqn.args, *eqn.kwargs.values()))
+
+
+def _plain(a: object) -> bool:
+    if isinstance(a, (list, tuple)):
+        return all(map(_plain, a))
+    plain = (Value, int, float, bool, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+    return a is None or isinstance(a, plain)
+
+
+def _keep(v: Value, maker: dict[Value, Equation], kept: set[Value]) -> None:
+    """This value's equation stays, and so do those it reads."""
+    stack = [v]
+    while stack:
+        v = stack.pop()
+        if v in maker and v not in kept:
+            kept.add(v)
+            stack += maker[v].inputs()
+
+
+def _compute(v: Value, known: dict[Value, torch.Tensor | None], maker: dict[Value, Equation]) -> torch.Tensor | None:
+    """The tensor itself; None where it cannot be computed now."""
+    stack = [v]
+    while stack:
+        top = stack[-1]
+        if known.get(top) is not None:
+            stack.pop()
+            continue
+        eqn = maker[top]
+        missing = [u for u in eqn.inputs() if known.get(u) is None]
+        if missing:
+            stack += missing
+            continue
+        try:
+            with unset_fake_temporarily(), torch.no_grad():
+                args, kwargs = map_values((eqn.args, eqn.kwargs), known.__getitem__)  # type: ignore[misc]
+                made = eqn.op(*args, **kwargs)  # type: ignore[operator]
+                # a view of a constant would keep all of it alive and let one be written through the other
+                known[top] = made.clone() if made._is_view() else made
+        except (RuntimeError, NotImplementedError):
+            return None
+        if isinstance(known[top], FakeTensor):
+            known[top] = None
+            return None
+        stack.pop()
+    return known[v]

@@ -1,0 +1,231 @@
+"""Writes in place where nobody can tell.
+
+In: a functional trace, in its final order. Out: a final program, not to be transformed again, that leaves the
+same values in its outputs and inputs:
+
+  - an update of a mutated input is written into the input itself (`v = aten.slice(cache, …); aten.copy_(v, k)`)
+    where its old contents are not read afterwards, and the mutation needs no copy at the end;
+  - an elementwise operator writes over its first argument where that is a dead intermediate value;
+  - what is still copied at the end is copied in an order that does not matter: sources that share memory with
+    a mutated input are copied first, and so are outputs that show one.
+"""
+
+from __future__ import annotations
+
+from tessera.ir.builder import Builder
+from tessera.ir.equation import Arg, Equation, Special, Value, map_values, values_in
+from tessera.ir.mode import mode_of
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType, size_key
+from tessera.passes.alias import Roots, roots
+from tessera.passes.dce import dce
+from tessera.passes.writes import Leaf, Path, Plan, aten, inplace_of, plan
+
+
+def reinplace(trace: Trace) -> Trace:
+    """Write into mutated inputs and dead values where legal."""
+    trace = write_inputs(trace)
+    trace = separate(trace)
+    return reuse(trace)
+
+
+# --- mutated inputs ---------------------------------------------------------------------------------
+
+
+def write_inputs(trace: Trace) -> Trace:
+    """Carry out every update of an input that may happen in place."""
+    plans = plan(trace)
+    if not plans:
+        return trace
+    return dce(_Writer(trace, plans).run())
+
+
+class _Writer:
+    def __init__(self, trace: Trace, plans: list[Plan]) -> None:
+        self.trace = trace
+        self.builder = Builder(trace.name, mode_of(trace))
+        self.builder.reserve(list(trace.values()))
+        self.leaves: dict[int, tuple[Plan, Leaf]] = {leaf.index: (p, leaf) for p in plans for leaf in p.leaves}
+        self.shows: dict[Value, tuple[Plan, Path]] = {v: (p, path) for p in plans for v, (path, _) in p.shows.items()}
+        self.done = {p.target for p in plans}
+        self.names: dict[Value, Value] = {}
+
+    def run(self) -> Trace:
+        users = self.trace.users()
+        for index, eqn in enumerate(self.trace.equations):
+            eqn = eqn.with_(args=self.rename(eqn.args), kwargs=self.rename(eqn.kwargs)) if self.names else eqn
+            with self.builder.at(eqn):
+                if index in self.leaves:
+                    self.write(*self.leaves[index])
+                replaced = [v for v in eqn.results() if v in self.shows]
+                if not replaced:
+                    self.builder.append(eqn)
+                for v in replaced:
+                    owner, path = self.shows[v]
+                    if path and (v in users or v in self.trace.results()):
+                        self.show(owner.target, path, v)
+                    elif not path:
+                        self.names[v] = owner.target
+        mutations = {t: self.names.get(v, v) for t, v in self.trace.mutations.items() if t not in self.done}
+        return self.trace.with_(
+            equations=tuple(self.builder.equations),
+            outputs=self.rename(self.trace.outputs),
+            mutations=mutations,
+            symbols={s: (self.names.get(v, v), dim) for s, (v, dim) in self.trace.symbols.items()},
+        )
+
+    def rename(self, tree: Arg) -> Arg:
+        return map_values(tree, lambda v: self.names.get(v, v))
+
+    def write(self, owner: Plan, leaf: Leaf) -> None:
+        target = self.show(owner.target, leaf.path)
+        args, kwargs = self.rename((leaf.args, leaf.kwargs))  # type: ignore[misc]
+        if leaf.clone:
+            args = map_values(args, lambda v: self.builder.emit(aten.clone.default, v))
+        args = (*args[: leaf.place], target, *args[leaf.place :])
+        self.builder.equations.append(
+            Equation(leaf.op, args, kwargs, (), False, self.builder.source, self.builder.tags)
+        )
+
+    def show(self, v: Value, path: Path, result: Value | None = None) -> Value:
+        """The part of an input that a path shows; under the name of `result` where given."""
+        for number, (op, args, kwargs) in enumerate(path):
+            made = self.builder.emit(op, v, *self.rename(args), **self.rename(kwargs))  # type: ignore[misc,arg-type]
+            assert isinstance(made, Value)
+            v = made
+            if result is not None and number == len(path) - 1:
+                last = self.builder.equations[-1]
+                self.builder.equations[-1] = last.with_(outputs=(result,))
+        return v
+
+
+# --- what is copied at the end ----------------------------------------------------------------------
+
+
+def separate(trace: Trace) -> Trace:
+    """Copy sources and outputs that show a mutated input, which the copies at the end would overwrite."""
+    targets = {t for t, v in trace.mutations.items() if t is not v}
+    if not targets:
+        return trace
+    of = roots(trace)
+    builder = Builder(trace.name, mode_of(trace))
+    builder.reserve(list(trace.values()))
+    copies: dict[Value, Value] = {}
+
+    def apart(v: Value) -> Value:
+        if of[v].isdisjoint(targets):
+            return v
+        if v not in copies:
+            made = builder.emit(aten.clone.default, v)
+            assert isinstance(made, Value)
+            copies[v] = made
+        return copies[v]
+
+    mutations = {t: t if t is v else apart(v) for t, v in trace.mutations.items()}
+    outputs = map_values(trace.outputs, apart)
+    if not copies:
+        return trace
+    return trace.with_(equations=(*trace.equations, *builder.equations), mutations=mutations, outputs=outputs)
+
+
+# --- dead values ------------------------------------------------------------------------------------
+
+
+def reuse(trace: Trace) -> Trace:
+    """Elementwise operators write over a dead first argument."""
+    of = roots(trace)
+    last: dict[Value, int] = {}  # memory -> the last equation that touches it
+    for index, eqn in enumerate(trace.equations):
+        for v in eqn.inputs():
+            for root in of[v]:
+                last[root] = index
+    held = {root for v in trace.results() for root in of[v]} | {*trace.inputs, *trace.constants}
+    equations = []
+    took: dict[Value, frozenset[Value]] = {}  # a result written over its argument is that argument's memory
+    for index, eqn in enumerate(trace.equations):
+        made = _over_argument(eqn, index, of, took, last, held)
+        if made is not None:
+            target = made.args[0]
+            assert isinstance(target, Value)
+            memory = _roots(target, of, took)
+            took[eqn.out] = memory
+            for root in memory:  # that memory lives on under the result's name
+                last[root] = max(last.get(root, index), last.get(eqn.out, index))
+                if eqn.out in held:
+                    held.add(root)
+        equations.append(made or eqn)
+    return trace.with_(equations=tuple(equations)) if took else trace
+
+
+def _roots(v: Value, of: Roots, took: dict[Value, frozenset[Value]]) -> frozenset[Value]:
+    """A value's memory, followed through results that were written over others."""
+    found: set[Value] = set()
+    for root in of[v]:
+        found |= took.get(root, frozenset((root,)))
+    return frozenset(found)
+
+
+def _over_argument(
+    eqn: Equation,
+    index: int,
+    of: Roots,
+    took: dict[Value, frozenset[Value]],
+    last: dict[Value, int],
+    held: set[Value],
+) -> Equation | None:
+    """The equation as a write over a dead argument, if there is one to write over."""
+    if isinstance(eqn.op, Special) or len(eqn.outputs) != 1 or eqn.outputs[0] is None:
+        return None
+    op = inplace_of(eqn.op)
+    if op is None or not isinstance(eqn.args[0], Value):
+        return None
+    for args in _orders(eqn):
+        target = args[0]
+        if not isinstance(target, Value) or target.type != eqn.out.type or _overlaps_itself(target.tensor):
+            continue
+        memory = _roots(target, of, took)
+        if any(root in held or last[root] > index for root in memory) or not memory:
+            continue
+        others = [v for v in values_in((args[1:], eqn.kwargs)) if v is not target]
+        if any(not _roots(v, of, took).isdisjoint(memory) for v in others):
+            continue
+        return eqn.with_(op=op, args=args)
+    return None
+
+
+def _orders(eqn: Equation) -> list[tuple[Arg, ...]]:
+    """The arguments as they stand, and exchanged where the operator does not care."""
+    orders = [eqn.args]
+    if eqn.op._opname in ("add", "mul") and len(eqn.args) == 2 and not eqn.kwargs:  # type: ignore[union-attr]
+        orders.append((eqn.args[1], eqn.args[0]))
+    return orders
+
+
+def _overlaps_itself(t: TensorType) -> bool:
+    """Several elements at one address, or so for all that is known."""
+    known = []
+    for size, stride in zip(t.shape, t.stride, strict=False):
+        if size_key(size) == 1:
+            continue
+        if type(size) is not int or type(stride) is not int:
+            return any(size_key(s) == 0 for s in t.stride) or not _symbolic_dense(t)
+        known.append((stride, size))
+    extent = 1
+    for stride, size in sorted(known):
+        if stride < extent:
+            return True
+        extent = stride * (size - 1) + extent
+    return False
+
+
+def _symbolic_dense(t: TensorType) -> bool:
+    """Contiguous with symbolic sizes: each stride is the product of the sizes after it."""
+    step: object = 1
+    for size, stride in zip(reversed(t.shape), reversed(t.stride), strict=True):
+        if size_key(stride) != size_key(step) and size_key(size) != 1:
+            return False
+        step = step * size  # type: ignore[operator]
+    return True
+
+
+__all__ = ["reinplace", "reuse", "separate", "write_inputs"]

@@ -1,0 +1,596 @@
+"""`tessera.jit` against eager PyTorch: results, gradients, side effects, identity."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import warnings
+from collections import namedtuple
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+import tessera
+from tessera.util.errors import DoubleBackwardError, OptionError
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    yield
+
+
+def strict(fn, **options):
+    """Compile so that an internal failure is an error, not an eager fallback."""
+    return tessera.jit(fn, strict=True, **options)
+
+
+def twin(*tensors):
+    return [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
+
+
+def check(fn, *inputs, calls=1, **options):
+    """Same outputs, gradients and writes as eager."""
+    fast = strict(fn, **options)
+    for _ in range(calls):
+        mine, theirs = twin(*inputs), twin(*inputs)
+        got, want = fast(*mine), fn(*theirs)
+        compare(got, want)
+        compare(mine, theirs)
+        heads = [(g, w) for g, w in zip(leaves(got), leaves(want), strict=True) if w.requires_grad]
+        for g, w in zip(leaves(got), leaves(want), strict=True):
+            assert g.requires_grad == w.requires_grad
+        if heads:
+            sum((g * g.detach().cos()).sum() for g, _ in heads).backward()
+            sum((w * w.detach().cos()).sum() for _, w in heads).backward()
+            compare([t.grad for t in mine], [t.grad for t in theirs])
+    return fast
+
+
+def leaves(tree):
+    return [t for t in torch.utils._pytree.tree_leaves(tree) if isinstance(t, torch.Tensor)]
+
+
+def compare(got, want):
+    got, want = torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(want)
+    assert len(got) == len(want)
+    for g, w in zip(got, want, strict=True):
+        if isinstance(w, torch.Tensor):
+            torch.testing.assert_close(g, w)
+        else:
+            assert g == w
+
+
+# --- what can be compiled ---
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.bn = nn.BatchNorm1d(4)
+        self.scale = 2.0
+
+    def forward(self, x):
+        return self.bn(self.fc(x)).relu() * self.scale
+
+
+def test_module_shares_state_with_the_original():
+    model = Net()
+    fast = tessera.jit(model)
+    assert isinstance(fast, Net)
+    assert list(fast.state_dict()) == list(model.state_dict())
+    assert all(a is b for a, b in zip(fast.parameters(), model.parameters(), strict=True))
+    fast.eval()
+    assert not model.training
+    fast.scale = 3.0
+    assert model.scale == 3.0
+
+
+def test_module_trains_like_eager():
+    model = Net()
+    other = copy.deepcopy(model)
+    fast = strict(model)
+    for step in range(3):
+        x = torch.randn(5, 4)
+        compare(fast(x), other(x))
+        fast(x).pow(2).sum().backward()
+        other(x).pow(2).sum().backward()
+        compare([p.grad for p in model.parameters()], [p.grad for p in other.parameters()])
+        compare(list(model.buffers()), list(other.buffers()))
+    assert model.bn.num_batches_tracked == 6
+
+
+def test_containers_of_torch_nn_are_captured():
+    fast = strict(nn.Sequential(nn.Linear(3, 3), nn.ReLU()))
+    fast(torch.randn(2, 3))
+    assert len(tessera.explain(fast).graphs) == 1
+
+
+def test_method_function_decorator():
+    @tessera.jit
+    def plain(x):
+        return x.sin()
+
+    @tessera.jit(executors=["aten"])
+    def configured(x):
+        return x.cos()
+
+    class Holder:
+        def method(self, x):
+            return x.tan()
+
+    x = torch.randn(3)
+    compare(plain(x), x.sin())
+    compare(configured(x), x.cos())
+    compare(tessera.jit(Holder().method)(x), x.tan())
+
+
+def test_backend_of_torch_compile():
+    f = torch.compile(lambda x: F.gelu(x) * 2, backend=tessera.backend)
+    x = torch.randn(3, requires_grad=True)
+    compare(f(x), F.gelu(x) * 2)
+
+
+def test_jit_of_jit_and_deepcopy():
+    inner = tessera.jit(lambda x: x * 2)
+    outer = tessera.jit(lambda x: inner(x) + 1)
+    compare(outer(torch.ones(2)), torch.full((2,), 3.0))
+    fast = copy.deepcopy(tessera.jit(Net()))
+    fast(torch.randn(3, 4))
+
+
+def test_unknown_options_are_refused():
+    with pytest.raises(OptionError, match="executor"):
+        tessera.jit(lambda x: x, executors=["nobody"])
+    with pytest.raises(OptionError, match="frontend"):
+        tessera.jit(lambda x: x, frontend="other")
+    with pytest.raises(OptionError, match="recompute"):
+        tessera.jit(lambda x: x, recompute="everything")
+    with pytest.raises(OptionError, match="size"):
+        tessera.jit(lambda x: x, memory_budget="many")
+    with pytest.raises(OptionError, match="module, function"):
+        tessera.jit(3)
+
+
+# --- writes, views, aliases ---
+
+
+def test_inplace_on_input_and_on_result():
+    def f(x):
+        y = x * 2
+        y.add_(1)
+        x.mul_(3)
+        return y, x + 1
+
+    check(f, torch.randn(3))
+
+
+def test_write_through_views():
+    def f(x):
+        y = x.clone()
+        y[0].add_(1)
+        y.t()[1].mul_(2)
+        y.view(-1)[2:5] = 0
+        return y, y[:, 1:3].mul_(2)
+
+    def pieces(x):
+        y = x * 1
+        a, b = y.chunk(2, 1)
+        a += b
+        c, d = y.split([1, 3])
+        d[0] = 5
+        y.unbind(1)[2].neg_()
+        torch.diagonal(y).fill_(7)
+        return y, a
+
+    check(f, torch.randn(4, 4), calls=2)
+    check(f, torch.randn(4, 4, requires_grad=True))
+    check(pieces, torch.randn(4, 4))
+
+
+def test_write_to_an_input_that_carries_gradients():
+    def f(x, w):
+        h = x * 1.0
+        h[0] = w.sum()
+        x.add_(w)
+        return h
+
+    x, w = torch.randn(3), torch.randn(3, requires_grad=True)
+    x2, w2 = twin(x, w)
+    got, want = strict(f)(x, w), f(x2, w2)
+    compare(got, want)
+    assert x.requires_grad and x2.requires_grad
+    (got.sum() + x.pow(2).sum()).backward()
+    (want.sum() + x2.pow(2).sum()).backward()
+    compare(w.grad, w2.grad)
+
+
+def test_outputs_that_alias_inputs():
+    fast = strict(lambda x: (x, x.view(-1), x[1], x + 1))
+    x = torch.randn(2, 3)
+    same, flat, row, _ = fast(x)
+    assert same is x
+    flat[0] = 42.0
+    row.zero_()
+    assert x[0, 0] == 42.0 and not x[1].any()
+
+
+def test_returned_input_was_written():
+    def f(x):
+        x.add_(1)
+        return x, x[0]
+
+    x = torch.zeros(2, 2)
+    same, row = strict(f)(x)
+    assert same is x and row.data_ptr() == x.data_ptr()
+    compare(x, torch.ones(2, 2))
+
+
+def test_view_of_input_keeps_its_autograd_history():
+    base = torch.randn(3, requires_grad=True)
+    x = base * 1.0
+    row = strict(lambda x: (x[0:2], x.sin()))(x)[0]
+    row.mul_(2)
+    x.sum().backward()
+    compare(base.grad, torch.tensor([2.0, 2.0, 1.0]))
+
+
+def test_outputs_that_alias_each_other():
+    def f(x):
+        y = x * 2
+        return y, y[0], y.t()
+
+    check(f, torch.randn(3, 3))
+    check(f, torch.randn(3, 3, requires_grad=True))
+    y, row, _ = strict(f)(torch.ones(2, 2))
+    row.zero_()
+    assert not y[0].any()
+
+
+def test_inputs_that_overlap():
+    def f(a, b):
+        a.add_(1)
+        return b * 2
+
+    base, other = torch.arange(4.0), torch.arange(4.0)
+    compare(strict(f)(base[:3], base[1:]), f(other[:3], other[1:]))
+    compare(base, other)
+
+
+class Cache(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("keys", torch.zeros(1, 2, 64, 4), persistent=False)
+
+    def forward(self, k, pos):
+        self.keys[:, :, pos] = k
+        return self.keys.sum(-1)
+
+
+def test_cache_is_written_in_place():
+    model = Cache()
+    other = copy.deepcopy(model)
+    fast = strict(model)
+    place = model.keys.data_ptr()
+    with torch.no_grad():
+        for i in range(4):
+            k, pos = torch.randn(1, 2, 1, 4), torch.tensor([i])
+            compare(fast(k, pos), other(k, pos))
+    compare(model.keys, other.keys)
+    assert model.keys.data_ptr() == place
+    program = str(tessera.stages(fast)["claim"].trace)
+    assert "copy_(keys" not in program  # the whole cache is not copied
+
+
+def test_write_under_no_grad_keeps_the_history():
+    def f(x):
+        y = x * 2
+        with torch.no_grad():
+            y.mul_(3)
+        return y * 1
+
+    check(f, torch.randn(3, requires_grad=True))
+
+
+def test_detach_and_data():
+    def f(x):
+        y = x * 2
+        y.detach().mul_(5)
+        return y + x.detach()
+
+    check(f, torch.randn(3, requires_grad=True))
+
+
+# --- modes ---
+
+
+def test_no_grad_region_and_inference_mode():
+    def f(x):
+        with torch.no_grad():
+            m = x.max()
+        return (x - m).exp()
+
+    check(f, torch.randn(4, requires_grad=True))
+    with torch.inference_mode():
+        compare(strict(f)(torch.ones(3)), torch.ones(3))
+
+
+def test_autocast_inside_and_outside():
+    w = torch.randn(4, 4, requires_grad=True)
+
+    def inside(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return (x @ w).float()
+
+    check(inside, torch.randn(4, 4, requires_grad=True))
+    fast = strict(lambda x: x @ w)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fast(torch.randn(4, 4)).dtype == torch.bfloat16
+    assert fast(torch.randn(4, 4)).dtype == torch.float32
+
+
+def test_randomness_follows_the_seed():
+    def f(x):
+        return F.dropout(x, 0.5) + torch.rand_like(x) + torch.randn(4) + x.new_empty(4).uniform_()
+
+    fast = strict(f)
+    x = torch.randn(4, requires_grad=True)
+    torch.manual_seed(3)
+    want = f(x)
+    torch.manual_seed(3)
+    got = fast(x)
+    compare(got, want)
+    grads = torch.autograd.grad(got.sum(), x), torch.autograd.grad(want.sum(), x)
+    compare(*grads)
+
+
+def test_train_eval_switch_and_attribute_change():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    fast = strict(model)
+    x = torch.randn(2, 4)
+    fast(x)
+    model.eval()
+    compare(fast(x), model(x))
+    net = Net().eval()
+    fast = strict(net)
+    before = fast(x)
+    net.scale = 4.0
+    compare(fast(x), before * 2)
+
+
+def test_module_hooks_run():
+    model = Net().eval()
+    seen = []
+    model.fc.register_forward_hook(lambda m, args, out: out + 1)
+    model.register_forward_pre_hook(lambda m, args: (args[0] * 2,))
+    model.register_forward_hook(lambda m, args, out: seen.append(1))
+    fast = tessera.jit(model)
+    x = torch.randn(2, 4)
+    got = fast(x)
+    assert seen
+    compare(got, model(x))
+
+
+# --- structures, scalars, control flow ---
+
+Pair = namedtuple("Pair", "first second")
+
+
+@dataclasses.dataclass
+class Record:
+    value: torch.Tensor
+    tag: str
+
+
+def test_structures_in_and_out():
+    def f(d, n, flag=True):
+        x = d["x"] * n
+        return {"pair": Pair(x, x + 1), "list": [x.sum(), 3, None], "flag": flag}, Record(x, "t")
+
+    out, record = strict(f)({"x": torch.ones(2)}, 3, flag=False)
+    assert isinstance(out["pair"], Pair) and out["list"][1:] == [3, None] and out["flag"] is False
+    assert record.tag == "t"
+    compare(record.value, torch.full((2,), 3.0))
+
+
+def test_data_dependent_programs_stay_right():
+    def f(x):
+        if x.sum() > 0:
+            return x[x > 0] * x.abs().max().item()
+        return torch.nonzero(x).float()
+
+    for seed in range(3):
+        torch.manual_seed(seed)
+        x = torch.randn(5)
+        compare(tessera.jit(f)(x), f(x))
+
+
+def test_graph_break_is_explained():
+    def f(x):
+        y = x + 1
+        print("break here")
+        return y * 2
+
+    fast = tessera.jit(f)
+    compare(fast(torch.ones(2)), torch.full((2,), 4.0))
+    told = tessera.explain(fast)
+    assert len(told.breaks) == 1 and "test_jit.py" in told.breaks[0].break_line
+    assert "print" in str(told)
+
+
+def test_recompile_is_explained():
+    fast = tessera.jit(lambda x, flag: x + 1 if flag else x - 1)
+    fast(torch.ones(2), True)
+    fast(torch.ones(2), False)
+    assert "flag" in tessera.explain(fast).recompiles[0].recompile_reason
+
+
+# --- dynamic sizes ---
+
+
+def test_a_size_that_changed_once_stops_recompiling():
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
+    fast = strict(model)
+    other = copy.deepcopy(model)
+    for size in (3, 5, 7, 11, 2):
+        x = torch.randn(size, 4)
+        got, want = fast(x), other(x)
+        compare(got, want)
+        got.sum().backward()
+        want.sum().backward()
+    compare([p.grad for p in model.parameters()], [p.grad for p in other.parameters()])
+    assert len(tessera.explain(fast).graphs) == 2
+
+
+def test_marked_dimension():
+    fast = strict(lambda x: (x.view(-1, 2).sum(0), x.shape[0] * 2))
+    for size in (4, 6, 8):
+        x = torch.randn(size, 2)
+        torch._dynamo.mark_dynamic(x, 0)
+        got, count = fast(x)
+        compare(got, x.sum(0))
+        assert count == size * 2
+    assert len(tessera.explain(fast).graphs) == 1
+
+
+# --- training ---
+
+
+def test_gradients_for_exactly_the_inputs_eager_would_give():
+    def f(a, b, c):
+        return a * b.detach() + c.int().float()
+
+    a, b, c = (torch.randn(3, requires_grad=True) for _ in range(3))
+    out = strict(f)(a, b, c)
+    out.sum().backward()
+    assert a.grad is not None and b.grad is None and c.grad is None
+
+
+def test_second_backward_through_a_graph_and_double_backward():
+    x = torch.randn(3, requires_grad=True)
+    out = strict(lambda x: x.sin())(x)
+    out.sum().backward(retain_graph=True)
+    out.sum().backward()
+    compare(x.grad, 2 * x.detach().cos())
+    (g,) = torch.autograd.grad(strict(lambda x: x.sin())(x).sum(), x, create_graph=True)
+    with pytest.raises(DoubleBackwardError, match="tessera.grad"):
+        g.sum().backward()
+
+
+def test_memory_budget_saves_less_and_computes_the_same():
+    def f(x):
+        for _ in range(6):
+            x = (x @ x).tanh()
+        return x
+
+    x = torch.randn(32, 32, requires_grad=True)
+    plain = check(f, x)
+    torch._dynamo.reset()
+    tight = check(f, x, memory_budget=2 * 32 * 32 * 4)
+    saved = [tessera.explain(fast).graphs[0].saved_bytes for fast in (plain, tight)]
+    assert saved[1] <= 2 * 32 * 32 * 4 < saved[0]
+
+
+def test_checkpoint_recomputes():
+    def block(x, w):
+        return torch.sigmoid(x @ w).sin()
+
+    def f(x, w):
+        return torch.utils.checkpoint.checkpoint(block, x, w, use_reentrant=False) * 2
+
+    x, w = torch.randn(4, 4, requires_grad=True), torch.randn(4, 4, requires_grad=True)
+    fast = check(f, x, w)
+    assert tessera.explain(fast).graphs[0].saved_bytes == 0
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return g * 5 + x * 0
+
+
+def test_autograd_function_keeps_its_backward():
+    check(lambda x: Twice.apply(x).sin(), torch.randn(3, requires_grad=True))
+
+
+@torch.library.custom_op("tessera_test::cube", mutates_args=())
+def cube(x: torch.Tensor) -> torch.Tensor:
+    return x**3
+
+
+@cube.register_fake
+def _(x):
+    return torch.empty_like(x)
+
+
+cube.register_autograd(
+    lambda ctx, g: g * 3 * ctx.saved_tensors[0] ** 2,
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+@torch.library.custom_op("tessera_test::bump", mutates_args={"x"})
+def bump(x: torch.Tensor, n: int) -> None:
+    x.add_(n)
+
+
+def test_custom_operators():
+    check(lambda x: cube(x.sin()) + 1, torch.randn(3, requires_grad=True))
+
+    def f(x):
+        y = x * 1
+        bump(y, 3)
+        bump(x, 2)
+        return y
+
+    check(f, torch.randn(3))
+
+
+# --- failures ---
+
+
+def test_internal_failure_falls_back_with_one_warning(monkeypatch):
+    def broken(*_, **__):
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr("tessera.pipelines.vjp", broken)
+    x = torch.randn(3, requires_grad=True)
+    fast = tessera.jit(lambda x: x.sin())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        out = fast(x)
+        fast(x)
+    assert len([w for w in caught if "planted" in str(w.message)]) == 1
+    compare(out, x.sin())
+    assert "planted" in tessera.explain(fast).eager[0].eager_reason
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="planted"):
+        strict(lambda x: x.sin())(x)
+
+
+# --- functional frontend ---
+
+
+def test_functional_frontend():
+    model = Net().eval()
+    fast = strict(model, frontend="functional")
+    x = torch.randn(3, 4, requires_grad=True)
+    x2 = x.detach().clone().requires_grad_()
+    other = copy.deepcopy(model)
+    fast(x).sum().backward()
+    other(x2).sum().backward()
+    compare(x.grad, x2.grad)
+    compare([p.grad for p in model.parameters()], [p.grad for p in other.parameters()])
+    f = strict(lambda a, b, k=2: {"out": a * b * k}, frontend="functional")
+    compare(f(torch.ones(2), 3, k=4)["out"], torch.full((2,), 12.0))
+    compare(f(torch.ones(2), 3)["out"], torch.full((2,), 6.0))
