@@ -16,8 +16,11 @@ from collections.abc import Callable
 import torch
 import torch.utils.checkpoint
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
+from torch._higher_order_ops import scan as _scan
+from torch._higher_order_ops import while_loop as _while_loop
 from torch.utils import _pytree as pytree
 
+from tessera.frontends import control
 from tessera.frontends.batch import batched_call
 from tessera.frontends.calls import Argnums, Call, Pullback, Pushforward, or_zeros
 from tessera.frontends.custom import eager_custom_vjp, record_custom_vjp
@@ -216,7 +219,7 @@ def _value_and_grad(func: Callable, argnums: Argnums, has_aux: bool, args: tuple
             "use vjp or jacrev"
         )
     with fake.alone():
-        joint = reverse_mode.vjp(call.trace, call.wrt, call.traced.mode, pull=[loss])
+        joint = reverse_mode.vjp(call.trace, call.wrt, call.traced.mode, pull=[loss], again=True)
         program = sweep(joint.trace)
     seeds = [torch.ones((), dtype=loss.dtype, device=loss.tensor.device) for _ in joint.pulled]
     made = replay(program, [*call.traced.args, *seeds])
@@ -278,3 +281,30 @@ def checkpoint(func: Callable) -> Callable:
             recorder.extra_tags = before
 
     return wrapper
+
+
+# --- control flow ---------------------------------------------------------------------------------
+
+
+def cond(pred: object, true_fn: Callable, false_fn: Callable, operands: tuple = ()) -> object:
+    """`true_fn(*operands)` if the one-element tensor `pred` holds, else `false_fn(*operands)`.
+
+    Inside a transform or a compiled function both branches are part of the program; they give the same types.
+    """
+    if elsewhere():
+        return torch.cond(pred, true_fn, false_fn, operands)
+    return control.cond(pred, true_fn, false_fn, operands)
+
+
+def while_loop(cond_fn: Callable, body_fn: Callable, carried_inputs: tuple) -> tuple:
+    """`carry = body_fn(*carry)` while `cond_fn(*carry)` holds; gives the last carry. Not differentiable in reverse."""
+    if elsewhere():
+        return _while_loop(cond_fn, body_fn, carried_inputs)
+    return control.while_loop(cond_fn, body_fn, carried_inputs)
+
+
+def scan(combine_fn: Callable, init: object, xs: object, *, dim: int = 0, reverse: bool = False) -> tuple:
+    """`carry, y = combine_fn(carry, x)` for every slice x of `xs` along `dim`; the last carry and all y, stacked."""
+    if elsewhere():
+        return _scan(combine_fn, init, xs, dim=dim, reverse=reverse)
+    return control.scan(combine_fn, init, xs, dim=dim, reverse=reverse)

@@ -187,9 +187,12 @@ def _traced(rule: Callable, kind: str) -> Callable:
         def run(*tensors: torch.Tensor) -> object:
             env = dict(zip(values, tensors, strict=True))
             given, named = map_values((args, kwargs), env.__getitem__)  # type: ignore[misc]
-            made = rule(*given, **named)
             if kind != "vjp":
-                return made
+                return rule(*given, **named)
+            ct, y, *rest = given
+            if isinstance(ct, list):  # a result nobody differentiates has a cotangent of zeros
+                ct = [torch.zeros_like(r) if c is None and r is not None else c for c, r in zip(ct, y, strict=True)]
+            made = rule(ct, y, *rest, **named)
             return list(made) if isinstance(made, (tuple, list)) else [made]
 
         inner = Builder(f"{kind}_rule", builder.mode)

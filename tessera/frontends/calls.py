@@ -17,11 +17,12 @@ from tessera.frontends.functional import Traced, trace_function
 from tessera.ir import fake
 from tessera.ir.equation import Equation, Value, symbols_in
 from tessera.ir.replay import replay, sweep
+from tessera.ir.schema import is_random
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.transforms.jvp import jvp
 from tessera.transforms.vjp import vjp
-from tessera.util.errors import InputError
+from tessera.util.errors import InputError, RuleError
 
 Argnums = int | tuple[int, ...]
 
@@ -127,11 +128,8 @@ class Halves:
     @staticmethod
     def cut(trace: Trace, late_inputs: Sequence[Value], outputs: int) -> Halves:
         """Late is all that depends on `late_inputs`; the first `outputs` outputs are early ones."""
-        after, late = set(late_inputs), []
-        for eqn in trace.equations:
-            if any(v in after for v in eqn.inputs()):
-                after.update(eqn.results())
-                late.append(eqn)
+        after = dependent(trace, late_inputs)
+        late = [e for e in trace.equations if any(v in after for v in e.inputs())]
         late_set = set(late)
         early = tuple(e for e in trace.equations if e not in late_set)
         late_trace = sweep(trace.with_(inputs=(), equations=tuple(late), outputs=trace.outputs[outputs:], mutations={}))
@@ -140,6 +138,15 @@ class Halves:
         inputs = tuple(v for v in trace.inputs if v not in set(late_inputs))
         first = sweep(trace.with_(inputs=inputs, equations=early, outputs=(*trace.outputs[:outputs], *kept)))
         return Halves(first, late_trace, len(kept))
+
+
+def dependent(trace: Trace, inputs: Sequence[Value]) -> set[Value]:
+    """Everything computed from these inputs, and they themselves."""
+    after = set(inputs)
+    for eqn in trace.equations:
+        if any(v in after for v in eqn.inputs()):
+            after.update(eqn.results())
+    return after
 
 
 def _reads(late: Trace, trace: Trace, late_inputs: Sequence[Value]) -> list[Value]:
@@ -162,7 +169,7 @@ class Pullback:
             if not v.tensor.is_differentiable:
                 raise InputError(f"{name}: expected floating-point or complex results, got {v.type}")
         with fake.alone():
-            joint = vjp(call.trace, call.wrt, call.traced.mode, pull=heads)
+            joint = vjp(call.trace, call.wrt, call.traced.mode, pull=heads, again=True)
             count = len(call.trace.outputs)
             seeds = joint.trace.inputs[len(call.trace.inputs) :]
             self.halves = Halves.cut(joint.trace, seeds, count)
@@ -203,9 +210,19 @@ class Pushforward:
             pushed = jvp(call.trace, call.wrt, call.traced.mode)
             self.tangents = pushed.inputs[len(call.trace.inputs) :]
             wanted = tuple(pushed.outputs[count + i] for i in call.results)
-            self.halves = Halves.cut(pushed.with_(outputs=(*pushed.outputs[:count], *wanted)), self.tangents, count)
+            # A loop may compute its results and their tangents together; then the results come from the plain trace.
+            apart = not any(isinstance(o, Value) and o in dependent(pushed, self.tangents) for o in pushed.outputs[:count])
+            if apart:
+                pushed = pushed.with_(outputs=(*pushed.outputs[:count], *wanted))
+            elif any(is_random(e.op) for e in pushed.equations):
+                raise RuleError(f"{name}: the function draws random numbers and has control flow; use jvp")
+            else:
+                pushed = pushed.with_(outputs=wanted, mutations={})
+            self.halves = Halves.cut(pushed, self.tangents, count if apart else 0)
         made = replay(self.halves.early, call.traced.args)
-        self.outs, self.kept = made[:count], made[count:]
+        self.outs, self.kept = (made[:count], made[count:]) if apart else ([], made)
+        if not apart:
+            self.outs = replay(sweep(call.trace), call.traced.args)
         self.value, self.aux = call.pack(self.outs)
 
     def push(self, tangents: Sequence[torch.Tensor]) -> list[torch.Tensor]:

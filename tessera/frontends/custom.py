@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.utils import _pytree as pytree
 
-from tessera.frontends.functional import FUNCTION_HANDLERS, Traced, mode_for, trace_function
+from tessera.frontends.functional import WATCHED, Traced, mode_for, trace_function, tracing
 from tessera.ir import fake
 from tessera.ir.equation import Arg, Value, map_values
 from tessera.ir.record import Recorder, recording
@@ -80,8 +80,8 @@ def record_custom_vjp(
 ) -> object:
     """One `custom_vjp` equation for this call; gives its result."""
     operands = Operands(args)
-    first = pure(trace_function(primal, args, close=True), "a custom_vjp function")
-    second = pure(trace_function(fwd, args, close=True), "the fwd of a custom_vjp function")
+    first = pure(trace_function(primal, args, name="primal", close=True), "a custom_vjp function")
+    second = pure(trace_function(fwd, args, name="fwd", close=True), "the fwd of a custom_vjp function")
     first_slots, second_slots = operands.slots(first), operands.slots(second)
     places = pytree.tree_unflatten(list(range(len(second.trace.outputs))), second.out_spec)
     if not (isinstance(places, tuple) and len(places) == 2):
@@ -93,7 +93,7 @@ def record_custom_vjp(
     stand_ins = examples(second.trace.outputs, second.trace.outputs)
     residuals = pytree.tree_unflatten([stand_ins[i] for i in res_places], res_spec)
     cts = pytree.tree_unflatten([_plain(stand_ins[i]) for i in out_places], out_spec)
-    third = pure(trace_function(_spread_grads(bwd, args), (residuals, cts), close=True), "the bwd of a custom_vjp function")
+    third = pure(trace_function(_spread_grads(bwd, args), (residuals, cts), name="bwd", close=True), "the bwd of a custom_vjp function")
     # bwd reads residuals and cotangents; what it closes over comes to it as further residuals
     captured = [operands.slot(x) for x in third.captured]
     types = operands.types()
@@ -328,13 +328,17 @@ def _push(function: type, args: tuple, operands: Operands, results: list[Value],
     return rewire(traced.trace, slots, types)
 
 
-def _handle(function: type, args: tuple) -> object:
-    recorder = recording()
-    assert recorder is not None
-    return record_function(function, args, recorder)
+def _watched_apply(original: classmethod) -> classmethod:
+    def apply(cls: type, *args: object, **kwargs: object) -> object:
+        recorder = recording()
+        if recorder is not None and tracing() and not kwargs:
+            return record_function(cls, args, recorder)
+        return original.__func__(cls, *args, **kwargs)
+
+    return classmethod(apply)
 
 
-FUNCTION_HANDLERS.append(_handle)
+WATCHED.append((torch.autograd.Function, "apply", _watched_apply))
 
 
 # --- custom_vjp in eager PyTorch ------------------------------------------------------------------

@@ -8,10 +8,10 @@ numbers are baked in; other tensors closed over, such as a module's parameters, 
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
@@ -45,10 +45,19 @@ class ValueNeeded(CaptureError):
 
 
 # What a program that PyTorch can run may raise while it is traced.
-UNTRACEABLE = (CaptureError, RuleError, DynamicOutputShapeException, UnsupportedOperatorException, UnsupportedFakeTensorException)
+UNTRACEABLE = (
+    CaptureError,
+    RuleError,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    GuardOnDataDependentSymNode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
 
-# What records a call of a torch.autograd.Function: `frontends/custom` puts its handler here.
-FUNCTION_HANDLERS: list[Callable[[type, tuple], object]] = []
+# Functions of PyTorch that a traced program must not run as they are, since what they rely on (autograd, TorchDynamo)
+# is not at work: (owner, name, what to put in place of the original). `custom` and `control` enter theirs.
+WATCHED: list[tuple[Any, str, Callable[[Any], object]]] = []
 _tracing: list[Builder] = []
 
 
@@ -109,43 +118,50 @@ def trace_function(
     with fake.alone(), torch.enable_grad():
         fakes = [fake.fake_of((types or {}).get(i) or _type(leaves[i], i), mode) for i in places]
         try:
-            with _watching_functions(builder):
+            with _watching(builder):
                 trace, out_spec = record(run, fakes, names, keep_whole, builder)
         except (DataDependentOutputException, GuardOnDataDependentSymNode) as error:
-            line, own = _line(error)
-            kind = CaptureError if own else ValueNeeded
+            line, asked = _line(error)
+            kind = ValueNeeded if asked else CaptureError
             raise kind(
                 f"{line}: the program asks for the value of a tensor (.item(), bool(), a Python `if` on it) "
                 "while it is being traced. Choose with torch.where or torch.cond, or pass that number as a Python "
                 "argument."
             ) from error
+        _refuse_unknown_sizes(trace)
         trace, captured = _close(trace, mode, close, any(isinstance(x, FakeTensor) for x in leaves))
     return Traced(trace, tuple(leaves), places, captured, in_spec, out_spec, mode)
 
 
+def _refuse_unknown_sizes(trace: Trace) -> None:
+    """PyTorch's formulas are traced one by one; a size that each of them would learn only by running has no name
+    that they share."""
+    for symbol, (v, _) in trace.symbols.items():
+        if symbol.startswith("u") and v not in trace.inputs:
+            source = next((e.source for e in trace.equations if v in e.results()), None)
+            raise CaptureError(f"{source}: the shape of {v.name} is known only when the program runs")
+
+
 @contextmanager
-def _watching_functions(builder: Builder) -> Iterator[None]:
-    """While this function is traced, autograd.Functions are recorded with their own backward: autograd, which
-    would call it, is not at work."""
-    before = torch.autograd.Function.__dict__["apply"]
-
-    def apply(cls: type, *args: object, **kwargs: object) -> object:
-        recorder = recording()
-        ours = recorder is not None and recorder.builder is _tracing[-1] and not retrieve_all_functorch_interpreters()
-        if FUNCTION_HANDLERS and not kwargs and ours:
-            return FUNCTION_HANDLERS[0](cls, args)
-        return _apply.__func__(cls, *args, **kwargs)
-
+def _watching(builder: Builder) -> Iterator[None]:
+    """While this function is traced, what `WATCHED` names is replaced."""
+    before = [(owner, name, vars(owner)[name]) for owner, name, _ in WATCHED]
     _tracing.append(builder)
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[method-assign,assignment]
+    for (owner, name, original), (_, _, replace) in zip(before, WATCHED, strict=True):
+        setattr(owner, name, replace(original))
     try:
         yield
     finally:
-        torch.autograd.Function.apply = before  # type: ignore[method-assign]
+        for owner, name, original in before:
+            setattr(owner, name, original)
         _tracing.pop()
 
 
-_apply = torch.autograd.Function.__dict__["apply"]
+def tracing() -> bool:
+    """The program that runs now is being traced here, by no other recorder or transform in between."""
+    recorder = recording()
+    ours = bool(_tracing) and recorder is not None and recorder.builder is _tracing[-1]
+    return ours and not retrieve_all_functorch_interpreters()
 
 
 def mode_for(leaves: Sequence[object]) -> FakeTensorMode:
@@ -193,19 +209,29 @@ def _names(spec: pytree.TreeSpec, places: tuple[int, ...]) -> list[str]:
     return [names[i] for i in places]
 
 
+_QUESTIONS = frozenset(("item", "_local_scalar_dense", "is_nonzero", "equal"))
+
+
 def _line(error: Exception) -> tuple[str, bool]:
-    """The user's line that an error passed through, and whether PyTorch's own Python asked, called from there."""
+    """The user's line that an error passed through, and whether that line itself asked for a tensor's value: if
+    not, an operator or a function of PyTorch's that it called did."""
     hidden = (torch.__path__[0], __file__.rsplit("/frontends/", 1)[0] + "/", "<")
-    own = False
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(hidden):
-            return f"{frame.filename}:{frame.lineno}", own
-        own = own or frame.filename.startswith(_LIBRARY)
-    return "an unknown line", own
+    line, asked, frame = "an unknown line", False, error.__traceback__
+    while frame is not None:
+        code = frame.tb_frame.f_code
+        if not code.co_filename.startswith(hidden):
+            line, asked = f"{code.co_filename}:{frame.tb_lineno}", True
+        elif code.co_name == "__torch_dispatch__":
+            func = frame.tb_frame.f_locals.get("func")
+            asked = asked and getattr(func, "_opname", "") in _QUESTIONS
+        elif code.co_filename.startswith(_LIBRARY):
+            asked = False
+        frame = frame.tb_next
+    return line, asked
 
 
 # PyTorch's functions in Python; its machinery (dispatch, fake tensors) stands elsewhere.
-_LIBRARY = tuple(f"{torch.__path__[0]}/{part}" for part in ("nn/", "functional.py", "distributions/", "linalg", "_refs", "masked"))
+_LIBRARY = tuple(f"{torch.__path__[0]}/{part}" for part in ("nn/", "functional.py", "distributions/", "masked/"))
 
 
 def _autocast_state() -> list[tuple[str, torch.dtype]]:

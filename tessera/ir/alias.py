@@ -207,6 +207,7 @@ _SCATTER: dict[str, Callable] = {
     "adjoint": _swap_last, "permute": _permute, "movedim": _movedim, "moveaxis": _movedim,
     "diagonal": _diagonal, "unbind": _unbind, "split": _pieces, "split_with_sizes": _pieces, "chunk": _pieces,
     "tensor_split": _pieces, "hsplit": _pieces, "vsplit": _pieces, "dsplit": _pieces, "unsafe_chunk": _pieces,
+    "unsafe_split": _pieces, "unsafe_split_with_sizes": _pieces,
     "as_strided": _as_strided, "view_as_real": _view_as_real, "view_as_complex": _view_as_complex,
     "real": _real, "imag": _imag, "_conj": _conj, "conj": _conj, "_neg_view": _neg_view, "detach": _detach,
     "unfold": _unfold, "view": _view_dtype,

@@ -39,6 +39,7 @@ class Builder:
         self.symbols: dict[str, tuple[Value, int | None]] = {}
         self.source: Source = NOWHERE
         self.tags: frozenset[str] = frozenset()
+        self.again = False  # what is emitted may be differentiated once more
         self._names: dict[str, int] = {}
 
     # --- names and values ---

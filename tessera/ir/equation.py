@@ -171,16 +171,23 @@ def values_in(tree: Arg) -> list[Value]:
 
 
 def _collect(tree: Arg, found: list[Value]) -> None:
-    if isinstance(tree, Value):
-        found.append(tree)
+    kind = type(tree)
+    if kind is Value:
+        found.append(tree)  # type: ignore[arg-type]
     elif isinstance(tree, (list, tuple)):
-        for item in tree:
+        for item in tree:  # passes ask this of every equation: do not call for what holds no values
+            if type(item) is Value:
+                found.append(item)
+            elif type(item) not in _ATOMS:
+                _collect(item, found)
+    elif kind is dict:
+        for item in tree.values():  # type: ignore[attr-defined]
             _collect(item, found)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            _collect(item, found)
-    elif isinstance(tree, slice):
-        _collect((tree.start, tree.stop, tree.step), found)
+    elif kind is slice:
+        _collect((tree.start, tree.stop, tree.step), found)  # type: ignore[attr-defined]
+
+
+_ATOMS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))
 
 
 def map_values(tree: Arg, fn: Callable[[Value], Arg]) -> Arg:

@@ -166,7 +166,7 @@ class _Walk:
         changed = False
         with self.builder:
             for eqn in self.trace.equations:
-                if self.names:
+                if self.names and any(v in self.names for v in eqn.inputs()):
                     eqn = eqn.with_(args=self.rename(eqn.args), kwargs=self.rename(eqn.kwargs))
                 rules = self.table.rules_for(eqn.op)
                 if rules and len(eqn.outputs) == 1 and eqn.outputs[0] is not None and self.try_rules(eqn, rules):

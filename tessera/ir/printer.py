@@ -122,6 +122,7 @@ class _Function:
         self.trace, self.reference, self.types = trace, reference, types
         self.scope, self.dead, self.bind = scope, dead or {}, bind
         self.helpers: list[str] = []
+        self.taken: set[str] = set()
 
     def lines(self, name: str) -> list[str]:
         trace = self.trace
@@ -199,10 +200,22 @@ class _Function:
 
     def sub_trace(self, trace: Trace) -> str:
         inner = _Function(trace, self.reference, self.types, self.scope, bind=self.bind)
-        self.helpers += inner.lines(trace.name)
+        name = self.helper_name(trace.name)
+        self.helpers += inner.lines(name)
         if self.scope is not None:
             self.scope.update({v.name: t for v, t in trace.constants.items()})
-        return identifier(trace.name)
+        return name
+
+    def helper_name(self, hint: str) -> str:
+        """A function inside the function stands among its variables: its name must be none of theirs."""
+        if not self.taken:
+            self.taken = {v.name for v in self.trace.values()}
+        base = name = identifier(hint)
+        count = 1
+        while name in self.taken:
+            name, count = f"{base}_{count}", count + 1
+        self.taken.add(name)
+        return name
 
     def opaque(self, a: Arg) -> str:
         """An object with no text of its own: bound by name where the program is run, shown where it is read."""

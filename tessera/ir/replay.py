@@ -8,6 +8,7 @@ computed. `no_grad` regions, other tags and the user's lines are kept; values ar
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import torch
 from torch.utils._sympy.printers import PythonPrinter
@@ -25,11 +26,14 @@ from tessera.util.errors import InputError
 _printer = PythonPrinter()
 
 
-def replay(trace: Trace, args: Sequence[object]) -> list:
-    """The outputs of a trace on these arguments; mutated inputs are written at the end."""
+def replay(trace: Trace, args: Sequence[object], casts: bool = False) -> list:
+    """The outputs of a trace on these arguments; mutated inputs are written at the end.
+
+    Autocast is off, for the casts of the program are equations already; `casts` leaves it as it is.
+    """
     if len(args) != len(trace.inputs):
         raise InputError(f"{trace.name}: expected {len(trace.inputs)} arguments, got {len(args)}")
-    with torch._C._DisableAutocast():  # the casts of the program are equations of the trace
+    with nullcontext() if casts else torch._C._DisableAutocast():
         return _Replay(trace, args, recording()).run()
 
 

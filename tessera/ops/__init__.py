@@ -3,6 +3,7 @@
 from tessera.ops import (
     activation,
     attention,
+    channelnorm,
     control,
     conv,
     copies,
@@ -20,6 +21,7 @@ from tessera.ops import (
 __all__ = [
     "activation",
     "attention",
+    "channelnorm",
     "control",
     "conv",
     "copies",

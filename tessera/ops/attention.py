@@ -1,8 +1,8 @@
 """Scaled dot-product attention, kept whole.
 
 Its first derivative is PyTorch's own formula for the call, so that training makes eager's choice of kernel
-(flash, memory-efficient, cuDNN or plain arithmetic) on every device. Those kernels' backward operators have no
-derivative in PyTorch: here they get one from the arithmetic they stand for, so that attention can be
+(flash, memory-efficient, cuDNN or plain arithmetic) on every device. Those kernels' backward operators have
+no derivative in PyTorch: here they get one from the arithmetic they stand for, so that attention can be
 differentiated any number of times, in either mode. Batches are folded into the first dimension, which every
 kernel loops over anyway.
 """
@@ -81,9 +81,7 @@ def _math_backward(
     gq = torch.matmul(gs, k_) * scale
     gk = torch.matmul(gs.transpose(-2, -1), q_) * scale
     if gk.shape[-3] != k.shape[-3]:
-        gk, gv = (
-            g.unflatten(-3, (k.shape[-3], q.shape[-3] // k.shape[-3])).sum(-3) for g in (gk, gv)
-        )
+        gk, gv = (g.unflatten(-3, (k.shape[-3], q.shape[-3] // k.shape[-3])).sum(-3) for g in (gk, gv))
     grads = [gq.to(q.dtype), gk.to(k.dtype), gv.to(v.dtype)]
     if with_mask:
         assert mask is not None
@@ -109,7 +107,7 @@ def _named(op: OpOverload, args: Sequence[Arg], kw: dict[str, Arg]) -> dict[str,
 def _no_dropout(op: OpOverload, p: object) -> None:
     if p:
         raise RuleError(
-            f"{op} with dropout_p={p} has no second derivative and no tangent: the kernel keeps its mask to itself. "
+            f"{op} with dropout_p={p} has no second derivative and no tangent: it keeps its mask to itself. "
             "Use dropout_p=0, or apply dropout outside of attention."
         )
 
@@ -188,7 +186,9 @@ def batch_kernel(op: OpOverload) -> Callable:
 
     def batch(size: Size, on: Sequence[object], *args: Arg, **kw: Arg) -> list[Value | None]:
         names = [p.name for p in schema_of(op).positional]
-        sequences = next(a.shape[bool(b)] for n, a, b in zip(names, args, on, strict=False) if n == "query")  # type: ignore[union-attr]
+        q, carries_q = next((a, b) for n, a, b in zip(names, args, on, strict=False) if n == "query")
+        assert isinstance(q, Value)
+        sequences = q.shape[bool(carries_q)]
 
         def folded(name: str, a: Arg, carries: bool) -> Arg:
             if not isinstance(a, Value) or name in _SHARED:
@@ -214,7 +214,7 @@ def _is_data(y: object, name: str) -> bool:
 
 
 def _fold_mask(mask: Value, on: bool, size: Size, sequences: Size) -> Value:
-    """A mask over (N, heads, queries, keys) for the folded sequences; what broadcasts over N stays as it is."""
+    """A mask over (N, heads, queries, keys) for the folded sequences; one that broadcasts over N stays."""
     if not on and (mask.ndim < 4 or is_one(mask.shape[0])):
         return mask
     mask = pad_rank(mask, 5) if on else mask

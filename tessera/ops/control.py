@@ -70,10 +70,16 @@ AUTOGRAD_FUNCTION = Special("autograd_function", _autograd_function)
 # --- control flow ---------------------------------------------------------------------------------
 
 
+def _fresh(outs: Sequence, operands: Sequence) -> list:
+    """Results that share no memory with an operand: whoever gets them may write them."""
+    held = {x.untyped_storage()._cdata for x in operands if isinstance(x, torch.Tensor)}
+    return [x.clone() if x.untyped_storage()._cdata in held else x for x in outs]
+
+
 def _cond(pred: object, true: Sub, false: Sub, *operands: object) -> list:
     if isinstance(pred, FakeTensor):  # only types are asked for, and both branches give the same
         return list(_callable(true)(*operands))
-    return list(_callable(true if bool(pred) else false)(*operands))
+    return _fresh(_callable(true if bool(pred) else false)(*operands), operands)
 
 
 def _while_loop(test: Sub, body: Sub, carried: int, *operands: object) -> list:
@@ -82,7 +88,7 @@ def _while_loop(test: Sub, body: Sub, carried: int, *operands: object) -> list:
         return list(_callable(body)(*carry, *rest))
     while bool(_callable(test)(*carry, *rest)[0]):
         carry = list(_callable(body)(*carry, *rest))
-    return [x.clone() if any(x is y for y in operands) else x for x in carry]  # type: ignore[attr-defined]
+    return _fresh(carry, operands)
 
 
 def _scan(body: Sub, carried: int, sliced: int, reverse: bool, *operands: torch.Tensor) -> list:
@@ -95,7 +101,7 @@ def _scan(body: Sub, carried: int, sliced: int, reverse: bool, *operands: torch.
         rows.append(list(made[carried:]))
     if reverse:
         rows.reverse()
-    return [*carry, *(torch.stack(column) for column in zip(*rows, strict=True))]
+    return [*_fresh(carry, operands), *(torch.stack(column) for column in zip(*rows, strict=True))]
 
 
 # cond(pred, true, false, *operands); while_loop(test, body, carried, *carry, *captured);

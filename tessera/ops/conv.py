@@ -1,8 +1,8 @@
 """Convolution and pooling.
 
-A convolution is linear in its input and in its weight; one native backward gives all gradients asked for. Calls
-without a batch dimension and those that name their padding go through PyTorch's formula. Pooling is kept whole
-and differentiated by PyTorch's formula, which keeps the indices where backward wants them.
+A convolution is linear in its input and in its weight; one native backward gives all gradients asked for.
+Calls without a batch dimension and those that name their padding go through PyTorch's formula. Pooling is kept
+whole and differentiated by PyTorch's formula, which keeps the indices where backward wants them.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def batch_conv(op: OpOverload) -> Callable:
 
 
 def cost_conv(eqn: Equation) -> float:
-    """Two flops a tap for each element: of the result, or of the input where the convolution is transposed."""
+    """Two flops a tap for each element of the result, or of the input of a transposed convolution."""
     x, w = eqn.args[:2]
     assert isinstance(x, Value) and isinstance(w, Value)
     name = eqn.op._opname  # type: ignore[union-attr]
@@ -100,16 +100,30 @@ def cost_conv_backward(eqn: Equation) -> float:
     return 2.0 * taps * (x if eqn.args[7] else ct).tensor.numel() * wanted
 
 
-_POOLS = (
-    "max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d"
-    " adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d"
-).split()
+_POOLS = [
+    "max_pool1d",
+    "max_pool2d",
+    "max_pool3d",
+    "avg_pool1d",
+    "avg_pool2d",
+    "avg_pool3d",
+    "adaptive_avg_pool1d",
+    "adaptive_avg_pool2d",
+    "adaptive_avg_pool3d",
+    "adaptive_max_pool1d",
+    "adaptive_max_pool2d",
+    "adaptive_max_pool3d",
+]
 
 
 def _declare() -> None:
     names = ["convolution.default"]
     for n in (1, 2, 3):
-        names += [f"conv{n}d.default", f"conv{n}d.padding", f"conv_transpose{n}d.{'default' if n == 1 else 'input'}"]
+        names += [
+            f"conv{n}d.default",
+            f"conv{n}d.padding",
+            f"conv_transpose{n}d.{'default' if n == 1 else 'input'}",
+        ]
     for name in names:
         packet, overload = name.split(".")
         op = getattr(getattr(torch.ops.aten, packet), overload)

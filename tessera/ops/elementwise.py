@@ -177,9 +177,9 @@ def _pow_exponent(t: Value, x: Arg, e: Value, y: Value) -> Value:
     """0 ** e stays 0 as a positive e moves, where y * log(0) would be NaN."""
     if isinstance(x, Value):
         flat = aten.logical_and(aten.eq(x, 0), aten.ge(e, 0))
-        return select(aten.logical_not(flat), t * (y * aten.log(x)))
+        return t * aten.masked_fill(y * aten.log(x), flat, 0)
     if is_number(x, 0):
-        return select(aten.lt(e, 0), t * (y * -math.inf))
+        return t * select(aten.lt(e, 0), y * -math.inf)
     return t * (y * math.log(x))  # type: ignore[arg-type]
 
 

@@ -42,22 +42,28 @@ class Formula:
 
 
 def vjp_formula(
-    eqn: Equation, wanted: list[Value], mode: FakeTensorMode, pulled: tuple[bool, ...] | None = None
+    eqn: Equation,
+    wanted: list[Value],
+    mode: FakeTensorMode,
+    pulled: tuple[bool, ...] | None = None,
+    again: bool = False,
 ) -> Formula:
     """Forward and backward of one equation, by autograd.
 
     The formula takes a cotangent for every differentiable result. Where `pulled` is given, only those count:
     PyTorch's formulas differ where a result has none (the derivative of an SVD's singular values alone is finite
-    where that of its vectors is not), so zeros in its place would not do.
+    where that of its vectors is not), so zeros in its place would not do. With `again`, the formula can itself be
+    differentiated: some (linalg.solve's) are otherwise written over what the forward kernel noted, which carries
+    no gradient.
     """
     values = list(dict.fromkeys(eqn.inputs()))
     mask = tuple(v in wanted for v in values)
 
     def make(twin: Equation, still: frozenset[Value]) -> Formula:
         sought = tuple(v in wanted and v not in still for v in values)
-        return _trace_vjp(twin, values, mask, sought, pulled, mode)
+        return _trace_vjp(twin, values, mask, sought, pulled, mode, again)
 
-    return _remember("vjp", eqn, (mask, pulled), mode, lambda: _attempt(eqn, make))
+    return _remember("vjp", eqn, (mask, pulled, again), mode, lambda: _attempt(eqn, make))
 
 
 def _trace_vjp(
@@ -67,6 +73,7 @@ def _trace_vjp(
     sought: tuple[bool, ...],
     pulled: tuple[bool, ...] | None,
     mode: FakeTensorMode,
+    again: bool,
 ) -> Formula:
     """Gradients come for the values in `mask`; those not `sought` are held fixed and get None."""
     builder = Builder("vjp_formula", mode)
@@ -87,7 +94,7 @@ def _trace_vjp(
         grads: list = [None] * len(sources)
         if heads:
             outs, seeds = zip(*heads, strict=True)
-            grads = list(torch.autograd.grad(outs, sources, seeds, allow_unused=True))
+            grads = list(torch.autograd.grad(outs, sources, seeds, allow_unused=True, create_graph=again))
         found = iter(grads)
         return [*results, *(next(found) if s else None for m, s in zip(mask, sought, strict=True) if m)]
 
@@ -108,7 +115,8 @@ def jvp_formula(eqn: Equation, moving: list[Value], mode: FakeTensorMode) -> For
     def make(twin: Equation, still: frozenset[Value]) -> Formula:
         return _trace_jvp(twin, values, mask, tuple(v in moving and v not in still for v in values), mode)
 
-    return _remember("jvp", eqn, mask, mode, lambda: _attempt(eqn, make))
+    with torch.enable_grad():  # formulas are remembered: a no_grad around this call must not show in them
+        return _remember("jvp", eqn, mask, mode, lambda: _attempt(eqn, make))
 
 
 def _trace_jvp(
@@ -156,6 +164,8 @@ def _trace_jvp(
     names = [f"x{i}" for i in range(len(values))] + [f"t{i}" for i in range(len(moving))]
     try:
         trace, _ = record(forward_mode, fakes, names, _decompose, Builder("jvp_formula", mode), whole=False, locate=False)
+        if _strays(trace):
+            raise NotImplementedError(f"forward mode of {eqn.op} computes on tensors without data")
     except (NotImplementedError, RuntimeError):
         trace, _ = record(double_reverse, fakes, names, _decompose, Builder("jvp_formula", mode), whole=False, locate=False)
     return _without_detach(trace, len(eqn.results()), 0)
@@ -281,6 +291,14 @@ def _without_detach(trace: Trace, results: int, split: int, active: tuple[bool, 
             kept.append(eqn.with_(args=args, kwargs=kwargs, tags=frozenset()))
     outputs = tuple(map_values(o, lambda v: env.get(v, v)) for o in trace.outputs)
     return Formula(trace.with_(equations=tuple(kept), outputs=outputs), results, ahead, active)
+
+
+def _strays(trace: Trace) -> bool:
+    """Some equation makes a tensor without data: PyTorch works out shapes of lazy zero tangents on the meta device,
+    and the recorder sees that too."""
+    meta = torch.device("meta")
+    own = any(isinstance(v.type, TensorType) and v.type.device == meta for v in trace.inputs)
+    return not own and any(eqn.kwargs.get("device") == meta for eqn in trace.equations)
 
 
 def _writing_twin(eqn: Equation) -> Equation | None:

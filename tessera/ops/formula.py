@@ -1,21 +1,19 @@
 """PyTorch's formulas called from inside a rule.
 
 A rule that covers the common calls of an operator hands the others on to the functions here, which trace
-PyTorch's derivative or batching of that one call (see `fallback`) and put its equations where the rule stands.
-The operator may be a `Special` around a Python function: that is how a rule says "differentiate this
+PyTorch's derivative or batching of that one call (see `fallback`) and put its equations where the rule
+stands. The operator may be a `Special` around a Python function: that is how a rule says "differentiate this
 composition instead", for kernels whose derivative PyTorch does not have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-
-from torch._ops import OpOverload
+from collections.abc import Generator, Sequence
 
 from tessera.ir import fake
 from tessera.ir.builder import Builder
-from tessera.ir.equation import ACTIVE, Arg, Equation, Operator, Special, Value, map_values
-from tessera.ir.schema import normalise, schema_of
+from tessera.ir.equation import ACTIVE, Arg, Equation, Operator, Special, Value
+from tessera.ir.schema import normalise
 from tessera.ir.types import TensorType
 from tessera.ops.fallback import batch_formula, conform, jvp_formula, vjp_formula
 from tessera.util.errors import RuleError
@@ -24,17 +22,16 @@ Rule = Generator[object, object, tuple]
 
 
 def pytorch_vjp(need: Sequence[object], op: Operator, *args: Arg, **kwargs: Arg) -> Rule:
-    """The `forward` form of a rule, by PyTorch's autograd formula of this call."""
+    """The `forward` form of a rule, by PyTorch's formula of this call. `need[i]` asks for `args[i]`."""
     builder, eqn = _call(op, args, kwargs)
     wanted = [a for a, n in zip(args, need, strict=False) if n is True and isinstance(a, Value)]
-    wanted += [v for a, n in zip(args, need, strict=False) if isinstance(n, list) for v, m in zip(a, n) if m]  # type: ignore[call-overload,arg-type]
-    formula = vjp_formula(eqn, wanted, builder.mode)
+    formula = vjp_formula(eqn, wanted, builder.mode, again=builder.again)
     trace, values = formula.trace, list(dict.fromkeys(eqn.inputs()))
     primals, seeds = trace.inputs[: len(values)], trace.inputs[len(values) :]
     ahead = trace.equations[: formula.split]
     kept = [v for e in ahead for v in e.results()]
     first = trace.with_(inputs=primals, equations=ahead, outputs=(*kept, *trace.outputs[: formula.results]))
-    made = builder.inline(first, values)
+    made = builder.inline(first, tuple(values))
     results = made[len(kept) :]
     cts = yield results if eqn.many else results[0]
     given = iter(cts if isinstance(cts, list) else [cts])
@@ -50,7 +47,7 @@ def pytorch_vjp(need: Sequence[object], op: Operator, *args: Arg, **kwargs: Arg)
     )
     grads = builder.inline(second, [*values, *made[: len(kept)], *heads])
     found = dict(zip(dict.fromkeys(wanted), grads, strict=True))
-    return tuple(map_values(a, found.get) if not isinstance(a, Value) else found.get(a) for a in args)
+    return tuple(found.get(a) if isinstance(a, Value) else None for a in args)
 
 
 def finish(rule: Rule, ct: object) -> tuple:
@@ -62,21 +59,6 @@ def finish(rule: Rule, ct: object) -> tuple:
     raise RuleError("a forward rule yields its result once")
 
 
-def holding(op: OpOverload, *names: str) -> Callable:
-    """A `forward` rule by PyTorch's formula with some parameters held fixed: statistics that a backward operator is
-    handed although its derivative already counts what they depend on."""
-    fixed = [p.name in names for p in schema_of(op).positional]
-
-    def forward(need: Sequence[object], *args: Arg, **kwargs: Arg) -> Rule:
-        asked = [n is True and not f for n, f in zip(need, fixed, strict=True)]
-        if any(asked):
-            return (yield from pytorch_vjp(asked, op, *args, **kwargs))
-        yield ACTIVE[-1].emit(op, *args, **kwargs)  # type: ignore[attr-defined]
-        return ()
-
-    return forward
-
-
 def pytorch_jvp(op: Operator, ts: Sequence[Value | None], *args: Arg, **kwargs: Arg) -> list[Value | None]:
     """The tangents of the results of this call, by PyTorch's forward mode. `ts[i]` belongs to `args[i]`."""
     builder, eqn = _call(op, args, kwargs)
@@ -84,7 +66,8 @@ def pytorch_jvp(op: Operator, ts: Sequence[Value | None], *args: Arg, **kwargs: 
     formula = jvp_formula(eqn, list(moving), builder.mode)
     values = list(dict.fromkeys(eqn.inputs()))
     given = formula.trace.inputs[len(values) :]
-    tangents = [conform(moving[v], like.tensor) for v, like in zip((v for v in values if v in moving), given)]
+    moved = [v for v in values if v in moving]
+    tangents = [conform(moving[v], like.tensor) for v, like in zip(moved, given, strict=True)]
     out = builder.inline(formula.trace, [*values, *tangents])
     return out[formula.results :]  # type: ignore[return-value]
 
@@ -97,7 +80,8 @@ def pytorch_batch(op: Operator, on: Sequence[object], *args: Arg, **kwargs: Arg)
     formula = batch_formula(eqn, batched, builder.mode)  # type: ignore[arg-type]
     back = {r: a for r, a in zip(rows, args, strict=False) if isinstance(r, Value)}
     values = [back.get(v, v) for v in dict.fromkeys(eqn.inputs())]
-    out = builder.inline(formula.trace, values)
+    made = iter(builder.inline(formula.trace, values))
+    out = [None if v is None else next(made) for v in eqn.outputs]
     return out if eqn.many else out[0]
 
 
@@ -108,7 +92,7 @@ def _call(op: Operator, args: tuple, kwargs: dict) -> tuple[Builder, Equation]:
         args, kwargs = normalise(op, args, kwargs)
     types = fake.infer(op, args, kwargs, builder.mode)
     listed = types if isinstance(types, list) else [types]
-    outputs = tuple(None if t is None else Value(f"y{i}", t) for i, t in enumerate(listed))
+    outputs = tuple(None if t is None else Value(f"y{i}", t) for i, t in enumerate(listed))  # type: ignore[arg-type]
     return builder, Equation(op, args, kwargs, outputs, fake.is_many(types))
 
 

@@ -1,16 +1,13 @@
 """Losses, kept whole.
 
 Their derivatives are PyTorch's own formulas, which already are one or two kernels each (log_softmax and
-nll_loss for cross entropy); nothing is gained by writing them again. What is declared is that capture keeps them
-in one piece, and what they cost.
+nll_loss for cross entropy); nothing is gained by writing them again. What is declared is that capture keeps
+them in one piece, and what they cost.
 """
 
 from __future__ import annotations
 
-import torch
-
 from tessera.ops.families import per_input
-from tessera.ops.formula import holding
 from tessera.ops.op import declare
 
 # operator: flops for every element read
@@ -22,7 +19,3 @@ _LOSSES = {
 
 for _name, _flops in _LOSSES.items():
     declare(f"aten.{_name}.default", "loss", cost=per_input(_flops))
-
-for _name in ("nll_loss_backward", "nll_loss2d_backward"):
-    _op = getattr(torch.ops.aten, _name).default
-    declare(f"aten.{_name}.default", "loss", forward=holding(_op, "total_weight"), cost=per_input())

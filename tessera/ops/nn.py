@@ -73,7 +73,13 @@ def _rows_of_batch(size: Size, indices: Value, rows: Size) -> Value:
 
 
 def batch_embedding(
-    size: Size, on: Sequence[object], w: Value, indices: Value, padding: Size, by_frequency: bool, sparse: bool
+    size: Size,
+    on: Sequence[object],
+    w: Value,
+    indices: Value,
+    padding: Size,
+    by_frequency: bool,
+    sparse: bool,
 ) -> Value:
     if not on[0]:
         return aten.embedding(w, indices, padding, by_frequency, sparse)
@@ -99,7 +105,9 @@ def batch_embedding_backward(
         ct = aten.expand(aten.unsqueeze(ct, 0), [size, *ct.shape])
     if not is_number(padding, -1):
         ct = aten.masked_fill(ct, aten.unsqueeze(aten.eq(indices, padding), -1), 0)
-    table = aten.embedding_dense_backward(ct, _rows_of_batch(size, indices, rows), rows * size, -1, by_frequency)
+    table = aten.embedding_dense_backward(
+        ct, _rows_of_batch(size, indices, rows), rows * size, -1, by_frequency
+    )
     return aten.reshape(table, [size, rows, *table.shape[1:]])
 
 
@@ -154,7 +162,10 @@ def _declare() -> None:
         applies=_is_dense,
         cost=lambda eqn: 0.0,
     )
-    for overload in ("default", "padding_idx"):  # taken apart, it would ask now whether its table wants gradients
+    for overload in (
+        "default",
+        "padding_idx",
+    ):  # taken apart, it would ask now whether its table wants gradients
         declare(f"aten.embedding_bag.{overload}", "embedding")
     declare("aten.embedding_dense_backward.default", "embedding", batch=batch_embedding_backward)
     declare("aten.dropout.default", "dropout", forward=forward_dropout, cost=per_element(3))

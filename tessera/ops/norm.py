@@ -1,22 +1,21 @@
-"""Normalisation: layer, rms, batch and group norm.
+"""Normalisation over the last dimensions: layer norm and rms norm.
 
 Each stays one operator in a captured program. Under differentiation it becomes the native operator that also
-gives the statistics backward wants, and one native backward with the mask of what is asked for; what has no
-rule here (group and instance norm, batch norm in evaluation) goes through PyTorch's formula to the same kernels.
+gives the statistics backward wants, and one native backward with the mask of what is asked for; where PyTorch
+has no such kernel (rms norm outside of CUDA), backward is the arithmetic itself.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import torch
 
 from tessera.ir.builder import aten
 from tessera.ir.equation import Arg, Equation, Special, Value
 from tessera.ir.types import Size
-from tessera.ops.families import cast, fit, pad_rank, product, sum_to, total
-from tessera.ops.formula import finish, holding, pytorch_jvp, pytorch_vjp
+from tessera.ops.families import carry, cast, fit, pad_rank, product, sum_to, total
+from tessera.ops.formula import finish, pytorch_batch, pytorch_jvp, pytorch_vjp
 from tessera.ops.op import declare
 
 Rule = Generator[object, object, tuple]
@@ -43,6 +42,20 @@ def _affine(y: Value, w: Value | None, b: Value | None, on: Sequence[object]) ->
     return y
 
 
+def batch_backward(name: str) -> Callable:
+    """PyTorch's batching rule wants the batch on every tensor."""
+    op = getattr(torch.ops.aten, name).default
+
+    def batch(size: Size, on: Sequence[object], *args: Arg) -> object:
+        tensors = [isinstance(a, Value) for a in args]
+        lifted = [
+            carry(a, bool(b), size) if isinstance(a, Value) else a for a, b in zip(args, on, strict=True)
+        ]
+        return pytorch_batch(op, tensors, *lifted)
+
+    return batch
+
+
 # --- layer norm ---------------------------------------------------------------------------------------
 
 
@@ -60,34 +73,45 @@ def forward_native_layer_norm(
 
 
 def forward_layer_norm(
-    need: Sequence[object], x: Value, shape: list[Size], w: Value | None, b: Value | None, eps: float, cudnn: bool
-) -> Rule:
-    rule = forward_native_layer_norm(need, x, shape, w, b, eps)
-    ct = yield next(rule)[0]  # type: ignore[index]
-    return finish(rule, [ct, None, None])
-
-
-def jvp_layer_norm(
-    ts: Sequence[Value | None],
-    y: Value,
+    need: Sequence[object],
     x: Value,
     shape: list[Size],
     w: Value | None,
     b: Value | None,
     eps: float,
     cudnn: bool,
-) -> Value:
+) -> Rule:
+    rule = forward_native_layer_norm(need, x, shape, w, b, eps)
+    ct = yield next(rule)[0]  # type: ignore[index]
+    return finish(rule, [ct, None, None])
+
+
+def jvp_native_layer_norm(
+    ts: Sequence[Value | None],
+    y: list[Value],
+    x: Value,
+    shape: list[Size],
+    w: Value | None,
+    b: Value | None,
+    eps: float,
+) -> list[Value | None]:
     tx, _, tw, tb = ts[:4]
+    _, mean, rstd = y
     dims = list(range(-len(shape), 0))
-    plain, mean, rstd = aten.native_layer_norm(x, shape, None, None, eps)
+    plain = (x - mean) * rstd
     moved: list[Value | None] = [tb]
     if tx is not None:
-        flow = tx - aten.mean(tx, dims, True)
-        flow = (flow - plain * aten.mean(tx * plain, dims, True)) * rstd
+        flow = (tx - aten.mean(tx, dims, True) - plain * aten.mean(tx * plain, dims, True)) * rstd
         moved.append(flow if w is None else flow * w)
     if tw is not None:
         moved.append(plain * tw)
-    return fit(total(moved), y)
+    return [fit(total(moved), y[0]), None, None]
+
+
+def jvp_layer_norm(ts: Sequence[Value | None], y: Value, *args: Arg) -> Value | None:
+    native = args[:5]  # all but cudnn_enable
+    statistics = aten.native_layer_norm(*native)
+    return jvp_native_layer_norm(ts, statistics, *native)[0]  # type: ignore[arg-type]
 
 
 def batch_layer_norm(
@@ -197,7 +221,12 @@ def batch_rms_norm(
 
 
 def _rms_backward(
-    ct: torch.Tensor, x: torch.Tensor, w: torch.Tensor | None, eps: torch.Tensor, dims: list[int], mask: list[bool]
+    ct: torch.Tensor,
+    x: torch.Tensor,
+    w: torch.Tensor | None,
+    eps: torch.Tensor,
+    dims: list[int],
+    mask: list[bool],
 ) -> list[torch.Tensor]:
     """The fused backward as a function of its input alone, for derivatives of it."""
     up, flow = x.to(eps.dtype), ct.to(eps.dtype)
@@ -216,13 +245,19 @@ RMS_BACKWARD = Special("rms_norm_backward", _rms_backward)
 
 
 def _eps(x: Value, rstd: Value, dims: list[int]) -> Value:
-    """What was added to the mean square: the fused backward is not told. Constant, so it has no derivative."""
+    """What was added to the mean square: the fused backward is not told. It is constant."""
     up = cast(x, rstd.dtype)
     return aten.pow(rstd, -2) - aten.mean(up * up, dims, True)
 
 
 def forward_rms_backward(
-    need: Sequence[object], ct: Value, x: Value, shape: list[Size], rstd: Value, w: Value | None, mask: list[bool]
+    need: Sequence[object],
+    ct: Value,
+    x: Value,
+    shape: list[Size],
+    rstd: Value,
+    w: Value | None,
+    mask: list[bool],
 ) -> Rule:
     cts = yield aten._fused_rms_norm_backward(ct, x, shape, rstd, w, mask)
     dims = list(range(-len(shape), 0))
@@ -248,107 +283,6 @@ def jvp_rms_backward(
     return [None if v is None else next(out) for v in y]
 
 
-# --- batch norm -----------------------------------------------------------------------------------------
-
-
-def forward_batch_norm(
-    need: Sequence[object],
-    x: Value,
-    w: Value | None,
-    b: Value | None,
-    mean: Value | None,
-    var: Value | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Rule:
-    """Batch statistics and new running ones; only the normalised result passes gradients back, as in eager."""
-    outs = aten._native_batch_norm_legit_functional(x, w, b, mean, var, training, momentum, eps)
-    cts = yield outs
-    if cts[0] is None:  # type: ignore[index]
-        return ()
-    mask = [bool(n) for n in need[:3]]
-    grads = aten.native_batch_norm_backward(
-        cts[0], x, w, mean, var, outs[1], outs[2], training, eps, mask  # type: ignore[index]
-    )
-    return tuple(grads)
-
-
-# --- group norm: its backward kernel has no derivative in PyTorch -----------------------------------------
-
-
-def _group_backward(
-    ct: torch.Tensor, x: torch.Tensor, w: torch.Tensor | None, eps: torch.Tensor, groups: int, mask: list[bool]
-) -> list[torch.Tensor]:
-    n, c = x.shape[0], x.shape[1]
-    rows = (n, groups, math.prod(x.shape[1:]) // groups)
-    up, flow = x.to(eps.dtype).reshape(rows), ct.to(eps.dtype)
-    mean = up.mean(-1, keepdim=True)
-    rstd = ((up - mean).square().mean(-1, keepdim=True) + eps).rsqrt()
-    plain = (up - mean) * rstd
-    rest = [d for d in range(x.ndim) if d != 1]
-    grads = []
-    if mask[0]:
-        scaled = (flow if w is None else flow * w.reshape(c, *[1] * (x.ndim - 2))).reshape(rows)
-        inner = scaled - scaled.mean(-1, keepdim=True) - plain * (scaled * plain).mean(-1, keepdim=True)
-        grads.append((inner * rstd).reshape(x.shape).to(x.dtype))
-    if mask[1]:
-        grads.append((flow * plain.reshape(x.shape)).sum(rest).to(x.dtype if w is None else w.dtype))
-    if mask[2]:
-        grads.append(flow.sum(rest).to(x.dtype if w is None else w.dtype))
-    return grads
-
-
-GROUP_BACKWARD = Special("group_norm_backward", _group_backward)
-
-
-def _group_eps(x: Value, mean: Value, rstd: Value, n: Size, group: int) -> Value:
-    """As `_eps`: the backward kernel is handed rstd, not what was added to the variance."""
-    rows = aten.reshape(cast(x, rstd.dtype), [n, group, product(x.shape[1:]) // group])
-    spread = rows - aten.unsqueeze(mean, -1)
-    return aten.unsqueeze(aten.pow(rstd, -2), -1) - aten.mean(spread * spread, [-1], True)
-
-
-def forward_group_backward(
-    need: Sequence[object],
-    ct: Value,
-    x: Value,
-    mean: Value,
-    rstd: Value,
-    w: Value | None,
-    n: Size,
-    c: Size,
-    inner: Size,
-    group: int,
-    mask: list[bool],
-) -> Rule:
-    cts = yield aten.native_group_norm_backward(ct, x, mean, rstd, w, n, c, inner, group, mask)
-    eps = _group_eps(x, mean, rstd, n, group)
-    rule = pytorch_vjp([need[0], need[1], need[4]], GROUP_BACKWARD, ct, x, w, eps, group, mask)
-    next(rule)
-    g_ct, g_x, g_w, *_ = finish(rule, cts)
-    return g_ct, g_x, None, None, g_w
-
-
-def jvp_group_backward(
-    ts: Sequence[Value | None],
-    y: list[Value | None],
-    ct: Value,
-    x: Value,
-    mean: Value,
-    rstd: Value,
-    w: Value | None,
-    n: Size,
-    c: Size,
-    inner: Size,
-    group: int,
-    mask: list[bool],
-) -> list[Value | None]:
-    eps = _group_eps(x, mean, rstd, n, group)
-    out = iter(pytorch_jvp(GROUP_BACKWARD, [ts[0], ts[1], ts[4]], ct, x, w, eps, group, mask))
-    return [None if v is None else next(out) for v in y]
-
-
 def _declare() -> None:
     def family(name: str, **rules: object) -> None:
         declare(f"aten.{name}", "norm", **rules)
@@ -360,35 +294,31 @@ def _declare() -> None:
         batch=batch_layer_norm,
         cost=cost_norm(8),
     )
-    family("native_layer_norm.default", forward=forward_native_layer_norm, passive=(1, 2), cost=cost_norm(8))
     family(
-        "native_layer_norm_backward.default",
-        forward=holding(torch.ops.aten.native_layer_norm_backward.default, "mean", "rstd"),
-        cost=cost_norm(14),
-    )
-    family("rms_norm.default", forward=forward_rms_norm, jvp=jvp_rms_norm, batch=batch_rms_norm, cost=cost_norm(5))
-    family("_fused_rms_norm.default", forward=forward_fused_rms_norm, cost=cost_norm(5))
-    family(
-        "_fused_rms_norm_backward.default", forward=forward_rms_backward, jvp=jvp_rms_backward, cost=cost_norm(12)
-    )
-    family("batch_norm.default", cost=cost_norm(4))
-    family(
-        "_native_batch_norm_legit_functional.default",
-        forward=forward_batch_norm,
-        passive=(1, 2, 3, 4),
+        "native_layer_norm.default",
+        forward=forward_native_layer_norm,
+        jvp=jvp_native_layer_norm,
+        passive=(1, 2),
         cost=cost_norm(8),
     )
-    for name in ("native_batch_norm_backward", "batch_norm_backward", "cudnn_batch_norm_backward"):
-        op = getattr(torch.ops.aten, name).default
-        statistics = ("running_mean", "running_var", "save_mean", "save_invstd", "save_var", "reserve", "reserveSpace")
-        family(f"{name}.default", forward=holding(op, *statistics), cost=cost_norm(12))
-    family("group_norm.default", cost=cost_norm(8))
-    family("native_group_norm.default", cost=cost_norm(8))
     family(
-        "native_group_norm_backward.default",
-        forward=forward_group_backward,
-        jvp=jvp_group_backward,
+        "native_layer_norm_backward.default",
+        batch=batch_backward("native_layer_norm_backward"),
         cost=cost_norm(14),
+    )
+    family(
+        "rms_norm.default",
+        forward=forward_rms_norm,
+        jvp=jvp_rms_norm,
+        batch=batch_rms_norm,
+        cost=cost_norm(5),
+    )
+    family("_fused_rms_norm.default", forward=forward_fused_rms_norm, cost=cost_norm(5))
+    family(
+        "_fused_rms_norm_backward.default",
+        forward=forward_rms_backward,
+        jvp=jvp_rms_backward,
+        cost=cost_norm(12),
     )
 
 

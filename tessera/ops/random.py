@@ -1,8 +1,9 @@
 """Random operators: what they draw does not depend on their arguments differentiably.
 
 PyTorch passes zeros back to a tensor that parametrises a distribution (bernoulli, normal, poisson) and
-nothing to one that only lends its shape. Samplers with a real derivative (`_standard_gamma`, `_sample_dirichlet`) are
-left to PyTorch's formula. Batching, which must ask whether every row draws its own, is left to vmap.
+nothing to one that only lends its shape. Samplers with a real derivative (`_standard_gamma`,
+`_sample_dirichlet`) are left to PyTorch's formula. Batching, which must ask whether every row draws its own,
+is left to vmap.
 """
 
 from __future__ import annotations

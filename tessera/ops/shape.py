@@ -207,7 +207,7 @@ view(
     lambda n, on, x, dim, size, step: (
         aten.unfold(x, shifted(dim, x), size, step)
         if x.ndim > 1
-        else aten.unfold(aten.unsqueeze(x, 1), 1, size, step)
+        else aten.squeeze(aten.unfold(aten.unsqueeze(x, 1), 1, size, step), 1)
     ),
     applies=lambda eqn: eqn.args[0].ndim > 0,  # type: ignore[attr-defined]
 )

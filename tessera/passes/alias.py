@@ -11,12 +11,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
-import torch
 from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
 
-from tessera.ir import fake
-from tessera.ir.equation import Equation, Special, Value, map_values, values_in
+from tessera.ir.equation import Equation, Special, Value, values_in
 from tessera.ir.schema import Schema, schema_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
@@ -25,11 +22,16 @@ Roots = dict[Value, frozenset[Value]]
 
 NONE: frozenset[Value] = frozenset()
 
-# Composite operators that always allocate what they give, whatever their arguments.
+# Composite operators that always allocate what they give, whatever their arguments. What is not listed may give
+# an argument back: running it on fake tensors does not tell, as their decompositions copy where kernels do not.
 _FRESH = frozenset(
-    "linear matmul layer_norm rms_norm group_norm batch_norm softmax log_softmax scaled_dot_product_attention"
-    " cross_entropy_loss nll_loss embedding conv1d conv2d conv3d silu gelu relu max_pool2d log_sigmoid"
-    " mse_loss bmm cumsum std var one_hot where outer tile repeat_interleave".split()
+    "linear matmul layer_norm rms_norm _fused_rms_norm group_norm batch_norm instance_norm softmax log_softmax"
+    " scaled_dot_product_attention cross_entropy_loss nll_loss nll_loss2d nll_loss_nd l1_loss mse_loss kl_div"
+    " binary_cross_entropy_with_logits embedding embedding_bag conv1d conv2d conv3d conv_transpose1d conv_transpose2d"
+    " conv_transpose3d max_pool1d max_pool2d max_pool3d avg_pool1d adaptive_avg_pool1d adaptive_avg_pool2d"
+    " adaptive_avg_pool3d adaptive_max_pool1d silu silu_backward mish_backward gelu relu log_sigmoid isfinite ger"
+    " outer bmm cumsum std var std_mean var_mean max min one_hot where tile repeat_interleave square rsub"
+    " logsumexp cosine_similarity stack hstack vstack lstm gru".split()
 )
 # Not annotated, and no composite either: their result is their argument's memory all the same.
 _HIDDEN_VIEWS = frozenset("_unsafe_view _reshape_alias lift_fresh lift".split())
@@ -37,14 +39,14 @@ _HIDDEN_VIEWS = frozenset("_unsafe_view _reshape_alias lift_fresh lift".split())
 
 @functools.cache
 def _kind(op: OpOverload) -> str:
-    """'fresh', 'view' (the schema says what is shared) or 'ask' (running it on fake tensors tells)."""
+    """'fresh', 'view' (the schema says what is shared) or 'any' (it may give any argument back)."""
     schema = schema_of(op)
     if op._opname in _HIDDEN_VIEWS:
         return "view"
     if any(p.alias for p in schema.params) and _returns_alias(op):
         return "view"
     if op._opname not in _FRESH and op._can_decompose():
-        return "ask"
+        return "any"
     return "fresh"
 
 
@@ -58,15 +60,13 @@ def shared_by(eqn: Equation) -> list[Value]:
     if isinstance(op, Special):
         if op.of is not None:
             return shared_by(eqn.with_(op=op.of))
-        if op.body is not None:
-            return _shared_by_body(eqn, op.body)
         known = op.namespace == "tessera" and op.name in ("keep_grad", "functional")
         return [] if known else eqn.inputs()
     kind = _kind(op)
     if kind == "fresh":
         return []
-    if kind == "ask":
-        return _ask(eqn)
+    if kind == "any":
+        return [] if _computes(eqn) else eqn.inputs()
     return _annotated(eqn, schema_of(op))
 
 
@@ -83,42 +83,14 @@ def _annotated(eqn: Equation, schema: Schema) -> list[Value]:
     return found
 
 
-def _shared_by_body(eqn: Equation, body: Trace) -> list[Value]:
-    inner = roots(body)
-    shown = set().union(*(inner[v] for v in values_in(body.outputs)))
-    return [a for a, v in zip(eqn.inputs(), body.inputs, strict=True) if v in shown]
-
-
-_asked: dict[tuple, tuple[int, ...]] = {}
-
-
-def _ask(eqn: Equation) -> list[Value]:
-    """A composite operator may give its argument back (dropout in evaluation, einsum of one operand)."""
-    inputs = eqn.inputs()
-    if fake.mentions_symbols((eqn.args, eqn.kwargs)):
-        return inputs
-    key = (eqn.op, fake.argument_key(eqn.args), fake.argument_key(eqn.kwargs))
-    if key not in _asked:
-        try:
-            _asked[key] = _run_fake(eqn)
-        except Exception:  # what cannot be tried may share anything
-            _asked[key] = tuple(range(len(inputs)))
-    return [inputs[i] for i in _asked[key]]
-
-
-def _run_fake(eqn: Equation) -> tuple[int, ...]:
-    mode = fake.default_mode()
-    made: list[torch.Tensor] = []
-
-    def concrete(v: Value) -> torch.Tensor:
-        made.append(fake.fake_of(v.tensor, mode))
-        return made[-1]
-
-    args, kwargs = map_values((eqn.args, eqn.kwargs), concrete)  # type: ignore[misc]
-    with mode, fake.below_autograd():
-        out = eqn.op(*args, **kwargs)  # type: ignore[operator]
-    storages = {t.untyped_storage()._cdata for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)}
-    return tuple(i for i, t in enumerate(made) if t.untyped_storage()._cdata in storages)
+def _computes(eqn: Equation) -> bool:
+    """Operators that give their argument back only where they have nothing to do."""
+    name, args = eqn.op._opname, eqn.args  # type: ignore[union-attr]
+    if name == "einsum":
+        return isinstance(args[1], (list, tuple)) and len(args[1]) > 1
+    if name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout"):
+        return len(args) == 3 and args[2] is True and type(args[1]) is float and args[1] > 0
+    return False
 
 
 def roots(trace: Trace) -> Roots:
@@ -127,26 +99,41 @@ def roots(trace: Trace) -> Roots:
     for v in (*trace.inputs, *trace.constants):
         found[v] = frozenset((v,)) if isinstance(v.type, TensorType) else NONE
     for eqn in trace.equations:
+        if isinstance(eqn.op, Special) and eqn.op.body is not None:
+            _region(eqn, eqn.op.body, found)
+            continue
         shared = shared_by(eqn)
         held = NONE
         if shared:
             held = found[shared[0]] if len(shared) == 1 else frozenset().union(*(found[v] for v in shared))
+            if _maybe_fresh(eqn) and eqn.results():
+                held |= {eqn.results()[0]}  # or new memory, which several results may share
         for v in eqn.results():
             found[v] = held or (frozenset((v,)) if isinstance(v.type, TensorType) else NONE)
-        if held and _maybe_fresh(eqn):
-            for v in eqn.results():
-                found[v] = held | {v}
     return found
+
+
+def _region(eqn: Equation, body: Trace, found: Roots) -> None:
+    """Results of a region share memory with its arguments and with each other as its equations say."""
+    inner = roots(body)
+    outside: dict[Value, frozenset[Value]] = {
+        v: found[a] for v, a in zip(body.inputs, eqn.inputs(), strict=True) if isinstance(v.type, TensorType)
+    }
+    for v, result in zip(values_in(body.outputs), eqn.results(), strict=True):
+        mine: frozenset[Value] = NONE
+        for root in inner[v]:
+            mine |= outside.setdefault(root, frozenset((result,)))
+        found[result] = mine
 
 
 _MAYBE = frozenset("reshape contiguous to flatten type_as expand_as ravel positive reshape_as".split())
 
 
 def _maybe_fresh(eqn: Equation) -> bool:
-    """Shares memory or allocates, as the strides have it: its result is a root too."""
+    """Shares memory or allocates, as its arguments have it: its result is a root too."""
     if isinstance(eqn.op, Special):
         return True
-    return eqn.op._opname in _MAYBE or _kind(eqn.op) == "ask"
+    return eqn.op._opname in _MAYBE or _kind(eqn.op) == "any"
 
 
 def shown(values: Iterable[Value], of: Roots) -> set[Value]:

@@ -193,24 +193,40 @@ class _Legal:
         self.outside = {root for v in self.given for root in self.of[v]}
         self.users = trace.users()
         self.results = set(trace.results())
+        self.stands: dict[Value, frozenset[Value]] = {}
 
     def allow(self, eqn: Equation, new: Value) -> bool:
+        if not self.legal(eqn, new):
+            return False
+        self.stands[eqn.out] = self.roots(new)
+        return True
+
+    def roots(self, v: Value) -> frozenset[Value]:
+        """Its memory, given what stands in for what by now."""
+        found: set[Value] = set()
+        for root in self.of[v]:
+            found |= self.stands.get(root, {root})
+        return frozenset(found)
+
+    def legal(self, eqn: Equation, new: Value) -> bool:
         old = eqn.out
         if self.differentiable and NO_GRAD in eqn.tags and _differentiable(old):
             return False  # the value may carry a gradient that the result must not
-        stored = old not in self.results and all(_only_stores(user, old) for user in self.users.get(old, ()))
-        if new not in self.of or old not in self.of or not (new.type == old.type or (stored and _alike(new, old))):
+        if new not in self.of or old not in self.of:
             return False
-        if self.of[old] <= self.of[new] | {old} and self.of[old] != {old}:  # a view: it shares that memory anyway
+        stored = old not in self.results and all(_only_stores(user, old) for user in self.users.get(old, ()))
+        if not (new.type == old.type or (stored and _alike(new, old))):
+            return False
+        mine, its = self.roots(old), self.roots(new)
+        if mine != {old} and mine <= its | {old}:  # a view: it shares that memory anyway
             return old not in self.given or (new in self.own and new not in self.given)
-        if not self.of[old].isdisjoint(self.outside):
+        if not mine.isdisjoint(self.outside):
             return False
         if eqn.op._opname == "lift_fresh_copy":  # type: ignore[union-attr]
             return new not in self.inputs
-        roots_of_new = self.of[new]
-        if stored and roots_of_new.isdisjoint(self.mutated):  # else the copy may be what keeps the old contents
+        if stored and its.isdisjoint(self.mutated):  # else the copy may be what keeps the old contents
             return True
-        return roots_of_new.isdisjoint(self.outside) and roots_of_new <= self.own
+        return its.isdisjoint(self.outside) and its <= self.own
 
 
 def _alike(new: Value, old: Value) -> bool:

@@ -28,7 +28,7 @@ def cse(trace: Trace) -> Trace:
     outside = escaping(trace, of)
     given = set(values_in(trace.outputs))
     for eqn in trace.equations:
-        if names:
+        if names and any(v in names for v in eqn.inputs()):
             eqn = eqn.with_(args=rename(eqn.args, names), kwargs=rename(eqn.kwargs, names))
         if has_effect(eqn.op):
             kept.append(eqn)

@@ -22,6 +22,8 @@ LIMIT = 1024
 _UNINITIALISED = frozenset("empty empty_like new_empty empty_strided new_empty_strided empty_permuted".split())
 _FILLS = frozenset("zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full scalar_tensor".split())
 
+_SHOWS = frozenset("detach expand view reshape unsqueeze squeeze alias".split())
+
 
 def fold(trace: Trace) -> Trace:
     """Compute once what no argument can change."""
@@ -43,8 +45,7 @@ def fold(trace: Trace) -> Trace:
     kept: set[Value] = set()
     constants = dict(trace.constants)
     for v in wanted:
-        plain = maker[v].op._opname in _FILLS and not maker[v].inputs()  # type: ignore[union-attr]
-        if plain or not of[v].isdisjoint(outside):
+        if _is_fill(v, maker) or not of[v].isdisjoint(outside):
             _keep(v, maker, kept)
             continue
         tensor = _compute(v, known, maker)
@@ -79,6 +80,13 @@ def _plain(a: object) -> bool:
         return all(map(_plain, a))
     plain = (Value, int, float, bool, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
     return a is None or isinstance(a, plain)
+
+
+def _is_fill(v: Value, maker: dict[Value, Equation]) -> bool:
+    """One number everywhere, or a view of that."""
+    while v in maker and maker[v].op._opname in _SHOWS:  # type: ignore[union-attr]
+        (v,) = maker[v].inputs()
+    return v in maker and maker[v].op._opname in _FILLS  # type: ignore[union-attr]
 
 
 def _keep(v: Value, maker: dict[Value, Equation], kept: set[Value]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 
-from tessera.ir.equation import Equation, Value, values_in
+from tessera.ir.equation import Value, values_in
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
@@ -21,14 +21,15 @@ from tessera.passes.writes import plan
 def schedule(trace: Trace) -> Trace:
     """The same equations in an order that holds less memory at its peak, or the trace itself."""
     of = roots(trace)
-    graph = _Graph(trace, of)
-    best, least = trace, peak_memory(trace, of)
+    memory = _Memory(trace, of)
+    graph = _Graph(trace, of, memory)
+    best: list[int] | range = range(len(trace.equations))
+    least = memory.peak(best)
     for order in (graph.late(), graph.greedy()):
-        candidate = trace.with_(equations=tuple(order))
-        peak = peak_memory(candidate, of)
+        peak = memory.peak(order)
         if peak < least:
-            best, least = candidate, peak
-    return best
+            best, least = order, peak
+    return trace.with_(equations=tuple(trace.equations[i] for i in best)) if isinstance(best, list) else trace
 
 
 def lifetimes(trace: Trace, inputs: bool = False) -> dict[int, list[Value]]:
@@ -51,39 +52,56 @@ def lifetimes(trace: Trace, inputs: bool = False) -> dict[int, list[Value]]:
     return dead
 
 
-def peak_memory(trace: Trace, of: Roots | None = None) -> int:
+def peak_memory(trace: Trace) -> int:
     """Bytes that the trace's own allocations reach at once; symbolic sizes count as their hints."""
-    of = of if of is not None else roots(trace)
-    outside = {*trace.inputs, *trace.constants}
-    last: dict[Value, int] = {}
-    for index, eqn in enumerate(trace.equations):
-        for v in (*eqn.results(), *eqn.inputs()):
-            for root in of[v]:
-                last[root] = index
-    end = len(trace.equations)
-    for v in trace.results():
-        for root in of[v]:
-            last[root] = end
-    dies: dict[int, list[Value]] = {}
-    for root, index in last.items():
-        dies.setdefault(index, []).append(root)
-    now = peak = 0
-    for index, eqn in enumerate(trace.equations):
-        now += sum(nbytes(v) for v in eqn.results() if v in of[v])
-        peak = max(peak, now)
-        now -= sum(nbytes(root) for root in dies.get(index, ()) if root not in outside)
-    return peak
+    return _Memory(trace, roots(trace)).peak(range(len(trace.equations)))
 
 
 def nbytes(v: Value) -> int:
     return v.type.nbytes() if isinstance(v.type, TensorType) else 0
 
 
-class _Graph:
-    """What must come before what, and what each equation takes and gives back."""
+class _Memory:
+    """What each equation allocates and which of the trace's own memory it touches."""
 
     def __init__(self, trace: Trace, of: Roots) -> None:
-        self.trace, self.of = trace, of
+        outside = {*trace.inputs, *trace.constants}
+        self.size: dict[Value, int] = {}
+        self.takes: list[int] = []
+        self.touches: list[list[Value]] = []
+        for eqn in trace.equations:
+            taken = 0
+            for v in eqn.outputs:
+                if v is not None and v in of[v]:
+                    self.size[v] = nbytes(v)
+                    taken += self.size[v]
+            self.takes.append(taken)
+            values = [*eqn.inputs(), *(v for v in eqn.outputs if v is not None)]
+            self.touches.append([root for root in {r for v in values for r in of[v]} if root not in outside])
+        self.held = {root for v in trace.results() for root in of[v]} - outside
+
+    def peak(self, order: list[int] | range) -> int:
+        last: dict[Value, int] = {}
+        for place, index in enumerate(order):
+            for root in self.touches[index]:
+                last[root] = place
+        gives = [0] * len(self.takes)
+        for root, place in last.items():
+            if root not in self.held:
+                gives[place] += self.size[root]
+        now = peak = 0
+        for place, index in enumerate(order):
+            now += self.takes[index]
+            peak = max(peak, now)
+            now -= gives[place]
+        return peak
+
+
+class _Graph:
+    """What must come before what, and two ways to put it in order."""
+
+    def __init__(self, trace: Trace, of: Roots, memory: _Memory) -> None:
+        self.trace, self.memory = trace, memory
         self.equations = trace.equations
         self.needs = dependencies(trace, of)
         for planned in plan(trace, of):  # an input that can be written in place stays one that can
@@ -94,13 +112,15 @@ class _Graph:
             for need in needs:
                 self.feeds[need].append(index)
 
-    def late(self) -> list[Equation]:
+    def late(self) -> list[int]:
         """Every equation as shortly before its first reader as possible, readers in their old order."""
         order: list[int] = []
         done = [False] * len(self.equations)
-        wanted = {v for v in self.trace.results()}
+        wanted = set(self.trace.results())
         targets = [
-            i for i, e in enumerate(self.equations) if has_effect(e.op) or not self.feeds[i] or wanted & {*e.results()}
+            i
+            for i, eqn in enumerate(self.equations)
+            if not self.feeds[i] or has_effect(eqn.op) or not wanted.isdisjoint(eqn.outputs)
         ]
         for target in targets:
             stack = [target]
@@ -114,24 +134,19 @@ class _Graph:
                 if not done[index]:
                     done[index] = True
                     order.append(index)
-        return [self.equations[i] for i in order]
+        return order
 
-    def greedy(self) -> list[Equation]:
+    def greedy(self) -> list[int]:
         """Always the ready equation that gives back most memory on balance; ties in the old order."""
+        size, takes = self.memory.size, self.memory.takes
+        reads = [[r for r in touched if r not in self.memory.held] for touched in self.memory.touches]
         readers: dict[Value, set[int]] = {}
-        held = {root for v in self.trace.results() for root in self.of[v]}
-        outside = {*self.trace.inputs, *self.trace.constants}
-        reads: list[set[Value]] = []
-        for index, eqn in enumerate(self.equations):
-            touched = {root for v in (*eqn.inputs(), *eqn.results()) for root in self.of[v]}
-            touched -= held | outside
-            reads.append(touched)
+        for index, touched in enumerate(reads):
             for root in touched:
                 readers.setdefault(root, set()).add(index)
-        takes = [sum(nbytes(v) for v in eqn.results() if v in self.of[v]) for eqn in self.equations]
 
         def balance(index: int) -> int:
-            return takes[index] - sum(nbytes(r) for r in reads[index] if len(readers[r]) == 1)
+            return takes[index] - sum([size[r] for r in reads[index] if len(readers[r]) == 1])
 
         waiting = [len(needs) for needs in self.needs]
         ready = [(balance(i), i) for i, n in enumerate(waiting) if n == 0]
@@ -158,4 +173,4 @@ class _Graph:
                     (only,) = readers[root]
                     if waiting[only] == 0 and not done[only]:
                         heapq.heappush(ready, (balance(only), only))
-        return [self.equations[i] for i in order]
+        return order

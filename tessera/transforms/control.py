@@ -44,6 +44,7 @@ def splice(trace: Trace, args: Sequence[Arg]) -> list[Arg]:
 def sub_trace(name: str, types: Sequence[Type], body: Callable[..., Sequence[Arg]]) -> Trace:
     """A new sub-trace: `body` says what it computes from inputs of these types."""
     builder = Builder(name, _builder().mode)
+    builder.again = _builder().again
     inputs = [builder.input(f"x{i}", t) for i, t in enumerate(types)]
     with builder:
         outputs = list(body(*inputs))
@@ -90,7 +91,7 @@ def pull(trace: Trace, operands: Values, cts: Sequence[Value | None], wrt: Seque
             seeds[out] = aten.add(seeds[out], ct) if out in seeds else ct  # type: ignore[index]
     # outputs that a formula renames keep their order among the results
     heads = list(dict.fromkeys(v for v in trace.results() if v in seeds))
-    joint = vjp(trace, wanted, _builder().mode, pull=heads)
+    joint = vjp(trace, wanted, _builder().mode, pull=heads, again=_builder().again)
     names = [v for v in heads if _pulled(joint, trace, v)]
     made = splice(joint.trace, [*operands, *(seeds[v] for v in names)])
     grads = iter(made[len(trace.outputs) :])

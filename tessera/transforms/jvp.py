@@ -82,7 +82,8 @@ class _Forward:
     def holds(self, found: Rules, eqn: Equation) -> bool:
         """A rule hears of the tangents of positional arguments only."""
         named = values_in(tuple(_bound(eqn)[1].values()))
-        return (not found.real or is_real(eqn)) and not any(v in self.tangents for v in named)
+        fits = (not found.real or is_real(eqn)) and (found.applies is None or found.applies(eqn))
+        return fits and not any(v in self.tangents for v in named)
 
     def by_rule(self, eqn: Equation, found: Rules) -> None:
         assert found.jvp is not None

@@ -40,13 +40,19 @@ class Joint:
 
 
 def vjp(
-    trace: Trace, wrt: list[Value], mode: FakeTensorMode | None = None, pull: list[Value] | None = None
+    trace: Trace,
+    wrt: list[Value],
+    mode: FakeTensorMode | None = None,
+    pull: list[Value] | None = None,
+    again: bool = False,
 ) -> Joint:
     """The joint program of a trace and the gradients of its results with respect to `wrt`.
 
-    `pull` names the results that get a cotangent, where not all shall.
+    `pull` names the results that get a cotangent, where not all shall. With `again`, PyTorch's formulas are those
+    it uses when a gradient will itself be differentiated.
     """
     builder = Builder(trace.name, mode)
+    builder.again = again
     builder.constants.update(trace.constants)
     builder.symbols.update(trace.symbols)
     builder.reserve(list(trace.values()))
@@ -119,7 +125,7 @@ class _Reverse:
 
     def forward_formula(self, eqn: Equation, wanted: list[Value]) -> None:
         """PyTorch's formula: its forward equations stand in place of this one."""
-        formula = vjp_formula(eqn, wanted, self.builder.mode)
+        formula = vjp_formula(eqn, wanted, self.builder.mode, again=self.builder.again)
         env: dict[Value, Arg] = dict(zip(formula.trace.inputs, dict.fromkeys(eqn.inputs()), strict=False))
         self.builder.constants.update(formula.trace.constants)
         self.builder.reserve(list(formula.trace.constants))
@@ -220,7 +226,7 @@ class _Reverse:
         floats = [ct for v, ct in zip(eqn.results(), cts, strict=True) if _differentiable(v)]
         if any(ct is None for ct in floats):
             pulled = tuple(ct is not None for ct in floats)
-            formula, env = _same_forward(formula, vjp_formula(eqn, wanted, self.builder.mode, pulled), env)
+            formula, env = _same_forward(formula, vjp_formula(eqn, wanted, self.builder.mode, pulled, self.builder.again), env)
             self.builder.constants.update(formula.trace.constants)
             self.builder.reserve(list(formula.trace.constants))
         given = formula.trace.inputs[len(dict.fromkeys(eqn.inputs())) :]

@@ -17,7 +17,7 @@ from tessera.ir.alias import FUNCTIONAL
 from tessera.ir.builder import Builder, aten
 from tessera.ir.equation import Arg, Equation, Value, values_in
 from tessera.ir.mode import mode_of
-from tessera.ir.schema import bind, is_random
+from tessera.ir.schema import bind, draws, is_random
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType
 from tessera.ops.fallback import batch_formula
@@ -115,18 +115,18 @@ class _Batch:
 
     def equation(self, eqn: Equation) -> None:
         values = list(dict.fromkeys(eqn.inputs()))
-        draws = is_random(eqn.op) or (eqn.op is FUNCTIONAL and is_random(eqn.args[0]))
-        if draws and self.randomness == "error":
+        drawn = draws(eqn.op, eqn.args, eqn.kwargs) or (eqn.op is FUNCTIONAL and is_random(eqn.args[0]))
+        if drawn and self.randomness == "error":
             raise InputError(
                 f"vmap: {eqn.op} draws random numbers ({eqn.source or 'unknown line'}); say whether every example "
                 'gets its own (randomness="different") or all share one draw (randomness="same")'
             )
         with self.builder.at(eqn):
-            if not any(v in self.rows for v in values) and not (draws and self.randomness == "different"):
+            if not any(v in self.rows for v in values) and not (drawn and self.randomness == "different"):
                 self.unbatched(eqn)
                 return
             found = rules(eqn.op)
-            if not draws and found is not None and found.batch is not None and self.holds(eqn):
+            if not drawn and found is not None and found.batch is not None and self.holds(eqn):
                 self.by_rule(eqn, found)
             else:
                 self.by_formula(eqn, values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import subprocess
@@ -10,6 +11,7 @@ from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
 import pytest
 import torch
+from rich.console import Console
 
 from tessera.tools import cli, doctor
 from tessera.tools.bench import core, probe
@@ -55,7 +57,7 @@ def test_console_script_and_backend_are_registered():
     scripts = {point.name: point.value for point in entry_points(group="console_scripts")}
     backends = {point.name: point.value for point in entry_points(group="torch_dynamo_backends")}
     assert scripts["tessera"] == "tessera.tools.cli:main"
-    assert backends["tessera"] == "tessera.frontends.dynamo:backend"
+    assert backends["tessera"] == "tessera.api:backend"
 
 
 def test_doctor_passes_on_a_whole_installation(capsys):
@@ -113,6 +115,15 @@ def test_report_is_json_and_table():
     assert [(row["who"], row["passed"]) for row in report["rows"]] == [("peer", None), ("ours", True)]
     assert report["rows"][1]["value"] == pytest.approx(2.0)
     assert table(found, "title").row_count == 2
+
+
+def test_table_shows_names_in_brackets_as_they_are():
+    samples = {"peer[x]": [1e-6], "ours[y]": [2e-6]}
+    found = rows("section", "µs", samples, "peer[x]", {"ours[y]": Target(3.0, "peer[x]")})
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(table(found, "title"))
+    shown = console.export_text()
+    assert "ours[y]" in shown and "2.00 x peer[x]" in shown and "pass" in shown
 
 
 def test_extra_contestants_join_whoever_was_chosen():

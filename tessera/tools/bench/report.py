@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 
+from rich.markup import escape
 from rich.table import Table
 
 from tessera.tools.bench.measure import Samples, ratio
@@ -91,9 +92,9 @@ def table(found: Sequence[Row], title: str) -> Table:
             f"<= {row.at_most:g}" + (" x" if row.peer else f" {row.unit}") if row.at_most is not None else ""
         )
         mark = {True: "[green]pass", False: "[red]fail", None: ""}[row.passed]
-        shown.add_row(
-            row.section if first else "", row.who, f"{row.value:.2f} {row.unit}", times, limit, mark
-        )
+        # Escaped: rich would take a name such as tessera[aten] for markup and drop its brackets.
+        name, value = escape(row.who), f"{row.value:.2f} {row.unit}"
+        shown.add_row(row.section if first else "", name, value, escape(times), limit, mark)
     return shown
 
 

@@ -1,0 +1,67 @@
+"""The matrix of operators and rules, as a page.
+
+In: the registry, once all declarations are imported. Out: `docs/operators.md`, which a test compares with the
+registry, so that the page is always true. `python -m tessera.ops.matrix` writes it again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tessera.ops.op import REGISTRY, Rules
+
+PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
+
+HEAD = """# Operators
+
+What Tessera declares about each operator, from the registry. `rule` is a rule of our own; `zero` says that the
+derivative is zero or does not exist, so nothing flows; `fallback` means that PyTorch's own formula for that one
+operator is traced. Every operator that is not listed works through the fallback too. `for` tells where the
+derivative rules hold: elsewhere (complex numbers, some calls) the fallback takes over. Cost is what `flops`
+counts: `own` has a formula, `element` is one an element of the result, a `free` operator moves no data.
+
+This page is generated: `python -m tessera.ops.matrix` writes it.
+"""
+
+
+def derivative(found: Rules, rule: object) -> str:
+    return "rule" if rule is not None else "zero" if found.zero else "fallback"
+
+
+def scope(found: Rules) -> str:
+    if found.zero or (found.vjp is None and found.forward is None):
+        return ""
+    return ("real" if found.real else "all") + (", some calls" if found.applies is not None else "")
+
+
+def cost(found: Rules) -> str:
+    return "free" if found.free else "element" if found.cost is None else "own"
+
+
+def row(found: Rules) -> tuple[str, ...]:
+    return (
+        f"`{found.name}`",
+        derivative(found, found.vjp or found.forward),
+        derivative(found, found.jvp),
+        scope(found),
+        "fallback" if found.batch is None else "rule",
+        cost(found),
+    )
+
+
+def table() -> str:
+    """The whole page: one section a family, one line an operator."""
+    families: dict[str, list[Rules]] = {}
+    for found in REGISTRY.values():
+        families.setdefault(found.family, []).append(found)
+    parts = [HEAD, f"{len(REGISTRY)} declarations in {len(families)} families.\n"]
+    for family, members in sorted(families.items()):
+        lines = ["| operator | vjp | jvp | for | batch | cost |", "| --- | --- | --- | --- | --- | --- |"]
+        lines += [f"| {' | '.join(row(m))} |" for m in sorted(members, key=lambda m: m.name)]
+        parts.append(f"## {family}\n\n" + "\n".join(lines) + "\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(table())
+    print(f"wrote {PAGE}")

@@ -1,0 +1,1 @@
+"""The tile compiler: fused regions of a trace become kernels for CPUs and NVIDIA GPUs."""

@@ -1,0 +1,345 @@
+"""The tile dialect: what a fused kernel computes, before anything is said about how.
+
+A kernel is a set of named axes, parallel ones and reduced ones, and a straight-line body over *values*. A value
+varies over some of the axes: `!tile.value<f32, ["i", "r"]>` has one element for every (i, r). Elementwise
+operators broadcast by axis name; `reduce` removes an axis. Memory is reached only by `load` and `store`, at an
+element offset that is an index expression over axes, symbols (sizes, one index argument of the kernel each, in
+order) and, for gathers, integer values `_0`, `_1`, …. Blocks, loops, threads and masks come later, from a Schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    FloatAttr,
+    IndexType,
+    IntegerAttr,
+    StringAttr,
+)
+from xdsl.ir import (
+    Attribute,
+    Block,
+    Dialect,
+    Operation,
+    ParametrizedAttribute,
+    Region,
+    SSAValue,
+    TypeAttribute,
+)
+from xdsl.irdl import (
+    AttrSizedOperandSegments,
+    IRDLOperation,
+    irdl_attr_definition,
+    irdl_op_definition,
+    operand_def,
+    opt_operand_def,
+    param_def,
+    prop_def,
+    region_def,
+    result_def,
+    traits_def,
+    var_operand_def,
+)
+from xdsl.traits import IsolatedFromAbove, NoTerminator, Pure
+from xdsl.utils.exceptions import VerifyException
+
+from tessera.tile.index import Index, parse
+
+PARALLEL, REDUCE = "parallel", "reduce"
+
+
+@irdl_attr_definition
+class BufferType(ParametrizedAttribute, TypeAttribute):
+    """Memory that holds elements of one type; offsets count elements."""
+
+    name = "tile.buffer"
+    element: Attribute = param_def()
+
+
+@irdl_attr_definition
+class ValueType(ParametrizedAttribute, TypeAttribute):
+    """One element for every point of the axes it varies over, in the kernel's order of axes."""
+
+    name = "tile.value"
+    element: Attribute = param_def()
+    axes: ArrayAttr[StringAttr] = param_def()
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        return tuple(a.data for a in self.axes)
+
+
+@irdl_attr_definition
+class IndexAttr(ParametrizedAttribute):
+    """An index expression (see `index`), by its text."""
+
+    name = "tile.index"
+    text: StringAttr = param_def()
+
+    @property
+    def expr(self) -> Index:
+        return parse(self.text.data)
+
+
+def index_attr(expr: Index | int) -> IndexAttr:
+    return IndexAttr(StringAttr(str(Index.of(expr))))
+
+
+@irdl_attr_definition
+class AxisAttr(ParametrizedAttribute):
+    """An axis: its name, whether it is parallel or reduced, its size as an expression of the kernel's symbols."""
+
+    name = "tile.axis"
+    axis: StringAttr = param_def()
+    kind: StringAttr = param_def()
+    size: IndexAttr = param_def()
+
+
+def value_type(element: Attribute, axes: Sequence[str]) -> ValueType:
+    return ValueType(element, ArrayAttr([StringAttr(a) for a in axes]))
+
+
+def axes_of(v: SSAValue) -> tuple[str, ...]:
+    assert isinstance(v.type, ValueType)
+    return v.type.axis_names
+
+
+def element_of(v: SSAValue) -> Attribute:
+    assert isinstance(v.type, (ValueType, BufferType))
+    return v.type.element
+
+
+@irdl_op_definition
+class KernelOp(IRDLOperation):
+    """A kernel. Block arguments: buffers first, then one index per symbol."""
+
+    name = "tile.kernel"
+    sym_name = prop_def(StringAttr)
+    axes = prop_def(ArrayAttr[AxisAttr])
+    symbol_names = prop_def(ArrayAttr[StringAttr])
+    body = region_def("single_block")
+    traits = traits_def(NoTerminator(), IsolatedFromAbove())
+
+    def __init__(self, name: str, axes: Sequence[AxisAttr], symbols: Sequence[str], body: Region) -> None:
+        names = ArrayAttr([StringAttr(s) for s in symbols])
+        properties = {"sym_name": StringAttr(name), "axes": ArrayAttr(axes), "symbol_names": names}
+        super().__init__(properties=properties, regions=[body])
+
+    @property
+    def block(self) -> Block:
+        return self.body.block
+
+    @property
+    def buffers(self) -> list[SSAValue]:
+        return [a for a in self.block.args if isinstance(a.type, BufferType)]
+
+    @property
+    def symbols(self) -> list[SSAValue]:
+        return [a for a in self.block.args if isinstance(a.type, IndexType)]
+
+    def axis_names(self, kind: str | None = None) -> tuple[str, ...]:
+        return tuple(a.axis.data for a in self.axes if kind is None or a.kind.data == kind)
+
+    def axis(self, name: str) -> AxisAttr:
+        return next(a for a in self.axes if a.axis.data == name)
+
+    def verify_(self) -> None:
+        names = self.axis_names()
+        if len(set(names)) != len(names):
+            raise VerifyException(f"axes must have different names, got {names}")
+        for a in self.axes:
+            if a.kind.data not in (PARALLEL, REDUCE):
+                raise VerifyException(f"axis {a.axis.data}: expected parallel or reduce, got {a.kind.data}")
+        if len(self.symbol_names) != len(self.symbols):
+            raise VerifyException(f"expected one index argument per symbol {self.symbol_names}")
+        args = list(self.block.args)
+        kinds = [isinstance(a.type, IndexType) for a in args]
+        if kinds != sorted(kinds) or not all(isinstance(a.type, (BufferType, IndexType)) for a in args):
+            raise VerifyException("expected buffers, then index symbols, as arguments of a kernel")
+        for op in self.block.ops:
+            for result in op.results:
+                if isinstance(result.type, ValueType):
+                    _check_axes(op, result.type.axis_names, names)
+
+
+def _check_axes(op: Operation, axes: tuple[str, ...], known: tuple[str, ...]) -> None:
+    order = [known.index(a) if a in known else -1 for a in axes]
+    if -1 in order or order != sorted(set(order)):
+        raise VerifyException(f"{op.name}: a value varies over {axes}; expected some of {known}, in that order")
+
+
+def _kernel_of(op: Operation) -> KernelOp:
+    parent = op.parent_op()
+    if not isinstance(parent, KernelOp):
+        raise VerifyException(f"{op.name} stands outside a tile.kernel")
+    return parent
+
+
+def _check_at(op: Operation, at: IndexAttr, indices: int) -> None:
+    kernel = _kernel_of(op)
+    known = {*kernel.axis_names(), *(s.data for s in kernel.symbol_names), *(f"_{i}" for i in range(indices))}
+    if unknown := at.expr.names() - known:
+        raise VerifyException(f"{op.name}: {sorted(unknown)} in {at.text.data!r}; known are {sorted(known)}")
+
+
+def axes_used(names: tuple[str, ...], expr: Index, values: Sequence[SSAValue]) -> tuple[str, ...]:
+    """Axes that an expression, or the values beside it, vary over, in the kernel's order."""
+    used = set(expr.names())
+    for v in values:
+        used |= set(axes_of(v))
+    return tuple(n for n in names if n in used)
+
+
+@irdl_op_definition
+class LoadOp(IRDLOperation):
+    """Elements of a buffer at `at`; where `mask` is false, `other` (zero if not given)."""
+
+    name = "tile.load"
+    buffer = operand_def(BufferType)
+    indices = var_operand_def(ValueType)
+    mask = opt_operand_def(ValueType)
+    other = opt_operand_def(ValueType)
+    at = prop_def(IndexAttr)
+    result = result_def(ValueType)
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+    traits = traits_def()
+
+    def verify_(self) -> None:
+        _check_at(self, self.at, len(self.indices))
+        if element_of(self.result) != element_of(self.buffer):
+            raise VerifyException("tile.load: the result has the buffer's element type")
+
+
+@irdl_op_definition
+class StoreOp(IRDLOperation):
+    """Write a value to a buffer at `at`, where `mask` holds. `mode`: "set", "add" (atomic)."""
+
+    name = "tile.store"
+    value = operand_def(ValueType)
+    buffer = operand_def(BufferType)
+    indices = var_operand_def(ValueType)
+    mask = opt_operand_def(ValueType)
+    at = prop_def(IndexAttr)
+    mode = prop_def(StringAttr)
+    irdl_options = (AttrSizedOperandSegments(as_property=True),)
+
+    def verify_(self) -> None:
+        _check_at(self, self.at, len(self.indices))
+        if element_of(self.value) != element_of(self.buffer):
+            raise VerifyException(f"tile.store: expected {element_of(self.buffer)}, got {element_of(self.value)}")
+        if self.mode.data not in ("set", "add"):
+            raise VerifyException(f"tile.store: mode is set or add, got {self.mode.data}")
+
+
+@irdl_op_definition
+class IotaOp(IRDLOperation):
+    """The integer `at` itself: positions, for masks, arange and random offsets."""
+
+    name = "tile.iota"
+    indices = var_operand_def(ValueType)
+    at = prop_def(IndexAttr)
+    result = result_def(ValueType)
+    traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        _check_at(self, self.at, len(self.indices))
+
+
+@irdl_op_definition
+class ConstantOp(IRDLOperation):
+    """A number; it varies over no axis."""
+
+    name = "tile.constant"
+    value = prop_def(IntegerAttr | FloatAttr)
+    result = result_def(ValueType)
+    traits = traits_def(Pure())
+
+
+@irdl_op_definition
+class ApplyOp(IRDLOperation):
+    """An elementwise function, by name (see `functions`); arguments broadcast by axis."""
+
+    name = "tile.apply"
+    fn = prop_def(StringAttr)
+    args = var_operand_def(ValueType)
+    result = result_def(ValueType)
+    traits = traits_def(Pure())
+
+
+@irdl_op_definition
+class CastOp(IRDLOperation):
+    """Convert to another element type, as PyTorch's `.to` does."""
+
+    name = "tile.cast"
+    arg = operand_def(ValueType)
+    result = result_def(ValueType)
+    traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        if axes_of(self.arg) != axes_of(self.result):
+            raise VerifyException("tile.cast: the result varies over the argument's axes")
+
+
+@irdl_op_definition
+class ReduceOp(IRDLOperation):
+    """Combine over one axis: sum, prod, max, min (NaN wins), any, all, argmax, argmin (first wins, i64)."""
+
+    name = "tile.reduce"
+    kind = prop_def(StringAttr)
+    axis = prop_def(StringAttr)
+    arg = operand_def(ValueType)
+    result = result_def(ValueType)
+    traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        left = tuple(a for a in axes_of(self.arg) if a != self.axis.data)
+        if self.axis.data not in axes_of(self.arg) or axes_of(self.result) != left:
+            raise VerifyException(
+                f"tile.reduce: reducing {self.axis.data} of {axes_of(self.arg)} gives {left}, got {axes_of(self.result)}"
+            )
+
+
+@irdl_op_definition
+class ScanOp(IRDLOperation):
+    """Running combination along one axis: sum, prod, max, min."""
+
+    name = "tile.scan"
+    kind = prop_def(StringAttr)
+    axis = prop_def(StringAttr)
+    arg = operand_def(ValueType)
+    result = result_def(ValueType)
+    traits = traits_def(Pure())
+
+
+@irdl_op_definition
+class ContractOp(IRDLOperation):
+    """Sum over one axis of a product, on the matrix units: (m, k) by (k, n) gives (m, n), batch axes shared."""
+
+    name = "tile.contract"
+    axis = prop_def(StringAttr)
+    lhs = operand_def(ValueType)
+    rhs = operand_def(ValueType)
+    result = result_def(ValueType)
+    traits = traits_def(Pure())
+
+
+@irdl_op_definition
+class RandomOp(IRDLOperation):
+    """Philox: 32 random bits (as i64 in [0, 2^32)) for a seed and an offset; the same bits on every target."""
+
+    name = "tile.random"
+    seed = operand_def(ValueType)
+    offset = operand_def(ValueType)
+    result = result_def(ValueType)
+    traits = traits_def(Pure())
+
+
+Tile = Dialect(
+    "tile",
+    [
+        KernelOp, LoadOp, StoreOp, IotaOp, ConstantOp, ApplyOp, CastOp, ReduceOp, ScanOp, ContractOp, RandomOp,
+    ],
+    [BufferType, ValueType, AxisAttr, IndexAttr],
+)  # fmt: skip

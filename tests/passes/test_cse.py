@@ -1,0 +1,52 @@
+"""cse merges equal equations, and only where nobody can tell."""
+
+from __future__ import annotations
+
+import torch
+from programs import assert_same, trace_of
+
+from tessera.passes.cse import cse
+from tessera.passes.dce import dce
+
+
+def names(trace):
+    return [eqn.op._opname for eqn in trace.equations]
+
+
+def test_equal_equations_are_one():
+    trace = trace_of(lambda x: x.exp() * x.exp() + (x.exp() * x.exp()).sum(), torch.randn(3))
+    after = cse(trace)
+    assert names(after) == ["exp", "mul", "sum", "add"]
+    assert_same(trace, after, torch.randn(3))
+
+
+def test_numbers_count_with_kind_and_sign():
+    trace = trace_of(lambda x: (x * 1 + x * 1.0 + x * True) + (x / 0.0 + x / -0.0), torch.randn(3))
+    assert names(cse(trace)).count("mul") == 3 and names(cse(trace)).count("div") == 2
+
+
+def test_random_operators_are_not_merged():
+    assert names(cse(trace_of(lambda x: torch.rand(3) - torch.rand(3) + x, torch.ones(3)))).count("rand") == 2
+
+
+def test_tags_are_not_mixed():
+    def fn(x):
+        with torch.no_grad():
+            a = x.exp()
+        return a + x.exp()
+
+    assert names(cse(trace_of(fn, torch.randn(3)))).count("exp") == 2
+
+
+def test_outputs_stay_separate_memory():
+    trace = trace_of(lambda x: (x.exp(), x.exp(), x.exp() + 1), torch.randn(3))
+    after = cse(trace)
+    assert names(after) == ["exp", "exp", "add"]
+    assert after.outputs[0] is not after.outputs[1]
+    views = trace_of(lambda x: (x.exp().t(), x.exp().t()), torch.randn(3, 3))
+    assert len(set(cse(views).outputs)) == 2 and names(cse(views)).count("exp") == 2
+
+
+def test_views_are_merged():
+    trace = trace_of(lambda x: x.t().exp() + x.t().sin(), torch.randn(3, 3))
+    assert names(dce(cse(trace))).count("t") == 1

@@ -1,0 +1,47 @@
+"""fold computes small tensors that no argument can change, once."""
+
+from __future__ import annotations
+
+import torch
+from programs import assert_same, trace_of
+
+from tessera.passes.fold import LIMIT, fold
+
+
+def left(fn, *args):
+    trace = trace_of(fn, *args)
+    after = fold(trace)
+    assert_same(trace, after, *args)
+    return [eqn.op._opname for eqn in after.equations], after
+
+
+def test_small_tables():
+    ops, after = left(lambda x: x * (torch.arange(4) * 2 + 1).float(), torch.randn(4))
+    assert ops == ["mul"]
+    (table,) = after.constants.values()
+    assert table.tolist() == [1, 3, 5, 7]
+
+
+def test_literals():
+    ops, _ = left(lambda x: x + torch.tensor([1.0, 2.0]).exp(), torch.randn(2))
+    assert ops == ["add"]
+
+
+def test_what_the_caller_gets_is_fresh():
+    ops, after = left(lambda x: (torch.arange(3), x + torch.arange(3)), torch.randn(3))
+    assert ops.count("arange") == 1 and after.outputs[0] not in after.constants
+    assert left(lambda x: (torch.arange(4) + 1).reshape(2, 2), torch.randn(1))[0][0] == "arange"
+
+
+def test_not_folded():
+    assert left(lambda x: x + torch.arange(LIMIT + 1), torch.randn(1))[0][0] == "arange"
+    assert left(lambda x: x + torch.zeros(8), torch.randn(8))[0][0] == "zeros"
+    assert "rand" in left(lambda x: x + torch.rand(2) * torch.arange(2), torch.randn(2))[0]
+    assert left(lambda x: x + 1, torch.randn(2))[0] == ["add"]
+
+
+def test_mutated_input_may_hold_a_constant():
+    def fn(x):
+        x.copy_(torch.arange(4.0) + 1)
+
+    assert left(fn, torch.randn(4))[0] in (["copy"], [])
