@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from tessera.inspection import edit, explain, stages, trace
-from tessera.jit import backend, jit
+from tessera.compiled import backend, jit
 
 __all__ = ["backend", "edit", "explain", "jit", "stages", "trace"]

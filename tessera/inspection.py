@@ -21,7 +21,7 @@ from tessera.ir.mode import mode_of
 from tessera.ir.record import record
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
-from tessera.jit import Backend, Compiled, GraphRecord, compiled_state
+from tessera.compiled import Backend, Compiled, GraphRecord, compiled_state
 from tessera.ops.op import keep_whole
 from tessera.pipelines import EDITABLE, Compilation
 from tessera.util.errors import EditError, InputError

@@ -22,7 +22,9 @@ def trace_of(fn: Callable, *args: object, dynamic: tuple[int, ...] = ()) -> Trac
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()) if dynamic else fake.default_mode()
+    mode = (
+        FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()) if dynamic else fake.default_mode()
+    )
     fakes = []
     for i, a in enumerate(args):
         if not isinstance(a, torch.Tensor):
@@ -95,7 +97,7 @@ def _step(rng: random.Random, pool: list[torch.Tensor]) -> torch.Tensor:
         lambda: a - 0,
         lambda: a * 1,
         lambda: a / 1,
-        lambda: -(-a),
+        lambda: a.neg().neg(),
         lambda: a.t().t(),
         lambda: a.transpose(0, 1),
         lambda: a.transpose(0, 1).transpose(0, 1),

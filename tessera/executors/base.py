@@ -28,7 +28,7 @@ class OperatorExecutor:
 
 @dataclass(frozen=True)
 class FusionExecutor:
-    """`regions(trace)` gives convex sets of equations; `compile(body)` a callable that gives a tuple of outputs.
+    """`regions(trace)` gives convex sets of equations, `compile(body)` a callable that gives a tuple.
 
     `compile` may refuse a region by giving None: its equations then go to the executors after this one.
     """
@@ -66,7 +66,7 @@ def unregister(name: str) -> None:
 
 
 def in_order(names: Iterable[str | Executor]) -> list[Executor]:
-    """The executors of these names, with those that always take part put in front or where they asked to stand."""
+    """The executors of these names; those that always take part stand in front or where they asked to."""
     chosen: list[Executor] = []
     for name in names:
         if not isinstance(name, str):

@@ -1,8 +1,8 @@
 """Regions compiled by TorchInductor.
 
 In: a region of a trace as a trace of its own. Out: what `torch._inductor` makes of the same equations as an
-fx graph over ATen, with Inductor's own decompositions. Sizes may be symbolic. Inductor is imported only when a
-region is compiled, which happens only if a list of executors names it; the default list does not.
+fx graph over ATen, with Inductor's own decompositions. Sizes may be symbolic. Inductor is imported only when
+a region is compiled, which happens only if a list of executors names it; the default list does not.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def regions(trace: Trace) -> list[Region]:
 
 
 def compile_region(body: Trace) -> Callable | None:
-    """A callable for a region, or None where Inductor's form of it has other strides than its readers expect."""
+    """A callable for a region, or None where Inductor would give other strides than its readers expect."""
     if not all(isinstance(v.type, TensorType) for v in body.inputs):
         return None
     compile_fx_inner, decompositions, make_fx = _inductor(body)
@@ -70,7 +70,9 @@ def _inductor(body: Trace) -> tuple[Callable, dict, Callable]:
         from torch._inductor.decomposition import select_decomp_table
         from torch.fx.experimental.proxy_tensor import make_fx
     except ImportError as error:
-        raise OptionError(f"the inductor executor needs torch._inductor, which does not import here: {error}") from error
+        raise OptionError(
+            f"the inductor executor needs torch._inductor, which does not import here: {error}"
+        ) from error
     on_cpu = any(v.tensor.device.type == "cpu" for v in body.outputs)  # type: ignore[union-attr]
     if on_cpu and not any(map(shutil.which, ("c++", "g++", "clang++", "cl"))):
         raise OptionError(

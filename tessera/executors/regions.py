@@ -109,7 +109,7 @@ def body_of(trace: Trace, region: Region, name: str) -> Trace:
 
 
 def contract(trace: Trace, made: list[tuple[Region, Special]]) -> Trace:
-    """Replace each region by one equation that runs its Special; `body` of the Special names inputs and outputs."""
+    """Replace each region by one equation that runs its Special, whose `body` names inputs and outputs."""
     needs = dependencies(trace)
     node = list(range(len(trace.equations)))
     fused: dict[int, Equation] = {}

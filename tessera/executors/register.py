@@ -1,8 +1,8 @@
 """A user's own operators and executors, in a few lines.
 
-`register_operator` makes an operator of a Python function: it stays whole in traces, and its rules (type, vjp,
-jvp, batching) are plain functions over tensors that are traced where they are used. `register_executor` makes
-a function run operators that exist already.
+`register_operator` makes an operator of a Python function: it stays whole in traces, and its rules (type,
+vjp, jvp, batching) are plain functions over tensors that are traced where they are used.
+`register_executor` makes a function run operators that exist already.
 
     @functools.partial(tessera.register_operator, "swish", vjp=swish_backward)
     def swish(x, beta=1.0):
@@ -58,9 +58,9 @@ def register_operator(
 
         swish = tessera.register_operator("swish", swish, like=0, vjp=swish_vjp)
 
-    The type of the result comes from `fake(*args)`, a function that only makes empty results; from `like`, the
-    number of the argument it resembles or the name of an operator with the same result ("aten.gelu"); or
-    from running `fn` itself on fake tensors. `jvp(tangents, y, *args)` gives the tangent of the result and
+    The type of the result comes from `fake(*args)`, a function that only makes empty results; from `like`,
+    the number of the argument it resembles or the name of an operator with the same result ("aten.gelu");
+    or from running `fn` itself on fake tensors. `jvp(tangents, y, *args)` gives the tangent of the result and
     `batch(size, on, *args)` the result for arguments that carry a batch at dimension 0 where `on` says so.
     Parameters without annotation are tensors, or of the kind of their default. Gives the operator.
     """
@@ -87,7 +87,7 @@ _KINDS = {torch.Tensor: "Tensor", int: "int", float: "float", bool: "bool", str:
 
 
 def schema_text(fn: Callable) -> str:
-    """The operator schema of a function: annotated or defaulted parameters as they say, the others tensors."""
+    """The operator schema of a function: parameters as annotations and defaults say, the others tensors."""
     hints = typing.get_type_hints(fn)
     parts = []
     for p in inspect.signature(fn).parameters.values():
@@ -114,7 +114,9 @@ def _kind(hint: object, name: str) -> str:
         return _kind(next(a for a in args if a is not type(None)), name) + "?"
     if origin in (list, tuple) and args:
         return f"{_kind(args[0], name)}[]"
-    raise OptionError(f"parameter {name}: expected a tensor, int, float, bool, str or list of them, got {hint!r}")
+    raise OptionError(
+        f"parameter {name}: expected a tensor, int, float, bool, str or list of them, got {hint!r}"
+    )
 
 
 def _result(hint: object) -> str:
@@ -191,7 +193,10 @@ def _traced(rule: Callable, kind: str) -> Callable:
                 return rule(*given, **named)
             ct, y, *rest = given
             if isinstance(ct, list):  # a result nobody differentiates has a cotangent of zeros
-                ct = [torch.zeros_like(r) if c is None and r is not None else c for c, r in zip(ct, y, strict=True)]
+                ct = [
+                    torch.zeros_like(r) if c is None and r is not None else c
+                    for c, r in zip(ct, y, strict=True)
+                ]
             made = rule(ct, y, *rest, **named)
             return list(made) if isinstance(made, (tuple, list)) else [made]
 
@@ -201,7 +206,7 @@ def _traced(rule: Callable, kind: str) -> Callable:
         trace, spec = record(run, list(tensors), names, keep_whole, inner, locate=False)
         if trace.mutations:
             raise RuleError(f"the {kind} rule writes into one of its arguments; return new tensors instead")
-        return pytree.tree_unflatten(builder.inline(trace, values), spec)
+        return pytree.tree_unflatten(builder.inline(trace, tuple(values)), spec)
 
     return over_values
 
@@ -220,17 +225,19 @@ def register_executor(
     """Run operators by functions of your own, in everything compiled from now on.
 
         tessera.register_executor("mine", {"aten.gelu": my_gelu})
-        tessera.register_executor("mine", {"aten.gelu": lambda eqn: my_gelu if eqn.args[0].ndim == 2 else None})
+        tessera.register_executor("rows", {"aten.gelu": lambda eqn: my_gelu if small(eqn) else None})
 
-    A key names an operator, or one overload of it ("aten.sum.dim_IntList"). A value is a function that takes what
-    the operator takes, or a function of one parameter called `eqn` that looks at the equation and gives such a
-    function, or None to leave it to the next executor. Executors registered here are asked first, those of higher
-    `priority` earlier; `before="aten"` puts one right in front of another. `vjp` gives an operator another
-    derivative, `vjp(ct, y, *args) -> one gradient an argument` over tensors.
+    A key names an operator, or one overload of it ("aten.sum.dim_IntList"). A value is a function that takes
+    what the operator takes, or a function of one parameter called `eqn` that looks at the equation and gives
+    such a function, or None to leave it to the next executor. Executors registered here are asked first,
+    those of higher `priority` earlier; `before="aten"` puts one right in front of another. `vjp` gives an
+    operator another derivative, `vjp(ct, y, *args) -> one gradient an argument` over tensors.
     """
     for key, fn in {**claims, **(vjp or {})}.items():
         if "." not in key or not callable(fn):
-            raise OptionError(f"expected an operator name such as 'aten.gelu' and a function, got {key!r}: {fn!r}")
+            raise OptionError(
+                f"expected an operator name such as 'aten.gelu' and a function, got {key!r}: {fn!r}"
+            )
     askers = {key: fn if _asks(fn) else (lambda eqn, fn=fn: fn) for key, fn in claims.items()}
 
     def claim(eqn: Equation) -> Callable | None:
@@ -276,4 +283,3 @@ def _asks(fn: Callable) -> bool:
 def _forget_found_rules() -> None:
     """What was found before a rule was replaced no longer holds."""
     ops._found.clear()
-

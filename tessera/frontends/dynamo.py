@@ -12,10 +12,12 @@ import re
 from collections.abc import Callable
 
 import torch
+import torch._higher_order_ops  # noqa: F401  (registers the operators named below)
 from torch._guards import TracingContext, detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tessera.frontends.captured import Captured, capture
+from tessera.frontends.custom import record_function
 from tessera.ir.builder import Builder
 from tessera.ir.equation import RECOMPUTE, Source
 from tessera.ir.record import recording
@@ -139,11 +141,39 @@ def _region(builder: Builder, body: torch.fx.GraphModule, _: object, *args: obje
     return _runner(body, builder)(*args)
 
 
+def _autograd_function(
+    builder: Builder, fwd: torch.fx.GraphModule, bwd: torch.fx.GraphModule, *args: object, **kwargs: object
+) -> object:
+    """A torch.autograd.Function of the user's, which Dynamo hands over as two graphs."""
+    older = "args_tensor_mask" in kwargs  # until 2.11 both graphs took the context first
+    context = (None,) if older else ()
+    if older:
+        args = args[: sum(kwargs["args_tensor_mask"])]  # type: ignore[call-overload,arg-type]
+    fixed = kwargs.get("non_differentiable_idx") or ()
+
+    class FromGraphs(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *xs):  # noqa: ANN001, ANN002, ANN205
+            out, ctx.saved = fwd(*context, *xs)
+            listed = out if isinstance(out, (tuple, list)) else (out,)
+            ctx.mark_non_differentiable(*(x for i, x in enumerate(listed) if i in fixed))  # type: ignore[operator]
+            return tuple(out) if isinstance(out, list) else out
+
+        @staticmethod
+        def backward(ctx, *cts):  # noqa: ANN001, ANN002, ANN205
+            return bwd(*context, *cts, *ctx.saved)
+
+    recorder = recording()
+    assert recorder is not None
+    return record_function(FromGraphs, args, recorder)
+
+
 _higher = torch.ops.higher_order
 BODIES: dict[object, Callable] = {
     _higher.tag_activation_checkpoint: _checkpoint,
     _higher.wrap: _inline,
     _higher.invoke_subgraph: _region,
+    _higher.autograd_function_apply: _autograd_function,
 }
 
 

@@ -39,7 +39,9 @@ def _run(trace: Trace, args: tuple[object, ...], outer: Symbols) -> list:
 
     def define(values: tuple[Value | None, ...] | list[Value]) -> None:
         for v in values:
-            for symbol, dim in by_value.get(v, ()) if v is not None else ():
+            if v is None or v not in by_value:
+                continue
+            for symbol, dim in by_value[v]:
                 held = env[v]
                 symbols[symbol] = held if dim is None else held.shape[dim]  # type: ignore[attr-defined]
 

@@ -8,7 +8,7 @@
     ]
 
 A pattern names an operator (any overload of it, or one: "aten.sum.dim_IntList") and its arguments: a `Var`
-captures anything, a nested pattern matches the equation that made the argument, `...` the rest of the arguments,
+captures anything, a nested pattern matches the equation that made the argument, `...` whatever follows,
 a function of one argument tests it, everything else must be equal. The replacement is called with the
 captures by name and gives a captured value, or emits equations through the active builder and gives their
 result; None leaves things as they are. A third entry is a named side condition over `Match`.
@@ -106,7 +106,9 @@ def _match(pattern: P, eqn: Equation, made_by: dict[Value, Equation], found: Mat
     for wanted, given in zip(pattern.args, eqn.args, strict=False):
         if not _match_arg(wanted, given, made_by, found):
             return False
-    return all(k in eqn.kwargs and _match_arg(w, eqn.kwargs[k], made_by, found) for k, w in pattern.kwargs.items())
+    return all(
+        k in eqn.kwargs and _match_arg(w, eqn.kwargs[k], made_by, found) for k, w in pattern.kwargs.items()
+    )
 
 
 def _match_arg(wanted: object, given: Arg, made_by: dict[Value, Equation], found: Match) -> bool:
@@ -141,8 +143,8 @@ def _equal(a: Arg, b: Arg) -> bool:
 def rewrite(trace: Trace, table: Table, allow: Allow | None = None) -> Trace:
     """Apply a table until nothing changes.
 
-    `allow(eqn, value)` says whether a value that is there already may stand in for the equation's result; without
-    it, whether the types are equal does.
+    `allow(eqn, value)` says whether a value that is there already may stand in for the equation's result;
+    without it, equal types decide.
     """
     for _ in range(WALKS):
         if not any(table.rules_for(eqn.op) for eqn in trace.equations):
@@ -169,7 +171,12 @@ class _Walk:
                 if self.names and any(v in self.names for v in eqn.inputs()):
                     eqn = eqn.with_(args=self.rename(eqn.args), kwargs=self.rename(eqn.kwargs))
                 rules = self.table.rules_for(eqn.op)
-                if rules and len(eqn.outputs) == 1 and eqn.outputs[0] is not None and self.try_rules(eqn, rules):
+                if (
+                    rules
+                    and len(eqn.outputs) == 1
+                    and eqn.outputs[0] is not None
+                    and self.try_rules(eqn, rules)
+                ):
                     changed = True
                 else:
                     self.keep(eqn)

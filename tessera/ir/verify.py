@@ -19,12 +19,13 @@ from tessera.ir.mode import mode_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, Type, size_key
 from tessera.util.errors import VerifyError
+from tessera.util.names import names
 
 RESERVED = frozenset(("torch", "aten", "inf", "nan"))
 AROUND = 5  # equations shown before and after a fault
 
 # Their result's strides are not promised by anyone: they depend on the kernel that is chosen.
-LAYOUT_FREE = frozenset("empty empty_like new_empty _to_copy scaled_dot_product_attention convolution conv2d".split())
+LAYOUT_FREE = names("empty empty_like new_empty _to_copy scaled_dot_product_attention convolution conv2d")
 
 
 def verify(trace: Trace, types: bool = True) -> Trace:
@@ -79,7 +80,9 @@ class _Verifier:
                 self.fail(f"{what} {v.name}, which is not defined before it{other}")
         unbound = symbols_in(tree) - self.symbols
         if unbound:
-            self.fail(f"{what} the size {', '.join(sorted(unbound))}, which no input or result before it binds")
+            self.fail(
+                f"{what} the size {', '.join(sorted(unbound))}, which no input or result before it binds"
+            )
 
     def equation(self, eqn: Equation, mode: FakeTensorMode | None) -> None:
         self.used((eqn.args, eqn.kwargs), f"{eqn.op} reads")
@@ -99,7 +102,8 @@ class _Verifier:
         except Exception as error:
             self.fail(f"{eqn.op} does not take these arguments ({type(error).__name__}: {error})")
         if isinstance(found, list) != eqn.many:
-            self.fail(f"{eqn.op} gives {'a sequence' if isinstance(found, list) else 'one result'}; the equation says not")
+            what = "a sequence" if isinstance(found, list) else "one result"
+            self.fail(f"{eqn.op} gives {what}; the equation says otherwise")
         types = found if isinstance(found, list) else [] if found is None else [found]
         if len(types) != len(eqn.outputs):
             self.fail(f"{eqn.op} gives {len(types)} results, the equation names {len(eqn.outputs)}")
@@ -147,7 +151,7 @@ def _line(trace: Trace, eqn: Equation) -> str:
 
 
 def _inferable(eqn: Equation) -> bool:
-    """An executor's own callable need not run on fake tensors; a write for its effect alone names no result."""
+    """An executor's own callable need not run on fakes; a write for its effect alone names no result."""
     if not eqn.outputs and not isinstance(eqn.op, Special):
         return False
     return not isinstance(eqn.op, Special) or eqn.op.namespace == "tessera"
@@ -164,7 +168,9 @@ def same_type(a: Type | None, b: Type | None, layout: bool = True) -> bool:
     if not layout or any(type(s) is int and s == 0 for s in a.shape):
         return True
     return a.bits == b.bits and all(
-        _same_size(p, q) for p, q, size in zip(a.stride, b.stride, a.shape, strict=False) if size_key(size) != 1
+        _same_size(p, q)
+        for p, q, size in zip(a.stride, b.stride, a.shape, strict=False)
+        if size_key(size) != 1
     )
 
 
@@ -177,7 +183,7 @@ def _same_size(a: object, b: object) -> bool:
     return size_key(a) == size_key(b) or any(s.startswith(("u", "zuf")) for s in symbols_in((a, b)))
 
 
-def _full(t: Type | None) -> str:
+def _full(t: object) -> str:
     if not isinstance(t, TensorType):
         return str(t)
     return f"{t} with strides {tuple(map(size_key, t.stride))} on {t.device}"

@@ -15,6 +15,7 @@ from tessera.ops import (
     norm,
     random,
     reduce,
+    resample,
     shape,
 )
 
@@ -33,5 +34,6 @@ __all__ = [
     "norm",
     "random",
     "reduce",
+    "resample",
     "shape",
 ]

@@ -12,7 +12,7 @@ symbolic sizes by value, so no rule ever adds a guard.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 
 import torch
 
@@ -160,23 +160,18 @@ def align(on: Sequence[object], args: Sequence[Arg]) -> list[Arg]:
 
 
 def promoted(operands: list[tuple[torch.dtype, int]]) -> torch.dtype:
-    """PyTorch's common dtype of tensors, each given as (dtype, rank)."""
-    groups = [[d for d, rank in operands if rank], [d for d, rank in operands if not rank]]
-    result: torch.dtype | None = None
-    for group in groups:
-        if not group:
-            continue
-        common = group[0]
-        for d in group[1:]:
-            common = torch.promote_types(common, d)
-        if result is None or _category(common) > _category(result):
-            result = common if result is None else torch.promote_types(result, common)
-    assert result is not None
-    return result
-
-
-def _category(d: torch.dtype) -> int:
-    return 3 if d.is_complex else 2 if d.is_floating_point else 0 if d == torch.bool else 1
+    """PyTorch's common dtype of tensors, each given as (dtype, rank); a 0-d one only brings its kind."""
+    wide = [d for d, rank in operands if rank]
+    flat = [d for d, rank in operands if not rank]
+    if not wide or not flat:
+        return reduce(torch.promote_types, wide or flat)
+    strong, weak = reduce(torch.promote_types, wide), reduce(torch.promote_types, flat)
+    if strong.is_complex:
+        return strong
+    if strong.is_floating_point:
+        return strong.to_complex() if weak.is_complex else strong
+    outranked = strong == torch.bool or weak.is_floating_point or weak.is_complex
+    return torch.promote_types(strong, weak) if outranked else strong
 
 
 # --- pointwise ------------------------------------------------------------------------------------

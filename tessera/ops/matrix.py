@@ -14,11 +14,11 @@ PAGE = Path(__file__).parents[2] / "docs" / "operators.md"
 
 HEAD = """# Operators
 
-What Tessera declares about each operator, from the registry. `rule` is a rule of our own; `zero` says that the
-derivative is zero or does not exist, so nothing flows; `fallback` means that PyTorch's own formula for that one
-operator is traced. Every operator that is not listed works through the fallback too. `for` tells where the
-derivative rules hold: elsewhere (complex numbers, some calls) the fallback takes over. Cost is what `flops`
-counts: `own` has a formula, `element` is one an element of the result, a `free` operator moves no data.
+What Tessera declares about each operator, from the registry. `rule` is a rule of our own; `zero` says that
+the derivative is zero or does not exist, so nothing flows; `fallback` means that PyTorch's own formula for
+that one operator is traced. Every operator that is not listed works through the fallback too. `for` tells
+where the derivative rules hold: elsewhere (complex numbers, some calls) the fallback takes over. Cost is what
+`flops` counts: `own` has a formula, `element` is one an element of the result, `free` moves no data.
 
 This page is generated: `python -m tessera.ops.matrix` writes it.
 """

@@ -1,8 +1,8 @@
 """Which values of a trace may share memory.
 
-In: a Trace. Out: `roots`, which maps every value to the values whose memory it may show: an input, a constant,
-or the result of an equation that allocates. Two values may share memory only if they have a root in common.
-The answer errs on the side of sharing. Inputs are taken to be distinct memory: a caller whose arguments
+In: a Trace. Out: `roots`, which maps every value to the values whose memory it may show: an input, a
+constant, or the result of an equation that allocates. Two values may share memory only if they have a root
+in common. The answer errs on the side of sharing. Inputs are taken to be distinct memory: a caller whose arguments
 overlap must say so before it runs a trace that writes one of them.
 """
 
@@ -17,24 +17,28 @@ from tessera.ir.equation import Equation, Special, Value, values_in
 from tessera.ir.schema import Schema, schema_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
+from tessera.util.names import names
 
 Roots = dict[Value, frozenset[Value]]
 
 NONE: frozenset[Value] = frozenset()
 
-# Composite operators that always allocate what they give, whatever their arguments. What is not listed may give
-# an argument back: running it on fake tensors does not tell, as their decompositions copy where kernels do not.
-_FRESH = frozenset(
-    "linear matmul layer_norm rms_norm _fused_rms_norm group_norm batch_norm instance_norm softmax log_softmax"
-    " scaled_dot_product_attention cross_entropy_loss nll_loss nll_loss2d nll_loss_nd l1_loss mse_loss kl_div"
-    " binary_cross_entropy_with_logits embedding embedding_bag conv1d conv2d conv3d conv_transpose1d conv_transpose2d"
-    " conv_transpose3d max_pool1d max_pool2d max_pool3d avg_pool1d adaptive_avg_pool1d adaptive_avg_pool2d"
-    " adaptive_avg_pool3d adaptive_max_pool1d silu silu_backward mish_backward gelu relu log_sigmoid isfinite ger"
-    " outer bmm cumsum std var std_mean var_mean max min one_hot where tile repeat_interleave square rsub"
-    " logsumexp cosine_similarity stack hstack vstack lstm gru".split()
+# Composite operators that always allocate what they give, whatever their arguments. What is not listed may
+# give an argument back: running it on fake tensors does not tell: decompositions copy where kernels do not.
+_FRESH = names(
+    """
+    linear matmul layer_norm rms_norm _fused_rms_norm group_norm batch_norm instance_norm softmax
+    log_softmax scaled_dot_product_attention cross_entropy_loss nll_loss nll_loss2d nll_loss_nd l1_loss
+    mse_loss kl_div binary_cross_entropy_with_logits embedding embedding_bag conv1d conv2d conv3d
+    conv_transpose1d conv_transpose2d conv_transpose3d max_pool1d max_pool2d max_pool3d avg_pool1d
+    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d silu silu_backward
+    mish_backward gelu relu log_sigmoid isfinite ger outer bmm cumsum std var std_mean var_mean max min
+    one_hot where tile repeat_interleave square rsub logsumexp cosine_similarity stack hstack vstack
+    lstm gru
+    """
 )
 # Not annotated, and no composite either: their result is their argument's memory all the same.
-_HIDDEN_VIEWS = frozenset("_unsafe_view _reshape_alias lift_fresh lift".split())
+_HIDDEN_VIEWS = names("_unsafe_view _reshape_alias lift_fresh lift")
 
 
 @functools.cache
@@ -126,7 +130,7 @@ def _region(eqn: Equation, body: Trace, found: Roots) -> None:
         found[result] = mine
 
 
-_MAYBE = frozenset("reshape contiguous to flatten type_as expand_as ravel positive reshape_as".split())
+_MAYBE = names("reshape contiguous to flatten type_as expand_as ravel positive reshape_as")
 
 
 def _maybe_fresh(eqn: Equation) -> bool:

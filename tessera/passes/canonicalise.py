@@ -5,27 +5,34 @@ done that does nothing: no additions of zero, no casts to the same dtype, no vie
 can tell from their source. With `differentiable=False`, where no differentiation follows, marks that
 only derivatives see (`detach`, `keep_grad`) go too.
 
-What is fresh memory for the caller stays fresh: a result that reaches an output is never replaced by something
-it did not share memory with before, and what stands in for a copy is never an input's memory or the caller's.
+What is fresh memory for the caller stays fresh: a result that reaches an output is never replaced by a value
+it did not share memory with before, and what stands in for a copy is not an input's memory or the caller's.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
 from tessera.ir.builder import aten
 from tessera.ir.equation import Arg, Equation, Value, values_in
-from tessera.ir.match import P, Table, Match, Var, rewrite
+from tessera.ir.match import Match, P, Table, Var, rewrite
 from tessera.ir.record import NO_GRAD
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_key
 from tessera.passes.alias import Roots, roots
+from tessera.util.names import names
 
 x, y, src = Var("x"), Var("y"), Var("src")
 a, b, shape, dims = Var("a"), Var("b"), Var("shape"), Var("dims")
 
 
 # --- what an argument must be ---
+
+
+def anything(_: Arg) -> bool:
+    return True
 
 
 def zero(n: Arg) -> bool:
@@ -96,6 +103,15 @@ def merge_permutes(x: Value, a: list[int], b: list[int]) -> Value:
     return x if merged == list(range(rank)) else aten.permute(x, merged)
 
 
+def unless_moved(x: Value, dims: list[int]) -> Value | None:
+    return x if [d % len(dims) for d in dims] == list(range(len(dims))) else None
+
+
+def again(name: str) -> Callable[[Value, Arg], Value]:
+    """The same operator over what the inner one started from."""
+    return lambda x, shape: getattr(aten, name.removeprefix("aten."))(x, shape)
+
+
 def same_shape(x: Value, shape: Arg = None) -> Value:
     return x  # refused unless the types are equal
 
@@ -109,6 +125,7 @@ def last_writer(x: Value, src: Arg) -> Value | None:
     return src
 
 
+cast = P("aten._to_copy", x, dtype=anything)
 VIEWS = ("aten.view", "aten.reshape", "aten._unsafe_view")
 
 TABLE = Table(
@@ -122,9 +139,9 @@ TABLE = Table(
         (P("aten.neg", P("aten.neg", x)), lambda x: x),  # -(-x) -> x
         (P("aten.relu", P("aten.relu", x)), lambda x: aten.relu(x)),  # relu(relu(x)) -> relu(x)
         # casts and copies
-        (P("aten._to_copy", x, dtype=lambda d: True), same_shape),  # to its own dtype
+        (cast, same_shape),  # to its own dtype
         (P("aten._to_copy", x), same_shape),
-        (P("aten._to_copy", P("aten._to_copy", x, dtype=lambda d: True), dtype=lambda d: True), lambda x: x, is_round_trip),
+        (P("aten._to_copy", cast, dtype=anything), lambda x: x, is_round_trip),
         (P("aten.clone", x, ...), same_shape),
         (P("aten.contiguous", x, ...), same_shape),
         (P("aten.lift_fresh_copy", x), lambda x: x),  # a literal nobody writes or keeps
@@ -134,7 +151,7 @@ TABLE = Table(
         # views of views
         *((P(v, x, shape), same_shape) for v in VIEWS),  # x.view(x.shape) -> x
         *(
-            (P(outer, P(inner, x, ...), shape), lambda x, shape, outer=outer: getattr(aten, outer[5:])(x, shape), inner_is_free)
+            (P(outer, P(inner, x, ...), shape), again(outer), inner_is_free)
             for outer in ("aten.view", "aten.reshape")
             for inner in VIEWS
         ),
@@ -143,7 +160,7 @@ TABLE = Table(
         (P("aten.t", P("aten.t", x)), lambda x: x),
         (P("aten.transpose", P("aten.transpose", x, ...), ...), lambda x: x, undo),
         (P("aten.permute", P("aten.permute", x, a), b), merge_permutes),
-        (P("aten.permute", x, dims), lambda x, dims: x if [d % len(dims) for d in dims] == [*range(len(dims))] else None),
+        (P("aten.permute", x, dims), unless_moved),
         (P("aten.slice", x), same_shape),
         (P("aten.slice", x, dims, zero, whole_end), lambda x, dims: x),  # x[:, 0:] -> x
         (P("aten.squeeze", P("aten.unsqueeze", x, a), a), lambda x, a: x),
@@ -177,7 +194,7 @@ def canonicalise(trace: Trace, differentiable: bool = True) -> Trace:
 _ALL = TABLE + FORGET_GRAD
 
 # Operators that read their second argument only to store it: its strides and its memory are nobody's concern.
-_STORES = frozenset("slice_scatter select_scatter diagonal_scatter as_strided_scatter copy".split())
+_STORES = names("slice_scatter select_scatter diagonal_scatter as_strided_scatter copy")
 
 
 class _Legal:

@@ -1,9 +1,9 @@
 """Constant folding.
 
-In: a functional trace. Out: the same trace where small tensors that depend on no input (an `arange`, a literal
-times a number, a mask of a few elements) are constants, computed once. A result keeps its name. Not folded:
-random operators and others with effects, what is returned to the caller (who gets fresh memory each call),
-results of more than `LIMIT` elements, uninitialised memory, and plain fills, which cost nothing to make again.
+In: a functional trace. Out: the same trace where small tensors that depend on no input (an `arange`, a
+literal times a number, a mask of a few elements) are constants, computed once. A result keeps its name. Not
+folded: random operators and others with effects, what is returned to the caller (who gets fresh memory each
+call), results of more than `LIMIT` elements, uninitialised memory, and plain fills, which cost nothing.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.passes.alias import escaping, roots
+from tessera.util.names import names
 
 LIMIT = 1024
-_UNINITIALISED = frozenset("empty empty_like new_empty empty_strided new_empty_strided empty_permuted".split())
-_FILLS = frozenset("zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full scalar_tensor".split())
+_UNINITIALISED = names("empty empty_like new_empty empty_strided new_empty_strided empty_permuted")
+_FILLS = names("zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full scalar_tensor")
 
-_SHOWS = frozenset("detach expand view reshape unsqueeze squeeze alias".split())
+_SHOWS = names("detach expand view reshape unsqueeze squeeze alias")
 
 
 def fold(trace: Trace) -> Trace:
@@ -53,7 +54,9 @@ def fold(trace: Trace) -> Trace:
             _keep(v, maker, kept)
         else:
             constants[v] = tensor
-    equations = tuple(e for e in trace.equations if not e.outputs or e.outputs[0] not in maker or e.outputs[0] in kept)
+    equations = tuple(
+        e for e in trace.equations if not e.outputs or e.outputs[0] not in maker or e.outputs[0] in kept
+    )
     for v in kept:  # an equation that stays needs its arguments, as constants or as equations
         constants.pop(v, None)
     used = {v for eqn in equations for v in eqn.inputs()} | set(trace.results())
@@ -68,7 +71,12 @@ def _foldable(eqn: Equation, known: dict[Value, torch.Tensor | None]) -> bool:
     op = eqn.op
     if isinstance(op, Special) or not isinstance(op, OpOverload) or eqn.many or len(eqn.outputs) != 1:
         return False
-    if op.namespace != "aten" or op._opname in _UNINITIALISED or eqn.outputs[0] is None or not _small(eqn.out):
+    if (
+        op.namespace != "aten"
+        or op._opname in _UNINITIALISED
+        or eqn.outputs[0] is None
+        or not _small(eqn.out)
+    ):
         return False
     if any(v not in known for v in eqn.inputs()) or has_effect(op) or symbols_in((eqn.args, eqn.kwargs)):
         return False
@@ -78,7 +86,18 @@ def _foldable(eqn: Equation, known: dict[Value, torch.Tensor | None]) -> bool:
 def _plain(a: object) -> bool:
     if isinstance(a, (list, tuple)):
         return all(map(_plain, a))
-    plain = (Value, int, float, bool, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+    plain = (
+        Value,
+        int,
+        float,
+        bool,
+        complex,
+        str,
+        torch.dtype,
+        torch.device,
+        torch.layout,
+        torch.memory_format,
+    )
     return a is None or isinstance(a, plain)
 
 
@@ -99,7 +118,9 @@ def _keep(v: Value, maker: dict[Value, Equation], kept: set[Value]) -> None:
             stack += maker[v].inputs()
 
 
-def _compute(v: Value, known: dict[Value, torch.Tensor | None], maker: dict[Value, Equation]) -> torch.Tensor | None:
+def _compute(
+    v: Value, known: dict[Value, torch.Tensor | None], maker: dict[Value, Equation]
+) -> torch.Tensor | None:
     """The tensor itself; None where it cannot be computed now."""
     stack = [v]
     while stack:

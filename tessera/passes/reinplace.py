@@ -3,8 +3,8 @@
 In: a functional trace, in its final order. Out: a final program, not to be transformed again, that leaves the
 same values in its outputs and inputs:
 
-  - an update of a mutated input is written into the input itself (`v = aten.slice(cache, …); aten.copy_(v, k)`)
-    where its old contents are not read afterwards, and the mutation needs no copy at the end;
+  - an update of a mutated input is written into the input itself (`v = aten.slice(cache, …)`, then
+    `aten.copy_(v, k)`) where its old contents are not read afterwards, and needs no copy at the end;
   - an elementwise operator writes over its first argument where that is a dead intermediate value;
   - what is still copied at the end is copied in an order that does not matter: sources that share memory with
     a mutated input are copied first, and so are outputs that show one.
@@ -45,8 +45,12 @@ class _Writer:
         self.trace = trace
         self.builder = Builder(trace.name, mode_of(trace))
         self.builder.reserve(list(trace.values()))
-        self.leaves: dict[int, tuple[Plan, Leaf]] = {leaf.index: (p, leaf) for p in plans for leaf in p.leaves}
-        self.shows: dict[Value, tuple[Plan, Path]] = {v: (p, path) for p in plans for v, (path, _) in p.shows.items()}
+        self.leaves: dict[int, tuple[Plan, Leaf]] = {
+            leaf.index: (p, leaf) for p in plans for leaf in p.leaves
+        }
+        self.shows: dict[Value, tuple[Plan, Path]] = {
+            v: (p, path) for p in plans for v, (path, _) in p.shows.items()
+        }
         self.done = {p.target for p in plans}
         self.names: dict[Value, Value] = {}
 
@@ -79,9 +83,10 @@ class _Writer:
 
     def write(self, owner: Plan, leaf: Leaf) -> None:
         target = self.show(owner.target, leaf.path)
-        args, kwargs = self.rename((leaf.args, leaf.kwargs))  # type: ignore[misc]
+        args: tuple[Arg, ...]
+        args, kwargs = self.rename((leaf.args, leaf.kwargs))  # type: ignore[misc,assignment]
         if leaf.clone:
-            args = map_values(args, lambda v: self.builder.emit(aten.clone.default, v))
+            args = map_values(args, lambda v: self.builder.emit(aten.clone.default, v))  # type: ignore[assignment]
         args = (*args[: leaf.place], target, *args[leaf.place :])
         self.builder.equations.append(
             Equation(leaf.op, args, kwargs, (), False, self.builder.source, self.builder.tags)

@@ -24,6 +24,7 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_key
 from tessera.ir.verify import same_type
 from tessera.passes.alias import Roots, roots
+from tessera.util.names import names
 
 aten = torch.ops.aten
 
@@ -50,7 +51,9 @@ class Plan:
 
     target: Value
     leaves: list[Leaf] = field(default_factory=list)
-    shows: dict[Value, tuple[Path, int]] = field(default_factory=dict)  # value -> (where, after how many leaves)
+    shows: dict[Value, tuple[Path, int]] = field(
+        default_factory=dict
+    )  # value -> (where, after how many leaves)
     waits: list[tuple[int, int]] = field(default_factory=list)  # (equation, leaf) in this order
 
 
@@ -66,11 +69,17 @@ SCATTERS: dict[str, Callable[..., Step]] = {
     "slice_scatter": _slice,
     "select_scatter": lambda dim, index: (aten.select.int, (dim, index), {}),
     "diagonal_scatter": lambda offset=0, dim1=0, dim2=1: (aten.diagonal.default, (offset, dim1, dim2), {}),
-    "as_strided_scatter": lambda size, stride, offset=None: (aten.as_strided.default, (size, stride, offset), {}),
+    "as_strided_scatter": lambda size, stride, offset=None: (
+        aten.as_strided.default,
+        (size, stride, offset),
+        {},
+    ),
 }
-_UPDATES = frozenset(
-    "index_put index_copy index_add index_fill scatter scatter_add scatter_reduce masked_fill masked_scatter copy"
-    " fill zero index_reduce".split()
+_UPDATES = names(
+    """
+    index_put index_copy index_add index_fill scatter scatter_add scatter_reduce masked_fill
+    masked_scatter copy fill zero index_reduce
+    """
 )
 
 
@@ -178,7 +187,9 @@ class _Finder:
         self.leaf(eqn, path, op, eqn.args[1:], eqn.kwargs)
         return True
 
-    def peel_functional(self, eqn: Equation, v: Value, is_content: Callable[[Value], bool], path: Path) -> bool:
+    def peel_functional(
+        self, eqn: Equation, v: Value, is_content: Callable[[Value], bool], path: Path
+    ) -> bool:
         """`functional(op, …)` of an operator that writes exactly one tensor and gives nothing else."""
         op = eqn.args[0]
         assert isinstance(op, OpOverload)
@@ -255,13 +266,15 @@ class _Finder:
     # --- is it legal? ---
 
     def in_order(self) -> bool:
-        """Updates come in the order of their equations, and none reads what it overwrites in another layout."""
+        """Updates come in the order of their equations, and none reads what it overwrites unless copied."""
         leaves = self.plan.leaves
         if any(p.index >= q.index for p, q in zip(leaves, leaves[1:], strict=False)):
             return False
         version = self.versions()
         for number, leaf in enumerate(leaves):
-            reads = {root for v in values_in((leaf.args, leaf.kwargs)) for root in self.of[v] if root in version}
+            reads = {
+                root for v in values_in((leaf.args, leaf.kwargs)) for root in self.of[v] if root in version
+            }
             if not reads:
                 continue
             if leaf.op is not aten.copy_.default or any(version[root] != number for root in reads):
@@ -314,8 +327,8 @@ class _Finder:
         return True
 
 
-_RESHAPES = frozenset("view reshape _unsafe_view unsqueeze squeeze flatten unflatten view_as reshape_as ravel".split())
-_SWAPS = frozenset("transpose t swapaxes swapdims".split())
+_RESHAPES = names("view reshape _unsafe_view unsqueeze squeeze flatten unflatten view_as reshape_as ravel")
+_SWAPS = names("transpose t swapaxes swapdims")
 _INVERSES = frozenset((*_RESHAPES, *_SWAPS, "permute"))
 
 

@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tessera.ir.alias import FUNCTIONAL
 from tessera.ir.builder import Builder, aten
 from tessera.ir.equation import Arg, Equation, Value, values_in
 from tessera.ir.mode import mode_of
-from tessera.ir.schema import bind, draws, is_random
+from tessera.ir.schema import bind, draws, is_random, schema_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType
 from tessera.ops.fallback import batch_formula
@@ -25,6 +27,7 @@ from tessera.ops.op import Rules, rules
 from tessera.transforms.jvp import inline
 from tessera.util.errors import InputError, OptionError, RuleError
 
+_STRIDED = frozenset(("as_strided", "as_strided_copy", "as_strided_scatter"))
 RANDOMNESS = ("error", "different", "same")
 
 
@@ -126,7 +129,9 @@ class _Batch:
                 self.unbatched(eqn)
                 return
             found = rules(eqn.op)
-            if not drawn and found is not None and found.batch is not None and self.holds(eqn):
+            if getattr(eqn.op, "_opname", "") in _STRIDED and (found is None or found.batch is None):
+                self.strided(eqn)
+            elif not drawn and found is not None and found.batch is not None and self.holds(eqn):
                 self.by_rule(eqn, found)
             else:
                 self.by_formula(eqn, values)
@@ -166,6 +171,32 @@ class _Batch:
             return type(a)(self.lookup(item) for item in a)
         return a
 
+    def strided(self, eqn: Equation) -> None:
+        """as_strided and its kin address memory. That of a result computed for one example is its own, laid out as the
+        trace saw it; that of an argument is the whole batch's, where an example has no place to count from."""
+        x, *rest = _bound(eqn)[0]
+        size, stride, offset = rest[-3:]
+        assert isinstance(x, Value)
+        count, reach = 1, offset or 0
+        for n in x.shape:
+            count = count * n  # type: ignore[assignment]
+        for n, s in zip(size, stride, strict=True):  # type: ignore[call-overload]
+            reach = reach + max(n - 1, 0) * s  # type: ignore[operator]
+        if not self.owned(x) or not _contiguous(x.tensor) or (count and reach >= count):  # type: ignore[operator]
+            raise InputError(
+                f"vmap: {eqn.op} addresses the memory behind {x.name}: {x.type} ({eqn.source}), which is not one "
+                "example's own; use indexing or unfold, or clone it first"
+            )
+        memory = aten.clone(self.row(x), memory_format=torch.contiguous_format)
+        part = [] if len(rest) == 3 else [self.row(rest[0])]  # type: ignore[arg-type]
+        where = [[self.size, *size], [count, *stride], offset or 0]  # type: ignore[misc]
+        self.rows[eqn.out] = self.builder.emit(eqn.op, memory, *part, *where)  # type: ignore[assignment]
+
+    def owned(self, v: Value) -> bool:
+        """Computed by the program into memory of its own, not a view of anything."""
+        made = next((e for e in self.trace.equations if v in e.results()), None)
+        return made is not None and not (isinstance(made.op, OpOverload) and schema_of(made.op).is_view)
+
     def by_formula(self, eqn: Equation, values: list[Value]) -> None:
         if eqn.op is FUNCTIONAL:  # it writes copies of its arguments: they must have room for the batch
             for v in values:
@@ -180,3 +211,12 @@ def _bound(eqn: Equation) -> tuple[list[Arg], dict[str, Arg]]:
     if hasattr(eqn.op, "_schema"):
         return bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
     return list(eqn.args), eqn.kwargs
+
+
+def _contiguous(t: TensorType) -> bool:
+    step: Size = 1
+    for size, stride in zip(reversed(t.shape), reversed(t.stride), strict=True):
+        if str(size) != "1" and str(stride) != str(step):
+            return False
+        step = step * size
+    return True

@@ -112,7 +112,8 @@ add("bitwise_not", call(ints(2, 3)), call(mask(3)))
 
 add(
     "add sub mul atan2 maximum minimum fmax fmin logaddexp logaddexp2 hypot copysign",
-    call(f(2, 3), f(2, 3)), call(f(2, 3), f(3)), call(f(3, 1), f(1, 4)), call(f(), f(2)), call(f(2, 1, 3), f(4, 1)),
+    call(f(2, 3), f(2, 3)), call(f(2, 3), f(3)), call(f(3, 1), f(1, 4)), call(f(), f(2)),
+    call(f(2, 1, 3), f(4, 1)),
 )  # fmt: skip
 add("add", call(f(2, 3), 2.5), call(f(2, 3), f(3), alpha=3), call(f(2), 1.5, 2), call(f(2, 3), ints(3)))
 add("sub rsub", call(f(2, 3), 2.5), call(f(2, 3), f(3), alpha=3), call(f(2), 1.5, 2), call(f(2), f(2)))
@@ -216,8 +217,8 @@ add("argmax argmin", call(spaced(2, 3)), call(spaced(2, 3), 1), call(spaced(2, 3
 add("argmax argmin", call(spaced(2, 3), None, True))
 add(
     "var.correction std.correction var_mean.correction std_mean.correction",
-    call(f(2, 3)), call(f(2, 3), [1]), call(f(2, 3), [0, -1], correction=0, keepdim=True), call(f(), correction=0),
-    call(f(4, 2), [0], correction=2.5),
+    call(f(2, 3)), call(f(2, 3), [1]), call(f(2, 3), [0, -1], correction=0, keepdim=True),
+    call(f(), correction=0), call(f(4, 2), [0], correction=2.5),
 )  # fmt: skip
 add("std.correction", call(of(1.0, 1.0, 1.0)), call(f(1, 3), [0]))
 add(
@@ -334,7 +335,8 @@ add("new_full", call(f(2, 3), [2, 2], 1.5))
 
 _INDEX = (
     call(f(4, 3), [ints(5, high=4)]), call(f(4, 3), [None, ints(2, 2, high=3)]), call(f(2, 3), [mask(2, 3)]),
-    call(f(3, 4, 3), [ints(2, high=3), None, ints(2, high=3)]), call(f(3, 3), [ints(2, 1, high=3), ints(3, high=3)]),
+    call(f(3, 4, 3), [ints(2, high=3), None, ints(2, high=3)]),
+    call(f(3, 3), [ints(2, 1, high=3), ints(3, high=3)]),
 )  # fmt: skip
 add("index.Tensor", *_INDEX)
 add("_unsafe_index.Tensor", *_INDEX[:2])

@@ -22,7 +22,7 @@ PROGRAMS = {
     "mean": lambda x, w: (x - x.mean(-1, keepdim=True)) * w.mean(),
     "extremes": lambda x, w: x.amax(0) * w + x.max(1).values.sum(),
     "moments": lambda x, w: (x - w) / x.std(0, correction=0).add(1.0) + torch.var(x),
-    "pieces": lambda x, w: torch.cat([x[:, :2], x[:, 2:] * 2, x], 1).sum(1) + w.sum(),
+    "pieces": lambda x, w: torch.cat([x[:, :2], x.flip(1) * 2, x], 1).sum(1) + w.sum(),
     "reshape": lambda x, w: (x.reshape(-1).unsqueeze(0).expand(3, -1) ** 2).sum(0) * w.prod(),
     "choose": lambda x, w: torch.where(x > w, x, w).clamp(-0.5, 0.5) + x.cumsum(0),
     "norm": lambda x, w: torch.logsumexp(x * w, -1) + torch.linalg.vector_norm(x, dim=1),
@@ -86,7 +86,7 @@ def test_complex_numbers() -> None:
     z, x = torch.randn(3, 4, dtype=torch.complex128), torch.randn(4, dtype=torch.float64)
     gradients(lambda a, b: (a * b).exp(), z, x)
     gradients(lambda a, b: a.abs() + b, z, x)
-    gradients(lambda a, b: torch.cat([a[1:], a.flip(0)], 1).t().reshape(-1)[::2] * b.sum(), z, x)
+    gradients(lambda a, b: torch.cat([a[1:], a.flip(0)[1:]], 1).t().reshape(-1)[::2] * b.sum(), z, x)
     gradients(lambda a, b: a.sum(0) / (b + 2j), z, x)
 
 

@@ -27,7 +27,7 @@ def test_every_operator_has_samples() -> None:
 
 
 def test_names_are_operators() -> None:
-    """A declaration names a packet or an overload that PyTorch has; one of a packet serves all its overloads."""
+    """A declaration names a packet or an overload that PyTorch has."""
     for name in REGISTRY:
         namespace, packet_name, *overload = name.split(".")
         if namespace == "tessera":

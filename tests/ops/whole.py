@@ -60,7 +60,12 @@ for _name, _a, _b in (
     ("empty", (0, 3, 4), (4, 5)), ("no terms", (3, 0), (0, 2)),
 ):  # fmt: skip
     case(f"matmul {_name}", torch.matmul, r(*_a), r(*_b), keeps="matmul")
-case("matmul of transposed heads", lambda a, b: a.transpose(1, 2) @ b.transpose(1, 2).mT, r(2, 4, 3, 5), r(2, 4, 3, 5))
+case(
+    "matmul of transposed heads",
+    lambda a, b: a.transpose(1, 2) @ b.transpose(1, 2).mT,
+    r(2, 4, 3, 5),
+    r(2, 4, 3, 5),
+)
 case("linear", F.linear, r(4, 5), r(6, 5), r(6), keeps="linear")
 case("linear of a batch", F.linear, r(2, 4, 5), r(6, 5), r(6), keeps="linear")
 case("linear without bias", F.linear, r(2, 4, 5), r(6, 5), keeps="linear")
@@ -73,8 +78,22 @@ case("mv", torch.mv, r(3, 4), r(4), keeps="mv")
 case("dot", torch.dot, r(4), r(4), keeps="dot")
 case("outer", torch.outer, r(3), r(4), keeps="outer")
 case("addmm", torch.addmm, r(5), r(3, 4), r(4, 5), keeps="addmm")
-case("addmm scaled", lambda c, a, b: torch.addmm(c, a, b, beta=2, alpha=3), r(3, 5), r(3, 4), r(4, 5), keeps="addmm")
-case("baddbmm", lambda c, a, b: torch.baddbmm(c, a, b, beta=0.5), r(3, 5), r(2, 3, 4), r(2, 4, 5), keeps="baddbmm")
+case(
+    "addmm scaled",
+    lambda c, a, b: torch.addmm(c, a, b, beta=2, alpha=3),
+    r(3, 5),
+    r(3, 4),
+    r(4, 5),
+    keeps="addmm",
+)
+case(
+    "baddbmm",
+    lambda c, a, b: torch.baddbmm(c, a, b, beta=0.5),
+    r(3, 5),
+    r(2, 3, 4),
+    r(2, 4, 5),
+    keeps="baddbmm",
+)
 case("addmv", lambda c, a, b: torch.addmv(c, a, b, alpha=2), r(3), r(3, 4), r(4), keeps="addmv")
 case("einsum", lambda a, b: torch.einsum("bld,hd->bhl", a, b), r(2, 3, 4), r(6, 4), keeps="einsum")
 case("einsum with dots", lambda a, b: torch.einsum("...ij,jk", a, b), r(2, 3, 4), r(4, 5), keeps="einsum")
@@ -100,8 +119,22 @@ case("softmax dim 0", lambda x: F.softmax(x, 0), r(3, 4), keeps="softmax")
 case("log_softmax", lambda x: F.log_softmax(x, 1), r(3, 4, 2), keeps="log_softmax")
 _indices = torch.tensor([[1, 0, 2], [2, 3, 1]])
 case("embedding", lambda w, i: F.embedding(i, w), r(4, 3), _indices, keeps="embedding", linear=True)
-case("embedding padded", lambda w, i: F.embedding(i, w, padding_idx=2), r(4, 3), _indices, keeps="embedding", linear=True)
-case("embedding_bag", lambda w, i: F.embedding_bag(i, w, mode="mean"), r(4, 3), _indices, keeps="embedding_bag", linear=True)
+case(
+    "embedding padded",
+    lambda w, i: F.embedding(i, w, padding_idx=2),
+    r(4, 3),
+    _indices,
+    keeps="embedding",
+    linear=True,
+)
+case(
+    "embedding_bag",
+    lambda w, i: F.embedding_bag(i, w, mode="mean"),
+    r(4, 3),
+    _indices,
+    keeps="embedding_bag",
+    linear=True,
+)
 
 # --- attention ---
 _qkv = r(2, 4, 6, 8), r(2, 4, 6, 8), r(2, 4, 6, 8)
@@ -137,7 +170,12 @@ _labels = torch.tensor([0, 2, 1])
 case("cross_entropy", F.cross_entropy, r(3, 4), _labels, keeps="cross_entropy_loss")
 case("cross_entropy of images", F.cross_entropy, r(2, 4, 3), torch.tensor([[0, 2, 1], [3, 3, 0]]))
 case("cross_entropy smooth", lambda x, t: F.cross_entropy(x, t, label_smoothing=0.1), r(3, 4), _labels)
-case("cross_entropy ignoring", lambda x, t: F.cross_entropy(x, t, ignore_index=2, reduction="sum"), r(3, 4), _labels)
+case(
+    "cross_entropy ignoring",
+    lambda x, t: F.cross_entropy(x, t, ignore_index=2, reduction="sum"),
+    r(3, 4),
+    _labels,
+)
 case("cross_entropy weighted", lambda x, t, w: F.cross_entropy(x, t, w.detach()), r(3, 4), _labels, u(4))
 case("cross_entropy of probabilities", F.cross_entropy, r(3, 4), u(3, 4))
 case("nll_loss", F.nll_loss, r(3, 4), _labels, keeps="nll_loss_nd", linear=True)
@@ -145,17 +183,56 @@ for _loss in (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss):
     case(_loss.__name__, _loss, r(3, 4), r(3, 4), keeps=_loss.__name__)
 case("binary_cross_entropy", F.binary_cross_entropy, u(3, 4), u(3, 4), keeps="binary_cross_entropy")
 case("binary_cross_entropy_with_logits", F.binary_cross_entropy_with_logits, r(3, 4), u(3, 4))
-case("kl_div", lambda x, t: F.kl_div(x, t, reduction="batchmean"), r(3, 4), u(3, 4), keeps="kl_div")
+case("kl_div", lambda x, t: F.kl_div(x, t, reduction="mean"), r(3, 4), u(3, 4), keeps="kl_div")
 
 # --- convolution and pooling ---
 case("conv1d", F.conv1d, r(2, 3, 8), r(4, 3, 3), r(4), keeps="conv1d")
-case("conv2d", lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1), r(2, 3, 6, 6), r(4, 3, 3, 3), r(4), keeps="conv2d")
-case("conv2d groups", lambda x, w: F.conv2d(x, w, groups=2, dilation=2), r(2, 4, 6, 6), r(4, 2, 3, 3), keeps="conv2d")
+case(
+    "conv2d",
+    lambda x, w, b: F.conv2d(x, w, b, stride=2, padding=1),
+    r(2, 3, 6, 6),
+    r(4, 3, 3, 3),
+    r(4),
+    keeps="conv2d",
+)
+case(
+    "conv2d groups",
+    lambda x, w: F.conv2d(x, w, groups=2, dilation=2),
+    r(2, 4, 6, 6),
+    r(4, 2, 3, 3),
+    keeps="conv2d",
+)
 case("conv2d of one image", F.conv2d, r(3, 6, 6), r(4, 3, 3, 3), r(4), keeps="conv2d")
 case("conv1d same", lambda x, w: F.conv1d(x, w, padding="same"), r(2, 3, 8), r(4, 3, 4), keeps="conv1d")
 case("conv3d", F.conv3d, r(1, 2, 4, 4, 4), r(3, 2, 2, 2, 2), r(3), keeps="conv3d")
-case("conv_transpose2d", lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2, output_padding=1), r(2, 3, 4, 4), r(3, 4, 3, 3), r(4))
+case(
+    "conv_transpose2d",
+    lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2, output_padding=1),
+    r(2, 3, 4, 4),
+    r(3, 4, 3, 3),
+    r(4),
+)
 case("max_pool2d", lambda x: F.max_pool2d(x, 2), r(2, 3, 6, 6), keeps="max_pool2d", linear=True)
 case("avg_pool2d", lambda x: F.avg_pool2d(x, 2), r(2, 3, 6, 6), keeps="avg_pool2d", linear=True)
-case("adaptive_avg_pool2d", lambda x: F.adaptive_avg_pool2d(x, 2), r(2, 3, 6, 6), keeps="adaptive_avg_pool2d", linear=True)
-case("interpolate", lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"), r(1, 2, 3, 3), linear=True)
+case(
+    "adaptive_avg_pool2d",
+    lambda x: F.adaptive_avg_pool2d(x, 2),
+    r(2, 3, 6, 6),
+    keeps="adaptive_avg_pool2d",
+    linear=True,
+)
+for _mode, _op in (
+    ("nearest", "upsample_nearest2d"),
+    ("bilinear", "upsample_bilinear2d"),
+    ("bicubic", "upsample_bicubic2d"),
+):
+    case(
+        f"interpolate {_mode}",
+        lambda x, m=_mode: F.interpolate(x, scale_factor=2, mode=m),
+        r(2, 2, 3, 3),
+        keeps=_op,
+    )
+case(
+    "interpolate to a size", lambda x: F.interpolate(x, size=5, mode="linear", align_corners=True), r(2, 2, 3)
+)
+case("interpolate exactly", lambda x: F.interpolate(x, size=(5, 4), mode="nearest-exact"), r(2, 2, 3, 3))

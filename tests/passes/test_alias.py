@@ -1,5 +1,6 @@
 """Which values share memory."""
 
+# ruff: noqa: E501
 from __future__ import annotations
 
 import torch
@@ -48,7 +49,9 @@ def test_every_view_really_shares_memory():
         of = roots(trace)
         env = {**dict(zip(trace.inputs, args, strict=True)), **trace.constants}
         for eqn in trace.equations:
-            out = callable_of(eqn.op)(*map_values(eqn.args, env.__getitem__), **map_values(eqn.kwargs, env.__getitem__))
+            out = callable_of(eqn.op)(
+                *map_values(eqn.args, env.__getitem__), **map_values(eqn.kwargs, env.__getitem__)
+            )
             env.update(zip(eqn.outputs, out if eqn.many else [out], strict=True))
         values = list(env)
         for i, a in enumerate(values):

@@ -29,7 +29,11 @@ class Largest(TorchDispatchMode):
         self.elements = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        known = {a.untyped_storage().data_ptr() for a in torch.utils._pytree.tree_leaves(args) if torch.is_tensor(a)}
+        known = {
+            a.untyped_storage().data_ptr()
+            for a in torch.utils._pytree.tree_leaves(args)
+            if torch.is_tensor(a)
+        }
         out = func(*args, **(kwargs or {}))
         for t in torch.utils._pytree.tree_leaves(out):
             if torch.is_tensor(t) and t.untyped_storage().data_ptr() not in known:
@@ -93,7 +97,18 @@ def masked(cache, k):
     return cache[0].sum()
 
 
-CACHES = [by_slice, by_index_copy, by_index_put, by_select, by_transpose, by_view, by_nested_views, by_cast, twice, masked]
+CACHES = [
+    by_slice,
+    by_index_copy,
+    by_index_put,
+    by_select,
+    by_transpose,
+    by_view,
+    by_nested_views,
+    by_cast,
+    twice,
+    masked,
+]
 
 
 @pytest.mark.parametrize("write", CACHES, ids=lambda f: f.__name__)

@@ -1,0 +1,132 @@
+"""What compilation found, kept on disk: kernels' binaries, tuned schedules.
+
+An entry has a kind ("object", "schedule", …), a key (any text: it is hashed) and bytes. The folder is the user's own
+($TESSERA_CACHE, or ~/.cache/tessera; mode 0700). Many processes may use it at once: an entry is written beside its
+place and moved there whole, so a reader sees all of it or nothing. Every entry carries a checksum, so that a damaged
+one is the same as an absent one. Bytes are never unpickled. The cache may lose anything at any time; a disk that is
+full, or a folder that cannot be written, costs time, never a result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+MAGIC = b"tessera-cache-1\n"
+SUFFIX = ".bin"
+
+
+@dataclass(frozen=True)
+class Entry:
+    kind: str
+    digest: str  # of the key
+    bytes: int
+    path: Path
+
+
+def folder() -> Path:
+    """Where entries live; read from the environment each time, so that a test can move it."""
+    chosen = os.environ.get("TESSERA_CACHE")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "tessera"
+
+
+def digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def load(kind: str, key: str) -> bytes | None:
+    """The bytes stored under this key, or None if there are none or they are damaged."""
+    try:
+        return _unpack(_path(kind, key).read_bytes(), digest(key))
+    except OSError:
+        return None
+
+
+def store(kind: str, key: str, data: bytes) -> None:
+    """Keep `data` under this key, in place of what was there."""
+    path = _path(kind, key)
+    try:
+        _private(path.parent)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")  # readable by the owner alone
+    except OSError:
+        return
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(_pack(data, digest(key)))
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+
+
+def entries(kind: str | None = None) -> Iterator[Entry]:
+    """Everything that is stored, or everything of one kind, in a fixed order."""
+    for path in sorted(folder().glob(f"{kind or '*'}/*{SUFFIX}")):
+        with contextlib.suppress(OSError):  # another process may have cleared it
+            yield Entry(path.parent.name, path.name.removesuffix(SUFFIX), path.stat().st_size, path)
+
+
+def clear() -> None:
+    """Remove every entry. Only files of this cache are touched."""
+    for entry in list(entries()):
+        with contextlib.suppress(OSError):
+            entry.path.unlink()
+    for left in folder().glob("*/.new-*"):  # of processes that were killed while they wrote
+        with contextlib.suppress(OSError):
+            left.unlink()
+
+
+def sources(kind: str) -> Path:
+    """A private folder for readable text that must be a file (a kernel's Python source)."""
+    path = folder() / kind
+    try:
+        _private(path)
+        return path
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="tessera-"))
+
+
+def write_source(kind: str, stem: str, text: str) -> Path:
+    """`text` as a Python file named by its content: the same text is the same file in every process."""
+    path = sources(kind) / f"{stem}_{digest(text)[:16]}.py"
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if path.read_text() == text:
+            return path
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+    os.replace(temporary, path)
+    return path
+
+
+def _path(kind: str, key: str) -> Path:
+    assert kind.isidentifier(), f"expected a kind that can name a folder, got {kind!r}"
+    return folder() / kind / (digest(key) + SUFFIX)
+
+
+def _private(path: Path) -> None:
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    root = folder()
+    for level in (root, path):
+        if level.stat().st_mode & 0o077:
+            level.chmod(0o700)
+
+
+def _pack(data: bytes, key: str) -> bytes:
+    return MAGIC + _checksum(data, key) + data
+
+
+def _unpack(stored: bytes, key: str) -> bytes | None:
+    head = len(MAGIC) + hashlib.sha256().digest_size
+    data = stored[head:]
+    right = stored.startswith(MAGIC) and stored[len(MAGIC) : head] == _checksum(data, key)
+    return data if right else None
+
+
+def _checksum(data: bytes, key: str) -> bytes:
+    return hashlib.sha256(key.encode() + data).digest()

@@ -1,0 +1,35 @@
+"""What a machine must offer to run tile kernels.
+
+A target turns a kernel and a schedule into something that runs, and proposes schedules for a kernel at given sizes.
+A compiled kernel is called with the tensors of its buffers and the values of its symbols, in the kernel's order; it
+writes into the tensors, on their device (a GPU kernel goes to the current stream), and returns nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from tessera.tile.dialect import KernelOp
+from tessera.tile.schedule import Schedule
+
+
+class CompiledKernel(Protocol):
+    @property
+    def source(self) -> str:
+        """Readable text of what runs."""
+        ...
+
+    def __call__(self, tensors: Sequence[torch.Tensor], symbols: Sequence[int]) -> None: ...
+
+
+class Target(Protocol):
+    name: str
+
+    def compile(self, kernel: KernelOp, schedule: Schedule) -> CompiledKernel: ...
+
+    def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
+        """Schedules worth trying for these values of the symbols: best first, and the same every time."""
+        ...
