@@ -1,7 +1,8 @@
 """Tessera: a source-to-source deep-learning compiler for PyTorch."""
 
 from tessera import ops
-from tessera.api import backend, edit, explain, jit, stages, trace
+from tessera.api import *  # noqa: F403
+from tessera.api import __all__ as _public
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "backend", "edit", "explain", "jit", "ops", "stages", "trace"]
+__all__ = ["__version__", "ops", *_public]

@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
-from tessera.inspection import edit, explain, stages, trace
 from tessera.compiled import backend, jit
+from tessera.executors.register import register_executor, register_operator
+from tessera.inspection import edit, explain, stages, trace
+from tessera.ir.trace import Trace
+from tessera.transform_api import (
+    checkpoint,
+    cond,
+    custom_vjp,
+    grad,
+    hessian,
+    jacfwd,
+    jacrev,
+    jvp,
+    linearize,
+    scan,
+    value_and_grad,
+    vjp,
+    vmap,
+    while_loop,
+)
+from tessera.util.config import config, override
 
-__all__ = ["backend", "edit", "explain", "jit", "stages", "trace"]
+__all__ = [
+    "Trace", "backend", "checkpoint", "cond", "config", "custom_vjp", "edit", "explain", "grad", "hessian", "jacfwd",
+    "jacrev", "jit", "jvp", "linearize", "override", "register_executor", "register_operator", "scan", "stages",
+    "trace", "value_and_grad", "vjp", "vmap", "while_loop",
+]  # fmt: skip

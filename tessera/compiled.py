@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import inspect
 import re
 import traceback
 import warnings
@@ -18,9 +19,12 @@ from collections.abc import Callable
 import torch
 import torch._dynamo
 from torch._guards import CompileContext
+from torch.export import ExportedProgram
+from torch.utils import _pytree as pytree
 
 from tessera.dispatch import Dispatcher, build
 from tessera.frontends.dynamo import MODEL, capture_graph
+from tessera.frontends.export import capture_export
 from tessera.ir.record import recording
 from tessera.pipelines import Compilation, Options, compile_captured
 from tessera.util.config import config
@@ -46,10 +50,11 @@ class GraphRecord:
 class Backend:
     """What TorchDynamo calls with each graph."""
 
-    def __init__(self, options: Options, strict: bool | None = None, name: str = "graph") -> None:
-        self.options, self.strict, self.name = options, strict, name
+    def __init__(
+        self, options: Options, strict: bool | None = None, name: str = "graph", arguments: tuple[str, ...] = ()
+    ) -> None:
+        self.options, self.strict, self.name, self.arguments = options, strict, name, arguments
         self.graphs: list[GraphRecord] = []
-        self.edits: dict[int, dict[str, object]] = {}
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[object], **_: object) -> Callable:
         record = GraphRecord(f"{self.name}_{len(self.graphs)}", str(CompileContext.current_compile_id()))
@@ -60,7 +65,7 @@ class Backend:
             record.eager_reason = "the graph has no operators"
             return gm.forward
         try:
-            captured = capture_graph(gm, example_inputs, record.name)
+            captured = capture_graph(gm, example_inputs, record.name, self.arguments)
             call, record.compilation = compile_captured(captured, gm.forward, record.name, self.options)
             return call
         except Exception as error:
@@ -98,6 +103,7 @@ class Compiled:
     def __init__(self, fn: Callable, backend: Backend | Dispatcher, call: Callable, again: Callable) -> None:
         self.fn, self.backend, self.call = fn, backend, call
         self.failures = 0
+        self.owner: object = None  # the function that carries this state
         self.again = again  # compiles something else with the same options
 
     def recover(self, error: Exception, args: tuple, kwargs: dict) -> object:
@@ -164,24 +170,46 @@ def jit(
     )  # fmt: skip
     if fn is None:
         return again
-    if not callable(fn):
-        raise OptionError(f"expected a module, function or method to compile, got {type(fn).__name__}")
+    if not callable(fn) and not isinstance(fn, ExportedProgram):
+        raise OptionError(f"expected a module, function, method or exported program, got {type(fn).__name__}")
     how = frontend or config.frontend
     if how not in FRONTENDS:
         raise OptionError(f"unknown frontend {how!r}; the frontends are {', '.join(FRONTENDS)}")
     if isinstance(state := compiled_state(fn), Compiled):
         fn = state.fn
     options = Options.of(executors, recompute, memory_budget)
+    if isinstance(fn, ExportedProgram):
+        return _compiled_export(fn, options, again)
     name = _name(fn)
     if how == "functional":
         dispatcher = Dispatcher(fn, name, options)
         return _wrap(fn, Compiled(fn, dispatcher, build(dispatcher), again))
-    backend = Backend(options, strict, name)
+    backend = Backend(options, strict, name, _arguments(fn))
     if isinstance(fn, torch.nn.Module):
         call = torch.compile(own_frame(fn, name), backend=backend, dynamic=dynamic, fullgraph=fullgraph)
     else:
         call = torch.compile(fn, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
     return _wrap(fn, Compiled(fn, backend, call, again))
+
+
+def _compiled_export(program: ExportedProgram, options: Options, again: Callable) -> Callable:
+    """An exported program is captured already: compile it now, for the sizes it was exported with."""
+    exported = capture_export(program)
+    module = program.module()
+
+    def eager(*inputs: object) -> tuple:
+        args, kwargs = pytree.tree_unflatten(list(inputs[len(exported.held) :]), exported.in_spec)
+        return tuple(pytree.tree_leaves(module(*args, **kwargs)))
+
+    call, compilation = compile_captured(exported.captured, eager, "exported", options)
+
+    def run(*args: object, **kwargs: object) -> object:
+        return exported.pack(call(*exported.held, *exported.flatten(args, kwargs)))
+
+    backend = Backend(options)
+    backend.graphs.append(GraphRecord("exported", "", compilation))
+    run.__tessera__ = Compiled(run, backend, run, again)  # type: ignore[attr-defined]
+    return run
 
 
 def _wrap(fn: Callable, state: Compiled) -> Callable:
@@ -204,8 +232,21 @@ def _name(fn: Callable) -> str:
     return re.sub(r"\W", "", name) or "graph"
 
 
+def _arguments(fn: Callable) -> tuple[str, ...]:
+    """Names of positional arguments, to call inputs by."""
+    try:
+        signature = inspect.signature(fn.forward if isinstance(fn, torch.nn.Module) else fn)
+    except (TypeError, ValueError):
+        return ()
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(p.name for p in signature.parameters.values() if p.kind in kinds)
+
+
 def compiled_state(fn: object) -> Compiled | None:
-    return getattr(fn, "__tessera__", None)
+    """The state of a jitted callable; a function made from one (`functools.wraps`) only carries its attributes."""
+    state = getattr(fn, "__tessera__", None)
+    owner = getattr(state, "owner", None)
+    return state if owner is None or owner is fn else None
 
 
 def _compiled_function(fn: Callable, state: Compiled) -> Callable:
@@ -218,6 +259,7 @@ def _compiled_function(fn: Callable, state: Compiled) -> Callable:
         except DYNAMO_ERRORS as error:
             return state.recover(error, args, kwargs)
 
+    state.owner = compiled
     compiled.__tessera__ = state  # type: ignore[attr-defined]
     return compiled
 

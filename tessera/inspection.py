@@ -16,8 +16,9 @@ import torch
 from tessera.frontends.functional import trace_function
 from tessera.ir import fake
 from tessera.ir.builder import Builder
-from tessera.ir.equation import Value
+from tessera.ir.equation import Value, map_values
 from tessera.ir.mode import mode_of
+from tessera.ir.printer import identifier
 from tessera.ir.record import record
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
@@ -28,8 +29,27 @@ from tessera.util.errors import EditError, InputError
 
 
 def trace(fn: Callable, *args: object, **kwargs: object) -> Trace:
-    """The program `fn(*args, **kwargs)` runs, as a Trace: print it, save it, run it."""
-    return trace_function(fn, args, kwargs).trace
+    """The program `fn(*args, **kwargs)` runs, as a Trace: print it, save it, run it.
+
+    A module's parameters and buffers, and other tensors it closes over, are the trace's constants.
+    """
+    made = trace_function(fn, args, kwargs, name=getattr(fn, "__name__", type(fn).__name__)).trace
+    return _named_constants(made, fn) if isinstance(fn, torch.nn.Module) else made
+
+
+def _named_constants(made: Trace, module: torch.nn.Module) -> Trace:
+    """Constants that are the module's own are called by their names in it."""
+    own = {id(t): name for name, t in (*module.named_parameters(), *module.named_buffers())}
+    taken = {v.name for v in made.values()}
+    rename = {}
+    for v, tensor in made.constants.items():
+        name = identifier(own.get(id(tensor), v.name).replace(".", "_"))
+        rename[v] = Value(name, v.type) if name not in taken else v
+    return made.with_(
+        equations=tuple(e.substitute(rename) for e in made.equations),
+        outputs=map_values(made.outputs, lambda v: rename.get(v, v)),
+        constants={rename[v]: t for v, t in made.constants.items()},
+    )
 
 
 # --- stages ---

@@ -175,7 +175,7 @@ def _training(compilation: Compilation, joint: Joint) -> Callable:
     captured, options = compilation.captured, compilation.options
     split = remat(joint, options.recompute, options.memory_budget)
     compilation.saved_bytes = split.saved_bytes
-    compilation.saved = tuple(v.name for v in split.saved)
+    compilation.saved = tuple(v.name for v in split.saved if v not in joint.trace.inputs)
     count = len(split.forward.outputs) - len(split.saved)
     results = list(dict.fromkeys(split.forward.outputs[:count]))  # each once: autograd gives each one grad_fn
     forward = compilation.keep("forward", dce(split.forward.with_(outputs=(*results, *split.saved))))

@@ -139,6 +139,10 @@ def test_jit_of_jit_and_deepcopy():
     inner = tessera.jit(lambda x: x * 2)
     outer = tessera.jit(lambda x: inner(x) + 1)
     compare(outer(torch.ones(2)), torch.full((2,), 3.0))
+    f = tessera.jit(lambda x: (x.sin() ** 2).sum())
+    x = torch.randn(4)
+    compare(tessera.jit(tessera.grad(f))(x), torch.sin(2 * x))
+    compare(tessera.grad(lambda x: f(x) * 2)(x), 2 * torch.sin(2 * x))
     fast = copy.deepcopy(tessera.jit(Net()))
     fast(torch.randn(3, 4))
 
@@ -594,3 +598,31 @@ def test_functional_frontend():
     f = strict(lambda a, b, k=2: {"out": a * b * k}, frontend="functional")
     compare(f(torch.ones(2), 3, k=4)["out"], torch.full((2,), 12.0))
     compare(f(torch.ones(2), 3)["out"], torch.full((2,), 6.0))
+
+
+# --- exported programs ---
+
+
+def test_exported_program():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+            self.register_buffer("count", torch.zeros(()))
+
+        def forward(self, x, scale=2.0):
+            self.count.add_(1)
+            return {"out": self.fc(x).relu() * scale, "n": self.count * 1}
+
+    model = Model()
+    batch = torch.export.Dim("batch", min=2)
+    program = torch.export.export(model, (torch.randn(3, 4),), dynamic_shapes=({0: batch},))
+    fast = tessera.jit(program)
+    for size in (2, 5):
+        x = torch.randn(size, 4)
+        out = fast(x)
+        compare(out["out"], model.fc(x).relu() * 2.0)
+    assert out["n"] == 2
+    assert "linear" in str(tessera.stages(fast)["captured"])
+    with pytest.raises(tessera.util.errors.InputError, match="structure"):
+        fast(torch.randn(2, 4), torch.randn(2))

@@ -34,21 +34,17 @@ class Call:
         self, name: str, func: Callable, args: tuple, kwargs: dict, argnums: Argnums | None, has_aux: bool
     ) -> None:
         self.name, self.has_aux = name, has_aux
+        flat, spec = pytree.tree_flatten((args, kwargs))
+        places, _ = pytree.tree_unflatten(list(range(len(flat))), spec)
+        # places of the arguments to differentiate by, in their structure
+        chosen, self.wrt_spec = pytree.tree_flatten(_choose(name, places, argnums))
+        self.primals: list[torch.Tensor] = [_check_primal(name, flat[i]) for i in chosen]
         self.traced: Traced = trace_function(func, args, kwargs)
         self.trace: Trace = self.traced.trace
-        places, _ = pytree.tree_unflatten(list(range(self.traced.in_spec.num_leaves)), self.traced.in_spec)
-        self.chosen = _choose(name, places, argnums)  # argument places, in the structure of what is differentiated
-        leaves, self.wrt_spec = pytree.tree_flatten(self.chosen)
-        self.wrt = [self.check_input(i) for i in leaves]
-        self.primals: list[torch.Tensor] = [self.traced.leaves[i] for i in leaves]  # type: ignore[misc]
+        self.wrt = [self.check_input(i) for i in chosen]
         self.results, self.result_spec = self.find_results()
 
     def check_input(self, place: int) -> Value:
-        x = self.traced.leaves[place]
-        if not isinstance(x, torch.Tensor):
-            raise InputError(f"{self.name}: expected tensors to differentiate by, got {type(x).__name__} {x!r}")
-        if not (x.is_floating_point() or x.is_complex()):
-            raise InputError(f"{self.name}: expected floating-point or complex tensors, got one of {x.dtype}")
         v = self.traced.input(place)
         if v in self.trace.mutations and self.name in ("grad", "vjp", "jacrev"):
             raise InputError(
@@ -89,6 +85,14 @@ class Call:
         if spec != self.wrt_spec:
             raise InputError(f"{self.name}: expected tangents of structure {self.wrt_spec}, got {spec}")
         return [_check_like(self.name, "tangent", t, v) for t, v in zip(leaves, self.wrt, strict=True)]
+
+
+def _check_primal(name: str, x: object) -> torch.Tensor:
+    if not isinstance(x, torch.Tensor):
+        raise InputError(f"{name}: expected tensors to differentiate by, got {type(x).__name__} {x!r}")
+    if not (x.is_floating_point() or x.is_complex()):
+        raise InputError(f"{name}: expected floating-point or complex tensors, got one of {x.dtype}")
+    return x
 
 
 def _choose(name: str, places: tuple, argnums: Argnums | None) -> object:

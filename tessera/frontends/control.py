@@ -39,7 +39,7 @@ def while_loop(cond_fn: Callable, body_fn: Callable, carried_inputs: tuple) -> t
         return record_while(recorder, cond_fn, body_fn, tuple(carried_inputs), ())
     carry = tuple(carried_inputs)
     while bool(cond_fn(*carry)):
-        carry = _as_tuple(body_fn(*carry))
+        carry = _tuple(body_fn(*carry))
     return carry
 
 
@@ -93,7 +93,7 @@ def record_while(recorder: Recorder, cond_fn: Callable, body_fn: Callable, carry
     args = (*carry, *extra)
     operands = Operands(args)
     test = _trace("while_loop", "test", cond_fn, args)
-    body = _trace("while_loop", "turn", lambda *xs: _as_tuple(body_fn(*xs)), args)
+    body = _trace("while_loop", "turn", lambda *xs: _tuple(body_fn(*xs)), args)
     given = [_type(v) for v in body.trace.inputs[: len(pytree.tree_leaves(carry))]]
     _agree("while_loop", "the carry and what the body gives", body.trace.outputs, given)
     slots = operands.slots(test), operands.slots(body)
@@ -169,8 +169,10 @@ def _stacked(t: Type, length: int) -> TensorType:
     return TensorType(t.dtype, (length, *t.shape), (max(rest, 1), *t.stride), t.device)
 
 
-def _as_tuple(x: object) -> tuple:
-    return tuple(x) if isinstance(x, (tuple, list)) else (x,)
+def _tuple(carry: object) -> tuple:
+    if not isinstance(carry, (tuple, list)):
+        raise InputError(f"while_loop: expected the body to give a tuple, the next carry, got {type(carry).__name__}")
+    return tuple(carry)
 
 
 # --- PyTorch's higher-order operators, as TorchDynamo's graphs have them ---------------------------

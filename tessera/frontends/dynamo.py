@@ -29,15 +29,17 @@ _HIDDEN_PARTS = {"L", "G", "self", MODEL, "_modules", "_parameters", "_buffers",
 _LINE = re.compile(r"File \"([^\"]+)\", line (\d+)")
 
 
-def capture_graph(gm: torch.fx.GraphModule, example_inputs: list[object], name: str = "forward") -> Captured:
-    """The trace of one Dynamo graph."""
+def capture_graph(
+    gm: torch.fx.GraphModule, example_inputs: list[object], name: str = "forward", arguments: tuple[str, ...] = ()
+) -> Captured:
+    """The trace of one Dynamo graph. `arguments` are the names of what the user passes by position."""
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     mode = fake_mode(placeholders, example_inputs)
     fakes = [_fake_input(n, x, mode) for n, x in zip(placeholders, example_inputs, strict=True)]
     builder = Builder(name, mode)
-    names = [input_name(n) for n in placeholders]
+    names = [input_name(n, arguments) for n in placeholders]
     grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
-    captured = capture(_runner(gm, builder), fakes, names, keep_whole, builder, locate=False)
+    captured = capture(run_graph(gm, builder), fakes, names, keep_whole, builder, locate=False)
     return dataclasses.replace(captured, requires_grad=grads)
 
 
@@ -75,17 +77,21 @@ def _agrees(fake: torch.Tensor, real: torch.Tensor) -> bool:
     return all(a == b for a, b in zip(mine, theirs, strict=True) if type(a) is int and type(b) is int)
 
 
-def input_name(node: torch.fx.Node) -> str:
-    """`L['self']._modules['fc']._parameters['weight']` reads `fc_weight`."""
+def input_name(node: torch.fx.Node, arguments: tuple[str, ...] = ()) -> str:
+    """`L['self']._modules['fc']._parameters['weight']` reads `fc_weight`, `L['args'][0]` the argument's name."""
     source = getattr(node.meta.get("grapharg"), "source", None)
     if source is None:
         return node.name
     text = source.name if isinstance(source.name, str) else source.name()
     parts = [p for p in re.findall(r"\w+", text) if p not in _HIDDEN_PARTS]
+    if parts[:1] == ["args"] and len(parts) > 1 and parts[1].isdigit() and int(parts[1]) < len(arguments):
+        parts[:2] = [arguments[int(parts[1])]]
+    elif parts[:1] == ["kwargs"]:
+        parts = parts[1:]
     return "_".join(parts) or node.name
 
 
-def _runner(gm: torch.fx.GraphModule, builder: Builder) -> Callable:
+def run_graph(gm: torch.fx.GraphModule, builder: Builder) -> Callable:
     """A function that runs the graph node by node, telling the builder where each comes from."""
 
     def run(*inputs: object) -> object:
@@ -127,18 +133,18 @@ def _checkpoint(builder: Builder, body: torch.fx.GraphModule, *args: object, **k
         raise CaptureError("checkpoint with a context_fn chooses its own saved tensors; the graph runs eagerly")
     before, recorder.extra_tags = recorder.extra_tags, recorder.extra_tags | {RECOMPUTE}
     try:
-        return _runner(body, builder)(*args)
+        return run_graph(body, builder)(*args)
     finally:
         recorder.extra_tags = before
 
 
 def _inline(builder: Builder, body: torch.fx.GraphModule, *args: object, **_: object) -> object:
-    return _runner(body, builder)(*args)
+    return run_graph(body, builder)(*args)
 
 
 def _region(builder: Builder, body: torch.fx.GraphModule, _: object, *args: object) -> object:
     """A region the user asked to be compiled once; equal regions meet again in the caches."""
-    return _runner(body, builder)(*args)
+    return run_graph(body, builder)(*args)
 
 
 def _autograd_function(

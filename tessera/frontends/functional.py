@@ -129,6 +129,7 @@ def trace_function(
                 "argument."
             ) from error
         _refuse_unknown_sizes(trace)
+        _refuse_shared_writes(trace, [leaves[i] for i in places])
         trace, captured = _close(trace, mode, close, any(isinstance(x, FakeTensor) for x in leaves))
     return Traced(trace, tuple(leaves), places, captured, in_spec, out_spec, mode)
 
@@ -140,6 +141,21 @@ def _refuse_unknown_sizes(trace: Trace) -> None:
         if symbol.startswith("u") and v not in trace.inputs:
             source = next((e.source for e in trace.equations if v in e.results()), None)
             raise CaptureError(f"{source}: the shape of {v.name} is known only when the program runs")
+
+
+def _refuse_shared_writes(trace: Trace, tensors: Sequence[object]) -> None:
+    """Every argument was traced with memory of its own; a write that another argument would see is not in the trace."""
+    if not trace.mutations:
+        return
+    arguments = dict(zip(trace.inputs, tensors, strict=False))
+    memory = [(v, _memory(x)) for v, x in (*arguments.items(), *trace.constants.items())]
+    for target in trace.mutations:
+        if sum(m == _memory(arguments[target]) for _, m in memory) > 1:
+            raise CaptureError(f"the function writes {target.name}: {target.type}, whose memory another argument shares")
+
+
+def _memory(x: object) -> object:
+    return x.untyped_storage()._cdata if isinstance(x, torch.Tensor) and x.layout is torch.strided else id(x)
 
 
 @contextmanager

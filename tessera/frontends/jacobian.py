@@ -30,7 +30,8 @@ def reverse_jacobian(
     inputs = program.call.primals
     blocks = []
     for basis in _basis(outs, chunk_size):
-        blocks.append(_run_rows(program.halves, program.kept, program.cotangents(basis), inputs))
+        size = basis[0].shape[0]
+        blocks.append(_run_rows(program.halves, program.kept, program.cotangents(basis), size, inputs))
     columns = [torch.cat(c) if len(blocks) > 1 else c[0] for c in zip(*blocks, strict=True)]
     by_input = [c.split([o.numel() for o in outs]) for c in columns]
     table = [
@@ -46,7 +47,7 @@ def forward_jacobian(func: Callable, args: tuple, argnums: Argnums, has_aux: boo
     _refuse_complex("jacfwd", "results", outs)
     inputs = program.call.primals
     (basis,) = _basis(inputs, None)
-    columns = _run_rows(program.halves, program.kept, basis, outs, randomness)
+    columns = _run_rows(program.halves, program.kept, basis, basis[0].shape[0], outs, randomness)
     table = []
     for o, column in zip(outs, columns, strict=True):
         parts = column.movedim(0, -1).split([x.numel() for x in inputs], -1)
@@ -58,14 +59,11 @@ def _run_rows(
     halves: Halves,
     kept: list,
     rows: Sequence[torch.Tensor],
+    size: int,
     like: Sequence[torch.Tensor],
     randomness: str = "error",
 ) -> list[torch.Tensor]:
     """The late half for every row of the basis at once; zeros where nothing flows."""
-    if not rows:
-        size = 0
-    else:
-        size = rows[0].shape[0]
     with fake.alone():
         batched = map_inputs(halves.late, {halves.kept + i: r for i, r in enumerate(rows)}, size, randomness)
     made = replay(batched.trace, [*kept, *rows])

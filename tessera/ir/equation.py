@@ -8,6 +8,7 @@ An equation is immutable. `op` is a PyTorch operator overload, or a `Special` wh
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -82,6 +83,12 @@ class Value:
         return self.type
 
 
+def short_path(file: str) -> str:
+    """Relative to the current folder where the file stands in it."""
+    here = os.getcwd() + os.sep
+    return file.removeprefix(here)
+
+
 @dataclass(frozen=True)
 class Source:
     """Where an equation came from: the user's line and the module that ran it."""
@@ -92,7 +99,7 @@ class Source:
     note: str = ""  # "backward of …", "recompute", …
 
     def __str__(self) -> str:
-        place = f"{self.file}:{self.line}" if self.file else ""
+        place = f"{short_path(self.file)}:{self.line}" if self.file else ""
         return " ".join(filter(None, (place, self.module, self.note)))
 
 

@@ -96,12 +96,13 @@ MATH_BACKWARD = Special("attention_math_backward", _math_backward)
 # --- arguments by name: the variants differ in order only -----------------------------------------------
 
 
+_ALIASES = {"grad_out_": "grad_out", "attn_bias": "attn_mask"}
+
+
 def _named(op: OpOverload, args: Sequence[Arg], kw: dict[str, Arg]) -> dict[str, Arg]:
-    names = {"grad_out_": "grad_out", "attn_bias": "attn_mask", "bias": "attn_mask"}
     params = schema_of(op).positional
-    return {names.get(p.name, p.name): a for p, a in zip(params, args, strict=False)} | {
-        names.get(k, k): v for k, v in kw.items()
-    }
+    listed = [(p.name, a) for p, a in zip(params, args, strict=False)] + list(kw.items())
+    return {_ALIASES.get(name, name): a for name, a in listed}
 
 
 def _no_dropout(op: OpOverload, p: object) -> None:
@@ -148,6 +149,37 @@ def jvp_backward(op: OpOverload) -> Callable:
 
 def _gives_mask(y: Sequence[Value | None]) -> bool:
     return len(y) == 4 and y[3] is not None
+
+
+def forward_kernel(op: OpOverload, back: OpOverload) -> Callable:
+    """A fused kernel and its backward: what backward wants, found by name among arguments and results."""
+    renamed = {
+        "output": "out",
+        "log_sumexp": "logsumexp",
+        "rng_state": "philox_seed",
+        "unused": "philox_offset",
+    }
+
+    def forward(need: Sequence[object], *args: Arg, **kw: Arg) -> Generator[object, object, tuple]:
+        outs = ACTIVE[-1].emit(op, *args, **kw)  # type: ignore[attr-defined]
+        cts = yield outs
+        ct = cts[0] if isinstance(cts, list) else cts
+        if ct is None:
+            return ()
+        given = _named(op, args, kw) | {"grad_out": ct}
+        given |= {renamed.get(r.name, r.name): y for r, y in zip(op._schema.returns, outs, strict=True)}
+        asked = {p.name: n is True for p, n in zip(schema_of(op).positional, need, strict=True)}
+        given["grad_input_mask"] = [asked.get(n, False) for n in ("query", "key", "value", "attn_bias")]
+        params = schema_of(back).params
+        values = {p.name: given[_ALIASES.get(p.name, p.name)] for p in params}
+        grads = ACTIVE[-1].emit(  # type: ignore[attr-defined]
+            back,
+            *(values[p.name] for p in params if not p.keyword),
+            **{p.name: values[p.name] for p in params if p.keyword},
+        )
+        return tuple(grads)
+
+    return forward
 
 
 def forward_backward(op: OpOverload) -> Callable:
@@ -268,6 +300,8 @@ def _declare() -> None:
         declare(
             f"aten.{name}.default",
             "attention",
+            forward=forward_kernel(ahead, behind),
+            passive=tuple(range(1, len(ahead._schema.returns))),
             jvp=jvp_attention(ahead),
             batch=batch_kernel(ahead),
             cost=cost_attention(2),

@@ -22,6 +22,7 @@ from tessera.ir.types import Size, TensorType, size_key
 from tessera.ops.op import Rules, declare
 
 Map = Callable[..., Value]
+Factor = Callable[..., Arg]  # a Value or a number
 
 # --- words that rules are made of -----------------------------------------------------------------
 
@@ -210,7 +211,7 @@ def pointwise(
     return declare(name, family, **{**own, "batch": batch, "cost": per_element(cost), **rules})
 
 
-def unary(name: str, d: Map | None = None, by: Map | None = None, cost: float = 4, **rules: object) -> Rules:
+def unary(name: str, d: Factor | None = None, by: Map | None = None, cost: float = 4, **rules: object) -> Rules:
     """`d(x, y, *params)` is the derivative, or `by(t, x, y, *params)` applies it."""
     if d is not None:
         factor = d
@@ -224,11 +225,11 @@ def unary(name: str, d: Map | None = None, by: Map | None = None, cost: float = 
 
 
 def binary(
-    name: str, d: Sequence[Map] = (), by: Sequence[Map] = (), cost: float = 1, **rules: object
+    name: str, d: Sequence[Factor] = (), by: Sequence[Map] = (), cost: float = 1, **rules: object
 ) -> Rules:
     """`d[i](a, b, y, *params)` is the derivative by operand i, or `by[i](t, a, b, y, *params)` applies it."""
 
-    def scaled(factor: Map) -> Map:
+    def scaled(factor: Factor) -> Map:
         return lambda t, y, a, b, *p, **kw: times(t, factor(a, b, y, *p, **kw))
 
     def mapped(push: Map) -> Map:
@@ -238,14 +239,14 @@ def binary(
     return pointwise(name, maps, "binary", cost, **rules)
 
 
-def step(name: str, arguments: int = 1, **rules: object) -> Rules:
+def step(name: str) -> Rules:
     """Constant almost everywhere. Like PyTorch it passes zeros back: its result still asks for gradients."""
-    return pointwise(name, [lambda t, y, *args, **kw: aten.zeros_like(t)] * arguments, "step", **rules)
+    return pointwise(name, [lambda t, y, *args, **kw: aten.zeros_like(t)], "step")
 
 
-def predicate(name: str, **rules: object) -> Rules:
+def predicate(name: str) -> Rules:
     """Pointwise with a result that has no derivative: comparisons, logic, integer arithmetic."""
-    return pointwise(name, (), "predicate", zero=True, **rules)
+    return pointwise(name, (), "predicate", zero=True)
 
 
 # --- reductions -----------------------------------------------------------------------------------
@@ -253,10 +254,11 @@ def predicate(name: str, **rules: object) -> Rules:
 
 def dims_of(dims: Arg, rank: int) -> list[int]:
     """The dimensions a reduction takes away; None and [] mean all of them."""
-    if dims is None or dims == []:
+    if isinstance(dims, int):
+        dims = [dims]
+    if not isinstance(dims, (list, tuple)) or not dims:
         return list(range(rank))
-    listed = dims if isinstance(dims, (list, tuple)) else [dims]
-    return sorted(wrap(d, rank) for d in listed) if rank else []
+    return sorted(wrap(d, rank) for d in dims) if rank else []
 
 
 def restore(t: Value, x: Value, dims: Arg, keepdim: Arg) -> Value:
@@ -285,7 +287,7 @@ def reduction(
         args = list(rest)
         if flat and isinstance(keep, int):
             args[keep - 2] = False
-        elif flat and keep:
+        elif flat and isinstance(keep, str) and keep:
             kw = {**kw, keep: False}
         return again(lifted, where[0] if single else where, *args, **kw)
 

@@ -208,8 +208,7 @@ def _freedom(x: Value, dims: Arg, correction: Arg) -> Arg:
 
 
 def _has_freedom(eqn: Equation) -> bool:
-    dims = eqn.args[1] if len(eqn.args) > 1 else eqn.kwargs.get("dim")
-    x = eqn.args[0]
+    x, dims = (*eqn.args, None)[:2]
     assert isinstance(x, Value)
     degrees = _freedom(x, dims, eqn.kwargs.get("correction"))
     return not isinstance(degrees, (int, float)) or degrees > 0
@@ -246,14 +245,14 @@ def _moment(name: str, root: bool, mean: bool) -> None:
     """var, std, var_mean, std_mean: (x, dim, *, correction, keepdim)."""
 
     def vjp(ct: object, y: object, x: Value, dims: Arg, correction: Arg, keepdim: Arg) -> tuple:
-        g, v = (ct[0], y[0]) if mean else (ct, y)  # type: ignore[index]
-        g_mean = ct[1] if mean else None  # type: ignore[index]
+        g, g_mean = ct if mean else (ct, None)  # type: ignore[misc]
+        v = y[0] if mean else y  # type: ignore[index]
 
-        def grad() -> Value | None:
+        def grad() -> Value:
             parts = []
-            if g is not None:
+            if isinstance(g, Value):
                 parts.append(_var_grad(_half_over(g, v) if root else g, x, dims, correction, keepdim))
-            if g_mean is not None:
+            if isinstance(g_mean, Value):
                 parts.append(_mean_grad(g_mean, x, dims, keepdim))
             return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 

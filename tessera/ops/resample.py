@@ -1,7 +1,7 @@
 """Resampling of images: nearest, linear and cubic interpolation, one operator each.
 
-All are linear in their input: a tangent takes the operator itself, a cotangent its native backward, and backward's
-cotangent the operator again. Taken apart they would be dozens of equations. A batch joins the images.
+All are linear in their input: a tangent takes the operator itself, a cotangent its native backward, and the
+cotangent of backward the operator again. Taken apart they would be dozens of equations.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _family(name: str, n: int, flops: float, aligned: bool) -> None:
     packet, back = getattr(torch.ops.aten, name), getattr(torch.ops.aten, f"{name}_backward").default
 
     def parameters(vec: bool, y: Value, rest: Sequence[Arg]) -> tuple[Arg, ...]:
-        """What follows the sizes in the native operators: align_corners where there is one, and the scales."""
+        """What follows the sizes in the native operators: align_corners, where there is one, and scales."""
         if not vec:
             return tuple(rest[1:])
         factors = rest[-1]

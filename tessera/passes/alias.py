@@ -2,8 +2,8 @@
 
 In: a Trace. Out: `roots`, which maps every value to the values whose memory it may show: an input, a
 constant, or the result of an equation that allocates. Two values may share memory only if they have a root
-in common. The answer errs on the side of sharing. Inputs are taken to be distinct memory: a caller whose arguments
-overlap must say so before it runs a trace that writes one of them.
+in common. The answer errs on the side of sharing. Inputs are taken to be distinct memory: a caller whose
+arguments overlap must say so before it runs a trace that writes one of them.
 """
 
 from __future__ import annotations

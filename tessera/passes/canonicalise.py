@@ -144,7 +144,6 @@ TABLE = Table(
         (P("aten._to_copy", cast, dtype=anything), lambda x: x, is_round_trip),
         (P("aten.clone", x, ...), same_shape),
         (P("aten.contiguous", x, ...), same_shape),
-        (P("aten.lift_fresh_copy", x), lambda x: x),  # a literal nobody writes or keeps
         (P("aten.copy", x, src, ...), last_writer),  # copy(x, src) -> src
         # dropout that drops nothing
         (P("aten.dropout", x, ...), lambda x: x, lambda m: _keeps_all(m.root)),
@@ -204,7 +203,6 @@ class _Legal:
         self.differentiable = differentiable
         self.of: Roots = roots(trace)
         self.given = set(values_in(trace.outputs))
-        self.inputs = set(trace.inputs)
         self.mutated = set(trace.mutations)
         self.own = {v for eqn in trace.equations for v in eqn.results()}
         self.outside = {root for v in self.given for root in self.of[v]}
@@ -239,8 +237,6 @@ class _Legal:
             return old not in self.given or (new in self.own and new not in self.given)
         if not mine.isdisjoint(self.outside):
             return False
-        if eqn.op._opname == "lift_fresh_copy":  # type: ignore[union-attr]
-            return new not in self.inputs
         if stored and its.isdisjoint(self.mutated):  # else the copy may be what keeps the old contents
             return True
         return its.isdisjoint(self.outside) and its <= self.own

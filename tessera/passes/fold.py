@@ -1,9 +1,10 @@
 """Constant folding.
 
-In: a functional trace. Out: the same trace where small tensors that depend on no input (an `arange`, a
-literal times a number, a mask of a few elements) are constants, computed once. A result keeps its name. Not
-folded: random operators and others with effects, what is returned to the caller (who gets fresh memory each
-call), results of more than `LIMIT` elements, uninitialised memory, and plain fills, which cost nothing.
+In: a functional trace. Out: the same trace where literals, and small tensors that depend on nothing else (an
+`arange`, a literal times a number), are constants, computed once. A result keeps its name. Not folded:
+tensors closed over, which may change between calls; random operators and others with effects; what is
+returned to the caller, who gets fresh memory each call; results of more than `LIMIT` elements; uninitialised
+memory; and plain fills, which cost nothing.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ _SHOWS = names("detach expand view reshape unsqueeze squeeze alias")
 
 def fold(trace: Trace) -> Trace:
     """Compute once what no argument can change."""
-    known: dict[Value, torch.Tensor | None] = {  # None: not computed yet
-        v: t for v, t in trace.constants.items() if _small(v) and type(t) is torch.Tensor
-    }
+    known: dict[Value, torch.Tensor | None] = {}  # None: not computed yet
     maker: dict[Value, Equation] = {}
     for eqn in trace.equations:
-        if _foldable(eqn, known):
+        if _is_literal(eqn, trace):
+            known[eqn.out] = trace.constants[eqn.args[0]]  # type: ignore[index]
+            maker[eqn.out] = eqn
+        elif _foldable(eqn, known):
             known[eqn.out] = None
             maker[eqn.out] = eqn
     if not maker:
@@ -61,6 +63,13 @@ def fold(trace: Trace) -> Trace:
         constants.pop(v, None)
     used = {v for eqn in equations for v in eqn.inputs()} | set(trace.results())
     return trace.with_(equations=equations, constants={v: t for v, t in constants.items() if v in used})
+
+
+def _is_literal(eqn: Equation, trace: Trace) -> bool:
+    """A tensor written in the program itself. One that the program closes over may change between calls."""
+    if getattr(eqn.op, "_opname", "") != "lift_fresh_copy" or eqn.args[0] not in trace.constants:
+        return False
+    return type(trace.constants[eqn.args[0]]) is torch.Tensor  # type: ignore[index]
 
 
 def _small(v: Value) -> bool:

@@ -327,7 +327,12 @@ class ContractOp(IRDLOperation):
 
 @irdl_op_definition
 class RandomOp(IRDLOperation):
-    """Philox: 32 random bits (as i64 in [0, 2^32)) for a seed and an offset; the same bits on every target."""
+    """32 random bits (as i64 in [0, 2^32)) for a seed and an offset; the same bits on every target.
+
+    Philox 4x32-10: the counter's four words are (low, high, 0, 0) of the 64-bit offset, the key's two words are
+    (low, high) of the 64-bit seed; the result is the first word after ten rounds. It is `tl.randint(seed, offset)`
+    of Triton, read as unsigned.
+    """
 
     name = "tile.random"
     seed = operand_def(ValueType)

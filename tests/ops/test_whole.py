@@ -1,4 +1,4 @@
-"""Operators kept whole, against eager: values, gradients, second derivatives in both modes, batches, sizes."""
+"""Operators kept whole, against eager: values, gradients, second derivatives both ways, batches, sizes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def joint_of(c: Case, tensors: tuple[torch.Tensor, ...]) -> Joint:
 
 def like(v: Value) -> torch.Tensor:
     """Something to give a trace for one of its inputs: of its type, strides included."""
-    return torch.empty_strided(v.shape, v.tensor.stride, dtype=v.dtype).normal_()
+    return torch.empty_strided(v.shape, v.tensor.stride, dtype=v.dtype, device=v.tensor.device).normal_()
 
 
 def stacked(x: torch.Tensor) -> torch.Tensor:

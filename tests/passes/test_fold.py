@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from programs import assert_same, trace_of
 
+from tessera.ir.interp import run
 from tessera.passes.fold import LIMIT, fold
 
 
@@ -22,7 +23,18 @@ def test_small_tables():
     assert table.tolist() == [1, 3, 5, 7]
 
 
+def test_closed_over_tensors_may_change():
+    scale = torch.tensor([2.0, 3.0])
+    trace = trace_of(lambda x: x * (scale + 1), torch.randn(2))
+    after = fold(trace)
+    scale.fill_(9.0)
+    assert run(after, torch.ones(2))[0].tolist() == [10, 10]
+
+
 def test_literals():
+    assert left(lambda x: x * torch.tensor([1.0, 2.0]), torch.randn(2))[0] == ["mul"]
+    assert left(lambda x: x * torch.tensor(list(range(2000))), torch.randn(2000))[0] == ["detach", "mul"]
+    assert left(lambda x: torch.tensor([1.0, 2.0]), torch.randn(2))[0][0] == "lift_fresh_copy"
     ops, _ = left(lambda x: x + torch.tensor([1.0, 2.0]).exp(), torch.randn(2))
     assert ops == ["add"]
 

@@ -10,13 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tessera.ir.interp import run
 from tessera.ir.printer import compile_trace
-from tessera.passes import canonicalise, cse, dce, lifetimes, reinplace, schedule
+from tessera.passes import canonicalise, cse, dce, fold, lifetimes, reinplace, schedule
 
 
 def final(fn, *args):
     """The program as it is run, checked against the recorded one."""
     trace = trace_of(fn, *args)
-    after = reinplace(schedule(dce(cse(canonicalise(trace, differentiable=False)))))
+    after = reinplace(schedule(dce(cse(fold(canonicalise(trace, differentiable=False))))))
     assert_same(trace, after, *args)
     return after
 
