@@ -548,6 +548,33 @@ def bump(x: torch.Tensor, n: int) -> None:
     x.add_(n)
 
 
+@torch.library.custom_op("tessera_test::head", mutates_args=())
+def head(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    return x[: int(n)].sum()
+
+
+@head.register_fake
+def _(x, n):
+    return x.new_empty(())
+
+
+def _head_backward(ctx, g):
+    out = torch.zeros(ctx.size)
+    out[: int(ctx.n.item())] = g
+    return out, None
+
+
+def _head_context(ctx, inputs, output):
+    ctx.size, ctx.n = inputs[0].shape, inputs[1]
+
+
+head.register_autograd(_head_backward, setup_context=_head_context)
+
+
+def test_custom_operator_whose_backward_looks_at_data():
+    check(lambda x: head(x.sin(), torch.tensor(2)) * 3, torch.randn(4, requires_grad=True))
+
+
 def test_custom_operators():
     check(lambda x: cube(x.sin()) + 1, torch.randn(3, requires_grad=True))
 

@@ -13,7 +13,12 @@ from dataclasses import dataclass
 
 import torch
 from torch._decomp import decomposition_table
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from tessera.ir import fake
 from tessera.ir.builder import Builder, aten
@@ -22,6 +27,7 @@ from tessera.ir.record import record
 from tessera.ir.schema import bind, schema_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType, size_hint, size_key
+from tessera.ops.pullback import opaque_vjp
 from tessera.util.errors import RuleError
 
 _memory: dict[tuple, object] = {}
@@ -63,7 +69,14 @@ def vjp_formula(
         sought = tuple(v in wanted and v not in still for v in values)
         return _trace_vjp(twin, values, mask, sought, pulled, mode, again)
 
-    return _remember("vjp", eqn, (mask, pulled, again), mode, lambda: _attempt(eqn, make))
+    def formula() -> Formula:
+        try:
+            return _attempt(eqn, make)
+        except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode):
+            results = eqn.results()
+            return Formula(opaque_vjp(eqn, values, mask, mode), len(results), 1, tuple(map(_differentiable, results)))
+
+    return _remember("vjp", eqn, (mask, pulled, again), mode, formula)
 
 
 def _trace_vjp(
@@ -253,7 +266,7 @@ def _twins(eqn: Equation) -> list[Equation]:
     if isinstance(eqn.op, Special):
         return []
     written_out = decomposition_table.get(eqn.op)
-    apart = [] if written_out is None else [eqn.with_(op=Special(eqn.op._opname, written_out))]
+    apart = [] if written_out is None else [eqn.with_(op=Special(eqn.op._opname, written_out, "formula"))]
     writing = _writing_twin(eqn)
     return apart if writing is None else [writing, *apart]
 
@@ -311,7 +324,7 @@ def _writing_twin(eqn: Equation) -> Equation | None:
     def run(first: torch.Tensor, *args: object, **kwargs: object) -> object:
         return writing(first.clone(), *args, **kwargs)  # type: ignore[misc]
 
-    return None if writing is None else eqn.with_(op=Special(eqn.op._opname, run))
+    return None if writing is None else eqn.with_(op=Special(eqn.op._opname, run, "formula"))
 
 
 def _apply(eqn: Equation, values: list[Value], tensors: tuple | list) -> object:

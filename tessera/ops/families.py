@@ -211,7 +211,9 @@ def pointwise(
     return declare(name, family, **{**own, "batch": batch, "cost": per_element(cost), **rules})
 
 
-def unary(name: str, d: Factor | None = None, by: Map | None = None, cost: float = 4, **rules: object) -> Rules:
+def unary(
+    name: str, d: Factor | None = None, by: Map | None = None, cost: float = 4, **rules: object
+) -> Rules:
     """`d(x, y, *params)` is the derivative, or `by(t, x, y, *params)` applies it."""
     if d is not None:
         factor = d

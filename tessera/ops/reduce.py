@@ -246,7 +246,7 @@ def _moment(name: str, root: bool, mean: bool) -> None:
 
     def vjp(ct: object, y: object, x: Value, dims: Arg, correction: Arg, keepdim: Arg) -> tuple:
         g, g_mean = ct if mean else (ct, None)  # type: ignore[misc]
-        v = y[0] if mean else y  # type: ignore[index]
+        v: Value = y[0] if mean else y  # type: ignore[index,assignment]
 
         def grad() -> Value:
             parts = []
@@ -355,9 +355,24 @@ along("aten.logcumsumexp.default", "scan")
 _whole("aten.any.default", lambda x, dims: aten.any(x, dims), zero=True)
 _whole("aten.all.default", lambda x, dims: aten.all(x, dims), zero=True)
 declare("aten.count_nonzero.default", "reduction", zero=True)
+
+
+def _truth_of_dims(name: str) -> None:
+    """any and all, unlike other reductions, reduce nothing where the list of dimensions is empty."""
+
+    def batch(size: Size, on: Sequence[bool], x: Value, dims: Arg, keepdim: bool) -> Value:
+        if dims == []:
+            return again(x, [], False)
+        lifted, where, flat = reduced_batch(x, dims)
+        return again(lifted, where, keepdim and not flat)
+
+    again = getattr(aten, name)
+    declare(f"aten.{name}.dims", "reduction", batch=batch, cost=per_input(), zero=True)
+
+
 for _name in ("any", "all"):
     reduction(f"aten.{_name}.dim", single=True, zero=True)
-    reduction(f"aten.{_name}.dims", zero=True)
+    _truth_of_dims(_name)
 reduction("aten.count_nonzero.dim_IntList", keep="", zero=True)
 
 

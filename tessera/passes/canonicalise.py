@@ -227,10 +227,10 @@ class _Legal:
         old = eqn.out
         if self.differentiable and NO_GRAD in eqn.tags and _differentiable(old):
             return False  # the value may carry a gradient that the result must not
-        if new not in self.of or old not in self.of:
+        if new not in self.of or old not in self.of or not _alike(new, old):
             return False
         stored = old not in self.results and all(_only_stores(user, old) for user in self.users.get(old, ()))
-        if not (new.type == old.type or (stored and _alike(new, old))):
+        if not stored and new.type != old.type:
             return False
         mine, its = self.roots(old), self.roots(new)
         if mine != {old} and mine <= its | {old}:  # a view: it shares that memory anyway

@@ -7,12 +7,13 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from tessera.tools import bench, doctor
+from tessera.tools import bench, doctor, tile_opt
 from tessera.tools.command import Command
 
 COMMANDS: dict[str, Command] = {
     "bench": bench.COMMAND,
     "doctor": doctor.COMMAND,
+    "tile-opt": tile_opt.COMMAND,
 }
 
 

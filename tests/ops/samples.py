@@ -211,7 +211,13 @@ add("prod.dim_int", call(pos(2, 3), 1), call(pos(2, 3), -2, True), call(pos(), 0
 add("any.default all.default count_nonzero.default", call(mask(2, 3)), call(mask()), call(f(2, 3)))
 add("count_nonzero.default", call(mask(2, 3), 1))
 add("any.dim all.dim", call(mask(2, 3), 1), call(mask(2, 3), -2, True), call(mask(), 0))
-add("any.dims all.dims", call(mask(2, 3), [0, 1]), call(mask(2, 3), [-1], True), call(mask(2, 3)))
+add(
+    "any.dims all.dims",
+    call(mask(2, 3), [0, 1]),
+    call(mask(2, 3), [-1], True),
+    call(mask(2, 3)),
+    call(mask(2), []),
+)
 add("count_nonzero.dim_IntList", call(mask(2, 3), [1]), call(mask(2, 3), [0, 1]))
 add("argmax argmin", call(spaced(2, 3)), call(spaced(2, 3), 1), call(spaced(2, 3), -2, True), call(f()))
 add("argmax argmin", call(spaced(2, 3), None, True))
