@@ -111,9 +111,7 @@ def vjp(func: Callable, *primals: object, has_aux: bool = False) -> tuple:
     return run(ours, lambda: torch.func.vjp(func, *primals, has_aux=has_aux))  # type: ignore[return-value]
 
 
-def jvp(
-    func: Callable, primals: tuple, tangents: tuple, *, strict: bool = False, has_aux: bool = False
-) -> tuple:
+def jvp(func: Callable, primals: tuple, tangents: tuple, *, strict: bool = False, has_aux: bool = False) -> tuple:
     """`func(*primals)` and how it moves when the primals move along the tangents."""
     return run(
         lambda: _jvp(func, primals, tangents, strict, has_aux),
@@ -176,9 +174,7 @@ def vmap(
     return wrapper
 
 
-def jacrev(
-    func: Callable, argnums: Argnums = 0, *, has_aux: bool = False, chunk_size: int | None = None
-) -> Callable:
+def jacrev(func: Callable, argnums: Argnums = 0, *, has_aux: bool = False, chunk_size: int | None = None) -> Callable:
     """A function that gives the Jacobian of `func`, by reverse mode: one row for each output element."""
 
     @functools.wraps(func)

@@ -22,9 +22,7 @@ def trace_of(fn: Callable, *args: object, dynamic: tuple[int, ...] = ()) -> Trac
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-    mode = (
-        FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()) if dynamic else fake.default_mode()
-    )
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()) if dynamic else fake.default_mode()
     fakes = []
     for i, a in enumerate(args):
         if not isinstance(a, torch.Tensor):

@@ -29,9 +29,7 @@ class Claim:
 
     def __str__(self) -> str:
         shown = ", ".join(dict.fromkeys(self.operators))
-        return f"{self.executor:<10} {len(self.operators):>4}  {shown}" + (
-            f"  ({self.why})" if self.why else ""
-        )
+        return f"{self.executor:<10} {len(self.operators):>4}  {shown}" + (f"  ({self.why})" if self.why else "")
 
 
 def claim(trace: Trace, executors: Iterable[str | Executor] = ("aten",)) -> tuple[Trace, list[Claim]]:
@@ -42,9 +40,7 @@ def claim(trace: Trace, executors: Iterable[str | Executor] = ("aten",)) -> tupl
             trace = _claim_regions(trace, executor, report)
         else:
             trace = _claim_operators(trace, executor, report)
-    rest = [
-        eqn for eqn in trace.equations if not isinstance(eqn.op, Special) or eqn.op.namespace == "tessera"
-    ]
+    rest = [eqn for eqn in trace.equations if not isinstance(eqn.op, Special) or eqn.op.namespace == "tessera"]
     if rest:
         report.append(_entry("aten", rest))
     return trace, report

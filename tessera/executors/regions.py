@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable
 
 from tessera.executors.base import Region
-from tessera.ir.equation import Equation, Special, Value, values_in
+from tessera.ir.equation import Equation, Special
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.passes.dce import mentioned
@@ -143,7 +143,3 @@ def contract(trace: Trace, made: list[tuple[Region, Special]]) -> Trace:
 def _without_lost_symbols(trace: Trace) -> Trace:
     there = {*trace.values()}
     return trace.with_(symbols={s: where for s, where in trace.symbols.items() if where[0] in there})
-
-
-def outputs_of(trace: Trace) -> list[Value]:
-    return values_in(trace.outputs)

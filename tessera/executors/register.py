@@ -74,9 +74,7 @@ def register_operator(
     if vjp is not None:
         made.register_autograd(_autograd(vjp), setup_context=_remember)
     rules = {
-        kind: _traced(rule, kind)
-        for kind, rule in (("vjp", vjp), ("jvp", jvp), ("batch", batch))
-        if rule is not None
+        kind: _traced(rule, kind) for kind, rule in (("vjp", vjp), ("jvp", jvp), ("batch", batch)) if rule is not None
     }
     declare(declared, "user", where=_place(fn), real=False, **rules)
     overload: OpOverload = getattr(getattr(torch.ops, namespace), short).default
@@ -114,9 +112,7 @@ def _kind(hint: object, name: str) -> str:
         return _kind(next(a for a in args if a is not type(None)), name) + "?"
     if origin in (list, tuple) and args:
         return f"{_kind(args[0], name)}[]"
-    raise OptionError(
-        f"parameter {name}: expected a tensor, int, float, bool, str or list of them, got {hint!r}"
-    )
+    raise OptionError(f"parameter {name}: expected a tensor, int, float, bool, str or list of them, got {hint!r}")
 
 
 def _result(hint: object) -> str:
@@ -193,10 +189,7 @@ def _traced(rule: Callable, kind: str) -> Callable:
                 return rule(*given, **named)
             ct, y, *rest = given
             if isinstance(ct, list):  # a result nobody differentiates has a cotangent of zeros
-                ct = [
-                    torch.zeros_like(r) if c is None and r is not None else c
-                    for c, r in zip(ct, y, strict=True)
-                ]
+                ct = [torch.zeros_like(r) if c is None and r is not None else c for c, r in zip(ct, y, strict=True)]
             made = rule(ct, y, *rest, **named)
             return list(made) if isinstance(made, (tuple, list)) else [made]
 
@@ -235,9 +228,7 @@ def register_executor(
     """
     for key, fn in {**claims, **(vjp or {})}.items():
         if "." not in key or not callable(fn):
-            raise OptionError(
-                f"expected an operator name such as 'aten.gelu' and a function, got {key!r}: {fn!r}"
-            )
+            raise OptionError(f"expected an operator name such as 'aten.gelu' and a function, got {key!r}: {fn!r}")
     askers = {key: fn if _asks(fn) else (lambda eqn, fn=fn: fn) for key, fn in claims.items()}
 
     def claim(eqn: Equation) -> Callable | None:

@@ -77,7 +77,9 @@ def _wrapped(dims: list[Dim], leaves: Sequence[object]) -> list[Dim]:
     out: list[Dim] = []
     for d, x in zip(dims, leaves, strict=True):
         if d is not None and not isinstance(x, torch.Tensor):
-            raise InputError(f"vmap: in_dims gives {d} for a {type(x).__name__}; only tensors are mapped, say None there")
+            raise InputError(
+                f"vmap: in_dims gives {d} for a {type(x).__name__}; only tensors are mapped, say None there"
+            )
         if d is not None and not -x.dim() <= d < x.dim():  # type: ignore[attr-defined]
             raise InputError(f"vmap: in_dims gives {d} for a tensor of {x.dim()} dimensions")  # type: ignore[attr-defined]
         out.append(None if d is None else d % x.dim())  # type: ignore[attr-defined]

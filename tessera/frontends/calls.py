@@ -59,15 +59,13 @@ class Call:
         if self.has_aux:
             if not (isinstance(tree, tuple) and len(tree) == 2):
                 raise InputError(
-                    f"{self.name}: with has_aux, expected the function to give (output, aux), got {self.traced.out_spec}"
+                    f"{self.name}: with has_aux, expected (output, aux) from the function, got {self.traced.out_spec}"
                 )
             tree = tree[0]
         places, spec = pytree.tree_flatten(tree)
         for i in places:
             if not isinstance(self.trace.outputs[i], Value):
-                raise InputError(
-                    f"{self.name}: expected the function to give tensors, got {self.trace.outputs[i]!r}"
-                )
+                raise InputError(f"{self.name}: expected the function to give tensors, got {self.trace.outputs[i]!r}")
         return places, spec
 
     def pack(self, outs: Sequence[object]) -> tuple[object, object]:
@@ -113,7 +111,9 @@ def _check_like(name: str, what: str, t: object, v: Value) -> torch.Tensor:
     if not isinstance(t, torch.Tensor):
         raise InputError(f"{name}: expected a {what} that is a tensor, got {type(t).__name__}")
     if tuple(t.shape) != tuple(v.shape) or t.dtype != v.dtype:
-        raise InputError(f"{name}: expected a {what} of type {v.type}, got {TensorType(t.dtype, t.shape, (), t.device)}")
+        raise InputError(
+            f"{name}: expected a {what} of type {v.type}, got {TensorType(t.dtype, t.shape, (), t.device)}"
+        )
     return t
 
 
@@ -215,7 +215,9 @@ class Pushforward:
             self.tangents = pushed.inputs[len(call.trace.inputs) :]
             wanted = tuple(pushed.outputs[count + i] for i in call.results)
             # A loop may compute its results and their tangents together; then the results come from the plain trace.
-            apart = not any(isinstance(o, Value) and o in dependent(pushed, self.tangents) for o in pushed.outputs[:count])
+            apart = not any(
+                isinstance(o, Value) and o in dependent(pushed, self.tangents) for o in pushed.outputs[:count]
+            )
             if apart:
                 pushed = pushed.with_(outputs=(*pushed.outputs[:count], *wanted))
             elif any(is_random(e.op) for e in pushed.equations):

@@ -18,7 +18,6 @@ from tessera.frontends.custom import Operands, pure, rewire
 from tessera.frontends.functional import WATCHED, Traced, trace_function, tracing
 from tessera.ir.equation import Value
 from tessera.ir.record import Recorder, recording
-from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, Type
 from tessera.ops.control import COND, SCAN, WHILE_LOOP
 from tessera.util.errors import InputError
@@ -74,13 +73,13 @@ def _eager_scan(combine_fn: Callable, init: object, xs: object, reverse: bool) -
 # --- recording ------------------------------------------------------------------------------------
 
 
-def record_cond(
-    recorder: Recorder, pred: torch.Tensor, true_fn: Callable, false_fn: Callable, args: tuple
-) -> object:
+def record_cond(recorder: Recorder, pred: torch.Tensor, true_fn: Callable, false_fn: Callable, args: tuple) -> object:
     operands = Operands(args)
     true, false = _trace("cond", "if_true", true_fn, args), _trace("cond", "if_false", false_fn, args)
     if true.out_spec != false.out_spec:
-        raise InputError(f"cond: expected both branches to give the same structure, got {true.out_spec} and {false.out_spec}")
+        raise InputError(
+            f"cond: expected both branches to give the same structure, got {true.out_spec} and {false.out_spec}"
+        )
     _agree("cond", "the two branches", true.trace.outputs, [_type(o) for o in false.trace.outputs])
     slots = operands.slots(true), operands.slots(false)
     types = operands.types()
@@ -112,7 +111,12 @@ def record_scan(recorder: Recorder, combine_fn: Callable, init: object, xs: obje
         raise InputError(f"scan: expected the function to give (carry, y), got {body.out_spec}")
     carried, sliced = len(pytree.tree_leaves(init)), len(pytree.tree_leaves(rows))
     outputs = body.trace.outputs
-    _agree("scan", "the carry and what the function gives", outputs[:carried], [_type(v) for v in body.trace.inputs[:carried]])
+    _agree(
+        "scan",
+        "the carry and what the function gives",
+        outputs[:carried],
+        [_type(v) for v in body.trace.inputs[:carried]],
+    )
     operands = Operands((init, xs))
     slots = operands.slots(body)
     types = [*_types(body.trace.inputs[: carried + sliced]), *operands.types()[carried + sliced :]]
@@ -218,4 +222,4 @@ WATCHED.append((torch, "cond", _watched(cond)))
 WATCHED.append((torch._higher_order_ops, "while_loop", _watched(while_loop)))
 WATCHED.append((torch._higher_order_ops, "scan", _watched(scan)))
 
-__all__ = ["Trace", "cond", "record_cond", "record_scan", "record_while", "scan", "while_loop"]
+__all__ = ["cond", "record_cond", "record_scan", "record_while", "scan", "while_loop"]

@@ -69,15 +69,15 @@ def examples(values: Sequence[Arg], leaves: Sequence[object]) -> list[object]:
     """Stand-ins for what a trace gives: fake tensors for values, other results as they are."""
     mode = mode_for([])
     with fake.alone():
-        return [fake.fake_of(v.tensor, mode) if isinstance(v, Value) else x for v, x in zip(values, leaves, strict=True)]
+        return [
+            fake.fake_of(v.tensor, mode) if isinstance(v, Value) else x for v, x in zip(values, leaves, strict=True)
+        ]
 
 
 # --- custom_vjp -----------------------------------------------------------------------------------
 
 
-def record_custom_vjp(
-    primal: Callable, fwd: Callable, bwd: Callable, args: tuple, recorder: Recorder
-) -> object:
+def record_custom_vjp(primal: Callable, fwd: Callable, bwd: Callable, args: tuple, recorder: Recorder) -> object:
     """One `custom_vjp` equation for this call; gives its result."""
     operands = Operands(args)
     first = pure(trace_function(primal, args, name="primal", close=True), "a custom_vjp function")
@@ -88,12 +88,17 @@ def record_custom_vjp(
         raise InputError(f"custom_vjp: expected fwd to give (result, residuals), got {second.out_spec}")
     out_places, out_spec = pytree.tree_flatten(places[0])
     if out_spec != first.out_spec:
-        raise InputError(f"custom_vjp: expected fwd's result to be like the function's, {first.out_spec}, got {out_spec}")
+        raise InputError(
+            f"custom_vjp: expected fwd's result to be like the function's, {first.out_spec}, got {out_spec}"
+        )
     res_places, res_spec = pytree.tree_flatten(places[1])
     stand_ins = examples(second.trace.outputs, second.trace.outputs)
     residuals = pytree.tree_unflatten([stand_ins[i] for i in res_places], res_spec)
     cts = pytree.tree_unflatten([_plain(stand_ins[i]) for i in out_places], out_spec)
-    third = pure(trace_function(_spread_grads(bwd, args), (residuals, cts), name="bwd", close=True), "the bwd of a custom_vjp function")
+    third = pure(
+        trace_function(_spread_grads(bwd, args), (residuals, cts), name="bwd", close=True),
+        "the bwd of a custom_vjp function",
+    )
     # bwd reads residuals and cotangents; what it closes over comes to it as further residuals
     captured = [operands.slot(x) for x in third.captured]
     types = operands.types()
@@ -107,7 +112,10 @@ def record_custom_vjp(
     plain = plain.with_(outputs=tuple(o for o in plain.outputs if isinstance(o, Value)))
     backward = _backward(third, [v.type for v in saved], [v.type for v in results], len(kept), operands, args)  # type: ignore[union-attr]
     made = recorder.special(
-        CUSTOM_VJP, (plain, forward, backward, *operands.tensors), {}, [v.type for v in plain.outputs]  # type: ignore[union-attr]
+        CUSTOM_VJP,
+        (plain, forward, backward, *operands.tensors),
+        {},
+        [v.type for v in plain.outputs],  # type: ignore[union-attr]
     )
     given = iter(made)
     return first.pack([next(given) if isinstance(o, Value) else o for o in first.trace.outputs])
@@ -262,7 +270,9 @@ def record_function(function: type, args: tuple, recorder: Recorder) -> object:
     cts = [_plain(stand_ins[i]) for i in out_places]
 
     def backward(state: dict, cts: list) -> list:
-        seeds = [torch.zeros_like(c) if f and isinstance(c, torch.Tensor) else c for c, f in zip(cts, fixed, strict=True)]
+        seeds = [
+            torch.zeros_like(c) if f and isinstance(c, torch.Tensor) else c for c, f in zip(cts, fixed, strict=True)
+        ]
         grads = pull(Context.again(state), *seeds)
         listed = list(grads) if isinstance(grads, (tuple, list)) else [grads]
         if len(listed) < len(args):
@@ -317,7 +327,9 @@ def _push(function: type, args: tuple, operands: Operands, results: list[Value],
     tangents = tuple(_plain(a) if f else None for a, f in zip(args, floats, strict=True))
     traced = pure(trace_function(forward, (args, tangents), name=f"{function.__name__}_jvp", close=True), "a jvp rule")
     if any(all(x is not t for t in operands.tensors) for x in traced.captured):
-        raise CaptureError(f"{function.__name__}.jvp closes over a tensor that its forward does not; pass it as an argument")
+        raise CaptureError(
+            f"{function.__name__}.jvp closes over a tensor that its forward does not; pass it as an argument"
+        )
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
     moving = [i for i, x in enumerate(operands.tensors) if x.is_floating_point() or x.is_complex()]
     base = len(operands.tensors)
@@ -328,17 +340,20 @@ def _push(function: type, args: tuple, operands: Operands, results: list[Value],
     return rewire(traced.trace, slots, types)
 
 
-def _watched_apply(original: classmethod) -> classmethod:
+def _watched_apply(_: object) -> classmethod:
+    """`Function.apply` ends in its base's: that one is replaced, since a program may hold `F.apply` from before."""
+
     def apply(cls: type, *args: object, **kwargs: object) -> object:
         recorder = recording()
         if recorder is not None and tracing() and not kwargs:
             return record_function(cls, args, recorder)
-        return original.__func__(cls, *args, **kwargs)
+        return super(_BASE, cls).apply(*args, **kwargs)  # type: ignore[misc]
 
     return classmethod(apply)
 
 
-WATCHED.append((torch.autograd.Function, "apply", _watched_apply))
+_BASE = torch.autograd.function._SingleLevelFunction
+WATCHED.append((_BASE, "apply", _watched_apply))
 
 
 # --- custom_vjp in eager PyTorch ------------------------------------------------------------------

@@ -59,6 +59,7 @@ UNTRACEABLE = (
 # is not at work: (owner, name, what to put in place of the original). `custom` and `control` enter theirs.
 WATCHED: list[tuple[Any, str, Callable[[Any], object]]] = []
 _tracing: list[Builder] = []
+_ABSENT = object()
 
 
 @dataclass(frozen=True)
@@ -123,11 +124,7 @@ def trace_function(
         except (DataDependentOutputException, GuardOnDataDependentSymNode) as error:
             line, asked = _line(error)
             kind = ValueNeeded if asked else CaptureError
-            raise kind(
-                f"{line}: the program asks for the value of a tensor (.item(), bool(), a Python `if` on it) "
-                "while it is being traced. Choose with torch.where or torch.cond, or pass that number as a Python "
-                "argument."
-            ) from error
+            raise kind(f"{line}: {_ASKS}") from error
         _refuse_unknown_sizes(trace)
         _refuse_shared_writes(trace, [leaves[i] for i in places])
         trace, captured = _close(trace, mode, close, any(isinstance(x, FakeTensor) for x in leaves))
@@ -137,9 +134,11 @@ def trace_function(
 def _refuse_unknown_sizes(trace: Trace) -> None:
     """PyTorch's formulas are traced one by one; a size that each of them would learn only by running has no name
     that they share."""
-    for symbol, (v, _) in trace.symbols.items():
-        if symbol.startswith("u") and v not in trace.inputs:
+    for symbol, (v, dim) in trace.symbols.items():
+        if symbol.startswith(("u", "zuf")) and v not in trace.inputs:
             source = next((e.source for e in trace.equations if v in e.results()), None)
+            if dim is None:
+                raise ValueNeeded(f"{source}: {_ASKS}")
             raise CaptureError(f"{source}: the shape of {v.name} is known only when the program runs")
 
 
@@ -151,7 +150,9 @@ def _refuse_shared_writes(trace: Trace, tensors: Sequence[object]) -> None:
     memory = [(v, _memory(x)) for v, x in (*arguments.items(), *trace.constants.items())]
     for target in trace.mutations:
         if sum(m == _memory(arguments[target]) for _, m in memory) > 1:
-            raise CaptureError(f"the function writes {target.name}: {target.type}, whose memory another argument shares")
+            raise CaptureError(
+                f"the function writes {target.name}: {target.type}, whose memory another argument shares"
+            )
 
 
 def _memory(x: object) -> object:
@@ -161,7 +162,7 @@ def _memory(x: object) -> object:
 @contextmanager
 def _watching(builder: Builder) -> Iterator[None]:
     """While this function is traced, what `WATCHED` names is replaced."""
-    before = [(owner, name, vars(owner)[name]) for owner, name, _ in WATCHED]
+    before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in WATCHED]
     _tracing.append(builder)
     for (owner, name, original), (_, _, replace) in zip(before, WATCHED, strict=True):
         setattr(owner, name, replace(original))
@@ -169,7 +170,10 @@ def _watching(builder: Builder) -> Iterator[None]:
         yield
     finally:
         for owner, name, original in before:
-            setattr(owner, name, original)
+            if original is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
         _tracing.pop()
 
 
@@ -225,6 +229,10 @@ def _names(spec: pytree.TreeSpec, places: tuple[int, ...]) -> list[str]:
     return [names[i] for i in places]
 
 
+_ASKS = (
+    "the program asks for the value of a tensor (.item(), bool(), a Python `if` on it) while it is being traced. "
+    "Choose with torch.where or torch.cond, or pass that number as a Python argument."
+)
 _QUESTIONS = frozenset(("item", "_local_scalar_dense", "is_nonzero", "equal"))
 
 

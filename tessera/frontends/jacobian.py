@@ -18,9 +18,7 @@ from tessera.ir.replay import replay
 from tessera.util.errors import InputError
 
 
-def reverse_jacobian(
-    func: Callable, args: tuple, argnums: Argnums, has_aux: bool, chunk_size: int | None
-) -> object:
+def reverse_jacobian(func: Callable, args: tuple, argnums: Argnums, has_aux: bool, chunk_size: int | None) -> object:
     _refuse_complex("jacrev", "arguments", pytree.tree_leaves(args))
     if chunk_size is not None and chunk_size <= 0:
         raise InputError(f"jacrev: expected a chunk_size of at least 1, got {chunk_size}")
@@ -34,9 +32,7 @@ def reverse_jacobian(
         blocks.append(_run_rows(program.halves, program.kept, program.cotangents(basis), size, inputs))
     columns = [torch.cat(c) if len(blocks) > 1 else c[0] for c in zip(*blocks, strict=True)]
     by_input = [c.split([o.numel() for o in outs]) for c in columns]
-    table = [
-        [by_input[j][i].reshape(*o.shape, *x.shape) for j, x in enumerate(inputs)] for i, o in enumerate(outs)
-    ]
+    table = [[by_input[j][i].reshape(*o.shape, *x.shape) for j, x in enumerate(inputs)] for i, o in enumerate(outs)]
     return _arrange(table, program, has_aux)
 
 
@@ -100,4 +96,6 @@ def _arrange(table: list[list[torch.Tensor]], program: Pullback | Pushforward, h
 
 def _refuse_complex(name: str, what: str, leaves: Sequence[object]) -> None:
     if any(isinstance(x, torch.Tensor) and x.is_complex() for x in leaves):
-        raise InputError(f"{name}: expected real {what}, got complex ones; use vjp or jvp, whose convention is explicit")
+        raise InputError(
+            f"{name}: expected real {what}, got complex ones; use vjp or jvp, whose convention is explicit"
+        )

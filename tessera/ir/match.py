@@ -106,9 +106,7 @@ def _match(pattern: P, eqn: Equation, made_by: dict[Value, Equation], found: Mat
     for wanted, given in zip(pattern.args, eqn.args, strict=False):
         if not _match_arg(wanted, given, made_by, found):
             return False
-    return all(
-        k in eqn.kwargs and _match_arg(w, eqn.kwargs[k], made_by, found) for k, w in pattern.kwargs.items()
-    )
+    return all(k in eqn.kwargs and _match_arg(w, eqn.kwargs[k], made_by, found) for k, w in pattern.kwargs.items())
 
 
 def _match_arg(wanted: object, given: Arg, made_by: dict[Value, Equation], found: Match) -> bool:
@@ -171,12 +169,7 @@ class _Walk:
                 if self.names and any(v in self.names for v in eqn.inputs()):
                     eqn = eqn.with_(args=self.rename(eqn.args), kwargs=self.rename(eqn.kwargs))
                 rules = self.table.rules_for(eqn.op)
-                if (
-                    rules
-                    and len(eqn.outputs) == 1
-                    and eqn.outputs[0] is not None
-                    and self.try_rules(eqn, rules)
-                ):
+                if rules and len(eqn.outputs) == 1 and eqn.outputs[0] is not None and self.try_rules(eqn, rules):
                     changed = True
                 else:
                     self.keep(eqn)

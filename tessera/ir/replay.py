@@ -109,9 +109,7 @@ class _Replay:
         if not writes:
             return outputs
         written = {interp._storage(t) for t, _ in writes}
-        outputs = [
-            o.clone() if isinstance(o, torch.Tensor) and interp._storage(o) in written else o for o in outputs
-        ]
+        outputs = [o.clone() if isinstance(o, torch.Tensor) and interp._storage(o) in written else o for o in outputs]
         news = [n.clone() if interp._storage(n) in written else n for _, n in writes]  # type: ignore[attr-defined]
         for (target, _), new in zip(writes, news, strict=True):
             target.copy_(new)  # type: ignore[attr-defined]

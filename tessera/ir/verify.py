@@ -80,9 +80,7 @@ class _Verifier:
                 self.fail(f"{what} {v.name}, which is not defined before it{other}")
         unbound = symbols_in(tree) - self.symbols
         if unbound:
-            self.fail(
-                f"{what} the size {', '.join(sorted(unbound))}, which no input or result before it binds"
-            )
+            self.fail(f"{what} the size {', '.join(sorted(unbound))}, which no input or result before it binds")
 
     def equation(self, eqn: Equation, mode: FakeTensorMode | None) -> None:
         self.used((eqn.args, eqn.kwargs), f"{eqn.op} reads")
@@ -168,9 +166,7 @@ def same_type(a: Type | None, b: Type | None, layout: bool = True) -> bool:
     if not layout or any(type(s) is int and s == 0 for s in a.shape):
         return True
     return a.bits == b.bits and all(
-        _same_size(p, q)
-        for p, q, size in zip(a.stride, b.stride, a.shape, strict=False)
-        if size_key(size) != 1
+        _same_size(p, q) for p, q, size in zip(a.stride, b.stride, a.shape, strict=False) if size_key(size) != 1
     )
 
 

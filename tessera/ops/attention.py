@@ -29,8 +29,8 @@ from tessera.util.errors import RuleError
 def _scores(
     q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: float | None
 ) -> tuple[torch.Tensor, float]:
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
-    scores = torch.matmul(q, k.transpose(-2, -1)) * scale
+    factor = q.shape[-1] ** -0.5 if scale is None else scale
+    scores = torch.matmul(q, k.transpose(-2, -1)) * factor
     if causal:
         allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
         scores = scores.masked_fill(allowed.logical_not(), float("-inf"))
@@ -39,7 +39,7 @@ def _scores(
             scores = scores.masked_fill(mask.logical_not(), float("-inf"))
         else:
             scores = scores + mask
-    return torch._safe_softmax(scores, -1), scale
+    return torch.ops.aten._safe_softmax(scores, -1), factor
 
 
 def _heads(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -74,12 +74,12 @@ def _math_backward(
 ) -> list[torch.Tensor]:
     wide = torch.promote_types(q.dtype, torch.float32)
     ct_, q_, k_, v_ = ct.to(wide), q.to(wide), _heads(k, q).to(wide), _heads(v, q).to(wide)
-    p, scale = _scores(q_, k_, mask, causal, scale)
+    p, factor = _scores(q_, k_, mask, causal, scale)
     gv = torch.matmul(p.transpose(-2, -1), ct_)
     gp = torch.matmul(ct_, v_.transpose(-2, -1))
     gs = p * (gp - (gp * p).sum(-1, keepdim=True))
-    gq = torch.matmul(gs, k_) * scale
-    gk = torch.matmul(gs.transpose(-2, -1), q_) * scale
+    gq = torch.matmul(gs, k_) * factor
+    gk = torch.matmul(gs.transpose(-2, -1), q_) * factor
     if gk.shape[-3] != k.shape[-3]:
         gk, gv = (g.unflatten(-3, (k.shape[-3], q.shape[-3] // k.shape[-3])).sum(-3) for g in (gk, gv))
     grads = [gq.to(q.dtype), gk.to(k.dtype), gv.to(v.dtype)]

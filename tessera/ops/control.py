@@ -1,7 +1,7 @@
 """Operators PyTorch lacks, as `Special`s: what a write under no_grad leaves, functions with a derivative of their
 own, and control flow. Those of the last two kinds hold sub-traces: programs with no constants, whose inputs are
 the equation's operands. Here stands what they are and how they run; their derivatives and batching, which
-transform the sub-traces, stand in `transforms/control`.
+transform the sub-traces, stand in `transforms/control` and `transforms/custom`.
 """
 
 from __future__ import annotations

@@ -102,13 +102,3 @@ def key_of(a: Arg) -> object:
     if isinstance(a, slice):
         return (slice, key_of((a.start, a.stop, a.step)))
     return (type(a), a) if a.__hash__ is not None else (type(a), id(a))
-
-
-def uses_of(trace: Trace) -> Counter[Value]:
-    """How often each value is read, outputs and mutations included."""
-    counts: Counter[Value] = Counter()
-    for eqn in trace.equations:
-        counts.update(eqn.inputs())
-    counts.update(values_in(trace.outputs))
-    counts.update(trace.mutations.values())
-    return counts

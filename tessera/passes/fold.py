@@ -56,9 +56,7 @@ def fold(trace: Trace) -> Trace:
             _keep(v, maker, kept)
         else:
             constants[v] = tensor
-    equations = tuple(
-        e for e in trace.equations if not e.outputs or e.outputs[0] not in maker or e.outputs[0] in kept
-    )
+    equations = tuple(e for e in trace.equations if not e.outputs or e.outputs[0] not in maker or e.outputs[0] in kept)
     for v in kept:  # an equation that stays needs its arguments, as constants or as equations
         constants.pop(v, None)
     used = {v for eqn in equations for v in eqn.inputs()} | set(trace.results())
@@ -80,12 +78,7 @@ def _foldable(eqn: Equation, known: dict[Value, torch.Tensor | None]) -> bool:
     op = eqn.op
     if isinstance(op, Special) or not isinstance(op, OpOverload) or eqn.many or len(eqn.outputs) != 1:
         return False
-    if (
-        op.namespace != "aten"
-        or op._opname in _UNINITIALISED
-        or eqn.outputs[0] is None
-        or not _small(eqn.out)
-    ):
+    if op.namespace != "aten" or op._opname in _UNINITIALISED or eqn.outputs[0] is None or not _small(eqn.out):
         return False
     if any(v not in known for v in eqn.inputs()) or has_effect(op) or symbols_in((eqn.args, eqn.kwargs)):
         return False
@@ -127,9 +120,7 @@ def _keep(v: Value, maker: dict[Value, Equation], kept: set[Value]) -> None:
             stack += maker[v].inputs()
 
 
-def _compute(
-    v: Value, known: dict[Value, torch.Tensor | None], maker: dict[Value, Equation]
-) -> torch.Tensor | None:
+def _compute(v: Value, known: dict[Value, torch.Tensor | None], maker: dict[Value, Equation]) -> torch.Tensor | None:
     """The tensor itself; None where it cannot be computed now."""
     stack = [v]
     while stack:

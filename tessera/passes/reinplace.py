@@ -45,12 +45,8 @@ class _Writer:
         self.trace = trace
         self.builder = Builder(trace.name, mode_of(trace))
         self.builder.reserve(list(trace.values()))
-        self.leaves: dict[int, tuple[Plan, Leaf]] = {
-            leaf.index: (p, leaf) for p in plans for leaf in p.leaves
-        }
-        self.shows: dict[Value, tuple[Plan, Path]] = {
-            v: (p, path) for p in plans for v, (path, _) in p.shows.items()
-        }
+        self.leaves: dict[int, tuple[Plan, Leaf]] = {leaf.index: (p, leaf) for p in plans for leaf in p.leaves}
+        self.shows: dict[Value, tuple[Plan, Path]] = {v: (p, path) for p in plans for v, (path, _) in p.shows.items()}
         self.done = {p.target for p in plans}
         self.names: dict[Value, Value] = {}
 

@@ -51,9 +51,7 @@ class Plan:
 
     target: Value
     leaves: list[Leaf] = field(default_factory=list)
-    shows: dict[Value, tuple[Path, int]] = field(
-        default_factory=dict
-    )  # value -> (where, after how many leaves)
+    shows: dict[Value, tuple[Path, int]] = field(default_factory=dict)  # value -> (where, after how many leaves)
     waits: list[tuple[int, int]] = field(default_factory=list)  # (equation, leaf) in this order
 
 
@@ -187,9 +185,7 @@ class _Finder:
         self.leaf(eqn, path, op, eqn.args[1:], eqn.kwargs)
         return True
 
-    def peel_functional(
-        self, eqn: Equation, v: Value, is_content: Callable[[Value], bool], path: Path
-    ) -> bool:
+    def peel_functional(self, eqn: Equation, v: Value, is_content: Callable[[Value], bool], path: Path) -> bool:
         """`functional(op, …)` of an operator that writes exactly one tensor and gives nothing else."""
         op = eqn.args[0]
         assert isinstance(op, OpOverload)
@@ -257,9 +253,7 @@ class _Finder:
         theirs = bind(step[0], eqn.args, eqn.kwargs)
         return _plain(mine) == _plain(theirs)
 
-    def leaf(
-        self, eqn: Equation, path: Path, op: OpOverload, args: tuple, kwargs: dict, place: int = 0
-    ) -> None:
+    def leaf(self, eqn: Equation, path: Path, op: OpOverload, args: tuple, kwargs: dict, place: int = 0) -> None:
         index = self.index[eqn.results()[0]]
         self.plan.leaves.append(Leaf(index, path, op, args, kwargs, place))
 
@@ -272,9 +266,7 @@ class _Finder:
             return False
         version = self.versions()
         for number, leaf in enumerate(leaves):
-            reads = {
-                root for v in values_in((leaf.args, leaf.kwargs)) for root in self.of[v] if root in version
-            }
+            reads = {root for v in values_in((leaf.args, leaf.kwargs)) for root in self.of[v] if root in version}
             if not reads:
                 continue
             if leaf.op is not aten.copy_.default or any(version[root] != number for root in reads):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from pathlib import Path
 
 MAGIC = b"tessera-cache-1\n"
 SUFFIX = ".bin"
+PENDING = ".tessera-new-"
+OURS = re.compile(rf"[0-9a-f]{{64}}{re.escape(SUFFIX)}|\w+_[0-9a-f]{{16}}\.py|{re.escape(PENDING)}.*")
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ def store(kind: str, key: str, data: bytes) -> None:
     path = _path(kind, key)
     try:
         _private(path.parent)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")  # readable by the owner alone
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=PENDING)  # readable by the owner alone
     except OSError:
         return
     try:
@@ -67,37 +70,31 @@ def store(kind: str, key: str, data: bytes) -> None:
 def entries(kind: str | None = None) -> Iterator[Entry]:
     """Everything that is stored, or everything of one kind, in a fixed order."""
     for path in sorted(folder().glob(f"{kind or '*'}/*{SUFFIX}")):
+        if not OURS.fullmatch(path.name):
+            continue
         with contextlib.suppress(OSError):  # another process may have cleared it
             yield Entry(path.parent.name, path.name.removesuffix(SUFFIX), path.stat().st_size, path)
 
 
 def clear() -> None:
-    """Remove every entry. Only files of this cache are touched."""
-    for entry in list(entries()):
-        with contextlib.suppress(OSError):
-            entry.path.unlink()
-    for left in folder().glob("*/.new-*"):  # of processes that were killed while they wrote
-        with contextlib.suppress(OSError):
-            left.unlink()
-
-
-def sources(kind: str) -> Path:
-    """A private folder for readable text that must be a file (a kernel's Python source)."""
-    path = folder() / kind
-    try:
-        _private(path)
-        return path
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="tessera-"))
+    """Remove every entry. Only files that this module wrote are touched, wherever the folder points."""
+    for path in folder().glob("*/*"):
+        if OURS.fullmatch(path.name):
+            with contextlib.suppress(OSError):
+                path.unlink()
 
 
 def write_source(kind: str, stem: str, text: str) -> Path:
     """`text` as a Python file named by its content: the same text is the same file in every process."""
-    path = sources(kind) / f"{stem}_{digest(text)[:16]}.py"
+    path = folder() / kind / f"{stem}_{digest(text)[:16]}.py"
+    try:
+        _private(path.parent)
+    except OSError:  # no folder of our own: a private one for this process
+        path = Path(tempfile.mkdtemp(prefix="tessera-")) / path.name
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if path.read_text() == text:
             return path
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".new-")
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=PENDING)
     with os.fdopen(handle, "w") as file:
         file.write(text)
     os.replace(temporary, path)

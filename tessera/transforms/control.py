@@ -1,235 +1,39 @@
-"""Derivatives and batching of operators that hold sub-traces: control flow, functions with their own derivative.
+"""Derivatives and batching of control flow: each rule transforms the sub-traces and emits an equation over them.
 
-Each rule transforms the sub-traces and emits an equation over the results, or puts a sub-trace's equations in
-place. A sub-trace has no constants: all it reads are operands, so nothing needs to be carried in by hand.
+Reverse mode computes a branch again inside its backward branch, and runs a scan the other way over the carries it
+kept; a while_loop has forward mode only. A predicate that differs between examples becomes a choice, a loop turns
+until the last example is done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 
-from tessera.ir.builder import Builder, aten
-from tessera.ir.equation import ACTIVE, Arg, Special, Value
-from tessera.ir.replay import sweep
+from tessera.ir.builder import aten
+from tessera.ir.equation import Arg, Value
 from tessera.ir.trace import Trace
-from tessera.ir.types import Size, TensorType, Type, size_key
-from tessera.ops.control import AUTOGRAD_FUNCTION, COND, CUSTOM_VJP, SCAN, WHILE_LOOP
-from tessera.ops.fallback import conform
+from tessera.ir.types import Size, TensorType
+from tessera.ops.control import COND, SCAN, WHILE_LOOP
 from tessera.ops.op import declare
-from tessera.transforms.jvp import Pushed, inline, jvp
-from tessera.transforms.vjp import vjp
-from tessera.transforms.vmap import vmap
+from tessera.transforms.jvp import Pushed
+from tessera.transforms.subtrace import (
+    Values,
+    agreed,
+    batch_type,
+    carried,
+    emit,
+    filled,
+    floats,
+    plain_type,
+    pull,
+    push,
+    rows,
+    splice,
+    sub_trace,
+    types_of,
+    zeros,
+)
 from tessera.util.errors import RuleError
-
-Values = Sequence[Value]
-
-
-# --- words ----------------------------------------------------------------------------------------
-
-
-def _builder() -> Builder:
-    return ACTIVE[-1]  # type: ignore[return-value]
-
-
-def emit(op: Special, *args: Arg, types: Sequence[Type]) -> list[Value]:
-    return _builder().record(op, args, {}, list(types))  # type: ignore[return-value]
-
-
-def splice(trace: Trace, args: Sequence[Arg]) -> list[Arg]:
-    """The equations of a sub-trace here, on these arguments, in the layouts it was traced for."""
-    fitted = [conform(a, v.tensor) if _is_tensor(a) else a for a, v in zip(args, trace.inputs, strict=True)]  # type: ignore[arg-type]
-    return inline(_builder(), trace, fitted)
-
-
-def sub_trace(name: str, types: Sequence[Type], body: Callable[..., Sequence[Arg]]) -> Trace:
-    """A new sub-trace: `body` says what it computes from inputs of these types."""
-    builder = Builder(name, _builder().mode)
-    builder.again = _builder().again
-    inputs = [builder.input(f"x{i}", t) for i, t in enumerate(types)]
-    with builder:
-        outputs = list(body(*inputs))
-    return sweep(builder.finish(outputs))
-
-
-def _is_tensor(a: object) -> bool:
-    return isinstance(a, Value) and isinstance(a.type, TensorType)
-
-
-def floats(v: Arg) -> bool:
-    return isinstance(v, Value) and isinstance(v.type, TensorType) and v.type.is_differentiable
-
-
-def types_of(values: Sequence[Arg]) -> list[Type]:
-    return [v.type for v in values]  # type: ignore[union-attr]
-
-
-def plain_type(t: TensorType) -> TensorType:
-    """The type of a cotangent or a tangent: contiguous, whatever made it."""
-    stride: list[Size] = []
-    step: Size = 1
-    for size in reversed(t.shape):
-        stride.insert(0, step)
-        step = step * size
-    return TensorType(t.dtype, t.shape, tuple(stride), t.device)
-
-
-def zeros(t: TensorType) -> Value:
-    return aten.zeros(list(t.shape), dtype=t.dtype, device=t.device)
-
-
-def filled(t: Arg | None, like: Value) -> Value:
-    """A tangent or cotangent that is there, contiguous."""
-    return zeros(like.tensor) if t is None else conform(t, plain_type(like.tensor))  # type: ignore[arg-type]
-
-
-def pull(trace: Trace, operands: Values, cts: Sequence[Value | None], wrt: Sequence[bool]) -> list[Value | None]:
-    """Gradients of a sub-trace's outputs by the operands wanted, computing its forward again here."""
-    wanted = [v for v, w in zip(trace.inputs, wrt, strict=True) if w]
-    seeds: dict[Value, Value] = {}
-    for out, ct in zip(trace.outputs, cts, strict=True):
-        if floats(out) and ct is not None:
-            seeds[out] = aten.add(seeds[out], ct) if out in seeds else ct  # type: ignore[index]
-    # outputs that a formula renames keep their order among the results
-    heads = list(dict.fromkeys(v for v in trace.results() if v in seeds))
-    joint = vjp(trace, wanted, _builder().mode, pull=heads, again=_builder().again)
-    names = [v for v in heads if _pulled(joint, trace, v)]
-    made = splice(joint.trace, [*operands, *(seeds[v] for v in names)])
-    grads = iter(made[len(trace.outputs) :])
-    return [next(grads) if w else None for w in wrt]  # type: ignore[misc]
-
-
-def _pulled(joint: object, trace: Trace, v: Value) -> bool:
-    """Whether this output of the trace got a cotangent input, under whatever name the joint trace gives it."""
-    place = trace.outputs.index(v)
-    return joint.trace.outputs[place] in joint.pulled  # type: ignore[attr-defined]
-
-
-def push(trace: Trace, operands: Values, tangents: Sequence[Value | None]) -> tuple[list[Value], list[Value | None]]:
-    """Results of a sub-trace and their tangents, computed here."""
-    moving = [v for v, t in zip(trace.inputs, tangents, strict=True) if t is not None]
-    pushed = jvp(trace, moving, _builder().mode)
-    made = splice(pushed, [*operands, *(t for t in tangents if t is not None)])
-    count = len(trace.outputs)
-    return made[:count], made[count:]  # type: ignore[return-value]
-
-
-def rows(trace: Trace, on: Sequence[bool], operands: Values, size: Size) -> list[Value]:
-    """Results of a sub-trace over a batch, all of them with the batch at dimension 0."""
-    batched = {v: (a.tensor, 0) for v, a, b in zip(trace.inputs, operands, on, strict=True) if b}
-    made = vmap(trace, batched, size, _builder().mode, randomness="different")
-    outs = inline(_builder(), made.trace, operands)
-    return [o if b else carried(o, size) for o, b in zip(outs, made.on, strict=True)]  # type: ignore[misc,arg-type]
-
-
-def carried(x: Value, size: Size) -> Value:
-    return aten.expand(aten.unsqueeze(x, 0), [size, *x.shape])
-
-
-def agreed(values: Sequence[Arg], types: Sequence[Type]) -> list[Arg]:
-    """Results in the layout that every branch, or every turn of a loop, has to give."""
-    return [conform(v, t) if isinstance(t, TensorType) else v for v, t in zip(values, types, strict=True)]  # type: ignore[arg-type]
-
-
-def batch_type(t: Type, size: Size) -> TensorType:
-    assert isinstance(t, TensorType)
-    return plain_type(TensorType(t.dtype, (size, *t.shape), (), t.device))
-
-
-# --- functions with a derivative of their own -----------------------------------------------------
-
-
-def _custom_forward(need: object, primal: Trace, fwd: Trace, bwd: Trace, *operands: Value) -> Generator:
-    made = splice(fwd, operands)
-    results, residuals = made[: len(primal.outputs)], made[len(primal.outputs) :]
-    given = yield results
-    cts = given if isinstance(given, list) else [given]
-    seeds = [filled(ct, v) for ct, v in zip(cts, results, strict=True) if floats(v)]  # type: ignore[arg-type]
-    return (None, None, None, *splice(bwd, [*residuals, *seeds]))
-
-
-def _custom_jvp(ts: Sequence, y: list, primal: Trace, fwd: Trace, bwd: Trace, *operands: Value) -> Pushed:
-    """The user gave only the transpose; it is linear in the cotangent, so transposing it gives the tangent."""
-    made = splice(fwd, operands)
-    results, residuals = made[: len(primal.outputs)], made[len(primal.outputs) :]
-    seeds = [zeros(v.tensor) for v in results if floats(v)]  # type: ignore[union-attr]
-    tangents = [t if floats(g) else None for t, g in zip(ts[3:], bwd.outputs, strict=True)]
-    wrt = [False] * len(residuals) + [True] * len(seeds)
-    grads = iter(pull(bwd, [*residuals, *seeds], tangents, wrt)[len(residuals) :])  # type: ignore[list-item]
-    return Pushed(results, [next(grads) if floats(v) else None for v in results])  # type: ignore[arg-type]
-
-
-def _custom_batch(size: Size, on: list, primal: Trace, fwd: Trace, bwd: Trace, *operands: Value) -> list[Value]:
-    flags = [bool(b) for b in on[3:]]
-    types = types_of(operands)
-    new_primal = sub_trace(primal.name, types, lambda *xs: rows(primal, flags, xs, size))
-    new_fwd = sub_trace(fwd.name, types, lambda *xs: rows(fwd, flags, xs, size))
-
-    def backward(*xs: Value) -> list[Arg]:
-        made = rows_or_none(bwd, [True] * len(xs), xs, size)
-        # an operand all examples share gets the sum of what they give
-        return [g if g is None or b else aten.sum(g, [0]) for g, b in zip(made, flags, strict=True)]
-
-    seeds = [batch_type(v.type, size) for v in fwd.outputs[: len(primal.outputs)] if floats(v)]  # type: ignore[union-attr]
-    new_bwd = sub_trace(bwd.name, [*types_of(new_fwd.outputs[len(primal.outputs) :]), *seeds], backward)
-    return emit(CUSTOM_VJP, new_primal, new_fwd, new_bwd, *operands, types=types_of(new_primal.outputs))
-
-
-def rows_or_none(trace: Trace, on: Sequence[bool], operands: Values, size: Size) -> list[Arg]:
-    """`rows` of a sub-trace some of whose outputs are not there."""
-    there = trace.with_(outputs=tuple(o for o in trace.outputs if isinstance(o, Value)))
-    made = iter(rows(there, on, operands, size))
-    return [next(made) if isinstance(o, Value) else o for o in trace.outputs]
-
-
-def _function_vjp(
-    cts: list, y: list, results: int, fwd: Trace, bwd: Trace, push_: object, *operands: Value
-) -> tuple:
-    seeds = [filled(ct, v) for ct, v in zip(cts[:results], y[:results], strict=True) if floats(v)]
-    if all(ct is None for ct in cts[:results]):
-        return (None,) * (4 + len(operands))
-    return (None, None, None, None, *splice(bwd, [*operands, *y, *seeds]))
-
-
-def _function_jvp(
-    ts: Sequence, y: list, results: int, fwd: Trace, bwd: Trace, push_: Trace | None, *operands: Value
-) -> list:
-    moving = ts[4:]
-    saved = [None] * (len(y) - results)  # what the function saved moves with nothing, as in PyTorch
-    if push_ is not None:
-        tangents = [filled(t, a) for t, a in zip(moving, operands, strict=True) if floats(a)]
-        return [*splice(push_, [*operands, *tangents]), *saved]
-    inputs = [*operands, *y]
-    seeds = [zeros(v.tensor) for v in y[:results] if floats(v)]
-    tangents = [t if floats(g) else None for t, g in zip(moving, bwd.outputs, strict=True)]
-    wrt = [False] * len(inputs) + [True] * len(seeds)
-    grads = iter(pull(bwd, [*inputs, *seeds], tangents, wrt)[len(inputs) :])
-    return [*(next(grads) if floats(v) else None for v in y[:results]), *saved]
-
-
-def _function_batch(
-    size: Size, on: list, results: int, fwd: Trace, bwd: Trace, push_: Trace | None, *operands: Value
-) -> list[Value]:
-    flags = [bool(b) for b in on[4:]]
-    types = types_of(operands)
-    new_fwd = sub_trace(fwd.name, types, lambda *xs: rows(fwd, flags, xs, size))
-    seeds = [batch_type(v.type, size) for v in fwd.outputs[:results] if floats(v)]  # type: ignore[union-attr]
-
-    def backward(*xs: Value) -> list[Arg]:
-        made = rows_or_none(bwd, [*flags, *[True] * (len(xs) - len(flags))], xs, size)
-        return [g if g is None or b else aten.sum(g, [0]) for g, b in zip(made, flags, strict=True)]
-
-    new_bwd = sub_trace(bwd.name, [*types, *types_of(new_fwd.outputs), *seeds], backward)
-    new_push = None
-    if push_ is not None:
-        moving = [b for b, a in zip(flags, operands, strict=True) if floats(a)]
-        tangents = [plain_type(a.tensor) for a in operands if floats(a)]
-        new_push = sub_trace(
-            push_.name, [*types, *tangents], lambda *xs: rows_or_none(push_, [*flags, *moving], xs, size)
-        )
-    return emit(
-        AUTOGRAD_FUNCTION, results, new_fwd, new_bwd, new_push, *operands, types=types_of(new_fwd.outputs)
-    )
-
 
 # --- cond -----------------------------------------------------------------------------------------
 
@@ -326,7 +130,9 @@ def _while_jvp(ts: Sequence, y: list, test: Trace, body: Trace, carried_: int, *
 def _while_batch(size: Size, on: list, test: Trace, body: Trace, carried_: int, *operands: Value) -> list[Value]:
     """All examples turn until the last is done; those that are done keep what they have."""
     flags = [True] * carried_ + [bool(b) for b in on[3 + carried_ :]]
-    spread = [a if b or i >= carried_ else carried(a, size) for i, (a, b) in enumerate(zip(operands, on[3:], strict=True))]
+    spread = [
+        a if b or i >= carried_ else carried(a, size) for i, (a, b) in enumerate(zip(operands, on[3:], strict=True))
+    ]
     types = [batch_type(v.type, size) for v in body.outputs]  # type: ignore[union-attr]
     inputs = [*agreed(spread[:carried_], types), *spread[carried_:]]
 
@@ -382,7 +188,8 @@ def _scan_jvp(
     length = operands[carried_].shape[0]
     n_carry = counts[0]
     result_types = [
-        v.tensor if i < n_carry else _stacked(v.tensor, length) for i, v in enumerate(new_body.outputs)  # type: ignore[union-attr]
+        v.tensor if i < n_carry else _stacked(v.tensor, length)
+        for i, v in enumerate(new_body.outputs)  # type: ignore[union-attr]
     ]
     made = emit(SCAN, new_body, n_carry, counts[1], reverse, *order, types=result_types)
     carry, t_carry = made[:carried_], iter(made[carried_:n_carry])
@@ -398,7 +205,7 @@ def _scan_jvp(
 
 def _scan_forward(
     need: Sequence, body: Trace, carried_: int, sliced: int, reverse: bool, *operands: Value
-) -> Generator:
+) -> Generator[list[Value], object, tuple]:
     """Forward keeps the carry every turn began with; backward turns the other way."""
     split = carried_ + sliced
     xs, rest = operands[carried_:split], operands[split:]
@@ -425,22 +232,34 @@ def _scan_forward(
     types = [*types_of(carry), *(_row(v.tensor) for v in slices), *types_of(rest)]
 
     def back(*args: Value) -> list[Arg]:
-        acc, pieces, held = args[: len(carry)], args[len(carry) : len(carry) + len(slices)], args[len(carry) + len(slices) :]
+        acc, pieces, held = (
+            args[: len(carry)],
+            args[len(carry) : len(carry) + len(slices)],
+            args[len(carry) + len(slices) :],
+        )
         seeds = iter((*acc[: len(ct_carry)], *pieces[: len(ct_ys)]))
         seeded = [next(seeds) if t.is_differentiable else None for t in outs]
         inputs = [*pieces[len(ct_ys) :], *held]
         grads = pull(body, inputs, seeded, wrt)
         full = [filled(g, a) if w else None for g, a, w in zip(grads, inputs, wrt, strict=True)]
         new_carry = [g for g in full[:carried_] if g is not None]
-        added = [aten.add(s, g) for s, g in zip(acc[len(ct_carry) :], [g for g in full[split:] if g is not None], strict=True)]
+        added = [
+            aten.add(s, g)
+            for s, g in zip(acc[len(ct_carry) :], [g for g in full[split:] if g is not None], strict=True)
+        ]
         return [*agreed([*new_carry, *added], types[: len(carry)]), *(g for g in full[carried_:split] if g is not None)]
 
     body_back = sub_trace(f"{body.name}_backward", types, back)
     kinds = [
-        v.tensor if i < len(carry) else _stacked(v.tensor, length) for i, v in enumerate(body_back.outputs)  # type: ignore[union-attr]
+        v.tensor if i < len(carry) else _stacked(v.tensor, length)
+        for i, v in enumerate(body_back.outputs)  # type: ignore[union-attr]
     ]
     got = emit(SCAN, body_back, len(carry), len(slices), not reverse, *carry, *slices, *rest, types=kinds)
-    by_carry, by_rest, by_xs = iter(got[: len(ct_carry)]), iter(got[len(ct_carry) : len(carry)]), iter(got[len(carry) :])
+    by_carry, by_rest, by_xs = (
+        iter(got[: len(ct_carry)]),
+        iter(got[len(ct_carry) : len(carry)]),
+        iter(got[len(carry) :]),
+    )
     grads = [next(by_carry) if w else None for w in wrt[:carried_]]
     grads += [next(by_xs) if w else None for w in wrt[carried_:split]]
     grads += [next(by_rest) if w else None for w in wrt[split:]]
@@ -469,13 +288,6 @@ def _scan_batch(
     return [*made[:carried_], *(aten.movedim(v, 0, 1) for v in made[carried_:])]
 
 
-for _name, _rules in {
-    CUSTOM_VJP: {"forward": _custom_forward, "jvp": _custom_jvp, "batch": _custom_batch},
-    AUTOGRAD_FUNCTION: {"vjp": _function_vjp, "jvp": _function_jvp, "batch": _function_batch},
-    COND: {"vjp": _cond_vjp, "jvp": _cond_jvp, "batch": _cond_batch},
-    WHILE_LOOP: {"vjp": _while_vjp, "jvp": _while_jvp, "batch": _while_batch},
-    SCAN: {"forward": _scan_forward, "jvp": _scan_jvp, "batch": _scan_batch},
-}.items():
-    declare(f"tessera.{_name.name}", "control", real=False, **_rules)
-
-__all__ = ["pull", "push", "rows", "size_key", "sub_trace"]
+declare("tessera.cond", "control", vjp=_cond_vjp, jvp=_cond_jvp, batch=_cond_batch, real=False)
+declare("tessera.while_loop", "control", vjp=_while_vjp, jvp=_while_jvp, batch=_while_batch, real=False)
+declare("tessera.scan", "control", forward=_scan_forward, jvp=_scan_jvp, batch=_scan_batch, real=False)

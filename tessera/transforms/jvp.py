@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -111,7 +112,7 @@ class _Forward:
             return ts if any(t is not None for t in ts) else None
         return self.tangents.get(a) if isinstance(a, Value) else None
 
-    def set(self, v: Value, t: Tangent) -> None:
+    def set(self, v: Value, t: Any) -> None:
         """A tangent has the dtype and shape of what it is the tangent of."""
         if t is None or not _differentiable(v):
             return
@@ -131,7 +132,7 @@ class _Forward:
         for old, new, t in zip(eqn.results(), made[: formula.results], made[formula.results :], strict=True):
             assert isinstance(new, Value)
             self.rename[old] = new
-            self.set(new, t)  # type: ignore[arg-type]
+            self.set(new, t)
 
 
 def inline(builder: Builder, trace: Trace, args: Sequence[Arg]) -> list[Arg]:

@@ -37,9 +37,7 @@ def test_operator_executor():
         calls.append(x.shape)
         return x.clamp(min=0)
 
-    mine = OperatorExecutor(
-        "mine", lambda eqn: my_relu if opname(eqn) == "relu" else None, lambda eqn: "faster"
-    )
+    mine = OperatorExecutor("mine", lambda eqn: my_relu if opname(eqn) == "relu" else None, lambda eqn: "faster")
     trace = trace_of(lambda x: x.relu().exp().relu(), torch.randn(3))
     after, report = claim(trace, [mine, "aten"])
     assert_same(trace, after, torch.randn(3))
@@ -116,9 +114,7 @@ def test_random_regions(seed, final):
 
 
 def test_symbolic_sizes_reach_regions():
-    trace = trace_of(
-        lambda x: (x + x.shape[0]).exp().reshape(-1, x.shape[0]) * 2, torch.randn(4, 6), dynamic=(0,)
-    )
+    trace = trace_of(lambda x: (x + x.shape[0]).exp().reshape(-1, x.shape[0]) * 2, torch.randn(4, 6), dynamic=(0,))
     after, _ = claim(trace, [fusion("toy", lambda eqn: True)])
     assert len(after.equations) == 1
     for n in (2, 5):

@@ -81,9 +81,7 @@ def test_several_results():
     def split(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x.clamp(min=0), x.clamp(max=0)
 
-    op = register_operator(
-        fresh("split"), split, vjp=lambda cts, ys, x: (cts[0] * (x > 0) + cts[1] * (x < 0),)
-    )
+    op = register_operator(fresh("split"), split, vjp=lambda cts, ys, x: (cts[0] * (x > 0) + cts[1] * (x < 0),))
     trace = trace_of(lambda x: op(x)[0] - op(x)[1], X)
     assert torch.equal(run(trace, X)[0], X.abs())
     torch.testing.assert_close(gradient(lambda x: op(x)[0] - op(x)[1], X), X.sign())
@@ -104,14 +102,10 @@ def test_a_type_that_cannot_be_found():
 
 
 def test_schema():
-    def fn(
-        a, b: torch.Tensor | None, n: int, *, s: float = 0.5, flag=True, mode="x", sizes: list[int] = ()
-    ): ...
+    def fn(a, b: torch.Tensor | None, n: int, *, s: float = 0.5, flag=True, mode="x", sizes: list[int] = ()): ...
 
     assert schema_text(lambda x, beta=1.0: x) == "(Tensor x, float beta=1.0) -> Tensor"
-    assert schema_text(fn).startswith(
-        '(Tensor a, Tensor? b, int n, *, float s=0.5, bool flag=True, str mode="x"'
-    )
+    assert schema_text(fn).startswith('(Tensor a, Tensor? b, int n, *, float s=0.5, bool flag=True, str mode="x"')
     with pytest.raises(OptionError, match="fixed list of parameters"):
         schema_text(lambda *xs: xs)
 

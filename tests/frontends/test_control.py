@@ -32,7 +32,7 @@ def x() -> torch.Tensor:
 
 
 def choose(p: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return t.cond(p, lambda x: (x.sin() * W), lambda x: x * 2, (x,)).sum()
+    return t.cond(p, lambda x: x.sin() * W, lambda x: x * 2, (x,)).sum()
 
 
 @pytest.mark.parametrize("p", [torch.tensor(True), torch.tensor(False)])
@@ -151,7 +151,9 @@ def test_under_torch_dynamo(name: str, x: torch.Tensor) -> None:
     f = {
         "cond": lambda x: t.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x * 2, (x,)).sum(),
         "scan": lambda x: t.scan(lambda c, x: (c * x, c + x), torch.ones(()), x)[1].sum(),
-        "while_loop": lambda x: t.while_loop(lambda y: y.sum() < 9, lambda y: (y + 1,), (x.detach(),))[0].sum() + x.sum(),
+        "while_loop": lambda x: (
+            t.while_loop(lambda y: y.sum() < 9, lambda y: (y + 1,), (x.detach(),))[0].sum() + x.sum()
+        ),
     }[name]
     torch._dynamo.reset()
     for sign in (1, -1):

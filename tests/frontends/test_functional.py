@@ -75,7 +75,6 @@ def test_high_level_operators_stay_whole() -> None:
         "aten.layer_norm.default",
         "aten.gelu.default",
     ]
-    assert all(e.source.file for e in traced.trace.equations) or True
 
 
 @pytest.mark.parametrize(

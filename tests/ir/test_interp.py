@@ -38,9 +38,7 @@ def test_symbolic_sizes(n):
 
 
 def test_sizes_known_at_run_time():
-    trace = trace_of(
-        lambda x: torch.nonzero(x).float().sum() / torch.nonzero(x).shape[0], torch.ones(4), dynamic=(0,)
-    )
+    trace = trace_of(lambda x: torch.nonzero(x).float().sum() / torch.nonzero(x).shape[0], torch.ones(4), dynamic=(0,))
     assert run(trace, torch.tensor([0.0, 1.0, 1.0]))[0] == 1.5
 
 

@@ -21,9 +21,7 @@ def test_captures_and_literals():
     add = trace.equations[-1]
     found = match(P("aten.add", P("aten.mul", x, 2), y, alpha=3), add, made)
     assert found is not None and found.captures == {"x": trace.inputs[0], "y": trace.inputs[1]}
-    assert (
-        match(P("aten.add", P("aten.mul", x, 2.0), y, alpha=3), add, made) is None
-    )  # another kind of number
+    assert match(P("aten.add", P("aten.mul", x, 2.0), y, alpha=3), add, made) is None  # another kind of number
     assert match(P("aten.add", x, y), add, made) is None  # alpha is not in the pattern
     assert match(P("aten.add", x, ...), add, made) is not None
     assert match(P("aten.add", x, x, ...), add, made) is None  # two different values
@@ -37,9 +35,7 @@ def test_one_overload():
 
 def test_replacement_keeps_name_and_source():
     trace = trace_of(lambda a: torch.square(a) + 1, torch.randn(3))
-    table = Table(
-        [(P("aten.square", x), lambda x: aten.mul(x, x)), (P("aten.pow", x, 2), lambda x: aten.mul(x, x))]
-    )
+    table = Table([(P("aten.square", x), lambda x: aten.mul(x, x)), (P("aten.pow", x, 2), lambda x: aten.mul(x, x))])
     after = rewrite(trace, table)
     assert names(after) == ["mul", "add"]
     assert after.equations[0].out.name == trace.equations[0].out.name
@@ -55,10 +51,7 @@ def test_fixed_point_sees_rewritten_producers():
 
 def test_other_type_is_taken_back():
     trace = trace_of(lambda a: a + 1, torch.randn(3))
-    assert (
-        rewrite(trace, Table([(P("aten.add", x, y), lambda x, y: aten._to_copy(x, dtype=torch.float64))]))
-        is trace
-    )
+    assert rewrite(trace, Table([(P("aten.add", x, y), lambda x, y: aten._to_copy(x, dtype=torch.float64))])) is trace
     assert rewrite(trace, Table([(P("aten.add", x, y), lambda x, y: None)])) is trace
 
 
@@ -76,7 +69,5 @@ def test_side_condition_and_no_grad():
 
 
 def test_tables_add():
-    both = Table([(P("aten.neg", x), lambda x: aten.mul(x, -1))]) + Table(
-        [(P("aten.exp", x), lambda x: aten.exp2(x))]
-    )
+    both = Table([(P("aten.neg", x), lambda x: aten.mul(x, -1))]) + Table([(P("aten.exp", x), lambda x: aten.exp2(x))])
     assert names(rewrite(trace_of(lambda a: (-a).exp(), torch.randn(2)), both)) == ["mul", "exp2"]

@@ -128,9 +128,7 @@ def test_sparse_embedding_falls_back() -> None:
     torch.testing.assert_close(grad.to_dense()[:, 0], torch.tensor([0.0, 2, 0, 0, 1]))
 
 
-@pytest.mark.parametrize(
-    "cell", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN, torch.nn.LSTMCell, torch.nn.GRUCell]
-)
+@pytest.mark.parametrize("cell", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN, torch.nn.LSTMCell, torch.nn.GRUCell])
 def test_recurrent_layers(cell: type) -> None:
     torch.manual_seed(0)
     layer = cell(4, 5)

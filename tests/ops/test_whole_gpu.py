@@ -41,9 +41,7 @@ def test_gradients(name: str) -> None:
     assert len(our_kernels(c.fn, tensors, ct)) <= len(eager_kernels(c.fn, tensors, ct))
 
 
-@pytest.mark.parametrize(
-    "name", ["rms_norm", "rms_norm plain", "group_norm", "layer_norm", "batch_norm training"]
-)
+@pytest.mark.parametrize("name", ["rms_norm", "rms_norm plain", "group_norm", "layer_norm", "batch_norm training"])
 def test_second_derivatives(name: str) -> None:
     c, tensors = CASES[name], on_device(name, torch.float64)
     trace = trace_of(c.fn, *tensors)

@@ -31,12 +31,20 @@ def u(*shape: int) -> torch.Tensor:
     return torch.rand(shape, generator=_draw, dtype=torch.float64) * 0.8 + 0.1
 
 
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, **options):  # noqa: ANN003, ANN201
-    causal, scale = options.get("is_causal"), options.get("scale") or q.shape[-1] ** -0.5
-    if options.get("enable_gqa"):
+def attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    scale = scale or q.shape[-1] ** -0.5
+    if enable_gqa:
         k, v = (x.repeat_interleave(q.shape[-3] // x.shape[-3], -3) for x in (k, v))
     scores = q @ k.mT * scale
-    if causal:
+    if is_causal:
         scores = scores.masked_fill(torch.ones(scores.shape[-2:]).tril() == 0, float("-inf"))
     if mask is not None:
         scores = scores + mask if mask.is_floating_point() else scores.masked_fill(~mask, float("-inf"))
@@ -229,7 +237,5 @@ for _mode, _op in (
         r(2, 2, 3, 3),
         keeps=_op,
     )
-case(
-    "interpolate to a size", lambda x: F.interpolate(x, size=5, mode="linear", align_corners=True), r(2, 2, 3)
-)
+case("interpolate to a size", lambda x: F.interpolate(x, size=5, mode="linear", align_corners=True), r(2, 2, 3))
 case("interpolate exactly", lambda x: F.interpolate(x, size=(5, 4), mode="nearest-exact"), r(2, 2, 3, 3))

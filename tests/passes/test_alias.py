@@ -49,9 +49,7 @@ def test_every_view_really_shares_memory():
         of = roots(trace)
         env = {**dict(zip(trace.inputs, args, strict=True)), **trace.constants}
         for eqn in trace.equations:
-            out = callable_of(eqn.op)(
-                *map_values(eqn.args, env.__getitem__), **map_values(eqn.kwargs, env.__getitem__)
-            )
+            out = callable_of(eqn.op)(*map_values(eqn.args, env.__getitem__), **map_values(eqn.kwargs, env.__getitem__))
             env.update(zip(eqn.outputs, out if eqn.many else [out], strict=True))
         values = list(env)
         for i, a in enumerate(values):

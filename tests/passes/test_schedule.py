@@ -28,9 +28,7 @@ def test_wide_programs_shrink():
 
 
 def test_effects_keep_their_order():
-    trace = trace_of(
-        lambda x: (torch.rand(64) * x.sum(), torch.rand(2), torch.rand(64).sum()), torch.randn(64)
-    )
+    trace = trace_of(lambda x: (torch.rand(64) * x.sum(), torch.rand(2), torch.rand(64).sum()), torch.randn(64))
     order = [eqn.out.name for eqn in schedule(trace).equations if eqn.op._opname == "rand"]
     assert order == ["rand", "rand_1", "rand_2"]
 

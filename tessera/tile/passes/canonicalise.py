@@ -45,7 +45,15 @@ I1, I64 = IntegerType(1), IntegerType(64)
 
 def canonicalise(kernel: KernelOp) -> None:
     """Apply every rewrite until none applies."""
-    patterns = [FoldApply(), ApplyIdentities(), FoldPositions(), FoldCast(), JoinCasts(), InlinePositions(), KnownMask()]
+    patterns = [
+        FoldApply(),
+        ApplyIdentities(),
+        FoldPositions(),
+        FoldCast(),
+        JoinCasts(),
+        InlinePositions(),
+        KnownMask(),
+    ]
     PatternRewriteWalker(GreedyRewritePatternApplier(patterns)).rewrite_region(kernel.body)
 
 
@@ -106,7 +114,10 @@ def position(v: SSAValue) -> Index | None:
 
 
 class FoldPositions(RewritePattern):
-    """Sums and products of positions are positions; a position that is a number is a constant."""
+    """Sums and products of positions are positions; a position that is a number is a constant.
+
+    Not with huge factors: those are hashes that wrap around, which an index expression never does.
+    """
 
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: ApplyOp | IotaOp, rewriter: PatternRewriter) -> None:
@@ -121,7 +132,7 @@ class FoldPositions(RewritePattern):
         if a is None or b is None:
             return
         expr = {"add": a.__add__, "sub": a.__sub__, "mul": a.__mul__}[op.fn.data](b)
-        if _axes(op, expr, ()) == axes_of(op.result):
+        if _axes(op, expr, ()) == axes_of(op.result) and all(abs(c) < 2**31 for _, c in expr.terms):
             properties = {"at": index_attr(expr)}
             rewriter.replace(op, IotaOp(operands=[[]], properties=properties, result_types=[op.result.type]))
 
@@ -139,7 +150,6 @@ class InlinePositions(RewritePattern):
         names |= {f"_{k}": gathered(new) for new, k in enumerate(left)}
         expr = op.at.expr.substitute(names)
         indices = [op.indices[k] for k in left]
-        new = _with_indices(op, expr, indices)
         if isinstance(op, StoreOp):
             # The points a store visits are those of its expression and its values: none may get lost.
             before = _axes(op, op.at.expr, [*op.indices, op.value, *_optional(op.mask)])
@@ -147,7 +157,7 @@ class InlinePositions(RewritePattern):
                 return
         elif _axes(op, expr, [*indices, *_beside(op)]) != axes_of(op.result):
             return
-        rewriter.replace(op, new)
+        rewriter.replace(op, _with_indices(op, expr, indices))
 
 
 def _with_indices(op: LoadOp | StoreOp | IotaOp, expr: Index, indices: list[SSAValue]) -> Operation:
@@ -185,10 +195,18 @@ class FoldCast(RewritePattern):
     @op_type_rewrite_pattern
     def match_and_rewrite(self, op: CastOp, rewriter: PatternRewriter) -> None:
         number = number_of(op.arg)
-        if number is None:
+        if number is None or _undefined(number, element_of(op.result)):
             return
         value = torch.tensor(number, dtype=torch_dtype(element_of(op.arg))).to(torch_dtype(element_of(op.result)))
         _replace_by_number(op, rewriter, value.item())
+
+
+def _undefined(number: Number, element: Attribute) -> bool:
+    """Machines differ in what integer a float out of range becomes."""
+    if not isinstance(number, float) or not isinstance(element, IntegerType) or element == I1:
+        return False
+    bounds = torch.iinfo(torch_dtype(element))
+    return not bounds.min <= number <= bounds.max
 
 
 class JoinCasts(RewritePattern):

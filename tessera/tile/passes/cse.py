@@ -11,10 +11,7 @@ from xdsl.rewriter import Rewriter
 from xdsl.traits import Pure
 
 from tessera.tile.dialect import ApplyOp, KernelOp, LoadOp, StoreOp
-
-COMMUTATIVE = frozenset(
-    "add mul maximum minimum fmax fmin eq ne bit_and bit_or bit_xor logical_and logical_or logical_xor".split()
-)
+from tessera.tile.passes.identities import COMMUTATIVE
 
 
 def cse(kernel: KernelOp) -> None:

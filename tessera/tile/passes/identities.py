@@ -1,7 +1,9 @@
 """Identities of the elementwise functions: the table that `canonicalise` applies to `tile.apply`.
 
 An entry is a function name and what its arguments may become. Only what is exact for every argument, NaN,
-infinities and signed zeros included, stands here: x + 0.0 is not x (-0.0 + 0.0 is 0.0), but x - 0.0 is.
+infinities and signed zeros included, stands here: x + 0.0 is not x (-0.0 + 0.0 is 0.0), but x - 0.0 is. A rule that
+makes an operation gives it the type of the one it replaces; one that finds a value may find one of another type,
+and is then not applied.
 """
 
 from __future__ import annotations
@@ -10,13 +12,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from xdsl.dialects.builtin import AnyFloat, IntegerType
+from xdsl.dialects.builtin import AnyFloat, Float16Type, Float32Type, Float64Type, IntegerType, StringAttr
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.pattern_rewriter import PatternRewriter
 
 from tessera.tile.dialect import ApplyOp, element_of
 from tessera.tile.passes.numbers import constant_op, is_constant, is_number, number_of
-from xdsl.dialects.builtin import Float16Type, Float32Type, Float64Type, StringAttr
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,6 @@ def same(site: Site, a: SSAValue, b: SSAValue) -> SSAValue | None:
     return a if a is b else None
 
 
-def equal_is(value: bool | int, when: Callable[[SSAValue], bool] = is_whole) -> Rule:
-    """f(x, x) -> value, a constant"""
-    return lambda site, a, b: site.constant(value) if a is b and when(a) else None
-
-
 def twice_is_nothing(fn: str) -> Rule:
     """f(f(x)) -> x"""
     return lambda site, a: inner.args[0] if (inner := made_by(a, fn)) else None
@@ -118,7 +114,7 @@ def of_negative(becomes: str) -> Rule:
 
 def mul_minus_one(site: Site, a: SSAValue, b: SSAValue) -> SSAValue | None:
     """x * -1 -> -x"""
-    return site.apply("neg", a) if is_number(b, -1) else None
+    return site.apply("neg", a) if is_number(b, -1) and not is_truth(a) else None
 
 
 def zero_times(site: Site, a: SSAValue, b: SSAValue) -> SSAValue | None:
@@ -134,7 +130,7 @@ def div_power_of_two(site: Site, a: SSAValue, b: SSAValue) -> SSAValue | None:
 
 def square(site: Site, a: SSAValue, b: SSAValue) -> SSAValue | None:
     """x ** 2 -> x * x"""
-    return site.apply("mul", a, a) if is_number(b, 2) else None
+    return site.apply("mul", a, a) if is_number(b, 2) and a.type == site.op.result.type else None
 
 
 def abs_of_neg(site: Site, a: SSAValue) -> SSAValue | None:
@@ -152,7 +148,8 @@ def select_known(site: Site, c: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue 
 
 def select_not(site: Site, c: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue | None:
     """select(not c, a, b) -> select(c, b, a)"""
-    return site.apply("select", inner.args[0], b, a) if (inner := made_by(c, "logical_not")) else None
+    inner = made_by(c, "logical_not")
+    return site.apply("select", inner.args[0], b, a) if inner and is_truth(inner.args[0]) else None
 
 
 def select_truth(site: Site, c: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue | None:
@@ -164,9 +161,15 @@ def select_truth(site: Site, c: SSAValue, a: SSAValue, b: SSAValue) -> SSAValue 
     return site.apply("logical_not", c) if is_number(a, False) and is_number(b, True) else None
 
 
+# Not maximum and minimum: of 0.0 and -0.0, which one comes out depends on their order.
+COMMUTATIVE = (
+    "add", "mul", "eq", "ne",
+    "bit_and", "bit_or", "bit_xor", "logical_and", "logical_or", "logical_xor",
+)  # fmt: skip
+IDEMPOTENT = ("maximum", "minimum", "fmax", "fmin", "bit_and", "bit_or", "logical_and", "logical_or")
+
 TABLE: list[tuple[str, Rule]] = [
-    *((fn, swap_constant(fn)) for fn in "add mul maximum minimum fmax fmin eq ne bit_and bit_or bit_xor".split()),
-    *((fn, swap_constant(fn)) for fn in ("logical_and", "logical_or", "logical_xor")),
+    *((fn, swap_constant(fn)) for fn in COMMUTATIVE),
     *((fn, swap_constant(g)) for fn, g in (("lt", "gt"), ("gt", "lt"), ("le", "ge"), ("ge", "le"))),
     ("add", neutral(0, is_whole)),  # x + 0 -> x
     ("add", neutral(-0.0, is_float)),  # x + -0.0 -> x
@@ -188,13 +191,9 @@ TABLE: list[tuple[str, Rule]] = [
     ("bit_and", absorbing(0, is_whole)),
     ("logical_and", absorbing(False, is_truth)),
     ("logical_or", absorbing(True, is_truth)),
-    *((fn, same) for fn in "maximum minimum fmax fmin bit_and bit_or logical_and logical_or".split()),
-    ("sub", equal_is(0)),  # x - x -> 0, of integers
-    ("bit_xor", equal_is(0)),
-    *((fn, equal_is(True)) for fn in ("eq", "le", "ge")),  # of integers: NaN is not itself
-    *((fn, equal_is(False)) for fn in ("ne", "lt", "gt")),
+    *((fn, same) for fn in IDEMPOTENT),
     *((fn, twice_is_nothing(fn)) for fn in ("neg", "bit_not", "logical_not")),
-    *((fn, twice_is_once(fn)) for fn in "abs sign floor ceil trunc round".split()),
+    *((fn, twice_is_once(fn)) for fn in ("abs", "sign", "floor", "ceil", "trunc", "round")),
     ("abs", abs_of_neg),
     ("add", of_negative("sub")),  # x + -y -> x - y
     ("sub", of_negative("add")),  # x - -y -> x + y

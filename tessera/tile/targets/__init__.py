@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import os
 
 import torch
 
@@ -36,8 +35,6 @@ def target_for(device: torch.device | str) -> Target | None:
     """The target that runs kernels on this device, or None where nothing here can."""
     match torch.device(device).type:
         case "cuda":
-            return named("triton")
-        case "cpu" if os.environ.get("TRITON_INTERPRET") == "1":  # the emitted GPU kernels, run on the CPU
             return named("triton")
         case "cpu":
             return named("cpu")

@@ -1,0 +1,305 @@
+"""From a region of a trace to one tile kernel, by pulling.
+
+In: a Trace whose equations all have a lowering (`lower`), whose inputs and outputs are tensors. Out: a `Lowered`: the
+kernel, what its buffers and symbols are, and the views that are made of its results outside of it. A result is asked
+for at an index; its equation asks for its arguments at theirs, down to loads of the region's inputs. Nothing is
+computed twice at the same index.
+
+The kernel's axes come from the region's space (`from_trace_space`): first with one axis for every dimension, to see
+every access; then with the axes joined as far as all accesses allow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tessera.ir.equation import Arg, Equation, Value, values_in
+from tessera.ir.schema import bind
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType
+from tessera.tile import lower_gather, lower_pointwise, lower_reduce, lower_view  # noqa: F401  (fill the table)
+from tessera.tile.build import KernelBuilder
+from tessera.tile.dialect import KernelOp
+from tessera.tile.from_trace_emit import Emit, T
+from tessera.tile.from_trace_index import ONE, ZERO, Index, Indices, Ranges, Unlowerable, product, size_index, sizes_of
+from tessera.tile.from_trace_space import Axis, Space, arrange, find_space, split_axes
+from tessera.tile.index import name
+from tessera.tile.lower import DTYPES, VIEW, Call, rule_of
+
+ROUNDS = 4  # how often axes may be cut before that is given up
+
+
+@dataclass(frozen=True)
+class Lowered:
+    kernel: KernelOp
+    inputs: tuple[Value, ...]  # of the region, in the order of the kernel's buffers
+    stored: tuple[Value, ...]  # what the kernel writes, in the order of the buffers after those
+    symbols: tuple[str, ...]
+    tail: tuple[Equation, ...]  # views that give the region's outputs from what is stored or came in
+    cost: float  # rough instructions a point
+
+    @property
+    def buffers(self) -> tuple[Value, ...]:
+        return (*self.inputs, *self.stored)
+
+
+def lower(body: Trace, title: str = "kernel") -> Lowered:
+    """The kernel of a region, or `Unlowerable` with the reason."""
+    region = Region(body)
+    space, axes = plan_axes(region)
+    builder = KernelBuilder(title)
+    for axis in axes:
+        builder.axis(axis.name, axis.size, axis.reduce)
+    emit = Emit(builder)
+    for v in region.reads(space, axes):
+        emit.buffer(v, v.dtype)
+    for v in region.stored:
+        emit.buffer(v, v.dtype)
+    _Lowering(region, space, axes, emit).run()
+    _declare_symbols(builder, emit)
+    kernel = builder.finish()
+    inputs = tuple(v for v in emit.buffers if v not in region.stored)
+    return Lowered(kernel, inputs, region.stored, tuple(builder.symbol_names), region.tail, emit.costs)  # type: ignore[arg-type]
+
+
+def check(body: Trace) -> Emit:
+    """What the kernel of a region would be made of, without making it; raises `Unlowerable` where there is none."""
+    region = Region(body)
+    space, axes = plan_axes(region)
+    return region.look(space, axes)
+
+
+def plan_axes(region: Region) -> tuple[Space, list[Axis]]:
+    space = find_space(region.calls, region.stored)
+    for _ in range(ROUNDS):
+        emit = region.look(space, space.axes())
+        finer = split_axes(space, emit.looked)
+        if finer is None:
+            break
+        space = find_space(region.calls, region.stored, finer)
+    return space, arrange(space, emit)
+
+
+def _declare_symbols(builder: KernelBuilder, emit: Emit) -> None:
+    """Sizes that only an offset mentions are arguments of the kernel too."""
+    known = {*builder.axis_names, *emit.gathered}
+    for e in (*emit.looked, *emit.stored):
+        for text in sorted(e.names() - known):
+            builder.symbol(text)
+
+
+class Region:
+    """A region's body: who makes what, what is stored, and what is a view of that."""
+
+    def __init__(self, body: Trace) -> None:
+        self.body = body
+        self.calls: dict[Value, Call] = {}
+        for eqn in body.equations:
+            self._add(eqn)
+        if body.constants:
+            raise Unlowerable("a region with constants of its own")
+        self.tail: tuple[Equation, ...]
+        self.stored: tuple[Value, ...]
+        self.tail, self.stored = self._outputs()
+        self._looks: dict[tuple, Emit] = {}
+
+    def _add(self, eqn: Equation) -> None:
+        if rule_of(eqn.op) is None:
+            raise Unlowerable(f"{eqn.op} has no lowering")
+        for v in (*eqn.inputs(), *eqn.results()):
+            if not isinstance(v.type, TensorType) or v.type.dtype not in DTYPES or v.type.bits != (False, False):
+                raise Unlowerable(f"{v.name} is {v.type}")
+            if any(size_index(s) == ZERO for s in v.shape):
+                raise Unlowerable(f"{v.name} has no elements")
+        positional, keyword = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+        for number, v in enumerate(eqn.outputs):
+            if v is not None:
+                self.calls[v] = Call(eqn, tuple(positional), keyword, number)
+
+    def _outputs(self) -> tuple[tuple[Equation, ...], tuple[Value, ...]]:
+        """An output that is a view is made outside, of what it shows: it shares memory with it, as in PyTorch."""
+        stored: dict[Value, None] = {}
+        tail: dict[Equation, None] = {}
+
+        def need(v: Value) -> None:
+            call = self.calls.get(v)
+            if call is None:
+                return
+            if is_view(call.eqn):
+                need(call.first)
+                tail.setdefault(call.eqn)
+            else:
+                stored.setdefault(v)
+
+        for v in values_in(self.body.outputs):
+            need(v)
+        order = {e: i for i, e in enumerate(self.body.equations)}
+        return tuple(sorted(tail, key=order.__getitem__)), tuple(stored)
+
+    def look(self, space: Space, axes: list[Axis]) -> Emit:
+        emit = Emit()
+        _Lowering(self, space, axes, emit).run()
+        return emit
+
+    def reads(self, space: Space, axes: list[Axis]) -> list[Value]:
+        emit = self.look(space, axes)
+        return [v for v in self.body.inputs if v in emit.buffers]
+
+
+def is_view(eqn: Equation) -> bool:
+    """The result shares memory with the argument, whatever its strides: `reshape` may copy and is no such view."""
+    rule = rule_of(eqn.op)
+    return rule is not None and rule.kind == VIEW and _shares(eqn)
+
+
+def _shares(eqn: Equation) -> bool:
+    schema_alias = any(r.alias_info is not None for r in eqn.op._schema.returns)  # type: ignore[union-attr]
+    return schema_alias and eqn.op._opname not in ("reshape", "flatten", "contiguous", "reshape_as", "ravel")  # type: ignore[union-attr]
+
+
+class _Lowering:
+    """One walk over the region's results. `axes` may have several reduced ones while the walk only looks."""
+
+    def __init__(self, region: Region, space: Space, axes: list[Axis], emit: Emit) -> None:
+        self.region, self.space, self.emit, self.axes = region, space, emit, axes
+        self.ranges = Ranges({a.name: a.size for a in axes})
+        self.reduced = tuple(a.name for a in axes if a.reduce)
+        emit.axis_names = frozenset(a.name for a in axes)
+        self.place = {v: tuple(map(self._settle, at)) for v, at in self.space.at.items()}
+        self.memo: dict[tuple, T] = {}
+        self.conditions: tuple[T, ...] = ()
+
+    def _settle(self, e: Index) -> Index:
+        """An index over the space's dimensions, over the kernel's axes."""
+        parts = {text: i for a in self.axes for text, i in a.parts(self.ranges).items()}
+        return _substitute(e, parts, self.ranges)
+
+    def run(self) -> None:
+        for v in self.region.stored:
+            at = self.place.get(v)
+            if at is None:
+                raise Unlowerable(f"{v.name} has no place in the space of the region")
+            x = self.read(v, at)
+            self.emit.store(v, v.dtype, x, self.offset(v, at))
+
+    def offset(self, v: Value, at: Indices) -> Index:
+        total = ZERO
+        for i, step in zip(at, sizes_of(v.tensor.stride), strict=True):
+            total = total + i * step
+        return self.ranges.join(total)
+
+    # --- what rules ask for ---
+
+    def read(self, x: Arg, at: Indices) -> T:
+        assert isinstance(x, Value)
+        key = (x, at, self.conditions)
+        if key not in self.memo:
+            call = self.region.calls.get(x)
+            if call is None:
+                self.memo[key] = self.emit.load(x, x.dtype, self.offset(x, at), self._mask())
+            else:
+                rule = rule_of(call.eqn.op)
+                assert rule is not None
+                self.memo[key] = rule.lower(self, call, at).to(x.dtype)
+        return self.memo[key]
+
+    def _mask(self) -> T | None:
+        mask: T | None = None
+        for c in self.conditions:
+            mask = c if mask is None else mask & c
+        return mask
+
+    def under(self, condition: T) -> _Lowering:
+        """Reads hold only where the condition does: elsewhere they touch no memory."""
+        inner = object.__new__(_Lowering)
+        inner.__dict__.update(self.__dict__)
+        if condition not in self.conditions:
+            inner.conditions = (*self.conditions, condition)
+        return inner
+
+    def along(self, source: Value, dims: list[int], at: Indices) -> tuple[_Lowering, Indices]:
+        """The index at which the reduced dimensions run over the reduced axis, and a reader for what is there."""
+        place = self.place.get(source)
+        if place is None:
+            raise Unlowerable(f"{source.name} is reduced outside of the region's space")
+        reduced = frozenset(self.reduced)
+        index = tuple(place[d] if d in dims else i for d, i in enumerate(at))
+        for d, i in enumerate(index):
+            if d not in dims and i.names() & reduced:
+                raise Unlowerable(f"{source.name} is reduced once for every step of another reduction")
+        self._check_reduced(source, dims, place)
+        kept = tuple(c for c in self.conditions if not c.axes & reduced)
+        if any(c.axes & reduced and not c.axes <= reduced for c in self.conditions):
+            raise Unlowerable("a reduction under a condition that varies along the reduced axis")
+        inner = self.under(kept[0]) if kept else self.under_nothing()
+        inner.conditions = kept
+        return inner, index
+
+    def under_nothing(self) -> _Lowering:
+        inner = object.__new__(_Lowering)
+        inner.__dict__.update(self.__dict__)
+        return inner
+
+    def _check_reduced(self, source: Value, dims: list[int], place: Indices) -> None:
+        """These dimensions, and no others, run over all of the reduced axis."""
+        reduced = frozenset(self.reduced)
+        used = frozenset().union(*(place[d].names() for d in dims)) if dims else frozenset()
+        many = product([sizes_of(source.shape)[d] for d in dims])
+        all_of_it = product([a.size for a in self.axes if a.reduce])
+        if used - reduced or (used and many != all_of_it) or (not used and many != ONE):
+            raise Unlowerable(f"{source.name} is reduced along other dimensions than the rest of the region")
+
+    def combine(self, kind: str, x: T, source: Value, dims: list[int]) -> T:
+        many = product([sizes_of(source.shape)[d] for d in dims])
+        if kind.startswith("arg"):
+            return self._position(kind, x, source, dims)
+        if many == ONE:
+            return x
+        if not x.axes & set(self.reduced):
+            return self._repeated(kind, x, many)
+        return self.emit.reduce(kind, x, [a for a in self.reduced if a in x.axes])
+
+    def _position(self, kind: str, x: T, source: Value, dims: list[int]) -> T:
+        if not x.axes & set(self.reduced):
+            return self.emit.constant(0, x.emit.iota(ZERO).dtype)
+        if len(self.reduced) > 1:  # only looking
+            return self.emit.reduce(kind, x, list(self.reduced))
+        place = self.place[source]
+        flat = self.ranges.flatten([place[d] for d in dims], [sizes_of(source.shape)[d] for d in dims])
+        if flat != name(self.reduced[0]):
+            raise Unlowerable("the position of an extreme along dimensions that are not walked in order")
+        return self.emit.reduce(kind, x, self.reduced)
+
+    def _repeated(self, kind: str, x: T, many: Index) -> T:
+        """A reduction of something that is the same everywhere along the reduced axis."""
+        if kind == "sum":
+            count = x.like(many.constant) if many.constant is not None else self.emit.iota(many).to(x.dtype)
+            return x * count
+        if kind == "prod":
+            raise Unlowerable("a product of equal elements")
+        return x
+
+    def running(self, kind: str, x: T, source: Value, dim: int) -> T:
+        if not self.reduced:
+            return x
+        if len(self.reduced) > 1 or self.place[source][dim] != name(self.reduced[0]):
+            raise Unlowerable("a running sum along a dimension that is not walked in order")
+        if self.reduced[0] not in x.axes:
+            x = x + self.emit.iota(name(self.reduced[0])).to(x.dtype) * 0
+        return self.emit.scan(kind, x, self.reduced[0])
+
+
+def _substitute(e: Index, parts: dict[str, Index], ranges: Ranges) -> Index:
+    """As `Index.substitute`, with divisions that know how far axes run."""
+    total = ZERO
+    for atoms, factor in e.terms:
+        term = Index.of(factor)
+        for atom in atoms:
+            if hasattr(atom, "kind"):
+                left, right = _substitute(atom.left, parts, ranges), _substitute(atom.right, parts, ranges)  # type: ignore[union-attr]
+                term = term * (ranges.div(left, right) if atom.kind == "//" else ranges.mod(left, right))  # type: ignore[union-attr]
+            else:
+                term = term * parts.get(atom.name, Index((((atom,), 1),)))  # type: ignore[union-attr]
+        total = total + term
+    return ranges.join(total)
+

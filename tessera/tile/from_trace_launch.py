@@ -1,0 +1,99 @@
+"""The Python around a kernel: what a region's callable does at every call.
+
+In: a `Lowered` and something that runs its kernel. Out: a function of the region's inputs, in order, that gives the
+tuple of its outputs. It is generated once as straight-line Python: sizes read off the inputs, results allocated, one
+call of the kernel, views of the results. An input whose strides are not those the kernel was made for is copied.
+"""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+from collections.abc import Callable, Sequence
+
+import torch
+
+from tessera.ir.printer import compile_trace
+from tessera.ir.trace import Trace
+from tessera.ir.types import Size
+from tessera.tile.from_trace import Lowered
+from tessera.tile.from_trace_index import Unlowerable, size_index
+
+Kernel = Callable[[Sequence[torch.Tensor], Sequence[int]], None]
+_numbers = itertools.count()
+
+
+def launcher(body: Trace, lowered: Lowered, kernel: Kernel) -> Callable[..., tuple]:
+    names = {v: f"x{i}" for i, v in enumerate(body.inputs)}
+    names |= {v: f"y{i}" for i, v in enumerate(lowered.stored)}
+    scope: dict[str, object] = {"empty": torch.empty_strided, "kernel": kernel, "fit": fit}
+    lines = [f"def launch({', '.join(names[v] for v in body.inputs)}):"]
+    lines += [f"{text} = {where}" for text, where in _sizes(body, lowered).items()]
+    for v in lowered.inputs:
+        expected = _tuple(v.tensor.stride)
+        lines.append(f"if {names[v]}.stride() != {expected}: {names[v]} = fit({names[v]}, {expected})")
+    for i, v in enumerate(lowered.stored):
+        scope[f"dtype{i}"], scope[f"device{i}"] = v.dtype, v.tensor.device
+        shape, stride = _tuple(v.shape), _tuple(v.tensor.stride)
+        lines.append(f"{names[v]} = empty({shape}, {stride}, dtype=dtype{i}, device=device{i})")
+    buffers = ", ".join(names[v] for v in lowered.buffers)
+    lines.append(f"kernel(({buffers},), ({''.join(f'{s}, ' for s in lowered.symbols)}))")
+    if lowered.tail:
+        views = _views(body, lowered)
+        scope["views"] = compile_trace(views)
+        names |= {v: f"z{i}" for i, v in enumerate(views.outputs)}  # type: ignore[misc]
+        made, given = (", ".join(names[v] for v in values) for values in (views.outputs, views.inputs))  # type: ignore[index]
+        lines.append(f"{made}, = views({given})")
+    lines.append(f"return ({''.join(f'{names[v]}, ' for v in body.outputs)})")  # type: ignore[index]
+    return _compile(lines, scope)
+
+
+def _views(body: Trace, lowered: Lowered) -> Trace:
+    """The outputs that are views, made from what is stored or came in, with the inputs that bring their sizes."""
+    made = tuple(v for eqn in lowered.tail for v in eqn.results() if v in body.outputs)
+    inner = {v for eqn in lowered.tail for v in eqn.results()}
+    needed = [v for eqn in lowered.tail for v in eqn.inputs() if v not in inner]
+    symbols = {s: where for s, where in body.symbols.items() if where[0] in body.inputs}
+    inputs = dict.fromkeys([*needed, *(v for v, _ in symbols.values())])
+    return Trace("views", tuple(inputs), lowered.tail, made, {}, {}, symbols)
+
+
+def _sizes(body: Trace, lowered: Lowered) -> dict[str, str]:
+    """Where each size that the kernel or a result needs is read."""
+    wanted = dict.fromkeys(lowered.symbols)
+    for v in lowered.stored:
+        for size in (*v.shape, *v.tensor.stride):
+            wanted |= dict.fromkeys(sorted(size_index(size).names()))
+    for v in lowered.inputs:
+        for size in v.tensor.stride:
+            wanted |= dict.fromkeys(sorted(size_index(size).names()))
+    found: dict[str, str] = {}
+    for i, v in enumerate(body.inputs):
+        for what, sizes in (("shape", v.shape), ("stride()", v.tensor.stride)):
+            for d, size in enumerate(sizes):
+                if not isinstance(size, int) and str(size) in wanted:
+                    found.setdefault(str(size), f"x{i}.{what}[{d}]")
+    if lost := [s for s in wanted if s not in found]:
+        raise Unlowerable(f"no input of the region tells the size {lost[0]}")
+    return found
+
+
+def _tuple(sizes: Sequence[Size]) -> str:
+    return f"({''.join(f'{size_index(s)}, ' for s in sizes)})"
+
+
+def fit(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """The tensor with these strides; those of dimensions with one element do not count."""
+    if all(a == b or n == 1 for a, b, n in zip(x.stride(), stride, x.shape, strict=True)):
+        return x
+    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def _compile(lines: list[str], scope: dict[str, object]) -> Callable[..., tuple]:
+    source = "\n    ".join(lines) + "\n"
+    file = f"<tessera launch {next(_numbers)}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(True), file)  # for tracebacks
+    exec(compile(source, file, "exec"), scope)  # noqa: S102
+    launch = scope["launch"]
+    launch.source = source  # type: ignore[attr-defined]
+    return launch  # type: ignore[return-value]

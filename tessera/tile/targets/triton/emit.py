@@ -1,0 +1,464 @@
+"""Writes a kernel under a schedule as a Triton module that a person can read and run on its own.
+
+Out comes the text of a Python module: a docstring that says what the kernel does and how it is scheduled, the helpers
+it needs, one `@triton.jit` function with a line per tile operation, and `grid` and `launch`. The reduced axis lies in
+one block, or is walked by loops (see `schedule.plan`). Masks stand only where a block can reach past the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xdsl.dialects.builtin import AnyFloat, FloatAttr, Float32Type, Float64Type, IntegerAttr, IntegerType
+from xdsl.ir import Attribute, Operation, SSAValue
+
+from tessera.tile.dialect import (
+    PARALLEL,
+    ApplyOp,
+    CastOp,
+    ConstantOp,
+    ContractOp,
+    IotaOp,
+    KernelOp,
+    LoadOp,
+    RandomOp,
+    ReduceOp,
+    ScanOp,
+    StoreOp,
+    axes_of,
+    element_of,
+)
+from tessera.tile.schedule import Pass, Schedule, plan, reduced_axis
+from tessera.tile.targets.triton.functions import template, type_name
+from tessera.tile.targets.triton.layout import Dim, layout
+from tessera.tile.targets.triton.module import module_text
+from tessera.tile.targets.triton.names import Namer
+from tessera.tile.targets.triton.product import DotSpaces, clean_operand, dot_spaces, peel
+from tessera.tile.targets.triton.reduction import accumulate, identity, reduce_text, scan_lines, start_text
+from tessera.tile.targets.triton.spaces import Dims, Places, Space
+
+
+@dataclass(frozen=True)
+class Val:
+    """A value in the text: its name or literal, and the dims it varies over."""
+
+    text: str
+    dims: Dims = frozenset()
+    literal: bool = False
+
+
+@dataclass(frozen=True)
+class Options:
+    wide: bool = False  # offsets need 64 bits
+    tf32: bool = False  # f32 matrix products may round their inputs to tf32
+
+
+def emit(kernel: KernelOp, schedule: Schedule, options: Options = Options()) -> str:
+    """The module's text."""
+    return _Emitter(kernel, schedule, options).module()
+
+
+class _Emitter:
+    def __init__(self, kernel: KernelOp, schedule: Schedule, options: Options) -> None:
+        self.kernel, self.schedule, self.options = kernel, schedule, options
+        self.layout = layout(kernel, schedule)
+        self.namer = Namer()
+        self.function = self.namer.fresh(kernel.sym_name.data)
+        self.buffers = {b: self.namer.fresh(b.name_hint or f"b{i}") for i, b in enumerate(kernel.buffers)}
+        self.places = Places(kernel, self.layout, options.wide, self.namer)
+        self.dot: DotSpaces | None = dot_spaces(kernel, self.layout)
+        order = {a: i for i, a in enumerate(kernel.axis_names())}
+        dims = sorted((d for d in self.layout.dims if d.tensor), key=lambda d: order[d.axes[0]])
+        self.main = self.dot.main if self.dot else Space(tuple(dims))
+        floats = [element_of(b) for b in kernel.buffers if isinstance(element_of(b), AnyFloat)]
+        self.fast = all(e.bitwidth == 16 for e in floats)  # type: ignore[attr-defined]
+        self.values: dict[tuple[SSAValue, Space], Val] = {}
+        self.body: list[str] = []  # what stands after the start
+        self.after: list[str] = []  # what the loop that is being written leaves to be done when it ends
+        self.spaces: dict[Operation, list[Space]] = {}
+        self.evict: dict[LoadOp, str] = {}
+        self.count = 0
+
+    # --- the whole ---
+
+    def module(self) -> str:
+        self._programs()
+        axis = reduced_axis(self.kernel)
+        if axis is None or (not self.schedule.loop and self.dot is None):
+            for op in self.kernel.block.ops:
+                self._op(op, self.main)
+        else:
+            self._passes(plan(self.kernel))
+        lines = [*self._widened(), *self.places.start, *self.body]
+        return module_text(self.kernel, self.schedule, self.layout, self.function, self.buffers, self.places, lines)
+
+    def _widened(self) -> list[str]:
+        names = self.places.symbols.values() if self.options.wide else ()
+        return [f"{s} = tl.cast({s}, tl.int64)" for s in names]
+
+    def _programs(self) -> None:
+        """Which block of every parallel dim this program has."""
+        dims = self.layout.parallel
+        start = self.places.start
+        if dims:
+            start.append("pid = tl.program_id(0)" + (".to(tl.int64)" if self.options.wide else ""))
+        left = "pid"
+        pending = list(dims)
+        while pending:
+            dim = pending.pop()
+            pair = self.dot and self.schedule.group > 1 and pending and dim.tensor and pending[-1].tensor
+            if pair:
+                left = self._grouped(pending.pop(), dim, left, bool(pending))
+                continue
+            steps = self.places.size(dim.steps)
+            steps = steps if steps.isidentifier() or steps.isdigit() else f"({steps})"
+            here = left if not pending else f"{left} % {steps}"
+            if not dim.tensor:
+                self.places.set_position(dim, self.main, here)
+            else:
+                if here != "pid":
+                    here = self._assign(start, "pid_" + "".join(dim.axes), here)
+                self.places.position(dim, self.main, f"{here} * {dim.block}")
+            if pending:
+                left = f"{left} // {steps}"
+
+    def _grouped(self, rows: Dim, columns: Dim, left: str, more: bool) -> str:
+        """Blocks in groups of rows, so that neighbours in time read the same columns."""
+        start, size, group = self.places.start, self.places.size, self.schedule.group
+        tall = self._assign(start, "tiles_" + "".join(rows.axes), size(rows.steps))
+        long = self._assign(start, "tiles_" + "".join(columns.axes), size(columns.steps))
+        tile = self._assign(start, "tile", f"{left} % ({tall} * {long})" if more else left)
+        first = self._assign(start, "first", f"{tile} // ({group} * {long}) * {group}")
+        here = self._assign(start, "rows", f"tl.minimum({tall} - {first}, {group})")
+        row = self._assign(start, "pid_" + "".join(rows.axes), f"{first} + {tile} % ({group} * {long}) % {here}")
+        column = self._assign(start, "pid_" + "".join(columns.axes), f"{tile} % ({group} * {long}) // {here}")
+        self.places.position(rows, self.main, f"{row} * {rows.block}")
+        self.places.position(columns, self.main, f"{column} * {columns.block}")
+        return f"{left} // ({tall} * {long})"
+
+    def _assign(self, lines: list[str], wanted: str, text: str) -> str:
+        name = self.namer.fresh(wanted)
+        lines.append(f"{name} = {text}")
+        return name
+
+    # --- passes along the reduced axis ---
+
+    def _passes(self, passes: list[Pass]) -> None:
+        self._evictions(passes)
+        for step in passes:
+            self.spaces = self._spaces(step)
+            if step.axis is None or not self.schedule.loop:
+                for op in step.ops:
+                    for space in self.spaces.get(op, [self.main]):
+                        if not op.results or (op.results[0], space) not in self.values:
+                            self._op(op, space)
+            else:
+                self._loop(step)
+
+    def _loop(self, step: Pass) -> None:
+        dim = self.layout.reduced
+        assert dim is not None
+        lines: list[str] = []
+        outside = dict(self.values)
+        first = self.namer.fresh(f"{dim.axes[0]}0")
+        self.places.enter(lines)
+        for space in {s: None for op in step.ops for s in self.spaces.get(op, [self.main])}:
+            if dim in space.dims:
+                self.places.position(dim, space, first)
+        self.after = []
+        for op in step.ops:
+            for space in self.spaces.get(op, [self.main]):
+                self._op(op, space)
+        self.places.leave()
+        stages = self.schedule.stages
+        walk = f"0, {self.places.size(dim.size)}, {dim.block}"
+        walk = f"range({walk})" if self.dot or stages <= 2 else f"tl.range({walk}, num_stages={stages})"
+        self.body += [f"for {first} in {walk}:", *("    " + line for line in lines), *self.after]
+        # What varies along the axis is gone when the loop ends; its reductions stay.
+        stay = {k: v for k, v in self.values.items() if k in outside or dim.axes[0] not in axes_of(k[0])}
+        self.values = stay
+
+    def _spaces(self, step: Pass) -> dict[Operation, list[Space]]:
+        """For the operands of matrix products: the spaces in which each operation along the axis is wanted."""
+        if self.dot is None or step.axis is None:
+            return {}
+        found: dict[Operation, list[Space]] = {}
+        for op in reversed(step.ops):
+            if isinstance(op, ContractOp):
+                continue
+            own = self.dot.space_of(op)
+            if own is None:  # varies along the reduced axis alone: wherever it is used
+                users = [u.operation for r in op.results for u in r.uses]
+                spaces = {s: None for u in users for s in found.get(u, [])}
+                spaces |= {self.dot.operand(u, op.results[0]): None for u in users if isinstance(u, ContractOp)}
+                found[op] = list(spaces) or [self.dot.first]
+            else:
+                found[op] = [own]
+        return found
+
+    def _evictions(self, passes: list[Pass]) -> None:
+        """A row that a later loop reads again should stay in the cache; after the last loop it may go."""
+        if not self.schedule.loop or self.dot:
+            return
+        loops = [p for p in passes if p.axis is not None]
+        for op in {op for p in loops for op in p.ops if isinstance(op, LoadOp)}:
+            if sum(op in p.ops for p in loops) > 1:
+                self.evict[op] = "again"
+        self.loops_left = {op: sum(op in p.ops for p in loops) for op in self.evict}
+
+    # --- one operation ---
+
+    def _line(self, text: str) -> None:
+        (self.body if self.places.inner is None else self.places.inner).append(text)
+
+    def _bind(self, op: Operation, space: Space, text: str, dims: Dims) -> None:
+        result = op.results[0]
+        if result.name_hint:
+            wanted = result.name_hint
+        else:
+            wanted, self.count = f"v{self.count}", self.count + 1
+        name = self.namer.fresh(wanted + (space.suffix if len(self.spaces.get(op, ())) > 1 else ""))
+        self._line(f"{name} = {text}")
+        self.values[result, space] = Val(name, dims)
+
+    def _value(self, v: SSAValue, space: Space) -> Val:
+        if (v, space) in self.values:
+            return self.values[v, space]
+        return self.values[v, self.main]  # not along the reduced axis, so of the same form in every space
+
+    def _typed(self, v: SSAValue, space: Space) -> str:
+        """A value as something with a type of its own, even if it is a number."""
+        found = self._value(v, space)
+        return f"tl.full((), {found.text}, {type_name(element_of(v))})" if found.literal else found.text
+
+    def _op(self, op: Operation, space: Space) -> None:
+        match op:
+            case ConstantOp():
+                self.values[op.result, self.main] = Val(_number(op.value), literal=True)
+            case LoadOp():
+                self._load(op, space)
+            case StoreOp():
+                self._store(op, space)
+            case IotaOp():
+                text, dims = self._offset(op.at.expr, op.indices, space)
+                self._bind(op, space, f"tl.cast({text}, {type_name(element_of(op.result))})", dims)
+            case ApplyOp():
+                self._apply(op, space)
+            case CastOp():
+                arg = self._value(op.arg, space)
+                text = _cast(self._typed(op.arg, space), element_of(op.arg), element_of(op.result))
+                self._bind(op, space, text, arg.dims)
+            case RandomOp():
+                seed, offset = self._value(op.seed, space), self._value(op.offset, space)
+                text = f"tl.randint({self._typed(op.seed, space)}, {self._typed(op.offset, space)})"
+                self._bind(op, space, f"{text}.to(tl.uint32, bitcast=True).to(tl.int64)", seed.dims | offset.dims)
+            case ReduceOp():
+                self._reduce(op, op.kind.data, self._value(op.arg, space), element_of(op.arg), space)
+            case ScanOp():
+                self._scan(op, space)
+            case ContractOp():
+                self._contract(op, space)
+            case _:
+                raise NotImplementedError(f"the Triton target has no rule for {op.name}")
+
+    def _apply(self, op: ApplyOp, space: Space) -> None:
+        args = [self._value(a, space) for a in op.args]
+        dims = frozenset().union(*(a.dims for a in args))
+        operand = op.args[-1]  # of `select` the first is the condition
+        texts = [self._argument(op, k, a, space) for k, a in enumerate(args)]
+        if op.fn.data == "select" and not _is_truth(element_of(op.args[0])):
+            texts[0] = f"{texts[0]} != 0"
+        self._bind(op, space, template(op.fn.data, element_of(operand), self.fast).format(*texts), dims)
+
+    def _argument(self, op: ApplyOp, position: int, value: Val, space: Space) -> str:
+        """A number stands as itself beside an f32 or a wide integer; elsewhere it would change the type."""
+        if not value.literal:
+            return value.text
+        element = element_of(op.args[position])
+        beside = any(
+            not self._value(v, space).literal and element_of(v) == element
+            for k, v in enumerate(op.args)
+            if k != position and not (op.fn.data == "select" and k == 0)
+        )
+        wide = isinstance(element, IntegerType) and element.width.data >= 32 and abs(int(value.text)) < 2**31
+        plain = isinstance(element, Float32Type) or (wide and op.fn.data in _PLAIN_INTEGER)
+        return value.text if beside and plain else self._typed(op.args[position], space)
+
+    # --- memory ---
+
+    def _offset(self, expr, indices: Sequence[SSAValue], space: Space) -> tuple[str, Dims]:
+        found = [self._value(v, space) for v in indices]
+        texts = [f"tl.cast({self._typed(v, space)}, tl.int64)" for v in indices]
+        return self.places.offset(expr, [(t, v.dims) for t, v in zip(texts, found, strict=True)], space)
+
+    def _pointer(self, buffer: SSAValue, at: str, at_dims: Dims, dims: Dims, space: Space) -> str:
+        text = self.buffers[buffer] if at == "0" else f"{self.buffers[buffer]} + {at}"
+        return text if at_dims == dims else f"tl.broadcast_to({text}, {space.shape(dims)})"
+
+    def _mask(self, dims: Dims, mask: SSAValue | None, space: Space) -> list[str]:
+        parts = [self.places.inside(d, space) for d in space.dims if d in dims and d.masked]
+        return parts + ([self._typed(mask, space)] if mask is not None else [])
+
+    def _load(self, op: LoadOp, space: Space) -> None:
+        at, at_dims = self._offset(op.at.expr, op.indices, space)
+        dims = at_dims
+        for extra in (op.mask, op.other):
+            dims |= self._value(extra, space).dims if extra is not None else frozenset()
+        mask = self._mask(dims, op.mask, space)
+        text = f"tl.load({self._pointer(op.buffer, at, at_dims, dims, space)}"
+        if mask:
+            other = self._typed(op.other, space) if op.other is not None else _zero(element_of(op.buffer))
+            text += f", mask={' & '.join(mask)}, other={other}"
+        if op in self.evict and self.places.inner is not None:
+            self.loops_left[op] -= 1
+            text += f', eviction_policy="{"evict_last" if self.loops_left[op] else "evict_first"}"'
+        self._bind(op, space, text + ")", dims)
+
+    def _store(self, op: StoreOp, space: Space) -> None:
+        at, at_dims = self._offset(op.at.expr, op.indices, space)
+        value = self._value(op.value, space)
+        dims = at_dims | value.dims
+        if op.mask is not None:
+            dims |= self._value(op.mask, space).dims
+        guards: list[str] = []
+        if op.mode.data == "add":
+            guards, guard_dims = self._once(op, space)
+            dims |= guard_dims
+        mask = self._mask(dims, op.mask, space) + guards
+        pointer = self._pointer(op.buffer, at, at_dims, dims, space)
+        masked = f", mask={' & '.join(mask)}" if mask else ""
+        if op.mode.data == "add":
+            self._line(f'tl.atomic_add({pointer}, {self._typed(op.value, space)}{masked}, sem="relaxed")')
+        else:
+            self._line(f"tl.store({pointer}, {self._typed(op.value, space)}{masked})")
+
+    def _once(self, op: StoreOp, space: Space) -> tuple[list[str], Dims]:
+        """An addition that does not vary along a parallel axis happens at that axis' first position alone."""
+        used = set(op.at.expr.names())
+        for v in (op.value, *op.indices, *([op.mask] if op.mask is not None else [])):
+            used |= set(axes_of(v))
+        found = [self.places.axis(a, space) for a in self.kernel.axis_names(PARALLEL) if a not in used]
+        return [f"({t} == 0)" for t, _ in found if t != "0"], frozenset().union(*(d for _, d in found))
+
+    # --- along the reduced axis ---
+
+    def _reduce(self, op: Operation, kind: str, arg: Val, element: Attribute, space: Space) -> None:
+        dim = self.layout.reduced
+        assert dim is not None
+        axis, rank = space.dims.index(dim), len(space.dims)
+        dims = arg.dims | {dim}
+        text = f"tl.full((), {arg.text}, {type_name(element)})" if arg.literal else arg.text
+        if dim.masked:
+            text = f"tl.where({self.places.inside(dim, space)}, {text}, {identity(kind, element)})"
+        if dim not in arg.dims:
+            text = f"tl.broadcast_to({text}, {space.shape(dims)})"
+        place = self.places.position(dim, space)
+        if kind.startswith("arg") and dims != {dim}:
+            place = f"tl.broadcast_to({place}, {space.shape(dims)})"
+        if self.places.inner is None:
+            self._bind(op, space, reduce_text(kind, element, text, place, axis, rank), dims - {dim})
+            self._also_main(op, space)
+            return
+        name = self.namer.fresh(f"{kind}_{self.count}")
+        where = self.namer.fresh(f"{name}_at") if kind.startswith("arg") else ""
+        self.places.start += start_text(kind, element, name, where, space.shape(dims), self.options.wide)
+        self._line(accumulate(kind, name, where, text, place))
+        lines, self.places.inner = self.places.inner, None
+        body, self.body = self.body, []
+        self._bind(op, space, reduce_text(kind, element, name, where, axis, rank), dims - {dim})
+        self.after += self.body
+        self.places.inner, self.body = lines, body
+        self._also_main(op, space)
+
+    def _also_main(self, op: Operation, space: Space) -> None:
+        self.values[op.results[0], self.main] = self.values[op.results[0], space]
+
+    def _scan(self, op: ScanOp, space: Space) -> None:
+        dim = self.layout.reduced
+        assert dim is not None and op.axis.data in dim.axes, "a scan runs along the reduced axis"
+        arg, element = self._value(op.arg, space), element_of(op.arg)
+        dims = arg.dims | {dim}
+        text = self._typed(op.arg, space)
+        if dim not in arg.dims:
+            text = f"tl.broadcast_to({text}, {space.shape(dims)})"
+        axis, rank = space.dims.index(dim), len(space.dims)
+        carry = self.namer.fresh("carry") if self.places.inner is not None else ""
+        start, here, step = scan_lines(op.kind.data, element, text, carry, axis, rank, space.shape(dims - {dim}))
+        # The carry starts again in every loop that walks along the axis.
+        self.body += start
+        self._bind(op, space, here, dims)
+        for line in step:
+            self._line(line)
+
+    def _contract(self, op: ContractOp, space: Space) -> None:
+        dim = self.layout.reduced
+        assert dim is not None
+        if self.dot is None:
+            texts = [_cast(self._typed(v, space), element_of(v), element_of(op.result)) for v in (op.lhs, op.rhs)]
+            dims = self._value(op.lhs, space).dims | self._value(op.rhs, space).dims
+            self._reduce(op, "sum", Val(f"{texts[0]} * {texts[1]}", dims), element_of(op.result), space)
+            return
+        operands = []
+        for v, where in self.dot.order(op):
+            text = self._typed(v, where)
+            if dim.masked and not clean_operand(v):
+                text = f"tl.where({self.places.inside(dim, where)}, {text}, {_zero(element_of(v))})"
+            inner = peel(v)
+            operands.append(text if inner is v else self._typed(inner, where))
+        exact = "" if not isinstance(element_of(peel(op.lhs)), Float32Type) else self._precision()
+        dims = frozenset(self.main.dims)
+        if self.places.inner is None:
+            self._bind(op, self.main, f"tl.dot({', '.join(operands)}{exact})", dims)
+            return
+        acc = self.namer.fresh("acc")
+        self.places.start.append(f"{acc} = tl.zeros({self.main.shape(dims)}, tl.float32)")
+        self._line(f"{acc} = tl.dot({', '.join(operands)}, {acc}{exact})")
+        self.values[op.result, self.main] = Val(acc, dims)
+
+    def _precision(self) -> str:
+        return f', input_precision="{"tf32" if self.options.tf32 else "ieee"}"'
+
+
+# Functions of integers that keep the type of the tensor beside a number.
+_PLAIN_INTEGER = frozenset("add sub mul eq ne lt le gt ge bit_and bit_or bit_xor shl shr".split())
+
+
+def _is_truth(element: Attribute) -> bool:
+    return isinstance(element, IntegerType) and element.width.data == 1
+
+
+def _zero(element: Attribute) -> str:
+    return "0.0" if isinstance(element, AnyFloat) else "0"
+
+
+def _number(attribute: Attribute) -> str:
+    assert isinstance(attribute, (IntegerAttr, FloatAttr))
+    value = attribute.value.data
+    if isinstance(attribute, IntegerAttr):
+        return str(bool(value)) if _is_truth(attribute.type) else str(value)
+    if value != value or value in (float("inf"), float("-inf")):
+        return f"float('{value}')"
+    return repr(float(value))
+
+
+def _cast(text: str, source: Attribute, target: Attribute) -> str:
+    """As PyTorch converts: narrow floats by way of f32, truth is "not zero"."""
+    if source == target:
+        return text
+    if _is_truth(target):
+        return f"{text} != 0"
+    if _narrow_float(target) and not isinstance(source, Float32Type):
+        return f"{text}.to(tl.float32).to({type_name(target)})"
+    if _narrow_float(source) and not isinstance(target, (Float32Type, Float64Type)):
+        text = f"{text}.to(tl.float32)"
+    if isinstance(source, AnyFloat) and isinstance(target, IntegerType) and target.width.data < 32:
+        text = f"{text}.to(tl.int64)"  # then the low bits, as the CPU does
+    return f"{text}.to({type_name(target)})"
+
+
+def _narrow_float(element: Attribute) -> bool:
+    return isinstance(element, AnyFloat) and element.bitwidth == 16
+
+
+

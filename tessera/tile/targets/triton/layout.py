@@ -1,0 +1,191 @@
+"""Where the axes of a kernel go: program ids, dimensions of blocks, and how an offset is written over them.
+
+A schedule's blocks are named by an axis ("j") or by several neighbours that are walked as one ("i j"). Each becomes a
+`Dim`. Parallel dims share out the grid; a dim whose block is larger than one is a dimension of the block as well.
+Neighbouring parallel axes of block one are joined, so that an offset over them needs no division where their strides
+allow. Reading an offset off a joined dim is `Dim.rewrite`; it divides only where strides do not fit together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tessera.tile.dialect import PARALLEL, KernelOp
+from tessera.tile.index import Index, Quotient, name
+from tessera.tile.schedule import Schedule, reduced_axis
+from tessera.util.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring axes of one dim, read as a single number: `dim // inner % size`."""
+
+    axes: tuple[str, ...]
+    inner: Index  # how many positions of the dim one step of this run spans
+    size: Index
+    first: bool  # nothing stands before it, so the remainder can be left out
+
+
+@dataclass(frozen=True)
+class Dim:
+    axes: tuple[str, ...]
+    sizes: tuple[Index, ...]
+    block: int
+    reduce: bool = False
+
+    @property
+    def size(self) -> Index:
+        return product(self.sizes)
+
+    @property
+    def tensor(self) -> bool:
+        """Whether blocks have a dimension for it."""
+        return self.reduce or self.block > 1
+
+    @property
+    def masked(self) -> bool:
+        """Whether the last block reaches past the end."""
+        size = self.size.constant
+        return self.block > 1 and (size is None or size % self.block != 0)
+
+    @property
+    def steps(self) -> Index:
+        return ceil_div(self.size, self.block)
+
+    def run(self, first: int, last: int) -> Run:
+        inner = product(self.sizes[last + 1 :])
+        return Run(self.axes[first : last + 1], inner, product(self.sizes[first : last + 1]), first == 0)
+
+    def rewrite(self, expr: Index, axes: frozenset[str]) -> tuple[Index, list[Run]]:
+        """`expr` over runs of this dim instead of its axes, and those runs. `axes` are all axes of the kernel."""
+        if len(self.axes) == 1 or not set(self.axes) & expr.names():
+            single = [self.run(0, 0)] if self.axes[0] in expr.names() else []
+            return expr, single
+        strides = [expr.stride(a) for a in self.axes]
+        runs: list[tuple[int, int]] = []
+        for at in range(len(self.axes)):
+            if runs and self._joins(strides[runs[-1][1]], strides[at], self.sizes[at], axes):
+                runs[-1] = (runs[-1][0], at)
+            else:
+                runs.append((at, at))
+        used: list[Run] = []
+        for first, last in runs:
+            stride = strides[last]
+            if stride is not None and stride.constant == 0:
+                expr = expr.substitute({a: 0 for a in self.axes[first : last + 1]})
+                continue
+            used.append(self.run(first, last))
+            if last > first:
+                zero: Mapping[str, Index | int] = {a: 0 for a in self.axes[first : last + 1]}
+                assert stride is not None
+                expr = expr.substitute(zero) + name(run_name(used[-1].axes)) * stride
+        return expr, used
+
+    @staticmethod
+    def _joins(outer: Index | None, inner: Index | None, size: Index, axes: frozenset[str]) -> bool:
+        if outer is None or inner is None or (outer.names() | inner.names()) & axes:
+            return False
+        return outer == inner * size
+
+
+def run_name(axes: tuple[str, ...]) -> str:
+    """The name of a run inside index expressions; no axis or symbol has a space in its name."""
+    return " ".join(axes)
+
+
+def product(sizes: tuple[Index, ...]) -> Index:
+    total = Index.of(1)
+    for size in sizes:
+        total = total * size
+    return total
+
+
+def ceil_div(size: Index, block: int) -> Index:
+    return size if block == 1 else (size + (block - 1)) // block
+
+
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is not less."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+@dataclass(frozen=True)
+class Layout:
+    parallel: tuple[Dim, ...]  # in the kernel's order; the last one varies fastest over program ids
+    reduced: Dim | None
+
+    @property
+    def dims(self) -> tuple[Dim, ...]:
+        return (*self.parallel, *([self.reduced] if self.reduced else []))
+
+    @property
+    def programs(self) -> Index:
+        return product(tuple(d.steps for d in self.parallel))
+
+    def dim_of(self, axis: str) -> Dim:
+        return next(d for d in self.dims if axis in d.axes)
+
+
+def layout(kernel: KernelOp, schedule: Schedule) -> Layout:
+    """The dims of a kernel under a schedule; refuses blocks that do not fit the kernel."""
+    sizes = {a.axis.data: a.size.expr for a in kernel.axes}
+    axis = reduced_axis(kernel)
+    blocks = {tuple(key.split()): n for key, n in schedule.blocks}
+    for key, n in blocks.items():
+        _check(kernel, key, n)
+    groups: list[tuple[tuple[str, ...], int]] = []
+    names = list(kernel.axis_names(PARALLEL))
+    while names:
+        key = next((k for k in blocks if k[0] == names[0]), (names[0],))
+        if tuple(names[: len(key)]) != key:
+            raise OptionError(f"expected a block over neighbouring parallel axes of {kernel.axis_names()}, got {key}")
+        block = blocks.get(key, 1)
+        if block == 1 and groups and groups[-1][1] == 1:
+            groups[-1] = (groups[-1][0] + key, 1)
+        else:
+            groups.append((key, block))
+        del names[: len(key)]
+    parallel = tuple(Dim(key, tuple(sizes[a] for a in key), block) for key, block in groups)
+    if axis is None:
+        return Layout(parallel, None)
+    return Layout(parallel, Dim((axis,), (sizes[axis],), max(_reduce_block(blocks, axis, sizes, schedule), 2), True))
+
+
+def _reduce_block(blocks: Mapping, axis: str, sizes: Mapping[str, Index], schedule: Schedule) -> int:
+    size = sizes[axis].constant
+    if (block := blocks.get((axis,))) is None:
+        if schedule.loop or size is None:
+            raise OptionError(f"expected a block for the reduced axis {axis!r}, got {schedule.blocks}")
+        return power_of_two(size)
+    if size is not None and not schedule.loop and size > block:
+        raise OptionError(f"one block of {block} cannot hold the {size} elements of {axis!r}; try loop=True")
+    return block
+
+
+def _check(kernel: KernelOp, key: tuple[str, ...], block: int) -> None:
+    unknown = set(key) - set(kernel.axis_names())
+    if unknown or block < 1 or block & (block - 1):
+        raise OptionError(
+            f"{kernel.sym_name.data}: expected blocks that are powers of two over {kernel.axis_names()}, "
+            f"got {' '.join(key)}={block}"
+        )
+
+
+def bound(expr: Index, values: Mapping[str, int]) -> int:
+    """An upper bound of `expr` where every axis is at its largest; gathered indices are not counted."""
+    total = 0
+    for factors, c in expr.terms:
+        if c > 0:
+            total += c * math.prod(_atom_bound(a, values) for a in factors)
+    return total
+
+
+def _atom_bound(atom, values: Mapping[str, int]) -> int:
+    if isinstance(atom, Quotient):
+        left, right = bound(atom.left, values), max(bound(atom.right, values), 1)
+        if atom.kind == "//":
+            return left // right if atom.right.constant else left
+        return min(left, right - 1)
+    return values.get(atom.name, 1)

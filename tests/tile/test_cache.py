@@ -1,0 +1,117 @@
+"""The on-disk cache: private, whole or absent, and never in the way."""
+
+from __future__ import annotations
+
+import os
+import stat
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tessera.tile import cache
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_round_trip() -> None:
+    assert cache.load("object", "a") is None
+    cache.store("object", "a", b"\0\1binary")
+    cache.store("object", "b", b"")
+    cache.store("schedule", "a", b"other kind")
+    assert cache.load("object", "a") == b"\0\1binary"
+    assert cache.load("object", "b") == b""
+    assert cache.load("schedule", "a") == b"other kind"
+    cache.store("object", "a", b"newer")
+    assert cache.load("object", "a") == b"newer"
+
+
+def test_entries_and_clear(folder: Path) -> None:
+    cache.store("object", "a", b"xyz")
+    cache.store("schedule", "b", b"")
+    cache.write_source("source", "kernel", "x = 1\n")
+    (folder / "object" / "notes.txt").write_text("not ours")
+    assert [(e.kind, e.digest) for e in cache.entries()] == [
+        ("object", cache.digest("a")),
+        ("schedule", cache.digest("b")),
+    ]
+    assert [e.kind for e in cache.entries("schedule")] == ["schedule"]
+    cache.clear()
+    assert list(cache.entries()) == []
+    assert [p.name for p in folder.glob("*/*")] == ["notes.txt"]
+
+
+def test_private_to_the_user(folder: Path) -> None:
+    folder.mkdir(mode=0o755)
+    cache.store("object", "a", b"x")
+    for path in (folder, folder / "object"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    (entry,) = cache.entries()
+    assert stat.S_IMODE(entry.path.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("damage", [b"", b"garbage", "cut", "flip"])
+def test_damaged_entry_is_absent_and_rewritten(damage: bytes | str) -> None:
+    cache.store("object", "a", b"the right bytes")
+    (entry,) = cache.entries()
+    whole = entry.path.read_bytes()
+    match damage:
+        case "cut":
+            entry.path.write_bytes(whole[:-1])
+        case "flip":
+            entry.path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        case bytes():
+            entry.path.write_bytes(damage)
+    assert cache.load("object", "a") is None
+    cache.store("object", "a", b"the right bytes")
+    assert cache.load("object", "a") == b"the right bytes"
+
+
+def test_entry_under_a_wrong_name_is_absent() -> None:
+    cache.store("object", "a", b"for a")
+    (entry,) = cache.entries()
+    entry.path.rename(entry.path.with_name(cache.digest("b") + cache.SUFFIX))
+    assert cache.load("object", "b") is None
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_folder_that_cannot_be_written(folder: Path) -> None:
+    folder.mkdir()
+    folder.chmod(0o500)
+    cache.store("object", "a", b"x")
+    assert cache.load("object", "a") is None
+
+
+def test_folder_that_is_a_file(folder: Path) -> None:
+    folder.write_text("in the way")
+    cache.store("object", "a", b"x")
+    assert cache.load("object", "a") is None
+    assert cache.write_source("source", "kernel", "x = 1\n").read_text() == "x = 1\n"
+
+
+def test_source_files_are_named_by_content() -> None:
+    first = cache.write_source("source", "kernel", "x = 1\n")
+    assert first == cache.write_source("source", "kernel", "x = 1\n")
+    assert first != cache.write_source("source", "kernel", "x = 2\n")
+    first.write_text("edited")
+    assert cache.write_source("source", "kernel", "x = 1\n").read_text() == "x = 1\n"
+
+
+def _write_many(worker: int) -> int:
+    whole = 0
+    for turn in range(50):
+        cache.store("object", "shared", bytes([worker]) * 10_000)
+        data = cache.load("object", "shared")
+        whole += data is not None and len(data) == 10_000 and len(set(data)) == 1
+        cache.store("object", f"{worker}-{turn}", b"x")
+    return whole
+
+
+def test_many_processes() -> None:
+    with ProcessPoolExecutor(3) as pool:
+        assert list(pool.map(_write_many, range(3))) == [50, 50, 50]
+    assert len(list(cache.entries())) == 151
