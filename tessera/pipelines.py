@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -40,9 +41,10 @@ Pass = Callable[[Trace], Trace]
 
 # Local rewrites first: they expose equal equations to cse; dce last sweeps what both left.
 CLEAN: list[tuple[str, Pass]] = [("canonicalise", canonicalise), ("fold", fold), ("cse", cse), ("dce", dce)]
-# After differentiation: PyTorch's formulas bring views and detaches of their own.
-CLEAN_JOINT: list[tuple[str, Pass]] = [("canonicalise", canonicalise), ("cse", cse)]
-# Order matters: reinplace reads the final order of equations.
+# After differentiation nothing carries gradients any more: detach and its like are only names.
+last = partial(canonicalise, differentiable=False)
+CLEAN_JOINT: list[tuple[str, Pass]] = [("canonicalise", last), ("fold", fold), ("cse", cse)]
+# After claiming, so that executors see functional operators; reinplace last, since it reads the final order.
 FINAL: list[tuple[str, Pass]] = [("schedule", schedule), ("reinplace", reinplace)]
 
 
@@ -116,12 +118,11 @@ class Compilation:
         return trace
 
     def generate(self, trace: Trace, prefix: str = "") -> Callable:
-        """Final passes, executors, Python."""
-        trace = self.run(trace, FINAL, prefix)
+        """Executors, final passes, Python."""
         claimed, report = claim(trace, self.options.executors)
         self.claims += report
-        claimed = self.keep(f"{prefix}claim", claimed)
-        return compile_trace(claimed, bind=bind, dead=lifetimes(claimed))
+        final = self.run(self.keep(f"{prefix}claim", claimed), FINAL, prefix)
+        return compile_trace(final, bind=bind, dead=lifetimes(final))
 
 
 def compile_captured(
@@ -165,6 +166,7 @@ def _layout(captured: Captured, core: Trace, results: list[Value], write_back: d
 
 
 def _inference(compilation: Compilation, core: Trace) -> Callable:
+    core = compilation.run(core, [("inference canonicalise", last), ("inference dce", dce)])
     layout = _layout(compilation.captured, core, list(core.outputs), {})  # type: ignore[arg-type]
     return build_call(compilation.generate(core), layout, compilation.eager, guarded=True)
 

@@ -58,7 +58,7 @@ def _claim_operators(trace: Trace, executor: OperatorExecutor, report: list[Clai
             continue
         key = (eqn.op, fn)
         if key not in specials:
-            specials[key] = Special(eqn.op._opname, fn, executor.name, not has_effect(eqn.op), of=eqn.op)
+            specials[key] = Special(eqn.op._opname, fn, executor.name, not has_effect(eqn), of=eqn.op)
         equations[index] = eqn.with_(op=specials[key])
         taken.setdefault(executor.why(eqn) if executor.why else "", []).append(eqn)
     report += [_entry(executor.name, eqns, why) for why, eqns in taken.items()]

@@ -25,7 +25,7 @@ def partition(trace: Trace, wanted: Callable[[Equation], bool], least: int = 1) 
     member: list[bool] = [False] * len(trace.equations)
     for index, eqn in enumerate(trace.equations):
         grouping.add(index)
-        if has_effect(eqn.op) or written(eqn) or isinstance(eqn.op, Special) or not wanted(eqn):
+        if has_effect(eqn) or written(eqn) or isinstance(eqn.op, Special) or not wanted(eqn):
             continue
         member[index] = True
         for need in sorted(needs[index], reverse=True):

@@ -27,7 +27,7 @@ from tessera.ir import fake
 from tessera.ir.alias import FUNCTIONAL, KEEP_GRAD, Ref, Root, View
 from tessera.ir.builder import Builder
 from tessera.ir.equation import NO_GRAD, SPECIALS, Arg, Source, Special, Value
-from tessera.ir.schema import bind, functional_of, normalise, schema_of
+from tessera.ir.schema import bind, draws, functional_of, normalise, schema_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, Type, type_of
 from tessera.util.errors import CaptureError
@@ -41,6 +41,8 @@ _SHAPE_CHANGES = {"resize_", "set_", "resize_as_", "set_data", "_resize_output_"
 _VIEW_CHANGES = {"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_", "detach_"}
 # Writes their schemas do not tell of: arguments 3 and 4 are running statistics.
 _RUNNING_STATISTICS = {"batch_norm", "instance_norm", "cudnn_batch_norm", "miopen_batch_norm", "native_batch_norm", "_batch_norm_impl_index"}
+
+_DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
 
 _recording: list[Recorder] = []
 
@@ -108,7 +110,10 @@ class Recorder(TorchDispatchMode):
         if func is torch.ops.aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self.literal(args[0])
         args, kwargs = pytree.tree_map_only(torch.Tensor, self.fake, (args, kwargs))
-        if not self.keep(func) and _is_composite(func) and func._opname not in _RUNNING_STATISTICS:
+        if func._opname in _DROPOUTS and not draws(func, args, kwargs):
+            return args[0]  # as eager does: the argument itself, not a copy
+        apart = not self.keep(func) and func._opname not in _RUNNING_STATISTICS
+        if _is_composite(func) and (apart or _may_be_a_view(func, args)):
             with self:
                 return func.decompose(*args, **kwargs)
         if self.locate:
@@ -344,8 +349,20 @@ def _touches_tensors(func: OpOverload) -> bool:
     return _touch_cache[func]
 
 
-def _is_composite(func: object) -> bool:
-    return isinstance(func, OpOverload) and func._can_decompose()
+_composite_cache: dict[OpOverload, bool] = {}
+
+
+def _is_composite(func: OpOverload) -> bool:
+    """PyTorch itself runs it as other operators; a mere decomposition beside a kernel does not count."""
+    if func not in _composite_cache:
+        key = "CompositeImplicitAutograd"
+        _composite_cache[func] = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+    return _composite_cache[func]
+
+
+def _may_be_a_view(func: OpOverload, args: tuple) -> bool:
+    """einsum of one operand may only permute it, which its schema does not tell."""
+    return func._opname == "einsum" and len(args[1]) == 1
 
 
 def _same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch.utils._sympy.printers import PythonPrinter
@@ -42,7 +43,7 @@ def sweep(trace: Trace) -> Trace:
     needed = set(trace.results()) | {v for v, _ in trace.symbols.values()}
     kept: list[Equation] = []
     for eqn in reversed(trace.equations):
-        if has_effect(eqn.op) or any(v in needed for v in eqn.results()):
+        if has_effect(eqn) or any(v in needed for v in eqn.results()):
             kept.append(eqn)
             needed.update(eqn.inputs())
     return trace.with_(
@@ -86,7 +87,7 @@ class _Replay:
     def equation(self, eqn: Equation) -> None:
         args, kwargs = self.concrete(eqn.args), self.concrete(eqn.kwargs)
         if isinstance(eqn.op, Special):
-            out = self.special(eqn, args, kwargs)  # type: ignore[arg-type]
+            out: Any = self.special(eqn, args, kwargs)  # type: ignore[arg-type]
         else:
             out = eqn.op(*args, **kwargs)  # type: ignore[misc]
         outs = tuple(out) if eqn.many else (out,)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
@@ -233,9 +234,20 @@ def draws(op: object, args: tuple, kwargs: dict) -> bool:
 _EFFECTS = ("_assert", "sym_constrain", "_print", "record_stream")
 
 
-def has_effect(op: object) -> bool:
+class _Call(Protocol):
+    """An equation, as far as this file needs to know one."""
+
+    op: Any
+    args: tuple
+    kwargs: dict
+
+
+def has_effect(eqn: _Call) -> bool:
     """Must stay even if nothing reads its result, and must keep its place among its like."""
+    op = eqn.op
     if not isinstance(op, OpOverload):
-        return not getattr(op, "pure", True)
+        return not getattr(op, "pure", True) or any(isinstance(a, OpOverload) and is_random(a) for a in eqn.args)
     schema = schema_of(op)
-    return schema.random or bool(schema.mutated) or not schema.returns or op._opname.startswith(_EFFECTS)
+    if schema.mutated or not schema.returns or op._opname.startswith(_EFFECTS):
+        return True
+    return schema.random and draws(op, eqn.args, eqn.kwargs)

@@ -113,6 +113,10 @@ def _no_dropout(op: OpOverload, p: object) -> None:
         )
 
 
+def _without_dropout(eqn: Equation) -> bool:
+    return len(eqn.args) < 5 or eqn.args[4] == 0
+
+
 def _mathematical(op: OpOverload, given: dict[str, Arg]) -> tuple[Arg, ...]:
     _no_dropout(op, given.get("dropout_p"))
     return tuple(given.get(n) for n in ("query", "key", "value", "attn_mask", "is_causal", "scale"))
@@ -290,6 +294,7 @@ def _declare() -> None:
     declare(
         "aten.scaled_dot_product_attention.default",
         "attention",
+        applies=_without_dropout,
         jvp=jvp_attention(whole),
         batch=batch_attention(whole),
         cost=cost_attention(2),

@@ -111,7 +111,7 @@ def _trace_vjp(
         found = iter(grads)
         return [*results, *(next(found) if s else None for m, s in zip(mask, sought, strict=True) if m)]
 
-    fakes = [fake.fake_of(v.tensor, mode) for v in values] + [fake.fake_of(_dense(v.tensor), mode) for v in floats]
+    fakes = [fake.fake_of(v.tensor, mode) for v in values] + [fake.fake_of(dense(v.tensor), mode) for v in floats]
     for x, wanted in zip(fakes, sought, strict=False):
         x.requires_grad_(wanted)
     names = [f"x{i}" for i in range(len(values))] + [f"ct{i}" for i in range(len(floats))]
@@ -173,7 +173,7 @@ def _trace_jvp(
         _, pull_pull = torch.func.vjp(lambda *cts: pull(cts), *seeds)
         return arrange(diff, other, pull_pull(used(fakes[len(values) :])))
 
-    fakes = [fake.fake_of(v.tensor, mode) for v in values] + [fake.fake_of(_dense(v.tensor), mode) for v in moving]
+    fakes = [fake.fake_of(v.tensor, mode) for v in values] + [fake.fake_of(dense(v.tensor), mode) for v in moving]
     names = [f"x{i}" for i in range(len(values))] + [f"t{i}" for i in range(len(moving))]
     try:
         trace, _ = record(forward_mode, fakes, names, _decompose, Builder("jvp_formula", mode), whole=False, locate=False)
@@ -346,7 +346,7 @@ def _differentiable(v: Value) -> bool:
     return isinstance(v.type, TensorType) and v.type.is_differentiable
 
 
-def _dense(t: TensorType) -> TensorType:
+def dense(t: TensorType) -> TensorType:
     """A cotangent or tangent has the shape and dtype of its value; its strides are the plain ones where the
     value's memory overlaps itself."""
     return TensorType(t.dtype, t.shape, _plain_strides(t), t.device)

@@ -23,7 +23,7 @@ from tessera.util.errors import RuleError
 
 def opaque_vjp(eqn: Equation, values: list[Value], mask: tuple[bool, ...], mode: FakeTensorMode) -> Trace:
     """A trace of two equations: the operator, then its pullback from (values, cotangents) to gradients."""
-    if has_effect(eqn.op):
+    if has_effect(eqn):
         raise RuleError(f"{eqn.op} is random or has effects, and its derivative looks at data: it cannot be run again")
     builder = Builder("vjp_formula", mode)
     inputs = [builder.input(f"x{i}", v.type) for i, v in enumerate(values)]

@@ -30,7 +30,7 @@ def cse(trace: Trace) -> Trace:
     for eqn in trace.equations:
         if names and any(v in names for v in eqn.inputs()):
             eqn = eqn.with_(args=rename(eqn.args, names), kwargs=rename(eqn.kwargs, names))
-        if has_effect(eqn.op):
+        if has_effect(eqn):
             kept.append(eqn)
             continue
         key = (eqn.op, key_of(eqn.args), key_of(eqn.kwargs), eqn.tags)

@@ -26,7 +26,7 @@ def dce(trace: Trace) -> Trace:
     need(trace.outputs)
     kept = []
     for eqn in reversed(trace.equations):
-        if any(v in live for v in eqn.outputs) or has_effect(eqn.op):
+        if any(v in live for v in eqn.outputs) or has_effect(eqn):
             need((eqn.args, eqn.kwargs))
             kept.append(eqn)
     constants = {v: t for v, t in trace.constants.items() if v in live}

@@ -32,7 +32,7 @@ def dependencies(trace: Trace, of: Roots | None = None) -> list[set[int]]:
         need = {maker[v] for v in inputs if v in maker}
         if late_symbols:
             need |= {late_symbols[s] for s in mentioned((eqn.args, eqn.kwargs)) if s in late_symbols}
-        if has_effect(eqn.op):
+        if has_effect(eqn):
             if effect >= 0:
                 need.add(effect)
             effect = index

@@ -80,7 +80,7 @@ def _foldable(eqn: Equation, known: dict[Value, torch.Tensor | None]) -> bool:
         return False
     if op.namespace != "aten" or op._opname in _UNINITIALISED or eqn.outputs[0] is None or not _small(eqn.out):
         return False
-    if any(v not in known for v in eqn.inputs()) or has_effect(op) or symbols_in((eqn.args, eqn.kwargs)):
+    if any(v not in known for v in eqn.inputs()) or has_effect(eqn) or symbols_in((eqn.args, eqn.kwargs)):
         return False
     return all(_plain(a) for a in (*eqn.args, *eqn.kwargs.values()))
 

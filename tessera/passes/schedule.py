@@ -120,7 +120,7 @@ class _Graph:
         targets = [
             i
             for i, eqn in enumerate(self.equations)
-            if not self.feeds[i] or has_effect(eqn.op) or not wanted.isdisjoint(eqn.outputs)
+            if not self.feeds[i] or has_effect(eqn) or not wanted.isdisjoint(eqn.outputs)
         ]
         for target in targets:
             stack = [target]

@@ -48,7 +48,7 @@ class _Refuse(torch.autograd.Function):
 
 def bridge(forward: Callable, backward: Callable, plan: Bridge) -> Callable:
     """The forward as a differentiable function of its inputs."""
-    results, tensors, numbers = plan.results, plan.tensors, plan.numbers
+    results, tensors, numbers, pulled = plan.results, plan.tensors, plan.numbers, plan.pulled
     in_order = not numbers
 
     def restore(ctx: torch.autograd.function.FunctionCtx) -> list:
@@ -73,24 +73,33 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge) -> Callable:
             else:
                 ctx.save_for_backward(*[saved[i] for i in tensors])
                 ctx.numbers = [saved[i] for i in numbers]
+            ctx.strides = [out[i].stride() for i in pulled]
             if plan.passive:
                 ctx.mark_non_differentiable(*[out[i] for i in plan.passive if isinstance(out[i], torch.Tensor)])
             return out[:results]
 
         @staticmethod
         def backward(ctx, *cts):  # noqa: ANN001, ANN002, ANN205
-            pulled = [cts[i] for i in plan.pulled]
+            seeds = [cts[i] if cts[i].stride() == s else _laid_out(cts[i], s) for i, s in zip(pulled, ctx.strides)]
             twice = torch.is_grad_enabled()
             with below_autograd():
-                grads = backward(*restore(ctx), *pulled)
+                grads = backward(*restore(ctx), *seeds)
             if twice:
-                grads = _guard(grads, (*pulled, *ctx.saved_tensors))
+                grads = _guard(grads, (*seeds, *ctx.saved_tensors))
             aligned: list = [None] * plan.inputs
             for position, grad in zip(plan.wrt, grads, strict=True):
                 aligned[position] = grad
             return tuple(aligned)
 
     return TesseraGraph.apply
+
+
+def _laid_out(ct: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """A cotangent in the layout of the result it belongs to: the backward program was made for that layout."""
+    with torch.no_grad():
+        if any(s == 0 and size > 1 for s, size in zip(stride, ct.shape, strict=True)):
+            return ct.contiguous()
+        return torch.empty_strided(ct.shape, stride, dtype=ct.dtype, device=ct.device).copy_(ct)
 
 
 def _guard(grads: tuple, sources: tuple) -> tuple:

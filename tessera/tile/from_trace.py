@@ -13,15 +13,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
 from tessera.ir.equation import Arg, Equation, Value, values_in
-from tessera.ir.schema import bind
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.tile import lower_gather, lower_pointwise, lower_reduce, lower_view  # noqa: F401  (fill the table)
 from tessera.tile.build import KernelBuilder
 from tessera.tile.dialect import KernelOp
 from tessera.tile.from_trace_emit import Emit, T
-from tessera.tile.from_trace_index import ONE, ZERO, Index, Indices, Ranges, Unlowerable, product, size_index, sizes_of
+from tessera.tile.from_trace_index import ONE, ZERO, Index, Indices, Ranges, Unlowerable, product, sizes_of
 from tessera.tile.from_trace_space import Axis, Space, arrange, find_space, split_axes
 from tessera.tile.index import name
 from tessera.tile.lower import DTYPES, VIEW, Call, rule_of
@@ -104,17 +105,11 @@ class Region:
         self._looks: dict[tuple, Emit] = {}
 
     def _add(self, eqn: Equation) -> None:
-        if rule_of(eqn.op) is None:
-            raise Unlowerable(f"{eqn.op} has no lowering")
-        for v in (*eqn.inputs(), *eqn.results()):
-            if not isinstance(v.type, TensorType) or v.type.dtype not in DTYPES or v.type.bits != (False, False):
-                raise Unlowerable(f"{v.name} is {v.type}")
-            if any(size_index(s) == ZERO for s in v.shape):
-                raise Unlowerable(f"{v.name} has no elements")
-        positional, keyword = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+        if reason := why_not(eqn):
+            raise Unlowerable(reason)
         for number, v in enumerate(eqn.outputs):
             if v is not None:
-                self.calls[v] = Call(eqn, tuple(positional), keyword, number)
+                self.calls[v] = Call.of(eqn, number)
 
     def _outputs(self) -> tuple[tuple[Equation, ...], tuple[Value, ...]]:
         """An output that is a view is made outside, of what it shows: it shares memory with it, as in PyTorch."""
@@ -144,6 +139,20 @@ class Region:
     def reads(self, space: Space, axes: list[Axis]) -> list[Value]:
         emit = self.look(space, axes)
         return [v for v in self.body.inputs if v in emit.buffers]
+
+
+def why_not(eqn: Equation) -> str:
+    """Why an equation can be in no kernel; empty where it can."""
+    if rule_of(eqn.op) is None:
+        return f"{eqn.op} has no lowering"
+    for v in (*eqn.inputs(), *eqn.results()):
+        if not isinstance(v.type, TensorType):
+            return f"{v.name} is a number known only at run time"
+        if v.type.dtype not in DTYPES or v.type.layout is not torch.strided or v.type.bits != (False, False):
+            return f"{v.name} is {v.type}"
+        if any(isinstance(s, int) and s == 0 for s in v.shape):
+            return f"{v.name} has no elements"
+    return ""
 
 
 def is_view(eqn: Equation) -> bool:
@@ -219,6 +228,8 @@ class _Lowering:
 
     def along(self, source: Value, dims: list[int], at: Indices) -> tuple[_Lowering, Indices]:
         """The index at which the reduced dimensions run over the reduced axis, and a reader for what is there."""
+        if product([sizes_of(source.shape)[d] for d in dims]) == ONE:
+            return self, tuple(ZERO if d in dims else i for d, i in enumerate(at))
         place = self.place.get(source)
         if place is None:
             raise Unlowerable(f"{source.name} is reduced outside of the region's space")

@@ -15,6 +15,7 @@ import torch
 from torch._ops import OpOverload
 
 from tessera.ir.equation import Arg, Equation, Value
+from tessera.ir.schema import bind
 from tessera.tile.from_trace_emit import Emit, T
 from tessera.tile.from_trace_index import Indices, Ranges
 
@@ -42,6 +43,11 @@ class Call:
     args: tuple[Arg, ...]
     kwargs: dict[str, Arg]
     number: int = 0
+
+    @staticmethod
+    def of(eqn: Equation, number: int = 0) -> Call:
+        positional, keyword = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+        return Call(eqn, tuple(positional), keyword, number)
 
     @property
     def out(self) -> Value:

@@ -55,14 +55,22 @@ def _order(call: Call) -> list[int]:
     if name == "permute":
         return [wrap(d, rank) for d in args[0]]  # type: ignore[union-attr]
     order = list(range(rank))
-    if name in ("numpy_T",):
+    if name == "numpy_T":
         return order[::-1]
+    if name in ("movedim", "moveaxis"):
+        return _moved(rank, *args[:2])
     if rank < 2:
         return order
     a, b = {"t": (0, 1), "mT": (-2, -1)}[name] if name in ("t", "mT") else args[:2]  # type: ignore[misc]
     a, b = wrap(a, rank), wrap(b, rank)  # type: ignore[arg-type]
     order[a], order[b] = order[b], order[a]
     return order
+
+
+def _moved(rank: int, source: Arg, into: Arg) -> list[int]:
+    froms, tos = ([wrap(d, rank) for d in (x if isinstance(x, (list, tuple)) else [x])] for x in (source, into))
+    rest = iter(d for d in range(rank) if d not in froms)
+    return [froms[tos.index(d)] if d in tos else next(rest) for d in range(rank)]
 
 
 def _permute_pull(ranges: Ranges, call: Call, at: Indices) -> Indices:
@@ -74,7 +82,7 @@ def _permute_push(ranges: Ranges, call: Call, at: Indices) -> Indices:
     return tuple(at[d] for d in _order(call))
 
 
-view("permute transpose t mT numpy_T swapaxes swapdims", _permute_pull, _permute_push)
+view("permute transpose t mT numpy_T swapaxes swapdims movedim moveaxis", _permute_pull, _permute_push)
 
 
 def _flip(ranges: Ranges, call: Call, at: Indices) -> Indices:

@@ -157,6 +157,12 @@ def _stacked(t: TensorType, length: Size) -> TensorType:
     return plain_type(TensorType(t.dtype, (length, *t.shape), (), t.device))
 
 
+def _loop_types(body: Trace, carry: int, length: Size) -> list[TensorType]:
+    """What a scan over this body gives: the last carry, everything else stacked."""
+    outs = [o.tensor for o in body.outputs if isinstance(o, Value)]
+    return [*outs[:carry], *(_stacked(t, length) for t in outs[carry:])]
+
+
 def _scan_jvp(
     ts: Sequence, y: list, body: Trace, carried_: int, sliced: int, reverse: bool, *operands: Value
 ) -> Pushed:
@@ -187,10 +193,7 @@ def _scan_jvp(
     new_body = sub_trace(f"{body.name}_tangent", types, turn)
     length = operands[carried_].shape[0]
     n_carry = counts[0]
-    result_types = [
-        v.tensor if i < n_carry else _stacked(v.tensor, length)
-        for i, v in enumerate(new_body.outputs)  # type: ignore[union-attr]
-    ]
+    result_types = _loop_types(new_body, n_carry, length)
     made = emit(SCAN, new_body, n_carry, counts[1], reverse, *order, types=result_types)
     carry, t_carry = made[:carried_], iter(made[carried_:n_carry])
     n_y = len(outs_of) - carried_
@@ -250,10 +253,7 @@ def _scan_forward(
         return [*agreed([*new_carry, *added], types[: len(carry)]), *(g for g in full[carried_:split] if g is not None)]
 
     body_back = sub_trace(f"{body.name}_backward", types, back)
-    kinds = [
-        v.tensor if i < len(carry) else _stacked(v.tensor, length)
-        for i, v in enumerate(body_back.outputs)  # type: ignore[union-attr]
-    ]
+    kinds = _loop_types(body_back, len(carry), length)
     got = emit(SCAN, body_back, len(carry), len(slices), not reverse, *carry, *slices, *rest, types=kinds)
     by_carry, by_rest, by_xs = (
         iter(got[: len(ct_carry)]),

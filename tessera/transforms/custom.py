@@ -31,7 +31,9 @@ from tessera.transforms.subtrace import (
 )
 
 
-def _custom_forward(need: object, primal: Trace, fwd: Trace, bwd: Trace, *operands: Value) -> Generator[list[Arg], object, tuple]:
+def _custom_forward(
+    need: object, primal: Trace, fwd: Trace, bwd: Trace, *operands: Value
+) -> Generator[list[Arg], object, tuple]:
     made = splice(fwd, operands)
     results, residuals = made[: len(primal.outputs)], made[len(primal.outputs) :]
     given = yield results

@@ -73,7 +73,7 @@ class _Plan:
         symbols: set[str] = set()
         for eqn in reversed(self.trace.equations):
             binds = any(s in symbols and v in eqn.results() for s, (v, _) in self.trace.symbols.items())
-            effect = eqn in self.late and has_effect(eqn.op)  # a check on what backward computes
+            effect = eqn in self.late and has_effect(eqn)  # a check on what backward computes
             if effect or binds or any(v in wanted for v in eqn.results()):
                 needed.add(eqn)
                 wanted.update(eqn.inputs())
@@ -88,7 +88,7 @@ class _Plan:
         return {e for e in self.trace.equations if self._rank(e) <= level or RECOMPUTE in e.tags and self._pure(e)}
 
     def _pure(self, eqn: Equation) -> bool:
-        return not has_effect(eqn.op)
+        return not has_effect(eqn)
 
     def _rank(self, eqn: Equation) -> int:
         """0: runs once anyway; 1: a view; 2: cheap arithmetic; 3: real work; 4: must not run twice."""
@@ -265,7 +265,7 @@ class _Plan:
 
     def _backward_equations(self, saved: list[Value]) -> list[Equation]:
         have = {*saved, *self.cts, *self.trace.constants}
-        chosen = {e for e in self.late if has_effect(e.op)}
+        chosen = {e for e in self.late if has_effect(e)}
         wanted = [v for v in (*values_in(self.grads), *(v for e in chosen for v in e.inputs())) if v not in have]
         while wanted:
             v = wanted.pop()
@@ -285,7 +285,7 @@ class _Plan:
             if eqn in self.late:
                 continue
             binds = any(s in symbols and v in eqn.results() for s, (v, _) in self.trace.symbols.items())
-            effect = eqn in self.early and has_effect(eqn.op)
+            effect = eqn in self.early and has_effect(eqn)
             if effect or binds or any(v in wanted for v in eqn.results()):
                 chosen.append(eqn)
                 wanted.update(eqn.inputs())

@@ -19,7 +19,7 @@ from tessera.ir.record import NO_GRAD
 from tessera.ir.schema import bind
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
-from tessera.ops.fallback import Formula, conform, vjp_formula
+from tessera.ops.fallback import Formula, conform, dense, vjp_formula
 from tessera.ops.op import Rules, differentiates, rules
 from tessera.util.errors import RuleError
 
@@ -76,7 +76,7 @@ class _Reverse:
         results = [self.look(v) for v in dict.fromkeys(self.trace.results()) if pull is None or v in pull]
         pulled = [v for v in results if v in self.active]
         for v in pulled:
-            ct = self.builder.input(f"ct_{v.name}", _cotangent_type(v.tensor))
+            ct = self.builder.input(f"ct_{v.name}", dense(v.tensor))
             self.accumulate(v, ct)
         for eqn, how in reversed(self.tape):
             self.backward(eqn, how)
@@ -279,10 +279,6 @@ def _stops(eqn: Equation) -> bool:
 
 def _differentiable(v: Value) -> bool:
     return isinstance(v.type, TensorType) and v.type.is_differentiable
-
-
-def _cotangent_type(t: TensorType) -> TensorType:
-    return TensorType(t.dtype, t.shape, t.stride, t.device)
 
 
 def _zeros(t: TensorType) -> Value:

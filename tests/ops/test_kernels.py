@@ -14,6 +14,7 @@ from whole import CASES, r
 from tessera.ir.printer import compile_trace
 from tessera.ir.schema import schema_of
 from tessera.passes.dce import dce
+from tessera.transforms.jvp import jvp
 from tessera.transforms.vjp import vjp
 
 _FREE = ("detach", "alias", "empty", "empty_like", "_unsafe_view", "lift_fresh", "squeeze_", "zeros", "ones")
@@ -147,3 +148,21 @@ def test_recurrent_layers(cell: type) -> None:
     got = compile_trace(dce(joint.trace))(x, *weights.values(), ct)
     for g, e in zip(got, (y, *torch.autograd.grad(y, sources, ct)), strict=True):
         torch.testing.assert_close(g, e.detach())
+
+
+def test_tangent_of_attention_with_dropout() -> None:
+    """The mask of the drawn forward is the mask of its tangent."""
+    q, t = r(2, 5, 4), r(2, 5, 4)
+
+    def fn(q: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, q.sin(), q.cos(), dropout_p=0.5)
+
+    def at(step: float) -> torch.Tensor:
+        torch.manual_seed(3)
+        return fn(q + step * t)
+
+    trace = trace_of(fn, q)
+    torch.manual_seed(3)
+    got, moved = compile_trace(dce(jvp(trace, list(trace.inputs))))(q, t)
+    torch.testing.assert_close(got, at(0))
+    torch.testing.assert_close(moved, (at(1e-6) - at(-1e-6)) / 2e-6, rtol=1e-6, atol=1e-6)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy
 from xdsl.dialects.builtin import AnyFloat, FloatAttr, Float32Type, Float64Type, IntegerAttr, IntegerType
 from xdsl.ir import Attribute, Operation, SSAValue
 
@@ -34,7 +35,7 @@ from tessera.tile.targets.triton.functions import template, type_name
 from tessera.tile.targets.triton.layout import Dim, layout
 from tessera.tile.targets.triton.module import module_text
 from tessera.tile.targets.triton.names import Namer
-from tessera.tile.targets.triton.product import DotSpaces, clean_operand, dot_spaces, peel
+from tessera.tile.targets.triton.product import DotSpaces, dot_spaces, zero_outside
 from tessera.tile.targets.triton.reduction import accumulate, identity, reduce_text, scan_lines, start_text
 from tessera.tile.targets.triton.spaces import Dims, Places, Space
 
@@ -101,8 +102,12 @@ class _Emitter:
         """Which block of every parallel dim this program has."""
         dims = self.layout.parallel
         start = self.places.start
+        program = "tl.program_id(0)" + (".to(tl.int64)" if self.options.wide else "")
+        if len(dims) == 1 and not dims[0].tensor:
+            self.places.set_position(dims[0], program)
+            return
         if dims:
-            start.append("pid = tl.program_id(0)" + (".to(tl.int64)" if self.options.wide else ""))
+            start.append(f"pid = {program}")
         left = "pid"
         pending = list(dims)
         while pending:
@@ -115,7 +120,7 @@ class _Emitter:
             steps = steps if steps.isidentifier() or steps.isdigit() else f"({steps})"
             here = left if not pending else f"{left} % {steps}"
             if not dim.tensor:
-                self.places.set_position(dim, self.main, here)
+                self.places.set_position(dim, here)
             else:
                 if here != "pid":
                     here = self._assign(start, "pid_" + "".join(dim.axes), here)
@@ -171,6 +176,7 @@ class _Emitter:
             for space in self.spaces.get(op, [self.main]):
                 self._op(op, space)
         self.places.leave()
+        self.namer.release([first])
         stages = self.schedule.stages
         walk = f"0, {self.places.size(dim.size)}, {dim.block}"
         walk = f"range({walk})" if self.dot or stages <= 2 else f"tl.range({walk}, num_stages={stages})"
@@ -191,7 +197,9 @@ class _Emitter:
             if own is None:  # varies along the reduced axis alone: wherever it is used
                 users = [u.operation for r in op.results for u in r.uses]
                 spaces = {s: None for u in users for s in found.get(u, [])}
-                spaces |= {self.dot.operand(u, op.results[0]): None for u in users if isinstance(u, ContractOp)}
+                for u in users:
+                    if isinstance(u, ContractOp):
+                        spaces |= {s: None for v, s in self.dot.operands(u) if v is op.results[0]}
                 found[op] = list(spaces) or [self.dot.first]
             else:
                 found[op] = [own]
@@ -233,6 +241,8 @@ class _Emitter:
         return f"tl.full((), {found.text}, {type_name(element_of(v))})" if found.literal else found.text
 
     def _op(self, op: Operation, space: Space) -> None:
+        if self.dot and op in self.dot.unused:
+            return
         match op:
             case ConstantOp():
                 self.values[op.result, self.main] = Val(_number(op.value), literal=True)
@@ -362,8 +372,8 @@ class _Emitter:
             return
         name = self.namer.fresh(f"{kind}_{self.count}")
         where = self.namer.fresh(f"{name}_at") if kind.startswith("arg") else ""
-        self.places.start += start_text(kind, element, name, where, space.shape(dims), self.options.wide)
-        self._line(accumulate(kind, name, where, text, place))
+        self.body += start_text(kind, element, name, where, space.shape(dims), self.options.wide)
+        self._line(accumulate(kind, element, name, where, text, place))
         lines, self.places.inner = self.places.inner, None
         body, self.body = self.body, []
         self._bind(op, space, reduce_text(kind, element, name, where, axis, rank), dims - {dim})
@@ -400,19 +410,20 @@ class _Emitter:
             self._reduce(op, "sum", Val(f"{texts[0]} * {texts[1]}", dims), element_of(op.result), space)
             return
         operands = []
-        for v, where in self.dot.order(op):
+        for v, where in self.dot.operands(op):
             text = self._typed(v, where)
-            if dim.masked and not clean_operand(v):
-                text = f"tl.where({self.places.inside(dim, where)}, {text}, {_zero(element_of(v))})"
-            inner = peel(v)
-            operands.append(text if inner is v else self._typed(inner, where))
-        exact = "" if not isinstance(element_of(peel(op.lhs)), Float32Type) else self._precision()
+            if dim not in self._value(v, where).dims or (dim.masked and not zero_outside(v)):
+                full = where.shape(self._value(v, where).dims | {dim})
+                inside = f"{self.places.position(dim, where)} < {self.places.size(dim.size)}"
+                text = f"tl.broadcast_to(tl.where({inside}, {text}, {_zero(element_of(v))}), {full})"
+            operands.append(text)
+        exact = self._precision() if isinstance(element_of(self.dot.operands(op)[0][0]), Float32Type) else ""
         dims = frozenset(self.main.dims)
         if self.places.inner is None:
             self._bind(op, self.main, f"tl.dot({', '.join(operands)}{exact})", dims)
             return
         acc = self.namer.fresh("acc")
-        self.places.start.append(f"{acc} = tl.zeros({self.main.shape(dims)}, tl.float32)")
+        self.body.append(f"{acc} = tl.zeros({self.main.shape(dims)}, tl.float32)")
         self._line(f"{acc} = tl.dot({', '.join(operands)}, {acc}{exact})")
         self.values[op.result, self.main] = Val(acc, dims)
 
@@ -439,7 +450,7 @@ def _number(attribute: Attribute) -> str:
         return str(bool(value)) if _is_truth(attribute.type) else str(value)
     if value != value or value in (float("inf"), float("-inf")):
         return f"float('{value}')"
-    return repr(float(value))
+    return repr(float(value)) if not isinstance(attribute.type, Float32Type) else str(numpy.float32(value))
 
 
 def _cast(text: str, source: Attribute, target: Attribute) -> str:

@@ -159,7 +159,7 @@ def template(fn: str, element: Attribute, fast: bool) -> str:
     match element:
         case Float64Type():
             table = DOUBLE
-        case AnyFloat():
+        case _ if isinstance(element, AnyFloat):
             table = FAST if fast else FLOAT
         case IntegerType() if element.width.data == 1:
             table = TRUTH

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from tessera.tile.index import Index, Name, Quotient
 
@@ -27,12 +27,31 @@ class Namer:
         self.taken.add(text)
         return text
 
+    def release(self, names: Iterable[str]) -> None:
+        """These may be used again: what had them is gone."""
+        self.taken -= set(names)
 
-def render(expr: Index, look: Callable[[str], str], late: Callable[[str], bool] = lambda name: False) -> str:
-    """An index expression as Python. Factors for which `late` holds (sizes) come after the others: positions may be
-    wider integers than sizes are, and a product is as wide as what it starts with."""
+
+def _never(name: str) -> bool:
+    return False
+
+
+def render(
+    expr: Index,
+    look: Callable[[str], str],
+    late: Callable[[str], bool] = _never,
+    rank: Callable[[str], int] | None = None,
+) -> str:
+    """An index expression as Python.
+
+    Factors for which `late` holds (sizes) come after the others: positions may be wider integers than sizes are, and
+    a product is as wide as what it starts with. Terms go by the `rank` of their names: what varies least comes first.
+    """
     parts: list[str] = []
-    for product, factor in expr.terms:
+    terms = expr.terms
+    if rank is not None:
+        terms = tuple(sorted(terms, key=lambda t: max((rank(n) for n in Index((t,)).names()), default=0)))
+    for product, factor in terms:
         atoms = sorted(product, key=lambda a: isinstance(a, Name) and late(a.name))
         factors = [_atom(a, look, late) for a in atoms]
         if abs(factor) != 1 or not factors:
@@ -51,7 +70,7 @@ def _atom(atom: Name | Quotient, look: Callable[[str], str], late: Callable[[str
     return f"({grouped(atom.left, look, late)} {atom.kind} {grouped(atom.right, look, late)})"
 
 
-def grouped(expr: Index, look: Callable[[str], str], late: Callable[[str], bool] = lambda name: False) -> str:
+def grouped(expr: Index, look: Callable[[str], str], late: Callable[[str], bool] = _never) -> str:
     """The same, in parentheses unless it is one name or number."""
     text = render(expr, look, late)
     return text if re.fullmatch(r"\w+", text) else f"({text})"

@@ -34,6 +34,11 @@ class Space:
         return f"{vector}[{', '.join(':' if d is dim else 'None' for d in self.dims)}]"
 
 
+def short_name(axes: tuple[str, ...]) -> str:
+    """`ij` for the axes i and j, `row_col` for row and col."""
+    return ("" if all(len(a) == 1 for a in axes) else "_").join(axes)
+
+
 class Places:
     def __init__(self, kernel: KernelOp, layout: Layout, wide: bool, namer: Namer) -> None:
         self.layout, self.wide, self.namer = layout, wide, namer
@@ -69,6 +74,7 @@ class Places:
         self.inner, self._inner_names = lines, {}
 
     def leave(self) -> None:
+        self.namer.release(self._inner_names.values())
         self.inner = None
 
     def arange(self, n: int) -> str:
@@ -79,16 +85,14 @@ class Places:
         suffix = space.suffix if dim.reduce else ""
 
         def text() -> str:
-            vector = f"({first} + {self.arange(dim.block)})" if first else self.arange(dim.block)
-            return space.expand(vector, dim) if len(space.dims) > 1 else vector.strip("()") if first else vector
+            vector = f"{first} + {self.arange(dim.block)}" if first else self.arange(dim.block)
+            return space.expand(f"({vector})" if first and len(space.dims) > 1 else vector, dim)
 
-        short = run_name(dim.axes).replace(" ", "" if all(len(a) == 1 for a in dim.axes) else "_")
-        return self.define((run_name(dim.axes), suffix), short + suffix, text, dim.reduce)
+        return self.define((run_name(dim.axes), suffix), short_name(dim.axes) + suffix, text, dim.reduce)
 
-    def set_position(self, dim: Dim, space: Space, text: str) -> None:
+    def set_position(self, dim: Dim, text: str) -> None:
         """Where one program stands along a dim of block one."""
-        short = run_name(dim.axes).replace(" ", "" if all(len(a) == 1 for a in dim.axes) else "_")
-        self.define((run_name(dim.axes), ""), short, lambda: text, dim.reduce)
+        self.define((run_name(dim.axes), ""), short_name(dim.axes), lambda: text, dim.reduce)
 
     def inside(self, dim: Dim, space: Space) -> str:
         """The mask of positions that exist."""
@@ -108,7 +112,7 @@ class Places:
             return part if run.first else f"{part} % {self._grouped(run.size)}"
 
         suffix = space.suffix if dim.reduce else ""
-        return self.define((run_name(run.axes), suffix), "_".join(run.axes), text, dim.reduce)
+        return self.define((run_name(run.axes), suffix), short_name(run.axes) + suffix, text, dim.reduce)
 
     # --- offsets ---
 
@@ -117,6 +121,7 @@ class Places:
         expr = expr.substitute(self.single)
         names: dict[str, str] = {f"_{i}": text for i, (text, _) in enumerate(indices)}
         varying: set[Dim] = set()
+        rank: dict[str, int] = {f"_{i}": 3 if dims else 1 for i, (_, dims) in enumerate(indices)}
         for i, (_, dims) in enumerate(indices):
             if f"_{i}" in expr.names():
                 varying |= dims
@@ -124,10 +129,12 @@ class Places:
             expr, runs = dim.rewrite(expr, self.axes)
             for run in runs:
                 names[run_name(run.axes)] = self.run(dim, run, space)
+                rank[run_name(run.axes)] = 1 + dim.tensor + dim.reduce
                 if dim.tensor:
                     varying.add(dim)
         names |= self.symbols
-        return render(expr, names.__getitem__, self.symbols.__contains__), frozenset(varying)
+        text = render(expr, names.__getitem__, self.symbols.__contains__, lambda n: rank.get(n, 0))
+        return text, frozenset(varying)
 
     def axis(self, axis: str, space: Space) -> tuple[str, Dims]:
         return self.offset(name(axis), (), space)

@@ -1,0 +1,144 @@
+"""Regions compiled by Tessera's own tile compiler.
+
+In: a region of a trace. Out: a callable that launches one kernel made for it: lowered to the tile dialect, scheduled
+and compiled by the target of the device. Regions that are alike, as the layers of a model are, share one kernel. A
+region that has no kernel, or whose device has no target here, is left to the executors after this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from tessera.executors.base import FusionExecutor, Region, register
+from tessera.ir import fake
+from tessera.ir.equation import Arg, Equation, Value
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType
+from tessera.passes import fuse
+from tessera.passes.decompose import decompose as take_apart
+from tessera.tile.from_trace import Lowered, Unlowerable, check, lower, why_not
+from tessera.tile.from_trace_launch import launcher
+from tessera.tile.lower import Call, rule_of
+from tessera.tile.schedule import Schedule
+from tessera.tile.targets import Target, target_for
+
+_launchers: dict[tuple, Callable | None] = {}
+_checked: dict[tuple, tuple[float, str]] = {}
+
+
+# --- what the passes ask ------------------------------------------------------------------------------
+
+
+def lowers(eqn: Equation) -> bool:
+    """The equation can be part of a kernel on its device."""
+    return not why_not(eqn) and _device_target(eqn) is not None
+
+
+def _kind(eqn: Equation) -> str:
+    rule = rule_of(eqn.op)
+    return rule.kind if rule is not None and lowers(eqn) else ""
+
+
+def _why_not(eqn: Equation) -> str:
+    return why_not(eqn) or ("" if _device_target(eqn) is not None else "no target for its device is installed")
+
+
+def _reduced(eqn: Equation) -> list[int]:
+    rule = rule_of(eqn.op)
+    return rule.dims(Call.of(eqn)) if rule is not None and rule.dims is not None else []
+
+
+def _check(body: Trace) -> tuple[float, str]:
+    key = structure(body)
+    if key not in _checked:
+        try:
+            _checked[key] = (check(body).costs, "")
+        except Unlowerable as reason:
+            _checked[key] = (0.0, str(reason))
+    return _checked[key]
+
+
+COMPILER = fuse.Compiler(_kind, _why_not, _reduced, _check)
+
+
+def decompose(trace: Trace) -> Trace:
+    """The stage to run before regions are chosen: operators in parts that kernels can be made of."""
+    return take_apart(trace, lowers)
+
+
+def regions(trace: Trace) -> list[Region]:
+    return fuse.fuse(trace, COMPILER)
+
+
+def reasons(trace: Trace) -> dict[str, str]:
+    """For every equation that no region takes: why."""
+    return fuse.reasons(trace, COMPILER)
+
+
+# --- kernels ------------------------------------------------------------------------------------------
+
+
+def compile_region(body: Trace) -> Callable | None:
+    key = structure(body)
+    if key not in _launchers:
+        target = target_for(_device(body))
+        _launchers[key] = None if target is None else build(body, target)
+    return _launchers[key]
+
+
+def build(body: Trace, target: Target, schedule: Schedule | None = None) -> Callable | None:
+    """A callable for a region, or None where no kernel can be made of it."""
+    try:
+        lowered = lower(body, body.name)
+        schedule = schedule or target.propose(lowered.kernel, _hints(body, lowered))[0]
+        kernel = target.compile(lowered.kernel, schedule)
+        launch = launcher(body, lowered, kernel)
+    except Unlowerable:
+        return None
+    launch.kernel, launch.compiled, launch.schedule = lowered.kernel, kernel, schedule  # type: ignore[attr-defined]
+    return launch
+
+
+def _hints(body: Trace, lowered: Lowered) -> dict[str, int]:
+    """Sizes as they were when the program was captured."""
+    found: dict[str, int] = {}
+    for v in body.inputs:
+        for size in (*v.shape, *v.tensor.stride):
+            if isinstance(size, torch.SymInt) and str(size) in lowered.symbols:
+                found[str(size)] = 4096 if size.node.hint is None else int(size.node.hint)
+    return found
+
+
+def structure(body: Trace) -> tuple:
+    """What decides a region's kernel: operators, how they are joined, and types. Names do not count."""
+    number = {v: i for i, v in enumerate(body.inputs)}
+
+    def key(a: Arg) -> object:
+        if isinstance(a, Value):
+            return ("value", number[a])
+        if isinstance(a, (list, tuple)):
+            return tuple(map(key, a))
+        return fake.argument_key(a)
+
+    parts: list[object] = [v.type.key() for v in body.inputs]
+    for eqn in body.equations:
+        parts.append((eqn.op, key(eqn.args), tuple((k, key(a)) for k, a in eqn.kwargs.items())))
+        for v in eqn.outputs:
+            if v is not None:
+                number[v] = len(number)
+                parts.append(v.type.key())
+    return (*parts, tuple(number[v] for v in body.outputs if isinstance(v, Value)))
+
+
+def _device(body: Trace) -> torch.device:
+    return next(v.tensor.device for v in body.outputs if isinstance(v, Value))
+
+
+def _device_target(eqn: Equation) -> Target | None:
+    devices = {v.type.device for v in (*eqn.inputs(), *eqn.results()) if isinstance(v.type, TensorType)}
+    return target_for(devices.pop()) if len(devices) == 1 else None
+
+
+register(FusionExecutor("tile", regions, compile_region))

@@ -1,0 +1,281 @@
+"""Chooses which equations of a trace are worth computing in one kernel.
+
+In: a trace, and a compiler that says what kind of work an equation is and whether a set of equations makes one
+kernel. Out: convex regions, and for every equation outside of them the reason. Groups grow from producers to
+consumers and between readers of the same memory, where that saves moving bytes: a value that one kernel writes and
+the next reads, an input that two kernels read. They do not grow where a kernel would lose the parallelism it has
+(into sums over the outer dimensions), compute something expensive again, or hold too many buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tessera.ir.equation import Equation, Special, Value
+from tessera.ir.schema import has_effect
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType, size_hint
+from tessera.ops.op import bytes_moved
+from tessera.passes.depend import dependencies, written
+from tessera.passes.fuse_graph import Groups
+
+POINTWISE, VIEW, SELECT, SOURCE, REDUCE, SCAN = "pointwise", "view", "select", "source", "reduce", "scan"
+MOST_BUFFERS, MOST_EQUATIONS = 24, 96
+SLACK = 12.0  # instructions a point that may be computed again
+AGAIN = 1.3  # and how much dearer a kernel may get by it
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """`kind(eqn)` is one of the words above, or empty with `why_not(eqn)` saying why; `reduced(eqn)` the dimensions of
+    its first argument that a reduction or scan runs over; `check(body)` a kernel's cost a point and, where there is
+    none, the reason."""
+
+    kind: Callable[[Equation], str]
+    why_not: Callable[[Equation], str]
+    reduced: Callable[[Equation], list[int]]
+    check: Callable[[Trace], tuple[float, str]]
+
+
+@dataclass
+class Work:
+    """What a group of equations computes over."""
+
+    points: int  # of its space
+    rows: int  # points that are not reduced away; the same as points where nothing is
+    outer: bool = False  # reduces dimensions that are not the innermost
+    cost: float = 0.0
+
+    @property
+    def reduces(self) -> bool:
+        return self.rows != self.points
+
+
+def fuse(trace: Trace, compiler: Compiler) -> list[list[int]]:
+    """Regions of at least two computing equations, in order."""
+    return _Fusion(trace, compiler).run()
+
+
+def reasons(trace: Trace, compiler: Compiler) -> dict[str, str]:
+    """For every equation that is in no region, by the name of its first result: why."""
+    fusion = _Fusion(trace, compiler)
+    inside = {i for region in fusion.run() for i in region}
+    return {
+        eqn.results()[0].name: fusion.refused.get(i) or compiler.why_not(eqn) or "nothing to fuse it with"
+        for i, eqn in enumerate(trace.equations)
+        if i not in inside and eqn.results()
+    }
+
+
+class _Fusion:
+    def __init__(self, trace: Trace, compiler: Compiler) -> None:
+        self.trace, self.compiler = trace, compiler
+        self.needs = dependencies(trace)
+        self.groups = Groups(self.needs)
+        self.kinds = [self._kind(eqn) for eqn in trace.equations]
+        self.maker = {v: i for i, eqn in enumerate(trace.equations) for v in eqn.results()}
+        self.readers: dict[Value, list[int]] = {}
+        for i, eqn in enumerate(trace.equations):
+            for v in dict.fromkeys(eqn.inputs()):
+                self.readers.setdefault(v, []).append(i)
+        self.escapes = {*trace.results(), *(v for v, _ in trace.symbols.values())}
+        self.work: dict[int, Work] = {}
+        self.refused: dict[int, str] = {}
+
+    def _kind(self, eqn: Equation) -> str:
+        if isinstance(eqn.op, Special) or has_effect(eqn.op) or written(eqn):
+            return ""
+        return self.compiler.kind(eqn)
+
+    def computes(self, i: int) -> bool:
+        return self.kinds[i] not in ("", VIEW)
+
+    def run(self) -> list[list[int]]:
+        for i, eqn in enumerate(self.trace.equations):
+            if self.computes(i):
+                self.work[i] = self._work(i, eqn)
+                self._follow(i)
+        self._merge_edges()
+        self._merge_readers()
+        return list(self._regions())
+
+    def _work(self, i: int, eqn: Equation) -> Work:
+        points = max(_numel(v) for v in (eqn.results() if self.kinds[i] in (SELECT, SOURCE) else _tensors(eqn)))
+        if self.kinds[i] not in (REDUCE, SCAN):
+            return Work(points, points)
+        source = eqn.inputs()[0].tensor
+        dims = self.compiler.reduced(eqn)
+        many = 1
+        for d in dims:
+            many *= size_hint(source.shape[d])
+        inner = [d for d in range(source.ndim) if size_hint(source.stride[d]) == 1 and size_hint(source.shape[d]) > 1]
+        return Work(points, points // max(many, 1), outer=bool(inner) and not set(inner) & set(dims) or many == points > 1)
+
+    # --- growing along data flow ---
+
+    def _follow(self, i: int) -> None:
+        """Join the groups of what an equation reads, those that save most first."""
+        for j in sorted(set(self._sources(i)), key=lambda j: -bytes_moved(self.trace.equations[j])):
+            self._try(self.groups.of[j], self.groups.of[i])
+
+    def _sources(self, i: int) -> Iterator[int]:
+        """Computing equations that this one reads, directly or through views."""
+        for v in self.trace.equations[i].inputs():
+            j = self.maker.get(v)
+            while j is not None and self.kinds[j] == VIEW:
+                j = self.maker.get(self.trace.equations[j].inputs()[0])
+            if j is not None and self.computes(j):
+                yield j
+
+    def _merge_edges(self) -> None:
+        """Whole groups into their readers: what was too small or of another shape when its equation came by."""
+        changed = True
+        while changed:
+            changed = False
+            for i in range(len(self.trace.equations)):
+                if self.computes(i):
+                    for j in set(self._sources(i)):
+                        changed |= self._try(self.groups.of[j], self.groups.of[i])
+
+    def _merge_readers(self) -> None:
+        """Groups over the same points that read the same large value."""
+        for v, readers in self.readers.items():
+            seen: list[int] = []
+            for i in readers:
+                if not self.computes(i):
+                    continue
+                g = self.groups.of[i]
+                for other in seen:
+                    if self.groups.of[other] != g and self._alike(v, self.groups.of[other], g):
+                        self._try(self.groups.of[other], g, beside=True)
+                        g = self.groups.of[i]
+                seen.append(i)
+
+    def _alike(self, v: Value, a: int, b: int) -> bool:
+        one, two = self.work[a], self.work[b]
+        return _numel(v) == one.points == two.points and one.rows == two.rows and one.outer == two.outer
+
+    # --- one merge ---
+
+    def _try(self, a: int, b: int, beside: bool = False) -> bool:
+        """Make one group of a producer's and a consumer's, or of two that read the same, if that pays and holds."""
+        if a == b:
+            return False
+        between = set() if beside else self._views_between(a, b)
+        chosen = {a, b, *(self.groups.of[i] for i in between)}
+        members = sorted(i for g in chosen for i in self.groups.members[g])
+        merged, why = self._suits(a, b, members, beside)
+        if not why and not self.groups.convex(chosen):
+            why = "other work lies between it and its neighbour"
+        if not why:
+            merged.cost, why = self._check(members)
+            before = self.work[a].cost + self.work[b].cost
+            if not why and self.work[a].cost and self.work[b].cost and merged.cost > before * AGAIN + SLACK:
+                why = "its neighbour would have to be computed again for it"
+        if why:
+            self.refused[max(self.groups.members[b])] = why
+            return False
+        works = [self.work.pop(g) for g in (a, b)]
+        del works
+        self.work[self.groups.join(chosen)] = merged
+        return True
+
+    def _suits(self, a: int, b: int, members: list[int], beside: bool) -> tuple[Work, str]:
+        """What the two would compute over together, and why they should not."""
+        one, two = self.work[a], self.work[b]
+        merged = Work(max(one.points, two.points), min(one.rows, two.rows), one.outer or two.outer)
+        if len(members) > MOST_EQUATIONS or self._buffers(members) > MOST_BUFFERS:
+            return merged, "the kernel would be too large"
+        if beside:
+            return merged, ""
+        private = not self._leaves(a, b)
+        if one.points != two.points:
+            if one.reduces and two.points == one.rows and not two.reduces:  # after a reduction, over its rows
+                return Work(one.points, one.rows, one.outer), ""
+            if one.reduces or one.points > two.points or not private:
+                return merged, "its neighbours have other sizes"
+            merged.rows = two.rows  # something small, computed beside what needs it
+            return merged, ""
+        if one.reduces and two.reduces and one.rows != two.rows:
+            return merged, "its neighbours reduce other dimensions"
+        if one.outer and not (two.outer or one.rows == two.points):
+            return merged, "it needs the whole of a sum over outer dimensions first"
+        if two.outer and not one.outer and not private:
+            return merged, "a sum over outer dimensions has too few rows to write its argument too"
+        return merged, ""
+
+    def _leaves(self, a: int, b: int) -> bool:
+        """Some result of group a is needed outside of both."""
+        return any(
+            v in self.escapes or any(self.groups.of[r] not in (a, b) and not self._only_feeds(r, a, b) for r in self.readers.get(v, ()))
+            for i in self.groups.members[a]
+            for v in self.trace.equations[i].results()
+        )
+
+    def _only_feeds(self, i: int, a: int, b: int) -> bool:
+        """A view whose every reader is in one of the groups."""
+        if self.kinds[i] != VIEW:
+            return False
+        results = self.trace.equations[i].results()
+        return all(
+            v not in self.escapes
+            and all(self.groups.of[r] in (a, b) or self._only_feeds(r, a, b) for r in self.readers.get(v, ()))
+            for v in results
+        )
+
+    def _views_between(self, a: int, b: int) -> set[int]:
+        """Views through which group b reads what group a computes."""
+        found: set[int] = set()
+        for i in self.groups.members[b]:
+            for v in self.trace.equations[i].inputs():
+                chain: list[int] = []
+                j = self.maker.get(v)
+                while j is not None and self.kinds[j] == VIEW and self.groups.of[j] not in (a, b):
+                    chain.append(j)
+                    j = self.maker.get(self.trace.equations[j].inputs()[0])
+                if j is not None and self.groups.of[j] in (a, b):
+                    found.update(chain)
+        return found
+
+    def _buffers(self, members: list[int]) -> int:
+        body = self._body(members)
+        return len(body.inputs) + len(body.outputs)
+
+    def _check(self, members: list[int]) -> tuple[float, str]:
+        return self.compiler.check(self._body(members))
+
+    def _body(self, members: list[int]) -> Trace:
+        inside = set(members)
+        equations = tuple(self.trace.equations[i] for i in members)
+        made = {v for eqn in equations for v in eqn.results()}
+        reads = dict.fromkeys(v for eqn in equations for v in eqn.inputs() if v not in made)
+        outputs = tuple(
+            v
+            for eqn in equations
+            for v in eqn.results()
+            if v in self.escapes or any(r not in inside for r in self.readers.get(v, ()))
+        )
+        symbols = {s: where for s, where in self.trace.symbols.items() if where[0] in reads}
+        return Trace("region", tuple(reads), equations, outputs, {}, {}, symbols)
+
+    # --- what is left ---
+
+    def _regions(self) -> Iterator[list[int]]:
+        for _, members in sorted(self.groups.members.items()):
+            computing = [i for i in members if self.kinds[i] in (POINTWISE, SELECT, REDUCE, SCAN)]
+            if len(computing) < 2:
+                continue
+            _, why = self._check(members)
+            if why:
+                self.refused.update(dict.fromkeys(members, why))
+            else:
+                yield members
+
+
+def _tensors(eqn: Equation) -> list[Value]:
+    return [v for v in (*eqn.inputs(), *eqn.results()) if isinstance(v.type, TensorType)]
+
+
+def _numel(v: Value) -> int:
+    return v.type.numel() if isinstance(v.type, TensorType) else 1

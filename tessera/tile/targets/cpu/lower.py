@@ -1,0 +1,472 @@
+"""A tile kernel to LLVM: `void kernel(ptr args, i64 begin, i64 end)` runs a range of tasks.
+
+A task is one point of the parallel axes other than the vector axis, times one block of the vector axis if that is
+parallel. Within a task the vector axis goes by chunks of `lanes` (many registers: this is the unrolling), then by
+chunks of one register, the last of them masked. `args` holds the buffers' addresses, then the symbols' values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr
+from xdsl.ir import Operation, SSAValue
+
+from tessera.tile.dialect import (
+    ApplyOp,
+    CastOp,
+    ConstantOp,
+    ContractOp,
+    IotaOp,
+    LoadOp,
+    RandomOp,
+    ReduceOp,
+    ScanOp,
+    StoreOp,
+    element_of,
+)
+from tessera.tile.index import Index
+from tessera.tile.targets.cpu.code import SIZES, V
+from tessera.tile.targets.cpu.elements import F32, Element, cast, element, narrow, truth, widen
+from tessera.tile.targets.cpu.functions import apply
+from tessera.tile.targets.cpu.host import Host
+from tessera.tile.targets.cpu.host import HostCode as Code
+from tessera.tile.targets.cpu.layout import Layout
+from tessera.tile.targets.cpu.memory import Chunk, Memory
+from tessera.tile.targets.cpu.random import philox
+from tessera.tile.targets.cpu.reduce import Carried, Kind, fold, kind
+from tessera.tile.targets.cpu.stages import Stage, keep_between, stages
+from tessera.util.errors import OptionError
+
+CASCADE = 512  # steps of a loop after which a sum of floats is moved to a second accumulator
+STACK_SCRATCH = 16 * 1024  # bytes that may stand on the stack
+MOST_SCRATCH = 1 << 18  # bytes kept between loops when every lane needs its own row
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a schedule comes to on this machine."""
+
+    vector: str | None  # the axis along which lanes lie
+    lanes: int  # of a chunk
+    native: int  # of a register
+    block: int  # of the vector axis, in one task
+
+
+class Lowering:
+    def __init__(self, seen: Layout, choice: Choice, host: Host) -> None:
+        self.seen, self.choice = seen, choice
+        self.b = Code(host)
+        self.names: dict[str, V] = {}
+        self.memory = Memory(self.b, self.names)
+        self.values: dict[SSAValue, V] = {}
+        self.buffers: dict[SSAValue, V] = {}
+        self.sizes: dict[str, V] = {}
+        self.chunk = Chunk()
+        self.carried: dict[Operation, Carried] = {}
+        self.scratch: dict[SSAValue, V] = {}
+        self.heap: list[V] = []
+        self.later: list[StoreOp] | None = None  # stores that wait for the end of the vector loop
+        self.first_block: V | None = None
+
+    # --- the function ---
+
+    def function(self) -> str:
+        b = self.b
+        self._arguments()
+        before, inside = stages(self.seen, self.choice.vector)
+        if self._may_keep():
+            keep_between(inside)
+            keep_between(before)
+        self._make_scratch(before, wide=False)
+        self._make_scratch(inside, wide=self._parallel_vector())
+        with self._tasks():
+            if self._parallel_vector():
+                self.later = []
+                self._stages(before)
+                later, self.later = self.later, None
+                self._vector_loop(inside)
+                for op in later:
+                    self._store(op)
+            else:
+                self._stages(inside)
+        for p in self.heap:
+            b.emit(f"call void @free({p})")
+        b.emit("ret void")
+        lines = ["define internal void @kernel(ptr noundef %args, i64 %begin, i64 %end) #0 {", "entry:"]
+        return "\n".join([*lines, *b.slots, *b.lines, "}"])
+
+    def _parallel_vector(self) -> bool:
+        return self.choice.vector is not None and self.choice.vector != self.seen.reduced
+
+    def _arguments(self) -> None:
+        b, kernel = self.b, self.seen.kernel
+        args = V("%args", "ptr")
+        for k, buffer in enumerate(kernel.buffers):
+            self.buffers[buffer] = b.load("ptr", 0, b.address(args, "i64", b.const("i64", k)), hint="buffer")
+        for k, symbol in enumerate(kernel.symbol_names, len(kernel.buffers)):
+            self.names[symbol.data] = b.load("i64", 0, b.address(args, "i64", b.const("i64", k)), hint="size")
+        for axis, size in self.seen.sizes.items():
+            self.sizes[axis] = self.memory.scalar(size)
+
+    @contextmanager
+    def _tasks(self) -> Iterator[None]:
+        """The loop over tasks: a number whose digits are the axes' positions, counted up by hand."""
+        b, choice = self.b, self.choice
+        digits = [(a, self.sizes[a]) for a in self.seen.parallel if a != choice.vector]
+        if self._parallel_vector():
+            digits.append(("", blocks(b, self.sizes[choice.vector or ""], choice.block)))
+        left, slots = V("%begin", "i64"), []
+        for axis, size in reversed(digits):
+            slot = b.slot("i64", 0, f"at.{axis}")
+            slots.append(slot)
+            b.store(b.bin("urem", left, self._one_if_empty(size)), slot)
+            left = b.bin("udiv", left, self._one_if_empty(size))
+        with b.loop(V("%begin", "i64"), V("%end", "i64"), 1, "task"):
+            for (axis, _), slot in zip(reversed(digits), slots, strict=True):
+                self.names[axis] = b.load("i64", 0, slot, hint=axis or "block")
+            if self._parallel_vector():
+                block = self.names.pop("")
+                self.first_block = b.compare("eq", block, b.const("i64", 0))
+                self.names[choice.vector or ""] = b.bin("mul", block, b.const("i64", choice.block))
+            yield
+            carry: V = b.const("i64", 1)
+            for (_, size), slot in zip(reversed(digits), slots, strict=True):
+                up = b.bin("add", b.load("i64", 0, slot), carry)
+                over = b.compare("eq", up, size)
+                b.store(b.select(over, b.const("i64", 0), up), slot)
+                carry = b.convert("zext", over, "i64")
+
+    def _one_if_empty(self, size: V) -> V:
+        return size if size.literal and size.name != "0" else self.b.call("umax", size, self.b.const("i64", 1))
+
+    # --- the vector axis ---
+
+    def _vector_loop(self, listed: list[Stage]) -> None:
+        """Chunks of a parallel vector axis."""
+        b, axis = self.b, self.choice.vector or ""
+        start = self.names[axis]
+        stop = b.call("smin", b.bin("add", start, b.const("i64", self.choice.block)), self.sizes[axis])
+        self._by_chunks(axis, start, stop, lambda: self._stages(listed), lambda start, stop, step, body: body)
+
+    def _by_chunks(self, axis: str, start: V, stop: V, body: Callable[[], None], wrap: Callable) -> None:
+        """body for every full chunk, then for every register's worth of the rest."""
+        b, size = self.b, self.seen.sizes[axis].constant
+        lanes, native = self.choice.lanes, self.choice.native
+        length = b.bin("sub", stop, start)
+        full = b.bin("add", start, b.bin("and", length, b.const("i64", -lanes)))
+        outer = self.names.get(axis)
+        if size is None or size >= lanes:
+            with b.loop(start, full, lanes, axis) as at, self._at(axis, at, Chunk(axis, lanes)):
+                body()
+        if size is None or size % lanes:
+            with b.loop(full, stop, native, f"{axis}.rest") as at:
+                mask = None if size is not None and size % native == 0 else self._mask(at, stop, native)
+                with self._at(axis, at, Chunk(axis, native, mask)):
+                    body()
+        if outer is not None:
+            self.names[axis] = outer
+
+    def _mask(self, at: V, stop: V, lanes: int) -> V:
+        b = self.b
+        left = b.call("smin", b.bin("sub", stop, at), b.const("i64", lanes))
+        short = b.convert("trunc", left, "i32")
+        return b.compare("ult", b.lane_numbers("i32", lanes), short)
+
+    @contextmanager
+    def _at(self, axis: str, position: V, chunk: Chunk) -> Iterator[None]:
+        """A body at a position along an axis; values made in it are forgotten after it."""
+        before, values = self.chunk, dict(self.values)
+        self.names[axis], self.chunk = position, chunk
+        yield
+        self.chunk, self.values = before, values
+
+    # --- stages ---
+
+    def _stages(self, listed: list[Stage]) -> None:
+        for stage in listed:
+            if not stage.loop:
+                for op in stage.ops:
+                    self._op(op)
+            elif self.chunk.lanes or self.choice.vector is None or _scans(stage):
+                self._step_by_step(stage)
+            else:
+                self._across_lanes(stage)
+
+    def _step_by_step(self, stage: Stage) -> None:
+        """A loop along the reduced axis, one position after another; lanes, if any, lie along another axis."""
+        b, axis = self.b, self.seen.reduced or ""
+        size = self.seen.sizes[axis].constant
+        cascade = size is None or size > 2 * CASCADE
+        carried = self._carry(stage, self.chunk.lanes, cascade)
+
+        def body(at: V) -> None:
+            with self._at(axis, at, self.chunk):
+                self._body(stage, b.bin("mul", at, b.const("i64", self.chunk.lanes or 1)))
+
+        self._walk(b.const("i64", 0), self.sizes[axis], 1, axis, body, carried)
+        for op, c in carried.items():
+            self._finish(op, c.kind, c.parts())
+
+    def _across_lanes(self, stage: Stage) -> None:
+        """A loop along the reduced axis whose lanes are neighbours on it; partial results are joined at the end."""
+        b, axis = self.b, self.seen.reduced or ""
+        lanes, native = self.choice.lanes, self.choice.native
+        size, stop = self.seen.sizes[axis].constant, self.sizes[axis]
+        full = b.bin("and", stop, b.const("i64", -lanes))
+        results: dict[Operation, list] = {}
+
+        def part(width: int, mask: bool, start: V, end: V, cascade: bool) -> None:
+            carried = self._carry(stage, width, cascade)
+
+            def body(at: V) -> None:
+                keep = self._mask(at, stop, width) if mask else None
+                with self._at(axis, at, Chunk(axis, width, keep)):
+                    self._body(stage, at)
+
+            self._walk(start, end, width, axis, body, carried)
+            for op, c in carried.items():
+                results.setdefault(op, []).append((c.kind, fold(b, c.kind, c.parts(), native)))
+
+        if size is None or size >= lanes:
+            part(lanes, False, b.const("i64", 0), full, size is None or size > 2 * CASCADE * lanes)
+        if size is None or size % lanes:
+            part(native, size is None or size % native != 0, full, stop, False)
+        for op, parts in results.items():
+            how, total = parts[0]
+            for _, other in parts[1:]:
+                total = how.merge(b, total, other)
+            self._finish(op, how, fold(b, how, total, 0))
+
+    def _walk(self, start: V, stop: V, step: int, hint: str, body: Callable[[V], None], carried: dict) -> None:
+        b = self.b
+        if not any(c.totals for c in carried.values()):
+            with b.loop(start, stop, step, hint) as at:
+                body(at)
+            return
+        with b.loop(start, stop, step * CASCADE, f"{hint}.block") as first:
+            for c in carried.values():
+                c.begin_block()
+            end = b.call("smin", b.bin("add", first, b.const("i64", step * CASCADE)), stop)
+            with b.loop(first, end, step, hint) as at:
+                body(at)
+            for c in carried.values():
+                c.end_block()
+
+    def _carry(self, stage: Stage, lanes: int, cascade: bool) -> dict[Operation, Carried]:
+        """Start the reductions (and scans, which are not results) of a loop."""
+        self.carried = {}
+        for op in stage.ops:
+            if isinstance(op, (ReduceOp, ScanOp, ContractOp)):
+                arg = op.lhs if isinstance(op, ContractOp) else op.arg
+                name = "sum" if isinstance(op, ContractOp) else op.kind.data
+                e = F32 if isinstance(op, ContractOp) else element(element_of(arg))
+                how = kind(name, e, self.b.host)
+                self.carried[op] = Carried(self.b, how, lanes, cascade and not isinstance(op, ScanOp))
+        return {op: c for op, c in self.carried.items() if not isinstance(op, ScanOp)}
+
+    def _finish(self, op: Operation, how: Kind, parts: tuple[V, ...]) -> None:
+        value = how.finish(self.b, parts)
+        e = element(element_of(op.results[0]))
+        self.values[op.results[0]] = narrow(self.b, value, e) if e.short else cast(self.b, value, _like(value, e), e)
+
+    def _body(self, stage: Stage, where: V) -> None:
+        b = self.b
+        for v in stage.take:
+            e = element(element_of(v))
+            address = b.address(self.scratch[v], e.memory, where)
+            x = b.load(e.memory, self.chunk.lanes, address)
+            self.values[v] = b.compare("ne", x, b.like(x, 0)) if e.name == "i1" else x
+        for op in stage.ops:
+            self._op(op)
+            if op.results and op.results[0] in stage.keep:
+                x, e = self.values[op.results[0]], element(element_of(op.results[0]))
+                x = b.splat(x, self.chunk.lanes)
+                x = b.convert("zext", x, "i8") if e.name == "i1" else x
+                b.store(x, b.address(self.scratch[op.results[0]], e.memory, where))
+
+    # --- scratch ---
+
+    def _may_keep(self) -> bool:
+        if self.seen.reduced is None or not self._parallel_vector():
+            return self.seen.reduced is not None
+        size = self.seen.sizes[self.seen.reduced].constant
+        return size is not None and size * self.choice.lanes * 8 <= MOST_SCRATCH
+
+    def _make_scratch(self, listed: list[Stage], wide: bool) -> None:
+        b = self.b
+        for v in [v for stage in listed for v in stage.ops and sorted(stage.keep, key=_order(stage))]:
+            e = element(element_of(v))
+            size = self.seen.sizes[self.seen.reduced or ""]
+            lanes = max(self.choice.lanes, 1)
+            count = size * lanes if wide else size + lanes
+            bytes_ = SIZES[e.memory]
+            if count.constant is not None and count.constant * bytes_ <= STACK_SCRATCH:
+                self.scratch[v] = b.slot(e.memory, 0, "row", count.constant)
+                continue
+            b.declare("malloc", "ptr", ["i64"])
+            b.declare("free", "void", ["ptr"])
+            total = self.memory.scalar(count * bytes_)
+            self.scratch[v] = b.value(f"call ptr @malloc({total})", "ptr", 0, "row", pure=False)
+            self.heap.append(self.scratch[v])
+
+    # --- operations ---
+
+    def _op(self, op: Operation) -> None:
+        b = self.b
+        match op:
+            case StoreOp():
+                if self.later is not None:
+                    self.later.append(op)
+                else:
+                    self._store(op)
+                return
+            case ReduceOp():
+                x = self._float(op.arg)
+                if op.kind.data in ("any", "all"):
+                    x = truth(b, x, _like(x, element(element_of(op.arg))))
+                where = self._position() if op.kind.data.startswith("arg") else None
+                return self.carried[op].step(x, where, self._reduce_mask())
+            case ContractOp():
+                return self._contract(op)
+            case ScanOp():
+                self.carried[op].step(self._float(op.arg), None, None)
+                value, e = self.carried[op].value(), element(element_of(op.result))
+                result = narrow(b, value, e) if e.short else cast(b, value, _like(value, e), e)
+            case LoadOp():
+                result = self._load(op)
+            case IotaOp():
+                where, run = self.memory.offset(self.seen.at[op], self._all(op.indices), self.chunk)
+                result = b.bin("add", where, b.lane_numbers("i64", self.chunk.lanes)) if run else where
+            case ConstantOp():
+                result = self._constant(op)
+            case ApplyOp():
+                kinds = [element(element_of(v)) for v in op.args]
+                result = apply(b, op.fn.data, self._all(op.args), kinds, element(element_of(op.result)))
+            case CastOp():
+                source, to = element(element_of(op.arg)), element(element_of(op.result))
+                result = cast(b, self.values[op.arg], source, to)
+            case RandomOp():
+                result = philox(b, self.values[op.seed], self.values[op.offset])
+            case _:
+                raise OptionError(f"the cpu target has no rule for {op.name}")
+        self.values[op.results[0]] = result
+
+    def _all(self, values: object) -> list[V]:
+        return [self.values[v] for v in values]  # type: ignore[attr-defined]
+
+    def _float(self, v: SSAValue) -> V:
+        e = element(element_of(v))
+        return widen(self.b, self.values[v], e) if e.short else self.values[v]
+
+    def _reduce_mask(self) -> V | None:
+        """Lanes beyond the end must not count; along another axis they have results of their own."""
+        return self.chunk.mask if self.chunk.axis == self.seen.reduced else None
+
+    def _position(self) -> V:
+        axis = self.seen.reduced or ""
+        if self.chunk.axis == axis and self.chunk.lanes:
+            return self.b.bin("add", self.names[axis], self.b.lane_numbers("i64", self.chunk.lanes))
+        return self.names[axis]
+
+    def _constant(self, op: ConstantOp) -> V:
+        assert isinstance(op.value, (IntegerAttr, FloatAttr))
+        e, number = element(element_of(op.result)), op.value.value.data
+        if e.short:
+            return narrow(self.b, self.b.const("float", number), e)
+        return self.b.const(e.register, number)
+
+    def _contract(self, op: ContractOp) -> None:
+        b = self.b
+        x, y = (cast(b, self.values[v], element(element_of(v)), F32) for v in (op.lhs, op.rhs))
+        if self._reduce_mask() is not None:
+            x = b.select(self._reduce_mask(), x, b.const("float", 0.0))  # type: ignore[arg-type]
+            y = b.select(self._reduce_mask(), y, b.const("float", 0.0))  # type: ignore[arg-type]
+        self.carried[op].multiply_add(x, y)
+
+    def _load(self, op: LoadOp) -> V:
+        e = element(element_of(op.buffer))
+        where, run = self.memory.offset(self.seen.at[op], self._indices(op), self.chunk)
+        mask = self._truth(op.mask)
+        other = self.values[op.other] if op.other is not None else None
+        if other is not None:
+            other = cast(self.b, other, element(element_of(op.other)), e)  # type: ignore[arg-type]
+        return self.memory.load(self.buffers[op.buffer], e, where, run, self.chunk, mask, other)
+
+    def _store(self, op: StoreOp) -> None:
+        e = element(element_of(op.buffer))
+        where, run = self.memory.offset(self.seen.at[op], self._indices(op), self.chunk)
+        args = (self.values[op.value], self.buffers[op.buffer], e, where, run, self.chunk, self._truth(op.mask))
+        if op.mode.data == "set":
+            return self.memory.store(*args)
+        once = self._once(op)
+        if once is None:
+            return self.memory.add(*args)
+        with self.b.when(once, "once"):
+            self.memory.add(*args)
+
+    def _once(self, op: StoreOp) -> V | None:
+        """Whether this point adds: along axes that a store does not vary over, only the first does."""
+        missing = [a for a in self.seen.parallel if a not in self.seen.axes_of_op(op)]
+        conditions = []
+        for axis in missing:
+            if axis == self.choice.vector:
+                conditions.append(self.first_block)
+            else:
+                conditions.append(self.b.compare("eq", self.names[axis], self.b.const("i64", 0)))
+        result = None
+        for c in conditions:
+            result = c if result is None else self.b.bin("and", result, c)  # type: ignore[arg-type]
+        return result
+
+    def _indices(self, op: LoadOp | StoreOp) -> list[V]:
+        wide = element_i64()
+        return [cast(self.b, self.values[v], element(element_of(v)), wide) for v in op.indices]
+
+    def _truth(self, mask: SSAValue | None) -> V | None:
+        return None if mask is None else truth(self.b, self.values[mask], element(element_of(mask)))
+
+
+def element_i64() -> Element:
+    return Element("i64", "i64", "i64")
+
+
+def _like(x: V, e: Element) -> Element:
+    """What a value of a register type is, before it becomes `e`."""
+    if x.elem == e.register:
+        return e
+    return Element({"float": "f32", "double": "f64"}.get(x.elem, x.elem), x.elem, x.elem, x.elem == "i1" or e.unsigned)
+
+
+def _scans(stage: Stage) -> bool:
+    return any(isinstance(op, ScanOp) for op in stage.ops)
+
+
+def _order(stage: Stage) -> Callable[[SSAValue], int]:
+    return lambda v: next(k for k, op in enumerate(stage.ops) if v in op.results)
+
+
+def blocks(b: Code, size: V, block: int) -> V:
+    """How many blocks cover a size."""
+    return b.bin("udiv", b.bin("add", size, b.const("i64", block - 1)), b.const("i64", block))
+
+
+def task_count(b: Code, seen: Layout, choice: Choice, memory: Memory) -> tuple[V, V]:
+    """How many tasks there are, and how many points one has."""
+    tasks: V = b.const("i64", 1)
+    points: V = b.const("i64", 1)
+    for axis, size in seen.sizes.items():
+        extent = memory.scalar(size)
+        if axis == seen.reduced:
+            points = b.bin("mul", points, extent)
+        elif axis == choice.vector:
+            tasks = b.bin("mul", tasks, blocks(b, extent, choice.block))
+            points = b.bin("mul", points, b.call("smin", extent, b.const("i64", choice.block)))
+        else:
+            tasks = b.bin("mul", tasks, extent)
+    return tasks, points
+
+
+__all__ = ["Choice", "Index", "Lowering", "task_count"]

@@ -1,0 +1,34 @@
+"""Philox 4x32-10: the first word, for a 64-bit seed (the key) and a 64-bit offset (the low half of the counter)."""
+
+from __future__ import annotations
+
+from tessera.tile.targets.cpu.code import V
+from tessera.tile.targets.cpu.host import HostCode as Code
+
+FACTORS = (0xD2511F53, 0xCD9E8D57)
+STEPS = (0x9E3779B9, 0xBB67AE85)
+WORD = 0xFFFFFFFF
+
+
+def philox(b: Code, seed: V, offset: V) -> V:
+    """32-bit words are held in i64, so that one multiplication gives both halves of a product."""
+
+    def word(x: V) -> V:
+        return b.bin("and", x, b.const("i64", WORD))
+
+    def high(x: V) -> V:
+        return b.bin("lshr", x, b.const("i64", 32))
+
+    keys = [word(seed), high(seed)]
+    c = [word(offset), high(offset), b.const("i64", 0), b.const("i64", 0)]
+    for _ in range(10):
+        first = b.bin("mul", c[0], b.const("i64", FACTORS[0]))
+        second = b.bin("mul", c[2], b.const("i64", FACTORS[1]))
+        c = [
+            b.bin("xor", b.bin("xor", high(second), c[1]), keys[0]),
+            word(second),
+            b.bin("xor", b.bin("xor", high(first), c[3]), keys[1]),
+            word(first),
+        ]
+        keys = [word(b.bin("add", k, b.const("i64", s))) for k, s in zip(keys, STEPS, strict=True)]
+    return c[0]

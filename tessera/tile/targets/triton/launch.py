@@ -1,0 +1,207 @@
+"""Runs emitted kernels: loads the module, picks the variant that fits the sizes, and launches it cheaply.
+
+A kernel with symbols has variants: offsets of 32 or 64 bits, and a loop along the reduced axis where it does not fit
+into the schedule's one block. Which one a call needs follows from the symbols alone, so the decision is kept per
+symbols. Triton compiles a variant when it first runs. After that, a call with the same symbols on the same device with
+the same alignment of pointers goes straight to Triton's launcher; every other call goes the ordinary way.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from types import ModuleType
+
+import torch
+
+from tessera.tile import cache
+from tessera.tile.dialect import IotaOp, KernelOp, LoadOp, StoreOp
+from tessera.tile.schedule import Schedule, reduced_axis
+from tessera.tile.targets.triton import shim
+from tessera.tile.targets.triton.emit import Options, emit
+from tessera.tile.targets.triton.layout import bound, layout
+from tessera.util.errors import InputError
+
+LARGEST = 2**31 - 2**17  # room for the last block of positions
+REMEMBERED = 4096  # symbols and alignments whose decisions are kept
+LOOP_BLOCK = 2048
+
+
+@functools.cache
+def load_module(source: str, stem: str) -> ModuleType:
+    """The emitted module, imported from a file that holds it (Triton reads a kernel's text from its file)."""
+    path = cache.write_source("source", stem, source)
+    name = f"tessera_kernels.{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    if shim.interpreting():
+        shim.install(module)
+    return module
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One emitted text of a kernel."""
+
+    name: str
+    source: str
+    warps: int
+    stages: int
+
+    @functools.cached_property
+    def function(self) -> Callable:
+        return getattr(load_module(self.source, self.name), self.name)
+
+
+class Launcher:
+    """A kernel without split reductions under one schedule."""
+
+    def __init__(self, kernel: KernelOp, schedule: Schedule) -> None:
+        self.kernel, self.schedule = kernel, schedule
+        self.name = kernel.sym_name.data
+        self.symbols = [s.data for s in kernel.symbol_names]
+        self.buffers = len(kernel.buffers)
+        self._variants: dict[tuple[bool, bool], Variant] = {}
+        self._plans: dict[tuple[int, ...], tuple[Variant, int]] = {}
+        self._ready: dict[tuple, Callable[..., None]] = {}
+        self.main = self._variant(False, False)
+
+    @property
+    def source(self) -> str:
+        return self.main.source
+
+    def __call__(self, tensors: Sequence[torch.Tensor], symbols: Sequence[int]) -> None:
+        sizes = tuple(symbols)
+        plan = self._plans.get(sizes)
+        if plan is None:
+            plan = self._plan(sizes, tensors)
+        variant, programs = plan
+        if programs == 0:
+            return
+        pointers = 0
+        for t in tensors:
+            pointers |= t.data_ptr()
+        if not tensors[0].is_cuda:
+            variant.function[(programs,)](*tensors, *sizes, num_warps=variant.warps, num_stages=variant.stages)
+            return
+        device = tensors[0].device.index
+        if pointers & 15:  # Triton tells apart which pointers are aligned
+            with torch.cuda.device(device):
+                variant.function[(programs,)](*tensors, *sizes, num_warps=variant.warps, num_stages=variant.stages)
+            return
+        ready = self._ready.get((device, sizes))
+        if ready is None:
+            ready = self._prepare(device, variant, programs, tensors, sizes)
+        ready(tensors, sizes)
+
+    # --- decisions ---
+
+    def _plan(self, sizes: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> tuple[Variant, int]:
+        if len(tensors) != self.buffers or len(sizes) != len(self.symbols):
+            raise InputError(
+                f"{self.name}: expected {self.buffers} tensors and sizes for {self.symbols}, "
+                f"got {len(tensors)} tensors and {sizes}"
+            )
+        values = dict(zip(self.symbols, sizes, strict=True))
+        variant = self._variant(self._needs_loop(values), needs_wide(self.kernel, values))
+        programs = layout(self.kernel, self.schedule).programs.evaluate(values.__getitem__, int)
+        if len(self._plans) >= REMEMBERED:
+            self._plans.clear()
+        self._plans[sizes] = variant, programs
+        return variant, programs
+
+    def _needs_loop(self, values: dict[str, int]) -> bool:
+        axis = reduced_axis(self.kernel)
+        if axis is None or self.schedule.loop:
+            return False
+        size = self.kernel.axis(axis).size.expr.evaluate(values.__getitem__, int)
+        reduced = layout(self.kernel, self.schedule).reduced
+        assert reduced is not None
+        return size > reduced.block
+
+    def _variant(self, loop: bool, wide: bool) -> Variant:
+        found = self._variants.get((loop, wide))
+        if found is None:
+            schedule = looped(self.kernel, self.schedule) if loop else self.schedule
+            options = Options(wide=wide, tf32=torch.backends.cuda.matmul.allow_tf32)
+            source = emit(self.kernel, schedule, options)
+            found = Variant(function_name(source), source, schedule.warps, schedule.stages)
+            self._variants[loop, wide] = found
+        return found
+
+    # --- the short way to the device ---
+
+    def _prepare(self, device: int, variant: Variant, programs: int, tensors, sizes) -> Callable[..., None]:
+        """Compile, and keep what launches: the kernel of Triton that the ordinary way would find."""
+        with torch.cuda.device(device):
+            options = {"num_warps": variant.warps, "num_stages": variant.stages}
+            compiled = variant.function.warmup(*tensors, *sizes, grid=(programs,), **options)
+            launch = _direct(compiled, device, programs)
+        if launch is None:
+
+            def launch(tensors: Sequence[torch.Tensor], sizes: tuple[int, ...]) -> None:
+                with torch.cuda.device(device):
+                    variant.function[(programs,)](*tensors, *sizes, **options)
+
+        if len(self._ready) >= REMEMBERED:
+            self._ready.clear()
+        self._ready[device, sizes] = launch
+        return launch
+
+
+def _direct(compiled, device: int, programs: int) -> Callable[..., None] | None:
+    """A call of Triton's own launcher, without binding and specialising the arguments again."""
+    from triton import knobs
+    from triton.runtime import driver
+
+    try:
+        run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+        stream_of = driver.active.get_current_stream
+    except AttributeError:  # another Triton than we know
+        return None
+    function = compiled.function  # known once `run` has loaded it
+    current = torch.cuda.current_device
+
+    def launch(tensors: Sequence[torch.Tensor], sizes: tuple[int, ...]) -> None:
+        if current() != device:
+            with torch.cuda.device(device):
+                launch(tensors, sizes)
+            return
+        hooks = knobs.runtime
+        if hooks.launch_enter_hook is not None:
+            compiled[(programs, 1, 1)](*tensors, *sizes)
+            return
+        run(programs, 1, 1, stream_of(device), function, metadata, None, None, None, *tensors, *sizes)
+
+    return launch
+
+
+def function_name(source: str) -> str:
+    """The kernel's name: the jit function that does not start with an underscore."""
+    marked = source.split("@triton.jit\ndef ")[1:]
+    return next(part.split("(")[0] for part in marked if not part.startswith("_"))
+
+
+def looped(kernel: KernelOp, schedule: Schedule) -> Schedule:
+    """The same schedule with the reduced axis walked in blocks, for a size that one block does not hold."""
+    axis = reduced_axis(kernel)
+    blocks = tuple((k, min(n, LOOP_BLOCK) if k == axis else n) for k, n in schedule.blocks)
+    return replace(schedule, blocks=blocks, loop=True)
+
+
+def needs_wide(kernel: KernelOp, values: dict[str, int]) -> bool:
+    """Whether an offset or a position can leave 32 bits at these sizes."""
+    limits = dict(values)
+    total = 1
+    for a in kernel.axes:
+        size = a.size.expr.evaluate(values.__getitem__, int)
+        limits[a.axis.data] = max(size - 1, 0)
+        total *= max(size, 1) if a.kind.data == "parallel" else 1
+    exprs = [op.at.expr for op in kernel.block.ops if isinstance(op, (LoadOp, StoreOp, IotaOp))]
+    return max([total, *(bound(e, limits) for e in exprs)]) >= LARGEST

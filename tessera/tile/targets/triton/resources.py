@@ -1,0 +1,70 @@
+"""What a kernel costs on a chip, found without one: Triton compiles to a cubin for any architecture anywhere.
+
+`compile_only` is for tests, for reading the PTX, and for throwing out schedules that spill before anything is timed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+
+from tessera.tile.dialect import KernelOp, element_of
+from tessera.tile.schedule import Schedule
+from tessera.tile.targets.triton.emit import Options, emit
+from tessera.tile.targets.triton.functions import signature_name
+from tessera.tile.targets.triton.launch import function_name, load_module
+
+
+@dataclass(frozen=True)
+class Resources:
+    arch: int
+    registers: int  # a thread
+    spills: int  # bytes of local memory a thread
+    shared: int  # bytes a program
+    warps: int
+    ptx: str
+
+    def __str__(self) -> str:
+        return f"sm_{self.arch}: {self.registers} registers, {self.spills} B spilled, {self.shared} B shared"
+
+
+def compile_only(
+    kernel: KernelOp, schedule: Schedule, arch: int = 90, aligned: bool = True, options: Options = Options()
+) -> Resources:
+    """Compile for sm_`arch`. `aligned`: pointers and symbols are multiples of 16, as for most tensors."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    source = emit(kernel, schedule, options)
+    name = function_name(source)
+    function = getattr(load_module(source, name), name)
+    types = [f"*{signature_name(element_of(b))}" for b in kernel.buffers] + ["i32"] * len(kernel.symbols)
+    attributes = {(i,): [["tt.divisibility", 16]] for i in range(len(types))} if aligned else {}
+    signature = dict(zip(function.arg_names, types, strict=True))
+    compiled = triton.compile(
+        ASTSource(function, signature, constexprs={}, attrs=attributes),
+        target=GPUTarget("cuda", arch, 32),
+        options={"num_warps": schedule.warps, "num_stages": schedule.stages},
+    )
+    registers, spills = _usage(compiled.asm["cubin"])
+    return Resources(
+        arch, registers, spills, compiled.metadata.shared, compiled.metadata.num_warps, compiled.asm["ptx"]
+    )
+
+
+def _usage(cubin: bytes) -> tuple[int, int]:
+    """Registers and bytes of local memory, from NVIDIA's own tool, which comes with Triton."""
+    from triton import knobs
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "kernel.cubin")
+        with open(path, "wb") as file:
+            file.write(cubin)
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", path]
+        text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = {key: int(n) for key, n in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
+    return found.get("REG", 0), max(found.get("STACK", 0), found.get("LOCAL", 0))

@@ -1,0 +1,69 @@
+"""What Triton's interpreter lacks: the functions of libdevice, and matrix products of bf16.
+
+With TRITON_INTERPRET=1 kernels run as Python on the CPU, where libdevice (device code) does not exist. `install` puts
+an object with the same functions in its place in an emitted module. Only tests and debugging come here.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from types import ModuleType
+
+import numpy
+import torch
+
+_TORCH = {
+    "exp": torch.exp, "exp2": torch.exp2, "expm1": torch.expm1, "log10": torch.log10, "log1p": torch.log1p,
+    "tanh": torch.tanh, "erfc": torch.erfc, "tan": torch.tan, "asin": torch.asin, "acos": torch.acos,
+    "atan": torch.atan, "atan2": torch.atan2, "sinh": torch.sinh, "cosh": torch.cosh, "pow": torch.pow,
+    "trunc": torch.trunc, "rint": torch.round, "fmod": torch.fmod, "copysign": torch.copysign,
+}  # fmt: skip
+
+
+def interpreting() -> bool:
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def install(module: ModuleType) -> None:
+    """Give an emitted module functions that the interpreter can run."""
+    if hasattr(module, "libdevice"):
+        module.libdevice = _Library()
+    _teach_bfloat16()
+
+
+@functools.cache
+def _teach_bfloat16() -> None:
+    """The interpreter holds bf16 as bits, and its product of matrices would multiply those as integers."""
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, tl
+
+    plain = InterpreterBuilder.create_dot
+
+    def widened(x):
+        if x.dtype.scalar != tl.bfloat16:
+            return x
+        return TensorHandle((x.data.astype(numpy.uint32) << 16).view(numpy.float32), tl.float32)
+
+    def create_dot(self, a, b, d, *rest):
+        return plain(self, widened(a), widened(b), d, *rest)
+
+    InterpreterBuilder.create_dot = create_dot
+
+
+class _Library:
+    def __getattr__(self, name: str) -> Callable:
+        fn = _TORCH[name]
+
+        def call(*args):
+            import triton.language as tl  # a package of others, imported only where it is installed
+            from triton.runtime.interpreter import TensorHandle
+
+            like = next(a for a in args if isinstance(a, tl.tensor))
+            dtype = like.handle.data.dtype
+            arrays = [a.handle.data if isinstance(a, tl.tensor) else numpy.asarray(a, dtype) for a in args]
+            result = fn(*(torch.from_numpy(numpy.ascontiguousarray(a)) for a in numpy.broadcast_arrays(*arrays)))
+            shape = max((a for a in args if isinstance(a, tl.tensor)), key=lambda a: a.handle.data.size)
+            return tl.tensor(TensorHandle(result.numpy().astype(dtype), like.handle.dtype), shape.type)
+
+        return call

@@ -1,0 +1,21 @@
+"""The target itself: `compile` and `propose`, put together from the other files of this folder."""
+
+from __future__ import annotations
+
+from tessera.tile.dialect import KernelOp
+from tessera.tile.schedule import Schedule
+from tessera.tile.targets.base import CompiledKernel
+from tessera.tile.targets.triton.launch import Launcher
+
+
+class TritonTarget:
+    name = "triton"
+
+    def compile(self, kernel: KernelOp, schedule: Schedule) -> CompiledKernel:
+        return Launcher(kernel, schedule)
+
+    def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
+        raise NotImplementedError
+
+
+TARGET = TritonTarget()
