@@ -238,7 +238,7 @@ class Code:
     def loop(self, start: V, stop: V, step: int | V, hint: str) -> Iterator[V]:
         """for i in range(start, stop, step)"""
         tag = self.fresh(hint)
-        body, latch, done = f"{tag}.body", f"{tag}.next", f"{tag}.done"
+        body, latch, done = f"{tag}.body", f"{tag}.latch", f"{tag}.done"
         by = step if isinstance(step, V) else self.const("i64", step)
         before = self.block
         self.branch(self.compare("slt", start, stop), body, done)

@@ -69,6 +69,7 @@ class Lowering:
         self.scratch: dict[SSAValue, V] = {}
         self.heap: list[V] = []
         self.later: list[StoreOp] | None = None  # stores that wait for the end of the vector loop
+        self.carrying = False  # inside a loop along the reduced axis
         self.first_block: V | None = None
 
     # --- the function ---
@@ -187,6 +188,7 @@ class Lowering:
 
     def _stages(self, listed: list[Stage]) -> None:
         for stage in listed:
+            self.carrying = stage.loop
             if not stage.loop:
                 for op in stage.ops:
                     self._op(op)
@@ -318,7 +320,7 @@ class Lowering:
         b = self.b
         match op:
             case StoreOp():
-                if self.later is not None:
+                if self.later is not None and not self.carrying:
                     self.later.append(op)
                 else:
                     self._store(op)

@@ -8,7 +8,7 @@ one block, or is walked by loops (see `schedule.plan`). Masks stand only where a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy
 from xdsl.dialects.builtin import AnyFloat, FloatAttr, Float32Type, Float64Type, IntegerAttr, IntegerType
@@ -32,7 +32,7 @@ from tessera.tile.dialect import (
 )
 from tessera.tile.schedule import Pass, Schedule, plan, reduced_axis
 from tessera.tile.targets.triton.functions import template, type_name
-from tessera.tile.targets.triton.layout import Dim, layout
+from tessera.tile.targets.triton.layout import Dim, layout, needs_wide
 from tessera.tile.targets.triton.module import module_text
 from tessera.tile.targets.triton.names import Namer
 from tessera.tile.targets.triton.product import DotSpaces, dot_spaces, zero_outside
@@ -57,6 +57,8 @@ class Options:
 
 def emit(kernel: KernelOp, schedule: Schedule, options: Options = Options()) -> str:
     """The module's text."""
+    if not options.wide and needs_wide(kernel, {}):
+        options = replace(options, wide=True)
     return _Emitter(kernel, schedule, options).module()
 
 

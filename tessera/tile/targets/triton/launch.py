@@ -18,14 +18,13 @@ from types import ModuleType
 import torch
 
 from tessera.tile import cache
-from tessera.tile.dialect import IotaOp, KernelOp, LoadOp, StoreOp
+from tessera.tile.dialect import KernelOp
 from tessera.tile.schedule import Schedule, reduced_axis
 from tessera.tile.targets.triton import shim
 from tessera.tile.targets.triton.emit import Options, emit
-from tessera.tile.targets.triton.layout import bound, layout
+from tessera.tile.targets.triton.layout import layout, needs_wide
 from tessera.util.errors import InputError
 
-LARGEST = 2**31 - 2**17  # room for the last block of positions
 REMEMBERED = 4096  # symbols and alignments whose decisions are kept
 LOOP_BLOCK = 2048
 
@@ -193,15 +192,3 @@ def looped(kernel: KernelOp, schedule: Schedule) -> Schedule:
     axis = reduced_axis(kernel)
     blocks = tuple((k, min(n, LOOP_BLOCK) if k == axis else n) for k, n in schedule.blocks)
     return replace(schedule, blocks=blocks, loop=True)
-
-
-def needs_wide(kernel: KernelOp, values: dict[str, int]) -> bool:
-    """Whether an offset or a position can leave 32 bits at these sizes."""
-    limits = dict(values)
-    total = 1
-    for a in kernel.axes:
-        size = a.size.expr.evaluate(values.__getitem__, int)
-        limits[a.axis.data] = max(size - 1, 0)
-        total *= max(size, 1) if a.kind.data == "parallel" else 1
-    exprs = [op.at.expr for op in kernel.block.ops if isinstance(op, (LoadOp, StoreOp, IotaOp))]
-    return max([total, *(bound(e, limits) for e in exprs)]) >= LARGEST

@@ -12,10 +12,12 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tessera.tile.dialect import PARALLEL, KernelOp
+from tessera.tile.dialect import PARALLEL, IotaOp, KernelOp, LoadOp, StoreOp
 from tessera.tile.index import Index, Quotient, name
 from tessera.tile.schedule import Schedule, reduced_axis
 from tessera.util.errors import OptionError
+
+LARGEST = 2**31 - 2**17  # a 32-bit position, with room for the last block
 
 
 @dataclass(frozen=True)
@@ -189,3 +191,16 @@ def _atom_bound(atom, values: Mapping[str, int]) -> int:
             return left // right if atom.right.constant else left
         return min(left, right - 1)
     return values.get(atom.name, 1)
+
+
+def needs_wide(kernel: KernelOp, values: Mapping[str, int]) -> bool:
+    """Whether an offset or a position can leave 32 bits at these sizes; a symbol not given counts as 1."""
+    values = {s.data: values.get(s.data, 1) for s in kernel.symbol_names}
+    limits = dict(values)
+    total = 1
+    for a in kernel.axes:
+        size = a.size.expr.evaluate(values.__getitem__, int)
+        limits[a.axis.data] = max(size - 1, 0)
+        total *= max(size, 1) if a.kind.data == PARALLEL else 1
+    exprs = [op.at.expr for op in kernel.block.ops if isinstance(op, (LoadOp, StoreOp, IotaOp))]
+    return max([total, *(bound(e, limits) for e in exprs)]) >= LARGEST

@@ -1,0 +1,81 @@
+"""Schedules on the CPU: which axis lanes lie along, how many at a time, how large a task is.
+
+A Schedule made for this target names them in `extra` ("vector", "lanes"); `blocks` holds the vector axis's share of a
+task. Anything a schedule leaves open, or that does not fit the kernel, is chosen here, so that any Schedule runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tessera.tile.dialect import ApplyOp, KernelOp, RandomOp, ScanOp, StoreOp, element_of
+from tessera.tile.schedule import Schedule
+from tessera.tile.targets.cpu.elements import element
+from tessera.tile.targets.cpu.host import Host
+from tessera.tile.targets.cpu.layout import Layout, cost, layout, numbers, vector_axis
+from tessera.tile.targets.cpu.lower import Choice
+
+HEAVY = 24  # instructions a point above which fewer lanes are handled at once, for want of registers
+TASK = 4096  # points along the vector axis in one task
+
+
+def choose(seen: Layout, schedule: Schedule, host: Host) -> Choice:
+    extra = dict(schedule.extra)
+    sizes = numbers(seen, {})
+    vector = extra.get("vector", "") or vector_axis(seen, sizes)
+    scanned = {op.axis.data for op in seen.kernel.block.ops if isinstance(op, ScanOp)}
+    if vector not in seen.sizes or vector in scanned:
+        vector = vector_axis(seen, sizes)
+    native = _native(seen.kernel, host)
+    lanes = int(extra.get("lanes", 0) or native * _unroll(seen))  # type: ignore[call-overload]
+    if vector is None:
+        return Choice(None, 0, 0, 1)
+    assert isinstance(vector, str)
+    lanes = max(_power_of_two(lanes), native)
+    size = seen.sizes[vector].constant
+    while size is not None and lanes > native and lanes > size:
+        lanes //= 2
+    while size is not None and native > 2 and native >= 2 * size:
+        native //= 2
+        lanes = max(native, lanes // 2)
+    block = max(schedule.block(vector), 1)
+    block = TASK if block < lanes else block
+    return Choice(vector, lanes, native, (block + lanes - 1) // lanes * lanes)
+
+
+def proposals(kernel: KernelOp, sizes: dict[str, int], host: Host) -> list[Schedule]:
+    """Best guess first, then with more and fewer lanes at once."""
+    seen = layout(kernel)
+    found = numbers(seen, sizes)
+    vector = vector_axis(seen, found)
+    if vector is None:
+        return [Schedule(extra=(("vector", ""), ("lanes", 0)))]
+    native = _native(kernel, host)
+    guess = native * _unroll(seen)
+    base = Schedule(blocks=((vector, TASK),))
+    tried = []
+    for lanes in (guess, guess * 2, guess // 2, native):
+        candidate = replace(base, extra=(("vector", vector), ("lanes", max(lanes, native))))
+        if candidate not in tried:
+            tried.append(candidate)
+    return tried
+
+
+def _power_of_two(n: int) -> int:
+    return 1 << max(n.bit_length() - 1, 0)
+
+
+def _native(kernel: KernelOp, host: Host) -> int:
+    """Lanes of one register, by the widest elements that arithmetic runs on."""
+    wide = any(
+        isinstance(op, RandomOp)
+        or (isinstance(op, ApplyOp) and element(element_of(op.result)).register in ("double", "i64"))
+        for op in kernel.block.ops
+    )
+    return host.width // (8 if wide else 4)
+
+
+def _unroll(seen: Layout) -> int:
+    if any(isinstance(op, StoreOp) and op.mode.data == "add" for op in seen.kernel.block.ops):
+        return 1
+    return 2 if cost(seen.kernel) > HEAVY else 4

@@ -1,0 +1,92 @@
+"""The CPU target: kernels through LLVM, in this process, with no C++ compiler.
+
+`compile` turns a kernel and a schedule into a callable; the same kernel text and schedule are compiled once a process,
+and their object code once a machine. `source` is the LLVM text as it was written, before any optimisation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tessera.tile import cache
+from tessera.tile.dialect import KernelOp
+from tessera.tile.schedule import Schedule
+from tessera.tile.targets.cpu import jit
+from tessera.tile.targets.cpu.choose import choose, proposals
+from tessera.tile.targets.cpu.entry import entry
+from tessera.tile.targets.cpu.host import host
+from tessera.tile.targets.cpu.layout import layout
+from tessera.tile.targets.cpu.lower import Lowering
+
+FORMAT = 1  # of the generated code: raise it when the same kernel comes to be written differently
+
+
+@dataclass(frozen=True, slots=True)
+class CpuKernel:
+    """Call it with tensors and sizes; `function` takes their addresses directly."""
+
+    source: str
+    function: object
+    alive: object
+
+    def __call__(self, tensors: Sequence[torch.Tensor], symbols: Sequence[int] = ()) -> None:
+        self.function(*[t.data_ptr() for t in tensors], *symbols)  # type: ignore[operator]
+
+    def assembly(self) -> str:
+        """What the machine runs."""
+        return jit.assembly(self.source)
+
+
+class CpuTarget:
+    name = "cpu"
+
+    def __init__(self) -> None:
+        self._made: dict[str, CpuKernel] = {}
+
+    def compile(self, kernel: KernelOp, schedule: Schedule) -> CpuKernel:
+        key = f"{FORMAT}\n{schedule}\n{jit.openmp()}\n{kernel}"
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = _build(kernel, schedule, key)
+        return made
+
+    def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
+        return proposals(kernel, sizes, host())
+
+
+def _build(kernel: KernelOp, schedule: Schedule, key: str) -> CpuKernel:
+    source = module_text(kernel, schedule)
+    full = f"{key}\n{jit.version()}"
+    code = cache.load("cpu", full)
+    if code is None:
+        code = jit.object_code(source)
+        cache.store("cpu", full, code)
+    function, alive = jit.link(code, kernel.sym_name.data)
+    return CpuKernel(source, function, alive)
+
+
+def module_text(kernel: KernelOp, schedule: Schedule) -> str:
+    """The whole LLVM module of a kernel."""
+    seen = layout(kernel)
+    machine = host()
+    choice = choose(seen, schedule, machine)
+    lowering = Lowering(seen, choice, machine)
+    function = lowering.function()
+    start = entry(seen, choice, machine, jit.openmp())
+    declared = [d for n, d in lowering.b.declared.items() if d not in start and n not in lowering.b.helpers]
+    estimates = '"reciprocal-estimates"="vec-divf:1"' if machine.avx512 else ""
+    return "\n".join(
+        [
+            f"; {kernel.sym_name.data}: lanes along {choice.vector}, {choice.lanes} at a time",
+            f'target triple = "{machine.triple}"',
+            *declared,
+            *lowering.b.helpers.values(),
+            function,
+            start,
+            f"attributes #0 = {{ nounwind {estimates} }}",
+            "",
+        ]
+    )

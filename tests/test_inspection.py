@@ -1,0 +1,160 @@
+"""Looking in: traces that print and run, stages that diff, edits that take effect or are refused, explanations."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tessera
+from tessera.tools.models import Block, GPTConfig
+from tessera.util.errors import EditError, InputError
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def run_file(path: str, name: str):
+    scope: dict = {}
+    with open(path) as file:
+        exec(file.read(), scope)
+    return scope[name]
+
+
+def model(x, w):
+    h = F.gelu(x @ w)
+    with torch.no_grad():
+        scale = h.abs().max()
+    return h / scale
+
+
+def test_printed_block_is_short_and_runs(tmp_path):
+    block, x = Block(GPTConfig()), torch.randn(1, 16, 128)
+    trace = tessera.trace(block, x)
+    text = str(trace)
+    assert len(text.splitlines()) < 40
+    for word in ("aten.layer_norm(", "aten.linear(", "aten.scaled_dot_product_attention(", "aten.gelu("):
+        assert word in text
+    path = str(tmp_path / "block.py")
+    trace.save(path)
+    (out,) = run_file(path, "Block")(x)
+    assert torch.equal(out, block(x))
+
+
+def test_no_grad_is_printed_and_survives(tmp_path):
+    x, w = torch.randn(3, 4), torch.randn(4, 4, requires_grad=True)
+    trace = tessera.trace(model, x, w)
+    assert "with torch.no_grad():" in str(trace)
+    path = str(tmp_path / "f.py")
+    trace.save(path)
+    (out,) = run_file(path, "model")(x, w)
+    (want,) = torch.autograd.grad(model(x, w).sum(), w)
+    (got,) = torch.autograd.grad(out.sum(), w)
+    torch.testing.assert_close(got, want)
+
+
+def test_every_stage_runs_by_itself(tmp_path):
+    fast = tessera.jit(model, strict=True)
+    x, w = torch.randn(3, 4), torch.randn(4, 4)
+    with torch.no_grad():
+        out = fast(x, w)
+    stages = tessera.stages(fast)
+    for name in ("captured", "canonicalise", "fold", "cse", "dce", "inference canonicalise"):
+        path = str(tmp_path / f"{name}.py")
+        stages[name].save(path)
+        with torch.no_grad():
+            (again,) = run_file(path, "model_0")(x, w)
+        torch.testing.assert_close(again, out)
+    assert stages.graphs() == ["model_0"]
+    with pytest.raises(InputError, match="captured"):
+        stages["nothing"]
+
+
+def test_stages_before_any_call():
+    with pytest.raises(InputError, match="call the function first"):
+        tessera.stages(tessera.jit(model))
+    with pytest.raises(InputError, match="tessera.jit"):
+        tessera.stages(model)
+
+
+def edited(fast, stage, tmp_path, change):
+    path = str(tmp_path / "edited.py")
+    tessera.stages(fast)[stage].save(path)
+    with open(path) as file:
+        text = file.read()
+    with open(path, "w") as file:
+        file.write(change(text))
+    tessera.edit(fast, path)
+
+
+def test_edit_changes_forward_and_backward(tmp_path):
+    fast = tessera.jit(lambda x: x.sin() * 2, strict=True)
+    x = torch.randn(3, requires_grad=True)
+    fast(x)
+    edited(fast, "captured", tmp_path, lambda text: text.replace("aten.sin(", "aten.cos("))
+    out = fast(x)
+    torch.testing.assert_close(out, x.cos() * 2)
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], -2 * x.sin())
+
+
+def test_edit_of_the_backward_alone(tmp_path):
+    fast = tessera.jit(lambda x: x.sin(), strict=True)
+    x = torch.randn(3, requires_grad=True)
+    fast(x)
+    edited(fast, "backward", tmp_path, lambda text: text.replace("aten.cos(", "aten.sin("))
+    torch.testing.assert_close(torch.autograd.grad(fast(x).sum(), x)[0], x.sin())
+
+
+def test_edit_with_dynamic_sizes(tmp_path):
+    fast = tessera.jit(lambda x: x.view(-1, 2).sum(1), dynamic=True, strict=True)
+    fast(torch.ones(4, 2))
+    edited(fast, "captured", tmp_path, lambda text: text.replace("aten.sum(", "aten.mean("))
+    torch.testing.assert_close(fast(torch.ones(6, 2)), torch.ones(6))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda t: t.replace("return (mul,)", "return (mul, mul)"), "expected 1 outputs, got 2"),
+        (lambda t: t.replace("return (mul,)", "return (mul.sum(),)"), r"expected output 0 to be f32\[3\]"),
+        (lambda t: t.replace("def lambda_0(x)", "def lambda_0(x, y)"), "function of"),
+        (lambda t: t.replace("def lambda_0(", "def other("), "expected a function 'lambda_0'"),
+        (lambda t: t.replace("return (mul,)", "x.add_(1)\n    return (mul,)"), "it writes x"),
+        (lambda t: "\n".join(t.splitlines()[1:]), "does not say which stage"),
+        (lambda t: t.replace("'captured'", "'claim'"), "cannot be edited"),
+    ],
+)
+def test_edits_that_do_not_fit_are_refused(tmp_path, change, message):
+    fast = tessera.jit(lambda x: x.sin() * 2, strict=True)
+    x = torch.randn(3)
+    want = fast(x)
+    with pytest.raises(EditError, match=message):
+        edited(fast, "captured", tmp_path, change)
+    torch.testing.assert_close(fast(x), want)
+
+
+def test_dump_writes_every_stage(tmp_path):
+    with tessera.override(dump=str(tmp_path)):
+        tessera.jit(lambda x: x.sin(), strict=True)(torch.ones(2, requires_grad=True))
+    files = sorted(os.listdir(tmp_path / "lambda_0"))
+    assert files[0] == "01_captured.py" and any(f.endswith("_backward.py") for f in files)
+    assert all("def lambda_0" in (tmp_path / "lambda_0" / f).read_text() for f in files)
+
+
+def test_explain_tells_who_runs_what_and_what_is_saved():
+    fast = tessera.jit(lambda x, w: F.scaled_dot_product_attention(x @ w, x, x), strict=True)
+    x = torch.randn(1, 2, 8, 4, requires_grad=True)
+    with torch.no_grad():
+        fast(x, torch.randn(4, 4))
+    told = tessera.explain(fast)
+    assert any("sdpa" in line for line in told.graphs[0].executors)
+    assert "aten.matmul" in str(told)
+    fast(x, torch.randn(4, 4))
+    graph = tessera.explain(fast).graphs[1]
+    assert graph.saved_bytes > 0 and graph.recompile_reason
+    assert "saves" in str(tessera.explain(fast))
