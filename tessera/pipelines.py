@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -147,15 +147,17 @@ def _layout(captured: Captured, core: Trace, results: list[Value], write_back: d
     """`results` are what the core gives, in order; names link them to the caller's outputs."""
     position = {v.name: i for i, v in enumerate(results)}
     core_outputs = iter(core.outputs)
-    renamed: dict[Value, int] = {}
-    parts: list[object] = []
+    places: dict[Value, int] = {}
     for i, out in enumerate(captured.trace.outputs):
-        if i in captured.aliased:
-            parts.append(captured.aliased[i])
+        if i not in captured.aliased and isinstance(out, Value) and out not in places:
+            places[out] = position[next(core_outputs).name]  # type: ignore[union-attr]
+    parts: list[object] = []
+    for i, out in enumerate(captured.trace.outputs[: captured.outputs]):
+        if (alias := captured.aliased.get(i)) is not None:
+            source = captured.trace.outputs[alias.source] if alias.of_output else None
+            parts.append(alias if source is None else replace(alias, source=places[source]))  # type: ignore[index]
         elif isinstance(out, Value):
-            if out not in renamed:
-                renamed[out] = position[next(core_outputs).name]  # type: ignore[union-attr]
-            parts.append(renamed[out])
+            parts.append(places[out])
         else:
             parts.append(("constant", out))
     inputs = {v: i for i, v in enumerate(captured.trace.inputs)}

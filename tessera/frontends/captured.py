@@ -1,8 +1,9 @@
-"""What a frontend hands on: a Trace, and what its outputs share with its inputs.
+"""What a frontend hands on: a Trace, and what its outputs share with its inputs and with each other.
 
-A functional trace gives fresh results, but PyTorch programs may give back an input, or a view of one. Those
-outputs are not computed by the trace: `aliased` says how each is made again from the real input, after the
-input's own mutation has been carried out, so that identity, shared memory and autograd history are eager's.
+A functional trace gives fresh results, but PyTorch programs may give back an input, a view of one, or several
+views of one result. Those outputs are not computed by the trace: `aliased` says how each is made again from the
+real input (after the input's own mutation has been carried out) or from the result they share, so that identity,
+shared memory and autograd history are eager's.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ Step = tuple[OpOverload, tuple, dict, int | None]
 
 @dataclass(frozen=True)
 class Aliased:
-    """Output = steps applied to input number `input`, one view after another."""
+    """Output = steps applied to an input, or to another output of the trace, one view after another."""
 
-    input: int
+    source: int  # position among the inputs, or among the trace's outputs
     steps: tuple[Step, ...]
+    of_output: bool = False
 
     def make(self, x: torch.Tensor) -> torch.Tensor:
         for op, args, kwargs, index in self.steps:
@@ -44,6 +46,7 @@ class Captured:
     trace: Trace
     spec: pytree.TreeSpec
     mode: FakeTensorMode
+    outputs: int  # how many of the trace's outputs are the program's; others only serve as sources of aliases
     aliased: dict[int, Aliased] = field(default_factory=dict)  # position among the outputs -> how
     requires_grad: tuple[bool, ...] = ()  # of each input
 
@@ -58,17 +61,48 @@ def capture(
 ) -> Captured:
     """Record `fn(*fakes)`; outputs that share memory with an input are described, not computed."""
     trace, spec, refs, outputs = record_refs(fn, fakes, names, keep, builder, locate=locate)
+    aliased = _input_aliases(fakes, outputs, refs)
+    bases = _shared_bases(outputs, refs, aliased)
+    trace = trace.with_(outputs=(*trace.outputs, *bases))
+    trace = _numbers(trace, builder)
+    grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in fakes)
+    return Captured(trace, spec, builder.mode, len(outputs), aliased, grads)
+
+
+def _input_aliases(fakes: list[object], outputs: list[object], refs: dict[int, Ref]) -> dict[int, Aliased]:
     by_root = {id(refs[id(x)].root): i for i, x in enumerate(fakes) if isinstance(x, torch.Tensor)}
     aliased = {}
     for position, out in enumerate(outputs):
-        if isinstance(out, torch.Tensor) and id(out) in refs and id(refs[id(out)].root) in by_root:
+        if isinstance(out, torch.Tensor) and id(refs[id(out)].root) in by_root:
             source = by_root[id(refs[id(out)].root)]
             steps = _steps(refs[id(out)], fakes[source])
             if steps is not None:
                 aliased[position] = Aliased(source, steps)
-    trace = _numbers(trace, builder)
-    grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in fakes)
-    return Captured(trace, spec, builder.mode, aliased, grads)
+    return aliased
+
+
+def _shared_bases(outputs: list[object], refs: dict[int, Ref], aliased: dict[int, Aliased]) -> list[Value]:
+    """Note outputs that are views of one result; give results that are not outputs themselves."""
+    groups: dict[int, list[int]] = {}
+    for position, out in enumerate(outputs):
+        if isinstance(out, torch.Tensor) and position not in aliased:
+            groups.setdefault(id(refs[id(out)].root), []).append(position)
+    extra: list[Value] = []
+    for members in groups.values():
+        if len({id(outputs[m]) for m in members}) < 2:
+            continue
+        base = refs[id(outputs[members[0]])]
+        while base.view is not None:
+            base = base.view.parent
+        home = next((m for m in members if outputs[m] is base.tensor), None)
+        if home is None:
+            home = len(outputs) + len(extra)
+            extra.append(base.value)
+        for m in members:
+            steps = _steps(refs[id(outputs[m])], base.tensor)
+            if steps:
+                aliased[m] = Aliased(home, steps, of_output=True)
+    return extra
 
 
 NUMBER = Special("number", lambda n: n)

@@ -84,7 +84,7 @@ class _Fusion:
         self.refused: dict[int, str] = {}
 
     def _kind(self, eqn: Equation) -> str:
-        if isinstance(eqn.op, Special) or has_effect(eqn.op) or written(eqn):
+        if isinstance(eqn.op, Special) or has_effect(eqn) or written(eqn):
             return ""
         return self.compiler.kind(eqn)
 

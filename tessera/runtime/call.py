@@ -21,7 +21,8 @@ from tessera.runtime.autograd import below_autograd
 class Layout:
     """Where each of the caller's outputs comes from."""
 
-    outputs: tuple[object, ...]  # int: position among the core's results · Aliased · ("constant", value)
+    # int: position among the core's results · Aliased (of_output: of such a position) · ("constant", value)
+    outputs: tuple[object, ...]
     write_back: tuple[tuple[int, int], ...] = ()  # (input, position of its new contents), written outside the core
     written: tuple[int, ...] = ()  # every input the graph writes, inside or outside the core
     inside: tuple[int, ...] = ()  # inputs the core writes itself
@@ -49,11 +50,11 @@ def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -
         match part:
             case int():
                 parts.append(f"out[{part}]")
-            case Aliased(input=source, steps=()):
+            case Aliased(source=source, steps=()):
                 parts.append(f"args[{source}]")
-            case Aliased(input=source):
+            case Aliased(source=source):
                 scope[f"view{index}"] = part.make
-                parts.append(f"view{index}(args[{source}])")
+                parts.append(f"view{index}({'out' if part.of_output else 'args'}[{source}])")
             case (_, value):
                 scope[f"constant{index}"] = value
                 parts.append(f"constant{index}")

@@ -130,10 +130,10 @@ def variant(parameters: Sequence[Array], placed: Sequence[Placed]) -> Variant:
     """The most that can be assumed of these arrays."""
     aligned = all(
         p.address % ALIGNMENT == 0
-        and all(n * a.itemsize % ALIGNMENT == 0 for n, s in zip(p.strides, a.strides, strict=False) if s.constant is None)
+        and all(
+            n * a.itemsize % ALIGNMENT == 0 for n, s in zip(p.strides, a.strides, strict=False) if s.constant is None
+        )
         for a, p in zip(parameters, placed, strict=True)
     )
     reach = (sum((n - 1) * s for n, s in zip(p.shape, p.strides, strict=True)) for p in placed)
     return Variant(aligned, wide=any(r >= 2**31 for r in reach))
-
-

@@ -274,7 +274,7 @@ class Emitter:
     # --- shapes ---
 
     def shape(self, axes: Sequence[str]) -> str:
-        return "(" + "".join(f"{self.blocks[a]}, " for a in axes).rstrip(" ") + ")"
+        return str(tuple(self.blocks[a] for a in axes))
 
     def arrange(self, tile: Tile, axes: tuple[str, ...]) -> str:
         """The tile with its dimensions in this order; `axes` are some order of its own."""
@@ -406,7 +406,8 @@ class Emitter:
             return tile.text
         if fill == "0" and _zero_outside(v):
             return tile.text
-        return f"ct.where({self.aligned(self.inside(self.reduced), tile.axes)}, {tile.text}, {fill})"
+        inside = self.aligned(self.inside(self.reduced), tile.axes)
+        return f"ct.where({inside}, {tile.text}, {fill})"
 
     def _reduce(self, op: ReduceOp) -> Tile | None:
         kind, element, tile = op.kind.data, element_of(op.arg), self.tiles[op.arg]
@@ -464,9 +465,8 @@ class Emitter:
         if self.loop is None:
             return Tile(text.format(tile.text), tile.axes)
         # The lanes past the end are the last ones: nothing that is stored comes after them.
-        keep = self.shape(tile.axes).removeprefix("(").removesuffix(")").rstrip(",").split(", ")
-        keep[dim] = "1"
-        self.before_loop(f"{name}_carry = ct.full(({', '.join(keep)},), {fill}, {type_name(element)})")
+        keep = tuple(1 if a == op.axis.data else self.blocks[a] for a in tile.axes)
+        self.before_loop(f"{name}_carry = ct.full({keep}, {fill}, {type_name(element)})")
         self.scope.body.append(f"{name} = {combine.format(f'{name}_carry', text.format(tile.text))}")
         total = whole_text(kind, element).replace("{1}", "{1}, keepdims=True").format(tile.text, dim)
         self.scope.body.append(f"{name}_carry = {combine.format(f'{name}_carry', total)}")

@@ -149,14 +149,14 @@ def type_name(element: Attribute) -> str:
 
 
 HELPERS = {
-    "_sign": '''
+    "_sign": """
 def _sign(x):
     return ct.astype(x > 0, x.dtype) - ct.astype(x < 0, x.dtype)
-''',
-    "_trunc": '''
+""",
+    "_trunc": """
 def _trunc(x):
     return ct.where(x < 0, ct.ceil(x), ct.floor(x))
-''',
+""",
     "_round": '''
 def _round(x):
     """To the nearest whole number; halves go to the even one."""
@@ -166,10 +166,10 @@ def _round(x):
     up = (rest > 0.5) | ((rest == 0.5) & (half != ct.floor(half)))
     return ct.where(up, low + 1.0, low)
 ''',
-    "_atan": '''
+    "_atan": """
 def _atan(x):
     return ct.atan2(x, x * 0.0 + 1.0)
-''',
+""",
     "_log1p": '''
 def _log1p(x):
     """log(1 + x) without losing a small x: the rounding error of 1 + x is divided out again."""

@@ -1,0 +1,284 @@
+"""Softmaxes, norms and losses written out as arithmetic and reductions.
+
+A rule gets the equation and its arguments bound to the schema, and gives the results in order (None where the
+equation has none), or None where it does not apply. Half precision is widened first, as PyTorch's kernels do. Variances
+are taken of what is left after the mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from tessera.ir.builder import aten
+from tessera.ir.equation import Equation, Value
+from tessera.ir.types import Size
+
+Results = list[Value | None] | Value | None
+Rule = Callable[..., Results]
+
+DECOMPOSITIONS: dict[str, Rule] = {}
+
+
+def rule(names: str) -> Callable[[Rule], Rule]:
+    def add(fn: Rule) -> Rule:
+        DECOMPOSITIONS.update(dict.fromkeys(names.split(), fn))
+        return fn
+
+    return add
+
+
+def cast(x: Value, dtype: torch.dtype) -> Value:
+    return x if x.dtype == dtype else aten._to_copy(x, dtype=dtype)
+
+
+def wide(x: Value) -> Value:
+    return cast(x, torch.promote_types(x.dtype, torch.float32))
+
+
+def _out(eqn: Equation, k: int, v: Value | None) -> Value | None:
+    """A result in the dtype the equation gives it."""
+    old = eqn.outputs[k]
+    return None if old is None or v is None else cast(v, old.dtype)
+
+
+# --- softmax --------------------------------------------------------------------------------------------
+
+
+def _shifted(x: Value, dim: int) -> tuple[Value, Value]:
+    """x - max and the sum of its exponentials."""
+    left = aten.sub(x, aten.amax(x, [dim], True))
+    return left, aten.exp(left)
+
+
+@rule("_softmax softmax.int")
+def softmax(eqn: Equation, x: Value, dim: int, option: object = None) -> Results:
+    if not x.ndim or not eqn.outputs[0].tensor.is_float:  # type: ignore[union-attr]
+        return None
+    _, e = _shifted(wide(cast_for(x, option)), dim)
+    return [_out(eqn, 0, aten.div(e, aten.sum(e, [dim], True)))]
+
+
+@rule("_log_softmax log_softmax.int")
+def log_softmax(eqn: Equation, x: Value, dim: int, option: object = None) -> Results:
+    if not x.ndim or not eqn.outputs[0].tensor.is_float:  # type: ignore[union-attr]
+        return None
+    left, e = _shifted(wide(cast_for(x, option)), dim)
+    return [_out(eqn, 0, aten.sub(left, aten.log(aten.sum(e, [dim], True))))]
+
+
+def cast_for(x: Value, option: object) -> Value:
+    """The composite forms name a dtype to compute in; the native ones only say whether half becomes single."""
+    return cast(x, option) if isinstance(option, torch.dtype) else x
+
+
+@rule("_softmax_backward_data")
+def softmax_backward(eqn: Equation, g: Value, y: Value, dim: int, dtype: torch.dtype) -> Results:
+    if not y.ndim:
+        return None
+    g, y = wide(g), wide(y)
+    gy = aten.mul(g, y)
+    return [_out(eqn, 0, aten.sub(gy, aten.mul(y, aten.sum(gy, [dim], True))))]
+
+
+@rule("_log_softmax_backward_data")
+def log_softmax_backward(eqn: Equation, g: Value, y: Value, dim: int, dtype: torch.dtype) -> Results:
+    if not y.ndim:
+        return None
+    g = wide(g)
+    return [_out(eqn, 0, aten.sub(g, aten.mul(aten.exp(wide(y)), aten.sum(g, [dim], True))))]
+
+
+# --- norms over the last dimensions -----------------------------------------------------------------------
+
+
+def _last(shape: Sequence[Size]) -> list[int]:
+    return list(range(-len(shape), 0))
+
+
+def _affine(y: Value, w: Value | None, b: Value | None) -> Value:
+    y = y if w is None else aten.mul(y, w)
+    return y if b is None else aten.add(y, b)
+
+
+@rule("native_layer_norm layer_norm")
+def layer_norm(
+    eqn: Equation, x: Value, shape: Sequence[Size], w: Value | None, b: Value | None, eps: float, *_: object
+) -> Results:
+    x = wide(x)
+    variance, mean = aten.var_mean(x, _last(shape), correction=0, keepdim=True)
+    rstd = aten.rsqrt(aten.add(variance, eps))
+    y = _affine(aten.mul(aten.sub(x, mean), rstd), w, b)
+    if not eqn.many:
+        return [_out(eqn, 0, y)]
+    return [_out(eqn, 0, y), _out(eqn, 1, mean), _out(eqn, 2, rstd)]
+
+
+@rule("native_layer_norm_backward")
+def layer_norm_backward(
+    eqn: Equation,
+    g: Value,
+    x: Value,
+    shape: Sequence[Size],
+    mean: Value,
+    rstd: Value,
+    w: Value | None,
+    b: Value | None,
+    mask: Sequence[bool],
+) -> Results:
+    g, x, mean, rstd = wide(g), wide(x), wide(mean), wide(rstd)
+    if mean.ndim != x.ndim:
+        return None
+    unit = aten.mul(aten.sub(x, mean), rstd)
+    dx = _norm_backward(g, unit, rstd, w, _last(shape), centred=True) if eqn.outputs[0] is not None else None
+    outer = list(range(x.ndim - len(shape)))
+    dw = _total(aten.mul(g, unit), outer) if eqn.outputs[1] is not None else None
+    db = _total(g, outer) if eqn.outputs[2] is not None else None
+    return [_out(eqn, 0, dx), _out(eqn, 1, dw), _out(eqn, 2, db)]
+
+
+def _norm_backward(
+    g: Value, unit: Value, rstd: Value, w: Value | None, dims: list[int], centred: bool
+) -> Value:
+    """rstd * (g w - mean(g w) - unit * mean(g w unit)); a norm that takes no mean off has no second term."""
+    gw = g if w is None else aten.mul(g, wide(w))
+    along = aten.mul(unit, aten.mean(aten.mul(gw, unit), dims, True))
+    left = aten.sub(gw, aten.mean(gw, dims, True)) if centred else gw
+    return aten.mul(aten.sub(left, along), rstd)
+
+
+def _total(x: Value, dims: list[int]) -> Value:
+    return aten.sum(x, dims) if dims else aten.clone(x)
+
+
+@rule("_fused_rms_norm rms_norm")
+def rms_norm(eqn: Equation, x: Value, shape: Sequence[Size], w: Value | None, eps: float | None) -> Results:
+    if eps is None:
+        if x.dtype not in (torch.float32, torch.float64):
+            return None
+        eps = torch.finfo(x.dtype).eps
+    x = wide(x)
+    rstd = aten.rsqrt(aten.add(aten.mean(aten.mul(x, x), _last(shape), True), eps))
+    y = _affine(aten.mul(x, rstd), w, None)
+    return [_out(eqn, 0, y), _out(eqn, 1, rstd)] if eqn.many else [_out(eqn, 0, y)]
+
+
+@rule("_fused_rms_norm_backward")
+def rms_norm_backward(
+    eqn: Equation, g: Value, x: Value, shape: Sequence[Size], rstd: Value, w: Value | None, mask: Sequence[bool]
+) -> Results:
+    g, x, rstd = wide(g), wide(x), wide(rstd)
+    if rstd.ndim != x.ndim:
+        return None
+    unit = aten.mul(x, rstd)
+    dx = _norm_backward(g, unit, rstd, w, _last(shape), centred=False) if eqn.outputs[0] is not None else None
+    outer = list(range(x.ndim - len(shape)))
+    dw = _total(aten.mul(g, unit), outer) if eqn.outputs[1] is not None else None
+    return [_out(eqn, 0, dx), _out(eqn, 1, dw)]
+
+
+# --- norms over groups of channels ------------------------------------------------------------------------
+
+
+def _channels(v: Value | None, x: Value) -> Value | None:
+    """One number a channel, to stand beside [N, C, …]."""
+    return None if v is None else aten.view(v, [v.shape[0], *[1] * (x.ndim - 2)])
+
+
+@rule("native_group_norm")
+def native_group_norm(
+    eqn: Equation, x: Value, w: Value | None, b: Value | None, n: Size, c: Size, hw: Size, groups: int, eps: float
+) -> Results:
+    if not x.tensor.is_float or x.ndim < 2 or not _contiguous(x):
+        return None
+    rows = aten.view(wide(x), [n, groups, -1])
+    variance, mean = aten.var_mean(rows, [2], correction=0, keepdim=True)
+    rstd = aten.rsqrt(aten.add(variance, eps))
+    y = aten.view(aten.mul(aten.sub(rows, mean), rstd), list(x.shape))
+    y = _affine(y, _channels(w, x), _channels(b, x))
+    flat = [_out(eqn, k, aten.squeeze(v, 2)) for k, v in ((1, mean), (2, rstd))]
+    return [_out(eqn, 0, y), *flat]
+
+
+@rule("group_norm")
+def group_norm(eqn: Equation, x: Value, groups: int, w: Value | None, b: Value | None, eps: float, *_: object) -> Results:
+    if x.ndim < 2 or not _contiguous(x):
+        return None
+    rows = aten.view(wide(x), [x.shape[0], groups, -1])
+    variance, mean = aten.var_mean(rows, [2], correction=0, keepdim=True)
+    y = aten.view(aten.mul(aten.sub(rows, mean), aten.rsqrt(aten.add(variance, eps))), list(x.shape))
+    return [_out(eqn, 0, _affine(y, _channels(w, x), _channels(b, x)))]
+
+
+def _contiguous(x: Value) -> bool:
+    step: Size = 1
+    for size, stride in zip(reversed(x.shape), reversed(x.tensor.stride), strict=True):
+        if str(size) != "1" and str(stride) != str(step):
+            return False
+        step = step * size
+    return True
+
+
+# --- classification losses --------------------------------------------------------------------------------
+
+NONE, MEAN, SUM = 0, 1, 2  # reductions, as PyTorch numbers them
+
+
+def _picked(logs: Value, target: Value, ignored: int) -> tuple[Value, Value]:
+    """Which rows count, and a class of each that is always there."""
+    counts = aten.ne(target, ignored)
+    return counts, aten.where(counts, target, aten.zeros_like(target))
+
+
+@rule("nll_loss_forward")
+def nll_loss_forward(
+    eqn: Equation, logs: Value, target: Value, weight: Value | None, reduction: int, ignored: int
+) -> Results:
+    if logs.ndim != 2 or target.ndim != 1:
+        return None
+    counts, safe = _picked(logs, target, ignored)
+    loss = aten.neg(aten.squeeze(aten.gather(wide(logs), 1, aten.unsqueeze(safe, 1)), 1))
+    share = None if weight is None else aten.index_select(wide(weight), 0, safe)
+    loss = loss if share is None else aten.mul(loss, share)
+    loss = aten.where(counts, loss, aten.zeros_like(loss))
+    if reduction == NONE:
+        return [_out(eqn, 0, loss), _out(eqn, 1, aten.full([], 0.0, dtype=loss.dtype, device=loss.tensor.device))]
+    ones = cast(counts, loss.dtype) if share is None else aten.where(counts, share, aten.zeros_like(share))
+    total, sums = aten.sum(ones), aten.sum(loss)
+    return [_out(eqn, 0, sums if reduction == SUM else aten.div(sums, total)), _out(eqn, 1, total)]
+
+
+@rule("nll_loss_backward")
+def nll_loss_backward(
+    eqn: Equation,
+    g: Value,
+    logs: Value,
+    target: Value,
+    weight: Value | None,
+    reduction: int,
+    ignored: int,
+    total: Value,
+) -> Results:
+    if logs.ndim != 2 or target.ndim != 1:
+        return None
+    counts, safe = _picked(logs, target, ignored)
+    g = aten.div(wide(g), wide(total)) if reduction == MEAN else wide(g)
+    rows = aten.neg(g) if weight is None else aten.mul(aten.neg(g), aten.index_select(wide(weight), 0, safe))
+    rows = aten.where(counts, rows, aten.full([], 0.0, dtype=rows.dtype, device=rows.tensor.device))
+    classes = aten.arange(logs.shape[1], device=logs.tensor.device)
+    hit = aten.eq(classes, aten.unsqueeze(target, 1))
+    return [_out(eqn, 0, aten.where(hit, aten.unsqueeze(rows, 1), aten.full([], 0.0, dtype=rows.dtype, device=rows.tensor.device)))]
+
+
+@rule("cross_entropy_loss")
+def cross_entropy(
+    eqn: Equation, x: Value, target: Value, weight: Value | None, reduction: int, ignored: int, smoothing: float
+) -> Results:
+    if x.ndim != 2 or target.ndim != 1 or target.tensor.is_float or smoothing or not isinstance(ignored, int):
+        return None
+    left, e = _shifted(wide(x), 1)
+    logs = aten.sub(left, aten.log(aten.sum(e, [1], True)))
+    found = nll_loss_forward(eqn.with_(outputs=(*eqn.outputs, None)), logs, target, weight, reduction, ignored)
+    return found[:1] if isinstance(found, list) else None
+
