@@ -18,7 +18,8 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.passes import fuse
 from tessera.passes.decompose import decompose as take_apart
-from tessera.tile.from_trace import Lowered, Unlowerable, check, lower, why_not
+from tessera.passes.fuse_copies import own_copies
+from tessera.tile.from_trace import Lowered, Unlowerable, check, kind_of, lower, why_not
 from tessera.tile.from_trace_launch import launcher
 from tessera.tile.lower import Call, rule_of
 from tessera.tile.schedule import Schedule
@@ -31,23 +32,34 @@ _checked: dict[tuple, tuple[float, str]] = {}
 # --- what the passes ask ------------------------------------------------------------------------------
 
 
-def lowers(eqn: Equation) -> bool:
-    """The equation can be part of a kernel on its device."""
-    return not why_not(eqn) and _device_target(eqn) is not None
+def refusal(eqn: Equation) -> str:
+    """Why an equation can be part of no kernel on its device; empty where it can."""
+    if reason := why_not(eqn):
+        return reason
+    devices = {v.type.device for v in (*eqn.inputs(), *eqn.results()) if isinstance(v.type, TensorType)}
+    if len(devices) != 1:
+        return "its tensors are on several devices"
+    device = devices.pop()
+    if target_for(device) is None:
+        return f"no target for {device} is installed"
+    rule = rule_of(eqn.op)
+    if rule is not None and rule.checked and device.type == "cpu":
+        return "PyTorch checks its indices, and a kernel cannot raise"
+    return ""
 
 
 def _kind(eqn: Equation) -> str:
-    rule = rule_of(eqn.op)
-    return rule.kind if rule is not None and lowers(eqn) else ""
-
-
-def _why_not(eqn: Equation) -> str:
-    return why_not(eqn) or ("" if _device_target(eqn) is not None else "no target for its device is installed")
+    return "" if refusal(eqn) else kind_of(eqn)
 
 
 def _reduced(eqn: Equation) -> list[int]:
     rule = rule_of(eqn.op)
     return rule.dims(Call.of(eqn)) if rule is not None and rule.dims is not None else []
+
+
+def _expensive(eqn: Equation) -> bool:
+    rule = rule_of(eqn.op)
+    return rule is None or rule.expensive
 
 
 def _check(body: Trace) -> tuple[float, str]:
@@ -60,12 +72,12 @@ def _check(body: Trace) -> tuple[float, str]:
     return _checked[key]
 
 
-COMPILER = fuse.Compiler(_kind, _why_not, _reduced, _check)
+COMPILER = fuse.Compiler(_kind, refusal, _reduced, _expensive, _check)
 
 
 def decompose(trace: Trace) -> Trace:
     """The stage to run before regions are chosen: operators in parts that kernels can be made of."""
-    return take_apart(trace, lowers)
+    return own_copies(take_apart(trace, lambda eqn: not refusal(eqn)), COMPILER)
 
 
 def regions(trace: Trace) -> list[Region]:
@@ -134,11 +146,6 @@ def structure(body: Trace) -> tuple:
 
 def _device(body: Trace) -> torch.device:
     return next(v.tensor.device for v in body.outputs if isinstance(v, Value))
-
-
-def _device_target(eqn: Equation) -> Target | None:
-    devices = {v.type.device for v in (*eqn.inputs(), *eqn.results()) if isinstance(v.type, TensorType)}
-    return target_for(devices.pop()) if len(devices) == 1 else None
 
 
 register(FusionExecutor("tile", regions, compile_region))

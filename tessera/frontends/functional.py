@@ -137,8 +137,8 @@ def _refuse_unknown_sizes(trace: Trace) -> None:
     for symbol, (v, dim) in trace.symbols.items():
         if symbol.startswith(("u", "zuf")) and v not in trace.inputs:
             source = next((e.source for e in trace.equations if v in e.results()), None)
-            if dim is None:
-                raise ValueNeeded(f"{source}: {_ASKS}")
+            if dim is None:  # by the program's own line, or inside an operator it calls: they look the same here
+                raise CaptureError(f"{source}: {_ASKS}")
             raise CaptureError(f"{source}: the shape of {v.name} is known only when the program runs")
 
 

@@ -27,7 +27,7 @@ from tessera.ir.record import record
 from tessera.ir.schema import bind, schema_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType, size_hint, size_key
-from tessera.ops.pullback import opaque_vjp
+from tessera.ops.pullback import is_opaque, opaque_vjp
 from tessera.util.errors import RuleError
 
 _memory: dict[tuple, object] = {}
@@ -71,10 +71,12 @@ def vjp_formula(
 
     def formula() -> Formula:
         try:
-            return _attempt(eqn, make)
+            if not is_opaque(eqn):
+                return _attempt(eqn, make)
         except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode):
-            results = eqn.results()
-            return Formula(opaque_vjp(eqn, values, mask, mode), len(results), 1, tuple(map(_differentiable, results)))
+            pass  # the formula looks at data: it runs as one equation, whose own derivative is another such
+        results = eqn.results()
+        return Formula(opaque_vjp(eqn, values, mask, mode), len(results), 1, tuple(map(_differentiable, results)))
 
     return _remember("vjp", eqn, (mask, pulled, again), mode, formula)
 
@@ -122,6 +124,8 @@ def _trace_vjp(
 
 def jvp_formula(eqn: Equation, moving: list[Value], mode: FakeTensorMode) -> Formula:
     """Results and their tangents; inputs are the equation's values, then tangents of the moving ones."""
+    if is_opaque(eqn):
+        raise RuleError(f"forward mode through {eqn.op}, a derivative that looks at data, is not to be had; use vjp")
     values = list(dict.fromkeys(eqn.inputs()))
     mask = tuple(v in moving for v in values)
 
@@ -335,7 +339,12 @@ def _apply(eqn: Equation, values: list[Value], tensors: tuple | list) -> object:
 
 def _results(out: object, eqn: Equation) -> list:
     listed = list(out) if isinstance(out, (tuple, list)) else [out] if eqn.outputs else []
-    return [r for r, v in zip(listed, eqn.outputs, strict=True) if v is not None]
+    # a formula PyTorch keeps in Python may give a row more or less than the operator (layer_norm's, of a vector)
+    return [
+        r.reshape(v.shape) if isinstance(r, torch.Tensor) and r.ndim != v.ndim else r
+        for r, v in zip(listed, eqn.outputs, strict=True)
+        if v is not None
+    ]
 
 
 def _floats(x: object) -> bool:

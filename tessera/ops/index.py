@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from tessera.ir.builder import aten
-from tessera.ir.equation import Arg, Equation, Value
+from tessera.ir.equation import ACTIVE, Arg, Equation, Special, Value, values_in
 from tessera.ir.types import Size
 from tessera.ops.families import (
     call,
@@ -38,6 +39,24 @@ def _zero(ct: Value) -> Value:
     return aten.new_zeros(ct, [])
 
 
+def _has_mask(indices: Arg) -> bool:
+    return any(v.dtype in (torch.bool, torch.uint8) for v in values_in(indices))
+
+
+def _masked_read(ct: torch.Tensor, indices: list, size: list[int]) -> torch.Tensor:
+    if isinstance(ct, FakeTensor):  # how much a mask picks out is known only on data; the sum's shape is not
+        return ct.new_empty(size)
+    return torch.ops.aten.index.Tensor(ct, indices).sum_to_size(size)
+
+
+MASKED_READ = Special("masked_read", _masked_read)
+
+
+def _read_masked(ct: Value, indices: Arg, values: Value) -> Value:
+    """What a mask picks out of the cotangent, summed to the shape of what was written there."""
+    return ACTIVE[-1].emit(MASKED_READ, ct, indices, list(values.shape))  # type: ignore[attr-defined]
+
+
 def _index(name: str, put: str) -> None:
     """`index` and `index_put`, checked or not: each reads or writes at a list of indices, None for a whole
     dimension."""
@@ -47,7 +66,7 @@ def _index(name: str, put: str) -> None:
         return (
             ct if accumulate else lambda: write(ct, indices, _zero(ct), False),
             None,
-            lambda: sum_to(read(ct, indices), values),
+            lambda: _read_masked(ct, indices, values) if _has_mask(indices) else sum_to(read(ct, indices), values),
         )
 
     def put_jvp(

@@ -21,6 +21,14 @@ from tessera.ir.types import TensorType
 from tessera.util.errors import RuleError
 
 
+NAMESPACE = "autograd"
+
+
+def is_opaque(eqn: Equation) -> bool:
+    """A pullback itself: on fake tensors it shows types only, so nothing can be traced through it."""
+    return isinstance(eqn.op, Special) and eqn.op.namespace == NAMESPACE
+
+
 def opaque_vjp(eqn: Equation, values: list[Value], mask: tuple[bool, ...], mode: FakeTensorMode) -> Trace:
     """A trace of two equations: the operator, then its pullback from (values, cotangents) to gradients."""
     if has_effect(eqn):
@@ -33,7 +41,7 @@ def opaque_vjp(eqn: Equation, values: list[Value], mask: tuple[bool, ...], mode:
     floats = [v for v in outputs if v is not None and isinstance(v.type, TensorType) and v.type.is_differentiable]
     cts = [builder.input(f"ct{i}", v.type) for i, v in enumerate(floats)]
     wanted = [v for v, m in zip(inputs, mask, strict=True) if m]
-    run = Special(f"pullback_{getattr(eqn.op, '_opname', 'function')}", _pullback(eqn, values, mask), "autograd")
+    run = Special(f"pullback_{getattr(eqn.op, '_opname', 'function')}", _pullback(eqn, values, mask), NAMESPACE)
     grads = builder.record(run, (*inputs, *cts), {}, [v.type for v in wanted], "grad")
     results = [v for v in outputs if v is not None]
     return builder.finish([*results, *grads])  # type: ignore[misc]
@@ -45,8 +53,12 @@ def _pullback(eqn: Equation, values: list[Value], mask: tuple[bool, ...]) -> Cal
     def pull(*tensors: torch.Tensor) -> list[torch.Tensor]:
         if isinstance(tensors[0], FakeTensor):  # only types are asked for
             return [torch.empty_like(x) for x, m in zip(tensors, mask, strict=False) if m]
+        deeper = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)  # a pullback of this pullback
         with fake.alone(), torch.enable_grad():
-            primals = [x.detach().requires_grad_(m) for x, m in zip(tensors, mask, strict=False)]
+            primals = [
+                x if deeper and x.requires_grad else x.detach().requires_grad_(m)
+                for x, m in zip(tensors, mask, strict=False)
+            ]
             env = dict(zip(values, primals, strict=True))
             out = fn(*map_values(eqn.args, env.__getitem__), **map_values(eqn.kwargs, env.__getitem__))  # type: ignore[misc]
             listed = out if isinstance(out, (tuple, list)) else (out,)
@@ -54,7 +66,8 @@ def _pullback(eqn: Equation, values: list[Value], mask: tuple[bool, ...]) -> Cal
             pairs = [(o, c) for o, c in zip(heads, tensors[len(values) :], strict=True) if o.requires_grad]
             sources = [x for x, m in zip(primals, mask, strict=True) if m]
             outs, seeds = zip(*pairs, strict=True)
-            grads = torch.autograd.grad(outs, sources, seeds, allow_unused=True)
-            return [torch.zeros_like(x) if g is None else g.detach() for g, x in zip(grads, sources, strict=True)]
+            grads = torch.autograd.grad(outs, sources, seeds, allow_unused=True, create_graph=deeper)
+            made = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, sources, strict=True)]
+            return made if deeper else [g.detach() for g in made]
 
     return pull

@@ -29,12 +29,14 @@ AGAIN = 1.3  # and how much dearer a kernel may get by it
 @dataclass(frozen=True)
 class Compiler:
     """`kind(eqn)` is one of the words above, or empty with `why_not(eqn)` saying why; `reduced(eqn)` the dimensions of
-    its first argument that a reduction or scan runs over; `check(body)` a kernel's cost a point and, where there is
+    its first argument that a reduction or scan runs over; `expensive(eqn)` that it should not be computed twice;
+    `check(body)` a kernel's cost a point and, where there is
     none, the reason."""
 
     kind: Callable[[Equation], str]
     why_not: Callable[[Equation], str]
     reduced: Callable[[Equation], list[int]]
+    expensive: Callable[[Equation], bool]
     check: Callable[[Trace], tuple[float, str]]
 
 
@@ -62,7 +64,7 @@ def reasons(trace: Trace, compiler: Compiler) -> dict[str, str]:
     fusion = _Fusion(trace, compiler)
     inside = {i for region in fusion.run() for i in region}
     return {
-        eqn.results()[0].name: fusion.refused.get(i) or compiler.why_not(eqn) or "nothing to fuse it with"
+        eqn.results()[0].name: compiler.why_not(eqn) or fusion.refused.get(i) or fusion.alone(i)
         for i, eqn in enumerate(trace.equations)
         if i not in inside and eqn.results()
     }
@@ -87,6 +89,9 @@ class _Fusion:
         if isinstance(eqn.op, Special) or has_effect(eqn) or written(eqn):
             return ""
         return self.compiler.kind(eqn)
+
+    def alone(self, i: int) -> str:
+        return "a view moves nothing" if self.kinds[i] == VIEW else "nothing to fuse it with"
 
     def computes(self, i: int) -> bool:
         return self.kinds[i] not in ("", VIEW)
@@ -122,9 +127,7 @@ class _Fusion:
     def _sources(self, i: int) -> Iterator[int]:
         """Computing equations that this one reads, directly or through views."""
         for v in self.trace.equations[i].inputs():
-            j = self.maker.get(v)
-            while j is not None and self.kinds[j] == VIEW:
-                j = self.maker.get(self.trace.equations[j].inputs()[0])
+            j = self._root(v)
             if j is not None and self.computes(j):
                 yield j
 
@@ -168,7 +171,9 @@ class _Fusion:
         merged, why = self._suits(a, b, members, beside)
         if not why and not self.groups.convex(chosen):
             why = "other work lies between it and its neighbour"
-        if not why:
+        if not why and self._plain(a, b):
+            merged.cost = self.work[a].cost + 1
+        elif not why:
             merged.cost, why = self._check(members)
             before = self.work[a].cost + self.work[b].cost
             if not why and self.work[a].cost and self.work[b].cost and merged.cost > before * AGAIN + SLACK:
@@ -176,10 +181,28 @@ class _Fusion:
         if why:
             self.refused[max(self.groups.members[b])] = why
             return False
-        works = [self.work.pop(g) for g in (a, b)]
-        del works
+        del self.work[a], self.work[b]
         self.work[self.groups.join(chosen)] = merged
         return True
+
+    def _plain(self, a: int, b: int) -> bool:
+        """One pointwise equation after a group that computes a value of its shape: nothing can go wrong there."""
+        if self.groups.members[b] != [b] or self.kinds[b] != POINTWISE or self.work[a].outer:
+            return False
+        eqn = self.trace.equations[b]
+        out = eqn.results()[0]
+        if len(eqn.results()) != 1 or self.work[a].points != self.work[b].points:
+            return False
+        read = [v for v in eqn.inputs() if (j := self._root(v)) is not None and self.groups.of[j] == a]
+        direct = all(self.groups.of[self.maker[v]] == a and v.ndim == out.ndim for v in read)
+        return direct and any(_key(v) == _key(out) for v in read)
+
+    def _root(self, v: Value) -> int | None:
+        """The equation that computes what a value shows."""
+        j = self.maker.get(v)
+        while j is not None and self.kinds[j] == VIEW:
+            j = self.maker.get(self.trace.equations[j].inputs()[0])
+        return j
 
     def _suits(self, a: int, b: int, members: list[int], beside: bool) -> tuple[Work, str]:
         """What the two would compute over together, and why they should not."""
@@ -193,6 +216,8 @@ class _Fusion:
         if one.points != two.points:
             if one.reduces and two.points == one.rows and not two.reduces:  # after a reduction, over its rows
                 return Work(one.points, one.rows, one.outer), ""
+            if two.reduces and one.points == two.rows and not one.reduces:  # before one, over its rows
+                return Work(two.points, two.rows, two.outer), ""
             if one.reduces or one.points > two.points or not private:
                 return merged, "its neighbours have other sizes"
             merged.rows = two.rows  # something small, computed beside what needs it
@@ -271,6 +296,10 @@ class _Fusion:
                 self.refused.update(dict.fromkeys(members, why))
             else:
                 yield members
+
+
+def _key(v: Value) -> tuple:
+    return v.type.key()[1] if isinstance(v.type, TensorType) else ()
 
 
 def _tensors(eqn: Equation) -> list[Value]:

@@ -25,7 +25,7 @@ from tessera.tile.from_trace_emit import Emit, T
 from tessera.tile.from_trace_index import ONE, ZERO, Index, Indices, Ranges, Unlowerable, product, sizes_of
 from tessera.tile.from_trace_space import Axis, Space, arrange, find_space, split_axes
 from tessera.tile.index import name
-from tessera.tile.lower import DTYPES, VIEW, Call, rule_of
+from tessera.tile.lower import DTYPES, SELECT, VIEW, Call, rule_of
 
 ROUNDS = 4  # how often axes may be cut before that is given up
 
@@ -47,38 +47,36 @@ class Lowered:
 def lower(body: Trace, title: str = "kernel") -> Lowered:
     """The kernel of a region, or `Unlowerable` with the reason."""
     region = Region(body)
-    space, axes = plan_axes(region)
+    space, looked = _explore(region)
+    axes = arrange(space, looked)
     builder = KernelBuilder(title)
     for axis in axes:
         builder.axis(axis.name, axis.size, axis.reduce)
     emit = Emit(builder)
-    for v in region.reads(space, axes):
-        emit.buffer(v, v.dtype)
-    for v in region.stored:
+    inputs = tuple(v for v in body.inputs if v in looked.buffers)
+    for v in (*inputs, *region.stored):
         emit.buffer(v, v.dtype)
     _Lowering(region, space, axes, emit).run()
     _declare_symbols(builder, emit)
     kernel = builder.finish()
-    inputs = tuple(v for v in emit.buffers if v not in region.stored)
-    return Lowered(kernel, inputs, region.stored, tuple(builder.symbol_names), region.tail, emit.costs)  # type: ignore[arg-type]
+    return Lowered(kernel, inputs, region.stored, tuple(builder.symbol_names), region.tail, emit.costs)
 
 
 def check(body: Trace) -> Emit:
     """What the kernel of a region would be made of, without making it; raises `Unlowerable` where there is none."""
-    region = Region(body)
-    space, axes = plan_axes(region)
-    return region.look(space, axes)
+    return _explore(Region(body))[1]
 
 
-def plan_axes(region: Region) -> tuple[Space, list[Axis]]:
+def _explore(region: Region) -> tuple[Space, Emit]:
+    """The region's space, cut as finely as its views want, and all that is read and stored in it."""
     space = find_space(region.calls, region.stored)
     for _ in range(ROUNDS):
-        emit = region.look(space, space.axes())
+        emit = region.look(space)
         finer = split_axes(space, emit.looked)
         if finer is None:
             break
         space = find_space(region.calls, region.stored, finer)
-    return space, arrange(space, emit)
+    return space, emit
 
 
 def _declare_symbols(builder: KernelBuilder, emit: Emit) -> None:
@@ -102,7 +100,6 @@ class Region:
         self.tail: tuple[Equation, ...]
         self.stored: tuple[Value, ...]
         self.tail, self.stored = self._outputs()
-        self._looks: dict[tuple, Emit] = {}
 
     def _add(self, eqn: Equation) -> None:
         if reason := why_not(eqn):
@@ -120,7 +117,7 @@ class Region:
             call = self.calls.get(v)
             if call is None:
                 return
-            if is_view(call.eqn):
+            if kind_of(call.eqn) == VIEW:
                 need(call.first)
                 tail.setdefault(call.eqn)
             else:
@@ -131,14 +128,11 @@ class Region:
         order = {e: i for i, e in enumerate(self.body.equations)}
         return tuple(sorted(tail, key=order.__getitem__)), tuple(stored)
 
-    def look(self, space: Space, axes: list[Axis]) -> Emit:
+    def look(self, space: Space) -> Emit:
+        """What a kernel with one axis for every dimension would read and store."""
         emit = Emit()
-        _Lowering(self, space, axes, emit).run()
+        _Lowering(self, space, space.axes(), emit).run()
         return emit
-
-    def reads(self, space: Space, axes: list[Axis]) -> list[Value]:
-        emit = self.look(space, axes)
-        return [v for v in self.body.inputs if v in emit.buffers]
 
 
 def why_not(eqn: Equation) -> str:
@@ -155,15 +149,12 @@ def why_not(eqn: Equation) -> str:
     return ""
 
 
-def is_view(eqn: Equation) -> bool:
-    """The result shares memory with the argument, whatever its strides: `reshape` may copy and is no such view."""
+def kind_of(eqn: Equation) -> str:
+    """The kind of an equation's work; a reshape that has to copy is no view."""
     rule = rule_of(eqn.op)
-    return rule is not None and rule.kind == VIEW and _shares(eqn)
-
-
-def _shares(eqn: Equation) -> bool:
-    schema_alias = any(r.alias_info is not None for r in eqn.op._schema.returns)  # type: ignore[union-attr]
-    return schema_alias and eqn.op._opname not in ("reshape", "flatten", "contiguous", "reshape_as", "ravel")  # type: ignore[union-attr]
+    assert rule is not None
+    copied = rule.kind == VIEW and (lower_view.copies(Call.of(eqn)) or eqn.op._opname in ("repeat", "tile", "roll", "flip"))  # type: ignore[union-attr]
+    return SELECT if copied else rule.kind
 
 
 class _Lowering:
@@ -174,14 +165,11 @@ class _Lowering:
         self.ranges = Ranges({a.name: a.size for a in axes})
         self.reduced = tuple(a.name for a in axes if a.reduce)
         emit.axis_names = frozenset(a.name for a in axes)
-        self.place = {v: tuple(map(self._settle, at)) for v, at in self.space.at.items()}
+        parts = {text: i for a in axes for text, i in a.parts(self.ranges).items()}
+        settled = {i: _substitute(i, parts, self.ranges) for i in {i for at in space.at.values() for i in at}}
+        self.place = {v: tuple(settled[i] for i in at) for v, at in space.at.items()}  # over the kernel's axes
         self.memo: dict[tuple, T] = {}
         self.conditions: tuple[T, ...] = ()
-
-    def _settle(self, e: Index) -> Index:
-        """An index over the space's dimensions, over the kernel's axes."""
-        parts = {text: i for a in self.axes for text, i in a.parts(self.ranges).items()}
-        return _substitute(e, parts, self.ranges)
 
     def run(self) -> None:
         for v in self.region.stored:
@@ -220,11 +208,7 @@ class _Lowering:
 
     def under(self, condition: T) -> _Lowering:
         """Reads hold only where the condition does: elsewhere they touch no memory."""
-        inner = object.__new__(_Lowering)
-        inner.__dict__.update(self.__dict__)
-        if condition not in self.conditions:
-            inner.conditions = (*self.conditions, condition)
-        return inner
+        return self if condition in self.conditions else self._with((*self.conditions, condition))
 
     def along(self, source: Value, dims: list[int], at: Indices) -> tuple[_Lowering, Indices]:
         """The index at which the reduced dimensions run over the reduced axis, and a reader for what is there."""
@@ -242,13 +226,12 @@ class _Lowering:
         kept = tuple(c for c in self.conditions if not c.axes & reduced)
         if any(c.axes & reduced and not c.axes <= reduced for c in self.conditions):
             raise Unlowerable("a reduction under a condition that varies along the reduced axis")
-        inner = self.under(kept[0]) if kept else self.under_nothing()
-        inner.conditions = kept
-        return inner, index
+        return self._with(kept), index
 
-    def under_nothing(self) -> _Lowering:
+    def _with(self, conditions: tuple[T, ...]) -> _Lowering:
         inner = object.__new__(_Lowering)
         inner.__dict__.update(self.__dict__)
+        inner.conditions = conditions
         return inner
 
     def _check_reduced(self, source: Value, dims: list[int], place: Indices) -> None:

@@ -72,6 +72,7 @@ class Rule:
     push: Move | None = None  # and back, where it shows every element once
     dims: Callable[[Call], list[int]] | None = None  # of a reduction or scan: the dimensions of its first argument
     expensive: bool = False  # not to be computed twice
+    checked: bool = False  # PyTorch raises where an index is out of bounds; a kernel cannot
 
 
 RULES: dict[str, Rule] = {}

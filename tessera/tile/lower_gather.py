@@ -220,10 +220,10 @@ def _advanced(reader: Reader, call: Call, at: Indices) -> T:
     return _at_gathered(reader, call.first, picks, (*head, *[ZERO] * len(dims), *tail), wraps=True)
 
 
-define("embedding", Rule(SELECT, _embedding))
-define("index_select", Rule(SELECT, _index_select))
-define("gather", Rule(SELECT, _gather))
-define("index.Tensor _unsafe_index", Rule(SELECT, _advanced))
+define("embedding", Rule(SELECT, _embedding, checked=True))
+define("index_select", Rule(SELECT, _index_select, checked=True))
+define("gather", Rule(SELECT, _gather, checked=True))
+define("index.Tensor _unsafe_index", Rule(SELECT, _advanced, checked=True))
 
 # --- tensors made from nothing ----------------------------------------------------------------------------
 

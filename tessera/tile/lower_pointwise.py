@@ -113,7 +113,7 @@ for _name in "sqrt rsqrt reciprocal neg sign".split():
 pointwise("abs", lambda x: x if x.dtype is torch.bool else x.fn("abs"))
 pointwise("sgn", lambda x: x.fn("sign"))
 pointwise("square", lambda x: x * x)
-pointwise("positive alias detach lift_fresh lift_fresh_copy lift", lambda x: x)
+pointwise("lift_fresh_copy", lambda x: x)
 pointwise("frac", lambda x: x - x.fn("trunc"))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from tessera.ir.equation import Arg, Value
 from tessera.tile.from_trace_emit import T
-from tessera.tile.from_trace_index import ONE, ZERO, Index, Indices, Ranges, Unlowerable, is_symbolic, size_index, sizes_of
+from tessera.tile.from_trace_index import ONE, ZERO, Index, Indices, Ranges, Unlowerable, groups, is_symbolic, size_index, sizes_of
 from tessera.tile.lower import VIEW, Call, Move, Reader, Rule, define, dims_of, wrap
 
 def view(names: str, pull: Move, push: Move | None = None) -> None:
@@ -46,6 +46,13 @@ view(
     _regroup_pull,
     _regroup_push,
 )
+
+
+def _same(ranges: Ranges, call: Call, at: Indices) -> Indices:
+    return at
+
+
+view("alias detach lift_fresh lift positive", _same, _same)
 
 
 def _order(call: Call) -> list[int]:
@@ -92,6 +99,23 @@ def _flip(ranges: Ranges, call: Call, at: Indices) -> Indices:
 
 
 view("flip", _flip)
+
+# --- views that may have to copy --------------------------------------------------------------------------
+
+MAY_COPY = frozenset("reshape flatten reshape_as ravel".split())
+
+
+def copies(call: Call) -> bool:
+    """A reshape that cannot be a view: dimensions that become one do not lie in memory as one."""
+    if call.eqn.op._opname not in MAY_COPY:  # type: ignore[union-attr]
+        return False
+    shape, stride = shape_of(call.first), sizes_of(call.first.tensor.stride)
+    for left, _ in groups(shape, shape_of(call.out)):
+        wide = [d for d in left if shape[d] != ONE]
+        if any(stride[a] != stride[b] * shape[b] for a, b in zip(wide, wide[1:], strict=False)):
+            return True
+    return False
+
 
 # --- some elements, or some more than once --------------------------------------------------------------
 

@@ -155,7 +155,9 @@ def _floor_divide(b: Code, x: V, y: V) -> V:
     zero = b.like(x, 0.0)
     r = _fmod(b, x, y)
     q = b.fdiv(b.fsub(x, r), y)
-    differs = b.bin("and", b.compare("une", r, zero), b.bin("xor", b.compare("olt", r, zero), b.compare("olt", y, zero)))
+    differs = b.bin(
+        "and", b.compare("une", r, zero), b.bin("xor", b.compare("olt", r, zero), b.compare("olt", y, zero))
+    )
     q = b.select(differs, b.fsub(q, b.like(x, 1.0)), q)
     down = b.call("floor", q)
     down = b.select(b.compare("ogt", b.fsub(q, down), b.like(x, 0.5)), b.fadd(down, b.like(x, 1.0)), down)

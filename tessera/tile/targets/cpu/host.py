@@ -73,9 +73,7 @@ class HostCode(Code):
             lanes = parts[0].lanes * 2
             picks = ", ".join(f"i32 {k}" for k in range(lanes))
             pairs = zip(parts[::2], parts[1::2], strict=True)
-            parts = [
-                self.value(f"shufflevector {a}, {b}, <{lanes} x i32> <{picks}>", a.elem, lanes) for a, b in pairs
-            ]
+            parts = [self.value(f"shufflevector {a}, {b}, <{lanes} x i32> <{picks}>", a.elem, lanes) for a, b in pairs]
         return parts[0]
 
     def reciprocal_normal(self, x: V) -> V:

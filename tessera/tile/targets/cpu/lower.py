@@ -40,7 +40,7 @@ from tessera.tile.targets.cpu.reduce import Carried, Kind, fold, kind
 from tessera.tile.targets.cpu.stages import Stage, keep_between, stages
 from tessera.util.errors import OptionError
 
-CASCADE = 512  # steps of a loop after which a sum of floats is moved to a second accumulator
+CASCADE = 128  # steps of a loop after which a sum of floats is moved to the next level of accumulators
 STACK_SCRATCH = 16 * 1024  # bytes that may stand on the stack
 MOST_SCRATCH = 1 << 18  # bytes kept between loops when every lane needs its own row
 
@@ -201,8 +201,7 @@ class Lowering:
         """A loop along the reduced axis, one position after another; lanes, if any, lie along another axis."""
         b, axis = self.b, self.seen.reduced or ""
         size = self.seen.sizes[axis].constant
-        cascade = size is None or size > 2 * CASCADE
-        carried = self._carry(stage, self.chunk.lanes, cascade)
+        carried = self._carry(stage, self.chunk.lanes, _levels(size))
 
         def body(at: V) -> None:
             with self._at(axis, at, self.chunk):
@@ -220,8 +219,8 @@ class Lowering:
         full = b.bin("and", stop, b.const("i64", -lanes))
         results: dict[Operation, list] = {}
 
-        def part(width: int, mask: bool, start: V, end: V, cascade: bool) -> None:
-            carried = self._carry(stage, width, cascade)
+        def part(width: int, mask: bool, start: V, end: V, levels: int) -> None:
+            carried = self._carry(stage, width, levels)
 
             def body(at: V) -> None:
                 keep = self._mask(at, stop, width) if mask else None
@@ -233,9 +232,9 @@ class Lowering:
                 results.setdefault(op, []).append((c.kind, fold(b, c.kind, c.parts(), native)))
 
         if size is None or size >= lanes:
-            part(lanes, False, b.const("i64", 0), full, size is None or size > 2 * CASCADE * lanes)
+            part(lanes, False, b.const("i64", 0), full, _levels(size and size // lanes))
         if size is None or size % lanes:
-            part(native, size is None or size % native != 0, full, stop, False)
+            part(native, size is None or size % native != 0, full, stop, 0)
         for op, parts in results.items():
             how, total = parts[0]
             for _, other in parts[1:]:
@@ -243,21 +242,27 @@ class Lowering:
             self._finish(op, how, fold(b, how, total, 0))
 
     def _walk(self, start: V, stop: V, step: int, hint: str, body: Callable[[V], None], carried: dict) -> None:
+        """A loop, inside loops over blocks of it where sums have several levels."""
+        self._level(start, stop, step, hint, body, carried, max((len(c.levels) for c in carried.values()), default=1))
+
+    def _level(
+        self, start: V, stop: V, step: int, hint: str, body: Callable[[V], None], carried: dict, levels: int
+    ) -> None:
         b = self.b
-        if not any(c.totals for c in carried.values()):
+        if levels == 1:
             with b.loop(start, stop, step, hint) as at:
                 body(at)
             return
-        with b.loop(start, stop, step * CASCADE, f"{hint}.block") as first:
+        block = step * CASCADE ** (levels - 1)
+        with b.loop(start, stop, block, f"{hint}.block") as first:
             for c in carried.values():
-                c.begin_block()
-            end = b.call("smin", b.bin("add", first, b.const("i64", step * CASCADE)), stop)
-            with b.loop(first, end, step, hint) as at:
-                body(at)
+                c.begin_block(levels - 2)
+            end = b.call("smin", b.bin("add", first, b.const("i64", block)), stop)
+            self._level(first, end, step, hint, body, carried, levels - 1)
             for c in carried.values():
-                c.end_block()
+                c.end_block(levels - 2)
 
-    def _carry(self, stage: Stage, lanes: int, cascade: bool) -> dict[Operation, Carried]:
+    def _carry(self, stage: Stage, lanes: int, levels: int) -> dict[Operation, Carried]:
         """Start the reductions (and scans, which are not results) of a loop."""
         self.carried = {}
         for op in stage.ops:
@@ -266,7 +271,7 @@ class Lowering:
                 name = "sum" if isinstance(op, ContractOp) else op.kind.data
                 e = F32 if isinstance(op, ContractOp) else element(element_of(arg))
                 how = kind(name, e, self.b.host)
-                self.carried[op] = Carried(self.b, how, lanes, cascade and not isinstance(op, ScanOp))
+                self.carried[op] = Carried(self.b, how, lanes, 0 if isinstance(op, ScanOp) else levels)
         return {op: c for op, c in self.carried.items() if not isinstance(op, ScanOp)}
 
     def _finish(self, op: Operation, how: Kind, parts: tuple[V, ...]) -> None:
@@ -440,6 +445,13 @@ def _like(x: V, e: Element) -> Element:
     if x.elem == e.register:
         return e
     return Element({"float": "f32", "double": "f64"}.get(x.elem, x.elem), x.elem, x.elem, x.elem == "i1" or e.unsigned)
+
+
+def _levels(steps: int | None) -> int:
+    """How many levels above the first a sum over so many steps should have."""
+    if steps is None:
+        return 2
+    return 0 if steps <= 2 * CASCADE else 1 if steps <= 2 * CASCADE**2 else 2
 
 
 def _scans(stage: Stage) -> bool:

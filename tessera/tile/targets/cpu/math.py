@@ -195,10 +195,16 @@ def reciprocal(b: Code, x: V) -> V:
 
 
 def sigmoid(b: Code, x: V) -> V:
-    """With e^-|x|, so that nothing overflows and small results keep their bits."""
+    """With e = e^-|x|, so that nothing overflows and small results keep their bits: e or 1 over 1 + e."""
+    one = b.like(x, 1.0)
     e = exp(b, b.fneg(b.call("fabs", x)))
-    r = reciprocal(b, b.fadd(e, b.like(x, 1.0)))
-    return b.select(b.compare("olt", x, b.like(x, 0.0)), b.fmul(e, r), r)
+    d = b.fadd(e, one)
+    lost = b.fadd(b.fsub(one, d), e)  # what rounding 1 + e dropped
+    r = reciprocal(b, d)
+    top = b.select(b.compare("olt", x, b.like(x, 0.0)), e, one)
+    q = b.fmul(top, r)
+    rest = b.fma(b.fneg(q), lost, b.fma(b.fneg(q), d, top))
+    return b.fma(rest, r, q)
 
 
 def tanh(b: Code, x: V) -> V:

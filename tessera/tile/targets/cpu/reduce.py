@@ -26,7 +26,7 @@ class Kind:
     merge: Callable[[Code, Parts, Parts], Parts]
     lift: Callable[[Code, V, V | None], Parts] = lambda b, x, where: (x,)  # an element as parts
     finish: Callable[[Code, Parts], V] = lambda b, parts: parts[0]
-    cascade: bool = False  # long sums of floats go through a second accumulator, to keep the error small
+    cascade: bool = False  # long sums of floats go through several levels, to keep the error small
 
     def step(self, b: Code, parts: Parts, x: V, where: V | None) -> Parts:
         return self.merge(b, parts, self.lift(b, x, where))
@@ -118,13 +118,14 @@ def _range(elem: str, e: Element) -> tuple[float | int, float | int]:
 
 
 class Carried:
-    """The parts of one reduction in stack slots, while a loop runs."""
+    """The parts of one reduction in stack slots, while loops run: one set of slots for every level of a long sum."""
 
-    def __init__(self, b: Code, kind: Kind, lanes: int, cascade: bool) -> None:
+    def __init__(self, b: Code, kind: Kind, lanes: int, levels: int) -> None:
         self.b, self.kind, self.lanes = b, kind, lanes
-        self.slots = [b.slot(elem, lanes, "acc") for elem, _ in kind.start]
-        self.totals = [b.slot(elem, lanes, "total") for elem, _ in kind.start] if cascade and kind.cascade else None
-        self._reset(self.totals or self.slots)
+        count = 1 + (levels if kind.cascade else 0)
+        self.levels = [[b.slot(elem, lanes, "acc") for elem, _ in kind.start] for _ in range(count)]
+        self.slots = self.levels[0]
+        self._reset(self.levels[-1])
 
     def _reset(self, slots: Sequence[V]) -> None:
         for slot, (elem, first) in zip(slots, self.kind.start, strict=True):
@@ -139,13 +140,15 @@ class Carried:
         for slot, part in zip(slots, parts, strict=True):
             self.b.store(part, slot)
 
-    def begin_block(self) -> None:
-        if self.totals:
-            self._reset(self.slots)
+    def begin_block(self, level: int) -> None:
+        if level < len(self.levels) - 1:
+            self._reset(self.levels[level])
 
-    def end_block(self) -> None:
-        if self.totals:
-            self._store(self.totals, self.kind.merge(self.b, self._load(self.totals), self._load(self.slots)))
+    def end_block(self, level: int) -> None:
+        """Move what a block gave to the next level."""
+        if level < len(self.levels) - 1:
+            low, high = self.levels[level], self.levels[level + 1]
+            self._store(high, self.kind.merge(self.b, self._load(high), self._load(low)))
 
     def step(self, x: V, where: V | None, mask: V | None) -> None:
         b = self.b
@@ -167,14 +170,12 @@ class Carried:
         return self.kind.finish(self.b, self._load(self.slots))
 
     def parts(self) -> Parts:
-        return self._load(self.totals or self.slots)
+        return self._load(self.levels[-1])
 
 
 def fold(b: Code, kind: Kind, parts: Parts, lanes: int) -> Parts:
     """Join lanes until `lanes` are left (0: a scalar), halving them."""
     while parts[0].lanes > max(lanes, 1):
         half = parts[0].lanes // 2
-        parts = kind.merge(
-            b, tuple(b.part(p, 0, half) for p in parts), tuple(b.part(p, half, half) for p in parts)
-        )
+        parts = kind.merge(b, tuple(b.part(p, 0, half) for p in parts), tuple(b.part(p, half, half) for p in parts))
     return tuple(b.lane(p, 0) for p in parts) if lanes == 0 and parts[0].lanes == 1 else parts

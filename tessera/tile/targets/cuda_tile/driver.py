@@ -25,8 +25,7 @@ class Function:
     def __init__(self, cubin: bytes, name: str, device: torch.device) -> None:
         self.device = device
         self.module, self.handle = ctypes.c_void_p(), ctypes.c_void_p()
-        with torch.cuda.device(device):
-            torch.cuda.current_stream(device).synchronize()  # makes the device's context current
+        with torch.cuda.device(device):  # its context is current in here
             _call("cuModuleLoadData", ctypes.byref(self.module), cubin)
             _call("cuModuleGetFunction", ctypes.byref(self.handle), self.module, name.encode())
 

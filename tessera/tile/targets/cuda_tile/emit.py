@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
 from xdsl.dialects.builtin import AnyFloat, FloatAttr, IntegerAttr, IntegerType
 from xdsl.ir import Attribute, Operation, SSAValue
@@ -39,52 +38,10 @@ from tessera.tile.schedule import Schedule, plan, reduced_axis
 from tessera.tile.targets.cuda_tile.arrays import Arrays, arrays
 from tessera.tile.targets.cuda_tile.functions import helpers, template, type_name
 from tessera.tile.targets.cuda_tile.reductions import combine_text, identity, literal, whole_text
+from tessera.tile.targets.cuda_tile.writing import Scope, Text, Tile
 from tessera.util.errors import OptionError
 
-I1, I64 = IntegerType(1), IntegerType(64)
-
-
-@dataclass(frozen=True)
-class Tile:
-    """An expression for a tile and the axes of its dimensions, in order."""
-
-    text: str
-    axes: tuple[str, ...]
-
-
-@dataclass
-class Text:
-    """Python text under construction by the operators an `Index` needs."""
-
-    text: str
-    level: int = 0  # 0: binds tightest, 1: a product, 2: a sum
-
-    def _at(self, level: int) -> str:
-        return self.text if self.level <= level else f"({self.text})"
-
-    def __add__(self, other: Text) -> Text:
-        return Text(f"{self._at(2)} + {other._at(1)}", 2)
-
-    def __mul__(self, other: Text) -> Text:
-        return Text(f"{self._at(1)} * {other._at(0)}", 1)
-
-    def __floordiv__(self, other: Text) -> Text:
-        return Text(f"{self._at(1)} // {other._at(0)}", 1)
-
-    def __mod__(self, other: Text) -> Text:
-        return Text(f"{self._at(1)} % {other._at(0)}", 1)
-
-
-@dataclass
-class Scope:
-    """Lines of one indentation; `head` is filled with what the body turns out to need."""
-
-    indent: int
-    head: list[str] = field(default_factory=list)
-    body: list[str] = field(default_factory=list)
-
-    def lines(self) -> list[str]:
-        return [" " * self.indent + line if line else line for line in (*self.head, *self.body)]
+I1 = IntegerType(1)
 
 
 def emit(kernel: KernelOp, schedule: Schedule) -> str:

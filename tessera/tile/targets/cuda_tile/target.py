@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 import torch
 
 from tessera.tile import interp
-from tessera.tile.dialect import PARALLEL, ContractOp, KernelOp, LoadOp, StoreOp
+from tessera.tile.dialect import PARALLEL, REDUCE, ContractOp, KernelOp, LoadOp, StoreOp
 from tessera.tile.schedule import Schedule, reduced_axis
 from tessera.tile.targets.cuda_tile import driver, toolchain
 from tessera.tile.targets.cuda_tile.arrays import Arrays, Variant, arrays, place, variant
 from tessera.tile.targets.cuda_tile.emit import blocks_of, emit
 from tessera.util.errors import OptionError
 
-ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_103", "sm_120", "sm_121")
+ALIGNED = Variant(aligned=True)  # what tensors of PyTorch's own allocator nearly always are
 
 
 @dataclass
@@ -33,11 +33,11 @@ class CudaTileKernel:
     arrays: Arrays
     functions: dict[tuple[torch.device, Variant], driver.Function] = field(default_factory=dict)
 
-    def build(self, arch: str, assume: Variant = Variant(aligned=True)) -> bytes:
+    def build(self, arch: str, assume: Variant = ALIGNED) -> bytes:
         """The binary for an architecture such as "sm_90"; kept on disk for machines that cannot make it."""
         return toolchain.binary(self.kernel, self.source, self.arrays, assume, arch)
 
-    def resources(self, arch: str, assume: Variant = Variant(aligned=True)) -> toolchain.Resources:
+    def resources(self, arch: str, assume: Variant = ALIGNED) -> toolchain.Resources:
         return toolchain.resources(self.build(arch, assume))
 
     def __call__(self, tensors: Sequence[torch.Tensor], symbols: Sequence[int]) -> None:
@@ -98,6 +98,11 @@ class CudaTile:
             found = [_pointwise(kernel, extent, elements) for elements in (1024, 2048, 4096)]
         return list(dict.fromkeys(found))
 
+    def fitting(self, kernel: KernelOp, sizes: dict[str, int], arch: str) -> list[Schedule]:
+        """The proposals whose tiles stay in registers on this architecture: read the report before timing anything."""
+        found = self.propose(kernel, sizes)
+        return [s for s in found if not self.compile(kernel, s).resources(arch).spills]
+
 
 def power_of_two(n: int) -> int:
     """The smallest power of two that is not less."""
@@ -105,15 +110,17 @@ def power_of_two(n: int) -> int:
 
 
 def _contiguous(kernel: KernelOp) -> str | None:
-    """The axis along which most accesses go element by element."""
+    """The axis along which the accesses of most axes go element by element; the reduced one where two tie."""
+    accesses = [op for op in kernel.block.ops if isinstance(op, (LoadOp, StoreOp))]
+    known = set(kernel.axis_names())
+    rank = max((len(op.at.expr.names() & known) for op in accesses), default=0)
     counts: dict[str, int] = {}
-    for op in kernel.block.ops:
-        if isinstance(op, (LoadOp, StoreOp)):
-            for a in kernel.axis_names():
-                stride = op.at.expr.stride(a)
-                if stride is not None and stride.constant == 1:
-                    counts[a] = counts.get(a, 0) + 1
-    return max(counts, key=lambda a: counts[a]) if counts else None
+    for op in accesses:
+        for a in kernel.axis_names():
+            stride = op.at.expr.stride(a)
+            if len(op.at.expr.names() & known) == rank and stride is not None and stride.constant == 1:
+                counts[a] = counts.get(a, 0) + 1
+    return max(counts, key=lambda a: (counts[a], kernel.axis(a).kind.data == REDUCE)) if counts else None
 
 
 def _pointwise(kernel: KernelOp, extent: Mapping[str, int], elements: int) -> Schedule:

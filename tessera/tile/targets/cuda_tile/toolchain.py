@@ -43,7 +43,8 @@ class Resources:
 
     @property
     def spills(self) -> bool:
-        return self.local_bytes > 0
+        """A few bytes are the stack of a sine's slow path; a tile that does not fit takes hundreds."""
+        return self.local_bytes > 64
 
 
 def available() -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy
-from xdsl.dialects.builtin import AnyFloat, FloatAttr, Float32Type, Float64Type, IntegerAttr, IntegerType
+from xdsl.dialects.builtin import AnyFloat, Float32Type, Float64Type, FloatAttr, IntegerAttr, IntegerType
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from tessera.tile.dialect import (
@@ -32,12 +32,15 @@ from tessera.tile.dialect import (
 )
 from tessera.tile.schedule import Pass, Schedule, plan, reduced_axis
 from tessera.tile.targets.triton.functions import template, type_name
+from tessera.tile.targets.triton.hazard import loop_hazard
 from tessera.tile.targets.triton.layout import Dim, layout, needs_wide
 from tessera.tile.targets.triton.module import module_text
 from tessera.tile.targets.triton.names import Namer
 from tessera.tile.targets.triton.product import DotSpaces, dot_spaces, zero_outside
 from tessera.tile.targets.triton.reduction import accumulate, identity, reduce_text, scan_lines, start_text
 from tessera.tile.targets.triton.spaces import Dims, Places, Space
+from tessera.util.errors import OptionError
+from tessera.util.names import names
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,16 @@ class Options:
     tf32: bool = False  # f32 matrix products may round their inputs to tf32
 
 
-def emit(kernel: KernelOp, schedule: Schedule, options: Options = Options()) -> str:
+DEFAULT = Options()
+
+
+def emit(kernel: KernelOp, schedule: Schedule, options: Options = DEFAULT) -> str:
     """The module's text."""
+    if schedule.loop and loop_hazard(kernel):
+        raise OptionError(
+            f"{kernel.sym_name.data} reads again what it has written along {reduced_axis(kernel)!r}: "
+            "expected a schedule with the axis in one block, got a loop"
+        )
     if not options.wide and needs_wide(kernel, {}):
         options = replace(options, wide=True)
     return _Emitter(kernel, schedule, options).module()
@@ -434,7 +445,7 @@ class _Emitter:
 
 
 # Functions of integers that keep the type of the tensor beside a number.
-_PLAIN_INTEGER = frozenset("add sub mul eq ne lt le gt ge bit_and bit_or bit_xor shl shr".split())
+_PLAIN_INTEGER = names("add sub mul eq ne lt le gt ge bit_and bit_or bit_xor shl shr")
 
 
 def _is_truth(element: Attribute) -> bool:
@@ -472,6 +483,3 @@ def _cast(text: str, source: Attribute, target: Attribute) -> str:
 
 def _narrow_float(element: Attribute) -> bool:
     return isinstance(element, AnyFloat) and element.bitwidth == 16
-
-
-

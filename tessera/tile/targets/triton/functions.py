@@ -201,10 +201,10 @@ def _minimum(a, b):
     """The smaller one; NaN wins."""
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 ''',
-    "_product": '''
+    "_product": """
 def _product(a, b):
     return a * b
-''',
+""",
     "_argmax": '''
 def _argmax(a, i, b, j):
     """The larger value and its place; NaN is largest, and the first of equals wins."""
@@ -219,10 +219,10 @@ def _argmin(a, i, b, j):
     keep = (a < b) | ((a != a) & (b == b)) | (same & (i < j))
     return tl.where(keep, a, b), tl.where(keep, i, j)
 ''',
-    "_sign": '''
+    "_sign": """
 def _sign(x):
     return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
-''',
+""",
     "_remainder": '''
 def _remainder(a, b):
     """a mod b with the sign of b."""

@@ -19,10 +19,12 @@ import torch
 
 from tessera.tile import cache
 from tessera.tile.dialect import KernelOp
+from tessera.tile.elements import torch_dtype
 from tessera.tile.schedule import Schedule, reduced_axis
 from tessera.tile.targets.triton import shim
 from tessera.tile.targets.triton.emit import Options, emit
 from tessera.tile.targets.triton.layout import layout, needs_wide
+from tessera.tile.targets.triton.split import schedules, split
 from tessera.util.errors import InputError
 
 REMEMBERED = 4096  # symbols and alignments whose decisions are kept
@@ -192,3 +194,28 @@ def looped(kernel: KernelOp, schedule: Schedule) -> Schedule:
     axis = reduced_axis(kernel)
     blocks = tuple((k, min(n, LOOP_BLOCK) if k == axis else n) for k, n in schedule.blocks)
     return replace(schedule, blocks=blocks, loop=True)
+
+
+class SplitLauncher:
+    """A kernel whose reduction is shared by several programs: two kernels with scratch memory between them."""
+
+    def __init__(self, kernel: KernelOp, schedule: Schedule) -> None:
+        self.halves = split(kernel, schedule.split)
+        first, second = schedules(kernel, schedule)
+        self.first, self.second = Launcher(self.halves.first, first), Launcher(self.halves.second, second)
+        self.symbols = [s.data for s in kernel.symbol_names]
+        self.scratch = [(s.size, torch_dtype(s.element)) for s in self.halves.scratch]
+
+    @property
+    def source(self) -> str:
+        return self.first.source + "\n\n" + self.second.source
+
+    def __call__(self, tensors: Sequence[torch.Tensor], symbols: Sequence[int]) -> None:
+        values = dict(zip(self.symbols, symbols, strict=True))
+        device = tensors[0].device
+        made = [
+            torch.empty(size.evaluate(values.__getitem__, int), dtype=dtype, device=device)
+            for size, dtype in self.scratch
+        ]
+        self.first([*tensors, *made], symbols)
+        self.second([*tensors, *made], symbols)

@@ -92,6 +92,30 @@ class Dim:
         return outer == inner * size
 
 
+def unwrap(expr: Index, wholes: Mapping[str, tuple[str, int]]) -> Index:
+    """(x % 128 + 64) % 64 --> (x + 64) % 64: a remainder inside another that its size divides says nothing.
+
+    `wholes` maps a name that stands for `whole % size` to both. Triton sees fewer contiguous elements through two.
+    """
+    total = Index(())
+    for factors, c in expr.terms:
+        part = Index.of(c)
+        for atom in factors:
+            if not isinstance(atom, Quotient):
+                part = part * name(atom.name)
+                continue
+            left = unwrap(atom.left, wholes)
+            modulus = atom.right.constant
+            if atom.kind == "%" and modulus:
+                for text, (whole, size) in wholes.items():
+                    stride = left.stride(text)
+                    if stride is not None and stride.constant and stride.constant * size % modulus == 0:
+                        left = left.substitute({text: name(whole)})
+            part = part * Index((((Quotient(atom.kind, left, atom.right),), 1),))
+        total = total + part
+    return total
+
+
 def run_name(axes: tuple[str, ...]) -> str:
     """The name of a run inside index expressions; no axis or symbol has a space in its name."""
     return " ".join(axes)

@@ -50,9 +50,7 @@ def launch({args}):
 
 def summary(kernel: KernelOp, schedule: Schedule, buffers: Mapping[SSAValue, str]) -> str:
     """What the kernel reads, computes and writes, and how it is scheduled."""
-    axes = [
-        f"{a.axis.data} < {a.size.expr}" + (" reduced" if a.kind.data == REDUCE else "") for a in kernel.axes
-    ]
+    axes = [f"{a.axis.data} < {a.size.expr}" + (" reduced" if a.kind.data == REDUCE else "") for a in kernel.axes]
     lines = [f"{kernel.sym_name.data}, written by Tessera from a tile kernel.", ""]
     lines += [f"Axes: {', '.join(axes) or 'none'}"]
     for buffer, name in buffers.items():

@@ -64,9 +64,7 @@ def dot_spaces(kernel: KernelOp, layout: Layout) -> DotSpaces | None:
         for v, inner in zip((op.lhs, op.rhs), _peeled(op), strict=True)
         if v is not inner and isinstance(v.owner, CastOp) and _only_contracts(v)
     )
-    return DotSpaces(
-        Space((rows, columns)), Space((rows, reduced), "_a"), Space((reduced, columns), "_b"), unused
-    )
+    return DotSpaces(Space((rows, columns)), Space((rows, reduced), "_a"), Space((reduced, columns), "_b"), unused)
 
 
 def zero_outside(v: SSAValue) -> bool:

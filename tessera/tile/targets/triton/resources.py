@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tessera.tile.dialect import KernelOp, element_of
 from tessera.tile.schedule import Schedule
-from tessera.tile.targets.triton.emit import Options, emit
+from tessera.tile.targets.triton.emit import DEFAULT, Options, emit
 from tessera.tile.targets.triton.functions import signature_name
 from tessera.tile.targets.triton.launch import function_name, load_module
 
@@ -32,7 +32,7 @@ class Resources:
 
 
 def compile_only(
-    kernel: KernelOp, schedule: Schedule, arch: int = 90, aligned: bool = True, options: Options = Options()
+    kernel: KernelOp, schedule: Schedule, arch: int = 90, aligned: bool = True, options: Options = DEFAULT
 ) -> Resources:
     """Compile for sm_`arch`. `aligned`: pointers and symbols are multiples of 16, as for most tensors."""
     import triton

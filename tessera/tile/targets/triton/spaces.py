@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tessera.tile.dialect import KernelOp
 from tessera.tile.index import Index, name
-from tessera.tile.targets.triton.layout import Dim, Layout, Run, run_name
+from tessera.tile.targets.triton.layout import Dim, Layout, Run, run_name, unwrap
 from tessera.tile.targets.triton.names import Namer, grouped, render
 
 Dims = frozenset[Dim]
@@ -121,6 +121,7 @@ class Places:
         expr = expr.substitute(self.single)
         names: dict[str, str] = {f"_{i}": text for i, (text, _) in enumerate(indices)}
         varying: set[Dim] = set()
+        wholes: dict[str, tuple[str, int]] = {}
         rank: dict[str, int] = {f"_{i}": 3 if dims else 1 for i, (_, dims) in enumerate(indices)}
         for i, (_, dims) in enumerate(indices):
             if f"_{i}" in expr.names():
@@ -129,11 +130,15 @@ class Places:
             expr, runs = dim.rewrite(expr, self.axes)
             for run in runs:
                 names[run_name(run.axes)] = self.run(dim, run, space)
+                if not run.first and run.inner.constant == 1 and run.size.constant:
+                    wholes[run_name(run.axes)] = (run_name(dim.axes), run.size.constant)
+                    names[run_name(dim.axes)] = self.position(dim, space)
+                    rank[run_name(dim.axes)] = 1 + dim.tensor + dim.reduce
                 rank[run_name(run.axes)] = 1 + dim.tensor + dim.reduce
                 if dim.tensor:
                     varying.add(dim)
         names |= self.symbols
-        text = render(expr, names.__getitem__, self.symbols.__contains__, lambda n: rank.get(n, 0))
+        text = render(unwrap(expr, wholes), names.__getitem__, self.symbols.__contains__, lambda n: rank.get(n, 0))
         return text, frozenset(varying)
 
     def axis(self, axis: str, space: Space) -> tuple[str, Dims]:

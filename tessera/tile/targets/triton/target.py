@@ -5,17 +5,18 @@ from __future__ import annotations
 from tessera.tile.dialect import KernelOp
 from tessera.tile.schedule import Schedule
 from tessera.tile.targets.base import CompiledKernel
-from tessera.tile.targets.triton.launch import Launcher
+from tessera.tile.targets.triton.launch import Launcher, SplitLauncher
+from tessera.tile.targets.triton.propose import propose
 
 
 class TritonTarget:
     name = "triton"
 
     def compile(self, kernel: KernelOp, schedule: Schedule) -> CompiledKernel:
-        return Launcher(kernel, schedule)
+        return (SplitLauncher if schedule.split > 1 else Launcher)(kernel, schedule)
 
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
-        raise NotImplementedError
+        return propose(kernel, sizes)
 
 
 TARGET = TritonTarget()

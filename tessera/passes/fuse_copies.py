@@ -1,0 +1,103 @@
+"""Gives every sum over outer dimensions its own copy of the cheap arithmetic before it.
+
+The gradient of a norm's weight sums, over all rows, a product that a kernel working row by row computes too. Shared,
+that product would be written by the one kernel and read by the other; computed twice, each kernel reads the inputs
+only. In: a trace. Out: the same program, where such a sum has copies of the equations it reads, as far as they are
+cheap and the values they start from are not larger than what would be written and read.
+"""
+
+from __future__ import annotations
+
+from tessera.ir.builder import Builder
+from tessera.ir.equation import Equation, Value
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType, size_hint
+from tessera.passes.dce import dce
+from tessera.passes.fuse import POINTWISE, REDUCE, VIEW, Compiler
+
+MOST = 8  # equations copied for one sum
+
+
+def own_copies(trace: Trace, compiler: Compiler) -> Trace:
+    copies = _Copies(trace, compiler)
+    for eqn in trace.equations:
+        copies.equation(eqn)
+    return dce(trace.with_(equations=tuple(copies.equations))) if copies.changed else trace
+
+
+class _Copies:
+    def __init__(self, trace: Trace, compiler: Compiler) -> None:
+        self.compiler, self.changed = compiler, False
+        self.equations: list[Equation] = []
+        self.maker = {v: eqn for eqn in trace.equations for v in eqn.results()}
+        self.users = trace.users()
+        self.results = set(trace.results())
+        self.names = Builder(trace.name)
+        self.names.reserve(list(trace.values()))
+
+    def equation(self, eqn: Equation) -> None:
+        if self.compiler.kind(eqn) == REDUCE and is_outer(eqn, self.compiler.reduced(eqn)):
+            chain = self.chain(eqn.inputs()[0])
+            if chain and self.pays(eqn, chain):
+                eqn = self.copied(eqn, chain)
+        self.equations.append(eqn)
+
+    def chain(self, v: Value) -> list[Equation]:
+        """Cheap equations that lead to a value, from those whose arguments are in memory anyway."""
+        found: dict[Equation, None] = {}
+
+        def visit(v: Value) -> None:
+            eqn = self.maker.get(v)
+            if eqn is None or eqn in found or not self.cheap(eqn) or self.kept(v):
+                return
+            for x in eqn.inputs():
+                visit(x)
+            found[eqn] = None
+
+        visit(v)
+        chain: list[Equation] = []
+        for eqn in found:  # a view of what is in memory is in memory itself
+            made = {x for e in chain for x in e.results()}
+            if self.compiler.kind(eqn) != VIEW or eqn.inputs()[0] in made:
+                chain.append(eqn)
+        return chain
+
+    def cheap(self, eqn: Equation) -> bool:
+        return self.compiler.kind(eqn) in (POINTWISE, VIEW) and len(eqn.outputs) == 1 and not self.compiler.expensive(eqn)
+
+    def kept(self, v: Value) -> bool:
+        """In memory whatever is fused: a result of the program, or read by what no kernel computes."""
+        if v in self.results:
+            return True
+        for user in self.users.get(v, ()):
+            kind = self.compiler.kind(user)
+            if not kind or (kind == VIEW and any(map(self.kept, user.results()))):
+                return True
+        return False
+
+    def pays(self, eqn: Equation, chain: list[Equation]) -> bool:
+        """Something in the chain is shared, and reading what it starts from moves no more than sharing does."""
+        made = {v for e in chain for v in e.results()}
+        inside = {*chain, eqn}
+        shared = any(user not in inside for v in made for user in self.users.get(v, ()))
+        if not shared or len(chain) > MOST:
+            return False
+        leaves = {v for e in chain for v in e.inputs() if v not in made}
+        read = sum(v.type.nbytes() for v in leaves if isinstance(v.type, TensorType))
+        return read <= 2.1 * eqn.inputs()[0].tensor.nbytes()
+
+    def copied(self, eqn: Equation, chain: list[Equation]) -> Equation:
+        self.changed = True
+        rename: dict[Value, Value] = {}
+        for e in chain:
+            new = self.names.value(e.out.name, e.out.type)
+            self.equations.append(e.substitute(rename).with_(outputs=(new,)))
+            rename[e.out] = new
+        return eqn.substitute(rename)
+
+
+def is_outer(eqn: Equation, dims: list[int]) -> bool:
+    """Reduces dimensions that are not the innermost of its argument."""
+    t = eqn.inputs()[0].tensor
+    inner = [d for d in range(t.ndim) if size_hint(t.stride[d]) == 1 and size_hint(t.shape[d]) > 1]
+    return bool(inner) and not set(inner) & set(dims)

@@ -1,0 +1,254 @@
+"""Schedules worth trying on a GPU, best first.
+
+The kind of a kernel decides: elementwise work goes in flat blocks, or in square tiles where operands disagree on the
+axis that is contiguous; rows are reduced by one program each, whole in registers while they fit; columns are reduced
+in tiles whose long side is contiguous; products go in tiles for the matrix units. Where too few programs would be
+left, the reduction is split. Everything follows from the kernel and the sizes alone: the same every time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from xdsl.dialects.builtin import Float32Type
+
+from tessera.tile.cost import H200, axis_sizes
+from tessera.tile.dialect import PARALLEL, ContractOp, KernelOp, LoadOp, StoreOp, axes_of, element_of
+from tessera.tile.elements import torch_dtype
+from tessera.tile.schedule import Schedule, plan, reduced_axis
+from tessera.tile.targets.triton.hazard import loop_hazard
+from tessera.tile.targets.triton.layout import power_of_two
+from tessera.tile.targets.triton.split import can_split
+
+AT_MOST = 8
+PROGRAMS = 4 * H200.units  # enough to keep every multiprocessor busy
+LONGEST_ROW = 65536  # bytes of f32 registers: 256 KiB, all that a multiprocessor has
+
+
+def propose(kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
+    shape = Shape(kernel, sizes)
+    if shape.axis is None:
+        found = _elementwise(shape)
+    elif (sides := shape.product_sides()) is not None:
+        found = _products(shape, *sides)
+    elif shape.fast and max(shape.fast, key=shape.fast.__getitem__) != shape.axis:
+        found = _columns(shape)
+    else:
+        found = _rows(shape)
+    whole = loop_hazard(kernel)
+    kept = list(dict.fromkeys(s for s in found if not (whole and s.loop)))
+    return kept[:AT_MOST]
+
+
+class Shape:
+    """What the proposals ask about a kernel at given sizes."""
+
+    def __init__(self, kernel: KernelOp, sizes: dict[str, int]) -> None:
+        self.kernel = kernel
+        self.sizes = axis_sizes(kernel, sizes)
+        self.axis = reduced_axis(kernel)
+        self.parallel = kernel.axis_names(PARALLEL)
+        self.points = math.prod(self.sizes[a] for a in self.parallel)
+        self.fast, self.item = self._fast()
+        self.loops = sum(step.axis is not None for step in plan(kernel))
+        self.splits = can_split(kernel)
+        self.dynamic = bool(kernel.symbol_names)  # other sizes will come: nothing is made small for these
+
+    def _fast(self) -> tuple[dict[str, int], int]:
+        """Bytes that are contiguous along each axis, and the size of the narrowest element that matters."""
+        weights: dict[str, int] = {}
+        items: dict[int, int] = {}
+        for op in self.kernel.block.ops:
+            if not isinstance(op, (LoadOp, StoreOp)):
+                continue
+            expr = op.at.expr
+            item = torch_dtype(element_of(op.buffer)).itemsize
+            moved = item * math.prod(self.sizes[a] for a in expr.names() & set(self.sizes))
+            items[item] = items.get(item, 0) + moved
+            for a in self.sizes:
+                stride = expr.stride(a)
+                if self.sizes[a] > 1 and stride is not None and stride.constant == 1:
+                    weights[a] = weights.get(a, 0) + moved
+        heavy = max(items.values(), default=1)
+        item = min((n for n, moved in items.items() if moved * 8 >= heavy), default=4)
+        top = max(weights.values(), default=0)
+        return {a: w for a, w in weights.items() if w * 8 >= top}, item
+
+    def product_sides(self) -> tuple[str, str, bool] | None:
+        """The blocks' keys of a matrix product's rows and columns, and whether its operands are f32."""
+        contracts = [op for op in self.kernel.block.ops if isinstance(op, ContractOp)]
+        if not contracts:
+            return None
+        lhs, rhs = set(axes_of(contracts[0].lhs)), set(axes_of(contracts[0].rhs))
+        keys = [self._neighbours(only) for only in (lhs - rhs, rhs - lhs)]
+        if None in keys or any(math.prod(self.sizes[a] for a in k.split()) < 2 for k in keys if k):
+            return None
+        rows, columns = sorted((k for k in keys if k), key=lambda k: self.parallel.index(k.split()[0]))
+        loaded = [v.owner for v in (contracts[0].lhs, contracts[0].rhs)]
+        wide = any(isinstance(op, LoadOp) and isinstance(element_of(op.result), Float32Type) for op in loaded)
+        return rows, columns, wide
+
+    def _neighbours(self, axes: set[str]) -> str | None:
+        """Axes as one key of a block, if they are parallel and stand side by side; the last of them otherwise."""
+        own = [a for a in self.parallel if a in axes and self.sizes[a] > 1]
+        if not own:
+            return None
+        text, every = " ".join(own), " ".join(self.parallel)
+        return text if f" {text} " in f" {every} " else own[-1]
+
+    def size(self, key: str) -> int:
+        return math.prod(self.sizes[a] for a in key.split())
+
+
+# --- elementwise ---
+
+
+def _elementwise(shape: Shape) -> Iterator[Schedule]:
+    if not shape.parallel:
+        yield Schedule((), warps=1)
+        return
+    fast = sorted(shape.fast, key=lambda a: (-shape.fast[a], shape.parallel.index(a)))
+    if len(fast) >= 2:
+        yield from _tiles(shape, *sorted(fast[:2], key=shape.parallel.index))
+        return
+    key = " ".join(shape.parallel)
+    if fast and fast[0] != shape.parallel[-1] and shape.sizes[fast[0]] >= 256:
+        key = fast[0]
+    vector = max(16 // shape.item, 1)  # elements of one access of 16 bytes
+    for warps, vectors in ((4, 1), (4, 2), (8, 1), (8, 2), (4, 4)):
+        block = warps * 32 * vector * vectors
+        while block > 128 and not shape.dynamic and shape.points // block < H200.units:
+            block //= 2  # a program for every multiprocessor, if there are points for it
+        yield Schedule(((key, block),), warps=min(warps, max(block // 32 // vector, 1)))
+
+
+def _tiles(shape: Shape, first: str, second: str) -> Iterator[Schedule]:
+    """Two contiguous axes: tiles that are read along one and written along the other."""
+    sides = ((64, 64, 8), (32, 64, 4), (64, 32, 4), (32, 32, 4), (64, 128, 8), (128, 64, 8))
+    if shape.item >= 4:
+        sides = ((32, 64, 4), (64, 32, 4), (32, 32, 4), (64, 64, 8))
+    for a, b, warps in sides:
+        a, b = min(a, power_of_two(shape.sizes[first])), min(b, power_of_two(shape.sizes[second]))
+        yield Schedule(((first, a), (second, b)), warps=min(warps, max(a * b // 128, 1)))
+
+
+# --- reductions ---
+
+
+def _rows(shape: Shape) -> Iterator[Schedule]:
+    axis = shape.axis
+    assert axis is not None
+    size = max(shape.sizes[axis], 1)
+    block = max(power_of_two(size), 2)
+    key = " ".join(shape.parallel)
+    few = shape.points * 4 < PROGRAMS and size >= 16384
+    if few and shape.splits:
+        yield from _split_rows(shape, key, size)
+    if block <= LONGEST_ROW:
+        rows = min(max(1024 // block, 1), power_of_two(max(shape.points // H200.units, 1)))
+        elements = rows * block
+        counts = dict.fromkeys(_warps(elements, each) for each in (32, 16, 64, 8))
+        for warps in counts:
+            yield Schedule(_blocks(key, rows, axis, block), warps=warps)
+        if rows > 1:
+            yield Schedule(_blocks(key, max(rows // 4, 1), axis, block), warps=_warps(elements // 4, 16))
+    if size > 2048:
+        for step, warps in ((4096, 8), (2048, 8), (4096, 16), (8192, 16)):
+            if step < block:
+                yield Schedule(_blocks(key, 1, axis, step), warps=warps, loop=True)
+
+
+def _split_rows(shape: Shape, key: str, size: int) -> Iterator[Schedule]:
+    assert shape.axis is not None
+    for step, warps, target in ((4096, 8, PROGRAMS), (4096, 8, PROGRAMS // 2), (2048, 4, PROGRAMS)):
+        parts = min(target // max(shape.points, 1), size // step, 1024)
+        if parts >= 2:
+            parts = 1 << (parts.bit_length() - 1)
+            yield Schedule(_blocks(key, 1, shape.axis, step), warps=warps, loop=True, split=parts)
+
+
+def _columns(shape: Shape) -> Iterator[Schedule]:
+    axis = shape.axis
+    assert axis is not None
+    size = max(shape.sizes[axis], 1)
+    fast = max((a for a in shape.fast if a != axis), key=shape.fast.__getitem__)
+    key = fast
+    if shape.sizes[fast] < 64 and fast == shape.parallel[-1]:
+        key = " ".join(shape.parallel)  # short rows: several of them side by side
+    wide = min(power_of_two(shape.size(key)), 512 // shape.item // 2)
+    others = shape.points // max(shape.size(key), 1)
+    whole = max(power_of_two(size), 2)
+    if whole * min(wide, 32) <= 8192:  # all of the axis in one block: nothing is read twice
+        for columns in (wide, wide // 2, wide // 4):
+            if columns >= 8 and whole * columns <= 16384:
+                yield Schedule(_blocks(key, columns, axis, whole), warps=_warps(whole * columns, 16))
+    for columns, step, warps in ((wide, 32, 4), (wide, 64, 8), (wide // 2, 64, 4), (wide, 16, 4)):
+        columns = max(columns, min(16, power_of_two(shape.size(key))))
+        programs = others * math.ceil(shape.size(key) / columns)
+        parts = min(PROGRAMS // max(programs, 1), size // (2 * step))
+        blocks = _blocks(key, columns, axis, step)
+        if shape.splits and parts >= 2:
+            parts = 1 << (parts.bit_length() - 1)
+            yield Schedule(blocks, warps=warps, loop=True, split=parts)
+            if parts >= 4:
+                yield Schedule(blocks, warps=warps, loop=True, split=parts // 2)
+        else:
+            yield Schedule(blocks, warps=warps, loop=True)
+
+
+def _blocks(key: str, rows: int, axis: str, block: int) -> tuple[tuple[str, int], ...]:
+    return ((key, rows), (axis, block)) if key else ((axis, block),)
+
+
+def _warps(elements: int, each: int) -> int:
+    """Warps that leave every thread `each` elements."""
+    return min(max(power_of_two(elements // (32 * each)), 1), 32)
+
+
+# --- matrix products ---
+
+# rows, columns, depth, warps, stages, how near to the best rate such tiles come
+_NARROW = (
+    (128, 256, 64, 8, 3, 1.0),
+    (256, 128, 64, 8, 3, 0.98),
+    (128, 128, 64, 8, 4, 0.9),
+    (128, 128, 64, 4, 4, 0.88),
+    (64, 256, 64, 4, 4, 0.8),
+    (64, 128, 64, 4, 4, 0.72),
+    (128, 64, 64, 4, 4, 0.72),
+    (64, 64, 64, 4, 4, 0.5),
+    (32, 128, 64, 4, 4, 0.35),
+    (16, 128, 128, 4, 4, 0.25),
+    (16, 64, 128, 4, 4, 0.2),
+    (32, 32, 64, 2, 4, 0.2),
+)
+_WIDE = (
+    (128, 128, 32, 8, 3, 1.0),
+    (64, 128, 32, 4, 3, 0.9),
+    (64, 64, 32, 4, 3, 0.75),
+    (32, 64, 32, 4, 3, 0.5),
+    (16, 64, 64, 4, 3, 0.3),
+    (32, 32, 32, 2, 3, 0.3),
+)
+
+
+def _products(shape: Shape, rows: str, columns: str, wide: bool) -> list[Schedule]:
+    assert shape.axis is not None
+    tall, long, deep = shape.size(rows), shape.size(columns), shape.sizes[shape.axis]
+    batch = shape.points // max(tall * long, 1)
+    ranked: list[tuple[float, int, Schedule]] = []
+    for place, (a, b, d, warps, stages, rate) in enumerate(_WIDE if wide else _NARROW):
+        a, b, d = (max(min(n, power_of_two(size)), 16) for n, size in ((a, tall), (b, long), (d, deep)))
+        tiles = batch * math.ceil(tall / a) * math.ceil(long / b)
+        parts = 1
+        if shape.splits and tiles * 2 <= H200.units and deep >= 32 * d:
+            parts = min(1 << ((H200.units // tiles).bit_length() - 1), deep // (8 * d), 16)
+            parts = max(1 << (parts.bit_length() - 1), 1)
+        waves = math.ceil(tiles * parts / H200.units)
+        time = waves * a * b / rate / parts + (0.05 * a * b if parts > 1 else 0)
+        blocks = ((rows, a), (columns, b), (shape.axis, d))
+        warps = min(warps, 4) if a * b < 8192 else warps
+        schedule = Schedule(blocks, warps=warps, stages=stages, loop=True, group=8, split=parts)
+        ranked.append((time, place, schedule))
+    return [schedule for _, _, schedule in sorted(ranked, key=lambda r: r[:2])]

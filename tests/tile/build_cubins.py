@@ -1,0 +1,27 @@
+"""Builds what `test_cuda_tile.py -m gpu` launches, for a machine that has a GPU but no CUDA Tile compiler.
+
+TESSERA_CACHE=cubins python tests/tile/build_cubins.py sm_90
+TESSERA_CACHE=cubins python -m pytest -m gpu tests/tile/test_cuda_tile.py    # there
+"""
+
+from __future__ import annotations
+
+import sys
+
+from test_cuda_tile import CASES, schedules
+
+from tessera.tile.targets.cuda_tile import TARGET
+from tessera.tile.targets.cuda_tile.arrays import Variant
+
+
+def main(arch: str) -> None:
+    for name, case in CASES.items():
+        for schedule in schedules(case):
+            kernel = TARGET.compile(case.kernel, schedule)
+            for aligned in (True, False):
+                kernel.build(arch, Variant(aligned))
+        print(name, "built", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
