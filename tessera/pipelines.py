@@ -16,7 +16,7 @@ from functools import partial
 import torch
 
 from tessera.executors.aten import bind
-from tessera.executors.base import in_order
+from tessera.executors.base import FusionExecutor, in_order
 from tessera.executors.claim import Claim, claim
 from tessera.frontends.captured import Captured
 from tessera.ir.equation import Equation, Value
@@ -67,7 +67,10 @@ class Options:
         if (recompute or config.recompute) not in POLICIES:
             raise OptionError(f"recompute: expected one of {', '.join(POLICIES)}, got {recompute!r}")
         budget = memory_budget if memory_budget is not None else config.memory_budget or None
-        return Options(names, recompute or config.recompute, None if budget is None else parse_bytes(budget))
+        policy = recompute or config.recompute
+        if policy == "auto":  # where kernels are fused, arithmetic run again costs less than memory read again
+            policy = "cheap" if any(isinstance(e, FusionExecutor) for e in in_order(names)) else "views"
+        return Options(names, policy, None if budget is None else parse_bytes(budget))
 
 
 class Compilation:
@@ -119,6 +122,9 @@ class Compilation:
 
     def generate(self, trace: Trace, prefix: str = "") -> Callable:
         """Executors, final passes, Python."""
+        for executor in in_order(self.options.executors):
+            if isinstance(executor, FusionExecutor) and executor.prepare is not None:
+                trace = self.keep(f"{prefix}decompose", dce(executor.prepare(trace)))
         claimed, report = claim(trace, self.options.executors)
         self.claims += report
         final = self.run(self.keep(f"{prefix}claim", claimed), FINAL, prefix)

@@ -497,6 +497,23 @@ def test_data_dependent_programs_stay_right():
         compare(tessera.jit(f)(x), f(x))
 
 
+def test_control_flow_operators_train():
+    def f(x, flag):
+        y = torch.cond(flag, lambda x: x.sin() * 2, lambda x: x.cos(), (x,))
+        return y * x
+
+    fast = strict(f)
+    for flag in (True, False):
+        x = torch.randn(3, requires_grad=True)
+        x2 = x.detach().clone().requires_grad_()
+        got, want = fast(x, torch.tensor(flag)), f(x2, torch.tensor(flag))
+        compare(got, want)
+        got.sum().backward()
+        want.sum().backward()
+        compare(x.grad, x2.grad)
+    assert "tessera.cond(" in str(tessera.stages(fast)["captured"])
+
+
 def test_graph_break_is_explained():
     def f(x):
         y = x + 1

@@ -310,6 +310,7 @@ def test_what_cannot_be_traced_runs_through_torch_func(x: torch.Tensor) -> None:
         return torch.nn.functional.gaussian_nll_loss(a, x.sin(), var)
 
     assert_close(t.grad(f)(x), tf.grad(f)(x))
+    assert_close(t.grad(lambda a: (a * a.max().item()).sum())(x), x.max().expand(4))
     mask = x > 0
     assert_close(t.grad(lambda a: a[mask].pow(2).sum())(x), torch.where(mask, 2 * x, 0.0))
     with override(strict=True), pytest.raises(CaptureError):
@@ -335,6 +336,16 @@ def test_second_derivatives_of_formulas_that_differ(x: torch.Tensor) -> None:
         lambda a: torch.nn.functional.silu(a).sum(),
     ):
         assert_close(second(t, f), second(tf, f), rtol=1e-3, atol=1e-4)
+
+
+def test_hessian_of_kernels_that_do_not_broadcast(x: torch.Tensor) -> None:
+    norm, gelu = torch.nn.LayerNorm(4), torch.nn.functional.gelu
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return norm(gelu(norm(gelu(x)))).pow(3).sum()
+
+    assert_close(t.hessian(f)(x), tf.hessian(f)(x), rtol=1e-4, atol=1e-4)
+    assert_close(t.vmap(lambda ct: t.vjp(gelu, x)[1](ct)[0])(x[None]), tf.vjp(gelu, x)[1](x)[0][None])
 
 
 @pytest.mark.parametrize("compiler", ["eager", "tessera"])

@@ -1,11 +1,11 @@
 """Executors: who runs what. Importing this folder registers those that come with Tessera."""
 
-from tessera.executors import aten, inductor, sdpa
+from tessera.executors import aten, inductor, sdpa, tile
 from tessera.executors.base import FusionExecutor, OperatorExecutor
 from tessera.executors.claim import Claim, claim
 from tessera.executors.register import register_executor, register_operator
 
 __all__ = [
     "Claim", "FusionExecutor", "OperatorExecutor", "aten", "claim", "inductor", "register_executor",
-    "register_operator", "sdpa",
+    "register_operator", "sdpa", "tile",
 ]  # fmt: skip

@@ -30,13 +30,15 @@ class OperatorExecutor:
 class FusionExecutor:
     """`regions(trace)` gives convex sets of equations, `compile(body)` a callable that gives a tuple.
 
-    `compile` may refuse a region by giving None: its equations then go to the executors after this one.
+    `compile` may refuse a region by giving None: its equations then go to the executors after this one. `prepare`,
+    if given, rewrites the whole program before anyone claims: it takes operators apart that would fuse better so.
     """
 
     name: str
     regions: Callable[[Trace], list[Region]]
     compile: Callable[[Trace], Callable | None]
     why: Callable[[Equation], str] | None = None
+    prepare: Callable[[Trace], Trace] | None = None
 
 
 Executor = OperatorExecutor | FusionExecutor

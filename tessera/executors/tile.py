@@ -15,15 +15,17 @@ from tessera.executors.base import FusionExecutor, Region, register
 from tessera.ir import fake
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType
+from tessera.ir.types import TensorType, size_hint
 from tessera.passes import fuse
 from tessera.passes.decompose import decompose as take_apart
 from tessera.passes.fuse_copies import own_copies
+from tessera.tile.autotune import choose
 from tessera.tile.from_trace import Lowered, Unlowerable, check, kind_of, lower, why_not
 from tessera.tile.from_trace_launch import launcher
 from tessera.tile.lower import Call, rule_of
 from tessera.tile.schedule import Schedule
 from tessera.tile.targets import Target, target_for
+from tessera.util.config import config
 
 _launchers: dict[tuple, Callable | None] = {}
 _checked: dict[tuple, tuple[float, str]] = {}
@@ -104,10 +106,12 @@ def build(body: Trace, target: Target, schedule: Schedule | None = None) -> Call
     """A callable for a region, or None where no kernel can be made of it."""
     try:
         lowered = lower(body, body.name)
-        schedule = schedule or target.propose(lowered.kernel, _hints(body, lowered))[0]
+        if schedule is None:
+            examples = _examples(lowered) if config.autotune else []
+            schedule = choose(target, lowered.kernel, _hints(body, lowered), examples)
         kernel = target.compile(lowered.kernel, schedule)
         launch = launcher(body, lowered, kernel)
-    except Unlowerable:
+    except (Unlowerable, NotImplementedError):
         return None
     launch.kernel, launch.compiled, launch.schedule = lowered.kernel, kernel, schedule  # type: ignore[attr-defined]
     return launch
@@ -116,11 +120,20 @@ def build(body: Trace, target: Target, schedule: Schedule | None = None) -> Call
 def _hints(body: Trace, lowered: Lowered) -> dict[str, int]:
     """Sizes as they were when the program was captured."""
     found: dict[str, int] = {}
-    for v in body.inputs:
-        for size in (*v.shape, *v.tensor.stride):
+    for v in (*body.inputs, *lowered.stored):
+        for size in (*v.type.shape, *v.type.stride) if isinstance(v.type, TensorType) else ():
             if isinstance(size, torch.SymInt) and str(size) in lowered.symbols:
                 found[str(size)] = 4096 if size.node.hint is None else int(size.node.hint)
     return found
+
+
+def _examples(lowered: Lowered) -> list[torch.Tensor]:
+    """Tensors to measure on. Zeros are valid indices, and no slower than other numbers."""
+    made = []
+    for v in lowered.buffers:
+        shape, stride = ([size_hint(s) for s in sizes] for sizes in (v.shape, v.tensor.stride))
+        made.append(torch.empty_strided(shape, stride, dtype=v.dtype, device=v.tensor.device).zero_())
+    return made
 
 
 def structure(body: Trace) -> tuple:
@@ -148,4 +161,4 @@ def _device(body: Trace) -> torch.device:
     return next(v.tensor.device for v in body.outputs if isinstance(v, Value))
 
 
-register(FusionExecutor("tile", regions, compile_region))
+register(FusionExecutor("tile", regions, compile_region, prepare=decompose))

@@ -16,6 +16,7 @@ import torch._higher_order_ops  # noqa: F401  (registers the operators named bel
 from torch._guards import TracingContext, detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from tessera.frontends import control  # noqa: F401  (records torch.cond and its like as sub-traces)
 from tessera.frontends.captured import Captured, capture
 from tessera.frontends.custom import record_function
 from tessera.ir.builder import Builder

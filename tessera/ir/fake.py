@@ -57,7 +57,9 @@ _AUTOGRAD_KEYS = tuple(
 def fake_of(value_type: TensorType, mode: FakeTensorMode) -> FakeTensor:
     with mode, below_autograd():
         if value_type.layout is not torch.strided:
-            return torch.empty(value_type.shape, dtype=value_type.dtype, layout=value_type.layout, device=value_type.device)  # type: ignore[return-value]
+            return torch.empty(
+                value_type.shape, dtype=value_type.dtype, layout=value_type.layout, device=value_type.device
+            )  # type: ignore[return-value]
         fake = torch.empty_strided(
             value_type.shape, value_type.stride, dtype=value_type.dtype, device=value_type.device
         )

@@ -35,12 +35,36 @@ from tessera.util.errors import CaptureError
 Keep = Callable[[OpOverload], bool]
 
 # Questions about a tensor, not operations on it.
-_QUERIES = ("prim::", "aten::is_", "aten::sym_", "aten::size", "aten::stride", "aten::storage_offset", "aten::numel", "aten::dim")
+_QUERIES = (
+    "prim::",
+    "aten::is_",
+    "aten::sym_",
+    "aten::size",
+    "aten::stride",
+    "aten::storage_offset",
+    "aten::numel",
+    "aten::dim",
+)
 # Operators that change what a tensor object is, not what its memory holds.
-_SHAPE_CHANGES = {"resize_", "set_", "resize_as_", "set_data", "_resize_output_", "sparse_resize_", "sparse_resize_and_clear_"}
+_SHAPE_CHANGES = {
+    "resize_",
+    "set_",
+    "resize_as_",
+    "set_data",
+    "_resize_output_",
+    "sparse_resize_",
+    "sparse_resize_and_clear_",
+}
 _VIEW_CHANGES = {"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_", "detach_"}
 # Writes their schemas do not tell of: arguments 3 and 4 are running statistics.
-_RUNNING_STATISTICS = {"batch_norm", "instance_norm", "cudnn_batch_norm", "miopen_batch_norm", "native_batch_norm", "_batch_norm_impl_index"}
+_RUNNING_STATISTICS = {
+    "batch_norm",
+    "instance_norm",
+    "cudnn_batch_norm",
+    "miopen_batch_norm",
+    "native_batch_norm",
+    "_batch_norm_impl_index",
+}
 
 _DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
 
@@ -125,7 +149,9 @@ class Recorder(TorchDispatchMode):
         off = self.base_grad and not torch.is_grad_enabled()
         return self.extra_tags | {NO_GRAD} if off else self.extra_tags
 
-    def special(self, op: Special, args: tuple, kwargs: dict, types: list[Type], many: bool = True) -> list[torch.Tensor]:
+    def special(
+        self, op: Special, args: tuple, kwargs: dict, types: list[Type], many: bool = True
+    ) -> list[torch.Tensor]:
         """An operator of Tessera's own, whose result types are known, as one equation."""
         if self.locate:
             self.builder.source = user_line()
@@ -168,7 +194,11 @@ class Recorder(TorchDispatchMode):
         leaves = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
         if isinstance(out, torch.Tensor) and id(out) in self.refs:
             return out  # the operator had nothing to do and gave its argument back
-        if not leaves and not isinstance(out, (torch.SymInt, torch.SymFloat, torch.SymBool)) and schema_of(func).returns:
+        if (
+            not leaves
+            and not isinstance(out, (torch.SymInt, torch.SymFloat, torch.SymBool))
+            and schema_of(func).returns
+        ):
             return out  # a plain Python answer, such as a device
         if any(id(t) in self.refs for t in leaves):
             out = pytree.tree_map_only(torch.Tensor, lambda t: t.view_as(t) if id(t) in self.refs else t, out)
@@ -188,7 +218,9 @@ class Recorder(TorchDispatchMode):
             self.bind_sizes(tensor)
         return out
 
-    def note(self, tensor: torch.Tensor, v: Value, func: OpOverload, args: tuple, kwargs: dict, index: int | None) -> None:
+    def note(
+        self, tensor: torch.Tensor, v: Value, func: OpOverload, args: tuple, kwargs: dict, index: int | None
+    ) -> None:
         """Remember a result, as a view where it shares memory with an argument."""
         parent = self.parent_of(tensor, args)
         if parent is None:

@@ -180,11 +180,15 @@ def _trace_jvp(
     fakes = [fake.fake_of(v.tensor, mode) for v in values] + [fake.fake_of(dense(v.tensor), mode) for v in moving]
     names = [f"x{i}" for i in range(len(values))] + [f"t{i}" for i in range(len(moving))]
     try:
-        trace, _ = record(forward_mode, fakes, names, _decompose, Builder("jvp_formula", mode), whole=False, locate=False)
+        trace, _ = record(
+            forward_mode, fakes, names, _decompose, Builder("jvp_formula", mode), whole=False, locate=False
+        )
         if _strays(trace):
             raise NotImplementedError(f"forward mode of {eqn.op} computes on tensors without data")
     except (NotImplementedError, RuntimeError):
-        trace, _ = record(double_reverse, fakes, names, _decompose, Builder("jvp_formula", mode), whole=False, locate=False)
+        trace, _ = record(
+            double_reverse, fakes, names, _decompose, Builder("jvp_formula", mode), whole=False, locate=False
+        )
     return _without_detach(trace, len(eqn.results()), 0)
 
 
@@ -374,5 +378,3 @@ def _plain_strides(t: TensorType) -> tuple:
 
 def _decompose(_: object) -> bool:
     return False
-
-

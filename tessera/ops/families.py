@@ -196,14 +196,13 @@ def pointwise(
         )
 
     def jvp(ts: Sequence[Value | None], y: Value, *args: Arg, **kw: Arg) -> Value:
-        moved = [
-            push(t, y, *args, **kw)
-            for push, t in zip(by, ts, strict=False)
-            if t is not None and push is not None
-        ]
+        moved = [push(t, y, *args, **kw) for push, t in zip(by, ts, strict=False) if t is not None and push is not None]
         return fit(total(moved), y)
 
     def batch(size: Size, on: Sequence[bool], *args: Arg, **kw: Arg) -> Value:
+        if name.endswith("_backward"):  # kernels for equal shapes: not all of them broadcast (gelu's in oneDNN)
+            args = tuple(carry(a, bool(b), size) if isinstance(a, Value) else a for a, b in zip(args, on, strict=True))
+            on = [isinstance(a, Value) for a in args]
         return again(*align(on, args), **kw)
 
     again = call(name)
@@ -211,9 +210,7 @@ def pointwise(
     return declare(name, family, **{**own, "batch": batch, "cost": per_element(cost), **rules})
 
 
-def unary(
-    name: str, d: Factor | None = None, by: Map | None = None, cost: float = 4, **rules: object
-) -> Rules:
+def unary(name: str, d: Factor | None = None, by: Map | None = None, cost: float = 4, **rules: object) -> Rules:
     """`d(x, y, *params)` is the derivative, or `by(t, x, y, *params)` applies it."""
     if d is not None:
         factor = d
@@ -226,9 +223,7 @@ def unary(
     return pointwise(name, maps, "unary", cost, **rules)
 
 
-def binary(
-    name: str, d: Sequence[Factor] = (), by: Sequence[Map] = (), cost: float = 1, **rules: object
-) -> Rules:
+def binary(name: str, d: Sequence[Factor] = (), by: Sequence[Map] = (), cost: float = 1, **rules: object) -> Rules:
     """`d[i](a, b, y, *params)` is the derivative by operand i, or `by[i](t, a, b, y, *params)` applies it."""
 
     def scaled(factor: Factor) -> Map:
@@ -317,9 +312,7 @@ def along(name: str, family: str, at: int = 1, **rules: object) -> Rules:
 # --- linear movement of data ----------------------------------------------------------------------
 
 
-def linear(
-    name: str, vjp: Callable, batch: Callable | None = None, family: str = "shape", **rules: object
-) -> Rules:
+def linear(name: str, vjp: Callable, batch: Callable | None = None, family: str = "shape", **rules: object) -> Rules:
     """An operator linear in its first argument: `vjp(ct, x, *params)` is its transpose."""
 
     def pull(ct: object, y: object, x: Value, *params: Arg, **kw: Arg) -> tuple:

@@ -35,11 +35,12 @@ TORCH = names(
     soft_margin_loss soft_margin_loss_backward binary_cross_entropy binary_cross_entropy_backward
     binary_cross_entropy_with_logits glu glu_backward log_sigmoid_forward log_sigmoid_backward celu selu
     softshrink softshrink_backward hardshrink hardshrink_backward mish_backward rrelu_with_noise_backward
-    native_group_norm_backward _native_batch_norm_legit_no_training native_batch_norm_backward logit
+    native_group_norm_backward native_batch_norm_backward logit
     logit_backward sinc _prelu_kernel_backward dist aminmax std_mean heaviside deg2rad rad2deg logaddexp
     logaddexp2 special_entr native_dropout_backward addr l1_loss masked_fill_ trace
     """
 )
+DEPTH = 2  # how often parts may be taken apart themselves
 _memory: dict[tuple, Trace | None] = {}
 
 
@@ -56,26 +57,39 @@ def decompose(trace: Trace, holds: Holds) -> Trace:
 class _Walk:
     def __init__(self, trace: Trace, holds: Holds) -> None:
         self.holds, self.changed = holds, False
+        self.wanted = {*trace.results(), *(v for v, _ in trace.symbols.values()), *trace.users()}
         self.builder = Builder(trace.name, mode_of(trace))
         self.builder.reserve(list(trace.values()))
 
     def equation(self, eqn: Equation) -> None:
         if isinstance(eqn.op, OpOverload) and not has_effect(eqn) and not self.holds(eqn):
             parts = self.parts(eqn)
-            if parts is not None:
+            if parts:
                 self.builder.equations += parts
                 self.changed = True
                 return
         self.builder.equations.append(eqn)
 
-    def parts(self, eqn: Equation) -> list[Equation] | None:
+    def parts(self, eqn: Equation, depth: int = DEPTH) -> list[Equation] | None:
         """Equations that compute what this one does, under its results' names."""
         start = len(self.builder.equations)
+        if depth == DEPTH:  # results that nothing reads need no parts
+            eqn = eqn.with_(outputs=tuple(v if v in self.wanted else None for v in eqn.outputs))
         with self.builder, self.builder.at(eqn):
             made = self.ours(eqn) or self.torchs(eqn)
             found = None if made is None else self.named(eqn, made, start)
         del self.builder.equations[start:]
-        return found if found and all(map(self.holds, found)) else None
+        return None if not found else self.held(found, depth)
+
+    def held(self, equations: list[Equation], depth: int) -> list[Equation] | None:
+        """The equations, those that kernels cannot hold in their own parts; None where some have none."""
+        kept: list[Equation] = []
+        for eqn in equations:
+            inner = [eqn] if self.holds(eqn) else self.parts(eqn, depth - 1) if depth else None
+            if inner is None:
+                return None
+            kept += inner
+        return kept
 
     def ours(self, eqn: Equation) -> list[Value | None] | None:
         op = eqn.op

@@ -138,9 +138,7 @@ def layer_norm_backward(
     return [_out(eqn, 0, dx), _out(eqn, 1, dw), _out(eqn, 2, db)]
 
 
-def _norm_backward(
-    g: Value, unit: Value, rstd: Value, w: Value | None, dims: list[int], centred: bool
-) -> Value:
+def _norm_backward(g: Value, unit: Value, rstd: Value, w: Value | None, dims: list[int], centred: bool) -> Value:
     """rstd * (g w - mean(g w) - unit * mean(g w unit)); a norm that takes no mean off has no second term."""
     gw = g if w is None else aten.mul(g, wide(w))
     along = aten.mul(unit, aten.mean(aten.mul(gw, unit), dims, True))
@@ -202,13 +200,42 @@ def native_group_norm(
 
 
 @rule("group_norm")
-def group_norm(eqn: Equation, x: Value, groups: int, w: Value | None, b: Value | None, eps: float, *_: object) -> Results:
+def group_norm(
+    eqn: Equation, x: Value, groups: int, w: Value | None, b: Value | None, eps: float, *_: object
+) -> Results:
     if x.ndim < 2 or not _contiguous(x):
         return None
     rows = aten.view(wide(x), [x.shape[0], groups, -1])
     variance, mean = aten.var_mean(rows, [2], correction=0, keepdim=True)
     y = aten.view(aten.mul(aten.sub(rows, mean), aten.rsqrt(aten.add(variance, eps))), list(x.shape))
     return [_out(eqn, 0, _affine(y, _channels(w, x), _channels(b, x)))]
+
+
+@rule("_native_batch_norm_legit_no_training")
+def batch_norm_inference(
+    eqn: Equation, x: Value, w: Value | None, b: Value | None, mean: Value, var: Value, momentum: float, eps: float
+) -> Results:
+    rstd = aten.rsqrt(aten.add(wide(var), eps))
+    y = aten.mul(aten.sub(wide(x), _channels(wide(mean), x)), _channels(rstd, x))
+    return [_out(eqn, 0, _affine(y, _channels(w, x), _channels(b, x))), None, None]
+
+
+@rule("batch_norm")
+def batch_norm(
+    eqn: Equation,
+    x: Value,
+    w: Value | None,
+    b: Value | None,
+    mean: Value | None,
+    var: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    *_: object,
+) -> Results:
+    if training or mean is None or var is None:
+        return None
+    return batch_norm_inference(eqn, x, w, b, mean, var, momentum, eps)[:1]  # type: ignore[index]
 
 
 def _contiguous(x: Value) -> bool:
@@ -265,10 +292,11 @@ def nll_loss_backward(
     counts, safe = _picked(logs, target, ignored)
     g = aten.div(wide(g), wide(total)) if reduction == MEAN else wide(g)
     rows = aten.neg(g) if weight is None else aten.mul(aten.neg(g), aten.index_select(wide(weight), 0, safe))
-    rows = aten.where(counts, rows, aten.full([], 0.0, dtype=rows.dtype, device=rows.tensor.device))
+    nothing = aten.full([], 0.0, dtype=rows.dtype, device=rows.tensor.device)
+    rows = aten.where(counts, rows, nothing)
     classes = aten.arange(logs.shape[1], device=logs.tensor.device)
     hit = aten.eq(classes, aten.unsqueeze(target, 1))
-    return [_out(eqn, 0, aten.where(hit, aten.unsqueeze(rows, 1), aten.full([], 0.0, dtype=rows.dtype, device=rows.tensor.device)))]
+    return [_out(eqn, 0, aten.where(hit, aten.unsqueeze(rows, 1), nothing))]
 
 
 @rule("cross_entropy_loss")
@@ -281,4 +309,3 @@ def cross_entropy(
     logs = aten.sub(left, aten.log(aten.sum(e, [1], True)))
     found = nll_loss_forward(eqn.with_(outputs=(*eqn.outputs, None)), logs, target, weight, reduction, ignored)
     return found[:1] if isinstance(found, list) else None
-

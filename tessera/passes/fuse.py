@@ -114,8 +114,8 @@ class _Fusion:
         many = 1
         for d in dims:
             many *= size_hint(source.shape[d])
-        inner = [d for d in range(source.ndim) if size_hint(source.stride[d]) == 1 and size_hint(source.shape[d]) > 1]
-        return Work(points, points // max(many, 1), outer=bool(inner) and not set(inner) & set(dims) or many == points > 1)
+        everything = many == points > 1  # one row has no more parallelism than a few columns
+        return Work(points, points // max(many, 1), outer=everything or is_outer(eqn, dims))
 
     # --- growing along data flow ---
 
@@ -232,21 +232,15 @@ class _Fusion:
 
     def _leaves(self, a: int, b: int) -> bool:
         """Some result of group a is needed outside of both."""
-        return any(
-            v in self.escapes or any(self.groups.of[r] not in (a, b) and not self._only_feeds(r, a, b) for r in self.readers.get(v, ()))
-            for i in self.groups.members[a]
-            for v in self.trace.equations[i].results()
-        )
+        members = self.groups.members[a]
+        return not all(self._stays(v, (a, b)) for i in members for v in self.trace.equations[i].results())
 
-    def _only_feeds(self, i: int, a: int, b: int) -> bool:
-        """A view whose every reader is in one of the groups."""
-        if self.kinds[i] != VIEW:
-            return False
-        results = self.trace.equations[i].results()
-        return all(
-            v not in self.escapes
-            and all(self.groups.of[r] in (a, b) or self._only_feeds(r, a, b) for r in self.readers.get(v, ()))
-            for v in results
+    def _stays(self, v: Value, groups: tuple[int, int]) -> bool:
+        """Only these groups read a value, directly or through views."""
+        return v not in self.escapes and all(
+            self.groups.of[r] in groups
+            or (self.kinds[r] == VIEW and all(self._stays(x, groups) for x in self.trace.equations[r].results()))
+            for r in self.readers.get(v, ())
         )
 
     def _views_between(self, a: int, b: int) -> set[int]:
@@ -296,6 +290,13 @@ class _Fusion:
                 self.refused.update(dict.fromkeys(members, why))
             else:
                 yield members
+
+
+def is_outer(eqn: Equation, dims: list[int]) -> bool:
+    """Reduces dimensions that are not the innermost of its argument."""
+    t = eqn.inputs()[0].tensor
+    inner = [d for d in range(t.ndim) if size_hint(t.stride[d]) == 1 and size_hint(t.shape[d]) > 1]
+    return bool(inner) and not set(inner) & set(dims)
 
 
 def _key(v: Value) -> tuple:

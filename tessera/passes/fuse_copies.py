@@ -11,11 +11,12 @@ from __future__ import annotations
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Equation, Value
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType, size_hint
+from tessera.ir.types import TensorType
 from tessera.passes.dce import dce
-from tessera.passes.fuse import POINTWISE, REDUCE, VIEW, Compiler
+from tessera.passes.fuse import POINTWISE, REDUCE, VIEW, Compiler, is_outer
 
 MOST = 8  # equations copied for one sum
+SMALL = 16  # so many times less is not worth counting
 
 
 def own_copies(trace: Trace, compiler: Compiler) -> Trace:
@@ -63,7 +64,8 @@ class _Copies:
         return chain
 
     def cheap(self, eqn: Equation) -> bool:
-        return self.compiler.kind(eqn) in (POINTWISE, VIEW) and len(eqn.outputs) == 1 and not self.compiler.expensive(eqn)
+        plain = self.compiler.kind(eqn) in (POINTWISE, VIEW) and len(eqn.outputs) == 1
+        return plain and not self.compiler.expensive(eqn)
 
     def kept(self, v: Value) -> bool:
         """In memory whatever is fused: a result of the program, or read by what no kernel computes."""
@@ -83,8 +85,9 @@ class _Copies:
         if not shared or len(chain) > MOST:
             return False
         leaves = {v for e in chain for v in e.inputs() if v not in made}
-        read = sum(v.type.nbytes() for v in leaves if isinstance(v.type, TensorType))
-        return read <= 2.1 * eqn.inputs()[0].tensor.nbytes()
+        shared_bytes = 2 * eqn.inputs()[0].tensor.nbytes()
+        sizes = [v.type.nbytes() for v in leaves if isinstance(v.type, TensorType)]
+        return sum(n for n in sizes if n > shared_bytes / SMALL) <= shared_bytes
 
     def copied(self, eqn: Equation, chain: list[Equation]) -> Equation:
         self.changed = True
@@ -94,10 +97,3 @@ class _Copies:
             self.equations.append(e.substitute(rename).with_(outputs=(new,)))
             rename[e.out] = new
         return eqn.substitute(rename)
-
-
-def is_outer(eqn: Equation, dims: list[int]) -> bool:
-    """Reduces dimensions that are not the innermost of its argument."""
-    t = eqn.inputs()[0].tensor
-    inner = [d for d in range(t.ndim) if size_hint(t.stride[d]) == 1 and size_hint(t.shape[d]) > 1]
-    return bool(inner) and not set(inner) & set(dims)

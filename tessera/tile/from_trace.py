@@ -18,7 +18,7 @@ import torch
 from tessera.ir.equation import Arg, Equation, Value, values_in
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
-from tessera.tile import lower_gather, lower_pointwise, lower_reduce, lower_view  # noqa: F401  (fill the table)
+from tessera.tile import lower_activation, lower_gather, lower_reduce, lower_view  # noqa: F401  (fill the table)
 from tessera.tile.build import KernelBuilder
 from tessera.tile.dialect import KernelOp
 from tessera.tile.from_trace_emit import Emit, T
@@ -139,6 +139,9 @@ def why_not(eqn: Equation) -> str:
     """Why an equation can be in no kernel; empty where it can."""
     if rule_of(eqn.op) is None:
         return f"{eqn.op} has no lowering"
+    for a in (*eqn.args, *eqn.kwargs.values()):
+        if isinstance(a, (torch.SymFloat, torch.SymBool)):
+            return f"{a} is a number known only at run time"
     for v in (*eqn.inputs(), *eqn.results()):
         if not isinstance(v.type, TensorType):
             return f"{v.name} is a number known only at run time"
@@ -153,8 +156,7 @@ def kind_of(eqn: Equation) -> str:
     """The kind of an equation's work; a reshape that has to copy is no view."""
     rule = rule_of(eqn.op)
     assert rule is not None
-    copied = rule.kind == VIEW and (lower_view.copies(Call.of(eqn)) or eqn.op._opname in ("repeat", "tile", "roll", "flip"))  # type: ignore[union-attr]
-    return SELECT if copied else rule.kind
+    return SELECT if rule.kind == VIEW and lower_view.copies(Call.of(eqn)) else rule.kind
 
 
 class _Lowering:
@@ -296,4 +298,3 @@ def _substitute(e: Index, parts: dict[str, Index], ranges: Ranges) -> Index:
                 term = term * parts.get(atom.name, Index((((atom,), 1),)))  # type: ignore[union-attr]
         total = total + term
     return ranges.join(total)
-

@@ -20,6 +20,7 @@ from tessera.tile.functions import FUNCTIONS
 from tessera.tile.index import Index, name
 
 Number = bool | int | float
+Make = Callable[[KernelBuilder], SSAValue]
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -139,7 +140,7 @@ class Emit:
     _made: dict[tuple, T] = field(default_factory=dict)
     axis_names: frozenset[str] = frozenset()
 
-    def _once(self, key: tuple, dtype: torch.dtype, axes: frozenset[str], make: Callable[[KernelBuilder], SSAValue]) -> T:
+    def _once(self, key: tuple, dtype: torch.dtype, axes: frozenset[str], make: Make) -> T:
         found = self._made.get(key)
         if found is None:
             found = self._made[key] = T(self, dtype, axes, make(self.builder) if self.builder is not None else None)
@@ -148,6 +149,10 @@ class Emit:
     # --- values ---
 
     def constant(self, value: Number, dtype: torch.dtype) -> T:
+        if not dtype.is_floating_point and dtype is not torch.bool:
+            bounds = torch.iinfo(dtype)
+            if not bounds.min <= value <= bounds.max:
+                raise Unlowerable(f"{value} is no {dtype}")
         key = ("constant", repr(value), dtype)
         return self._once(key, dtype, frozenset(), lambda k: k.constant(value, element_of_dtype(dtype)))
 

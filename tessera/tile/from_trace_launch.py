@@ -15,7 +15,7 @@ import torch
 
 from tessera.ir.printer import compile_trace
 from tessera.ir.trace import Trace
-from tessera.ir.types import Size
+from tessera.ir.types import Size, TensorType
 from tessera.tile.from_trace import Lowered
 from tessera.tile.from_trace_index import Unlowerable, size_index
 
@@ -69,6 +69,9 @@ def _sizes(body: Trace, lowered: Lowered) -> dict[str, str]:
             wanted |= dict.fromkeys(sorted(size_index(size).names()))
     found: dict[str, str] = {}
     for i, v in enumerate(body.inputs):
+        if not isinstance(v.type, TensorType):  # a size that the region is given as a number
+            found |= {s: f"x{i}" for s, where in body.symbols.items() if where[0] is v}
+            continue
         for what, sizes in (("shape", v.shape), ("stride()", v.tensor.stride)):
             for d, size in enumerate(sizes):
                 if not isinstance(size, int) and str(size) in wanted:
@@ -86,7 +89,7 @@ def fit(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     """The tensor with these strides; those of dimensions with one element do not count."""
     if all(a == b or n == 1 for a, b, n in zip(x.stride(), stride, x.shape, strict=True)):
         return x
-    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
+    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x.detach())
 
 
 def _compile(lines: list[str], scope: dict[str, object]) -> Callable[..., tuple]:

@@ -17,7 +17,6 @@ from tessera.tile.from_trace_index import ONE, ZERO, Index, Indices, Ranges, Unl
 from tessera.tile.index import Quotient, name
 from tessera.tile.lower import POINTWISE, REDUCE, SCAN, VIEW, Call, rule_of
 
-
 Cuts = dict[tuple[int, ...], Index]  # a dimension, by its path, and the size of the inner part it is cut into
 
 
@@ -158,9 +157,7 @@ def _across(space: Space, ranges: Ranges, v: Value, call: Call) -> None:
     elif rule.kind == REDUCE and call.first in at and v not in at:
         dims = set(_dims(call))
         keeps = call.first.ndim == v.ndim and v.ndim > 0
-        at[v] = tuple(
-            ZERO if d in dims else i for d, i in enumerate(at[call.first]) if keeps or d not in dims
-        )
+        at[v] = tuple(ZERO if d in dims else i for d, i in enumerate(at[call.first]) if keeps or d not in dims)
 
 
 def _same_shape(a: Value, b: Value) -> bool:
@@ -252,4 +249,3 @@ def _joined(dims: Sequence[Dim], looked: Sequence[Index]) -> list[tuple[Dim, ...
 def _steps_as_one(e: Index, outer: Dim, inner: Dim) -> bool:
     a, b = e.stride(outer.name), e.stride(inner.name)
     return a is not None and b is not None and a == b * inner.size
-

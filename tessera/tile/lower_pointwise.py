@@ -7,19 +7,17 @@ take its dtype. Half precision is computed in single and rounded where it is sto
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
 import torch
 
 from tessera.ir.equation import Arg, Value
-from tessera.ir.types import SYMBOLIC
 from tessera.tile.from_trace_emit import T, wide
-from tessera.tile.from_trace_index import ZERO, Indices, Unlowerable, sizes_of
+from tessera.tile.from_trace_index import ZERO, Indices, Unlowerable, size_index, sizes_of
 from tessera.tile.lower import POINTWISE, Call, Reader, Rule, define
-
-SQRT_HALF, SQRT_2_OVER_PI, TWO_OVER_SQRT_PI = math.sqrt(0.5), math.sqrt(2 / math.pi), 2 / math.sqrt(math.pi)
-CUBE = 0.044715  # of the tanh form of gelu
+from tessera.util.names import names
 
 
 def broadcast(x: Value, at: Indices) -> Indices:
@@ -34,32 +32,34 @@ def operands(reader: Reader, call: Call, at: Indices, dtype: torch.dtype | None)
         if isinstance(a, Value):
             x = reader.read(a, broadcast(a, at))
             return x if dtype is None else x.to(dtype)
-        if isinstance(a, SYMBOLIC):
-            raise Unlowerable("arithmetic with a number that is known only at run time")
+        if isinstance(a, torch.SymInt):  # a size as a number
+            return reader.emit.iota(size_index(a)).to(dtype or torch.int64)
         return a
 
     return [operand(a) for a in call.args], {k: operand(v) for k, v in call.kwargs.items()}
 
 
+def _number_dtype(x: bool | int | float | torch.SymInt) -> torch.dtype:
+    if isinstance(x, float):
+        return torch.get_default_dtype()
+    return torch.bool if isinstance(x, bool) else torch.int64
+
+
+def _join(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
+    """What comes of two kinds of arguments: the lower one counts only where it is of a higher category."""
+    if higher is None or lower is None:
+        return higher or lower
+    weak = higher is torch.bool or (lower.is_floating_point and not higher.is_floating_point)
+    return torch.promote_types(higher, lower) if weak else higher
+
+
 def promoted(args: Sequence[Arg]) -> torch.dtype:
     """PyTorch's promotion: tensors with dimensions before those without, and both before numbers."""
-    kinds: list[torch.dtype | None] = [None, None, None]
-    for a in args:
-        if isinstance(a, Value):
-            place, dtype = (0 if a.ndim else 1), a.dtype
-        elif isinstance(a, (bool, int, float)):
-            place = 2
-            dtype = torch.bool if isinstance(a, bool) else torch.int64 if isinstance(a, int) else torch.get_default_dtype()
-        else:
-            continue
-        before = kinds[place]
-        kinds[place] = dtype if before is None else torch.promote_types(before, dtype)
-    found = kinds[2]
-    for higher in (kinds[1], kinds[0]):
-        if higher is None:
-            continue
-        weak = found is not None and (higher is torch.bool or (found.is_floating_point and not higher.is_floating_point))
-        found = torch.promote_types(higher, found) if weak else higher  # type: ignore[arg-type]
+    whole = [a.dtype for a in args if isinstance(a, Value) and a.ndim]
+    single = [a.dtype for a in args if isinstance(a, Value) and not a.ndim]
+    numbers = [_number_dtype(a) for a in args if isinstance(a, (bool, int, float, torch.SymInt))]
+    kinds = [functools.reduce(torch.promote_types, k) if k else None for k in (whole, single, numbers)]
+    found = _join(kinds[0], _join(kinds[1], kinds[2]))
     assert found is not None
     return found
 
@@ -67,7 +67,7 @@ def promoted(args: Sequence[Arg]) -> torch.dtype:
 # --- families -----------------------------------------------------------------------------------------
 
 
-def pointwise(names: str, formula: Callable[..., T], expensive: bool = False) -> None:
+def pointwise(texts: str, formula: Callable[..., T], expensive: bool = False) -> None:
     """Computed in the result's dtype."""
 
     def lower(reader: Reader, call: Call, at: Indices) -> T:
@@ -75,27 +75,27 @@ def pointwise(names: str, formula: Callable[..., T], expensive: bool = False) ->
         made = formula(*args, **kwargs)
         return made.to(call.out.dtype)
 
-    define(names, Rule(POINTWISE, lower, expensive=expensive))
+    define(texts, Rule(POINTWISE, lower, expensive=expensive))
 
 
-def predicate(names: str, formula: Callable[..., T]) -> None:
+def predicate(texts: str, formula: Callable[..., T]) -> None:
     """Computed in the promoted dtype of the arguments; the result is a truth value."""
 
     def lower(reader: Reader, call: Call, at: Indices) -> T:
         args, kwargs = operands(reader, call, at, promoted(call.args))
         return formula(*args, **kwargs)
 
-    define(names, Rule(POINTWISE, lower))
+    define(texts, Rule(POINTWISE, lower))
 
 
-def raw(names: str, formula: Callable[..., T]) -> None:
+def raw(texts: str, formula: Callable[..., T]) -> None:
     """Arguments keep their dtypes; the formula gets the call too."""
 
     def lower(reader: Reader, call: Call, at: Indices) -> T:
         args, kwargs = operands(reader, call, at, None)
         return formula(call, *args, **kwargs).to(call.out.dtype)
 
-    define(names, Rule(POINTWISE, lower))
+    define(texts, Rule(POINTWISE, lower))
 
 
 def unary(name: str, fn: str | None = None, expensive: bool = True) -> None:
@@ -104,11 +104,9 @@ def unary(name: str, fn: str | None = None, expensive: bool = True) -> None:
 
 # --- functions of one value ---------------------------------------------------------------------------
 
-for _name in (
-    "exp exp2 expm1 log log2 log10 log1p sigmoid tanh erf erfc sin cos tan asin acos atan sinh cosh".split()
-):
+for _name in names("exp exp2 expm1 log log2 log10 log1p sigmoid tanh erf erfc sin cos tan asin acos atan sinh cosh"):
     unary(_name)
-for _name in "sqrt rsqrt reciprocal neg sign".split():
+for _name in names("sqrt rsqrt reciprocal neg sign"):
     unary(_name, expensive=False)
 pointwise("abs", lambda x: x if x.dtype is torch.bool else x.fn("abs"))
 pointwise("sgn", lambda x: x.fn("sign"))
@@ -140,7 +138,7 @@ def _scaled(b: T | float, alpha: float) -> T | float:
     return b if alpha == 1 and not isinstance(alpha, bool) else b * alpha
 
 
-def _flip(a: T | float, b: T | float) -> tuple[T, T | float]:
+def flip(a: T | float, b: T | float) -> tuple[T, T | float]:
     """Some value to the left: `2 + x` and `where(c, 2, x)` start with a number."""
     if isinstance(a, T):
         return a, b
@@ -149,7 +147,7 @@ def _flip(a: T | float, b: T | float) -> tuple[T, T | float]:
 
 
 def _div(a: T | float, b: T | float, rounding_mode: str | None = None) -> T:
-    a, b = _flip(a, b)
+    a, b = flip(a, b)
     if rounding_mode is None:
         return a / b
     return a.fn("floordiv" if rounding_mode == "floor" else "truncdiv", b)
@@ -165,9 +163,9 @@ pointwise("rsub", lambda a, b, alpha=1: b - _scaled(a, alpha))
 pointwise("mul multiply", lambda a, b: a * b)
 pointwise("div divide true_divide", _div)
 pointwise("floor_divide", lambda a, b: a.fn("floordiv", b))
-pointwise("remainder", lambda a, b: _flip(a, b)[0].fn("mod", b))
+pointwise("remainder", lambda a, b: flip(a, b)[0].fn("mod", b))
 pointwise("fmod", lambda a, b: a.fn("fmod", b))
-for _name in "maximum minimum fmax fmin atan2".split():
+for _name in names("maximum minimum fmax fmin atan2"):
     pointwise(
         _name,
         lambda a, b, fn=_name: _extreme(a, b, fn) if a.dtype is torch.bool else a.fn(fn, b),
@@ -186,13 +184,18 @@ def _pow(x: T | float, e: T | float) -> T:
             return _POWERS[e](x)
         if x.dtype.is_floating_point and e in _ROOTS:
             return _ROOTS[e](x)
-    x, e = _flip(x, e)
+    x, e = flip(x, e)
     if not x.dtype.is_floating_point:
         raise Unlowerable("integers to a power that is no small number")
     return x.fn("pow", e)
 
 
-_POWERS: dict[float, Callable[[T], T]] = {1: lambda x: x, 2: lambda x: x * x, 3: lambda x: x * x * x, 4: lambda x: (x * x) * (x * x)}
+_POWERS: dict[float, Callable[[T], T]] = {
+    1: lambda x: x,
+    2: lambda x: x * x,
+    3: lambda x: x * x * x,
+    4: lambda x: (x * x) * (x * x),
+}
 _ROOTS: dict[float, Callable[[T], T]] = {
     0.5: lambda x: x.fn("sqrt"),
     -0.5: lambda x: x.fn("rsqrt"),
@@ -216,7 +219,7 @@ pointwise("hypot", lambda a, b: (a * a + b * b).fn("sqrt"))
 
 # --- comparisons, logic, bits ---------------------------------------------------------------------------
 
-for _name in "eq ne lt le gt ge".split():
+for _name in names("eq ne lt le gt ge"):
     predicate(_name, lambda a, b, fn=_name: a.compare(fn, b))
 
 
@@ -241,7 +244,7 @@ raw("logical_not", lambda call, a: ~a)
 
 def _bits(fn: str, logical: Callable[[T, T], T]) -> Callable[..., T]:
     def formula(a: T | int, b: T | int) -> T:
-        x, y = _flip(a, b)
+        x, y = flip(a, b)
         return logical(x, x.like(y)) if x.dtype is torch.bool else x.fn(fn, y)
 
     return formula
@@ -251,8 +254,8 @@ pointwise("bitwise_and __and__", _bits("bit_and", lambda a, b: a & b))
 pointwise("bitwise_or __or__", _bits("bit_or", lambda a, b: a | b))
 pointwise("bitwise_xor __xor__", _bits("bit_xor", lambda a, b: a ^ b))
 pointwise("bitwise_not", lambda a: ~a if a.dtype is torch.bool else a.fn("bit_not"))
-pointwise("bitwise_left_shift __lshift__", lambda a, b: _flip(a, b)[0].fn("shl", b))
-pointwise("bitwise_right_shift __rshift__", lambda a, b: _flip(a, b)[0].fn("shr", b))
+pointwise("bitwise_left_shift __lshift__", lambda a, b: flip(a, b)[0].fn("shl", b))
+pointwise("bitwise_right_shift __rshift__", lambda a, b: flip(a, b)[0].fn("shr", b))
 
 # --- choosing -------------------------------------------------------------------------------------------
 
@@ -265,7 +268,7 @@ def _where(call: Call, c: T, a: T | float, b: T | float) -> T:
     return c.truth().where(_typed(a, c, call.out.dtype), _typed(b, c, call.out.dtype))
 
 
-def _clamp(x: T, low: T | float | None = None, high: T | float | None = None) -> T:
+def clamp(x: T, low: T | float | None = None, high: T | float | None = None) -> T:
     x = x if low is None else x.fn("maximum", low)
     return x if high is None else x.fn("minimum", high)
 
@@ -281,7 +284,7 @@ def _nan_to_num(x: T, nan: float | None = None, posinf: float | None = None, neg
 
 raw("where.self where.ScalarOther where.ScalarSelf where.Scalar", _where)
 raw("masked_fill", lambda call, x, mask, v: _where(call, mask, v, x))
-pointwise("clamp clip", _clamp)
+pointwise("clamp clip", clamp)
 pointwise("clamp_min", lambda x, low: x.fn("maximum", low))
 pointwise("clamp_max", lambda x, high: x.fn("minimum", high))
 raw("nan_to_num", lambda call, x, *to: _half_is_wide(call) or _nan_to_num(x, *to))
@@ -307,80 +310,3 @@ def _triangle(lower: bool) -> Rule:
 
 define("tril", _triangle(True))
 define("triu", _triangle(False))
-
-# --- activations ----------------------------------------------------------------------------------------
-
-
-def _gelu(x: T, approximate: str = "none") -> T:
-    if approximate == "none":
-        return x * 0.5 * ((x * SQRT_HALF).fn("erf") + 1)
-    return x * 0.5 * (((x + x * x * x * CUBE) * SQRT_2_OVER_PI).fn("tanh") + 1)
-
-
-def _gelu_backward(g: T, x: T, approximate: str = "none") -> T:
-    if approximate == "none":
-        density = (x * x * -0.5).fn("exp") * (TWO_OVER_SQRT_PI * SQRT_HALF * 0.5)
-        return g * (((x * SQRT_HALF).fn("erf") + 1) * 0.5 + x * density)
-    t = ((x + x * x * x * CUBE) * SQRT_2_OVER_PI).fn("tanh")
-    slope = (x * x * (3 * CUBE) + 1) * SQRT_2_OVER_PI
-    return g * ((t + 1) * 0.5 + x * 0.5 * (1 - t * t) * slope)
-
-
-def _silu_backward(g: T, x: T) -> T:
-    s = x.fn("sigmoid")
-    return g * s * (x * (1 - s) + 1)
-
-
-def _softplus(x: T, beta: float = 1, threshold: float = 20) -> T:
-    return (x * beta > threshold).where(x, (x * beta).fn("exp").fn("log1p") / beta)
-
-
-def _elu(x: T, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> T:
-    return (x > 0).where(x * scale, (x * input_scale).fn("expm1") * (alpha * scale))
-
-
-def _elu_backward(g: T, alpha: float, scale: float, input_scale: float, is_result: bool, x: T) -> T:
-    if is_result:
-        return (x <= 0).where(g * input_scale * (x + alpha * scale), g * scale)
-    return (x <= 0).where(g * (input_scale * alpha * scale) * (x * input_scale).fn("exp"), g * scale)
-
-
-def _hardswish_backward(g: T, x: T) -> T:
-    return (x <= -3).where(0.0, (x < 3).where(g * (x / 3 + 0.5), g))
-
-
-def _mish(x: T) -> T:
-    return x * _softplus(x).fn("tanh")
-
-
-def _xlogy(a: T | float, b: T | float) -> T:
-    x, y = _flip(a, b)
-    y = x.like(y)
-    return y.fn("isnan").where(math.nan, x.eq(0).where(0.0, x * y.fn("log")))
-
-
-pointwise("relu", lambda x: x.fn("maximum", 0))
-pointwise("relu6", lambda x: _clamp(x, 0, 6))
-pointwise("gelu", _gelu, expensive=True)
-pointwise("gelu_backward", _gelu_backward, expensive=True)
-pointwise("silu", lambda x: x * x.fn("sigmoid"), expensive=True)
-pointwise("silu_backward", _silu_backward, expensive=True)
-pointwise("sigmoid_backward", lambda g, y: g * (1 - y) * y)
-pointwise("tanh_backward", lambda g, y: g * (1 - y * y))
-pointwise("threshold", lambda x, level, value: (x <= level).where(value, x))
-pointwise("threshold_backward", lambda g, x, level: (x <= level).where(0, g))
-pointwise("leaky_relu", lambda x, slope=0.01: (x > 0).where(x, x * slope))
-pointwise("leaky_relu_backward", lambda g, x, slope, is_result: (x > 0).where(g, g * slope))
-pointwise("_prelu_kernel", lambda x, w: (x > 0).where(x, x * w))
-pointwise("hardtanh", lambda x, low=-1, high=1: _clamp(x, low, high))
-pointwise("hardtanh_backward", lambda g, x, low, high: ((x <= low) | (x >= high)).where(0.0, g))
-pointwise("hardsigmoid", lambda x: _clamp(x + 3, 0, 6) / 6)
-pointwise("hardsigmoid_backward", lambda g, x: ((x > -3) & (x < 3)).where(g / 6, 0.0))
-pointwise("hardswish", lambda x: x * _clamp(x + 3, 0, 6) / 6)
-pointwise("hardswish_backward", _hardswish_backward)
-pointwise("softplus", _softplus, expensive=True)
-pointwise("softplus_backward", lambda g, x, beta, t: (x * beta > t).where(g, g * (x * beta).fn("sigmoid")), expensive=True)
-pointwise("elu", _elu, expensive=True)
-pointwise("elu_backward", _elu_backward, expensive=True)
-pointwise("mish", _mish, expensive=True)
-pointwise("xlogy", _xlogy, expensive=True)

@@ -70,8 +70,15 @@ def reduction(names: str, formula: Callable[[Rows, Call], T], dims: int | None =
     define(names, Rule(REDUCE, lower, dims=find, expensive=True))
 
 
+_LOGICAL = {"max": "any", "min": "all", "prod": "all"}  # of truth values
+
+
 def _plain(kind: str) -> Callable[[Rows, Call], T]:
-    return lambda rows, call: rows.combine(kind, rows.read(call.out.dtype))
+    def formula(rows: Rows, call: Call) -> T:
+        x = rows.read(call.out.dtype)
+        return rows.combine(_LOGICAL[kind] if x.dtype is torch.bool else kind, x)
+
+    return formula
 
 
 def _mean(rows: Rows, call: Call) -> T:
@@ -80,7 +87,11 @@ def _mean(rows: Rows, call: Call) -> T:
 
 
 def _position(kind: str) -> Callable[[Rows, Call], T]:
-    return lambda rows, call: rows.combine(kind, rows.read(call.first.dtype))
+    return lambda rows, call: rows.combine(kind, rows.read(_ordered(call.first.dtype)))
+
+
+def _ordered(dtype: torch.dtype) -> torch.dtype:
+    return torch.int32 if dtype is torch.bool else dtype
 
 
 for _form in ("default", "dim_IntList"):
@@ -102,7 +113,8 @@ reduction("argmin", _position("argmin"))
 
 def _extreme_and_place(kind: str) -> Callable[[Rows, Call], T]:
     def formula(rows: Rows, call: Call) -> T:
-        return rows.combine(kind if call.number == 0 else f"arg{kind}", rows.read(call.first.dtype))
+        x = rows.read(_ordered(call.first.dtype))
+        return rows.combine(kind if call.number == 0 else f"arg{kind}", x)
 
     return formula
 

@@ -10,14 +10,27 @@ from collections.abc import Callable
 
 from tessera.ir.equation import Arg, Value
 from tessera.tile.from_trace_emit import T
-from tessera.tile.from_trace_index import ONE, ZERO, Index, Indices, Ranges, Unlowerable, groups, is_symbolic, size_index, sizes_of
+from tessera.tile.from_trace_index import (
+    ONE,
+    ZERO,
+    Index,
+    Indices,
+    Ranges,
+    Unlowerable,
+    groups,
+    is_symbolic,
+    size_index,
+    sizes_of,
+)
 from tessera.tile.lower import VIEW, Call, Move, Reader, Rule, define, dims_of, wrap
+from tessera.util.names import names
 
-def view(names: str, pull: Move, push: Move | None = None) -> None:
+
+def view(texts: str, pull: Move, push: Move | None = None) -> None:
     def lower(reader: Reader, call: Call, at: Indices) -> T:
         return reader.read(call.first, pull(reader.ranges, call, at))
 
-    define(names, Rule(VIEW, lower, pull, push))
+    define(texts, Rule(VIEW, lower, pull, push))
 
 
 def shape_of(v: Value) -> Indices:
@@ -102,13 +115,15 @@ view("flip", _flip)
 
 # --- views that may have to copy --------------------------------------------------------------------------
 
-MAY_COPY = frozenset("reshape flatten reshape_as ravel".split())
+MAY_COPY = names("reshape flatten reshape_as ravel")
+COPIES = names("flip repeat tile roll")
 
 
 def copies(call: Call) -> bool:
-    """A reshape that cannot be a view: dimensions that become one do not lie in memory as one."""
-    if call.eqn.op._opname not in MAY_COPY:  # type: ignore[union-attr]
-        return False
+    """The result has memory of its own: dimensions that become one do not lie in memory as one."""
+    name = call.eqn.op._opname  # type: ignore[union-attr]
+    if name not in MAY_COPY:
+        return name in COPIES
     shape, stride = shape_of(call.first), sizes_of(call.first.tensor.stride)
     for left, _ in groups(shape, shape_of(call.out)):
         wide = [d for d in left if shape[d] != ONE]

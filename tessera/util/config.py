@@ -24,6 +24,7 @@ class Config:
     recompute: str = "auto"  # what backward may recompute: none · views · cheap · auto
     memory_budget: str = ""  # bytes that may be saved for backward, such as "8GB"
     reinplace: bool = True  # write into mutated inputs and dead values where legal
+    autotune: bool = False  # off: the first proposed schedule · on: measure a few, keep the fastest on disk
     frontend: str = "dynamo"  # how `jit` captures: dynamo · functional
 
     def __post_init__(self) -> None:
@@ -35,9 +36,9 @@ class Config:
 
 def _parse(name: str, text: str, default: object) -> object:
     if isinstance(default, bool):
-        if text.lower() not in ("0", "1", "true", "false"):
-            raise OptionError(f"TESSERA_{name.upper()}: expected 0, 1, true or false, got {text!r}")
-        return text.lower() in ("1", "true")
+        if text.lower() not in ("0", "1", "true", "false", "on", "off"):
+            raise OptionError(f"TESSERA_{name.upper()}: expected 0, 1, true, false, on or off, got {text!r}")
+        return text.lower() in ("1", "true", "on")
     if isinstance(default, int):
         if not text.lstrip("-").isdigit():
             raise OptionError(f"TESSERA_{name.upper()}: expected a whole number, got {text!r}")

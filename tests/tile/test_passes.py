@@ -163,7 +163,8 @@ def test_select() -> None:
 @pytest.mark.parametrize(
     "first, middle, last, steps",
     [(bf16, f32, bf16, 0), (f16, f32, f64, 1), (f32, bf16, f32, 2), (i64, i32, i8, 1), (i8, f32, i8, 0),
-     (i32, f32, i32, 2), (i32, f64, i32, 0), (i64, i8, i32, 2), (i8, i1, i8, 2), (i1, f32, i1, 0), (f16, bf16, f32, 2), (i64, f64, f32, 2)],
+     (i32, f32, i32, 2), (i32, f64, i32, 0), (i64, i8, i32, 2), (i8, i1, i8, 2), (i1, f32, i1, 0),
+     (f16, bf16, f32, 2), (i64, f64, f32, 2)],
 )  # fmt: skip
 def test_casts_are_joined_where_nothing_is_lost(
     first: Attribute, middle: Attribute, last: Attribute, steps: int

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tessera.tile.dialect import ApplyOp, KernelOp, RandomOp, ScanOp, StoreOp, element_of
+from tessera.tile.dialect import ApplyOp, KernelOp, RandomOp, StoreOp, element_of
 from tessera.tile.schedule import Schedule
 from tessera.tile.targets.cpu.elements import element
 from tessera.tile.targets.cpu.host import Host
 from tessera.tile.targets.cpu.layout import Layout, cost, layout, numbers, vector_axis
 from tessera.tile.targets.cpu.lower import Choice
+from tessera.tile.targets.cpu.transpose import tile_axis
 
 HEAVY = 24  # instructions a point above which fewer lanes are handled at once, for want of registers
 TASK = 4096  # points along the vector axis in one task
@@ -23,8 +24,7 @@ def choose(seen: Layout, schedule: Schedule, host: Host) -> Choice:
     extra = dict(schedule.extra)
     sizes = numbers(seen, {})
     vector = extra.get("vector", "") or vector_axis(seen, sizes)
-    scanned = {op.axis.data for op in seen.kernel.block.ops if isinstance(op, ScanOp)}
-    if vector not in seen.sizes or vector in scanned:
+    if vector not in seen.sizes:
         vector = vector_axis(seen, sizes)
     native = _native(seen.kernel, host)
     lanes = int(extra.get("lanes", 0) or native * _unroll(seen))  # type: ignore[call-overload]
@@ -38,9 +38,11 @@ def choose(seen: Layout, schedule: Schedule, host: Host) -> Choice:
     while size is not None and native > 2 and native >= 2 * size:
         native //= 2
         lanes = max(native, lanes // 2)
+    tile = tile_axis(seen, vector)
+    lanes = native if tile is not None else lanes
     block = max(schedule.block(vector), 1)
     block = TASK if block < lanes else block
-    return Choice(vector, lanes, native, (block + lanes - 1) // lanes * lanes)
+    return Choice(vector, lanes, native, (block + lanes - 1) // lanes * lanes, tile)
 
 
 def proposals(kernel: KernelOp, sizes: dict[str, int], host: Host) -> list[Schedule]:

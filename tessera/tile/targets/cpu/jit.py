@@ -34,6 +34,7 @@ OPENMP_SYMBOLS = {
 }
 OPENMP_ALL = ("omp_get_max_threads", "omp_get_thread_num", "omp_get_num_threads")
 METH_FASTCALL = 0x0080
+PASSES = "sroa instcombine simplifycfg"  # as `_optimised` runs them
 
 _libraries = itertools.count()
 
@@ -50,9 +51,9 @@ class MethodDef(ctypes.Structure):
 
 
 def version() -> str:
-    """What object code depends on besides the kernel and the schedule."""
+    """What object code depends on besides the LLVM text."""
     machine = host()
-    return f"llvmlite {llvmlite.__version__} {llvm.llvm_version_info} {machine.triple} {machine.cpu} {machine.features}"
+    return f"{PASSES} llvmlite {llvmlite.__version__} {llvm.llvm_version_info} {machine.triple} {machine.cpu} {machine.features}"
 
 
 @functools.cache

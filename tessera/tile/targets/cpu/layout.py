@@ -11,13 +11,11 @@ from dataclasses import dataclass, field
 from xdsl.ir import Operation, SSAValue
 
 from tessera.tile.dialect import (
-    REDUCE,
     ApplyOp,
     IotaOp,
     KernelOp,
     LoadOp,
     ReduceOp,
-    ScanOp,
     StoreOp,
     ValueType,
 )
@@ -119,13 +117,30 @@ def _aligned(q: Quotient, axis: str, lanes: int) -> bool:
     return all(c % lanes == 0 for _, c in rest.terms)
 
 
+def bound(expr: Index, sizes: dict[str, int]) -> int | None:
+    """No part of the expression is larger than this in size; None where a name's range is not known."""
+    total = 0
+    for product, c in expr.terms:
+        part = abs(c)
+        for atom in product:
+            if isinstance(atom, Name):
+                if atom.name not in sizes:
+                    return None
+                part *= max(sizes[atom.name] - 1, 1)
+                continue
+            left, right = bound(atom.left, sizes), atom.right.constant
+            if left is None or right is None:
+                return None
+            total = max(total, left)
+            part *= max(left, 1)
+        total += part
+    return total
+
+
 def vector_axis(seen: Layout, sizes: dict[str, int]) -> str | None:
-    """The axis whose neighbours are neighbours in memory for most accesses; None if every axis must go step by step."""
-    scanned = {op.axis.data for op in seen.kernel.block.ops if isinstance(op, ScanOp)}
+    """The axis whose neighbours are neighbours in memory for most accesses; None if there is no axis."""
     best, least = None, float("inf")
     for axis in seen.sizes:
-        if axis in scanned:
-            continue
         price = sum(_price(seen, op, axis, sizes) for op in seen.at)
         short = sizes.get(axis, 1024)
         price = price + 1 + (8.0 / max(short, 1)) * (1 + len(seen.at))  # a short axis leaves lanes empty
@@ -151,7 +166,7 @@ def _price(seen: Layout, op: Operation, axis: str, sizes: dict[str, int]) -> flo
         return 0.1 * share
     if stride is not None and stride.constant == 1:
         return 1.0 * share
-    return 12.0 * share
+    return (14.0 if isinstance(op, StoreOp) else 12.0) * share  # a load can be turned, see `transpose`
 
 
 def numbers(seen: Layout, symbols: dict[str, int]) -> dict[str, int]:
@@ -173,6 +188,3 @@ def cost(kernel: KernelOp) -> int:
             case LoadOp() | StoreOp() | ReduceOp():
                 total += 1
     return total
-
-
-__all__ = ["REDUCE", "Layout", "chunk_stride", "cost", "layout", "numbers", "vector_axis"]

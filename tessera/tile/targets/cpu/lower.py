@@ -38,6 +38,7 @@ from tessera.tile.targets.cpu.memory import Chunk, Memory
 from tessera.tile.targets.cpu.random import philox
 from tessera.tile.targets.cpu.reduce import Carried, Kind, fold, kind
 from tessera.tile.targets.cpu.stages import Stage, keep_between, stages
+from tessera.tile.targets.cpu.transpose import read_tile, turned
 from tessera.util.errors import OptionError
 
 CASCADE = 128  # steps of a loop after which a sum of floats is moved to the next level of accumulators
@@ -53,6 +54,7 @@ class Choice:
     lanes: int  # of a chunk
     native: int  # of a register
     block: int  # of the vector axis, in one task
+    tile: str | None = None  # an axis that goes by squares with the vector axis, for transposed loads
 
 
 class Lowering:
@@ -60,7 +62,8 @@ class Lowering:
         self.seen, self.choice = seen, choice
         self.b = Code(host)
         self.names: dict[str, V] = {}
-        self.memory = Memory(self.b, self.names)
+        known = {axis: size.constant for axis, size in seen.sizes.items() if size.constant is not None}
+        self.memory = Memory(self.b, self.names, known)
         self.values: dict[SSAValue, V] = {}
         self.buffers: dict[SSAValue, V] = {}
         self.sizes: dict[str, V] = {}
@@ -69,6 +72,8 @@ class Lowering:
         self.scratch: dict[SSAValue, V] = {}
         self.heap: list[V] = []
         self.later: list[StoreOp] | None = None  # stores that wait for the end of the vector loop
+        self.turned: dict[Operation, V] = {}  # where a turned load's square stands
+        self.row: V = self.b.const("i64", 0)  # offset in it
         self.carrying = False  # inside a loop along the reduced axis
         self.first_block: V | None = None
 
@@ -85,12 +90,7 @@ class Lowering:
         self._make_scratch(inside, wide=self._parallel_vector())
         with self._tasks():
             if self._parallel_vector():
-                self.later = []
-                self._stages(before)
-                later, self.later = self.later, None
-                self._vector_loop(inside)
-                for op in later:
-                    self._store(op)
+                self._row(before, inside)
             else:
                 self._stages(inside)
         for p in self.heap:
@@ -98,6 +98,36 @@ class Lowering:
         b.emit("ret void")
         lines = ["define internal void @kernel(ptr noundef %args, i64 %begin, i64 %end) #0 {", "entry:"]
         return "\n".join([*lines, *b.slots, *b.lines, "}"])
+
+    def _row(self, before: list[Stage], inside: list[Stage]) -> None:
+        """One task whose lanes lie along a parallel axis."""
+        if self.choice.tile is not None:
+            return self._vector_loop(lambda: self._tile([*before, *inside]))
+        self.later = []
+        self._stages(before)
+        later, self.later = self.later, None
+        self._vector_loop(lambda: self._stages(inside))
+        for op in later:
+            self._store(op)
+
+    def _tile(self, listed: list[Stage]) -> None:
+        """A square of the vector axis and the tile axis: turned loads first, then the body, row by row."""
+        b, axis, lanes = self.b, self.choice.tile or "", self.chunk.lanes
+        first, size = self.names[axis], self.sizes[axis]
+        count = b.call("smin", b.bin("sub", size, first), b.const("i64", lanes))
+        known = self.seen.sizes[axis].constant
+        columns = None if known is not None and known % lanes == 0 else self._mask(first, size, lanes)
+        for op in turned(self.seen, self.choice.vector or "", axis):
+            e = element(element_of(op.buffer))
+            slot = self.turned.setdefault(op, b.slot(e.memory, 0, "square", lanes * lanes))
+            rows = read_tile(b, self.memory, self.buffers[op.buffer], e, self.seen, op, self.chunk, axis, columns)
+            for k, row in enumerate(rows):
+                b.store(row, b.address(slot, e.memory, b.const("i64", k * lanes)))
+        with b.loop(b.const("i64", 0), count, 1, f"{axis}.row") as row:
+            self.row = b.bin("mul", row, b.const("i64", lanes))
+            with self._at(axis, b.bin("add", first, row), self.chunk):
+                self._stages(listed)
+        self.names[axis] = first
 
     def _parallel_vector(self) -> bool:
         return self.choice.vector is not None and self.choice.vector != self.seen.reduced
@@ -117,6 +147,8 @@ class Lowering:
         """The loop over tasks: a number whose digits are the axes' positions, counted up by hand."""
         b, choice = self.b, self.choice
         digits = [(a, self.sizes[a]) for a in self.seen.parallel if a != choice.vector]
+        if choice.tile is not None:
+            digits = [(a, blocks(b, n, choice.native) if a == choice.tile else n) for a, n in digits]
         if self._parallel_vector():
             digits.append(("", blocks(b, self.sizes[choice.vector or ""], choice.block)))
         left, slots = V("%begin", "i64"), []
@@ -128,6 +160,8 @@ class Lowering:
         with b.loop(V("%begin", "i64"), V("%end", "i64"), 1, "task"):
             for (axis, _), slot in zip(reversed(digits), slots, strict=True):
                 self.names[axis] = b.load("i64", 0, slot, hint=axis or "block")
+                if axis == choice.tile:
+                    self.names[axis] = b.bin("mul", self.names[axis], b.const("i64", choice.native))
             if self._parallel_vector():
                 block = self.names.pop("")
                 self.first_block = b.compare("eq", block, b.const("i64", 0))
@@ -145,20 +179,14 @@ class Lowering:
 
     # --- the vector axis ---
 
-    def _vector_loop(self, listed: list[Stage]) -> None:
+    def _vector_loop(self, body: Callable[[], None]) -> None:
         """Chunks of a parallel vector axis."""
         b, axis = self.b, self.choice.vector or ""
         start = self.names[axis]
         stop = b.call("smin", b.bin("add", start, b.const("i64", self.choice.block)), self.sizes[axis])
-        self._by_chunks(axis, start, stop, lambda: self._stages(listed), lambda start, stop, step, body: body)
-
-    def _by_chunks(self, axis: str, start: V, stop: V, body: Callable[[], None], wrap: Callable) -> None:
-        """body for every full chunk, then for every register's worth of the rest."""
-        b, size = self.b, self.seen.sizes[axis].constant
-        lanes, native = self.choice.lanes, self.choice.native
+        size, lanes, native = self.seen.sizes[axis].constant, self.choice.lanes, self.choice.native
         length = b.bin("sub", stop, start)
         full = b.bin("add", start, b.bin("and", length, b.const("i64", -lanes)))
-        outer = self.names.get(axis)
         if size is None or size >= lanes:
             with b.loop(start, full, lanes, axis) as at, self._at(axis, at, Chunk(axis, lanes)):
                 body()
@@ -167,8 +195,7 @@ class Lowering:
                 mask = None if size is not None and size % native == 0 else self._mask(at, stop, native)
                 with self._at(axis, at, Chunk(axis, native, mask)):
                     body()
-        if outer is not None:
-            self.names[axis] = outer
+        self.names[axis] = start
 
     def _mask(self, at: V, stop: V, lanes: int) -> V:
         b = self.b
@@ -192,7 +219,7 @@ class Lowering:
             if not stage.loop:
                 for op in stage.ops:
                     self._op(op)
-            elif self.chunk.lanes or self.choice.vector is None or _scans(stage):
+            elif self.chunk.lanes or self.choice.vector is None:
                 self._step_by_step(stage)
             else:
                 self._across_lanes(stage)
@@ -202,6 +229,7 @@ class Lowering:
         b, axis = self.b, self.seen.reduced or ""
         size = self.seen.sizes[axis].constant
         carried = self._carry(stage, self.chunk.lanes, _levels(size))
+        self.carried |= self._start_scans(stage, self.chunk.lanes)
 
         def body(at: V) -> None:
             with self._at(axis, at, self.chunk):
@@ -214,13 +242,16 @@ class Lowering:
     def _across_lanes(self, stage: Stage) -> None:
         """A loop along the reduced axis whose lanes are neighbours on it; partial results are joined at the end."""
         b, axis = self.b, self.seen.reduced or ""
-        lanes, native = self.choice.lanes, self.choice.native
+        native = self.choice.native
+        scans = self._start_scans(stage, 0)
+        lanes = native if scans else self.choice.lanes  # a scan's lanes wait for each other
         size, stop = self.seen.sizes[axis].constant, self.sizes[axis]
         full = b.bin("and", stop, b.const("i64", -lanes))
         results: dict[Operation, list] = {}
 
         def part(width: int, mask: bool, start: V, end: V, levels: int) -> None:
             carried = self._carry(stage, width, levels)
+            self.carried |= scans
 
             def body(at: V) -> None:
                 keep = self._mask(at, stop, width) if mask else None
@@ -263,16 +294,23 @@ class Lowering:
                 c.end_block(levels - 2)
 
     def _carry(self, stage: Stage, lanes: int, levels: int) -> dict[Operation, Carried]:
-        """Start the reductions (and scans, which are not results) of a loop."""
+        """Start the reductions of a loop."""
         self.carried = {}
         for op in stage.ops:
-            if isinstance(op, (ReduceOp, ScanOp, ContractOp)):
-                arg = op.lhs if isinstance(op, ContractOp) else op.arg
-                name = "sum" if isinstance(op, ContractOp) else op.kind.data
-                e = F32 if isinstance(op, ContractOp) else element(element_of(arg))
-                how = kind(name, e, self.b.host)
-                self.carried[op] = Carried(self.b, how, lanes, 0 if isinstance(op, ScanOp) else levels)
-        return {op: c for op, c in self.carried.items() if not isinstance(op, ScanOp)}
+            if isinstance(op, ReduceOp):
+                how = kind(op.kind.data, element(element_of(op.arg)), self.b.host)
+                self.carried[op] = Carried(self.b, how, lanes, levels)
+            elif isinstance(op, ContractOp):
+                self.carried[op] = Carried(self.b, kind("sum", F32, self.b.host), lanes, levels)
+        return dict(self.carried)
+
+    def _start_scans(self, stage: Stage, lanes: int) -> dict[Operation, Carried]:
+        scans = [op for op in stage.ops if isinstance(op, ScanOp)]
+        for op in scans:
+            if op.axis.data != self.seen.reduced:
+                raise OptionError(f"expected a scan along the reduced axis {self.seen.reduced!r}, got {op.axis.data!r}")
+        kinds = {op: kind(op.kind.data, element(element_of(op.arg)), self.b.host) for op in scans}
+        return {op: Carried(self.b, how, lanes, 0) for op, how in kinds.items()}
 
     def _finish(self, op: Operation, how: Kind, parts: tuple[V, ...]) -> None:
         value = how.finish(self.b, parts)
@@ -339,8 +377,10 @@ class Lowering:
             case ContractOp():
                 return self._contract(op)
             case ScanOp():
-                self.carried[op].step(self._float(op.arg), None, None)
-                value, e = self.carried[op].value(), element(element_of(op.result))
+                x = self._float(op.arg)
+                if self.chunk.axis == self.seen.reduced:
+                    x = b.splat(x, self.chunk.lanes)
+                value, e = self.carried[op].scan(x, self._reduce_mask()), element(element_of(op.result))
                 result = narrow(b, value, e) if e.short else cast(b, value, _like(value, e), e)
             case LoadOp():
                 result = self._load(op)
@@ -395,6 +435,9 @@ class Lowering:
 
     def _load(self, op: LoadOp) -> V:
         e = element(element_of(op.buffer))
+        if op in self.turned:
+            address = self.b.address(self.turned[op], e.memory, self.row)
+            return self.memory.inside(self.b.load(e.memory, self.chunk.lanes, address), e)
         where, run = self.memory.offset(self.seen.at[op], self._indices(op), self.chunk)
         mask = self._truth(op.mask)
         other = self.values[op.other] if op.other is not None else None
@@ -454,10 +497,6 @@ def _levels(steps: int | None) -> int:
     return 0 if steps <= 2 * CASCADE else 1 if steps <= 2 * CASCADE**2 else 2
 
 
-def _scans(stage: Stage) -> bool:
-    return any(isinstance(op, ScanOp) for op in stage.ops)
-
-
 def _order(stage: Stage) -> Callable[[SSAValue], int]:
     return lambda v: next(k for k, op in enumerate(stage.ops) if v in op.results)
 
@@ -478,6 +517,9 @@ def task_count(b: Code, seen: Layout, choice: Choice, memory: Memory) -> tuple[V
         elif axis == choice.vector:
             tasks = b.bin("mul", tasks, blocks(b, extent, choice.block))
             points = b.bin("mul", points, b.call("smin", extent, b.const("i64", choice.block)))
+        elif axis == choice.tile:
+            tasks = b.bin("mul", tasks, blocks(b, extent, choice.native))
+            points = b.bin("mul", points, b.const("i64", choice.native))
         else:
             tasks = b.bin("mul", tasks, extent)
     return tasks, points

@@ -6,13 +6,13 @@ else a gather or scatter. Lanes beyond the end, and lanes a kernel's own mask sw
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tessera.tile.index import Index
 from tessera.tile.targets.cpu.code import SIZES, V, suffix, type_of
 from tessera.tile.targets.cpu.elements import Element, narrow, widen
 from tessera.tile.targets.cpu.host import HostCode as Code
-from tessera.tile.targets.cpu.layout import chunk_stride
+from tessera.tile.targets.cpu.layout import bound, chunk_stride
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,19 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Number:
-    """An index while an expression is folded: a Python int or an i64 value."""
+    """An index while an expression is folded: a Python int or an integer value."""
 
     b: Code
     v: V | int
+    elem: str = "i64"
 
     def _value(self) -> V:
-        return self.v if isinstance(self.v, V) else self.b.const("i64", self.v)
+        return self.v if isinstance(self.v, V) else self.b.const(self.elem, self.v)
 
     def _with(self, other: Number, op: str, fold: int) -> Number:
         if isinstance(self.v, int) and isinstance(other.v, int):
-            return Number(self.b, fold)
-        return Number(self.b, self.b.bin(op, self._value(), other._value()))
+            return Number(self.b, fold, self.elem)
+        return Number(self.b, self.b.bin(op, self._value(), other._value()), self.elem)
 
     def __add__(self, other: Number) -> Number:
         if other.v == 0:
@@ -66,24 +67,26 @@ class Memory:
 
     b: Code
     names: dict[str, V]  # symbols and axes; the vector axis stands at its chunk's first lane
+    extents: dict[str, int] = field(default_factory=dict)  # sizes of axes that are known
 
     def scalar(self, expr: Index, gathered: list[V] | None = None) -> V:
         return self._evaluate(expr, self.names, gathered or [])
 
-    def _evaluate(self, expr: Index, names: dict[str, V], gathered: list[V]) -> V:
+    def _evaluate(self, expr: Index, names: dict[str, V], gathered: list[V], elem: str = "i64") -> V:
         def look(name: str) -> Number:
-            return Number(self.b, names[name] if name in names else gathered[int(name.removeprefix("_"))])
+            v = names[name] if name in names else gathered[int(name.removeprefix("_"))]
+            return Number(self.b, v if v.elem == elem else self.b.convert("trunc", v, elem), elem)
 
-        return expr.evaluate(look, lambda n: Number(self.b, n))._value()
+        return expr.evaluate(look, lambda n: Number(self.b, n, elem))._value()
 
     def offset(self, expr: Index, gathered: list[V], chunk: Chunk) -> tuple[V, bool]:
         """The element offset, and whether it is that of the first lane of a run (else a vector holds every lane's)."""
         axis, lanes = chunk.axis, chunk.lanes
         if not lanes or axis is None or any(g.lanes for g in gathered):
-            return self._evaluate(expr, self._spread(expr, chunk), gathered), False
+            return self._each(expr, gathered, chunk), False
         stride = chunk_stride(expr, axis, lanes)
         if stride is None:
-            return self._evaluate(expr, self._spread(expr, chunk), gathered), False
+            return self._each(expr, gathered, chunk), False
         first = self.scalar(expr, gathered)
         if stride.constant == 0:
             return first, False
@@ -92,18 +95,24 @@ class Memory:
         step = self.b.bin("mul", self.b.lane_numbers("i64", lanes), self.scalar(stride, gathered))
         return self.b.bin("add", first, step), False
 
-    def _spread(self, expr: Index, chunk: Chunk) -> dict[str, V]:
+    def _each(self, expr: Index, gathered: list[V], chunk: Chunk) -> V:
+        """Every lane's offset; in 32 bits where they suffice, since vectors divide them well."""
         if not chunk.lanes or chunk.axis is None or chunk.axis not in expr.names():
-            return self.names
-        steps = self.b.bin("add", self.names[chunk.axis], self.b.lane_numbers("i64", chunk.lanes))
-        return {**self.names, chunk.axis: steps}
+            return self._evaluate(expr, self.names, gathered)
+        largest = bound(expr, self.extents)
+        elem = "i32" if largest is not None and largest < 2**31 else "i64"
+        start = self.names[chunk.axis]
+        start = start if elem == "i64" else self.b.convert("trunc", start, elem)
+        spread = self.b.bin("add", start, self.b.lane_numbers(elem, chunk.lanes))
+        where = self._evaluate(expr, {**self.names, chunk.axis: spread}, gathered, elem)
+        return where if elem == "i64" else self.b.convert("sext", where, "i64")
 
     # --- access ---
 
     def load(self, base: V, e: Element, where: V, run: bool, chunk: Chunk, mask: V | None, other: V | None) -> V:
         b = self.b
         if mask is None and not run and not where.lanes:
-            return self._in(b.load(e.memory, 0, b.address(base, e.memory, where)), e)
+            return self.inside(b.load(e.memory, 0, b.address(base, e.memory, where)), e)
         lanes = chunk.lanes if run else max(where.lanes, mask.lanes if mask is not None else 0)
         wide = lanes or 1  # a masked scalar is a vector of one
         keep = self._mask(mask, chunk if lanes else Chunk(), wide)
@@ -122,7 +131,14 @@ class Memory:
             addresses = b.address(base, e.memory, b.splat(where, wide))
             keep = keep if keep is not None else b.const("i1", 1, wide)
             loaded = self._masked("gather", e.memory, wide, [addresses, keep, rest])
-        return self._in(loaded, e)
+        return self.inside(loaded, e)
+
+    def load_raw(self, base: V, e: Element, where: V, chunk: Chunk) -> V:
+        """A run of elements as they stand in memory."""
+        address = self.b.address(base, e.memory, where)
+        if chunk.mask is None:
+            return self.b.load(e.memory, chunk.lanes, address)
+        return self._masked("load", e.memory, chunk.lanes, [address, chunk.mask, self._rest(None, e, chunk.lanes)])
 
     def store(self, x: V, base: V, e: Element, where: V, run: bool, chunk: Chunk, mask: V | None) -> None:
         b = self.b
@@ -202,7 +218,8 @@ class Memory:
         aligned = f"{address.type} align {SIZES[x.elem]} {address.name}"
         self.b.emit(f"call void @{name}({x}, {aligned}, {keep})")
 
-    def _in(self, x: V, e: Element) -> V:
+    def inside(self, x: V, e: Element) -> V:
+        """What was loaded, as a register holds it."""
         return self.b.compare("ne", x, self.b.like(x, 0)) if e.name == "i1" else x
 
     def _out(self, x: V, e: Element) -> V:

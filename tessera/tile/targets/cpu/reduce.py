@@ -165,9 +165,30 @@ class Carried:
         (total,) = self._load(self.slots)
         self._store(self.slots, (self.b.fma(self.b.splat(x, self.lanes), self.b.splat(y, self.lanes), total),))
 
-    def value(self) -> V:
-        """The result so far, as a scan wants it."""
-        return self.kind.finish(self.b, self._load(self.slots))
+    def scan(self, x: V, mask: V | None) -> V:
+        """The running result at x. Lanes of x are neighbours if what is carried is a scalar, else independent."""
+        if x.lanes == self.lanes or not x.lanes:
+            self.step(x, None, None)
+            return self.kind.finish(self.b, self._load(self.slots))
+        b, lanes = self.b, x.lanes
+        if mask is not None:
+            x = b.select(mask, x, b.like(x, self.kind.neutral))
+        parts = self.kind.lift(b, x, None)
+        distance = 1
+        while distance < lanes:
+            parts = self.kind.merge(b, tuple(self._moved(p, k, distance) for k, p in enumerate(parts)), parts)
+            distance *= 2
+        before = tuple(b.splat(p, lanes) for p in self._load(self.slots))
+        parts = self.kind.merge(b, before, parts)
+        self._store(self.slots, tuple(b.lane(p, lanes - 1) for p in parts))
+        return self.kind.finish(b, parts)
+
+    def _moved(self, x: V, part: int, distance: int) -> V:
+        """Every lane's neighbour `distance` before it; neutral where there is none."""
+        elem, first = self.kind.start[part]
+        picks = ", ".join(f"i32 {k - distance if k >= distance else x.lanes}" for k in range(x.lanes))
+        neutral = self.b.const(elem, first, x.lanes)
+        return self.b.value(f"shufflevector {x}, {neutral}, <{x.lanes} x i32> <{picks}>", elem, x.lanes)
 
     def parts(self) -> Parts:
         return self._load(self.levels[-1])

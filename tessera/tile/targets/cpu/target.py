@@ -21,8 +21,6 @@ from tessera.tile.targets.cpu.host import host
 from tessera.tile.targets.cpu.layout import layout
 from tessera.tile.targets.cpu.lower import Lowering
 
-FORMAT = 1  # of the generated code: raise it when the same kernel comes to be written differently
-
 
 @dataclass(frozen=True, slots=True)
 class CpuKernel:
@@ -47,23 +45,24 @@ class CpuTarget:
         self._made: dict[str, CpuKernel] = {}
 
     def compile(self, kernel: KernelOp, schedule: Schedule) -> CpuKernel:
-        key = f"{FORMAT}\n{schedule}\n{jit.openmp()}\n{kernel}"
+        key = f"{schedule}\n{kernel}"
         made = self._made.get(key)
         if made is None:
-            made = self._made[key] = _build(kernel, schedule, key)
+            made = self._made[key] = _build(kernel, schedule)
         return made
 
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
         return proposals(kernel, sizes, host())
 
 
-def _build(kernel: KernelOp, schedule: Schedule, key: str) -> CpuKernel:
+def _build(kernel: KernelOp, schedule: Schedule) -> CpuKernel:
     source = module_text(kernel, schedule)
-    full = f"{key}\n{jit.version()}"
-    code = cache.load("cpu", full)
+    # The text stands for the kernel, the schedule and this package's own version; the rest is the machine and LLVM.
+    key = f"{jit.version()}\n{source}"
+    code = cache.load("cpu", key)
     if code is None:
         code = jit.object_code(source)
-        cache.store("cpu", full, code)
+        cache.store("cpu", key, code)
     function, alive = jit.link(code, kernel.sym_name.data)
     return CpuKernel(source, function, alive)
 

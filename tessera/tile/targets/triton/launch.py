@@ -161,24 +161,23 @@ def _direct(compiled, device: int, programs: int) -> Callable[..., None] | None:
     from triton import knobs
     from triton.runtime import driver
 
+    if hasattr(compiled, "result"):  # compiled in the background
+        compiled = compiled.result()
     try:
-        run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
-        stream_of = driver.active.get_current_stream
+        run = compiled.run  # loads the binary, so that `function` is known
+        function, metadata, stream_of = compiled.function, compiled.packed_metadata, driver.active.get_current_stream
     except AttributeError:  # another Triton than we know
         return None
-    function = compiled.function  # known once `run` has loaded it
     current = torch.cuda.current_device
 
     def launch(tensors: Sequence[torch.Tensor], sizes: tuple[int, ...]) -> None:
         if current() != device:
             with torch.cuda.device(device):
                 launch(tensors, sizes)
-            return
-        hooks = knobs.runtime
-        if hooks.launch_enter_hook is not None:
+        elif getattr(knobs.runtime.launch_enter_hook, "calls", None):  # a profiler listens
             compiled[(programs, 1, 1)](*tensors, *sizes)
-            return
-        run(programs, 1, 1, stream_of(device), function, metadata, None, None, None, *tensors, *sizes)
+        else:
+            run(programs, 1, 1, stream_of(device), function, metadata, None, None, None, *tensors, *sizes)
 
     return launch
 

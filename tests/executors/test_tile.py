@@ -1,0 +1,182 @@
+"""The tile executor: programs whose regions run as kernels give what eager PyTorch gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from programs import copies, random_program, trace_of
+from tile_reference import Reference
+
+from tessera.executors import tile
+from tessera.executors.claim import claim
+from tessera.ir.equation import Special
+from tessera.ir.interp import run
+from tessera.ir.trace import Trace
+from tessera.ir.verify import verify
+from tessera.tile.targets import target_for
+from tessera.transforms.vjp import vjp
+
+TARGETS = ["reference", "cpu"]
+
+
+@pytest.fixture(params=TARGETS)
+def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):  # noqa: ANN201
+    """Kernels by the interpreter, and by this machine's own target where it is there."""
+    found = Reference() if request.param == "reference" else _machine()
+    monkeypatch.setattr(tile, "target_for", lambda device: found)
+    monkeypatch.setattr(tile, "_launchers", {})
+    monkeypatch.setattr(tile, "_checked", {})
+    return found
+
+
+def _machine():  # noqa: ANN202
+    try:
+        found = target_for("cpu")
+    except (ImportError, AttributeError):
+        found = None
+    if found is None:
+        pytest.skip("no target for the CPU")
+    return found
+
+
+def claimed(fn: Callable, *args: torch.Tensor, dynamic: tuple[int, ...] = ()) -> tuple[Trace, Trace]:
+    trace = trace_of(fn, *args, dynamic=dynamic)
+    after, _ = claim(tile.decompose(trace), ["tile", "aten"])
+    return trace, verify(after)
+
+
+def kernels(trace: Trace) -> int:
+    return sum(isinstance(eqn.op, Special) and eqn.op.namespace == "tile" for eqn in trace.equations)
+
+
+def check(fn: Callable, *args: torch.Tensor, count: int | None = None, tol: float = 1e-4) -> Trace:
+    before, after = claimed(fn, *args)
+    if count is not None:
+        assert kernels(after) == count
+    for expected, got in zip(run(before, *copies(args)), run(after, *copies(args)), strict=True):
+        assert expected.dtype == got.dtype and expected.stride() == got.stride()
+        torch.testing.assert_close(got, expected, rtol=tol, atol=tol, equal_nan=True)
+    return after
+
+
+def rand(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def check_training(fn: Callable, *args: torch.Tensor) -> None:
+    """The program of a function's value and gradients."""
+    trace = trace_of(fn, *args)
+    joint = vjp(trace, [v for v in trace.inputs if v.tensor.is_float]).trace
+    after, _ = claim(tile.decompose(joint), ["tile", "aten"])
+    assert kernels(verify(after)) >= 1
+    given = [*args, *(torch.randn(v.shape) for v in joint.inputs[len(args) :])]
+    for expected, got in zip(run(joint, *given), run(after, *given), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_pointwise_and_norms(target) -> None:  # noqa: ANN001
+    x, y, w = rand(6, 40), rand(6, 40), rand(40)
+    check(lambda x, y: (x + y).relu() * 2 - y.exp(), x, y, count=1)
+    check(lambda x, y, w: F.gelu(F.layer_norm(x + y, (40,), w)), x, y, w, count=1)
+    check(lambda x, w: F.rms_norm(x, (40,), w, 1e-6) + 1, x, w, count=1)
+    check(lambda x: F.softmax(x * 0.3, -1), x, count=1)
+    check(lambda x: F.log_softmax(x, 0) + x, x)
+    check(lambda x, y: F.mse_loss(x, y), x, y, count=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_other_dtypes(target, dtype: torch.dtype) -> None:  # noqa: ANN001
+    x, y = rand(6, 40, dtype=dtype), rand(40, dtype=dtype)
+    check(lambda x, y: F.silu(x) * y + 1, x, y, count=1, tol=3e-2)
+    check(lambda x, y: F.layer_norm(x * 2, (40,), y), x, y, count=1, tol=5e-2)
+    check(lambda x, y: (x * y).sum(0), x, y, tol=1e-1)
+
+
+def test_integers(target) -> None:  # noqa: ANN001
+    a, b = torch.arange(-20, 20), torch.arange(1, 41)
+    check(lambda a, b: ((a // b) * 3 - a % b, (a > b) & (b != 7), (a << 1) ^ b), a, b)
+    check(lambda a: (a * 2).to(torch.int32).sum() + (a > 3).sum(), a)
+
+
+def test_training_of_norms_and_losses(target) -> None:  # noqa: ANN001
+    x, w, b = rand(12, 40), rand(40), rand(1, 40)[0]
+    labels = torch.arange(12) % 40
+    check_training(lambda x, w, b: F.gelu(F.layer_norm(x, (40,), w, b)), x, w, b)
+    check_training(lambda x, w: F.silu(x) * F.rms_norm(x, (40,), w, 1e-6), x, w)
+    check_training(lambda x, t: F.cross_entropy(x, t), x, labels)
+    check_training(lambda x: F.softmax(x, -1) * x, x)
+    check_training(lambda x, w: F.group_norm(x.view(12, 8, 5), 4) * w[:5], x, w)
+    check_training(lambda x, w: F.linear(F.dropout(F.gelu(x + w), 0.0), w[None]), x, w)
+
+
+def test_rotary_attention_inputs(target) -> None:  # noqa: ANN001
+    def rotary(qkv: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        q = qkv[..., :64].view(2, 8, 4, 16).transpose(1, 2)
+        return q * cos + torch.cat([-q[..., 8:], q[..., :8]], -1) * sin
+
+    check(rotary, rand(2, 8, 192), rand(8, 16), rand(8, 16).cos(), count=1)
+
+
+def test_scans_transposes_and_gathers(target) -> None:  # noqa: ANN001
+    check(lambda x: (x * 2).cumsum(-1) + 1, rand(6, 40))
+    check(lambda x: (x + 1).t().contiguous() * 2, rand(6, 40), count=1)
+    check(lambda x, i: F.embedding(i, x) * 2 + 1, rand(6, 40), torch.tensor([[1, 5], [0, 3]]), count=1)
+
+
+def test_indices_are_checked_by_pytorch(target) -> None:  # noqa: ANN001
+    _, after = claimed(lambda x, i: F.embedding(i, x) * 2 + 1, rand(6, 4), torch.tensor([1, 5]))
+    with pytest.raises(IndexError):
+        run(after, rand(6, 4), torch.tensor([1, 6]))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_programs(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tile, "target_for", lambda device, target=Reference(): target)  # noqa: B008
+    program, args = random_program(seed)
+    trace = trace_of(program, *args)
+    after, _ = claim(tile.decompose(trace), ["tile", "aten"])
+    verify(after)
+    left, right = copies(args), copies(args)
+    torch.manual_seed(0)
+    expected = run(trace, *left)
+    torch.manual_seed(0)
+    got = run(after, *right)
+    for e, g in zip([*expected, *left], [*got, *right], strict=True):
+        torch.testing.assert_close(g, e, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_symbolic_sizes(target) -> None:  # noqa: ANN001
+    def block(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.softmax(F.layer_norm(x + 1, (16,), w).view(-1, 4, 4), -1).transpose(0, 1).contiguous()
+
+    before, after = claimed(block, rand(6, 16), rand(16), dynamic=(0,))
+    assert kernels(after) >= 1
+    for n in (2, 6, 13):
+        torch.testing.assert_close(
+            run(after, rand(n, 16), rand(16))[0], run(before, rand(n, 16), rand(16))[0], rtol=1e-4, atol=1e-5
+        )
+
+
+def test_layers_that_are_alike_share_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Reference()
+    monkeypatch.setattr(tile, "target_for", lambda device: target)
+    monkeypatch.setattr(tile, "_launchers", {})
+
+    def layers(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(5):
+            x = F.linear(F.gelu(x) * 2 + 1, w)
+        return x
+
+    check(layers, rand(8, 8), rand(8, 8), count=5)
+    assert target.compiled == 1
+
+
+def test_without_a_target_everything_stays_with_aten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tile, "target_for", lambda device: None)
+    trace = trace_of(lambda x: F.softmax(x * 2 + 1, -1), rand(4, 4))
+    assert tile.decompose(trace) is trace and tile.regions(trace) == []
+    assert "no target" in tile.reasons(trace)["mul"]
+    assert tile.compile_region(trace) is None

@@ -1,0 +1,152 @@
+"""Which equations become one kernel, and why the others do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from programs import random_program, trace_of
+from tile_reference import Reference
+
+from tessera.executors import tile
+from tessera.executors.regions import body_of
+from tessera.ir.interp import run
+from tessera.ir.trace import Trace
+from tessera.ir.verify import verify
+from tessera.passes.depend import dependencies
+from tessera.passes.fuse_graph import Groups
+
+
+@pytest.fixture(autouse=True)
+def reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tile, "target_for", lambda device, target=Reference(): target)  # noqa: B008
+
+
+def fused(fn: Callable, *args: torch.Tensor) -> tuple[Trace, list[set[str]]]:
+    """The trace, and for every region the names of the operators in it."""
+    trace = tile.decompose(trace_of(fn, *args))
+    return trace, [{trace.equations[i].op._opname for i in region} for region in tile.regions(trace)]
+
+
+def rand(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def test_a_chain_is_one_kernel() -> None:
+    _, regions = fused(lambda x, y: (x + y).relu() * 2, rand(4, 8), rand(8))
+    assert regions == [{"add", "relu", "mul"}]
+
+
+def test_one_equation_alone_stays_with_aten() -> None:
+    trace, regions = fused(lambda x, w: F.linear(F.gelu(F.linear(x, w)), w), rand(8, 8), rand(8, 8))
+    assert regions == []
+    assert tile.reasons(trace)["gelu"] == "nothing to fuse it with"
+    assert "no lowering" in tile.reasons(trace)["linear"]
+
+
+def test_a_norm_takes_what_is_before_and_after_it() -> None:
+    def block(x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> tuple:
+        s = x + y
+        return s, F.gelu(F.layer_norm(s, (16,), w))
+
+    _, regions = fused(block, rand(2, 8, 16), rand(2, 8, 16), rand(16))
+    assert len(regions) == 1 and {"var_mean", "gelu", "add"} <= regions[0]
+
+
+def test_views_inside_a_kernel_and_outside() -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = x.view(4, 2, 8).transpose(0, 1)  # views of an input stay outside
+        z = (y * 2).reshape(2, 32) + 1  # this one is inside
+        return F.linear(z.t(), w)  # this one is only for the product
+
+    trace, regions = fused(program, rand(4, 16), rand(3, 2))
+    assert regions == [{"mul", "reshape", "add"}]
+    assert {"view", "transpose", "t"} <= tile.reasons(trace).keys()
+
+
+def test_sums_over_rows_and_over_columns_are_two_kernels() -> None:
+    def backward(g: torch.Tensor, x: torch.Tensor, m: torch.Tensor, r: torch.Tensor, w: torch.Tensor) -> tuple:
+        return torch.ops.aten.native_layer_norm_backward(g, x, [16], m, r, w, w, [True, True, True])
+
+    trace, regions = fused(backward, rand(32, 16), rand(32, 16), rand(32, 1), rand(32, 1), rand(16))
+    assert len(regions) == 2
+    sums = [sum(trace.equations[i].op._opname == "sum" for i in region) for region in tile.regions(trace)]
+    assert sorted(sums) == [0, 2]  # both gradients of the weights read the same memory once
+
+
+def test_siblings_that_read_the_same_are_one_kernel() -> None:
+    _, regions = fused(lambda x: ((x * 2).sum(0), (x * x).sum(0), x.amax(0)), rand(32, 16))
+    assert regions == [{"mul", "sum", "amax"}]
+
+
+def test_what_is_needed_outside_does_not_go_into_a_sum_over_columns() -> None:
+    trace, regions = fused(lambda x, w: ((y := x.exp() * 2).sum(0), F.linear(y, w)), rand(32, 16), rand(4, 16))
+    assert regions == [{"exp", "mul"}]
+    assert "outer dimensions" in tile.reasons(trace)["sum"]
+
+
+def test_reductions_one_after_another_are_two_kernels() -> None:
+    _, regions = fused(lambda x: torch.exp(x - 1).sum(-1).exp().sum(0).log(), rand(32, 16))
+    assert len(regions) == 2
+
+
+def test_random_numbers_are_left_to_pytorch() -> None:
+    trace, regions = fused(lambda x: torch.bernoulli(x.sigmoid() * 0.5) * x + 1, rand(4, 4))
+    assert regions == [{"sigmoid", "mul"}, {"mul", "add"}]
+    assert "no lowering" in tile.reasons(trace)["bernoulli"]
+
+
+def test_work_between_two_groups_keeps_them_apart() -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = x.exp() + 1
+        return y * F.linear(y, w) + 2
+
+    _, regions = fused(program, rand(8, 8), rand(8, 8))
+    assert regions == [{"exp", "add"}, {"mul", "add"}]
+
+
+def test_what_is_expensive_is_not_computed_again() -> None:
+    def windows(x: torch.Tensor) -> torch.Tensor:
+        y = F.gelu(F.gelu(x.exp().tanh().sin()))
+        return y.unfold(0, 4, 1) + torch.cat([y, y, y, y])[:61, None]
+
+    _, regions = fused(windows, rand(64))
+    assert regions and all(not ({"gelu", "unfold"} <= region) for region in regions)
+
+
+def test_large_kernels_are_cut() -> None:
+    def many(*xs: torch.Tensor) -> torch.Tensor:
+        return sum(x.exp() for x in xs)  # type: ignore[return-value]
+
+    _, regions = fused(many, *(rand(4, 8) for _ in range(40)))
+    assert len(regions) >= 2
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_regions_of_random_programs_are_convex_and_right(seed: int) -> None:
+    program, args = random_program(seed)
+    trace = tile.decompose(trace_of(program, *args))
+    regions = tile.regions(trace)
+    groups = Groups(dependencies(trace))
+    for region in regions:
+        assert groups.convex({groups.of[i] for i in region})
+        groups.join({groups.of[i] for i in region})
+    seen = [i for region in regions for i in region]
+    assert len(seen) == len(set(seen))
+    for region in regions:
+        verify(body_of(trace, region, "body"))
+
+
+def test_copies_leave_the_program_the_same() -> None:
+    def backward(g: torch.Tensor, x: torch.Tensor, r: torch.Tensor) -> tuple:
+        unit = x * r
+        return (g * unit).mean(-1, keepdim=True) * unit, (g * unit).sum(0)
+
+    args = rand(32, 16), rand(32, 16), rand(32, 1)
+    before = trace_of(backward, *args)
+    after = verify(tile.decompose(before))
+    assert len(after.equations) > len(before.equations)
+    for expected, got in zip(run(before, *args), run(after, *args), strict=True):
+        torch.testing.assert_close(got, expected)

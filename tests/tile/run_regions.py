@@ -1,0 +1,186 @@
+"""Runs random programs through the tile compiler and says which are wrong: `python run_regions.py MODE START COUNT`.
+
+The modes: `cpu` is the executor as it stands, `whole` makes one CPU kernel of the whole program where that is
+possible, `interp` is the reference interpreter, `triton` Triton's interpreter on CPU tensors (TRITON_INTERPRET=1 must
+be set before Python starts). The last line of output is a `Report` as JSON, so that a test can run a mode in a process
+of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from programs import trace_of
+from regions import Program, make, wrong
+
+from tessera.executors import tile
+from tessera.executors.aten import bind
+from tessera.executors.base import FusionExecutor
+from tessera.executors.claim import claim
+from tessera.ir.equation import Equation
+from tessera.ir.printer import compile_trace
+from tessera.ir.trace import Trace
+from tessera.ir.verify import verify
+from tessera.passes import fuse
+from tessera.passes.decompose import decompose
+from tessera.passes.dce import dce
+from tessera.passes.fuse_copies import own_copies
+from tessera.tile import interp
+from tessera.tile.dialect import KernelOp
+from tessera.tile.from_trace import Unlowerable, kind_of, lower, why_not
+from tessera.tile.schedule import Schedule
+from tessera.tile.targets import Target, named
+
+
+@dataclass
+class Report:
+    """What became of the programs of a run."""
+
+    programs: int = 0
+    empty: int = 0  # have values without elements: not the compiler's business, but computed all the same
+    computing: int = 0  # equations that compute something, of the programs that are not empty
+    claimed: int = 0  # of those, in kernels
+    kernels: int = 0
+    untouched: int = 0  # programs with no kernel at all
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def share(self) -> float:
+        return self.claimed / max(self.computing, 1)
+
+
+class Interpreter:
+    """The reference interpreter as a target."""
+
+    name = "interp"
+
+    def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
+        return [Schedule()]
+
+    def compile(self, kernel: KernelOp, schedule: Schedule):  # noqa: ANN201
+        return partial(interp.run, kernel)
+
+
+# The executor leaves gathers on the CPU to PyTorch, which checks their indices. Ours are in bounds.
+def _kind(eqn: Equation) -> str:
+    return "" if why_not(eqn) else kind_of(eqn)
+
+
+def _holds(eqn: Equation) -> bool:
+    return not why_not(eqn)
+
+
+COMPILER = replace(tile.COMPILER, kind=_kind, why_not=why_not)
+TARGETS: dict[str, Callable[[], Target | None]] = {
+    "cpu": partial(named, "cpu"),
+    "whole": partial(named, "cpu"),
+    "interp": Interpreter,
+    "triton": partial(named, "triton"),
+}
+
+
+@cache
+def target_of(mode: str) -> Target:
+    found = TARGETS[mode]()
+    assert found is not None, f"no target for {mode}"
+    return found
+
+
+def compiled(program: Program, mode: str, report: Report) -> Callable[..., tuple]:
+    """The program as the executors run it."""
+    trace = dce(trace_of(program.function(), *program.inputs))
+    count = 0
+
+    def compile_region(body: Trace) -> Callable | None:
+        nonlocal count
+        launch = tile.build(body, target_of(mode))
+        count += launch is not None
+        return launch
+
+    if mode == "cpu" and "gather" not in program.families:
+        trace = tile.decompose(trace)
+        executor = FusionExecutor("random", tile.regions, compile_region)
+    else:
+        trace = own_copies(decompose(trace, _holds), COMPILER)
+        regions = _whole if mode == "whole" else partial(fuse.fuse, compiler=COMPILER)
+        executor = FusionExecutor("random", regions, compile_region)
+    verify(trace)
+    done, claims = claim(trace, [executor, "aten"])
+    if not program.empty:
+        report.computing += sum(_kind(e) not in ("", fuse.VIEW) for e in trace.equations)
+        inside = {name for c in claims if c.executor == "random" for name in c.results}
+        report.claimed += sum(_kind(e) not in ("", fuse.VIEW) and e.results()[0].name in inside for e in trace.equations)
+        report.kernels += count
+        report.untouched += count == 0
+    return compile_trace(done, bind=bind)
+
+
+def _whole(trace: Trace) -> list[list[int]]:
+    """All of the program as one region, where there is such a kernel."""
+    try:
+        lower(trace)
+    except Unlowerable:
+        return fuse.fuse(trace, COMPILER)
+    return [list(range(len(trace.equations)))]
+
+
+def check(program: Program, mode: str, report: Report) -> str:
+    """What is wrong with a program, in words; empty if nothing is."""
+    eager, reference = program.function()(*program.inputs), program.reference()
+    try:
+        run = compiled(program, mode, report)
+        with torch.no_grad():
+            got = run(*program.inputs)
+    except Exception:  # whatever it is, it is this program's failure, and the others go on
+        return f"{program}\n{traceback.format_exc()}"
+    for i, (g, e, r) in enumerate(zip(got, eager, reference, strict=True)):
+        if reason := wrong(g, e, r):
+            return f"{program}\noutput {i} ({mode}): {reason}"
+    return ""
+
+
+def run(mode: str, seeds: Iterable[int]) -> Report:
+    report = Report()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for seed in seeds:
+            program = make(seed)
+            report.programs += 1
+            report.empty += program.empty
+            if reason := check(program, mode, report):
+                report.failures.append(reason)
+    return report
+
+
+def kernels(seeds: Iterable[int]) -> Iterator[tuple[Program, KernelOp]]:
+    """The kernels of programs, not run."""
+    for seed in seeds:
+        program = make(seed)
+        trace = own_copies(decompose(dce(trace_of(program.function(), *program.inputs)), _holds), COMPILER)
+        found: list[KernelOp] = []
+
+        def keep(body: Trace, found: list[KernelOp] = found) -> None:
+            try:
+                found.append(lower(body, f"program_{program.seed}_{len(found)}").kernel)
+            except Unlowerable:
+                return
+
+        claim(trace, [FusionExecutor("random", partial(fuse.fuse, compiler=COMPILER), keep), "aten"])
+        for kernel in found:
+            yield program, kernel
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    mode, start, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    print(json.dumps(asdict(run(mode, range(start, start + count)))))

@@ -1,0 +1,33 @@
+"""The reference interpreter as a target, so that the tile executor is tested apart from any machine's code."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from tessera.tile import interp
+from tessera.tile.dialect import KernelOp
+from tessera.tile.schedule import Schedule
+
+
+class _Kernel:
+    def __init__(self, kernel: KernelOp) -> None:
+        self.kernel, self.source = kernel, str(kernel)
+
+    def __call__(self, tensors: Sequence[torch.Tensor], symbols: Sequence[int]) -> None:
+        interp.run(self.kernel, tensors, symbols)
+
+
+class Reference:
+    name = "reference"
+
+    def __init__(self) -> None:
+        self.compiled = 0
+
+    def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
+        return [Schedule()]
+
+    def compile(self, kernel: KernelOp, schedule: Schedule) -> _Kernel:
+        self.compiled += 1
+        return _Kernel(kernel)
