@@ -44,7 +44,8 @@ def main() -> None:
     path = os.path.join(folder, "model.py")
     trace.save(path)
     scope: dict = {}
-    exec(open(path).read(), scope)
+    with open(path) as file:
+        exec(file.read(), scope)
     (out,) = scope["Model"](x)
     assert torch.equal(out, model(x))
     print(f"{path} gives what the model gives")

@@ -114,7 +114,8 @@ class Compiled:
         self.failures += 1
         reason = str(error).strip().splitlines()[0]
         if isinstance(self.backend, Backend):
-            self.backend.graphs.append(GraphRecord(f"{self.backend.name}_{len(self.backend.graphs)}", "", eager_reason=reason))
+            name = f"{self.backend.name}_{len(self.backend.graphs)}"
+            self.backend.graphs.append(GraphRecord(name, "", eager_reason=reason))
         if self.failures >= 3:  # Dynamo would try, and fail, at every call
             self.call = self.fn
         return self.fn(*args, **kwargs)

@@ -123,7 +123,8 @@ def _slow_key(args: tuple, kwargs: dict) -> list:
     key: list = [torch.is_grad_enabled(), tuple(casts), spec]
     for x in leaves:
         if isinstance(x, torch.Tensor):
-            key += (type(x), x.shape, x.dtype, x.stride() if x.layout is torch.strided else None, x.device, x.requires_grad)
+            strides = x.stride() if x.layout is torch.strided else None
+            key += (type(x), x.shape, x.dtype, strides, x.device, x.requires_grad)
         else:
             key += (type(x), x)
     return key

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tessera.compiled import Backend, Compiled, GraphRecord, compiled_state
 from tessera.frontends.functional import trace_function
 from tessera.ir import fake
 from tessera.ir.builder import Builder
@@ -22,7 +23,6 @@ from tessera.ir.printer import identifier
 from tessera.ir.record import record
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
-from tessera.compiled import Backend, Compiled, GraphRecord, compiled_state
 from tessera.ops.op import keep_whole
 from tessera.pipelines import EDITABLE, Compilation
 from tessera.util.errors import EditError, InputError

@@ -94,7 +94,7 @@ def test_module_trains_like_eager():
     model = Net()
     other = copy.deepcopy(model)
     fast = strict(model)
-    for step in range(3):
+    for _ in range(3):
         x = torch.randn(5, 4)
         compare(fast(x), other(x))
         fast(x).pow(2).sum().backward()

@@ -97,7 +97,7 @@ def reasons(trace: Trace) -> dict[str, str]:
 def compile_region(body: Trace) -> Callable | None:
     key = structure(body)
     if key not in _launchers:
-        target = target_for(_device(body))
+        target = target_for(body.outputs[0].tensor.device) if body.outputs else None  # type: ignore[union-attr]
         _launchers[key] = None if target is None else build(body, target)
     return _launchers[key]
 
@@ -155,10 +155,6 @@ def structure(body: Trace) -> tuple:
                 number[v] = len(number)
                 parts.append(v.type.key())
     return (*parts, tuple(number[v] for v in body.outputs if isinstance(v, Value)))
-
-
-def _device(body: Trace) -> torch.device:
-    return next(v.tensor.device for v in body.outputs if isinstance(v, Value))
 
 
 register(FusionExecutor("tile", regions, compile_region, prepare=decompose))

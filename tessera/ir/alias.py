@@ -19,6 +19,7 @@ from tessera.ir.builder import Builder, aten
 from tessera.ir.equation import ACTIVE, Arg, Special, Value
 from tessera.ir.schema import bind, schema_of
 from tessera.util.errors import CaptureError
+from tessera.util.names import names
 
 
 class Root:
@@ -89,10 +90,10 @@ def scatter(builder: Builder, view: View, parent: Value, new: Value) -> Value:
         return rule(view, parent, new, *positional[1:], **keyword)
 
 
-_RESHAPES = frozenset(
-    "view _unsafe_view reshape flatten unflatten unsqueeze squeeze alias view_as reshape_as ravel squeeze_ unsqueeze_"
-    " contiguous to _to_copy lift_fresh pin_memory expand_as positive resolve_conj resolve_neg expand atleast_1d"
-    " atleast_2d atleast_3d _reshape_alias".split()
+_RESHAPES = names(
+    "view _unsafe_view reshape flatten unflatten unsqueeze squeeze alias view_as reshape_as ravel contiguous to _to_copy"
+    " lift_fresh pin_memory expand expand_as positive resolve_conj resolve_neg atleast_1d atleast_2d atleast_3d"
+    " squeeze_ unsqueeze_ _reshape_alias"
 )
 
 
@@ -239,9 +240,13 @@ def _functional(op: OpOverload, *args: object, **kwargs: object) -> object:
     for index, param in enumerate(schema_of(op).params):
         if not param.writes:
             continue
-        holder, place = (keyword, param.name) if param.keyword else (positional, index)
-        holder[place] = pytree.tree_map_only(torch.Tensor, torch.clone, holder[place])  # type: ignore[index]
-        copies.append(holder[place])
+        given = keyword[param.name] if param.keyword else positional[index]
+        copy = pytree.tree_map_only(torch.Tensor, torch.clone, given)
+        if param.keyword:
+            keyword[param.name] = copy
+        else:
+            positional[index] = copy
+        copies.append(copy)
     out = op(*positional, **keyword)
     fresh = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
     written = [t for t in pytree.tree_leaves(copies) if isinstance(t, torch.Tensor)]

@@ -25,7 +25,6 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import ScalarType, Type
 from tessera.util.errors import RuleError
 
-
 _COUNTED = re.compile(r"(_\d+)+$")
 
 
@@ -92,7 +91,7 @@ class Builder:
         name = hint or (op.name if isinstance(op, Special) else op._opname).strip("_")
         many = fake.is_many(types)
         listed = types if isinstance(types, list) else [] if types is None else [types]
-        outputs = tuple(None if t is None else self.value(name, t) for t in listed)
+        outputs = tuple(None if t is None else self.value(name, t) for t in listed)  # type: ignore[arg-type]
         self.equations.append(Equation(op, args, kwargs, outputs, many, self.source, self.tags))
         if many:
             return list(outputs)

@@ -18,7 +18,6 @@ from torch._ops import OpOverload
 
 from tessera.ir.types import SYMBOLIC, Size, TensorType, Type
 
-
 Arg = object
 
 # Builders now emitting, innermost last. Arithmetic on Values goes to the last one, so that a rule can be

@@ -189,7 +189,9 @@ class _Function:
                 return f"slice({self.arg(a.start)}, {self.arg(a.stop)}, {self.arg(a.step)})"
             case torch.device():
                 return f"torch.device({str(a)!r})"
-            case None | bool() | int() | str() | float() | complex() | torch.dtype() | torch.layout() | torch.memory_format():
+            case None | bool() | int() | str() | float() | complex():
+                return repr(a)
+            case torch.dtype() | torch.layout() | torch.memory_format():
                 return repr(a)
             case _ if isinstance(a, SYMBOLIC):
                 return _sympy_printer.doprint(a.node.expr)

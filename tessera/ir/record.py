@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -29,7 +29,7 @@ from tessera.ir.builder import Builder
 from tessera.ir.equation import NO_GRAD, SPECIALS, Arg, Source, Special, Value
 from tessera.ir.schema import bind, draws, functional_of, normalise, schema_of
 from tessera.ir.trace import Trace
-from tessera.ir.types import SYMBOLIC, Type, type_of
+from tessera.ir.types import SYMBOLIC, Symbolic, Type, type_of
 from tessera.util.errors import CaptureError
 
 Keep = Callable[[OpOverload], bool]
@@ -237,7 +237,7 @@ class Recorder(TorchDispatchMode):
             return None
         return self.ref(args[0])
 
-    def bind_symbol(self, symbol: torch.SymInt, v: Value) -> None:
+    def bind_symbol(self, symbol: Symbolic, v: Value) -> None:
         if symbol.node.expr.is_symbol:
             self.builder.symbols.setdefault(str(symbol.node.expr), (v, None))
 
@@ -428,7 +428,7 @@ def _no_autocast_cache() -> Iterator[None]:
 
 def record(
     fn: Callable,
-    fakes: list[object],
+    fakes: Sequence[object],
     names: list[str],
     keep: Keep,
     builder: Builder,
@@ -446,7 +446,7 @@ def record(
 
 def record_refs(
     fn: Callable,
-    fakes: list[object],
+    fakes: Sequence[object],
     names: list[str],
     keep: Keep,
     builder: Builder,
@@ -477,6 +477,7 @@ def record_refs(
         if whole:
             stack.enter_context(fake.below_autograd())
         out = fn(*fakes)
+    leaves: list[object]
     leaves, spec = pytree.tree_flatten(out)
     with builder.mode, fake.below_autograd():
         leaves = [recorder.fake(x) if isinstance(x, torch.Tensor) else x for x in leaves]

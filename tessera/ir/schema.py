@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
-from tessera.ir.types import SYMBOLIC, ScalarType, TensorType
+from tessera.ir.types import ScalarType, TensorType
 
 REQUIRED = object()
 
@@ -110,7 +110,7 @@ def kind_of(a: object) -> str:
         return "Tensor"
     if isinstance(type_, ScalarType):
         return type_.kind.__name__
-    if isinstance(a, bool) or isinstance(a, torch.SymBool):
+    if isinstance(a, (bool, torch.SymBool)):
         return "bool"
     if isinstance(a, (int, torch.SymInt)):
         return "int"
@@ -237,9 +237,12 @@ _EFFECTS = ("_assert", "sym_constrain", "_print", "record_stream")
 class _Call(Protocol):
     """An equation, as far as this file needs to know one."""
 
-    op: Any
-    args: tuple
-    kwargs: dict
+    @property
+    def op(self) -> Any: ...
+    @property
+    def args(self) -> tuple: ...
+    @property
+    def kwargs(self) -> dict: ...
 
 
 def has_effect(eqn: _Call) -> bool:

@@ -166,15 +166,15 @@ def _trace_jvp(
 
     def forward_mode(*fakes: torch.Tensor) -> list[object]:
         sources, op = split(fakes[: len(values)])
-        diff, tangents, other = torch.func.jvp(op, sources, used(fakes[len(values) :]), has_aux=True)
+        diff, tangents, other = torch.func.jvp(op, sources, used(fakes[len(values) :]), has_aux=True)  # type: ignore[misc]
         return arrange(diff, other, tangents)
 
     def double_reverse(*fakes: torch.Tensor) -> list[object]:
         """Forward mode through reverse: the vjp is linear in its cotangent, so transpose it."""
         sources, op = split(fakes[: len(values)])
-        diff, pull, other = torch.func.vjp(op, *sources, has_aux=True)
+        diff, pull, other = torch.func.vjp(op, *sources, has_aux=True)  # type: ignore[misc]
         seeds = tuple(torch.zeros_like(o) for o in diff)
-        _, pull_pull = torch.func.vjp(lambda *cts: pull(cts), *seeds)
+        pull_pull = torch.func.vjp(lambda *cts: pull(cts), *seeds)[1]
         return arrange(diff, other, pull_pull(used(fakes[len(values) :])))
 
     fakes = [fake.fake_of(v.tensor, mode) for v in values] + [fake.fake_of(dense(v.tensor), mode) for v in moving]
@@ -219,7 +219,8 @@ def batch_formula(
 
         rows = fake.fake_of(TensorType(torch.float32, (size,), (1,), torch.device("cpu")), mode)
         names = [f"x{i}" for i in range(len(values))]
-        traced, _ = record(run, fakes, names, _decompose, Builder("batch_formula", mode), whole=False, locate=False)
+        builder = Builder("batch_formula", mode)
+        traced = record(run, fakes, names, _decompose, builder, whole=False, locate=False)[0]
         return Formula(traced, len(eqn.results()))
 
     return _remember("batch", eqn, (mask, keys, size_key(size), randomness), mode, lambda: _attempt(eqn, make))

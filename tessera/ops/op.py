@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from torch._ops import OpOverload
 
@@ -29,7 +30,7 @@ from tessera.ir.equation import Equation, Operator, Special, values_in
 from tessera.ir.types import TensorType
 from tessera.util.errors import OptionError
 
-Rule = Callable
+Rule: TypeAlias = Callable[..., Any]
 
 
 @dataclass

@@ -20,7 +20,6 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.util.errors import RuleError
 
-
 NAMESPACE = "autograd"
 
 

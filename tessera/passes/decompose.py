@@ -75,6 +75,8 @@ class _Walk:
         start = len(self.builder.equations)
         if depth == DEPTH:  # results that nothing reads need no parts
             eqn = eqn.with_(outputs=tuple(v if v in self.wanted else None for v in eqn.outputs))
+        if not eqn.results():
+            return None
         with self.builder, self.builder.at(eqn):
             made = self.ours(eqn) or self.torchs(eqn)
             found = None if made is None else self.named(eqn, made, start)

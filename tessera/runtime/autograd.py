@@ -80,7 +80,8 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge) -> Callable:
 
         @staticmethod
         def backward(ctx, *cts):  # noqa: ANN001, ANN002, ANN205
-            seeds = [cts[i] if cts[i].stride() == s else _laid_out(cts[i], s) for i, s in zip(pulled, ctx.strides)]
+            given = zip((cts[i] for i in pulled), ctx.strides, strict=True)
+            seeds = [ct if ct.stride() == s else _laid_out(ct, s) for ct, s in given]
             twice = torch.is_grad_enabled()
             with below_autograd():
                 grads = backward(*restore(ctx), *seeds)

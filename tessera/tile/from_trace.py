@@ -100,6 +100,8 @@ class Region:
         self.tail: tuple[Equation, ...]
         self.stored: tuple[Value, ...]
         self.tail, self.stored = self._outputs()
+        if not self.stored:
+            raise Unlowerable("nothing that it computes is read")
 
     def _add(self, eqn: Equation) -> None:
         if reason := why_not(eqn):

@@ -73,10 +73,8 @@ def find_space(calls: dict[Value, Call], stored: Sequence[Value], cuts: Cuts | N
     big = [c for c in reductions if _many(c) != ONE]
     if big:
         anchor, reduced = big[0].first, set(_dims(big[0]))
-    elif stored:
-        anchor, reduced = max(stored, key=lambda v: (v.tensor.numel(), v.ndim)), set()
     else:
-        raise Unlowerable("nothing is computed here")
+        anchor, reduced = max(stored, key=lambda v: (v.tensor.numel(), v.ndim)), set()
     space, place = _dimensions(anchor, reduced, cuts or {})
     space.at[anchor] = place
     _spread(space, calls)

@@ -8,6 +8,7 @@ relaxed, cheapest flops per byte first, until the saved bytes fit.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
@@ -127,10 +128,10 @@ class _Plan:
 
     def cut(self, allowed: set[Equation]) -> list[Value]:
         """Values to save so that every late equation can run."""
-        edges: dict[object, dict[object, float]] = {}
+        edges: dict[Hashable, dict[Hashable, float]] = {}
         source, sink = "source", "sink"
 
-        def edge(a: object, b: object, capacity: float) -> None:
+        def edge(a: Hashable, b: Hashable, capacity: float) -> None:
             edges.setdefault(a, {})[b] = edges.get(a, {}).get(b, 0) + capacity
 
         read_late = {v for e in self.late if e in self.needed for v in e.inputs()}

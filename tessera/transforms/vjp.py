@@ -193,7 +193,7 @@ class _Reverse:
     def backward_generator(self, eqn: Equation, rule: Generator, cts: list[Value | None]) -> None:
         positional, _ = _bound(eqn)
         try:
-            rule.send(cts if len(cts) > 1 else cts[0])
+            rule.send(cts if len(cts) > 1 else cts[0])  # type: ignore[arg-type]
         except StopIteration as stop:
             self.collect(positional, stop.value, eqn)
             return
@@ -208,7 +208,7 @@ class _Reverse:
                 continue
             if isinstance(a, (list, tuple)):
                 made = grad() if callable(grad) else grad
-                for item, g in zip(a, made, strict=True):
+                for item, g in zip(a, made, strict=True):  # type: ignore[arg-type]
                     self.give(item, g)
             else:
                 self.give(a, grad)
@@ -226,7 +226,8 @@ class _Reverse:
         floats = [ct for v, ct in zip(eqn.results(), cts, strict=True) if _differentiable(v)]
         if any(ct is None for ct in floats):
             pulled = tuple(ct is not None for ct in floats)
-            formula, env = _same_forward(formula, vjp_formula(eqn, wanted, self.builder.mode, pulled, self.builder.again), env)
+            other = vjp_formula(eqn, wanted, self.builder.mode, pulled, self.builder.again)
+            formula, env = _same_forward(formula, other, env)
             self.builder.constants.update(formula.trace.constants)
             self.builder.reserve(list(formula.trace.constants))
         given = formula.trace.inputs[len(dict.fromkeys(eqn.inputs())) :]

@@ -327,7 +327,7 @@ def all_functions(element, table: dict[str, str]) -> KernelOp:
 
 
 @pytest.mark.parametrize(
-    ("element", "table"), [(f32, FLOAT), (f64, FLOAT), (i32, INTEGER), (i64, INTEGER), (IntegerType(1), TRUTH)], ids=str
+    ("element", "table"), [(f32, FLOAT), (f64, FLOAT), (i32, INTEGER), (i64, INTEGER), (IntegerType(1), TRUTH)], ids=["f32", "f64", "i32", "i64", "i1"]
 )
 def test_every_function_compiles(element, table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))

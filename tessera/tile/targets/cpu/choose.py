@@ -6,8 +6,6 @@ task. Anything a schedule leaves open, or that does not fit the kernel, is chose
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from tessera.tile.dialect import ApplyOp, KernelOp, RandomOp, StoreOp, element_of
 from tessera.tile.schedule import Schedule
 from tessera.tile.targets.cpu.elements import element
@@ -17,7 +15,7 @@ from tessera.tile.targets.cpu.lower import Choice
 from tessera.tile.targets.cpu.transpose import tile_axis
 
 HEAVY = 24  # instructions a point above which fewer lanes are handled at once, for want of registers
-TASK = 4096  # points along the vector axis in one task
+TASK = 4096  # points of one task, where a task is part of the vector axis
 
 
 def choose(seen: Layout, schedule: Schedule, host: Host) -> Choice:
@@ -40,8 +38,8 @@ def choose(seen: Layout, schedule: Schedule, host: Host) -> Choice:
         lanes = max(native, lanes // 2)
     tile = tile_axis(seen, vector)
     lanes = native if tile is not None else lanes
-    block = max(schedule.block(vector), 1)
-    block = TASK if block < lanes else block
+    block = schedule.block(vector)
+    block = _task(seen, sizes, lanes) if block < lanes else block
     return Choice(vector, lanes, native, (block + lanes - 1) // lanes * lanes, tile)
 
 
@@ -54,13 +52,20 @@ def proposals(kernel: KernelOp, sizes: dict[str, int], host: Host) -> list[Sched
         return [Schedule(extra=(("vector", ""), ("lanes", 0)))]
     native = _native(kernel, host)
     guess = native * _unroll(seen)
-    base = Schedule(blocks=((vector, TASK),))
-    tried = []
+    tried: list[Schedule] = []
     for lanes in (guess, guess * 2, guess // 2, native):
-        candidate = replace(base, extra=(("vector", vector), ("lanes", max(lanes, native))))
+        lanes = max(lanes, native)
+        blocks = () if vector == seen.reduced else ((vector, _task(seen, found, lanes)),)
+        candidate = Schedule(blocks=blocks, extra=(("vector", vector), ("lanes", lanes)))
         if candidate not in tried:
             tried.append(candidate)
     return tried
+
+
+def _task(seen: Layout, sizes: dict[str, int], lanes: int) -> int:
+    """The vector axis's share of a task: enough to be worth one, and no more, so that threads have tasks to share."""
+    deep = 1 if seen.reduced is None else sizes.get(seen.reduced, 256)
+    return max(TASK // max(deep, 1) // lanes, 1) * lanes
 
 
 def _power_of_two(n: int) -> int:

@@ -33,6 +33,7 @@ class Element:
 
 
 F32 = Element("f32", "float", "float")
+I64 = Element("i64", "i64", "i64")
 
 
 def element(attribute: Attribute) -> Element:

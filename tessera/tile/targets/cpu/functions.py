@@ -18,7 +18,7 @@ from tessera.util.errors import OptionError
 
 Lower = Callable[..., V]
 
-LIBRARY = "asin acos atan atan2 sinh cosh tan erfc".split()
+LIBRARY = ["asin", "acos", "atan", "atan2", "sinh", "cosh", "tan", "erfc"]
 
 
 def apply(b: Code, fn: str, args: Sequence[V], elements: Sequence[Element], to: Element) -> V:

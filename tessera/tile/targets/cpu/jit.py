@@ -53,7 +53,8 @@ class MethodDef(ctypes.Structure):
 def version() -> str:
     """What object code depends on besides the LLVM text."""
     machine = host()
-    return f"{PASSES} llvmlite {llvmlite.__version__} {llvm.llvm_version_info} {machine.triple} {machine.cpu} {machine.features}"
+    compiler = f"{PASSES} llvmlite {llvmlite.__version__} {llvm.llvm_version_info}"
+    return f"{compiler} {machine.triple} {machine.cpu} {machine.features}"
 
 
 @functools.cache

@@ -11,32 +11,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr
 from xdsl.ir import Operation, SSAValue
 
 from tessera.tile.dialect import (
-    ApplyOp,
-    CastOp,
-    ConstantOp,
     ContractOp,
-    IotaOp,
-    LoadOp,
-    RandomOp,
     ReduceOp,
     ScanOp,
     StoreOp,
     element_of,
 )
 from tessera.tile.index import Index
+from tessera.tile.targets.cpu.body import Body
 from tessera.tile.targets.cpu.code import SIZES, V
-from tessera.tile.targets.cpu.elements import F32, Element, cast, element, narrow, truth, widen
-from tessera.tile.targets.cpu.functions import apply
+from tessera.tile.targets.cpu.elements import F32, element
 from tessera.tile.targets.cpu.host import Host
 from tessera.tile.targets.cpu.host import HostCode as Code
 from tessera.tile.targets.cpu.layout import Layout
 from tessera.tile.targets.cpu.memory import Chunk, Memory
-from tessera.tile.targets.cpu.random import philox
-from tessera.tile.targets.cpu.reduce import Carried, Kind, fold, kind
+from tessera.tile.targets.cpu.reduce import Carried, fold, kind
 from tessera.tile.targets.cpu.stages import Stage, keep_between, stages
 from tessera.tile.targets.cpu.transpose import read_tile, turned
 from tessera.util.errors import OptionError
@@ -61,19 +53,12 @@ class Lowering:
     def __init__(self, seen: Layout, choice: Choice, host: Host) -> None:
         self.seen, self.choice = seen, choice
         self.b = Code(host)
-        self.names: dict[str, V] = {}
-        known = {axis: size.constant for axis, size in seen.sizes.items() if size.constant is not None}
-        self.memory = Memory(self.b, self.names, known)
-        self.values: dict[SSAValue, V] = {}
-        self.buffers: dict[SSAValue, V] = {}
+        self.body = Body(self.b, seen)
+        self.names, self.memory = self.body.names, self.body.memory
         self.sizes: dict[str, V] = {}
-        self.chunk = Chunk()
-        self.carried: dict[Operation, Carried] = {}
         self.scratch: dict[SSAValue, V] = {}
         self.heap: list[V] = []
         self.later: list[StoreOp] | None = None  # stores that wait for the end of the vector loop
-        self.turned: dict[Operation, V] = {}  # where a turned load's square stands
-        self.row: V = self.b.const("i64", 0)  # offset in it
         self.carrying = False  # inside a loop along the reduced axis
         self.first_block: V | None = None
 
@@ -112,20 +97,21 @@ class Lowering:
 
     def _tile(self, listed: list[Stage]) -> None:
         """A square of the vector axis and the tile axis: turned loads first, then the body, row by row."""
-        b, axis, lanes = self.b, self.choice.tile or "", self.chunk.lanes
+        b, axis, lanes = self.b, self.choice.tile or "", self.body.chunk.lanes
         first, size = self.names[axis], self.sizes[axis]
         count = b.call("smin", b.bin("sub", size, first), b.const("i64", lanes))
         known = self.seen.sizes[axis].constant
         columns = None if known is not None and known % lanes == 0 else self._mask(first, size, lanes)
         for op in turned(self.seen, self.choice.vector or "", axis):
             e = element(element_of(op.buffer))
-            slot = self.turned.setdefault(op, b.slot(e.memory, 0, "square", lanes * lanes))
-            rows = read_tile(b, self.memory, self.buffers[op.buffer], e, self.seen, op, self.chunk, axis, columns)
+            slot = self.body.turned.setdefault(op, b.slot(e.memory, 0, "square", lanes * lanes))
+            base = self.body.buffers[op.buffer]
+            rows = read_tile(b, self.memory, base, e, self.seen.at[op], self.body.chunk, axis, columns)
             for k, row in enumerate(rows):
                 b.store(row, b.address(slot, e.memory, b.const("i64", k * lanes)))
         with b.loop(b.const("i64", 0), count, 1, f"{axis}.row") as row:
-            self.row = b.bin("mul", row, b.const("i64", lanes))
-            with self._at(axis, b.bin("add", first, row), self.chunk):
+            self.body.row = b.bin("mul", row, b.const("i64", lanes))
+            with self._at(axis, b.bin("add", first, row), self.body.chunk):
                 self._stages(listed)
         self.names[axis] = first
 
@@ -136,7 +122,7 @@ class Lowering:
         b, kernel = self.b, self.seen.kernel
         args = V("%args", "ptr")
         for k, buffer in enumerate(kernel.buffers):
-            self.buffers[buffer] = b.load("ptr", 0, b.address(args, "i64", b.const("i64", k)), hint="buffer")
+            self.body.buffers[buffer] = b.load("ptr", 0, b.address(args, "i64", b.const("i64", k)), hint="buffer")
         for k, symbol in enumerate(kernel.symbol_names, len(kernel.buffers)):
             self.names[symbol.data] = b.load("i64", 0, b.address(args, "i64", b.const("i64", k)), hint="size")
         for axis, size in self.seen.sizes.items():
@@ -206,10 +192,10 @@ class Lowering:
     @contextmanager
     def _at(self, axis: str, position: V, chunk: Chunk) -> Iterator[None]:
         """A body at a position along an axis; values made in it are forgotten after it."""
-        before, values = self.chunk, dict(self.values)
-        self.names[axis], self.chunk = position, chunk
+        before, values = self.body.chunk, dict(self.body.values)
+        self.names[axis], self.body.chunk = position, chunk
         yield
-        self.chunk, self.values = before, values
+        self.body.chunk, self.body.values = before, values
 
     # --- stages ---
 
@@ -219,7 +205,7 @@ class Lowering:
             if not stage.loop:
                 for op in stage.ops:
                     self._op(op)
-            elif self.chunk.lanes or self.choice.vector is None:
+            elif self.body.chunk.lanes or self.choice.vector is None:
                 self._step_by_step(stage)
             else:
                 self._across_lanes(stage)
@@ -228,16 +214,16 @@ class Lowering:
         """A loop along the reduced axis, one position after another; lanes, if any, lie along another axis."""
         b, axis = self.b, self.seen.reduced or ""
         size = self.seen.sizes[axis].constant
-        carried = self._carry(stage, self.chunk.lanes, _levels(size))
-        self.carried |= self._start_scans(stage, self.chunk.lanes)
+        carried = self._carry(stage, self.body.chunk.lanes, _levels(size))
+        self.body.carried |= self._start_scans(stage, self.body.chunk.lanes)
 
         def body(at: V) -> None:
-            with self._at(axis, at, self.chunk):
-                self._body(stage, b.bin("mul", at, b.const("i64", self.chunk.lanes or 1)))
+            with self._at(axis, at, self.body.chunk):
+                self._body(stage, b.bin("mul", at, b.const("i64", self.body.chunk.lanes or 1)))
 
         self._walk(b.const("i64", 0), self.sizes[axis], 1, axis, body, carried)
         for op, c in carried.items():
-            self._finish(op, c.kind, c.parts())
+            self.body.finish(op, c.kind, c.parts())
 
     def _across_lanes(self, stage: Stage) -> None:
         """A loop along the reduced axis whose lanes are neighbours on it; partial results are joined at the end."""
@@ -251,7 +237,7 @@ class Lowering:
 
         def part(width: int, mask: bool, start: V, end: V, levels: int) -> None:
             carried = self._carry(stage, width, levels)
-            self.carried |= scans
+            self.body.carried |= scans
 
             def body(at: V) -> None:
                 keep = self._mask(at, stop, width) if mask else None
@@ -270,7 +256,7 @@ class Lowering:
             how, total = parts[0]
             for _, other in parts[1:]:
                 total = how.merge(b, total, other)
-            self._finish(op, how, fold(b, how, total, 0))
+            self.body.finish(op, how, fold(b, how, total, 0))
 
     def _walk(self, start: V, stop: V, step: int, hint: str, body: Callable[[V], None], carried: dict) -> None:
         """A loop, inside loops over blocks of it where sums have several levels."""
@@ -295,14 +281,14 @@ class Lowering:
 
     def _carry(self, stage: Stage, lanes: int, levels: int) -> dict[Operation, Carried]:
         """Start the reductions of a loop."""
-        self.carried = {}
+        self.body.carried = {}
         for op in stage.ops:
             if isinstance(op, ReduceOp):
                 how = kind(op.kind.data, element(element_of(op.arg)), self.b.host)
-                self.carried[op] = Carried(self.b, how, lanes, levels)
+                self.body.carried[op] = Carried(self.b, how, lanes, levels)
             elif isinstance(op, ContractOp):
-                self.carried[op] = Carried(self.b, kind("sum", F32, self.b.host), lanes, levels)
-        return dict(self.carried)
+                self.body.carried[op] = Carried(self.b, kind("sum", F32, self.b.host), lanes, levels)
+        return dict(self.body.carried)
 
     def _start_scans(self, stage: Stage, lanes: int) -> dict[Operation, Carried]:
         scans = [op for op in stage.ops if isinstance(op, ScanOp)]
@@ -312,25 +298,45 @@ class Lowering:
         kinds = {op: kind(op.kind.data, element(element_of(op.arg)), self.b.host) for op in scans}
         return {op: Carried(self.b, how, lanes, 0) for op, how in kinds.items()}
 
-    def _finish(self, op: Operation, how: Kind, parts: tuple[V, ...]) -> None:
-        value = how.finish(self.b, parts)
-        e = element(element_of(op.results[0]))
-        self.values[op.results[0]] = narrow(self.b, value, e) if e.short else cast(self.b, value, _like(value, e), e)
-
     def _body(self, stage: Stage, where: V) -> None:
         b = self.b
         for v in stage.take:
             e = element(element_of(v))
             address = b.address(self.scratch[v], e.memory, where)
-            x = b.load(e.memory, self.chunk.lanes, address)
-            self.values[v] = b.compare("ne", x, b.like(x, 0)) if e.name == "i1" else x
+            x = b.load(e.memory, self.body.chunk.lanes, address)
+            self.body.values[v] = b.compare("ne", x, b.like(x, 0)) if e.name == "i1" else x
         for op in stage.ops:
             self._op(op)
             if op.results and op.results[0] in stage.keep:
-                x, e = self.values[op.results[0]], element(element_of(op.results[0]))
-                x = b.splat(x, self.chunk.lanes)
+                x, e = self.body.values[op.results[0]], element(element_of(op.results[0]))
+                x = b.splat(x, self.body.chunk.lanes)
                 x = b.convert("zext", x, "i8") if e.name == "i1" else x
                 b.store(x, b.address(self.scratch[op.results[0]], e.memory, where))
+
+    def _op(self, op: Operation) -> None:
+        if not isinstance(op, StoreOp):
+            self.body.run(op)
+        elif self.later is not None and not self.carrying:
+            self.later.append(op)
+        else:
+            self._store(op)
+
+    def _store(self, op: StoreOp) -> None:
+        self.body.store(op, self._once(op) if op.mode.data == "add" else None)
+
+    def _once(self, op: StoreOp) -> V | None:
+        """Whether this point adds: along axes that a store does not vary over, only the first does."""
+        missing = [a for a in self.seen.parallel if a not in self.seen.axes_of_op(op)]
+        conditions = []
+        for axis in missing:
+            if axis == self.choice.vector:
+                conditions.append(self.first_block)
+            else:
+                conditions.append(self.b.compare("eq", self.names[axis], self.b.const("i64", 0)))
+        result = None
+        for c in conditions:
+            result = c if result is None else self.b.bin("and", result, c)  # type: ignore[arg-type]
+        return result
 
     # --- scratch ---
 
@@ -356,138 +362,6 @@ class Lowering:
             total = self.memory.scalar(count * bytes_)
             self.scratch[v] = b.value(f"call ptr @malloc({total})", "ptr", 0, "row", pure=False)
             self.heap.append(self.scratch[v])
-
-    # --- operations ---
-
-    def _op(self, op: Operation) -> None:
-        b = self.b
-        match op:
-            case StoreOp():
-                if self.later is not None and not self.carrying:
-                    self.later.append(op)
-                else:
-                    self._store(op)
-                return
-            case ReduceOp():
-                x = self._float(op.arg)
-                if op.kind.data in ("any", "all"):
-                    x = truth(b, x, _like(x, element(element_of(op.arg))))
-                where = self._position() if op.kind.data.startswith("arg") else None
-                return self.carried[op].step(x, where, self._reduce_mask())
-            case ContractOp():
-                return self._contract(op)
-            case ScanOp():
-                x = self._float(op.arg)
-                if self.chunk.axis == self.seen.reduced:
-                    x = b.splat(x, self.chunk.lanes)
-                value, e = self.carried[op].scan(x, self._reduce_mask()), element(element_of(op.result))
-                result = narrow(b, value, e) if e.short else cast(b, value, _like(value, e), e)
-            case LoadOp():
-                result = self._load(op)
-            case IotaOp():
-                where, run = self.memory.offset(self.seen.at[op], self._all(op.indices), self.chunk)
-                result = b.bin("add", where, b.lane_numbers("i64", self.chunk.lanes)) if run else where
-            case ConstantOp():
-                result = self._constant(op)
-            case ApplyOp():
-                kinds = [element(element_of(v)) for v in op.args]
-                result = apply(b, op.fn.data, self._all(op.args), kinds, element(element_of(op.result)))
-            case CastOp():
-                source, to = element(element_of(op.arg)), element(element_of(op.result))
-                result = cast(b, self.values[op.arg], source, to)
-            case RandomOp():
-                result = philox(b, self.values[op.seed], self.values[op.offset])
-            case _:
-                raise OptionError(f"the cpu target has no rule for {op.name}")
-        self.values[op.results[0]] = result
-
-    def _all(self, values: object) -> list[V]:
-        return [self.values[v] for v in values]  # type: ignore[attr-defined]
-
-    def _float(self, v: SSAValue) -> V:
-        e = element(element_of(v))
-        return widen(self.b, self.values[v], e) if e.short else self.values[v]
-
-    def _reduce_mask(self) -> V | None:
-        """Lanes beyond the end must not count; along another axis they have results of their own."""
-        return self.chunk.mask if self.chunk.axis == self.seen.reduced else None
-
-    def _position(self) -> V:
-        axis = self.seen.reduced or ""
-        if self.chunk.axis == axis and self.chunk.lanes:
-            return self.b.bin("add", self.names[axis], self.b.lane_numbers("i64", self.chunk.lanes))
-        return self.names[axis]
-
-    def _constant(self, op: ConstantOp) -> V:
-        assert isinstance(op.value, (IntegerAttr, FloatAttr))
-        e, number = element(element_of(op.result)), op.value.value.data
-        if e.short:
-            return narrow(self.b, self.b.const("float", number), e)
-        return self.b.const(e.register, number)
-
-    def _contract(self, op: ContractOp) -> None:
-        b = self.b
-        x, y = (cast(b, self.values[v], element(element_of(v)), F32) for v in (op.lhs, op.rhs))
-        if self._reduce_mask() is not None:
-            x = b.select(self._reduce_mask(), x, b.const("float", 0.0))  # type: ignore[arg-type]
-            y = b.select(self._reduce_mask(), y, b.const("float", 0.0))  # type: ignore[arg-type]
-        self.carried[op].multiply_add(x, y)
-
-    def _load(self, op: LoadOp) -> V:
-        e = element(element_of(op.buffer))
-        if op in self.turned:
-            address = self.b.address(self.turned[op], e.memory, self.row)
-            return self.memory.inside(self.b.load(e.memory, self.chunk.lanes, address), e)
-        where, run = self.memory.offset(self.seen.at[op], self._indices(op), self.chunk)
-        mask = self._truth(op.mask)
-        other = self.values[op.other] if op.other is not None else None
-        if other is not None:
-            other = cast(self.b, other, element(element_of(op.other)), e)  # type: ignore[arg-type]
-        return self.memory.load(self.buffers[op.buffer], e, where, run, self.chunk, mask, other)
-
-    def _store(self, op: StoreOp) -> None:
-        e = element(element_of(op.buffer))
-        where, run = self.memory.offset(self.seen.at[op], self._indices(op), self.chunk)
-        args = (self.values[op.value], self.buffers[op.buffer], e, where, run, self.chunk, self._truth(op.mask))
-        if op.mode.data == "set":
-            return self.memory.store(*args)
-        once = self._once(op)
-        if once is None:
-            return self.memory.add(*args)
-        with self.b.when(once, "once"):
-            self.memory.add(*args)
-
-    def _once(self, op: StoreOp) -> V | None:
-        """Whether this point adds: along axes that a store does not vary over, only the first does."""
-        missing = [a for a in self.seen.parallel if a not in self.seen.axes_of_op(op)]
-        conditions = []
-        for axis in missing:
-            if axis == self.choice.vector:
-                conditions.append(self.first_block)
-            else:
-                conditions.append(self.b.compare("eq", self.names[axis], self.b.const("i64", 0)))
-        result = None
-        for c in conditions:
-            result = c if result is None else self.b.bin("and", result, c)  # type: ignore[arg-type]
-        return result
-
-    def _indices(self, op: LoadOp | StoreOp) -> list[V]:
-        wide = element_i64()
-        return [cast(self.b, self.values[v], element(element_of(v)), wide) for v in op.indices]
-
-    def _truth(self, mask: SSAValue | None) -> V | None:
-        return None if mask is None else truth(self.b, self.values[mask], element(element_of(mask)))
-
-
-def element_i64() -> Element:
-    return Element("i64", "i64", "i64")
-
-
-def _like(x: V, e: Element) -> Element:
-    """What a value of a register type is, before it becomes `e`."""
-    if x.elem == e.register:
-        return e
-    return Element({"float": "f32", "double": "f64"}.get(x.elem, x.elem), x.elem, x.elem, x.elem == "i1" or e.unsigned)
 
 
 def _levels(steps: int | None) -> int:

@@ -74,7 +74,7 @@ def _sigmoid(b: Code, x: V) -> V:
 
 
 FLOAT64: dict[str, Callable[[Code, V], V]] = {
-    **{n: _library(n) for n in "exp exp2 expm1 log log2 log10 log1p tanh erf sin cos".split()},
+    **{n: _library(n) for n in ["exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "tanh", "erf", "sin", "cos"]},
     "sigmoid": _sigmoid,
     "rsqrt": lambda b, x: b.fdiv(b.like(x, 1.0), b.call("sqrt", x)),
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 from xdsl.ir import Operation
 
 from tessera.tile.dialect import LoadOp, StoreOp
+from tessera.tile.index import Index
 from tessera.tile.targets.cpu.code import V
 from tessera.tile.targets.cpu.elements import Element
 from tessera.tile.targets.cpu.host import HostCode as Code
@@ -46,14 +47,14 @@ def _runs(seen: Layout, op: Operation, vector: str, axis: str) -> bool:
 
 
 def read_tile(
-    b: Code, memory: Memory, base: V, e: Element, seen: Layout, op: LoadOp, chunk: Chunk, axis: str, columns: V | None
+    b: Code, memory: Memory, base: V, e: Element, at: Index, chunk: Chunk, axis: str, columns: V | None
 ) -> list[V]:
     """Row k of memory at the vector axis's position k, all turned; `columns` masks those beyond the tile's end."""
     first, vector = memory.names[chunk.axis or ""], chunk.axis or ""
     rows = []
     for k in range(chunk.lanes):
         memory.names[vector] = b.bin("add", first, b.const("i64", k)) if k else first
-        where = memory.scalar(seen.at[op])
+        where = memory.scalar(at)
         inside = columns
         if chunk.mask is not None:
             row = b.splat(b.lane(chunk.mask, k), chunk.lanes)

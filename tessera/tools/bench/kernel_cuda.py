@@ -1,0 +1,217 @@
+"""The CUDA side of `tessera bench kernels`: every case, dtype and size, against eager and TorchInductor in one run.
+
+Time is the GPU's own, between two events, the median of many calls. Before each call a large buffer is written, so
+that nothing is left in the L2 cache, and the GPU waits a little, so that the host is ahead and its work is not in the
+time. A case that fails says so and the next one starts; if the device itself failed, the rest is not tried. The same
+code runs on a CPU, by the clock, so that it can be tested where there is no GPU.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from types import FunctionType
+
+import torch
+import torch._dynamo
+import torch._functorch.config
+
+from tessera.tools.bench.kernel_cases import CASES, Case, Inputs, Size, cotangents, mistake, results_of, with_grads
+from tessera.tools.bench.kernel_report import OURS, Measured
+from tessera.tools.bench.probe import CONTESTANTS
+
+Say = Callable[[str], None]
+WHO = ("eager", "inductor", OURS)
+DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
+FLUSHED = 256 * 2**20  # bytes written between calls: several times any L2 cache
+AHEAD = 400_000  # cycles that the GPU waits, about a fifth of a millisecond
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure. `deadline`: seconds after which no further case is started."""
+
+    only: tuple[str, ...] = ()
+    quick: bool = False
+    who: tuple[str, ...] = WHO
+    device: str = "cuda"
+    deadline: float | None = None
+    rounds: int = 30
+    sizes: dict[str, tuple[Size, ...]] | None = None  # by case, in place of the usual ones
+
+    def cases(self) -> Iterator[tuple[Case, str, Size]]:
+        for case in CASES:
+            if self.only and case.name not in self.only:
+                continue
+            sizes = case.quick if self.quick else case.sizes
+            for size in sizes if self.sizes is None else self.sizes.get(case.name, ()):
+                for dtype in ["bf16"] if self.quick or case.flops else DTYPES:
+                    yield case, dtype, size
+
+
+class Clock:
+    """Seconds of a call on a device."""
+
+    def __init__(self, device: str, rounds: int) -> None:
+        self.device, self.rounds = device, rounds
+        self.flushed = torch.empty(FLUSHED if device == "cuda" else 1, dtype=torch.int8, device=device)
+
+    def __call__(self, call: Callable[[], object]) -> float:
+        for _ in range(3):
+            call()
+        return median(self._cuda(call) if self.device == "cuda" else self._cpu(call))
+
+    def _cpu(self, call: Callable[[], object]) -> list[float]:
+        samples = []
+        for _ in range(self.rounds):
+            start = time.perf_counter()
+            call()
+            samples.append(time.perf_counter() - start)
+        return samples
+
+    def _cuda(self, call: Callable[[], object]) -> list[float]:
+        wait = getattr(torch.cuda, "_sleep", None)
+        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(self.rounds)]
+        torch.cuda.synchronize()
+        for start, end in events:
+            self.flushed.zero_()
+            if wait is not None:
+                wait(AHEAD)
+            start.record()
+            call()
+            end.record()
+        torch.cuda.synchronize()
+        return [start.elapsed_time(end) * 1e-3 for start, end in events]
+
+
+def copy_rate(clock: Clock) -> float:
+    """Bytes a second of a plain copy: the roof for kernels that read and write."""
+    n = 2**27 if clock.device == "cuda" else 2**20
+    x = torch.empty(n, dtype=torch.bfloat16, device=clock.device).normal_()
+    y = torch.empty_like(x)
+    return 2 * x.numel() * x.element_size() / clock(lambda: y.copy_(x))
+
+
+def matmul_rate(clock: Clock, size: Size, dtype: torch.dtype) -> float:
+    m, n, k = size
+    a = torch.randn(m, k, dtype=dtype, device=clock.device)
+    b = torch.randn(k, n, dtype=dtype, device=clock.device)
+    return 2.0 * m * n * k / clock(lambda: a @ b)
+
+
+def run(options: Options, say: Say) -> list[Measured]:
+    """Measure everything that was asked for; what could not be measured says why."""
+    clock = Clock(options.device, options.rounds)
+    copy = copy_rate(clock)
+    say(f"a copy moves {copy / 1e12:.2f} TB/s")
+    found: list[Measured] = []
+    start, dead = time.perf_counter(), ""
+    for case, dtype, size in options.cases():
+        for backward in (False, True) if case.back else (False,):
+            row = _row(case, dtype, size, options.device, backward)
+            row.copy = copy
+            found.append(row)
+            late = options.deadline is not None and time.perf_counter() - start > options.deadline
+            if dead or late:
+                row.errors["not run"] = dead or f"{options.deadline:.0f} seconds were over"
+                continue
+            say(f"{case.name} {row.direction} {row.size} {dtype}")
+            measure(row, case, DTYPES[dtype], size, backward, options.who, clock)
+            dead = _dead(options.device)
+    return found
+
+
+def _row(case: Case, dtype: str, size: Size, device: str, backward: bool) -> Measured:
+    text = "x".join(map(str, size))
+    return Measured(case.name, "backward" if backward else "forward", text, dtype, device)
+
+
+def measure(
+    row: Measured, case: Case, dtype: torch.dtype, size: Size, backward: bool, who: Sequence[str], clock: Clock
+) -> None:
+    """Fill in one row. Every contestant is checked before it is timed, and fails alone."""
+    torch.manual_seed(0)
+    try:
+        inputs = case.make(size, dtype, clock.device)
+        with torch.no_grad():
+            results = results_of(case.function(*inputs))
+        row.bytes = case.backward_bytes(inputs, results) if backward else case.forward_bytes(inputs, results)
+        if case.flops is not None:
+            row.flops, row.matmul = case.flops(size), matmul_rate(clock, size, dtype)
+        del results
+    except Exception as error:  # out of memory, or a broken case: the next one may do
+        row.errors["inputs"] = _short(error)
+        return
+    for name in who:
+        try:
+            _contestant(row, case, inputs, backward, name, clock)
+        except Exception as error:
+            row.errors[name] = _short(error)
+        finally:
+            _tidy(clock.device)
+
+
+def _contestant(row: Measured, case: Case, inputs: Inputs, backward: bool, name: str, clock: Clock) -> None:
+    torch._dynamo.reset()
+    function = _compile(name, case.function)
+    with torch.set_grad_enabled(backward):
+        start = time.perf_counter()
+        call = _call(case, function, inputs, backward)
+        call()
+        _wait(clock.device)
+        row.first[name] = time.perf_counter() - start
+        if name != "eager" and (reason := mistake(case, function, inputs, backward)):
+            row.errors[name] = f"wrong: {reason}"
+            return
+        row.seconds[name] = clock(call)
+
+
+def _compile(name: str, function: Callable) -> Callable:
+    # Dynamo keeps its cache on the code object: a size of its own for each, so that none becomes dynamic.
+    fresh = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
+    return torch.compile(fresh, dynamic=False) if name == "inductor" else CONTESTANTS[name](fresh)
+
+
+def _call(case: Case, function: Callable, inputs: Inputs, backward: bool) -> Callable[[], object]:
+    """What is timed: the forward pass, or the backward pass of one that stands already."""
+    if not backward:
+        return lambda: function(*inputs)
+    # A backward that writes over what was saved cannot run twice.
+    if hasattr(torch._functorch.config, "donated_buffer"):
+        torch._functorch.config.donated_buffer = False
+    given = with_grads(case, inputs)
+    made = results_of(function(*given))
+    given_back = cotangents(tuple(y.detach() for y in made))
+    return lambda: torch.autograd.grad(made, given[: case.grads], given_back, retain_graph=True)
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _tidy(device: str) -> None:
+    gc.collect()
+    if device == "cuda":
+        try:
+            torch.cuda.empty_cache()
+        except RuntimeError:  # the device failed; `_dead` says so
+            return
+
+
+def _dead(device: str) -> str:
+    """Why the device answers no more; empty while it does."""
+    try:
+        torch.ones(1, device=device).sum().item()
+        _wait(device)
+    except RuntimeError as error:
+        return f"the device failed before: {_short(error)}"
+    return ""
+
+
+def _short(error: BaseException) -> str:
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"

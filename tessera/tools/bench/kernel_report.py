@@ -1,0 +1,106 @@
+"""What `tessera bench kernels` hands back: one `Measured` a case, size and direction, as a table or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+
+from rich.markup import escape
+from rich.table import Table
+
+OURS = "tessera[tile]"
+
+
+@dataclass
+class Measured:
+    """Seconds by contestant, steady and of the first call; why there are none, where there are none."""
+
+    case: str
+    direction: str  # forward, backward, or both
+    size: str
+    dtype: str
+    device: str
+    threads: int = 1
+    seconds: dict[str, float] = field(default_factory=dict)
+    ratios: dict[str, float] = field(default_factory=dict)  # ours to each peer, round by round where interleaved
+    first: dict[str, float] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+    bytes: int = 0
+    copy: float = 0.0  # bytes a second of a copy, in this run
+    flops: float = 0.0
+    matmul: float = 0.0  # flops a second of a plain matrix product, in this run
+
+    def ratio(self, peer: str) -> float | None:
+        """How many times the peer's time ours is."""
+        if peer in self.ratios:
+            return self.ratios[peer]
+        ours, theirs = self.seconds.get(OURS), self.seconds.get(peer)
+        return ours / theirs if ours and theirs else None
+
+    def first_ratio(self, peer: str) -> float | None:
+        ours, theirs = self.first.get(OURS), self.first.get(peer)
+        return ours / theirs if ours and theirs else None
+
+    def fraction(self, who: str = OURS) -> float | None:
+        """How near a contestant comes to the copy, or to the plain matrix product."""
+        seconds = self.seconds.get(who)
+        if not seconds:
+            return None
+        if self.flops and self.matmul:
+            return self.flops / self.matmul / seconds
+        return self.bytes / self.copy / seconds if self.copy else None
+
+
+def table(found: Sequence[Measured], title: str) -> Table:
+    """For a terminal: our time, then how it compares."""
+    cuda = any(row.device == "cuda" for row in found)
+    shown = Table("what", "direction", "size", title=title, title_justify="left")
+    headers = ["dtype" if cuda else "threads", "eager", "inductor", "tessera", "/eager", "/inductor"]
+    headers += ["of roofline", "eager's", "inductor's"] if cuda else []
+    for header in (*headers, "first call", "/inductor"):
+        shown.add_column(header, justify="right")
+    before = ""
+    for row in found:
+        if before and row.case != before:
+            shown.add_section()
+        times = [duration(row.seconds.get(who)) for who in ("eager", "inductor", OURS)]
+        ratios = [_number(row.ratio(peer)) for peer in ("eager", "inductor")]
+        share = [_percent(row.fraction(who)) for who in (OURS, "eager", "inductor")] if cuda else []
+        first = [duration(row.first.get(OURS)), _number(row.first_ratio("inductor"))]
+        start = [row.case if row.case != before else "", row.direction, row.size, row.dtype if cuda else str(row.threads)]
+        shown.add_row(*start, *times, *ratios, *share, *first)
+        for who, error in row.errors.items():
+            shown.add_row("", f"[red]{escape(who)}: {escape(error)}")
+        before = row.case
+    return shown
+
+
+def listed(found: Sequence[Measured]) -> list[dict[str, object]]:
+    """For programs: every field, and what follows from them."""
+    return [
+        asdict(row)
+        | {
+            "to_eager": row.ratio("eager"),
+            "to_inductor": row.ratio("inductor"),
+            "first_to_inductor": row.first_ratio("inductor"),
+            "of_roofline": {who: row.fraction(who) for who in row.seconds},
+        }
+        for row in found
+    ]
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        if seconds * scale >= 1 or unit == "µs":
+            return f"{seconds * scale:.3g} {unit}"
+    return ""
+
+
+def _number(x: float | None) -> str:
+    return "" if x is None else f"{x:.2f}"
+
+
+def _percent(x: float | None) -> str:
+    return "" if x is None else f"{x:.0%}"
