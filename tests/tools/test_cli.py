@@ -16,7 +16,7 @@ from rich.console import Console
 from tessera.tools import cli, doctor
 from tessera.tools.bench import core, probe
 from tessera.tools.bench.measure import in_fresh_process, interleave, ratio
-from tessera.tools.bench.report import Target, rows, table, to_json
+from tessera.tools.bench.report import Target, listed, rows, table, to_json
 from tessera.tools.machine import machine
 from tessera.tools.models import GPT, GPTConfig
 
@@ -110,7 +110,7 @@ def test_a_target_without_its_peer_falls_away():
 
 def test_report_is_json_and_table():
     found = rows("section", "µs", {"peer": [1e-6], "ours": [2e-6]}, "peer", {"ours": Target(3.0, "peer")})
-    report = json.loads(json.dumps(to_json("core", machine(), found)))
+    report = json.loads(json.dumps(to_json("core", machine(), listed(found))))
     assert report["machine"]["torch"] == torch.__version__
     assert [(row["who"], row["passed"]) for row in report["rows"]] == [("peer", None), ("ours", True)]
     assert report["rows"][1]["value"] == pytest.approx(2.0)
@@ -133,7 +133,7 @@ def test_extra_contestants_join_whoever_was_chosen():
 
 
 def test_contestants_do_not_share_a_code_object():
-    first, second = probe._fresh_add(), probe._fresh_add()
+    first, second = probe.fresh(probe._add), probe.fresh(probe._add)
     assert first.__code__ is not second.__code__
     assert first(1, 2) == 3
 

@@ -3,47 +3,54 @@
 from __future__ import annotations
 
 import json
+import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from rich.console import Console
 
-from tessera.tools.bench import core
+from tessera.tools.bench import core, kernels
 from tessera.tools.bench.probe import CONTESTANTS
-from tessera.tools.bench.report import table, to_json
+from tessera.tools.bench.report import to_json
 from tessera.tools.command import Command
 from tessera.tools.machine import machine
+from tessera.util.errors import OptionError
 
-SUITES = {"core": core}
+SUITES = {"core": core, "kernels": kernels}
 
 
 def arguments(parser: ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("suite", choices=SUITES, help="what to measure")
-    parser.add_argument("--only", nargs="+", default=[], choices=core.SECTIONS, help="only these sections")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="only these sections of the suite")
     parser.add_argument("--who", nargs="+", choices=CONTESTANTS, help="only these contestants")
-    parser.add_argument(
-        "--rounds", type=int, default=3, help="samples to take; more is steadier (default: 3)"
-    )
-    parser.add_argument("--inductor", action="store_true", help="measure TorchInductor too")
-    parser.add_argument("--thunder", action="store_true", help="measure Thunder too, which must be installed")
+    parser.add_argument("--rounds", type=int, help="samples to take; more is steadier")
+    parser.add_argument("--inductor", action="store_true", help="core: measure TorchInductor too")
+    parser.add_argument("--thunder", action="store_true", help="core: measure Thunder too, which must be installed")
+    parser.add_argument("--quick", action="store_true", help="kernels: few sizes, a couple of minutes")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="kernels: where (default: CUDA if there is one)")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="kernels: threads of a CPU (1 2)")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the numbers there as well")
-    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed or a result is wrong")
 
 
 def run(args: Namespace) -> int:
     """Measure, show, write."""
-    extra = tuple(name for name in ("inductor", "thunder") if getattr(args, name) or name in (args.who or ()))
-    options = core.Options(args.rounds, frozenset(args.who) if args.who else None, extra)
-    here = machine()
-    with Console(stderr=True).status("measuring") as status:
-        found = SUITES[args.suite].run(args.only, options, status.update)
+    suite, here = SUITES[args.suite], machine()
+    try:
+        if unknown := [name for name in args.only if name not in suite.SECTIONS]:
+            raise OptionError(f"--only: unknown {unknown[0]!r}; choose from {', '.join(suite.SECTIONS)}")
+        with Console(stderr=True).status("measuring") as status:
+            found = suite.outcome(args, status.update)
+    except OptionError as error:
+        print(error, file=sys.stderr)
+        return 2
     console = Console()
-    console.print(f"{here}; one thread", soft_wrap=True)
-    console.print(table(found, f"tessera bench {args.suite}"))
+    console.print(f"{here}; {found.note}", soft_wrap=True)
+    console.print(found.table)
     if args.json:
-        args.json.write_text(json.dumps(to_json(args.suite, here, found), indent=2) + "\n")
-    return int(args.check and any(row.passed is False for row in found))
+        args.json.write_text(json.dumps(to_json(args.suite, here, found.rows), indent=2) + "\n")
+    return int(args.check and found.missed)
 
 
 COMMAND = Command("measure Tessera against its peers", arguments, run)

@@ -6,6 +6,7 @@ stand beside the sections they judge; `docs/performance.md` says how the numbers
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,9 +14,10 @@ from typing import Any
 
 from tessera.tools.bench import probe
 from tessera.tools.bench.measure import Samples, in_fresh_process
-from tessera.tools.bench.report import Row, Target, rows
+from tessera.tools.bench.report import Outcome, Row, Target, listed, rows, table
 
 Say = Callable[[str], None]
+TITLE = "one thread"
 LAYERS = 12
 BLOCKS = 100  # short blocks, for each round asked for, where a contestant is measured in one process
 
@@ -80,6 +82,17 @@ SECTIONS: dict[str, Callable[[Options, Say], list[Row]]] = {
     "call-train": partial(gradient_overhead, "a + b, per call with backward"),
     "step": partial(training_step, "GPT training step"),
 }
+
+
+def options_of(args: Namespace) -> Options:
+    """What the command line asks for."""
+    extra = tuple(name for name in ("inductor", "thunder") if getattr(args, name) or name in (args.who or ()))
+    return Options(args.rounds or 3, frozenset(args.who) if args.who else None, extra)
+
+
+def outcome(args: Namespace, say: Say) -> Outcome:
+    found = run(args.only, options_of(args), say)
+    return Outcome(TITLE, table(found, "tessera bench core"), listed(found), any(row.passed is False for row in found))
 
 
 def run(only: Sequence[str], options: Options, say: Say) -> list[Row]:

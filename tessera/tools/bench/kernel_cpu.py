@@ -16,19 +16,18 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
-import torch._dynamo
 from torch import Tensor, nn
 
 from tessera.tools.bench.kernel_cases import BY_NAME, Case, cotangents, mistake, results_of, with_grads
 from tessera.tools.bench.kernel_report import OURS, Measured
 from tessera.tools.bench.measure import cpu_seconds, in_fresh_process, interleave, ratio
-from tessera.tools.bench.probe import CONTESTANTS
+from tessera.tools.bench.probe import CONTESTANTS, fresh
 from tessera.tools.models import GPT, MLP, GPTConfig
 
 Say = Callable[[str], None]
 WHO = ("eager", "inductor", OURS)
 FUNCTIONS = ("pointwise", "softmax", "layer_norm", "rms_norm", "cross_entropy", "linear_gelu")
-MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+MODELS: dict[str, Callable[[], tuple]] = {
     "mlp": lambda: (MLP(GPTConfig(width=512)), torch.randn(256, 512)),
     "gpt": lambda: _gpt(GPTConfig()),
     "gpt512": lambda: _gpt(GPTConfig(layers=4, width=512, heads=8, context=256)),
@@ -113,8 +112,7 @@ def _function(case: Case, train: bool) -> _Made:
     inputs = case.make(case.small, torch.float32, "cpu")
 
     def compile(who: str) -> tuple[Callable[[], object], Callable[[], str]]:
-        function = CONTESTANTS[who](case.function)
-        torch._dynamo.reset()
+        function = CONTESTANTS[who](fresh(case.function))
         given = with_grads(case, inputs) if train else inputs
         back = cotangents(results_of(case.function(*inputs))) if train else ()
 
@@ -157,7 +155,7 @@ def _model_mistake(model: nn.Module, own: nn.Module, want: Tensor, got: Tensor, 
     return ""
 
 
-def _gpt(config: GPTConfig) -> tuple[nn.Module, Tensor, Tensor]:  # type: ignore[return-value]
+def _gpt(config: GPTConfig) -> tuple[nn.Module, Tensor, Tensor]:
     tokens = torch.randint(config.vocab, (1, config.context + 1))
     return GPT(config), tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
-from types import FunctionType
 
 import torch
 import torch._dynamo
@@ -21,7 +20,7 @@ import torch._functorch.config
 
 from tessera.tools.bench.kernel_cases import CASES, Case, Inputs, Size, cotangents, mistake, results_of, with_grads
 from tessera.tools.bench.kernel_report import OURS, Measured
-from tessera.tools.bench.probe import CONTESTANTS
+from tessera.tools.bench.probe import CONTESTANTS, fresh
 
 Say = Callable[[str], None]
 WHO = ("eager", "inductor", OURS)
@@ -170,9 +169,8 @@ def _contestant(row: Measured, case: Case, inputs: Inputs, backward: bool, name:
 
 
 def _compile(name: str, function: Callable) -> Callable:
-    # Dynamo keeps its cache on the code object: a size of its own for each, so that none becomes dynamic.
-    fresh = FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
-    return torch.compile(fresh, dynamic=False) if name == "inductor" else CONTESTANTS[name](fresh)
+    own = fresh(function)  # for each size one, so that none becomes dynamic
+    return torch.compile(own, dynamic=False) if name == "inductor" else CONTESTANTS[name](own)
 
 
 def _call(case: Case, function: Callable, inputs: Inputs, backward: bool) -> Callable[[], object]:

@@ -13,6 +13,7 @@ import os
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from statistics import median
@@ -27,8 +28,14 @@ def cpu_seconds() -> float:
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
-def interleave(calls: Mapping[str, Callable[[], object]], *, rounds: int, repeat: int) -> Samples:
-    """CPU seconds per call: `rounds` samples for each name, each the mean of `repeat` calls in a row.
+def interleave(
+    calls: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    repeat: int,
+    clock: Callable[[], float] = time.process_time,
+) -> Samples:
+    """Seconds per call: `rounds` samples for each name, each the mean of `repeat` calls in a row.
 
     Every call runs once before anything is timed. Every other round goes through the names backwards, so that
     none always follows the same neighbour. The garbage collector runs between blocks, never in one.
@@ -42,7 +49,7 @@ def interleave(calls: Mapping[str, Callable[[], object]], *, rounds: int, repeat
     try:
         for number in range(rounds):
             for name in list(calls)[:: -1 if number % 2 else 1]:
-                samples[name].append(_block(calls[name], repeat))
+                samples[name].append(_block(calls[name], repeat, clock))
                 gc.collect()
     finally:
         gc.enable()
@@ -50,11 +57,11 @@ def interleave(calls: Mapping[str, Callable[[], object]], *, rounds: int, repeat
     return samples
 
 
-def _block(call: Callable[[], object], repeat: int) -> float:
-    start = time.process_time()
+def _block(call: Callable[[], object], repeat: int, clock: Callable[[], float]) -> float:
+    start = clock()
     for _ in range(repeat):
         call()
-    return (time.process_time() - start) / repeat
+    return (clock() - start) / repeat
 
 
 def ratio(samples: Samples, who: str, peer: str) -> float:
@@ -62,18 +69,20 @@ def ratio(samples: Samples, who: str, peer: str) -> float:
     return median(a / b for a, b in zip(samples[who], samples[peer], strict=True))
 
 
-def in_fresh_process(module: str, task: str, **options: object) -> Any:
-    """Run `python -m module task options` in its own process, on one thread and without Inductor's caches.
+def in_fresh_process(module: str, task: str, *, threads: int = 1, **options: object) -> Any:
+    """Run `python -m module task options` in its own process, on so many threads and without anyone's caches.
 
     The child prints its result as JSON on its last line of output.
     """
     environment = os.environ | {
-        "OMP_NUM_THREADS": "1",
+        "OMP_NUM_THREADS": str(threads),
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",  # compile in the process whose time is taken
     }
     command = [sys.executable, "-m", module, task, json.dumps(options)]
-    done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    with tempfile.TemporaryDirectory() as empty:
+        environment["TESSERA_CACHE"] = empty
+        done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(
             f"expected {task} {options} to be measured, got exit {done.returncode}:\n{done.stderr}"

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import tessera
+from tessera.executors import tile as _  # noqa: F401  (registers the executor)
 from tessera.tools.bench.measure import Samples, cpu_seconds, interleave
 from tessera.tools.models import GPT, GPTConfig
 
@@ -29,6 +30,7 @@ CONTESTANTS: dict[str, Compile] = {
     "thunder": lambda f: import_module("thunder").jit(f),
     "tessera": lambda f: tessera.jit(f),
     "tessera[aten]": lambda f: tessera.jit(f, executors=["aten"]),
+    "tessera[tile]": lambda f: tessera.jit(f, executors=["sdpa", "tile", "aten"]),
     "tessera[functional]": lambda f: tessera.jit(f, frontend="functional"),
 }
 
@@ -56,7 +58,7 @@ def call_overhead(who: Sequence[str], rounds: int, repeat: int, backward: bool) 
     cotangent = torch.ones(2, 2)
 
     def task(name: str) -> Callable[[], object]:
-        fast = CONTESTANTS[name](_fresh_add())
+        fast = CONTESTANTS[name](fresh(_add))
 
         def forward() -> Tensor:
             return fast(a, b)
@@ -97,9 +99,12 @@ def _add(a: Tensor, b: Tensor) -> Tensor:
     return a + b
 
 
-def _fresh_add() -> Callable[[Tensor, Tensor], Tensor]:
-    # Dynamo keeps its cache on the code object: sharing one, contestants would search each other's entries.
-    return FunctionType(_add.__code__.replace(), globals(), "add")
+def fresh(function: Callable) -> Callable:
+    """The same function with a code object of its own.
+
+    Dynamo keeps its cache on the code object: sharing one, contestants would search each other's entries.
+    """
+    return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
 
 
 TASKS: dict[str, Callable[..., object]] = {

@@ -1,6 +1,7 @@
 """What a benchmark hands back: rows, each a contestant's samples beside the peer and the limit it is held to.
 
-`rows` makes them from samples and targets; `table` shows them to people and `to_json` to programs.
+`rows` makes them from samples and targets; `table` shows them to people and `to_json` to programs. An `Outcome` is
+what any suite gives to the command line.
 """
 
 from __future__ import annotations
@@ -24,6 +25,16 @@ class Target:
 
     at_most: float
     peer: str | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a suite hands to the command line. `missed`: some target was not met, or some result was wrong."""
+
+    note: str  # how it was measured, beside the machine
+    table: Table
+    rows: list[dict[str, object]]
+    missed: bool
 
 
 @dataclass(frozen=True)
@@ -98,7 +109,11 @@ def table(found: Sequence[Row], title: str) -> Table:
     return shown
 
 
-def to_json(suite: str, machine: Machine, found: Sequence[Row]) -> dict[str, object]:
-    """The whole run: the machine, and every row with its samples, median and verdict."""
-    listed = [asdict(row) | {"value": row.value, "passed": row.passed} for row in found]
-    return {"suite": suite, "machine": asdict(machine), "rows": listed}
+def listed(found: Sequence[Row]) -> list[dict[str, object]]:
+    """The rows for programs: every field with the median and the verdict."""
+    return [asdict(row) | {"value": row.value, "passed": row.passed} for row in found]
+
+
+def to_json(suite: str, machine: Machine, rows: list[dict[str, object]]) -> dict[str, object]:
+    """The whole run: the machine and every row."""
+    return {"suite": suite, "machine": asdict(machine), "rows": rows}

@@ -1,0 +1,68 @@
+"""`tessera bench kernels`: what compiled regions cost, against eager and TorchInductor in one run.
+
+On a CPU, functions and small models, forward and training, on one and two threads, with the cost of the first call. On
+CUDA, memory-bound kernels over many sizes in bf16 and f32, each beside the bytes it must move and the speed of a
+copy, and a matrix product with an epilogue beside the plain one. Every contestant's results are checked before it is
+timed; what fails says so and the rest goes on.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+
+import torch
+
+from tessera.tools.bench import kernel_cpu, kernel_cuda
+from tessera.tools.bench.kernel_cases import BY_NAME
+from tessera.tools.bench.kernel_report import Measured, listed, table
+from tessera.tools.bench.report import Outcome
+from tessera.util.errors import OptionError
+
+Say = Callable[[str], None]
+SECTIONS = tuple(dict.fromkeys((*BY_NAME, *kernel_cpu.SECTIONS)))
+QUICK_SECONDS = 110.0  # after which a quick run on CUDA starts nothing new
+
+
+def outcome(args: Namespace, say: Say) -> Outcome:
+    """Measure what the command line asks for, on the device it names or the best there is."""
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise OptionError("expected a CUDA device, got none; try --device cpu")
+    found = _cuda(args, say) if device == "cuda" else _cpu(args, say)
+    note = f"a copy moves {found[0].copy / 1e12:.2f} TB/s" if found and found[0].copy else "by the clock"
+    missed = any(row.errors for row in found)
+    return Outcome(note, table(found, "tessera bench kernels"), listed(found), missed)
+
+
+def _cpu(args: Namespace, say: Say) -> list[Measured]:
+    options = kernel_cpu.Options(
+        _only(args, kernel_cpu.SECTIONS, "cpu"),
+        args.quick,
+        _who(args, kernel_cpu.WHO),
+        tuple(args.threads),
+        args.rounds or kernel_cpu.Options.rounds,
+    )
+    return kernel_cpu.run(options, say)
+
+
+def _cuda(args: Namespace, say: Say) -> list[Measured]:
+    options = kernel_cuda.Options(
+        _only(args, tuple(BY_NAME), "cuda"),
+        args.quick,
+        _who(args, kernel_cuda.WHO),
+        deadline=QUICK_SECONDS if args.quick else None,
+        rounds=args.rounds or kernel_cuda.Options.rounds,
+    )
+    return kernel_cuda.run(options, say)
+
+
+def _who(args: Namespace, usual: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(args.who) if args.who else usual
+
+
+def _only(args: Namespace, known: tuple[str, ...], device: str) -> tuple[str, ...]:
+    for name in args.only:
+        if name not in known:
+            raise OptionError(f"--only: expected some of {', '.join(known)} on {device}, got {name!r}")
+    return tuple(args.only)
