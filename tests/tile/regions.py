@@ -521,7 +521,7 @@ def gather(m: Maker) -> Step:
     a = m.any(lambda k: k.now.ndim > 0 and k.now.numel() > 0)
     d = m.dim(a) % a.now.ndim
     size = a.shape[d]
-    picks = m.any(lambda k: k.now.dtype == torch.int64 and k.now.numel() > 0)
+    picks = m.any(lambda k: k.now.dtype == torch.int64 and k.now.numel() > 0 and k.now.ndim > 0)
     i = f"({picks.name} % {size})"
     match m.rng.randrange(5):
         case 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import random
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import sys
 import pytest
 import torch
 
-pytest.importorskip("llvmlite")
+llvm = pytest.importorskip("llvmlite.binding")
 
 from tessera.tile import cache, interp
 from tessera.tile.build import KernelBuilder, bf16, f16, f32, f64, i1, i8, i16, i32, i64
@@ -20,7 +21,9 @@ from tessera.tile.elements import torch_dtype
 from tessera.tile.functions import FUNCTIONS
 from tessera.tile.index import gathered
 from tessera.tile.schedule import Schedule
-from tessera.tile.targets.cpu import TARGET, CpuTarget
+from tessera.tile.targets.cpu import TARGET, CpuTarget, jit
+from tessera.tile.targets.cpu.host import Host
+from tessera.tile.targets.cpu.target import module_text
 from tessera.util.errors import OptionError
 
 
@@ -618,15 +621,13 @@ def test_proposals_are_the_same_every_time_and_run():
 
 
 def test_compiled_once_a_process_and_kept_on_disk(monkeypatch):
-    from tessera.tile.targets.cpu import jit
-
     kernel = softmax(11, 13)
     first = CpuTarget()
     made = first.compile(kernel, Schedule())
     assert first.compile(kernel, Schedule()) is made
     assert "fmuladd" in made.source and "ret" in made.assembly()
     x = data(f32, 11, 13)
-    monkeypatch.setattr(jit, "object_code", lambda text: pytest.fail("compiled again"))
+    monkeypatch.setattr(jit, "object_code", lambda text, machine: pytest.fail("compiled again"))
     out = torch.zeros_like(x)
     CpuTarget().compile(kernel, Schedule())([x, out])
     torch.testing.assert_close(out, x.softmax(1))
@@ -648,6 +649,47 @@ def test_a_fresh_process_exits_quietly(tmp_path):
     env = {**os.environ, "TESSERA_CACHE": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=120)
     assert done.returncode == 0 and done.stdout == "fine\n", done.stderr
+
+
+X86 = {
+    "avx2": Host("x86_64-unknown-linux-gnu", "haswell", "+avx2,+fma,+f16c", 32),
+    "plain": Host("x86_64-unknown-linux-gnu", "x86-64", "", 16),
+}
+ARM = Host("aarch64-unknown-linux-gnu", "generic", "+neon", 16)
+
+
+def samples() -> list[tuple[KernelOp, list[torch.Tensor]]]:
+    """Kernels that between them use most of what machines differ in."""
+    everything = [softmax(9, 100), softmax(9, 100, rows=False), softmax(4, 40, bf16)]
+    listed = [(k, [data(k.buffers[0].type.element, 1000), data(k.buffers[0].type.element, 1000)]) for k in everything]
+    x = torch.cat([torch.linspace(-50, 50, 501), torch.tensor(EDGES)])
+    listed += [one_function(fn, f32, [x]) for fn in ULPS] + [one_function("pow", f32, [x.abs(), x])]
+    for kind in ("max", "argmax", "sum"):
+        kernel = reduction(kind, f32, True, 5, 77)
+        listed.append((kernel, [data(f32, 5 * 77), torch.zeros(5, dtype=torch_dtype(kernel.buffers[1].type.element))]))
+    return [*listed, random_kernel(3)[:2], random_kernel(5)[:2]]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="runs x86 code")
+@pytest.mark.parametrize("name", X86)
+def test_lesser_machines(name):
+    if name == "avx2" and not llvm.get_host_cpu_features().get("avx2"):
+        pytest.skip("needs AVX2")
+    target = CpuTarget(X86[name])
+    for kernel, tensors in samples():
+        mine, theirs = [t.clone() for t in tensors], [t.clone() for t in tensors]
+        target.compile(kernel, PLAIN)(mine)
+        interp.run(kernel, theirs)
+        for a, b in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(a.double(), b.double(), rtol=1e-2 if a.dtype == torch.bfloat16 else 2e-5,
+                                       atol=1e-4, equal_nan=True)  # fmt: skip
+
+
+def test_arm_code_is_made():
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    for kernel, _ in samples():
+        assert "fmla" in jit.assembly(module_text(kernel, PLAIN, ARM), ARM) or kernel.sym_name.data != "softmax"
 
 
 def test_unknown_function_is_named():

@@ -50,18 +50,17 @@ class MethodDef(ctypes.Structure):
     ]
 
 
-def version() -> str:
+def version(machine: Host) -> str:
     """What object code depends on besides the LLVM text."""
-    machine = host()
     compiler = f"{PASSES} llvmlite {llvmlite.__version__} {llvm.llvm_version_info}"
     return f"{compiler} {machine.triple} {machine.cpu} {machine.features}"
 
 
 @functools.cache
-def _machine(host: Host) -> llvm.TargetMachine:
-    target = llvm.Target.from_triple(host.triple)
+def _target_machine(machine: Host) -> llvm.TargetMachine:
+    target = llvm.Target.from_triple(machine.triple)
     return target.create_target_machine(
-        cpu=host.cpu, features=host.features, opt=2, reloc="pic", codemodel="small", jit=True
+        cpu=machine.cpu, features=machine.features, opt=2, reloc="pic", codemodel="small", jit=True
     )
 
 
@@ -74,9 +73,9 @@ def _linker() -> llvm.LLJIT:
     return llvm.create_lljit_compiler(own, use_jit_link=machine.arm)
 
 
-def _optimised(text: str) -> llvm.ModuleRef:
+def _optimised(text: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
     module = llvm.parse_assembly(text)
-    machine = _machine(host())
+    module.verify()
     options = llvm.create_pipeline_tuning_options(speed_level=2)
     builder = llvm.create_pass_builder(machine, options)
     passes = llvm.create_new_module_pass_manager()
@@ -87,12 +86,14 @@ def _optimised(text: str) -> llvm.ModuleRef:
     return module
 
 
-def object_code(text: str) -> bytes:
-    return _machine(host()).emit_object(_optimised(text))
+def object_code(text: str, machine: Host) -> bytes:
+    made = _target_machine(machine)
+    return made.emit_object(_optimised(text, made))
 
 
-def assembly(text: str) -> str:
-    return _machine(host()).emit_assembly(_optimised(text))
+def assembly(text: str, machine: Host) -> str:
+    made = _target_machine(machine)
+    return made.emit_assembly(_optimised(text, made))
 
 
 def link(code: bytes, name: str) -> tuple[Callable[..., None], object]:

@@ -208,15 +208,15 @@ class Memory:
         assert address is not None and keep is not None and rest is not None
         name = f"llvm.masked.{what}.{suffix(elem, lanes)}.{suffix('ptr', address.lanes)}"
         kind = type_of(elem, lanes)
-        self.b.declare(name, kind, [address.type, keep.type, rest.type])
-        aligned = f"{address.type} align {SIZES[elem]} {address.name}"
-        return self.b.value(f"call {kind} @{name}({aligned}, {keep}, {rest})", elem, lanes, pure=False)
+        # The alignment is an argument up to LLVM 21; later versions read this form too.
+        self.b.declare(name, kind, [address.type, "i32", keep.type, rest.type])
+        text = f"call {kind} @{name}({address}, i32 {SIZES[elem]}, {keep}, {rest})"
+        return self.b.value(text, elem, lanes, pure=False)
 
     def _masked_store(self, what: str, x: V, address: V, keep: V) -> None:
         name = f"llvm.masked.{what}.{suffix(x.elem, x.lanes)}.{suffix('ptr', address.lanes)}"
-        self.b.declare(name, "void", [x.type, address.type, keep.type])
-        aligned = f"{address.type} align {SIZES[x.elem]} {address.name}"
-        self.b.emit(f"call void @{name}({x}, {aligned}, {keep})")
+        self.b.declare(name, "void", [x.type, address.type, "i32", keep.type])
+        self.b.emit(f"call void @{name}({x}, {address}, i32 {SIZES[x.elem]}, {keep})")
 
     def inside(self, x: V, e: Element) -> V:
         """What was loaded, as a register holds it."""

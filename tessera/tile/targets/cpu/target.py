@@ -17,7 +17,7 @@ from tessera.tile.schedule import Schedule
 from tessera.tile.targets.cpu import jit
 from tessera.tile.targets.cpu.choose import choose, proposals
 from tessera.tile.targets.cpu.entry import entry
-from tessera.tile.targets.cpu.host import host
+from tessera.tile.targets.cpu.host import Host, host
 from tessera.tile.targets.cpu.layout import layout
 from tessera.tile.targets.cpu.lower import Lowering
 
@@ -29,48 +29,54 @@ class CpuKernel:
     source: str
     function: object
     alive: object
+    machine: Host
 
     def __call__(self, tensors: Sequence[torch.Tensor], symbols: Sequence[int] = ()) -> None:
         self.function(*[t.data_ptr() for t in tensors], *symbols)  # type: ignore[operator]
 
     def assembly(self) -> str:
         """What the machine runs."""
-        return jit.assembly(self.source)
+        return jit.assembly(self.source, self.machine)
 
 
 class CpuTarget:
     name = "cpu"
 
-    def __init__(self) -> None:
+    def __init__(self, machine: Host | None = None) -> None:
+        """For this machine, or for a lesser one that this machine can run."""
+        self._machine = machine
         self._made: dict[str, CpuKernel] = {}
+
+    @property
+    def machine(self) -> Host:
+        return self._machine or host()
 
     def compile(self, kernel: KernelOp, schedule: Schedule) -> CpuKernel:
         key = f"{schedule}\n{kernel}"
         made = self._made.get(key)
         if made is None:
-            made = self._made[key] = _build(kernel, schedule)
+            made = self._made[key] = _build(kernel, schedule, self.machine)
         return made
 
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
-        return proposals(kernel, sizes, host())
+        return proposals(kernel, sizes, self.machine)
 
 
-def _build(kernel: KernelOp, schedule: Schedule) -> CpuKernel:
-    source = module_text(kernel, schedule)
+def _build(kernel: KernelOp, schedule: Schedule, machine: Host) -> CpuKernel:
+    source = module_text(kernel, schedule, machine)
     # The text stands for the kernel, the schedule and this package's own version; the rest is the machine and LLVM.
-    key = f"{jit.version()}\n{source}"
+    key = f"{jit.version(machine)}\n{source}"
     code = cache.load("cpu", key)
     if code is None:
-        code = jit.object_code(source)
+        code = jit.object_code(source, machine)
         cache.store("cpu", key, code)
     function, alive = jit.link(code, kernel.sym_name.data)
-    return CpuKernel(source, function, alive)
+    return CpuKernel(source, function, alive, machine)
 
 
-def module_text(kernel: KernelOp, schedule: Schedule) -> str:
+def module_text(kernel: KernelOp, schedule: Schedule, machine: Host) -> str:
     """The whole LLVM module of a kernel."""
     seen = layout(kernel)
-    machine = host()
     choice = choose(seen, schedule, machine)
     lowering = Lowering(seen, choice, machine)
     function = lowering.function()

@@ -379,7 +379,12 @@ class _Emitter:
         place = self.places.position(dim, space)
         if kind.startswith("arg") and dims != {dim}:
             place = f"tl.broadcast_to({place}, {space.shape(dims)})"
+        alone = dims == {dim} and rank > 1  # what varies over nothing is a scalar, not a block of one element
+        if alone:
+            axis, rank = 0, 1
         if self.places.inner is None:
+            if alone:
+                text, place = (f"tl.reshape({t}, [{dim.block}])" for t in (text, place))
             self._bind(op, space, reduce_text(kind, element, text, place, axis, rank), dims - {dim})
             self._also_main(op, space)
             return
@@ -387,6 +392,8 @@ class _Emitter:
         where = self.namer.fresh(f"{name}_at") if kind.startswith("arg") else ""
         self.body += start_text(kind, element, name, where, space.shape(dims), self.options.wide)
         self._line(accumulate(kind, element, name, where, text, place))
+        if alone:
+            name, where = (f"tl.reshape({t}, [{dim.block}])" for t in (name, where))
         lines, self.places.inner = self.places.inner, None
         body, self.body = self.body, []
         self._bind(op, space, reduce_text(kind, element, name, where, axis, rank), dims - {dim})

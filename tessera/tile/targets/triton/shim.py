@@ -1,4 +1,4 @@
-"""What Triton's interpreter lacks: the functions of libdevice, and matrix products of bf16.
+"""What Triton's interpreter lacks: the functions of libdevice, matrix products of bf16, comparisons of scalars.
 
 With TRITON_INTERPRET=1 kernels run as Python on the CPU, where libdevice (device code) does not exist. `install` puts
 an object with the same functions in its place in an emitted module. Only tests and debugging come here.
@@ -30,15 +30,19 @@ def install(module: ModuleType) -> None:
     """Give an emitted module functions that the interpreter can run."""
     if hasattr(module, "libdevice"):
         module.libdevice = _Library()
-    _teach_bfloat16()
+    _teach()
 
 
 @functools.cache
-def _teach_bfloat16() -> None:
-    """The interpreter holds bf16 as bits, and its product of matrices would multiply those as integers."""
+def _teach() -> None:
+    """Two things the interpreter gets wrong.
+
+    It holds bf16 as bits, and its product of matrices would multiply those as integers. And it forgets that a
+    comparison gives truth values, which then become integers when they are broadcast.
+    """
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, tl
 
-    plain = InterpreterBuilder.create_dot
+    plain_dot, plain_binary = InterpreterBuilder.create_dot, InterpreterBuilder.binary_op
 
     def widened(x):
         if x.dtype.scalar != tl.bfloat16:
@@ -46,9 +50,13 @@ def _teach_bfloat16() -> None:
         return TensorHandle((x.data.astype(numpy.uint32) << 16).view(numpy.float32), tl.float32)
 
     def create_dot(self, a, b, d, *rest):
-        return plain(self, widened(a), widened(b), d, *rest)
+        return plain_dot(self, widened(a), widened(b), d, *rest)
 
-    InterpreterBuilder.create_dot = create_dot
+    def binary_op(self, lhs, rhs, op):
+        result = plain_binary(self, lhs, rhs, op)
+        return TensorHandle(result.data, tl.int1) if result.data.dtype == numpy.bool_ else result
+
+    InterpreterBuilder.create_dot, InterpreterBuilder.binary_op = create_dot, binary_op
 
 
 class _Library:

@@ -1,0 +1,61 @@
+"""Fused regions on a CUDA device, through the Triton target, against eager PyTorch and float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tessera
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+
+def rotary(x, cos, sin):
+    a, b = x.chunk(2, -1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
+
+
+def rms(x, r, w):
+    h = x + r
+    return F.rms_norm(h, (h.shape[-1],), w), h
+
+
+CASES = {
+    "pointwise": (lambda x, y: (x * y + 1).tanh() * y.sigmoid(), [(513, 1027), (513, 1027)]),
+    "broadcast": (lambda x, b: (x + b).relu() * 2, [(64, 33, 70), (70,)]),
+    "softmax": (lambda x: x.softmax(-1), [(300, 5000)]),
+    "layer_norm": (lambda x, w, b: F.layer_norm(x, (1000,), w, b), [(257, 1000), (1000,), (1000,)]),
+    "rms_norm": (rms, [(257, 4096), (257, 4096), (4096,)]),
+    "gelu": (lambda x: F.gelu(x), [(1000, 3000)]),
+    "silu_mul": (lambda x, y: F.silu(x) * y, [(1000, 3000), (1000, 3000)]),
+    "row_sum": (lambda x: (x * 2).sum(-1), [(777, 3001)]),
+    "column_sum": (lambda x: (x * 2).sum(0), [(3001, 777)]),
+    "transpose": (lambda x: x.t().contiguous() + 1, [(1030, 515)]),
+    "rotary": (rotary, [(2, 8, 128, 64), (128, 32), (128, 32)]),
+    "long_rows": (lambda x: x.log_softmax(-1), [(64, 65536)]),
+    "cumsum": (lambda x: x.sigmoid().cumsum(-1), [(50, 300)]),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("name", CASES)
+def test_region_agrees_with_eager(name, dtype):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    fn, shapes = CASES[name]
+    args = [torch.randn(s, device="cuda", dtype=dtype, requires_grad=True) for s in shapes]
+    exact = [a.detach().double().requires_grad_() for a in args]
+    fast = tessera.jit(fn, executors=["tile", "sdpa", "aten"], strict=True)
+    outs = [o if isinstance(o, tuple) else (o,) for o in (fast(*args), fn(*args), fn(*exact))]
+    cts = [torch.randn_like(o) for o in outs[1]]
+    grads = [
+        torch.autograd.grad(o, x, [c.to(t.dtype) for c, t in zip(cts, o, strict=True)], allow_unused=True)
+        for o, x in zip(outs, (args, args, exact), strict=True)
+    ]
+    for mine, theirs, truth in zip((*outs[0], *grads[0]), (*outs[1], *grads[1]), (*outs[2], *grads[2]), strict=True):
+        scale = truth.norm() + 1e-20
+        error, eager = ((x.double() - truth).norm() / scale for x in (mine, theirs))
+        assert error <= 2 * eager + (1e-6 if dtype == torch.float32 else 4e-3), (name, error.item(), eager.item())
+    told = str(tessera.explain(fast))
+    assert "tile" in told, told

@@ -1,0 +1,141 @@
+"""Random programs through the whole tile compiler: eager PyTorch and float64 say what is right.
+
+A default share runs always; the rest is marked slow. A failure prints the seed and the text of the program:
+`make(seed)` in `regions` gives it again. What no kernel takes is counted, so that the tests cannot pass by declining.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import regions
+import run_regions
+import torch
+from run_regions import Report
+
+from tessera.tile.targets import missing, named
+
+HERE = Path(__file__).parent
+
+
+def batches(start: int, default: int, slow: int, size: int) -> list:
+    """Ranges of seeds: as many programs by default, and so many more that are slow."""
+    firsts = range(start, start + default + slow, size)
+    return [
+        pytest.param(range(first, first + size), id=f"{first}+{size}", marks=[pytest.mark.slow] if first >= start + default else [])
+        for first in firsts
+    ]
+
+
+def judge(report: Report) -> None:
+    print(f"{report.programs} programs, {report.kernels} kernels, {report.share:.0%} of the equations in them")
+    many = f"{len(report.failures)} of {report.programs} programs failed\n\n"
+    assert not report.failures, many + "\n\n".join(report.failures[:3])
+    assert report.share > 0.75, f"only {report.share:.0%} of the equations are in kernels"
+    full = report.programs - report.empty
+    assert report.untouched <= 0.15 * full, f"{report.untouched} of {full} programs have no kernel"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
+
+
+# --- the programs themselves ---
+
+
+def test_a_seed_always_gives_the_same_program() -> None:
+    for seed in range(20):
+        one, two = regions.make(seed), regions.make(seed)
+        assert one.text == two.text
+        for a, b in zip(one.inputs, two.inputs, strict=True):
+            assert a.dtype == b.dtype and a.stride() == b.stride() and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def test_programs_cover_what_they_should() -> None:
+    found = [regions.make(seed) for seed in range(200)]
+    families = {name for p in found for name in p.families}
+    assert families == {f.__name__ for f in regions.FAMILIES} | {"empty"}
+    inputs = [x for p in found for x in p.inputs]
+    assert {x.dtype for x in inputs} == set(regions.NAMES)
+    assert {x.ndim for x in inputs} >= {0, 1, 2, 3, 4} and any(1 in x.shape for x in inputs)
+    assert any(not x.is_contiguous() for x in inputs) and any(0 in x.stride() for x in inputs)
+    assert any(not bool(x.isfinite().all()) for x in inputs)
+
+
+def test_eager_is_right_and_a_wrong_result_is_not() -> None:
+    caught = 0
+    for seed in range(40):
+        program = regions.make(seed)
+        for eager, reference in zip(program.function()(*program.inputs), program.reference(), strict=True):
+            assert not regions.wrong(eager, eager, reference), str(program)
+            if eager.numel() and bool(reference.isfinite().all()):
+                worse = ~eager if eager.dtype is torch.bool else eager + 1
+                assert regions.wrong(worse, eager, reference)
+                caught += 1
+    assert caught > 20
+
+
+# --- through the compiler ---
+
+
+@pytest.mark.skipif(bool(missing("cpu")), reason=missing("cpu"))
+@pytest.mark.parametrize("seeds", batches(0, 240, 1800, 80))
+def test_cpu(seeds: range) -> None:
+    judge(run_regions.run("cpu", seeds))
+
+
+@pytest.mark.skipif(bool(missing("cpu")), reason=missing("cpu"))
+@pytest.mark.parametrize("seeds", batches(10_000, 40, 160, 40))
+def test_cpu_with_one_kernel_a_program(seeds: range) -> None:
+    judge(run_regions.run("whole", seeds))
+
+
+@pytest.mark.parametrize("seeds", batches(20_000, 80, 240, 80))
+def test_interpreter(seeds: range) -> None:
+    judge(run_regions.run("interp", seeds))
+
+
+@pytest.mark.skipif(bool(missing("triton")), reason=missing("triton"))
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(30_000, 30_060), id="30000+60"),
+        pytest.param(range(30_060, 30_300), id="30060+240", marks=pytest.mark.slow),
+    ],
+)
+def test_triton_interpreter(seeds: range) -> None:
+    """In one process of its own: Triton decides when it is imported whether it interprets."""
+    command = [sys.executable, str(HERE / "run_regions.py"), "triton", str(seeds.start), str(len(seeds))]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    judge(Report(**json.loads(done.stdout.splitlines()[-1])))
+
+
+@pytest.mark.skipif(bool(missing("triton")), reason=missing("triton"))
+@pytest.mark.parametrize("arch", [90, 100])
+@pytest.mark.parametrize(
+    ("start", "count"), [pytest.param(40_000, 6, id="6"), pytest.param(41_000, 30, id="30", marks=pytest.mark.slow)]
+)
+def test_kernels_compile_for_gpus_that_are_not_here(arch: int, start: int, count: int) -> None:
+    from tessera.tile.targets.triton.resources import compile_only
+
+    target = named("triton")
+    assert target is not None
+    compiled = 0
+    for program, kernel in islice(run_regions.kernels(range(start, start + count)), count):
+        schedule = next(s for s in target.propose(kernel, {}) if s.split == 1)
+        try:
+            resources = compile_only(kernel, schedule, arch)
+        except Exception as error:
+            raise AssertionError(f"{kernel.sym_name.data} does not compile for sm_{arch}\n{program}") from error
+        assert resources.registers > 0 and ".target sm_" in resources.ptx
+        compiled += 1
+    assert compiled == count
