@@ -306,4 +306,5 @@ class _ModuleCall:
         raise TesseraError("a compiled module is not pickled; save the model's state_dict, or the model itself")
 
     def __del__(self) -> None:
-        _states.pop(id(self), None)
+        if _states is not None:  # None while the interpreter shuts down
+            _states.pop(id(self), None)

@@ -227,6 +227,7 @@ class GraphReport:
     saved_bytes: int
     saved: tuple[str, ...]
     seconds: float
+    unfused: dict[str, list[str]]  # why equations are in no fused region: reason -> names
 
 
 @dataclass(frozen=True)
@@ -262,6 +263,7 @@ def _report_lines(g: GraphReport) -> list[str]:
     if g.eager_reason:
         lines.append(f"  runs eagerly: {g.eager_reason}")
     lines += [f"  {executor}" for executor in g.executors]
+    lines += [f"  not fused, {reason}: {', '.join(names)}" for reason, names in g.unfused.items()]
     if g.saved:
         lines.append(f"  saves {g.saved_bytes / 2**20:.2f} MiB for backward: {', '.join(g.saved)}")
     return lines
@@ -291,6 +293,7 @@ def _report(g: GraphRecord, recompiled: str) -> GraphReport:
         c.saved_bytes if c else 0,
         c.saved if c else (),
         c.seconds if c else 0.0,
+        c.unfused() if c else {},
     )
 
 

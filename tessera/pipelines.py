@@ -87,6 +87,7 @@ class Compilation:
         start = time.perf_counter()
         self.stages: list[tuple[str, Trace]] = []
         self.claims: list[Claim] = []
+        self.to_claim: list[Trace] = []
         self.saved_bytes, self.saved = 0, ()
         core = _core(self.keep("captured", self.captured.trace), self.captured)
         core = self.run(core, CLEAN)
@@ -115,6 +116,16 @@ class Compilation:
             trace.save(os.path.join(folder, f"{len(self.stages):02d}_{stage.replace(' ', '_')}.py"))
         return trace
 
+    def unfused(self) -> dict[str, list[str]]:
+        """Why equations are in no fused region: reason -> names. Computed when asked for."""
+        found: dict[str, list[str]] = {}
+        for trace in self.to_claim:
+            for executor in in_order(self.options.executors):
+                if isinstance(executor, FusionExecutor) and executor.reasons is not None:
+                    for name, reason in executor.reasons(trace).items():
+                        found.setdefault(reason, []).append(name)
+        return found
+
     def run(self, trace: Trace, passes: list[tuple[str, Pass]], prefix: str = "") -> Trace:
         for name, step in passes:
             trace = self.keep(f"{prefix}{name}", step(trace))
@@ -125,6 +136,7 @@ class Compilation:
         for executor in in_order(self.options.executors):
             if isinstance(executor, FusionExecutor) and executor.prepare is not None:
                 trace = self.keep(f"{prefix}decompose", dce(executor.prepare(trace)))
+        self.to_claim.append(trace)
         claimed, report = claim(trace, self.options.executors)
         self.claims += report
         final = self.run(self.keep(f"{prefix}claim", claimed), FINAL, prefix)

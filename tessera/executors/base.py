@@ -39,6 +39,7 @@ class FusionExecutor:
     compile: Callable[[Trace], Callable | None]
     why: Callable[[Equation], str] | None = None
     prepare: Callable[[Trace], Trace] | None = None
+    reasons: Callable[[Trace], dict[str, str]] | None = None  # why each equation outside the regions stays out
 
 
 Executor = OperatorExecutor | FusionExecutor

@@ -74,7 +74,19 @@ def _check(body: Trace) -> tuple[float, str]:
     return _checked[key]
 
 
-COMPILER = fuse.Compiler(_kind, refusal, _reduced, _expensive, _check)
+def _alone(eqn: Equation) -> bool:
+    """On a GPU, large activations, transposing copies and sums along rows: PyTorch's kernels leave bandwidth there."""
+    t = eqn.results()[0].tensor
+    if t.device.type != "cuda" or max(v.tensor.numel() for v in (*eqn.inputs(), *eqn.results())) < 2**18:
+        return False
+    if _kind(eqn) == fuse.REDUCE:
+        return not fuse.is_outer(eqn, _reduced(eqn)) and bool(_reduced(eqn)) and t.numel() >= 256
+    if eqn.op._opname in ("clone", "contiguous", "_to_copy", "copy"):  # type: ignore[union-attr]
+        return eqn.inputs()[0].tensor.stride != t.stride
+    return _kind(eqn) == fuse.POINTWISE and _expensive(eqn)
+
+
+COMPILER = fuse.Compiler(_kind, refusal, _reduced, _expensive, _check, _alone)
 
 
 def decompose(trace: Trace) -> Trace:
@@ -157,4 +169,4 @@ def structure(body: Trace) -> tuple:
     return (*parts, tuple(number[v] for v in body.outputs if isinstance(v, Value)))
 
 
-register(FusionExecutor("tile", regions, compile_region, prepare=decompose))
+register(FusionExecutor("tile", regions, compile_region, prepare=decompose, reasons=reasons))

@@ -30,14 +30,15 @@ AGAIN = 1.3  # and how much dearer a kernel may get by it
 class Compiler:
     """`kind(eqn)` is one of the words above, or empty with `why_not(eqn)` saying why; `reduced(eqn)` the dimensions of
     its first argument that a reduction or scan runs over; `expensive(eqn)` that it should not be computed twice;
-    `check(body)` a kernel's cost a point and, where there is
-    none, the reason."""
+    `check(body)` a kernel's cost a point and, where there is none, the reason; `alone(eqn)` that a kernel of this one
+    equation beats the library's."""
 
     kind: Callable[[Equation], str]
     why_not: Callable[[Equation], str]
     reduced: Callable[[Equation], list[int]]
     expensive: Callable[[Equation], bool]
     check: Callable[[Trace], tuple[float, str]]
+    alone: Callable[[Equation], bool] = lambda eqn: False
 
 
 @dataclass
@@ -283,7 +284,8 @@ class _Fusion:
     def _regions(self) -> Iterator[list[int]]:
         for _, members in sorted(self.groups.members.items()):
             computing = [i for i in members if self.kinds[i] in (POINTWISE, SELECT, REDUCE, SCAN)]
-            if len(computing) < 2:
+            lone = len(computing) == 1 and self.compiler.alone(self.trace.equations[computing[0]])
+            if len(computing) < 2 and not lone:
                 continue
             _, why = self._check(members)
             if why:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
-from importlib.metadata import version
 
+import tessera
 from tessera.tools import bench, doctor, tile_opt
 from tessera.tools.command import Command
 
@@ -20,7 +20,7 @@ COMMANDS: dict[str, Command] = {
 def parser() -> ArgumentParser:
     """The whole command line, one subparser a command."""
     root = ArgumentParser(prog="tessera", description="A source-to-source compiler for PyTorch.")
-    root.add_argument("--version", action="version", version=f"tessera {version('tessera')}")
+    root.add_argument("--version", action="version", version=f"tessera {tessera.__version__}")
     subparsers = root.add_subparsers(dest="command", required=True, metavar="command")
     for name, command in COMMANDS.items():
         command.arguments(subparsers.add_parser(name, help=command.help, description=command.help))

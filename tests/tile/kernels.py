@@ -340,6 +340,24 @@ def cumsum(n: int = 3, m: int = 50, kind: str = "sum", dynamic: bool = False) ->
     return Case(f"cum{kind}-{n}x{m}", k.finish(), [a, torch.zeros_like(a)], s.values, {1: want})
 
 
+def shared_row(n: int = 5, m: int = 19, dynamic: bool = False) -> Case:
+    """A reduction of a row that all rows share: its result varies over no axis."""
+    k, s = KernelBuilder("shared_row"), Sizes(dynamic)
+    N, M = s(k, "n", n), s(k, "m", m)
+    i, r = k.axis("i", N), k.axis("r", M, reduce=True)
+    bx, bw, by, bz, bt = k.buffer(f32), k.buffer(f32), k.buffer(f32), k.buffer(i64), k.buffer(f32)
+    w = k.load(bw, r)
+    total = k.reduce("sum", w, "r")
+    k.store(k.apply("add", k.load(bx, i), total), by, i)
+    k.store(k.reduce("argmax", w, "r"), bz, 0)
+    k.store(total, bt, 0)
+    a, b = rand(n), rand(m)
+    tensors = [a, b, torch.zeros(n), torch.zeros(1, dtype=torch.int64), torch.zeros(1)]
+    return Case(
+        f"shared_row-{n}x{m}", k.finish(), tensors, s.values, {2: a + b.sum(), 3: b.argmax()[None], 4: b.sum()[None]}
+    )
+
+
 # --- along columns, and over everything ---
 
 
@@ -412,7 +430,7 @@ def matvec(n: int = 30, p: int = 45, dtype: torch.dtype = torch.bfloat16) -> Cas
 
 MAKERS: list[Callable[[], Case]] = [
     pointwise, silu_mul, gelu, transpose, rotary, gather, scatter_add, dropout, softmax, layer_norm, rms_norm,
-    cross_entropy, argmax, flags, cumsum, column_sum, middle_max, full_sum, matmul, matvec,
+    cross_entropy, argmax, flags, shared_row, cumsum, column_sum, middle_max, full_sum, matmul, matvec,
 ]  # fmt: skip
 DYNAMIC = [
     pointwise, silu_mul, gelu, transpose, softmax, layer_norm, rms_norm, cross_entropy, argmax, cumsum, column_sum,

@@ -2,7 +2,8 @@
 
 `make(seed)` gives a `Program`: the text of a PyTorch function, its inputs, and the same computed in float64. Steps come
 from families (pointwise, views, choices, reductions, norms, scans, gathers), over shapes with dimensions of 0, 1 and
-odd sizes, inputs of every layout and dtype. A step is kept only if its result is well conditioned: nothing overflows,
+odd sizes, inputs of every layout and dtype. A dynamic program has inputs of two sizes for the same text: dimensions of
+`DYNAMIC[0]` elements in the one are of `DYNAMIC[1]` in the other. A step is kept only if its result is well conditioned: nothing overflows,
 and no comparison, rounding or position hangs on the last bits, so that a wrong answer is a bug and not bad luck.
 """
 
@@ -21,11 +22,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 FLOATS = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
-OTHERS = {"i32": torch.int32, "i64": torch.int64, "b": torch.bool, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8}
+OTHERS = {
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "b": torch.bool,
+    "i16": torch.int16,
+    "i8": torch.int8,
+    "u8": torch.uint8,
+}
 NAMES = {dtype: name for name, dtype in (FLOATS | OTHERS).items()}
 WEIGHTS = {"f32": 10, "f64": 3, "f16": 4, "bf16": 4, "i32": 2, "i64": 3, "b": 2, "i16": 0.3, "i8": 0.3, "u8": 0.3}
-SIZES = [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33]
-LARGEST = 4000  # elements of a value
+SIZES = [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33] * 3 + [65, 130, 257, 1031]
+LARGEST = 6000  # elements of a value
+DYNAMIC = (6, 11)  # a size that may change and what it becomes; no other dimension has it
 GAP = {torch.float16: 2e-2, torch.bfloat16: 1e-1, torch.float32: 1e-4, torch.float64: 1e-9}
 
 SCOPE: dict[str, object] = {"torch": torch, "F": F, "inf": math.inf, "nan": math.nan, **FLOATS, **OTHERS}
@@ -40,6 +49,7 @@ class Program:
     text: str
     inputs: list[Tensor]
     families: frozenset[str]
+    others: list[Tensor] | None = None  # inputs of the other size, if the program is dynamic
 
     @property
     def empty(self) -> bool:
@@ -51,10 +61,10 @@ class Program:
         exec(compile(self.text, f"<program {self.seed}>", "exec"), dict(scope), found)
         return found["program"]  # type: ignore[return-value]
 
-    def reference(self) -> tuple[Tensor, ...]:
+    def reference(self, inputs: Sequence[Tensor] | None = None) -> tuple[Tensor, ...]:
         """The results with every float in float64."""
         with wide_default():
-            return self.function(WIDE)(*map(widened, self.inputs))
+            return self.function(WIDE)(*map(widened, self.inputs if inputs is None else inputs))
 
     def __str__(self) -> str:
         listed = [f"  x{i}: {NAMES[x.dtype]} {tuple(x.shape)} strides {x.stride()}" for i, x in enumerate(self.inputs)]
@@ -107,12 +117,22 @@ def wrong(got: Tensor, eager: Tensor, reference: Tensor) -> str:
 
 @dataclass
 class Known:
-    """A value of the program being made. `sure`: its bits are the same however it is computed."""
+    """A value of the program being made, as it is and in float64, for each of the sizes.
+
+    `sure`: its bits are the same however it is computed.
+    """
 
     name: str
-    now: Tensor
-    wide: Tensor
+    all: list[tuple[Tensor, Tensor]]
     sure: bool
+
+    @property
+    def now(self) -> Tensor:
+        return self.all[0][0]
+
+    @property
+    def wides(self) -> list[Tensor]:
+        return [wide for _, wide in self.all]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -126,11 +146,12 @@ class Known:
     def logic(self) -> bool:
         return self.now.dtype is torch.bool
 
-    def near(self, levels: Tensor) -> bool:
+    def near(self, levels: Callable[[Tensor], Tensor | float]) -> bool:
         """Some element is so near to one of these that rounding could carry it across."""
         if self.sure or not self.floats:
             return False
-        return bool(((self.wide - levels).abs() <= GAP[self.now.dtype] * (1 + self.wide.abs())).any())
+        gap = GAP[self.now.dtype]
+        return any(bool(((x - levels(x)).abs() <= gap * (1 + x.abs())).any()) for x in self.wides)
 
 
 @dataclass
@@ -193,19 +214,22 @@ class Maker:
     # --- taking a step ---
 
     def take(self, family: str, step: Step) -> bool:
-        names = {k.name: k.now for k in self.pool}
-        wide = {k.name: k.wide for k in self.pool}
-        try:
-            now = eval(step.text, dict(SCOPE), names)  # noqa: S307
-            with wide_default():
-                reference = eval(step.text, dict(WIDE), wide)  # noqa: S307
-        except (RuntimeError, IndexError, TypeError, NotImplementedError, ValueError):
-            return False
-        if not _sound(now, reference):
+        made = []
+        for k in range(len(self.pool[0].all)):
+            try:
+                now = eval(step.text, dict(SCOPE), {x.name: x.all[k][0] for x in self.pool})  # noqa: S307
+                with wide_default():
+                    wide = eval(step.text, dict(WIDE), {x.name: x.all[k][1] for x in self.pool})  # noqa: S307
+            except (RuntimeError, IndexError, TypeError, NotImplementedError, ValueError):
+                return False
+            if not _sound(now, wide):
+                return False
+            made.append((now, wide))
+        if len({now.ndim for now, _ in made}) > 1:
             return False
         name = f"v{len(self.lines)}"
         self.lines.append(f"{name} = {step.text}")
-        self.pool.append(Known(name, now, reference, step.sure or not now.is_floating_point()))
+        self.pool.append(Known(name, made, step.sure or not made[0][0].is_floating_point()))
         self.used.add(family)
         return True
 
@@ -230,9 +254,9 @@ def _sound(now: object, wide: object) -> bool:
 
 # --- families ---------------------------------------------------------------------------------------------
 
-UNARY = "exp expm1 sin cos tanh sigmoid erf atan neg abs square relu sinh cosh".split()
-POSITIVE = "log log2 log10 log1p sqrt rsqrt reciprocal".split()
-ROUNDING = "floor ceil trunc round sign frac".split()
+UNARY = ["exp", "expm1", "sin", "cos", "tanh", "sigmoid", "erf", "atan", "neg", "abs", "square", "relu", "sinh", "cosh"]
+POSITIVE = ["log", "log2", "log10", "log1p", "sqrt", "rsqrt", "reciprocal"]
+ROUNDING = ["floor", "ceil", "trunc", "round", "sign", "frac"]
 SAME_BITS = {"neg", "abs", "relu", "maximum", "minimum"}
 
 
@@ -243,23 +267,28 @@ def unary(m: Maker) -> Step:
             return Step(f"torch.{m.rng.choice(POSITIVE)}({a.name}.abs() + 0.5)")
         case 1:
             fn = m.rng.choice(ROUNDING)
-            doubled = a.wide * 2  # round is sharp at the halves, the others at whole numbers
-            if a.near(doubled.round() / 2):
+            if a.near(lambda x: (x * 2).round() / 2):  # round is sharp at the halves, the others at whole numbers
                 raise Refused
             return Step(f"torch.{fn}({a.name})", a.sure and fn != "frac")
         case 2:
-            fn = m.rng.choice(["gelu", "silu", "softplus", "elu", "leaky_relu", "hardswish", "relu6", "mish", "logsigmoid"])
+            fn = m.rng.choice(
+                ["gelu", "silu", "softplus", "elu", "leaky_relu", "hardswish", "relu6", "mish", "logsigmoid"]
+            )
             tail = ", approximate='tanh'" if fn == "gelu" and m.rng.random() < 0.5 else ""
             return Step(f"F.{fn}({a.name}{tail})")
         case 3:
-            return Step(f"{a.name} ** {m.rng.choice([2, 3, 0.5, -1, -0.5]) if a.sure else 2}") if not _negative(a) else Step(f"{a.name} ** 2")
+            return (
+                Step(f"{a.name} ** {m.rng.choice([2, 3, 0.5, -1, -0.5]) if a.sure else 2}")
+                if not _negative(a)
+                else Step(f"{a.name} ** 2")
+            )
         case _:
             fn = m.rng.choice(UNARY)
             return Step(f"torch.{fn}({a.name})", a.sure and fn in SAME_BITS)
 
 
 def _negative(a: Known) -> bool:
-    return not bool((a.wide > 0.1).all())
+    return not all(bool((x > 0.1).all()) for x in a.wides)
 
 
 def arithmetic(m: Maker) -> Step:
@@ -278,7 +307,11 @@ def arithmetic(m: Maker) -> Step:
             return Step(f"torch.{fn}({a.name}, {b.name})", a.sure and b.sure and same)
         case 5:
             number = m.number() if a.floats or m.rng.random() < 0.3 else m.rng.choice([2, 3, -1])
-            return Step(m.rng.choice([f"{a.name} + {number}", f"{number} - {a.name}", f"{a.name} * {number}", f"{a.name} / {number}"]))
+            return Step(
+                m.rng.choice(
+                    [f"{a.name} + {number}", f"{number} - {a.name}", f"{a.name} * {number}", f"{a.name} / {number}"]
+                )
+            )
         case 6:
             b, c = m.beside(a, lambda k: k.floats), m.beside(a, lambda k: k.floats)
             return Step(f"torch.addcmul({a.name}, {b.name}, {c.name}, value={m.number()})")
@@ -294,9 +327,29 @@ def integers(m: Maker) -> Step:
     a = m.any(lambda k: not k.floats and not k.logic)
     if m.rng.random() < 0.5:
         number = m.rng.choice([2, 3, 5, -3])
-        return Step(m.rng.choice([f"{a.name} // {number}", f"{a.name} % {number}", f"{a.name} & 7", f"{a.name} << 1", f"{a.name} >> 2", f"~{a.name}"]))
+        return Step(
+            m.rng.choice(
+                [
+                    f"{a.name} // {number}",
+                    f"{a.name} % {number}",
+                    f"{a.name} & 7",
+                    f"{a.name} << 1",
+                    f"{a.name} >> 2",
+                    f"~{a.name}",
+                ]
+            )
+        )
     b = m.beside(a, lambda k: not k.floats and not k.logic)
-    return Step(m.rng.choice([f"{a.name} // (abs({b.name}) + 1)", f"{a.name} % (abs({b.name}) + 2)", f"{a.name} ^ {b.name}", f"{a.name} | {b.name}"]))
+    return Step(
+        m.rng.choice(
+            [
+                f"{a.name} // (abs({b.name}) + 1)",
+                f"{a.name} % (abs({b.name}) + 2)",
+                f"{a.name} ^ {b.name}",
+                f"{a.name} | {b.name}",
+            ]
+        )
+    )
 
 
 def compare(m: Maker) -> Step:
@@ -304,16 +357,15 @@ def compare(m: Maker) -> Step:
     op = m.rng.choice(["<", "<=", ">", ">=", "==", "!="])
     if m.rng.random() < 0.5:
         level = m.rng.choice([0, 0.5, -1, 2])
-        if a.near(torch.tensor(level, dtype=torch.float64)):
+        if a.near(lambda _: level):
             raise Refused
         return Step(f"{a.name} {op} {level}", True)
     b = m.beside(a)
-    if not (a.sure and b.sure):
-        gap = max(GAP.get(k.now.dtype, 0.0) for k in (a, b))
-        if bool(((a.wide.double() - b.wide.double()).abs() <= gap * (1 + a.wide.double().abs())).any()):
-            raise Refused
-    elif a.floats != b.floats or a.now.dtype != b.now.dtype:  # compared in which dtype? not the last bit's matter
-        if bool(((a.wide.double() - b.wide.double()).abs() <= 0.1).any()):
+    gap = max(GAP.get(k.now.dtype, 0.0) for k in (a, b))
+    if a.sure and b.sure:
+        gap = 0.1 if a.now.dtype != b.now.dtype else -1.0  # in which dtype they are compared decides the last bits
+    for x, y in zip(a.wides, b.wides, strict=True):
+        if bool(((x.double() - y.double()).abs() <= gap * (1 + x.double().abs())).any()):
             raise Refused
     return Step(f"{a.name} {op} {b.name}", True)
 
@@ -352,11 +404,11 @@ def cast(m: Maker) -> Step:
     a = m.any()
     to = m.rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
     narrow = to in OTHERS and to != "b"
-    if a.floats and narrow and (a.near(a.wide.round()) or not bool(a.wide.isfinite().all()) or float(a.wide.abs().max()) > 100):
+    if a.floats and narrow and (a.near(torch.round) or not all(bool((x.abs() < 100).all()) for x in a.wides)):
         raise Refused
-    if a.floats and to == "u8" and bool((a.wide < 0).any()):
+    if a.floats and to == "u8" and any(bool((x < 0).any()) for x in a.wides):
         raise Refused
-    if a.floats and to == "b" and a.near(torch.zeros((), dtype=torch.float64)):
+    if a.floats and to == "b" and a.near(lambda _: 0.0):
         raise Refused
     wider = a.floats and to in FLOATS and torch.promote_types(a.now.dtype, FLOATS[to]) == FLOATS[to]
     return Step(f"{a.name}.to({to})", (a.sure and wider) or not a.floats)
@@ -393,7 +445,10 @@ def view(m: Maker) -> Step:
             grown = [m.rng.choice([2, 3, 5]) if s == 1 else s for s in shape]
             return Step(f"{a.name}.expand({tuple([m.rng.choice([2, 4]), *grown])})", a.sure)
         case 8:
-            return Step(m.rng.choice([f"{a.name}.flip({m.dim(a)})", f"{a.name}.roll({m.rng.choice([1, 2, -1])}, {m.dim(a)})"]), a.sure)
+            return Step(
+                m.rng.choice([f"{a.name}.flip({m.dim(a)})", f"{a.name}.roll({m.rng.choice([1, 2, -1])}, {m.dim(a)})"]),
+                a.sure,
+            )
         case _:
             return Step(f"{a.name}.repeat({tuple([2] + [1] * (n - 1)) if n else (2,)})", a.sure)
 
@@ -431,7 +486,9 @@ def join(m: Maker) -> Step:
             return Step(f"torch.stack([{a.name}, {b.name}], {d})", a.sure and b.sure)
         case _:
             pad = (m.rng.randint(0, 2), m.rng.randint(0, 3))
-            return Step(f"F.pad({a.name}, {pad}, value={0 if not a.floats else 1.5})" if not a.logic else f"~{a.name}", a.sure)
+            return Step(
+                f"F.pad({a.name}, {pad}, value={0 if not a.floats else 1.5})" if not a.logic else f"~{a.name}", a.sure
+            )
 
 
 def reduce(m: Maker) -> Step:
@@ -446,21 +503,31 @@ def reduce(m: Maker) -> Step:
             return Step(f"{a.name}.{m.rng.choice(['amax', 'amin'])}({dims}, keepdim={keep})", a.sure)
         case 4:
             correction = m.rng.choice([0, 1])
-            return Step(f"torch.{m.rng.choice(['var', 'std'])}({a.name}, {dims}, correction={correction}, keepdim={keep})")
+            return Step(
+                f"torch.{m.rng.choice(['var', 'std'])}({a.name}, {dims}, correction={correction}, keepdim={keep})"
+            )
         case 5:
-            return Step(m.rng.choice([f"torch.logsumexp({a.name}, {dims}, keepdim={keep})", f"{a.name}.{m.rng.choice(['sum', 'amax'])}()"]))
+            return Step(
+                m.rng.choice(
+                    [
+                        f"torch.logsumexp({a.name}, {dims}, keepdim={keep})",
+                        f"{a.name}.{m.rng.choice(['sum', 'amax'])}()",
+                    ]
+                )
+            )
         case 6:
             return Step(f"torch.linalg.vector_norm({a.name}, {m.rng.choice([1, 2, 'inf'])}, {dims}, keepdim={keep})")
         case 7:
-            if a.near(torch.zeros((), dtype=torch.float64)):
+            if a.near(lambda _: 0.0):
                 raise Refused
             return Step(f"{a.name}.{m.rng.choice(['any', 'all'])}({m.dim(a)}, keepdim={keep})", True)
         case _:
             d = m.dim(a)
-            ordered = a.wide.sort(d).values
-            gaps = ordered.diff(dim=d)
-            if bool((gaps.double() <= GAP.get(a.now.dtype, 0.0) * 4).any()) or not bool(ordered.isfinite().all()):
-                raise Refused  # which of equals comes first is not promised
+            for x in a.wides:
+                ordered = x.sort(d).values
+                close = ordered.diff(dim=d).double() <= GAP.get(a.now.dtype, 0.0) * 4
+                if bool(close.any()) or not bool(ordered.isfinite().all()):
+                    raise Refused  # which of equals comes first is not promised
             fn = m.rng.choice(["argmax", "argmin", "max", "min"])
             part = m.rng.choice(["[0]", "[1]"]) if fn in ("max", "min") else ""
             return Step(f"{a.name}.{fn}({d}, keepdim={keep}){part}", a.sure or part != "[0]")
@@ -470,7 +537,7 @@ def norm(m: Maker) -> Step:
     a = m.float(1)
     d = m.dim(a)
     x, last = a.name, a.shape[-1]
-    if not (a.wide.amax(d) - a.wide.amin(d) > 0.05).all() and a.shape[d] > 1:
+    if not all((x.amax(d) - x.amin(d) > 0.05).all() for x in a.wides) and a.shape[d] > 1:
         raise Refused  # nearly constant rows: a norm of them is noise
     same = [k.name for k in m.pool if k.shape == (last,) and k.now.dtype == a.now.dtype]
     w = m.rng.choice([*same, "None"])
@@ -542,7 +609,10 @@ def gather(m: Maker) -> Step:
 def source(m: Maker) -> Step:
     a = m.any()
     last = a.shape[-1] if a.shape else 3
-    return Step(m.rng.choice([f"torch.arange({last})", f"torch.full({a.shape}, 2.5, dtype=f32)", f"torch.ones_like({a.name})"]), True)
+    return Step(
+        m.rng.choice([f"torch.arange({last})", f"torch.full({a.shape}, 2.5, dtype=f32)", f"torch.ones_like({a.name})"]),
+        True,
+    )
 
 
 FAMILIES: dict[Callable[[Maker], Step], float] = {
@@ -588,13 +658,16 @@ def _input(rng: random.Random, shape: tuple[int, ...], dtype: torch.dtype, odd: 
     return x
 
 
-def _shapes(rng: random.Random) -> list[tuple[int, ...]]:
+def _shapes(rng: random.Random, dynamic: bool) -> list[tuple[int, ...]]:
     """A shape, and others that broadcast with it."""
     rank = rng.choice([0, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3, 3, 4])
     shape = [rng.choice(SIZES) for _ in range(rank)]
-    while math.prod(shape) > LARGEST // 4:
-        shape[rng.randrange(rank)] = rng.choice([1, 2, 3])
-    if rank and rng.random() < 0.03:
+    if dynamic:
+        shape[:1] = [DYNAMIC[0]]
+        rank = len(shape)
+    while math.prod(shape) > LARGEST // 3:
+        shape[rng.randrange(dynamic, rank)] = rng.choice([1, 2, 3])
+    if rank and not dynamic and rng.random() < 0.03:
         shape[rng.randrange(rank)] = 0
     found = [tuple(shape)]
     for _ in range(rng.randint(1, 3)):
@@ -603,17 +676,23 @@ def _shapes(rng: random.Random) -> list[tuple[int, ...]]:
     return found
 
 
-def make(seed: int) -> Program:
+def make(seed: int, dynamic: bool = False) -> Program:
     """The program of a seed: always the same one."""
     rng = random.Random(seed)
     m = Maker(rng)
     odd = rng.random() < 0.1
     main = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-    for shape in _shapes(rng):
+    for shape in _shapes(rng, dynamic):
         name = main if rng.random() < 0.6 else rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-        x = _input(rng, shape, (FLOATS | OTHERS)[name], odd)
-        m.pool.append(Known(f"x{len(m.pool)}", x, widened(x), True))
+        own = rng.randrange(2**31)  # the same layout at both sizes
+        grown = tuple(DYNAMIC[1] if n == DYNAMIC[0] else n for n in shape)
+        found = [
+            _input(random.Random(own), s, (FLOATS | OTHERS)[name], odd)
+            for s in ([shape, grown] if dynamic else [shape])
+        ]
+        m.pool.append(Known(f"x{len(m.pool)}", [(x, widened(x)) for x in found], True))
     inputs = [k.now for k in m.pool]
+    others = [k.all[1][0] for k in m.pool] if dynamic else None
     families, weights = list(FAMILIES), list(FAMILIES.values())
     wanted = rng.randint(3, 12)
     with warnings.catch_warnings():
@@ -631,6 +710,8 @@ def make(seed: int) -> Program:
     read = {name for line in m.lines for name in re.findall(r"v\d+", line.split(" = ", 1)[1])}
     shown = {k.name for k in made if k.name not in read or rng.random() < 0.1}  # nothing is computed in vain
     result = ", ".join(k.name for k in made if k.name in shown)
-    text = "\n    ".join([f"def program({', '.join(f'x{i}' for i in range(len(inputs)))}):", *m.lines, f"return {result},"])
-    empty = {"empty"} if any(not k.now.numel() for k in m.pool) else set()
-    return Program(seed, text + "\n", inputs, frozenset(m.used | empty))
+    text = "\n    ".join(
+        [f"def program({', '.join(f'x{i}' for i in range(len(inputs)))}):", *m.lines, f"return {result},"]
+    )
+    empty = {"empty"} if any(not now.numel() for k in m.pool for now, _ in k.all) else set()
+    return Program(seed, text + "\n", inputs, frozenset(m.used | empty), others)

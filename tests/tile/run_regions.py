@@ -1,7 +1,8 @@
 """Runs random programs through the tile compiler and says which are wrong: `python run_regions.py MODE START COUNT`.
 
 The modes: `cpu` is the executor as it stands, `whole` makes one CPU kernel of the whole program where that is
-possible, `interp` is the reference interpreter, `triton` Triton's interpreter on CPU tensors (TRITON_INTERPRET=1 must
+possible, `interp` is the reference interpreter, `dynamic` runs programs of symbolic sizes on the CPU, at two sizes,
+`triton` Triton's interpreter on CPU tensors (TRITON_INTERPRET=1 must
 be set before Python starts). The last line of output is a `Report` as JSON, so that a test can run a mode in a process
 of its own.
 """
@@ -21,19 +22,24 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from programs import trace_of
-from regions import Program, make, wrong
+from regions import DYNAMIC, Program, make, wrong
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from tessera.executors import tile
 from tessera.executors.aten import bind
 from tessera.executors.base import FusionExecutor
 from tessera.executors.claim import claim
+from tessera.ir.builder import Builder
 from tessera.ir.equation import Equation
 from tessera.ir.printer import compile_trace
+from tessera.ir.record import record
 from tessera.ir.trace import Trace
 from tessera.ir.verify import verify
+from tessera.ops.op import keep_whole
 from tessera.passes import fuse
-from tessera.passes.decompose import decompose
 from tessera.passes.dce import dce
+from tessera.passes.decompose import decompose
 from tessera.passes.fuse_copies import own_copies
 from tessera.tile import interp
 from tessera.tile.dialect import KernelOp
@@ -52,6 +58,7 @@ class Report:
     claimed: int = 0  # of those, in kernels
     kernels: int = 0
     untouched: int = 0  # programs with no kernel at all
+    resized: int = 0  # programs that ran at another size too
     failures: list[str] = field(default_factory=list)
 
     @property
@@ -84,6 +91,7 @@ COMPILER = replace(tile.COMPILER, kind=_kind, why_not=why_not)
 TARGETS: dict[str, Callable[[], Target | None]] = {
     "cpu": partial(named, "cpu"),
     "whole": partial(named, "cpu"),
+    "dynamic": partial(named, "cpu"),
     "interp": Interpreter,
     "triton": partial(named, "triton"),
 }
@@ -93,31 +101,33 @@ TARGETS: dict[str, Callable[[], Target | None]] = {
 def target_of(mode: str) -> Target:
     found = TARGETS[mode]()
     assert found is not None, f"no target for {mode}"
-    if mode == "triton":
-        _teach_scalar_masks()
     return found
 
 
-def _teach_scalar_masks() -> None:
-    """Triton's interpreter takes the result of a comparison for a number, and stretches a mask of one as such."""
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, tl
+def recorded(program: Program) -> tuple[Trace, bool]:
+    """The program's trace, and whether it holds at the other size."""
+    if program.others is None:
+        return trace_of(program.function(), *program.inputs), False
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    fakes = []
+    for x in program.inputs:
+        sizes = [DimDynamic.DUCK if n == DYNAMIC[0] else DimDynamic.STATIC for n in x.shape]
+        fakes.append(mode.from_tensor(x, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes)))
+    names = [f"x{i}" for i in range(len(fakes))]
+    trace, _ = record(program.function(), fakes, names, keep_whole, Builder("program", mode))
+    assert mode.shape_env is not None
+    holds = [g.expr.xreplace(dict.fromkeys(g.expr.free_symbols, DYNAMIC[1])) for g in mode.shape_env.guards]
+    return trace, not mode.shape_env.replacements and all(map(bool, holds))
 
-    plain = InterpreterBuilder.create_splat
 
-    def create_splat(self, shape, value):  # noqa: ANN001, ANN202
-        return plain(self, shape, TensorHandle(value.data, tl.int1) if value.data.dtype == bool else value)
-
-    InterpreterBuilder.create_splat = create_splat
-
-
-def compiled(program: Program, mode: str, report: Report) -> Callable[..., tuple]:
+def compiled(program: Program, trace: Trace, mode: str, report: Report) -> Callable[..., tuple]:
     """The program as the executors run it."""
-    trace = dce(trace_of(program.function(), *program.inputs))
+    trace = dce(trace)
     count = 0
 
     def compile_region(body: Trace) -> Callable | None:
         nonlocal count
-        launch = tile.build(body, target_of(mode))
+        launch = tile.compile_region(body) if mode == "cpu" else tile.build(body, target_of(mode))
         count += launch is not None
         return launch
 
@@ -134,7 +144,9 @@ def compiled(program: Program, mode: str, report: Report) -> Callable[..., tuple
     if not program.empty:
         report.computing += sum(_kind(e) not in ("", fuse.VIEW) for e in trace.equations)
         inside = {name for c in claims if c.executor == "random" for name in c.results}
-        report.claimed += sum(_kind(e) not in ("", fuse.VIEW) and e.results()[0].name in inside for e in trace.equations)
+        report.claimed += sum(
+            _kind(e) not in ("", fuse.VIEW) and e.results()[0].name in inside for e in trace.equations
+        )
         report.kernels += count
         report.untouched += count == 0
     return compile_trace(done, bind=bind)
@@ -151,16 +163,22 @@ def _whole(trace: Trace) -> list[list[int]]:
 
 def check(program: Program, mode: str, report: Report) -> str:
     """What is wrong with a program, in words; empty if nothing is."""
-    eager, reference = program.function()(*program.inputs), program.reference()
+    results = []
     try:
-        run = compiled(program, mode, report)
-        with torch.no_grad():
-            got = run(*program.inputs)
+        trace, resizes = recorded(program)
+        run = compiled(program, trace, mode, report)
+        report.resized += resizes
+        for inputs in (program.inputs, program.others) if resizes else (program.inputs,):
+            with torch.no_grad():
+                results.append((inputs, run(*inputs)))
     except Exception as error:  # whatever it is, it is this program's failure, and the others go on
         return f"{program}\n({mode}) {''.join(traceback.format_exception(error, limit=-4, chain=False))}"
-    for i, (g, e, r) in enumerate(zip(got, eager, reference, strict=True)):
-        if reason := wrong(g, e, r):
-            return f"{program}\noutput {i} ({mode}): {reason}"
+    for inputs, got in results:
+        eager, reference = program.function()(*inputs), program.reference(inputs)
+        for i, (g, e, r) in enumerate(zip(got, eager, reference, strict=True)):
+            if reason := wrong(g, e, r):
+                size = "" if inputs is program.inputs else f", {DYNAMIC[1]} instead of {DYNAMIC[0]}"
+                return f"{program}\noutput {i} ({mode}{size}): {reason}"
     return ""
 
 
@@ -169,7 +187,7 @@ def run(mode: str, seeds: Iterable[int]) -> Report:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for seed in seeds:
-            program = make(seed)
+            program = make(seed, dynamic=mode == "dynamic")
             report.programs += 1
             report.empty += program.empty
             if reason := check(program, mode, report):

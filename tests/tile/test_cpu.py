@@ -9,10 +9,10 @@ import random
 import subprocess
 import sys
 
+import kernels
+import llvmlite.binding as llvm
 import pytest
 import torch
-
-llvm = pytest.importorskip("llvmlite.binding")
 
 from tessera.tile import cache, interp
 from tessera.tile.build import KernelBuilder, bf16, f16, f32, f64, i1, i8, i16, i32, i64
@@ -209,13 +209,10 @@ def test_layouts():
     k.store(v, o, i * m + j)
     k.store(v, t, j * n + i)
     tensors = [data(f32, n, m), data(f32, m, seed=1), data(f32, n, seed=2), data(f32, m, seed=3)]
+    kernel = k.finish()
     for axis in "ij":
-        check(k.finish() if axis == "i" else again(k), [*tensors, torch.zeros(n * m), torch.zeros(n * m)],
-              schedule=Schedule(extra=(("vector", axis),)))  # fmt: skip
-
-
-def again(k: KernelBuilder) -> KernelOp:
-    return next(b.parent_op() for b in [k.block])  # type: ignore[return-value]
+        out = [torch.zeros(n * m), torch.zeros(n * m)]
+        check(kernel, [*tensors, *out], schedule=Schedule(extra=(("vector", axis),)))
 
 
 @pytest.mark.parametrize("n", [64, 65, 128, 200])
@@ -243,6 +240,16 @@ def test_transposed_operand(element):
         for rows, columns in [(n, m)] if n != "n" else [(33, 40), (5, 3), (0, 4), (16, 16)]:
             tensors = [data(element, rows * columns, seed=s) for s in range(3)]
             check(kernel, tensors, [rows, columns] if n == "n" else [])
+
+
+def test_axis_names_that_end_in_numbers():
+    k = KernelBuilder("names")
+    axes = [k.axis(f"d{n}", 3) for n in (1, 12, 2, 21, 3)]
+    x, o = k.buffer(f32), k.buffer(f32)
+    where = sum((a * 3**n for n, a in enumerate(axes)), start=0 * axes[0])
+    back = sum((a * 3 ** (4 - n) for n, a in enumerate(axes)), start=0 * axes[0])
+    k.store(k.load(x, where), o, back)
+    check(k.finish(), [data(f32, 243), torch.zeros(243)])
 
 
 def test_joined_axes_with_symbols():
@@ -454,6 +461,17 @@ def test_long_sums_stay_exact_enough(rows):
     assert abs(out.item() - want) <= 4e-6 * want
 
 
+# --- the kernels that every target must run ---
+
+
+@pytest.mark.parametrize("case", kernels.cases(), ids=lambda case: case.name)
+def test_shared_case(case):
+    sizes = dict(zip([s.data for s in case.kernel.symbol_names], case.symbols, strict=True))
+    results = [t.clone() for t in case.tensors]
+    TARGET.compile(case.kernel, TARGET.propose(case.kernel, sizes)[0])(results, case.symbols)
+    case.check(results)
+
+
 # --- random kernels ---
 
 
@@ -641,12 +659,12 @@ def test_compiled_once_a_process_and_kept_on_disk(monkeypatch):
 
 def test_a_fresh_process_exits_quietly(tmp_path):
     script = (
-        "import torch\nfrom tests.tile.test_cpu import softmax\nfrom tessera.tile.schedule import Schedule\n"
+        "import torch\nfrom kernels import softmax\nfrom tessera.tile.schedule import Schedule\n"
         "from tessera.tile.targets.cpu import TARGET\n"
-        "x = torch.randn(4, 5); y = torch.zeros(4, 5)\nTARGET.compile(softmax(4, 5), Schedule())([x, y])\n"
-        "assert torch.allclose(y, x.softmax(1)); print('fine')\n"
+        "case = softmax()\nTARGET.compile(case.kernel, Schedule())(case.tensors)\n"
+        "assert torch.allclose(case.tensors[1], case.expected[1]); print('fine')\n"
     )
-    env = {**os.environ, "TESSERA_CACHE": str(tmp_path)}
+    env = {**os.environ, "TESSERA_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env, timeout=120)
     assert done.returncode == 0 and done.stdout == "fine\n", done.stderr
 

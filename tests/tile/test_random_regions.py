@@ -28,7 +28,11 @@ def batches(start: int, default: int, slow: int, size: int) -> list:
     """Ranges of seeds: as many programs by default, and so many more that are slow."""
     firsts = range(start, start + default + slow, size)
     return [
-        pytest.param(range(first, first + size), id=f"{first}+{size}", marks=[pytest.mark.slow] if first >= start + default else [])
+        pytest.param(
+            range(first, first + size),
+            id=f"{first}+{size}",
+            marks=[pytest.mark.slow] if first >= start + default else [],
+        )
         for first in firsts
     ]
 

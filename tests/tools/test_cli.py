@@ -37,9 +37,7 @@ def test_a_command_is_required(capsys):
     assert "command" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "arguments", [["unknown"], ["bench", "unknown"], ["bench", "core", "--who", "nobody"]]
-)
+@pytest.mark.parametrize("arguments", [["unknown"], ["bench", "unknown"], ["bench", "core", "--who", "nobody"]])
 def test_unknown_names_are_refused_with_the_known_ones(arguments, capsys):
     with pytest.raises(SystemExit) as stop:
         cli.main(arguments)
@@ -168,9 +166,7 @@ def test_bench_measures_and_writes_json(tmp_path, capsys, monkeypatch):
 
 
 def test_module_runs_as_a_script():
-    done = subprocess.run(
-        [sys.executable, "-m", "tessera.tools.cli", "--help"], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-m", "tessera.tools.cli", "--help"], capture_output=True, text=True)
     assert done.returncode == 0 and "bench" in done.stdout
 
 

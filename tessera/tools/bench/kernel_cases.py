@@ -235,7 +235,9 @@ def mistake(case: Case, function: Callable, inputs: Inputs, backward: bool) -> s
         scale = w.abs().max().item()
         off, usual = ((x.to(w.dtype) - w).abs().max().item() for x in (g, e))
         if not off <= 2 * usual + TOLERANCE[g.dtype] * scale:
-            return f"result {i}: off by {off:.3g} where the largest element is {scale:.3g} and eager is off by {usual:.3g}"
+            return (
+                f"result {i}: off by {off:.3g} where the largest element is {scale:.3g} and eager is off by {usual:.3g}"
+            )
     return ""
 
 

@@ -73,7 +73,9 @@ class Clock:
 
     def _cuda(self, call: Callable[[], object]) -> list[float]:
         wait = getattr(torch.cuda, "_sleep", None)
-        events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(self.rounds)]
+        events = [
+            (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(self.rounds)
+        ]
         torch.cuda.synchronize()
         for start, end in events:
             self.flushed.zero_()

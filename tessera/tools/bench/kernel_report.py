@@ -67,7 +67,12 @@ def table(found: Sequence[Measured], title: str) -> Table:
         ratios = [_number(row.ratio(peer)) for peer in ("eager", "inductor")]
         share = [_percent(row.fraction(who)) for who in (OURS, "eager", "inductor")] if cuda else []
         first = [duration(row.first.get(OURS)), _number(row.first_ratio("inductor"))]
-        start = [row.case if row.case != before else "", row.direction, row.size, row.dtype if cuda else str(row.threads)]
+        start = [
+            row.case if row.case != before else "",
+            row.direction,
+            row.size,
+            row.dtype if cuda else str(row.threads),
+        ]
         shown.add_row(*start, *times, *ratios, *share, *first)
         for who, error in row.errors.items():
             shown.add_row("", f"[red]{escape(who)}: {escape(error)}")

@@ -84,7 +84,5 @@ def in_fresh_process(module: str, task: str, *, threads: int = 1, **options: obj
         environment["TESSERA_CACHE"] = empty
         done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(
-            f"expected {task} {options} to be measured, got exit {done.returncode}:\n{done.stderr}"
-        )
+        raise RuntimeError(f"expected {task} {options} to be measured, got exit {done.returncode}:\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])

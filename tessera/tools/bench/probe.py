@@ -107,9 +107,7 @@ def fresh(function: Callable) -> Callable:
     return FunctionType(function.__code__.replace(), function.__globals__, function.__name__)
 
 
-TASKS: dict[str, Callable[..., object]] = {
-    task.__name__: task for task in (compile_cost, call_overhead, training_step)
-}
+TASKS: dict[str, Callable[..., object]] = {task.__name__: task for task in (compile_cost, call_overhead, training_step)}
 
 
 def main(task: str, options: str) -> None:

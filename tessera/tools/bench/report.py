@@ -99,9 +99,7 @@ def table(found: Sequence[Row], title: str) -> Table:
         if first and i:
             shown.add_section()
         times = "" if row.ratio is None else f"{row.ratio:.2f} x {row.peer}"
-        limit = (
-            f"<= {row.at_most:g}" + (" x" if row.peer else f" {row.unit}") if row.at_most is not None else ""
-        )
+        limit = f"<= {row.at_most:g}" + (" x" if row.peer else f" {row.unit}") if row.at_most is not None else ""
         mark = {True: "[green]pass", False: "[red]fail", None: ""}[row.passed]
         # Escaped: rich would take a name such as tessera[aten] for markup and drop its brackets.
         name, value = escape(row.who), f"{row.value:.2f} {row.unit}"

@@ -57,8 +57,8 @@ def number(elem: str, value: float | int | bool) -> str:
         wrapped = int(value) & ((1 << bits) - 1)
         return str(wrapped - (1 << bits) if wrapped >> (bits - 1) else wrapped)
     exact = round_float(float(value)) if elem == "float" else float(value)
-    if exact == int(exact * 16) / 16 and abs(exact) < 1e6 if abs(exact) < 1e9 else False:
-        return f"{exact!r}" if exact or str(exact)[0] != "-" else "-0.0"
+    if abs(exact) < 1e6 and (exact * 16).is_integer():
+        return repr(exact)
     return f"0x{struct.unpack('<Q', struct.pack('<d', exact))[0]:016X}"
 
 
@@ -86,7 +86,8 @@ class Code:
 
     def fresh(self, hint: str = "v") -> str:
         self.count += 1
-        return f"{hint}{self.count}"
+        # "d1" and 23 must not meet "d12" and 3
+        return f"{hint}.{self.count}" if hint[-1:].isdigit() else f"{hint}{self.count}"
 
     def emit(self, line: str) -> None:
         self.lines.append(f"  {line}")

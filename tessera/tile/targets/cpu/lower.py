@@ -20,7 +20,6 @@ from tessera.tile.dialect import (
     StoreOp,
     element_of,
 )
-from tessera.tile.index import Index
 from tessera.tile.targets.cpu.body import Body
 from tessera.tile.targets.cpu.code import SIZES, V
 from tessera.tile.targets.cpu.elements import F32, element
@@ -35,7 +34,8 @@ from tessera.util.errors import OptionError
 
 CASCADE = 128  # steps of a loop after which a sum of floats is moved to the next level of accumulators
 STACK_SCRATCH = 16 * 1024  # bytes that may stand on the stack
-MOST_SCRATCH = 1 << 18  # bytes kept between loops when every lane needs its own row
+WIDE_SCRATCH = 1 << 18  # bytes kept between loops when every lane needs its own row
+ROW_SCRATCH = 1 << 22  # bytes kept of one row: beyond the caches, computing again costs no more
 
 
 @dataclass(frozen=True)
@@ -341,10 +341,12 @@ class Lowering:
     # --- scratch ---
 
     def _may_keep(self) -> bool:
-        if self.seen.reduced is None or not self._parallel_vector():
-            return self.seen.reduced is not None
+        if self.seen.reduced is None:
+            return False
         size = self.seen.sizes[self.seen.reduced].constant
-        return size is not None and size * self.choice.lanes * 8 <= MOST_SCRATCH
+        if self._parallel_vector():
+            return size is not None and size * self.choice.lanes * 8 <= WIDE_SCRATCH
+        return size is None or size * 8 <= ROW_SCRATCH
 
     def _make_scratch(self, listed: list[Stage], wide: bool) -> None:
         b = self.b
@@ -397,6 +399,3 @@ def task_count(b: Code, seen: Layout, choice: Choice, memory: Memory) -> tuple[V
         else:
             tasks = b.bin("mul", tasks, extent)
     return tasks, points
-
-
-__all__ = ["Choice", "Index", "Lowering", "task_count"]

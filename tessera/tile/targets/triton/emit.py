@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import numpy
-from xdsl.dialects.builtin import AnyFloat, Float32Type, Float64Type, FloatAttr, IntegerAttr, IntegerType
+from xdsl.dialects.builtin import AnyFloat, Float32Type, IntegerType
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from tessera.tile.dialect import (
@@ -39,8 +38,8 @@ from tessera.tile.targets.triton.names import Namer
 from tessera.tile.targets.triton.product import DotSpaces, dot_spaces, zero_outside
 from tessera.tile.targets.triton.reduction import accumulate, identity, reduce_text, scan_lines, start_text
 from tessera.tile.targets.triton.spaces import Dims, Places, Space
+from tessera.tile.targets.triton.values import PLAIN_INTEGER, cast, is_truth, number, zero
 from tessera.util.errors import OptionError
-from tessera.util.names import names
 
 
 @dataclass(frozen=True)
@@ -258,7 +257,7 @@ class _Emitter:
             return
         match op:
             case ConstantOp():
-                self.values[op.result, self.main] = Val(_number(op.value), literal=True)
+                self.values[op.result, self.main] = Val(number(op.value), literal=True)
             case LoadOp():
                 self._load(op, space)
             case StoreOp():
@@ -270,7 +269,7 @@ class _Emitter:
                 self._apply(op, space)
             case CastOp():
                 arg = self._value(op.arg, space)
-                text = _cast(self._typed(op.arg, space), element_of(op.arg), element_of(op.result))
+                text = cast(self._typed(op.arg, space), element_of(op.arg), element_of(op.result))
                 self._bind(op, space, text, arg.dims)
             case RandomOp():
                 seed, offset = self._value(op.seed, space), self._value(op.offset, space)
@@ -290,7 +289,7 @@ class _Emitter:
         dims = frozenset().union(*(a.dims for a in args))
         operand = op.args[-1]  # of `select` the first is the condition
         texts = [self._argument(op, k, a, space) for k, a in enumerate(args)]
-        if op.fn.data == "select" and not _is_truth(element_of(op.args[0])):
+        if op.fn.data == "select" and not is_truth(element_of(op.args[0])):
             texts[0] = f"{texts[0]} != 0"
         self._bind(op, space, template(op.fn.data, element_of(operand), self.fast).format(*texts), dims)
 
@@ -305,7 +304,7 @@ class _Emitter:
             if k != position and not (op.fn.data == "select" and k == 0)
         )
         wide = isinstance(element, IntegerType) and element.width.data >= 32 and abs(int(value.text)) < 2**31
-        plain = isinstance(element, Float32Type) or (wide and op.fn.data in _PLAIN_INTEGER)
+        plain = isinstance(element, Float32Type) or (wide and op.fn.data in PLAIN_INTEGER)
         return value.text if beside and plain else self._typed(op.args[position], space)
 
     # --- memory ---
@@ -331,7 +330,7 @@ class _Emitter:
         mask = self._mask(dims, op.mask, space)
         text = f"tl.load({self._pointer(op.buffer, at, at_dims, dims, space)}"
         if mask:
-            other = self._typed(op.other, space) if op.other is not None else _zero(element_of(op.buffer))
+            other = self._typed(op.other, space) if op.other is not None else zero(element_of(op.buffer))
             text += f", mask={' & '.join(mask)}, other={other}"
         if op in self.evict and self.places.inner is not None:
             self.loops_left[op] -= 1
@@ -346,6 +345,9 @@ class _Emitter:
             dims |= self._value(op.mask, space).dims
         guards: list[str] = []
         if op.mode.data == "add":
+            element = element_of(op.buffer)
+            if isinstance(element, IntegerType) and element.width.data < 32:
+                raise NotImplementedError(f"no atomic addition of {element} on a GPU")
             guards, guard_dims = self._once(op, space)
             dims |= guard_dims
         mask = self._mask(dims, op.mask, space) + guards
@@ -425,7 +427,7 @@ class _Emitter:
         dim = self.layout.reduced
         assert dim is not None
         if self.dot is None:
-            texts = [_cast(self._typed(v, space), element_of(v), element_of(op.result)) for v in (op.lhs, op.rhs)]
+            texts = [cast(self._typed(v, space), element_of(v), element_of(op.result)) for v in (op.lhs, op.rhs)]
             dims = self._value(op.lhs, space).dims | self._value(op.rhs, space).dims
             self._reduce(op, "sum", Val(f"{texts[0]} * {texts[1]}", dims), element_of(op.result), space)
             return
@@ -435,7 +437,7 @@ class _Emitter:
             if dim not in self._value(v, where).dims or (dim.masked and not zero_outside(v)):
                 full = where.shape(self._value(v, where).dims | {dim})
                 inside = f"{self.places.position(dim, where)} < {self.places.size(dim.size)}"
-                text = f"tl.broadcast_to(tl.where({inside}, {text}, {_zero(element_of(v))}), {full})"
+                text = f"tl.broadcast_to(tl.where({inside}, {text}, {zero(element_of(v))}), {full})"
             operands.append(text)
         exact = self._precision() if isinstance(element_of(self.dot.operands(op)[0][0]), Float32Type) else ""
         dims = frozenset(self.main.dims)
@@ -449,44 +451,3 @@ class _Emitter:
 
     def _precision(self) -> str:
         return f', input_precision="{"tf32" if self.options.tf32 else "ieee"}"'
-
-
-# Functions of integers that keep the type of the tensor beside a number.
-_PLAIN_INTEGER = names("add sub mul eq ne lt le gt ge bit_and bit_or bit_xor shl shr")
-
-
-def _is_truth(element: Attribute) -> bool:
-    return isinstance(element, IntegerType) and element.width.data == 1
-
-
-def _zero(element: Attribute) -> str:
-    return "0.0" if isinstance(element, AnyFloat) else "0"
-
-
-def _number(attribute: Attribute) -> str:
-    assert isinstance(attribute, (IntegerAttr, FloatAttr))
-    value = attribute.value.data
-    if isinstance(attribute, IntegerAttr):
-        return str(bool(value)) if _is_truth(attribute.type) else str(value)
-    if value != value or value in (float("inf"), float("-inf")):
-        return f"float('{value}')"
-    return repr(float(value)) if not isinstance(attribute.type, Float32Type) else str(numpy.float32(value))
-
-
-def _cast(text: str, source: Attribute, target: Attribute) -> str:
-    """As PyTorch converts: narrow floats by way of f32, truth is "not zero"."""
-    if source == target:
-        return text
-    if _is_truth(target):
-        return f"{text} != 0"
-    if _narrow_float(target) and not isinstance(source, Float32Type):
-        return f"{text}.to(tl.float32).to({type_name(target)})"
-    if _narrow_float(source) and not isinstance(target, (Float32Type, Float64Type)):
-        text = f"{text}.to(tl.float32)"
-    if isinstance(source, AnyFloat) and isinstance(target, IntegerType) and target.width.data < 32:
-        text = f"{text}.to(tl.int64)"  # then the low bits, as the CPU does
-    return f"{text}.to({type_name(target)})"
-
-
-def _narrow_float(element: Attribute) -> bool:
-    return isinstance(element, AnyFloat) and element.bitwidth == 16

@@ -35,10 +35,11 @@ def install(module: ModuleType) -> None:
 
 @functools.cache
 def _teach() -> None:
-    """Two things the interpreter gets wrong.
+    """Three things that interpreters get wrong, some only in older versions.
 
-    It holds bf16 as bits, and its product of matrices would multiply those as integers. And it forgets that a
-    comparison gives truth values, which then become integers when they are broadcast.
+    They hold bf16 as bits, and their product of matrices would multiply those as integers. They forget that a
+    comparison gives truth values, which then become integers when they are broadcast. In the maximum of numbers that
+    ignores NaN, NaN wins.
     """
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, tl
 
@@ -57,6 +58,8 @@ def _teach() -> None:
         return TensorHandle(result.data, tl.int1) if result.data.dtype == numpy.bool_ else result
 
     InterpreterBuilder.create_dot, InterpreterBuilder.binary_op = create_dot, binary_op
+    InterpreterBuilder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, numpy.fmax)
+    InterpreterBuilder.create_minnumf = lambda self, a, b: self.binary_op(a, b, numpy.fmin)
 
 
 class _Library:
