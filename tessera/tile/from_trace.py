@@ -17,7 +17,7 @@ import torch
 
 from tessera.ir.equation import Arg, Equation, Value, values_in
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType
+from tessera.ir.types import TensorType, size_key
 from tessera.tile import lower_activation, lower_gather, lower_reduce, lower_view  # noqa: F401  (fill the table)
 from tessera.tile.build import KernelBuilder
 from tessera.tile.dialect import KernelOp
@@ -262,7 +262,9 @@ class _Lowering:
             return self.emit.constant(0, x.emit.iota(ZERO).dtype)
         if len(self.reduced) > 1:  # only looking
             return self.emit.reduce(kind, x, list(self.reduced))
-        place = self.place[source]
+        place = self.place.get(source)
+        if place is None:
+            raise Unlowerable("the position of an extreme of something computed on the way")
         flat = self.ranges.flatten([place[d] for d in dims], [sizes_of(source.shape)[d] for d in dims])
         if flat != name(self.reduced[0]):
             raise Unlowerable("the position of an extreme along dimensions that are not walked in order")
@@ -278,9 +280,10 @@ class _Lowering:
         return x
 
     def running(self, kind: str, x: T, source: Value, dim: int) -> T:
-        if not self.reduced:
+        if not self.reduced or size_key(source.tensor.shape[dim]) == 1:
             return x
-        if len(self.reduced) > 1 or self.place[source][dim] != name(self.reduced[0]):
+        place = self.place.get(source)
+        if place is None or len(self.reduced) > 1 or place[dim] != name(self.reduced[0]):
             raise Unlowerable("a running sum along a dimension that is not walked in order")
         if self.reduced[0] not in x.axes:
             x = x + self.emit.iota(name(self.reduced[0])).to(x.dtype) * 0

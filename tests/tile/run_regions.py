@@ -23,6 +23,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from programs import trace_of
 from regions import DYNAMIC, Program, make, wrong
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
@@ -30,6 +31,7 @@ from tessera.executors import tile
 from tessera.executors.aten import bind
 from tessera.executors.base import FusionExecutor
 from tessera.executors.claim import claim
+from tessera.executors.regions import body_of
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Equation
 from tessera.ir.printer import compile_trace
@@ -142,11 +144,10 @@ def compiled(program: Program, trace: Trace, mode: str, report: Report) -> Calla
         verify(trace)
     done, claims = claim(trace, [executor, "aten"])
     if not program.empty:
-        report.computing += sum(_kind(e) not in ("", fuse.VIEW) for e in trace.equations)
+        computing = [e.results()[0].name for e in trace.equations if _kind(e) not in ("", fuse.VIEW)]
         inside = {name for c in claims if c.executor == "random" for name in c.results}
-        report.claimed += sum(
-            _kind(e) not in ("", fuse.VIEW) and e.results()[0].name in inside for e in trace.equations
-        )
+        report.computing += len(computing)
+        report.claimed += sum(name in inside for name in computing)
         report.kernels += count
         report.untouched += count == 0
     return compile_trace(done, bind=bind)
@@ -165,8 +166,9 @@ def check(program: Program, mode: str, report: Report) -> str:
     """What is wrong with a program, in words; empty if nothing is."""
     results = []
     try:
-        trace, resizes = recorded(program)
-        run = compiled(program, trace, mode, report)
+        with enable_python_dispatcher():  # as Dynamo has it: some operators know symbolic sizes only through it
+            trace, resizes = recorded(program)
+            run = compiled(program, trace, mode, report)
         report.resized += resizes
         for inputs in (program.inputs, program.others) if resizes else (program.inputs,):
             with torch.no_grad():
@@ -200,17 +202,8 @@ def kernels(seeds: Iterable[int]) -> Iterator[tuple[Program, KernelOp]]:
     for seed in seeds:
         program = make(seed)
         trace = own_copies(decompose(dce(trace_of(program.function(), *program.inputs)), _holds), COMPILER)
-        found: list[KernelOp] = []
-
-        def keep(body: Trace, found: list[KernelOp] = found) -> None:
-            try:
-                found.append(lower(body, f"program_{program.seed}_{len(found)}").kernel)
-            except Unlowerable:
-                return
-
-        claim(trace, [FusionExecutor("random", partial(fuse.fuse, compiler=COMPILER), keep), "aten"])
-        for kernel in found:
-            yield program, kernel
+        for number, region in enumerate(fuse.fuse(trace, COMPILER)):
+            yield program, lower(body_of(trace, region, f"program_{seed}_{number}"), f"program_{seed}_{number}").kernel
 
 
 if __name__ == "__main__":

@@ -101,6 +101,14 @@ def test_cpu_with_one_kernel_a_program(seeds: range) -> None:
     judge(run_regions.run("whole", seeds))
 
 
+@pytest.mark.skipif(bool(missing("cpu")), reason=missing("cpu"))
+@pytest.mark.parametrize("seeds", batches(50_000, 40, 160, 40))
+def test_cpu_with_sizes_that_change(seeds: range) -> None:
+    report = run_regions.run("dynamic", seeds)
+    judge(report)
+    assert report.resized > 0.6 * report.programs, f"only {report.resized} of {report.programs} ran at another size"
+
+
 @pytest.mark.parametrize("seeds", batches(20_000, 80, 240, 80))
 def test_interpreter(seeds: range) -> None:
     judge(run_regions.run("interp", seeds))
@@ -126,7 +134,7 @@ def test_triton_interpreter(seeds: range) -> None:
 @pytest.mark.skipif(bool(missing("triton")), reason=missing("triton"))
 @pytest.mark.parametrize("arch", [90, 100])
 @pytest.mark.parametrize(
-    ("start", "count"), [pytest.param(40_000, 6, id="6"), pytest.param(41_000, 30, id="30", marks=pytest.mark.slow)]
+    ("start", "count"), [pytest.param(40_000, 12, id="12"), pytest.param(41_000, 48, id="48", marks=pytest.mark.slow)]
 )
 def test_kernels_compile_for_gpus_that_are_not_here(arch: int, start: int, count: int) -> None:
     from tessera.tile.targets.triton.resources import compile_only

@@ -45,7 +45,7 @@ def run(args: Namespace) -> int:
     except OptionError as error:
         print(error, file=sys.stderr)
         return 2
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 160)  # a file is as wide as the table
     console.print(f"{here}; {found.note}", soft_wrap=True)
     console.print(found.table)
     if args.json:

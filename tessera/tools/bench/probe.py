@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 import tessera
-from tessera.executors import tile as _  # noqa: F401  (registers the executor)
 from tessera.tools.bench.measure import Samples, cpu_seconds, interleave
 from tessera.tools.models import GPT, GPTConfig
 
