@@ -19,8 +19,9 @@ from tessera.executors.aten import bind
 from tessera.executors.base import FusionExecutor, in_order
 from tessera.executors.claim import Claim, claim
 from tessera.frontends.captured import Captured
-from tessera.ir.equation import Equation, Value
+from tessera.ir.equation import Arg, Equation, Value, values_in
 from tessera.ir.printer import compile_trace
+from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ir.verify import verify
@@ -116,12 +117,22 @@ class Compilation:
             trace.save(os.path.join(folder, f"{len(self.stages):02d}_{stage.replace(' ', '_')}.py"))
         return trace
 
+    def fusers(self) -> list[FusionExecutor]:
+        return [e for e in in_order(self.options.executors) if isinstance(e, FusionExecutor)]
+
+    def apart(self, trace: Trace, prefix: str = "") -> Trace:
+        """Operators in the parts that fusion executors want them in."""
+        for executor in self.fusers():
+            if executor.apart is not None:
+                trace = self.keep(f"{prefix}decompose", executor.apart(trace))
+        return trace
+
     def unfused(self) -> dict[str, list[str]]:
         """Why equations are in no fused region: reason -> names. Computed when asked for."""
         found: dict[str, list[str]] = {}
         for trace in self.to_claim:
-            for executor in in_order(self.options.executors):
-                if isinstance(executor, FusionExecutor) and executor.reasons is not None:
+            for executor in self.fusers():
+                if executor.reasons is not None:
                     for name, reason in executor.reasons(trace).items():
                         found.setdefault(reason, []).append(name)
         return found
@@ -133,9 +144,9 @@ class Compilation:
 
     def generate(self, trace: Trace, prefix: str = "") -> Callable:
         """Executors, final passes, Python."""
-        for executor in in_order(self.options.executors):
-            if isinstance(executor, FusionExecutor) and executor.prepare is not None:
-                trace = self.keep(f"{prefix}decompose", dce(executor.prepare(trace)))
+        for executor in self.fusers():
+            if executor.prepare is not None:
+                trace = self.keep(f"{prefix}prepare", dce(executor.prepare(trace)))
         self.to_claim.append(trace)
         claimed, report = claim(trace, self.options.executors)
         self.claims += report
@@ -186,7 +197,7 @@ def _layout(captured: Captured, core: Trace, results: list[Value], write_back: d
 
 
 def _inference(compilation: Compilation, core: Trace) -> Callable:
-    core = compilation.run(core, [("inference canonicalise", last), ("inference dce", dce)])
+    core = compilation.run(compilation.apart(core), [("inference canonicalise", last), ("inference dce", dce)])
     layout = _layout(compilation.captured, core, list(core.outputs), {})  # type: ignore[arg-type]
     return build_call(compilation.generate(core), layout, compilation.eager, guarded=True)
 
@@ -211,20 +222,32 @@ def _training(compilation: Compilation, joint: Joint) -> Callable:
 
 
 def _clean_joint(compilation: Compilation, joint: Joint) -> Joint:
-    """Clean the joint program without moving equations across the line between forward and backward."""
-    names = {v.name for e in joint.trace.equations[: joint.split] for v in e.results()}
-    names |= {v.name for v in (*joint.trace.inputs, *joint.trace.constants)} - {v.name for v in _cotangents(joint)}
-
-    def early(eqn: Equation) -> bool:  # one without results goes where what it reads comes from
-        return all(v.name in names for v in eqn.results() or eqn.inputs())
-
-    keep = joint.trace.with_(outputs=(*joint.trace.outputs, *joint.pulled))
-    trace = compilation.run(keep, CLEAN_JOINT, "joint ")
-    pulled = trace.outputs[len(joint.trace.outputs) :]
-    forward = [e for e in trace.equations if early(e)]
-    backward = [e for e in trace.equations if not early(e)]
-    trace = trace.with_(outputs=trace.outputs[: len(joint.trace.outputs)], equations=(*forward, *backward))
+    """Take the joint program apart for who will run it, clean it, and sort forward before backward again."""
+    trace = joint.trace.with_(outputs=(*joint.trace.outputs, *joint.pulled))
+    trace = compilation.run(compilation.apart(trace, "joint "), CLEAN_JOINT, "joint ")
+    count = len(joint.trace.outputs)
+    outputs, pulled = trace.outputs[:count], trace.outputs[count:]
+    early = _forward_part(trace, [*outputs[: count - len(joint.wrt)], *pulled], _cotangents(joint))
+    forward = [e for e in trace.equations if e in early]
+    backward = [e for e in trace.equations if e not in early]
+    trace = trace.with_(outputs=outputs, equations=(*forward, *backward))
     return Joint(trace, joint.wrt, tuple(pulled), len(forward))  # type: ignore[arg-type]
+
+
+def _forward_part(trace: Trace, results: list[Arg], cotangents: tuple[Value, ...]) -> set[Equation]:
+    """What the program's own results need, and effects that no cotangent has a part in."""
+    late: set[Value] = set(cotangents)
+    for eqn in trace.equations:
+        if any(v in late for v in eqn.inputs()):
+            late.update(eqn.results())
+    wanted = {*values_in(results), *trace.mutations.values(), *(v for v, _ in trace.symbols.values())}
+    early: set[Equation] = set()
+    for eqn in reversed(trace.equations):
+        effect = has_effect(eqn) and not any(v in late for v in eqn.inputs())
+        if effect or any(v in wanted for v in eqn.results()):
+            early.add(eqn)
+            wanted.update(eqn.inputs())
+    return early
 
 
 def _cotangents(joint: Joint) -> tuple[Value, ...]:

@@ -30,14 +30,16 @@ class OperatorExecutor:
 class FusionExecutor:
     """`regions(trace)` gives convex sets of equations, `compile(body)` a callable that gives a tuple.
 
-    `compile` may refuse a region by giving None: its equations then go to the executors after this one. `prepare`,
-    if given, rewrites the whole program before anyone claims: it takes operators apart that would fuse better so.
+    `compile` may refuse a region by giving None: its equations then go to the executors after this one. `apart`,
+    if given, takes operators apart that would fuse better so, before it is decided what backward saves; `prepare`
+    rewrites a program just before it is claimed.
     """
 
     name: str
     regions: Callable[[Trace], list[Region]]
     compile: Callable[[Trace], Callable | None]
     why: Callable[[Equation], str] | None = None
+    apart: Callable[[Trace], Trace] | None = None
     prepare: Callable[[Trace], Trace] | None = None
     reasons: Callable[[Trace], dict[str, str]] | None = None  # why each equation outside the regions stays out
 

@@ -89,9 +89,19 @@ def _alone(eqn: Equation) -> bool:
 COMPILER = fuse.Compiler(_kind, refusal, _reduced, _expensive, _check, _alone)
 
 
+def apart(trace: Trace) -> Trace:
+    """Operators in parts that kernels can be made of."""
+    return take_apart(trace, lambda eqn: not refusal(eqn))
+
+
+def copies(trace: Trace) -> Trace:
+    """Sums over outer dimensions with arithmetic of their own, just before regions are chosen."""
+    return own_copies(trace, COMPILER)
+
+
 def decompose(trace: Trace) -> Trace:
-    """The stage to run before regions are chosen: operators in parts that kernels can be made of."""
-    return own_copies(take_apart(trace, lambda eqn: not refusal(eqn)), COMPILER)
+    """Both, one after the other."""
+    return copies(apart(trace))
 
 
 def regions(trace: Trace) -> list[Region]:
@@ -169,4 +179,4 @@ def structure(body: Trace) -> tuple:
     return (*parts, tuple(number[v] for v in body.outputs if isinstance(v, Value)))
 
 
-register(FusionExecutor("tile", regions, compile_region, prepare=decompose, reasons=reasons))
+register(FusionExecutor("tile", regions, compile_region, apart=apart, prepare=copies, reasons=reasons))

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import torch
 
-from tessera.ir.equation import NO_GRAD, RECOMPUTE, Equation, Value, symbols_in, values_in
+from tessera.ir.equation import RECOMPUTE, Equation, Value, symbols_in, values_in
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import ScalarType, TensorType
-from tessera.ops.op import bytes_moved, flops, rules
+from tessera.ops.op import flops, rules
 from tessera.transforms.mincut import INFINITE, min_cut
 from tessera.transforms.vjp import Joint
 from tessera.util.errors import OptionError
@@ -100,7 +100,7 @@ class _Plan:
         found = rules(eqn.op)
         if found is not None and found.free or _is_view(eqn):
             return 1
-        return 2 if flops(eqn) <= 32 * bytes_moved(eqn) / 4 and not _is_heavy(eqn) else 3
+        return 2 if found is not None and found.family in _ARITHMETIC else 3
 
     def fit(self, budget: int) -> list[Value]:
         """The least recomputation that keeps the saved bytes within the budget, or the smallest save there is."""
@@ -339,8 +339,5 @@ def _is_view(eqn: Equation) -> bool:
     return schema is not None and getattr(eqn.op, "is_view", False)
 
 
-_HEAVY = ("mm", "matmul", "linear", "conv", "attention", "bmm", "einsum", "fft", "linalg", "sort", "_foreach")
-
-
-def _is_heavy(eqn: Equation) -> bool:
-    return any(word in str(eqn.op) for word in _HEAVY) or NO_GRAD in eqn.tags
+# One pass over the data, no more than a fused kernel does on the way. What a reduction gives is small: it is saved.
+_ARITHMETIC = frozenset(("unary", "binary", "pointwise", "step", "predicate", "copy", "constructor", "view", "shape"))

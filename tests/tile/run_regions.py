@@ -1,15 +1,16 @@
 """Runs random programs through the tile compiler and says which are wrong: `python run_regions.py MODE START COUNT`.
 
-The modes: `cpu` is the executor as it stands, `whole` makes one CPU kernel of the whole program where that is
-possible, `interp` is the reference interpreter, `dynamic` runs programs of symbolic sizes on the CPU, at two sizes,
-`triton` Triton's interpreter on CPU tensors (TRITON_INTERPRET=1 must
-be set before Python starts). The last line of output is a `Report` as JSON, so that a test can run a mode in a process
-of its own.
+The modes: `cpu` is the executor as it stands; `whole` makes one CPU kernel of the whole program where that is possible;
+`dynamic` runs programs of symbolic sizes on the CPU, at two sizes; `interp` is the reference interpreter; `triton` is
+Triton's interpreter on CPU tensors (TRITON_INTERPRET=1 must be set before Python starts). `whole` and `triton` take any
+of the proposed schedules. The last line of output is a `Report` as JSON, so that a test can run a mode in a process of
+its own.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import sys
 import traceback
 import warnings
@@ -80,6 +81,20 @@ class Interpreter:
         return partial(interp.run, kernel)
 
 
+class Varied:
+    """Another target whose best schedule is any of those that it proposes: all of them must be right."""
+
+    def __init__(self, target: Target) -> None:
+        self.target, self.name, self.rng = target, target.name, random.Random(0)
+
+    def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
+        proposed = self.target.propose(kernel, sizes)
+        return [self.rng.choice(proposed)]
+
+    def compile(self, kernel: KernelOp, schedule: Schedule):  # noqa: ANN201
+        return self.target.compile(kernel, schedule)
+
+
 # The executor leaves gathers on the CPU to PyTorch, which checks their indices. Ours are in bounds.
 def _kind(eqn: Equation) -> str:
     return "" if why_not(eqn) else kind_of(eqn)
@@ -103,7 +118,7 @@ TARGETS: dict[str, Callable[[], Target | None]] = {
 def target_of(mode: str) -> Target:
     found = TARGETS[mode]()
     assert found is not None, f"no target for {mode}"
-    return found
+    return Varied(found) if mode in ("whole", "triton") else found
 
 
 def recorded(program: Program) -> tuple[Trace, bool]:

@@ -54,8 +54,11 @@ def test_halves_compute_the_gradients(policy):
 
 
 def test_cheap_recomputation_saves_less():
-    _, views = split_of(mlp, *ARGS, policy="views")
-    _, cheap = split_of(mlp, *ARGS, policy="cheap")
+    def chain(x, w):
+        return torch.sigmoid((x @ w).sin()).exp().tanh() * 2
+
+    _, views = split_of(chain, *ARGS[:2], policy="views")
+    _, cheap = split_of(chain, *ARGS[:2], policy="cheap")
     assert cheap.saved_bytes < views.saved_bytes
 
 

@@ -52,9 +52,9 @@ class Measured:
 
 
 def table(found: Sequence[Measured], title: str) -> Table:
-    """For a terminal: our time, then how it compares."""
+    """For a terminal: our time, then how it compares; below, what failed."""
     cuda = any(row.device == "cuda" for row in found)
-    shown = Table("what", "direction", "size", title=title, title_justify="left")
+    shown = Table("what", "direction", "size", title=title, title_justify="left", caption_justify="left")
     headers = ["dtype" if cuda else "threads", "eager", "inductor", "tessera", "/eager", "/inductor"]
     headers += ["of roofline", "eager's", "inductor's"] if cuda else []
     for header in (*headers, "first call", "/inductor"):
@@ -74,9 +74,12 @@ def table(found: Sequence[Measured], title: str) -> Table:
             row.dtype if cuda else str(row.threads),
         ]
         shown.add_row(*start, *times, *ratios, *share, *first)
-        for who, error in row.errors.items():
-            shown.add_row("", f"[red]{escape(who)}: {escape(error)}")
         before = row.case
+    shown.caption = "\n".join(
+        f"[red]{row.case} {row.direction} {row.size} {row.dtype}, {escape(who)}: {escape(error)}"
+        for row in found
+        for who, error in row.errors.items()
+    )
     return shown
 
 
