@@ -112,9 +112,7 @@ def main() -> None:
         speed = f"{runs['eager'].step / run.step:.2f} x"
         table.add_row(name, f"{run.first_call:.2f} s", f"{run.step * 1e3:.2f} ms", speed, f"{run.loss:.3f}")
     console.print(table)
-    console.print(
-        "It adds:", "  ".join(answer(runs["tessera"].model, a, b) for a, b in [(3, 4), (9, 8), (0, 6)])
-    )
+    console.print("It adds:", "  ".join(answer(runs["tessera"].model, a, b) for a, b in [(3, 4), (9, 8), (0, 6)]))
 
     block = tessera.jit(runs["tessera"].model.blocks[0])
     with torch.no_grad():  # the forward program alone

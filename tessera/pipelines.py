@@ -154,9 +154,7 @@ class Compilation:
         return compile_trace(final, bind=bind, dead=lifetimes(final))
 
 
-def compile_captured(
-    captured: Captured, eager: Callable, name: str, options: Options
-) -> tuple[Callable, Compilation]:
+def compile_captured(captured: Captured, eager: Callable, name: str, options: Options) -> tuple[Callable, Compilation]:
     """A callable for a captured graph, and the account of how it was made."""
     compilation = Compilation(name, captured, eager, options)
 

@@ -155,9 +155,7 @@ def _candidates(packet: OpOverloadPacket) -> tuple[OpOverload, ...]:
 
 
 @functools.cache
-def _resolve(
-    packet: OpOverloadPacket, kinds: tuple[str, ...], named: tuple[tuple[str, str], ...]
-) -> OpOverload | None:
+def _resolve(packet: OpOverloadPacket, kinds: tuple[str, ...], named: tuple[tuple[str, str], ...]) -> OpOverload | None:
     for overload in _candidates(packet):
         params = schema_of(overload).params
         by_name = {p.name: p for p in params}
@@ -176,9 +174,7 @@ def _resolve(
 
 def resolve(packet: OpOverloadPacket, args: tuple, kwargs: dict) -> OpOverload | None:
     """The overload that a call of the short name means, by the kinds of its arguments."""
-    return _resolve(
-        packet, tuple(map(kind_of, args)), tuple((k, kind_of(v)) for k, v in sorted(kwargs.items()))
-    )
+    return _resolve(packet, tuple(map(kind_of, args)), tuple((k, kind_of(v)) for k, v in sorted(kwargs.items())))
 
 
 def short_name(op: OpOverload, args: tuple, kwargs: dict) -> str:
@@ -207,9 +203,7 @@ def _functional_of(op: OpOverload) -> OpOverload | None:
     packet = getattr(getattr(torch.ops, op.namespace), name, None)
     if packet is None:
         return None
-    wanted = [
-        (p.name, p.kind) for i, p in enumerate(schema.params) if not (schema.is_out and i in schema.mutated)
-    ]
+    wanted = [(p.name, p.kind) for i, p in enumerate(schema.params) if not (schema.is_out and i in schema.mutated)]
     for candidate in _candidates(packet):
         theirs = schema_of(candidate)
         if not theirs.mutated and [(p.name, p.kind) for p in theirs.params] == wanted:

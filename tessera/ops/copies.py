@@ -130,9 +130,7 @@ declare(
 def _like(name: str) -> None:
     """A tensor shaped like its argument."""
 
-    def batch(
-        size: Size, on: Sequence[bool], x: Value, *args: Arg, memory_format: Arg = None, **kw: Arg
-    ) -> Value:
+    def batch(size: Size, on: Sequence[bool], x: Value, *args: Arg, memory_format: Arg = None, **kw: Arg) -> Value:
         return again(x, *args, memory_format=batched_format(memory_format), **kw)
 
     again = call(name)
@@ -146,9 +144,7 @@ for _name in ("zeros_like", "ones_like", "full_like", "empty_like"):
 def _new(name: str) -> None:
     """A tensor of a given shape, with its argument's dtype and device: the same for every row of a batch."""
 
-    def batch(
-        size: Size, on: Sequence[bool], x: Value, shape: Sequence[Size], *args: Arg, **kw: Arg
-    ) -> Value:
+    def batch(size: Size, on: Sequence[bool], x: Value, shape: Sequence[Size], *args: Arg, **kw: Arg) -> Value:
         return again(x, [size, *shape], *args, **kw)
 
     again = call(name)

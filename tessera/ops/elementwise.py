@@ -156,9 +156,7 @@ def _atan2(t: Value, other: Value, a: Value, b: Value) -> Value:
     return t * (other * aten.reciprocal(a * a + b * b))
 
 
-binary(
-    "aten.atan2", by=(lambda t, a, b, y: _atan2(t, b, a, b), lambda t, a, b, y: -_atan2(t, a, a, b)), cost=16
-)
+binary("aten.atan2", by=(lambda t, a, b, y: _atan2(t, b, a, b), lambda t, a, b, y: -_atan2(t, a, a, b)), cost=16)
 
 
 def _pow(t: Value, x: Value, e: Arg, y: Value) -> Value:

@@ -42,9 +42,7 @@ def pytorch_vjp(need: Sequence[object], op: Operator, *args: Arg, **kwargs: Arg)
         for (v, ct), like in zip(asked, seeds, strict=True)
     ]
     behind = trace.equations[formula.split :]
-    second = trace.with_(
-        inputs=(*primals, *kept, *seeds), equations=behind, outputs=trace.outputs[formula.results :]
-    )
+    second = trace.with_(inputs=(*primals, *kept, *seeds), equations=behind, outputs=trace.outputs[formula.results :])
     grads = builder.inline(second, [*values, *made[: len(kept)], *heads])
     found = dict(zip(dict.fromkeys(wanted), grads, strict=True))
     return tuple(found.get(a) if isinstance(a, Value) else None for a in args)

@@ -69,9 +69,7 @@ def _index(name: str, put: str) -> None:
             lambda: _read_masked(ct, indices, values) if _has_mask(indices) else sum_to(read(ct, indices), values),
         )
 
-    def put_jvp(
-        ts: Sequence[Value | None], y: Value, x: Value, indices: Arg, values: Value, accumulate: bool
-    ) -> Value:
+    def put_jvp(ts: Sequence[Value | None], y: Value, x: Value, indices: Arg, values: Value, accumulate: bool) -> Value:
         moved = _zero(y) if ts[2] is None else ts[2]
         return write(or_zeros(ts[0], x), indices, moved, accumulate)
 
@@ -141,9 +139,7 @@ declare(
     "aten.scatter_add",
     "index",
     vjp=lambda ct, y, x, dim, index, src: (ct, None, None, lambda: _read_back(ct, dim, index, src)),
-    jvp=lambda ts, y, x, dim, index, src: aten.scatter_add(
-        or_zeros(ts[0], x), dim, index, or_zeros(ts[3], src)
-    ),
+    jvp=lambda ts, y, x, dim, index, src: aten.scatter_add(or_zeros(ts[0], x), dim, index, or_zeros(ts[3], src)),
     real=False,
 )
 _along_batch("aten.gather", shaped_by=1)
@@ -232,9 +228,7 @@ declare(
         None,
         lambda: _rows(ct, dim, index),
     ),
-    jvp=lambda ts, y, x, dim, index, source: aten.index_copy(
-        or_zeros(ts[0], x), dim, index, or_zeros(ts[3], source)
-    ),
+    jvp=lambda ts, y, x, dim, index, source: aten.index_copy(or_zeros(ts[0], x), dim, index, or_zeros(ts[3], source)),
     real=False,
     applies=lambda eqn: _has_rank(eqn) and eqn.args[3].ndim > 0,  # type: ignore[attr-defined]
 )

@@ -241,9 +241,7 @@ def one_product(eqn: Equation) -> bool:
 # --- einsum -----------------------------------------------------------------------------------------
 
 
-def jvp_einsum(
-    ts: Sequence[object], y: Value, equation: str, operands: list[Value], *, path: Arg = None
-) -> Value:
+def jvp_einsum(ts: Sequence[object], y: Value, equation: str, operands: list[Value], *, path: Arg = None) -> Value:
     moved = []
     for index, tangent in enumerate(ts[1] or []):  # type: ignore[arg-type,var-annotated]
         if tangent is not None:
@@ -252,9 +250,7 @@ def jvp_einsum(
     return total(moved)
 
 
-def batch_einsum(
-    size: Size, on: Sequence[object], equation: str, operands: list[Value], *, path: Arg = None
-) -> Value:
+def batch_einsum(size: Size, on: Sequence[object], equation: str, operands: list[Value], *, path: Arg = None) -> Value:
     """The batch is one more letter, in front of every operand that carries it."""
     equation = equation.replace(" ", "")
     terms, arrow, result = equation.partition("->")
@@ -289,9 +285,7 @@ def _declare() -> None:
 
     common = {"batch": batch_matmul, "cost": product_cost(0)}
     family("linear.default", vjp=vjp_linear, jvp=jvp_linear, batch=batch_linear, cost=product_cost(0))
-    family(
-        "matmul.default", forward=forward_matmul, applies=one_product, jvp=jvp_product(aten.matmul), **common
-    )
+    family("matmul.default", forward=forward_matmul, applies=one_product, jvp=jvp_product(aten.matmul), **common)
     family("mm.default", vjp=vjp_mm, jvp=jvp_product(aten.mm), **common)
     family("bmm.default", vjp=vjp_bmm, jvp=jvp_product(aten.bmm), **common)
     family("mv.default", vjp=vjp_mv, jvp=jvp_product(aten.mv), **common)

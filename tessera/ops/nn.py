@@ -105,9 +105,7 @@ def batch_embedding_backward(
         ct = aten.expand(aten.unsqueeze(ct, 0), [size, *ct.shape])
     if not is_number(padding, -1):
         ct = aten.masked_fill(ct, aten.unsqueeze(aten.eq(indices, padding), -1), 0)
-    table = aten.embedding_dense_backward(
-        ct, _rows_of_batch(size, indices, rows), rows * size, -1, by_frequency
-    )
+    table = aten.embedding_dense_backward(ct, _rows_of_batch(size, indices, rows), rows * size, -1, by_frequency)
     return aten.reshape(table, [size, rows, *table.shape[1:]])
 
 
@@ -128,9 +126,7 @@ def _noise(x: Value, p: float) -> Value:
     return aten.permute(drawn, sorted(range(x.ndim), key=order.__getitem__))
 
 
-def forward_dropout(
-    need: Sequence[object], x: Value, p: float, train: bool
-) -> Generator[Value, Value, tuple]:
+def forward_dropout(need: Sequence[object], x: Value, p: float, train: bool) -> Generator[Value, Value, tuple]:
     if not train or p == 0 or x.tensor.numel() == 0:
         ct = yield aten.alias(x)
         return (ct,)

@@ -48,9 +48,7 @@ def batch_backward(name: str) -> Callable:
 
     def batch(size: Size, on: Sequence[object], *args: Arg) -> object:
         tensors = [isinstance(a, Value) for a in args]
-        lifted = [
-            carry(a, bool(b), size) if isinstance(a, Value) else a for a, b in zip(args, on, strict=True)
-        ]
+        lifted = [carry(a, bool(b), size) if isinstance(a, Value) else a for a, b in zip(args, on, strict=True)]
         return pytorch_batch(op, tensors, *lifted)
 
     return batch
@@ -138,9 +136,7 @@ def _fuses(x: Value, shape: list[Size], w: Value | None) -> bool:
     return all(type(s) is int for s in shape) and (w is None or w.dtype == x.dtype)
 
 
-def _composed_rms_norm(
-    x: Value, shape: list[Size], w: Value | None, eps: float | None
-) -> tuple[Value, Value]:
+def _composed_rms_norm(x: Value, shape: list[Size], w: Value | None, eps: float | None) -> tuple[Value, Value]:
     """What eager computes where it has no kernel: in single precision at least, rounded once."""
     wide = _wide(x.dtype)
     if eps is None:
@@ -188,9 +184,7 @@ def forward_fused_rms_norm(
     return gx, None, gw
 
 
-def forward_rms_norm(
-    need: Sequence[object], x: Value, shape: list[Size], w: Value | None, eps: float | None
-) -> Rule:
+def forward_rms_norm(need: Sequence[object], x: Value, shape: list[Size], w: Value | None, eps: float | None) -> Rule:
     rule = forward_fused_rms_norm(need, x, shape, w, eps)
     ct = yield next(rule)[0]  # type: ignore[index]
     return finish(rule, [ct, None])

@@ -136,12 +136,8 @@ def _extreme_of_all_jvp(ts: Sequence[Value], y: Value, x: Value) -> Value:
     return aten.sum(select(mask, ts[0])) / aten.sum(mask)
 
 
-_whole(
-    "aten.max.default", lambda x, dims: aten.amax(x, dims), vjp=_extreme_of_all_vjp, jvp=_extreme_of_all_jvp
-)
-_whole(
-    "aten.min.default", lambda x, dims: aten.amin(x, dims), vjp=_extreme_of_all_vjp, jvp=_extreme_of_all_jvp
-)
+_whole("aten.max.default", lambda x, dims: aten.amax(x, dims), vjp=_extreme_of_all_vjp, jvp=_extreme_of_all_jvp)
+_whole("aten.min.default", lambda x, dims: aten.amin(x, dims), vjp=_extreme_of_all_vjp, jvp=_extreme_of_all_jvp)
 
 # --- picking: (values, indices) along one dimension -----------------------------------------------
 
@@ -281,21 +277,15 @@ def _softmax_of(x: Value, y: Value, dims: Arg, keepdim: Arg) -> Value:
 
 reduction(
     "aten.logsumexp.default",
-    vjp=lambda ct, y, x, dims, keepdim: (
-        lambda: restore(ct, x, dims, keepdim) * _softmax_of(x, y, dims, keepdim),
-    ),
+    vjp=lambda ct, y, x, dims, keepdim: (lambda: restore(ct, x, dims, keepdim) * _softmax_of(x, y, dims, keepdim),),
     jvp=lambda ts, y, x, dims, keepdim: (
-        aten.sum(ts[0] * _softmax_of(x, y, dims, keepdim), dims_of(dims, x.ndim), keepdim)
-        if x.ndim
-        else ts[0]
+        aten.sum(ts[0] * _softmax_of(x, y, dims, keepdim), dims_of(dims, x.ndim), keepdim) if x.ndim else ts[0]
     ),
     cost=per_input(10),
 )
 
 
-def _norm_vjp(
-    ct: Value, y: Value, x: Value, order: Arg, dims: Arg, keepdim: Arg, dtype: torch.dtype | None
-) -> tuple:
+def _norm_vjp(ct: Value, y: Value, x: Value, order: Arg, dims: Arg, keepdim: Arg, dtype: torch.dtype | None) -> tuple:
     def grad() -> Value:
         g = restore(ct, x, dims, keepdim)
         if is_number(order, 1):

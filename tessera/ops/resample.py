@@ -61,9 +61,7 @@ def _family(name: str, n: int, flops: float, aligned: bool) -> None:
 
         return rule
 
-    def batch_back(
-        size: Size, on: Sequence[object], ct: Value, out: Arg, shape: list[Size], *rest: Arg
-    ) -> Value:
+    def batch_back(size: Size, on: Sequence[object], ct: Value, out: Arg, shape: list[Size], *rest: Arg) -> Value:
         x = _emit(back, _fold(ct), out, [shape[0] * size, *shape[1:]], *rest)
         return aten.reshape(x, [size, *shape])
 

@@ -115,9 +115,7 @@ def _repeat_back(ct: Value, x: Value, repeats: Sequence[Size]) -> Value:
     return aten.sum(aten.reshape(ct, shape), copies) if copies else ct
 
 
-def _roll_batch(
-    size: Size, on: Sequence[bool], x: Value, shifts: Sequence[Size], dims: Sequence[int]
-) -> Value:
+def _roll_batch(size: Size, on: Sequence[bool], x: Value, shifts: Sequence[Size], dims: Sequence[int]) -> Value:
     if x.ndim == 1:
         return aten.alias(x)
     if not dims:
@@ -226,16 +224,12 @@ linear(
 linear(
     "aten.select_backward",
     lambda ct, g, sizes, dim, index: aten.select(ct, dim, index),
-    lambda size, on, g, sizes, dim, index: aten.select_backward(
-        g, [size, *sizes], wrap(dim, len(sizes)) + 1, index
-    ),
+    lambda size, on, g, sizes, dim, index: aten.select_backward(g, [size, *sizes], wrap(dim, len(sizes)) + 1, index),
 )
 linear(
     "aten.diagonal_backward",
     lambda ct, g, sizes, k, a, b: aten.diagonal(ct, k, a, b),
-    lambda size, on, g, sizes, k, a, b: aten.diagonal_backward(
-        g, [size, *sizes], k, *_pair(a, b, len(sizes))
-    ),
+    lambda size, on, g, sizes, k, a, b: aten.diagonal_backward(g, [size, *sizes], k, *_pair(a, b, len(sizes))),
 )
 
 # --- pieces: several results ----------------------------------------------------------------------
@@ -250,9 +244,7 @@ def _pieces_back(cts: Sequence[Value | None], y: Sequence[Value], x: Value, dim:
         for piece in y[:index]:
             start = start + piece.shape[dim]
         return aten.slice_backward(there[0], list(x.shape), dim, start, start + y[index].shape[dim], 1)
-    filled = [
-        aten.new_zeros(there[0], list(p.shape)) if ct is None else ct for ct, p in zip(cts, y, strict=True)
-    ]
+    filled = [aten.new_zeros(there[0], list(p.shape)) if ct is None else ct for ct, p in zip(cts, y, strict=True)]
     return aten.cat(filled, dim)
 
 
@@ -389,9 +381,7 @@ def _writes_part(name: str, read: Callable, move: Callable) -> None:
 
 
 _writes_part("aten.slice_scatter.default", aten.slice, lambda rank, dim, *rest: (wrap(dim, rank) + 1, *rest))
-_writes_part(
-    "aten.select_scatter.default", aten.select, lambda rank, dim, index: (wrap(dim, rank) + 1, index)
-)
+_writes_part("aten.select_scatter.default", aten.select, lambda rank, dim, index: (wrap(dim, rank) + 1, index))
 _writes_part("aten.diagonal_scatter.default", aten.diagonal, lambda rank, k, a, b: (k, *_pair(a, b, rank)))
 declare(
     "aten.constant_pad_nd",

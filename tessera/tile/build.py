@@ -1,11 +1,11 @@
 """Builds tile kernels: a thin layer over the dialect that infers axes and element types.
 
-    k = KernelBuilder("softmax", symbols=["n", "m"])
-    i, r = k.axis("i", "n"), k.axis("r", "m", reduce=True)
-    x, y = k.buffer(f32), k.buffer(f32)
-    a = k.load(x, i * k.symbol("m") + r)
-    ...
-    kernel = k.finish()
+k = KernelBuilder("softmax", symbols=["n", "m"])
+i, r = k.axis("i", "n"), k.axis("r", "m", reduce=True)
+x, y = k.buffer(f32), k.buffer(f32)
+a = k.load(x, i * k.symbol("m") + r)
+...
+kernel = k.finish()
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ i1, i8, i16, i32, i64 = (IntegerType(n) for n in (1, 8, 16, 32, 64))
 Expr = Index | int
 
 # Functions whose result is a truth value whatever they compare.
-PREDICATES = frozenset("eq ne lt le gt ge isnan isinf logical_and logical_or logical_not logical_xor".split())
+PREDICATES = frozenset(
+    ["eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf", "logical_and", "logical_or", "logical_not", "logical_xor"]
+)
 
 
 class KernelBuilder:
@@ -125,13 +127,18 @@ class KernelBuilder:
     ) -> None:
         expr = Index.of(offset)
         self._add(
-            StoreOp(operands=[value, buffer, list(indices), mask], properties={"at": index_attr(expr), "mode": StringAttr(mode)})
+            StoreOp(
+                operands=[value, buffer, list(indices), mask],
+                properties={"at": index_attr(expr), "mode": StringAttr(mode)},
+            )
         )
 
     def iota(self, expr: Expr, indices: Sequence[SSAValue] = ()) -> SSAValue:
         expr = Index.of(expr)
         axes = axes_used(self.axis_names, expr, indices)
-        return self._add(IotaOp(operands=[list(indices)], properties={"at": index_attr(expr)}, result_types=[value_type(i64, axes)]))
+        return self._add(
+            IotaOp(operands=[list(indices)], properties={"at": index_attr(expr)}, result_types=[value_type(i64, axes)])
+        )
 
     def constant(self, value: bool | int | float, element: Attribute) -> SSAValue:
         if isinstance(element, IntegerType):
@@ -191,5 +198,3 @@ class KernelBuilder:
 
 def module(*kernels: KernelOp) -> ModuleOp:
     return ModuleOp(list(kernels))
-
-

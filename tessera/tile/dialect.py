@@ -297,7 +297,7 @@ class ReduceOp(IRDLOperation):
         left = tuple(a for a in axes_of(self.arg) if a != self.axis.data)
         if self.axis.data not in axes_of(self.arg) or axes_of(self.result) != left:
             raise VerifyException(
-                f"tile.reduce: reducing {self.axis.data} of {axes_of(self.arg)} gives {left}, got {axes_of(self.result)}"
+                f"tile.reduce: {self.axis.data} of {axes_of(self.arg)} leaves {left}, got {axes_of(self.result)}"
             )
 
 

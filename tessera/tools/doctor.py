@@ -58,9 +58,7 @@ def _torch(found: str) -> Check:
     if release >= OLDEST_TORCH:
         return Check("torch", found, True)
     oldest = ".".join(map(str, OLDEST_TORCH))
-    return Check(
-        "torch", f"expected {oldest} or newer, got {found}; try: pip install 'torch>={oldest}'", False
-    )
+    return Check("torch", f"expected {oldest} or newer, got {found}; try: pip install 'torch>={oldest}'", False)
 
 
 def _backend() -> Check:

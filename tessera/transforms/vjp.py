@@ -253,9 +253,7 @@ def _bound(eqn: Equation) -> tuple[list[Arg], dict[str, Arg]]:
     return list(eqn.args), eqn.kwargs
 
 
-def _same_forward(
-    formula: Formula, other: Formula, env: dict[Value, Arg]
-) -> tuple[Formula, dict[Value, Arg]]:
+def _same_forward(formula: Formula, other: Formula, env: dict[Value, Arg]) -> tuple[Formula, dict[Value, Arg]]:
     """Another tracing of one operator: its forward is the one that stands in the program already."""
     mine, theirs = formula.trace.equations[: formula.split], other.trace.equations[: other.split]
     if [e.op for e in mine] != [e.op for e in theirs]:

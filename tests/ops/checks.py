@@ -68,9 +68,7 @@ def same(got: object, want: torch.Tensor, what: str) -> None:
     assert isinstance(got, torch.Tensor)
     assert got.dtype == want.dtype and got.shape == want.shape, f"{what}: {got.dtype} {tuple(got.shape)}"
     tolerance = 1e-4 if want.dtype == torch.float32 else 1e-7
-    torch.testing.assert_close(
-        got, want, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m: f"{what}: {m}"
-    )
+    torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m: f"{what}: {m}")
 
 
 def like(t: torch.Tensor) -> torch.Tensor:
@@ -193,13 +191,7 @@ def check_batch(flat: Flat, size: int = 2) -> bool:
 
 def check_batch_of(flat: Flat, rule: Callable, on: list[bool], size: int) -> None:
     def rows(t: torch.Tensor) -> torch.Tensor:
-        other = (
-            t + torch.rand(t.shape, dtype=t.dtype) / 16
-            if t.is_floating_point()
-            else t.flip(0)
-            if t.ndim
-            else t
-        )
+        other = t + torch.rand(t.shape, dtype=t.dtype) / 16 if t.is_floating_point() else t.flip(0) if t.ndim else t
         return torch.stack([t, other])
 
     tensors = [rows(t) if b else t for t, b in zip(flat.tensors, on, strict=True)]

@@ -126,9 +126,7 @@ add("remainder.Tensor", call(f(2, 3), pos(3)))
 add("remainder.Scalar", call(f(2, 3), 0.7))
 add("copysign", call(f(2, 3), -1.0))
 add("copysign", call(of(0.0, 1.0), of(1.0, -1.0)), edge=True)
-add(
-    "maximum minimum fmax fmin", call(of(1.0, 2.0), of(1.0, 3.0)), call(of(nan, 1.0), of(1.0, nan)), edge=True
-)
+add("maximum minimum fmax fmin", call(of(1.0, 2.0), of(1.0, 3.0)), call(of(nan, 1.0), of(1.0, nan)), edge=True)
 add("pow.Tensor_Scalar", *(call(pos(2, 3), e) for e in (0, 1, 2, 3, 0.5, -1.5)), call(of(0.0, -1.0), 2))
 add("pow.Tensor_Tensor", call(pos(2, 3), f(3)), call(pos(), f(2)))
 add("pow.Tensor_Tensor", call(of(0.0, 0.0, 2.0), of(0.0, 2.0, 0.0)), edge=True)

@@ -41,10 +41,7 @@ def test_second_derivative(name: str) -> None:
 
 @pytest.mark.parametrize("name", [n for n in STEADY if REGISTRY[n].jvp is not None])
 def test_jvp(name: str) -> None:
-    assert (
-        any([check_jvp(Flat(sample)) for sample in TABLE[name] if not sample.edge])
-        or name == "aten.where.Scalar"
-    )
+    assert any([check_jvp(Flat(sample)) for sample in TABLE[name] if not sample.edge]) or name == "aten.where.Scalar"
 
 
 @pytest.mark.parametrize("name", [n for n in STEADY if REGISTRY[n].batch is not None])

@@ -100,7 +100,5 @@ def test_min_cut_against_brute_force():
             return sum(c for u, to in edges.items() for v, c in to.items() if u in side and v not in side)
 
         inner = ["a", "b", "c"]
-        best = min(
-            cut({"s", *chosen}) for n in range(4) for chosen in itertools.combinations(inner, n)
-        )
+        best = min(cut({"s", *chosen}) for n in range(4) for chosen in itertools.combinations(inner, n))
         assert cut(min_cut(edges, "s", "t")) == best
