@@ -92,8 +92,8 @@ def scatter(builder: Builder, view: View, parent: Value, new: Value) -> Value:
 
 _RESHAPES = names(
     "view _unsafe_view reshape flatten unflatten unsqueeze squeeze alias view_as reshape_as ravel contiguous to"
-    " _to_copy lift_fresh pin_memory expand expand_as positive resolve_conj resolve_neg atleast_1d atleast_2d atleast_3d"
-    " squeeze_ unsqueeze_ _reshape_alias"
+    " _to_copy lift_fresh pin_memory expand expand_as positive resolve_conj resolve_neg atleast_1d atleast_2d"
+    " atleast_3d squeeze_ unsqueeze_ _reshape_alias"
 )
 
 
