@@ -75,15 +75,14 @@ def _check(body: Trace) -> tuple[float, str]:
 
 
 def _alone(eqn: Equation) -> bool:
-    """On a GPU, large activations, transposing copies and sums along rows: PyTorch's kernels leave bandwidth there."""
+    """On a GPU, large transposing copies and sums along rows: PyTorch's kernels leave bandwidth there."""
     t = eqn.results()[0].tensor
     if t.device.type != "cuda" or max(v.tensor.numel() for v in (*eqn.inputs(), *eqn.results())) < 2**18:
         return False
     if _kind(eqn) == fuse.REDUCE:
         return not fuse.is_outer(eqn, _reduced(eqn)) and bool(_reduced(eqn)) and t.numel() >= 256
-    if eqn.op._opname in ("clone", "contiguous", "_to_copy", "copy"):  # type: ignore[union-attr]
-        return eqn.inputs()[0].tensor.stride != t.stride
-    return _kind(eqn) == fuse.POINTWISE and _expensive(eqn)
+    copies = eqn.op._opname in ("clone", "contiguous", "_to_copy", "copy")  # type: ignore[union-attr]
+    return copies and eqn.inputs()[0].tensor.stride != t.stride
 
 
 COMPILER = fuse.Compiler(_kind, refusal, _reduced, _expensive, _check, _alone)
