@@ -49,6 +49,7 @@ class Work:
     rows: int  # points that are not reduced away; the same as points where nothing is
     outer: bool = False  # reduces dimensions that are not the innermost
     cost: float = 0.0
+    counted: bool = True  # `cost` was counted, not guessed from below
 
     @property
     def reduces(self) -> bool:
@@ -173,10 +174,10 @@ class _Fusion:
         if not why and not self.groups.convex(chosen):
             why = "other work lies between it and its neighbour"
         if not why and self._plain(a, b):
-            merged.cost = self.work[a].cost + 1
+            merged.cost, merged.counted = self.work[a].cost + 1, False
         elif not why:
             merged.cost, why = self._check(members)
-            before = self.work[a].cost + self.work[b].cost
+            before = self._cost(a) + self._cost(b)
             if not why and self.work[a].cost and self.work[b].cost and merged.cost > before * AGAIN + SLACK:
                 why = "its neighbour would have to be computed again for it"
         if why:
@@ -185,6 +186,13 @@ class _Fusion:
         del self.work[a], self.work[b]
         self.work[self.groups.join(chosen)] = merged
         return True
+
+    def _cost(self, group: int) -> float:
+        """Instructions a point of a group, counted now if they were only guessed."""
+        work = self.work[group]
+        if not work.counted:
+            work.cost, work.counted = self._check(self.groups.members[group])[0], True
+        return work.cost
 
     def _plain(self, a: int, b: int) -> bool:
         """One pointwise equation after a group that computes a value of its shape: nothing can go wrong there."""
