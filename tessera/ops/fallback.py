@@ -31,6 +31,7 @@ from tessera.ops.pullback import is_opaque, opaque_vjp
 from tessera.util.errors import RuleError
 
 _memory: dict[tuple, object] = {}
+DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode)
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def vjp_formula(
         try:
             if not is_opaque(eqn):
                 return _attempt(eqn, make)
-        except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode):
+        except DATA_DEPENDENT:
             pass  # the formula looks at data: it runs as one equation, whose own derivative is another such
         results = eqn.results()
         return Formula(opaque_vjp(eqn, values, mask, mode), len(results), 1, tuple(map(_differentiable, results)))
@@ -256,6 +257,8 @@ def _attempt(eqn: Equation, make: Callable[[Equation, frozenset[Value]], Formula
     for twin in (eqn, *_twins(eqn)):
         try:
             return make(twin, frozenset())
+        except DATA_DEPENDENT:  # a formula that looks at data; what computes the same may differentiate otherwise
+            raise
         except (RuntimeError, NotImplementedError) as error:
             failure = failure or error
             fixed = _FIXED.search(str(error))

@@ -283,6 +283,7 @@ declare(
         or_zeros(ts[0], x), dim, index, _zero(y) if ts[3] is None else ts[3]
     ),
     batch=_index_fill_batch,
+    real=False,
 )
 
 # --- masks ----------------------------------------------------------------------------------------
