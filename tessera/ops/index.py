@@ -52,9 +52,23 @@ def _masked_read(ct: torch.Tensor, indices: list, size: list[int]) -> torch.Tens
 MASKED_READ = Special("masked_read", _masked_read)
 
 
+def _emit_read(x: Value, indices: Arg, size: list) -> Value:
+    return ACTIVE[-1].emit(MASKED_READ, x, indices, size)  # type: ignore[attr-defined]
+
+
 def _read_masked(ct: Value, indices: Arg, values: Value) -> Value:
     """What a mask picks out of the cotangent, summed to the shape of what was written there."""
-    return ACTIVE[-1].emit(MASKED_READ, ct, indices, list(values.shape))  # type: ignore[attr-defined]
+    return _emit_read(ct, indices, list(values.shape))
+
+
+# Reading and summing is the transpose of writing what broadcasts there.
+declare(
+    "tessera.masked_read",
+    "control",
+    vjp=lambda ct, y, x, indices, size: (lambda: aten.index_put(zeros_for(x, ct), indices, ct, True),),
+    jvp=lambda ts, y, x, indices, size: _emit_read(ts[0], indices, size),
+    real=False,
+)
 
 
 def _index(name: str, put: str) -> None:

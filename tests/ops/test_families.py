@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-import tessera.ops  # noqa: F401  (registers the declarations)
+import tessera
 from tessera.ir import fake
 from tessera.ir.builder import Builder, aten
 from tessera.ir.printer import compile_trace
@@ -121,3 +121,17 @@ def test_costs() -> None:
         aten.sum(x, [1])
         aten.transpose(x, 0, 1)
     assert [flops(e) for e in builder.equations] == [200.0, 1600.0, 200.0, 0.0]
+
+
+def test_masked_write_has_a_second_derivative():
+    mask = torch.tensor([True, False, True])
+
+    def f(x, v):
+        return (x.clone().masked_fill(~mask, 0).index_put((mask,), v) ** 3).sum()
+
+    def g(x, v):
+        return (tessera.grad(f, argnums=1)(x, v) ** 2).sum()
+
+    x, v = torch.randn(3, dtype=torch.float64), torch.randn(2, dtype=torch.float64)
+    want = torch.func.grad(lambda v: ((3 * v**2) ** 2).sum())(v)
+    torch.testing.assert_close(tessera.grad(g, argnums=1)(x, v), want)
