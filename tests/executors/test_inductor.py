@@ -18,6 +18,12 @@ from tessera.util.errors import OptionError
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """Workers side by side do not build in one folder."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+
 def block(x, w):
     h = F.layer_norm(x @ w, (16,))
     return F.gelu(h) * h.sum(-1, keepdim=True) + x.shape[0], h.t()
