@@ -74,6 +74,15 @@ class Options:
         return Options(names, policy, None if budget is None else parse_bytes(budget))
 
 
+@dataclass(frozen=True)
+class Program:
+    """A program as it is run: the last trace, and the Python function generated from it."""
+
+    name: str  # "forward" and "backward", or "inference"
+    trace: Trace
+    run: Callable
+
+
 class Compilation:
     """One captured graph on its way to a callable: every stage, and what was decided."""
 
@@ -89,6 +98,7 @@ class Compilation:
         self.stages: list[tuple[str, Trace]] = []
         self.claims: list[Claim] = []
         self.to_claim: list[Trace] = []
+        self.programs: list[Program] = []
         self.saved_bytes, self.saved = 0, ()
         core = _core(self.keep("captured", self.captured.trace), self.captured)
         core = self.run(core, CLEAN)
@@ -96,9 +106,11 @@ class Compilation:
         wrt = [v for v, wanted in needs if wanted and _floats(v)]
         joint = vjp(core, wrt, self.captured.mode) if self.grad_enabled and wrt else None
         if joint is not None and joint.pulled:
-            self.call = _training(self, joint)
+            self.join = _training(self, joint)
         else:
-            self.call = _inference(self, core)
+            self.join = _inference(self, core)
+        # Kept apart from the programs, so that a profiler can join others that do the same.
+        self.call = self.join(*(program.run for program in self.programs))
         self.seconds = time.perf_counter() - start
 
     def edit(self, stage: str, trace: Trace) -> None:
@@ -142,8 +154,8 @@ class Compilation:
             trace = self.keep(f"{prefix}{name}", step(trace))
         return trace
 
-    def generate(self, trace: Trace, prefix: str = "") -> Callable:
-        """Executors, final passes, Python."""
+    def generate(self, trace: Trace, prefix: str = "") -> None:
+        """Executors, final passes, Python: one more program."""
         for executor in self.fusers():
             if executor.prepare is not None:
                 trace = self.keep(f"{prefix}prepare", dce(executor.prepare(trace)))
@@ -151,7 +163,8 @@ class Compilation:
         claimed, report = claim(trace, self.options.executors)
         self.claims += report
         final = self.run(self.keep(f"{prefix}claim", claimed), FINAL, prefix)
-        return compile_trace(final, bind=bind, dead=lifetimes(final))
+        run = compile_trace(final, bind=bind, dead=lifetimes(final))
+        self.programs.append(Program(prefix.strip() or "inference", final, run))
 
 
 def compile_captured(captured: Captured, eager: Callable, name: str, options: Options) -> tuple[Callable, Compilation]:
@@ -194,13 +207,16 @@ def _layout(captured: Captured, core: Trace, results: list[Value], write_back: d
     return Layout(tuple(parts), outside, written, inside)
 
 
-def _inference(compilation: Compilation, core: Trace) -> Callable:
+def _inference(compilation: Compilation, core: Trace) -> Callable[[Callable], Callable]:
+    """Generates the one program; how it becomes what a caller calls."""
     core = compilation.run(compilation.apart(core), [("inference canonicalise", last), ("inference dce", dce)])
     layout = _layout(compilation.captured, core, list(core.outputs), {})  # type: ignore[arg-type]
-    return build_call(compilation.generate(core), layout, compilation.eager, guarded=True)
+    compilation.generate(core)
+    return lambda program: build_call(program, layout, compilation.eager, guarded=True)
 
 
-def _training(compilation: Compilation, joint: Joint) -> Callable:
+def _training(compilation: Compilation, joint: Joint) -> Callable[[Callable, Callable], Callable]:
+    """Generates a forward and a backward; how the two become what a caller calls."""
     compilation.keep("vjp", joint.trace)
     joint = _clean_joint(compilation, joint)
     captured, options = compilation.captured, compilation.options
@@ -212,11 +228,16 @@ def _training(compilation: Compilation, joint: Joint) -> Callable:
     forward = compilation.keep("forward", dce(split.forward.with_(outputs=(*results, *split.saved))))
     backward = compilation.keep("backward", dce(split.backward))
     plan = _bridge_plan(captured, joint, split, results)
-    programs = compilation.generate(forward, "forward "), compilation.generate(backward, "backward ")
+    compilation.generate(forward, "forward ")
+    compilation.generate(backward, "backward ")
     outputs = joint.trace.outputs[: len(joint.trace.outputs) - len(joint.wrt)]
     write_back = {t: joint.trace.mutations[t] for t in split.returned}
     layout = _layout(captured, joint.trace.with_(outputs=outputs), results, write_back)  # type: ignore[arg-type]
-    return build_call(bridge(*programs, plan), layout, compilation.eager, guarded=False)
+
+    def join(forward: Callable, backward: Callable) -> Callable:
+        return build_call(bridge(forward, backward, plan), layout, compilation.eager, guarded=False)
+
+    return join
 
 
 def _clean_joint(compilation: Compilation, joint: Joint) -> Joint:

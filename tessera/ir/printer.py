@@ -59,11 +59,25 @@ def save_module(trace: Trace, path: str, title: str = "") -> None:
         file.write(print_module(trace, constants, title))
 
 
+def equation_lines(trace: Trace) -> list[tuple[str, int | None]]:
+    """The program without comments: each line, and the equation it belongs to, by position."""
+    return _Function(trace, operator_name, types=False).numbered(trace.name)
+
+
 def compile_trace(
-    trace: Trace, bind: Callable[[Operator], Callable] | None = None, dead: dict[int, list[Value]] | None = None
+    trace: Trace,
+    bind: Callable[[Operator], Callable] | None = None,
+    dead: dict[int, list[Value]] | None = None,
+    around: Callable[[int, str], list[str]] | None = None,
+    names_in_scope: dict[str, object] | None = None,
 ) -> Callable:
-    """The trace as a Python function over tensors. `dead[i]` lists the values nothing reads after equation i."""
+    """The trace as a Python function over tensors. `dead[i]` lists the values nothing reads after equation i.
+
+    `around(i, line)` gives the lines that stand where equation i's would, for whoever measures a program; what they
+    mention is found in `names_in_scope`.
+    """
     scope: dict[str, object] = {"torch": torch, "aten": torch.ops.aten, "inf": float("inf"), "nan": float("nan")}
+    scope.update(names_in_scope or {})
     names: dict[Operator, str] = {}
 
     def reference(op: Operator, args: tuple, kwargs: dict) -> str:
@@ -76,7 +90,7 @@ def compile_trace(
             names[op] = name
         return names[op]
 
-    function = _Function(trace, reference, types=False, scope=scope, dead=dead or {}, bind=bind)
+    function = _Function(trace, reference, types=False, scope=scope, dead=dead or {}, bind=bind, around=around)
     text = "\n".join(function.lines(trace.name)) + "\n"
     scope.update({v.name: tensor for v, tensor in trace.constants.items()})
     # The text stands in linecache, so that a traceback shows the generated line.
@@ -118,37 +132,48 @@ class _Function:
         scope: dict[str, object] | None = None,
         dead: dict[int, list[Value]] | None = None,
         bind: Callable[[Operator], Callable] | None = None,
+        around: Callable[[int, str], list[str]] | None = None,
     ) -> None:
         self.trace, self.reference, self.types = trace, reference, types
         self.scope, self.dead, self.bind = scope, dead or {}, bind
+        self.around = around or (lambda index, line: [line])
         self.helpers: list[str] = []
         self.taken: set[str] = set()
 
     def lines(self, name: str) -> list[str]:
+        return [line for line, _ in self.numbered(name)]
+
+    def numbered(self, name: str) -> list[tuple[str, int | None]]:
+        """Lines, and the position of the equation that each belongs to."""
         trace = self.trace
-        body = self.symbol_lines(trace.inputs)
-        for index, eqn in enumerate(trace.equations):
-            line = self.equation(eqn)
-            body += self.helpers
-            self.helpers = []
-            # Where a person reads, and edits, the program says what carries no gradient; run, it needs not.
-            no_grad = self.types and NO_GRAD in eqn.tags
-            if no_grad and (not index or NO_GRAD not in trace.equations[index - 1].tags):
-                body.append("with torch.no_grad():")
-            line = f"{INDENT}{line}" if no_grad else line
-            body.append(self.comment(line, eqn) if self.types else line)
-            body += self.symbol_lines(eqn.results())
-            if self.dead.get(index):
-                body.append(f"del {', '.join(v.name for v in self.dead[index])}")
+        body: list[tuple[str, int | None]] = [(line, None) for line in self.symbol_lines(trace.inputs)]
+        for index in range(len(trace.equations)):
+            body += [(line, index) for line in self.equation_block(index)]
         for target, value in trace.mutations.items():
             if value is not target:
                 copy = self.reference(torch.ops.aten.copy_.default, (target, value), {})
-                body.append(f"{copy}({target.name}, {value.name})")
-        body.append(f"return {self.tuple(trace.outputs)}")
+                body.append((f"{copy}({target.name}, {value.name})", None))
+        body.append((f"return {self.tuple(trace.outputs)}", None))
         head = [f"def {identifier(name)}({', '.join(v.name for v in trace.inputs)}):"]
         if self.types:
             head += [f"{INDENT}# {v.name}: {v.type}" for v in (*trace.inputs, *trace.constants)]
-        return head + [INDENT + line for line in body]
+        return [(line, None) for line in head] + [(INDENT + line, index) for line, index in body]
+
+    def equation_block(self, index: int) -> list[str]:
+        """An equation with the functions it needs before it, and the names it brings and ends after it."""
+        eqn, equations = self.trace.equations[index], self.trace.equations
+        line = self.equation(eqn)
+        block, self.helpers = self.helpers, []
+        # Where a person reads, and edits, the program says what carries no gradient; run, it needs not.
+        no_grad = self.types and NO_GRAD in eqn.tags
+        if no_grad and (not index or NO_GRAD not in equations[index - 1].tags):
+            block.append("with torch.no_grad():")
+        line = f"{INDENT}{line}" if no_grad else line
+        block += self.around(index, self.comment(line, eqn) if self.types else line)
+        block += self.symbol_lines(eqn.results())
+        if self.dead.get(index):
+            block.append(f"del {', '.join(v.name for v in self.dead[index])}")
+        return block
 
     def symbol_lines(self, defined: tuple[Value, ...] | list[Value]) -> list[str]:
         """Bind the symbolic sizes that these values bring."""
