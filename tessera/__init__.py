@@ -3,6 +3,7 @@
 from tessera import ops
 from tessera.api import *  # noqa: F403
 from tessera.api import __all__ as _public
+from tessera.tools.profile import profile
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "ops", *_public]
+__all__ = ["__version__", "ops", "profile", *_public]

@@ -1,0 +1,168 @@
+"""`tessera.profile`: run a compiled function some steps and say where the time of a step goes.
+
+In: a jitted callable and arguments. Out: a `Profile`. Steps are run as they are first, to know what a step costs, and
+then with instrumented programs in place. The faster half of those is kept: what disturbs a step only makes it slower.
+The function runs for real: buffers it writes and random numbers it draws move on. Gradients are computed and dropped.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tessera.compiled import compiled_state
+from tessera.pipelines import Compilation
+from tessera.tile.cost import machine_for
+from tessera.tools.profile.instrument import Log, clocked, in_place, ranged
+from tessera.tools.profile.result import Profile, Rates
+from tessera.tools.profile.rows import Programs, main_device, rows_of, spans_of
+from tessera.tools.profile.sample import STEP, Step, from_log, from_torch_profile
+from tessera.util.errors import InputError
+
+
+def profile(fast: Callable, *args: object, steps: int = 10, backward: bool | None = None, **kwargs: object) -> Profile:
+    """Time of every equation of `fast(*args, **kwargs)`'s programs, against the roofline of the machine.
+
+    steps     how many are measured
+    backward  run a backward after each forward; by default where the result requires grad
+    """
+    state = compiled_state(fast)
+    if state is None:
+        raise InputError(
+            f"expected what tessera.jit gave, got {type(fast).__name__}; try tessera.profile(tessera.jit(f), …)"
+        )
+    if steps < 1:
+        raise InputError(f"expected at least 1 step, got {steps}")
+
+    def step() -> None:
+        out = fast(*args, **kwargs)
+        if backward is not False:
+            _pull(out, backward is True)
+
+    for _ in range(2):  # compiles, then warms up
+        step()
+    compilations = state.compilations()
+    if not compilations:
+        raise InputError("nothing of this function was compiled; tessera.explain says why")
+    device = main_device([(c.name, p) for c in compilations for p in c.programs])
+    plain = _plain(step, steps, device)
+    programs, measured = (_on_gpu if device.type == "cuda" else _on_cpu)(compilations, step, steps)
+    return _profile(programs, measured, plain, device, steps)
+
+
+def _pull(out: object, required: bool) -> None:
+    """Compute the gradients of all leaves and drop them: nobody's `.grad` changes."""
+    results = [x for x in pytree.tree_leaves(out) if isinstance(x, torch.Tensor) and x.requires_grad]
+    if not results:
+        if required:
+            raise InputError("backward=True, but no result requires grad")
+        return
+    leaves = _leaves(results)
+    torch.autograd.grad(results, leaves, [torch.ones_like(x) for x in results], allow_unused=True)
+
+
+def _leaves(results: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors at the ends of the autograd graph."""
+    found: dict[int, torch.Tensor] = {id(x): x for x in results if x.grad_fn is None}
+    stack, seen = [x.grad_fn for x in results if x.grad_fn is not None], set()
+    while stack:
+        node = stack.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found[id(node.variable)] = node.variable  # type: ignore[attr-defined]
+        stack += [following for following, _ in node.next_functions if following is not None]
+    return list(found.values())
+
+
+def _plain(step: Callable[[], None], steps: int, device: torch.device) -> float:
+    """Seconds of a step with nothing measured inside: the median."""
+    taken = []
+    for _ in range(steps):
+        _wait(device)
+        start = time.perf_counter()
+        step()
+        _wait(device)
+        taken.append(time.perf_counter() - start)
+    return median(taken)
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _on_cpu(compilations: list[Compilation], step: Callable[[], None], steps: int) -> tuple[Programs, list[Step]]:
+    log: Log = []
+    measured: list[Step] = []
+    collecting = gc.isenabled()
+    with in_place(compilations, clocked(log)) as programs:
+        step()
+        gc.disable()
+        try:
+            for _ in range(steps):
+                log.clear()
+                start = time.perf_counter_ns()
+                step()
+                measured.append(from_log(log, start, time.perf_counter_ns()))
+        finally:
+            if collecting:
+                gc.enable()
+    return programs, measured
+
+
+def _on_gpu(compilations: list[Compilation], step: Callable[[], None], steps: int) -> tuple[Programs, list[Step]]:
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with in_place(compilations, ranged) as programs:
+        step()
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=activities) as profiler:
+            for _ in range(steps):
+                with torch.profiler.record_function(STEP):
+                    step()
+                    torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "trace.json")
+        profiler.export_chrome_trace(path)
+        with open(path) as file:
+            events = json.load(file)["traceEvents"]
+    # The range of a step is also shown on the GPU's own track: only the host's counts.
+    host = [e for e in events if e.get("cat") != "gpu_user_annotation"]
+    return programs, from_torch_profile(host)
+
+
+def _profile(programs: Programs, measured: list[Step], plain: float, device: torch.device, steps: int) -> Profile:
+    kept = sorted(measured, key=lambda s: s.seconds)[: max(len(measured) // 2, 1)]
+    machine = machine_for(device)
+    rows = rows_of(programs, kept, machine)
+    if not rows:
+        raise InputError("no compiled program ran in these steps; was the function called with other arguments before?")
+    shown = kept[len(kept) // 2]
+    busy = [step.busy() for step in kept]
+    outside = [sum(r.seconds for r in step.kernels if r.equation is None) for step in kept]
+    gaps = sorted(shown.busy()[1], key=lambda gap: -gap[1])
+    return Profile(
+        tuple(rows),
+        tuple(spans_of(programs, shown, rows)),
+        steps,
+        plain,
+        sum(s.seconds for s in kept) / len(kept),
+        sum(total for total, _ in busy) / len(kept),
+        sum(outside) / len(kept),
+        sum(seconds for _, all_gaps in busy for _, seconds in all_gaps) / len(kept),
+        tuple(gaps[:100]),
+        Rates(_device_name(device), machine.bandwidth, machine.flops, machine.matrix_flops),
+    )
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"

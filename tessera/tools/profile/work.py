@@ -1,0 +1,131 @@
+"""What an equation of a final program must move and compute, and how long the machine needs for that at best.
+
+Bytes are those that must cross memory if every tensor is read or written once: an expanded tensor counts what it
+holds, a gather what it takes, a view nothing. A region is one kernel: only what enters and leaves it counts. The
+machine's rates are measured ones (`tile/cost.py`), so a fraction of the roofline is a fraction of what was seen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tessera.ir.equation import Equation, Special, Value
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType, size_hint
+from tessera.ops.op import flops as declared_flops
+from tessera.ops.op import rules
+from tessera.tile.cost import Machine
+from tessera.util.names import names
+
+MATRIX = ("matmul", "attention", "conv")  # families that run on matrix units
+GATHERS = names("embedding index _unsafe_index gather index_select take masked_select")
+OVERWRITES = names("copy_ fill_ zero_")  # do not read what they write over
+MAYBE_COPIES = names("reshape flatten contiguous")  # views where the layout allows it
+
+
+@dataclass(frozen=True)
+class Work:
+    """Of one equation."""
+
+    bytes: float = 0.0
+    flops: float = 0.0  # outside the matrix units
+    matrix_flops: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        return Work(self.bytes + other.bytes, self.flops + other.flops, self.matrix_flops + other.matrix_flops)
+
+    def seconds(self, machine: Machine) -> tuple[float, float]:
+        """At best, for moving and for computing."""
+        computing = self.flops / machine.flops + self.matrix_flops / machine.matrix_flops
+        return self.bytes / machine.bandwidth, computing
+
+
+def work(eqn: Equation) -> Work:
+    """What a perfect implementation of this equation moves and computes."""
+    if isinstance(eqn.op, Special) and eqn.op.body is not None:
+        return _region(eqn.op.body)
+    plain = _plain(eqn)
+    if is_view(plain):
+        return Work()
+    found = rules(plain.op)
+    flops = declared_flops(plain)
+    if found is not None and found.family in MATRIX:
+        return _matrix(plain, flops, _bytes(plain))
+    return Work(_bytes(plain), flops)
+
+
+def _plain(eqn: Equation) -> Equation:
+    """The equation with PyTorch's operator in place of an executor's callable for it."""
+    special = isinstance(eqn.op, Special) and eqn.op.of is not None
+    return eqn.with_(op=eqn.op.of) if special else eqn  # type: ignore[union-attr]
+
+
+def _region(body: Trace) -> Work:
+    inner = [work(e) for e in body.equations]
+    outside = {*body.inputs, *body.outputs}
+    moved = sum(touched(v) for v in outside if isinstance(v, Value))
+    for eqn in body.equations:  # of a table that is only gathered from, the rows that are taken
+        if _name(eqn) in GATHERS and eqn.inputs() and eqn.inputs()[0] in body.inputs:
+            table = touched(eqn.inputs()[0])
+            moved -= table - min(table, sum(map(touched, eqn.results())))
+    return Work(moved, sum(w.flops for w in inner), sum(w.matrix_flops for w in inner))
+
+
+def _matrix(eqn: Equation, flops: float, moved: float) -> Work:
+    """Matrix units take 16-bit numbers at the machine's rate, TF32 at half of it, and f32 not at all on a GPU."""
+    t = next((v.tensor for v in eqn.inputs() if isinstance(v.type, TensorType) and v.type.is_float), None)
+    if t is None or t.device.type == "cpu" or t.dtype.itemsize <= 2:
+        return Work(moved, 0.0, flops)
+    if t.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+        return Work(moved, 0.0, 2 * flops)
+    return Work(moved, flops)
+
+
+def _bytes(eqn: Equation) -> float:
+    read = list(dict.fromkeys(eqn.inputs()))
+    written = float(sum(map(touched, eqn.results())))
+    name = _name(eqn)
+    if name in OVERWRITES:
+        read = read[1:]
+    if name in GATHERS and read:
+        return min(float(touched(read[0])), written) + sum(map(touched, read[1:])) + written
+    return sum(map(touched, read)) + written
+
+
+def touched(v: Value) -> int:
+    """Bytes a tensor holds; a dimension it is expanded along counts once."""
+    if not isinstance(v.type, TensorType):
+        return 0
+    if len(v.type.stride) != len(v.type.shape):  # not strided
+        return v.type.nbytes()
+    count = v.type.dtype.itemsize
+    for size, stride in zip(v.type.shape, v.type.stride, strict=True):
+        if not (isinstance(stride, int) and stride == 0):
+            count *= size_hint(size)
+    return count
+
+
+def is_view(eqn: Equation) -> bool:
+    """Does this equation only look at its argument's memory?"""
+    found = rules(_plain(eqn).op)
+    if found is None or not found.free:
+        return False
+    if _name(eqn) in MAYBE_COPIES and eqn.inputs() and eqn.results():
+        return _views(eqn.inputs()[0].tensor, eqn.results()[0].tensor)
+    return True
+
+
+def _views(given: TensorType, made: TensorType) -> bool:
+    shape, stride = ([size_hint(s) for s in sizes] for sizes in (given.shape, given.stride))
+    wanted = [size_hint(s) for s in made.shape]
+    if shape == wanted:
+        return stride == [size_hint(s) for s in made.stride]
+    like = torch.empty_strided(shape, stride, device="meta", dtype=given.dtype)
+    return like.reshape(wanted).untyped_storage()._cdata == like.untyped_storage()._cdata
+
+
+def _name(eqn: Equation) -> str:
+    op = _plain(eqn).op
+    return op.name if isinstance(op, Special) else op._opname
