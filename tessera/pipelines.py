@@ -29,6 +29,7 @@ from tessera.passes.canonicalise import canonicalise
 from tessera.passes.cse import cse
 from tessera.passes.dce import dce
 from tessera.passes.fold import fold
+from tessera.passes.linear_loss import chunk_loss, linear_loss
 from tessera.passes.reinplace import reinplace
 from tessera.passes.schedule import lifetimes, schedule
 from tessera.runtime.autograd import Bridge, bridge
@@ -104,6 +105,8 @@ class Compilation:
         core = self.run(core, CLEAN)
         needs = zip(core.inputs, self.captured.requires_grad, strict=True)
         wrt = [v for v, wanted in needs if wanted and _floats(v)]
+        if self.grad_enabled and wrt and self.fusers():  # kernels of ours make the loss's gradient beside the loss
+            core = self.keep("linear_loss", dce(linear_loss(core)))
         joint = vjp(core, wrt, self.captured.mode) if self.grad_enabled and wrt else None
         if joint is not None and joint.pulled:
             self.join = _training(self, joint)
@@ -156,6 +159,8 @@ class Compilation:
 
     def generate(self, trace: Trace, prefix: str = "") -> None:
         """Executors, final passes, Python: one more program."""
+        if (chunked := chunk_loss(trace)) is not trace:
+            trace = self.apart(self.keep(f"{prefix}chunk_loss", chunked), prefix)
         for executor in self.fusers():
             if executor.prepare is not None:
                 trace = self.keep(f"{prefix}prepare", dce(executor.prepare(trace)))

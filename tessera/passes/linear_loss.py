@@ -1,0 +1,184 @@
+"""Cross-entropy of a linear layer whose logits nothing else reads, as one operator and then in chunks of rows.
+
+`linear_loss`, before differentiation. In: a trace. Out: the same program, where `cross_entropy(linear(x, w))` over
+large logits is one `tessera.linear_loss`.
+
+`chunk_loss`, after it. In: a trace that may hold `tessera.linear_loss_grads`. Out: that operator in terms of PyTorch's,
+a chunk of rows at a time: logits, then losses and the logits' gradient in one go (a kernel reads the logits once and
+writes the gradient), then the products that give dx and dw. No more than a chunk of logits is ever there, and never in
+single precision if the model is not.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from tessera.ir.builder import Builder, aten
+from tessera.ir.equation import Equation, Value
+from tessera.ir.mode import mode_of
+from tessera.ir.schema import bind
+from tessera.ir.trace import Trace
+from tessera.ops.linear_loss import LINEAR_LOSS, LINEAR_LOSS_GRADS
+
+LARGE = 32 * 2**20  # bytes of logits that are worth the trouble
+CHUNK = 256 * 2**20  # bytes of logits to hold at a time
+DTYPES = (torch.bfloat16, torch.float32, torch.float64)  # gradients without the loss's scale may underflow in float16
+_BETWEEN = ("view", "reshape", "_unsafe_view", "flatten", "_to_copy", "to", "float", "contiguous", "alias")
+MEAN, SUM = 1, 2
+
+
+def linear_loss(trace: Trace) -> Trace:
+    """One operator for a loss and the linear layer before it, where the logits are large and end there."""
+    makers = {v: eqn for eqn in trace.equations for v in eqn.results()}
+    users, results = trace.users(), set(trace.results())
+    builder = Builder(trace.name, mode_of(trace))
+    builder.reserve(list(trace.values()))
+    changed = False
+    for eqn in trace.equations:
+        layer = _layer(eqn, makers, users, results)
+        if layer is None:
+            builder.equations.append(eqn)
+        else:
+            with builder, builder.at(eqn):
+                changed |= _joined(builder, eqn, layer)
+    return trace.with_(equations=tuple(builder.equations)) if changed else trace
+
+
+def _layer(eqn: Equation, makers: dict, users: dict, results: set[Value]) -> Equation | None:
+    """The linear layer whose logits go into this loss and nowhere else."""
+    if getattr(eqn.op, "_opname", "") != "cross_entropy_loss":
+        return None
+    (logits, target, weight, reduction, _, smoothing), _ = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+    plain = weight is None and reduction in (MEAN, SUM) and smoothing == 0.0
+    if not plain or logits.ndim != 2 or target.ndim != 1 or target.dtype != torch.int64:  # type: ignore[union-attr]
+        return None
+    v, reader = logits, eqn
+    while isinstance(v, Value) and users[v] == [reader] and v not in results and v in makers:
+        reader = makers[v]
+        name = getattr(reader.op, "_opname", "")
+        if name == "linear":
+            return reader if _large(reader, logits) else None  # type: ignore[arg-type]
+        if name not in _BETWEEN or not v.tensor.is_float:
+            return None
+        v = reader.inputs()[0]
+    return None
+
+
+def _large(layer: Equation, logits: Value) -> bool:
+    out = layer.out.tensor
+    static = all(type(n) is int for v in layer.inputs() for n in v.shape)
+    same = static and logits.shape[-1] == out.shape[-1] and logits.tensor.numel() == out.numel()
+    wide = torch.promote_types(out.dtype, torch.float32)
+    exact = logits.dtype in (out.dtype, wide)
+    return same and exact and out.dtype in DTYPES and out.nbytes() >= LARGE
+
+
+def _joined(builder: Builder, eqn: Equation, layer: Equation) -> bool:
+    positional, _ = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+    (x, w, bias), _ = bind(layer.op, layer.args, layer.kwargs)  # type: ignore[arg-type]
+    rows = x if x.ndim == 2 else aten.reshape(x, [-1, x.shape[-1]])  # type: ignore[union-attr]
+    loss = builder.emit(LINEAR_LOSS, rows, w, bias, positional[1], positional[3] == MEAN, positional[4])
+    assert isinstance(loss, Value)
+    if loss.dtype != eqn.out.dtype:
+        loss = aten._to_copy(loss, dtype=eqn.out.dtype)
+    last = builder.equations[-1]
+    builder.equations[-1] = last.with_(outputs=(eqn.out,))
+    return True
+
+
+# --- after differentiation ---------------------------------------------------------------------------------
+
+
+def chunk_loss(trace: Trace) -> Trace:
+    """`linear_loss_grads` written out, a chunk of rows at a time."""
+    if not any(eqn.op is LINEAR_LOSS_GRADS for eqn in trace.equations):
+        return trace
+    builder = Builder(trace.name, mode_of(trace))
+    builder.reserve(list(trace.values()))
+    users, results = trace.users(), set(trace.results())
+    rename: dict[Value, Value] = {}
+    for eqn in trace.equations:
+        eqn = eqn.substitute(rename)
+        if eqn.op is not LINEAR_LOSS_GRADS:
+            builder.equations.append(eqn)
+            continue
+        with builder, builder.at(eqn):
+            wanted = [v is not None and (v in users or v in results) for v in eqn.outputs]
+            made = _Chunks(*eqn.args, wanted=wanted).run()  # type: ignore[arg-type]
+        rename.update({a: b for a, b in zip(eqn.outputs, made, strict=True) if a is not None and b is not None})
+    outputs = tuple(rename.get(o, o) if isinstance(o, Value) else o for o in trace.outputs)
+    mutations = {t: rename.get(v, v) for t, v in trace.mutations.items()}
+    return trace.with_(equations=tuple(builder.equations), outputs=outputs, mutations=mutations)
+
+
+class _Chunks:
+    def __init__(
+        self, x: Value, w: Value, bias: Value | None, target: Value, mean: bool, ignore: int, wanted: list[bool]
+    ) -> None:
+        self.x, self.w, self.bias, self.target, self.ignore = x, w, bias, target, ignore
+        self.wanted = wanted
+        self.wide = torch.promote_types(x.dtype, torch.float32)
+        used = aten._to_copy(aten.ne(target, ignore), dtype=self.wide)
+        self.total = aten.sum(used) if mean else None
+        # what a row's loss counts for; a row that is ignored counts for nothing even where all of them are
+        self.factor = used if self.total is None else aten.where(aten.ne(used, 0.0), aten.div(used, self.total), used)
+
+    def run(self) -> list[Value | None]:
+        rows, classes = int(self.x.shape[0]), int(self.w.shape[0])
+        count = max(math.ceil(rows * classes * self.x.dtype.itemsize / CHUNK), 1)
+        step = math.ceil(rows / count)
+        loss: Value | None = None
+        dw: Value | None = None
+        db: Value | None = None
+        dxs: list[Value] = []
+        device = self.x.tensor.device
+        for start in range(0, rows, step):
+            x = aten.slice(self.x, 0, start, min(start + step, rows))
+            part, d = self.logits(x, start, min(start + step, rows))
+            loss = part if loss is None else aten.add(loss, part)
+            if self.wanted[1]:
+                dxs.append(aten.mm(d, self.w))
+            if self.wanted[2]:
+                dw = self.added(dw, d, x, count)
+            if self.bias is not None and self.wanted[3]:
+                # a product, since sums would all be fused into one kernel at the end, with every chunk held for it
+                part = aten._to_copy(
+                    aten.mv(aten.t(d), aten.full([d.shape[0]], 1.0, dtype=d.dtype, device=device)), dtype=self.wide
+                )
+                db = part if db is None else aten.add(db, part)
+        loss = loss if self.total is None else aten.div(loss, self.total)
+        dx = None if not dxs else dxs[0] if len(dxs) == 1 else aten.cat(dxs, 0)
+        return [loss, dx, self.as_given(dw, self.w), self.as_given(db, self.bias)]
+
+    def logits(self, x: Value, start: int, end: int) -> tuple[Value, Value]:
+        """The loss of some rows, and the gradient with respect to their logits."""
+        narrow = aten.linear(x, self.w, self.bias)
+        z = aten._to_copy(narrow, dtype=self.wide)
+        target, factor = (aten.slice(v, 0, start, end) for v in (self.target, self.factor))
+        label = aten.unsqueeze(aten.where(aten.ne(target, self.ignore), target, aten.zeros_like(target)), 1)
+        top = aten.amax(z, [1], True)
+        log = aten.add(aten.log(aten.sum(aten.exp(aten.sub(z, top)), [1], True)), top)
+        picked = aten.squeeze(aten.sub(log, aten._to_copy(aten.gather(narrow, 1, label), dtype=self.wide)), 1)
+        loss = aten.sum(aten.where(aten.ne(target, self.ignore), picked, aten.zeros_like(picked)))
+        here = aten.eq(aten.arange(self.w.shape[0], device=z.tensor.device), label)
+        share = aten.sub(aten.exp(aten.sub(z, log)), aten._to_copy(here, dtype=self.wide))
+        d = aten.mul(share, aten.unsqueeze(factor, 1))
+        return loss, aten._to_copy(d, dtype=self.x.dtype)
+
+    def added(self, dw: Value | None, d: Value, x: Value, chunks: int) -> Value:
+        """One more chunk's part of dw; sums over chunks are kept in single precision."""
+        turned = aten.t(d)
+        if chunks == 1 or self.w.dtype == self.wide:
+            return aten.mm(turned, x) if dw is None else aten.addmm(dw, turned, x)
+        if chunks > 2 and self.x.tensor.device.type == "cuda":  # the library adds narrow products to a wide sum
+            return aten.mm(turned, x, self.wide) if dw is None else aten.addmm(dw, turned, x, self.wide)
+        part = aten._to_copy(aten.mm(turned, x), dtype=self.wide)
+        return part if dw is None else aten.add(dw, part)
+
+    @staticmethod
+    def as_given(grad: Value | None, like: Value | None) -> Value | None:
+        if grad is None or like is None or grad.dtype == like.dtype:
+            return grad
+        return aten._to_copy(grad, dtype=like.dtype)

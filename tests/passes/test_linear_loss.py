@@ -1,0 +1,135 @@
+"""The last linear layer and its loss as one operator, in chunks of rows: same values, same gradients, less memory."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch._dynamo
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tessera
+from tessera.ops.linear_loss import LINEAR_LOSS, LINEAR_LOSS_GRADS
+from tessera.passes import linear_loss as passes
+from tessera.passes.schedule import peak_memory
+
+ROWS, WIDTH, CLASSES = 60, 24, 50
+EXECUTORS = ["tile", "sdpa", "aten"]
+
+
+class Model(nn.Module):
+    def __init__(self, bias: bool = False, reduction: str = "mean", smoothing: float = 0.0, ignore: int = -100):
+        super().__init__()
+        self.body, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, CLASSES, bias=bias)
+        self.loss = nn.CrossEntropyLoss(reduction=reduction, label_smoothing=smoothing, ignore_index=ignore)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return self.loss(self.head(torch.tanh(self.body(x))).flatten(0, 1).float(), target.flatten())
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "LARGE", 0)
+    monkeypatch.setattr(passes, "CHUNK", 16 * CLASSES * 2)
+    torch._dynamo.reset()  # sizes that other tests changed would be symbolic here
+
+
+def batch(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    return torch.randn(3, ROWS // 3, WIDTH, dtype=dtype), torch.randint(CLASSES, (3, ROWS // 3))
+
+
+def step(model: nn.Module, x: Tensor, target: Tensor, factor: float = 3.0) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    loss = model(x, target)
+    (loss * factor).backward()
+    return [loss.detach(), x.grad, *(p.grad for p in model.parameters())]  # type: ignore[list-item]
+
+
+def names(fast: object) -> set[str]:
+    return {str(eqn.op) for stage in tessera.stages(fast) for eqn in stage.trace.equations}
+
+
+def agree(model: nn.Module, x: Tensor, target: Tensor, tolerance: float) -> object:
+    exact = step(copy.deepcopy(model).double(), x.double(), target)
+    fast = tessera.jit(copy.deepcopy(model), executors=EXECUTORS, strict=True)
+    for found, wanted in zip(step(fast, x, target), exact, strict=True):
+        assert (found.double() - wanted).abs().max() <= tolerance * wanted.abs().max()
+    return fast
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_chunks_give_the_same_loss_and_gradients(
+    bias: bool, reduction: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    x, target = batch(dtype)
+    target[0, :7] = -100
+    fast = agree(Model(bias, reduction).to(dtype), x, target, tolerance)
+    assert "tessera.linear_loss" in names(fast) and "aten.cross_entropy_loss.default" in names(fast)
+    chunks = next(s.trace for s in tessera.stages(fast) if s.name == "forward chunk_loss")
+    assert sum(str(eqn.op) == "aten.linear.default" for eqn in chunks.equations) > 2
+
+
+def test_all_rows_ignored() -> None:
+    x, target = batch(torch.float32)
+    loss, *grads = step(tessera.jit(Model(), executors=EXECUTORS, strict=True), x, torch.full_like(target, -100))
+    assert loss.isnan() and all((g == 0).all() for g in grads)
+
+
+def test_another_ignored_class() -> None:
+    x, target = batch(torch.float32)
+    agree(Model(ignore=3), x, target, 1e-5)
+
+
+class Shown(Model):
+    """Gives its logits away: they must stay."""
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        logits = self.head(torch.tanh(self.body(x))).flatten(0, 1)
+        return self.loss(logits, target.flatten()) + logits.square().mean()
+
+
+@pytest.mark.parametrize("model", [Model(smoothing=0.1), Model(reduction="mean").half(), Shown()])
+def test_what_stays_as_it_is(model: Model) -> None:
+    x, target = batch(next(model.parameters()).dtype)
+    fast = agree(model, x, target, 2e-2)
+    assert "tessera.linear_loss" not in names(fast)
+
+
+def test_inference_keeps_the_plain_form() -> None:
+    x, target = batch(torch.float32)
+    model = Model()
+    fast = tessera.jit(model, executors=EXECUTORS, strict=True)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(x, target), model(x, target))
+    assert "tessera.linear_loss" not in names(fast)
+
+
+def test_the_peak_is_lower(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, target = torch.randn(2, 256, WIDTH), torch.randint(1000, (2, 256))
+    peaks = []
+    for chunk in (2**40, 64 * 1000 * 4):
+        monkeypatch.setattr(passes, "CHUNK", chunk)
+        model = Model()
+        model.head = nn.Linear(WIDTH, 1000)
+        fast = tessera.jit(model, executors=EXECUTORS, strict=True)
+        step(fast, x, target)
+        peaks.append(peak_memory(next(s.trace for s in tessera.stages(fast) if s.name == "forward reinplace")))
+    assert peaks[1] < peaks[0] / 3
+
+
+def test_the_operators_run_by_themselves() -> None:
+    x, target = torch.randn(8, WIDTH, dtype=torch.float64), torch.randint(CLASSES, (8,))
+    w, b = torch.randn(CLASSES, WIDTH, dtype=torch.float64), torch.randn(CLASSES, dtype=torch.float64)
+    target[2] = -100
+    leaves = [t.requires_grad_() for t in (x, w, b)]
+    for mean in (True, False):
+        loss = F.cross_entropy(F.linear(x, w, b), target, reduction="mean" if mean else "sum")
+        wanted = [loss, *torch.autograd.grad(loss, leaves)]
+        found = LINEAR_LOSS_GRADS.fn(x, w, b, target, mean, -100)
+        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(LINEAR_LOSS.fn(x, w, b, target, mean, -100), loss)
