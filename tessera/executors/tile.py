@@ -16,7 +16,9 @@ from tessera.ir import fake
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_hint
+from tessera.ops.uniform import uniform
 from tessera.passes import fuse
+from tessera.passes.compute_random import compute_random
 from tessera.passes.decompose import decompose as take_apart
 from tessera.passes.fuse_copies import own_copies
 from tessera.tile.autotune import choose
@@ -75,7 +77,10 @@ def _check(body: Trace) -> tuple[float, str]:
 
 
 def _alone(eqn: Equation) -> bool:
-    """On a GPU, large transposing copies and sums along rows: PyTorch's kernels leave bandwidth there."""
+    """Random numbers that are computed, and on a GPU large transposing copies and sums along rows: PyTorch's kernels
+    leave bandwidth there."""
+    if eqn.op is uniform:
+        return True
     t = eqn.results()[0].tensor
     if t.device.type != "cuda" or max(v.tensor.numel() for v in (*eqn.inputs(), *eqn.results())) < 2**18:
         return False
@@ -90,7 +95,16 @@ COMPILER = fuse.Compiler(_kind, refusal, _reduced, _expensive, _check, _alone)
 
 def apart(trace: Trace) -> Trace:
     """Operators in parts that kernels can be made of."""
-    return take_apart(trace, lambda eqn: not refusal(eqn))
+
+    def holds(eqn: Equation) -> bool:
+        return not refusal(eqn)
+
+    return take_apart(compute_random(trace, _computes_random, holds), holds)
+
+
+def _computes_random(device: torch.device) -> bool:
+    """Whether random numbers for this device are computed where they are used."""
+    return config.fused_random == "on" or config.fused_random == "auto" and device.type == "cuda"
 
 
 def copies(trace: Trace) -> Trace:

@@ -18,6 +18,7 @@ from tessera.ops import (
     reduce,
     resample,
     shape,
+    uniform,
 )
 
 __all__ = [
@@ -38,4 +39,5 @@ __all__ = [
     "reduce",
     "resample",
     "shape",
+    "uniform",
 ]

@@ -329,9 +329,9 @@ class ContractOp(IRDLOperation):
 class RandomOp(IRDLOperation):
     """32 random bits (as i64 in [0, 2^32)) for a seed and an offset; the same bits on every target.
 
-    Philox 4x32-10: the counter's four words are (low, high, 0, 0) of the 64-bit offset, the key's two words are
-    (low, high) of the 64-bit seed; the result is the first word after ten rounds. It is `tl.randint(seed, offset)`
-    of Triton, read as unsigned.
+    Philox 4x32-10 gives four words at a time, and every one of them is used: offset o is word o % 4 of the block that
+    the counter o // 4 gives. The counter's four words are (low, high, 0, 0) of that 64-bit number, the key's two are
+    (low, high) of the 64-bit seed. Four neighbours that one thread holds then cost one block.
     """
 
     name = "tile.random"

@@ -18,7 +18,7 @@ import torch
 from tessera.ir.equation import Arg, Equation, Value, values_in
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_key
-from tessera.tile import lower_activation, lower_gather, lower_reduce, lower_view  # noqa: F401  (fill the table)
+from tessera.tile import lower_activation, lower_gather, lower_random, lower_reduce, lower_view  # noqa: F401  (fill the table)
 from tessera.tile.build import KernelBuilder
 from tessera.tile.dialect import KernelOp
 from tessera.tile.from_trace_emit import Emit, T

@@ -14,6 +14,7 @@ import torch
 from xdsl.ir import SSAValue
 
 from tessera.tile.build import KernelBuilder
+from tessera.tile.cost import PHILOX_COST
 from tessera.tile.elements import element_of_dtype
 from tessera.tile.from_trace_index import Unlowerable
 from tessera.tile.functions import FUNCTIONS
@@ -176,6 +177,13 @@ class Emit:
         expr, indices = self._indices(e)
         axes = self._axes(e, indices)
         return self._once(("iota", e), torch.int64, axes, lambda k: k.iota(expr, _ssa(indices)))
+
+    def random(self, seed: T, offset: T) -> T:
+        """32 random bits, as an integer."""
+        key = ("random", seed, offset)
+        if key not in self._made:
+            self.costs += PHILOX_COST
+        return self._once(key, torch.int64, _union((seed, offset)), lambda k: k.random(seed.ssa, offset.ssa))  # type: ignore[arg-type]
 
     def gather(self, x: T) -> Index:
         """An integer value as an index."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from xdsl.dialects.builtin import FloatAttr, IntegerAttr
 from xdsl.ir import Operation, SSAValue
 
+from tessera.ops.uniform import block
 from tessera.tile.dialect import (
     ApplyOp,
     BufferType,
@@ -251,25 +252,8 @@ _SCAN: dict[str, Callable[[Tensor, int], Tensor]] = {
     "min": lambda x, dim: x.cummin(dim).values,
 }
 
-WORD = 0xFFFFFFFF
-ROUND_FACTORS = (0xD2511F53, 0xCD9E8D57)
-KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
-
 
 def philox(seed: Tensor, offset: Tensor) -> Tensor:
-    """The first word of Philox 4x32-10, as `tile.random` defines it; 32-bit words are held in i64."""
-    seed, offset = torch.broadcast_tensors(seed.long(), offset.long())
-    key = [seed & WORD, (seed >> 32) & WORD]
-    zero = torch.zeros_like(offset)
-    counter = [offset & WORD, (offset >> 32) & WORD, zero, zero]
-    for _ in range(10):
-        # i64 products wrap, but their bits are those of the unsigned product
-        first, second = counter[0] * ROUND_FACTORS[0], counter[2] * ROUND_FACTORS[1]
-        counter = [
-            ((second >> 32) & WORD) ^ counter[1] ^ key[0],
-            second & WORD,
-            ((first >> 32) & WORD) ^ counter[3] ^ key[1],
-            first & WORD,
-        ]
-        key = [(k + step) & WORD for k, step in zip(key, KEY_STEPS, strict=True)]
-    return counter[0]
+    """Word `offset % 4` of block `offset // 4`, as `tile.random` defines it."""
+    words = block(seed, offset >> 2)
+    return torch.stack(words).gather(0, (offset & 3).expand_as(words[0])[None])[0]

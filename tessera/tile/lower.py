@@ -86,8 +86,10 @@ def define(names: str, rule: Rule) -> None:
 
 def rule_of(op: object) -> Rule | None:
     """The lowering of an operator, by `name.overload` or by its name."""
-    if not isinstance(op, OpOverload) or op.namespace not in ("aten", "prims"):
+    if not isinstance(op, OpOverload) or op.namespace not in ("aten", "prims", "tessera"):
         return None
+    if op.namespace == "tessera":  # names of its own: `aten.uniform` draws, `tessera.uniform` computes
+        return RULES.get(f"tessera.{op._opname}")
     return RULES.get(f"{op._opname}.{op._overloadname}") or RULES.get(op._opname)
 
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 
 from tessera.util.errors import OptionError
 
+CHOICES = {"fused_random": ("auto", "on", "off")}  # flags with few values
+
 
 @dataclasses.dataclass
 class Config:
@@ -25,6 +27,7 @@ class Config:
     memory_budget: str = ""  # bytes that may be saved for backward, such as "8GB"
     reinplace: bool = True  # write into mutated inputs and dead values where legal
     autotune: bool = False  # off: the first proposed schedule · on: measure a few, keep the fastest on disk
+    fused_random: str = "auto"  # random numbers computed inside kernels: on · off (PyTorch draws) · auto: on GPUs
     frontend: str = "dynamo"  # how `jit` captures: dynamo · functional
 
     def __post_init__(self) -> None:
@@ -43,7 +46,13 @@ def _parse(name: str, text: str, default: object) -> object:
         if not text.lstrip("-").isdigit():
             raise OptionError(f"TESSERA_{name.upper()}: expected a whole number, got {text!r}")
         return int(text)
+    _check_choice(name, text)
     return text
+
+
+def _check_choice(name: str, value: object) -> None:
+    if name in CHOICES and value not in CHOICES[name]:
+        raise OptionError(f"{name}: expected one of {', '.join(CHOICES[name])}, got {value!r}")
 
 
 config = Config()
@@ -68,6 +77,7 @@ def check_flags(flags: dict[str, object]) -> None:
     for name in flags:
         if name not in known:
             raise OptionError(f"unknown option {name!r}; the options are {', '.join(known)}")
+        _check_choice(name, flags[name])
 
 
 def parse_bytes(text: str | int) -> int:

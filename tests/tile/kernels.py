@@ -198,14 +198,26 @@ def dropout(n: int = 100, p: float = 0.25) -> Case:
     )
 
 
+def uniform(n: int = 100) -> Case:
+    """Numbers in [0, 1) from random bits: exact, so the same everywhere."""
+    k = KernelBuilder("uniform")
+    i = k.axis("i", n)
+    bseed, by = k.buffer(i64), k.buffer(f32)
+    bits = k.apply("shr", k.random(k.load(bseed, 0), k.iota(i)), k.constant(8, i64))
+    k.store(k.apply("mul", k.cast(bits, f32), k.constant(2.0**-24, f32)), by, i)
+    seed = torch.tensor([0x1234_5678_9ABC])
+    want = torch.tensor([(philox(int(seed[0]), j) >> 8) * 2.0**-24 for j in range(n)])
+    return Case("uniform", k.finish(), [seed, torch.zeros(n)], [], {1: want})
+
+
 def philox(seed: int, offset: int) -> int:
-    """First word of Philox-4x32-10 for the counter (low, high of offset, 0, 0) and the key (low, high of seed)."""
-    c, k, low = [offset & 0xFFFFFFFF, offset >> 32 & 0xFFFFFFFF, 0, 0], [seed & 0xFFFFFFFF, seed >> 32], 0xFFFFFFFF
+    """Word offset % 4 of Philox-4x32-10 for the counter offset // 4 and the key (low, high of seed)."""
+    c, k, low = [offset >> 2 & 0xFFFFFFFF, offset >> 34 & 0xFFFFFFFF, 0, 0], [seed & 0xFFFFFFFF, seed >> 32], 0xFFFFFFFF
     for _ in range(10):
         a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
         c = [(b >> 32) ^ c[1] ^ k[0], b & low, (a >> 32) ^ c[3] ^ k[1], a & low]
         k = [(k[0] + 0x9E3779B9) & low, (k[1] + 0xBB67AE85) & low]
-    return c[0]
+    return c[offset % 4]
 
 
 # --- along rows ---
@@ -429,7 +441,7 @@ def matvec(n: int = 30, p: int = 45, dtype: torch.dtype = torch.bfloat16) -> Cas
 
 
 MAKERS: list[Callable[[], Case]] = [
-    pointwise, silu_mul, gelu, transpose, rotary, gather, scatter_add, dropout, softmax, layer_norm, rms_norm,
+    pointwise, silu_mul, gelu, transpose, rotary, gather, scatter_add, dropout, uniform, softmax, layer_norm, rms_norm,
     cross_entropy, argmax, flags, shared_row, cumsum, column_sum, middle_max, full_sum, matmul, matvec,
 ]  # fmt: skip
 DYNAMIC = [

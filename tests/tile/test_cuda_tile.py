@@ -214,7 +214,7 @@ def fresh_cache(tmp_path, monkeypatch):
 
 @needs_compiler
 @pytest.mark.parametrize(
-    "name", ["pointwise-1000-dynamic", "softmax-5x37-dynamic", "layer_norm-4x45", "gather", "dropout"]
+    "name", ["pointwise-1000-dynamic", "softmax-5x37-dynamic", "layer_norm-4x45", "gather", "dropout", "uniform"]
 )
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
 def test_emitted_programs_compile(name: str, arch: str, fresh_cache) -> None:

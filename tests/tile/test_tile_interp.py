@@ -268,12 +268,12 @@ def test_f64_and_mixed_integer_kinds() -> None:
 # scalar definition below.
 def scalar_philox(seed: int, offset: int) -> int:
     word = 2**32 - 1
-    c, key = [offset & word, offset >> 32 & word, 0, 0], [seed & word, seed >> 32 & word]
+    c, key = [offset >> 2 & word, offset >> 34 & word, 0, 0], [seed & word, seed >> 32 & word]
     for _ in range(10):
         a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
         c = [(b >> 32) ^ c[1] ^ key[0], b & word, (a >> 32) ^ c[3] ^ key[1], a & word]
         key = [(key[0] + 0x9E3779B9) & word, (key[1] + 0xBB67AE85) & word]
-    return c[0]
+    return c[offset % 4]
 
 
 def test_random_bits_are_philox() -> None:

@@ -1,4 +1,4 @@
-"""Philox 4x32-10: the first word, for a 64-bit seed (the key) and a 64-bit offset (the low half of the counter)."""
+"""Philox 4x32-10: word `offset % 4` of block `offset // 4`, for a 64-bit seed (the key)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def philox(b: Code, seed: V, offset: V) -> V:
         return b.bin("lshr", x, b.const("i64", 32))
 
     keys = [word(seed), high(seed)]
-    c = [word(offset), high(offset), b.const("i64", 0), b.const("i64", 0)]
+    counter = b.bin("ashr", offset, b.const("i64", 2))
+    c = [word(counter), high(counter), b.const("i64", 0), b.const("i64", 0)]
     for _ in range(10):
         first = b.bin("mul", c[0], b.const("i64", FACTORS[0]))
         second = b.bin("mul", c[2], b.const("i64", FACTORS[1]))
@@ -31,4 +32,8 @@ def philox(b: Code, seed: V, offset: V) -> V:
             word(first),
         ]
         keys = [word(b.bin("add", k, b.const("i64", s))) for k, s in zip(keys, STEPS, strict=True)]
-    return c[0]
+    number = b.bin("and", offset, b.const("i64", 3))
+    found = c[3]
+    for k in (2, 1, 0):
+        found = b.select(b.compare("eq", number, b.const("i64", k)), c[k], found)
+    return found

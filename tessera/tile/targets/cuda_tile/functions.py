@@ -208,16 +208,17 @@ def _truncate_divide(a, b):
 ''',
     "_philox": '''
 def _philox(seed, offset):
-    """The first word of Philox 4x32-10; 32-bit words are held in int64."""
+    """Word offset % 4 of block offset // 4 of Philox 4x32-10; 32-bit words are held in int64."""
     k0, k1 = seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
-    c0, c1 = offset & 0xFFFFFFFF, (offset >> 32) & 0xFFFFFFFF
+    c0, c1 = (offset >> 2) & 0xFFFFFFFF, (offset >> 34) & 0xFFFFFFFF
     c2, c3 = c0 * 0, c0 * 0
     for _ in range(10):
         a, b = c0 * 0xD2511F53, c2 * 0xCD9E8D57
         c0, c1 = ((b >> 32) & 0xFFFFFFFF) ^ c1 ^ k0, b & 0xFFFFFFFF
         c2, c3 = ((a >> 32) & 0xFFFFFFFF) ^ c3 ^ k1, a & 0xFFFFFFFF
         k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
-    return c0
+    word = offset & 3
+    return ct.where(word < 2, ct.where(word == 0, c0, c1), ct.where(word == 2, c2, c3))
 ''',
 }
 

@@ -273,8 +273,8 @@ class _Emitter:
                 self._bind(op, space, text, arg.dims)
             case RandomOp():
                 seed, offset = self._value(op.seed, space), self._value(op.offset, space)
-                text = f"tl.randint({self._typed(op.seed, space)}, {self._typed(op.offset, space)})"
-                self._bind(op, space, f"{text}.to(tl.uint32, bitcast=True).to(tl.int64)", seed.dims | offset.dims)
+                text = f"_random({self._typed(op.seed, space)}, {self._typed(op.offset, space)})"
+                self._bind(op, space, text, seed.dims | offset.dims)
             case ReduceOp():
                 self._reduce(op, op.kind.data, self._value(op.arg, space), element_of(op.arg), space)
             case ScanOp():

@@ -219,6 +219,14 @@ def _argmin(a, i, b, j):
     keep = (a < b) | ((a != a) & (b == b)) | (same & (i < j))
     return tl.where(keep, a, b), tl.where(keep, i, j)
 ''',
+    "_random": '''
+def _random(seed, offset):
+    """Word offset % 4 of block offset // 4 of Philox; neighbours that a thread holds share a block."""
+    a, b, c, d = tl.randint4x(seed, offset >> 2)
+    word = offset & 3
+    found = tl.where(word < 2, tl.where(word == 0, a, b), tl.where(word == 2, c, d))
+    return found.to(tl.uint32, bitcast=True).to(tl.int64)
+''',
     "_sign": """
 def _sign(x):
     return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)

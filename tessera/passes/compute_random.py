@@ -1,0 +1,188 @@
+"""Random operators as arithmetic over computed random numbers, so that kernels can hold them.
+
+In: a trace, and for which devices this is wanted. Out: the same program where dropout, bernoulli, rand, uniform, randn
+and normal are written over `tessera::uniform`. All seeds of a device are drawn by one `aten.randint` at the start, from
+the generator that PyTorch draws from: `torch.manual_seed` repeats a run, two runs differ, and a CUDA graph draws anew
+at every replay. The numbers have the same distribution as PyTorch's, not the same bits. A seed is a row of two
+integers, of which the first counts: rows start on 16 bytes, where kernels like their arguments.
+
+    y = aten.dropout(x, 0.1, True)   -->   seeds = aten.randint(…, [1, 2]); seed, = aten.unbind(seeds)
+                                           keep = aten.lt(tessera.uniform(seed, shape), 0.9)
+                                           y = aten.mul(aten.mul(x, keep), 1 / 0.9)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch._ops import OpOverload
+
+from tessera.ir.builder import Builder, aten
+from tessera.ir.equation import Equation, Value
+from tessera.ir.mode import mode_of
+from tessera.ir.schema import bind
+from tessera.ir.trace import Trace
+from tessera.ir.types import Size, TensorType
+from tessera.ir.verify import same_type
+from tessera.ops.uniform import BITS, uniform
+
+Shape = tuple[Size, ...]
+Draw = Callable[[Shape, torch.dtype], Value]  # numbers in [0, 1) from a seed of their own
+Rule = Callable[..., list[Value | None] | None]
+
+
+def compute_random(trace: Trace, wanted: Callable[[torch.device], bool], holds: Callable[[Equation], bool]) -> Trace:
+    """Write random equations on wanted devices as arithmetic, where kernels can hold all of it."""
+    if not any(_rule(eqn) for eqn in trace.equations):
+        return trace
+    walk = _Walk(trace, wanted, holds)
+    for eqn in trace.equations:
+        walk.equation(eqn)
+    return trace.with_(equations=(*walk.seeds(), *walk.builder.equations)) if walk.drawn else trace
+
+
+@dataclass
+class _Walk:
+    trace: Trace
+    wanted: Callable[[torch.device], bool]
+    holds: Callable[[Equation], bool]
+    drawn: dict[torch.device, list[Value]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.builder = Builder(self.trace.name, mode_of(self.trace))
+        self.builder.reserve(list(self.trace.values()))
+
+    def equation(self, eqn: Equation) -> None:
+        if not self._rewritten(eqn):
+            self.builder.equations.append(eqn)
+
+    def _rewritten(self, eqn: Equation) -> bool:
+        rule, out = _rule(eqn), next(iter(eqn.results()), None)
+        if rule is None or out is None or not out.tensor.is_float or not self.wanted(out.tensor.device):
+            return False
+        positional, keyword = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+        if keyword.pop("generator", None) is not None or out.tensor.numel() == 0:
+            return False
+        equations, seeds = self.builder.equations, []
+        start = len(equations)
+
+        def draw(shape: Shape, dtype: torch.dtype) -> Value:
+            seeds.append(self._seed(out.tensor.device))
+            return self.builder.emit(uniform, seeds[-1], list(shape), dtype=dtype)  # type: ignore[return-value]
+
+        with self.builder, self.builder.at(eqn):
+            made = rule(draw, eqn, *positional)
+        parts = None if made is None else _named(eqn, made, equations[start:])
+        if parts is None or not all(map(self.holds, parts)):
+            del equations[start:]
+            return False
+        equations[start:] = parts
+        self.drawn.setdefault(out.tensor.device, []).extend(seeds)
+        return True
+
+    def _seed(self, device: torch.device) -> Value:
+        return self.builder.value("seed", TensorType(torch.int64, (2,), (1,), device))
+
+    def seeds(self) -> list[Equation]:
+        """The draws of all seeds, one of every device."""
+        before, self.builder.equations = self.builder.equations, []
+        low, high = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
+        for device, rows in self.drawn.items():
+            size, options = [len(rows), 2], {"dtype": torch.int64, "device": device}
+            type_ = TensorType(torch.int64, tuple(size), (2, 1), device)
+            seeds = self.builder.record(torch.ops.aten.randint.low, (low, high, size), options, type_, "seeds")
+            unbind = Equation(torch.ops.aten.unbind.int, (seeds,), {}, tuple(rows), many=True)
+            self.builder.equations.append(unbind)
+        made, self.builder.equations = self.builder.equations, before
+        return made
+
+
+def _rule(eqn: Equation) -> Rule | None:
+    op = eqn.op
+    if not isinstance(op, OpOverload) or op.namespace != "aten":
+        return None
+    return RULES.get(f"{op._opname}.{op._overloadname}")
+
+
+def _named(eqn: Equation, made: list[Value | None], parts: list[Equation]) -> list[Equation] | None:
+    """The parts with results under the names that the equation gave them; None where a type would change."""
+    rename: dict[Value, Value] = {}
+    for old, new in zip(eqn.outputs, made, strict=True):
+        if old is None:
+            continue
+        if new is None or new in rename or not same_type(old.type, new.type):
+            return None
+        rename[new] = old
+    return [
+        e.substitute(rename).with_(outputs=tuple(v if v is None else rename.get(v, v) for v in e.outputs))
+        for e in parts
+    ]
+
+
+# --- the operators --------------------------------------------------------------------------------------
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(names: str) -> Callable[[Rule], Rule]:
+    def add(fn: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names.split(), fn))
+        return fn
+
+    return add
+
+
+def _cast(x: Value, like: Value) -> Value:
+    return x if x.dtype == like.dtype else aten._to_copy(x, dtype=like.dtype)
+
+
+def _happens(draw: Draw, shape: Shape, p: float | Value) -> Value:
+    """True with probability p."""
+    return aten.lt(draw(shape, torch.float32), p)
+
+
+@rule("dropout.default native_dropout.default")
+def dropout(draw: Draw, eqn: Equation, x: Value, p: float, train: bool | None = True) -> list[Value | None] | None:
+    if train is False or not isinstance(p, (int, float)) or not 0 < p < 1:
+        return None
+    keep = _happens(draw, x.shape, 1 - p)
+    y = aten.mul(aten.mul(x, keep), 1 / (1 - p))
+    return [y, keep] if eqn.many else [y]
+
+
+@rule("bernoulli.p")
+def bernoulli(draw: Draw, eqn: Equation, x: Value, p: float) -> list[Value | None] | None:
+    return [_cast(_happens(draw, x.shape, p), x)]
+
+
+@rule("bernoulli.default")
+def bernoulli_of(draw: Draw, eqn: Equation, p: Value) -> list[Value | None] | None:
+    return [_cast(_happens(draw, p.shape, p), p)]
+
+
+@rule("rand.default rand_like.default uniform.default")
+def rand(draw: Draw, eqn: Equation, _: object, low: float = 0.0, high: float = 1.0) -> list[Value | None] | None:
+    if eqn.out.dtype not in BITS:
+        return None
+    u = draw(eqn.out.shape, eqn.out.dtype)
+    return [u if (low, high) == (0.0, 1.0) else aten.add(aten.mul(u, high - low), low)]
+
+
+@rule("randn.default randn_like.default")
+def randn(draw: Draw, eqn: Equation, *_: object) -> list[Value | None] | None:
+    return normal(draw, eqn, 0.0, 1.0)
+
+
+@rule("normal.float_float")
+def normal(draw: Draw, eqn: Equation, mean: float, std: float, *_: object) -> list[Value | None] | None:
+    """A point of the plane by its distance and angle: Box and Muller."""
+    if eqn.out.dtype not in BITS:
+        return None
+    left, angle = draw(eqn.out.shape, torch.float32), draw(eqn.out.shape, torch.float32)
+    distance = aten.sqrt(aten.mul(aten.log(aten.rsub(left, 1)), -2.0))  # 1 - u is never 0
+    x = aten.mul(distance, aten.cos(aten.mul(angle, 2 * math.pi)))
+    x = x if std == 1 else aten.mul(x, std)
+    return [_cast(x if mean == 0 else aten.add(x, mean), eqn.out)]
