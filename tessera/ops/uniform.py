@@ -71,5 +71,4 @@ _operator = torch.library.custom_op(
 _operator.register_fake(_empty)
 uniform = torch.ops.tessera.uniform.default
 
-# "constructor": backward may make it again for nothing but arithmetic
-declare("tessera.uniform", "constructor", zero=True, cost=per_element(COST))
+declare("tessera.uniform", "computed random", zero=True, cost=per_element(COST))

@@ -340,4 +340,6 @@ def _is_view(eqn: Equation) -> bool:
 
 
 # One pass over the data, no more than a fused kernel does on the way. What a reduction gives is small: it is saved.
-_ARITHMETIC = frozenset(("unary", "binary", "pointwise", "step", "predicate", "copy", "constructor", "view", "shape"))
+_ARITHMETIC = frozenset(
+    ("unary", "binary", "pointwise", "step", "predicate", "copy", "constructor", "view", "shape", "computed random")
+)
