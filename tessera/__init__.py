@@ -1,9 +1,9 @@
 """Tessera: a source-to-source deep-learning compiler for PyTorch."""
 
-from tessera import ops
+from tessera import ops, optim
 from tessera.api import *  # noqa: F403
 from tessera.api import __all__ as _public
 from tessera.tools.profile import profile
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "ops", "profile", *_public]
+__all__ = ["__version__", "ops", "optim", "profile", *_public]

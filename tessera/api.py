@@ -6,6 +6,7 @@ from tessera.compiled import backend, jit
 from tessera.executors.register import register_executor, register_operator
 from tessera.inspection import edit, explain, stages, trace
 from tessera.ir.trace import Trace
+from tessera.training import train_step
 from tessera.transform_api import (
     checkpoint,
     cond,
@@ -27,5 +28,5 @@ from tessera.util.config import config, override
 __all__ = [
     "Trace", "backend", "checkpoint", "cond", "config", "custom_vjp", "edit", "explain", "grad", "hessian", "jacfwd",
     "jacrev", "jit", "jvp", "linearize", "override", "register_executor", "register_operator", "scan", "stages",
-    "trace", "value_and_grad", "vjp", "vmap", "while_loop",
+    "trace", "train_step", "value_and_grad", "vjp", "vmap", "while_loop",
 ]  # fmt: skip

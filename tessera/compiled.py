@@ -185,7 +185,7 @@ def jit(
     if how == "functional":
         dispatcher = Dispatcher(fn, name, options)
         return _wrap(fn, Compiled(fn, dispatcher, build(dispatcher), again))
-    backend = Backend(options, strict, name, _arguments(fn))
+    backend = Backend(options, strict, name, argument_names(fn))
     if isinstance(fn, torch.nn.Module):
         call = torch.compile(own_frame(fn, name), backend=backend, dynamic=dynamic, fullgraph=fullgraph)
     else:
@@ -233,7 +233,7 @@ def _name(fn: Callable) -> str:
     return re.sub(r"\W", "", name) or "graph"
 
 
-def _arguments(fn: Callable) -> tuple[str, ...]:
+def argument_names(fn: Callable) -> tuple[str, ...]:
     """Names of positional arguments, to call inputs by."""
     try:
         signature = inspect.signature(fn.forward if isinstance(fn, torch.nn.Module) else fn)

@@ -96,12 +96,8 @@ class Compilation:
     def build(self) -> None:
         """Run the pipeline; differentiable if grad mode was on and an input requires grad."""
         start = time.perf_counter()
-        self.stages: list[tuple[str, Trace]] = []
-        self.claims: list[Claim] = []
-        self.to_claim: list[Trace] = []
-        self.programs: list[Program] = []
-        self.saved_bytes, self.saved = 0, ()
-        core = _core(self.keep("captured", self.captured.trace), self.captured)
+        self.reset()
+        core = core_of(self.keep("captured", self.captured.trace), self.captured)
         core = self.run(core, CLEAN)
         needs = zip(core.inputs, self.captured.requires_grad, strict=True)
         wrt = [v for v, wanted in needs if wanted and _floats(v)]
@@ -115,6 +111,15 @@ class Compilation:
         # Kept apart from the programs, so that a profiler can join others that do the same.
         self.call = self.join(*(program.run for program in self.programs))
         self.seconds = time.perf_counter() - start
+
+    def reset(self) -> None:
+        """Nothing is built yet."""
+        self.stages: list[tuple[str, Trace]] = []
+        self.claims: list[Claim] = []
+        self.to_claim: list[Trace] = []
+        self.programs: list[Program] = []
+        self.saved_bytes: int = 0
+        self.saved: tuple[str, ...] = ()
 
     def edit(self, stage: str, trace: Trace) -> None:
         """Use another program from this stage on."""
@@ -157,8 +162,8 @@ class Compilation:
             trace = self.keep(f"{prefix}{name}", step(trace))
         return trace
 
-    def generate(self, trace: Trace, prefix: str = "") -> None:
-        """Executors, final passes, Python: one more program."""
+    def claimed(self, trace: Trace, prefix: str = "") -> Trace:
+        """Who runs what."""
         if (chunked := chunk_loss(trace)) is not trace:
             trace = self.apart(self.keep(f"{prefix}chunk_loss", chunked), prefix)
         for executor in self.fusers():
@@ -167,9 +172,17 @@ class Compilation:
         self.to_claim.append(trace)
         claimed, report = claim(trace, self.options.executors)
         self.claims += report
-        final = self.run(self.keep(f"{prefix}claim", claimed), FINAL, prefix)
-        run = compile_trace(final, bind=bind, dead=lifetimes(final))
-        self.programs.append(Program(prefix.strip() or "inference", final, run))
+        return self.keep(f"{prefix}claim", claimed)
+
+    def generate(self, trace: Trace, prefix: str = "") -> None:
+        """Executors, final passes, Python: one more program."""
+        final = self.run(self.claimed(trace, prefix), FINAL, prefix)
+        self.programs.append(Program(prefix.strip() or "inference", final, finished(final)))
+
+
+def finished(final: Trace) -> Callable:
+    """The last program as generated Python."""
+    return compile_trace(final, bind=bind, dead=lifetimes(final))
 
 
 def compile_captured(captured: Captured, eager: Callable, name: str, options: Options) -> tuple[Callable, Compilation]:
@@ -182,13 +195,13 @@ def compile_captured(captured: Captured, eager: Callable, name: str, options: Op
     return entry, compilation
 
 
-def _core(trace: Trace, captured: Captured) -> Trace:
+def core_of(trace: Trace, captured: Captured) -> Trace:
     """The trace without outputs that are made from the inputs outside, each other output once."""
     outputs = [o for i, o in enumerate(trace.outputs) if i not in captured.aliased and isinstance(o, Value)]
     return trace.with_(outputs=tuple(dict.fromkeys(outputs)))
 
 
-def _layout(captured: Captured, core: Trace, results: list[Value], write_back: dict[Value, Value]) -> Layout:
+def layout_of(captured: Captured, core: Trace, results: list[Value], write_back: dict[Value, Value]) -> Layout:
     """`results` are what the core gives, in order; names link them to the caller's outputs."""
     position = {v.name: i for i, v in enumerate(results)}
     core_outputs = iter(core.outputs)
@@ -215,7 +228,7 @@ def _layout(captured: Captured, core: Trace, results: list[Value], write_back: d
 def _inference(compilation: Compilation, core: Trace) -> Callable[[Callable], Callable]:
     """Generates the one program; how it becomes what a caller calls."""
     core = compilation.run(compilation.apart(core), [("inference canonicalise", last), ("inference dce", dce)])
-    layout = _layout(compilation.captured, core, list(core.outputs), {})  # type: ignore[arg-type]
+    layout = layout_of(compilation.captured, core, list(core.outputs), {})  # type: ignore[arg-type]
     compilation.generate(core)
     return lambda program: build_call(program, layout, compilation.eager, guarded=True)
 
@@ -223,7 +236,7 @@ def _inference(compilation: Compilation, core: Trace) -> Callable[[Callable], Ca
 def _training(compilation: Compilation, joint: Joint) -> Callable[[Callable, Callable], Callable]:
     """Generates a forward and a backward; how the two become what a caller calls."""
     compilation.keep("vjp", joint.trace)
-    joint = _clean_joint(compilation, joint)
+    joint = clean_joint(compilation, joint)
     captured, options = compilation.captured, compilation.options
     split = remat(joint, options.recompute, options.memory_budget)
     compilation.saved_bytes = split.saved_bytes
@@ -237,7 +250,7 @@ def _training(compilation: Compilation, joint: Joint) -> Callable[[Callable, Cal
     compilation.generate(backward, "backward ")
     outputs = joint.trace.outputs[: len(joint.trace.outputs) - len(joint.wrt)]
     write_back = {t: joint.trace.mutations[t] for t in split.returned}
-    layout = _layout(captured, joint.trace.with_(outputs=outputs), results, write_back)  # type: ignore[arg-type]
+    layout = layout_of(captured, joint.trace.with_(outputs=outputs), results, write_back)  # type: ignore[arg-type]
 
     def join(forward: Callable, backward: Callable) -> Callable:
         return build_call(bridge(forward, backward, plan), layout, compilation.eager, guarded=False)
@@ -245,7 +258,7 @@ def _training(compilation: Compilation, joint: Joint) -> Callable[[Callable, Cal
     return join
 
 
-def _clean_joint(compilation: Compilation, joint: Joint) -> Joint:
+def clean_joint(compilation: Compilation, joint: Joint) -> Joint:
     """Take the joint program apart for who will run it, clean it, and sort forward before backward again."""
     trace = joint.trace.with_(outputs=(*joint.trace.outputs, *joint.pulled))
     trace = compilation.run(compilation.apart(trace, "joint "), CLEAN_JOINT, "joint ")

@@ -1,0 +1,175 @@
+"""Appends an optimizer's step to a program that gives gradients.
+
+In: a trace, the gradient of each member among its values, and a `Plan`. Out: the trace with the equations of clipping,
+accumulation and update at its end; parameters, state and sums of gradients are inputs that it mutates, and `Extra`
+says what each further input is. Numbers come in one vector a dtype, in the order of the plan's slots. Parameters of 16
+bits are updated in float32 arithmetic and rounded once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from tessera.ir.builder import Builder, aten
+from tessera.ir.equation import Arg, Source, Value
+from tessera.ir.mode import mode_of
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType
+from tessera.optim.rule import Form, Rule
+
+LITTLE = 1e-6  # what torch.nn.utils.clip_grad_norm_ adds to a norm before dividing by it
+
+
+@dataclass(frozen=True)
+class Member:
+    """A parameter that this program updates."""
+
+    name: str
+    type: TensorType
+    family: int  # members of one family share their numbers
+    value: Value | None = None  # the input of the trace that is this parameter, where one is
+    state: tuple[TensorType, ...] = ()
+    total: TensorType | None = None  # of the sum of its gradients, where the plan accumulates
+
+
+@dataclass(frozen=True)
+class Family:
+    """Parameters of one group and one age."""
+
+    group: int
+    form: Form
+    names: tuple[str, ...]  # of the numbers, in order
+
+
+@dataclass(frozen=True)
+class Plan:
+    rule: Rule
+    members: tuple[Member, ...]
+    families: tuple[Family, ...]
+    clips: bool = False
+    accumulates: bool = False  # gradients are added to sums that outlive the call
+    updates: bool = True  # False: only add to the sums
+    keeps: bool = False  # give the gradients as further outputs
+
+    def slots(self) -> int:
+        return int(self.clips) + sum(len(f.names) for f in self.families)
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A further input of the program: "param", "state", "sum" of a member, or "numbers"."""
+
+    kind: str
+    member: int = -1
+    name: str = ""
+    dtype: torch.dtype | None = None
+    device: torch.device | None = None
+
+
+@dataclass
+class _Appender:
+    builder: Builder
+    plan: Plan
+    grads: list[Value | None]
+    extras: list[Extra] = field(default_factory=list)
+    mutations: dict[Value, Value] = field(default_factory=dict)
+    vectors: dict[tuple, list[Value]] = field(default_factory=dict)
+
+    def input(self, name: str, type_: TensorType, extra: Extra) -> Value:
+        self.extras.append(extra)
+        return self.builder.input(name, type_)
+
+    def numbers(self, dtype: torch.dtype, device: torch.device) -> list[Value]:
+        """All numbers of the plan, each a tensor without dimensions."""
+        key = dtype, device
+        if key not in self.vectors:
+            type_ = TensorType(dtype, (self.plan.slots(),), (1,), device)
+            vector = self.input(f"numbers_{len(self.vectors)}", type_, Extra("numbers", dtype=dtype, device=device))
+            self.vectors[key] = aten.unbind(vector, 0)
+        return self.vectors[key]
+
+    # --- gradients ---
+
+    def totals(self) -> list[Value]:
+        """Gradients with what earlier calls left in the sums; the sums are written anew."""
+        if not self.plan.accumulates:
+            return self.grads  # type: ignore[return-value]
+        found = []
+        for i, (member, grad) in enumerate(zip(self.plan.members, self.grads, strict=True)):
+            assert member.total is not None
+            held = self.input(f"{member.name}_sum", member.total, Extra("sum", i))
+            total = held if grad is None else held + grad
+            self.mutations[held] = aten.fill(held, 0.0) if self.plan.updates else total
+            found.append(total)
+        return found
+
+    def clipped(self, grads: list[Value]) -> list[Value]:
+        """Gradients scaled down so that all of them together have at most the norm that slot 0 says."""
+        if not self.plan.clips or not grads:
+            return grads
+        device = grads[0].tensor.device
+        wide = torch.float64 if any(g.dtype == torch.float64 for g in grads) else torch.float32
+        norms: list[Value] = aten._foreach_norm(grads, 2, dtype=wide)
+        total = aten.linalg_vector_norm(aten.stack(norms))
+        scale = aten.clamp_max(self.numbers(wide, device)[0] / (total + LITTLE), 1.0)
+        return [_in(_in(g, _wide(g)) * _in(scale, _wide(g)), g.dtype) for g in grads]
+
+    # --- updates ---
+
+    def update(self, index: int, grad: Value, first: dict[int, int]) -> None:
+        member = self.plan.members[index]
+        family = self.plan.families[member.family]
+        param = member.value or self.input(member.name, member.type, Extra("param", index))
+        wide = _wide(param)
+        names = self.plan.rule.state(family.form)
+        held = {
+            name: self.input(f"{member.name}_{name}", type_, Extra("state", index, name))
+            for name, type_ in zip(names, member.state, strict=True)
+        }
+        start = first[member.family]
+        slots = self.numbers(wide, member.type.device)[start : start + len(family.names)]
+        numbers = dict(zip(family.names, slots, strict=True))
+        state = {name: _in(v, wide) for name, v in held.items()}
+        new, changed = self.plan.rule.update(family.form, _in(param, wide), _in(grad, wide), state, numbers)
+        self.mutations[param] = _in(new, param.dtype)
+        for name, v in changed.items():
+            self.mutations[held[name]] = _in(v, held[name].dtype)
+
+    def run(self) -> list[Value]:
+        grads = self.clipped(self.totals()) if self.plan.updates else self.totals()
+        first, place = {}, int(self.plan.clips)
+        for i, family in enumerate(self.plan.families):
+            first[i], place = place, place + len(family.names)
+        for index, (member, grad) in enumerate(zip(self.plan.members, grads, strict=True)):
+            if self.plan.updates:
+                self.builder.source = Source(module=member.name, note=f"{self.plan.rule.name} step")
+                self.update(index, grad, first)
+        return list(grads) if self.plan.keeps and self.plan.updates else []
+
+
+def append_updates(trace: Trace, plan: Plan, grads: Sequence[Value | None]) -> tuple[Trace, tuple[Extra, ...]]:
+    """The trace with the plan carried out at its end. `grads[i]` belongs to `plan.members[i]`."""
+    builder = Builder(trace.name, mode_of(trace))
+    builder.reserve(list(trace.values()))
+    builder.inputs += trace.inputs
+    builder.equations += trace.equations
+    builder.constants.update(trace.constants)
+    builder.symbols.update(trace.symbols)
+    with builder:
+        appender = _Appender(builder, plan, list(grads))
+        kept: list[Arg] = list(appender.run())
+    mutations = {**trace.mutations, **appender.mutations}
+    made = builder.finish([*trace.outputs, *kept], {v: mutations[v] for v in builder.inputs if v in mutations})
+    return made, tuple(appender.extras)
+
+
+def _wide(v: Value) -> torch.dtype:
+    """The dtype of the arithmetic on a value: 16 bits are too few to add small steps up in."""
+    return torch.float64 if v.dtype == torch.float64 else torch.float32
+
+
+def _in(v: Value, dtype: torch.dtype) -> Value:
+    return v if v.dtype == dtype else aten._to_copy(v, dtype=dtype)

@@ -1,0 +1,199 @@
+"""Runs the programs of a training step on the caller's tensors and the optimizer's own.
+
+A `Graph` belongs to one graph that Dynamo captured. It is called with that graph's inputs, finds out which are
+parameters of the optimizer, compiles a program for what this call has to do (add to the sums of gradients, or
+update), and hands it the optimizer's tensors. `Updater` does the same for gradients that autograd left in `.grad`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from tessera.frontends.captured import Captured
+from tessera.ir.types import TensorType, type_of
+from tessera.optim.updates import Member, Plan
+from tessera.pipelines import Options
+from tessera.runtime.autograd import below_autograd
+from tessera.runtime.call import overlaps
+from tessera.training.book import Book
+from tessera.training.program import StepCompilation, StepProgram, UpdateCompilation, without_mark
+from tessera.util.errors import CaptureError
+
+
+class Settings:
+    """What the caller of train_step asked for."""
+
+    def __init__(
+        self,
+        options: Options,
+        clip_norm: float | None,
+        accumulate: int,
+        keep_grads: bool,
+        names: dict[torch.Tensor, str],
+    ) -> None:
+        self.options, self.clip_norm, self.accumulate, self.keep_grads = options, clip_norm, accumulate, keep_grads
+        self.names = names
+        self.calls = 0  # since the last update
+
+    @property
+    def updates(self) -> bool:
+        """The call that runs now ends with an update."""
+        return self.calls + 1 >= self.accumulate
+
+    def done(self) -> None:
+        self.calls = 0 if self.updates else self.calls + 1
+
+
+def make_plan(
+    book: Book,
+    settings: Settings,
+    params: Sequence[torch.Tensor],
+    ages: Sequence[int],
+    updates: bool,
+    accumulates: bool,
+) -> Plan:
+    groups, forms = book.groups(), book.forms()
+    places = [groups[p] for p in params]
+    families, of = book.families(places, ages, forms)
+    members = []
+    for i, (p, g, family) in enumerate(zip(params, places, of, strict=True)):
+        names = book.rule.state(forms[g]) if updates else ()
+        state = tuple(_type(book.optimizer.state[p][name]) for name in names)
+        total = _type(book.sum_of(p)) if accumulates else None
+        members.append(Member(settings.names.get(p, f"param_{i}"), _type(p), family, None, state, total))
+    clips = settings.clip_norm is not None and updates
+    return Plan(book.rule, tuple(members), families, clips, accumulates, updates, settings.keep_grads and updates)
+
+
+def _type(x: torch.Tensor) -> TensorType:
+    found = type_of(x)
+    assert isinstance(found, TensorType)
+    return found
+
+
+class Prepared:
+    """A compiled program with the parameters it updates."""
+
+    def __init__(self, compilation: StepProgram, params: list[torch.Tensor], book: Book) -> None:
+        self.compilation, self.params, self.book = compilation, params, book
+        groups = book.groups()
+        self.groups = [groups[p] for p in params]
+        self.forms = book.forms()
+        self.checked: tuple[int, ...] = ()
+
+    def ages(self) -> list[int]:
+        plan = self.compilation.plan
+        return self.book.ages(self.params, self.groups) if plan.updates else [0] * len(self.params)
+
+    def fits(self, ages: list[int]) -> bool:
+        """Members of one family still are of one age, and the groups' forms are those compiled for."""
+        plan = self.compilation.plan
+        if self.forms != self.book.forms():
+            return False
+        known: dict[int, int] = {}
+        return all(known.setdefault(m.family, a) == a for m, a in zip(plan.members, ages, strict=True))
+
+    def tensors(self, ages: list[int], clip: float | None) -> list[torch.Tensor]:
+        plan = self.compilation.plan
+        numbers = self.book.numbers(plan, ages, clip) if plan.updates else []
+        return [self.book.tensor(extra, self.params, numbers) for extra in self.compilation.extras]
+
+    def run(self, tensors: Sequence[object]) -> tuple:
+        """The program on these tensors, which it writes in place."""
+        written = self.compilation.written
+        where = tuple(x.data_ptr() for x in tensors if isinstance(x, torch.Tensor))
+        if where != self.checked:  # tensors are new or have moved
+            if overlaps(tuple(tensors), written):
+                raise CaptureError("parameters, optimizer state or inputs share memory with each other")
+            self.checked = where
+        with below_autograd():
+            out = self.compilation.call(*tensors)
+        torch.autograd.graph.increment_version([tensors[i] for i in written])  # type: ignore[misc]
+        return out
+
+    def keep(self, grads: Sequence[torch.Tensor]) -> None:
+        for p, grad in zip(self.params, grads, strict=True):
+            p.grad = grad
+
+
+class Graph:
+    def __init__(self, name: str, captured: Captured, book: Book, settings: Settings, note: Callable) -> None:
+        self.name, self.book, self.settings, self.note = name, book, settings, note
+        self.captured, self.loss = without_mark(captured)
+        self.prepared: dict[tuple, Prepared] = {}
+        self.tensor_inputs = [i for i, v in enumerate(self.captured.trace.inputs) if isinstance(v.type, TensorType)]
+
+    def __call__(self, *args: object) -> object:
+        book, settings = self.book, self.settings
+        groups = book.groups()
+        wrt = tuple(i for i in self.tensor_inputs if self.captured.requires_grad[i] and args[i] in groups)
+        waiting = [p for p in book.touched if p in groups] if settings.updates else []
+        key = settings.updates, tuple(id(args[i]) for i in wrt), tuple(map(id, waiting))
+        prepared = self.prepared.get(key)
+        ages = prepared.ages() if prepared is not None else []
+        if prepared is None or not prepared.fits(ages):
+            prepared = self.prepared[key] = self._prepare(args, list(wrt), waiting)
+            ages = prepared.ages()
+        return self._run(prepared, ages, args)
+
+    def _prepare(self, args: tuple, wrt: list[int], waiting: list[torch.Tensor]) -> Prepared:
+        updates, accumulates = self.settings.updates, self.settings.accumulate > 1
+        chosen: list[torch.Tensor] = []
+
+        def plan(given: list[int]) -> tuple[Plan, list[int | None]]:
+            """Parameters with a gradient here, then those that only an earlier call gave one."""
+            here = {args[i]: i for i in given}
+            chosen[:] = [*here, *(p for p in waiting if p not in here)]
+            groups = self.book.groups()
+            ages = self.book.ages(chosen, [groups[p] for p in chosen]) if updates else [0] * len(chosen)
+            made = make_plan(self.book, self.settings, chosen, ages, updates, accumulates)
+            return made, [here.get(p) for p in chosen]
+
+        name = f"{self.name}_step" if updates else f"{self.name}_accumulate"
+        scale = 1.0 / self.settings.accumulate
+        made = StepCompilation(name, self.captured, self.loss, self.settings.options, wrt, plan, scale)
+        self.note(made)
+        return Prepared(made, chosen, self.book)
+
+    def _run(self, prepared: Prepared, ages: list[int], args: tuple) -> object:
+        made, book = prepared.compilation, self.book
+        assert isinstance(made, StepCompilation)
+        out = prepared.run([*args, *prepared.tensors(ages, self.settings.clip_norm)])
+        if made.plan.updates:
+            book.advance(prepared.params)
+            book.touched.clear()
+        else:
+            book.touched.update(dict.fromkeys(prepared.params))
+        if made.plan.keeps:
+            prepared.keep(out[made.results :])
+        return made.hand_out(out, args)
+
+
+class Updater:
+    """The optimizer's step on gradients that are in `.grad`, as one program."""
+
+    def __init__(self, book: Book, settings: Settings, note: Callable) -> None:
+        self.book, self.settings, self.note = book, settings, note
+        self.prepared: dict[tuple, Prepared] = {}
+
+    def __call__(self) -> None:
+        book = self.book
+        params = [p for p in book.groups() if p.grad is not None]
+        grads = [p.grad for p in params]
+        key = tuple((id(p), type_of(g)) for p, g in zip(params, grads, strict=True))
+        prepared = self.prepared.get(key)
+        ages = prepared.ages() if prepared is not None else []
+        if prepared is None or not prepared.fits(ages):
+            groups = book.groups()
+            ages = book.ages(params, [groups[p] for p in params])
+            plan = make_plan(book, self.settings, params, ages, updates=True, accumulates=False)
+            types = [_type(g) for g in grads if g is not None]
+            made = UpdateCompilation(f"update_{len(self.prepared)}", plan, types, self.settings.options)
+            self.note(made)
+            prepared = self.prepared[key] = Prepared(made, params, book)
+        out = prepared.run([*grads, *prepared.tensors(ages, self.settings.clip_norm)])
+        book.advance(params)
+        if self.settings.keep_grads:
+            prepared.keep(out)
