@@ -28,10 +28,12 @@ from tessera.ir.verify import verify
 from tessera.passes.canonicalise import canonicalise
 from tessera.passes.cse import cse
 from tessera.passes.dce import dce
+from tessera.passes.decode import decode
 from tessera.passes.fold import fold
 from tessera.passes.linear_loss import chunk_loss, linear_loss
 from tessera.passes.reinplace import reinplace
 from tessera.passes.schedule import lifetimes, schedule
+from tessera.runtime import decode as decode_kernels
 from tessera.runtime.autograd import Bridge, bridge
 from tessera.runtime.call import Layout, build_call
 from tessera.transforms.remat import POLICIES, Split, remat
@@ -227,6 +229,8 @@ def layout_of(captured: Captured, core: Trace, results: list[Value], write_back:
 
 def _inference(compilation: Compilation, core: Trace) -> Callable[[Callable], Callable]:
     """Generates the one program; how it becomes what a caller calls."""
+    if compilation.fusers():
+        core = compilation.keep("decode", decode(core, decode_kernels.runs))
     core = compilation.run(compilation.apart(core), [("inference canonicalise", last), ("inference dce", dce)])
     layout = layout_of(compilation.captured, core, list(core.outputs), {})  # type: ignore[arg-type]
     compilation.generate(core)

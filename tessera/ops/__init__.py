@@ -17,6 +17,7 @@ from tessera.ops import (
     random,
     reduce,
     resample,
+    rows,
     shape,
     uniform,
 )
@@ -38,6 +39,7 @@ __all__ = [
     "random",
     "reduce",
     "resample",
+    "rows",
     "shape",
     "uniform",
 ]

@@ -1,0 +1,132 @@
+"""Operators for programs over few rows, such as one step of generation, where reading the weights is all the work.
+
+    rows_linear       x times several weights, with the norm before them and the gate or the residual after them
+    cache_write       keys or values of one position into a cache, turned by their rotary angles first
+    decode_attention  attention of one query a head over a cache, heads in groups that share keys
+    quantized_linear  a linear layer whose weight is stored as `kind` says, see `dequantized`
+
+Here stands what they compute, in PyTorch; CUDA kernels for them stand in `runtime/decode`. `passes/decode` finds the
+places for them. What is in between is kept in single precision and rounded once, at the end.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tessera.ir.equation import Equation
+from tessera.ops.op import declare
+
+KINDS = ("", "int8", "int4", "fp8")
+GROUP = 128  # weights that share a scale in int4
+GATES = {"silu": F.silu, "gelu": F.gelu}
+
+library = torch.library.Library("tessera", "FRAGMENT")
+library.define(
+    "rows_linear(Tensor x, Tensor[] weights, Tensor[] scales, Tensor[] biases, Tensor? norm, float eps, "
+    "Tensor? residual, str gate, str kind) -> Tensor[]"
+)
+library.define("cache_write(Tensor(a!) cache, Tensor new, Tensor positions, Tensor? turn) -> ()")
+library.define(
+    "decode_attention(Tensor q, Tensor k, Tensor v, Tensor? positions, Tensor? mask, Tensor? turn, float scale)"
+    " -> Tensor"
+)
+library.define("quantized_linear(Tensor x, Tensor weight, Tensor scale, Tensor? bias, str kind) -> Tensor")
+
+
+def wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def dequantized(weight: Tensor, scale: Tensor, kind: str) -> Tensor:
+    """`(n, k)` in single precision. int8 and fp8 have a scale a row; int4 one for `GROUP` weights along the row, and
+    two weights a byte: the low half of byte j is weight j, the high half weight j + k / 2, both plus eight."""
+    if kind != "int4":
+        return weight.float() * scale.float()[:, None]
+    whole = torch.cat((weight & 15, weight >> 4), dim=1).float() - 8.0
+    return (whole.unflatten(1, (-1, GROUP)) * scale.float()[:, :, None]).flatten(1)
+
+
+def rows_linear(
+    x: Tensor,
+    weights: list[Tensor],
+    scales: list[Tensor],
+    biases: list[Tensor],
+    norm: Tensor | None,
+    eps: float,
+    residual: Tensor | None,
+    gate: str,
+    kind: str,
+) -> list[Tensor]:
+    h = wide(x)
+    if norm is not None:
+        h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps) * norm.to(h.dtype)
+    full = [dequantized(w, s, kind) for w, s in zip(weights, scales, strict=True)] if kind else weights
+    made = [F.linear(h, w.to(h.dtype)) for w in full]
+    made = [y + b.to(h.dtype) for y, b in zip(made, biases, strict=True)] if biases else made
+    if gate:
+        made = [GATES[gate](made[0]) * made[1]]
+    if residual is not None:
+        made = [made[0] + residual.to(h.dtype)]
+    return [y.to(x.dtype) for y in made]
+
+
+def turned(x: Tensor, turn: Tensor | None) -> Tensor:
+    """x with its rotary embedding; `turn` holds cosines and sines."""
+    if turn is None:
+        return x
+    first, second = wide(x).chunk(2, dim=-1)
+    rotated = torch.cat((-second, first), dim=-1)
+    return (wide(x) * turn[0].to(rotated.dtype) + rotated * turn[1].to(rotated.dtype)).to(x.dtype)
+
+
+def cache_write(cache: Tensor, new: Tensor, positions: Tensor, turn: Tensor | None) -> None:
+    cache.index_copy_(2, positions, turned(new, turn))
+
+
+def decode_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor | None,
+    mask: Tensor | None,
+    turn: Tensor | None,
+    scale: float,
+) -> Tensor:
+    if positions is not None:
+        mask = torch.arange(k.shape[2], device=k.device) <= positions[:, None]
+    return F.scaled_dot_product_attention(turned(q, turn), k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+
+
+def quantized_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, kind: str) -> Tensor:
+    return F.linear(x, dequantized(weight, scale, kind).to(x.dtype), bias)
+
+
+def _fake_attention(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
+    return q.new_empty(q.shape)
+
+
+for _name, _fn in (
+    ("rows_linear", rows_linear),
+    ("cache_write", cache_write),
+    ("decode_attention", decode_attention),
+    ("quantized_linear", quantized_linear),
+):
+    library.impl(_name, _fn, "CompositeExplicitAutograd")
+library.impl("decode_attention", _fake_attention, "Meta")
+
+
+def _linear_cost(eqn: Equation) -> float:
+    rows = eqn.inputs()[0].tensor.numel()
+    return 2.0 * rows * sum(v.tensor.shape[0] for v in eqn.args[1])  # type: ignore[union-attr,misc]
+
+
+declare("tessera.rows_linear", "decode", cost=_linear_cost)
+declare("tessera.cache_write", "decode")
+declare("tessera.decode_attention", "decode", cost=lambda eqn: 4.0 * eqn.inputs()[1].tensor.numel())
+declare(
+    "tessera.quantized_linear",
+    "decode",
+    cost=lambda eqn: 2.0 * eqn.inputs()[0].tensor.numel() * int(eqn.inputs()[1].tensor.shape[0]),
+)

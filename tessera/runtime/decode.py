@@ -1,0 +1,204 @@
+"""CUDA kernels for the operators of `ops/rows`, in Triton: reading weights and caches once, at full bandwidth.
+
+In: the operators' tensors on a GPU. Out: their results, in memory of their own, on the current stream. A row block of
+weights belongs to one program, which reads it along its rows in 16-byte pieces; one row of x is multiplied without
+matrix units, up to sixteen with them. Attention is split along the cache, and a second kernel combines the parts.
+`register` makes these the operators' CUDA implementation; without Triton they stay with PyTorch.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import math
+
+import torch
+from torch import Tensor
+
+from tessera.ops.rows import GROUP, library, quantized_linear
+
+MOST_ROWS = 16
+UNITS = 132  # multiprocessors to keep busy; a count that is off costs little
+_GATE = {"": 0, "silu": 1, "gelu": 2}
+_KIND = {"": 0, "int8": 1, "fp8": 1, "int4": 2}
+
+
+@functools.cache
+def available() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def runs(device: torch.device) -> bool:
+    """There are kernels for this device."""
+    return device.type == "cuda" and available()
+
+
+@functools.cache
+def _kernels():  # noqa: ANN202
+    from tessera.runtime import decode_kernels  # Triton is wanted only where a kernel is launched
+
+    return decode_kernels
+
+
+def rows_linear(
+    x: Tensor,
+    weights: list[Tensor],
+    scales: list[Tensor],
+    biases: list[Tensor],
+    norm: Tensor | None,
+    eps: float,
+    residual: Tensor | None,
+    gate: str,
+    kind: str,
+) -> list[Tensor]:
+    k = x.shape[-1]
+    rows = x.numel() // k
+    x = x.contiguous()
+    sizes = [w.shape[0] for w in weights]
+    made = [x.new_empty((*x.shape[:-1], n)) for n in (sizes[:1] if gate else sizes)]
+    residual = None if residual is None else residual.contiguous()
+    kernels = _kernels()
+    block, depth, warps, stages = plan(rows, k, sum(sizes), bool(gate), kind)
+    blocks = [math.ceil(n / block) for n in (sizes[:1] if gate else sizes)]
+    firsts = [sum(blocks[:i]) for i in range(1, 3)] + [0, 0]
+
+    def nth(tensors: list[Tensor], i: int) -> Tensor:
+        return tensors[i] if i < len(tensors) else tensors[0] if tensors else x
+
+    parameters = [
+        *(nth(group, i) for group in (weights, scales, biases, made) for i in range(3)),
+        *(sizes[i] if i < len(sizes) else 0 for i in range(3)),
+        firsts[0] if len(blocks) > 1 else sum(blocks),
+        firsts[1] if len(blocks) > 2 else sum(blocks),
+    ]
+    program = kernels.one_row if rows == 1 else kernels.few_rows
+    program[(sum(blocks),)](
+        x,
+        x if norm is None else norm,
+        x if residual is None else residual,
+        *parameters,
+        rows,
+        k,
+        eps,
+        NORM=norm is not None,
+        RESIDUAL=residual is not None,
+        BIAS=bool(biases),
+        GATE=_GATE[gate],
+        KIND=_KIND[kind],
+        GROUP=GROUP,
+        BLOCK=block,
+        DEPTH=depth,
+        num_warps=warps,
+        num_stages=stages,
+    )
+    return made
+
+
+def plan(rows: int, k: int, outputs: int, gated: bool, kind: str) -> tuple[int, int, int, int]:
+    """Rows of weights a program, depth of a step, warps, stages."""
+    width = 1 << (k - 1).bit_length()
+    if rows > 1:
+        block = 32 if outputs >= 32 * UNITS else 16
+        return block, min(256 if kind != "int4" else 512, width), 4, 3 if gated else 4
+    depth = min(2048 if kind != "int4" else 4096, width)
+    block = 4
+    while block > 1 and (outputs // block) // (2 if gated else 1) < 2 * UNITS:
+        block //= 2
+    return block, depth, 4, 1
+
+
+def cache_write(cache: Tensor, new: Tensor, positions: Tensor, turn: Tensor | None) -> None:
+    batch, heads, time, head = new.shape
+    _kernels().write[(batch * heads * time,)](
+        cache,
+        new,
+        positions,
+        new if turn is None else turn,
+        heads,
+        time,
+        *cache.stride()[:3],
+        *new.stride()[:3],
+        0 if turn is None else turn.stride(0),
+        0 if turn is None or turn.shape[1] == 1 else turn.stride(1),
+        HEAD=head,
+        HALF=head // 2,
+        TURN=turn is not None,
+        num_warps=1,
+    )
+
+
+def decode_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor | None,
+    mask: Tensor | None,
+    turn: Tensor | None,
+    scale: float,
+) -> Tensor:
+    batch, heads, _, head = q.shape
+    groups, length = k.shape[1], k.shape[2]
+    step = 64
+    parts = max(min(math.ceil(length / step), 2 * UNITS // max(batch * groups, 1), 64), 1)
+    span = math.ceil(math.ceil(length / parts) / step) * step
+    parts = math.ceil(length / span)
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    sums = torch.empty((batch * heads, parts, head), dtype=torch.float32, device=q.device)
+    tops = torch.empty((2, batch * heads, parts), dtype=torch.float32, device=q.device)
+    shown = None if mask is None else mask.expand(batch, heads, 1, length)
+    kernels = _kernels()
+    kernels.attend[(batch * groups, parts)](
+        q,
+        k,
+        v,
+        q if positions is None else positions,
+        q if shown is None else shown,
+        q if turn is None else turn,
+        sums,
+        tops,
+        heads,
+        groups,
+        length,
+        span,
+        scale,
+        *q.stride()[:2],
+        *k.stride()[:3],
+        *v.stride()[:3],
+        *((0, 0, 0) if shown is None else (shown.stride(0), shown.stride(1), shown.stride(3))),
+        0 if turn is None else turn.stride(0),
+        parts,
+        HEAD=head,
+        HALF=head // 2,
+        SHARE=max(1 << (heads // groups - 1).bit_length(), 16),
+        STEP=step,
+        LIMIT=positions is not None,
+        MASK=0 if shown is None else 1 if shown.dtype == torch.bool else 2,
+        TURN=turn is not None,
+        num_warps=4,
+        num_stages=3,
+    )
+    kernels.combine[(batch * heads,)](
+        sums, tops, out, batch * heads, parts, HEAD=head, PARTS=max(1 << (parts - 1).bit_length(), 2), num_warps=2
+    )
+    return out
+
+
+def quantized(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, kind: str) -> Tensor:
+    if x.numel() // x.shape[-1] <= MOST_ROWS and x.dtype in (torch.bfloat16, torch.float16):
+        return rows_linear(x, [weight], [scale], [] if bias is None else [bias], None, 0.0, None, "", kind)[0]
+    return quantized_linear(x, weight, scale, bias, kind)
+
+
+def register() -> None:
+    """Make the kernels the CUDA implementation of their operators."""
+    if available():
+        for name, fn in (
+            ("rows_linear", rows_linear),
+            ("cache_write", cache_write),
+            ("decode_attention", decode_attention),
+            ("quantized_linear", quantized),
+        ):
+            library.impl(name, fn, "CUDA")
+
+
+register()
