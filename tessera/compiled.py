@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import os
 import re
 import traceback
 import warnings
@@ -23,6 +24,7 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from tessera.dispatch import Dispatcher, build
+from tessera.frontends.captured import Captured
 from tessera.frontends.dynamo import MODEL, capture_graph
 from tessera.frontends.export import capture_export
 from tessera.ir.record import recording
@@ -45,6 +47,22 @@ class GraphRecord:
     break_reason: str = ""
     break_line: str = ""
     nodes: int = 0
+    called_at: str = ""  # the user's line whose call made Dynamo compile this
+    failure: Failure | None = None  # what `reproduce` writes down, where a pass failed
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """A graph that was captured and could not be compiled."""
+
+    name: str
+    captured: Captured
+    options: Options
+    error: Exception
+
+
+# Told of every jitted function when it is made; the command line collects them here. Empty otherwise.
+WATCHERS: list[Callable[[Compiled], None]] = []
 
 
 class Backend:
@@ -59,16 +77,21 @@ class Backend:
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[object], **_: object) -> Callable:
         record = GraphRecord(f"{self.name}_{len(self.graphs)}", str(CompileContext.current_compile_id()))
         record.nodes = sum(n.op.startswith("call") for n in gm.graph.nodes)
+        record.called_at = _calling_line()
         _note_break(gm, record)
         self.graphs.append(record)
         if not record.nodes:
             record.eager_reason = "the graph has no operators"
             return gm.forward
+        captured = None
         try:
             captured = capture_graph(gm, example_inputs, record.name, self.arguments)
             call, record.compilation = compile_captured(captured, gm.forward, record.name, self.options)
             return call
         except Exception as error:
+            if captured is not None:
+                record.failure = Failure(record.name, captured, self.options, error)
+                error.tessera_failure = record.failure  # type: ignore[attr-defined]
             return self.run_eagerly(gm, record, error)
 
     def run_eagerly(self, gm: torch.fx.GraphModule, record: GraphRecord, error: Exception) -> Callable:
@@ -82,7 +105,8 @@ class Backend:
             warnings.warn(
                 f"Tessera could not compile {record.name} and runs it eagerly: {record.eager_reason} "
                 f"(in {place.name}, {place.filename.rsplit('/', 1)[-1]}:{place.lineno}). "
-                "Please report this with the output of tessera.explain(); TESSERA_STRICT=1 raises it.",
+                "Please report this with what tessera.reproduce(fast, 'repro.py') or `tessera repro script.py` "
+                "writes; TESSERA_STRICT=1 raises it.",
                 stacklevel=2,
             )
         return gm.forward
@@ -93,8 +117,17 @@ def _note_break(gm: torch.fx.GraphModule, record: GraphRecord) -> None:
     if reason is not None and getattr(reason, "graph_break", False):
         record.break_reason = reason.reason
         if reason.user_stack:
-            frame = reason.user_stack[-1]
+            own = [f for f in reason.user_stack if not _is_library(f.filename)]
+            frame = (own or reason.user_stack)[-1]
             record.break_line = f"{frame.filename}:{frame.lineno}"
+
+
+def _calling_line() -> str:
+    """The innermost frame that is neither PyTorch's nor ours: whose call is being compiled."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith((*_QUIET, "<")):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 
 
 class Compiled:
@@ -105,6 +138,8 @@ class Compiled:
         self.failures = 0
         self.owner: object = None  # the function that carries this state
         self.again = again  # compiles something else with the same options
+        for tell in WATCHERS:
+            tell(self)
 
     def recover(self, error: Exception, args: tuple, kwargs: dict) -> object:
         """Dynamo itself failed. If none of the user's code has run yet, the call runs eagerly instead."""
@@ -128,9 +163,17 @@ class Compiled:
 
 def _user_code_ran(error: BaseException) -> bool:
     """A frame of the user's own between our call and the failure means that part of the call was carried out."""
-    quiet = (torch.__path__[0], __file__.rsplit("/", 1)[0])
     frames = traceback.extract_tb(error.__traceback__)
-    return any(not frame.filename.startswith(quiet) for frame in frames)
+    return any(not frame.filename.startswith(_QUIET) for frame in frames)
+
+
+_QUIET = (torch.__path__[0], __file__.rsplit("/", 1)[0])
+_STDLIB = os.path.dirname(os.__file__) + "/"
+
+
+def _is_library(file: str) -> bool:
+    """PyTorch's, ours, or Python's own: not where a user can change something."""
+    return file.startswith(_QUIET) or (file.startswith(_STDLIB) and "site-packages" not in file)
 
 
 def backend(gm: torch.fx.GraphModule, example_inputs: list[object], **kwargs: object) -> Callable:

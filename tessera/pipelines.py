@@ -107,6 +107,7 @@ class Compilation:
             core = self.keep("linear_loss", dce(linear_loss(core)))
         joint = vjp(core, wrt, self.captured.mode) if self.grad_enabled and wrt else None
         if joint is not None and joint.pulled:
+            self.joint = joint
             self.join = _training(self, joint)
         else:
             self.join = _inference(self, core)
@@ -122,6 +123,7 @@ class Compilation:
         self.programs: list[Program] = []
         self.saved_bytes: int = 0
         self.saved: tuple[str, ...] = ()
+        self.joint: Joint | None = None  # as differentiated, before it was cleaned
 
     def edit(self, stage: str, trace: Trace) -> None:
         """Use another program from this stage on."""
@@ -171,7 +173,7 @@ class Compilation:
         for executor in self.fusers():
             if executor.prepare is not None:
                 trace = self.keep(f"{prefix}prepare", dce(executor.prepare(trace)))
-        self.to_claim.append(trace)
+        self.to_claim.append(trace)  # `unfused` looks here
         claimed, report = claim(trace, self.options.executors)
         self.claims += report
         return self.keep(f"{prefix}claim", claimed)

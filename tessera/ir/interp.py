@@ -56,10 +56,10 @@ def _run(trace: Trace, args: tuple[object, ...], outer: Symbols) -> list:
             raise InputError(f"{trace.name}: {eqn.op} gave {len(outs)} results, expected {len(eqn.outputs)}")
         env.update({v: o for v, o in zip(eqn.outputs, outs, strict=True) if v is not None})
         define(eqn.outputs)
-    return _finish(trace, env, concrete)
+    return finish(trace, env, concrete)
 
 
-def _finish(trace: Trace, env: dict[Value, object], concrete: Callable[[Arg], object]) -> list:
+def finish(trace: Trace, env: dict[Value, object], concrete: Callable[[Arg], object]) -> list:
     outputs = list(concrete(trace.outputs))  # type: ignore[call-overload]
     writes = [(env[t], env[v]) for t, v in trace.mutations.items() if t is not v]
     written = {_storage(t) for t, _ in writes}

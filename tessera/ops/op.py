@@ -20,6 +20,7 @@ For several results `ct`, `y` and what jvp and batch give are lists, with None w
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -60,9 +61,21 @@ def declare(name: str, family: str, **rules: object) -> Rules:
     """Register the rules of an operator. A second declaration of one name is an error."""
     if name in REGISTRY:
         raise OptionError(f"operator {name} is declared twice, in families {REGISTRY[name].family} and {family}")
+    rules.setdefault("where", _declared_at())
     made = Rules(name, family, **rules)  # type: ignore[arg-type]
     REGISTRY[name] = made
     return made
+
+
+def _declared_at() -> str:
+    """The line of the declaration: the nearest one outside the files that only help to declare."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_filename.endswith(_HELPERS):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+_HELPERS = ("ops/op.py", "ops/families.py", "ops/formula.py", "ops/pullback.py")
 
 
 def amend(name: str, kind: str) -> Callable[[Rule], Rule]:

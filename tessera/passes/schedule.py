@@ -57,6 +57,12 @@ def peak_memory(trace: Trace) -> int:
     return _Memory(trace, roots(trace)).peak(range(len(trace.equations)))
 
 
+def live_bytes(trace: Trace) -> list[tuple[int, int]]:
+    """For each equation, the bytes of the trace's own allocations that live while it runs and after it."""
+    memory = _Memory(trace, roots(trace))
+    return memory.steps(range(len(trace.equations)))
+
+
 def nbytes(v: Value) -> int:
     return v.type.nbytes() if isinstance(v.type, TensorType) else 0
 
@@ -81,6 +87,10 @@ class _Memory:
         self.held = {root for v in trace.results() for root in of[v]} - outside
 
     def peak(self, order: list[int] | range) -> int:
+        return max((during for during, _ in self.steps(order)), default=0)
+
+    def steps(self, order: list[int] | range) -> list[tuple[int, int]]:
+        """Bytes that live during each equation and after it, in this order."""
         last: dict[Value, int] = {}
         for place, index in enumerate(order):
             for root in self.touches[index]:
@@ -89,12 +99,12 @@ class _Memory:
         for root, place in last.items():
             if root not in self.held:
                 gives[place] += self.size[root]
-        now = peak = 0
+        now, found = 0, []
         for place, index in enumerate(order):
             now += self.takes[index]
-            peak = max(peak, now)
+            found.append((now, now - gives[place]))
             now -= gives[place]
-        return peak
+        return found
 
 
 class _Graph:

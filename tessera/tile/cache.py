@@ -76,12 +76,23 @@ def entries(kind: str | None = None) -> Iterator[Entry]:
             yield Entry(path.parent.name, path.name.removesuffix(SUFFIX), path.stat().st_size, path)
 
 
-def clear() -> None:
-    """Remove every entry. Only files that this module wrote are touched, wherever the folder points."""
-    for path in folder().glob("*/*"):
+def files(kind: str | None = None) -> Iterator[Entry]:
+    """Every file of ours, entries and generated sources alike, in a fixed order."""
+    for path in sorted(folder().glob(f"{kind or '*'}/*")):
         if OURS.fullmatch(path.name):
             with contextlib.suppress(OSError):
-                path.unlink()
+                yield Entry(path.parent.name, path.stem, path.stat().st_size, path)
+
+
+def clear(kind: str | None = None) -> int:
+    """Remove everything, or everything of one kind; gives the number of files removed. Only files that this module
+    wrote are touched, wherever the folder points."""
+    removed = 0
+    for entry in list(files(kind)):
+        with contextlib.suppress(OSError):
+            entry.path.unlink()
+            removed += 1
+    return removed
 
 
 def write_source(kind: str, stem: str, text: str) -> Path:

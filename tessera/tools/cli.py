@@ -7,13 +7,19 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 
 import tessera
-from tessera.tools import bench, doctor, tile_opt
+from tessera.tools import bench, cache, doctor, explain, op, run, tile_opt, trace
 from tessera.tools.command import Command
+from tessera.util.errors import TesseraError
 
 COMMANDS: dict[str, Command] = {
+    "run": run.COMMAND,
+    "explain": explain.COMMAND,
+    "trace": trace.COMMAND,
+    "op": op.COMMAND,
+    "cache": cache.COMMAND,
+    "tile-opt": tile_opt.COMMAND,
     "bench": bench.COMMAND,
     "doctor": doctor.COMMAND,
-    "tile-opt": tile_opt.COMMAND,
 }
 
 
@@ -28,9 +34,13 @@ def parser() -> ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code is ours."""
+    """Run one command; its exit code is ours. What the user got wrong is one line and exit code 2."""
     args = parser().parse_args(argv)
-    return COMMANDS[args.command].run(args)
+    try:
+        return COMMANDS[args.command].run(args)
+    except (TesseraError, OSError) as error:
+        print(f"tessera {args.command}: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

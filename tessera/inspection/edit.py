@@ -1,0 +1,115 @@
+"""A user's edited program in place of a stage: checked that it still fits, then compiled on from there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import torch
+
+from tessera.compiled import Compiled
+from tessera.inspection.programs import state_of
+from tessera.ir import fake
+from tessera.ir.builder import Builder
+from tessera.ir.equation import Value
+from tessera.ir.mode import mode_of
+from tessera.ir.record import record
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType
+from tessera.ops.op import keep_whole
+from tessera.pipelines import EDITABLE, Compilation
+from tessera.util.errors import EditError
+
+_TITLE = re.compile(r"^# tessera stage '([^']+)' of graph '([^']+)'", re.M)
+
+
+def edit(fast: Callable, path: str, stage: str | None = None, graph: str | None = None) -> None:
+    """Run the user's edited program in place of a stage, from the next call on.
+
+    The file names its stage and graph in its first line when it was saved from `stages(fast)`; otherwise say
+    them. The program must take the same inputs and give outputs of the same types.
+    """
+    state = state_of(fast)
+    with open(path) as file:
+        text = file.read()
+    title = _TITLE.search(text)
+    stage = stage or (title[1] if title else None)
+    graph = graph or (title[2] if title else state.compilations()[-1].name)
+    if stage is None:
+        raise EditError(f"{path} does not say which stage it is; pass stage=…, one of {', '.join(EDITABLE)}")
+    if stage not in EDITABLE:
+        raise EditError(f"stage {stage!r} cannot be edited; these can: {', '.join(EDITABLE)}")
+    compilation = _named(state, graph)
+    known = dict(compilation.stages)
+    if stage not in known:
+        raise EditError(f"graph {graph!r} has no stage {stage!r}; it has {', '.join(known)}")
+    compilation.edit(stage, load(path, text, known[stage]))
+
+
+def _named(state: Compiled, graph: str) -> Compilation:
+    for compilation in state.compilations():
+        if compilation.name == graph:
+            return compilation
+    raise EditError(f"no graph {graph!r}; there are {', '.join(c.name for c in state.compilations())}")
+
+
+def load(path: str, text: str, original: Trace) -> Trace:
+    """The program in an edited file as a trace that fits where `original` stood."""
+    scope: dict[str, object] = {"__name__": "tessera_edited", "__file__": path}
+    exec(compile(text, path, "exec"), scope)
+    fn = scope.get(original.name)
+    if not callable(fn):
+        raise EditError(f"{path}: expected a function {original.name!r}, found {_functions(scope)}")
+    mode = mode_of(original)
+    fakes = [_placeholder(v, original, mode) for v in original.inputs]
+    names = [v.name for v in original.inputs]
+    try:
+        made, _ = record(fn, fakes, names, keep_whole, Builder(original.name, mode))
+    except TypeError as error:
+        raise EditError(f"{path}: expected a function of ({', '.join(names)}): {error}") from error
+    _check(path, original, made)
+    rename = dict(zip(made.inputs, original.inputs, strict=True))
+    return made.with_(
+        inputs=original.inputs,
+        equations=tuple(e.substitute(rename) for e in made.equations),
+        outputs=tuple(rename.get(o, o) if isinstance(o, Value) else o for o in made.outputs),
+        mutations={rename[t]: rename.get(v, v) for t, v in made.mutations.items()},
+        symbols={s: (rename.get(v, v), d) for s, (v, d) in made.symbols.items()},
+    )
+
+
+def _placeholder(v: Value, trace: Trace, mode: object) -> object:
+    if isinstance(v.type, TensorType):
+        return fake.fake_of(v.type, mode)  # type: ignore[arg-type]
+    for number in _sizes(trace):
+        if str(number) == v.name or trace.symbols.get(str(number), (None,))[0] is v:
+            return number
+    raise EditError(f"input {v.name} is a number that no size of the program shows; it cannot be edited here")
+
+
+def _sizes(trace: Trace) -> Iterator[torch.SymInt]:
+    for v in trace.values():
+        if isinstance(v.type, TensorType):
+            yield from (s for s in v.type.shape if isinstance(s, torch.SymInt))
+
+
+def _functions(scope: dict[str, object]) -> str:
+    names = [n for n, f in scope.items() if callable(f) and getattr(f, "__module__", "") == "tessera_edited"]
+    return ", ".join(names) or "none"
+
+
+def _check(path: str, original: Trace, made: Trace) -> None:
+    wanted, given = [_kind(o) for o in original.outputs], [_kind(o) for o in made.outputs]
+    if len(wanted) != len(given):
+        raise EditError(f"{path}: expected {len(wanted)} outputs, got {len(given)}")
+    for i, (a, b) in enumerate(zip(wanted, given, strict=True)):
+        if a != b:
+            raise EditError(f"{path}: expected output {i} to be {a}, got {b}")
+    if [v.name for v in original.mutations] != [v.name for v in made.mutations]:
+        names = ", ".join(v.name for v in original.mutations) or "nothing"
+        got = ", ".join(v.name for v in made.mutations) or "nothing"
+        raise EditError(f"{path}: expected the program to write {names}, it writes {got}")
+
+
+def _kind(o: object) -> str:
+    return str(o.type) if isinstance(o, Value) else repr(o)

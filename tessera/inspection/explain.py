@@ -1,0 +1,221 @@
+"""What compiling did, told as data: graphs, breaks, recompiles, who runs what, what is not fused, memory.
+
+In: what `tessera.jit` gave. Out: an `Explanation`, which prints as text, renders in a terminal and turns into JSON.
+Everything is worked out when it is asked for, from what compilation keeps anyway; a call pays nothing for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from rich.console import Console, ConsoleOptions, RenderResult
+
+from tessera.compiled import Backend, Compiled, GraphRecord
+from tessera.inspection import render
+from tessera.inspection.advice import changed, for_break, for_recompile
+from tessera.inspection.guards import guards, metrics, plain
+from tessera.inspection.memory import Memory, memory
+from tessera.inspection.programs import state_of
+from tessera.ir.equation import Equation, Special, short_path
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType
+from tessera.pipelines import Compilation
+
+
+@dataclass(frozen=True)
+class RegionReport:
+    """What one executor took at once: a fused region, or the single operators it runs."""
+
+    executor: str
+    fused: bool
+    operators: tuple[str, ...]
+    results: tuple[str, ...]
+    lines: tuple[str, ...]  # the user's lines it comes from
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class UnfusedReport:
+    """Equations in no fused region, for one reason."""
+
+    reason: str
+    results: tuple[str, ...]
+    operators: tuple[str, ...]
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    name: str
+    compile_id: str
+    operators: int
+    location: str  # the user's first line in the graph
+    called_at: str  # the user's line whose call made it be compiled
+    inputs: tuple[str, ...]
+    guards: tuple[str, ...]
+    break_reason: str
+    break_line: str
+    break_advice: str
+    recompile_reason: str
+    recompile_guard: str
+    recompile_change: str
+    recompile_advice: str
+    eager_reason: str
+    executors: tuple[str, ...]
+    regions: tuple[RegionReport, ...]
+    equations: dict[str, int]
+    saved_bytes: int
+    saved: tuple[str, ...]
+    seconds: float
+    unfused: tuple[UnfusedReport, ...]
+    memory: tuple[Memory, ...]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What compiling did; `print` it, hand it to rich, or take `to_dict()`."""
+
+    graphs: list[GraphReport] = field(default_factory=list)
+
+    @property
+    def breaks(self) -> list[GraphReport]:
+        return [g for g in self.graphs if g.break_reason]
+
+    @property
+    def recompiles(self) -> list[GraphReport]:
+        return [g for g in self.graphs if g.recompile_reason]
+
+    @property
+    def eager(self) -> list[GraphReport]:
+        return [g for g in self.graphs if g.eager_reason]
+
+    def to_dict(self) -> dict:
+        """Plain lists, dicts, strings and numbers."""
+        return {
+            "graphs": [dataclasses.asdict(g) for g in self.graphs],
+            "breaks": len(self.breaks),
+            "recompiles": len(self.recompiles),
+            "eager": len(self.eager),
+            "seconds": sum(g.seconds for g in self.graphs),
+        }
+
+    def __str__(self) -> str:
+        return render.text(self)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from render.rich_parts(self)
+
+
+def explain(fast: Callable, measure: bool = False) -> Explanation:
+    """Graphs, breaks and why, recompiles and why, who runs what, what is not fused, and memory over time.
+
+    With `measure` every program is run once more, on made-up inputs of the same types, to measure its memory.
+    """
+    return explain_states([state_of(fast)], measure)
+
+
+def explain_states(states: Iterable[Compiled], measure: bool = False) -> Explanation:
+    """One account of several jitted functions."""
+    told = metrics()
+    graphs = []
+    for state in states:
+        records = _records(state)
+        for record in records:
+            reason = getattr(told.get(record.compile_id), "recompile_reason", None) or ""
+            graphs.append(_report(record, reason, measure))
+    return Explanation(graphs)
+
+
+def _records(state: Compiled) -> list[GraphRecord]:
+    if isinstance(state.backend, Backend):
+        return state.backend.graphs
+    return [GraphRecord(c.name, "", c) for c in state.backend.compilations]
+
+
+def _report(g: GraphRecord, recompiled: str, measure: bool) -> GraphReport:
+    c = g.compilation
+    first = c.stages[0][1] if c else g.failure.captured.trace if g.failure else None
+    guard, change = changed(recompiled)
+    return GraphReport(
+        name=g.name,
+        compile_id=g.compile_id,
+        operators=g.nodes or (len(first.equations) if first else 0),
+        location=_location(first) if first else "",
+        called_at=_short(g.called_at),
+        inputs=tuple(f"{v.name}: {v.type}" for v in first.inputs) if first else (),
+        guards=guards(g.compile_id) if g.compile_id else (),
+        break_reason=g.break_reason,
+        break_line=_short(g.break_line),
+        break_advice=for_break(g.break_reason) if g.break_reason else "",
+        recompile_reason=recompiled,
+        recompile_guard=plain(guard),
+        recompile_change=change,
+        recompile_advice=for_recompile(recompiled) if recompiled else "",
+        eager_reason=g.eager_reason,
+        executors=tuple(map(str, c.claims)) if c else (),
+        regions=_regions(c) if c else (),
+        equations={name: len(t.equations) for name, t in c.stages} if c else {},
+        saved_bytes=c.saved_bytes if c else 0,
+        saved=c.saved if c else (),
+        seconds=c.seconds if c else 0.0,
+        unfused=_unfused(c) if c else (),
+        memory=memory(c, measure) if c else (),
+    )
+
+
+def _short(line: str) -> str:
+    file, _, number = line.rpartition(":")
+    return f"{short_path(file)}:{number}" if file else line
+
+
+def _location(trace: Trace) -> str:
+    return next((line for eqn in trace.equations if (line := line_of(eqn))), "")
+
+
+def line_of(eqn: Equation) -> str:
+    return f"{short_path(eqn.source.file)}:{eqn.source.line}" if eqn.source.file else ""
+
+
+def _makers(compilation: Compilation) -> dict[str, Equation]:
+    """The equation behind each name, in the programs that were handed out to executors."""
+    return {v.name: eqn for trace in compilation.to_claim for eqn in trace.equations for v in eqn.results()}
+
+
+def _lines(names: Iterable[str], made: dict[str, Equation]) -> tuple[str, ...]:
+    lines = dict.fromkeys(line_of(made[name]) for name in names if name in made)
+    return tuple(filter(None, lines))
+
+
+def _regions(compilation: Compilation) -> tuple[RegionReport, ...]:
+    made = _makers(compilation)
+    fusers = {e.name for e in compilation.fusers()}
+    return tuple(
+        RegionReport(c.executor, c.executor in fusers, c.operators, c.results, _lines(c.results, made), c.why)
+        for c in compilation.claims
+    )
+
+
+def _unfused(compilation: Compilation) -> tuple[UnfusedReport, ...]:
+    made = _makers(compilation)
+    if not compilation.fusers():
+        return _no_fuser(made)
+    return tuple(
+        UnfusedReport(reason, tuple(names), _operators(names, made), _lines(names, made))
+        for reason, names in compilation.unfused().items()
+    )
+
+
+def _no_fuser(made: dict[str, Equation]) -> tuple[UnfusedReport, ...]:
+    """Without a fusion executor nothing could be fused; say so, and by what it would be."""
+    names = [n for n, eqn in made.items() if isinstance(eqn.results()[0].type, TensorType)]
+    if not names:
+        return ()
+    reason = 'no executor that fuses takes part; jit(..., executors=["sdpa", "tile", "aten"]) has one'
+    return (UnfusedReport(reason, tuple(names), _operators(names, made), _lines(names, made)),)
+
+
+def _operators(names: Iterable[str], made: dict[str, Equation]) -> tuple[str, ...]:
+    found = [made[name].op for name in names if name in made]
+    return tuple(dict.fromkeys(repr(op) if isinstance(op, Special) else f"{op.namespace}.{op._opname}" for op in found))

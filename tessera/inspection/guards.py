@@ -1,0 +1,64 @@
+"""What a compiled program relies on, in words.
+
+In: the identifier of a compilation. Out: Dynamo's guards on the user's own values, one short line each. Guards that
+every program has (global state, that `torch` is torch) and those on objects' identities are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import torch
+from torch._dynamo import convert_frame, eval_frame
+
+
+def guards(compile_id: str) -> tuple[str, ...]:
+    """The guards under which this compilation is used; empty where Dynamo has dropped it or does not tell."""
+    for entry in _entries():
+        if str(getattr(entry, "compile_id", "")) == compile_id:
+            parts = getattr(getattr(entry, "guard_manager", None), "code_parts", None) or ()
+            return tuple(dict.fromkeys(filter(None, map(readable, parts))))
+    return ()
+
+
+def _entries() -> Iterator[object]:
+    codes = getattr(convert_frame, "input_codes", None)
+    for reference in getattr(codes, "seen", ()):
+        code = reference()
+        if code is not None:
+            yield from eval_frame._debug_get_cache_entry_list(code)
+
+
+_TENSOR = re.compile(
+    r"check_tensor\((?P<who>.+?), \w+, DispatchKeySet\([^)]*\), torch\.(?P<dtype>\w+),.*"
+    r"requires_grad=(?P<grad>\w+), size=\[(?P<size>.*?)\]"
+)
+_QUIET = (
+    "hasattr(", "___check_global_state", "___check_torch_function", "utils_device", "torch._functorch",
+    "___check_obj_id", "___check_type_id", "check_no_aliasing", "___skip", "___is_grad", "___dict_contains",
+    "___get_torch_function_mode_stack",
+)  # fmt: skip
+
+
+def readable(part: str) -> str:
+    """`check_tensor(L['x'], …)` as `x: float32[4, 8]`; empty for a guard not worth telling."""
+    if found := _TENSOR.match(part):
+        size = found["size"].replace("None", "any")
+        grad = ", requires grad" if found["grad"] == "True" else ""
+        return f"{plain(found['who'])}: {found['dtype']}[{size}]{grad}"
+    if part.startswith(_QUIET) or "___check_obj_id" in part or "G['__builtins" in part:
+        return ""
+    return plain(part)
+
+
+def plain(text: str) -> str:
+    """Names as the user wrote them: `L['self']._modules['fc']` reads `self.fc`."""
+    text = re.sub(r"[LG]\['(\w+)'\]", r"\1", text)
+    text = re.sub(r"\.(?:_modules|_parameters|_buffers|__dict__)\['(\w+)'\]", r".\1", text)
+    return text.replace("tessera_model", "self").replace("___", "")
+
+
+def metrics() -> dict[str, object]:
+    """Dynamo's own account of each compilation, by identifier."""
+    return {str(m.compile_id): m for m in torch._dynamo.utils.get_compilation_metrics()}

@@ -1,0 +1,162 @@
+"""Memory over time, predicted and measured, equation by equation.
+
+Predicted: what the final program's lifetimes say. Measured: the program is run once more, one equation at a time, on
+made-up inputs of the same types, and the allocator is asked: CUDA's statistics, or the CPU allocator's own events as
+the profiler reports them, so that what a kernel allocates for itself counts too. Inputs are not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from tessera.executors.aten import bind
+from tessera.inspection.examples import example_inputs
+from tessera.inspection.step import step
+from tessera.ir.equation import Equation, Value
+from tessera.ir.printer import operator_name
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType
+from tessera.passes.schedule import live_bytes
+from tessera.pipelines import Compilation
+
+_MARK = "tessera equation "
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Bytes alive during each equation and after it, and where they were most."""
+
+    during: tuple[int, ...]
+    after: tuple[int, ...]
+    peak: int
+    at: str  # the equation at the peak: its results, its operator, the user's line
+
+    @staticmethod
+    def of(trace: Trace, steps: Sequence[tuple[int, int]]) -> Timeline:
+        during = tuple(d for d, _ in steps)
+        peak = max(during, default=0)
+        at = _told(trace.equations[during.index(peak)]) if during else ""
+        return Timeline(during, tuple(a for _, a in steps), peak, at)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """One generated program's memory."""
+
+    program: str  # forward, backward, or inference
+    equations: tuple[str, ...]
+    predicted: Timeline
+    measured: Timeline | None = None
+    note: str = ""  # why nothing was measured
+
+
+def _told(eqn: Equation) -> str:
+    names = ", ".join(v.name for v in eqn.results())
+    place = f" at {eqn.source}" if str(eqn.source) else ""
+    return f"{names} = {operator_name(eqn.op, eqn.args, eqn.kwargs)}{place}"
+
+
+def memory(compilation: Compilation, measure: bool) -> tuple[Memory, ...]:
+    """The memory of every program of a compilation, in the order in which they run."""
+    found = []
+    known: dict[str, object] = {}  # the forward's values that the backward takes
+    for program in compilation.programs:
+        trace = program.trace
+        predicted = Timeline.of(trace, live_bytes(trace))
+        measured, note = None, "not measured; ask for it with explain(fast, measure=True)"
+        if measure:
+            try:
+                measured, note = _measure(trace, known), ""
+            except Exception as error:  # made-up inputs may be none that the program accepts
+                note = f"not measured: {type(error).__name__}: {error}".splitlines()[0]
+        found.append(Memory(program.name, tuple(map(_told, trace.equations)), predicted, measured, note))
+    return tuple(found)
+
+
+def _measure(trace: Trace, known: dict[str, object]) -> Timeline:
+    if any(_communicates(eqn) for eqn in trace.equations):
+        raise RuntimeError("the program talks to other processes")
+    devices = {v.type.device for v in trace.values() if isinstance(v.type, TensorType)}
+    cuda = next((d for d in devices if d.type == "cuda"), None)
+    with torch.no_grad(), torch.random.fork_rng(devices=[cuda] if cuda else []):
+        made = example_inputs(trace)
+        args = [known.get(v.name, x) for v, x in zip(trace.inputs, made, strict=True)]
+        watch = _Cuda(cuda) if cuda is not None else _Cpu()
+        with watch.watching():
+            outputs = step(trace, args, around=watch.around, bind=bind)
+        known.update({v.name: x for v, x in zip(trace.inputs, args, strict=True)})
+        known.update({v.name: x for v, x in zip(trace.outputs, outputs, strict=True) if isinstance(v, Value)})
+    return Timeline.of(trace, watch.steps(len(trace.equations)))
+
+
+def _communicates(eqn: Equation) -> bool:
+    return "c10d" in getattr(eqn.op, "namespace", "")
+
+
+class _Cuda:
+    """The caching allocator counts by itself."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.during: dict[int, int] = {}
+        self.after: dict[int, int] = {}
+
+    def watching(self) -> AbstractContextManager:
+        self.base = torch.cuda.memory_allocated(self.device)
+        return nullcontext()
+
+    @contextmanager
+    def around(self, index: int, eqn: Equation) -> Iterator[None]:
+        torch.cuda.reset_peak_memory_stats(self.device)
+        yield
+        most = torch.cuda.max_memory_allocated(self.device) - self.base
+        self.during[index] = max(most, self.during.get(index, 0))
+        self.after[index] = torch.cuda.memory_allocated(self.device) - self.base
+
+    def steps(self, count: int) -> list[tuple[int, int]]:
+        return [(self.during[i], self.after[i]) for i in range(count)]
+
+
+class _Cpu:
+    """The profiler notes every allocation; marks around the equations say whose it is."""
+
+    def watching(self) -> AbstractContextManager:
+        self.profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        return self.profile
+
+    def around(self, index: int, eqn: Equation) -> AbstractContextManager:
+        return record_function(f"{_MARK}{index}")
+
+    def steps(self, count: int) -> list[tuple[int, int]]:
+        results = self.profile.profiler.kineto_results  # type: ignore[union-attr]
+        marks: list[tuple[int, int, int]] = []
+        changes: list[tuple[int, int]] = []
+        for event in results.events():
+            if event.name().startswith(_MARK):
+                start = event.start_ns()
+                marks.append((start, start + event.duration_ns(), int(event.name()[len(_MARK) :])))
+            elif event.name() == "[memory]" and event.device_type() == DeviceType.CPU:
+                changes.append((event.start_ns(), event.nbytes()))
+        during, after = [0] * count, [0] * count
+        now = 0
+        pending = sorted(changes)
+        for start, end, index in sorted(marks):
+            pending, now = _until(pending, start, now)
+            most = now
+            while pending and pending[0][0] <= end:
+                now += pending.pop(0)[1]
+                most = max(most, now)
+            during[index], after[index] = max(during[index], most), now
+        return list(zip(during, after, strict=True))
+
+
+def _until(changes: list[tuple[int, int]], moment: int, now: int) -> tuple[list[tuple[int, int]], int]:
+    """What was allocated before this moment counts as there already."""
+    early = [n for t, n in changes if t < moment]
+    return changes[len(early) :], now + sum(early)

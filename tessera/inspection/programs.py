@@ -1,0 +1,101 @@
+"""The programs of a compiled function: the trace of any function, and every stage of what `jit` compiled.
+
+In: a function and arguments, or what `tessera.jit` gave. Out: Traces that print, run, diff and save themselves.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tessera.compiled import Compiled, compiled_state
+from tessera.frontends.functional import trace_function
+from tessera.ir.equation import Value, map_values
+from tessera.ir.printer import identifier
+from tessera.ir.trace import Trace
+from tessera.util.errors import InputError
+
+
+def trace(fn: Callable, *args: object, **kwargs: object) -> Trace:
+    """The program `fn(*args, **kwargs)` runs, as a Trace: print it, save it, run it.
+
+    A module's parameters and buffers, and other tensors it closes over, are the trace's constants.
+    """
+    made = trace_function(fn, args, kwargs, name=getattr(fn, "__name__", type(fn).__name__)).trace
+    return _named_constants(made, fn) if isinstance(fn, torch.nn.Module) else made
+
+
+def _named_constants(made: Trace, module: torch.nn.Module) -> Trace:
+    """Constants that are the module's own are called by their names in it."""
+    own = {id(t): name for name, t in (*module.named_parameters(), *module.named_buffers())}
+    taken = {v.name for v in made.values()}
+    rename = {}
+    for v, tensor in made.constants.items():
+        name = identifier(own.get(id(tensor), v.name).replace(".", "_"))
+        rename[v] = Value(name, v.type) if name not in taken else v
+    return made.with_(
+        equations=tuple(e.substitute(rename) for e in made.equations),
+        outputs=map_values(made.outputs, lambda v: rename.get(v, v)),
+        constants={rename[v]: t for v, t in made.constants.items()},
+    )
+
+
+@dataclass(frozen=True)
+class Stage:
+    graph: str
+    name: str
+    trace: Trace
+
+    def save(self, path: str) -> None:
+        """Write this program as Python that runs by itself; `edit` can put it back."""
+        self.trace.save(path, title=f"tessera stage {self.name!r} of graph {self.graph!r}")
+
+    def __str__(self) -> str:
+        return f"# {self.graph}: {self.name}\n{self.trace}"
+
+
+class Stages(list[Stage]):
+    """Every stage of every graph, in order."""
+
+    def __getitem__(self, key):  # noqa: ANN001, ANN204
+        """By position, by slice, or by name (of the last graph that has it)."""
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        for stage in reversed(self):
+            if stage.name == key:
+                return stage
+        raise InputError(f"no stage {key!r}; the stages are {', '.join(self.names())}")
+
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(stage.name for stage in self))
+
+    def graphs(self) -> list[str]:
+        return list(dict.fromkeys(stage.graph for stage in self))
+
+    def diff(self, before: str | int, after: str | int) -> str:
+        """What changed between two stages, as a unified diff."""
+        a, b = self[before], self[after]
+        lines = difflib.unified_diff(
+            str(a.trace).splitlines(), str(b.trace).splitlines(), a.name, b.name, lineterm="", n=2
+        )
+        return "\n".join(lines)
+
+
+def stages(fast: Callable) -> Stages:
+    """Every stage of the compilations of a jitted function."""
+    found = Stages()
+    for compilation in state_of(fast).compilations():
+        found += [Stage(compilation.name, name, trace) for name, trace in compilation.stages]
+    if not found:
+        raise InputError("nothing is compiled yet; call the function first")
+    return found
+
+
+def state_of(fast: object) -> Compiled:
+    state = compiled_state(fast)
+    if state is None:
+        raise InputError(f"expected what tessera.jit gave, got {type(fast).__name__}")
+    return state

@@ -1,0 +1,142 @@
+"""An Explanation as text and in a terminal. Both say the same; the terminal has colour, tables and bars."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from tessera.inspection.memory import Memory, Timeline
+
+if TYPE_CHECKING:
+    from tessera.inspection.explain import Explanation, GraphReport
+
+SHOWN = 8  # names, guards or lines listed before "and n more"
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"
+
+
+def few(items: tuple[str, ...] | list[str], most: int = SHOWN) -> str:
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(items[:most]) + more
+
+
+def bars(timeline: Timeline, width: int = 40) -> str:
+    """The course of memory in a line: one bar an equation, or the most of several."""
+    count = len(timeline.during)
+    if not count or not timeline.peak:
+        return ""
+    step = max(1, -(-count // width))
+    most = [max(timeline.during[i : i + step]) for i in range(0, count, step)]
+    return "".join(BARS[min(7, 8 * n // timeline.peak)] for n in most)
+
+
+def counted(n: int, what: str) -> str:
+    return f"{n} {what}" + ("" if n == 1 else "s")
+
+
+def head(told: Explanation) -> str:
+    parts = [
+        counted(len(told.graphs), "graph"),
+        counted(len(told.breaks), "graph break"),
+        counted(len(told.recompiles), "recompile"),
+    ]
+    if told.eager:
+        parts.append(f"{len(told.eager)} run eagerly")
+    return ", ".join(parts)
+
+
+def text(told: Explanation) -> str:
+    lines = [head(told)]
+    for g in told.graphs:
+        lines += ["", title(g)]
+        lines += [f"  {label}: {line}" if label else f"    {line}" for label, line in facts(g)]
+    return "\n".join(lines)
+
+
+def title(g: GraphReport) -> str:
+    place = f" at {g.location}" if g.location else ""
+    return f"{g.name}{place} ({counted(g.operators, 'operator')}, compiled in {g.seconds:.2f} s)"
+
+
+def facts(g: GraphReport) -> Iterator[tuple[str, str]]:
+    """(what, line) of all there is to say of a graph; a line without a label belongs to the one before."""
+    if g.called_at and not g.recompile_reason:
+        yield "called at", g.called_at
+    if g.inputs:
+        yield "inputs", few(g.inputs)
+    if g.guards:
+        yield "guards", few(g.guards)
+    if g.recompile_reason:
+        yield "recompiled", f"{g.recompile_guard}" + (f" (called at {g.called_at})" if g.called_at else "")
+        if g.recompile_change:
+            yield "", f"changed: {g.recompile_change}"
+        yield "", f"to do: {g.recompile_advice}"
+    if g.break_reason:
+        yield "graph break", f"{g.break_line}: {_first_lines(g.break_reason)}"
+        yield "", f"to do: {g.break_advice}"
+    if g.eager_reason:
+        yield "runs eagerly", g.eager_reason
+    for region in g.regions:
+        what = "fused" if region.fused else "runs"
+        why = f" ({region.why})" if region.why else ""
+        yield f"{region.executor} {what}", f"{_operators(region.operators)}{why}{_at(region.lines)}"
+    for left in g.unfused:
+        yield "not fused", f"{left.reason}: {few(left.results)} ({few(left.operators)}){_at(left.lines)}"
+    if g.saved:
+        yield "saves for backward", f"{size(g.saved_bytes)}: {few(g.saved)}"
+    for program in g.memory:
+        yield from _memory(program)
+
+
+def _memory(program: Memory) -> Iterator[tuple[str, str]]:
+    if not program.predicted.during:
+        return
+    label = f"memory of {program.program}"
+    yield label, f"predicted peak {size(program.predicted.peak)} at {program.predicted.at}  {bars(program.predicted)}"
+    if program.measured is not None:
+        yield "", f"measured peak {size(program.measured.peak)} at {program.measured.at}  {bars(program.measured)}"
+    elif program.note:
+        yield "", program.note
+
+
+def _first_lines(reason: str) -> str:
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    told = next((line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
+    return f"{lines[0]}; {told}" if told and told != lines[0] else lines[0]
+
+
+def _operators(operators: tuple[str, ...]) -> str:
+    counts = {name: operators.count(name) for name in dict.fromkeys(operators)}
+    return few([name if n == 1 else f"{n} × {name}" for name, n in counts.items()])
+
+
+def _at(lines: tuple[str, ...]) -> str:
+    return f" at {few(lines, 4)}" if lines else ""
+
+
+COLOURS = {"graph break": "red", "recompiled": "yellow", "runs eagerly": "red", "not fused": "magenta"}
+
+
+def rich_parts(told: Explanation) -> Iterator[RenderableType]:
+    yield Text(head(told), style="bold")
+    for g in told.graphs:
+        table = Table(title=escape(title(g)), title_justify="left", show_header=False, box=None, padding=(0, 1))
+        table.add_column(style="cyan", no_wrap=True)
+        table.add_column(overflow="fold")
+        for label, line in facts(g):
+            colour = COLOURS.get(label, "")
+            table.add_row(Text(label, style=colour), Text(line, style=colour))
+        yield Text()
+        yield table

@@ -1,0 +1,53 @@
+"""`tessera run script.py`: the user's script, compiled by Tessera, and a summary at its end."""
+
+from __future__ import annotations
+
+import argparse
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tessera.inspection.explain import explain_states
+from tessera.tools.command import Command, console, json_argument, write_json
+from tessera.tools.session import Session, run_script
+from tessera.tools.summary import Summary
+from tessera.util.config import config, override
+from tessera.util.errors import OptionError
+
+
+def script_arguments(parser: ArgumentParser) -> None:
+    """What every command that runs a script takes. What stands after the script is the script's own."""
+    parser.add_argument("--executors", help="who may run what, such as sdpa,tile,aten, where the script does not say")
+    json_argument(parser)
+    parser.add_argument("script", help="a Python script")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+
+
+@contextmanager
+def chosen(args: Namespace) -> Iterator[None]:
+    with override(executors=args.executors or config.executors):
+        yield
+
+
+def run_chosen(args: Namespace, script: str | None = None) -> Session:
+    """The script's session under the command's options."""
+    with chosen(args):
+        return run_script(script or args.script, args.args)
+
+
+def run(args: Namespace) -> int:
+    session = run_chosen(args)
+    summary = Summary.of(session, explain_states(session.states))
+    if not write_json(args, summary.to_dict()):
+        console(stderr=True).print(summary.table())
+    return session.exit_code
+
+
+def check_states(session: Session) -> None:
+    if not session.states:
+        raise OptionError(f"{session.script} compiled nothing: it calls neither torch.compile nor tessera.jit")
+
+
+COMMAND = Command(
+    "run a script with every torch.compile and tessera.jit in it going through Tessera", script_arguments, run
+)
