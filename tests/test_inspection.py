@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 
 import pytest
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 
 import tessera
+from tessera.inspection.advice import changed, for_break, for_recompile
 from tessera.tools.models import Block, GPTConfig
 from tessera.util.errors import EditError, InputError
 
@@ -158,3 +162,88 @@ def test_explain_tells_who_runs_what_and_what_is_saved():
     graph = tessera.explain(fast).graphs[1]
     assert graph.saved_bytes > 0 and graph.recompile_reason
     assert "saves" in str(tessera.explain(fast))
+
+
+def test_explain_measures_what_it_predicts():
+    fast = tessera.jit(lambda x, w: (x @ w).relu().sum(), strict=True)
+    fast(torch.randn(8, 16), torch.randn(16, 32, requires_grad=True))
+    state = torch.get_rng_state()
+    (graph,) = tessera.explain(fast, measure=True).graphs
+    assert torch.equal(torch.get_rng_state(), state)
+    forward, backward = graph.memory
+    for program in graph.memory:
+        assert program.measured is not None, program.note
+        assert len(program.measured.during) == len(program.equations)
+        # the allocator rounds nothing on a CPU: kernels may only add memory of their own
+        assert program.measured.peak >= program.predicted.peak > 0
+        assert program.measured.after == program.predicted.after
+    assert forward.predicted.peak >= 8 * 32 * 4 and "test_inspection.py" in forward.predicted.at
+    assert backward.program == "backward"
+
+
+def test_explain_tells_guards_inputs_and_calls():
+    fast = tessera.jit(model, strict=True)
+    fast(torch.randn(3, 4), torch.randn(4, 4))
+    fast(torch.randn(5, 4), torch.randn(4, 4))
+    first, second = tessera.explain(fast).graphs
+    assert first.inputs == ("x: f32[3, 4]", "w: f32[4, 4]")
+    assert "x: float32[3, 4]" in first.guards and "x: float32[any, 4]" in second.guards
+    assert second.called_at.endswith(f":{test_explain_tells_guards_inputs_and_calls.__code__.co_firstlineno + 3}")
+    assert second.recompile_change == "3 → 5" and "mark_dynamic(tensor, 0)" in second.recompile_advice
+    assert "no executor that fuses" in first.unfused[0].reason
+    assert json.loads(json.dumps(tessera.explain(fast).to_dict()))["recompiles"] == 1
+
+
+def test_explanation_renders_in_a_terminal():
+    fast = tessera.jit(lambda x: x.sin().cos(), executors=["tile", "aten"], strict=True)
+    fast(torch.randn(8))
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(tessera.explain(fast))
+    shown = console.export_text()
+    assert "1 graph, 0 graph breaks, 0 recompiles" in shown and "tile fused" in shown and "f32[8]" in shown
+
+
+def item(x):
+    return (x + 1) * (x + 1).sum().item()
+
+
+def branch(x):
+    y = x + 1
+    if y.sum() > 0:
+        return y * 2
+    return y
+
+
+def asked(x):
+    y = x + 1
+    torch._dynamo.graph_break()
+    return y * 2
+
+
+@torch.compiler.disable
+def hidden(x):
+    return x
+
+
+def disabled(x):
+    return hidden(x + 1) * 2
+
+
+@pytest.mark.parametrize(
+    "fn, advice",
+    [(item, "capture_scalar_outputs"), (branch, "torch.where"), (asked, "graph_break()"), (disabled, "excluded")],
+)
+def test_breaks_come_with_a_line_and_advice(fn, advice):
+    fast = tessera.jit(fn)
+    fast(torch.ones(3))
+    (broken,) = tessera.explain(fast).breaks
+    assert "test_inspection.py:" in broken.break_line and advice in broken.break_advice
+
+
+def test_advice_knows_its_sentences():
+    assert for_break("nobody has seen this\n  Hint: do that.\n  Hint: Please report an issue.") == "do that."
+    assert "eval()" in for_recompile("0/0: self.training == True")
+    assert changed("0/1: tensor 'x' size mismatch at index 0. expected 4, actual 6") == (
+        "tensor 'x' size mismatch at index 0. expected 4, actual 6",
+        "4 → 6",
+    )

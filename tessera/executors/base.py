@@ -70,6 +70,11 @@ def unregister(name: str) -> None:
         raise OptionError(f"no executor called {name!r}; there are {', '.join(sorted(_registry))}")
 
 
+def known() -> list[Executor]:
+    """Every executor that is registered."""
+    return [entry.executor for entry in _registry.values()]
+
+
 def in_order(names: Iterable[str | Executor]) -> list[Executor]:
     """The executors of these names; those that always take part stand in front or where they asked to."""
     chosen: list[Executor] = []

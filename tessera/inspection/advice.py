@@ -112,7 +112,7 @@ def for_break(reason: str) -> str:
         if any(re.search(pattern, line) for line in told[:2]):  # what it is, and Dynamo's explanation
             return advice
     hints = [line.strip().removeprefix("Hint: ") for line in reason.splitlines() if line.strip().startswith("Hint")]
-    useful = [hint for hint in hints if "report an issue" not in hint]
+    useful = [hint for hint in hints if "report an issue" not in hint.lower()]
     return " ".join(useful) or "rewrite this line with torch operators, or move it out of the compiled function"
 
 

@@ -7,6 +7,8 @@ the profiler reports them, so that what a kernel allocates for itself counts too
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -126,9 +128,16 @@ class _Cuda:
 class _Cpu:
     """The profiler notes every allocation; marks around the equations say whose it is."""
 
-    def watching(self) -> AbstractContextManager:
+    @contextmanager
+    def watching(self) -> Iterator[None]:
         self.profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-        return self.profile
+        with _muted():
+            self.profile.start()
+        try:
+            yield
+        finally:
+            with _muted():
+                self.profile.stop()
 
     def around(self, index: int, eqn: Equation) -> AbstractContextManager:
         return record_function(f"{_MARK}{index}")
@@ -154,6 +163,20 @@ class _Cpu:
                 most = max(most, now)
             during[index], after[index] = max(during[index], most), now
         return list(zip(during, after, strict=True))
+
+
+@contextmanager
+def _muted() -> Iterator[None]:
+    """The profiler's library tells standard error, below Python, that it starts and stops."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
 
 
 def _until(changes: list[tuple[int, int]], moment: int, now: int) -> tuple[list[tuple[int, int]], int]:

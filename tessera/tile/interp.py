@@ -48,6 +48,20 @@ def run(kernel: KernelOp, tensors: Sequence[Tensor], symbols: Sequence[int] = ()
         machine.step(op)
 
 
+def reach(kernel: KernelOp, symbols: Sequence[int] = ()) -> list[int]:
+    """How many elements of each buffer the kernel touches, where indices that it reads from memory are zero."""
+    dummies = [torch.zeros(1, dtype=torch_dtype(element_of(b))) for b in kernel.buffers]
+    machine = Machine(kernel, dummies, symbols)
+    found = dict.fromkeys(kernel.buffers, 1)
+    for op in kernel.block.ops:
+        if isinstance(op, (LoadOp, StoreOp)):
+            zeros = [torch.zeros([1] * len(machine.sizes), dtype=torch.int64) for _ in op.indices]
+            where = machine._at(op.at, zeros)
+            if where.numel():
+                found[op.buffer] = max(found[op.buffer], int(where.max()) + 1)
+    return list(found.values())
+
+
 class Machine:
     """One run of a kernel: the sizes of its axes and the values so far. `step` runs one operation."""
 

@@ -1,6 +1,6 @@
 """The shape of a subcommand: a line of help, its arguments, and what runs and gives the exit code.
 
-Every command takes `--json`: the same facts for a program, on standard output or in a file. What a user gets wrong is
+Every command takes `--json`: the same facts for a program, alone on standard output. What a user gets wrong is
 raised as a `TesseraError` or `OSError`, which the command line turns into one line and exit code 2.
 """
 
@@ -11,11 +11,8 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
-
-STDOUT = "-"
 
 
 @dataclass(frozen=True)
@@ -28,26 +25,14 @@ class Command:
 
 
 def json_argument(parser: ArgumentParser) -> None:
-    """`--json` prints JSON in place of tables; `--json=PATH` writes it there."""
-    parser.add_argument(
-        "--json",
-        nargs="?",
-        const=STDOUT,
-        metavar="PATH",
-        help="give JSON, on standard output or in a file (--json=PATH)",
-    )
+    parser.add_argument("--json", action="store_true", help="give JSON on standard output, and nothing else there")
 
 
 def write_json(args: Namespace, data: object) -> bool:
-    """Write the facts where `--json` asked for them; is there nothing left to print?"""
-    if args.json is None:
-        return False
-    text = json.dumps(data, indent=2, default=str) + "\n"
-    if args.json == STDOUT:
-        sys.stdout.write(text)
-        return True
-    Path(args.json).write_text(text)
-    return False
+    """Print the facts as JSON where that was asked for; is there nothing left to print?"""
+    if args.json:
+        sys.stdout.write(json.dumps(data, indent=2, default=str) + "\n")
+    return args.json
 
 
 def console(stderr: bool = False) -> Console:

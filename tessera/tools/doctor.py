@@ -6,25 +6,32 @@ absent (`None`). Only a wrong one makes the command fail.
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, entry_points, version
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from tessera.tools.command import Command
+from tessera.executors.base import FusionExecutor, known
+from tessera.tile.targets import TARGETS, missing
+from tessera.tools.command import Command, json_argument, write_json
 from tessera.tools.machine import cxx_compiler, machine
+from tessera.util.config import config
 
 OLDEST_TORCH = (2, 11)
+CXX_REMEDY = "try: apt install g++"
+# package: (what for, what installs it)
 OPTIONAL = {
-    "triton": "GPU kernels",
-    "xdsl": "the tile dialect",
-    "llvmlite": "CPU kernels",
-    "onnx": "the ONNX frontend",
-    "transformers": "tests on whole models",
+    "triton": ("GPU kernels", "pip install 'tessera[gpu]'"),
+    "cuda-tile": ("kernels by NVIDIA's tile compiler", "pip install 'tessera[cutile]'"),
+    "xdsl": ("the tile dialect", "pip install xdsl"),
+    "llvmlite": ("CPU kernels", "pip install llvmlite"),
+    "onnx": ("the ONNX frontend", "pip install 'tessera[onnx]'"),
+    "transformers": ("tests on whole models", "pip install transformers"),
 }
 
 
@@ -46,11 +53,34 @@ def checks() -> Iterator[Check]:
     yield _backend()
     yield Check(
         "C++ compiler",
-        cxx_compiler() or "none: only TorchInductor needs one",
+        cxx_compiler() or f"none: only TorchInductor needs one; {CXX_REMEDY}",
         True if cxx_compiler() else None,
     )
-    for package, purpose in OPTIONAL.items():
-        yield _package(package, purpose)
+    for package, (purpose, remedy) in OPTIONAL.items():
+        yield _package(package, purpose, remedy)
+    yield from _targets()
+    yield from _executors()
+
+
+def _targets() -> Iterator[Check]:
+    """Who makes kernels, and for which of the devices that are here."""
+    for name in TARGETS:
+        if reason := missing(name):
+            yield Check(f"target {name}", reason, None)
+        elif name != "cpu" and not torch.cuda.is_available():
+            yield Check(f"target {name}", "installed; no GPU here to run its kernels", None)
+        else:
+            yield Check(f"target {name}", "ready", True)
+
+
+def _executors() -> Iterator[Check]:
+    """Who may run operators; those of the default list are marked."""
+    default = config.executors.split(",")
+    for executor in known():
+        kind = "fuses regions" if isinstance(executor, FusionExecutor) else "runs single operators"
+        note = f", needs a C++ compiler; {CXX_REMEDY}" if executor.name == "inductor" and not cxx_compiler() else ""
+        chosen = "in the default list" if executor.name in default else "named by executors=[…]"
+        yield Check(f"executor {executor.name}", f"{kind}, {chosen}{note}", None if note else True)
 
 
 def _torch(found: str) -> Check:
@@ -73,26 +103,23 @@ def _backend() -> Check:
     return Check(name, "registered", True)
 
 
-def _package(package: str, purpose: str) -> Check:
+def _package(package: str, purpose: str, remedy: str) -> Check:
     try:
         return Check(package, f"{version(package)}, for {purpose}", True)
     except PackageNotFoundError:
-        return Check(package, f"absent, for {purpose}", None)
-
-
-def arguments(parser: ArgumentParser) -> None:
-    """Nothing to choose."""
+        return Check(package, f"absent, for {purpose}; try: {remedy}", None)
 
 
 def run(args: Namespace) -> int:
     """Print every check; fail if one of them is wrong."""
     found = list(checks())
-    table = Table("check", "found", "")
-    for check in found:
-        mark = {True: "[green]ok", False: "[red]wrong", None: "[dim]absent"}[check.ok]
-        table.add_row(check.name, check.found, mark)
-    Console().print(table)
+    if not write_json(args, [asdict(check) for check in found]):
+        table = Table("check", "found", "")
+        for check in found:
+            mark = {True: "[green]ok", False: "[red]wrong", None: "[dim]absent"}[check.ok]
+            table.add_row(escape(check.name), escape(check.found), mark)
+        Console().print(table)
     return int(any(check.ok is False for check in found))
 
 
-COMMAND = Command("check the installation and the machine", arguments, run)
+COMMAND = Command("check the installation and the machine", json_argument, run)

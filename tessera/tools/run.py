@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 
 from tessera.inspection.explain import explain_states
+from tessera.pipelines import Options
 from tessera.tools.command import Command, console, json_argument, write_json
 from tessera.tools.session import Session, run_script
 from tessera.tools.summary import Summary
@@ -26,12 +28,14 @@ def script_arguments(parser: ArgumentParser) -> None:
 @contextmanager
 def chosen(args: Namespace) -> Iterator[None]:
     with override(executors=args.executors or config.executors):
+        Options.of(None, None, None)  # an unknown name is refused before the script runs
         yield
 
 
 def run_chosen(args: Namespace, script: str | None = None) -> Session:
     """The script's session under the command's options."""
-    with chosen(args):
+    quiet = redirect_stdout(sys.stderr) if args.json else nullcontext()  # JSON has standard output to itself
+    with chosen(args), quiet:
         return run_script(script or args.script, args.args)
 
 

@@ -1,4 +1,8 @@
-"""`tessera tile-opt`: run passes over tile kernels in MLIR text and print what comes out."""
+"""`tessera tile-opt`: run passes over tile kernels in MLIR text and print what comes out, or what they compute.
+
+With `--run` each kernel is run by the reference interpreter: float buffers hold random numbers, integer ones zeros
+(valid indices), each as long as the kernel's own accesses reach; symbols get the values of `--sizes`, or 8.
+"""
 
 from __future__ import annotations
 
@@ -6,38 +10,93 @@ import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+import torch
+from rich.table import Table
+
+from tessera.inspection.examples import example
+from tessera.tile import interp
+from tessera.tile.dialect import KernelOp, StoreOp
+from tessera.tile.elements import torch_dtype
 from tessera.tile.passes.pipeline import PASSES, PIPELINE, optimise
 from tessera.tile.text import kernels, parse, to_text
-from tessera.tools.command import Command
-from tessera.util.errors import TesseraError
+from tessera.tools.command import Command, console, json_argument, write_json
+from tessera.util.errors import OptionError
 
 
 def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("file", nargs="?", default="-", help="MLIR text of tile kernels; - is standard input")
     parser.add_argument("--passes", default=",".join(PIPELINE), help="names, joined by commas (default: %(default)s)")
     parser.add_argument("--list", action="store_true", help="list the passes and stop")
+    parser.add_argument("--run", action="store_true", help="run the kernels on random inputs instead of printing them")
+    parser.add_argument("--sizes", default="", help="values of symbols for --run, such as s0=4,s1=16 (default: 8 each)")
+    json_argument(parser)
 
 
 def run(args: Namespace) -> int:
     if args.list:
-        for name, function in PASSES.items():
-            module = sys.modules[function.__module__]
-            print(f"{name:14}{(module.__doc__ or '').splitlines()[0]}")
-        return 0
-    try:
-        text, name = _read(args.file)
-        module = parse(text, name)
-        for kernel in kernels(module):
-            optimise(kernel, [p for p in args.passes.split(",") if p])
-    except (TesseraError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(to_text(module))
+        return _list(args)
+    text, name = (sys.stdin.read(), "<stdin>") if args.file == "-" else (Path(args.file).read_text(), args.file)
+    module = parse(text, name)
+    for kernel in kernels(module):
+        optimise(kernel, [p for p in args.passes.split(",") if p])
+    if args.run:
+        return _run(args, kernels(module))
+    if not write_json(args, {"text": to_text(module), "kernels": [k.sym_name.data for k in kernels(module)]}):
+        print(to_text(module))
     return 0
 
 
-def _read(file: str) -> tuple[str, str]:
-    return (sys.stdin.read(), "<stdin>") if file == "-" else (Path(file).read_text(), file)
+def _list(args: Namespace) -> int:
+    told = {name: (sys.modules[function.__module__].__doc__ or "").splitlines()[0] for name, function in PASSES.items()}
+    if not write_json(args, told):
+        for name, line in told.items():
+            print(f"{name:14}{line}")
+    return 0
 
 
-COMMAND = Command("run passes over tile kernels", arguments, run)
+def _run(args: Namespace, found: list[KernelOp]) -> int:
+    given = _sizes(args.sizes)
+    rows = [row for kernel in found for row in _results(kernel, given)]
+    if not write_json(args, rows):
+        table = Table("kernel", "buffer", "dtype", "elements", "first", "mean")
+        for row in rows:
+            first = ", ".join(f"{x:.4g}" for x in row["first"])
+            table.add_row(row["kernel"], row["buffer"], row["dtype"], str(row["elements"]), first, f"{row['mean']:.6g}")
+        console().print(table)
+    return 0
+
+
+def _sizes(text: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for part in filter(None, text.split(",")):
+        name, _, number = part.partition("=")
+        if not number.isdigit():
+            raise OptionError(f"--sizes: expected something like s0=4,s1=16, got {text!r}")
+        found[name] = int(number)
+    return found
+
+
+def _results(kernel: KernelOp, given: dict[str, int]) -> list[dict]:
+    """What the kernel leaves in the buffers it stores to."""
+    symbols = [given.get(s.data, 8) for s in kernel.symbol_names]
+    tensors = [
+        example([extent], dtype=torch_dtype(b.type.element), seed=i)  # type: ignore[union-attr]
+        for i, (b, extent) in enumerate(zip(kernel.buffers, interp.reach(kernel, symbols), strict=True))
+    ]
+    interp.run(kernel, tensors, symbols)
+    stored = {id(op.buffer) for op in kernel.block.ops if isinstance(op, StoreOp)}
+    return [
+        {
+            "kernel": kernel.sym_name.data,
+            "buffer": b.name_hint or str(i),
+            "dtype": str(t.dtype).removeprefix("torch."),
+            "elements": t.numel(),
+            "first": t.reshape(-1)[:4].to(torch.float64).tolist(),
+            "mean": t.to(torch.float64).mean().item() if t.numel() else 0.0,
+        }
+        for i, (b, t) in enumerate(zip(kernel.buffers, tensors, strict=True))
+        if id(b) in stored
+    ]
+
+
+COMMAND = Command("run passes over tile kernels, or the kernels themselves", arguments, run)

@@ -82,12 +82,12 @@ def test_tile_opt_reads_standard_input(monkeypatch, capsys) -> None:
 def test_tile_opt_reports_errors(tmp_path, capsys) -> None:
     file = tmp_path / "bad.mlir"
     file.write_text('builtin.module { "tile.kernel"( }')
-    assert cli.main(["tile-opt", str(file)]) == 1
+    assert cli.main(["tile-opt", str(file)]) == 2
     assert f"{file}:1:" in capsys.readouterr().err
     file.write_text(to_text(module(softmax())))
-    assert cli.main(["tile-opt", "--passes", "licm", str(file)]) == 1
+    assert cli.main(["tile-opt", "--passes", "licm", str(file)]) == 2
     assert "expected one of the passes" in capsys.readouterr().err
-    assert cli.main(["tile-opt", str(tmp_path / "absent.mlir")]) == 1
+    assert cli.main(["tile-opt", str(tmp_path / "absent.mlir")]) == 2
 
 
 def test_tile_opt_lists_passes(capsys) -> None:

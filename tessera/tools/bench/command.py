@@ -16,6 +16,7 @@ from tessera.tools.command import Command
 from tessera.tools.machine import machine
 from tessera.util.errors import OptionError
 
+STDOUT = "-"
 SUITES = {"core": core, "kernels": kernels}
 
 
@@ -30,26 +31,30 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="kernels: few sizes, a couple of minutes")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="kernels: where (default: CUDA if there is one)")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="kernels: threads of a CPU (1 2)")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the numbers there as well")
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const=STDOUT,
+        metavar="PATH",
+        help="give JSON on standard output, or write it there as well",
+    )
     parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed or a result is wrong")
 
 
 def run(args: Namespace) -> int:
     """Measure, show, write."""
     suite, here = SUITES[args.suite], machine()
-    try:
-        if unknown := [name for name in args.only if name not in suite.SECTIONS]:
-            raise OptionError(f"--only: unknown {unknown[0]!r}; choose from {', '.join(suite.SECTIONS)}")
-        with Console(stderr=True).status("measuring") as status:
-            found = suite.outcome(args, status.update)
-    except OptionError as error:
-        print(error, file=sys.stderr)
-        return 2
-    console = Console(width=None if sys.stdout.isatty() else 160)  # a file is as wide as the table
-    console.print(f"{here}; {found.note}", soft_wrap=True)
-    console.print(found.table)
+    if unknown := [name for name in args.only if name not in suite.SECTIONS]:
+        raise OptionError(f"--only: unknown {unknown[0]!r}; choose from {', '.join(suite.SECTIONS)}")
+    with Console(stderr=True).status("measuring") as status:
+        found = suite.outcome(args, status.update)
     if args.json:
-        args.json.write_text(json.dumps(to_json(args.suite, here, found.rows), indent=2) + "\n")
+        text = json.dumps(to_json(args.suite, here, found.rows), indent=2) + "\n"
+        sys.stdout.write(text) if args.json == STDOUT else Path(args.json).write_text(text)
+    if args.json != STDOUT:
+        console = Console(width=None if sys.stdout.isatty() else 160)  # a file is as wide as the table
+        console.print(f"{here}; {found.note}", soft_wrap=True)
+        console.print(found.table)
     return int(args.check and found.missed)
 
 
