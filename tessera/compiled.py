@@ -48,7 +48,7 @@ class GraphRecord:
     break_line: str = ""
     nodes: int = 0
     called_at: str = ""  # the user's line whose call made Dynamo compile this
-    failure: Failure | None = None  # what `reproduce` writes down, where a pass failed
+    failure: Failure | None = None  # where a pass failed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +105,7 @@ class Backend:
             warnings.warn(
                 f"Tessera could not compile {record.name} and runs it eagerly: {record.eager_reason} "
                 f"(in {place.name}, {place.filename.rsplit('/', 1)[-1]}:{place.lineno}). "
-                "Please report this with what tessera.reproduce(fast, 'repro.py') or `tessera repro script.py` "
-                "writes; TESSERA_STRICT=1 raises it.",
+                "Please report this with the output of tessera.explain(); TESSERA_STRICT=1 raises it.",
                 stacklevel=2,
             )
         return gm.forward
@@ -224,7 +223,7 @@ def jit(
     options = Options.of(executors, recompute, memory_budget)
     if isinstance(fn, ExportedProgram):
         return _compiled_export(fn, options, again)
-    name = _name(fn)
+    name = name_of(fn)
     if how == "functional":
         dispatcher = Dispatcher(fn, name, options)
         return _wrap(fn, Compiled(fn, dispatcher, build(dispatcher), again))
@@ -271,7 +270,7 @@ def own_frame(module: torch.nn.Module, name: str) -> Callable:
     return scope[name]  # type: ignore[return-value]
 
 
-def _name(fn: Callable) -> str:
+def name_of(fn: Callable) -> str:
     name = type(fn).__name__ if isinstance(fn, torch.nn.Module) else getattr(fn, "__name__", type(fn).__name__)
     return re.sub(r"\W", "", name) or "graph"
 

@@ -112,7 +112,7 @@ def _compile(original: Callable, model: Callable | None = None, **given: object)
         return original(model, **given)  # `jit` itself calls torch.compile
     ours = dict(given.get("options") or {}) if given.get("backend") == "tessera" else {}  # type: ignore[call-overload]
     options = Options.of(ours.get("executors"), ours.get("recompute"), ours.get("memory_budget"))
-    backend = Backend(options, ours.get("strict"), compiled._name(model), compiled._arguments(model))
+    backend = Backend(options, ours.get("strict"), compiled.name_of(model), compiled.argument_names(model))
     kept = {key: value for key, value in given.items() if key in ("fullgraph", "dynamic")}
     call = original(model, backend=backend, **kept)
     Compiled(model, backend, call, functools.partial(_compile, original, **given))
