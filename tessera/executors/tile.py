@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 
+from tessera.executors import products
 from tessera.executors.base import FusionExecutor, Region, register
 from tessera.ir import fake
 from tessera.ir.equation import Arg, Equation, Value
@@ -49,7 +50,7 @@ def refusal(eqn: Equation) -> str:
     rule = rule_of(eqn.op)
     if rule is not None and rule.checked and device.type == "cpu":
         return "PyTorch checks its indices, and a kernel cannot raise"
-    return ""
+    return products.refusal(eqn) if rule is not None and rule.kind == fuse.CONTRACT else ""
 
 
 def _kind(eqn: Equation) -> str:
@@ -90,7 +91,7 @@ def _alone(eqn: Equation) -> bool:
     return copies and eqn.inputs()[0].tensor.stride != t.stride
 
 
-COMPILER = fuse.Compiler(_kind, refusal, _reduced, _expensive, _check, _alone)
+COMPILER = fuse.Compiler(_kind, refusal, _reduced, _expensive, _check, _alone, products.loses)
 
 
 def apart(trace: Trace) -> Trace:

@@ -4,7 +4,9 @@ In: a trace, and a compiler that says what kind of work an equation is and wheth
 kernel. Out: convex regions, and for every equation outside of them the reason. Groups grow from producers to
 consumers and between readers of the same memory, where that saves moving bytes: a value that one kernel writes and
 the next reads, an input that two kernels read. They do not grow where a kernel would lose the parallelism it has
-(into sums over the outer dimensions), compute something expensive again, or hold too many buffers.
+(into sums over the outer dimensions), compute something expensive again, or hold too many buffers. A matrix product
+takes what is computed from it, point by point, into its kernel where the bytes saved are worth more than the rate that
+a library's product has over ours; what is computed before it only where few tiles would compute it again.
 """
 
 from __future__ import annotations
@@ -21,9 +23,12 @@ from tessera.passes.depend import dependencies, written
 from tessera.passes.fuse_graph import Groups
 
 POINTWISE, VIEW, SELECT, SOURCE, REDUCE, SCAN = "pointwise", "view", "select", "source", "reduce", "scan"
+CONTRACT = "contract"
 MOST_BUFFERS, MOST_EQUATIONS = 24, 96
 SLACK = 12.0  # instructions a point that may be computed again
 AGAIN = 1.3  # and how much dearer a kernel may get by it
+MOST_STEPS = 4  # of arithmetic that a reduction takes along
+NARROW = 512  # columns of a product up to which its left operand may be computed on the way
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,8 @@ class Compiler:
     """`kind(eqn)` is one of the words above, or empty with `why_not(eqn)` saying why; `reduced(eqn)` the dimensions of
     its first argument that a reduction or scan runs over; `expensive(eqn)` that it should not be computed twice;
     `check(body)` a kernel's cost a point and, where there is none, the reason; `alone(eqn)` that a kernel of this one
-    equation beats the library's."""
+    equation beats the library's; `loses(products, saved)` why a kernel of ours for these products, which would move
+    `saved` bytes less, loses to the library's product."""
 
     kind: Callable[[Equation], str]
     why_not: Callable[[Equation], str]
@@ -39,6 +45,7 @@ class Compiler:
     expensive: Callable[[Equation], bool]
     check: Callable[[Trace], tuple[float, str]]
     alone: Callable[[Equation], bool] = lambda eqn: False
+    loses: Callable[[list[Equation], int], str] = lambda products, saved: ""
 
 
 @dataclass
@@ -50,6 +57,7 @@ class Work:
     outer: bool = False  # reduces dimensions that are not the innermost
     cost: float = 0.0
     counted: bool = True  # `cost` was counted, not guessed from below
+    products: tuple[int, ...] = ()  # equations that are matrix products
 
     @property
     def reduces(self) -> bool:
@@ -109,6 +117,9 @@ class _Fusion:
 
     def _work(self, i: int, eqn: Equation) -> Work:
         points = max(_numel(v) for v in (eqn.results() if self.kinds[i] in (SELECT, SOURCE) else _tensors(eqn)))
+        if self.kinds[i] == CONTRACT:
+            points = _numel(eqn.results()[0])
+            return Work(points, points, products=(i,))
         if self.kinds[i] not in (REDUCE, SCAN):
             return Work(points, points)
         source = eqn.inputs()[0].tensor
@@ -196,7 +207,8 @@ class _Fusion:
 
     def _plain(self, a: int, b: int) -> bool:
         """One pointwise equation after a group that computes a value of its shape: nothing can go wrong there."""
-        if self.groups.members[b] != [b] or self.kinds[b] != POINTWISE or self.work[a].outer:
+        one = self.work[a]
+        if self.groups.members[b] != [b] or self.kinds[b] != POINTWISE or one.outer or one.products:
             return False
         eqn = self.trace.equations[b]
         out = eqn.results()[0]
@@ -219,6 +231,10 @@ class _Fusion:
         merged = Work(max(one.points, two.points), min(one.rows, two.rows), one.outer or two.outer)
         if len(members) > MOST_EQUATIONS or self._buffers(members) > MOST_BUFFERS:
             return merged, "the kernel would be too large"
+        if one.products or two.products:
+            points = (two if two.products else one).points
+            merged = Work(points, points, products=(*one.products, *two.products))
+            return merged, self._around_products(a, b, set(members), beside)
         if beside:
             return merged, ""
         private = not self._leaves(a, b)
@@ -238,6 +254,88 @@ class _Fusion:
         if two.outer and not one.outer and not private:
             return merged, "a sum over outer dimensions has too few rows to write its argument too"
         return merged, ""
+
+    # --- matrix products ---
+
+    def _around_products(self, a: int, b: int, members: set[int], beside: bool) -> str:
+        """Why a kernel with a matrix product should not be made of these two groups; `a` computes, `b` reads."""
+        one, two = self.work[a], self.work[b]
+        if one.reduces or two.reduces:
+            return "a product's kernel reduces nothing else"
+        if beside:
+            return "its neighbour is a product with work of its own"
+        products = [*one.products, *two.products]
+        if len(products) > 2 or any(self._before(i, members) & {*products} for i in products):
+            return "one product needs the other first"
+        if len(products) == 2 and len({self.trace.equations[i].inputs()[0] for i in products}) == 2:
+            return "its neighbours multiply different things"
+        if any(self.groups.of[j] == a for i in two.products for j in self._sources(i)):
+            if why := self._prologue(a, b):
+                return why
+        elif one.products and one.points != two.points:
+            return "its neighbours have other sizes"
+        elif not one.products and (one.points > two.points or self._leaves(a, b)):
+            return "its neighbours have other sizes" if one.points > two.points else "others read it too"
+        saved = self._saved(a, b)
+        if saved <= 0:
+            return "a kernel that reduces it moves as little"
+        first = all(self.groups.members[self.groups.of[i]] == [i] for i in products)
+        return self.compiler.loses([self.trace.equations[i] for i in products], saved) if first else ""
+
+    def _before(self, i: int, members: set[int]) -> set[int]:
+        """Members that an equation needs, directly or not."""
+        found: set[int] = set()
+        stack = [i]
+        while stack:
+            new = (set(self.needs[stack.pop()]) & members) - found
+            found |= new
+            stack += new
+        return found
+
+    def _prologue(self, a: int, b: int) -> str:
+        """Group a computes an operand of b's product: every column of tiles would do it again."""
+        columns = max(size_hint(self.trace.equations[i].out.shape[-1]) for i in self.work[b].products)
+        if self.work[a].products or self._leaves(a, b):
+            return "others read it too"
+        bias = self.work[a].points <= columns
+        if not bias and (columns > NARROW or self._cost(a) > SLACK):
+            return "every column of tiles of the product would compute it again"
+        return ""
+
+    def _saved(self, a: int, b: int) -> int:
+        """Bytes that one kernel moves less: what group a computes is not written for b and read again.
+
+        But what b computes for a reduction, which could compute it itself, is then written and read."""
+        saved = 0
+        for i in self.groups.members[a]:
+            for v in self.trace.equations[i].results():
+                if any(self.groups.of[r] == b for r in self._read_by(v)):
+                    saved += v.tensor.nbytes() * (2 if self._stays(v, (a, b)) else 1)
+        for i in self.groups.members[b]:
+            for v in self.trace.equations[i].results():
+                if self._for_reduction(v, b):
+                    written = v in self.escapes or not all(self._towards_reduction(r) for r in self._read_by(v))
+                    saved -= v.tensor.nbytes() * (1 if written else 2)
+        return saved
+
+    def _read_by(self, v: Value) -> Iterator[int]:
+        """Computing equations that read a value, directly or through views."""
+        for r in self.readers.get(v, ()):
+            if self.kinds[r] == VIEW:
+                for x in self.trace.equations[r].results():
+                    yield from self._read_by(x)
+            else:
+                yield r
+
+    def _for_reduction(self, v: Value, group: int) -> bool:
+        return any(self._towards_reduction(r) for r in self._read_by(v) if self.groups.of[r] != group)
+
+    def _towards_reduction(self, i: int) -> bool:
+        """A reduction, or arithmetic that leads straight to one."""
+        steps = 0
+        while self.kinds[i] == POINTWISE and steps < MOST_STEPS:
+            i, steps = next(self._read_by(self.trace.equations[i].results()[0]), i), steps + 1
+        return self.kinds[i] in (REDUCE, SCAN)
 
     def _leaves(self, a: int, b: int) -> bool:
         """Some result of group a is needed outside of both."""
@@ -291,7 +389,7 @@ class _Fusion:
 
     def _regions(self) -> Iterator[list[int]]:
         for _, members in sorted(self.groups.members.items()):
-            computing = [i for i in members if self.kinds[i] in (POINTWISE, SELECT, REDUCE, SCAN)]
+            computing = [i for i in members if self.kinds[i] in (POINTWISE, SELECT, REDUCE, SCAN, CONTRACT)]
             lone = len(computing) == 1 and self.compiler.alone(self.trace.equations[computing[0]])
             if len(computing) < 2 and not lone:
                 continue

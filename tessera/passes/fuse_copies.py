@@ -13,7 +13,7 @@ from tessera.ir.equation import Equation, Value
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.passes.dce import dce
-from tessera.passes.fuse import POINTWISE, REDUCE, VIEW, Compiler, is_outer
+from tessera.passes.fuse import CONTRACT, POINTWISE, REDUCE, VIEW, Compiler, is_outer
 
 MOST = 8  # equations copied for one sum
 SMALL = 16  # so many times less is not worth counting
@@ -68,12 +68,12 @@ class _Copies:
         return plain and not self.compiler.expensive(eqn)
 
     def kept(self, v: Value) -> bool:
-        """In memory whatever is fused: a result of the program, or read by what no kernel computes."""
+        """In memory whatever is fused: a result of the program, or read by a product or by what no kernel computes."""
         if v in self.results:
             return True
         for user in self.users.get(v, ()):
             kind = self.compiler.kind(user)
-            if not kind or (kind == VIEW and any(map(self.kept, user.results()))):
+            if kind in ("", CONTRACT) or (kind == VIEW and any(map(self.kept, user.results()))):
                 return True
         return False
 

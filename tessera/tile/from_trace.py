@@ -18,7 +18,14 @@ import torch
 from tessera.ir.equation import Arg, Equation, Value, values_in
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_key
-from tessera.tile import lower_activation, lower_gather, lower_random, lower_reduce, lower_view  # noqa: F401  (fill the table)
+from tessera.tile import (  # noqa: F401  (fill the table)
+    lower_activation,
+    lower_gather,
+    lower_product,
+    lower_random,
+    lower_reduce,
+    lower_view,
+)
 from tessera.tile.build import KernelBuilder
 from tessera.tile.dialect import KernelOp
 from tessera.tile.from_trace_emit import Emit, T
@@ -26,6 +33,7 @@ from tessera.tile.from_trace_index import ONE, ZERO, Index, Indices, Ranges, Unl
 from tessera.tile.from_trace_space import Axis, Space, arrange, find_space, split_axes
 from tessera.tile.index import name
 from tessera.tile.lower import DTYPES, SELECT, VIEW, Call, rule_of
+from tessera.tile.passes.dce import dce
 
 ROUNDS = 4  # how often axes may be cut before that is given up
 
@@ -59,6 +67,7 @@ def lower(body: Trace, title: str = "kernel") -> Lowered:
     _Lowering(region, space, axes, emit).run()
     _declare_symbols(builder, emit)
     kernel = builder.finish()
+    dce(kernel)  # products take what was loaded as it is, not as arithmetic would hold it
     return Lowered(kernel, inputs, region.stored, tuple(builder.symbol_names), region.tail, emit.costs)
 
 
@@ -139,7 +148,8 @@ class Region:
 
 def why_not(eqn: Equation) -> str:
     """Why an equation can be in no kernel; empty where it can."""
-    if rule_of(eqn.op) is None:
+    rule = rule_of(eqn.op)
+    if rule is None:
         return f"{eqn.op} has no lowering"
     for a in (*eqn.args, *eqn.kwargs.values()):
         if isinstance(a, (torch.SymFloat, torch.SymBool)):
@@ -151,7 +161,7 @@ def why_not(eqn: Equation) -> str:
             return f"{v.name} is {v.type}"
         if any(isinstance(s, int) and s == 0 for s in v.shape):
             return f"{v.name} has no elements"
-    return ""
+    return "" if rule.refuses is None else rule.refuses(Call.of(eqn))
 
 
 def kind_of(eqn: Equation) -> str:
@@ -278,6 +288,23 @@ class _Lowering:
         if kind == "prod":
             raise Unlowerable("a product of equal elements")
         return x
+
+    def depth(self, out: Value, at: Indices, size: Index) -> Index:
+        """The reduced axis, for a product that is read at this index."""
+        if self.conditions:
+            raise Unlowerable(f"{out.name} is a product read only where a condition holds")
+        if self.place.get(out) != at:
+            raise Unlowerable(f"{out.name} is a product read elsewhere than where it is computed")
+        total = product([a.size for a in self.axes if a.reduce])
+        if len(self.reduced) != 1 or total != size:
+            raise Unlowerable(f"{out.name} sums over {size} products, the rest of the region over {total}")
+        return name(self.reduced[0])
+
+    def contract(self, lhs: T, rhs: T) -> T:
+        axis = self.reduced[0]
+        if axis not in lhs.axes or axis not in rhs.axes:
+            raise Unlowerable("a product of something that is the same along what it sums over")
+        return self.emit.contract(lhs, rhs, axis)
 
     def running(self, kind: str, x: T, source: Value, dim: int) -> T:
         if not self.reduced or size_key(source.tensor.shape[dim]) == 1:

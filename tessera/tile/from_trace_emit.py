@@ -140,6 +140,7 @@ class Emit:
     buffers: dict[object, SSAValue | None] = field(default_factory=dict)
     _made: dict[tuple, T] = field(default_factory=dict)
     axis_names: frozenset[str] = frozenset()
+    _loaded: dict[T, T] = field(default_factory=dict)  # as wide as arithmetic is, and as it lay in memory
 
     def _once(self, key: tuple, dtype: torch.dtype, axes: frozenset[str], make: Make) -> T:
         found = self._made.get(key)
@@ -206,6 +207,18 @@ class Emit:
             x = self._once(("reduce", kind, source, axis), dtype, source.axes - {axis}, make)
         return x
 
+    def narrow(self, x: T, dtype: torch.dtype) -> T:
+        """A value rounded to its own dtype; what was loaded is that already."""
+        loaded = self._loaded.get(x)
+        return loaded if loaded is not None and loaded.dtype is dtype else self.cast(x, dtype)
+
+    def contract(self, lhs: T, rhs: T, axis: str) -> T:
+        key = ("contract", lhs, rhs, axis)
+        if key not in self._made:
+            self.costs += 1
+        axes = (lhs.axes | rhs.axes) - {axis}
+        return self._once(key, torch.float32, axes, lambda k: k.contract(lhs.ssa, rhs.ssa, axis))  # type: ignore[arg-type]
+
     def scan(self, kind: str, x: T, axis: str) -> T:
         return self._once(("scan", kind, x, axis), x.dtype, x.axes, lambda k: k.scan(kind, x.ssa, axis))  # type: ignore[arg-type]
 
@@ -220,7 +233,12 @@ class Emit:
 
         if self.builder is None:
             self.buffers.setdefault(buffer, None)
-        return self.cast(self._once(("load", buffer, offset, mask), dtype, axes, make), wide(dtype))
+        loaded = self._once(("load", buffer, offset, mask), dtype, axes, make)
+        return self._loaded_as(loaded, self.cast(loaded, wide(dtype)))
+
+    def _loaded_as(self, loaded: T, x: T) -> T:
+        self._loaded.setdefault(x, loaded)
+        return x
 
     def store(self, buffer: object, dtype: torch.dtype, value: T, offset: Index) -> None:
         expr, indices = self._indices(offset)

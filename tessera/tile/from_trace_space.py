@@ -15,7 +15,7 @@ from tessera.ir.equation import Value
 from tessera.tile.from_trace_emit import Emit
 from tessera.tile.from_trace_index import ONE, ZERO, Index, Indices, Ranges, Unlowerable, product, sizes_of
 from tessera.tile.index import Quotient, name
-from tessera.tile.lower import POINTWISE, REDUCE, SCAN, VIEW, Call, rule_of
+from tessera.tile.lower import CONTRACT, POINTWISE, REDUCE, SCAN, VIEW, Call, rule_of
 
 Cuts = dict[tuple[int, ...], Index]  # a dimension, by its path, and the size of the inner part it is cut into
 
@@ -71,16 +71,27 @@ class Space:
 def find_space(calls: dict[Value, Call], stored: Sequence[Value], cuts: Cuts | None = None) -> Space:
     reductions = [c for c in _distinct(calls) if rule_of(c.eqn.op).kind in (REDUCE, SCAN)]  # type: ignore[union-attr]
     big = [c for c in reductions if _many(c) != ONE]
-    if big:
+    products = [c for c in _distinct(calls) if rule_of(c.eqn.op).kind == CONTRACT]  # type: ignore[union-attr]
+    if products and big:
+        raise Unlowerable("a matrix product and a reduction in one kernel")
+    if products:
+        anchor, reduced = products[0].out, set()
+    elif big:
         anchor, reduced = big[0].first, set(_dims(big[0]))
     else:
         anchor, reduced = max(stored, key=lambda v: (v.tensor.numel(), v.ndim)), set()
     space, place = _dimensions(anchor, reduced, cuts or {})
+    if products:
+        depth = rule_of(products[0].eqn.op).depth(products[0])  # type: ignore[union-attr,misc]
+        space.dims = (*space.dims, Dim((anchor.ndim,), depth, reduce=True))
     space.at[anchor] = place
     _spread(space, calls)
     rows = [d for d in space.dims if not d.reduce]
-    for call in big:
-        _settle_value(space, call.first, space.dims)
+    for v in [call.first for call in big]:
+        _settle_value(space, v, space.dims)
+        _spread(space, calls)
+    for v in [call.out for call in products[1:]]:
+        _settle_value(space, v, rows)
         _spread(space, calls)
     for v in stored:
         _settle_value(space, v, space.dims) or _settle_value(space, v, rows)

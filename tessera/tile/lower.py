@@ -17,9 +17,10 @@ from torch._ops import OpOverload
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.schema import bind
 from tessera.tile.from_trace_emit import Emit, T
-from tessera.tile.from_trace_index import Indices, Ranges
+from tessera.tile.from_trace_index import Index, Indices, Ranges
 
 POINTWISE, VIEW, SELECT, SOURCE, REDUCE, SCAN = "pointwise", "view", "select", "source", "reduce", "scan"
+CONTRACT = "contract"
 
 
 class Reader(Protocol):
@@ -33,6 +34,8 @@ class Reader(Protocol):
     def along(self, source: Value, dims: list[int], at: Indices) -> tuple[Reader, Indices]: ...
     def combine(self, kind: str, x: T, source: Value, dims: list[int]) -> T: ...
     def running(self, kind: str, x: T, source: Value, dim: int) -> T: ...
+    def depth(self, out: Value, at: Indices, size: Index) -> Index: ...
+    def contract(self, lhs: T, rhs: T) -> T: ...
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,9 @@ class Rule:
     pull: Move | None = None  # of a view: its argument's index from its own
     push: Move | None = None  # and back, where it shows every element once
     dims: Callable[[Call], list[int]] | None = None  # of a reduction or scan: the dimensions of its first argument
+    depth: Callable[[Call], Index] | None = None  # of a matrix product: the size of the dimension it sums over
+    sides: Callable[[Call], tuple[Value, Value]] | None = None  # and its operands
+    refuses: Callable[[Call], str] | None = None  # why a call of this operator has no lowering
     expensive: bool = False  # not to be computed twice
     checked: bool = False  # PyTorch raises where an index is out of bounds; a kernel cannot
 

@@ -69,13 +69,19 @@ BY_HAND: dict[str, list[Schedule]] = {
         Schedule((("i", 16), ("j", 32), ("r", 16)), loop=True, group=2, split=2),
         Schedule((("i", 16), ("j", 32), ("r", 64))),
         Schedule((("i j", 64), ("r", 64))),
+        Schedule((("i", 16), ("j", 64), ("r", 16)), loop=True, group=2, persistent=True),
+        *(
+            Schedule((("i", 16), ("j", 64), ("r", 16)), loop=True, group=2, persistent=True, extra=extra)
+            for extra in ((("bulk", True), ("flatten", True)), (("bulk", True), ("parts", 4)))
+        ),
     ],
     "matvec": [Schedule((("j", 8), ("r", 16)), loop=True)],
 }
 EXTRA = [
     partial(kernels.softmax, 3, 1), partial(kernels.softmax, 4, 64), partial(kernels.pointwise, 1024),
     partial(kernels.pointwise, 77, torch.float64), partial(kernels.pointwise, 65, torch.float16),
-    partial(kernels.matmul, batch=3), partial(kernels.matmul, 33, 20, 40, torch.float32),
+    partial(kernels.matmul, batch=3), partial(kernels.matmul, 40, 48, 72, batch=2),
+    partial(kernels.matmul, 40, 48, 72, dynamic=True), partial(kernels.matmul, 33, 20, 40, torch.float32),
     partial(kernels.cumsum, kind="prod"), partial(kernels.cumsum, kind="max"), partial(kernels.cumsum, kind="min"),
     partial(kernels.full_sum, 3), partial(kernels.column_sum, 96, 40),
 ]  # fmt: skip
@@ -89,7 +95,8 @@ def trials(most: int = 2) -> list[tuple[str, Case, Schedule]]:
         for schedule in dict.fromkeys([*propose(case.kernel, sizes_of(case))[:most], *own]):
             dynamic = "-dynamic" if case.symbols else ""
             blocks = ",".join(f"{k.replace(' ', '')}{n}" for k, n in schedule.blocks)
-            how = ("-loop" if schedule.loop else "") + (f"-split{schedule.split}" if schedule.split > 1 else "")
+            how = "".join(f"-{k}{v}" for k, v in schedule.extra) + ("-persistent" if schedule.persistent else "")
+            how += ("-loop" if schedule.loop else "") + (f"-split{schedule.split}" if schedule.split > 1 else "")
             name = f"{case.name}{dynamic}-{blocks}{how}-w{schedule.warps}s{schedule.stages}"
             found.append((name, case, schedule))
     return found
@@ -236,7 +243,7 @@ def _wide() -> None:
         tensors = [t.clone() for t in case.tensors]
         launcher(tensors, case.symbols)
         case.check(tensors)
-        assert "tl.int64" in launcher._variants[False, True].source
+        assert "tl.int64" in launcher._variants[False, True, False].source
 
 
 def _alone() -> None:

@@ -69,10 +69,10 @@ def emit(kernel: KernelOp, schedule: Schedule, options: Options = DEFAULT) -> st
         )
     if not options.wide and needs_wide(kernel, {}):
         options = replace(options, wide=True)
-    return _Emitter(kernel, schedule, options).module()
+    return Emitter(kernel, schedule, options).module()
 
 
-class _Emitter:
+class Emitter:
     def __init__(self, kernel: KernelOp, schedule: Schedule, options: Options) -> None:
         self.kernel, self.schedule, self.options = kernel, schedule, options
         self.layout = layout(kernel, schedule)
@@ -110,15 +110,18 @@ class _Emitter:
         names = self.places.symbols.values() if self.options.wide else ()
         return [f"{s} = tl.cast({s}, tl.int64)" for s in names]
 
+    def _program(self) -> str:
+        return "tl.program_id(0)" + (".to(tl.int64)" if self.options.wide else "")
+
     def _programs(self) -> None:
         """Which block of every parallel dim this program has."""
         dims = self.layout.parallel
         start = self.places.start
-        program = "tl.program_id(0)" + (".to(tl.int64)" if self.options.wide else "")
+        program = self._program()
         if len(dims) == 1 and not dims[0].tensor:
             self.places.set_position(dims[0], program)
             return
-        if dims:
+        if dims and program != "pid":
             start.append(f"pid = {program}")
         left = "pid"
         pending = list(dims)
@@ -136,9 +139,13 @@ class _Emitter:
             else:
                 if here != "pid":
                     here = self._assign(start, "pid_" + "".join(dim.axes), here)
-                self.places.position(dim, self.main, f"{here} * {dim.block}")
+                self._start(dim, f"{here} * {dim.block}")
             if pending:
                 left = f"{left} // {steps}"
+
+    def _start(self, dim: Dim, first: str) -> None:
+        """This program's block of a dim starts there."""
+        self.places.position(dim, self.main, first)
 
     def _grouped(self, rows: Dim, columns: Dim, left: str, more: bool) -> str:
         """Blocks in groups of rows, so that neighbours in time read the same columns."""
@@ -150,8 +157,8 @@ class _Emitter:
         here = self._assign(start, "rows", f"tl.minimum({tall} - {first}, {group})")
         row = self._assign(start, "pid_" + "".join(rows.axes), f"{first} + {tile} % ({group} * {long}) % {here}")
         column = self._assign(start, "pid_" + "".join(columns.axes), f"{tile} % ({group} * {long}) // {here}")
-        self.places.position(rows, self.main, f"{row} * {rows.block}")
-        self.places.position(columns, self.main, f"{column} * {columns.block}")
+        self._start(rows, f"{row} * {rows.block}")
+        self._start(columns, f"{column} * {columns.block}")
         return f"{left} // ({tall} * {long})"
 
     def _assign(self, lines: list[str], wanted: str, text: str) -> str:

@@ -22,9 +22,10 @@ from tessera.tile.dialect import KernelOp
 from tessera.tile.elements import torch_dtype
 from tessera.tile.schedule import Schedule, reduced_axis
 from tessera.tile.targets.triton import shim
-from tessera.tile.targets.triton.emit import Options, emit
+from tessera.tile.targets.triton.emit import Options
 from tessera.tile.targets.triton.layout import layout, needs_wide
 from tessera.tile.targets.triton.split import schedules, split
+from tessera.tile.targets.triton.tiles import bulks, write
 from tessera.util.errors import InputError
 
 REMEMBERED = 4096  # symbols and alignments whose decisions are kept
@@ -54,10 +55,19 @@ class Variant:
     source: str
     warps: int
     stages: int
+    bulk: bool = False  # takes descriptors after its buffers
 
     @functools.cached_property
     def function(self) -> Callable:
         return getattr(load_module(self.source, self.name), self.name)
+
+    @functools.cached_property
+    def descriptors(self) -> Callable[..., tuple]:
+        return load_module(self.source, self.name).descriptors
+
+    def arguments(self, tensors: Sequence[torch.Tensor], sizes: tuple[int, ...]) -> tuple:
+        """What the kernel is called with."""
+        return (*tensors, *(self.descriptors(*tensors, *sizes) if self.bulk else ()), *sizes)
 
 
 class Launcher:
@@ -68,10 +78,11 @@ class Launcher:
         self.name = kernel.sym_name.data
         self.symbols = [s.data for s in kernel.symbol_names]
         self.buffers = len(kernel.buffers)
-        self._variants: dict[tuple[bool, bool], Variant] = {}
+        self._variants: dict[tuple[bool, bool, bool], Variant] = {}
+        self._bulks = [] if schedule.split > 1 else list(bulks(kernel, schedule).values())
         self._plans: dict[tuple[int, ...], tuple[Variant, int]] = {}
         self._ready: dict[tuple, Callable[..., None]] = {}
-        self.main = self._variant(False, False)
+        self.main = self._variant(False, False, bool(self._bulks))
 
     @property
     def source(self) -> str:
@@ -88,13 +99,16 @@ class Launcher:
         pointers = 0
         for t in tensors:
             pointers |= t.data_ptr()
+        if pointers & 15:  # Triton tells apart which pointers are aligned, and bulk copies need all of them to be
+            variant = self._variant(self._needs_loop(self._values(sizes)), False, False) if variant.bulk else variant
+        options = {"num_warps": variant.warps, "num_stages": variant.stages}
         if not tensors[0].is_cuda:
-            variant.function[(programs,)](*tensors, *sizes, num_warps=variant.warps, num_stages=variant.stages)
+            variant.function[(programs,)](*variant.arguments(tensors, sizes), **options)
             return
         device = tensors[0].device.index
-        if pointers & 15:  # Triton tells apart which pointers are aligned
+        if pointers & 15:
             with torch.cuda.device(device):
-                variant.function[(programs,)](*tensors, *sizes, num_warps=variant.warps, num_stages=variant.stages)
+                variant.function[(programs,)](*tensors, *sizes, **options)
             return
         ready = self._ready.get((device, sizes))
         if ready is None:
@@ -109,13 +123,19 @@ class Launcher:
                 f"{self.name}: expected {self.buffers} tensors and sizes for {self.symbols}, "
                 f"got {len(tensors)} tensors and {sizes}"
             )
-        values = dict(zip(self.symbols, sizes, strict=True))
-        variant = self._variant(self._needs_loop(values), needs_wide(self.kernel, values))
+        values = self._values(sizes)
+        bulk = bool(self._bulks) and _copies_in_bulk(tensors[0].device) and all(b.aligned(values) for b in self._bulks)
+        variant = self._variant(self._needs_loop(values), needs_wide(self.kernel, values), bulk)
         programs = layout(self.kernel, self.schedule).programs.evaluate(values.__getitem__, int)
+        if self.schedule.persistent:
+            programs = min(programs, _units(tensors[0].device))
         if len(self._plans) >= REMEMBERED:
             self._plans.clear()
         self._plans[sizes] = variant, programs
         return variant, programs
+
+    def _values(self, sizes: tuple[int, ...]) -> dict[str, int]:
+        return dict(zip(self.symbols, sizes, strict=True))
 
     def _needs_loop(self, values: dict[str, int]) -> bool:
         axis = reduced_axis(self.kernel)
@@ -126,29 +146,38 @@ class Launcher:
         assert reduced is not None
         return size > reduced.block
 
-    def _variant(self, loop: bool, wide: bool) -> Variant:
-        found = self._variants.get((loop, wide))
+    def _variant(self, loop: bool, wide: bool, bulk: bool = False) -> Variant:
+        found = self._variants.get((loop, wide, bulk))
         if found is None:
             schedule = looped(self.kernel, self.schedule) if loop else self.schedule
+            if not bulk:
+                schedule = replace(schedule, extra=tuple((k, v) for k, v in schedule.extra if k != "bulk"))
             options = Options(wide=wide, tf32=torch.backends.cuda.matmul.allow_tf32)
-            source = emit(self.kernel, schedule, options)
-            found = Variant(function_name(source), source, schedule.warps, schedule.stages)
-            self._variants[loop, wide] = found
+            source = write(self.kernel, schedule, options)
+            found = Variant(function_name(source), source, schedule.warps, schedule.stages, bulk)
+            self._variants[loop, wide, bulk] = found
         return found
 
     # --- the short way to the device ---
 
     def _prepare(self, device: int, variant: Variant, programs: int, tensors, sizes) -> Callable[..., None]:
         """Compile, and keep what launches: the kernel of Triton that the ordinary way would find."""
+        from triton.runtime.errors import OutOfResources
+
         with torch.cuda.device(device):
             options = {"num_warps": variant.warps, "num_stages": variant.stages}
-            compiled = variant.function.warmup(*tensors, *sizes, grid=(programs,), **options)
-            launch = _direct(compiled, device, programs)
+            compiled = variant.function.warmup(*variant.arguments(tensors, sizes), grid=(programs,), **options)
+            try:
+                launch = _direct(compiled, device, programs, variant.arguments)
+            except OutOfResources:  # fewer copies ahead need less shared memory
+                if variant.stages <= 1:
+                    raise
+                return self._prepare(device, replace(variant, stages=variant.stages - 1), programs, tensors, sizes)
         if launch is None:
 
             def launch(tensors: Sequence[torch.Tensor], sizes: tuple[int, ...]) -> None:
                 with torch.cuda.device(device):
-                    variant.function[(programs,)](*tensors, *sizes, **options)
+                    variant.function[(programs,)](*variant.arguments(tensors, sizes), **options)
 
         if len(self._ready) >= REMEMBERED:
             self._ready.clear()
@@ -156,7 +185,7 @@ class Launcher:
         return launch
 
 
-def _direct(compiled, device: int, programs: int) -> Callable[..., None] | None:
+def _direct(compiled, device: int, programs: int, arguments: Callable[..., tuple]) -> Callable[..., None] | None:
     """A call of Triton's own launcher, without binding and specialising the arguments again."""
     from triton import knobs
     from triton.runtime import driver
@@ -175,11 +204,22 @@ def _direct(compiled, device: int, programs: int) -> Callable[..., None] | None:
             with torch.cuda.device(device):
                 launch(tensors, sizes)
         elif getattr(knobs.runtime.launch_enter_hook, "calls", None):  # a profiler listens
-            compiled[(programs, 1, 1)](*tensors, *sizes)
+            compiled[(programs, 1, 1)](*arguments(tensors, sizes))
         else:
-            run(programs, 1, 1, stream_of(device), function, metadata, None, None, None, *tensors, *sizes)
+            given = arguments(tensors, sizes)
+            run(programs, 1, 1, stream_of(device), function, metadata, None, None, None, *given)
 
     return launch
+
+
+def _copies_in_bulk(device: torch.device) -> bool:
+    """GPUs since Hopper do; Triton's interpreter does as if."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] >= 9
+
+
+def _units(device: torch.device) -> int:
+    """Programs that run side by side."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 def function_name(source: str) -> str:

@@ -21,12 +21,25 @@ def module_text(
     buffers: Mapping[SSAValue, str],
     places: Places,
     lines: Sequence[str],
+    bulk: Mapping[str, str] | None = None,
 ) -> str:
+    """`bulk`: names of descriptors, which come between buffers and symbols, and the text that makes each."""
     symbols = list(places.symbols.values())
     args = ", ".join([*buffers.values(), *symbols])
+    params = ", ".join([*buffers.values(), *(bulk or ()), *symbols])
+    given = ", ".join([*buffers.values(), *([f"*descriptors({args})"] if bulk else []), *symbols])
     body = "\n".join(f"    {line}" for line in lines) or "    pass"
     used = helpers(body)
     library = "\nfrom triton.language.extra import libdevice" if "libdevice." in body + used else ""
+    library += "\nfrom triton.tools.tensor_descriptor import TensorDescriptor" if bulk else ""
+    made = "".join(f"        {text},\n" for text in (bulk or {}).values())
+    described = f"def descriptors({args}):\n    return (\n{made}    )\n\n\n" if bulk else ""
+    programs = f"grid({', '.join(symbols)})"
+    if schedule.persistent:
+        library = "\nimport torch" + library
+        first = next(iter(buffers.values()))
+        units = f"torch.cuda.get_device_properties({first}.device).multi_processor_count"
+        programs = f"(min({programs}[0], {units}),)"
     return f'''"""{summary(kernel, schedule, buffers)}
 """
 
@@ -35,16 +48,16 @@ import triton.language as tl{library}
 {used}
 
 @triton.jit
-def {function}({args}):
+def {function}({params}):
 {body}
 
 
-def grid({", ".join(symbols)}):
+{described}def grid({", ".join(symbols)}):
     return ({places.size(layout.programs)},)
 
 
 def launch({args}):
-    {function}[grid({", ".join(symbols)})]({args}, num_warps={schedule.warps}, num_stages={schedule.stages})
+    {function}[{programs}]({given}, num_warps={schedule.warps}, num_stages={schedule.stages})
 '''
 
 

@@ -8,7 +8,20 @@ from collections.abc import Callable, Iterable
 
 from tessera.tile.index import Index, Name, Quotient
 
-_TAKEN = {"tl", "triton", "libdevice", "pid", "range", "float", "grid", "launch", "True", "False", "None"}
+_TAKEN = {
+    "tl",
+    "triton",
+    "libdevice",
+    "pid",
+    "range",
+    "float",
+    "grid",
+    "launch",
+    "descriptors",
+    "True",
+    "False",
+    "None",
+}
 
 
 class Namer:

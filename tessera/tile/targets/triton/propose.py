@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 from xdsl.dialects.builtin import Float32Type
 
@@ -20,6 +21,7 @@ from tessera.tile.schedule import Schedule, plan, reduced_axis
 from tessera.tile.targets.triton.hazard import loop_hazard
 from tessera.tile.targets.triton.layout import power_of_two
 from tessera.tile.targets.triton.split import can_split
+from tessera.tile.targets.triton.tiles import bulks
 
 AT_MOST = 8
 PROGRAMS = 4 * H200.units  # enough to keep every multiprocessor busy
@@ -238,8 +240,11 @@ def _products(shape: Shape, rows: str, columns: str, wide: bool) -> list[Schedul
     tall, long, deep = shape.size(rows), shape.size(columns), shape.sizes[shape.axis]
     batch = shape.points // max(tall * long, 1)
     ranked: list[tuple[float, int, Schedule]] = []
+    several = sum(isinstance(op, ContractOp) for op in shape.kernel.block.ops)  # accumulators side by side
     for place, (a, b, d, warps, stages, rate) in enumerate(_WIDE if wide else _NARROW):
         a, b, d = (max(min(n, power_of_two(size)), 16) for n, size in ((a, tall), (b, long), (d, deep)))
+        if several > 1 and a * b * several > 128 * 256:
+            continue
         tiles = batch * math.ceil(tall / a) * math.ceil(long / b)
         parts = 1
         if shape.splits and tiles * 2 <= H200.units and deep >= 32 * d:
@@ -250,5 +255,17 @@ def _products(shape: Shape, rows: str, columns: str, wide: bool) -> list[Schedul
         blocks = ((rows, a), (columns, b), (shape.axis, d))
         warps = min(warps, 4) if a * b < 8192 else warps
         schedule = Schedule(blocks, warps=warps, stages=stages, loop=True, group=8, split=parts)
-        ranked.append((time, place, schedule))
+        ranked.append((time, place, schedule if wide or parts > 1 else _by_tiles(shape.kernel, schedule, a * b)))
     return [schedule for _, _, schedule in sorted(ranked, key=lambda r: r[:2])]
+
+
+def _by_tiles(kernel: KernelOp, schedule: Schedule, elements: int) -> Schedule:
+    """The same tiles for persistent programs, where both operands come by bulk copies."""
+    pieces = 2 if elements >= 128 * 256 else 1  # of the epilogue: beside a large accumulator registers are few
+    extra = (("bulk", True), ("parts", pieces), ("flatten", True))
+    walked = replace(schedule, persistent=True, extra=extra)
+    copied = [
+        op for op in bulks(kernel, walked) if isinstance(op, LoadOp) and reduced_axis(kernel) in axes_of(op.result)
+    ]
+    operands = {v for op in kernel.block.ops if isinstance(op, ContractOp) for v in (op.lhs, op.rhs)}
+    return walked if len(copied) >= len(operands) else schedule

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 from tessera.tile.dialect import KernelOp, element_of
 from tessera.tile.schedule import Schedule
-from tessera.tile.targets.triton.emit import DEFAULT, Options, emit
+from tessera.tile.targets.triton.emit import DEFAULT, Options
 from tessera.tile.targets.triton.functions import signature_name
 from tessera.tile.targets.triton.launch import function_name, load_module
+from tessera.tile.targets.triton.tiles import descriptor_types, write
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,13 @@ def compile_only(
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    source = emit(kernel, schedule, options)
+    source = write(kernel, schedule, options)
     name = function_name(source)
     function = getattr(load_module(source, name), name)
-    types = [f"*{signature_name(element_of(b))}" for b in kernel.buffers] + ["i32"] * len(kernel.symbols)
-    attributes = {(i,): [["tt.divisibility", 16]] for i in range(len(types))} if aligned else {}
+    types = [f"*{signature_name(element_of(b))}" for b in kernel.buffers]
+    types += [*descriptor_types(kernel, schedule), *(["i32"] * len(kernel.symbols))]
+    plain = [i for i, text in enumerate(types) if not text.startswith("tensordesc")]
+    attributes = {(i,): [["tt.divisibility", 16]] for i in plain} if aligned else {}
     signature = dict(zip(function.arg_names, types, strict=True))
     compiled = triton.compile(
         ASTSource(function, signature, constexprs={}, attrs=attributes),

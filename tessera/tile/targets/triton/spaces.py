@@ -47,6 +47,7 @@ class Places:
         self.symbols = {s.data: namer.fresh(s.data) for s in kernel.symbol_names}
         self.start: list[str] = []  # lines of the kernel's start
         self.inner: list[str] | None = None  # lines of the loop that is being written
+        self.starts: dict[tuple[str, ...], str] = {}  # where blocks start, of dims whose positions may not be needed
         self._outer_names: dict[tuple[str, str], str] = {}
         self._inner_names: dict[tuple[str, str], str] = {}
 
@@ -70,6 +71,12 @@ class Places:
             (self.inner if inside and self.inner is not None else self.start).append(f"{names[key]} = {value}")
         return names[key]
 
+    def forget(self, dim: Dim) -> None:
+        """Positions along a dim are not known any more: another block of it comes."""
+        for key in list(self._outer_names):
+            if set(key[0].removesuffix(" in").split()) <= set(dim.axes):
+                del self._outer_names[key]
+
     def enter(self, lines: list[str]) -> None:
         self.inner, self._inner_names = lines, {}
 
@@ -83,6 +90,7 @@ class Places:
     def position(self, dim: Dim, space: Space, first: str = "") -> str:
         """The variable along a dim; `first` says where its block starts, when it is defined."""
         suffix = space.suffix if dim.reduce else ""
+        first = first or self.starts.get(dim.axes, "")
 
         def text() -> str:
             vector = f"{first} + {self.arange(dim.block)}" if first else self.arange(dim.block)

@@ -1,0 +1,65 @@
+"""When a matrix product is worth a kernel of our own.
+
+A library's product is hard to beat; a kernel of ours wins by what it does not move: what is computed from the product
+point by point is computed before it is written. `refusal` says why an equation can be in no such kernel, `loses` why a
+kernel would be slower than the library's product and a kernel after it. The rates are measured ones (`tile/cost`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from tessera.ir.equation import Equation, Value
+from tessera.ir.types import TensorType, size_hint
+from tessera.tile.cost import H200
+from tessera.tile.lower import Call, rule_of
+
+LOSS = 0.04  # of the library's rate, where tiles come by bulk copies
+PLAIN_LOSS = 0.25  # and where every thread computes addresses
+SMALLEST = 128  # rows and columns from which tiles fill the matrix units
+HALF = (torch.bfloat16, torch.float16)
+
+
+def refusal(eqn: Equation) -> str:
+    """Why a product stays with the library whatever is around it; empty where it may not."""
+    out = eqn.out.tensor
+    if out.device.type == "cpu":
+        return "matrix products stay with the library on a CPU"
+    if out.dtype not in HALF:
+        return f"matrix products of {out.dtype} stay with the library"
+    rows = math.prod(map(size_hint, out.shape[:-1]))
+    if min(rows, size_hint(out.shape[-1])) < SMALLEST:
+        return "too few rows or columns for tiles of a product"
+    return ""
+
+
+def loses(products: list[Equation], saved: int) -> str:
+    """Why one kernel that moves `saved` bytes less is no faster than the library's products; empty where it is."""
+    lost = 0.0
+    for eqn in products:
+        sides = _sides(eqn)
+        flops = 2 * eqn.out.tensor.numel() * size_hint(sides[0].shape[-1])
+        moved = sum(v.tensor.nbytes() for v in (*sides, eqn.out))
+        share = LOSS if all(copies_in_bulk(v) for v in sides) else PLAIN_LOSS
+        lost += share * max(flops / H200.matrix_flops, moved / H200.bandwidth)
+    gained = saved / H200.bandwidth
+    if gained > lost:
+        return ""
+    return f"the library's product is {lost * 1e6:.0f} µs faster, the bytes saved are worth {gained * 1e6:.0f} µs"
+
+
+def _sides(eqn: Equation) -> tuple[Value, Value]:
+    rule = rule_of(eqn.op)
+    assert rule is not None and rule.sides is not None
+    return rule.sides(Call.of(eqn))
+
+
+def copies_in_bulk(v: Value) -> bool:
+    """Whether tiles of a matrix can come by the GPU's bulk copies: rows or columns contiguous, the rest aligned."""
+    assert isinstance(v.type, TensorType)
+    strides = [size_hint(s) for s, n in zip(v.type.stride, v.type.shape, strict=True) if size_hint(n) > 1]
+    units = [s for s in strides if s == 1]
+    aligned = all(s * v.type.dtype.itemsize % 16 == 0 for s in strides if s not in (0, 1))
+    return len(units) == 1 and aligned and 1 in map(size_hint, v.type.stride[-2:])
