@@ -382,7 +382,7 @@ def test_regions_without_a_kernel_say_why() -> None:
         return str(error.value)
 
     x = rand(6, 6)
-    assert "no lowering" in refused(lambda x: x @ x, x)
+    assert "no lowering" in refused(lambda x: x.cholesky_inverse(), x)
     assert "every point" in refused(lambda x: (x.sum(0), x.sum(1)), x)
     assert "every step of another reduction" in refused(lambda x: (x - x.sum(1)).amax(1), x)
     assert "no elements" in refused(lambda x: x[:0] * 2, x)

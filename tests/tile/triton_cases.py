@@ -80,8 +80,8 @@ BY_HAND: dict[str, list[Schedule]] = {
 EXTRA = [
     partial(kernels.softmax, 3, 1), partial(kernels.softmax, 4, 64), partial(kernels.pointwise, 1024),
     partial(kernels.pointwise, 77, torch.float64), partial(kernels.pointwise, 65, torch.float16),
-    partial(kernels.matmul, batch=3), partial(kernels.matmul, 40, 48, 72, batch=2),
-    partial(kernels.matmul, 40, 48, 72, dynamic=True), partial(kernels.matmul, 33, 20, 40, torch.float32),
+    partial(kernels.matmul, batch=3), partial(kernels.matmul, 40, 48, 56, batch=2),
+    partial(kernels.matmul, 40, 48, 56, dynamic=True), partial(kernels.matmul, 33, 20, 40, torch.float32),
     partial(kernels.cumsum, kind="prod"), partial(kernels.cumsum, kind="max"), partial(kernels.cumsum, kind="min"),
     partial(kernels.full_sum, 3), partial(kernels.column_sum, 96, 40),
 ]  # fmt: skip
