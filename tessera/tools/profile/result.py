@@ -1,6 +1,6 @@
 """What a profile holds: rows (one an equation of a final program), the spans of one step, and the sums.
 
-All times are seconds and means over the same steps, so that rows, gaps and the step add up. On a GPU a row's time is
+All times are seconds, medians over the measured steps; a step is the sum of its parts. On a GPU a row's time is
 that of its kernels; on the CPU it is that of its call. `table` is for people, `to_dict` and `save_chrome` for programs.
 """
 
@@ -76,7 +76,7 @@ class Profile:
     spans: tuple[Span, ...]  # of one step
     steps: int
     step_seconds: float  # of a step with nothing measured inside
-    measured_seconds: float  # of a step with every equation measured
+    measured_seconds: float  # of a step with every equation measured: its equations and what lies between
     device_seconds: float  # kernels of the programs and outside of them; 0 on a CPU
     outside_seconds: float  # kernels that belong to no equation
     idle_seconds: float  # the GPU had nothing to do between a step's first kernel and its last

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from statistics import median
 
 import torch
 
@@ -27,17 +28,22 @@ def rows_of(programs: Programs, steps: list[Step], machine: Machine) -> list[Row
             ran = host.get((number, index), [])
             if ran:
                 kernels = device.get((number, index), [])
-                made.append(_row(graph, program.name, index, eqn, ran, kernels, len(steps), machine))
+                made.append(_row(graph, program.name, index, eqn, ran, kernels, machine))
     return sorted(made, key=lambda row: -row.seconds)
 
 
-def _by_equation(steps: list[Step], kind: str) -> dict[tuple[int, int], list[Ran]]:
-    found: dict[tuple[int, int], list[Ran]] = {}
-    for step in steps:
+def _by_equation(steps: list[Step], kind: str) -> dict[tuple[int, int], list[list[Ran]]]:
+    """What ran for each equation, step by step."""
+    found: dict[tuple[int, int], list[list[Ran]]] = {}
+    for number, step in enumerate(steps):
         for ran in getattr(step, kind):
             if ran.equation is not None and ran.equation[1] != WHOLE:
-                found.setdefault(ran.equation, []).append(ran)
+                found.setdefault(ran.equation, [[] for _ in steps])[number].append(ran)
     return found
+
+
+def _typical(steps: list[list[Ran]]) -> float:
+    return median(sum(ran.seconds for ran in step) for step in steps)
 
 
 def _row(
@@ -45,17 +51,17 @@ def _row(
     program: str,
     index: int,
     eqn: Equation,
-    ran: list[Ran],
-    kernels: list[Ran],
-    steps: int,
+    ran: list[list[Ran]],
+    kernels: list[list[Ran]],
     machine: Machine,
 ) -> Row:
-    host = sum(r.seconds for r in ran) / steps
-    names: dict[str, float] = {}
-    for kernel in kernels:
-        names[kernel.name] = names.get(kernel.name, 0.0) + kernel.seconds / steps
+    host = _typical(ran)
+    named = {kernel.name: [] for step in kernels for kernel in step}
+    for name, steps in named.items():
+        steps += [[kernel for kernel in step if kernel.name == name] for step in kernels]
+    names = {name: _typical(steps) for name, steps in named.items()}
     seconds = sum(names.values()) if kernels or on_gpu(eqn) else host
-    needs, calls = work(eqn), max(round(len(ran) / steps), 1)
+    needs, calls = work(eqn), round(median(map(len, ran)))
     moving, computing = (calls * s for s in needs.seconds(machine))
     best = max(moving, computing)
     return Row(

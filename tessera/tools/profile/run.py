@@ -1,7 +1,8 @@
 """`tessera.profile`: run a compiled function some steps and say where the time of a step goes.
 
 In: a jitted callable and arguments. Out: a `Profile`. Steps are run as they are first, to know what a step costs, and
-then with instrumented programs in place. The faster half of those is kept: what disturbs a step only makes it slower.
+then with instrumented programs in place. Every part of a step is told by its median over those: what disturbs one
+step does not count. The spans are those of the fastest.
 The function runs for real: buffers it writes and random numbers it draws move on. Gradients are computed and dropped.
 """
 
@@ -141,24 +142,24 @@ def _on_gpu(compilations: list[Compilation], step: Callable[[], None], steps: in
 
 
 def _profile(programs: Programs, measured: list[Step], plain: float, device: torch.device, steps: int) -> Profile:
-    kept = sorted(measured, key=lambda s: s.seconds)[: max(len(measured) // 2, 1)]
     machine = machine_for(device)
-    rows = rows_of(programs, kept, machine)
+    rows = rows_of(programs, measured, machine)
     if not rows:
         raise InputError("no compiled program ran in these steps; was the function called with other arguments before?")
-    shown = kept[len(kept) // 2]
-    busy = [step.busy() for step in kept]
-    outside = [sum(r.seconds for r in step.kernels if r.equation is None) for step in kept]
+    shown = min(measured, key=lambda step: step.seconds)
+    busy = [step.busy() for step in measured]
+    between = median(step.seconds - step.inside() for step in measured)
+    outside = [sum(r.seconds for r in step.kernels if r.equation is None) for step in measured]
     gaps = sorted(shown.busy()[1], key=lambda gap: -gap[1])
     return Profile(
         tuple(rows),
         tuple(spans_of(programs, shown, rows)),
         steps,
         plain,
-        sum(s.seconds for s in kept) / len(kept),
-        sum(total for total, _ in busy) / len(kept),
-        sum(outside) / len(kept),
-        sum(seconds for _, all_gaps in busy for _, seconds in all_gaps) / len(kept),
+        sum(row.host_seconds for row in rows) + between,
+        median(total for total, _ in busy),
+        median(outside),
+        median(sum(seconds for _, seconds in all_gaps) for _, all_gaps in busy),
         tuple(gaps[:100]),
         Rates(_device_name(device), machine.bandwidth, machine.flops, machine.matrix_flops),
     )

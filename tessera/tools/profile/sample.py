@@ -34,6 +34,10 @@ class Step:
     host: list[Ran] = field(default_factory=list)
     kernels: list[Ran] = field(default_factory=list)
 
+    def inside(self) -> float:
+        """Seconds of the host inside equations."""
+        return sum(ran.seconds for ran in self.host if ran.equation is not None and ran.equation[1] != WHOLE)
+
     def busy(self) -> tuple[float, list[tuple[float, float]]]:
         """Seconds in which some kernel ran, and the gaps between (start, seconds)."""
         total, gaps, end = 0.0, [], None

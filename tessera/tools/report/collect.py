@@ -1,0 +1,119 @@
+"""Everything a report shows, as one plain dictionary.
+
+In: a jitted callable, and a profile of it where there is one. Out: tables that refer to each other by number, so that
+a model of many equal layers stays small: lines, kernels, places in the user's source, files, graphs, the profile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import tessera
+from tessera.compiled import compiled_state
+from tessera.inspection.explain import GraphReport, explain
+from tessera.ir.equation import short_path
+from tessera.pipelines import Compilation
+from tessera.tools.machine import machine
+from tessera.tools.profile import Profile
+from tessera.tools.report.kernels import Kernels
+from tessera.tools.report.lines import Lines
+from tessera.util.errors import InputError
+
+# What is told of a graph in words.
+TOLD = (
+    "name", "operators", "seconds", "location", "called_at", "break_reason", "break_line", "break_advice",
+    "recompile_reason", "recompile_change", "recompile_advice", "eager_reason",
+)  # fmt: skip
+LARGEST_FILE = 2_000_000  # characters; a longer source is not shown
+
+
+def collect(fast: Callable, profile: Profile | None = None) -> dict[str, object]:
+    """The report's data, ready for JSON."""
+    state = compiled_state(fast)
+    if state is None:
+        raise InputError(f"expected what tessera.jit gave, got {type(fast).__name__}")
+    compilations = {c.name: c for c in state.compilations()}
+    if not compilations:
+        raise InputError("nothing is compiled yet; call the function first, or pass args=(…)")
+    kernels = Kernels()
+    lines = Lines(kernels)
+    told = explain(fast, measure=profile is not None)
+    graphs = [_graph(graph, compilations.get(graph.name), lines) for graph in told.graphs]
+    files = sorted({source.file for source in lines.sources})
+    return {
+        "version": tessera.__version__,
+        "title": next(iter(compilations)).rsplit("_", 1)[0],
+        "machine": str(machine()),
+        "files": [{"path": path, "name": short_path(path), "lines": _read(path)} for path in files],
+        "places": [[files.index(s.file), s.line, s.module, s.note] for s in lines.sources],
+        "lines": {
+            name: getattr(lines, name) for name in ("text", "types", "places", "kernel", "body", "tags")
+        },
+        "kernels": kernels.entries,
+        "graphs": graphs,
+        "profile": None if profile is None else _profile(profile, graphs),
+    }  # fmt: skip
+
+
+def _graph(told: GraphReport, compilation: Compilation | None, lines: Lines) -> dict[str, object]:
+    """One graph: what is told about it, its stages as line numbers, its programs with their memory."""
+    found: dict[str, object] = {name: getattr(told, name) for name in TOLD}
+    if compilation is None:
+        return found | {"stages": [], "programs": [], "claims": [], "unfused": [], "saved": [], "saved_bytes": 0}
+    stages, numbers = [], {}
+    for name, trace in compilation.stages:
+        numbers[id(trace)] = len(stages)
+        stages.append({"name": name, "equations": len(trace.equations), "lines": lines.stage(trace)})
+    programs = [
+        {
+            "name": program.name,
+            "stage": numbers[id(program.trace)],
+            "equations": lines.equations(program.trace),
+            "live": memory.predicted.during,
+            "measured": memory.measured.during if memory.measured is not None else None,
+            "base": compilation.saved_bytes if program.name == "backward" else 0,
+        }
+        for program, memory in zip(compilation.programs, told.memory, strict=True)
+    ]
+    return found | {
+        "stages": stages,
+        "programs": programs,
+        "claims": [[c.executor, len(c.operators), sorted(set(c.operators)), c.why] for c in compilation.claims],
+        "unfused": [[why.reason, why.results, why.lines] for why in told.unfused],
+        "saved": list(compilation.saved),
+        "saved_bytes": compilation.saved_bytes,
+    }
+
+
+def _profile(profile: Profile, graphs: list[dict]) -> dict[str, object]:
+    """Rows and spans as short lists; a row names its equation by graph, program and position."""
+    places = {
+        (g["name"], p["name"]): (i, j) for i, g in enumerate(graphs) for j, p in enumerate(g["programs"])
+    }  # fmt: skip
+    tracks = list(dict.fromkeys(span.track for span in profile.spans))
+    names = list(dict.fromkeys(span.name for span in profile.spans))
+    number = {name: i for i, name in enumerate(names)}
+    sums = ("steps", "step_seconds", "measured_seconds", "equation_seconds", "between_seconds", "device_seconds")
+    return {name: getattr(profile, name) for name in (*sums, "outside_seconds", "idle_seconds", "gaps")} | {
+        "rates": vars(profile.rates),
+        "columns": ["graph", "program", "index", "executor", "operator", "seconds", "host", "bytes", "flops",
+                    "best", "limit", "calls", "kernels"],
+        "rows": [
+            [*places[r.graph, r.program], r.index, r.executor, r.operator, r.seconds, r.host_seconds, r.bytes,
+             r.flops, r.roofline_seconds, r.limit, r.calls, r.kernels]
+            for r in profile.rows
+        ],
+        "tracks": tracks,
+        "names": names,
+        "spans": [[number[s.name], tracks.index(s.track), s.start, s.seconds, s.row] for s in profile.spans],
+    }  # fmt: skip
+
+
+def _read(path: str) -> list[str]:
+    """The lines of a source file; none where it cannot be read."""
+    try:
+        text = Path(path).read_text(errors="replace")
+    except OSError:
+        return []
+    return text.splitlines() if len(text) <= LARGEST_FILE else []

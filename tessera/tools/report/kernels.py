@@ -1,0 +1,66 @@
+"""The kernels behind a program's regions: their text, from the tile program to what runs. Equal kernels stand once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tessera.ir.equation import Equation, Special
+from tessera.tile.schedule import Schedule
+from tessera.tile.text import to_text
+from tessera.tools.profile.rows import executor_of, operator_of
+
+
+@dataclass
+class Kernels:
+    """A table of kernels; a callable that several regions share is one kernel."""
+
+    entries: list[dict[str, object]] = field(default_factory=list)
+    known: dict[int, int] = field(default_factory=dict)
+    alive: list[Callable] = field(default_factory=list)  # an id names its callable only while that lives
+
+    def number(self, eqn: Equation) -> int:
+        """The kernel of an equation, or -1 where an operator runs it."""
+        if not isinstance(eqn.op, Special) or eqn.op.body is None:
+            return -1
+        fn = eqn.op.fn
+        if id(fn) not in self.known:
+            self.known[id(fn)] = len(self.entries)
+            self.alive.append(fn)
+            self.entries.append(_entry(eqn, fn, len(self.entries)))
+        return self.known[id(fn)]
+
+
+def _entry(eqn: Equation, fn: Callable, number: int) -> dict[str, object]:
+    kernel = getattr(fn, "kernel", None)
+    source = getattr(getattr(fn, "compiled", None), "source", "")
+    return {
+        "name": f"{executor_of(eqn)} kernel {number}",
+        "executor": executor_of(eqn),
+        "operators": operator_of(eqn),
+        "language": _language(source),
+        "source": source,
+        "tile": to_text(kernel) if kernel is not None else "",
+        "launch": getattr(fn, "source", ""),
+        "schedule": _schedule(getattr(fn, "schedule", None)),
+    }
+
+
+def _language(source: str) -> str:
+    """What a kernel is written in, told by how it begins to speak."""
+    if not source:
+        return ""
+    if "@triton.jit" in source:
+        return "Triton"
+    return "LLVM IR" if "target triple" in source else "cuTile"
+
+
+def _schedule(schedule: Schedule | None) -> str:
+    if schedule is None:
+        return ""
+    blocks = " × ".join(f"{axis} {size}" for axis, size in schedule.blocks)
+    parts = [f"blocks {blocks}" if blocks else "", f"{schedule.warps} warps", f"{schedule.stages} stages"]
+    parts += [name for name in ("loop", "persistent") if getattr(schedule, name)]
+    parts += [f"split {schedule.split}"] if schedule.split > 1 else []
+    parts += [f"{name} {value}" for name, value in schedule.extra]
+    return ", ".join(filter(None, parts))

@@ -1,0 +1,72 @@
+"""`tessera.report`: puts data, style and script into one HTML file that needs nothing else.
+
+The page's parts stand beside this file. The user's source is data: it is written as JSON in which no `<` stands, the
+script only ever sets text, and the page's own policy allows no script but this one and no request to anywhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+
+from tessera.tools.profile import profile
+from tessera.tools.report.collect import collect
+
+# In the order in which they build on each other.
+SCRIPTS = (
+    "dom", "model", "list", "code", "align", "chart", "overview", "program", "compare", "timeline", "memory",
+    "roofline", "profile", "app",
+)  # fmt: skip
+
+
+def report(
+    fast: Callable,
+    path: str | Path,
+    args: tuple | None = None,
+    kwargs: dict[str, object] | None = None,
+    steps: int = 5,
+    backward: bool | None = None,
+) -> None:
+    """Write an HTML report of a jitted function.
+
+    args, kwargs  call it with these and measure `steps` steps (see `tessera.profile`); without args nothing is run,
+                  and the report shows what was compiled by earlier calls
+    """
+    measured = None if args is None else profile(fast, *args, steps=steps, backward=backward, **(kwargs or {}))
+    Path(path).write_text(page(collect(fast, measured)), encoding="utf-8")
+
+
+def page(data: dict[str, object]) -> str:
+    """The whole file."""
+    folder = files("tessera.tools.report") / "page"
+    style = (folder / "report.css").read_text(encoding="utf-8")
+    parts = "\n".join((folder / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
+    script = f'"use strict";\n(() => {{\n{parts}\n}})();\n'
+    values = {
+        "TITLE": html.escape(str(data["title"])),
+        "STYLE": style,
+        "SCRIPT": script,
+        "DATA": embedded(data),
+        "STYLE_HASH": _hash(style),
+        "SCRIPT_HASH": _hash(script),
+    }
+    pieces = (folder / "report.html").read_text(encoding="utf-8").split("%%")
+    # Every other piece is the name of a value: what is put in is never looked at again.
+    return "".join(values[piece] if i % 2 else piece for i, piece in enumerate(pieces))
+
+
+def embedded(data: dict[str, object]) -> str:
+    """JSON that can stand inside a script element whatever its strings say."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
