@@ -25,7 +25,20 @@ def _weights(w_ptr, rows, inside, columns, k, KIND: tl.constexpr):  # noqa: ANN0
 
 
 @triton.jit
-def _dot_row(x_ptr, g_ptr, w_ptr, s_ptr, rows, inside, k, NORM: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr):  # noqa: ANN001, ANN202, E501
+def _dot_row(
+    x_ptr,
+    g_ptr,
+    w_ptr,
+    s_ptr,
+    rows,
+    inside,
+    k,
+    NORM: tl.constexpr,
+    KIND: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPTH: tl.constexpr,
+):  # noqa: ANN001, ANN202, E501
     """One row of x times a block of rows of w, and the sum of x's squares."""
     total = tl.zeros((BLOCK,), tl.float32)
     part: tl.constexpr = DEPTH // 2 if KIND == 2 else DEPTH
@@ -67,7 +80,39 @@ def _dot_row(x_ptr, g_ptr, w_ptr, s_ptr, rows, inside, k, NORM: tl.constexpr, KI
 
 
 @triton.jit
-def one_row(x_ptr, g_ptr, r_ptr, w0, w1, w2, s0, s1, s2, b0, b1, b2, y0, y1, y2, n0, n1, n2, second, third, rows, k, eps, NORM: tl.constexpr, RESIDUAL: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr):  # noqa: ANN001, ANN201, E501
+def one_row(
+    x_ptr,
+    g_ptr,
+    r_ptr,
+    w0,
+    w1,
+    w2,
+    s0,
+    s1,
+    s2,
+    b0,
+    b1,
+    b2,
+    y0,
+    y1,
+    y2,
+    n0,
+    n1,
+    n2,
+    second,
+    third,
+    rows,
+    k,
+    eps,
+    NORM: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATE: tl.constexpr,
+    KIND: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPTH: tl.constexpr,
+):  # noqa: ANN001, ANN201, E501
     """A block of one weight's outputs for the only row of x; `second` and `third` are where other weights begin."""
     pid = tl.program_id(0)
     w_ptr, s_ptr, b_ptr, y_ptr, n, block = w0, s0, b0, y0, n0, pid
@@ -96,7 +141,21 @@ def one_row(x_ptr, g_ptr, r_ptr, w0, w1, w2, s0, s1, s2, b0, b1, b2, y0, y1, y2,
 
 
 @triton.jit
-def _dot_rows(x_ptr, g_ptr, w_ptr, s_ptr, here, inside, rows, k, NORM: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr):  # noqa: ANN001, ANN202, E501
+def _dot_rows(
+    x_ptr,
+    g_ptr,
+    w_ptr,
+    s_ptr,
+    here,
+    inside,
+    rows,
+    k,
+    NORM: tl.constexpr,
+    KIND: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPTH: tl.constexpr,
+):  # noqa: ANN001, ANN202, E501
     """Up to sixteen rows of x times a block of rows of w, and the sums of the rows' squares."""
     which = tl.arange(0, 16)
     total = tl.zeros((BLOCK, 16), tl.float32)
@@ -121,7 +180,11 @@ def _dot_rows(x_ptr, g_ptr, w_ptr, s_ptr, here, inside, rows, k, NORM: tl.conste
         for start in range(0, k, DEPTH):
             columns = start + tl.arange(0, DEPTH)
             w = _weights(w_ptr, here, inside, columns, k, KIND)
-            x = tl.load(x_ptr + which[None, :] * k + columns[:, None], mask=(which < rows)[None, :] & (columns < k)[:, None], other=0.0)  # noqa: E501
+            x = tl.load(
+                x_ptr + which[None, :] * k + columns[:, None],
+                mask=(which < rows)[None, :] & (columns < k)[:, None],
+                other=0.0,
+            )  # noqa: E501
             if NORM:
                 full = x.to(tl.float32)
                 squares += tl.sum(full * full, axis=0)
@@ -133,7 +196,39 @@ def _dot_rows(x_ptr, g_ptr, w_ptr, s_ptr, here, inside, rows, k, NORM: tl.conste
 
 
 @triton.jit
-def few_rows(x_ptr, g_ptr, r_ptr, w0, w1, w2, s0, s1, s2, b0, b1, b2, y0, y1, y2, n0, n1, n2, second, third, rows, k, eps, NORM: tl.constexpr, RESIDUAL: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, KIND: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr):  # noqa: ANN001, ANN201, E501
+def few_rows(
+    x_ptr,
+    g_ptr,
+    r_ptr,
+    w0,
+    w1,
+    w2,
+    s0,
+    s1,
+    s2,
+    b0,
+    b1,
+    b2,
+    y0,
+    y1,
+    y2,
+    n0,
+    n1,
+    n2,
+    second,
+    third,
+    rows,
+    k,
+    eps,
+    NORM: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATE: tl.constexpr,
+    KIND: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPTH: tl.constexpr,
+):  # noqa: ANN001, ANN201, E501
     """A block of one weight's outputs for up to sixteen rows of x."""
     pid = tl.program_id(0)
     w_ptr, s_ptr, b_ptr, y_ptr, n, block = w0, s0, b0, y0, n0, pid
@@ -163,7 +258,25 @@ def few_rows(x_ptr, g_ptr, r_ptr, w0, w1, w2, s0, s1, s2, b0, b1, b2, y0, y1, y2
 
 
 @triton.jit
-def write(cache, new, positions, turn, heads, time, cb, ch, cl, nb, nh, nt, tc, tt, HEAD: tl.constexpr, HALF: tl.constexpr, TURN: tl.constexpr):  # noqa: ANN001, ANN201, E501
+def write(
+    cache,
+    new,
+    positions,
+    turn,
+    heads,
+    time,
+    cb,
+    ch,
+    cl,
+    nb,
+    nh,
+    nt,
+    tc,
+    tt,
+    HEAD: tl.constexpr,
+    HALF: tl.constexpr,
+    TURN: tl.constexpr,
+):  # noqa: ANN001, ANN201, E501
     """One head's new row, turned, at its position in the cache."""
     pid = tl.program_id(0)
     t = pid % time
@@ -183,7 +296,41 @@ def write(cache, new, positions, turn, heads, time, cb, ch, cl, nb, nh, nt, tc, 
 
 
 @triton.jit
-def attend(q_ptr, k_ptr, v_ptr, positions, mask, turn, sums, tops, heads, groups, length, span, scale, qb, qh, kb, kh, kl, vb, vh, vl, mb, mh, ml, tc, parts, HEAD: tl.constexpr, HALF: tl.constexpr, SHARE: tl.constexpr, STEP: tl.constexpr, LIMIT: tl.constexpr, MASK: tl.constexpr, TURN: tl.constexpr):  # noqa: ANN001, ANN201, E501
+def attend(
+    q_ptr,
+    k_ptr,
+    v_ptr,
+    positions,
+    mask,
+    turn,
+    sums,
+    tops,
+    heads,
+    groups,
+    length,
+    span,
+    scale,
+    qb,
+    qh,
+    kb,
+    kh,
+    kl,
+    vb,
+    vh,
+    vl,
+    mb,
+    mh,
+    ml,
+    tc,
+    parts,
+    HEAD: tl.constexpr,
+    HALF: tl.constexpr,
+    SHARE: tl.constexpr,
+    STEP: tl.constexpr,
+    LIMIT: tl.constexpr,
+    MASK: tl.constexpr,
+    TURN: tl.constexpr,
+):  # noqa: ANN001, ANN201, E501
     """The query heads that share one key head, over one span of the cache: unnormalised sums, maxima and weights."""
     b = tl.program_id(0) // groups
     group = tl.program_id(0) % groups
@@ -212,11 +359,21 @@ def attend(q_ptr, k_ptr, v_ptr, positions, mask, turn, sums, tops, heads, groups
     for start in range(first, last, STEP):
         keys = start + tl.arange(0, STEP)
         there = keys < last
-        k = tl.load(k_ptr + b * kb + group * kh + keys[None, :].to(tl.int64) * kl + along[:, None], mask=there[None, :], other=0.0)  # noqa: E501
-        v = tl.load(v_ptr + b * vb + group * vh + keys[:, None].to(tl.int64) * vl + along[None, :], mask=there[:, None], other=0.0)  # noqa: E501
+        k = tl.load(
+            k_ptr + b * kb + group * kh + keys[None, :].to(tl.int64) * kl + along[:, None],
+            mask=there[None, :],
+            other=0.0,
+        )  # noqa: E501
+        v = tl.load(
+            v_ptr + b * vb + group * vh + keys[:, None].to(tl.int64) * vl + along[None, :],
+            mask=there[:, None],
+            other=0.0,
+        )  # noqa: E501
         score = tl.dot(q, k) * scale
         if MASK > 0:
-            seen = tl.load(mask + b * mb + head[:, None] * mh + keys[None, :] * ml, mask=mine[:, None] & there[None, :], other=0)  # noqa: E501
+            seen = tl.load(
+                mask + b * mb + head[:, None] * mh + keys[None, :] * ml, mask=mine[:, None] & there[None, :], other=0
+            )  # noqa: E501
             if MASK == 1:
                 score = tl.where(seen != 0, score, float("-inf"))
             else:
