@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tessera.frontends.captured import Captured, capture
+from tessera.frontends.functional import argument_names, watching
 from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.record import recording
@@ -63,7 +64,10 @@ class Dispatcher:
             return self.fn(*args, **kwargs)
 
         fakes: list[object] = [mode.from_tensor(leaves[i], static_shapes=True) for i in places]
-        captured = capture(run, fakes, [f"x{i}" for i in places], keep_whole, Builder(self.name, mode))
+        every = argument_names(self.fn, *pytree.tree_unflatten(leaves, spec))
+        builder = Builder(self.name, mode)
+        with watching(builder):
+            captured = capture(run, fakes, [every[i] for i in places], keep_whole, builder)
         lifted = tuple(captured.trace.constants.values())
         trace = captured.trace.with_(inputs=(*captured.trace.inputs, *captured.trace.constants), constants={})
         grads = tuple(x.requires_grad for x in (*(leaves[i] for i in places), *lifted))  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
 """Each pipeline as a visible list of named stages, and the function that runs a captured graph through one.
 
-    captured trace -> clean -> (vjp -> clean -> remat) -> final -> claim -> generated Python
+    captured trace -> clean (inline first) -> (vjp -> clean -> remat) -> final -> claim -> generated Python
 
 Every stage's program is kept in a `Compilation`, named, so that it can be printed, diffed, saved and edited.
 """
@@ -30,6 +30,7 @@ from tessera.passes.cse import cse
 from tessera.passes.dce import dce
 from tessera.passes.decode import decode
 from tessera.passes.fold import fold
+from tessera.passes.inline import inline
 from tessera.passes.linear_loss import chunk_loss, linear_loss
 from tessera.passes.reinplace import reinplace
 from tessera.passes.schedule import lifetimes, schedule
@@ -43,8 +44,15 @@ from tessera.util.errors import OptionError
 
 Pass = Callable[[Trace], Trace]
 
-# Local rewrites first: they expose equal equations to cse; dce last sweeps what both left.
-CLEAN: list[tuple[str, Pass]] = [("canonicalise", canonicalise), ("fold", fold), ("cse", cse), ("dce", dce)]
+# Bodies in place first, for no other pass looks into them. Then local rewrites: they expose equal equations to cse;
+# dce last sweeps what both left.
+CLEAN: list[tuple[str, Pass]] = [
+    ("inline", inline),
+    ("canonicalise", canonicalise),
+    ("fold", fold),
+    ("cse", cse),
+    ("dce", dce),
+]
 # After differentiation nothing carries gradients any more: detach and its like are only names.
 last = partial(canonicalise, differentiable=False)
 CLEAN_JOINT: list[tuple[str, Pass]] = [("canonicalise", last), ("fold", fold), ("cse", cse)]

@@ -22,11 +22,13 @@ from torch.utils import _pytree as pytree
 
 from tessera.frontends import control
 from tessera.frontends.batch import batched_call
+from tessera.frontends.bodies import record_function_call
 from tessera.frontends.calls import Argnums, Call, Pullback, Pushforward, or_zeros
 from tessera.frontends.custom import eager_custom_vjp, record_custom_vjp
 from tessera.frontends.functional import UNTRACEABLE, ValueNeeded
 from tessera.frontends.jacobian import forward_jacobian, reverse_jacobian
 from tessera.ir import fake
+from tessera.ir.call import CHECKPOINT
 from tessera.ir.record import recording
 from tessera.ir.replay import replay, sweep
 from tessera.transforms import jvp as forward_mode
@@ -269,12 +271,7 @@ def checkpoint(func: Callable) -> Callable:
         recorder = None if elsewhere() else recording()
         if recorder is None:
             return torch.utils.checkpoint.checkpoint(func, *args, use_reentrant=False, **kwargs)
-        before = recorder.extra_tags
-        recorder.extra_tags = before | {"recompute"}
-        try:
-            return func(*args, **kwargs)
-        finally:
-            recorder.extra_tags = before
+        return record_function_call(CHECKPOINT, recorder, func, args, kwargs)
 
     return wrapper
 

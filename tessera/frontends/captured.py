@@ -8,7 +8,7 @@ shared memory and autograd history are eager's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 
 from tessera.ir.alias import Ref
 from tessera.ir.builder import Builder
-from tessera.ir.equation import Special, Value, values_in
-from tessera.ir.record import Keep, record_refs
+from tessera.ir.equation import NUMBER, Value, values_in
+from tessera.ir.record import Keep, Recorded, Recorder, record_with
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, type_of
 
@@ -60,16 +60,22 @@ def capture(
     locate: bool = True,
 ) -> Captured:
     """Record `fn(*fakes)`; outputs that share memory with an input are described, not computed."""
-    trace, spec, refs, outputs = record_refs(fn, fakes, names, keep, builder, locate=locate)
-    aliased = _input_aliases(fakes, outputs, refs)
-    bases = _shared_bases(outputs, refs, aliased)
-    trace = trace.with_(outputs=(*trace.outputs, *bases))
+    made = record_with(Recorder(builder, keep, locate), fn, fakes, names)
+    aliased, bases = aliases(made)
+    trace = made.trace.with_(outputs=(*made.trace.outputs, *bases))
     trace = _numbers(trace, builder)
     grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in fakes)
-    return Captured(trace, spec, builder.mode, len(outputs), aliased, grads)
+    return Captured(trace, made.spec, builder.mode, len(made.outputs), aliased, grads)
 
 
-def _input_aliases(fakes: list[object], outputs: list[object], refs: dict[int, Ref]) -> dict[int, Aliased]:
+def aliases(made: Recorded) -> tuple[dict[int, Aliased], list[Value]]:
+    """Outputs that are views of an input or of one result, and such results that are no outputs themselves."""
+    aliased = _input_aliases(made.inputs, made.outputs, made.refs)
+    bases = _shared_bases(made.outputs, made.refs, aliased)
+    return aliased, bases
+
+
+def _input_aliases(fakes: Sequence[object], outputs: list[object], refs: dict[int, Ref]) -> dict[int, Aliased]:
     by_root = {id(refs[id(x)].root): i for i, x in enumerate(fakes) if isinstance(x, torch.Tensor)}
     aliased = {}
     for position, out in enumerate(outputs):
@@ -103,9 +109,6 @@ def _shared_bases(outputs: list[object], refs: dict[int, Ref], aliased: dict[int
             if steps:
                 aliased[m] = Aliased(home, steps, of_output=True)
     return extra
-
-
-NUMBER = Special("number", lambda n: n)
 
 
 def _numbers(trace: Trace, builder: Builder) -> Trace:

@@ -8,6 +8,7 @@ guards and the Python around the graph; nothing here runs on real data.
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable
 
@@ -17,17 +18,21 @@ from torch._guards import TracingContext, detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tessera.frontends import control  # noqa: F401  (records torch.cond and its like as sub-traces)
+from tessera.frontends.bodies import record_call
 from tessera.frontends.captured import Captured, capture
 from tessera.frontends.custom import record_function
+from tessera.ir import fake
 from tessera.ir.builder import Builder
-from tessera.ir.equation import RECOMPUTE, Source
-from tessera.ir.record import recording
+from tessera.ir.call import CALL, CHECKPOINT
+from tessera.ir.equation import Source, Special
+from tessera.ir.record import Recorder, recording
 from tessera.ops.op import keep_whole
 from tessera.util.errors import CaptureError
 
 MODEL = "tessera_model"  # the name under which `jit` shows a model to Dynamo
 _HIDDEN_PARTS = {"L", "G", "self", MODEL, "_modules", "_parameters", "_buffers", "__dict__"}
 _LINE = re.compile(r"File \"([^\"]+)\", line (\d+)")
+_FRAMES = re.compile(r"File \"[^\"]+\", line \d+, in (\S+)")
 
 
 def capture_graph(
@@ -107,7 +112,7 @@ def run_graph(gm: torch.fx.GraphModule, builder: Builder) -> Callable:
             kwargs = torch.fx.map_arg(node.kwargs, env.__getitem__)
             match node.op:
                 case "call_function" if node.target in BODIES:
-                    env[node] = BODIES[node.target](builder, *args, **kwargs)
+                    env[node] = BODIES[node.target](node, builder, *args, **kwargs)
                 case "call_function":
                     env[node] = node.target(*args, **kwargs)
                 case "call_method":
@@ -126,30 +131,64 @@ def run_graph(gm: torch.fx.GraphModule, builder: Builder) -> Callable:
 # --- graphs inside graphs: what a higher-order operator does with its body ---
 
 
-def _checkpoint(builder: Builder, body: torch.fx.GraphModule, *args: object, **kwargs: object) -> object:
-    """The body's equations stand in the trace itself, marked to be run again in backward."""
-    recorder = recording()
-    assert recorder is not None
+def _checkpoint(
+    node: torch.fx.Node, builder: Builder, body: torch.fx.GraphModule, *args: object, **kwargs: object
+) -> object:
+    """What backward runs again: an equation that holds the body."""
     if kwargs.get("context_fn") is not None:
         raise CaptureError("checkpoint with a context_fn chooses its own saved tensors; the graph runs eagerly")
-    before, recorder.extra_tags = recorder.extra_tags, recorder.extra_tags | {RECOMPUTE}
-    try:
-        return run_graph(body, builder)(*args)
-    finally:
-        recorder.extra_tags = before
+    return _call(CHECKPOINT, node, body, args)
 
 
-def _inline(builder: Builder, body: torch.fx.GraphModule, *args: object, **_: object) -> object:
+def _inline(_: torch.fx.Node, builder: Builder, body: torch.fx.GraphModule, *args: object, **__: object) -> object:
     return run_graph(body, builder)(*args)
 
 
-def _region(builder: Builder, body: torch.fx.GraphModule, _: object, *args: object) -> object:
-    """A region the user asked to be compiled once; equal regions meet again in the caches."""
-    return run_graph(body, builder)(*args)
+def _region(
+    node: torch.fx.Node, builder: Builder, body: torch.fx.GraphModule, identifier: object, *args: object
+) -> object:
+    """A region the user asked to be compiled once: every call refers to the same body."""
+    return _call(CALL, node, body, args, key=body)
+
+
+def _call(op: Special, node: torch.fx.Node, body: torch.fx.GraphModule, args: tuple, key: object = None) -> object:
+    recorder = recording()
+    assert recorder is not None
+    name, module = _owner(node, body)
+    source = node_source(node)
+    recorder.builder.source = dataclasses.replace(source, module=module or source.module)
+    names = list({id(x): _operand_name(x, recorder, module) for x in args}.values())
+    return record_call(op, recorder, lambda b: run_graph(body, b), args, {}, name, names, key)
+
+
+def _operand_name(x: object, recorder: Recorder, module: str) -> str:
+    """A parameter by its name in the module that is called, a size by its symbol, what is computed is `x`."""
+    if not isinstance(x, torch.Tensor):
+        return str(x) if str(x).isidentifier() else "n"
+    with fake.alone():
+        v = recorder.value(recorder.fake(x))
+    return v.name.removeprefix(module.replace(".", "_") + "_") if v in recorder.builder.inputs else "x"
+
+
+def _owner(node: torch.fx.Node, body: torch.fx.GraphModule) -> tuple[str, str]:
+    """What of the user's the body is: a function's or a class's name, and the module that all of it ran in."""
+    inside = [n for n in body.graph.nodes if n.meta.get("stack_trace")]
+    stacks = [list((n.meta.get("nn_module_stack") or {}).values()) for n in inside]
+    common = os.path.commonprefix(stacks) or list((node.meta.get("nn_module_stack") or {}).values())
+    module, cls = common[-1] if common else ("", None)
+    outer = _FRAMES.findall(node.meta.get("stack_trace") or "")
+    frames = [name for name in _FRAMES.findall(inside[0].meta["stack_trace"])[len(outer) :]] if inside else []
+    name = frames[0] if frames and frames[0].isidentifier() and frames[0] != "forward" else ""
+    return name or (cls.__name__ if frames[:1] == ["forward"] and isinstance(cls, type) else "body"), _path(module)
 
 
 def _autograd_function(
-    builder: Builder, fwd: torch.fx.GraphModule, bwd: torch.fx.GraphModule, *args: object, **kwargs: object
+    _: torch.fx.Node,
+    builder: Builder,
+    fwd: torch.fx.GraphModule,
+    bwd: torch.fx.GraphModule,
+    *args: object,
+    **kwargs: object,
 ) -> object:
     """A torch.autograd.Function of the user's, which Dynamo hands over as two graphs."""
     older = "args_tensor_mask" in kwargs  # until 2.11 both graphs took the context first
@@ -202,6 +241,9 @@ def node_source(node: torch.fx.Node) -> Source:
     if key not in _sources:
         lines = _LINE.findall(text)
         file, line = lines[-1] if lines else ("", 0)
-        path = ".".join(p for p in re.findall(r"\w+", module) if p not in _HIDDEN_PARTS)
-        _sources[key] = Source(file, int(line), path)
+        _sources[key] = Source(file, int(line), _path(module))
     return _sources[key]
+
+
+def _path(module: str) -> str:
+    return ".".join(p for p in re.findall(r"\w+", module) if p not in _HIDDEN_PARTS)

@@ -8,6 +8,7 @@ numbers are baked in; other tensors closed over, such as a module's parameters, 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -101,7 +102,8 @@ def trace_function(
     leaves, in_spec = pytree.tree_flatten((args, kwargs or {}))
     places = tuple(i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor))
     mode = mode_for(leaves)
-    names = _names(in_spec, places)
+    every = argument_names(fn, args, kwargs or {})
+    names = [every[i] for i in places]
     builder = Builder(name or getattr(fn, "__name__", "function").replace("<lambda>", "function"), mode)
 
     def run(*fakes: torch.Tensor) -> object:
@@ -114,12 +116,12 @@ def trace_function(
                 stack.enter_context(torch.autocast(kind, dtype=dtype, cache_enabled=False))
             return fn(*inner_args, **inner_kwargs)
 
-    autocast = _autocast_state()
+    autocast = autocast_state()
     # A no_grad around the call says nothing about the function: only one inside it is part of the program.
     with fake.alone(), torch.enable_grad():
         fakes = [fake.fake_of((types or {}).get(i) or _type(leaves[i], i), mode) for i in places]
         try:
-            with _watching(builder):
+            with watching(builder):
                 trace, out_spec = record(run, fakes, names, keep_whole, builder)
         except (DataDependentOutputException, GuardOnDataDependentSymNode) as error:
             line, asked = _line(error)
@@ -160,7 +162,7 @@ def _memory(x: object) -> object:
 
 
 @contextmanager
-def _watching(builder: Builder) -> Iterator[None]:
+def watching(builder: Builder) -> Iterator[None]:
     """While this function is traced, what `WATCHED` names is replaced."""
     before = [(owner, name, vars(owner).get(name, _ABSENT)) for owner, name, _ in WATCHED]
     _tracing.append(builder)
@@ -218,15 +220,31 @@ def _type(x: object, index: int) -> TensorType:
     return type_of(x)  # type: ignore[return-value]
 
 
-def _names(spec: pytree.TreeSpec, places: tuple[int, ...]) -> list[str]:
-    """`x0`, `x1`, … for positional tensors; keys of dicts where there are any."""
-    paths = pytree.tree_flatten_with_path(pytree.tree_unflatten(list(range(spec.num_leaves)), spec))[0]
-    names = []
-    for index, (path, _) in enumerate(paths):
-        keys = [str(getattr(key, "key", "")) for key in path[1:] if isinstance(getattr(key, "key", None), str)]
-        attributes = [key.name for key in path[1:] if isinstance(key, pytree.GetAttrKey)]
-        names.append("_".join([*keys, *attributes]).replace(".", "_") or f"x{index}")
-    return [names[i] for i in places]
+def argument_names(fn: Callable, args: tuple, kwargs: dict) -> list[str]:
+    """A name for every leaf of the arguments: the parameter's own, or the keys of the dicts that hold the leaf."""
+    positional = _positional(fn)
+    paths, _ = pytree.tree_flatten_with_path((args, kwargs))
+    return [_leaf_name(path, positional, index) for index, (path, _) in enumerate(paths)]
+
+
+def _leaf_name(path: tuple, positional: Sequence[str], index: int) -> str:
+    keys = [str(key.key) for key in path[1:] if isinstance(key, pytree.MappingKey) and isinstance(key.key, str)]
+    keys += [key.name for key in path[1:] if isinstance(key, pytree.GetAttrKey)]
+    if keys:
+        return "_".join(keys).replace(".", "_")
+    numbers = [key.idx for key in path[1:] if isinstance(key, pytree.SequenceKey)]
+    if not numbers or numbers[0] >= len(positional):
+        return f"x{index}"
+    return "_".join([positional[numbers[0]], *map(str, numbers[1:])])
+
+
+def _positional(fn: Callable) -> list[str]:
+    try:
+        signature = inspect.signature(fn.forward if isinstance(fn, torch.nn.Module) else fn)
+    except (TypeError, ValueError):  # built in C, no signature
+        return []
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [p.name for p in signature.parameters.values() if p.kind in kinds]
 
 
 _ASKS = (
@@ -258,6 +276,6 @@ def _line(error: Exception) -> tuple[str, bool]:
 _LIBRARY = tuple(f"{torch.__path__[0]}/{part}" for part in ("nn/", "functional.py", "distributions/", "masked/"))
 
 
-def _autocast_state() -> list[tuple[str, torch.dtype]]:
+def autocast_state() -> list[tuple[str, torch.dtype]]:
     """Which devices the user casts for: `alone` switches that off, inside the function it holds."""
     return [(kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]

@@ -13,12 +13,13 @@ from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Value
 from tessera.ir.mode import mode_of
+from tessera.ir.printer import identifier
 from tessera.ir.record import record
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ops.op import keep_whole
 from tessera.pipelines import EDITABLE, Compilation
-from tessera.util.errors import EditError
+from tessera.util.errors import CaptureError, EditError
 
 _TITLE = re.compile(r"^# tessera stage '([^']+)' of graph '([^']+)'", re.M)
 
@@ -57,9 +58,9 @@ def load(path: str, text: str, original: Trace) -> Trace:
     """The program in an edited file as a trace that fits where `original` stood."""
     scope: dict[str, object] = {"__name__": "tessera_edited", "__file__": path}
     exec(compile(text, path, "exec"), scope)
-    fn = scope.get(original.name)
+    fn = scope.get(identifier(original.name))
     if not callable(fn):
-        raise EditError(f"{path}: expected a function {original.name!r}, found {_functions(scope)}")
+        raise EditError(f"{path}: expected a function {identifier(original.name)!r}, found {_functions(scope)}")
     mode = mode_of(original)
     fakes = [_placeholder(v, original, mode) for v in original.inputs]
     names = [v.name for v in original.inputs]
@@ -67,6 +68,8 @@ def load(path: str, text: str, original: Trace) -> Trace:
         made, _ = record(fn, fakes, names, keep_whole, Builder(original.name, mode))
     except TypeError as error:
         raise EditError(f"{path}: expected a function of ({', '.join(names)}): {error}") from error
+    except CaptureError as error:
+        raise EditError(f"{path}: {error}") from error
     _check(path, original, made)
     rename = dict(zip(made.inputs, original.inputs, strict=True))
     return made.with_(

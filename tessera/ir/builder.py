@@ -18,7 +18,18 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tessera.ir import fake
-from tessera.ir.equation import ACTIVE, NOWHERE, RECOMPUTE, Arg, Equation, Operator, Source, Special, Value, map_values
+from tessera.ir.equation import (
+    ACTIVE,
+    NOWHERE,
+    Arg,
+    Equation,
+    Operator,
+    Source,
+    Special,
+    Value,
+    map_values,
+    without_recompute,
+)
 from tessera.ir.printer import identifier
 from tessera.ir.schema import normalise, resolve
 from tessera.ir.trace import Trace
@@ -140,7 +151,7 @@ class Builder:
         before = self.source, self.tags
         source = eqn.source
         self.source = Source(source.file, source.line, source.module, note) if note else source
-        self.tags = eqn.tags - {RECOMPUTE} if note else eqn.tags  # what is made of it need not run again too
+        self.tags = without_recompute(eqn.tags) if note else eqn.tags  # what is made of it need not run again too
         try:
             yield
         finally:

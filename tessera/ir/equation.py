@@ -104,7 +104,21 @@ class Source:
 
 NOWHERE = Source()
 NO_GRAD = "no_grad"  # tag of equations that ran under torch.no_grad
-RECOMPUTE = "recompute"  # tag of equations that backward runs again instead of saving what they give
+
+
+def recompute_tag(region: object) -> str:
+    """The tag of equations that backward runs again instead of saving what they give; what leaves one region for
+    another may be saved."""
+    return f"recompute {region}"
+
+
+def recompute_region(tags: frozenset[str]) -> str | None:
+    """The region that backward runs again, of an equation with these tags."""
+    return next((tag.removeprefix("recompute ") for tag in tags if tag.startswith("recompute ")), None)
+
+
+def without_recompute(tags: frozenset[str]) -> frozenset[str]:
+    return frozenset(tag for tag in tags if not tag.startswith("recompute ")) if tags else tags
 
 
 SPECIALS: dict[str, Special] = {}  # Tessera's own operators, by the name a printed program calls them
@@ -134,6 +148,7 @@ class Special:
 
 
 Operator = OpOverload | Special
+NUMBER = Special("number", lambda n: n)  # a symbolic number as a value
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -2,7 +2,9 @@
 
 In: a Trace. Out: the text of one function whose lines are its equations (`print_trace`), the text of a module
 that runs by itself (`print_module`), or that function made callable (`compile_trace`), where every operator
-is bound to a global so that a call costs no attribute look-up. All three come from the same lines.
+is bound to a global so that a call costs no attribute look-up. All three come from the same lines. A sub-trace
+is a function above it, printed once however often it is called; one that reads a size of the program around it
+stands inside that program.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import torch
 from torch._ops import OpOverload
 from torch.utils._sympy.printers import PythonPrinter
 
-from tessera.ir.equation import NO_GRAD, Arg, Equation, Operator, Special, Value
+from tessera.ir.equation import NO_GRAD, Arg, Equation, Operator, Special, Value, recompute_region, symbols_in
 from tessera.ir.schema import short_name
 from tessera.ir.types import SYMBOLIC
 
@@ -28,18 +30,18 @@ if TYPE_CHECKING:
 INDENT = "    "
 HEADER = """import torch
 
-from tessera.ir.record import specials as tessera
+from tessera.ir.specials import specials as tessera
 
 aten = torch.ops.aten
 inf, nan = float("inf"), float("nan")
 """
+Around = Callable[[int, str], list[str]]
 _sympy_printer = PythonPrinter()
 
 
 def print_trace(trace: Trace, types: bool = True) -> str:
     """The program for a person: one equation a line, with types and the user's lines beside them."""
-    lines = _Function(trace, operator_name, types).lines(trace.name)
-    return "\n".join(lines) + "\n"
+    return _Module(trace, operator_name, types).text()
 
 
 def print_module(trace: Trace, constants: str = "", title: str = "") -> str:
@@ -59,16 +61,22 @@ def save_module(trace: Trace, path: str, title: str = "") -> None:
         file.write(print_module(trace, constants, title))
 
 
+def print_line(trace: Trace, eqn: Equation) -> str:
+    """One equation as the printed program has it, with its types."""
+    writer = _Function(_Module(trace, operator_name, types=True), trace)
+    return writer.comment(writer.equation(eqn), eqn)
+
+
 def equation_lines(trace: Trace) -> list[tuple[str, int | None]]:
     """The program without comments: each line, and the equation it belongs to, by position."""
-    return _Function(trace, operator_name, types=False).numbered(trace.name)
+    return _Module(trace, operator_name, types=False).numbered()
 
 
 def compile_trace(
     trace: Trace,
     bind: Callable[[Operator], Callable] | None = None,
     dead: dict[int, list[Value]] | None = None,
-    around: Callable[[int, str], list[str]] | None = None,
+    around: Around | None = None,
     names_in_scope: dict[str, object] | None = None,
 ) -> Callable:
     """The trace as a Python function over tensors. `dead[i]` lists the values nothing reads after equation i.
@@ -90,8 +98,7 @@ def compile_trace(
             names[op] = name
         return names[op]
 
-    function = _Function(trace, reference, types=False, scope=scope, dead=dead or {}, bind=bind, around=around)
-    text = "\n".join(function.lines(trace.name)) + "\n"
+    text = _Module(trace, reference, types=False, scope=scope).text(dead, around)
     scope.update({v.name: tensor for v, tensor in trace.constants.items()})
     # The text stands in linecache, so that a traceback shows the generated line.
     filename = f"<tessera {trace.name} {len(linecache.cache)}>"
@@ -121,8 +128,8 @@ def identifier(text: str) -> str:
     return name
 
 
-class _Function:
-    """Renders one trace; sub-traces become functions inside it."""
+class _Module:
+    """The functions of one program: sub-traces that stand by themselves first, each once, the trace itself last."""
 
     def __init__(
         self,
@@ -130,15 +137,80 @@ class _Function:
         reference: Callable[[Operator, tuple, dict], str],
         types: bool,
         scope: dict[str, object] | None = None,
-        dead: dict[int, list[Value]] | None = None,
-        bind: Callable[[Operator], Callable] | None = None,
-        around: Callable[[int, str], list[str]] | None = None,
     ) -> None:
-        self.trace, self.reference, self.types = trace, reference, types
-        self.scope, self.dead, self.bind = scope, dead or {}, bind
+        self.trace, self.reference, self.types, self.scope = trace, reference, types, scope
+        self.above: list[list[str]] = []
+        self.names: dict[Trace, str] = {}
+        self.taken: set[str] | None = None
+
+    def text(self, dead: dict[int, list[Value]] | None = None, around: Around | None = None) -> str:
+        return "\n".join(line for line, _ in self.numbered(dead, around)) + "\n"
+
+    def numbered(
+        self, dead: dict[int, list[Value]] | None = None, around: Around | None = None
+    ) -> list[tuple[str, int | None]]:
+        """Lines, and the position of the equation of the trace itself that each belongs to."""
+        main = _Function(self, self.trace, dead, around).numbered(self.trace.name)
+        return [(line, None) for lines in self.above for line in (*lines, "", "")] + main
+
+    def function(self, trace: Trace, caller: _Function) -> str:
+        """The name of the function for a sub-trace, which is written now if it is not there yet."""
+        if trace in self.names:
+            return self.names[trace]
+        if self.taken is None:  # a function's name must be no variable's
+            self.taken = {identifier(self.trace.name), *_value_names(self.trace)}
+        base = name = identifier(trace.name)
+        count = 1
+        while name in self.taken or name in (self.scope or ()):
+            name, count = f"{base}_{count}", count + 1
+        self.taken.add(name)
+        if self.scope is not None:
+            self.scope[name] = None  # bound when the text is executed; no operator may take the name
+            self.scope.update({v.name: t for v, t in trace.constants.items()})
+        lines = _Function(self, trace).lines(name)
+        if _free_symbols(trace):
+            caller.helpers += lines
+        else:
+            self.names[trace] = name
+            self.above.append(lines)
+        return name
+
+
+def _value_names(trace: Trace) -> set[str]:
+    """Names of all values of a program and its sub-traces."""
+    names = {v.name for v in trace.values()}
+    for eqn in trace.equations:
+        for a in eqn.args:
+            if hasattr(a, "equations"):
+                names |= _value_names(a)  # type: ignore[arg-type]
+    return names
+
+
+def _free_symbols(trace: Trace) -> set[str]:
+    """Sizes a sub-trace mentions and does not read off its own values."""
+    used: set[str] = set()
+    for eqn in trace.equations:
+        used |= symbols_in((eqn.args, eqn.kwargs))
+        for a in eqn.args:
+            if hasattr(a, "equations"):
+                used |= _free_symbols(a)  # type: ignore[arg-type]
+    return used - set(trace.symbols)
+
+
+class _Function:
+    """Renders one trace."""
+
+    def __init__(
+        self,
+        module: _Module,
+        trace: Trace,
+        dead: dict[int, list[Value]] | None = None,
+        around: Around | None = None,
+    ) -> None:
+        self.module, self.trace, self.dead = module, trace, dead or {}
         self.around = around or (lambda index, line: [line])
+        self.reference, self.types = module.reference, module.types
         self.helpers: list[str] = []
-        self.taken: set[str] = set()
 
     def lines(self, name: str) -> list[str]:
         return [line for line, _ in self.numbered(name)]
@@ -164,16 +236,25 @@ class _Function:
         eqn, equations = self.trace.equations[index], self.trace.equations
         line = self.equation(eqn)
         block, self.helpers = self.helpers, []
-        # Where a person reads, and edits, the program says what carries no gradient; run, it needs not.
-        no_grad = self.types and NO_GRAD in eqn.tags
-        if no_grad and (not index or NO_GRAD not in equations[index - 1].tags):
-            block.append("with torch.no_grad():")
-        line = f"{INDENT}{line}" if no_grad else line
+        # Where a person reads, and edits, the program says what carries no gradient and what backward runs again;
+        # run, it needs not.
+        contexts = self.contexts(eqn)
+        if contexts and (not index or self.contexts(equations[index - 1]) != contexts):
+            block.append(f"with {', '.join(contexts)}:")
+        line = f"{INDENT}{line}" if contexts else line
         block += self.around(index, self.comment(line, eqn) if self.types else line)
         block += self.symbol_lines(eqn.results())
         if self.dead.get(index):
             block.append(f"del {', '.join(v.name for v in self.dead[index])}")
         return block
+
+    def contexts(self, eqn: Equation) -> list[str]:
+        """The tags of an equation, as a program says them."""
+        if not self.types or not eqn.tags:
+            return []
+        region = recompute_region(eqn.tags)
+        no_grad = ["torch.no_grad()"] if NO_GRAD in eqn.tags else []
+        return no_grad if region is None else [*no_grad, f"tessera.recompute({region!r})"]
 
     def symbol_lines(self, defined: tuple[Value, ...] | list[Value]) -> list[str]:
         """Bind the symbolic sizes that these values bring."""
@@ -221,35 +302,17 @@ class _Function:
             case _ if isinstance(a, SYMBOLIC):
                 return _sympy_printer.doprint(a.node.expr)
             case _ if hasattr(a, "equations"):
-                return self.sub_trace(a)  # type: ignore[arg-type]
+                return self.module.function(a, self)  # type: ignore[arg-type]
             case _:
                 return self.opaque(a)
-
-    def sub_trace(self, trace: Trace) -> str:
-        inner = _Function(trace, self.reference, self.types, self.scope, bind=self.bind)
-        name = self.helper_name(trace.name)
-        self.helpers += inner.lines(name)
-        if self.scope is not None:
-            self.scope.update({v.name: t for v, t in trace.constants.items()})
-        return name
-
-    def helper_name(self, hint: str) -> str:
-        """A function inside the function stands among its variables: its name must be none of theirs."""
-        if not self.taken:
-            self.taken = {v.name for v in self.trace.values()}
-        base = name = identifier(hint)
-        count = 1
-        while name in self.taken:
-            name, count = f"{base}_{count}", count + 1
-        self.taken.add(name)
-        return name
 
     def opaque(self, a: Arg) -> str:
         """An object with no text of its own: bound by name where the program is run, shown where it is read."""
         if isinstance(a, OpOverload):
             return f"torch.ops.{a.namespace}.{a._opname}.{a._overloadname}"
-        if self.scope is None:
+        scope = self.module.scope
+        if scope is None:
             return f"<{type(a).__name__}>"
-        name = identifier(f"object_{type(a).__name__}_{len(self.scope)}")
-        self.scope[name] = a
+        name = identifier(f"object_{type(a).__name__}_{len(scope)}")
+        scope[name] = a
         return name

@@ -8,10 +8,11 @@ Tensors the program closes over become constants. Views and writes are made func
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -26,7 +27,7 @@ from torch.utils._python_dispatch import (
 from tessera.ir import fake
 from tessera.ir.alias import FUNCTIONAL, KEEP_GRAD, Ref, Root, View
 from tessera.ir.builder import Builder
-from tessera.ir.equation import NO_GRAD, SPECIALS, Arg, Source, Special, Value
+from tessera.ir.equation import NO_GRAD, Arg, Source, Special, Value
 from tessera.ir.schema import bind, draws, functional_of, normalise, schema_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, Symbolic, Type, type_of
@@ -80,6 +81,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self, builder: Builder, keep: Keep, locate: bool = True) -> None:
         super().__init__()
         self.builder, self.keep, self.locate = builder, keep, locate
+        self.bodies: dict[object, Any] = {}  # sub-traces recorded on the way, that another call may use again
         self.refs: dict[int, Ref] = {}
         self.base_grad = torch.is_grad_enabled()
         self.extra_tags: frozenset[str] = frozenset()  # put on every equation recorded now
@@ -150,12 +152,18 @@ class Recorder(TorchDispatchMode):
         return self.extra_tags | {NO_GRAD} if off else self.extra_tags
 
     def special(
-        self, op: Special, args: tuple, kwargs: dict, types: list[Type], many: bool = True
+        self,
+        op: Special,
+        args: tuple,
+        kwargs: dict,
+        types: list[Type],
+        many: bool = True,
+        tags: frozenset[str] | None = None,
     ) -> list[torch.Tensor]:
         """An operator of Tessera's own, whose result types are known, as one equation."""
         if self.locate:
             self.builder.source = user_line()
-        self.builder.tags = self.tags()
+        self.builder.tags = self.tags() if tags is None else tags
         with fake.alone():  # this is called by the program itself, under this very mode
             args, kwargs = pytree.tree_map_only(torch.Tensor, self.fake, (args, kwargs))
             made = self.builder.record(op, *self.lower((args, kwargs)), list(types) if many else types[0])  # type: ignore[misc]
@@ -347,6 +355,15 @@ class Recorder(TorchDispatchMode):
         _recording.pop()
         super().__exit__(*exc)
 
+    def close(self) -> dict[torch.Tensor, torch.Tensor]:
+        """Make inputs of the tensors closed over; gives each with the fake tensor that stands for it here."""
+        closed: dict[torch.Tensor, torch.Tensor] = {}
+        for v, tensor in self.builder.constants.items():
+            self.builder.inputs.append(v)
+            closed[tensor] = self.refs[id(tensor)].tensor
+        self.builder.constants.clear()
+        return closed
+
     def finish(self, outputs: list[object], inputs: list[torch.Tensor | None]) -> Trace:
         """Close the trace. `inputs[i]` is the tensor behind the builder's i-th input, or None for a number."""
         mutations: dict[Value, Value] = {}
@@ -440,23 +457,35 @@ def record(
     Fakes are fake tensors of the builder's mode, or symbolic numbers. With `whole` false, autograd is on and
     composite operators arrive taken apart: the way to trace PyTorch's own derivative formulas.
     """
-    trace, spec, _, _ = record_refs(fn, fakes, names, keep, builder, whole, locate)
-    return trace, spec
-
-
-def record_refs(
-    fn: Callable,
-    fakes: Sequence[object],
-    names: list[str],
-    keep: Keep,
-    builder: Builder,
-    whole: bool = True,
-    locate: bool = True,
-) -> tuple[Trace, pytree.TreeSpec, dict[int, Ref], list[object]]:
-    """As `record`; also gives what is known of every tensor, and the flat outputs."""
     recorder = Recorder(builder, keep, locate)
     if not whole:  # autograd runs backward with gradients off: that is no `no_grad` of the program's
         recorder.base_grad = False
+    made = record_with(recorder, fn, fakes, names, whole)
+    return made.trace, made.spec
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A trace, and what was known of the tensors when it ended."""
+
+    trace: Trace
+    spec: pytree.TreeSpec  # the structure of the result
+    refs: dict[int, Ref]  # by the id of the tensor
+    inputs: list[torch.Tensor | None]  # the tensor behind each input; None for a number
+    outputs: list[object]  # the result, flat
+    closed: tuple[torch.Tensor, ...] = ()  # tensors closed over that are the last inputs
+
+
+def record_with(
+    recorder: Recorder,
+    fn: Callable,
+    fakes: Sequence[object],
+    names: list[str],
+    whole: bool = True,
+    close: bool = False,
+) -> Recorded:
+    """As `record`, with a recorder of the caller's; with `close`, tensors closed over become inputs."""
+    builder = recorder.builder
     tensors: list[torch.Tensor | None] = []
     for name, x in zip(names, fakes, strict=True):
         if isinstance(x, torch.Tensor):
@@ -471,6 +500,8 @@ def record_refs(
         if x is not None:
             recorder.bind_sizes(x)
     with ExitStack() as stack:
+        if builder.mode.shape_env is not None:  # the trace binds sizes known only at run time itself
+            stack.enter_context(builder.mode.shape_env.ignore_fresh_unbacked_symbols())
         stack.enter_context(builder.mode)
         stack.enter_context(recorder)
         stack.enter_context(_no_autocast_cache())
@@ -481,29 +512,7 @@ def record_refs(
     leaves, spec = pytree.tree_flatten(out)
     with builder.mode, fake.below_autograd():
         leaves = [recorder.fake(x) if isinstance(x, torch.Tensor) else x for x in leaves]
+        closed = recorder.close() if close else {}
+        tensors += closed.values()
         trace = recorder.finish(leaves, tensors)
-    return trace, spec, recorder.refs, leaves
-
-
-class _Specials:
-    """Tessera's own operators under the names that printed programs call them by."""
-
-    def __getattr__(self, name: str) -> Callable:
-        if name not in SPECIALS:
-            raise AttributeError(f"no operator tessera.{name}; there are {', '.join(sorted(SPECIALS))}")
-        return functools.partial(call_special, SPECIALS[name])
-
-
-def call_special(op: Special, *args: object, **kwargs: object) -> object:
-    """Run one of Tessera's operators, or write it into the program that is being recorded."""
-    recorder = recording()
-    if recorder is None:
-        return op.fn(*args, **kwargs)
-    with fake.alone(), recorder.builder.mode, fake.below_autograd():
-        types = fake.types_of(op.fn(*args, **kwargs))
-    many = fake.is_many(types)
-    outs = recorder.special(op, args, kwargs, types if many else [types], many)  # type: ignore[arg-type]
-    return outs if many else outs[0]
-
-
-specials = _Specials()
+    return Recorded(trace, spec, recorder.refs, tensors, leaves, tuple(closed))

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tessera.ir import fake, printer
+from tessera.ir.call import is_call
 from tessera.ir.equation import Arg, Equation, Special, Value, symbols_in, values_in
 from tessera.ir.mode import mode_of
 from tessera.ir.trace import Trace
@@ -87,12 +88,25 @@ class _Verifier:
         subs = [a for a in (*eqn.args, *eqn.kwargs.values()) if isinstance(a, Trace)]
         for sub in subs:
             _Verifier(sub, self.symbols, self.types).run()
+        if is_call(eqn):
+            self.check_call(eqn)
         if not eqn.many and len(eqn.outputs) > 1:
             self.fail(f"{eqn.op} gives {len(eqn.outputs)} results but is not marked as giving a sequence")
         if mode is not None and not subs and _inferable(eqn):
             self.check_types(eqn, mode)
         for v in eqn.results():
             self.define(v)
+
+    def check_call(self, eqn: Equation) -> None:
+        """The operands are what the body takes, the results what it gives."""
+        body, *operands = eqn.args
+        assert isinstance(body, Trace)
+        for what, mine, theirs in (("operands", operands, body.inputs), ("results", eqn.outputs, body.outputs)):
+            if len(mine) != len(theirs):
+                self.fail(f"{body.name} has {len(theirs)} {what}, the equation {len(mine)}")
+            for a, b in zip(mine, theirs, strict=True):
+                if isinstance(a, Value) and isinstance(b, Value) and not same_type(a.type, b.type):
+                    self.fail(f"{a.name} is {_full(a.type)}; among the {what} of {body.name} it is {_full(b.type)}")
 
     def check_types(self, eqn: Equation, mode: FakeTensorMode) -> None:
         try:
@@ -133,7 +147,7 @@ class _Verifier:
         lines = [] if low == 0 else ["      …"]
         for index in range(low, high):
             mark = "  >>> " if index == self.at else "      "
-            lines.append(mark + _line(trace, trace.equations[index]))
+            lines.append(mark + printer.print_line(trace, trace.equations[index]))
         if high < len(trace.equations):
             lines.append("      …")
         else:
@@ -141,11 +155,6 @@ class _Verifier:
             lines.append(("  >>> " if self.at == len(trace.equations) else "      ") + f"return ({names})")
         head = ", ".join(map(repr, trace.inputs))
         raise VerifyError(f"{trace.name}: {message}\n    def {trace.name}({head}):\n" + "\n".join(lines))
-
-
-def _line(trace: Trace, eqn: Equation) -> str:
-    writer = printer._Function(trace, printer.operator_name, types=True)
-    return writer.comment(writer.equation(eqn), eqn)
 
 
 def _inferable(eqn: Equation) -> bool:

@@ -6,24 +6,15 @@ transform the sub-traces, stand in `transforms/control` and `transforms/custom`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from tessera.ir import interp
 from tessera.ir.alias import KEEP_GRAD
+from tessera.ir.call import Sub, runnable
 from tessera.ir.equation import ACTIVE, Special, Value
-from tessera.ir.trace import Trace
 from tessera.ops.op import declare
-
-Sub = Callable[..., tuple] | Trace
-
-
-def _callable(sub: Sub) -> Callable[..., tuple]:
-    """A sub-trace comes as a callable where a program runs, as a Trace where only its types are wanted."""
-    return (lambda *args: tuple(interp.run(sub, *args))) if isinstance(sub, Trace) else sub
-
 
 # --- keep_grad(old, new, tangent): the value of `new` with the gradient history of `old` -----------
 
@@ -50,11 +41,31 @@ declare(
 
 
 def _custom_vjp(primal: Sub, fwd: Sub, bwd: Sub, *operands: object) -> list:
-    return list(_callable(primal)(*operands))
+    outs = list(runnable(primal)(*operands))
+    if _types_only(operands):
+        residuals = runnable(fwd)(*operands)[len(outs) :]
+        runnable(bwd)(*residuals, *_seeds(outs))
+    return outs
 
 
 def _autograd_function(results: int, fwd: Sub, bwd: Sub, push: Sub | None, *operands: object) -> list:
-    return list(_callable(fwd)(*operands))
+    outs = list(runnable(fwd)(*operands))
+    if _types_only(operands):
+        runnable(bwd)(*operands, *outs, *_seeds(outs[:results]))
+        if push is not None:
+            runnable(push)(*operands, *_seeds(operands))
+    return outs
+
+
+def _types_only(operands: Sequence[object]) -> bool:
+    """Nothing is computed, only types are asked for: every sub-trace is called, as the derivatives will call it."""
+    return any(isinstance(x, FakeTensor) for x in operands)
+
+
+def _seeds(xs: Sequence) -> list[torch.Tensor]:
+    """Stand-ins for cotangents or tangents, which are contiguous."""
+    floating = [x for x in xs if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())]
+    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in floating]
 
 
 # custom_vjp(primal, fwd, bwd, *operands): primal(operands); `fwd` gives results and residuals, `bwd` takes
@@ -78,16 +89,18 @@ def _fresh(outs: Sequence, operands: Sequence) -> list:
 
 def _cond(pred: object, true: Sub, false: Sub, *operands: object) -> list:
     if isinstance(pred, FakeTensor):  # only types are asked for, and both branches give the same
-        return list(_callable(true)(*operands))
-    return _fresh(_callable(true if bool(pred) else false)(*operands), operands)
+        runnable(false)(*operands)
+        return list(runnable(true)(*operands))
+    return _fresh(runnable(true if bool(pred) else false)(*operands), operands)
 
 
 def _while_loop(test: Sub, body: Sub, carried: int, *operands: object) -> list:
     carry, rest = list(operands[:carried]), operands[carried:]
-    if any(isinstance(x, FakeTensor) for x in operands):
-        return list(_callable(body)(*carry, *rest))
-    while bool(_callable(test)(*carry, *rest)[0]):
-        carry = list(_callable(body)(*carry, *rest))
+    if _types_only(operands):
+        runnable(test)(*carry, *rest)
+        return list(runnable(body)(*carry, *rest))
+    while bool(runnable(test)(*carry, *rest)[0]):
+        carry = list(runnable(body)(*carry, *rest))
     return _fresh(carry, operands)
 
 
@@ -96,7 +109,7 @@ def _scan(body: Sub, carried: int, sliced: int, reverse: bool, *operands: torch.
     length = xs[0].shape[0]
     rows: list[list] = []
     for t in reversed(range(length)) if reverse else range(length):
-        made = _callable(body)(*carry, *(x[t] for x in xs), *rest)
+        made = runnable(body)(*carry, *(x[t] for x in xs), *rest)
         carry = list(made[:carried])
         rows.append(list(made[carried:]))
     if reverse:

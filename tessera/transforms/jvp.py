@@ -15,6 +15,7 @@ from typing import Any
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tessera.ir.builder import Builder, aten
+from tessera.ir.call import in_place
 from tessera.ir.equation import Arg, Equation, Value, map_values, values_in
 from tessera.ir.mode import mode_of
 from tessera.ir.schema import bind
@@ -37,6 +38,7 @@ class Pushed:
 
 def jvp(trace: Trace, moving: Sequence[Value], mode: FakeTensorMode | None = None) -> Trace:
     """The trace that also computes how its outputs move when the inputs `moving` do."""
+    trace = in_place(trace)
     builder = Builder(trace.name, mode or mode_of(trace))
     builder.constants.update(trace.constants)
     builder.symbols.update(trace.symbols)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tessera.ir.equation import RECOMPUTE, Equation, Value, symbols_in, values_in
+from tessera.ir.equation import NUMBER, Equation, Value, recompute_region, symbols_in, values_in
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import ScalarType, TensorType
@@ -56,6 +56,7 @@ class _Plan:
         self.early = set(self.trace.equations[: joint.split])
         self.late = self._depends_on_cotangents()
         self.needed = self._needed()
+        self.boundary = self._boundary()
 
     def _depends_on_cotangents(self) -> set[Equation]:
         tainted: set[Value] = set(self.cts)
@@ -86,7 +87,23 @@ class _Plan:
     def allowed(self, policy: str) -> set[Equation]:
         """Equations backward may run again. Those only backward asked for run there at no extra cost."""
         level = {"none": 0, "views": 1, "auto": 1, "cheap": 2}[policy]
-        return {e for e in self.trace.equations if self._rank(e) <= level or RECOMPUTE in e.tags and self._pure(e)}
+        return {
+            e
+            for e in self.trace.equations
+            if (self._rank(e) <= level or recompute_region(e.tags) is not None and self._pure(e))
+            and not any(v in self.boundary for v in e.results())
+        }
+
+    def _boundary(self) -> set[Value]:
+        """What leaves a checkpoint for other equations of the forward: saved if backward wants it, as in eager. Run
+        again, it would take the whole forward before it along, and hold all of that at once."""
+        region = {v: recompute_region(e.tags) for v, e in self.maker.items()}
+        return {
+            v
+            for e in self.early - self.late
+            for v in e.inputs()
+            if region.get(v) is not None and region[v] != recompute_region(e.tags)
+        }
 
     def _pure(self, eqn: Equation) -> bool:
         return not has_effect(eqn)
@@ -142,7 +159,8 @@ class _Plan:
                 continue
             for v in eqn.results():
                 weight = self._weight(v, outputs)
-                if RECOMPUTE in eqn.tags and eqn in allowed and v not in outputs:
+                again = recompute_region(eqn.tags) is not None and v not in self.boundary
+                if again and eqn in allowed and v not in outputs:
                     weight = INFINITE
                 edge((v, "in"), (v, "out"), weight)
                 if eqn in allowed:
@@ -180,7 +198,7 @@ class _Plan:
         forward_results = [*self.outputs, *(mutated[t] for t in returned), *saved, *keep_symbols]
         forward = self.trace.with_(
             inputs=self.primals,
-            equations=(*extra, *self._forward_equations(forward_results)),
+            equations=(*extra, *self._forward_equations(forward_results), *self._sizes(keep_symbols)),
             outputs=tuple(forward_results),
             mutations={t: v for t, v in mutated.items() if t not in returned},
         )
@@ -263,6 +281,12 @@ class _Plan:
             else:  # hand the size itself over
                 keep.append(_SizeOf(symbol))
         return keep
+
+    def _sizes(self, handed: list[Value]) -> list[Equation]:
+        """Sizes handed over that are no values of the program yet."""
+        made = [v for v in handed if v not in self.maker and v not in self.primals]
+        where = {v: self.trace.symbols[v.name] for v in made}
+        return [Equation(NUMBER, (where[v][0].shape[where[v][1]],), {}, (v,)) for v in made]  # type: ignore[index]
 
     def _backward_equations(self, saved: list[Value]) -> list[Equation]:
         have = {*saved, *self.cts, *self.trace.constants}

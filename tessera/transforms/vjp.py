@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tessera.ir.builder import Builder, aten
+from tessera.ir.call import in_place
 from tessera.ir.equation import Arg, Equation, Value, map_values
 from tessera.ir.record import NO_GRAD
 from tessera.ir.schema import bind
@@ -51,6 +52,7 @@ def vjp(
     `pull` names the results that get a cotangent, where not all shall. With `again`, PyTorch's formulas are those
     it uses when a gradient will itself be differentiated.
     """
+    trace = in_place(trace)
     builder = Builder(trace.name, mode)
     builder.again = again
     builder.constants.update(trace.constants)

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tessera.ir.alias import FUNCTIONAL
 from tessera.ir.builder import Builder, aten
+from tessera.ir.call import in_place
 from tessera.ir.equation import Arg, Equation, Value, values_in
 from tessera.ir.mode import mode_of
 from tessera.ir.schema import bind, draws, is_random, schema_of
@@ -49,6 +50,7 @@ def vmap(
     """The trace over a batch of `size` examples; `batched` says which inputs carry it, and at which dimension."""
     if randomness not in RANDOMNESS:
         raise OptionError(f"randomness: expected one of {', '.join(RANDOMNESS)}, got {randomness!r}")
+    trace = in_place(trace)
     builder = Builder(trace.name, mode or mode_of(trace))
     builder.constants.update(trace.constants)
     builder.reserve(list(trace.constants))
