@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tessera.executors.base import Executor, FusionExecutor, OperatorExecutor, in_order
+from tessera.executors.base import Executor, FusionExecutor, OperatorExecutor, Region, in_order
 from tessera.executors.regions import body_of, contract
 from tessera.ir.equation import Equation, Special
 from tessera.ir.printer import identifier
@@ -66,15 +66,37 @@ def _claim_operators(trace: Trace, executor: OperatorExecutor, report: list[Clai
 
 
 def _claim_regions(trace: Trace, executor: FusionExecutor, report: list[Claim]) -> Trace:
-    made = []
-    for number, region in enumerate(executor.regions(trace)):
-        body = body_of(trace, region, f"{executor.name}_{number}")
-        fn: Callable | None = executor.compile(body)
+    regions = executor.regions(trace)
+    bodies = [body_of(trace, region, f"{executor.name}_{number}") for number, region in enumerate(regions)]
+    made, done = _claim_together(trace, executor, regions, bodies, report)
+    for number, (region, body) in enumerate(zip(regions, bodies, strict=True)):
+        fn: Callable | None = None if number in done else executor.compile(body)
         if fn is None:
             continue
         made.append((region, Special(identifier(f"region_{number}"), fn, executor.name, body=body)))
         report.append(_entry(executor.name, [trace.equations[i] for i in region]))
     return contract(trace, made) if made else trace
+
+
+def _claim_together(
+    trace: Trace, executor: FusionExecutor, regions: list[Region], bodies: list[Trace], report: list[Claim]
+) -> tuple[list[tuple[Region, Special]], set[int]]:
+    """Regions that one callable runs at once, and the numbers of those it takes."""
+    made: list[tuple[Region, Special]] = []
+    done: set[int] = set()
+    if executor.together is None or executor.compile_together is None:
+        return made, done
+    for chosen in executor.together(trace, regions, bodies):
+        region = sorted(i for number in chosen for i in regions[number])
+        body = body_of(trace, region, f"{executor.name}_{chosen[0]}")
+        fn = executor.compile_together(body, [bodies[number] for number in chosen])
+        if fn is None:
+            continue
+        made.append((region, Special(identifier(f"regions_{chosen[0]}"), fn, executor.name, body=body)))
+        why = f"{len(chosen)} regions in one launch"
+        report.append(_entry(executor.name, [trace.equations[i] for i in region], why))
+        done.update(chosen)
+    return made, done
 
 
 def _entry(name: str, equations: list[Equation], why: str = "") -> Claim:

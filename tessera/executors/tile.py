@@ -22,12 +22,15 @@ from tessera.passes import fuse
 from tessera.passes.compute_random import compute_random
 from tessera.passes.decompose import decompose as take_apart
 from tessera.passes.fuse_copies import own_copies
+from tessera.passes.horizontal import horizontal
 from tessera.tile.autotune import choose
 from tessera.tile.from_trace import Lowered, Unlowerable, check, kind_of, lower, why_not
+from tessera.tile.from_trace_batch import batch, form
 from tessera.tile.from_trace_launch import launcher
 from tessera.tile.lower import Call, rule_of
+from tessera.tile.overwrite import overwrites
 from tessera.tile.schedule import Schedule
-from tessera.tile.targets import Target, target_for
+from tessera.tile.targets import CompiledKernel, Target, target_for
 from tessera.util.config import config
 
 _launchers: dict[tuple, Callable | None] = {}
@@ -147,10 +150,23 @@ def build(body: Trace, target: Target, schedule: Schedule | None = None) -> Call
             schedule = choose(target, lowered.kernel, _hints(body, lowered), examples)
         kernel = target.compile(lowered.kernel, schedule)
         launch = launcher(body, lowered, kernel)
+        _offer_writes(launch, body, lowered, kernel)
     except (Unlowerable, NotImplementedError):
         return None
     launch.kernel, launch.compiled, launch.schedule = lowered.kernel, kernel, schedule  # type: ignore[attr-defined]
     return launch
+
+
+def _offer_writes(launch: Callable, body: Trace, lowered: Lowered, kernel: CompiledKernel) -> None:
+    """Results that the kernel may as well write over an argument (see `passes.region_writes`)."""
+    if lowered.tail:
+        return
+    inputs, results = len(lowered.inputs), {v: k for k, v in enumerate(body.outputs)}
+    launch.overwrites = {  # type: ignore[attr-defined]
+        results[lowered.stored[k - inputs]]: tuple(body.inputs.index(lowered.inputs[j]) for j in reads if j < inputs)
+        for k, reads in overwrites(lowered.kernel).items()
+    }
+    launch.writing = lambda over: launcher(body, lowered, kernel, over)  # type: ignore[attr-defined]
 
 
 def _hints(body: Trace, lowered: Lowered) -> dict[str, int]:
@@ -193,4 +209,25 @@ def structure(body: Trace) -> tuple:
     return (*parts, tuple(number[v] for v in body.outputs if isinstance(v, Value)))
 
 
-register(FusionExecutor("tile", regions, compile_region, apart=apart, prepare=copies, reasons=reasons))
+# --- many regions in one launch -----------------------------------------------------------------------
+
+
+def together(trace: Trace, regions: list[Region], bodies: list[Trace]) -> list[list[int]]:
+    """Regions of one form, such as the updates of a model's parameters."""
+    return horizontal(trace, regions, [form(body) for body in bodies])
+
+
+def compile_together(whole: Trace, bodies: list[Trace]) -> Callable | None:
+    target = target_for(whole.outputs[0].tensor.device)  # type: ignore[union-attr]
+    try:
+        return None if target is None else batch(whole, bodies, target)
+    except (Unlowerable, NotImplementedError):
+        return None
+
+
+register(
+    FusionExecutor(
+        "tile", regions, compile_region, apart=apart, prepare=copies, reasons=reasons, together=together,
+        compile_together=compile_together,
+    )
+)  # fmt: skip

@@ -89,6 +89,8 @@ class _Appender:
             type_ = TensorType(dtype, (self.plan.slots(),), (1,), device)
             vector = self.input(f"numbers_{len(self.vectors)}", type_, Extra("numbers", dtype=dtype, device=device))
             self.vectors[key] = aten.unbind(vector, 0)
+            # First of all: who updates a parameter beside making its gradient must not wait for the others.
+            self.builder.equations.insert(0, self.builder.equations.pop())
         return self.vectors[key]
 
     # --- gradients ---

@@ -19,12 +19,14 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_key
 from tessera.passes.alias import Roots, roots
 from tessera.passes.dce import dce
+from tessera.passes.region_writes import write_regions
 from tessera.passes.writes import Leaf, Path, Plan, aten, inplace_of, plan
 
 
 def reinplace(trace: Trace) -> Trace:
     """Write into mutated inputs and dead values where legal."""
     trace = write_inputs(trace)
+    trace = write_regions(trace)
     trace = separate(trace)
     return reuse(trace)
 

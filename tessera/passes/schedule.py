@@ -15,6 +15,7 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.passes.alias import Roots, roots
 from tessera.passes.depend import dependencies
+from tessera.passes.region_writes import plan_regions
 from tessera.passes.writes import plan
 
 
@@ -114,7 +115,10 @@ class _Graph:
         self.trace, self.memory = trace, memory
         self.equations = trace.equations
         self.needs = dependencies(trace, of)
-        for planned in plan(trace, of):  # an input that can be written in place stays one that can
+        for planned in (
+            *plan(trace, of),
+            *plan_regions(trace, of),
+        ):  # an input that can be written in place stays one that can
             for before, after in planned.waits:
                 self.needs[after].add(before)
         self.feeds: list[list[int]] = [[] for _ in self.equations]

@@ -23,28 +23,38 @@ Kernel = Callable[[Sequence[torch.Tensor], Sequence[int]], None]
 _numbers = itertools.count()
 
 
-def launcher(body: Trace, lowered: Lowered, kernel: Kernel) -> Callable[..., tuple]:
+def launcher(body: Trace, lowered: Lowered, kernel: Kernel, over: dict[int, int] | None = None) -> Callable[..., tuple]:
+    """`over[k] = j`: output k is written over input j, and not given back."""
+    over = over or {}
+    into = {body.outputs[k]: body.inputs[j] for k, j in over.items()}
     names = {v: f"x{i}" for i, v in enumerate(body.inputs)}
     names |= {v: f"y{i}" for i, v in enumerate(lowered.stored)}
     scope: dict[str, object] = {"empty": torch.empty_strided, "kernel": kernel, "fit": fit}
     lines = [f"def launch({', '.join(names[v] for v in body.inputs)}):"]
     lines += [f"{text} = {where}" for text, where in _sizes(body, lowered).items()]
+    lines += [f"t{names[v]} = {names[v]}" for v in into.values()]
     for v in lowered.inputs:
         expected = _tuple(v.tensor.stride)
         lines.append(f"if {names[v]}.stride() != {expected}: {names[v]} = fit({names[v]}, {expected})")
     for i, v in enumerate(lowered.stored):
+        if v in into:
+            lines.append(f"{names[v]} = {names[into[v]]}")
+            continue
         scope[f"dtype{i}"], scope[f"device{i}"] = v.dtype, v.tensor.device
         shape, stride = _tuple(v.shape), _tuple(v.tensor.stride)
         lines.append(f"{names[v]} = empty({shape}, {stride}, dtype=dtype{i}, device=device{i})")
     buffers = ", ".join(names[v] for v in lowered.buffers)
     lines.append(f"kernel(({buffers},), ({''.join(f'{s}, ' for s in lowered.symbols)}))")
+    # An argument of another layout was copied to be written: what it stands for is written from the copy.
+    lines += [f"if t{names[v]} is not {names[v]}: t{names[v]}.copy_({names[v]})" for v in into.values()]
     if lowered.tail:
         views = _views(body, lowered)
         scope["views"] = compile_trace(views)
         names |= {v: f"z{i}" for i, v in enumerate(views.outputs)}  # type: ignore[misc]
         made, given = (", ".join(names[v] for v in values) for values in (views.outputs, views.inputs))  # type: ignore[index]
         lines.append(f"{made}, = views({given})")
-    lines.append(f"return ({''.join(f'{names[v]}, ' for v in body.outputs)})")  # type: ignore[index]
+    given = [v for k, v in enumerate(body.outputs) if k not in over]
+    lines.append(f"return ({''.join(f'{names[v]}, ' for v in given)})")  # type: ignore[index]
     return _compile(lines, scope)
 
 

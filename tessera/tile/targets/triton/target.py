@@ -5,6 +5,7 @@ from __future__ import annotations
 from tessera.tile.dialect import KernelOp
 from tessera.tile.schedule import Schedule
 from tessera.tile.targets.base import CompiledKernel
+from tessera.tile.targets.triton.batch import BatchLauncher
 from tessera.tile.targets.triton.launch import Launcher, SplitLauncher
 from tessera.tile.targets.triton.propose import propose
 
@@ -14,6 +15,10 @@ class TritonTarget:
 
     def compile(self, kernel: KernelOp, schedule: Schedule) -> CompiledKernel:
         return (SplitLauncher if schedule.split > 1 else Launcher)(kernel, schedule)
+
+    def batch(self, kernel: KernelOp, schedule: Schedule) -> BatchLauncher:
+        """A launcher for many segments of a flat kernel at once."""
+        return BatchLauncher(kernel, schedule)
 
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
         return propose(kernel, sizes)

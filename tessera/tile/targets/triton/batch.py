@@ -1,0 +1,165 @@
+"""One launch for many segments: the same kernel over buffers of different lengths, found through a table.
+
+The emitted body takes its program's number as an argument. Around it stands a kernel that looks up which segment its
+program belongs to, and which block of it (`places`, two numbers a program), then the segment's length and pointers
+(`table`, one row a segment), and calls the body. Pointers of whole buffers are known to be 16-byte aligned and lengths
+to be multiples of 16 where all of them are, so that accesses stay as wide as in a kernel of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from xdsl.dialects.builtin import StringAttr
+
+from tessera.tile.dialect import KernelOp, LoadOp, StoreOp, element_of
+from tessera.tile.schedule import Schedule
+from tessera.tile.targets.triton.emit import Options, emit
+from tessera.tile.targets.triton.functions import type_name
+from tessera.tile.targets.triton.launch import load_module
+from tessera.tile.targets.triton.layout import layout, needs_wide
+
+ALIGNED = 16
+
+
+def emit_batch(kernel: KernelOp, schedule: Schedule, wide: bool, aligned: bool) -> str:
+    """The module's text: the body as a device function, and the kernel that calls it for its segment."""
+    inner = kernel.clone()
+    inner.properties["sym_name"] = StringAttr(f"_{kernel.sym_name.data}")
+    text = emit(inner, schedule, Options(wide=wide))
+    head, signature = text.split("@triton.jit\ndef _" + kernel.sym_name.data + "(", 1)
+    args, rest = signature.split("):\n", 1)
+    body = rest.split("\n\n\ndef grid(")[0].replace("tl.program_id(0)", "program")
+    names = args.split(", ")
+    buffers = kernel.buffers
+    lines = ["number = tl.program_id(0)", "segment = tl.load(places + 2 * number).to(tl.int64)"]
+    lines += ["program = tl.load(places + 2 * number + 1)", f"row = table + segment * {len(buffers) + 1}"]
+    lines.append(f"{names[-1]} = tl.load(row)")
+    if not wide:
+        lines.append(f"{names[-1]} = {names[-1]}.to(tl.int32)")
+    if aligned:
+        lines.append(f"{names[-1]} = tl.multiple_of({names[-1]}, {ALIGNED})")
+    for k, buffer in enumerate(buffers):
+        pointer = f"tl.load(row + {k + 1}).to(tl.pointer_type({_stored(buffer)}))"
+        whole = aligned and _varies(kernel, buffer)
+        lines.append(f"{names[k]} = " + (f"tl.multiple_of({pointer}, {ALIGNED})" if whole else pointer))
+    lines.append(f"_{kernel.sym_name.data}({args}, program)")
+    around = "\n".join(f"    {line}" for line in lines)
+    return (
+        f"{head}@triton.jit\ndef _{kernel.sym_name.data}({args}, program):\n{body}\n\n\n"
+        f"@triton.jit\ndef {kernel.sym_name.data}(table, places):\n{around}\n"
+    )
+
+
+def _stored(buffer) -> str:
+    """How elements lie in memory: truth values are bytes."""
+    name = type_name(element_of(buffer))
+    return "tl.int8" if name == "tl.int1" else name
+
+
+def _varies(kernel: KernelOp, buffer) -> bool:
+    """One element for every point; a number alone is not aligned to more than itself."""
+    (axis,) = kernel.axis_names()
+    return any(
+        axis in op.at.expr.names()
+        for op in kernel.block.ops
+        if isinstance(op, (LoadOp, StoreOp)) and op.buffer is buffer
+    )
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What a launch needs on the device; kept as long as addresses stay."""
+
+    table: torch.Tensor
+    rows: list[list[int]]
+
+
+class BatchLauncher:
+    """Call it with the buffers of every segment, in the kernel's order, and the segments' lengths."""
+
+    def __init__(self, kernel: KernelOp, schedule: Schedule) -> None:
+        self.kernel, self.schedule = kernel, schedule
+        self.name = kernel.sym_name.data
+        (self.block,) = (d.block for d in layout(kernel, schedule).parallel)
+        self.buffers = [_varies(kernel, b) for b in kernel.buffers]
+        self._places: dict[tuple, torch.Tensor] = {}
+        self._tables: dict[tuple, _Made] = {}
+        self._captured: list[torch.Tensor] = []  # tables that a CUDA graph reads whenever it is replayed
+
+    @functools.cached_property
+    def source(self) -> str:
+        return emit_batch(self.kernel, self.schedule, False, True)
+
+    def __call__(self, rows: Sequence[Sequence[torch.Tensor]], lengths: Sequence[int]) -> None:
+        device = rows[0][0].device
+        sizes = tuple(lengths)
+        table = [[n, *(t.data_ptr() for t in row)] for row, n in zip(rows, lengths, strict=True)]
+        aligned = self._aligned(table)
+        wide = needs_wide(self.kernel, {self.kernel.symbol_names.data[0].data: max(sizes)})
+        places = self._places.get((device, sizes))
+        if places is None:
+            places = self._places[device, sizes] = self._make_places(sizes, device)
+        function = _function(self.name, emit_batch(self.kernel, self.schedule, wide, aligned))
+        on_device = self._table(table, device, sizes)
+        options = {"num_warps": self.schedule.warps, "num_stages": self.schedule.stages}
+        if device.type != "cuda":
+            function[(len(places) // 2,)](on_device, places, **options)
+            return
+        with torch.cuda.device(device):
+            function[(len(places) // 2,)](on_device, places, **options)
+
+    def _aligned(self, table: list[list[int]]) -> bool:
+        return all(
+            row[0] % ALIGNED == 0
+            and all(p % ALIGNED == 0 for p, whole in zip(row[1:], self.buffers, strict=True) if whole)
+            for row in table
+        )
+
+    def _make_places(self, lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
+        """For every program, its segment and its block in it."""
+        blocks = torch.tensor([-(-n // self.block) for n in lengths], dtype=torch.int32)
+        segment = torch.repeat_interleave(torch.arange(len(lengths), dtype=torch.int32), blocks)
+        starts = torch.cumsum(blocks, 0) - blocks
+        within = torch.arange(len(segment), dtype=torch.int32) - starts[segment.long()].int()
+        return _sent(torch.stack((segment, within), 1).flatten().contiguous(), device)
+
+    def _table(self, rows: list[list[int]], device: torch.device, sizes: tuple[int, ...]) -> torch.Tensor:
+        key = device, sizes, rows[0][1]
+        known = self._tables.get(key)
+        if known is not None and known.rows == rows:
+            return known.table
+        made = _sent(torch.tensor(rows, dtype=torch.int64), device)
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            self._captured.append(made)
+            return made
+        if len(self._tables) > 64:
+            self._tables.clear()
+        self._tables[key] = _Made(made, rows)
+        return made
+
+
+@functools.cache
+def _function(name: str, source: str) -> Callable:
+    return getattr(load_module(source, name), name)
+
+
+def _sent(host: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy on the device, in the order of the current stream.
+
+    While a CUDA graph is captured the copy must happen now and not be part of the graph: it goes through another
+    stream, which nobody captures, and is done when this returns.
+    """
+    if device.type != "cuda":
+        return host.to(device)
+    if not torch.cuda.is_current_stream_capturing():
+        return host.pin_memory().to(device, non_blocking=True)
+    made = torch.empty_like(host, device=device)
+    beside = torch.cuda.Stream(device)
+    with torch.cuda.stream(beside):
+        made.copy_(host, non_blocking=True)
+    beside.synchronize()
+    return made
