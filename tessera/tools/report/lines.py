@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tessera.ir.equation import NO_GRAD, RECOMPUTE, Equation, Source, Special
+from tessera.ir.equation import NO_GRAD, Equation, Source, Special, recompute_region
 from tessera.ir.printer import equation_lines
 from tessera.ir.trace import Trace
 from tessera.tools.report.kernels import Kernels
@@ -48,7 +48,8 @@ class Lines:
             inner = eqn.op.body if isinstance(eqn.op, Special) else None
             places = self._places(inner.equations if inner is not None else (eqn,))
             kernel = self.kernels.number(eqn)
-            tags = " ".join(sorted(eqn.tags & {NO_GRAD, RECOMPUTE}))
+            again = ["recompute"] if recompute_region(eqn.tags) is not None else []
+            tags = " ".join([*sorted(eqn.tags & {NO_GRAD}), *again])
             body = tuple(self._inner(inner)) if inner is not None else ()
         key = (text, types, places, kernel, tags, body)
         if key not in self.known:
