@@ -22,8 +22,8 @@ class _Kernel:
 class Reference:
     name = "reference"
 
-    def __init__(self) -> None:
-        self.compiled = 0
+    def __init__(self, refusal: str = "") -> None:
+        self.compiled, self.refusal = 0, refusal
 
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
         return [Schedule()]
@@ -31,3 +31,6 @@ class Reference:
     def compile(self, kernel: KernelOp, schedule: Schedule) -> _Kernel:
         self.compiled += 1
         return _Kernel(kernel)
+
+    def no_walk(self, row: int | None) -> str:
+        return self.refusal

@@ -74,10 +74,16 @@ def _check(body: Trace) -> tuple[float, str]:
     key = structure(body)
     if key not in _checked:
         try:
-            _checked[key] = (check(body).costs, "")
+            found = check(body)
+            _checked[key] = (found.cost, _no_walk(body, found.row) if found.walks else "")
         except Unlowerable as reason:
             _checked[key] = (0.0, str(reason))
     return _checked[key]
+
+
+def _no_walk(body: Trace, row: int | None) -> str:
+    target = target_for(body.equations[0].results()[0].tensor.device)
+    return "no target is installed" if target is None else target.no_walk(row)
 
 
 def _alone(eqn: Equation) -> bool:

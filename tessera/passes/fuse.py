@@ -4,9 +4,10 @@ In: a trace, and a compiler that says what kind of work an equation is and wheth
 kernel. Out: convex regions, and for every equation outside of them the reason. Groups grow from producers to
 consumers and between readers of the same memory, where that saves moving bytes: a value that one kernel writes and
 the next reads, an input that two kernels read. They do not grow where a kernel would lose the parallelism it has
-(into sums over the outer dimensions), compute something expensive again, or hold too many buffers. A matrix product
-takes what is computed from it, point by point, into its kernel where the bytes saved are worth more than the rate that
-a library's product has over ours; what is computed before it only where few tiles would compute it again.
+(into sums over the outer dimensions), compute something expensive again, or hold too many buffers. A kernel that
+reduces along its rows may sum over the rows beside that (it *walks*), if the compiler has such kernels. A matrix
+product takes what is computed from it, point by point, into its kernel where the bytes saved are worth more than the
+rate that a library's product has over ours; what is computed before it only where few tiles would compute it again.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Work:
     points: int  # of its space
     rows: int  # points that are not reduced away; the same as points where nothing is
     outer: bool = False  # reduces dimensions that are not the innermost
+    walks: bool = False  # reduces the innermost, and sums over the others beside that
     cost: float = 0.0
     counted: bool = True  # `cost` was counted, not guessed from below
     products: tuple[int, ...] = ()  # equations that are matrix products
@@ -62,6 +64,16 @@ class Work:
     @property
     def reduces(self) -> bool:
         return self.rows != self.points
+
+    @property
+    def columns(self) -> int:
+        return self.points // max(self.rows, 1)
+
+    def walks_with(self, sums: Work) -> bool:
+        """This works row by row, the other sums over those rows."""
+        return (
+            self.reduces and not self.outer and sums.outer and self.points == sums.points and self.columns == sums.rows
+        )
 
 
 def fuse(trace: Trace, compiler: Compiler) -> list[list[int]]:
@@ -170,7 +182,8 @@ class _Fusion:
 
     def _alike(self, v: Value, a: int, b: int) -> bool:
         one, two = self.work[a], self.work[b]
-        return _numel(v) == one.points == two.points and one.rows == two.rows and one.outer == two.outer
+        same = (one.rows == two.rows and one.outer == two.outer) or one.walks_with(two) or two.walks_with(one)
+        return _numel(v) == one.points == two.points and same
 
     # --- one merge ---
 
@@ -208,7 +221,7 @@ class _Fusion:
     def _plain(self, a: int, b: int) -> bool:
         """One pointwise equation after a group that computes a value of its shape: nothing can go wrong there."""
         one = self.work[a]
-        if self.groups.members[b] != [b] or self.kinds[b] != POINTWISE or one.outer or one.products:
+        if self.groups.members[b] != [b] or self.kinds[b] != POINTWISE or one.outer or one.walks or one.products:
             return False
         eqn = self.trace.equations[b]
         out = eqn.results()[0]
@@ -229,20 +242,25 @@ class _Fusion:
         """What the two would compute over together, and why they should not."""
         one, two = self.work[a], self.work[b]
         merged = Work(max(one.points, two.points), min(one.rows, two.rows), one.outer or two.outer)
+        if one.walks_with(two) or (beside and two.walks_with(one)):
+            merged = Work(one.points, two.rows if one.outer else one.rows, walks=True)
+        merged.walks |= one.walks or two.walks
         if len(members) > MOST_EQUATIONS or self._buffers(members) > MOST_BUFFERS:
             return merged, "the kernel would be too large"
         if one.products or two.products:
             points = (two if two.products else one).points
             merged = Work(points, points, products=(*one.products, *two.products))
             return merged, self._around_products(a, b, set(members), beside)
-        if beside:
+        if beside or one.walks_with(two):
             return merged, ""
         private = not self._leaves(a, b)
         if one.points != two.points:
             if one.reduces and two.points == one.rows and not two.reduces:  # after a reduction, over its rows
-                return Work(one.points, one.rows, one.outer), ""
+                return Work(one.points, one.rows, one.outer, one.walks), ""
+            if one.walks and two.points == one.columns and not two.reduces:  # after a sum over the rows
+                return Work(one.points, one.rows, walks=True), ""
             if two.reduces and one.points == two.rows and not one.reduces:  # before one, over its rows
-                return Work(two.points, two.rows, two.outer), ""
+                return Work(two.points, two.rows, two.outer, two.walks), ""
             if one.reduces or one.points > two.points or not private:
                 return merged, "its neighbours have other sizes"
             merged.rows = two.rows  # something small, computed beside what needs it

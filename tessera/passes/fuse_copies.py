@@ -3,17 +3,20 @@
 The gradient of a norm's weight sums, over all rows, a product that a kernel working row by row computes too. Shared,
 that product would be written by the one kernel and read by the other; computed twice, each kernel reads the inputs
 only. In: a trace. Out: the same program, where such a sum has copies of the equations it reads, as far as they are
-cheap and the values they start from are not larger than what would be written and read.
+cheap and the values they start from are not larger than what would be written and read. Where one kernel computes
+both, there is nothing to copy.
 """
 
 from __future__ import annotations
+
+import functools
 
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Equation, Value
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.passes.dce import dce
-from tessera.passes.fuse import CONTRACT, POINTWISE, REDUCE, VIEW, Compiler, is_outer
+from tessera.passes.fuse import CONTRACT, POINTWISE, REDUCE, VIEW, Compiler, fuse, is_outer
 
 MOST = 8  # equations copied for one sum
 SMALL = 16  # so many times less is not worth counting
@@ -28,7 +31,7 @@ def own_copies(trace: Trace, compiler: Compiler) -> Trace:
 
 class _Copies:
     def __init__(self, trace: Trace, compiler: Compiler) -> None:
-        self.compiler, self.changed = compiler, False
+        self.trace, self.compiler, self.changed = trace, compiler, False
         self.equations: list[Equation] = []
         self.maker = {v: eqn for eqn in trace.equations for v in eqn.results()}
         self.users = trace.users()
@@ -39,7 +42,7 @@ class _Copies:
     def equation(self, eqn: Equation) -> None:
         if self.compiler.kind(eqn) == REDUCE and is_outer(eqn, self.compiler.reduced(eqn)):
             chain = self.chain(eqn.inputs()[0])
-            if chain and self.pays(eqn, chain):
+            if chain and self.pays(eqn, chain) and not self.one_kernel([*chain, eqn]):
                 eqn = self.copied(eqn, chain)
         self.equations.append(eqn)
 
@@ -88,6 +91,14 @@ class _Copies:
         shared_bytes = 2 * eqn.inputs()[0].tensor.nbytes()
         sizes = [v.type.nbytes() for v in leaves if isinstance(v.type, TensorType)]
         return sum(n for n in sizes if n > shared_bytes / SMALL) <= shared_bytes
+
+    @functools.cached_property
+    def kernels(self) -> list[set[Equation]]:
+        """What would be computed together without any copies."""
+        return [{self.trace.equations[i] for i in region} for region in fuse(self.trace, self.compiler)]
+
+    def one_kernel(self, equations: list[Equation]) -> bool:
+        return any(kernel.issuperset(equations) for kernel in self.kernels)
 
     def copied(self, eqn: Equation, chain: list[Equation]) -> Equation:
         self.changed = True

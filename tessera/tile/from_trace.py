@@ -71,9 +71,17 @@ def lower(body: Trace, title: str = "kernel") -> Lowered:
     return Lowered(kernel, inputs, region.stored, tuple(builder.symbol_names), region.tail, emit.costs)
 
 
-def check(body: Trace) -> Emit:
-    """What the kernel of a region would be made of, without making it; raises `Unlowerable` where there is none."""
-    return _explore(Region(body))[1]
+@dataclass(frozen=True)
+class Checked:
+    cost: float  # rough instructions a point
+    walks: bool  # it works row by row and sums over the rows as well
+    row: int | None  # how long its rows are, where that is known
+
+
+def check(body: Trace) -> Checked:
+    """What the kernel of a region would be, without making it; raises `Unlowerable` where there is none."""
+    space, emit = _explore(Region(body))
+    return Checked(emit.costs, space.walks, product([d.size for d in space.dims if d.reduce]).constant)
 
 
 def _explore(region: Region) -> tuple[Space, Emit]:
@@ -178,6 +186,7 @@ class _Lowering:
         self.region, self.space, self.emit, self.axes = region, space, emit, axes
         self.ranges = Ranges({a.name: a.size for a in axes})
         self.reduced = tuple(a.name for a in axes if a.reduce)
+        self.rows = tuple(a.name for a in axes if not a.reduce) if space.walks else ()
         emit.axis_names = frozenset(a.name for a in axes)
         parts = {text: i for a in axes for text, i in a.parts(self.ranges).items()}
         settled = {i: _substitute(i, parts, self.ranges) for i in {i for at in space.at.values() for i in at}}
@@ -231,6 +240,8 @@ class _Lowering:
         place = self.place.get(source)
         if place is None:
             raise Unlowerable(f"{source.name} is reduced outside of the region's space")
+        if self._walks(source, dims):
+            return self._over_rows(source, dims, at, place)
         reduced = frozenset(self.reduced)
         index = tuple(place[d] if d in dims else i for d, i in enumerate(at))
         for d, i in enumerate(index):
@@ -241,6 +252,23 @@ class _Lowering:
         if any(c.axes & reduced and not c.axes <= reduced for c in self.conditions):
             raise Unlowerable("a reduction under a condition that varies along the reduced axis")
         return self._with(kept), index
+
+    def _walks(self, source: Value, dims: list[int]) -> bool:
+        """Whether these dimensions run over all rows of a kernel that reduces along its rows."""
+        place = self.place.get(source)
+        if place is None or not self.rows:
+            return False
+        return frozenset().union(*(place[d].names() for d in dims)) & frozenset(self.rows) != frozenset()
+
+    def _over_rows(self, source: Value, dims: list[int], at: Indices, place: Indices) -> tuple[_Lowering, Indices]:
+        rows = frozenset(self.rows)
+        used = frozenset().union(*(place[d].names() for d in dims))
+        many = product([sizes_of(source.shape)[d] for d in dims])
+        if used != rows or many != product([a.size for a in self.axes if not a.reduce]):
+            raise Unlowerable(f"{source.name} is summed over some of the rows only")
+        if self.conditions or any(i != place[d] for d, i in enumerate(at) if d not in dims):
+            raise Unlowerable(f"the sum of {source.name} over the rows is read elsewhere than where it is computed")
+        return self, place
 
     def _with(self, conditions: tuple[T, ...]) -> _Lowering:
         inner = object.__new__(_Lowering)
@@ -263,12 +291,16 @@ class _Lowering:
             return self._position(kind, x, source, dims)
         if many == ONE:
             return x
-        if not x.axes & set(self.reduced):
+        along = self.rows if self._walks(source, dims) else self.reduced
+        if along is self.rows and (not x.axes >= {*self.reduced, *self.rows} or x.dtype.itemsize < 4):
+            raise Unlowerable(f"{source.name}, summed over the rows, is no plain row of numbers")
+        if not x.axes & set(along):
             return self._repeated(kind, x, many)
-        return self.emit.reduce(kind, x, [a for a in self.reduced if a in x.axes])
+        return self.emit.reduce(kind, x, [a for a in along if a in x.axes])
 
     def _position(self, kind: str, x: T, source: Value, dims: list[int]) -> T:
-        if not x.axes & set(self.reduced):
+        alone = product([sizes_of(source.shape)[d] for d in dims]) == ONE
+        if alone or not x.axes & set(self.reduced):
             return self.emit.constant(0, x.emit.iota(ZERO).dtype)
         if len(self.reduced) > 1:  # only looking
             return self.emit.reduce(kind, x, list(self.reduced))

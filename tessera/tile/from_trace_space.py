@@ -4,6 +4,9 @@ The shape of what is reduced (or of the largest result) gives the dimensions. Fr
 region: the results and arguments of a pointwise operator that have its shape share its place, a view that shows
 every element once moves it, a reduction drops the reduced entries. Dimensions become axes: ordered by the strides
 of what is stored, and joined where no access tells two of them apart.
+
+Rows are reduced along themselves; beside that, sums over all rows are *walked*: they drop the other dimensions, and
+what is computed from them is only stored.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tessera.ir.equation import Value
+from tessera.ir.types import size_hint
 from tessera.tile.from_trace_emit import Emit
 from tessera.tile.from_trace_index import ONE, ZERO, Index, Indices, Ranges, Unlowerable, product, sizes_of
 from tessera.tile.index import Quotient, name
@@ -58,6 +62,10 @@ class Space:
     dims: tuple[Dim, ...]
     cuts: Cuts = field(default_factory=dict)
     at: dict[Value, Indices] = field(default_factory=dict)  # where in the space a value is computed
+    walks: bool = False  # something is summed over all rows
+
+    def row_names(self) -> frozenset[str]:
+        return frozenset(d.name for d in self.dims if not d.reduce)
 
     @property
     def ranges(self) -> Ranges:
@@ -71,13 +79,15 @@ class Space:
 def find_space(calls: dict[Value, Call], stored: Sequence[Value], cuts: Cuts | None = None) -> Space:
     reductions = [c for c in _distinct(calls) if rule_of(c.eqn.op).kind in (REDUCE, SCAN)]  # type: ignore[union-attr]
     big = [c for c in reductions if _many(c) != ONE]
+    inner = [c for c in big if not is_outer(c.first, _dims(c))]
     products = [c for c in _distinct(calls) if rule_of(c.eqn.op).kind == CONTRACT]  # type: ignore[union-attr]
     if products and big:
         raise Unlowerable("a matrix product and a reduction in one kernel")
     if products:
         anchor, reduced = products[0].out, set()
     elif big:
-        anchor, reduced = big[0].first, set(_dims(big[0]))
+        main = (inner or big)[0]
+        anchor, reduced = main.first, set(_dims(main))
     else:
         anchor, reduced = max(stored, key=lambda v: (v.tensor.numel(), v.ndim)), set()
     space, place = _dimensions(anchor, reduced, cuts or {})
@@ -93,11 +103,41 @@ def find_space(calls: dict[Value, Call], stored: Sequence[Value], cuts: Cuts | N
     for v in [call.out for call in products[1:]]:
         _settle_value(space, v, rows)
         _spread(space, calls)
+    summed = _walk(space, calls, big)
     for v in stored:
         _settle_value(space, v, space.dims) or _settle_value(space, v, rows)
         _spread(space, calls)
-        _check_place(space, v)
+        _check_place(space, v, v in summed)
     return space
+
+
+def _walk(space: Space, calls: dict[Value, Call], big: Sequence[Call]) -> set[Value]:
+    """What is computed from sums over all rows, where others reduce along the rows; nothing else may need it."""
+    rows, found = space.row_names(), set()
+    for v, call in calls.items():
+        if any(c.eqn is call.eqn for c in big):
+            at = space.at.get(call.first, ())
+            used = frozenset().union(*(i.names() for d, i in enumerate(at) if d in _dims(call)))
+            if used & rows:
+                if used != rows or not rule_of(call.eqn.op).walks:  # type: ignore[union-attr]
+                    raise Unlowerable(f"{v.name} reduces other dimensions than the rest of the region, and is no sum")
+                found.add(v)
+                continue
+        if found & set(call.eqn.inputs()):
+            if space.at.get(v) is None or any(i.names() & rows for i in space.at[v]):
+                raise Unlowerable(f"{v.name} needs the whole of a sum over the rows first")
+            if rule_of(call.eqn.op).kind in (REDUCE, SCAN):  # type: ignore[union-attr]
+                raise Unlowerable(f"{v.name} reduces sums over the rows again")
+            found.add(v)
+    space.walks = bool(found)
+    return found
+
+
+def is_outer(source: Value, dims: Sequence[int]) -> bool:
+    """These are not the innermost of the value's dimensions."""
+    strides, sizes = source.tensor.stride, source.tensor.shape
+    inner = [d for d in range(source.ndim) if size_hint(strides[d]) == 1 and size_hint(sizes[d]) > 1]
+    return bool(inner) and not set(inner) & set(dims)
 
 
 def _distinct(calls: dict[Value, Call]) -> list[Call]:
@@ -188,15 +228,17 @@ def _settle_value(space: Space, v: Value, dims: Iterable[Dim]) -> bool:
     return True
 
 
-def _check_place(space: Space, v: Value) -> None:
-    """Stored once at every point of the space, or at every point of its parallel dimensions."""
+def _check_place(space: Space, v: Value, summed: bool) -> None:
+    """Stored once at every point of the space, of its parallel dimensions, or, if summed over those, of the others."""
     if v not in space.at:
         raise Unlowerable(f"{v.name} has another shape than the rest of the region")
     used = frozenset().union(*(i.names() for i in space.at[v]))
+    row = {d.name: d.size for d in space.dims if d.reduce}
     covers = (
         {d.name: d.size for d in space.dims},
         {d.name: d.size for d in space.dims if not d.reduce},
     )
+    covers = (row,) if summed else covers
     if not any(used >= c.keys() and product(list(c.values())) == product(list(sizes_of(v.shape))) for c in covers):
         raise Unlowerable(f"{v.name} does not have one element for every point of the region")
 
@@ -227,13 +269,14 @@ def _quotients(e: Index) -> Iterable[Quotient]:
 
 def arrange(space: Space, emit: Emit) -> list[Axis]:
     """The kernel's axes: parallel ones from the widest stride of what is stored to the narrowest, then one reduced
-    axis. Neighbours are joined where every access steps along both as along one."""
+    axis. Neighbours are joined where every access steps along both as along one; a walked axis is all of the rows."""
     main = max(emit.stored, key=lambda e: len(e.names()), default=ZERO)
     rows = [d for d in space.dims if not d.reduce]
     rows.sort(key=lambda d: -_hint(main.stride(d.name)))
     walked = [d for d in space.dims if d.reduce]
     looked = list({*emit.looked, *emit.stored})
-    axes = [Axis(f"i{k}", dims, False) for k, dims in enumerate(_joined(rows, looked))]
+    joined = [tuple(rows)] if space.walks else _joined(rows, looked)
+    axes = [Axis(f"i{k}", dims, False) for k, dims in enumerate(joined)]
     if walked:
         axes.append(Axis("r", tuple(walked), True))
     return axes or [Axis("i0", (), False)]

@@ -77,6 +77,7 @@ class Rule:
     depth: Callable[[Call], Index] | None = None  # of a matrix product: the size of the dimension it sums over
     sides: Callable[[Call], tuple[Value, Value]] | None = None  # and its operands
     refuses: Callable[[Call], str] | None = None  # why a call of this operator has no lowering
+    walks: bool = False  # of a reduction: a plain sum, which a kernel that reduces its rows can take over the rows too
     expensive: bool = False  # not to be computed twice
     checked: bool = False  # PyTorch raises where an index is out of bounds; a kernel cannot
 

@@ -61,13 +61,13 @@ class Rows:
         return n - float(less) if less else n
 
 
-def reduction(names: str, formula: Callable[[Rows, Call], T], dims: int | None = 1) -> None:
+def reduction(names: str, formula: Callable[[Rows, Call], T], dims: int | None = 1, walks: bool = False) -> None:
     find = _dims(dims)
 
     def lower(reader: Reader, call: Call, at: Indices) -> T:
         return formula(Rows(reader, call, at, find(call)), call).to(call.out.dtype)
 
-    define(names, Rule(REDUCE, lower, dims=find, expensive=True))
+    define(names, Rule(REDUCE, lower, dims=find, walks=walks, expensive=True))
 
 
 _LOGICAL = {"max": "any", "min": "all", "prod": "all"}  # of truth values
@@ -95,9 +95,10 @@ def _ordered(dtype: torch.dtype) -> torch.dtype:
 
 
 for _form in ("default", "dim_IntList"):
-    reduction(f"sum.{_form}", _plain("sum"))
-for _name, _kind in (("mean", _mean), ("amax", _plain("max")), ("amin", _plain("min"))):
-    reduction(_name, _kind)  # type: ignore[arg-type]
+    reduction(f"sum.{_form}", _plain("sum"), walks=True)
+reduction("mean", _mean, walks=True)  # type: ignore[arg-type]
+reduction("amax", _plain("max"))
+reduction("amin", _plain("min"))
 reduction("max.default", _plain("max"), None)
 reduction("min.default", _plain("min"), None)
 reduction("prod.default", _plain("prod"), None)

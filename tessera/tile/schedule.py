@@ -2,7 +2,8 @@
 
 A Schedule says how many elements of each axis one program handles at once, and how many programs, warps and
 stages there are. `plan` turns a kernel into the passes that any target emits: straight parts, which do not vary
-along the reduced axis, and loops along it, as few as the data flow allows.
+along the reduced axis, and loops along it, as few as the data flow allows. Where a parallel axis is walked, these are
+the passes of one step; `after_walk` is what is left to do with the sums when the walk has ended.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, SSAValue
 
-from tessera.tile.dialect import REDUCE, KernelOp, StoreOp, ValueType, axes_of
+from tessera.tile.dialect import REDUCE, KernelOp, ReduceOp, StoreOp, ValueType, axes_of
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Schedule:
     warps: int = 4
     stages: int = 2
     loop: bool = False  # the reduced axis is walked in blocks; otherwise one block holds all of it
-    split: int = 1  # programs that share one reduction; each stores a part, a second kernel adds them
+    split: int = 1  # programs that share one reduction or walk; each stores a part, a second kernel adds them
     persistent: bool = False  # as many programs as the chip runs at once, each walking over several blocks
     group: int = 1  # rows of blocks run together, for the L2 cache
     extra: tuple[tuple[str, object], ...] = field(default=())  # a target's own switches
@@ -51,21 +52,41 @@ def plan(kernel: KernelOp) -> list[Pass]:
     A value that varies along the axis is computed again in every loop that needs it; a reduction belongs to the
     first loop in which its argument can be computed.
     """
-    axis = reduced_axis(kernel)
+    axis, walked = reduced_axis(kernel), kernel.walked
     ops = list(kernel.block.ops)
     if axis is None:
         return [Pass(None, tuple(ops))]
+    if walked is not None:
+        later = set(after_walk(kernel))
+        ops = [op for op in ops if op not in later]
     level = _levels(ops, axis)
     passes: list[Pass] = []
     for stage in range(max(level.values(), default=0) + 1):
         straight = [op for op in ops if not _varies(op, axis) and level[op] == stage and not _reduces(op, axis)]
         if straight:
             passes.append(Pass(None, tuple(straight)))
-        ends = [op for op in ops if level[op] == stage and _varies(op, axis) and isinstance(op, StoreOp)]
+        ends = [op for op in ops if level[op] == stage and _varies(op, axis) and _ends(op, walked)]
         ends += [op for op in ops if _reduces(op, axis) and level[op] == stage + 1]
         if ends:
             passes.append(Pass(axis, _closure(ops, ends, axis)))
     return passes
+
+
+def _ends(op: Operation, walked: str | None) -> bool:
+    return isinstance(op, StoreOp) or (isinstance(op, ReduceOp) and op.axis.data == walked)
+
+
+def after_walk(kernel: KernelOp) -> list[Operation]:
+    """What needs the sums along the walked axis."""
+    if kernel.walked is None:
+        return []
+    ready = {op.result for op in kernel.sums_along(kernel.walked)}
+    later: list[Operation] = []
+    for op in kernel.block.ops:
+        if ready & set(op.operands):
+            later.append(op)
+            ready.update(op.results)
+    return later
 
 
 def _reduces(op: Operation, axis: str) -> bool:

@@ -66,14 +66,40 @@ def test_views_inside_a_kernel_and_outside() -> None:
     assert {"view", "transpose", "t"} <= tile.reasons(trace).keys()
 
 
-def test_sums_over_rows_and_over_columns_are_two_kernels() -> None:
-    def backward(g: torch.Tensor, x: torch.Tensor, m: torch.Tensor, r: torch.Tensor, w: torch.Tensor) -> tuple:
-        return torch.ops.aten.native_layer_norm_backward(g, x, [16], m, r, w, w, [True, True, True])
+def norm_backward(g: torch.Tensor, x: torch.Tensor, m: torch.Tensor, r: torch.Tensor, w: torch.Tensor) -> tuple:
+    shape = [x.shape[-1]]
+    return torch.ops.aten.native_layer_norm_backward(g, x, shape, m, r, w, w, [True, True, True])
 
-    trace, regions = fused(backward, rand(32, 16), rand(32, 16), rand(32, 1), rand(32, 1), rand(16))
+
+def norm_inputs(*rows: int, row: int = 16) -> tuple[torch.Tensor, ...]:
+    return rand(*rows, row), rand(*rows, row), rand(*rows, 1), rand(*rows, 1), rand(row)
+
+
+@pytest.mark.parametrize("rows", [(32,), (4, 8)])
+def test_sums_over_the_rows_beside_reductions_along_them(rows: tuple[int, ...]) -> None:
+    args = norm_inputs(*rows)
+    before = trace_of(norm_backward, *args)
+    trace, regions = fused(norm_backward, *args)
+    assert len(regions) == 1 and {"mean", "sum"} <= regions[0]
+    assert len(trace.equations) == len(tile.apart(before).equations)  # nothing is computed twice
+
+
+def test_where_a_target_cannot_the_sums_are_a_kernel_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tile, "target_for", lambda device: Reference("its rows are too long"))
+    monkeypatch.setattr(tile, "_checked", {})
+    trace, regions = fused(norm_backward, *norm_inputs(32))
     assert len(regions) == 2
     sums = [sum(trace.equations[i].op._opname == "sum" for i in region) for region in tile.regions(trace)]
     assert sorted(sums) == [0, 2]  # both gradients of the weights read the same memory once
+
+
+def test_what_needs_a_sum_over_the_rows_waits_for_it() -> None:
+    def program(x: torch.Tensor) -> tuple:
+        y = x - x.mean(-1, keepdim=True)
+        return y, y * y.sum(0)
+
+    trace, regions = fused(program, rand(32, 16))
+    assert all(not ({"mean", "sum", "mul"} <= region) for region in regions)
 
 
 def test_siblings_that_read_the_same_are_one_kernel() -> None:
@@ -139,7 +165,10 @@ def test_regions_of_random_programs_are_convex_and_right(seed: int) -> None:
         verify(body_of(trace, region, "body"))
 
 
-def test_copies_leave_the_program_the_same() -> None:
+def test_copies_leave_the_program_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tile, "target_for", lambda device: Reference("its rows are too long"))
+    monkeypatch.setattr(tile, "_checked", {})
+
     def backward(g: torch.Tensor, x: torch.Tensor, r: torch.Tensor) -> tuple:
         unit = x * r
         return (g * unit).mean(-1, keepdim=True) * unit, (g * unit).sum(0)

@@ -411,6 +411,37 @@ def full_sum(n: int = 1000, dtype: torch.dtype = torch.float32, dynamic: bool = 
     return Case(f"full_sum-{n}", k.finish(), [a, torch.zeros(1), torch.zeros(1)], s.values, expected)
 
 
+# --- rows, and sums over the rows in the same kernel ---
+
+
+def norm_backward(n: int = 21, m: int = 45, dtype: torch.dtype = torch.float32, dynamic: bool = False) -> Case:
+    """The gradients of a layer norm: of its argument row by row, of its weight and bias summed over the rows."""
+    k, s, e = KernelBuilder("norm_backward"), Sizes(dynamic), ELEMENTS[dtype]
+    N = s(k, "n", n)
+    i, r = k.axis("i", N), k.axis("r", m, reduce=True)
+    bg, bx, bw, bmean, bscale = k.buffer(e), k.buffer(e), k.buffer(e), k.buffer(f32), k.buffer(f32)
+    bdx, bdw, bdb = k.buffer(e), k.buffer(e), k.buffer(f32)
+    g, x, w = up(k, k.load(bg, i * m + r)), up(k, k.load(bx, i * m + r)), up(k, k.load(bw, r))
+    scale, many = k.load(bscale, i), k.constant(m, f32)
+    unit = k.apply("mul", k.apply("sub", x, k.load(bmean, i)), scale)
+    inner = k.apply("mul", g, w)
+    one = k.apply("div", k.reduce("sum", k.apply("mul", inner, unit), "r"), many)
+    two = k.apply("div", k.reduce("sum", inner, "r"), many)
+    left = k.apply("sub", k.apply("sub", inner, two), k.apply("mul", unit, one))
+    k.store(k.cast(k.apply("mul", left, scale), e), bdx, i * m + r)
+    k.store(k.cast(k.reduce("sum", k.apply("mul", g, unit), "i"), e), bdw, r)
+    k.store(k.apply("mul", k.reduce("sum", g, "i"), k.constant(2.0, f32)), bdb, r)
+    a, c, v = rand(n, m, dtype=dtype), rand(n, m, dtype=dtype, seed=1), rand(m, dtype=dtype)
+    wide = a.double()
+    mean, rstd = wide.mean(-1, keepdim=True).float(), (wide.var(-1, correction=0, keepdim=True) + 1e-5).rsqrt().float()
+    want = torch.ops.aten.native_layer_norm_backward(
+        c.double(), wide, [m], mean.double(), rstd.double(), v.double(), v.double(), [True, True, True]
+    )
+    tensors = [c, a, v, mean, rstd, torch.zeros_like(a), torch.zeros(m, dtype=dtype), torch.zeros(m)]
+    expected = {5: want[0].to(dtype), 6: want[1].to(dtype), 7: 2 * want[2].float()}
+    return Case(f"norm_backward-{n}x{m}", k.finish(), tensors, s.values, expected)
+
+
 # --- products ---
 
 
@@ -448,6 +479,14 @@ DYNAMIC = [
     pointwise, silu_mul, gelu, transpose, softmax, layer_norm, rms_norm, cross_entropy, argmax, cumsum, column_sum,
     middle_max, full_sum, matmul,
 ]  # fmt: skip
+
+
+def walked_cases() -> list[Case]:
+    """Not every target has them."""
+    return [
+        norm_backward(), norm_backward(dynamic=True), norm_backward(32, 64, torch.bfloat16), norm_backward(5, 1031),
+        norm_backward(70, 40, torch.bfloat16, dynamic=True),
+    ]  # fmt: skip
 
 
 def cases() -> list[Case]:

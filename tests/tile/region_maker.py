@@ -155,6 +155,7 @@ class Step:
 
     text: str
     sure: bool = False
+    then: str = ""  # a second step of its result, which it calls {0}
 
 
 class Refused(Exception):
@@ -226,6 +227,8 @@ class Maker:
         self.lines.append(f"{name} = {step.text}")
         self.pool.append(Known(name, made, step.sure or not made[0][0].is_floating_point()))
         self.used.add(family)
+        if step.then:
+            self.take(family, Step(step.then.format(name)))
         return True
 
 

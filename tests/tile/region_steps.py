@@ -319,22 +319,25 @@ def norm(m: Maker) -> Step:
 
 
 def backward(m: Maker) -> Step:
-    """The shapes that gradients bring: sums of products along rows, and over all rows."""
+    """The shapes that gradients bring: sums of products along rows, over all rows, and both from the same values."""
     a = m.float(2)
     b = m.any(lambda k: k.shape == a.shape and k.now.dtype == a.now.dtype)
     x, g = a.name, b.name
-    return Step(
-        m.rng.choice(
+    over = f"tuple(range({x}.ndim - 1))"
+    text, then = m.rng.choice(
+        (
+            (f"{x} * ({g} - ({g} * {x}).sum(-1, keepdim=True))", f"({{0}} + {g}).sum({over})"),
+            (f"{g} - torch.exp({x}.clamp(max=2)) * {g}.sum(-1, keepdim=True)", f"({g} * {x}).mean({over})"),
+            (f"({g} * {x}).sum(0)", ""),
+            (f"({g} * torch.sigmoid({x})).sum({over})", ""),
+            (f"{g} * torch.sigmoid({x}) * (1 + {x} * (1 - torch.sigmoid({x})))", ""),
             (
-                f"{x} * ({g} - ({g} * {x}).sum(-1, keepdim=True))",
-                f"{g} - torch.exp({x}.clamp(max=2)) * {g}.sum(-1, keepdim=True)",
-                f"({g} * {x}).sum(0)",
-                f"({g} * torch.sigmoid({x})).sum(tuple(range({x}.ndim - 1)))",
-                f"{g} * torch.sigmoid({x}) * (1 + {x} * (1 - torch.sigmoid({x})))",
                 f"({g} - {g}.mean(-1, keepdim=True) - {x} * ({g} * {x}).mean(-1, keepdim=True)) * 0.5",
-            )
+                f"({g} * {x}).sum({over}, keepdim=True)",
+            ),
         )
     )
+    return Step(text, then=then)
 
 
 def scan(m: Maker) -> Step:

@@ -80,6 +80,9 @@ class Interpreter:
     def compile(self, kernel: KernelOp, schedule: Schedule):  # noqa: ANN201
         return partial(interp.run, kernel)
 
+    def no_walk(self, row: int | None) -> str:
+        return ""
+
 
 class Varied:
     """Another target whose best schedule is any of those that it proposes: all of them must be right."""
@@ -93,6 +96,9 @@ class Varied:
 
     def compile(self, kernel: KernelOp, schedule: Schedule):  # noqa: ANN201
         return self.target.compile(kernel, schedule)
+
+    def no_walk(self, row: int | None) -> str:
+        return self.target.no_walk(row)
 
 
 # The executor leaves gathers on the CPU to PyTorch, which checks their indices. Ours are in bounds.

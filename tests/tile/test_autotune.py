@@ -47,6 +47,9 @@ class FakeTarget:
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
         return SCHEDULES
 
+    def no_walk(self, row: int | None) -> str:
+        return ""
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

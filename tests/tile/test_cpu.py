@@ -464,7 +464,7 @@ def test_long_sums_stay_exact_enough(rows):
 # --- the kernels that every target must run ---
 
 
-@pytest.mark.parametrize("case", kernels.cases(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*kernels.cases(), *kernels.walked_cases()], ids=lambda case: case.name)
 def test_shared_case(case):
     sizes = dict(zip([s.data for s in case.kernel.symbol_names], case.symbols, strict=True))
     results = [t.clone() for t in case.tensors]
@@ -619,6 +619,34 @@ def test_threads_give_the_same_result():
     finally:
         torch.set_num_threads(before)
     assert torch.equal(alone, together)
+
+
+WALK, ALL = kernels.norm_backward(600, 200), kernels.full_sum(300_000)
+
+
+@pytest.mark.parametrize("case", [WALK, ALL], ids=lambda case: case.name)
+def test_shared_work_gives_the_same_result_on_any_number_of_threads(case):
+    schedule = TARGET.propose(case.kernel, {})[0]
+    assert schedule.split > 1
+    run, before, found = TARGET.compile(case.kernel, schedule), torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.append([t.clone() for t in case.tensors])
+            run(found[-1], [])
+    finally:
+        torch.set_num_threads(before)
+    case.check(found[0], slack=4)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("parts", [1, 3, 8, 64])
+def test_walks_and_reductions_in_parts(parts):
+    for case in (*kernels.walked_cases(), kernels.full_sum(1001), kernels.column_sum(dynamic=True)):
+        results = [t.clone() for t in case.tensors]
+        TARGET.compile(case.kernel, Schedule(split=parts))(results, case.symbols)
+        case.check(results)
 
 
 def test_wrong_arguments_are_refused():

@@ -372,6 +372,30 @@ def test_symbolic_sizes() -> None:
     check(lambda x, y: x.t() * y, rand(4, 8), rand(8, 1), dynamic=(0,), others=((rand(7, 8), rand(8, 1)),))
 
 
+# --- along the rows, and over them ---
+
+
+def both_ways(x: torch.Tensor, w: torch.Tensor) -> tuple:
+    y = (x - x.mean(-1, keepdim=True)) * w
+    over = tuple(range(x.ndim - 1))
+    return y, (y * x).sum(over), y.sum(over, keepdim=True) * 2 + w, x.mean(over).to(torch.float64)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_sums_over_the_rows_beside_reductions_along_them(dtype: torch.dtype) -> None:
+    tol = 0.06 if dtype is torch.bfloat16 else None  # eager rounds more often
+    for shape in ((5, 7), (2, 3, 4), (3, 1, 5), (2, 2, 2, 3)):
+        check(both_ways, rand(*shape).to(dtype), rand(shape[-1]).to(dtype), tol=tol)
+    check(both_ways, rand(5, 3, 7).transpose(0, 1).to(dtype), rand(7).to(dtype), tol=tol)
+    check(both_ways, rand(6, 5, 8)[::2, 1:, ::2].to(dtype), rand(4).to(dtype), tol=tol)
+    check(lambda x: (x.sum(0), x.sum(1)), rand(6, 6).to(dtype))
+    check(lambda x: (x.reshape(12, 5).sum(0), x.amax(-1)), rand(3, 4, 5).to(dtype))
+
+
+def test_sums_over_so_many_rows() -> None:
+    check(both_ways, rand(4, 8), rand(8), dynamic=(0,), others=((rand(9, 8), rand(8)), (rand(2, 8), rand(8))))
+
+
 # --- what has no kernel ---
 
 
@@ -383,7 +407,9 @@ def test_regions_without_a_kernel_say_why() -> None:
 
     x = rand(6, 6)
     assert "no lowering" in refused(lambda x: x.cholesky_inverse(), x)
-    assert "every point" in refused(lambda x: (x.sum(0), x.sum(1)), x)
+    assert "and is no sum" in refused(lambda x: (x.amax(0), x.sum(1)), x)
+    assert "sum over the rows first" in refused(lambda x: (x.mean(1), x * x.sum(0)), x)
+    assert "reduces sums over the rows again" in refused(lambda x: (x.mean(1), x.sum(0).sum()), x)
     assert "every step of another reduction" in refused(lambda x: (x - x.sum(1)).amax(1), x)
     assert "no elements" in refused(lambda x: x[:0] * 2, x)
     assert "shape" in refused(lambda x, y: (x * 2, y * 2), x, rand(5))

@@ -24,7 +24,9 @@ from tessera.tile.build import KernelBuilder, f32, f64, i32, i64
 from tessera.tile.dialect import KernelOp
 from tessera.tile.functions import FUNCTIONS
 from tessera.tile.schedule import Schedule
+from tessera.tile.split import can_split
 from tessera.tile.targets import missing, named, target_for
+from tessera.tile.walk import share
 from tessera.util.errors import InputError, OptionError
 
 pytest.importorskip("triton")
@@ -33,11 +35,11 @@ from triton_cases import NO_LOOP, TRIALS, function_cases, run, sizes_of  # noqa:
 
 from tessera.tile.targets.triton.emit import Options, emit  # noqa: E402
 from tessera.tile.targets.triton.functions import FLOAT, INTEGER, TRUTH  # noqa: E402
+from tessera.tile.targets.triton.halves import schedules  # noqa: E402
 from tessera.tile.targets.triton.launch import Launcher  # noqa: E402
 from tessera.tile.targets.triton.layout import needs_wide  # noqa: E402
 from tessera.tile.targets.triton.propose import propose  # noqa: E402
 from tessera.tile.targets.triton.resources import compile_only  # noqa: E402
-from tessera.tile.targets.triton.split import can_split  # noqa: E402
 from tessera.tile.targets.triton.target import TARGET  # noqa: E402
 
 
@@ -64,7 +66,9 @@ def test_under_the_interpreter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arch", [90, 100])
-@pytest.mark.parametrize("case", kernels.cases(), ids=lambda c: c.name + ("-dynamic" if c.symbols else ""))
+@pytest.mark.parametrize(
+    "case", [*kernels.cases(), *kernels.walked_cases()], ids=lambda c: c.name + ("-dynamic" if c.symbols else "")
+)
 def test_compiles(case: Case, arch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if arch == 100 and case.symbols:
         pytest.skip("symbols are the same on every architecture")
@@ -113,6 +117,24 @@ def test_accesses_of_16_bytes(make, dynamic: bool, tmp_path: Path, monkeypatch: 
     found = compile_only(case.kernel, propose(case.kernel, sizes_of(case))[0])
     assert "ld.global.v4.b32" in found.ptx and "st.global.v4.b32" in found.ptx
     assert "ld.global.b16" not in found.ptx and found.spills == 0
+
+
+@pytest.mark.parametrize("arch", [90, 100])
+@pytest.mark.parametrize(("n", "m"), [(16384, 4096), (8192, 8192), (65536, 1024)])
+def test_walks_keep_their_sums_in_registers(
+    n: int, m: int, arch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
+    kernel = kernels.norm_backward(2, m, torch.bfloat16, dynamic=True).kernel
+    schedule = propose(kernel, {"n": n})[0]
+    halves = share(kernel, schedule.split)
+    first, second = (
+        compile_only(half, s, arch)
+        for half, s in zip((halves.first, halves.second), schedules(kernel, schedule), strict=True)
+    )
+    assert first.spills == 0 and second.spills == 0
+    assert first.registers * 32 * schedule.warps * max(16 // schedule.warps, 1) <= 65536  # as many as were meant fit
+    assert "st.global.v4" in first.ptx and "ld.global.b16" not in first.ptx
 
 
 def test_rotary_halves_are_wide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,14 +264,16 @@ def test_variant_follows_the_sizes() -> None:
 # --- proposals ---
 
 
-@pytest.mark.parametrize("case", kernels.cases(), ids=lambda c: c.name + ("-dynamic" if c.symbols else ""))
+@pytest.mark.parametrize(
+    "case", [*kernels.cases(), *kernels.walked_cases()], ids=lambda c: c.name + ("-dynamic" if c.symbols else "")
+)
 def test_proposals_are_valid_and_repeat(case: Case) -> None:
     found = propose(case.kernel, sizes_of(case))
     assert 1 <= len(found) <= 8 and found == propose(case.kernel, sizes_of(case))
     assert len(set(found)) == len(found)
     for schedule in found:
         assert emit(case.kernel, replace(schedule, split=1))
-        assert schedule.split == 1 or can_split(case.kernel)
+        assert schedule.split == 1 or can_split(case.kernel) or case.kernel.walked
 
 
 def test_proposals_know_the_measured_facts() -> None:
@@ -310,3 +334,22 @@ def test_second_launch_goes_the_short_way() -> None:
             tensors[1].zero_()
             compiled(tensors, case.symbols)
             case.check(tensors)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("n", "m"), [(4096, 4096), (1000, 8192), (20000, 768), (333, 3000)])
+def test_every_proposed_walk_on_a_device(n: int, m: int, dynamic: bool) -> None:
+    case = kernels.norm_backward(n, m, torch.bfloat16, dynamic=dynamic)
+    for schedule in propose(case.kernel, sizes_of(case)):
+        results = [t.clone().cuda() for t in case.tensors]
+        compiled = TARGET.compile(case.kernel, schedule)
+        compiled(results, case.symbols)
+        again = [t.clone().cuda() for t in case.tensors]
+        compiled(again, case.symbols)
+        assert all(torch.equal(a, b) for a, b in zip(results, again, strict=True)), schedule
+        torch.testing.assert_close(results[5].cpu(), case.expected[5], rtol=1.6e-2, atol=1e-2)
+        for k in (6, 7):  # sums of so many rows round where they are large
+            scale = case.expected[k].abs().max().item()
+            torch.testing.assert_close(results[k].cpu(), case.expected[k], rtol=1.6e-2, atol=1e-2 * scale)

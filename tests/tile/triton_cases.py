@@ -75,6 +75,7 @@ BY_HAND: dict[str, list[Schedule]] = {
             for extra in ((("bulk", True), ("flatten", True)), (("bulk", True), ("parts", 4)))
         ),
     ],
+    "norm_backward": [Schedule(), Schedule((("i", 4),), split=3, stages=3), Schedule((("i", 2),), split=8)],
     "matvec": [Schedule((("j", 8), ("r", 16)), loop=True)],
 }
 EXTRA = [
@@ -90,7 +91,7 @@ EXTRA = [
 def trials(most: int = 2) -> list[tuple[str, Case, Schedule]]:
     """(name, kernel, schedule) for everything worth running."""
     found = []
-    for case in kernels.cases() + [make() for make in EXTRA]:
+    for case in kernels.cases() + [make() for make in EXTRA] + kernels.walked_cases():
         own = BY_HAND.get(case.kernel.sym_name.data, [])
         for schedule in dict.fromkeys([*propose(case.kernel, sizes_of(case))[:most], *own]):
             dynamic = "-dynamic" if case.symbols else ""
@@ -234,6 +235,8 @@ def _wide() -> None:
         (kernels.silu_mul(dynamic=True), Schedule((("i j", 64),))),
         (kernels.argmax(dynamic=True), Schedule((("r", 16),), loop=True)),
         (kernels.matmul(dynamic=True), Schedule((("i", 16), ("j", 16), ("r", 16)), loop=True, group=2)),
+        (kernels.norm_backward(dynamic=True), Schedule()),
+        (kernels.norm_backward(dynamic=True), Schedule((("i", 4),))),
     ):
         launcher = Launcher(case.kernel, schedule)
         launcher._plans[tuple(case.symbols)] = (

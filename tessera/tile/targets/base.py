@@ -33,3 +33,7 @@ class Target(Protocol):
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
         """Schedules worth trying for these values of the symbols: best first, and the same every time."""
         ...
+
+    def no_walk(self, row: int | None) -> str:
+        """Why there is no good kernel that reduces rows of this length (None: not known) and sums over the rows too."""
+        ...

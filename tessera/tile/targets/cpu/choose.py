@@ -6,8 +6,11 @@ task. Anything a schedule leaves open, or that does not fit the kernel, is chose
 
 from __future__ import annotations
 
+import math
+
 from tessera.tile.dialect import ApplyOp, KernelOp, RandomOp, StoreOp, element_of
 from tessera.tile.schedule import Schedule
+from tessera.tile.split import can_split
 from tessera.tile.targets.cpu.elements import element
 from tessera.tile.targets.cpu.host import Host
 from tessera.tile.targets.cpu.layout import Layout, cost, layout, numbers, vector_axis
@@ -16,13 +19,17 @@ from tessera.tile.targets.cpu.transpose import tile_axis
 
 HEAVY = 24  # instructions a point above which fewer lanes are handled at once, for want of registers
 TASK = 4096  # points of one task, where a task is part of the vector axis
+PART_POINTS = 1 << 15  # of one part of a reduction that is shared out: some microseconds of work
+MOST_PARTS = 64
+LEAST_ROWS = 8  # of one part of a walk: its sums are written and read once more
+FEW_ROWS = 4  # fewer leave threads without work
 
 
 def choose(seen: Layout, schedule: Schedule, host: Host) -> Choice:
     extra = dict(schedule.extra)
     sizes = numbers(seen, {})
     vector = extra.get("vector", "") or vector_axis(seen, sizes)
-    if vector not in seen.sizes:
+    if vector not in seen.sizes or seen.walked is not None:
         vector = vector_axis(seen, sizes)
     native = _native(seen.kernel, host)
     lanes = int(extra.get("lanes", 0) or native * _unroll(seen))  # type: ignore[call-overload]
@@ -48,6 +55,7 @@ def proposals(kernel: KernelOp, sizes: dict[str, int], host: Host) -> list[Sched
     seen = layout(kernel)
     found = numbers(seen, sizes)
     vector = vector_axis(seen, found)
+    parts = _parts(seen, found, bool(kernel.symbol_names))
     if vector is None:
         return [Schedule(extra=(("vector", ""), ("lanes", 0)))]
     native = _native(kernel, host)
@@ -56,7 +64,7 @@ def proposals(kernel: KernelOp, sizes: dict[str, int], host: Host) -> list[Sched
     for lanes in (guess, guess * 2, guess // 2, native):
         lanes = max(lanes, native)
         blocks = () if vector == seen.reduced else ((vector, _task(seen, found, lanes)),)
-        candidate = Schedule(blocks=blocks, extra=(("vector", vector), ("lanes", lanes)))
+        candidate = Schedule(blocks=blocks, split=parts, extra=(("vector", vector), ("lanes", lanes)))
         if candidate not in tried:
             tried.append(candidate)
     return tried
@@ -66,6 +74,28 @@ def _task(seen: Layout, sizes: dict[str, int], lanes: int) -> int:
     """The vector axis's share of a task: enough to be worth one, and no more, so that threads have tasks to share."""
     deep = 1 if seen.reduced is None else sizes.get(seen.reduced, 256)
     return max(TASK // max(deep, 1) // lanes, 1) * lanes
+
+
+def _parts(seen: Layout, sizes: dict[str, int], dynamic: bool) -> int:
+    """Into how many parts a walk, or the reduction of everything to a few numbers, is shared out; 1 for not at all."""
+    if seen.reduced is None or sizes.keys() != seen.sizes.keys():
+        return 1
+    points, long = math.prod(sizes.values()), sizes[seen.reduced]
+    rows = points // max(long, 1)
+    if seen.walked is not None:
+        return _even(sizes[seen.walked], min(points // PART_POINTS, sizes[seen.walked] // LEAST_ROWS), dynamic)
+    if rows >= FEW_ROWS or not can_split(seen.kernel):
+        return 1
+    return _even(long, points // PART_POINTS, dynamic)
+
+
+def _even(size: int, most: int, dynamic: bool) -> int:
+    """A number of parts up to `most` that leaves no rest, if there is one that is not much smaller."""
+    most = min(most, MOST_PARTS)
+    if dynamic:
+        return max(most, 1)
+    exact = next((n for n in range(most, most // 4, -1) if size % n == 0), 0)
+    return max(exact or most, 1)
 
 
 def _power_of_two(n: int) -> int:

@@ -36,6 +36,10 @@ class Layout:
     def parallel(self) -> list[str]:
         return [a for a in self.sizes if a != self.reduced]
 
+    @property
+    def walked(self) -> str | None:
+        return self.kernel.walked
+
     def axes_of(self, v: SSAValue) -> frozenset[str]:
         if not isinstance(v.type, ValueType):
             return frozenset()
@@ -70,8 +74,9 @@ def layout(kernel: KernelOp) -> Layout:
 
 def _joinable(seen: Layout) -> tuple[str, str] | None:
     """Two parallel axes such that a step along one is, for every access, all the steps along the other."""
-    for outer in seen.parallel:
-        for inner in seen.parallel:
+    free = [a for a in seen.parallel if a != seen.walked]
+    for outer in free:
+        for inner in free:
             if outer != inner and all(_row(e, outer, inner, seen.sizes[inner]) for e in seen.at.values()):
                 return outer, inner
     return None
@@ -139,6 +144,8 @@ def bound(expr: Index, sizes: dict[str, int]) -> int | None:
 
 def vector_axis(seen: Layout, sizes: dict[str, int]) -> str | None:
     """The axis whose neighbours are neighbours in memory for most accesses; None if there is no axis."""
+    if seen.walked is not None:
+        return seen.reduced  # sums along the walked axis are kept as rows
     best, least = None, float("inf")
     for axis in seen.sizes:
         price = sum(_price(seen, op, axis, sizes) for op in seen.at)

@@ -1,8 +1,9 @@
 """A tile kernel to LLVM: `void kernel(ptr args, i64 begin, i64 end)` runs a range of tasks.
 
-A task is one point of the parallel axes other than the vector axis, times one block of the vector axis if that is
-parallel. Within a task the vector axis goes by chunks of `lanes` (many registers: this is the unrolling), then by
-chunks of one register, the last of them masked. `args` holds the buffers' addresses, then the symbols' values.
+A task is one point of the parallel axes other than the vector axis and one that is walked, times one block of the
+vector axis if that is parallel. Within a task the vector axis goes by chunks of `lanes` (many registers: this is the
+unrolling), then by chunks of one register, the last of them masked. `args` holds the buffers' addresses, then the
+symbols' values.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from tessera.tile.dialect import (
     StoreOp,
     element_of,
 )
+from tessera.tile.index import Index
+from tessera.tile.schedule import after_walk
 from tessera.tile.targets.cpu.body import Body
 from tessera.tile.targets.cpu.code import SIZES, V
 from tessera.tile.targets.cpu.elements import F32, element
@@ -28,7 +31,7 @@ from tessera.tile.targets.cpu.host import HostCode as Code
 from tessera.tile.targets.cpu.layout import Layout
 from tessera.tile.targets.cpu.memory import Chunk, Memory
 from tessera.tile.targets.cpu.reduce import Carried, fold, kind
-from tessera.tile.targets.cpu.stages import Stage, keep_between, stages
+from tessera.tile.targets.cpu.stages import Stage, closure, keep_between, stages
 from tessera.tile.targets.cpu.transpose import read_tile, turned
 from tessera.util.errors import OptionError
 
@@ -73,8 +76,12 @@ class Lowering:
             keep_between(before)
         self._make_scratch(before, wide=False)
         self._make_scratch(inside, wide=self._parallel_vector())
+        for op in self._sums():
+            self.scratch[op.result] = self._scratch(op.result, wide=False)
         with self._tasks():
-            if self._parallel_vector():
+            if self.seen.walked is not None:
+                self._walk_rows(self.seen.walked, inside)
+            elif self._parallel_vector():
                 self._row(before, inside)
             else:
                 self._stages(inside)
@@ -132,7 +139,7 @@ class Lowering:
     def _tasks(self) -> Iterator[None]:
         """The loop over tasks: a number whose digits are the axes' positions, counted up by hand."""
         b, choice = self.b, self.choice
-        digits = [(a, self.sizes[a]) for a in self.seen.parallel if a != choice.vector]
+        digits = [(a, self.sizes[a]) for a in self.seen.parallel if a not in (choice.vector, self.seen.walked)]
         if choice.tile is not None:
             digits = [(a, blocks(b, n, choice.native) if a == choice.tile else n) for a, n in digits]
         if self._parallel_vector():
@@ -162,6 +169,35 @@ class Lowering:
 
     def _one_if_empty(self, size: V) -> V:
         return size if size.literal and size.name != "0" else self.b.call("umax", size, self.b.const("i64", 1))
+
+    # --- the walked axis ---
+
+    def _sums(self) -> list[ReduceOp]:
+        """Sums along the walked axis; each has a row of scratch memory."""
+        return [] if self.seen.walked is None else self.seen.kernel.sums_along(self.seen.walked)
+
+    def _walk_rows(self, walked: str, inside: list[Stage]) -> None:
+        """Row after row, then what is to be done with the sums over them."""
+        b, sums = self.b, self._sums()
+        for op in sums:
+            e, row = element(element_of(op.result)), self.scratch[op.result]
+            count = self.memory.scalar(self._row_length(wide=False) * SIZES[e.memory])
+            b.declare("memset", "ptr", ["ptr", "i32", "i64"])
+            b.emit(f"call ptr @memset({row}, i32 0, {count})")
+        with b.loop(b.const("i64", 0), self.sizes[walked], 1, walked) as at, self._at(walked, at, self.body.chunk):
+            self._stages(inside)
+        later = after_walk(self.seen.kernel)
+        ready = {op.result for op in sums}
+        ops = closure([op for op in self.seen.kernel.block.ops if op not in sums], set(later), ready)
+        self._stages([Stage(True, ops, take=ready)])
+
+    def _add_to_row(self, op: ReduceOp, where: V) -> None:
+        """One more row of a sum along the walked axis. Lanes past the end add to memory past the row's end."""
+        b, e = self.b, element(element_of(op.arg))
+        address = b.address(self.scratch[op.result], e.memory, where)
+        x = b.splat(self.body.values[op.arg], self.body.chunk.lanes)
+        total = b.load(e.memory, self.body.chunk.lanes, address)
+        b.store(b.bin("fadd" if e.is_float else "add", total, x), address)
 
     # --- the vector axis ---
 
@@ -283,7 +319,7 @@ class Lowering:
         """Start the reductions of a loop."""
         self.body.carried = {}
         for op in stage.ops:
-            if isinstance(op, ReduceOp):
+            if isinstance(op, ReduceOp) and op.axis.data != self.seen.walked:
                 how = kind(op.kind.data, element(element_of(op.arg)), self.b.host)
                 self.body.carried[op] = Carried(self.b, how, lanes, levels)
             elif isinstance(op, ContractOp):
@@ -306,6 +342,9 @@ class Lowering:
             x = b.load(e.memory, self.body.chunk.lanes, address)
             self.body.values[v] = b.compare("ne", x, b.like(x, 0)) if e.name == "i1" else x
         for op in stage.ops:
+            if isinstance(op, ReduceOp) and op.axis.data == self.seen.walked:
+                self._add_to_row(op, where)
+                continue
             self._op(op)
             if op.results and op.results[0] in stage.keep:
                 x, e = self.body.values[op.results[0]], element(element_of(op.results[0]))
@@ -349,21 +388,23 @@ class Lowering:
         return size is None or size * 8 <= ROW_SCRATCH
 
     def _make_scratch(self, listed: list[Stage], wide: bool) -> None:
-        b = self.b
         for v in [v for stage in listed for v in stage.ops and sorted(stage.keep, key=_order(stage))]:
-            e = element(element_of(v))
-            size = self.seen.sizes[self.seen.reduced or ""]
-            lanes = max(self.choice.lanes, 1)
-            count = size * lanes if wide else size + lanes
-            bytes_ = SIZES[e.memory]
-            if count.constant is not None and count.constant * bytes_ <= STACK_SCRATCH:
-                self.scratch[v] = b.slot(e.memory, 0, "row", count.constant)
-                continue
-            b.declare("malloc", "ptr", ["i64"])
-            b.declare("free", "void", ["ptr"])
-            total = self.memory.scalar(count * bytes_)
-            self.scratch[v] = b.value(f"call ptr @malloc({total})", "ptr", 0, "row", pure=False)
-            self.heap.append(self.scratch[v])
+            self.scratch[v] = self._scratch(v, wide)
+
+    def _row_length(self, wide: bool) -> Index:
+        """Elements that are kept of a row: all of them, once for every lane, or with room for the last lanes."""
+        size, lanes = self.seen.sizes[self.seen.reduced or ""], max(self.choice.lanes, 1)
+        return size * lanes if wide else size + lanes
+
+    def _scratch(self, v: SSAValue, wide: bool) -> V:
+        b, e, count = self.b, element(element_of(v)), self._row_length(wide)
+        if count.constant is not None and count.constant * SIZES[e.memory] <= STACK_SCRATCH:
+            return b.slot(e.memory, 0, "row", count.constant)
+        b.declare("malloc", "ptr", ["i64"])
+        b.declare("free", "void", ["ptr"])
+        total = self.memory.scalar(count * SIZES[e.memory])
+        self.heap.append(b.value(f"call ptr @malloc({total})", "ptr", 0, "row", pure=False))
+        return self.heap[-1]
 
 
 def _levels(steps: int | None) -> int:
@@ -388,7 +429,7 @@ def task_count(b: Code, seen: Layout, choice: Choice, memory: Memory) -> tuple[V
     points: V = b.const("i64", 1)
     for axis, size in seen.sizes.items():
         extent = memory.scalar(size)
-        if axis == seen.reduced:
+        if axis in (seen.reduced, seen.walked):
             points = b.bin("mul", points, extent)
         elif axis == choice.vector:
             tasks = b.bin("mul", tasks, blocks(b, extent, choice.block))

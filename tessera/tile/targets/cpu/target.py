@@ -1,25 +1,31 @@
 """The CPU target: kernels through LLVM, in this process, with no C++ compiler.
 
 `compile` turns a kernel and a schedule into a callable; the same kernel text and schedule are compiled once a process,
-and their object code once a machine. `source` is the LLVM text as it was written, before any optimisation.
+and their object code once a machine. `source` is the LLVM text as it was written, before any optimisation. Where a
+schedule shares one reduction or walk out (`split`), two kernels run one after the other. Into how many parts is said by
+the schedule, never by the number of threads: results do not depend on those.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from tessera.tile import cache
 from tessera.tile.dialect import KernelOp
+from tessera.tile.elements import torch_dtype
+from tessera.tile.index import Index
 from tessera.tile.schedule import Schedule
+from tessera.tile.split import split
 from tessera.tile.targets.cpu import jit
 from tessera.tile.targets.cpu.choose import choose, proposals
 from tessera.tile.targets.cpu.entry import entry
 from tessera.tile.targets.cpu.host import Host, host
 from tessera.tile.targets.cpu.layout import layout
 from tessera.tile.targets.cpu.lower import Lowering
+from tessera.tile.walk import share
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,27 +45,51 @@ class CpuKernel:
         return jit.assembly(self.source, self.machine)
 
 
+@dataclass(frozen=True, slots=True)
+class CpuHalves:
+    """A kernel in two, with scratch memory between them."""
+
+    first: CpuKernel
+    second: CpuKernel
+    scratch: tuple[tuple[Index, torch.dtype], ...]
+    symbols: tuple[str, ...]
+
+    @property
+    def source(self) -> str:
+        return self.first.source + "\n" + self.second.source
+
+    def __call__(self, tensors: Sequence[torch.Tensor], symbols: Sequence[int] = ()) -> None:
+        values = dict(zip(self.symbols, symbols, strict=True))
+        made = [torch.empty(size.evaluate(values.__getitem__, int), dtype=dtype) for size, dtype in self.scratch]
+        self.first([*tensors, *made], symbols)
+        self.second([*tensors, *made], symbols)
+
+
 class CpuTarget:
     name = "cpu"
 
     def __init__(self, machine: Host | None = None) -> None:
         """For this machine, or for a lesser one that this machine can run."""
         self._machine = machine
-        self._made: dict[str, CpuKernel] = {}
+        self._made: dict[str, CpuKernel | CpuHalves] = {}
 
     @property
     def machine(self) -> Host:
         return self._machine or host()
 
-    def compile(self, kernel: KernelOp, schedule: Schedule) -> CpuKernel:
+    def compile(self, kernel: KernelOp, schedule: Schedule) -> CpuKernel | CpuHalves:
         key = f"{schedule}\n{kernel}"
         made = self._made.get(key)
         if made is None:
-            made = self._made[key] = _build(kernel, schedule, self.machine)
+            build = _build_halves if schedule.split > 1 else _build
+            made = self._made[key] = build(kernel, schedule, self.machine)
         return made
 
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
         return proposals(kernel, sizes, self.machine)
+
+    def no_walk(self, row: int | None) -> str:
+        return ""
 
 
 def _build(kernel: KernelOp, schedule: Schedule, machine: Host) -> CpuKernel:
@@ -72,6 +102,14 @@ def _build(kernel: KernelOp, schedule: Schedule, machine: Host) -> CpuKernel:
         cache.store("cpu", key, code)
     function, alive = jit.link(code, kernel.sym_name.data)
     return CpuKernel(source, function, alive, machine)
+
+
+def _build_halves(kernel: KernelOp, schedule: Schedule, machine: Host) -> CpuHalves:
+    halves = (split if kernel.walked is None else share)(kernel, schedule.split)
+    first = _build(halves.first, replace(schedule, split=1), machine)
+    second = _build(halves.second, Schedule(), machine)
+    scratch = tuple((s.size, torch_dtype(s.element)) for s in halves.scratch)
+    return CpuHalves(first, second, scratch, tuple(s.data for s in kernel.symbol_names))
 
 
 def module_text(kernel: KernelOp, schedule: Schedule, machine: Host) -> str:

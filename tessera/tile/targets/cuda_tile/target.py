@@ -86,6 +86,8 @@ class CudaTile:
     name = "cuda_tile"
 
     def compile(self, kernel: KernelOp, schedule: Schedule) -> CudaTileKernel:
+        if kernel.walked is not None:
+            raise NotImplementedError(f"{kernel.sym_name.data}: {self.no_walk(None)}")
         return CudaTileKernel(kernel, schedule, emit(kernel, schedule), arrays(kernel))
 
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
@@ -97,6 +99,9 @@ class CudaTile:
         else:
             found = [_pointwise(kernel, extent, elements) for elements in (1024, 2048, 4096)]
         return list(dict.fromkeys(found))
+
+    def no_walk(self, row: int | None) -> str:
+        return "the cuda_tile target sums along its rows or over them, not both in one kernel"
 
     def fitting(self, kernel: KernelOp, sizes: dict[str, int], arch: str) -> list[Schedule]:
         """The proposals whose tiles stay in registers on this architecture: read the report before timing anything."""

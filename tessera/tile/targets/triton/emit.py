@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from xdsl.dialects.builtin import AnyFloat, Float32Type, IntegerType
 from xdsl.ir import Attribute, Operation, SSAValue
 
+from tessera.tile.copying import op_axes
 from tessera.tile.dialect import (
     PARALLEL,
     ApplyOp,
@@ -29,7 +30,7 @@ from tessera.tile.dialect import (
     axes_of,
     element_of,
 )
-from tessera.tile.schedule import Pass, Schedule, plan, reduced_axis
+from tessera.tile.schedule import Pass, Schedule, after_walk, plan, reduced_axis
 from tessera.tile.targets.triton.functions import template, type_name
 from tessera.tile.targets.triton.hazard import loop_hazard
 from tessera.tile.targets.triton.layout import Dim, layout, needs_wide
@@ -67,6 +68,11 @@ def emit(kernel: KernelOp, schedule: Schedule, options: Options = DEFAULT) -> st
             f"{kernel.sym_name.data} reads again what it has written along {reduced_axis(kernel)!r}: "
             "expected a schedule with the axis in one block, got a loop"
         )
+    if schedule.loop and kernel.walked is not None:
+        raise OptionError(
+            f"{kernel.sym_name.data} sums along {kernel.walked!r}: expected a schedule with {reduced_axis(kernel)!r} "
+            "in one block, got a loop"
+        )
     if not options.wide and needs_wide(kernel, {}):
         options = replace(options, wide=True)
     return Emitter(kernel, schedule, options).module()
@@ -98,7 +104,9 @@ class Emitter:
     def module(self) -> str:
         self._programs()
         axis = reduced_axis(self.kernel)
-        if axis is None or (not self.schedule.loop and self.dot is None):
+        if self.layout.walked is not None:
+            self._walk_along(self.layout.walked)
+        elif axis is None or (not self.schedule.loop and self.dot is None):
             for op in self.kernel.block.ops:
                 self._op(op, self.main)
         else:
@@ -186,7 +194,7 @@ class Emitter:
         lines: list[str] = []
         outside = dict(self.values)
         first = self.namer.fresh(f"{dim.axes[0]}0")
-        self.places.enter(lines)
+        self.places.enter(lines, dim)
         for space in {s: None for op in step.ops for s in self.spaces.get(op, [self.main])}:
             if dim in space.dims:
                 self.places.position(dim, space, first)
@@ -203,6 +211,49 @@ class Emitter:
         # What varies along the axis is gone when the loop ends; its reductions stay.
         stay = {k: v for k, v in self.values.items() if k in outside or dim.axes[0] not in axes_of(k[0])}
         self.values = stay
+
+    def _walk_along(self, dim: Dim) -> None:
+        """All of the body in a loop along the walked axis, but for what does not vary there and what waits for it."""
+        later = after_walk(self.kernel)
+        rest = [op for op in self.kernel.block.ops if op not in later]
+        axis = dim.axes[0]
+        moves = {op for op in rest if axis in op_axes(op)}
+        for op in rest:
+            if op not in moves:
+                self._op(op, self.main)
+        lines: list[str] = []
+        first = self.namer.fresh(f"{axis}0")
+        self.places.enter(lines, dim)
+        if dim.tensor:
+            self.places.position(dim, self.main, first)
+        else:
+            self.places.set_position(dim, f"tl.cast({first}, tl.int64)" if self.options.wide else first)
+        self.after = []
+        for op in rest:
+            if op in moves:
+                self._op(op, self.main)
+        self.places.leave()
+        walk = f"0, {self.places.size(dim.size)}, {dim.block}"
+        walk = f"range({walk})" if self.schedule.stages <= 2 else f"tl.range({walk}, num_stages={self.schedule.stages})"
+        self.body += [f"for {first} in {walk}:", *("    " + line for line in lines), *self.after]
+        for op in later:
+            self._op(op, self.main)
+
+    def _sum_along_walk(self, op: ReduceOp, dim: Dim) -> None:
+        """A block of sums, carried from step to step; rows of one step are joined when the walk has ended."""
+        arg, element = self._value(op.arg, self.main), element_of(op.arg)
+        text = self._typed(op.arg, self.main)
+        dims = arg.dims | ({dim} if dim.tensor else set())
+        if dim.masked:
+            text = f"tl.where({self.places.inside(dim, self.main)}, {text}, {identity('sum', element)})"
+        name, self.count = self.namer.fresh(f"sum_{self.count}"), self.count + 1
+        self.body += start_text("sum", element, name, "", self.main.shape(dims), self.options.wide)
+        self._line(accumulate("sum", element, name, "", text, ""))
+        total = name
+        if dim.tensor:
+            axis, total = self.main.dims.index(dim), self.namer.fresh(f"{name}_all")
+            self.after.append(f"{total} = {reduce_text('sum', element, name, '', axis, len(self.main.dims))}")
+        self.values[op.result, self.main] = Val(total, dims - {dim})
 
     def _spaces(self, step: Pass) -> dict[Operation, list[Space]]:
         """For the operands of matrix products: the spaces in which each operation along the axis is wanted."""
@@ -282,6 +333,8 @@ class Emitter:
                 seed, offset = self._value(op.seed, space), self._value(op.offset, space)
                 text = f"_random({self._typed(op.seed, space)}, {self._typed(op.offset, space)})"
                 self._bind(op, space, text, seed.dims | offset.dims)
+            case ReduceOp() if self.layout.walked is not None and op.axis.data in self.layout.walked.axes:
+                self._sum_along_walk(op, self.layout.walked)
             case ReduceOp():
                 self._reduce(op, op.kind.data, self._value(op.arg, space), element_of(op.arg), space)
             case ScanOp():
@@ -391,7 +444,7 @@ class Emitter:
         alone = dims == {dim} and rank > 1  # what varies over nothing is a scalar, not a block of one element
         if alone:
             axis, rank = 0, 1
-        if self.places.inner is None:
+        if self.places.moving != dim:
             if alone:
                 text, place = (f"tl.reshape({t}, [{dim.block}])" for t in (text, place))
             self._bind(op, space, reduce_text(kind, element, text, place, axis, rank), dims - {dim})
@@ -422,7 +475,7 @@ class Emitter:
         if dim not in arg.dims:
             text = f"tl.broadcast_to({text}, {space.shape(dims)})"
         axis, rank = space.dims.index(dim), len(space.dims)
-        carry = self.namer.fresh("carry") if self.places.inner is not None else ""
+        carry = self.namer.fresh("carry") if self.places.moving == dim else ""
         start, here, step = scan_lines(op.kind.data, element, text, carry, axis, rank, space.shape(dims - {dim}))
         # The carry starts again in every loop that walks along the axis.
         self.body += start

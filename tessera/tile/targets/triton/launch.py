@@ -21,11 +21,13 @@ from tessera.tile import cache
 from tessera.tile.dialect import KernelOp
 from tessera.tile.elements import torch_dtype
 from tessera.tile.schedule import Schedule, reduced_axis
+from tessera.tile.split import split
 from tessera.tile.targets.triton import shim
 from tessera.tile.targets.triton.emit import Options
+from tessera.tile.targets.triton.halves import schedules
 from tessera.tile.targets.triton.layout import layout, needs_wide
-from tessera.tile.targets.triton.split import schedules, split
 from tessera.tile.targets.triton.tiles import bulks, write
+from tessera.tile.walk import share
 from tessera.util.errors import InputError
 
 REMEMBERED = 4096  # symbols and alignments whose decisions are kept
@@ -236,10 +238,10 @@ def looped(kernel: KernelOp, schedule: Schedule) -> Schedule:
 
 
 class SplitLauncher:
-    """A kernel whose reduction is shared by several programs: two kernels with scratch memory between them."""
+    """A kernel whose reduction or walk is shared by several programs: two kernels with scratch memory between them."""
 
     def __init__(self, kernel: KernelOp, schedule: Schedule) -> None:
-        self.halves = split(kernel, schedule.split)
+        self.halves = (split if kernel.walked is None else share)(kernel, schedule.split)
         first, second = schedules(kernel, schedule)
         self.first, self.second = Launcher(self.halves.first, first), Launcher(self.halves.second, second)
         self.symbols = [s.data for s in kernel.symbol_names]

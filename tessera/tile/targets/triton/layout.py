@@ -2,6 +2,7 @@
 
 A schedule's blocks are named by an axis ("j") or by several neighbours that are walked as one ("i j"). Each becomes a
 `Dim`. Parallel dims share out the grid; a dim whose block is larger than one is a dimension of the block as well.
+A parallel axis that is walked has no program ids: every program goes all along it.
 Neighbouring parallel axes of block one are joined, so that an offset over them needs no division where their strides
 allow. Reading an offset off a joined dim is `Dim.rewrite`; it divides only where strides do not fit together.
 """
@@ -141,10 +142,11 @@ def power_of_two(n: int) -> int:
 class Layout:
     parallel: tuple[Dim, ...]  # in the kernel's order; the last one varies fastest over program ids
     reduced: Dim | None
+    walked: Dim | None = None  # a parallel axis that every program walks along
 
     @property
     def dims(self) -> tuple[Dim, ...]:
-        return (*self.parallel, *([self.reduced] if self.reduced else []))
+        return (*self.parallel, *(d for d in (self.walked, self.reduced) if d is not None))
 
     @property
     def programs(self) -> Index:
@@ -162,7 +164,8 @@ def layout(kernel: KernelOp, schedule: Schedule) -> Layout:
     for key, n in blocks.items():
         _check(kernel, key, n)
     groups: list[tuple[tuple[str, ...], int]] = []
-    names = list(kernel.axis_names(PARALLEL))
+    walked = kernel.walked
+    names = [a for a in kernel.axis_names(PARALLEL) if a != walked]
     while names:
         key = next((k for k in blocks if k[0] == names[0]), (names[0],))
         if tuple(names[: len(key)]) != key:
@@ -176,7 +179,9 @@ def layout(kernel: KernelOp, schedule: Schedule) -> Layout:
     parallel = tuple(Dim(key, tuple(sizes[a] for a in key), block) for key, block in groups)
     if axis is None:
         return Layout(parallel, None)
-    return Layout(parallel, Dim((axis,), (sizes[axis],), max(_reduce_block(blocks, axis, sizes, schedule), 2), True))
+    reduced = Dim((axis,), (sizes[axis],), max(_reduce_block(blocks, axis, sizes, schedule), 2), True)
+    step = None if walked is None else Dim((walked,), (sizes[walked],), blocks.get((walked,), 1))
+    return Layout(parallel, reduced, step)
 
 
 def _reduce_block(blocks: Mapping, axis: str, sizes: Mapping[str, Index], schedule: Schedule) -> int:

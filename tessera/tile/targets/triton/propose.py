@@ -18,13 +18,14 @@ from tessera.tile.cost import H200, axis_sizes
 from tessera.tile.dialect import PARALLEL, ContractOp, KernelOp, LoadOp, StoreOp, axes_of, element_of
 from tessera.tile.elements import torch_dtype
 from tessera.tile.schedule import Schedule, plan, reduced_axis
+from tessera.tile.split import can_split
 from tessera.tile.targets.triton.hazard import loop_hazard
 from tessera.tile.targets.triton.layout import power_of_two
-from tessera.tile.targets.triton.split import can_split
 from tessera.tile.targets.triton.tiles import bulks
 
 AT_MOST = 8
 PROGRAMS = 4 * H200.units  # enough to keep every multiprocessor busy
+LONGEST_WALK = 8192  # elements of a row whose sums over all rows are carried beside it
 LONGEST_ROW = 65536  # bytes of f32 registers: 256 KiB, all that a multiprocessor has
 
 
@@ -32,6 +33,8 @@ def propose(kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
     shape = Shape(kernel, sizes)
     if shape.axis is None:
         found = _elementwise(shape)
+    elif kernel.walked is not None:
+        found = _walks(shape, kernel.walked)
     elif (sides := shape.product_sides()) is not None:
         found = _products(shape, *sides)
     elif shape.fast and max(shape.fast, key=shape.fast.__getitem__) != shape.axis:
@@ -168,6 +171,22 @@ def _split_rows(shape: Shape, key: str, size: int) -> Iterator[Schedule]:
         if parts >= 2:
             parts = 1 << (parts.bit_length() - 1)
             yield Schedule(_blocks(key, 1, shape.axis, step), warps=warps, loop=True, split=parts)
+
+
+def _walks(shape: Shape, walked: str) -> Iterator[Schedule]:
+    """Whole rows, and sums over the rows carried in registers: some programs a multiprocessor, each with many rows."""
+    axis = shape.axis
+    assert axis is not None
+    block = max(power_of_two(max(shape.sizes[axis], 1)), 2)
+    most = max(shape.sizes[walked], 1)
+    for each, stages, more in ((16, 3, 1), (16, 1, 1), (16, 1, 2), (8, 3, 1), (8, 1, 1), (32, 3, 1), (16, 4, 1)):
+        rows = 1 if block >= 2048 else min(2048 // block, power_of_two(max(most // H200.units, 1)))
+        warps = max(_warps(rows * block, each), 1)
+        # registers for 16 warps of 128, shared memory for as many stages
+        programs = H200.units * max(16 // warps, 1) * more
+        parts = min(programs, most // rows)
+        parts = 1 << max(parts.bit_length() - 1, 0)
+        yield Schedule(_blocks(walked, rows, axis, block), warps=warps, stages=stages, split=parts)
 
 
 def _columns(shape: Shape) -> Iterator[Schedule]:

@@ -3,7 +3,7 @@
 A `Space` is an order of dims; a value in it has one dimension per dim, of length one where it does not vary, so that
 broadcasting by axis is broadcasting. Most kernels have one space. A matrix product needs three: the result's (m, n),
 and (m, r) and (r, n) for its operands. Only positions along r differ between them; `Places` keeps a variable for each.
-Lines go to the start of the kernel, or into the loop along the reduced axis if they vary along it.
+Lines go to the start of the kernel, or into the loop that is being written if they vary along its dim.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Places:
         self.start: list[str] = []  # lines of the kernel's start
         self.inner: list[str] | None = None  # lines of the loop that is being written
         self.starts: dict[tuple[str, ...], str] = {}  # where blocks start, of dims whose positions may not be needed
+        self.moving: Dim | None = None  # the dim it runs along
         self._outer_names: dict[tuple[str, str], str] = {}
         self._inner_names: dict[tuple[str, str], str] = {}
 
@@ -61,9 +62,9 @@ class Places:
 
     # --- lines and variables ---
 
-    def define(self, key: tuple[str, str], wanted: str, text: Callable[[], str], inside: bool) -> str:
-        """The variable for `key`, written down the first time it is needed; `inside` if it varies in the loop."""
-        inside = inside and self.inner is not None
+    def define(self, key: tuple[str, str], wanted: str, text: Callable[[], str], dim: Dim) -> str:
+        """The variable for `key`, written down the first time it is needed; in the loop, if that moves `dim`."""
+        inside = dim == self.moving
         names = self._inner_names if inside else self._outer_names
         if key not in names:
             value = text()
@@ -77,12 +78,12 @@ class Places:
             if set(key[0].removesuffix(" in").split()) <= set(dim.axes):
                 del self._outer_names[key]
 
-    def enter(self, lines: list[str]) -> None:
-        self.inner, self._inner_names = lines, {}
+    def enter(self, lines: list[str], dim: Dim) -> None:
+        self.inner, self.moving, self._inner_names = lines, dim, {}
 
     def leave(self) -> None:
         self.namer.release(self._inner_names.values())
-        self.inner = None
+        self.inner = self.moving = None
 
     def arange(self, n: int) -> str:
         return f"tl.arange(0, {n})" + (".to(tl.int64)" if self.wide else "")
@@ -96,18 +97,18 @@ class Places:
             vector = f"{first} + {self.arange(dim.block)}" if first else self.arange(dim.block)
             return space.expand(f"({vector})" if first and len(space.dims) > 1 else vector, dim)
 
-        return self.define((run_name(dim.axes), suffix), short_name(dim.axes) + suffix, text, dim.reduce)
+        return self.define((run_name(dim.axes), suffix), short_name(dim.axes) + suffix, text, dim)
 
     def set_position(self, dim: Dim, text: str) -> None:
         """Where one program stands along a dim of block one."""
-        self.define((run_name(dim.axes), ""), short_name(dim.axes), lambda: text, dim.reduce)
+        self.define((run_name(dim.axes), ""), short_name(dim.axes), lambda: text, dim)
 
     def inside(self, dim: Dim, space: Space) -> str:
         """The mask of positions that exist."""
         at = self.position(dim, space)
         suffix = space.suffix if dim.reduce else ""
         key = (f"{run_name(dim.axes)} in", suffix)
-        return self.define(key, f"{at}_in", lambda: f"{at} < {self.size(dim.size)}", dim.reduce)
+        return self.define(key, f"{at}_in", lambda: f"{at} < {self.size(dim.size)}", dim)
 
     def run(self, dim: Dim, run: Run, space: Space) -> str:
         """The variable of a run of a dim's axes."""
@@ -120,7 +121,7 @@ class Places:
             return part if run.first else f"{part} % {self._grouped(run.size)}"
 
         suffix = space.suffix if dim.reduce else ""
-        return self.define((run_name(run.axes), suffix), short_name(run.axes) + suffix, text, dim.reduce)
+        return self.define((run_name(run.axes), suffix), short_name(run.axes) + suffix, text, dim)
 
     # --- offsets ---
 

@@ -7,7 +7,7 @@ from tessera.tile.schedule import Schedule
 from tessera.tile.targets.base import CompiledKernel
 from tessera.tile.targets.triton.batch import BatchLauncher
 from tessera.tile.targets.triton.launch import Launcher, SplitLauncher
-from tessera.tile.targets.triton.propose import propose
+from tessera.tile.targets.triton.propose import LONGEST_WALK, propose
 
 
 class TritonTarget:
@@ -22,6 +22,11 @@ class TritonTarget:
 
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
         return propose(kernel, sizes)
+
+    def no_walk(self, row: int | None) -> str:
+        if row is None:
+            return "how many registers sums over its rows take is not known before it runs"
+        return "" if row <= LONGEST_WALK else f"sums over rows of {row} elements do not fit into registers"
 
 
 TARGET = TritonTarget()

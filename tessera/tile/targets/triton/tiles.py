@@ -124,7 +124,7 @@ class _Tiles(Emitter):
         assert dim is not None
         lines: list[str] = []
         first = self.places.starts[dim.axes] = self.namer.fresh(f"{dim.axes[0]}0")
-        self.places.enter(lines)
+        self.places.enter(lines, dim)
         for op in step.ops:
             for space in self.spaces.get(op, [self.main]):
                 self._op(op, space)

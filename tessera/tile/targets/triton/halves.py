@@ -1,0 +1,35 @@
+"""The schedules of the two kernels that one becomes when its reduction is shared by many programs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tessera.tile.copying import points
+from tessera.tile.dialect import PARALLEL, KernelOp
+from tessera.tile.schedule import Schedule, reduced_axis
+from tessera.tile.split import PART
+from tessera.tile.targets.triton.layout import power_of_two
+
+
+def schedules(kernel: KernelOp, schedule: Schedule) -> tuple[Schedule, Schedule]:
+    """The first kernel keeps the blocks; the second holds all parts of a few results in one block."""
+    if kernel.walked is not None:
+        return _of_a_walk(kernel, schedule)
+    parallel = kernel.axis_names(PARALLEL)
+    first = Schedule(schedule.blocks, schedule.warps, schedule.stages, loop=True, group=schedule.group)
+    parts = max(power_of_two(schedule.split), 2)
+    total = points(kernel, parallel).constant
+    rows = min(max(2048 // parts, 1), 128)
+    if total is not None:
+        rows = min(rows, power_of_two(max(total, 1)))
+    blocks = ((" ".join(parallel), rows), (PART, parts)) if parallel else ((PART, parts),)
+    return first, Schedule(blocks, warps=4)
+
+
+def _of_a_walk(kernel: KernelOp, schedule: Schedule) -> tuple[Schedule, Schedule]:
+    """The first kernel as it is said; in the second, columns of the row of sums are the results."""
+    axis = reduced_axis(kernel)
+    assert axis is not None
+    parts = max(power_of_two(schedule.split), 2)
+    columns = max(min(8192 // parts, 64), 8)
+    return replace(schedule, split=1), Schedule(((axis, columns), (PART, parts)), warps=8 if parts >= 128 else 4)
