@@ -21,6 +21,7 @@ from tessera.frontends import control  # noqa: F401  (records torch.cond and its
 from tessera.frontends.bodies import record_call
 from tessera.frontends.captured import Captured, capture
 from tessera.frontends.custom import record_function
+from tessera.frontends.launch import record_launch
 from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.call import CALL, CHECKPOINT
@@ -220,6 +221,7 @@ BODIES: dict[object, Callable] = {
     _higher.wrap: _inline,
     _higher.invoke_subgraph: _region,
     _higher.autograd_function_apply: _autograd_function,
+    _higher.triton_kernel_wrapper_mutation: record_launch,
 }
 
 

@@ -17,6 +17,7 @@ from tessera.ir.equation import Equation, Special, Value, values_in
 from tessera.ir.schema import Schema, schema_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
+from tessera.ops.launch import LAUNCH
 from tessera.util.names import names
 
 Roots = dict[Value, frozenset[Value]]
@@ -64,6 +65,8 @@ def shared_by(eqn: Equation) -> list[Value]:
     if isinstance(op, Special):
         if op.of is not None:
             return shared_by(eqn.with_(op=op.of))
+        if op is LAUNCH:
+            return [eqn.args[4][name] for name in eqn.kwargs.get("over", ())]  # type: ignore[index,union-attr]
         known = op.namespace == "tessera" and op.name in ("keep_grad", "functional")
         return [] if known else eqn.inputs()
     kind = _kind(op)

@@ -19,6 +19,7 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_key
 from tessera.passes.alias import Roots, roots
 from tessera.passes.dce import dce
+from tessera.passes.launch_over import launch_over
 from tessera.passes.region_writes import write_regions
 from tessera.passes.writes import Leaf, Path, Plan, aten, inplace_of, plan
 
@@ -27,7 +28,7 @@ def reinplace(trace: Trace) -> Trace:
     """Write into mutated inputs and dead values where legal."""
     trace = write_inputs(trace)
     trace = write_regions(trace)
-    trace = separate(trace)
+    trace = separate(launch_over(trace))
     return reuse(trace)
 
 
