@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tessera.compiled import backend, jit
+from tessera.executors.kernels import register_kernel
 from tessera.executors.register import register_executor, register_operator
 from tessera.inspection import edit, explain, stages, trace
 from tessera.ir.trace import Trace
@@ -27,6 +28,6 @@ from tessera.util.config import config, override
 
 __all__ = [
     "Trace", "backend", "checkpoint", "cond", "config", "custom_vjp", "edit", "explain", "grad", "hessian", "jacfwd",
-    "jacrev", "jit", "jvp", "linearize", "override", "register_executor", "register_operator", "scan", "stages",
-    "trace", "train_step", "value_and_grad", "vjp", "vmap", "while_loop",
+    "jacrev", "jit", "jvp", "linearize", "override", "register_executor", "register_kernel", "register_operator",
+    "scan", "stages", "trace", "train_step", "value_and_grad", "vjp", "vmap", "while_loop",
 ]  # fmt: skip

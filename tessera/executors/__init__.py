@@ -3,9 +3,10 @@
 from tessera.executors import aten, inductor, sdpa, tile
 from tessera.executors.base import FusionExecutor, OperatorExecutor
 from tessera.executors.claim import Claim, claim
+from tessera.executors.kernels import register_kernel
 from tessera.executors.register import register_executor, register_operator
 
 __all__ = [
     "Claim", "FusionExecutor", "OperatorExecutor", "aten", "claim", "inductor", "register_executor",
-    "register_operator", "sdpa", "tile",
+    "register_kernel", "register_operator", "sdpa", "tile",
 ]  # fmt: skip

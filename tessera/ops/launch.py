@@ -24,7 +24,7 @@ def _launch(
     kernel: int,
     constants: int,
     grid: list,
-    descriptors: dict[str, object],
+    descriptors: dict,
     arguments: dict[str, object],
     written: Sequence[str],
     over: Sequence[str] = (),

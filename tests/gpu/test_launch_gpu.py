@@ -68,3 +68,59 @@ def test_through_torch_compile() -> None:
     x, y = torch.randn(300, device="cuda"), torch.randn(300, device="cuda")
     fast = torch.compile(lambda x, y: add(x, y) * 2, backend="tessera")
     torch.testing.assert_close(fast(x, y), (x + y) * 2)
+
+
+# --- registered ---
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_registered_triton_kernel(dtype: torch.dtype) -> None:
+    op = tessera.register_kernel(
+        f"tessera_gpu::add_{str(dtype)[6:]}",
+        add_kernel,
+        outputs={"out": "x"},
+        given={"n": lambda x: x.numel(), "BLOCK": 256},
+        grid=lambda n, BLOCK: (triton.cdiv(n, BLOCK),),
+        vjp=lambda ct, out, x, y: (ct, ct),
+    )
+    fast = tessera.jit(lambda x, y: (op(x, y) * 2).relu(), executors=["tile", "aten"], dynamic=True)
+    for n in (100, 1000, 5000):
+        x = torch.randn(n, 3, device="cuda", dtype=dtype, requires_grad=True)
+        y = torch.randn(n, 3, device="cuda", dtype=dtype)
+        z = fast(x, y)
+        torch.testing.assert_close(z, ((x + y) * 2).relu())
+        z.sum().backward()
+        torch.testing.assert_close(x.grad, 2.0 * (x + y > 0).to(dtype))
+    torch.testing.assert_close(tessera.vmap(op)(x[:4], y[:4]), x[:4] + y[:4])
+
+
+def test_a_tuned_kernel() -> None:
+    configs = [triton.Config({"BLOCK": n}, num_warps=4) for n in (128, 512)]
+    op = tessera.register_kernel(
+        "tessera_gpu::tuned_add",
+        triton.autotune(configs, key=["n"])(add_kernel),
+        outputs={"out": "x"},
+        given={"n": lambda x: x.numel()},
+        grid=lambda n, BLOCK: (triton.cdiv(n, BLOCK),),
+    )
+    x, y = torch.randn(1000, device="cuda"), torch.randn(1000, device="cuda")
+    torch.testing.assert_close(op(x, y), x + y)
+
+
+def test_a_tile_program_on_the_gpu() -> None:
+    from tessera.tile.build import KernelBuilder, f32
+
+    k = KernelBuilder("scaled_sum", ["n"])
+    i = k.axis("i", "n")
+    bx, by, bout = k.buffer(f32), k.buffer(f32), k.buffer(f32)
+    k.store(k.apply("add", k.load(bx, i), k.apply("mul", k.load(by, i), k.constant(2.0, f32))), bout, i)
+    op = tessera.register_kernel(
+        "tessera_gpu::scaled_sum",
+        k.finish(),
+        names=("x", "y", "out"),
+        outputs={"out": "x"},
+        given={"n": lambda x: x.numel()},
+    )
+    for device in ("cuda", "cpu"):
+        x, y = torch.randn(300, 7, device=device), torch.randn(300, 7, device=device)
+        torch.testing.assert_close(tessera.jit(op)(x, y), x + 2 * y)
