@@ -19,6 +19,7 @@ from tessera.util.errors import CaptureError
 
 
 def record_launch(
+    node: torch.fx.Node,
     builder: Builder,
     *,
     kernel_idx: int,
