@@ -94,6 +94,10 @@ class Program:
     run: Callable
 
 
+# Told of every compilation when it is built; whoever measures a script looks on here. Empty otherwise.
+WATCHERS: list[Callable[[Compilation], None]] = []
+
+
 class Compilation:
     """One captured graph on its way to a callable: every stage, and what was decided."""
 
@@ -102,6 +106,8 @@ class Compilation:
         self.grad_enabled = torch.is_grad_enabled()
         self.edits: dict[str, Trace] = {}
         self.build()
+        for tell in WATCHERS:
+            tell(self)
 
     def build(self) -> None:
         """Run the pipeline; differentiable if grad mode was on and an input requires grad."""

@@ -9,12 +9,16 @@ from collections.abc import Sequence
 import tessera
 from tessera.tools import bench, cache, doctor, explain, op, run, tile_opt, trace
 from tessera.tools.command import Command
+from tessera.tools.profile import command as profile_command
+from tessera.tools.report import command as report_command
 from tessera.util.errors import TesseraError
 
 COMMANDS: dict[str, Command] = {
     "run": run.COMMAND,
     "explain": explain.COMMAND,
     "trace": trace.COMMAND,
+    "profile": profile_command.COMMAND,
+    "report": report_command.COMMAND,
     "op": op.COMMAND,
     "cache": cache.COMMAND,
     "tile-opt": tile_opt.COMMAND,

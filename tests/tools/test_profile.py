@@ -111,7 +111,7 @@ def test_the_function_is_back_after_a_failure():
         raise RuntimeError("on purpose")
 
     with pytest.raises(RuntimeError, match="on purpose"):
-        run._on_cpu([compilation], failing, 1)
+        run._on_cpu([(compilation, "f")], failing, 1)
     assert calls == [True] and compilation.call is call
 
 
@@ -144,6 +144,15 @@ def test_what_cannot_be_profiled_is_refused():
         tessera.profile(tessera.jit(lambda x: x + 1), torch.ones(1), steps=0)
     with pytest.raises(InputError, match="no result requires grad"):
         tessera.profile(tessera.jit(lambda x: x + 1), torch.ones(1), backward=True)
+
+
+def test_a_training_step_is_profiled_and_goes_on_training():
+    model, x = nn.Linear(4, 1), torch.randn(8, 4)
+    step = tessera.train_step(model, lambda m, x: m(x).square().mean(), torch.optim.SGD(model.parameters(), 0.1))
+    first = step(x)
+    p = tessera.profile(step, x, steps=2)
+    assert {r.program for r in p.rows} == {"step"}
+    assert step(x) < first
 
 
 # --- output ---

@@ -176,7 +176,7 @@ def test_graphs_that_broke_or_run_eagerly_are_told(tmp_path):
 
     fast = tessera.jit(f)
     fast(torch.ones(3))
-    graphs = collect(fast)["graphs"]
+    graphs = collect([compiled_state(fast)], None, "f")["graphs"]
     assert len(graphs) == 2 and graphs[0]["break_reason"] and "test_report.py" in graphs[0]["break_line"]
 
 

@@ -7,6 +7,7 @@ something around every equation; what the function was compiled to is untouched 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -21,21 +22,32 @@ Log = list[tuple[int, int, int, int]]  # program, equation (or WHOLE), start and
 WHOLE = -1
 RANGE = "tessera/"  # what the names of ranges in a torch profile begin with
 Instrument = Callable[[int, Program], Callable]
+Labelled = tuple[Compilation, str]  # with the name it is shown by
 
 
 @contextmanager
-def in_place(compilations: Sequence[Compilation], instrument: Instrument) -> Iterator[list[tuple[str, Program]]]:
+def in_place(compilations: Sequence[Labelled], instrument: Instrument) -> Iterator[list[tuple[str, Program]]]:
     """Run instrumented programs; gives each with the name of its graph, in the order of their numbers."""
-    before = [c.call for c in compilations]
-    programs = [(c.name, program) for c in compilations for program in c.programs]
+    before = [c.call for c, _ in compilations]
+    programs = [(label, program) for c, label in compilations for program in c.programs]
     numbers = iter(range(len(programs)))
     try:
-        for c in compilations:
+        for c, _ in compilations:
             c.call = c.join(*(instrument(next(numbers), program) for program in c.programs))
         yield programs
     finally:
-        for c, call in zip(compilations, before, strict=True):
+        for (c, _), call in zip(compilations, before, strict=True):
             c.call = call
+
+
+def labelled(compilations: Sequence[Compilation]) -> list[Labelled]:
+    """Each with a name of its own: functions that are called the same are told apart by a number."""
+    seen: Counter[str] = Counter()
+    found = []
+    for c in compilations:
+        seen[c.name] += 1
+        found.append((c, c.name if seen[c.name] == 1 else f"{c.name} ({seen[c.name]})"))
+    return found
 
 
 def clocked(log: Log) -> Instrument:

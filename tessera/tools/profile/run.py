@@ -17,12 +17,11 @@ from collections.abc import Callable
 from statistics import median
 
 import torch
-from torch.utils import _pytree as pytree
 
 from tessera.compiled import compiled_state
-from tessera.pipelines import Compilation
 from tessera.tile.cost import machine_for
-from tessera.tools.profile.instrument import Log, clocked, in_place, ranged
+from tessera.tools.profile.gradients import pull
+from tessera.tools.profile.instrument import Labelled, Log, clocked, in_place, labelled, ranged
 from tessera.tools.profile.result import Profile, Rates
 from tessera.tools.profile.rows import Programs, main_device, rows_of, spans_of
 from tessera.tools.profile.sample import STEP, Step, from_log, from_torch_profile
@@ -40,49 +39,28 @@ def profile(fast: Callable, *args: object, steps: int = 10, backward: bool | Non
         raise InputError(
             f"expected what tessera.jit gave, got {type(fast).__name__}; try tessera.profile(tessera.jit(f), …)"
         )
-    if steps < 1:
-        raise InputError(f"expected at least 1 step, got {steps}")
 
     def step() -> None:
         out = fast(*args, **kwargs)
-        if backward is not False:
-            _pull(out, backward is True)
+        if backward is not False and not pull(out) and backward:
+            raise InputError("backward=True, but no result requires grad")
 
-    for _ in range(2):  # compiles, then warms up
-        step()
+    step()  # compiles
     compilations = state.compilations()
     if not compilations:
         raise InputError("nothing of this function was compiled; tessera.explain says why")
-    device = main_device([(c.name, p) for c in compilations for p in c.programs])
+    return measure(step, labelled(compilations), steps)
+
+
+def measure(step: Callable[[], None], compilations: list[Labelled], steps: int) -> Profile:
+    """Where the time of `step()`, which calls these compilations, goes."""
+    if steps < 1:
+        raise InputError(f"expected at least 1 step, got {steps}")
+    step()  # warms up
+    device = main_device([(label, p) for c, label in compilations for p in c.programs])
     plain = _plain(step, steps, device)
     programs, measured = (_on_gpu if device.type == "cuda" else _on_cpu)(compilations, step, steps)
     return _profile(programs, measured, plain, device, steps)
-
-
-def _pull(out: object, required: bool) -> None:
-    """Compute the gradients of all leaves and drop them: nobody's `.grad` changes."""
-    results = [x for x in pytree.tree_leaves(out) if isinstance(x, torch.Tensor) and x.requires_grad]
-    if not results:
-        if required:
-            raise InputError("backward=True, but no result requires grad")
-        return
-    leaves = _leaves(results)
-    torch.autograd.grad(results, leaves, [torch.ones_like(x) for x in results], allow_unused=True)
-
-
-def _leaves(results: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors at the ends of the autograd graph."""
-    found: dict[int, torch.Tensor] = {id(x): x for x in results if x.grad_fn is None}
-    stack, seen = [x.grad_fn for x in results if x.grad_fn is not None], set()
-    while stack:
-        node = stack.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found[id(node.variable)] = node.variable  # type: ignore[attr-defined]
-        stack += [following for following, _ in node.next_functions if following is not None]
-    return list(found.values())
 
 
 def _plain(step: Callable[[], None], steps: int, device: torch.device) -> float:
@@ -102,7 +80,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _on_cpu(compilations: list[Compilation], step: Callable[[], None], steps: int) -> tuple[Programs, list[Step]]:
+def _on_cpu(compilations: list[Labelled], step: Callable[[], None], steps: int) -> tuple[Programs, list[Step]]:
     log: Log = []
     measured: list[Step] = []
     collecting = gc.isenabled()
@@ -121,7 +99,7 @@ def _on_cpu(compilations: list[Compilation], step: Callable[[], None], steps: in
     return programs, measured
 
 
-def _on_gpu(compilations: list[Compilation], step: Callable[[], None], steps: int) -> tuple[Programs, list[Step]]:
+def _on_gpu(compilations: list[Labelled], step: Callable[[], None], steps: int) -> tuple[Programs, list[Step]]:
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
     with in_place(compilations, ranged) as programs:
         step()

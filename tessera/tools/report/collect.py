@@ -1,21 +1,22 @@
 """Everything a report shows, as one plain dictionary.
 
-In: a jitted callable, and a profile of it where there is one. Out: tables that refer to each other by number, so that
+In: jitted functions, and a profile of them where there is one. Out: tables that refer to each other by number, so that
 a model of many equal layers stays small: lines, kernels, places in the user's source, files, graphs, the profile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 import tessera
-from tessera.compiled import compiled_state
-from tessera.inspection.explain import GraphReport, explain
+from tessera.compiled import Compiled
+from tessera.inspection.explain import GraphReport, explain_states
 from tessera.ir.equation import short_path
 from tessera.pipelines import Compilation
 from tessera.tools.machine import machine
 from tessera.tools.profile import Profile
+from tessera.tools.profile.instrument import labelled
 from tessera.tools.report.kernels import Kernels
 from tessera.tools.report.lines import Lines
 from tessera.util.errors import InputError
@@ -28,22 +29,20 @@ TOLD = (
 LARGEST_FILE = 2_000_000  # characters; a longer source is not shown
 
 
-def collect(fast: Callable, profile: Profile | None = None) -> dict[str, object]:
+def collect(states: Sequence[Compiled], profile: Profile | None, title: str) -> dict[str, object]:
     """The report's data, ready for JSON."""
-    state = compiled_state(fast)
-    if state is None:
-        raise InputError(f"expected what tessera.jit gave, got {type(fast).__name__}")
-    compilations = {c.name: c for c in state.compilations()}
+    compilations = [c for state in states for c in state.compilations()]
     if not compilations:
         raise InputError("nothing is compiled yet; call the function first, or pass args=(…)")
     kernels = Kernels()
     lines = Lines(kernels)
-    told = explain(fast, measure=profile is not None)
-    graphs = [_graph(graph, compilations.get(graph.name), lines) for graph in told.graphs]
+    there = iter(labelled(compilations))  # graphs that run eagerly have no compilation, and no stages
+    told = explain_states(states, measure=profile is not None)
+    graphs = [_graph(g, *next(there), lines) if g.equations else _eager(g) for g in told.graphs]
     files = sorted({source.file for source in lines.sources})
     return {
         "version": tessera.__version__,
-        "title": next(iter(compilations)).rsplit("_", 1)[0],
+        "title": title,
         "machine": str(machine()),
         "files": [{"path": path, "name": short_path(path), "lines": _read(path)} for path in files],
         "places": [[files.index(s.file), s.line, s.module, s.note] for s in lines.sources],
@@ -56,11 +55,13 @@ def collect(fast: Callable, profile: Profile | None = None) -> dict[str, object]
     }  # fmt: skip
 
 
-def _graph(told: GraphReport, compilation: Compilation | None, lines: Lines) -> dict[str, object]:
+def _eager(told: GraphReport) -> dict[str, object]:
+    empty = {"stages": [], "programs": [], "claims": [], "unfused": [], "saved": [], "saved_bytes": 0}
+    return {name: getattr(told, name) for name in TOLD} | empty
+
+
+def _graph(told: GraphReport, compilation: Compilation, label: str, lines: Lines) -> dict[str, object]:
     """One graph: what is told about it, its stages as line numbers, its programs with their memory."""
-    found: dict[str, object] = {name: getattr(told, name) for name in TOLD}
-    if compilation is None:
-        return found | {"stages": [], "programs": [], "claims": [], "unfused": [], "saved": [], "saved_bytes": 0}
     stages, numbers = [], {}
     for name, trace in compilation.stages:
         numbers[id(trace)] = len(stages)
@@ -76,7 +77,8 @@ def _graph(told: GraphReport, compilation: Compilation | None, lines: Lines) -> 
         }
         for program, memory in zip(compilation.programs, told.memory, strict=True)
     ]
-    return found | {
+    return _eager(told) | {
+        "name": label,
         "stages": stages,
         "programs": programs,
         "claims": [[c.executor, len(c.operators), sorted(set(c.operators)), c.why] for c in compilation.claims],

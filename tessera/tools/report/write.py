@@ -10,11 +10,13 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from tessera.tools.profile import profile
+from tessera.compiled import Compiled
+from tessera.inspection.programs import state_of
+from tessera.tools.profile import Profile, profile
 from tessera.tools.report.collect import collect
 
 # In the order in which they build on each other.
@@ -37,8 +39,14 @@ def report(
     args, kwargs  call it with these and measure `steps` steps (see `tessera.profile`); without args nothing is run,
                   and the report shows what was compiled by earlier calls
     """
+    state = state_of(fast)
     measured = None if args is None else profile(fast, *args, steps=steps, backward=backward, **(kwargs or {}))
-    Path(path).write_text(page(collect(fast, measured)), encoding="utf-8")
+    write(path, [state], measured, getattr(state.backend, "name", type(fast).__name__))
+
+
+def write(path: str | Path, states: Sequence[Compiled], measured: Profile | None, title: str) -> None:
+    """The report of everything these functions were compiled to."""
+    Path(path).write_text(page(collect(states, measured, title)), encoding="utf-8")
 
 
 def page(data: dict[str, object]) -> str:

@@ -1,0 +1,34 @@
+"""`tessera report script.py -o report.html`: run a script and write the report of everything it compiled."""
+
+from __future__ import annotations
+
+import os
+from argparse import ArgumentParser, Namespace
+
+from tessera.tools.command import Command, console, write_json
+from tessera.tools.profile.command import profiled, step_arguments
+from tessera.tools.report.write import write
+from tessera.tools.run import check_states, run_chosen, script_arguments
+
+
+def arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", metavar="FILE", default="report.html", help="default: %(default)s")
+    parser.add_argument("--no-measure", action="store_true", help="show what was compiled; run nothing again")
+    step_arguments(parser, 5)
+    script_arguments(parser)
+
+
+def run(args: Namespace) -> int:
+    if args.no_measure:
+        session, profile = run_chosen(args), None
+        check_states(session)
+    else:
+        session, profile = profiled(args)
+    write(args.output, session.states, profile, os.path.basename(session.script))
+    told = {"report": os.path.abspath(args.output), "bytes": os.path.getsize(args.output)}
+    if not write_json(args, told):
+        console(stderr=True).print(f"wrote {args.output}, {told['bytes'] / 1e6:.1f} MB")
+    return session.exit_code
+
+
+COMMAND = Command("run a script and write an HTML report of everything it compiled", arguments, run)
