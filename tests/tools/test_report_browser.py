@@ -128,6 +128,9 @@ def test_a_kernel_leads_back_to_trace_and_source(page):
 
 def test_pointing_marks_what_belongs_together(page):
     tab(page, "program")
+    stage(page, "captured")
+    page.js("document.querySelector('#source').scrollTop = 70 * 20")
+    page.frame()
     left, top, _, _ = page.box("#trace .row[data-i='4']")
     page.hover_at(left + 150, top + 10)
     assert len(texts(page, "#trace .row.near")) == 1 and texts(page, "#source .row.near")
@@ -135,15 +138,17 @@ def test_pointing_marks_what_belongs_together(page):
 
 def test_searching_filters(page):
     tab(page, "program")
+    stage(page, "captured")
     total = page.js("document.querySelector('#trace').closest('.pane').querySelector('.count').textContent")
     search(page, "blocks.7.mlp")
     shown = page.js("document.querySelector('#trace').closest('.pane').querySelector('.count').textContent")
     assert total.endswith(" lines") and " of " in shown
     assert all("blocks.7.mlp" in t or "blocks_7_mlp" in t for t in texts(page, "#trace .row"))
     tab(page, "profile")
-    assert all("blocks.7.mlp" in t for t in texts(page, "#profile .row"))
+    found = texts(page, "#profile .row")
+    assert len(found) > 5 and sum("blocks.7.mlp" in t for t in found) > len(found) / 2  # regions may begin elsewhere
     page.key("Escape")
-    assert len(texts(page, "#profile .row")) > 20
+    assert len(texts(page, "#profile .row")) > len(found)
     search(page, "no such thing anywhere")
     assert texts(page, "#profile .row") == []
 
