@@ -32,8 +32,9 @@ class FusionExecutor:
 
     `compile` may refuse a region by giving None: its equations then go to the executors after this one. `apart`,
     if given, takes operators apart that would fuse better so, before it is decided what backward saves; `prepare`
-    rewrites a program just before it is claimed. `together` may find regions that are one launch, by their numbers;
-    `compile_together` makes a callable of such regions from the region they make up and from each of them.
+    rewrites a program just before it is claimed. `together` may find sets of regions that are one launch, single
+    equations outside the regions among them; `compile_together` makes a callable of such a set, from the region that
+    it makes up and from each of them.
     """
 
     name: str
@@ -43,7 +44,7 @@ class FusionExecutor:
     apart: Callable[[Trace], Trace] | None = None
     prepare: Callable[[Trace], Trace] | None = None
     reasons: Callable[[Trace], dict[str, str]] | None = None  # why each equation outside the regions stays out
-    together: Callable[[Trace, list[Region], list[Trace]], list[list[int]]] | None = None
+    together: Callable[[Trace, list[Region]], list[list[Region]]] | None = None
     compile_together: Callable[[Trace, list[Trace]], Callable | None] | None = None
 
 

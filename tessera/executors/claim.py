@@ -67,10 +67,13 @@ def _claim_operators(trace: Trace, executor: OperatorExecutor, report: list[Clai
 
 def _claim_regions(trace: Trace, executor: FusionExecutor, report: list[Claim]) -> Trace:
     regions = executor.regions(trace)
-    bodies = [body_of(trace, region, f"{executor.name}_{number}") for number, region in enumerate(regions)]
-    made, done = _claim_together(trace, executor, regions, bodies, report)
-    for number, (region, body) in enumerate(zip(regions, bodies, strict=True)):
-        fn: Callable | None = None if number in done else executor.compile(body)
+    made = _claim_together(trace, executor, regions, report)
+    done = {i for region, _ in made for i in region}
+    for number, region in enumerate(regions):
+        if region[0] in done:
+            continue
+        body = body_of(trace, region, f"{executor.name}_{number}")
+        fn: Callable | None = executor.compile(body)
         if fn is None:
             continue
         made.append((region, Special(identifier(f"region_{number}"), fn, executor.name, body=body)))
@@ -79,24 +82,23 @@ def _claim_regions(trace: Trace, executor: FusionExecutor, report: list[Claim]) 
 
 
 def _claim_together(
-    trace: Trace, executor: FusionExecutor, regions: list[Region], bodies: list[Trace], report: list[Claim]
-) -> tuple[list[tuple[Region, Special]], set[int]]:
-    """Regions that one callable runs at once, and the numbers of those it takes."""
+    trace: Trace, executor: FusionExecutor, regions: list[Region], report: list[Claim]
+) -> list[tuple[Region, Special]]:
+    """Sets of regions that one callable runs at once."""
     made: list[tuple[Region, Special]] = []
-    done: set[int] = set()
     if executor.together is None or executor.compile_together is None:
-        return made, done
-    for chosen in executor.together(trace, regions, bodies):
-        region = sorted(i for number in chosen for i in regions[number])
-        body = body_of(trace, region, f"{executor.name}_{chosen[0]}")
-        fn = executor.compile_together(body, [bodies[number] for number in chosen])
+        return made
+    for number, chosen in enumerate(executor.together(trace, regions)):
+        whole = sorted(i for region in chosen for i in region)
+        bodies = [body_of(trace, region, f"{executor.name}_set_{number}") for region in chosen]
+        body = body_of(trace, whole, f"{executor.name}_set_{number}")
+        fn = executor.compile_together(body, bodies)
         if fn is None:
             continue
-        made.append((region, Special(identifier(f"regions_{chosen[0]}"), fn, executor.name, body=body)))
+        made.append((whole, Special(identifier(f"regions_{number}"), fn, executor.name, body=body)))
         why = f"{len(chosen)} regions in one launch"
-        report.append(_entry(executor.name, [trace.equations[i] for i in region], why))
-        done.update(chosen)
-    return made, done
+        report.append(_entry(executor.name, [trace.equations[i] for i in whole], why))
+    return made
 
 
 def _entry(name: str, equations: list[Equation], why: str = "") -> Claim:

@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch._ops import OpOverload
 
 from tessera.executors import products
 from tessera.executors.base import FusionExecutor, Region, register
+from tessera.executors.regions import body_of
 from tessera.ir import fake
 from tessera.ir.equation import Arg, Equation, Value
+from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_hint
 from tessera.ops.uniform import uniform
@@ -33,6 +36,7 @@ from tessera.tile.schedule import Schedule
 from tessera.tile.targets import CompiledKernel, Target, target_for
 from tessera.util.config import config
 
+LONE = 4  # equations outside of regions that are worth a launch of their own together
 _launchers: dict[tuple, Callable | None] = {}
 _checked: dict[tuple, tuple[float, str]] = {}
 
@@ -218,9 +222,24 @@ def structure(body: Trace) -> tuple:
 # --- many regions in one launch -----------------------------------------------------------------------
 
 
-def together(trace: Trace, regions: list[Region], bodies: list[Trace]) -> list[list[int]]:
-    """Regions of one form, such as the updates of a model's parameters."""
-    return horizontal(trace, regions, [form(body) for body in bodies])
+def together(trace: Trace, regions: list[Region]) -> list[list[Region]]:
+    """Regions of one form, such as the updates of a model's parameters; lone equations only where there are many."""
+    inside = {i for region in regions for i in region}
+    forms: dict[int, object] = {region[0]: form(body_of(trace, region, "region")) for region in regions}
+    lone = [i for i, eqn in enumerate(trace.equations) if i not in inside and _may_be_lone(eqn)]
+    forms |= {i: (LONE, found) for i in lone if (found := form(_lone(trace.equations[i]))) is not None}
+    candidates = sorted([*regions, *([i] for i in lone if i in forms)])
+    chosen = horizontal(trace, candidates, [forms[region[0]] for region in candidates])
+    sets = [[candidates[i] for i in numbers] for numbers in chosen]
+    return [s for s in sets if s[0][0] in inside or len(s) >= LONE]
+
+
+def _may_be_lone(eqn: Equation) -> bool:
+    return isinstance(eqn.op, OpOverload) and not has_effect(eqn) and _kind(eqn) == fuse.POINTWISE
+
+
+def _lone(eqn: Equation) -> Trace:
+    return Trace("region", tuple(dict.fromkeys(eqn.inputs())), (eqn,), tuple(eqn.results()))
 
 
 def compile_together(whole: Trace, bodies: list[Trace]) -> Callable | None:

@@ -32,7 +32,7 @@ class Member:
     family: int  # members of one family share their numbers
     value: Value | None = None  # the input of the trace that is this parameter, where one is
     state: tuple[TensorType, ...] = ()
-    total: TensorType | None = None  # of the sum of its gradients, where the plan accumulates
+    total: TensorType | None = None  # of the sum of gradients that earlier calls left, where there is one
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,7 @@ class Plan:
     members: tuple[Member, ...]
     families: tuple[Family, ...]
     clips: bool = False
-    accumulates: bool = False  # gradients are added to sums that outlive the call
-    updates: bool = True  # False: only add to the sums
+    updates: bool = True  # False: gradients are added to sums; those without a sum yet are further outputs
     keeps: bool = False  # give the gradients as further outputs
 
     def slots(self) -> int:
@@ -96,15 +95,16 @@ class _Appender:
     # --- gradients ---
 
     def totals(self) -> list[Value]:
-        """Gradients with what earlier calls left in the sums; the sums are written anew."""
-        if not self.plan.accumulates:
-            return self.grads  # type: ignore[return-value]
+        """Gradients with the sums that earlier calls left; without an update, the sums grow."""
         found = []
         for i, (member, grad) in enumerate(zip(self.plan.members, self.grads, strict=True)):
-            assert member.total is not None
-            held = self.input(f"{member.name}_sum", member.total, Extra("sum", i))
-            total = held if grad is None else held + grad
-            self.mutations[held] = aten.fill(held, 0.0) if self.plan.updates else total
+            total = grad
+            if member.total is not None:
+                held = self.input(f"{member.name}_sum", member.total, Extra("sum", i))
+                total = held if grad is None else held + grad
+                if not self.plan.updates:
+                    self.mutations[held] = total
+            assert total is not None, f"{member.name} has neither a gradient nor a sum of earlier ones"
             found.append(total)
         return found
 
@@ -141,15 +141,18 @@ class _Appender:
             self.mutations[held[name]] = _in(v, held[name].dtype)
 
     def run(self) -> list[Value]:
-        grads = self.clipped(self.totals()) if self.plan.updates else self.totals()
+        """Carry the plan out; gives what the program hands out besides."""
+        totals = self.totals()
+        if not self.plan.updates:
+            return [g for member, g in zip(self.plan.members, totals, strict=True) if member.total is None]
+        grads = self.clipped(totals)
         first, place = {}, int(self.plan.clips)
         for i, family in enumerate(self.plan.families):
             first[i], place = place, place + len(family.names)
         for index, (member, grad) in enumerate(zip(self.plan.members, grads, strict=True)):
-            if self.plan.updates:
-                self.builder.source = Source(module=member.name, note=f"{self.plan.rule.name} step")
-                self.update(index, grad, first)
-        return list(grads) if self.plan.keeps and self.plan.updates else []
+            self.builder.source = Source(module=member.name, note=f"{self.plan.rule.name} step")
+            self.update(index, grad, first)
+        return grads if self.plan.keeps else []
 
 
 def append_updates(trace: Trace, plan: Plan, grads: Sequence[Value | None]) -> tuple[Trace, tuple[Extra, ...]]:

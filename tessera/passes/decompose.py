@@ -23,6 +23,7 @@ from tessera.ir.schema import bind, has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ir.verify import same_type
+from tessera.passes.decompose_foreach import foreach_parts
 from tessera.passes.decompose_nn import DECOMPOSITIONS
 from tessera.util.names import names
 
@@ -98,6 +99,8 @@ class _Walk:
         assert isinstance(op, OpOverload)
         if op.namespace != "aten":
             return None
+        if op._opname.startswith("_foreach_"):
+            return foreach_parts(op._opname, op._overloadname, *bind(op, eqn.args, eqn.kwargs), self.builder)
         rule = DECOMPOSITIONS.get(f"{op._opname}.{op._overloadname}") or DECOMPOSITIONS.get(op._opname)
         if rule is None:
             return None

@@ -20,7 +20,6 @@ class Book:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer, self.rule = optimizer, rule_of(optimizer)
         self.sums: dict[torch.Tensor, torch.Tensor] = {}  # gradients of earlier calls that wait for an update
-        self.touched: dict[torch.Tensor, None] = {}  # parameters whose sums are not zero
         self._new: dict[torch.Tensor, torch.Tensor] = {}  # state that no step has used yet -> its parameter
         self._counted: dict[torch.Tensor, tuple[int, int]] = {}  # counter -> (its version, what it holds)
         self._sent: dict[tuple, tuple[list[float], torch.Tensor]] = {}  # the last numbers that went to a device
@@ -90,11 +89,6 @@ class Book:
         self._new.clear()
         self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers ask whether a step came first
 
-    def sum_of(self, p: torch.Tensor) -> torch.Tensor:
-        if p not in self.sums:
-            self.sums[p] = torch.zeros_like(p, memory_format=torch.preserve_format, requires_grad=False)
-        return self.sums[p]
-
     # --- what a program is given ---
 
     def families(
@@ -127,7 +121,7 @@ class Book:
             case "state":
                 return self.optimizer.state[params[extra.member]][extra.name]
             case "sum":
-                return self.sum_of(params[extra.member])
+                return self.sums[params[extra.member]]
         return self._send(numbers, extra)
 
     def _send(self, numbers: list[float], extra: Extra) -> torch.Tensor:

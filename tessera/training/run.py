@@ -47,12 +47,7 @@ class Settings:
 
 
 def make_plan(
-    book: Book,
-    settings: Settings,
-    params: Sequence[torch.Tensor],
-    ages: Sequence[int],
-    updates: bool,
-    accumulates: bool,
+    book: Book, settings: Settings, params: Sequence[torch.Tensor], ages: Sequence[int], updates: bool
 ) -> Plan:
     groups, forms = book.groups(), book.forms()
     places = [groups[p] for p in params]
@@ -61,10 +56,10 @@ def make_plan(
     for i, (p, g, family) in enumerate(zip(params, places, of, strict=True)):
         names = book.rule.state(forms[g]) if updates else ()
         state = tuple(_type(book.optimizer.state[p][name]) for name in names)
-        total = _type(book.sum_of(p)) if accumulates else None
+        total = _type(book.sums[p]) if p in book.sums else None
         members.append(Member(settings.names.get(p, f"param_{i}"), _type(p), family, None, state, total))
     clips = settings.clip_norm is not None and updates
-    return Plan(book.rule, tuple(members), families, clips, accumulates, updates, settings.keep_grads and updates)
+    return Plan(book.rule, tuple(members), families, clips, updates, settings.keep_grads and updates)
 
 
 def _type(x: torch.Tensor) -> TensorType:
@@ -114,8 +109,21 @@ class Prepared:
         return out
 
     def keep(self, grads: Sequence[torch.Tensor]) -> None:
-        for p, grad in zip(self.params, grads, strict=True):
-            p.grad = grad
+        if self.compilation.plan.keeps:
+            for p, grad in zip(self.params, grads, strict=True):
+                p.grad = grad
+
+
+def owned(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The same tensors, each in memory of its own: a gradient may be a view, or two parameters' at once."""
+    seen: set[int] = set()
+    found = []
+    for x in tensors:
+        storage = x.untyped_storage()
+        whole = storage.nbytes() == x.numel() * x.element_size() and storage.data_ptr() not in seen
+        found.append(x if whole else x.clone(memory_format=torch.contiguous_format))
+        seen.add(storage.data_ptr())
+    return found
 
 
 class Graph:
@@ -129,8 +137,8 @@ class Graph:
         book, settings = self.book, self.settings
         groups = book.groups()
         wrt = tuple(i for i in self.tensor_inputs if self.captured.requires_grad[i] and args[i] in groups)
-        waiting = [p for p in book.touched if p in groups] if settings.updates else []
-        key = settings.updates, tuple(id(args[i]) for i in wrt), tuple(map(id, waiting))
+        waiting = [p for p in book.sums if p in groups]
+        key = settings.updates, tuple(id(args[i]) for i in wrt), tuple((id(p), type_of(book.sums[p])) for p in waiting)
         prepared = self.prepared.get(key)
         ages = prepared.ages() if prepared is not None else []
         if prepared is None or not prepared.fits(ages):
@@ -139,16 +147,16 @@ class Graph:
         return self._run(prepared, ages, args)
 
     def _prepare(self, args: tuple, wrt: list[int], waiting: list[torch.Tensor]) -> Prepared:
-        updates, accumulates = self.settings.updates, self.settings.accumulate > 1
+        updates = self.settings.updates
         chosen: list[torch.Tensor] = []
 
         def plan(given: list[int]) -> tuple[Plan, list[int | None]]:
             """Parameters with a gradient here, then those that only an earlier call gave one."""
             here = {args[i]: i for i in given}
-            chosen[:] = [*here, *(p for p in waiting if p not in here)]
+            chosen[:] = [*here, *(p for p in waiting if p not in here and updates)]
             groups = self.book.groups()
             ages = self.book.ages(chosen, [groups[p] for p in chosen]) if updates else [0] * len(chosen)
-            made = make_plan(self.book, self.settings, chosen, ages, updates, accumulates)
+            made = make_plan(self.book, self.settings, chosen, ages, updates)
             return made, [here.get(p) for p in chosen]
 
         name = f"{self.name}_step" if updates else f"{self.name}_accumulate"
@@ -161,13 +169,14 @@ class Graph:
         made, book = prepared.compilation, self.book
         assert isinstance(made, StepCompilation)
         out = prepared.run([*args, *prepared.tensors(ages, self.settings.clip_norm)])
-        if made.plan.updates:
-            book.advance(prepared.params)
-            book.touched.clear()
+        more = owned(out[made.results :])
+        if not made.plan.updates:
+            new = [p for p, m in zip(prepared.params, made.plan.members, strict=True) if m.total is None]
+            book.sums.update(zip(new, more, strict=True))
         else:
-            book.touched.update(dict.fromkeys(prepared.params))
-        if made.plan.keeps:
-            prepared.keep(out[made.results :])
+            book.advance(prepared.params)
+            book.sums.clear()
+            prepared.keep(more)
         return made.hand_out(out, args)
 
 
@@ -188,12 +197,11 @@ class Updater:
         if prepared is None or not prepared.fits(ages):
             groups = book.groups()
             ages = book.ages(params, [groups[p] for p in params])
-            plan = make_plan(book, self.settings, params, ages, updates=True, accumulates=False)
+            plan = make_plan(book, self.settings, params, ages, updates=True)
             types = [_type(g) for g in grads if g is not None]
             made = UpdateCompilation(f"update_{len(self.prepared)}", plan, types, self.settings.options)
             self.note(made)
             prepared = self.prepared[key] = Prepared(made, params, book)
         out = prepared.run([*grads, *prepared.tensors(ages, self.settings.clip_norm)])
         book.advance(params)
-        if self.settings.keep_grads:
-            prepared.keep(out)
+        prepared.keep(owned(out))

@@ -85,9 +85,9 @@ class TrainStep:
             return
         self.in_parts = reason
         self.backend.refuse(f"the step runs in parts: {reason}")
-        for p in self.book.touched:
-            p.grad = self.book.sums[p].clone()
-        self.book.touched.clear()
+        for p, total in self.book.sums.items():
+            p.grad = total
+        self.book.sums.clear()
 
 
 class _Parts:
