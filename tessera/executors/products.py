@@ -12,9 +12,11 @@ import math
 import torch
 
 from tessera.ir.equation import Equation, Value
+from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_hint
+from tessera.ops.uniform import uniform
 from tessera.tile.cost import H200
-from tessera.tile.lower import Call, rule_of
+from tessera.tile.lower import CONTRACT, Call, rule_of
 
 LOSS = 0.04  # of the library's rate, where tiles come by bulk copies
 PLAIN_LOSS = 0.25  # and where every thread computes addresses
@@ -48,6 +50,15 @@ def loses(products: list[Equation], saved: int) -> str:
     if gained > lost:
         return ""
     return f"the library's product is {lost * 1e6:.0f} µs faster, the bytes saved are worth {gained * 1e6:.0f} µs"
+
+
+def draws_beside(body: Trace) -> str:
+    """Why a product and random numbers are no kernel: a thread of a product holds two neighbours, not the four that
+    share a block of random words, and the matrix units would wait for the arithmetic of the others."""
+    found = any(eqn.op is uniform for eqn in body.equations)
+    kinds = (rule_of(eqn.op) for eqn in body.equations)
+    multiplies = found and any(rule is not None and rule.kind == CONTRACT for rule in kinds)
+    return "random numbers are computed after a product, not beside it" if multiplies else ""
 
 
 def _sides(eqn: Equation) -> tuple[Value, Value]:

@@ -79,7 +79,8 @@ def _check(body: Trace) -> tuple[float, str]:
     if key not in _checked:
         try:
             found = check(body)
-            _checked[key] = (found.cost, _no_walk(body, found.row) if found.walks else "")
+            why = _no_walk(body, found.row) if found.walks else products.draws_beside(body)
+            _checked[key] = (found.cost, why)
         except Unlowerable as reason:
             _checked[key] = (0.0, str(reason))
     return _checked[key]

@@ -5,9 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from programs import trace_of
 from torch.utils.checkpoint import checkpoint
 
 import tessera
+from tessera.executors.tile import COMPILER
+from tessera.ops.uniform import uniform
 from tessera.util.config import override
 from tessera.util.errors import OptionError
 
@@ -196,6 +199,18 @@ def test_without_a_fusion_executor_nothing_changes() -> None:
 def test_the_flag_is_checked() -> None:
     with pytest.raises(OptionError, match="fused_random: expected one of auto, on, off, got 'some"):
         override(fused_random="sometimes").__enter__()
+
+
+def test_products_do_not_draw() -> None:
+    def program(seed: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a @ b) * (uniform(seed, [a.shape[0], b.shape[1]], dtype=torch.float32) < 0.9)
+
+    def without(seed: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a @ b) * 2
+
+    given = torch.zeros(2, dtype=torch.int64), torch.randn(256, 64).bfloat16(), torch.randn(64, 256).bfloat16()
+    assert COMPILER.check(trace_of(program, *given))[1] == "random numbers are computed after a product, not beside it"
+    assert COMPILER.check(trace_of(without, *given))[1] == ""
 
 
 def test_what_a_gpu_trains_with() -> None:
