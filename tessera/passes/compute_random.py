@@ -21,16 +21,15 @@ import torch
 from torch._ops import OpOverload
 
 from tessera.ir.builder import Builder, aten
-from tessera.ir.equation import Equation, Value
+from tessera.ir.equation import ACTIVE, Equation, Value
 from tessera.ir.mode import mode_of
 from tessera.ir.schema import bind
 from tessera.ir.trace import Trace
-from tessera.ir.types import Size, TensorType
+from tessera.ir.types import TensorType, size_hint
 from tessera.ir.verify import same_type
 from tessera.ops.uniform import BITS, uniform
 
-Shape = tuple[Size, ...]
-Draw = Callable[[Shape, torch.dtype], Value]  # numbers in [0, 1) from a seed of their own
+Draw = Callable[[torch.dtype], Value]  # numbers in [0, 1), as many as there are results, from a seed of their own
 Rule = Callable[..., list[Value | None] | None]
 
 
@@ -69,9 +68,9 @@ class _Walk:
         equations, seeds = self.builder.equations, []
         start = len(equations)
 
-        def draw(shape: Shape, dtype: torch.dtype) -> Value:
+        def draw(dtype: torch.dtype) -> Value:
             seeds.append(self._seed(out.tensor.device))
-            return self.builder.emit(uniform, seeds[-1], list(shape), dtype=dtype)  # type: ignore[return-value]
+            return _laid_out(seeds[-1], out.tensor, dtype)
 
         with self.builder, self.builder.at(eqn):
             made = rule(draw, eqn, *positional)
@@ -122,6 +121,15 @@ def _named(eqn: Equation, made: list[Value | None], parts: list[Equation]) -> li
     ]
 
 
+def _laid_out(seed: Value, like: TensorType, dtype: torch.dtype) -> Value:
+    """Numbers drawn in the order in which the results lie in memory: then neighbours share a block of random words."""
+    order = sorted(range(like.ndim), key=lambda d: -size_hint(like.stride[d]))
+    drawn = ACTIVE[-1].emit(uniform, seed, [like.shape[d] for d in order], dtype=dtype)  # type: ignore[attr-defined]
+    if order == list(range(like.ndim)):
+        return drawn
+    return aten.permute(drawn, sorted(range(like.ndim), key=order.__getitem__))
+
+
 # --- the operators --------------------------------------------------------------------------------------
 
 RULES: dict[str, Rule] = {}
@@ -139,35 +147,35 @@ def _cast(x: Value, like: Value) -> Value:
     return x if x.dtype == like.dtype else aten._to_copy(x, dtype=like.dtype)
 
 
-def _happens(draw: Draw, shape: Shape, p: float | Value) -> Value:
+def _happens(draw: Draw, p: float | Value) -> Value:
     """True with probability p."""
-    return aten.lt(draw(shape, torch.float32), p)
+    return aten.lt(draw(torch.float32), p)
 
 
 @rule("dropout.default native_dropout.default")
 def dropout(draw: Draw, eqn: Equation, x: Value, p: float, train: bool | None = True) -> list[Value | None] | None:
     if train is False or not isinstance(p, (int, float)) or not 0 < p < 1:
         return None
-    keep = _happens(draw, x.shape, 1 - p)
+    keep = _happens(draw, 1 - p)
     y = aten.mul(aten.mul(x, keep), 1 / (1 - p))
     return [y, keep] if eqn.many else [y]
 
 
 @rule("bernoulli.p")
 def bernoulli(draw: Draw, eqn: Equation, x: Value, p: float) -> list[Value | None] | None:
-    return [_cast(_happens(draw, x.shape, p), x)]
+    return [_cast(_happens(draw, p), x)]
 
 
 @rule("bernoulli.default")
 def bernoulli_of(draw: Draw, eqn: Equation, p: Value) -> list[Value | None] | None:
-    return [_cast(_happens(draw, p.shape, p), p)]
+    return [_cast(_happens(draw, p), p)]
 
 
 @rule("rand.default rand_like.default uniform.default")
 def rand(draw: Draw, eqn: Equation, _: object, low: float = 0.0, high: float = 1.0) -> list[Value | None] | None:
     if eqn.out.dtype not in BITS:
         return None
-    u = draw(eqn.out.shape, eqn.out.dtype)
+    u = draw(eqn.out.dtype)
     return [u if (low, high) == (0.0, 1.0) else aten.add(aten.mul(u, high - low), low)]
 
 
@@ -181,7 +189,7 @@ def normal(draw: Draw, eqn: Equation, mean: float, std: float, *_: object) -> li
     """A point of the plane by its distance and angle: Box and Muller."""
     if eqn.out.dtype not in BITS:
         return None
-    left, angle = draw(eqn.out.shape, torch.float32), draw(eqn.out.shape, torch.float32)
+    left, angle = draw(torch.float32), draw(torch.float32)
     distance = aten.sqrt(aten.mul(aten.log(aten.rsub(left, 1)), -2.0))  # 1 - u is never 0
     x = aten.mul(distance, aten.cos(aten.mul(angle, 2 * math.pi)))
     x = x if std == 1 else aten.mul(x, std)

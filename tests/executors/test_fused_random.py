@@ -126,6 +126,22 @@ def test_layouts_are_kept() -> None:
     assert torch.equal((y != 0).t(), x.grad != 0)
 
 
+def test_images_with_channels_last() -> None:
+    """Drawn in the order of memory, so that the mask lies as its tensor does."""
+
+    def both(x: torch.Tensor) -> tuple:
+        y, mask = torch.native_dropout(x, 0.5, True)
+        return y * 2, mask, torch.rand_like(x)
+
+    fast = tessera.jit(both, executors=TILE)
+    x = torch.ones(4, 8, 6, 10).to(memory_format=torch.channels_last)
+    for got in fast(x):
+        assert got.stride() == x.stride()
+    assert "aten.native_dropout" not in final(fast) and "aten.rand_like" not in final(fast)
+    y, mask, _ = fast(x)
+    assert torch.equal(y != 0, mask) and 0.4 < mask.float().mean() < 0.6
+
+
 N = 1 << 16
 MOMENTS = {  # function, mean, variance
     "rand_like": (lambda x: torch.rand_like(x) * 1.0, 0.5, 1 / 12),
