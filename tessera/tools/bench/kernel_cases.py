@@ -85,6 +85,17 @@ def _linear(size: Size, dtype: torch.dtype, device: str) -> Inputs:
     )
 
 
+def _matrices(*of: str) -> Callable[[Size, torch.dtype, str], Inputs]:
+    """Matrices with sides named by letters of m, n and k, small enough that products stay near one."""
+
+    def make(size: Size, dtype: torch.dtype, device: str) -> Inputs:
+        sides = dict(zip("mnk", size, strict=True))
+        shapes = [tuple(sides[letter] for letter in letters) for letters in of]
+        return tuple(torch.randn(s, dtype=dtype, device=device) * s[-1] ** -0.25 for s in shapes)
+
+    return make
+
+
 # --- functions --------------------------------------------------------------------------------------------
 
 
@@ -146,6 +157,18 @@ def linear_gelu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.gelu(F.linear(x, w, b))
 
 
+def linear_silu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return F.silu(F.linear(x, w, b))
+
+
+def linear_residual(x: Tensor, w: Tensor, rest: Tensor) -> Tensor:
+    return F.linear(x, w) + rest
+
+
+def linear_swiglu(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    return F.silu(F.linear(x, w)) * F.linear(x, v)
+
+
 DROPPED = 0.25
 
 # --- the cases --------------------------------------------------------------------------------------------
@@ -154,6 +177,7 @@ POINTS = 2**26  # elements of the large matrices: far more than an L2 cache hold
 ROWS = tuple((POINTS // n, n) for n in (512, 2048, 8192, 32768, 65536))
 QUICK = ((16384, 4096),)
 HEADS: Size = (2, 32, 4096, 128)
+CUBES = ((4096, 4096, 4096), (8192, 8192, 8192))
 
 
 def _case(name: str, function: Callable, make: Callable, back: Counted | None = None, grads: int = 0, **more) -> Case:  # noqa: ANN003
@@ -185,7 +209,19 @@ CASES: tuple[Case, ...] = (
     _case("dropout_add", dropout_add, _like(_all, _all), lambda i, o: o[0] + i[0], 2, random=True),
     _case(
         "linear_gelu", linear_gelu, _linear, flops=lambda s: 2.0 * s[0] * s[1] * s[2],
-        sizes=((4096, 4096, 4096), (8192, 8192, 8192)), quick=((4096, 4096, 4096),), small=(64, 1024, 256),
+        sizes=CUBES, quick=CUBES[:1], small=(64, 1024, 256),
+    ),
+    _case(
+        "linear_silu", linear_silu, _matrices("mk", "nk", "n"), flops=lambda s: 2.0 * s[0] * s[1] * s[2],
+        sizes=CUBES, quick=CUBES[:1], small=(64, 1024, 256),
+    ),
+    _case(
+        "linear_residual", linear_residual, _matrices("mk", "nk", "mn"), flops=lambda s: 2.0 * s[0] * s[1] * s[2],
+        sizes=CUBES, quick=CUBES[:1], small=(64, 1024, 256),
+    ),
+    _case(
+        "linear_swiglu", linear_swiglu, _matrices("mk", "nk", "nk"), flops=lambda s: 4.0 * s[0] * s[1] * s[2],
+        sizes=CUBES, quick=CUBES[:1], small=(64, 1024, 256),
     ),
 )  # fmt: skip
 BY_NAME = {case.name: case for case in CASES}
