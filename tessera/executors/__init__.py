@@ -1,6 +1,6 @@
 """Executors: who runs what. Importing this folder registers those that come with Tessera."""
 
-from tessera.executors import aten, inductor, sdpa, tile
+from tessera.executors import aten, attention, inductor, sdpa, tile
 from tessera.executors.base import FusionExecutor, OperatorExecutor
 from tessera.executors.claim import Claim, claim
 from tessera.executors.kernels import register_kernel
@@ -8,5 +8,5 @@ from tessera.executors.register import register_executor, register_operator
 
 __all__ = [
     "Claim", "FusionExecutor", "OperatorExecutor", "aten", "claim", "inductor", "register_executor",
-    "register_kernel", "register_operator", "sdpa", "tile",
+    "attention", "register_kernel", "register_operator", "sdpa", "tile",
 ]  # fmt: skip

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, SSAValue
 
-from tessera.tile.dialect import REDUCE, KernelOp, ReduceOp, StoreOp, ValueType, axes_of
+from tessera.tile.dialect import REDUCE, ContractOp, KernelOp, ReduceOp, StoreOp, ValueType, axes_of
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,18 @@ class Pass:
     ops: tuple[Operation, ...]
 
 
-def reduced_axis(kernel: KernelOp) -> str | None:
+def inner_axis(kernel: KernelOp) -> str | None:
+    """An axis that is contracted once for every step along another reduced one, as the head's width in attention."""
     names = kernel.axis_names(REDUCE)
+    for op in kernel.block.ops if len(names) > 1 else ():
+        if isinstance(op, ContractOp) and set(axes_of(op.result)) & set(names):
+            return op.axis.data
+    return None
+
+
+def reduced_axis(kernel: KernelOp) -> str | None:
+    """The axis that loops walk along."""
+    names = [n for n in kernel.axis_names(REDUCE) if n != inner_axis(kernel)]
     assert len(names) <= 1, f"{kernel.sym_name.data}: one reduced axis a kernel, got {names}"
     return names[0] if names else None
 

@@ -16,12 +16,13 @@ from functools import partial
 from pathlib import Path
 
 import kernels
+import test_attention
 import torch
 from kernels import Case
 
 from tessera.tile.build import KernelBuilder, f32, f64, i1, i64
 from tessera.tile.functions import FUNCTIONS
-from tessera.tile.schedule import Schedule
+from tessera.tile.schedule import Schedule, reduced_axis
 from tessera.tile.targets.triton.emit import emit
 from tessera.tile.targets.triton.functions import FLOAT, INTEGER
 from tessera.tile.targets.triton.launch import Launcher
@@ -207,6 +208,7 @@ def interpreted() -> dict[str, str]:
     works += [(c.name, partial(run, c, Schedule((("i", 128),)))) for c in (*function_cases(), cast_case())]
     for blocks in ((("i j", 16),), (("i", 2), ("j", 4)), (("j", 8),), ()):
         works.append((f"add_once-{blocks}", partial(run, add_once_case(), Schedule(blocks))))
+    works += [(f"attention-{i}", partial(_attention, case)) for i, case in enumerate(test_attention.CASES)]
     works += [("grows", _grows), ("wide", _wide), ("alone", _alone), ("empty", _empty)]
     found = {}
     for name, work in works:
@@ -216,6 +218,17 @@ def interpreted() -> dict[str, str]:
         except Exception:
             found[name] = traceback.format_exc(limit=-4)
     return found
+
+
+def _attention(case: test_attention.Case) -> None:
+    """Attention in one kernel, or in parts and whole, in both precisions."""
+
+    def launch(kernel, tensors: list[torch.Tensor], symbols: list[int]) -> None:
+        blocks = (("c", 16), ("p", 8)) if reduced_axis(kernel) == "p" else (("i", 16), ("c", 16), ("r", 16))
+        TARGET.compile(kernel, Schedule(blocks, loop=reduced_axis(kernel) == "r"))(tensors, symbols)
+
+    test_attention.check(case, launch)
+    test_attention.check(case, launch, torch.bfloat16, 2e-2)
 
 
 def _grows() -> None:

@@ -169,6 +169,10 @@ def linear_swiglu(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
     return F.silu(F.linear(x, w)) * F.linear(x, v)
 
 
+def gqa_decode(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+
 DROPPED = 0.25
 
 # --- the cases --------------------------------------------------------------------------------------------
@@ -207,6 +211,11 @@ CASES: tuple[Case, ...] = (
     ),
     # the mask is made again from its seed: only the cotangent is read and one gradient written
     _case("dropout_add", dropout_add, _like(_all, _all), lambda i, o: o[0] + i[0], 2, random=True),
+    _case(  # one query over a cache: four query heads share a key head
+        "gqa_decode", gqa_decode, _like(lambda s: (s[0], 4 * s[1], 1, s[3]), _all, _all),
+        sizes=((1, 8, 32768, 128), (8, 8, 8192, 128), (32, 8, 4096, 128)), quick=((8, 8, 8192, 128),),
+        small=(1, 2, 256, 64),
+    ),
     _case(
         "linear_gelu", linear_gelu, _linear, flops=lambda s: 2.0 * s[0] * s[1] * s[2],
         sizes=CUBES, quick=CUBES[:1], small=(64, 1024, 256),

@@ -17,7 +17,7 @@ from tessera.tile import cache
 from tessera.tile.dialect import KernelOp
 from tessera.tile.elements import torch_dtype
 from tessera.tile.index import Index
-from tessera.tile.schedule import Schedule
+from tessera.tile.schedule import Schedule, inner_axis
 from tessera.tile.split import split
 from tessera.tile.targets.cpu import jit
 from tessera.tile.targets.cpu.choose import choose, proposals
@@ -78,6 +78,8 @@ class CpuTarget:
         return self._machine or host()
 
     def compile(self, kernel: KernelOp, schedule: Schedule) -> CpuKernel | CpuHalves:
+        if inner_axis(kernel) is not None:
+            raise NotImplementedError("the CPU target has no kernels that contract inside a loop; the library does")
         key = f"{schedule}\n{kernel}"
         made = self._made.get(key)
         if made is None:

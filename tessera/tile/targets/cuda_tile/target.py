@@ -14,7 +14,7 @@ import torch
 
 from tessera.tile import interp
 from tessera.tile.dialect import PARALLEL, REDUCE, ContractOp, KernelOp, LoadOp, StoreOp
-from tessera.tile.schedule import Schedule, reduced_axis
+from tessera.tile.schedule import Schedule, inner_axis, reduced_axis
 from tessera.tile.targets.cuda_tile import driver, toolchain
 from tessera.tile.targets.cuda_tile.arrays import Arrays, Variant, arrays, place, variant
 from tessera.tile.targets.cuda_tile.emit import blocks_of, emit
@@ -88,6 +88,8 @@ class CudaTile:
     def compile(self, kernel: KernelOp, schedule: Schedule) -> CudaTileKernel:
         if kernel.walked is not None:
             raise NotImplementedError(f"{kernel.sym_name.data}: {self.no_walk(None)}")
+        if inner_axis(kernel) is not None:
+            raise NotImplementedError("the CUDA Tile target has no kernels that contract inside a loop")
         return CudaTileKernel(kernel, schedule, emit(kernel, schedule), arrays(kernel))
 
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tessera.tile.dialect import PARALLEL, IotaOp, KernelOp, LoadOp, StoreOp
 from tessera.tile.index import Index, Quotient, name
-from tessera.tile.schedule import Schedule, reduced_axis
+from tessera.tile.schedule import Schedule, inner_axis, reduced_axis
 from tessera.util.errors import OptionError
 
 LARGEST = 2**31 - 2**17  # a 32-bit position, with room for the last block
@@ -143,10 +143,11 @@ class Layout:
     parallel: tuple[Dim, ...]  # in the kernel's order; the last one varies fastest over program ids
     reduced: Dim | None
     walked: Dim | None = None  # a parallel axis that every program walks along
+    inner: Dim | None = None  # contracted at every step along the reduced one; always whole in one block
 
     @property
     def dims(self) -> tuple[Dim, ...]:
-        return (*self.parallel, *(d for d in (self.walked, self.reduced) if d is not None))
+        return (*self.parallel, *(d for d in (self.walked, self.reduced, self.inner) if d is not None))
 
     @property
     def programs(self) -> Index:
@@ -181,7 +182,17 @@ def layout(kernel: KernelOp, schedule: Schedule) -> Layout:
         return Layout(parallel, None)
     reduced = Dim((axis,), (sizes[axis],), max(_reduce_block(blocks, axis, sizes, schedule), 2), True)
     step = None if walked is None else Dim((walked,), (sizes[walked],), blocks.get((walked,), 1))
-    return Layout(parallel, reduced, step)
+    return Layout(parallel, reduced, step, _inner(kernel, sizes))
+
+
+def _inner(kernel: KernelOp, sizes: Mapping[str, Index]) -> Dim | None:
+    axis = inner_axis(kernel)
+    if axis is None:
+        return None
+    size = sizes[axis].constant
+    if size is None:
+        raise NotImplementedError(f"{axis!r} is summed over at every step of a loop: its size has to be known")
+    return Dim((axis,), (sizes[axis],), max(power_of_two(size), 16), True)
 
 
 def _reduce_block(blocks: Mapping, axis: str, sizes: Mapping[str, Index], schedule: Schedule) -> int:

@@ -17,7 +17,7 @@ from xdsl.dialects.builtin import Float32Type
 from tessera.tile.cost import H200, axis_sizes
 from tessera.tile.dialect import PARALLEL, ContractOp, KernelOp, LoadOp, StoreOp, axes_of, element_of
 from tessera.tile.elements import torch_dtype
-from tessera.tile.schedule import Schedule, plan, reduced_axis
+from tessera.tile.schedule import Schedule, inner_axis, plan, reduced_axis
 from tessera.tile.split import can_split
 from tessera.tile.targets.triton.hazard import loop_hazard
 from tessera.tile.targets.triton.layout import power_of_two
@@ -30,6 +30,8 @@ LONGEST_ROW = 65536  # bytes of f32 registers: 256 KiB, all that a multiprocesso
 
 
 def propose(kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
+    if inner_axis(kernel) is not None:
+        return _attention(kernel, axis_sizes(kernel, sizes))
     shape = Shape(kernel, sizes)
     if shape.axis is None:
         found = _elementwise(shape)
@@ -288,3 +290,25 @@ def _by_tiles(kernel: KernelOp, schedule: Schedule, elements: int) -> Schedule:
     ]
     operands = {v for op in kernel.block.ops if isinstance(op, ContractOp) for v in (op.lhs, op.rhs)}
     return walked if len(copied) >= len(operands) else schedule
+
+
+# --- attention ---
+
+# rows, keys a step, warps, stages
+_MANY_ROWS = ((128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (128, 32, 4, 3))
+_FEW_ROWS = ((16, 64, 4, 3), (16, 128, 4, 3), (16, 64, 2, 4), (16, 32, 4, 4))
+
+
+def _attention(kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
+    """Rows that fill the matrix units, and enough keys a step to hide their way; a result is whole in one block."""
+    axis = reduced_axis(kernel)
+    assert axis is not None
+    last = next(op for op in kernel.block.ops if isinstance(op, ContractOp) and op.axis.data == axis)
+    rows, columns = ([a for a in axes_of(v) if a != axis] for v in (last.lhs, last.rhs))
+    row = next(a for a in reversed(rows) if a not in columns)
+    wide = max(power_of_two(sizes[columns[-1]]), 16)
+    found = []
+    for tall, step, warps, stages in _MANY_ROWS if sizes[row] > 32 else _FEW_ROWS:
+        step = step if wide <= 128 else max(step // 2, 16)
+        found.append(Schedule(((row, tall), (columns[-1], wide), (axis, step)), warps, stages, loop=True))
+    return found

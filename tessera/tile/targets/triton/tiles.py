@@ -13,9 +13,10 @@ from dataclasses import replace
 from xdsl.ir import Operation
 
 from tessera.tile.dialect import ContractOp, KernelOp, LoadOp, StoreOp, axes_of, element_of
-from tessera.tile.schedule import Pass, Schedule, plan, reduced_axis
+from tessera.tile.schedule import Pass, Schedule, inner_axis, plan, reduced_axis
 from tessera.tile.targets.triton.bulk import Bulk, bulk_of
 from tessera.tile.targets.triton.emit import DEFAULT, Emitter, Options, Val, emit
+from tessera.tile.targets.triton.flash import write_flash
 from tessera.tile.targets.triton.functions import signature_name
 from tessera.tile.targets.triton.layout import Dim, layout, needs_wide
 from tessera.tile.targets.triton.module import module_text
@@ -25,6 +26,8 @@ from tessera.tile.targets.triton.spaces import Space
 
 def write(kernel: KernelOp, schedule: Schedule, options: Options = DEFAULT) -> str:
     """The module's text: as tiles of a product where the schedule asks for it and the kernel is one."""
+    if inner_axis(kernel) is not None:
+        return write_flash(kernel, schedule, options)
     if not (schedule.persistent and walks_tiles(kernel, schedule)):
         return emit(kernel, replace(schedule, persistent=False), options)
     if not options.wide and needs_wide(kernel, {}):
