@@ -15,8 +15,8 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import attention_cases
 import kernels
-import test_attention
 import torch
 from kernels import Case
 
@@ -208,7 +208,7 @@ def interpreted() -> dict[str, str]:
     works += [(c.name, partial(run, c, Schedule((("i", 128),)))) for c in (*function_cases(), cast_case())]
     for blocks in ((("i j", 16),), (("i", 2), ("j", 4)), (("j", 8),), ()):
         works.append((f"add_once-{blocks}", partial(run, add_once_case(), Schedule(blocks))))
-    works += [(f"attention-{i}", partial(_attention, case)) for i, case in enumerate(test_attention.CASES)]
+    works += [(f"attention-{i}", partial(_attention, case)) for i, case in enumerate(attention_cases.CASES)]
     works += [("grows", _grows), ("wide", _wide), ("alone", _alone), ("empty", _empty)]
     found = {}
     for name, work in works:
@@ -220,15 +220,15 @@ def interpreted() -> dict[str, str]:
     return found
 
 
-def _attention(case: test_attention.Case) -> None:
+def _attention(case: attention_cases.Case) -> None:
     """Attention in one kernel, or in parts and whole, in both precisions."""
 
     def launch(kernel, tensors: list[torch.Tensor], symbols: list[int]) -> None:
         blocks = (("c", 16), ("p", 8)) if reduced_axis(kernel) == "p" else (("i", 16), ("c", 16), ("r", 16))
         TARGET.compile(kernel, Schedule(blocks, loop=reduced_axis(kernel) == "r"))(tensors, symbols)
 
-    test_attention.check(case, launch)
-    test_attention.check(case, launch, torch.bfloat16, 2e-2)
+    attention_cases.check(case, launch)
+    attention_cases.check(case, launch, torch.bfloat16, 2e-2)
 
 
 def _grows() -> None:

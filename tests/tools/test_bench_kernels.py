@@ -15,7 +15,8 @@ from tessera.tools.bench.kernel_cases import BY_NAME, CASES, Case, mistake, resu
 from tessera.tools.bench.kernel_report import OURS, Measured, duration, listed, table
 from tessera.tools.bench.probe import CONTESTANTS
 
-TINY = {"rotary": (1, 2, 4, 8), "linear_gelu": (8, 16, 32), "dropout_add": (64, 256)}
+TINY = {"rotary": (1, 2, 4, 8), "gqa_decode": (1, 2, 12, 8), "dropout_add": (64, 256)}
+TINY |= {f"linear_{name}": (8, 16, 32) for name in ("gelu", "silu", "residual", "swiglu")}
 
 
 def tiny(case: Case) -> tuple[int, ...]:
