@@ -163,7 +163,7 @@ class _Flash(Emitter):
         first = self.places.starts[dim.axes] = self.namer.fresh(f"{dim.axes[0]}0")
         outside, lines = dict(self.values), []
         self.spaces = self._spaces_along(ops)
-        self.places.enter(lines)
+        self.places.enter(lines, dim)
         for op in ops:
             if op is self.parts.below:
                 self._larger(top, late)
