@@ -91,10 +91,14 @@ def _measure(trace: Trace, known: dict[str, object]) -> Timeline:
         args = [known.get(v.name, x) for v, x in zip(trace.inputs, made, strict=True)]
         watch = _Cuda(cuda) if cuda is not None else _Cpu()
         with watch.watching():
-            outputs = step(trace, args, around=watch.around, bind=bind)
+            outputs = step(trace, args, around=watch.around, call=_bound)
         known.update({v.name: x for v, x in zip(trace.inputs, args, strict=True)})
         known.update({v.name: x for v, x in zip(trace.outputs, outputs, strict=True) if isinstance(v, Value)})
     return Timeline.of(trace, watch.steps(len(trace.equations)))
+
+
+def _bound(eqn: Equation, args: tuple, kwargs: dict) -> object:
+    return bind(eqn.op)(*args, **kwargs)  # as the generated program calls it
 
 
 def _communicates(eqn: Equation) -> bool:

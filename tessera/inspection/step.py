@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 
-from tessera.ir.equation import Arg, Equation, Operator, Value, map_values
+from tessera.ir.equation import Arg, Equation, Value, map_values
 from tessera.ir.interp import finish, resolve
 from tessera.ir.printer import callable_of
 from tessera.ir.trace import Trace
@@ -19,6 +20,12 @@ from tessera.util.errors import InputError
 
 Around = Callable[[int, Equation], AbstractContextManager]
 After = Callable[[Equation, list[object]], None]
+Call = Callable[[Equation, tuple, dict], object]
+
+
+def plain(eqn: Equation, args: tuple, kwargs: dict) -> object:
+    """The equation as it stands."""
+    return callable_of(eqn.op)(*args, **kwargs)
 
 
 def step(
@@ -26,17 +33,18 @@ def step(
     args: Sequence[object],
     around: Around | None = None,
     after: After | None = None,
-    bind: Callable[[Operator], Callable] = callable_of,
+    call: Call = plain,
 ) -> list:
-    """The outputs. `around(i, eqn)` is entered while an equation runs; `after(eqn, results)` sees what it gave."""
+    """The outputs. `around(i, eqn)` is entered while an equation runs; `after(eqn, results)` sees what it gave; `call`
+    runs it in another way."""
     if len(args) != len(trace.inputs):
         raise InputError(f"{trace.name}: expected {len(trace.inputs)} arguments, got {len(args)}")
-    return _Steps(trace, args, bind).run(around or (lambda index, eqn: nullcontext()), after)
+    return _Steps(trace, args, call).run(around or (lambda index, eqn: nullcontext()), after)
 
 
 class _Steps:
-    def __init__(self, trace: Trace, args: Sequence[object], bind: Callable[[Operator], Callable]) -> None:
-        self.trace, self.bind = trace, bind
+    def __init__(self, trace: Trace, args: Sequence[object], call: Call) -> None:
+        self.trace, self.call = trace, call
         self.env: dict[Value, object] = {**trace.constants, **dict(zip(trace.inputs, args, strict=True))}
         self.symbols: dict[str, object] = {}
         self.last: dict[Value, int] = {}
@@ -58,7 +66,7 @@ class _Steps:
         return finish(self.trace, self.env, self.concrete)
 
     def equation(self, eqn: Equation) -> None:
-        out = self.bind(eqn.op)(*self.concrete(eqn.args), **self.concrete(eqn.kwargs))  # type: ignore[arg-type,misc]
+        out: Any = self.call(eqn, self.concrete(eqn.args), self.concrete(eqn.kwargs))  # type: ignore[arg-type]
         outs = tuple(out) if eqn.many else (out,) if eqn.outputs else ()
         if len(outs) != len(eqn.outputs):
             raise InputError(f"{self.trace.name}: {eqn.op} gave {len(outs)} results, expected {len(eqn.outputs)}")
@@ -75,7 +83,7 @@ class _Steps:
         return resolve(map_values(tree, self.env.__getitem__), self.symbols)
 
 
-def values_of(trace: Trace, args: Sequence[object]) -> tuple[list, dict[str, torch.Tensor]]:
+def values_of(trace: Trace, args: Sequence[object], call: Call = plain) -> tuple[list, dict[str, torch.Tensor]]:
     """The outputs, and a copy of every tensor the program computes, by name; later writes do not reach the copies."""
     found: dict[str, torch.Tensor] = {}
 
@@ -84,4 +92,4 @@ def values_of(trace: Trace, args: Sequence[object]) -> tuple[list, dict[str, tor
             if isinstance(result, torch.Tensor):
                 found[v.name] = result.detach().clone()
 
-    return step(trace, args, after=keep), found
+    return step(trace, args, after=keep, call=call), found
