@@ -24,11 +24,10 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from tessera.dispatch import Dispatcher, build
-from tessera.frontends.captured import Captured
 from tessera.frontends.dynamo import MODEL, capture_graph
 from tessera.frontends.export import capture_export
 from tessera.ir.record import recording
-from tessera.pipelines import Compilation, Options, compile_captured
+from tessera.pipelines import Compilation, Failure, Options, compile_captured
 from tessera.util.config import config
 from tessera.util.errors import CaptureError, OptionError, TesseraError
 
@@ -48,17 +47,7 @@ class GraphRecord:
     break_line: str = ""
     nodes: int = 0
     called_at: str = ""  # the user's line whose call made Dynamo compile this
-    failure: Failure | None = None  # where a pass failed
-
-
-@dataclasses.dataclass(frozen=True)
-class Failure:
-    """A graph that was captured and could not be compiled."""
-
-    name: str
-    captured: Captured
-    options: Options
-    error: Exception
+    failure: Failure | None = None  # what `reproduce` writes down, where a pass failed
 
 
 # Told of every jitted function when it is made; the command line collects them here. Empty otherwise.
@@ -83,15 +72,12 @@ class Backend:
         if not record.nodes:
             record.eager_reason = "the graph has no operators"
             return gm.forward
-        captured = None
         try:
             captured = capture_graph(gm, example_inputs, record.name, self.arguments)
             call, record.compilation = compile_captured(captured, gm.forward, record.name, self.options)
             return call
         except Exception as error:
-            if captured is not None:
-                record.failure = Failure(record.name, captured, self.options, error)
-                error.tessera_failure = record.failure  # type: ignore[attr-defined]
+            record.failure = getattr(error, "tessera_failure", None)
             return self.run_eagerly(gm, record, error)
 
     def run_eagerly(self, gm: torch.fx.GraphModule, record: GraphRecord, error: Exception) -> Callable:
@@ -105,7 +91,8 @@ class Backend:
             warnings.warn(
                 f"Tessera could not compile {record.name} and runs it eagerly: {record.eager_reason} "
                 f"(in {place.name}, {place.filename.rsplit('/', 1)[-1]}:{place.lineno}). "
-                "Please report this with the output of tessera.explain(); TESSERA_STRICT=1 raises it.",
+                "Please report this with the script that tessera.reproduce(fast, 'repro.py') or, on the command line, "
+                "`tessera repro script.py` writes; TESSERA_STRICT=1 raises it.",
                 stacklevel=2,
             )
         return gm.forward

@@ -203,9 +203,29 @@ def finished(final: Trace) -> Callable:
     return compile_trace(final, bind=bind, dead=lifetimes(final))
 
 
+@dataclass(frozen=True)
+class Failure:
+    """A graph that was captured and could not be compiled; its error carries it as `tessera_failure`."""
+
+    name: str
+    captured: Captured
+    options: Options
+    error: Exception
+
+
+# Told of every compilation when it is done; tools collect them here. Empty otherwise.
+WATCHERS: list[Callable[[Compilation], None]] = []
+
+
 def compile_captured(captured: Captured, eager: Callable, name: str, options: Options) -> tuple[Callable, Compilation]:
     """A callable for a captured graph, and the account of how it was made."""
-    compilation = Compilation(name, captured, eager, options)
+    try:
+        compilation = Compilation(name, captured, eager, options)
+    except Exception as error:
+        error.tessera_failure = Failure(name, captured, options, error)  # type: ignore[attr-defined]
+        raise
+    for tell in WATCHERS:
+        tell(compilation)
 
     def entry(*args):  # noqa: ANN002, ANN202
         return compilation.call(*args)  # looked up at each call: `edit` may replace it

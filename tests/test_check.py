@@ -98,7 +98,9 @@ def test_a_wrong_vjp_rule_is_named(monkeypatch):
 
 def test_a_users_operator_with_a_wrong_derivative_is_named():
     """Eager autograd uses the same rule, so only the operator itself can tell."""
-    cube = tessera.register_operator("planted_cube", lambda x: x * x * x, vjp=lambda ct, y, x: (ct * 2 * x * x,), like=0)
+    cube = tessera.register_operator(
+        "planted_cube", lambda x: x * x * x, vjp=lambda ct, y, x: (ct * 2 * x * x,), like=0
+    )
     square = tessera.register_operator("right_square", lambda x: x * x, vjp=lambda ct, y, x: (ct * 2 * x,), like=0)
     try:
         assert tessera.check(lambda x: square(x).sum(), args()).ok

@@ -28,6 +28,7 @@ from tessera.pipelines import Compilation
 from tessera.util.config import override
 
 SEED = 99
+SHOWN = 5  # wrong results listed, the worst first
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,10 @@ class CheckReport:
 
     def __str__(self) -> str:
         head = f"{'right' if self.ok else 'WRONG'}: {len(self.comparisons)} results compared with {self.reference}"
-        lines = [head, *(f"  {c}" for c in self.comparisons if not c.ok), *map(str, self.faults)]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+        worst = sorted((c for c in self.comparisons if not c.ok), key=lambda c: -c.error)
+        lines = [head, *map(str, self.faults), *(f"  {c}" for c in worst[:SHOWN])]
+        more = [f"  and {len(worst) - SHOWN} more"] if len(worst) > SHOWN else []
+        return "\n".join([*lines, *more, *(f"note: {note}" for note in self.notes)])
 
     def to_dict(self) -> dict:
         return {

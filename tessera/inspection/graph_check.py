@@ -211,12 +211,16 @@ class GraphCheck:
         skip = program.kind == "core" and self.chosen
         return any(not c.ok for c in told if not (skip and c.what.startswith("gradient")))
 
-    def run(self) -> list[Fault]:
-        """Compare what the compiled graph computes; where it is wrong, find out why."""
+    def results_are_right(self) -> bool:
+        """Compare what the compiled graph computes."""
         call = self.compilation.call
         final = self.evaluate(lambda args: self.core_outputs(call(*args)), self.inputs)
         self.comparisons = self.compared(final)
-        if not all(c.ok for c in self.comparisons):
+        return all(c.ok for c in self.comparisons)
+
+    def run(self) -> list[Fault]:
+        """Compare, and where something is wrong, find out why."""
+        if not self.results_are_right():
             return [self.find()]
         return [self.rule_fault(wrong) for wrong in self.wrong_rules(user=True)]
 
@@ -322,7 +326,7 @@ class GraphCheck:
         )  # fmt: skip
 
     def fault(self, stage: str, guilty: str, eqn: Equation | None) -> Fault:
-        detail = "; ".join(str(c) for c in self.comparisons if not c.ok)
+        detail = next((str(c) for c in self.comparisons if not c.ok), "")
         if eqn is None:
             return Fault(self.compilation.name, stage, guilty, detail=detail)
         operator = operator_name(eqn.op, eqn.args, eqn.kwargs)

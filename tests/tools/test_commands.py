@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tessera
+from tessera import pipelines
 from tessera.ops.op import REGISTRY
 from tessera.tile import cache as disk
 from tessera.tile.text import to_text
@@ -224,3 +225,61 @@ def test_the_command_in_a_process_of_its_own(script):
     )
     assert done.returncode == 3, done.stderr
     assert "in the middle ['x']" in done.stdout and "graph breaks" in done.stderr
+
+
+PLANTED = """
+import torch
+from tessera import pipelines
+
+def wrong(trace):
+    swap = {torch.ops.aten.erf.default: torch.ops.aten.tanh.default}
+    return trace.with_(equations=tuple(e.with_(op=swap.get(e.op, e.op)) for e in trace.equations))
+
+def refuse(trace):
+    if any(e.op is torch.ops.aten.erf.default for e in trace.equations):
+        raise KeyError("planted")
+    return trace
+
+pipelines.CLEAN.append(("planted", STEP))
+
+@torch.compile
+def f(x, w):
+    return (torch.erf(x @ w) + x).softmax(-1).pow(2).sum()
+
+x, w = torch.randn(16, 16), torch.randn(16, 16, requires_grad=True)
+f(x, w).backward()
+"""
+
+
+@pytest.fixture
+def unplanted(monkeypatch):
+    monkeypatch.setattr(pipelines, "CLEAN", [*pipelines.CLEAN])
+
+
+def test_check_names_what_is_wrong_in_a_script(tmp_path, capsys, unplanted):
+    path = written(tmp_path, PLANTED.replace("STEP", "wrong"))
+    assert cli.main(["check", "--json", path]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert not found["ok"] and found["faults"][0]["guilty"] == "pass 'planted'"
+    assert found["faults"][0]["line"] == "other.py:17"
+    assert cli.main(["check", path]) == 1
+    assert "first wrong equation: erf = aten.tanh(" in capsys.readouterr().out
+
+
+def test_check_of_a_right_script(script, capsys):
+    assert cli.main(["check", "--executors", "tile,aten", script]) == 3  # its own exit code
+    assert "right" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("step, outcome", [("wrong", "wrong"), ("refuse", "raises KeyError")])
+@pytest.mark.filterwarnings("ignore:Tessera could not compile")
+def test_repro_writes_a_small_script(step, outcome, tmp_path, capsys, unplanted):
+    path = written(tmp_path, PLANTED.replace("STEP", step))
+    assert cli.main(["repro", "--json", "-o", "repro.py", path]) == 0
+    assert json.loads(capsys.readouterr().out) == {"path": "repro.py", "outcome": outcome, "equations": 1, "of": 6}
+    assert "aten.erf(" in (tmp_path / "repro.py").read_text()
+
+
+def test_repro_of_a_right_script_says_so(script, capsys):
+    assert cli.main(["repro", script]) == 2
+    assert "nothing fails" in capsys.readouterr().err
