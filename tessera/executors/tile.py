@@ -7,7 +7,8 @@ region that has no kernel, or whose device has no target here, is left to the ex
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch._ops import OpOverload
@@ -152,6 +153,19 @@ def compile_region(body: Trace) -> Callable | None:
     return _launchers[key]
 
 
+@contextmanager
+def own_kernels() -> Iterator[dict[tuple, Callable | None]]:
+    """While this is open every region is compiled anew; what was made stands in what it gives."""
+    before = dict(_launchers)
+    _launchers.clear()
+    try:
+        yield _launchers
+    finally:
+        made = dict(_launchers)
+        _launchers.clear()
+        _launchers.update(before | made)
+
+
 def build(body: Trace, target: Target, schedule: Schedule | None = None) -> Callable | None:
     """A callable for a region, or None where no kernel can be made of it."""
     try:
@@ -165,6 +179,7 @@ def build(body: Trace, target: Target, schedule: Schedule | None = None) -> Call
     except (Unlowerable, NotImplementedError):
         return None
     launch.kernel, launch.compiled, launch.schedule = lowered.kernel, kernel, schedule  # type: ignore[attr-defined]
+    launch.examples = lambda: _examples(lowered)  # type: ignore[attr-defined]
     return launch
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from rich.console import Console
 
+from tessera.tile.build import KernelBuilder, f32
+from tessera.tile.schedule import Schedule
 from tessera.tools import cli
-from tessera.tools.bench import kernel_cpu, kernel_cuda
+from tessera.tools.bench import kernel_cpu, kernel_cuda, kernel_tune
 from tessera.tools.bench.kernel_cases import BY_NAME, CASES, Case, mistake, results_of
 from tessera.tools.bench.kernel_report import OURS, Measured, duration, listed, table
 from tessera.tools.bench.probe import CONTESTANTS
@@ -197,3 +200,31 @@ def test_report_compares_with_the_copy_and_with_the_product() -> None:
     assert "80%" in shown and "inductor: RuntimeError: [no] compiler" in shown
     assert listed([row])[0]["of_roofline"] == {"eager": pytest.approx(0.5), OURS: pytest.approx(0.8)}
     assert [duration(s) for s in (None, 2.0, 2e-3, 2e-6, 2e-9)] == ["", "2 s", "2 ms", "2 µs", "0.002 µs"]
+
+
+# --- schedules ---
+
+
+def test_search_for_schedules(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Every kernel of a training step is searched, from its proposals on, and the best comes first."""
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
+    options = kernel_cuda.Options(("rms_norm",), True, device="cpu", rounds=3, sizes={"rms_norm": ((64, 128),)})
+    found = kernel_tune.run(options, lambda text: None)
+    assert found and {row.case for row in found} == {"rms_norm"}
+    for row in found:
+        times = [seconds for seconds, _ in row.found]
+        assert times == sorted(times) and times[0] <= row.first
+    shown = io.StringIO()
+    Console(file=shown, width=200).print(kernel_tune.table(found))
+    assert "rms_norm" in shown.getvalue() and "warps=" in shown.getvalue()
+    assert json.dumps(kernel_tune.listed(found))
+
+
+def test_neighbours_differ_in_one_thing() -> None:
+    k = KernelBuilder("sums")
+    i, r = k.axis("i", 64), k.axis("r", 128, reduce=True)
+    k.store(k.reduce("sum", k.load(k.buffer(f32), i * 128 + r), "r"), k.buffer(f32), i)
+    schedule = Schedule((("i", 2), ("r", 128)), warps=4)
+    near = list(kernel_tune.neighbours(k.finish(), schedule))
+    assert schedule not in near and all(dict(s.blocks)["r"] == 128 for s in near)
+    assert {s.warps for s in near} == {2, 4, 8} and {dict(s.blocks)["i"] for s in near} == {1, 2, 4}

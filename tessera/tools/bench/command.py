@@ -29,6 +29,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--inductor", action="store_true", help="core: measure TorchInductor too")
     parser.add_argument("--thunder", action="store_true", help="core: measure Thunder too, which must be installed")
     parser.add_argument("--quick", action="store_true", help="kernels: few sizes, a couple of minutes")
+    parser.add_argument("--tune", action="store_true", help="kernels: search for fast schedules of our own kernels")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="kernels: where (default: CUDA if there is one)")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="kernels: threads of a CPU (1 2)")
     parser.add_argument(

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 import torch
 
-from tessera.tools.bench import kernel_cpu, kernel_cuda
+from tessera.tools.bench import kernel_cpu, kernel_cuda, kernel_tune
 from tessera.tools.bench.kernel_cases import BY_NAME
 from tessera.tools.bench.kernel_report import Measured, listed, table
 from tessera.tools.bench.report import Outcome
@@ -29,10 +29,20 @@ def outcome(args: Namespace, say: Say) -> Outcome:
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         raise OptionError("expected a CUDA device, got none; try --device cpu")
+    if args.tune:
+        return _tune(args, device, say)
     found = _cuda(args, say) if device == "cuda" else _cpu(args, say)
     note = f"a copy moves {found[0].copy / 1e12:.2f} TB/s" if found and found[0].copy else "by the clock"
     missed = any(row.errors for row in found)
     return Outcome(note, table(found, "tessera bench kernels"), listed(found), missed)
+
+
+def _tune(args: Namespace, device: str, say: Say) -> Outcome:
+    only = _only(args, tuple(BY_NAME), "cuda")
+    sizes = None if device == "cuda" else {name: (case.small,) for name, case in BY_NAME.items()}
+    rounds = args.rounds or kernel_cuda.Options.rounds
+    found = kernel_tune.run(kernel_cuda.Options(only, args.quick, device=device, rounds=rounds, sizes=sizes), say)
+    return Outcome("by search", kernel_tune.table(found), kernel_tune.listed(found), False)
 
 
 def _cpu(args: Namespace, say: Say) -> list[Measured]:
