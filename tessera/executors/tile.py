@@ -93,20 +93,26 @@ def _no_walk(body: Trace, row: int | None) -> str:
 
 
 def _alone(eqn: Equation) -> bool:
-    """Random numbers that are computed, and on a GPU large transposing copies and sums along rows: PyTorch's kernels
-    leave bandwidth there."""
+    """Random numbers that are computed, and on a GPU large transposing copies and sums along rows or over them, where
+    PyTorch's kernels leave bandwidth."""
     if eqn.op is uniform:
         return True
     t = eqn.results()[0].tensor
     if t.device.type != "cuda" or max(v.tensor.numel() for v in (*eqn.inputs(), *eqn.results())) < 2**18:
         return False
     if _kind(eqn) == fuse.REDUCE:
-        return not fuse.is_outer(eqn, _reduced(eqn)) and bool(_reduced(eqn)) and t.numel() >= 256
+        return bool(_reduced(eqn)) and t.numel() >= 256
     copies = eqn.op._opname in ("clone", "contiguous", "_to_copy", "copy")  # type: ignore[union-attr]
     return copies and eqn.inputs()[0].tensor.stride != t.stride
 
 
-COMPILER = fuse.Compiler(_kind, refusal, _reduced, _expensive, _check, _alone, products.loses)
+def _writes(eqn: Equation) -> bool:
+    """On a GPU the rows of a sum over outer dimensions are shared out, and many programs write."""
+    rule = rule_of(eqn.op)
+    return rule is not None and rule.walks and eqn.results()[0].tensor.device.type == "cuda"
+
+
+COMPILER = fuse.Compiler(_kind, refusal, _reduced, _expensive, _check, _alone, products.loses, _writes)
 
 
 def apart(trace: Trace) -> Trace:

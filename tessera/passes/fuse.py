@@ -38,7 +38,8 @@ class Compiler:
     its first argument that a reduction or scan runs over; `expensive(eqn)` that it should not be computed twice;
     `check(body)` a kernel's cost a point and, where there is none, the reason; `alone(eqn)` that a kernel of this one
     equation beats the library's; `loses(products, saved)` why a kernel of ours for these products, which would move
-    `saved` bytes less, loses to the library's product."""
+    `saved` bytes less, loses to the library's product; `writes(eqn)` that a reduction of outer dimensions has programs
+    enough to write its argument too."""
 
     kind: Callable[[Equation], str]
     why_not: Callable[[Equation], str]
@@ -47,6 +48,7 @@ class Compiler:
     check: Callable[[Trace], tuple[float, str]]
     alone: Callable[[Equation], bool] = lambda eqn: False
     loses: Callable[[list[Equation], int], str] = lambda products, saved: ""
+    writes: Callable[[Equation], bool] = lambda eqn: False
 
 
 @dataclass
@@ -106,6 +108,7 @@ class _Fusion:
         self.escapes = {*trace.results(), *(v for v, _ in trace.symbols.values())}
         self.work: dict[int, Work] = {}
         self.refused: dict[int, str] = {}
+        self.late = False  # whatever fits better has been merged
 
     def _kind(self, eqn: Equation) -> str:
         if isinstance(eqn.op, Special) or has_effect(eqn) or written(eqn):
@@ -125,6 +128,8 @@ class _Fusion:
                 self._follow(i)
         self._merge_edges()
         self._merge_readers()
+        self.late = True
+        self._merge_edges()
         return list(self._regions())
 
     def _work(self, i: int, eqn: Equation) -> Work:
@@ -242,7 +247,8 @@ class _Fusion:
         """What the two would compute over together, and why they should not."""
         one, two = self.work[a], self.work[b]
         merged = Work(max(one.points, two.points), min(one.rows, two.rows), one.outer or two.outer)
-        if one.walks_with(two) or (beside and two.walks_with(one)):
+        both_ways = one.walks_with(two) or two.walks_with(one)
+        if both_ways:
             merged = Work(one.points, two.rows if one.outer else one.rows, walks=True)
         merged.walks |= one.walks or two.walks
         if len(members) > MOST_EQUATIONS or self._buffers(members) > MOST_BUFFERS:
@@ -251,7 +257,7 @@ class _Fusion:
             points = (two if two.products else one).points
             merged = Work(points, points, products=(*one.products, *two.products))
             return merged, self._around_products(a, b, set(members), beside)
-        if beside or one.walks_with(two):
+        if beside or both_ways:
             return merged, ""
         private = not self._leaves(a, b)
         if one.points != two.points:
@@ -269,7 +275,7 @@ class _Fusion:
             return merged, "its neighbours reduce other dimensions"
         if one.outer and not (two.outer or one.rows == two.points):
             return merged, "it needs the whole of a sum over outer dimensions first"
-        if two.outer and not one.outer and not private:
+        if two.outer and not one.outer and not private and not (self.late and self._writes(b)):
             return merged, "a sum over outer dimensions has too few rows to write its argument too"
         return merged, ""
 
@@ -354,6 +360,11 @@ class _Fusion:
         while self.kinds[i] == POINTWISE and steps < MOST_STEPS:
             i, steps = next(self._read_by(self.trace.equations[i].results()[0]), i), steps + 1
         return self.kinds[i] in (REDUCE, SCAN)
+
+    def _writes(self, group: int) -> bool:
+        """Sums over outer dimensions that have enough programs to write what they sum as well."""
+        sums = [i for i in self.groups.members[group] if self.kinds[i] == REDUCE]
+        return all(self.compiler.writes(self.trace.equations[i]) for i in sums)
 
     def _leaves(self, a: int, b: int) -> bool:
         """Some result of group a is needed outside of both."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -111,6 +112,19 @@ def test_what_is_needed_outside_does_not_go_into_a_sum_over_columns() -> None:
     trace, regions = fused(lambda x, w: ((y := x.exp() * 2).sum(0), F.linear(y, w)), rand(32, 16), rand(4, 16))
     assert regions == [{"exp", "mul"}]
     assert "outer dimensions" in tile.reasons(trace)["sum"]
+
+
+def test_where_sums_have_programs_enough_they_write_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tile, "COMPILER", replace(tile.COMPILER, writes=lambda eqn: eqn.op._opname == "sum"))
+
+    def bias(x: torch.Tensor, w: torch.Tensor) -> tuple:
+        y = x.exp() * 2
+        return y.sum(0), F.linear(y, w)
+
+    trace, regions = fused(bias, rand(32, 16), rand(4, 16))
+    assert regions == [{"exp", "mul", "sum"}] and len(trace.equations) == 4
+    _, regions = fused(lambda x: ((y := x.exp() * 2).amax(0), y), rand(32, 16))
+    assert {"exp", "mul"} in regions  # not into a reduction of another kind
 
 
 def test_reductions_one_after_another_are_two_kernels() -> None:

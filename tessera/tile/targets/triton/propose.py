@@ -104,6 +104,11 @@ class Shape:
         text, every = " ".join(own), " ".join(self.parallel)
         return text if f" {text} " in f" {every} " else own[-1]
 
+    def tile_loads(self, axis: str, key: str) -> int:
+        """Loads that vary along both."""
+        loads = [op for op in self.kernel.block.ops if isinstance(op, LoadOp)]
+        return sum(axis in (names := op.at.expr.names()) and bool(names & set(key.split())) for op in loads)
+
     def size(self, key: str) -> int:
         return math.prod(self.sizes[a] for a in key.split())
 
@@ -206,7 +211,9 @@ def _columns(shape: Shape) -> Iterator[Schedule]:
         for columns in (wide, wide // 2, wide // 4):
             if columns >= 8 and whole * columns <= 16384:
                 yield Schedule(_blocks(key, columns, axis, whole), warps=_warps(whole * columns, 16))
-    for columns, step, warps in ((wide, 32, 4), (wide, 64, 8), (wide // 2, 64, 4), (wide, 16, 4)):
+    # A step of one load should bring 16 KiB: with four programs a multiprocessor, enough bytes are on their way.
+    tall, less = ((wide, 64, 8), (wide, 32, 4))[:: 1 if shape.tile_loads(axis, key) < 2 else -1]
+    for columns, step, warps in (tall, less, (wide // 2, 64, 4), (wide, 16, 4)):
         columns = max(columns, min(16, power_of_two(shape.size(key))))
         programs = others * math.ceil(shape.size(key) / columns)
         parts = min(PROGRAMS // max(programs, 1), size // (2 * step))
