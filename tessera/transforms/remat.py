@@ -22,6 +22,7 @@ from tessera.transforms.mincut import INFINITE, min_cut
 from tessera.transforms.vjp import Joint
 from tessera.util.errors import OptionError
 
+ALIVE = 0.05  # of its bytes: what keeping an input or output costs, which the caller mostly has anyway
 POLICIES = ("none", "views", "cheap", "auto")
 
 
@@ -158,7 +159,7 @@ class _Plan:
             if eqn in self.late or eqn not in self.needed:
                 continue
             for v in eqn.results():
-                weight = self._weight(v, outputs)
+                weight = self._weight(v, alive=v in outputs)
                 again = recompute_region(eqn.tags) is not None and v not in self.boundary
                 if again and eqn in allowed and v not in outputs:
                     weight = INFINITE
@@ -172,7 +173,7 @@ class _Plan:
                     edge(source, (v, "in"), INFINITE)
         for v in self.primals:
             edge(source, (v, "in"), INFINITE)
-            edge((v, "in"), (v, "out"), self._weight(v, outputs) * 0.05)
+            edge((v, "in"), (v, "out"), self._weight(v, alive=True))
         for v in read_late:
             if v in self.maker and self.maker[v] in self.late or v in self.cts or v in self.trace.constants:
                 continue
@@ -181,11 +182,9 @@ class _Plan:
         order = [*self.primals, *(v for e in self.trace.equations for v in e.results())]
         return [v for v in order if (v, "in") in reached and (v, "out") in edges and (v, "out") not in reached]
 
-    def _weight(self, v: Value, outputs: set[Value]) -> float:
-        if not isinstance(v.type, TensorType):
-            return 1.0
-        size = _nbytes(v) + 1.0
-        return size * 0.5 if v in outputs else size
+    def _weight(self, v: Value, alive: bool) -> float:
+        size = _nbytes(v) + 1.0 if isinstance(v.type, TensorType) else 1.0
+        return size * ALIVE if alive else size
 
     # --- the two halves ---
 

@@ -62,6 +62,15 @@ def test_cheap_recomputation_saves_less():
     assert cheap.saved_bytes < views.saved_bytes
 
 
+def test_an_output_that_backward_reads_is_not_made_again_from_more_inputs():
+    def residual(x, rest):
+        h = x + rest
+        return h, h.sin()
+
+    _, split = split_of(residual, torch.randn(8, 4), torch.randn(8, 4), policy="cheap")
+    assert [v.name for v in split.saved] == [split.forward.outputs[0].name] and split.saved_bytes == 0
+
+
 def test_budget_is_kept_where_it_can_be():
     sizes = []
     for budget in (0, 600, 10**6):
