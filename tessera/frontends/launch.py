@@ -10,6 +10,7 @@ import torch
 from torch._higher_order_ops.triton_kernel_wrap import get_mutated_tensors
 from torch.utils._python_dispatch import _disable_current_modes
 
+from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.equation import NO_GRAD
 from tessera.ir.record import Recorder, recording
@@ -30,19 +31,21 @@ def record_launch(
 ) -> None:
     recorder = recording()
     assert recorder is not None
-    tensors = {name: recorder.fake(a) for name, a in kwargs.items() if isinstance(a, torch.Tensor)}
     with _disable_current_modes():
         named = get_mutated_tensors(kernel_idx, constant_args_idx, kwargs, tma_descriptor_metadata)
-    written = list({id(tensors[name]): name for name in reversed(named)}.values())
-    _check(recorder, tensors, written)
+    with fake.alone():  # what is looked up here is no part of the program
+        tensors = {name: recorder.fake(a) for name, a in kwargs.items() if isinstance(a, torch.Tensor)}
+        written = list({id(tensors[name]): name for name in reversed(named)}.values())
+        _check(recorder, tensors, written)
     if not written:
         return
     arguments = {**kwargs, **tensors}
     args = (kernel_idx, constant_args_idx, list(grid), dict(tma_descriptor_metadata), arguments, written)
     outs = recorder.special(LAUNCH, args, {}, [type_of(tensors[name]) for name in written])
     builder.tags = recorder.tags() | {NO_GRAD}  # autograd does not see the write: history stays as it was
-    for name, out in zip(written, outs, strict=True):
-        recorder.write_to(recorder.ref(tensors[name]), recorder.value(out))
+    with fake.alone():
+        for name, out in zip(written, outs, strict=True):
+            recorder.write_to(recorder.ref(tensors[name]), recorder.value(out))
 
 
 def _check(recorder: Recorder, tensors: dict[str, torch.Tensor], written: list[str]) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch._higher_order_ops import triton_kernel_wrap
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
+import tessera
 from tessera.frontends import launch
 from tessera.frontends.dynamo import capture_graph
 from tessera.ir.types import type_of
@@ -104,6 +105,8 @@ def test_one_equation_that_writes_a_fresh_tensor() -> None:
     fn, compilation = compiled(add, x, y)
     torch.testing.assert_close(fn(x, y)[0], (x + y) * 3)
     assert "tessera.launch(" in final(compilation) and "over=['out']" in final(compilation)
+    captured = str(compilation.captured.trace)  # nothing but what the program does
+    assert "empty_strided" not in captured and "clone" not in captured
     assert len(ADD.launches) == 1
 
 
@@ -196,3 +199,27 @@ def test_vmap_names_what_to_do() -> None:
     rows = {v: (type_of(torch.empty(2, 3, 4)), 0) for v in captured.trace.inputs}
     with pytest.raises(RuleError, match="tessera.register_kernel"):
         vmap(captured.trace, rows, 2, captured.mode)
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_as_dynamo_hands_it_over(dynamic: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real kernel, captured as where a device is; what runs is again a Python function."""
+    triton = pytest.importorskip("triton")
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda *_: True)
+    kernel = triton.jit(_add)
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(x)
+        n = x.numel()
+        kernel[(triton.cdiv(n, 16),)](x * 2, y, out, n)
+        return out + 1
+
+    monkeypatch.setattr(launch, "get_mutated_tensors", lambda *_: ["out"])
+    monkeypatch.setattr(kernel_side_table, "get_kernel", lambda _: ADD)
+    torch._dynamo.reset()
+    fast = tessera.jit(program, dynamic=dynamic)
+    for n in (40, 72):
+        x, y = torch.randn(n), torch.randn(n)
+        torch.testing.assert_close(fast(x, y), 2 * x + y + 1)
+    assert "tessera.launch(" in str(tessera.stages(fast)[-1].trace)
+    assert len(ADD.launches) == 2 and len(tessera.stages(fast)) > 3
