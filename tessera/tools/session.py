@@ -51,7 +51,14 @@ def run_script(script: str, args: Sequence[str] = ()) -> Session:
         session.scope = main.__dict__
         session.exit_code = _execute(source, script, main.__dict__)
     session.seconds = time.perf_counter() - start
+    session.states = _accounts(session.states)
     return session
+
+
+def _accounts(states: list[Compiled]) -> list[Compiled]:
+    """Functions that share an account of their graphs, as the parts of a training step do, count once."""
+    own = {id(getattr(state.backend, "graphs", state.backend)): state for state in reversed(states)}
+    return list(reversed(own.values()))
 
 
 def _execute(source: bytes, script: str, scope: dict[str, object]) -> int:

@@ -96,3 +96,17 @@ def test_a_script_that_compiles_nothing_is_refused(command, tmp_path, capsys):
 def test_steps_must_be_some(capsys):
     assert cli.main(["profile", "--steps", "0", "script.py"]) == 2
     assert "at least 1 step" in capsys.readouterr().err
+
+
+def test_a_training_step_in_a_script_counts_once(tmp_path, capsys):
+    (tmp_path / "train.py").write_text(
+        "import tessera, torch\n"
+        "model = torch.nn.Linear(4, 1)\n"
+        "loss = lambda m, x: m(x).square().mean()\n"
+        "step = tessera.train_step(model, loss, torch.optim.SGD(model.parameters(), 0.1))\n"
+        "step(torch.ones(2, 4))\n"
+    )
+    assert cli.main(["report", "--steps", "1", "-o", "out.html", "train.py"]) == 0
+    data = json.loads(re.search(r'id="data">(.*?)</script>', (tmp_path / "out.html").read_text(), re.S)[1])
+    assert [[p["name"] for p in g["programs"]] for g in data["graphs"]] == [["step"]]
+    assert data["profile"]["rows"]

@@ -192,3 +192,18 @@ def test_linear_without_kernels_still_reports(tmp_path):
     fast = tessera.jit(nn.Linear(3, 3))
     tessera.report(fast, tmp_path / "r.html", args=(torch.ones(2, 3),), steps=1)
     assert data_of((tmp_path / "r.html").read_text())["kernels"] == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_report_on_a_gpu(tmp_path):
+    torch._dynamo.reset()
+    model = GPT(GPTConfig(layers=2, width=128, heads=2, context=64)).to("cuda", torch.bfloat16)
+    tokens = torch.randint(256, (4, 64), device="cuda")
+    fast = tessera.jit(model, executors=["sdpa", "tile", "aten"])
+    tessera.report(fast, tmp_path / "r.html", args=(tokens, tokens), steps=2)
+    data = data_of((tmp_path / "r.html").read_text())
+    assert any(kernel["language"] == "Triton" and "@triton.jit" in kernel["source"] for kernel in data["kernels"])
+    assert any(track.startswith("GPU") for track in data["profile"]["tracks"])
+    for program in data["graphs"][0]["programs"]:
+        assert program["measured"] and max(program["measured"]) > 0

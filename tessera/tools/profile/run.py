@@ -25,7 +25,7 @@ from tessera.tools.profile.instrument import Labelled, Log, clocked, in_place, l
 from tessera.tools.profile.result import Profile, Rates
 from tessera.tools.profile.rows import Programs, main_device, rows_of, spans_of
 from tessera.tools.profile.sample import STEP, Step, from_log, from_torch_profile
-from tessera.util.errors import InputError
+from tessera.util.errors import InputError, TesseraError
 
 
 def profile(fast: Callable, *args: object, steps: int = 10, backward: bool | None = None, **kwargs: object) -> Profile:
@@ -115,8 +115,12 @@ def _on_gpu(compilations: list[Labelled], step: Callable[[], None], steps: int) 
         with open(path) as file:
             events = json.load(file)["traceEvents"]
     # The range of a step is also shown on the GPU's own track: only the host's counts.
-    host = [e for e in events if e.get("cat") != "gpu_user_annotation"]
-    return programs, from_torch_profile(host)
+    found = from_torch_profile([e for e in events if e.get("cat") != "gpu_user_annotation"])
+    if not any(step.kernels for step in found):
+        raise TesseraError(
+            "PyTorch's profiler saw no kernels on the GPU; it needs CUPTI, and no other profiler at the same time"
+        )
+    return programs, found
 
 
 def _profile(programs: Programs, measured: list[Step], plain: float, device: torch.device, steps: int) -> Profile:

@@ -2,6 +2,7 @@
 
 function compareView() {
   const chosen = ends();
+  let of = app.graph;
   let rows = [], open = new Set(), everything = false, left = [], right = [];
   const list = new VirtualList("Differences", 20, draw, {
     chosen: (i) => {
@@ -23,7 +24,7 @@ function compareView() {
       return made;
     };
     const changes = rows.filter((row) => row.kind && row.kind !== "same").length;
-    bar.replaceChildren(el("h2", { text: "Compare" }), pick(0), "with", pick(1),
+    bar.replaceChildren(el("h2", { text: "Compare" }), graphPicker(), pick(0), "with", pick(1),
       segments(["Changes", "Everything"], everything ? 1 : 0, (i) => { everything = i === 1; refresh(); }),
       el("span", { class: "count grow", text: `${changes} ${changes === 1 ? "difference" : "differences"}` }));
   }
@@ -56,10 +57,11 @@ function compareView() {
       half(row.b, right, both ? lines.text[left[row.a]] : undefined, differs ? "added" : "", ""));
   }
   function changed(what) {
-    if (what === "graph") {
+    if (of !== app.graph) {
+      of = app.graph;
       [chosen[0], chosen[1]] = ends();
     }
-    if (what === "graph" || what === "opened") refresh();
+    if (what === "graph" || what === "opened") { open = new Set(); refresh(); }
   }
   return { element, changed };
 }

@@ -21,7 +21,7 @@ function memoryView() {
       (program.measured || program.live).forEach((bytes, index) => points.push({ bytes: bytes + program.base, predicted: program.live[index] + program.base, base: program.base, program: program.name, index, line: program.equations[index] }));
     }
     const peaks = starts.map(([, program]) => `${program.name} ${memory(program.base + Math.max(0, ...(program.measured || program.live)))}`);
-    bar.replaceChildren(el("h2", { text: "Memory" }), el("span", { text: `peak beyond inputs: ${peaks.join(", ")}` }),
+    bar.replaceChildren(el("h2", { text: "Memory" }), graphPicker(), el("span", { text: `peak beyond inputs: ${peaks.join(", ")}` }),
       el("span", { class: "count grow", text: `${starts.some(([, program]) => program.measured) ? "measured; the line is predicted" : "predicted from the programs"}; what forward saves is held through backward` }));
     chart.draw();
   }
@@ -31,7 +31,8 @@ function memoryView() {
     sx = (i) => LEFT + (i / points.length) * (width - LEFT - RIGHT);
     const sy = (bytes) => height - BOTTOM - (bytes / most) * (height - TOP - BOTTOM);
     context.textAlign = "right";
-    for (const at of ticks(0, most, 6)) {
+    const step = 2 ** Math.ceil(Math.log2(most / 6));  // bytes are counted in powers of two
+    for (let at = 0; at <= most; at += step) {
       context.fillStyle = colour("edge");
       context.fillRect(LEFT, sy(at), width - LEFT - RIGHT, 1);
       context.fillStyle = colour("soft");

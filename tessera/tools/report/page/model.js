@@ -101,7 +101,20 @@ function related(graph, chosen) {
 const app = { graph: 0, stage: 0, file: 0, kernel: -1, pinned: null, hover: null, filter: "", listeners: [] };
 
 app.graph = Math.max(0, data.graphs.findIndex((graph) => graph.stages.length));
-app.stage = Math.max(0, (data.graphs[app.graph]?.stages.length || 1) - 1);
+openGraph(app.graph);
+
+// Its first program as it is run, and the file that it comes from.
+function openGraph(graph) {
+  Object.assign(app, { graph, stage: data.graphs[graph]?.programs[0]?.stage ?? 0, pinned: null });
+  const first = (data.graphs[graph]?.programs[0]?.equations || []).find((id) => lines.places[id].length);
+  if (first !== undefined) app.file = data.places[lines.places[first][0]][0];
+}
+
+function graphPicker() {
+  const made = choice("Graph", data.graphs.map((graph) => graph.name), app.graph, (i) => { openGraph(i); tell("graph"); });
+  made.hidden = data.graphs.length < 2;
+  return made;
+}
 
 const tell = (what) => app.listeners.forEach((listener) => listener(what));
 

@@ -62,7 +62,7 @@ function hotLines() {
   const rows = sorted.map(({ place, seconds, best }) => {
     const share = el("span", { class: "share" });
     share.style.width = `${(140 * seconds) / sorted[0].seconds}px`;
-    if (place === undefined) return [duration(seconds), percent(seconds / total), share, percent(best / seconds), "", "no line of yours"];
+    if (place === undefined) return [duration(seconds), percent(seconds / total), share, percent(best / seconds), "", "no line of yours: an optimizer's, or the compiler's own"];
     const [file, line] = data.places[place];
     const text = (data.files[file].lines[line - 1] || "").trim();
     const go = link(whereOf(place), () => { openTab("program"); pin({ place: keyOf(file, line) }); });

@@ -47,7 +47,7 @@ function sourcePane() {
       remark();
       list.remark();
     } else refresh();
-    if (what === "opened" && !app.pinned) list.reveal(Math.min(...[...used].filter((key) => Math.floor(key / 1e6) === app.file)) % 1e6);
+    if ((what === "opened" || what === "graph") && !app.pinned) list.reveal(Math.min(...[...used].filter((key) => Math.floor(key / 1e6) === app.file)) % 1e6);
   }
   return { element, changed };
 }
@@ -60,11 +60,7 @@ function tracePane() {
     mark: (i) => `${lines.kernel[shown[i]] >= 0 ? "linked" : ""}${mark(shown[i])}`,
   });
   list.element.id = "trace";
-  const graphs = choice("Graph", data.graphs.map((graph) => graph.name), app.graph, (i) => {
-    Object.assign(app, { graph: i, stage: Math.max(0, data.graphs[i].stages.length - 1), pinned: null });
-    tell("graph");
-  });
-  graphs.hidden = data.graphs.length < 2;
+  const graphs = graphPicker();
   let stages = el("span");
   const count = el("span", { class: "count grow" });
   const bar = el("div", { class: "bar" }, el("h2", { text: "Program" }), graphs, stages, count);
@@ -83,6 +79,7 @@ function tracePane() {
   }
   function refresh() {
     const graph = data.graphs[app.graph], all = graph?.stages.length ? graph.stages[app.stage].lines : [];
+    graphs.value = app.graph;
     shown = app.filter ? all.filter(matches) : all;
     mark = marker((found, id) => found.has(id));
     const labels = graph.stages.map((stage) => `${stage.name} (${stage.equations})`);

@@ -58,7 +58,7 @@ function timelineView() {
       context.fillStyle = colour("edge");
       context.fillRect(x, 0, 1, height);
       context.fillStyle = colour("soft");
-      context.fillText(duration(at), x + 4, 14);
+      if (x < width - 64) context.fillText(duration(at), x + 4, 14);
     }
     const seen = app.filter ? (bar) => bar.row === undefined || bar.row === null || matches(bar.line ?? -1) : () => true;
     for (const bar of bars) {
@@ -107,7 +107,8 @@ function flame() {
   for (const [name, track, start, seconds, row] of data.profile.spans) {
     if (tracks[track] !== "host") continue;
     const at = data.profile.rows[row], id = lineOfRow(at);
-    const path = [data.graphs[at[COLUMN.graph]].programs[at[COLUMN.program]].name, ...modulePath(moduleOf(id))];
+    const graph = data.graphs[at[COLUMN.graph]], program = graph.programs[at[COLUMN.program]].name;
+    const path = [data.graphs.length > 1 ? `${graph.name} ${program}` : program, ...modulePath(moduleOf(id))];
     let same = 0;
     while (same < open.length && same < path.length && open[same].name === path[same]) same++;
     close(same, last);
