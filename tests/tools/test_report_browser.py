@@ -7,7 +7,9 @@ import torch
 from browser import Browser
 
 import tessera
+from tessera.compiled import compiled_state
 from tessera.tools.models import GPT, GPTConfig
+from tessera.tools.report.write import write
 
 PROGRAM = Browser.find()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium or Chrome is installed")
@@ -179,6 +181,29 @@ def test_alignment_keeps_every_line_once_and_in_order(page):
     for side in (left, right):
         numbers = [n for _, n in sorted(set(side))]
         assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 100
+
+
+def test_a_place_of_another_graph_is_found_there(browser, tmp_path):
+    def first(x):
+        return x.sin() + 1
+
+    def second(x):
+        return x.cos() * 2
+
+    torch._dynamo.reset()
+    states = []
+    for f in (first, second):
+        fast = tessera.jit(f)
+        fast(torch.ones(3))
+        states.append(compiled_state(fast))
+    write(tmp_path / "two.html", states, None, "two")
+    browser.open(tmp_path / "two.html", "program")
+    line = second.__code__.co_firstlineno
+    browser.js(f"document.querySelector('#source').scrollTop = {20 * (line - 5)}")
+    browser.frame()
+    browser.click(f"#source .row[data-i='{line}'] .text")
+    assert any("aten.cos" in t for t in texts(browser, "#trace .row.pinned"))
+    assert browser.errors == []
 
 
 def test_dark_follows_the_system_and_the_button(page, path):

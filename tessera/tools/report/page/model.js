@@ -118,7 +118,18 @@ function graphPicker() {
 
 const tell = (what) => app.listeners.forEach((listener) => listener(what));
 
+// A place or a kernel that this graph knows nothing of is looked for in the others.
+function graphOf(chosen) {
+  if (!chosen || chosen.line !== undefined) return app.graph;
+  const knows = (graph) => finalOf(graph).equations.some(related(graph, chosen).has);
+  if (knows(app.graph)) return app.graph;
+  const other = data.graphs.findIndex((_, graph) => knows(graph));
+  return other < 0 ? app.graph : other;
+}
+
 function pin(chosen) {
+  const graph = graphOf(chosen);
+  if (graph !== app.graph) openGraph(graph);
   app.pinned = chosen;
   app.hover = null;
   tell("pinned");

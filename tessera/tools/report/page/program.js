@@ -21,7 +21,7 @@ function sourcePane() {
     mark: (i) => `${used.has(here(i)) ? "linked" : ""}${mark(here(i))}`,
   });
   list.element.id = "source";
-  const picker = choice("File", data.files.map((file) => file.name), 0, (i) => { app.file = i; refresh(); });
+  const picker = choice("File", data.files.map((file, i) => (data.files.filter((_, j) => shortName(j) === shortName(i)).length > 1 ? file.name : shortName(i))), 0, (i) => { app.file = i; refresh(); });
   const bar = el("div", { class: "bar" }, el("h2", { text: "Source" }), picker);
   const element = el("div", { class: "pane" }, bar, list.element);
 
@@ -33,6 +33,7 @@ function sourcePane() {
     used = new Set(data.places.map((_, number) => placeKey(number)));
     remark();
     picker.value = app.file;
+    picker.title = data.files[app.file]?.path || "";
     list.show(data.files.length ? data.files[app.file].lines.length : 0);
   }
   function changed(what) {
