@@ -54,6 +54,16 @@ def test_right_programs_pass(executors):
     assert json.loads(json.dumps(report.to_dict()))["ok"] and str(report).startswith("right")
 
 
+@pytest.mark.parametrize("executors", [("aten",), ("tile", "aten")])
+def test_running_statistics_are_compared(executors):
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU())
+    report = tessera.check(tessera.jit(net, executors=executors), torch.randn(4, 3, 8, 8))
+    assert report.ok and not report.notes, str(report)
+    (graph,) = report.graphs
+    assert any(c.what.startswith("what is written to") for c in graph.comparisons)
+    assert any(c.what == "buffer 1.running_mean" for c in report.comparisons)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_no_error(dtype):
     model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.LayerNorm(64)).to(dtype)
@@ -66,7 +76,7 @@ def test_the_model_and_the_generator_are_left_as_they_were():
     before = {k: v.clone() for k, v in model.state_dict().items()}
     state = torch.get_rng_state()
     report = tessera.check(model, x)
-    assert report.ok, str(report)
+    assert report.ok and len(report.graphs) == 1, str(report)
     assert torch.equal(torch.get_rng_state(), state) and model.calls == 0
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
     assert all(p.grad is None for p in (*model.parameters(), x))

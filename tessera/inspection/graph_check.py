@@ -134,8 +134,18 @@ class GraphCheck:
         return {key: x.detach() if isinstance(x, torch.Tensor) else x for key, x in found.items()}
 
     def traced(self, trace: Trace, call: Call) -> Callable[[list], list]:
-        run = differentiably(call) if self.wrt else call
-        return lambda args: step(trace, args, call=run)
+        """The program over a list of arguments; one that is written is replaced in the list, since autograd may have
+        saved the old one."""
+        how = differentiably(call) if self.wrt else call
+        apart = trace.with_(mutations={}, outputs=(*trace.outputs, *trace.mutations.values()))
+
+        def run(args: list) -> list:
+            outputs = step(apart, args, call=how)
+            for target, new in zip(trace.mutations, outputs[len(trace.outputs) :], strict=True):
+                args[trace.inputs.index(target)] = new
+            return outputs[: len(trace.outputs)]
+
+        return run
 
     def core_outputs(self, caller: Sequence[object]) -> list[object]:
         """Of what a caller gets, the outputs that the core computes."""

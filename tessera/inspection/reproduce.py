@@ -74,11 +74,19 @@ def _of_state(state: Compiled) -> Case:
         for record in state.backend.graphs:
             if record.failure is not None:
                 return of_failure(record.failure)
-    compilations = state.compilations()
+    compilations = [c for c in state.compilations() if c.captured is not None]
     if not compilations:
-        raise InputError("nothing is compiled, and nothing failed; call the function first")
+        raise InputError(_why_nothing(state))
     cases = [of_compilation(c) for c in compilations]
     return next((case for case in cases if case.outcome()), cases[-1])
+
+
+def _why_nothing(state: Compiled) -> str:
+    records = state.backend.graphs if isinstance(state.backend, Backend) else []
+    for record in records:
+        if record.eager_reason:
+            return f"{record.name} was not captured ({record.eager_reason}); there is no program to write down"
+    return "nothing is compiled, and nothing failed; call the function first"
 
 
 def _carried(error: BaseException | None) -> Failure | None:

@@ -47,6 +47,8 @@ def checked(args: Namespace) -> tuple[Session, list[GraphCheck], list[Fault], li
         session = run_chosen(args)
     check_states(session)
     graphs, faults, notes = [], [], [n for state in session.states for n in eager_notes(state)]
+    every = [c for state in session.states for c in state.compilations()]
+    notes += [f"{c.name} was not checked: it was not called, or is a training step" for c in every if c not in found]
     with Progress(console=console(stderr=True), transient=True) as progress:
         for compilation, inputs in progress.track(found.items(), description="checking graphs"):
             made, wrong, said = check_graphs({compilation: inputs})
