@@ -9,6 +9,7 @@ is traced, and taken only if kernels can hold every part of it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch._decomp import decomposition_table
@@ -16,7 +17,7 @@ from torch._ops import OpOverload
 
 from tessera.ir import fake
 from tessera.ir.builder import Builder
-from tessera.ir.equation import Equation, Value, map_values
+from tessera.ir.equation import Equation, Special, Value, map_values
 from tessera.ir.mode import mode_of
 from tessera.ir.record import record
 from tessera.ir.schema import bind, has_effect
@@ -24,6 +25,7 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ir.verify import same_type
 from tessera.passes.decompose_foreach import foreach_parts
+from tessera.passes.decompose_loss import FROM_LOGITS
 from tessera.passes.decompose_nn import DECOMPOSITIONS
 from tessera.util.names import names
 
@@ -59,6 +61,7 @@ class _Walk:
     def __init__(self, trace: Trace, holds: Holds) -> None:
         self.holds, self.changed = holds, False
         self.wanted = {*trace.results(), *(v for v, _ in trace.symbols.values()), *trace.users()}
+        self.makers = {v: eqn for eqn in trace.equations for v in eqn.results()}
         self.builder = Builder(trace.name, mode_of(trace))
         self.builder.reserve(list(trace.values()))
 
@@ -88,7 +91,8 @@ class _Walk:
         """The equations, those that kernels cannot hold in their own parts; None where some have none."""
         kept: list[Equation] = []
         for eqn in equations:
-            inner = [eqn] if self.holds(eqn) else self.parts(eqn, depth - 1) if depth else None
+            outside = isinstance(eqn.op, Special)  # of our own making: it stands between kernels
+            inner = [eqn] if outside or self.holds(eqn) else self.parts(eqn, depth - 1) if depth else None
             if inner is None:
                 return None
             kept += inner
@@ -102,6 +106,8 @@ class _Walk:
         if op._opname.startswith("_foreach_"):
             return foreach_parts(op._opname, op._overloadname, *bind(op, eqn.args, eqn.kwargs), self.builder)
         rule = DECOMPOSITIONS.get(f"{op._opname}.{op._overloadname}") or DECOMPOSITIONS.get(op._opname)
+        if op._opname in FROM_LOGITS:
+            rule = partial(FROM_LOGITS[op._opname], self.makers)
         if rule is None:
             return None
         positional, keyword = bind(op, eqn.args, eqn.kwargs)

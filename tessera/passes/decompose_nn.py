@@ -1,4 +1,4 @@
-"""Softmaxes, norms and losses written out as arithmetic and reductions.
+"""Softmaxes and norms written out as arithmetic and reductions.
 
 A rule gets the equation and its arguments bound to the schema, and gives the results in order (None where the
 equation has none), or None where it does not apply. Half precision is widened first, as PyTorch's kernels do. Variances
@@ -37,7 +37,7 @@ def wide(x: Value) -> Value:
     return cast(x, torch.promote_types(x.dtype, torch.float32))
 
 
-def _out(eqn: Equation, k: int, v: Value | None) -> Value | None:
+def out(eqn: Equation, k: int, v: Value | None) -> Value | None:
     """A result in the dtype the equation gives it."""
     old = eqn.outputs[k]
     return None if old is None or v is None else cast(v, old.dtype)
@@ -57,7 +57,7 @@ def softmax(eqn: Equation, x: Value, dim: int, option: object = None) -> Results
     if not x.ndim or not eqn.outputs[0].tensor.is_float:  # type: ignore[union-attr]
         return None
     _, e = _shifted(wide(cast_for(x, option)), dim)
-    return [_out(eqn, 0, aten.div(e, aten.sum(e, [dim], True)))]
+    return [out(eqn, 0, aten.div(e, aten.sum(e, [dim], True)))]
 
 
 @rule("_log_softmax log_softmax.int")
@@ -65,7 +65,7 @@ def log_softmax(eqn: Equation, x: Value, dim: int, option: object = None) -> Res
     if not x.ndim or not eqn.outputs[0].tensor.is_float:  # type: ignore[union-attr]
         return None
     left, e = _shifted(wide(cast_for(x, option)), dim)
-    return [_out(eqn, 0, aten.sub(left, aten.log(aten.sum(e, [dim], True))))]
+    return [out(eqn, 0, aten.sub(left, aten.log(aten.sum(e, [dim], True))))]
 
 
 def cast_for(x: Value, option: object) -> Value:
@@ -79,7 +79,7 @@ def softmax_backward(eqn: Equation, g: Value, y: Value, dim: int, dtype: torch.d
         return None
     g, y = wide(g), wide(y)
     gy = aten.mul(g, y)
-    return [_out(eqn, 0, aten.sub(gy, aten.mul(y, aten.sum(gy, [dim], True))))]
+    return [out(eqn, 0, aten.sub(gy, aten.mul(y, aten.sum(gy, [dim], True))))]
 
 
 @rule("_log_softmax_backward_data")
@@ -87,7 +87,7 @@ def log_softmax_backward(eqn: Equation, g: Value, y: Value, dim: int, dtype: tor
     if not y.ndim:
         return None
     g = wide(g)
-    return [_out(eqn, 0, aten.sub(g, aten.mul(aten.exp(wide(y)), aten.sum(g, [dim], True))))]
+    return [out(eqn, 0, aten.sub(g, aten.mul(aten.exp(wide(y)), aten.sum(g, [dim], True))))]
 
 
 # --- norms over the last dimensions -----------------------------------------------------------------------
@@ -111,8 +111,8 @@ def layer_norm(
     rstd = aten.rsqrt(aten.add(variance, eps))
     y = _affine(aten.mul(aten.sub(x, mean), rstd), w, b)
     if not eqn.many:
-        return [_out(eqn, 0, y)]
-    return [_out(eqn, 0, y), _out(eqn, 1, mean), _out(eqn, 2, rstd)]
+        return [out(eqn, 0, y)]
+    return [out(eqn, 0, y), out(eqn, 1, mean), out(eqn, 2, rstd)]
 
 
 @rule("native_layer_norm_backward")
@@ -135,7 +135,7 @@ def layer_norm_backward(
     outer = list(range(x.ndim - len(shape)))
     dw = _total(aten.mul(g, unit), outer) if eqn.outputs[1] is not None else None
     db = _total(g, outer) if eqn.outputs[2] is not None else None
-    return [_out(eqn, 0, dx), _out(eqn, 1, dw), _out(eqn, 2, db)]
+    return [out(eqn, 0, dx), out(eqn, 1, dw), out(eqn, 2, db)]
 
 
 def _norm_backward(g: Value, unit: Value, rstd: Value, w: Value | None, dims: list[int], centred: bool) -> Value:
@@ -159,7 +159,7 @@ def rms_norm(eqn: Equation, x: Value, shape: Sequence[Size], w: Value | None, ep
     x = wide(x)
     rstd = aten.rsqrt(aten.add(aten.mean(aten.mul(x, x), _last(shape), True), eps))
     y = _affine(aten.mul(x, rstd), w, None)
-    return [_out(eqn, 0, y), _out(eqn, 1, rstd)] if eqn.many else [_out(eqn, 0, y)]
+    return [out(eqn, 0, y), out(eqn, 1, rstd)] if eqn.many else [out(eqn, 0, y)]
 
 
 @rule("_fused_rms_norm_backward")
@@ -173,7 +173,7 @@ def rms_norm_backward(
     dx = _norm_backward(g, unit, rstd, w, _last(shape), centred=False) if eqn.outputs[0] is not None else None
     outer = list(range(x.ndim - len(shape)))
     dw = _total(aten.mul(g, unit), outer) if eqn.outputs[1] is not None else None
-    return [_out(eqn, 0, dx), _out(eqn, 1, dw)]
+    return [out(eqn, 0, dx), out(eqn, 1, dw)]
 
 
 # --- norms over groups of channels ------------------------------------------------------------------------
@@ -195,8 +195,8 @@ def native_group_norm(
     rstd = aten.rsqrt(aten.add(variance, eps))
     y = aten.view(aten.mul(aten.sub(rows, mean), rstd), list(x.shape))
     y = _affine(y, _channels(w, x), _channels(b, x))
-    flat = [_out(eqn, k, aten.squeeze(v, 2)) for k, v in ((1, mean), (2, rstd))]
-    return [_out(eqn, 0, y), *flat]
+    flat = [out(eqn, k, aten.squeeze(v, 2)) for k, v in ((1, mean), (2, rstd))]
+    return [out(eqn, 0, y), *flat]
 
 
 @rule("group_norm")
@@ -208,7 +208,7 @@ def group_norm(
     rows = aten.view(wide(x), [x.shape[0], groups, -1])
     variance, mean = aten.var_mean(rows, [2], correction=0, keepdim=True)
     y = aten.view(aten.mul(aten.sub(rows, mean), aten.rsqrt(aten.add(variance, eps))), list(x.shape))
-    return [_out(eqn, 0, _affine(y, _channels(w, x), _channels(b, x)))]
+    return [out(eqn, 0, _affine(y, _channels(w, x), _channels(b, x)))]
 
 
 @rule("_native_batch_norm_legit_no_training")
@@ -217,7 +217,7 @@ def batch_norm_inference(
 ) -> Results:
     rstd = aten.rsqrt(aten.add(wide(var), eps))
     y = aten.mul(aten.sub(wide(x), _channels(wide(mean), x)), _channels(rstd, x))
-    return [_out(eqn, 0, _affine(y, _channels(w, x), _channels(b, x))), None, None]
+    return [out(eqn, 0, _affine(y, _channels(w, x), _channels(b, x))), None, None]
 
 
 @rule("batch_norm")
@@ -245,67 +245,3 @@ def _contiguous(x: Value) -> bool:
             return False
         step = step * size
     return True
-
-
-# --- classification losses --------------------------------------------------------------------------------
-
-NONE, MEAN, SUM = 0, 1, 2  # reductions, as PyTorch numbers them
-
-
-def _picked(logs: Value, target: Value, ignored: int) -> tuple[Value, Value]:
-    """Which rows count, and a class of each that is always there."""
-    counts = aten.ne(target, ignored)
-    return counts, aten.where(counts, target, aten.zeros_like(target))
-
-
-@rule("nll_loss_forward")
-def nll_loss_forward(
-    eqn: Equation, logs: Value, target: Value, weight: Value | None, reduction: int, ignored: int
-) -> Results:
-    if logs.ndim != 2 or target.ndim != 1:
-        return None
-    counts, safe = _picked(logs, target, ignored)
-    loss = aten.neg(aten.squeeze(aten.gather(wide(logs), 1, aten.unsqueeze(safe, 1)), 1))
-    share = None if weight is None else aten.index_select(wide(weight), 0, safe)
-    loss = loss if share is None else aten.mul(loss, share)
-    loss = aten.where(counts, loss, aten.zeros_like(loss))
-    if reduction == NONE:
-        return [_out(eqn, 0, loss), _out(eqn, 1, aten.full([], 0.0, dtype=loss.dtype, device=loss.tensor.device))]
-    ones = cast(counts, loss.dtype) if share is None else aten.where(counts, share, aten.zeros_like(share))
-    total, sums = aten.sum(ones), aten.sum(loss)
-    return [_out(eqn, 0, sums if reduction == SUM else aten.div(sums, total)), _out(eqn, 1, total)]
-
-
-@rule("nll_loss_backward")
-def nll_loss_backward(
-    eqn: Equation,
-    g: Value,
-    logs: Value,
-    target: Value,
-    weight: Value | None,
-    reduction: int,
-    ignored: int,
-    total: Value,
-) -> Results:
-    if logs.ndim != 2 or target.ndim != 1:
-        return None
-    counts, safe = _picked(logs, target, ignored)
-    g = aten.div(wide(g), wide(total)) if reduction == MEAN else wide(g)
-    rows = aten.neg(g) if weight is None else aten.mul(aten.neg(g), aten.index_select(wide(weight), 0, safe))
-    nothing = aten.full([], 0.0, dtype=rows.dtype, device=rows.tensor.device)
-    rows = aten.where(counts, rows, nothing)
-    classes = aten.arange(logs.shape[1], device=logs.tensor.device)
-    hit = aten.eq(classes, aten.unsqueeze(target, 1))
-    return [_out(eqn, 0, aten.where(hit, aten.unsqueeze(rows, 1), nothing))]
-
-
-@rule("cross_entropy_loss")
-def cross_entropy(
-    eqn: Equation, x: Value, target: Value, weight: Value | None, reduction: int, ignored: int, smoothing: float
-) -> Results:
-    if x.ndim != 2 or target.ndim != 1 or target.tensor.is_float or smoothing or not isinstance(ignored, int):
-        return None
-    left, e = _shifted(wide(x), 1)
-    logs = aten.sub(left, aten.log(aten.sum(e, [1], True)))
-    found = nll_loss_forward(eqn.with_(outputs=(*eqn.outputs, None)), logs, target, weight, reduction, ignored)
-    return found[:1] if isinstance(found, list) else None

@@ -39,6 +39,7 @@ from tessera.tile.dialect import (
     KernelOp,
     LoadOp,
     RandomOp,
+    ReduceExpOp,
     ReduceOp,
     ScanOp,
     StoreOp,
@@ -171,6 +172,14 @@ class KernelBuilder:
             )
         )
 
+    def reduce_exp(
+        self, arg: SSAValue, axis: str, fn: str = "exp", infinite: str = "itself"
+    ) -> tuple[SSAValue, SSAValue]:
+        """The largest element along an axis, and the sum of fn(element - largest)."""
+        op = reduce_exp(arg, axis, fn, infinite)
+        self.block.add_op(op)
+        return op.top, op.total
+
     def scan(self, kind: str, arg: SSAValue, axis: str) -> SSAValue:
         properties = {"kind": StringAttr(kind), "axis": StringAttr(axis)}
         return self._add(ScanOp(operands=[arg], properties=properties, result_types=[arg.type]))
@@ -194,6 +203,12 @@ class KernelBuilder:
         kernel = KernelOp(self.name, self.axes, self.symbol_names, Region(self.block))
         kernel.verify()
         return kernel
+
+
+def reduce_exp(arg: SSAValue, axis: str, fn: str, infinite: str) -> ReduceExpOp:
+    left = value_type(element_of(arg), [a for a in axes_of(arg) if a != axis])
+    properties = {"fn": StringAttr(fn), "axis": StringAttr(axis), "infinite": StringAttr(infinite)}
+    return ReduceExpOp(operands=[arg], properties=properties, result_types=[left, left])
 
 
 def module(*kernels: KernelOp) -> ModuleOp:

@@ -21,6 +21,7 @@ from tessera.tile.dialect import (
     KernelOp,
     LoadOp,
     RandomOp,
+    ReduceExpOp,
     ReduceOp,
     ScanOp,
     StoreOp,
@@ -73,6 +74,8 @@ def cost(kernel: KernelOp, sizes: Mapping[str, int]) -> Cost:
                 flops += FUNCTIONS[op.fn.data].cost * _points(axes, axes_of(op.result))
             case ReduceOp() | ScanOp():
                 flops += _points(axes, axes_of(op.arg))
+            case ReduceExpOp():
+                flops += (2 + FUNCTIONS[op.fn.data].cost) * _points(axes, axes_of(op.arg))
             case RandomOp():
                 flops += PHILOX_COST * _points(axes, axes_of(op.result))
             case ContractOp():

@@ -338,6 +338,39 @@ class ReduceOp(IRDLOperation):
 
 
 @irdl_op_definition
+class ReduceExpOp(IRDLOperation):
+    """The two sums of a softmax in one walk: the largest element along an axis, and the sum of fn(element - largest).
+
+    `fn` is exp or exp2. `infinite` says what an infinite largest element is taken as in that difference: "itself"
+    (the total is then NaN), or "zero", as logsumexp has it. NaN wins in both results.
+    """
+
+    name = "tile.reduce_exp"
+    fn = prop_def(StringAttr)
+    axis = prop_def(StringAttr)
+    infinite = prop_def(StringAttr)
+    arg = operand_def(ValueType)
+    top = result_def(ValueType)
+    total = result_def(ValueType)
+    traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        left = value_type(element_of(self.arg), [a for a in axes_of(self.arg) if a != self.axis.data])
+        if self.axis.data not in axes_of(self.arg) or (self.top.type, self.total.type) != (left, left):
+            raise VerifyException(
+                f"tile.reduce_exp: {self.axis.data} of {self.arg.type} leaves two of {left}, "
+                f"got {self.top.type} and {self.total.type}"
+            )
+        if not isinstance(element_of(self.arg), AnyFloat):
+            raise VerifyException(f"tile.reduce_exp: expected floats, got {element_of(self.arg)}")
+        if self.fn.data not in ("exp", "exp2") or self.infinite.data not in ("itself", "zero"):
+            raise VerifyException(
+                f"tile.reduce_exp: fn is exp or exp2 and infinite is itself or zero, "
+                f"got {self.fn.data} and {self.infinite.data}"
+            )
+
+
+@irdl_op_definition
 class ScanOp(IRDLOperation):
     """Running combination along one axis: sum, prod, max, min."""
 
@@ -380,7 +413,8 @@ class RandomOp(IRDLOperation):
 Tile = Dialect(
     "tile",
     [
-        KernelOp, LoadOp, StoreOp, IotaOp, ConstantOp, ApplyOp, CastOp, ReduceOp, ScanOp, ContractOp, RandomOp,
+        KernelOp, LoadOp, StoreOp, IotaOp, ConstantOp, ApplyOp, CastOp, ReduceOp, ReduceExpOp,
+        ScanOp, ContractOp, RandomOp,
     ],
     [BufferType, ValueType, AxisAttr, IndexAttr],
 )  # fmt: skip

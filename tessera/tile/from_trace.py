@@ -34,6 +34,7 @@ from tessera.tile.from_trace_space import Axis, Space, arrange, find_space, spli
 from tessera.tile.index import name
 from tessera.tile.lower import DTYPES, SELECT, VIEW, Call, rule_of
 from tessera.tile.passes.dce import dce
+from tessera.tile.passes.one_hot import one_hot
 
 ROUNDS = 4  # how often axes may be cut before that is given up
 
@@ -67,6 +68,7 @@ def lower(body: Trace, title: str = "kernel") -> Lowered:
     _Lowering(region, space, axes, emit).run()
     _declare_symbols(builder, emit)
     kernel = builder.finish()
+    one_hot(kernel)
     dce(kernel)  # products take what was loaded as it is, not as arithmetic would hold it
     return Lowered(kernel, inputs, region.stored, tuple(builder.symbol_names), region.tail, emit.costs)
 
@@ -248,6 +250,8 @@ class _Lowering:
             if d not in dims and i.names() & reduced:
                 raise Unlowerable(f"{source.name} is reduced once for every step of another reduction")
         self._check_reduced(source, dims, place)
+        if all(index[d] == place[d] for d in range(len(place))):  # in the region's own space everything is there
+            return self._with(()), index
         kept = tuple(c for c in self.conditions if not c.axes & reduced)
         if any(c.axes & reduced and not c.axes <= reduced for c in self.conditions):
             raise Unlowerable("a reduction under a condition that varies along the reduced axis")

@@ -29,6 +29,7 @@ from tessera.tile.dialect import (
     KernelOp,
     LoadOp,
     RandomOp,
+    ReduceExpOp,
     ReduceOp,
     ScanOp,
     StoreOp,
@@ -76,10 +77,11 @@ class Machine:
     def step(self, op: Operation) -> None:
         if isinstance(op, StoreOp):
             return self._store(op)
-        result = op.results[0]
-        assert isinstance(result.type, ValueType)
-        value = self._value(op).to(torch_dtype(result.type.element))
-        self.values[result] = value.expand(self._shape(result.type.axis_names))
+        found = self._reduce_exp(op) if isinstance(op, ReduceExpOp) else (self._value(op),)
+        for result, value in zip(op.results, found, strict=True):
+            assert isinstance(result.type, ValueType)
+            value = value.to(torch_dtype(result.type.element))
+            self.values[result] = value.expand(self._shape(result.type.axis_names))
 
     def _value(self, op: Operation) -> Tensor:
         match op:
@@ -164,6 +166,12 @@ class Machine:
         number = op.value.value.data
         value = torch.tensor(bool(number) if dtype == torch.bool else number, dtype=dtype, device=self.device)
         return value.reshape(self._shape(()))
+
+    def _reduce_exp(self, op: ReduceExpOp) -> tuple[Tensor, Tensor]:
+        x, dim = self.values[op.arg], self._dim(op.axis.data)
+        top = _REDUCE["max"](x, dim)
+        base = torch.where(top.isinf(), 0, top) if op.infinite.data == "zero" else top
+        return top, _REDUCE["sum"](FUNCTIONS[op.fn.data].reference(x - base), dim)
 
     def _contract(self, op: ContractOp) -> Tensor:
         wide = torch.float64 if torch_dtype(element_of(op.result)).is_floating_point else torch.int64

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tessera.ir.equation import Arg, Value
-from tessera.tile.from_trace_emit import T, wide
+from tessera.tile.from_trace_emit import HALF, T, wide
 from tessera.tile.from_trace_index import ZERO, Indices, Unlowerable, size_index, sizes_of
 from tessera.tile.lower import POINTWISE, Call, Reader, Rule, define
 from tessera.util.names import names
@@ -67,13 +67,15 @@ def promoted(args: Sequence[Arg]) -> torch.dtype:
 # --- families -----------------------------------------------------------------------------------------
 
 
-def pointwise(texts: str, formula: Callable[..., T], expensive: bool = False) -> None:
-    """Computed in the result's dtype."""
+def pointwise(
+    texts: str, formula: Callable[..., T], expensive: bool = False, narrow: Callable[..., T] | None = None
+) -> None:
+    """Computed in the result's dtype; by `narrow`, if there is one, where that has 16 bits."""
 
     def lower(reader: Reader, call: Call, at: Indices) -> T:
         args, kwargs = operands(reader, call, at, call.out.dtype)
-        made = formula(*args, **kwargs)
-        return made.to(call.out.dtype)
+        chosen = narrow if narrow is not None and call.out.dtype in HALF else formula
+        return chosen(*args, **kwargs).to(call.out.dtype)
 
     define(texts, Rule(POINTWISE, lower, expensive=expensive))
 

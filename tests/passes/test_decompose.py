@@ -13,6 +13,7 @@ from tessera.ir.equation import Equation
 from tessera.ir.interp import run
 from tessera.ir.verify import verify
 from tessera.passes.decompose import decompose
+from tessera.passes.decompose_loss import CLASS_LOGIT
 from tessera.tile.from_trace import why_not
 
 aten = torch.ops.aten
@@ -90,7 +91,8 @@ def test_parts_compute_the_same(name: str) -> None:
     before = trace_of(fn, *args)
     after = decompose(before, holds)
     verify(after)
-    assert not [eqn.op for eqn in after.equations if why_not(eqn)]
+    outside = [CLASS_LOGIT]  # it checks its indices, as a kernel cannot
+    assert not [eqn.op for eqn in after.equations if why_not(eqn) and eqn.op not in outside]
     assert [v.name for v in after.outputs] == [v.name for v in before.outputs]
     for expected, got in zip(run(before, *args), run(after, *args), strict=True):
         assert expected.dtype == got.dtype and expected.stride() == got.stride()

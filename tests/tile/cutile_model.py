@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tessera.tile.dialect import PARALLEL, KernelOp
+from tessera.tile.passes.offline import without_reduce_exp
 from tessera.tile.schedule import Schedule
 from tessera.tile.targets.cuda_tile.arrays import arrays, place
 from tessera.tile.targets.cuda_tile.emit import blocks_of, emit
@@ -164,6 +165,7 @@ def load_source(source: str, name: str) -> tuple[Any, Callable]:
 
 def run(kernel: KernelOp, schedule: Schedule, tensors: Sequence[torch.Tensor], symbols: Sequence[int]) -> None:
     """Emit the kernel and run every program of it, one after another."""
+    kernel = without_reduce_exp(kernel)
     ct, function = load_source(emit(kernel, schedule), kernel.sym_name.data)
     values = {s.data: n for s, n in zip(kernel.symbol_names, symbols, strict=True)}
     sizes = {a.axis.data: a.size.expr.evaluate(values.__getitem__, int) for a in kernel.axes}

@@ -299,6 +299,35 @@ def cross_entropy(n: int = 5, m: int = 41, dtype: torch.dtype = torch.float32, d
     return Case(f"cross_entropy-{n}x{m}", k.finish(), [a, t, torch.ones(n)], s.values, {2: want})
 
 
+INF, NAN = math.inf, math.nan
+EDGES = ([-INF] * 9, [1.0, INF, -INF], [NAN, 2.0], [INF, NAN], [-INF, 3.0, -1e30], [88.0] * 9, [-3e38, 3e38])
+
+
+def softmax_sums(
+    n: int = 9, m: int = 43, dtype: torch.dtype = torch.float32, fn: str = "exp", infinite: str = "itself",
+    dynamic: bool = False,
+) -> Case:  # fmt: skip
+    """The largest element and the total in one operation, with rows of infinities and NaN."""
+    k, sizes = KernelBuilder("softmax_sums"), Sizes(dynamic)
+    rows, columns = sizes(k, "n", n), sizes(k, "m", m)
+    i, r = k.axis("i", rows), k.axis("r", columns, reduce=True)
+    x, top, total = k.buffer(ELEMENTS[dtype]), k.buffer(f32), k.buffer(f32)
+    found = k.reduce_exp(up(k, k.load(x, i * columns + r)), "r", fn, infinite)
+    for value, buffer in zip(found, (top, total), strict=True):
+        k.store(value, buffer, i)
+    a = rand(n, m) * 3
+    a[0] *= 50
+    for row, edge in zip(range(1, n), EDGES, strict=False):
+        a[row, : len(edge)] = torch.tensor(edge)[:m]
+    a[1] = -INF if n > 1 else a[0]
+    a = a.to(dtype)
+    high = a.float().amax(1)
+    base = torch.where(high.isinf(), 0, high) if infinite == "zero" else high
+    sums = getattr(torch, fn)((a.float() - base[:, None]).double()).sum(1).float()
+    name = f"softmax_sums-{n}x{m}-{fn}-{infinite}"
+    return Case(name, k.finish(), [a, torch.zeros(n), torch.zeros(n)], sizes.values, {1: high, 2: sums})
+
+
 def argmax(n: int = 4, m: int = 29, dynamic: bool = False) -> Case:
     """The first of equals; a NaN is largest; max and min with NaN beside it."""
     k, s = KernelBuilder("argmax"), Sizes(dynamic)
@@ -473,11 +502,11 @@ def matvec(n: int = 30, p: int = 45, dtype: torch.dtype = torch.bfloat16) -> Cas
 
 MAKERS: list[Callable[[], Case]] = [
     pointwise, silu_mul, gelu, transpose, rotary, gather, scatter_add, dropout, uniform, softmax, layer_norm, rms_norm,
-    cross_entropy, argmax, flags, shared_row, cumsum, column_sum, middle_max, full_sum, matmul, matvec,
+    cross_entropy, softmax_sums, argmax, flags, shared_row, cumsum, column_sum, middle_max, full_sum, matmul, matvec,
 ]  # fmt: skip
 DYNAMIC = [
-    pointwise, silu_mul, gelu, transpose, softmax, layer_norm, rms_norm, cross_entropy, argmax, cumsum, column_sum,
-    middle_max, full_sum, matmul,
+    pointwise, silu_mul, gelu, transpose, softmax, layer_norm, rms_norm, cross_entropy, softmax_sums, argmax, cumsum,
+    column_sum, middle_max, full_sum, matmul,
 ]  # fmt: skip
 
 

@@ -52,6 +52,7 @@ BY_HAND: dict[str, list[Schedule]] = {
     "layer_norm": LOOPS,
     "rms_norm": [replace(LOOPS[0], stages=3), Schedule((("i", 2), ("r", 128)))],
     "cross_entropy": LOOPS,
+    "softmax_sums": [*LOOPS[:2], Schedule((("r", 512),), loop=True)],
     "argmax": LOOPS,
     "flags": LOOPS,
     "shared_row": LOOPS,
@@ -85,6 +86,7 @@ EXTRA = [
     partial(kernels.matmul, batch=3), partial(kernels.matmul, 40, 48, 56, batch=2),
     partial(kernels.matmul, 40, 48, 56, dynamic=True), partial(kernels.matmul, 33, 20, 40, torch.float32),
     partial(kernels.cumsum, kind="prod"), partial(kernels.cumsum, kind="max"), partial(kernels.cumsum, kind="min"),
+    partial(kernels.softmax_sums, 9, 200, torch.bfloat16, "exp2", "zero"), partial(kernels.softmax_sums, 8, 2048),
     partial(kernels.full_sum, 3), partial(kernels.column_sum, 96, 40),
 ]  # fmt: skip
 

@@ -13,9 +13,14 @@ from tessera.tile.passes.canonicalise import canonicalise
 from tessera.tile.passes.cse import cse
 from tessera.tile.passes.dce import dce
 from tessera.tile.passes.fma import fma
+from tessera.tile.passes.offline import offline
+from tessera.tile.passes.one_hot import one_hot
+from tessera.tile.passes.online import online
 from tessera.util.errors import OptionError
 
-PASSES: dict[str, Callable[[KernelOp], None]] = {p.__name__: p for p in (canonicalise, cse, dce, fma)}
+PASSES: dict[str, Callable[[KernelOp], None]] = {
+    p.__name__: p for p in (canonicalise, cse, dce, fma, offline, one_hot, online)
+}
 
 # cse before dce: it leaves nothing dead itself, but equal operands make more operations equal.
 PIPELINE: tuple[str, ...] = ("canonicalise", "cse", "dce")

@@ -19,6 +19,7 @@ from tessera.tile.dialect import (
     IotaOp,
     LoadOp,
     RandomOp,
+    ReduceExpOp,
     ReduceOp,
     ScanOp,
     StoreOp,
@@ -58,6 +59,8 @@ class Body:
                     x = truth(b, x, _like(x, element(element_of(op.arg))))
                 where = self._position() if op.kind.data.startswith("arg") else None
                 return self.carried[op].step(x, where, self._reduce_mask())
+            case ReduceExpOp():
+                return self.carried[op].step(self._float(op.arg), None, self._reduce_mask())
             case ContractOp():
                 return self._contract(op)
             case ScanOp():
@@ -85,8 +88,9 @@ class Body:
         self.values[op.results[0]] = result
 
     def finish(self, op: Operation, how: Kind, parts: Parts) -> None:
-        """The value of a reduction whose loop has ended."""
-        self.values[op.results[0]] = self._result(how.finish(self.b, parts), op)
+        """The values of a reduction whose loop has ended."""
+        for result, value in zip(op.results, how.finish(self.b, parts), strict=True):
+            self.values[result] = self._result(value, op)
 
     def _result(self, value: V, op: Operation) -> V:
         e = element(element_of(op.results[0]))

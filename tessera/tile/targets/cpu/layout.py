@@ -15,6 +15,7 @@ from tessera.tile.dialect import (
     IotaOp,
     KernelOp,
     LoadOp,
+    ReduceExpOp,
     ReduceOp,
     StoreOp,
     ValueType,
@@ -194,4 +195,6 @@ def cost(kernel: KernelOp) -> int:
                 total += FUNCTIONS[op.fn.data].cost
             case LoadOp() | StoreOp() | ReduceOp():
                 total += 1
+            case ReduceExpOp():
+                total += 6 + FUNCTIONS[op.fn.data].cost
     return total

@@ -16,6 +16,7 @@ from xdsl.ir import Operation, SSAValue
 
 from tessera.tile.dialect import (
     ContractOp,
+    ReduceExpOp,
     ReduceOp,
     ScanOp,
     StoreOp,
@@ -30,6 +31,7 @@ from tessera.tile.targets.cpu.host import Host
 from tessera.tile.targets.cpu.host import HostCode as Code
 from tessera.tile.targets.cpu.layout import Layout
 from tessera.tile.targets.cpu.memory import Chunk, Memory
+from tessera.tile.targets.cpu.online import pair
 from tessera.tile.targets.cpu.reduce import Carried, fold, kind
 from tessera.tile.targets.cpu.stages import Stage, closure, keep_between, stages
 from tessera.tile.targets.cpu.transpose import read_tile, turned
@@ -321,6 +323,9 @@ class Lowering:
         for op in stage.ops:
             if isinstance(op, ReduceOp) and op.axis.data != self.seen.walked:
                 how = kind(op.kind.data, element(element_of(op.arg)), self.b.host)
+                self.body.carried[op] = Carried(self.b, how, lanes, levels)
+            elif isinstance(op, ReduceExpOp):
+                how = pair(op.fn.data, op.infinite.data, element(element_of(op.arg)))
                 self.body.carried[op] = Carried(self.b, how, lanes, levels)
             elif isinstance(op, ContractOp):
                 self.body.carried[op] = Carried(self.b, kind("sum", F32, self.b.host), lanes, levels)

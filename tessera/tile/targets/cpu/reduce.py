@@ -25,11 +25,12 @@ class Kind:
     neutral: float | int  # the element that changes nothing
     merge: Callable[[Code, Parts, Parts], Parts]
     lift: Callable[[Code, V, V | None], Parts] = lambda b, x, where: (x,)  # an element as parts
-    finish: Callable[[Code, Parts], V] = lambda b, parts: parts[0]
+    finish: Callable[[Code, Parts], Parts] = lambda b, parts: parts[:1]  # the operation's results
+    absorb: Callable[[Code, Parts, V], Parts] | None = None  # a cheaper way to merge one element
     cascade: bool = False  # long sums of floats go through several levels, to keep the error small
 
     def step(self, b: Code, parts: Parts, x: V, where: V | None) -> Parts:
-        return self.merge(b, parts, self.lift(b, x, where))
+        return self.absorb(b, parts, x) if self.absorb else self.merge(b, parts, self.lift(b, x, where))
 
 
 def _simple(op: str) -> Callable[[Code, Parts, Parts], Parts]:
@@ -48,8 +49,8 @@ def _beside_nan(how: str) -> Callable[[Code, Parts, Parts], Parts]:
     return merge
 
 
-def _nan_or_best(b: Code, parts: Parts) -> V:
-    return b.select(b.compare("uno", parts[1], parts[1]), parts[1], parts[0])
+def _nan_or_best(b: Code, parts: Parts) -> Parts:
+    return (b.select(b.compare("uno", parts[1], parts[1]), parts[1], parts[0]),)
 
 
 def _first_best(how: str, is_float: bool) -> Callable[[Code, Parts, Parts], Parts]:
@@ -68,8 +69,8 @@ def _first_best(how: str, is_float: bool) -> Callable[[Code, Parts, Parts], Part
     return merge
 
 
-def _position(b: Code, parts: Parts) -> V:
-    return b.select(b.compare("eq", parts[1], b.like(parts[1], NOWHERE)), b.like(parts[1], 0), parts[1])
+def _position(b: Code, parts: Parts) -> Parts:
+    return (b.select(b.compare("eq", parts[1], b.like(parts[1], NOWHERE)), b.like(parts[1], 0), parts[1]),)
 
 
 def _where(b: Code, x: V, where: V | None) -> Parts:
@@ -169,7 +170,7 @@ class Carried:
         """The running result at x. Lanes of x are neighbours if what is carried is a scalar, else independent."""
         if x.lanes == self.lanes or not x.lanes:
             self.step(x, None, None)
-            return self.kind.finish(self.b, self._load(self.slots))
+            return self.kind.finish(self.b, self._load(self.slots))[0]
         b, lanes = self.b, x.lanes
         if mask is not None:
             x = b.select(mask, x, b.like(x, self.kind.neutral))
@@ -181,7 +182,7 @@ class Carried:
         before = tuple(b.splat(p, lanes) for p in self._load(self.slots))
         parts = self.kind.merge(b, before, parts)
         self._store(self.slots, tuple(b.lane(p, lanes - 1) for p in parts))
-        return self.kind.finish(b, parts)
+        return self.kind.finish(b, parts)[0]
 
     def _moved(self, x: V, part: int, distance: int) -> V:
         """Every lane's neighbour `distance` before it; neutral where there is none."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, SSAValue
 
-from tessera.tile.dialect import ApplyOp, CastOp, ConstantOp, ContractOp, LoadOp, ReduceOp, ScanOp, StoreOp
+from tessera.tile.dialect import ApplyOp, CastOp, ConstantOp, ContractOp, LoadOp, ReduceExpOp, ReduceOp, ScanOp, StoreOp
 from tessera.tile.functions import FUNCTIONS
 from tessera.tile.schedule import plan
 from tessera.tile.targets.cpu.layout import Layout
@@ -54,7 +54,7 @@ def _axes(seen: Layout, op: Operation) -> frozenset[str]:
 
 def is_end(op: Operation, axis: str | None) -> bool:
     """What a loop runs for: stores and reductions."""
-    return isinstance(op, (StoreOp, ReduceOp, ContractOp))
+    return isinstance(op, (StoreOp, ReduceOp, ReduceExpOp, ContractOp))
 
 
 def closure(ops: list[Operation], wanted: set[Operation], given: set[SSAValue]) -> list[Operation]:

@@ -17,6 +17,7 @@ from tessera.tile import cache
 from tessera.tile.dialect import KernelOp
 from tessera.tile.elements import torch_dtype
 from tessera.tile.index import Index
+from tessera.tile.passes.online import with_reduce_exp
 from tessera.tile.schedule import Schedule, inner_axis
 from tessera.tile.split import split
 from tessera.tile.targets.cpu import jit
@@ -116,7 +117,8 @@ def _build_halves(kernel: KernelOp, schedule: Schedule, machine: Host) -> CpuHal
 
 def module_text(kernel: KernelOp, schedule: Schedule, machine: Host) -> str:
     """The whole LLVM module of a kernel."""
-    seen = layout(kernel)
+    # Rows stay in the caches between loops: a second walk costs less than a second exponential.
+    seen = layout(with_reduce_exp(kernel, private=True))
     choice = choose(seen, schedule, machine)
     lowering = Lowering(seen, choice, machine)
     function = lowering.function()

@@ -14,6 +14,7 @@ import torch
 
 from tessera.tile import interp
 from tessera.tile.dialect import PARALLEL, REDUCE, ContractOp, KernelOp, LoadOp, StoreOp
+from tessera.tile.passes.offline import without_reduce_exp
 from tessera.tile.schedule import Schedule, inner_axis, reduced_axis
 from tessera.tile.targets.cuda_tile import driver, toolchain
 from tessera.tile.targets.cuda_tile.arrays import Arrays, Variant, arrays, place, variant
@@ -90,6 +91,7 @@ class CudaTile:
             raise NotImplementedError(f"{kernel.sym_name.data}: {self.no_walk(None)}")
         if inner_axis(kernel) is not None:
             raise NotImplementedError("the CUDA Tile target has no kernels that contract inside a loop")
+        kernel = without_reduce_exp(kernel)
         return CudaTileKernel(kernel, schedule, emit(kernel, schedule), arrays(kernel))
 
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:

@@ -7,10 +7,11 @@ one block, or is walked by loops (see `schedule.plan`). Masks stand only where a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from xdsl.dialects.builtin import AnyFloat, Float32Type, IntegerType
+from xdsl.dialects.builtin import Float32Type, IntegerType
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from tessera.tile.copying import op_axes
@@ -24,18 +25,23 @@ from tessera.tile.dialect import (
     KernelOp,
     LoadOp,
     RandomOp,
+    ReduceExpOp,
     ReduceOp,
     ScanOp,
     StoreOp,
     axes_of,
     element_of,
 )
+from tessera.tile.elements import torch_dtype
+from tessera.tile.passes.offline import without_reduce_exp
+from tessera.tile.passes.online import with_reduce_exp
 from tessera.tile.schedule import Pass, Schedule, after_walk, plan, reduced_axis
-from tessera.tile.targets.triton.functions import template, type_name
+from tessera.tile.targets.triton.functions import all_narrow, template, type_name
 from tessera.tile.targets.triton.hazard import loop_hazard
 from tessera.tile.targets.triton.layout import Dim, layout, needs_wide
 from tessera.tile.targets.triton.module import module_text
 from tessera.tile.targets.triton.names import Namer
+from tessera.tile.targets.triton.online import Running
 from tessera.tile.targets.triton.product import DotSpaces, dot_spaces, zero_outside
 from tessera.tile.targets.triton.reduction import accumulate, identity, reduce_text, scan_lines, start_text
 from tessera.tile.targets.triton.spaces import Dims, Places, Space
@@ -73,6 +79,7 @@ def emit(kernel: KernelOp, schedule: Schedule, options: Options = DEFAULT) -> st
             f"{kernel.sym_name.data} sums along {kernel.walked!r}: expected a schedule with {reduced_axis(kernel)!r} "
             "in one block, got a loop"
         )
+    kernel = with_reduce_exp(kernel) if schedule.loop else without_reduce_exp(kernel)
     if not options.wide and needs_wide(kernel, {}):
         options = replace(options, wide=True)
     return Emitter(kernel, schedule, options).module()
@@ -90,8 +97,7 @@ class Emitter:
         order = {a: i for i, a in enumerate(kernel.axis_names())}
         dims = sorted((d for d in self.layout.dims if d.tensor), key=lambda d: order[d.axes[0]])
         self.main = self.dot.main if self.dot else Space(tuple(dims))
-        floats = [element_of(b) for b in kernel.buffers if isinstance(element_of(b), AnyFloat)]
-        self.fast = all(e.bitwidth == 16 for e in floats)  # type: ignore[attr-defined]
+        self.fast = all_narrow(kernel)
         self.values: dict[tuple[SSAValue, Space], Val] = {}
         self.body: list[str] = []  # what stands after the start
         self.after: list[str] = []  # what the loop that is being written leaves to be done when it ends
@@ -337,6 +343,8 @@ class Emitter:
                 self._sum_along_walk(op, self.layout.walked)
             case ReduceOp():
                 self._reduce(op, op.kind.data, self._value(op.arg, space), element_of(op.arg), space)
+            case ReduceExpOp():
+                self._reduce_exp(op, space)
             case ScanOp():
                 self._scan(op, space)
             case ContractOp():
@@ -462,6 +470,50 @@ class Emitter:
         self.after += self.body
         self.places.inner, self.body = lines, body
         self._also_main(op, space)
+
+    def _reduce_exp(self, op: ReduceExpOp, space: Space) -> None:
+        """Only in a loop: elsewhere it is two reductions."""
+        dim, element = self.layout.reduced, element_of(op.arg)
+        assert dim is not None and self.places.inner is not None
+        arg = self._value(op.arg, space)
+        dims = arg.dims | {dim}
+        text = f"tl.full((), {arg.text}, {type_name(element)})" if arg.literal else arg.text
+        if dim.masked:
+            text = f"tl.where({self.places.inside(dim, space)}, {text}, {identity('max', element)})"
+        if dim not in arg.dims:
+            text = f"tl.broadcast_to({text}, {space.shape(dims)})"
+        alone = dims == {dim}  # what varies over nothing is a scalar, not a block of one element
+        shape = (dim.block,) if alone else tuple(d.block if d in dims else 1 for d in space.dims)
+        axis = 0 if alone else space.dims.index(dim)
+        if alone and len(space.dims) > 1:
+            text = f"tl.reshape({text}, [{dim.block}])"
+        lanes, vector = self._lanes(dim, shape)
+        exp = template(op.fn.data, element, self.fast)
+        running = Running(self._fresh("top"), self._fresh("total"), shape, axis, lanes, vector, exp)
+        self.body += running.start(type_name(element))
+        names = [self._fresh(n) for n in ("x", "high", "base")]
+        for line in running.step(text, names):
+            self._line(line)
+        results = [self.namer.fresh(v.name_hint or f"v{self.count + k}") for k, v in enumerate(op.results)]
+        self.count += 2
+        self.after += running.finish(*results, op.infinite.data)
+        for v, name in zip(op.results, results, strict=True):
+            self.values[v, space] = self.values[v, self.main] = Val(name, dims - {dim})
+
+    def _fresh(self, wanted: str) -> str:
+        return self.namer.fresh(f"{wanted}_{self.count}")
+
+    def _lanes(self, dim: Dim, shape: tuple[int, ...]) -> tuple[int, int]:
+        """How many threads share a row of the block, and how many neighbours each loads at once."""
+        axis = dim.axes[0]
+        loads = [op for op in self.kernel.block.ops if isinstance(op, LoadOp) and axis in axes_of(op.result)]
+        steps = [op.at.expr.stride(axis) for op in loads]
+        if not any(s is not None and s.constant == 1 for s in steps):
+            return 1, dim.block
+        narrowest = min(torch_dtype(element_of(op.result)).itemsize for op in loads)
+        vector = min(16 // narrowest, dim.block)
+        rows = math.prod(shape) // dim.block
+        return max(min(self.schedule.warps * 32 // rows, dim.block // vector), 1), vector
 
     def _also_main(self, op: Operation, space: Space) -> None:
         self.values[op.results[0], self.main] = self.values[op.results[0], space]

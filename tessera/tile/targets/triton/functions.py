@@ -1,8 +1,9 @@
 """The elementwise functions of the tile dialect in Triton's words, and the small helpers that emitted modules use.
 
 `FLOAT`, `INTEGER` and `TRUTH` map a function's name to a template over its arguments, by the kind of its operands;
-`FAST` replaces a few of them in kernels whose floats are all 16 bits wide, where an error of some 1e-6 is far below
-rounding. Names are those that Triton has had since 3.6. Helpers stand in an emitted module only where it uses them.
+`FAST` replaces a few of them in kernels whose floats are 16 bits wide (`all_narrow`), where an error of some 1e-6 is
+far below rounding. Names are those that Triton has had since 3.6. Helpers stand in an emitted module only where it
+uses them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from xdsl.dialects.builtin import (
     Signedness,
 )
 from xdsl.ir import Attribute
+
+from tessera.tile.dialect import KernelOp, LoadOp, StoreOp, element_of
 
 _COMMON = {
     "add": "{0} + {1}",
@@ -102,6 +105,7 @@ FAST = {
     "sqrt": "tl.sqrt({0})",
     "reciprocal": "1.0 / {0}",
     "sigmoid": "1.0 / (1.0 + tl.exp(-{0}))",
+    "tanh": "_tanh({0})",
 }
 
 INTEGER = {
@@ -170,6 +174,16 @@ def template(fn: str, element: Attribute, fast: bool) -> str:
     return table[fn]
 
 
+def all_narrow(kernel: KernelOp) -> bool:
+    """Whether floats are 16 bits wide wherever a kernel has most of its points; a row's statistics may be wider."""
+    found: dict[int, set[bool]] = {}
+    for op in kernel.block.ops:
+        if isinstance(op, (LoadOp, StoreOp)) and isinstance(element_of(op.buffer), AnyFloat):
+            axes = set(kernel.axis_names()) & op.at.expr.names()
+            found.setdefault(len(axes), set()).add(element_of(op.buffer).bitwidth == 16)  # type: ignore[attr-defined]
+    return all(found[max(found)]) if found else True
+
+
 def type_name(element: Attribute) -> str:
     """`tl.float32` and so on."""
     match element:
@@ -226,6 +240,15 @@ def _random(seed, offset):
     word = offset & 3
     found = tl.where(word < 2, tl.where(word == 0, a, b), tl.where(word == 2, c, d))
     return found.to(tl.uint32, bitcast=True).to(tl.int64)
+''',
+    "_tanh": '''
+def _tanh(x):
+    """By one exponential; near zero, where that would cancel, the first terms of the series."""
+    e = tl.exp(-2.0 * tl.abs(x))
+    far = (1.0 - e) / (1.0 + e)
+    square = x * x
+    near = x * (1.0 + square * (square * 0.13333334 - 0.33333334))
+    return tl.where(square < 0.01, near, tl.where(x < 0, -far, far))
 ''',
     "_sign": """
 def _sign(x):

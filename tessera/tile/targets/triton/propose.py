@@ -17,6 +17,7 @@ from xdsl.dialects.builtin import Float32Type
 from tessera.tile.cost import H200, axis_sizes
 from tessera.tile.dialect import PARALLEL, ContractOp, KernelOp, LoadOp, StoreOp, axes_of, element_of
 from tessera.tile.elements import torch_dtype
+from tessera.tile.passes.online import with_reduce_exp
 from tessera.tile.schedule import Schedule, inner_axis, plan, reduced_axis
 from tessera.tile.split import can_split
 from tessera.tile.targets.triton.hazard import loop_hazard
@@ -27,6 +28,8 @@ AT_MOST = 8
 PROGRAMS = 4 * H200.units  # enough to keep every multiprocessor busy
 LONGEST_WALK = 8192  # elements of a row whose sums over all rows are carried beside it
 LONGEST_ROW = 65536  # bytes of f32 registers: 256 KiB, all that a multiprocessor has
+SPILLING_ROW = 65536  # in one block, some of it would not stay in registers
+LONG_ROW = 16384  # from here on a row that is read once is better walked: many programs keep more bytes on their way
 
 
 def propose(kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
@@ -58,7 +61,7 @@ class Shape:
         self.parallel = kernel.axis_names(PARALLEL)
         self.points = math.prod(self.sizes[a] for a in self.parallel)
         self.fast, self.item = self._fast()
-        self.loops = sum(step.axis is not None for step in plan(kernel))
+        self.loops = sum(step.axis is not None for step in plan(with_reduce_exp(kernel)))
         self.splits = can_split(kernel)
         self.dynamic = bool(kernel.symbol_names)  # other sizes will come: nothing is made small for these
 
@@ -81,6 +84,12 @@ class Shape:
         item = min((n for n, moved in items.items() if moved * 8 >= heavy), default=4)
         top = max(weights.values(), default=0)
         return {a: w for a, w in weights.items() if w * 8 >= top}, item
+
+    def has_row_values(self, fast: str) -> bool:
+        """Whether there are long rows with values of their own: one load a program then, not one an element."""
+        axes = set(self.parallel)
+        loads = [op.at.expr.names() & axes for op in self.kernel.block.ops if isinstance(op, LoadOp)]
+        return self.sizes[fast] >= 2048 and any(used and fast not in used for used in loads)
 
     def product_sides(self) -> tuple[str, str, bool] | None:
         """The blocks' keys of a matrix product's rows and columns, and whether its operands are f32."""
@@ -127,8 +136,11 @@ def _elementwise(shape: Shape) -> Iterator[Schedule]:
     key = " ".join(shape.parallel)
     if fast and fast[0] != shape.parallel[-1] and shape.sizes[fast[0]] >= 256:
         key = fast[0]
+    turns = ((4, 1), (4, 2), (8, 1), (8, 2), (4, 4))
+    if fast and shape.has_row_values(fast[0]):
+        key, turns = fast[0], ((8, 2), (4, 2), (8, 1), (4, 4), (4, 1))
     vector = max(16 // shape.item, 1)  # elements of one access of 16 bytes
-    for warps, vectors in ((4, 1), (4, 2), (8, 1), (8, 2), (4, 4)):
+    for warps, vectors in turns:
         block = warps * 32 * vector * vectors
         while block > 128 and not shape.dynamic and shape.points // block < H200.units:
             block //= 2  # a program for every multiprocessor, if there are points for it
@@ -157,18 +169,41 @@ def _rows(shape: Shape) -> Iterator[Schedule]:
     few = shape.points * 4 < PROGRAMS and size >= 16384
     if few and shape.splits:
         yield from _split_rows(shape, key, size)
-    if block <= LONGEST_ROW:
-        rows = min(max(1024 // block, 1), power_of_two(max(shape.points // H200.units, 1)))
-        elements = rows * block
-        counts = dict.fromkeys(_warps(elements, each) for each in (32, 16, 64, 8))
-        for warps in counts:
-            yield Schedule(_blocks(key, rows, axis, block), warps=warps)
-        if rows > 1:
-            yield Schedule(_blocks(key, max(rows // 4, 1), axis, block), warps=_warps(elements // 4, 16))
-    if size > 2048:
-        for step, warps in ((4096, 8), (2048, 8), (4096, 16), (8192, 16)):
-            if step < block:
-                yield Schedule(_blocks(key, 1, axis, step), warps=warps, loop=True)
+    whole, walked = _whole_rows(shape, key, block), _walked_rows(shape, key, block)
+    if block >= (LONG_ROW if shape.loops == 1 else SPILLING_ROW):
+        yield from walked
+        yield from whole
+    else:
+        yield from whole
+        yield from walked
+
+
+def _whole_rows(shape: Shape, key: str, block: int) -> Iterator[Schedule]:
+    """Rows in registers: read once, whatever is done with them."""
+    assert shape.axis is not None
+    if block > LONGEST_ROW:
+        return
+    rows = min(max(1024 // block, 1), power_of_two(max(shape.points // H200.units, 1)))
+    elements = rows * block
+    for warps in dict.fromkeys(_warps(elements, each) for each in (32, 16, 64, 8)):
+        yield Schedule(_blocks(key, rows, shape.axis, block), warps=warps)
+    if rows > 1:
+        yield Schedule(_blocks(key, max(rows // 4, 1), shape.axis, block), warps=_warps(elements // 4, 16))
+
+
+def _walked_rows(shape: Shape, key: str, block: int) -> Iterator[Schedule]:
+    """Loops along rows: each thread has 32 to 64 bytes on their way, and several programs share a multiprocessor.
+
+    A row that is walked again should still be in the second-level cache then, so that fewer and larger programs
+    walk the long ones.
+    """
+    assert shape.axis is not None
+    steps = ((4096, 8), (8192, 8), (8192, 16), (4096, 4))
+    if shape.loops > 1 and block >= SPILLING_ROW // 2:
+        steps = ((16384, 32), (8192, 16), (8192, 32), (4096, 8))
+    for step, warps in steps:
+        if step < block:
+            yield Schedule(_blocks(key, 1, shape.axis, step), warps=warps, loop=True)
 
 
 def _split_rows(shape: Shape, key: str, size: int) -> Iterator[Schedule]:
