@@ -16,7 +16,17 @@ from xdsl.ir import Attribute, Operation
 
 from tessera.tile.build import KernelBuilder
 from tessera.tile.copying import Copy, needed_for, op_axes, place, points
-from tessera.tile.dialect import PARALLEL, ContractOp, KernelOp, ReduceOp, ScanOp, StoreOp, axes_of, element_of
+from tessera.tile.dialect import (
+    PARALLEL,
+    ContractOp,
+    KernelOp,
+    ReduceExpOp,
+    ReduceOp,
+    ScanOp,
+    StoreOp,
+    axes_of,
+    element_of,
+)
 from tessera.tile.index import Index, name
 from tessera.tile.schedule import inner_axis, plan, reduced_axis
 from tessera.util.names import names
@@ -41,7 +51,9 @@ class Split:
 def can_split(kernel: KernelOp) -> bool:
     """Whether the reductions are of the first level, can be combined from parts, and end all work along the axis."""
     axis = reduced_axis(kernel)
-    if axis is None or kernel.walked or inner_axis(kernel) or any(isinstance(op, ScanOp) for op in kernel.block.ops):
+    if axis is None or kernel.walked or inner_axis(kernel):
+        return False
+    if any(isinstance(op, (ScanOp, ReduceExpOp)) for op in kernel.block.ops):
         return False
     if sum(step.axis is not None for step in plan(kernel)) != 1:
         return False
