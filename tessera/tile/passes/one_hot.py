@@ -36,6 +36,8 @@ from tessera.tile.passes.numbers import constant_op, number_of
 
 
 def one_hot(kernel: KernelOp) -> None:
+    if kernel.walked is not None:  # it needs its reduced axis as it is
+        return
     changed = False
     for op in list(kernel.block.ops):
         if isinstance(op, ReduceOp) and op.kind.data == "sum" and (found := _picked(op)) is not None:
