@@ -79,7 +79,8 @@ def emit(kernel: KernelOp, schedule: Schedule, options: Options = DEFAULT) -> st
             f"{kernel.sym_name.data} sums along {kernel.walked!r}: expected a schedule with {reduced_axis(kernel)!r} "
             "in one block, got a loop"
         )
-    kernel = with_reduce_exp(kernel) if schedule.loop else without_reduce_exp(kernel)
+    products = any(isinstance(op, ContractOp) for op in kernel.block.ops)
+    kernel = with_reduce_exp(kernel) if schedule.loop and not products else without_reduce_exp(kernel)
     if not options.wide and needs_wide(kernel, {}):
         options = replace(options, wide=True)
     return Emitter(kernel, schedule, options).module()
