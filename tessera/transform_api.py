@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -25,7 +26,7 @@ from tessera.frontends.batch import batched_call
 from tessera.frontends.bodies import record_function_call
 from tessera.frontends.calls import Argnums, Call, Pullback, Pushforward, or_zeros
 from tessera.frontends.custom import eager_custom_vjp, record_custom_vjp
-from tessera.frontends.functional import UNTRACEABLE, ValueNeeded
+from tessera.frontends.functional import UNKNOWN_LINE, UNTRACEABLE, ValueNeeded, error_line
 from tessera.frontends.jacobian import forward_jacobian, reverse_jacobian
 from tessera.ir import fake
 from tessera.ir.call import CHECKPOINT
@@ -52,9 +53,27 @@ def run(ours: Callable[[], object], theirs: Callable[[], object]) -> object:
         if recording() is not None or config.strict or isinstance(error, ValueNeeded):
             raise
         try:
-            return theirs()
+            out = theirs()
         except Exception:
             raise error from None
+        _warn(error)
+        return out
+
+
+_warned: set[str] = set()
+
+
+def _warn(error: Exception) -> None:
+    """Once for each place: the result is right, but nothing of the program was ours."""
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    line, _ = error_line(error)
+    reason = text if line == UNKNOWN_LINE else f"{line}: {text}"
+    if reason not in _warned:
+        _warned.add(reason)
+        warnings.warn(
+            f"Tessera cannot trace this function; torch.func ran it instead. {reason} (TESSERA_STRICT=1 raises this.)",
+            stacklevel=4,
+        )
 
 
 def grad(func: Callable, argnums: Argnums = 0, has_aux: bool = False) -> Callable:

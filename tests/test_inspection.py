@@ -247,3 +247,27 @@ def test_advice_knows_its_sentences():
         "tensor 'x' size mismatch at index 0. expected 4, actual 6",
         "4 → 6",
     )
+
+
+def test_names_stay_from_stage_to_stage():
+    conv = torch.nn.Conv2d(2, 3, 3)
+    fast = tessera.jit(lambda x: conv(conv.weight.new_ones(1, 2, 5, 5) * x).relu(), strict=True)
+    fast(torch.randn((), requires_grad=True))
+    names = {v.name for v in tessera.stages(fast)["captured"].trace.values()}
+    forward = [e.outputs[0].name for e in tessera.stages(fast)["forward"].trace.equations]
+    assert "conv2d" in names and "conv2d" in forward
+
+
+def test_a_trace_calls_its_inputs_as_the_function_does():
+    def f(x, weights, *rest, scale):
+        return x @ weights["a"] + rest[0] * scale + weights["b"]
+
+    text = str(
+        tessera.trace(
+            f, torch.ones(2, 2), {"a": torch.ones(2, 2), "b": torch.ones(2)}, torch.ones(2), scale=torch.ones(2)
+        )
+    )
+    assert "def f(x, a, b, x3, scale):" in text
+    assert "def forward" not in text and str(tessera.trace(torch.nn.Linear(2, 2), torch.ones(1, 2))).startswith(
+        "def Linear(input)"
+    )

@@ -16,77 +16,27 @@ from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.passes.dce import mentioned
 from tessera.passes.depend import dependencies, written
+from tessera.passes.fuse_graph import Groups
 
 
 def partition(trace: Trace, wanted: Callable[[Equation], bool], least: int = 1) -> list[Region]:
     """Maximal convex regions of wanted equations that feed each other, with at least `least` equations."""
     needs = dependencies(trace)
-    grouping = _Grouping(needs)
+    groups = Groups(needs)
     member: list[bool] = [False] * len(trace.equations)
     for index, eqn in enumerate(trace.equations):
-        grouping.add(index)
         if has_effect(eqn) or written(eqn) or isinstance(eqn.op, Special) or not wanted(eqn):
             continue
         member[index] = True
         for need in sorted(needs[index], reverse=True):
-            if member[need]:
-                grouping.join(index, need)
+            pair = {groups.of[index], groups.of[need]}
+            if member[need] and len(pair) > 1 and groups.convex(pair):
+                groups.join(pair)
     regions: dict[int, Region] = {}
     for index, inside in enumerate(member):
         if inside:
-            regions.setdefault(grouping.group(index), []).append(index)
+            regions.setdefault(groups.of[index], []).append(index)
     return [region for region in regions.values() if len(region) >= least]
-
-
-class _Grouping:
-    """A graph whose nodes are merged as long as it stays free of cycles. Sets of groups are bit masks."""
-
-    def __init__(self, needs: list[set[int]]) -> None:
-        self.needs = needs
-        self.parent: list[int] = []
-        self.before: dict[int, set[int]] = {}  # group -> groups it directly follows
-        self.ancestors: dict[int, int] = {}  # group -> mask of groups it follows
-
-    def group(self, index: int) -> int:
-        while self.parent[index] != index:
-            self.parent[index] = self.parent[self.parent[index]]
-            index = self.parent[index]
-        return index
-
-    def add(self, index: int) -> None:
-        self.parent.append(index)
-        direct = {self.group(i) for i in self.needs[index]}
-        self.before[index] = direct
-        self.ancestors[index] = self._above(direct)
-
-    def _above(self, direct: set[int]) -> int:
-        mask = 0
-        for g in direct:
-            mask |= self.ancestors[g] | (1 << g)
-        return mask
-
-    def join(self, a: int, b: int) -> None:
-        """Merge the groups of two equations unless a path leads from one to the other through a third."""
-        a, b = self.group(a), self.group(b)
-        if a == b or self._around(a, b) or self._around(b, a):
-            return
-        keep, gone = min(a, b), max(a, b)
-        self.parent[gone] = keep
-        self.before[keep] = {g for g in self.before[keep] | self.before.pop(gone)} - {keep, gone}
-        both = (1 << keep) | (1 << gone)
-        above = (self.ancestors[keep] | self.ancestors.pop(gone)) & ~both
-        self.ancestors[keep] = above
-        for g, mask in self.ancestors.items():
-            if mask & both:
-                self.ancestors[g] = (mask & ~(1 << gone)) | (1 << keep) | above
-        for direct in self.before.values():
-            if gone in direct:
-                direct.discard(gone)
-                direct.add(keep)
-
-    def _around(self, start: int, end: int) -> bool:
-        """Is there a path from `start` to `end` with another group on it?"""
-        return any(g != start and self.ancestors[g] >> start & 1 for g in self.before[end])
 
 
 def body_of(trace: Trace, region: Region, name: str) -> Trace:

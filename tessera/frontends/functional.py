@@ -124,7 +124,7 @@ def trace_function(
             with watching(builder):
                 trace, out_spec = record(run, fakes, names, keep_whole, builder)
         except (DataDependentOutputException, GuardOnDataDependentSymNode) as error:
-            line, asked = _line(error)
+            line, asked = error_line(error)
             kind = ValueNeeded if asked else CaptureError
             raise kind(f"{line}: {_ASKS}") from error
         _refuse_unknown_sizes(trace)
@@ -141,7 +141,10 @@ def _refuse_unknown_sizes(trace: Trace) -> None:
             source = next((e.source for e in trace.equations if v in e.results()), None)
             if dim is None:  # by the program's own line, or inside an operator it calls: they look the same here
                 raise CaptureError(f"{source}: {_ASKS}")
-            raise CaptureError(f"{source}: the shape of {v.name} is known only when the program runs")
+            raise CaptureError(
+                f"{source}: the shape of {v.name} is known only when the program runs; keep the shape, and choose "
+                "values with torch.where"
+            )
 
 
 def _refuse_shared_writes(trace: Trace, tensors: Sequence[object]) -> None:
@@ -251,14 +254,15 @@ _ASKS = (
     "the program asks for the value of a tensor (.item(), bool(), a Python `if` on it) while it is being traced. "
     "Choose with torch.where or torch.cond, or pass that number as a Python argument."
 )
+UNKNOWN_LINE = "an unknown line"
 _QUESTIONS = frozenset(("item", "_local_scalar_dense", "is_nonzero", "equal"))
 
 
-def _line(error: Exception) -> tuple[str, bool]:
+def error_line(error: Exception) -> tuple[str, bool]:
     """The user's line that an error passed through, and whether that line itself asked for a tensor's value: if
     not, an operator or a function of PyTorch's that it called did."""
     hidden = (torch.__path__[0], __file__.rsplit("/frontends/", 1)[0] + "/", "<")
-    line, asked, frame = "an unknown line", False, error.__traceback__
+    line, asked, frame = UNKNOWN_LINE, False, error.__traceback__
     while frame is not None:
         code = frame.tb_frame.f_code
         if not code.co_filename.startswith(hidden):

@@ -50,6 +50,7 @@ class Builder:
         self.source: Source = NOWHERE
         self.tags: frozenset[str] = frozenset()
         self.again = False  # what is emitted may be differentiated once more
+        self.wanted: dict[str, str] = {}  # names that became free, by what they begin with
         self._names: dict[str, int] = {}
 
     # --- names and values ---
@@ -57,6 +58,8 @@ class Builder:
     def fresh(self, hint: str) -> str:
         """`hint`, or `hint_1`, `hint_2` … where it is taken."""
         base = _COUNTED.sub("", identifier(hint)) or hint
+        if base in self.wanted:
+            return self.wanted.pop(base)
         while True:
             count = self._names.get(base, -1) + 1
             self._names[base] = count
@@ -89,6 +92,15 @@ class Builder:
         v = self.value(hint, type_)
         self.constants[v] = tensor
         return v
+
+    @contextmanager
+    def in_place_of(self, values: list[Value]) -> Iterator[None]:
+        """What is emitted inside takes the place of these values: like results get their names."""
+        self.wanted = {_COUNTED.sub("", v.name): v.name for v in values}
+        try:
+            yield
+        finally:
+            self.wanted = {}
 
     # --- equations ---
 

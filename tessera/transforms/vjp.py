@@ -120,7 +120,7 @@ class _Reverse:
         assert found.forward is not None
         positional, keyword = _bound(eqn)
         need = [_needs(a, self.active) for a in positional]
-        with self.builder.at(eqn):
+        with self.builder.at(eqn), self.builder.in_place_of(eqn.results()):
             rule = found.forward(need, *positional, **keyword)
             made = next(rule)
         self.replace(eqn, list(made) if eqn.many else [made], rule, found.passive)
@@ -131,7 +131,7 @@ class _Reverse:
         env: dict[Value, Arg] = dict(zip(formula.trace.inputs, dict.fromkeys(eqn.inputs()), strict=False))
         self.builder.constants.update(formula.trace.constants)
         self.builder.reserve(list(formula.trace.constants))
-        with self.builder.at(eqn):
+        with self.builder.at(eqn), self.builder.in_place_of(eqn.results()):
             self.replay(formula.trace.equations[: formula.split], env)
         made = [map_values(o, lambda v: env.get(v, v)) for o in formula.trace.outputs[: formula.results]]
         passive = tuple(i for i, active in enumerate(formula.active) if not active)
