@@ -8,6 +8,7 @@ names of that function's parameters: `lambda x, BLOCK: …` gets the argument x 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 
@@ -15,7 +16,7 @@ import torch
 
 from tessera.executors.kernel_tile import TileKernel, is_tile_program, tile_kernel
 from tessera.executors.kernel_triton import TritonKernel
-from tessera.executors.register import register_operator
+from tessera.executors.register import register_executor, register_operator
 from tessera.tile.schedule import Schedule
 from tessera.util.errors import OptionError, RuleError
 
@@ -70,6 +71,9 @@ def register_kernel(
     made = register_operator(
         name, call.function(), fake=call.types, vjp=vjp, jvp=jvp, batch=batch or (lambda *a: one_by_one(name, made, *a))
     )
+    # compiled programs call the kernel itself: what the dispatcher and autograd would look at is settled there
+    full = made._schema.name  # type: ignore[attr-defined]
+    register_executor(full.replace("::", "_"), {full.replace("::", "."): call.run})
     return made
 
 
@@ -98,7 +102,8 @@ class _Call:
             raise OptionError(
                 f"{name}: {lost[0]} is a compile-time constant; give it, as in given={{{lost[0]!r}: 1024}}"
             )
-        if not any(program.kind(n) is torch.Tensor for n in self.parameters):
+        self.tensors = [n for n in self.parameters if program.kind(n) is torch.Tensor]
+        if not self.tensors:
             raise OptionError(f"{name}: expected a tensor among the operator's arguments {self.parameters}")
         self._check_names()
 
@@ -109,8 +114,8 @@ class _Call:
         fixed = {n for n, g in self.given.items() if not callable(g)}
         available = {*self.parameters, *fixed}
         for what, like in self.outputs.items():
-            if isinstance(like, str) and (like not in available or self.program.kind(like) is not torch.Tensor):
-                raise OptionError(f"{self.name}: {what} should be like {like!r}; tensors are {self._tensors()}")
+            if isinstance(like, str) and like not in self.tensors:
+                raise OptionError(f"{self.name}: {what} should be like {like!r}; tensors are {self.tensors}")
             if callable(like):
                 self._asks(f"outputs[{what!r}]", like, available)
         available |= set(self.outputs)
@@ -121,11 +126,8 @@ class _Call:
             self._asks("grid", self.grid, {*available, *self.given, *self.program.tuned})
 
     def _asks(self, what: str, fn: Callable, available: set[str]) -> None:
-        if lost := [n for n in inspect.signature(fn).parameters if n not in available]:
+        if lost := [n for n in asked_for(fn) if n not in available]:
             raise OptionError(f"{self.name}: {what} asks for {lost}; there are {sorted(available)}")
-
-    def _tensors(self) -> list[str]:
-        return [n for n in self.parameters if self.program.kind(n) is torch.Tensor]
 
     # --- at a call ---
 
@@ -155,7 +157,7 @@ class _Call:
         return {n: self._result(n, like, values | constants) for n, like in self.outputs.items()}
 
     def _result(self, name: str, like: Like, values: dict[str, object]) -> torch.Tensor:
-        first = values[self._tensors()[0]]
+        first = values[self.tensors[0]]
         assert isinstance(first, torch.Tensor)
         dtype = self.program.dtype(name)
         model = values[like] if isinstance(like, str) else by_name(like, values)
@@ -187,8 +189,13 @@ class _Call:
         return next(iter(made.values())) if len(made) == 1 else tuple(made.values())
 
 
+@functools.cache
+def asked_for(fn: Callable) -> tuple[str, ...]:
+    return tuple(inspect.signature(fn).parameters)
+
+
 def by_name(fn: Callable, values: Mapping[str, object]) -> object:
-    return fn(*(values[n] for n in inspect.signature(fn).parameters))
+    return fn(*(values[n] for n in asked_for(fn)))
 
 
 def one_by_one(name: str, op: Callable, size: object, on: Sequence[bool], *args: object) -> object:

@@ -98,6 +98,8 @@ def test_several_results_and_sizes_by_functions() -> None:
     torch.testing.assert_close(square, X * X)
     fast = tessera.jit(lambda x: op(x * 2)[0].exp() + op(x)[1].sum(1))
     torch.testing.assert_close(fast(X), (2 * X).sum(1).exp() + (X * X).sum(1))
+    name = op._schema.name.replace("::", "_")
+    assert str(tessera.stages(fast)[-1].trace).count(f"{name}.") == 2  # called without the dispatcher
 
 
 def vjp(ct: torch.Tensor, out: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> tuple:
