@@ -93,8 +93,8 @@ def _no_walk(body: Trace, row: int | None) -> str:
 
 
 def _alone(eqn: Equation) -> bool:
-    """Random numbers that are computed, and on a GPU large transposing copies, sums along rows or over them, and gelu of
-    16 bits, where PyTorch's kernels leave bandwidth.
+    """Random numbers that are computed, and on a GPU large transposing copies, sums along rows or over them, and gelu
+    of 16 bits, where PyTorch's kernels leave bandwidth.
 
     The library's gelu takes erf in f32 and is limited by it (71% of the bytes' time forward, 79% backward on an H200);
     with the cheaper formula of `lower_activation` memory is. Other activations alone are at the memory's speed already.
