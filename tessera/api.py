@@ -7,6 +7,7 @@ from tessera.executors.kernels import register_kernel
 from tessera.executors.register import register_executor, register_operator
 from tessera.inspection import check, edit, explain, reproduce, stages, trace
 from tessera.ir.trace import Trace
+from tessera.runtime.buckets import Buckets
 from tessera.training import train_step
 from tessera.transform_api import (
     checkpoint,
@@ -27,8 +28,8 @@ from tessera.transform_api import (
 from tessera.util.config import config, override
 
 __all__ = [
-    "Trace", "backend", "check", "checkpoint", "cond", "config", "custom_vjp", "edit", "explain", "grad", "hessian",
-    "jacfwd", "jacrev", "jit", "jvp", "linearize", "override", "register_executor", "register_kernel",
+    "Buckets", "Trace", "backend", "check", "checkpoint", "cond", "config", "custom_vjp", "edit", "explain", "grad",
+    "hessian", "jacfwd", "jacrev", "jit", "jvp", "linearize", "override", "register_executor", "register_kernel",
     "register_operator", "reproduce", "scan", "stages", "trace", "train_step", "value_and_grad", "vjp", "vmap",
     "while_loop",
 ]  # fmt: skip

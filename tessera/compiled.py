@@ -28,6 +28,7 @@ from tessera.frontends.dynamo import MODEL, capture_graph
 from tessera.frontends.export import capture_export
 from tessera.ir.record import recording
 from tessera.pipelines import Compilation, Failure, Options, compile_captured
+from tessera.runtime.buckets import Buckets, bucketed
 from tessera.util.config import config
 from tessera.util.errors import CaptureError, OptionError, TesseraError
 
@@ -163,13 +164,18 @@ def _is_library(file: str) -> bool:
 
 
 def backend(gm: torch.fx.GraphModule, example_inputs: list[object], **kwargs: object) -> Callable:
-    """`torch.compile(model, backend="tessera")`; options: executors, recompute, memory_budget, strict."""
+    """`torch.compile(model, backend="tessera")`; options: executors, recompute, memory_budget, strict, cuda_graph."""
     options = dict(kwargs.get("options") or {})  # type: ignore[call-overload]
-    known = {"executors", "recompute", "memory_budget", "strict"}
+    known = {"executors", "recompute", "memory_budget", "strict", "cuda_graph"}
     if unknown := set(options) - known:
         raise OptionError(f"unknown option {sorted(unknown)[0]!r}; the options are {', '.join(sorted(known))}")
     strict = options.pop("strict", None)
-    made = Options.of(options.get("executors"), options.get("recompute"), options.get("memory_budget"))
+    made = Options.of(
+        options.get("executors"),
+        options.get("recompute"),
+        options.get("memory_budget"),
+        options.get("cuda_graph", False),
+    )
     return Backend(made, strict)(gm, example_inputs)
 
 
@@ -183,6 +189,8 @@ def jit(
     recompute: str | None = None,
     dynamic: bool | None = None,
     fullgraph: bool = False,
+    cuda_graph: bool = False,
+    buckets: Buckets | None = None,
 ) -> Callable:
     """Compile a model, function or method. Also a decorator, with or without options.
 
@@ -193,33 +201,38 @@ def jit(
     recompute      what backward may recompute: "none", "views", "cheap", "auto"
     dynamic        as torch.compile's: None learns from changing sizes, True is dynamic from the start
     fullgraph      refuse graph breaks
+    cuda_graph     replay programs without gradients as CUDA graphs; explain says where that cannot be
+    buckets        sizes that changing inputs are padded to (tessera.Buckets), so that few programs and graphs serve all
     """
     again = functools.partial(
         jit, executors=executors, frontend=frontend, strict=strict, memory_budget=memory_budget,
-        recompute=recompute, dynamic=dynamic, fullgraph=fullgraph,
+        recompute=recompute, dynamic=dynamic, fullgraph=fullgraph, cuda_graph=cuda_graph, buckets=buckets,
     )  # fmt: skip
     if fn is None:
         return again
     if not callable(fn) and not isinstance(fn, ExportedProgram):
         raise OptionError(f"expected a module, function, method or exported program, got {type(fn).__name__}")
+    if buckets is not None and not isinstance(buckets, Buckets):
+        raise OptionError(f"buckets: expected a tessera.Buckets, got {type(buckets).__name__}")
     how = frontend or config.frontend
     if how not in FRONTENDS:
         raise OptionError(f"unknown frontend {how!r}; the frontends are {', '.join(FRONTENDS)}")
     if isinstance(state := compiled_state(fn), Compiled):
         fn = state.fn
-    options = Options.of(executors, recompute, memory_budget)
+    options = Options.of(executors, recompute, memory_budget, cuda_graph)
     if isinstance(fn, ExportedProgram):
         return _compiled_export(fn, options, again)
     name = name_of(fn)
     if how == "functional":
         dispatcher = Dispatcher(fn, name, options)
-        return _wrap(fn, Compiled(fn, dispatcher, build(dispatcher), again))
+        call = build(dispatcher)
+        return _wrap(fn, Compiled(fn, dispatcher, bucketed(call, buckets) if buckets else call, again))
     backend = Backend(options, strict, name, argument_names(fn))
     if isinstance(fn, torch.nn.Module):
         call = torch.compile(own_frame(fn, name), backend=backend, dynamic=dynamic, fullgraph=fullgraph)
     else:
         call = torch.compile(fn, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
-    return _wrap(fn, Compiled(fn, backend, call, again))
+    return _wrap(fn, Compiled(fn, backend, bucketed(call, buckets) if buckets else call, again))
 
 
 def _compiled_export(program: ExportedProgram, options: Options, again: Callable) -> Callable:

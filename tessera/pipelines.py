@@ -37,6 +37,8 @@ from tessera.passes.schedule import lifetimes, schedule
 from tessera.runtime import decode as decode_kernels
 from tessera.runtime.autograd import Bridge, bridge
 from tessera.runtime.call import Layout, build_call
+from tessera.runtime.capturable import device_of, pays, why_not_captured
+from tessera.runtime.cudagraph import Graphed
 from tessera.transforms.remat import POLICIES, Split, remat
 from tessera.transforms.vjp import Joint, vjp
 from tessera.util.config import config, parse_bytes
@@ -69,11 +71,17 @@ class Options:
     executors: tuple[str, ...] = ()
     recompute: str = "auto"
     memory_budget: int | None = None
+    cuda_graph: str = "off"  # replay programs as CUDA graphs: off · on · auto (where it pays)
 
     @staticmethod
     def of(
-        executors: list[str] | tuple[str, ...] | None, recompute: str | None, memory_budget: str | int | None
+        executors: list[str] | tuple[str, ...] | None,
+        recompute: str | None,
+        memory_budget: str | int | None,
+        cuda_graph: bool | str = False,
     ) -> Options:
+        if cuda_graph not in (True, False, "auto"):
+            raise OptionError(f"cuda_graph: expected True, False or 'auto', got {cuda_graph!r}")
         names = tuple(executors) if executors is not None else tuple(filter(None, config.executors.split(",")))
         in_order(names)  # an unknown name is refused here, where the user wrote it
         if (recompute or config.recompute) not in POLICIES:
@@ -82,7 +90,8 @@ class Options:
         policy = recompute or config.recompute
         if policy == "auto":  # where kernels are fused, arithmetic run again costs less than memory read again
             policy = "cheap" if any(isinstance(e, FusionExecutor) for e in in_order(names)) else "views"
-        return Options(names, policy, None if budget is None else parse_bytes(budget))
+        graph = cuda_graph if isinstance(cuda_graph, str) else "on" if cuda_graph else "off"
+        return Options(names, policy, None if budget is None else parse_bytes(budget), graph)
 
 
 @dataclass(frozen=True)
@@ -126,7 +135,10 @@ class Compilation:
         else:
             self.join = _inference(self, core)
         # Kept apart from the programs, so that a profiler can join others that do the same.
-        self.call = self.join(*(program.run for program in self.programs))
+        runs = [program.run for program in self.programs]
+        if self.joint is None:
+            runs = [self.replayed(runs[0], tuple(i for i, v in enumerate(core.inputs) if v in core.mutations))]
+        self.call = self.join(*runs)
         self.seconds = time.perf_counter() - start
 
     def reset(self) -> None:
@@ -135,6 +147,7 @@ class Compilation:
         self.claims: list[Claim] = []
         self.to_claim: list[Trace] = []
         self.programs: list[Program] = []
+        self.cuda_graph: object = ""  # what replays the program, or in words why nothing does
         self.saved_bytes: int = 0
         self.saved: tuple[str, ...] = ()
         self.joint: Joint | None = None  # as differentiated, before it was cleaned
@@ -191,6 +204,23 @@ class Compilation:
         claimed, report = claim(trace, self.options.executors)
         self.claims += report
         return self.keep(f"{prefix}claim", claimed)
+
+    def replayed(self, run: Callable, written: tuple[int, ...]) -> Callable:
+        """The last program as one that is replayed as a CUDA graph, where that is wanted and can be."""
+        if self.options.cuda_graph == "off":
+            return run
+        trace = self.programs[-1].trace
+        reason = why_not_captured(trace)
+        if not reason and self.options.cuda_graph == "auto" and not pays(trace):
+            reason = "the device needs longer for it than the host"
+        self.cuda_graph = f"no CUDA graph: {reason}"
+        device = device_of(trace)
+        if reason or device is None:
+            return run
+        fixed = [isinstance(v.type, TensorType) and not v.type.is_symbolic for v in trace.inputs]
+        varying = [i for i, known in enumerate(fixed) if not known]
+        self.cuda_graph = graphed = Graphed(run, written, device, varying=varying)
+        return graphed
 
     def generate(self, trace: Trace, prefix: str = "") -> None:
         """Executors, final passes, Python: one more program."""
@@ -275,6 +305,8 @@ def _inference(compilation: Compilation, core: Trace) -> Callable[[Callable], Ca
 
 def _training(compilation: Compilation, joint: Joint) -> Callable[[Callable, Callable], Callable]:
     """Generates a forward and a backward; how the two become what a caller calls."""
+    if compilation.options.cuda_graph != "off":
+        compilation.cuda_graph = "no CUDA graph: gradients flow through it; tessera.train_step replays whole steps"
     compilation.keep("vjp", joint.trace)
     joint = clean_joint(compilation, joint)
     captured, options = compilation.captured, compilation.options

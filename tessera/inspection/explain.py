@@ -71,6 +71,7 @@ class GraphReport:
     seconds: float
     unfused: tuple[UnfusedReport, ...]
     memory: tuple[Memory, ...]
+    cuda_graph: str = ""  # how often the program was captured and replayed, or why it is not
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,7 @@ def _report(g: GraphRecord, recompiled: str, measure: bool) -> GraphReport:
         seconds=c.seconds if c else 0.0,
         unfused=_unfused(c) if c else (),
         memory=memory(c, measure) if c else (),
+        cuda_graph=str(c.cuda_graph) if c else "",
     )
 
 

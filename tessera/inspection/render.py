@@ -88,6 +88,8 @@ def facts(g: GraphReport) -> Iterator[tuple[str, str]]:
         yield "", f"to do: {g.break_advice}"
     if g.eager_reason:
         yield "runs eagerly", g.eager_reason
+    if g.cuda_graph:
+        yield "replay", g.cuda_graph
     for region in g.regions:
         what = "fused" if region.fused else "runs"
         why = f" ({region.why})" if region.why else ""

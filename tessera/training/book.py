@@ -33,10 +33,8 @@ class Book:
 
     # --- state ---
 
-    def ensure(self, p: torch.Tensor, group: int) -> bool:
+    def ensure(self, p: torch.Tensor, options: dict, names: tuple[str, ...]) -> bool:
         """Make the state the optimizer's own first step would make. True where no step has used it yet."""
-        options = self.optimizer.param_groups[group]
-        names = self.rule.state(self.rule.form(options))
         state = self.optimizer.state[p] if names else {}
         if self.rule.ages == "step" and "step" not in state:
             device = p.device if options.get("capturable") or options.get("fused") else torch.device("cpu")
@@ -47,7 +45,7 @@ class Book:
             if state.get(name) is None:
                 state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
                 self._new[state[name]] = p
-        return any(state[name] in self._new for name in names)
+        return bool(self._new) and any(state[name] in self._new for name in names)
 
     def unmake(self) -> None:
         """Take back state that no step has used: the optimizer's own step wants to make it."""
@@ -57,7 +55,9 @@ class Book:
 
     def ages(self, params: Sequence[torch.Tensor], groups: Sequence[int]) -> list[int]:
         """By what each parameter's numbers differ within its group, for the step that comes now."""
-        fresh = [self.ensure(p, g) for p, g in zip(params, groups, strict=True)]
+        options = self.optimizer.param_groups
+        names = [self.rule.state(form) for form in self.forms()]
+        fresh = [self.ensure(p, options[g], names[g]) for p, g in zip(params, groups, strict=True)]
         match self.rule.ages:
             case "step":
                 return [self._count(self.optimizer.state[p]["step"]) + 1 for p in params]

@@ -77,7 +77,7 @@ class StepProgram(Compilation):
     def ready(self, final: Trace) -> None:
         self.programs.append(Program("step", final, finished(final)))
         self.join = lambda run: run
-        self.call = self.join(self.programs[0].run)
+        self.call = self.replayed(self.programs[0].run, self.written)
 
 
 class StepCompilation(StepProgram):
@@ -155,9 +155,9 @@ class StepCompilation(StepProgram):
         step = self.keep("step", joined(*halves, len(results), self.name))
         final = self.run(step, FINAL, "step ")
         self.results = len(results)
-        self.ready(final)
         inputs = {v: i for i, v in enumerate(final.inputs)}
         self.written = tuple(inputs[v] for v in step.mutations)
+        self.ready(final)
 
 
 class UpdateCompilation(StepProgram):

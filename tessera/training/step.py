@@ -194,6 +194,7 @@ def train_step(
     clip_norm: float | None = None,
     accumulate: int = 1,
     keep_grads: bool = False,
+    cuda_graph: bool | str = "auto",
     executors: list[str] | tuple[str, ...] | None = None,
     memory_budget: str | int | None = None,
     recompute: str | None = None,
@@ -206,6 +207,7 @@ def train_step(
     clip_norm      the norm that all gradients together are scaled down to, as clip_grad_norm_ does
     accumulate     how many calls share one update; gradients are averaged over them
     keep_grads     leave the gradients of the last update in `.grad`
+    cuda_graph     replay the step as one CUDA graph: True, False, or "auto", where the host would be the slower one
     executors, memory_budget, recompute, strict  as for `jit`
     """
     if isinstance(state := compiled_state(model), Compiled):
@@ -220,6 +222,7 @@ def train_step(
         raise OptionError(f"clip_norm: expected a number above 0 or None, got {clip_norm!r}")
     book = Book(optimizer)
     names = {p: name.replace(".", "_") for name, p in model.named_parameters()}
-    settings = Settings(Options.of(executors, recompute, memory_budget), clip_norm, accumulate, keep_grads, names)
+    options = Options.of(executors, recompute, memory_budget, cuda_graph)
+    settings = Settings(options, clip_norm, accumulate, keep_grads, names)
     backend = StepBackend(book, settings, strict, type(model).__name__, _batch_names(model, loss_fn))
     return TrainStep(*_frames(model, loss_fn), book, settings, backend)

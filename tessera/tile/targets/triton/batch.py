@@ -23,6 +23,7 @@ from tessera.tile.targets.triton.launch import load_module
 from tessera.tile.targets.triton.layout import layout, needs_wide
 
 ALIGNED = 16
+SPARE = 32  # tables kept for CUDA graphs, one a capture
 
 
 def emit_batch(kernel: KernelOp, schedule: Schedule, wide: bool, aligned: bool) -> str:
@@ -86,9 +87,10 @@ class BatchLauncher:
         self.name = kernel.sym_name.data
         (self.block,) = (d.block for d in layout(kernel, schedule).parallel)
         self.buffers = [_varies(kernel, b) for b in kernel.buffers]
+        self._functions: dict[tuple[bool, bool], Callable] = {}
         self._places: dict[tuple, torch.Tensor] = {}
         self._tables: dict[tuple, _Made] = {}
-        self._captured: list[torch.Tensor] = []  # tables that a CUDA graph reads whenever it is replayed
+        self._spare: dict[tuple, list[torch.Tensor]] = {}  # tables for graphs to come
 
     @functools.cached_property
     def source(self) -> str:
@@ -103,7 +105,7 @@ class BatchLauncher:
         places = self._places.get((device, sizes))
         if places is None:
             places = self._places[device, sizes] = self._make_places(sizes, device)
-        function = _function(self.name, emit_batch(self.kernel, self.schedule, wide, aligned))
+        function = self._function(wide, aligned)
         on_device = self._table(table, device, sizes)
         options = {"num_warps": self.schedule.warps, "num_stages": self.schedule.stages}
         if device.type != "cuda":
@@ -111,6 +113,12 @@ class BatchLauncher:
             return
         with torch.cuda.device(device):
             function[(len(places) // 2,)](on_device, places, **options)
+
+    def _function(self, wide: bool, aligned: bool) -> Callable:
+        if (wide, aligned) not in self._functions:
+            source = emit_batch(self.kernel, self.schedule, wide, aligned)
+            self._functions[wide, aligned] = getattr(load_module(source, self.name), self.name)
+        return self._functions[wide, aligned]
 
     def _aligned(self, table: list[list[int]]) -> bool:
         return all(
@@ -128,38 +136,36 @@ class BatchLauncher:
         return _sent(torch.stack((segment, within), 1).flatten().contiguous(), device)
 
     def _table(self, rows: list[list[int]], device: torch.device, sizes: tuple[int, ...]) -> torch.Tensor:
+        host = torch.tensor(rows, dtype=torch.int64)
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return self._for_a_graph(host, device, sizes)
         key = device, sizes, rows[0][1]
         known = self._tables.get(key)
         if known is not None and known.rows == rows:
             return known.table
-        made = _sent(torch.tensor(rows, dtype=torch.int64), device)
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            self._captured.append(made)
-            return made
+        if (device, sizes) not in self._spare:
+            self._spare[device, sizes] = list(torch.empty((SPARE, *host.shape), dtype=host.dtype, device=device))
+        made = _sent(host, device)
         if len(self._tables) > 64:
             self._tables.clear()
         self._tables[key] = _Made(made, rows)
         return made
 
+    def _for_a_graph(self, host: torch.Tensor, device: torch.device, sizes: tuple[int, ...]) -> torch.Tensor:
+        """A table that a graph reads whenever it is replayed, written now and not by the graph.
 
-@functools.cache
-def _function(name: str, source: str) -> Callable:
-    return getattr(load_module(source, name), name)
+        It lies outside of the graph's own memory, which kernels before this one may use for something else.
+        """
+        if not self._spare.get((device, sizes)):
+            raise RuntimeError(f"{self.name}: no table is left for another CUDA graph of these sizes")
+        made = self._spare[device, sizes].pop()
+        beside = torch.cuda.Stream(device)
+        with torch.cuda.stream(beside):
+            made.copy_(host, non_blocking=True)
+        beside.synchronize()
+        return made
 
 
 def _sent(host: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A copy on the device, in the order of the current stream.
-
-    While a CUDA graph is captured the copy must happen now and not be part of the graph: it goes through another
-    stream, which nobody captures, and is done when this returns.
-    """
-    if device.type != "cuda":
-        return host.to(device)
-    if not torch.cuda.is_current_stream_capturing():
-        return host.pin_memory().to(device, non_blocking=True)
-    made = torch.empty_like(host, device=device)
-    beside = torch.cuda.Stream(device)
-    with torch.cuda.stream(beside):
-        made.copy_(host, non_blocking=True)
-    beside.synchronize()
-    return made
+    """A copy on the device, in the order of the current stream, without waiting for it."""
+    return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)

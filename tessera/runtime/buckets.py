@@ -1,0 +1,75 @@
+"""Inputs of changing sizes, padded to a few.
+
+In: a function, and a `Buckets` that says which dimension of which arguments changes, and which dimension of which
+results goes with it. Out: the same function over padded arguments: each call is padded to the next size of the list,
+and its results are cut back. Few sizes means few compiled programs and CUDA graphs. Whether padding leaves the wanted
+part of the results alone (a causal model does) is for the caller to say, by asking for it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch.utils import _pytree as pytree
+
+from tessera.util.errors import InputError, OptionError
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """`inputs` maps an argument, by position or name, to its dimension; `outputs` a result's position to its own."""
+
+    sizes: tuple[int, ...]
+    inputs: Mapping[int | str, int]
+    outputs: Mapping[int, int] = field(default_factory=dict)
+    fill: float = 0
+
+    def __post_init__(self) -> None:
+        if not self.sizes or any(not isinstance(s, int) or s < 1 for s in self.sizes) or not self.inputs:
+            raise OptionError(f"expected sizes of at least 1 and some inputs, got {self.sizes!r} and {self.inputs!r}")
+
+    def size_for(self, size: int) -> int:
+        """The least listed size that holds this one; beyond the list a size stays as it is."""
+        return min((s for s in self.sizes if s >= size), default=size)
+
+
+def bucketed(call: Callable, buckets: Buckets) -> Callable:
+    """The function over padded arguments."""
+
+    @functools.wraps(call)
+    def run(*args: object, **kwargs: object) -> object:
+        size = _size(buckets, args, kwargs)
+        wanted = buckets.size_for(size)
+        if wanted == size:
+            return call(*args, **kwargs)
+        padded = [_pad(x, buckets.inputs.get(i), wanted, buckets.fill) for i, x in enumerate(args)]
+        named = {k: _pad(x, buckets.inputs.get(k), wanted, buckets.fill) for k, x in kwargs.items()}
+        leaves, spec = pytree.tree_flatten(call(*padded, **named))
+        for position, dim in buckets.outputs.items():
+            leaves[position] = leaves[position].narrow(dim, 0, size)
+        return pytree.tree_unflatten(leaves, spec)
+
+    return run
+
+
+def _size(buckets: Buckets, args: tuple, kwargs: dict) -> int:
+    found: dict[int | str, int] = {}
+    for key, dim in buckets.inputs.items():
+        x = kwargs.get(key) if isinstance(key, str) else args[key] if key < len(args) else None
+        if isinstance(x, torch.Tensor):
+            found[key] = x.shape[dim]
+    if not found:
+        raise InputError(f"expected tensors as the arguments {list(buckets.inputs)}, found none of them")
+    if len(set(found.values())) > 1:
+        raise InputError(f"expected one size along the padded dimensions, got {found}")
+    return next(iter(found.values()))
+
+
+def _pad(x: object, dim: int | None, size: int, fill: float) -> object:
+    if dim is None or not isinstance(x, torch.Tensor):
+        return x
+    widths = [0, 0] * (x.ndim - 1 - dim % x.ndim) + [0, size - x.shape[dim]]
+    return torch.nn.functional.pad(x, widths, value=fill)

@@ -1,0 +1,74 @@
+"""Whether a program can be a CUDA graph, and whether that pays.
+
+In: a final program. Out: the reason why not, in words; empty where it can. A graph is the work of one device, decided
+before it runs: nothing may ask the device for a value, live on the host, or take a size from the data.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch._ops import OpOverload
+
+from tessera.ir.equation import Equation, Special, Value
+from tessera.ir.trace import Trace
+from tessera.ir.types import OpaqueType, TensorType
+from tessera.ops.op import flops
+
+ASKS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+HOST = 8e-6  # seconds the host needs for an equation
+BANDWIDTH, RATE = 3e12, 4e14  # bytes and floating-point operations a second, of a large GPU
+
+
+def device_of(trace: Trace) -> torch.device | None:
+    """The one GPU that everything is on."""
+    devices = {v.type.device for v in trace.values() if isinstance(v.type, TensorType)}
+    only = devices.pop() if len(devices) == 1 else None
+    return only if only is not None and only.type == "cuda" else None
+
+
+def why_not_captured(trace: Trace) -> str:
+    for v in trace.values():
+        if isinstance(v.type, TensorType) and v.type.device.type != "cuda":
+            return f"{v.name} is on {v.type.device}"
+        if isinstance(v.type, OpaqueType):
+            return f"{v.name} is a {v.type}, which only the host can use"
+    if device_of(trace) is None:
+        return "its tensors are on several devices"
+    for symbol in trace.symbols:
+        if symbol.startswith(("u", "zuf")):
+            return "a size is known only when the program runs"
+    for eqn in trace.equations:
+        if reason := _asks(eqn):
+            return reason
+    return ""
+
+
+def _asks(eqn: Equation) -> str:
+    op = eqn.op
+    if isinstance(op, Special):
+        if any(isinstance(a, Trace) for a in (*eqn.args, *eqn.kwargs.values())) and op.body is None:
+            return f"{op!r} decides on the host what runs"
+        op = op.of
+    if isinstance(op, OpOverload) and (any(tag in op.tags for tag in ASKS) or op._opname in ("item", "equal")):
+        return f"{op} waits for a value from the device ({eqn.source})"
+    return ""
+
+
+def pays(trace: Trace) -> bool:
+    """The host would need longer to launch the program than the device to run it, or nearly so."""
+    device = sum(map(_seconds, trace.equations))
+    return device < 4 * HOST * len(trace.equations)
+
+
+def _seconds(eqn: Equation) -> float:
+    values: list[Value] = [*eqn.inputs(), *eqn.results()]
+    moved = sum(v.type.nbytes() for v in values if isinstance(v.type, TensorType))
+    body = getattr(eqn.op, "body", None)
+    inner = body.equations if isinstance(body, Trace) else (_plain(eqn),)
+    return max(moved / BANDWIDTH, sum(flops(e) for e in inner if isinstance(e.op, OpOverload)) / RATE)
+
+
+def _plain(eqn: Equation) -> Equation:
+    """An operator that an executor runs in its own way costs what the operator costs."""
+    of = getattr(eqn.op, "of", None)
+    return eqn if of is None else eqn.with_(op=of)
