@@ -47,6 +47,7 @@ from tessera.passes.fuse_copies import own_copies
 from tessera.tile import interp
 from tessera.tile.dialect import KernelOp
 from tessera.tile.from_trace import Unlowerable, kind_of, lower, why_not
+from tessera.tile.lower import rule_of
 from tessera.tile.schedule import Schedule
 from tessera.tile.targets import Target, named
 
@@ -110,7 +111,8 @@ def _holds(eqn: Equation) -> bool:
     return not why_not(eqn)
 
 
-COMPILER = replace(tile.COMPILER, kind=_kind, why_not=why_not)
+# As on a GPU: sums over outer dimensions write their arguments too.
+COMPILER = replace(tile.COMPILER, kind=_kind, why_not=why_not, writes=lambda eqn: rule_of(eqn.op).walks)  # type: ignore[union-attr]
 TARGETS: dict[str, Callable[[], Target | None]] = {
     "cpu": partial(named, "cpu"),
     "whole": partial(named, "cpu"),

@@ -246,17 +246,25 @@ class SplitLauncher:
         self.first, self.second = Launcher(self.halves.first, first), Launcher(self.halves.second, second)
         self.symbols = [s.data for s in kernel.symbol_names]
         self.scratch = [(s.size, torch_dtype(s.element)) for s in self.halves.scratch]
+        self._sizes: dict[tuple[int, ...], list[tuple[int, torch.dtype]]] = {}
 
     @property
     def source(self) -> str:
         return self.first.source + "\n\n" + self.second.source
 
     def __call__(self, tensors: Sequence[torch.Tensor], symbols: Sequence[int]) -> None:
-        values = dict(zip(self.symbols, symbols, strict=True))
+        sizes = self._sizes.get(tuple(symbols))
+        if sizes is None:
+            sizes = self._remember(tuple(symbols))
         device = tensors[0].device
-        made = [
-            torch.empty(size.evaluate(values.__getitem__, int), dtype=dtype, device=device)
-            for size, dtype in self.scratch
-        ]
-        self.first([*tensors, *made], symbols)
-        self.second([*tensors, *made], symbols)
+        every = [*tensors, *(torch.empty(n, dtype=dtype, device=device) for n, dtype in sizes)]
+        self.first(every, symbols)
+        self.second(every, symbols)
+
+    def _remember(self, symbols: tuple[int, ...]) -> list[tuple[int, torch.dtype]]:
+        """How much scratch memory a call with these symbols needs."""
+        values = dict(zip(self.symbols, symbols, strict=True))
+        if len(self._sizes) >= REMEMBERED:
+            self._sizes.clear()
+        self._sizes[symbols] = [(size.evaluate(values.__getitem__, int), dtype) for size, dtype in self.scratch]
+        return self._sizes[symbols]
