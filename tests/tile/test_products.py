@@ -235,6 +235,59 @@ def test_accesses_that_no_descriptor_describes() -> None:
     assert not walks_tiles(kernels.softmax().kernel, Schedule((("r", 16),), loop=True))
 
 
+def test_only_products_are_persistent() -> None:
+    """As many programs as multiprocessors would leave most rows of a softmax undone."""
+    pytest.importorskip("triton")
+    import kernels
+
+    from tessera.tile.targets.triton.launch import Launcher
+
+    assert not Launcher(kernels.softmax().kernel, Schedule((("r", 64),), persistent=True)).schedule.persistent
+
+
+SMALL = {
+    "gelu": (CASES["gelu"][0], (40, 24), (48, 24), (48,)),
+    "swiglu": (CASES["swiglu"][0], (33, 24), (20, 24), (20, 24)),
+    "residual": (CASES["residual"][0], (2, 17, 24), (48, 24), (2, 17, 48)),
+    "transposed": (CASES["transposed"][0], (24, 40), (24, 48)),
+    "batched": (CASES["batched"][0], (3, 20, 24), (3, 24, 40)),
+    "prologue": (CASES["prologue"][0], (40, 24), (48, 24)),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_cuda_tile_gives_the_right_numbers(name: str) -> None:
+    pytest.importorskip("cuda.tile")
+    import cutile_model
+    from programs import trace_of
+
+    from tessera.ir.interp import run
+    from tessera.tile.from_trace_launch import launcher
+
+    fn, *shapes = SMALL[name]
+    given = [rand(*shape, dtype=BF16) for shape in shapes]
+    trace = trace_of(fn, *given)
+    lowered = lower(trace)
+    sides = [(a, 16) for a in lowered.kernel.axis_names() if a in ("r", *lowered.kernel.axis_names("parallel")[-2:])]
+    schedule = Schedule(tuple(sides), loop=True)
+
+    def by_model(tensors: list[torch.Tensor], symbols: list[int]) -> None:
+        cutile_model.run(lowered.kernel, schedule, tensors, symbols)
+
+    (got,), (want,) = launcher(trace, lowered, by_model)(*given), run(trace, *given)  # type: ignore[arg-type]
+    torch.testing.assert_close(got, want, rtol=3e-2, atol=3e-2)
+
+
+def test_cuda_tile_keeps_two_accumulators_in_registers() -> None:
+    pytest.importorskip("cuda.tile")
+    from tessera.tile.targets.cuda_tile import TARGET, toolchain
+
+    if not toolchain.available():
+        pytest.skip("needs cuda-tile[tileiras]")
+    kernel = lower(cuda_trace(*CASES["swiglu"]), "swiglu").kernel
+    assert TARGET.compile(kernel, TARGET.propose(kernel, {})[0]).resources("sm_90").spills == 0
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", CASES)
 def test_on_the_gpu(name: str) -> None:

@@ -176,17 +176,21 @@ def _reductions(kernel: KernelOp, extent: Mapping[str, int]) -> list[Schedule]:
 
 
 # Rows, columns, depth. Larger accumulators than 128 x 128 do not fit: they spill to local memory.
+LARGEST = 128 * 128
 TILES = ((128, 128, 64), (128, 64, 64), (64, 128, 64), (64, 64, 64), (128, 128, 32), (64, 64, 32), (32, 32, 32))
 
 
 def _products(kernel: KernelOp, extent: Mapping[str, int]) -> list[Schedule]:
-    op = next(op for op in kernel.block.ops if isinstance(op, ContractOp))
+    products = [op for op in kernel.block.ops if isinstance(op, ContractOp)]
+    op = products[0]
     lhs, rhs = (set(v.type.axis_names) for v in (op.lhs, op.rhs))  # type: ignore[attr-defined]
     depth = op.axis.data
     rows = [a for a in kernel.axis_names() if a in lhs - rhs]
     columns = [a for a in kernel.axis_names() if a in rhs - lhs]
     found: list[Schedule] = []
     for m, n, k in TILES:
+        if len(products) > 1 and m * n * len(products) > LARGEST:  # accumulators side by side
+            continue
         blocks = [(depth, min(k, max(power_of_two(extent[depth]), 16)))]
         for group, size in ((rows, m), (columns, n)):
             if group:

@@ -26,7 +26,7 @@ from tessera.tile.targets.triton import shim
 from tessera.tile.targets.triton.emit import Options
 from tessera.tile.targets.triton.halves import schedules
 from tessera.tile.targets.triton.layout import layout, needs_wide
-from tessera.tile.targets.triton.tiles import bulks, write
+from tessera.tile.targets.triton.tiles import bulks, walks_tiles, write
 from tessera.tile.walk import share
 from tessera.util.errors import InputError
 
@@ -76,6 +76,8 @@ class Launcher:
     """A kernel without split reductions under one schedule."""
 
     def __init__(self, kernel: KernelOp, schedule: Schedule) -> None:
+        if schedule.persistent and not walks_tiles(kernel, schedule):
+            schedule = replace(schedule, persistent=False)  # only products are written so
         self.kernel, self.schedule = kernel, schedule
         self.name = kernel.sym_name.data
         self.symbols = [s.data for s in kernel.symbol_names]
@@ -101,14 +103,15 @@ class Launcher:
         pointers = 0
         for t in tensors:
             pointers |= t.data_ptr()
-        if pointers & 15:  # Triton tells apart which pointers are aligned, and bulk copies need all of them to be
-            variant = self._variant(self._needs_loop(self._values(sizes)), False, False) if variant.bulk else variant
+        if pointers & 15 and variant.bulk:  # bulk copies need all pointers to be aligned
+            values = self._values(sizes)
+            variant = self._variant(self._needs_loop(values), needs_wide(self.kernel, values), False)
         options = {"num_warps": variant.warps, "num_stages": variant.stages}
         if not tensors[0].is_cuda:
             variant.function[(programs,)](*variant.arguments(tensors, sizes), **options)
             return
         device = tensors[0].device.index
-        if pointers & 15:
+        if pointers & 15:  # Triton tells apart which pointers are aligned
             with torch.cuda.device(device):
                 variant.function[(programs,)](*tensors, *sizes, **options)
             return
