@@ -7,12 +7,15 @@ import torch
 import torch.nn.functional as F
 from attention_cases import CASES, Case, check
 from test_products import cuda_trace
+from xdsl.dialects.builtin import StringAttr
 
 from tessera.executors.attention import attends, parts_for
 from tessera.executors.claim import claim
 from tessera.tile import interp
 from tessera.tile.attention import Attention, attention, attention_parts
 from tessera.tile.build import KernelBuilder, f32
+from tessera.tile.dialect import StoreOp, index_attr
+from tessera.tile.index import name
 from tessera.tile.schedule import Schedule, inner_axis, reduced_axis
 from tessera.tile.targets import named
 
@@ -28,8 +31,8 @@ def test_axes() -> None:
 
 
 def test_targets_without_it_say_so() -> None:
-    for name in ("cpu", "cuda_tile"):
-        target = named(name)
+    for which in ("cpu", "cuda_tile"):
+        target = named(which)
         if target is not None:
             with pytest.raises(NotImplementedError, match="inside a loop"):
                 target.compile(attention(Attention(16, 16)), Schedule((("i", 16), ("c", 16), ("r", 16)), loop=True))
@@ -73,6 +76,22 @@ def test_what_is_not_attention_is_refused() -> None:
     k.store(k.reduce("sum", score, "r"), y, i)
     with pytest.raises(NotImplementedError, match="two products"):
         write(k.finish(), Schedule((("i", 16), ("r", 16)), loop=True))
+
+
+def test_scores_are_not_stored() -> None:
+    pytest.importorskip("triton")
+    from tessera.tile.targets.triton.flash import flash_of
+
+    kernel = attention(Attention(16, 16, element=f32))
+    flash = flash_of(kernel)
+    extra = kernel.block.insert_arg(kernel.buffers[0].type, 0)
+    at = index_attr(name("i") * 64 + name("r"))
+    kernel.block.insert_op_after(
+        StoreOp(operands=[flash.below.result, extra, [], None], properties={"at": at, "mode": StringAttr("set")}),
+        flash.below,
+    )
+    with pytest.raises(NotImplementedError, match="stored for every key"):
+        flash_of(kernel)
 
 
 # --- who runs it ---

@@ -8,6 +8,7 @@ difference. What follows the division, and what is done to scores (scaling, mask
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from xdsl.dialects.builtin import Float32Type
@@ -16,6 +17,7 @@ from xdsl.ir import Operation, SSAValue
 from tessera.tile.dialect import (
     ApplyOp,
     CastOp,
+    ConstantOp,
     ContractOp,
     IotaOp,
     KernelOp,
@@ -33,6 +35,7 @@ from tessera.tile.targets.triton.layout import Dim
 from tessera.tile.targets.triton.module import module_text
 from tessera.tile.targets.triton.product import zero_outside
 from tessera.tile.targets.triton.spaces import Space
+from tessera.tile.targets.triton.values import number
 
 LEAST = "float('-inf')"
 
@@ -75,6 +78,8 @@ def flash_of(kernel: KernelOp) -> Flash:
     for op in (scores[0], results[0]):
         if not all(zero_outside(v) or v is results[0].lhs for v in (op.lhs, op.rhs)):
             raise NotImplementedError("expected products of what is loaded")
+    if any(isinstance(op, StoreOp) and axis in _axes(op) for op in ops):
+        raise NotImplementedError("expected nothing to be stored for every key: the loop knows scores only so far")
     return Flash(scores[0], tops[0], below.args[1], below, totals[0], results[0])
 
 
@@ -219,7 +224,7 @@ class _Flash(Emitter):
         size = self.places.size(self.reduced.size)
         rows, axis = self.main.dims[0], self.reduced.axes[0]
         start = self.places.starts.get(rows.axes)
-        if start is None or not any(_is_causal(op, rows.axes[0], axis) for op in self.kernel.block.ops):
+        if start is None or not any(_is_causal(test, rows.axes[0], axis) for test in _tests(self.parts.top.arg)):
             return size
         return f"tl.minimum({size}, {start} + {rows.block})"
 
@@ -239,15 +244,24 @@ def _leading(v: SSAValue, start: Operation) -> set[Operation]:
     return found
 
 
-def _is_causal(op: Operation, rows: str, axis: str) -> bool:
-    """select(key <= row, score, -inf)"""
-    if not (isinstance(op, ApplyOp) and op.fn.data == "select" and isinstance(op.args[0].owner, ApplyOp)):
+def _tests(score: SSAValue) -> Iterator[SSAValue]:
+    """The conditions under which a score is one at all: select(condition, score, -inf), one inside the other."""
+    op = score.owner
+    while isinstance(op, ApplyOp) and op.fn.data == "select":
+        other = op.args[2].owner
+        if not (isinstance(other, ConstantOp) and number(other.value) == LEAST):
+            return
+        yield op.args[0]
+        op = op.args[1].owner
+
+
+def _is_causal(test: SSAValue, rows: str, axis: str) -> bool:
+    """key <= row"""
+    op = test.owner
+    if not isinstance(op, ApplyOp) or op.fn.data != "le":
         return False
-    test = op.args[0].owner
-    sides = [v.owner for v in test.args]
-    if test.fn.data != "le" or not all(isinstance(s, IotaOp) for s in sides):
-        return False
-    return [s.at.expr for s in sides] == [name(axis), name(rows)]  # type: ignore[union-attr]
+    sides = [v.owner for v in op.args]
+    return all(isinstance(s, IotaOp) for s in sides) and [s.at.expr for s in sides] == [name(axis), name(rows)]  # type: ignore[union-attr]
 
 
 def _axes(op: Operation) -> set[str]:
