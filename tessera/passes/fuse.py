@@ -210,7 +210,7 @@ class _Fusion:
             if not why and self.work[a].cost and self.work[b].cost and merged.cost > before * AGAIN + SLACK:
                 why = "its neighbour would have to be computed again for it"
         if why:
-            self.refused[max(self.groups.members[b])] = why
+            self.refused.update(dict.fromkeys((max(self.groups.members[b]), *self.work[a].products), why))
             return False
         del self.work[a], self.work[b]
         self.work[self.groups.join(chosen)] = merged
