@@ -18,8 +18,9 @@ from torch import Tensor
 from tessera.ir.equation import Equation
 from tessera.ops.op import declare
 
-KINDS = ("", "int8", "int4", "fp8")
-GROUP = 128  # weights that share a scale in int4
+KINDS = ("int8", "int4", "fp8")
+BITS = {"int8": 8, "int4": 4}
+GROUP = 128  # weights of small integers that share a scale
 GATES = {"silu": F.silu, "gelu": F.gelu}
 
 library = torch.library.Library("tessera", "FRAGMENT")
@@ -39,12 +40,31 @@ def wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def quantized(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    """A weight `(n, k)` as it is stored, and its scales, both as `dequantized` reads them."""
+    full = weight.detach().float()
+    if kind == "fp8":
+        scale = full.abs().amax(1).clamp(min=1e-12) / 448.0
+        return (full / scale[:, None]).to(torch.float8_e4m3fn), scale
+    bits, half = BITS[kind], 2 ** (BITS[kind] - 1)
+    groups = full.unflatten(1, (-1, GROUP))
+    scale = groups.abs().amax(2).clamp(min=1e-12) / (half - 1)
+    whole = (groups / scale[:, :, None]).round().clamp(-half, half - 1).flatten(1).to(torch.int64) + half
+    places = torch.arange(32 // bits, device=weight.device)[:, None] * bits
+    words = (whole.unflatten(1, (-1, 32 // bits, 4)) << places).sum(2).flatten(1)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32), scale
+
+
 def dequantized(weight: Tensor, scale: Tensor, kind: str) -> Tensor:
-    """`(n, k)` in single precision. int8 and fp8 have a scale a row; int4 one for `GROUP` weights along the row, and
-    two weights a byte: the low half of byte j is weight j, the high half weight j + k / 2, both plus eight."""
-    if kind != "int4":
+    """`(n, k)` in single precision. fp8 has a scale a row. int8 and int4 have one for `GROUP` weights along the row, and
+    stand in words of 32 bits as numbers from zero: four words hold the first four weights in their lowest bits, the
+    next four in the bits after those, and so on."""
+    if kind == "fp8":
         return weight.float() * scale.float()[:, None]
-    whole = torch.cat((weight & 15, weight >> 4), dim=1).float() - 8.0
+    bits = BITS[kind]
+    places = torch.arange(32 // bits, device=weight.device, dtype=torch.int32)[:, None] * bits
+    whole = (weight.unflatten(1, (-1, 1, 4)) >> places) & (2**bits - 1)
+    whole = whole.flatten(1).float() - 2.0 ** (bits - 1)
     return (whole.unflatten(1, (-1, GROUP)) * scale.float()[:, :, None]).flatten(1)
 
 

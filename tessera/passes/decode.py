@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
@@ -42,7 +43,7 @@ class _Rewrite:
         self.results = {*trace.results(), *(v for v, _ in trace.symbols.values())}
         self.builder = Builder(trace.name, mode_of(trace))
         self.builder.reserve(list(trace.values()))
-        self.replaced: dict[Equation, Callable[[], list[Value]]] = {}
+        self.replaced: dict[Equation, Callable[[], None]] = {}
 
     def run(self) -> Trace:
         self.find()
@@ -85,89 +86,113 @@ class _Rewrite:
 # --- linear layers ----------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Layer:
+    """A linear layer of the program, its weight plain or in fewer bits."""
+
+    eqn: Equation
+    x: Value
+    weight: Value
+    scale: Value | None
+    bias: Value | None
+    kind: str
+
+    @staticmethod
+    def of(eqn: Equation) -> Layer | None:
+        name = getattr(eqn.op, "_opname", "")
+        if name == "linear":
+            (x, weight, bias), _ = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+            return Layer(eqn, x, weight, None, bias, "")  # type: ignore[arg-type]
+        if name == "quantized_linear":
+            (x, weight, scale, bias, kind), _ = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+            return Layer(eqn, x, weight, scale, bias, kind)  # type: ignore[arg-type]
+        return None
+
+
 class _Linears(_Rewrite):
     def find(self) -> None:
-        together: dict[Value, list[Equation]] = {}
+        together: dict[tuple[Value, str, bool], list[Layer]] = {}
         for eqn in self.trace.equations:
-            if self.suits(eqn):
-                together.setdefault(eqn.args[0], []).append(eqn)  # type: ignore[arg-type]
-        for x, linears in together.items():
-            if not self.gated(x, linears):
-                for start in range(0, len(linears), MOST_WEIGHTS):
-                    self.side_by_side(x, linears[start : start + MOST_WEIGHTS])
+            layer = Layer.of(eqn)
+            if layer is not None and self.suits(layer):
+                together.setdefault((layer.x, layer.kind, layer.bias is None), []).append(layer)
+        for (x, _, _), layers in together.items():
+            if not self.gated(x, layers):
+                for start in range(0, len(layers), MOST_WEIGHTS):
+                    self.side_by_side(x, layers[start : start + MOST_WEIGHTS])
 
-    def suits(self, eqn: Equation) -> bool:
-        if getattr(eqn.op, "_opname", "") != "linear" or not all(isinstance(a, Value) for a in eqn.args[:2]):
-            return False
-        x, w = (a.tensor for a in eqn.args[:2])  # type: ignore[union-attr]
+    def suits(self, layer: Layer) -> bool:
+        x, w = layer.x.tensor, layer.weight.tensor
         static = all(type(n) is int for n in (*x.shape, *w.shape))
-        if not static or x.dtype not in DTYPES or w.dtype != x.dtype or not self.runs(x.device):
+        if not static or x.dtype not in DTYPES or not self.runs(x.device) or (not layer.kind and w.dtype != x.dtype):
             return False
         few = 0 < math.prod(x.shape[:-1]) <= MOST_ROWS
-        return few and len(w.shape) == 2 and w.stride == (w.shape[1], 1) and w.shape[1] % 64 == 0
+        return few and len(w.shape) == 2 and w.stride == (w.shape[1], 1) and x.shape[-1] % 64 == 0
 
-    def norm(self, x: Value, linears: list[Equation]) -> tuple[Value, Value | None, float]:
+    def norm(self, x: Value, layers: list[Layer]) -> tuple[Value, Value | None, float]:
         """What the layers read before it was normalised, with the norm's weight."""
         eqn = self.made_by(x, "rms_norm")
-        if eqn is not None and self.only(x, *linears):
+        if eqn is not None and self.only(x, *(layer.eqn for layer in layers)):
             (source, shape, weight, eps), _ = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
             if len(shape) == 1 and weight is not None and eps is not None and weight.dtype == source.dtype:  # type: ignore[arg-type,union-attr]
                 return source, weight, eps  # type: ignore[return-value]
         return x, None, 0.0
 
-    def gated(self, x: Value, linears: list[Equation]) -> bool:
+    def replace(
+        self, at: Equation, x: Value, layers: list[Layer], outs: list[Value], residual: Value | None, gate: str
+    ) -> None:  # noqa: E501
+        """Layers that read x, at the place of one equation."""
+        source, weight, eps = self.norm(x, layers)
+        weights, scales = (
+            [layer.weight for layer in layers],
+            [layer.scale for layer in layers if layer.scale is not None],
+        )
+        biases = [layer.bias for layer in layers if layer.bias is not None]
+        args = (source, weights, scales, biases, weight, eps, residual, gate, layers[0].kind)
+        self.replaced[at] = lambda: self.emit(tessera.rows_linear.default, args, outs)
+
+    def gated(self, x: Value, layers: list[Layer]) -> bool:
         """`silu(gate(x)) * up(x)` as one."""
-        if len(linears) != 2 or any(len(e.args) > 2 and e.args[2] is not None for e in linears):
+        if len(layers) != 2:
             return False
-        for gate, up in (linears, linears[::-1]):
-            [activation] = self.users.get(gate.out, [None])[:1]
+        for gate, up in (layers, layers[::-1]):
+            activation = self.reader(gate.eqn.out)
             name = getattr(activation.op, "_opname", "") if activation is not None else ""
-            if name not in ("silu", "gelu") or activation.kwargs.get("approximate", "none") != "none":  # type: ignore[union-attr]
+            if (
+                activation is None
+                or name not in ("silu", "gelu")
+                or activation.kwargs.get("approximate", "none") != "none"
+            ):
                 continue
-            assert activation is not None
-            [product] = self.users.get(activation.out, [None])[:1]
-            if product is None or getattr(product.op, "_opname", "") != "mul":
+            product = self.reader(activation.out)
+            if product is None or getattr(product.op, "_opname", "") != "mul" or self.reader(up.eqn.out) is not product:
                 continue
-            inside = {activation.out, up.out} == set(product.inputs())
-            alone = (
-                self.only(gate.out, activation) and self.only(activation.out, product) and self.only(up.out, product)
-            )
-            if inside and alone and gate.out.shape == up.out.shape and product.out.dtype == x.dtype:
-                source, weight, eps = self.norm(x, linears)
-                args = (source, [gate.args[1], up.args[1]], [], [], weight, eps, None, name, "")
-                self.replaced[product] = lambda args=args, out=product.out: self.emit(
-                    tessera.rows_linear.default, args, [out]
-                )  # type: ignore[assignment]
+            inside = {activation.out, up.eqn.out} == set(product.inputs())
+            if inside and gate.eqn.out.shape == up.eqn.out.shape and product.out.dtype == x.dtype:
+                self.replace(product, x, [gate, up], [product.out], None, name)
                 return True
         return False
 
-    def side_by_side(self, x: Value, linears: list[Equation]) -> None:
-        source, weight, eps = self.norm(x, linears)
-        biases = [e.args[2] if len(e.args) > 2 else None for e in linears]
-        if any(b is None for b in biases) and any(b is not None for b in biases):
-            for eqn in linears:
-                self.side_by_side(x, [eqn])
-            return
-        given = [] if biases[0] is None else biases
-        weights = [e.args[1] for e in linears]
-        after = self.added(linears[0]) if len(linears) == 1 else None
+    def reader(self, v: Value) -> Equation | None:
+        """The only equation that wants a value."""
+        users = self.users.get(v, [])
+        return users[0] if len(users) == 1 and v not in self.results else None
+
+    def side_by_side(self, x: Value, layers: list[Layer]) -> None:
+        after = self.added(layers[0].eqn) if len(layers) == 1 else None
         if after is not None:
             total, residual = after
-            args = (source, weights, [], given, weight, eps, residual, "", "")
-            self.replaced[total] = lambda: self.emit(tessera.rows_linear.default, args, [total.out])  # type: ignore[assignment,return-value]
+            self.replace(total, x, layers, [total.out], residual, "")
             return
-        args = (source, weights, [], given, weight, eps, None, "", "")
-        outs = [e.out for e in linears]
-        self.replaced[linears[0]] = lambda: self.emit(tessera.rows_linear.default, args, outs)  # type: ignore[assignment,return-value]
-        for eqn in linears[1:]:
-            self.replaced[eqn] = list
+        self.replace(layers[0].eqn, x, layers, [layer.eqn.out for layer in layers], None, "")
+        for layer in layers[1:]:
+            self.replaced[layer.eqn] = lambda: None
 
     def added(self, linear: Equation) -> tuple[Equation, Value] | None:
         """The residual that is added to a layer's result, and where."""
-        users = self.users.get(linear.out, [])
-        if len(users) != 1 or linear.out in self.results or getattr(users[0].op, "_opname", "") != "add":
+        total = self.reader(linear.out)
+        if total is None or getattr(total.op, "_opname", "") != "add":
             return None
-        total = users[0]
         others = [v for v in total.inputs() if v is not linear.out]
         if len(others) != 1 or len(total.args) != 2 or total.kwargs:
             return None
@@ -198,7 +223,7 @@ class _Attention(_Rewrite):
         self.cached(v)
         shown = None if positions is not None else mask
         args = (plain, k, v, positions, shown, turn, scale)
-        self.replaced[eqn] = lambda: self.emit(tessera.decode_attention.default, args, [eqn.out])  # type: ignore[assignment,return-value]
+        self.replaced[eqn] = lambda: self.emit(tessera.decode_attention.default, args, [eqn.out])
 
     def takes(self, q: Value, k: Value, v: Value) -> bool:
         tensors = [x.tensor for x in (q, k, v)]
@@ -317,4 +342,4 @@ class _Attention(_Rewrite):
             return
         plain, turn = self.turned(new)
         args = (tessera.cache_write.default, cache, plain, positions, turn)
-        self.replaced[eqn] = lambda: self.emit(FUNCTIONAL, args, [eqn.out])  # type: ignore[assignment,return-value]
+        self.replaced[eqn] = lambda: self.emit(FUNCTIONAL, args, [eqn.out])

@@ -15,12 +15,12 @@ import math
 import torch
 from torch import Tensor
 
+from tessera.ops.rows import BITS as _BITS
 from tessera.ops.rows import GROUP, library, quantized_linear
 
 MOST_ROWS = 16
 UNITS = 132  # multiprocessors to keep busy; a count that is off costs little
 _GATE = {"": 0, "silu": 1, "gelu": 2}
-_KIND = {"": 0, "int8": 1, "fp8": 1, "int4": 2}
 
 
 @functools.cache
@@ -79,32 +79,43 @@ def rows_linear(
         *parameters,
         rows,
         k,
+        k * _BITS.get(kind, 32) // 32,
         eps,
         NORM=norm is not None,
         RESIDUAL=residual is not None,
         BIAS=bool(biases),
         GATE=_GATE[gate],
-        KIND=_KIND[kind],
+        BITS=_BITS.get(kind, 0),
+        SCALED=kind == "fp8",
         GROUP=GROUP,
         BLOCK=block,
         DEPTH=depth,
         num_warps=warps,
         num_stages=stages,
+        **early(),
     )
     return made
 
 
 def plan(rows: int, k: int, outputs: int, gated: bool, kind: str) -> tuple[int, int, int, int]:
-    """Rows of weights a program, depth of a step, warps, stages."""
+    """Rows of weights a program, depth of a step, warps, stages: what was fastest on an H200 at such sizes."""
     width = 1 << (k - 1).bit_length()
-    if rows > 1:
-        block = 32 if outputs >= 32 * UNITS else 16
-        return block, min(256 if kind != "int4" else 512, width), 4, 3 if gated else 4
-    depth = min(2048 if kind != "int4" else 4096, width)
-    block = 4
-    while block > 1 and (outputs // block) // (2 if gated else 1) < 2 * UNITS:
-        block //= 2
-    return block, depth, 4, 1
+    wide = outputs >= 24 * UNITS
+    if rows == 1:
+        if kind in _BITS:
+            return 8 if wide else 4, min(8192 // _BITS[kind], width), 2, 1
+        block = 8 if gated else 4 if wide or k > 4096 else 2
+        return block, min(1024 if k <= 4096 else 2048, width), 4, 1
+    if kind in _BITS:
+        return 32 if wide else 16, GROUP, 4, 3
+    return (64, min(256, width), 4, 4) if wide else (16, min(512, width), 4, 3)
+
+
+@functools.cache
+def early() -> dict[str, bool]:
+    """A kernel may begin while the one before it ends, where the chip can: it waits before it reads anything new."""
+    able = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
+    return {"PDL": True, "launch_pdl": True} if able else {"PDL": False}
 
 
 def cache_write(cache: Tensor, new: Tensor, positions: Tensor, turn: Tensor | None) -> None:
@@ -124,6 +135,7 @@ def cache_write(cache: Tensor, new: Tensor, positions: Tensor, turn: Tensor | No
         HALF=head // 2,
         TURN=turn is not None,
         num_warps=1,
+        **early(),
     )
 
 
@@ -176,10 +188,10 @@ def decode_attention(
         TURN=turn is not None,
         num_warps=4,
         num_stages=3,
+        **early(),
     )
-    kernels.combine[(batch * heads,)](
-        sums, tops, out, batch * heads, parts, HEAD=head, PARTS=max(1 << (parts - 1).bit_length(), 2), num_warps=2
-    )
+    shape = {"HEAD": head, "PARTS": max(1 << (parts - 1).bit_length(), 2)}
+    kernels.combine[(batch * heads,)](sums, tops, out, batch * heads, parts, **shape, num_warps=2, **early())
     return out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @triton.jit
@@ -14,106 +15,89 @@ def _activated(x, GATE: tl.constexpr):  # noqa: ANN001, ANN202
 
 
 @triton.jit
-def _weights(w_ptr, rows, inside, columns, k, KIND: tl.constexpr):  # noqa: ANN001, ANN202
-    """A block of weights as they are stored."""
+def _weights(w_ptr, rows, inside, columns, width, NOTHING: tl.constexpr):  # noqa: ANN001, ANN202
+    """A block of weights, or of words of them, as they are stored; nothing before it in the stream makes them."""
     return tl.load(
-        w_ptr + rows[:, None].to(tl.int64) * k + columns[None, :],
-        mask=inside[:, None] & (columns[None, :] < k),
-        other=0,
+        w_ptr + rows[:, None].to(tl.int64) * width + columns[None, :],
+        mask=inside[:, None] & (columns < width)[None, :],
+        other=NOTHING,
         eviction_policy="evict_first",
     )
 
 
 @triton.jit
-def _dot_row(
-    x_ptr,
-    g_ptr,
-    w_ptr,
-    s_ptr,
-    rows,
-    inside,
-    k,
-    NORM: tl.constexpr,
-    KIND: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPTH: tl.constexpr,
-):  # noqa: ANN001, ANN202, E501
-    """One row of x times a block of rows of w, and the sum of x's squares."""
-    total = tl.zeros((BLOCK,), tl.float32)
-    part: tl.constexpr = DEPTH // 2 if KIND == 2 else DEPTH
-    squares = tl.zeros((part,), tl.float32)
-    if KIND == 2:
-        half = k // 2
-        for start in range(0, half, part):
-            columns = start + tl.arange(0, part)
-            packed = _weights(w_ptr, rows, inside, columns, half, KIND)
-            groups = start // GROUP + tl.arange(0, part // GROUP)
-            for high in tl.static_range(2):
-                here = columns + high * half
-                x = tl.load(x_ptr + here, mask=columns < half, other=0.0).to(tl.float32)
-                if NORM:
-                    squares += x * x
-                    x = x * tl.load(g_ptr + here, mask=columns < half, other=0.0).to(tl.float32)
-                w = ((packed >> (4 * high)) & 15).to(tl.float32) - 8.0
-                sums = tl.sum(tl.reshape(w * x[None, :], (BLOCK, part // GROUP, GROUP)), axis=2)
-                scale = tl.load(
-                    s_ptr + rows[:, None] * (k // GROUP) + (groups + high * (half // GROUP))[None, :],
-                    mask=inside[:, None] & (groups < half // GROUP)[None, :],
-                    other=0.0,
-                ).to(tl.float32)
-                total += tl.sum(sums * scale, axis=1)
-    else:
-        many = tl.zeros((BLOCK, DEPTH), tl.float32)
-        for start in range(0, k, DEPTH):
-            columns = start + tl.arange(0, DEPTH)
-            w = _weights(w_ptr, rows, inside, columns, k, KIND)
-            x = tl.load(x_ptr + columns, mask=columns < k, other=0.0).to(tl.float32)
-            if NORM:
-                squares += x * x
-                x = x * tl.load(g_ptr + columns, mask=columns < k, other=0.0).to(tl.float32)
-            many += w.to(tl.float32) * x[None, :]
-        total = tl.sum(many, axis=1)
-        if KIND == 1:
-            total = total * tl.load(s_ptr + rows, mask=inside, other=0.0).to(tl.float32)
-    return total, tl.sum(squares, axis=0)
+def _unpacked(words, j: tl.constexpr, BITS: tl.constexpr):  # noqa: ANN001, ANN202
+    """The j-th small integer q of every word as 1 + q / 2^BITS: its bits put where a float in [1, 2) has its fraction."""
+    shifted = ((words >> (j * BITS)) & ((1 << BITS) - 1)) << (23 - BITS)
+    return (shifted | 0x3F800000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def one_row(
-    x_ptr,
-    g_ptr,
-    r_ptr,
-    w0,
-    w1,
-    w2,
-    s0,
-    s1,
-    s2,
-    b0,
-    b1,
-    b2,
-    y0,
-    y1,
-    y2,
-    n0,
-    n1,
-    n2,
-    second,
-    third,
-    rows,
-    k,
-    eps,
-    NORM: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    BIAS: tl.constexpr,
-    GATE: tl.constexpr,
-    KIND: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPTH: tl.constexpr,
-):  # noqa: ANN001, ANN201, E501
+def _place(words, j: tl.constexpr, each: tl.constexpr):  # noqa: ANN001, ANN202
+    """Which weight of its row the j-th integer of a word is: words in fours, so that four weights stand together."""
+    return (words // 4) * (4 * each) + j * 4 + words % 4
+
+
+@triton.jit
+def _input(x_ptr, g_ptr, at, there, NORM: tl.constexpr):  # noqa: ANN001, ANN202
+    """Elements of x times the norm's weight, and their squares before it."""
+    x = tl.load(x_ptr + at, mask=there, other=0.0).to(tl.float32)
+    squares = x * x
+    if NORM:
+        x = x * tl.load(g_ptr + at, mask=there, other=0.0).to(tl.float32)
+    return x, squares
+
+
+@triton.jit
+def _dot_row(x_ptr, g_ptr, w_ptr, s_ptr, rows, inside, k, width, NORM: tl.constexpr, BITS: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr, PDL: tl.constexpr):  # noqa: ANN001, ANN202, E501
+    """One row of x times a block of rows of w, and the sum of x's squares."""
+    if BITS > 0:
+        each: tl.constexpr = 32 // BITS
+        steps: tl.constexpr = DEPTH // each
+        many = tl.zeros((BLOCK, steps), tl.float32)
+        squares = tl.zeros((steps,), tl.float32)
+        for start in range(0, width, steps):
+            columns = start + tl.arange(0, steps)
+            there = columns < width
+            words = _weights(w_ptr, rows, inside, columns, width, 0)
+            scale = tl.load(
+                s_ptr + rows[:, None] * (k // GROUP) + (columns * each // GROUP)[None, :],
+                mask=inside[:, None] & there[None, :],
+                other=0.0,
+            ).to(tl.float32)
+            if PDL:
+                gdc_wait()
+            products = tl.zeros((BLOCK, steps), tl.float32)
+            sums = tl.zeros((steps,), tl.float32)
+            for j in tl.static_range(each):
+                x, square = _input(x_ptr, g_ptr, _place(columns, j, each), there, NORM)
+                squares += square
+                sums += x
+                products += _unpacked(words, j, BITS) * x[None, :]
+            many += (products - 1.5 * sums[None, :]) * scale  # 1 + q / 2^BITS - 1.5 is (q - half) / 2^BITS
+        return tl.sum(many, axis=1) * (1 << BITS), tl.sum(squares, axis=0)
+    else:
+        many = tl.zeros((BLOCK, DEPTH), tl.float32)
+        squares = tl.zeros((DEPTH,), tl.float32)
+        for start in range(0, k, DEPTH):
+            columns = start + tl.arange(0, DEPTH)
+            w = _weights(w_ptr, rows, inside, columns, k, 0.0)
+            if PDL:
+                gdc_wait()
+            x, square = _input(x_ptr, g_ptr, columns, columns < k, NORM)
+            squares += square
+            many += w.to(tl.float32) * x[None, :]
+        total = tl.sum(many, axis=1)
+        if SCALED:
+            total = total * tl.load(s_ptr + rows, mask=inside, other=0.0).to(tl.float32)
+        return total, tl.sum(squares, axis=0)
+
+
+@triton.jit
+def one_row(x_ptr, g_ptr, r_ptr, w0, w1, w2, s0, s1, s2, b0, b1, b2, y0, y1, y2, n0, n1, n2, second, third, rows, k, width, eps, NORM: tl.constexpr, RESIDUAL: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, BITS: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr, PDL: tl.constexpr):  # noqa: ANN001, ANN201, E501
     """A block of one weight's outputs for the only row of x; `second` and `third` are where other weights begin."""
+    if PDL:
+        gdc_launch_dependents()
     pid = tl.program_id(0)
     w_ptr, s_ptr, b_ptr, y_ptr, n, block = w0, s0, b0, y0, n0, pid
     if pid >= third:
@@ -122,7 +106,7 @@ def one_row(
         w_ptr, s_ptr, b_ptr, y_ptr, n, block = w1, s1, b1, y1, n1, pid - second
     here = block * BLOCK + tl.arange(0, BLOCK)
     inside = here < n
-    y, squares = _dot_row(x_ptr, g_ptr, w_ptr, s_ptr, here, inside, k, NORM, KIND, GROUP, BLOCK, DEPTH)
+    y, squares = _dot_row(x_ptr, g_ptr, w_ptr, s_ptr, here, inside, k, width, NORM, BITS, SCALED, GROUP, BLOCK, DEPTH, PDL)
     factor = 1.0
     if NORM:
         factor = tl.rsqrt(squares / k + eps)
@@ -130,7 +114,7 @@ def one_row(
     if BIAS:
         y += tl.load(b_ptr + here, mask=inside, other=0.0).to(tl.float32)
     if GATE > 0:
-        up, _ = _dot_row(x_ptr, g_ptr, w1, s1, here, inside, k, NORM, KIND, GROUP, BLOCK, DEPTH)
+        up, _ = _dot_row(x_ptr, g_ptr, w1, s1, here, inside, k, width, NORM, BITS, SCALED, GROUP, BLOCK, DEPTH, False)
         up = up * factor
         if BIAS:
             up += tl.load(b1 + here, mask=inside, other=0.0).to(tl.float32)
@@ -141,95 +125,56 @@ def one_row(
 
 
 @triton.jit
-def _dot_rows(
-    x_ptr,
-    g_ptr,
-    w_ptr,
-    s_ptr,
-    here,
-    inside,
-    rows,
-    k,
-    NORM: tl.constexpr,
-    KIND: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPTH: tl.constexpr,
-):  # noqa: ANN001, ANN202, E501
+def _inputs(x_ptr, g_ptr, which, rows, columns, k, NORM: tl.constexpr):  # noqa: ANN001, ANN202
+    """Some columns of all rows of x, times the norm's weight, and the sums of their squares before it."""
+    there = (which < rows)[None, :] & (columns < k)[:, None]
+    x = tl.load(x_ptr + which[None, :] * k + columns[:, None], mask=there, other=0.0)
+    squares = tl.zeros((16,), tl.float32)
+    if NORM:
+        full = x.to(tl.float32)
+        squares = tl.sum(full * full, axis=0)
+        x = (full * tl.load(g_ptr + columns, mask=columns < k, other=0.0).to(tl.float32)[:, None]).to(x.dtype)
+    return x, squares
+
+
+@triton.jit
+def _dot_rows(x_ptr, g_ptr, w_ptr, s_ptr, here, inside, rows, k, width, NORM: tl.constexpr, BITS: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr):  # noqa: ANN001, ANN202, E501
     """Up to sixteen rows of x times a block of rows of w, and the sums of the rows' squares."""
     which = tl.arange(0, 16)
     total = tl.zeros((BLOCK, 16), tl.float32)
     squares = tl.zeros((16,), tl.float32)
     dtype = x_ptr.dtype.element_ty
-    if KIND == 2:
-        half = k // 2
-        for start in range(0, half, GROUP):
-            columns = start + tl.arange(0, GROUP)
-            packed = _weights(w_ptr, here, inside, columns, half, KIND)
-            for high in tl.static_range(2):
-                along = columns + high * half
-                x = tl.load(x_ptr + which[None, :] * k + along[:, None], mask=(which < rows)[None, :], other=0.0)
-                if NORM:
-                    full = x.to(tl.float32)
-                    squares += tl.sum(full * full, axis=0)
-                    x = (full * tl.load(g_ptr + along).to(tl.float32)[:, None]).to(dtype)
-                w = (((packed >> (4 * high)) & 15).to(tl.float32) - 8.0).to(dtype)
-                scale = tl.load(s_ptr + here * (k // GROUP) + (start + high * half) // GROUP, mask=inside, other=0.0)
-                total += tl.dot(w, x) * scale.to(tl.float32)[:, None]
+    if BITS > 0:
+        each: tl.constexpr = 32 // BITS
+        for start in range(0, width, GROUP // each):
+            columns = start + tl.arange(0, GROUP // each)
+            words = _weights(w_ptr, here, inside, columns, width, 0)
+            products = tl.zeros((BLOCK, 16), tl.float32)
+            for j in tl.static_range(each):
+                x, square = _inputs(x_ptr, g_ptr, which, rows, _place(columns, j, each), k, NORM)
+                squares += square
+                w = (_unpacked(words, j, BITS) - 1.5) * (1 << BITS)
+                products = tl.dot(w.to(dtype), x, products)
+            scale = tl.load(s_ptr + here * (k // GROUP) + start * each // GROUP, mask=inside, other=0.0)
+            total += products * scale.to(tl.float32)[:, None]
     else:
         for start in range(0, k, DEPTH):
             columns = start + tl.arange(0, DEPTH)
-            w = _weights(w_ptr, here, inside, columns, k, KIND)
-            x = tl.load(
-                x_ptr + which[None, :] * k + columns[:, None],
-                mask=(which < rows)[None, :] & (columns < k)[:, None],
-                other=0.0,
-            )  # noqa: E501
-            if NORM:
-                full = x.to(tl.float32)
-                squares += tl.sum(full * full, axis=0)
-                x = (full * tl.load(g_ptr + columns, mask=columns < k, other=0.0).to(tl.float32)[:, None]).to(dtype)
+            w = _weights(w_ptr, here, inside, columns, k, 0.0)
+            x, square = _inputs(x_ptr, g_ptr, which, rows, columns, k, NORM)
+            squares += square
             total = tl.dot(w.to(dtype), x, total)
-        if KIND == 1:
-            total = total * tl.load(s_ptr + here, mask=inside, other=0.0).to(tl.float32)[:, None]
+    if SCALED:
+        total = total * tl.load(s_ptr + here, mask=inside, other=0.0).to(tl.float32)[:, None]
     return total, squares
 
 
 @triton.jit
-def few_rows(
-    x_ptr,
-    g_ptr,
-    r_ptr,
-    w0,
-    w1,
-    w2,
-    s0,
-    s1,
-    s2,
-    b0,
-    b1,
-    b2,
-    y0,
-    y1,
-    y2,
-    n0,
-    n1,
-    n2,
-    second,
-    third,
-    rows,
-    k,
-    eps,
-    NORM: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    BIAS: tl.constexpr,
-    GATE: tl.constexpr,
-    KIND: tl.constexpr,
-    GROUP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPTH: tl.constexpr,
-):  # noqa: ANN001, ANN201, E501
+def few_rows(x_ptr, g_ptr, r_ptr, w0, w1, w2, s0, s1, s2, b0, b1, b2, y0, y1, y2, n0, n1, n2, second, third, rows, k, width, eps, NORM: tl.constexpr, RESIDUAL: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, BITS: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr, PDL: tl.constexpr):  # noqa: ANN001, ANN201, E501
     """A block of one weight's outputs for up to sixteen rows of x."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     pid = tl.program_id(0)
     w_ptr, s_ptr, b_ptr, y_ptr, n, block = w0, s0, b0, y0, n0, pid
     if pid >= third:
@@ -239,13 +184,13 @@ def few_rows(
     here = block * BLOCK + tl.arange(0, BLOCK)
     inside = here < n
     which = tl.arange(0, 16)
-    y, squares = _dot_rows(x_ptr, g_ptr, w_ptr, s_ptr, here, inside, rows, k, NORM, KIND, GROUP, BLOCK, DEPTH)
+    y, squares = _dot_rows(x_ptr, g_ptr, w_ptr, s_ptr, here, inside, rows, k, width, NORM, BITS, SCALED, GROUP, BLOCK, DEPTH)
     factor = tl.rsqrt(squares / k + eps) if NORM else tl.full((16,), 1.0, tl.float32)
     y = y * factor[None, :]
     if BIAS:
         y += tl.load(b_ptr + here, mask=inside, other=0.0).to(tl.float32)[:, None]
     if GATE > 0:
-        up, _ = _dot_rows(x_ptr, g_ptr, w1, s1, here, inside, rows, k, NORM, KIND, GROUP, BLOCK, DEPTH)
+        up, _ = _dot_rows(x_ptr, g_ptr, w1, s1, here, inside, rows, k, width, NORM, BITS, SCALED, GROUP, BLOCK, DEPTH)
         up = up * factor[None, :]
         if BIAS:
             up += tl.load(b1 + here, mask=inside, other=0.0).to(tl.float32)[:, None]
@@ -276,8 +221,12 @@ def write(
     HEAD: tl.constexpr,
     HALF: tl.constexpr,
     TURN: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # noqa: ANN001, ANN201, E501
     """One head's new row, turned, at its position in the cache."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     pid = tl.program_id(0)
     t = pid % time
     head = (pid // time) % heads
@@ -330,8 +279,12 @@ def attend(
     LIMIT: tl.constexpr,
     MASK: tl.constexpr,
     TURN: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # noqa: ANN001, ANN201, E501
     """The query heads that share one key head, over one span of the cache: unnormalised sums, maxima and weights."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     b = tl.program_id(0) // groups
     group = tl.program_id(0) % groups
     part = tl.program_id(1)
@@ -394,8 +347,11 @@ def attend(
 
 
 @triton.jit
-def combine(sums, tops, out, rows, parts, HEAD: tl.constexpr, PARTS: tl.constexpr):  # noqa: ANN001, ANN201
+def combine(sums, tops, out, rows, parts, HEAD: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr):  # noqa: ANN001, ANN201
     """One head's parts as one: each counts for its share of the whole."""
+    if PDL:
+        gdc_launch_dependents()
+        gdc_wait()
     row = tl.program_id(0)
     each = tl.arange(0, PARTS)
     along = tl.arange(0, HEAD)

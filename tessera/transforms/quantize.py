@@ -1,0 +1,110 @@
+"""Weights in fewer bits, for inference: the linear layers of a model store int8, int4 or fp8 and their scales.
+
+In: a model and a kind. Out: the same model, its linear layers replaced in place, and what that cost in accuracy, layer
+by layer. Activations stay as they are. In a program such a layer is `tessera.quantized_linear`, one equation; over few
+rows the weights are read in their stored form and widened inside the kernel (see `passes/decode`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from tessera.ops.rows import GROUP, KINDS, dequantized, quantized
+from tessera.util.errors import OptionError
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer whose weight is stored as `kind` says."""
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+    def __init__(self, layer: nn.Linear, kind: str):
+        super().__init__()
+        self.kind, self.in_features, self.out_features = kind, layer.in_features, layer.out_features
+        weight, scale = quantized(layer.weight, kind)
+        self.register_buffer("weight", weight)
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.tessera.quantized_linear(x, self.weight, self.scale, self.bias, self.kind)
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, kind={self.kind}"
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """What was stored in fewer bits: for every layer the relative error of its weight (root mean square)."""
+
+    kind: str
+    errors: dict[str, float]
+    bytes_before: int
+    bytes_after: int
+    left: dict[str, str]  # layers that stayed, and why
+
+    def __str__(self) -> str:
+        worst = max(self.errors.items(), key=lambda item: item[1], default=("", 0.0))
+        lines = [
+            f"{self.kind}: {len(self.errors)} linear layers, {self.bytes_before / 2**20:.1f} MiB of weights "
+            f"are {self.bytes_after / 2**20:.1f} MiB; relative error of a weight at most {worst[1]:.4f} ({worst[0]})"
+        ]
+        lines += [f"  {name} stayed as it is: {why}" for name, why in self.left.items()]
+        return "\n".join(lines)
+
+
+def quantize(model: nn.Module, kind: str, skip: Sequence[str] = ()) -> Quantized:
+    """Store the weights of a model's linear layers as int8, int4 or fp8; `skip` names layers that stay as they are.
+
+    The model is changed in place and is for inference from then on. int8 and int4 have a scale for every 128 weights
+    of a row, fp8 one a row.
+    """
+    if kind not in KINDS:
+        raise OptionError(f"quantize: expected a kind among {', '.join(KINDS)}, got {kind!r}")
+    layers = {name: m for name, m in model.named_modules() if type(m) is nn.Linear}
+    if unknown := [name for name in skip if name not in layers]:
+        raise OptionError(
+            f"quantize: no linear layer is called {unknown[0]!r}; there are {', '.join(layers) or 'none'}"
+        )
+    shared = _shared(model, layers)
+    errors: dict[str, float] = {}
+    left: dict[str, str] = {}
+    before = after = 0
+    for name, layer in layers.items():
+        if why := _refused(name, layer, kind, skip, shared):
+            left[name] = why
+            continue
+        made = QuantizedLinear(layer, kind)
+        full = layer.weight.detach().float()
+        errors[name] = float((dequantized(made.weight, made.scale, kind) - full).norm() / full.norm().clamp(min=1e-30))
+        before += layer.weight.nbytes
+        after += made.weight.nbytes + made.scale.nbytes
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, made.to(layer.weight.device))
+    return Quantized(kind, errors, before, after, left)
+
+
+def _shared(model: nn.Module, layers: dict[str, nn.Linear]) -> set[str]:
+    """Layers whose weight is a parameter of another module too, such as an embedding's."""
+    owners: dict[int, set[int]] = {}
+    for module in model.modules():
+        for p in module._parameters.values():
+            if p is not None:
+                owners.setdefault(id(p), set()).add(id(module))
+    return {name for name, layer in layers.items() if len(owners[id(layer.weight)]) > 1}
+
+
+def _refused(name: str, layer: nn.Linear, kind: str, skip: Sequence[str], shared: set[str]) -> str:
+    if name in skip:
+        return "asked for"
+    if name in shared:
+        return "its weight belongs to another module too"
+    if kind != "fp8" and layer.in_features % GROUP:
+        return f"its width {layer.in_features} is no multiple of {GROUP}"
+    return ""
