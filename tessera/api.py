@@ -25,11 +25,13 @@ from tessera.transform_api import (
     vmap,
     while_loop,
 )
+from tessera.transforms.quantize import quantize
 from tessera.util.config import config, override
 
 __all__ = [
     "Buckets", "Trace", "backend", "check", "checkpoint", "cond", "config", "custom_vjp", "edit", "explain", "grad",
-    "hessian", "jacfwd", "jacrev", "jit", "jvp", "linearize", "override", "register_executor", "register_kernel",
+    "hessian", "jacfwd", "jacrev", "jit", "jvp", "linearize", "override", "quantize", "register_executor",
+    "register_kernel",
     "register_operator", "reproduce", "scan", "stages", "trace", "train_step", "value_and_grad", "vjp", "vmap",
     "while_loop",
 ]  # fmt: skip

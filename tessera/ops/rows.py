@@ -56,7 +56,7 @@ def quantized(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
 
 
 def dequantized(weight: Tensor, scale: Tensor, kind: str) -> Tensor:
-    """`(n, k)` in single precision. fp8 has a scale a row. int8 and int4 have one for `GROUP` weights along the row, and
+    """`(n, k)` in single precision. fp8 has a scale a row. int8 and int4 have one for `GROUP` weights of a row, and
     stand in words of 32 bits as numbers from zero: four words hold the first four weights in their lowest bits, the
     next four in the bits after those, and so on."""
     if kind == "fp8":

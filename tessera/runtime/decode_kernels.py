@@ -27,7 +27,7 @@ def _weights(w_ptr, rows, inside, columns, width, NOTHING: tl.constexpr):  # noq
 
 @triton.jit
 def _unpacked(words, j: tl.constexpr, BITS: tl.constexpr):  # noqa: ANN001, ANN202
-    """The j-th small integer q of every word as 1 + q / 2^BITS: its bits put where a float in [1, 2) has its fraction."""
+    """The j-th small integer q of every word as 1 + q / 2^BITS: its bits are the fraction of a float in [1, 2)."""
     shifted = ((words >> (j * BITS)) & ((1 << BITS) - 1)) << (23 - BITS)
     return (shifted | 0x3F800000).to(tl.float32, bitcast=True)
 
@@ -49,7 +49,23 @@ def _input(x_ptr, g_ptr, at, there, NORM: tl.constexpr):  # noqa: ANN001, ANN202
 
 
 @triton.jit
-def _dot_row(x_ptr, g_ptr, w_ptr, s_ptr, rows, inside, k, width, NORM: tl.constexpr, BITS: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr, PDL: tl.constexpr):  # noqa: ANN001, ANN202, E501
+def _dot_row(
+    x_ptr,
+    g_ptr,
+    w_ptr,
+    s_ptr,
+    rows,
+    inside,
+    k,
+    width,
+    NORM: tl.constexpr,
+    BITS: tl.constexpr,
+    SCALED: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PDL: tl.constexpr,
+):  # noqa: ANN001, ANN202, E501
     """One row of x times a block of rows of w, and the sum of x's squares."""
     if BITS > 0:
         each: tl.constexpr = 32 // BITS
@@ -94,7 +110,42 @@ def _dot_row(x_ptr, g_ptr, w_ptr, s_ptr, rows, inside, k, width, NORM: tl.conste
 
 
 @triton.jit
-def one_row(x_ptr, g_ptr, r_ptr, w0, w1, w2, s0, s1, s2, b0, b1, b2, y0, y1, y2, n0, n1, n2, second, third, rows, k, width, eps, NORM: tl.constexpr, RESIDUAL: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, BITS: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr, PDL: tl.constexpr):  # noqa: ANN001, ANN201, E501
+def one_row(
+    x_ptr,
+    g_ptr,
+    r_ptr,
+    w0,
+    w1,
+    w2,
+    s0,
+    s1,
+    s2,
+    b0,
+    b1,
+    b2,
+    y0,
+    y1,
+    y2,
+    n0,
+    n1,
+    n2,
+    second,
+    third,
+    rows,
+    k,
+    width,
+    eps,
+    NORM: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATE: tl.constexpr,
+    BITS: tl.constexpr,
+    SCALED: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PDL: tl.constexpr,
+):  # noqa: ANN001, ANN201, E501
     """A block of one weight's outputs for the only row of x; `second` and `third` are where other weights begin."""
     if PDL:
         gdc_launch_dependents()
@@ -106,7 +157,9 @@ def one_row(x_ptr, g_ptr, r_ptr, w0, w1, w2, s0, s1, s2, b0, b1, b2, y0, y1, y2,
         w_ptr, s_ptr, b_ptr, y_ptr, n, block = w1, s1, b1, y1, n1, pid - second
     here = block * BLOCK + tl.arange(0, BLOCK)
     inside = here < n
-    y, squares = _dot_row(x_ptr, g_ptr, w_ptr, s_ptr, here, inside, k, width, NORM, BITS, SCALED, GROUP, BLOCK, DEPTH, PDL)
+    y, squares = _dot_row(
+        x_ptr, g_ptr, w_ptr, s_ptr, here, inside, k, width, NORM, BITS, SCALED, GROUP, BLOCK, DEPTH, PDL
+    )
     factor = 1.0
     if NORM:
         factor = tl.rsqrt(squares / k + eps)
@@ -138,7 +191,23 @@ def _inputs(x_ptr, g_ptr, which, rows, columns, k, NORM: tl.constexpr):  # noqa:
 
 
 @triton.jit
-def _dot_rows(x_ptr, g_ptr, w_ptr, s_ptr, here, inside, rows, k, width, NORM: tl.constexpr, BITS: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr):  # noqa: ANN001, ANN202, E501
+def _dot_rows(
+    x_ptr,
+    g_ptr,
+    w_ptr,
+    s_ptr,
+    here,
+    inside,
+    rows,
+    k,
+    width,
+    NORM: tl.constexpr,
+    BITS: tl.constexpr,
+    SCALED: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPTH: tl.constexpr,
+):  # noqa: ANN001, ANN202, E501
     """Up to sixteen rows of x times a block of rows of w, and the sums of the rows' squares."""
     which = tl.arange(0, 16)
     total = tl.zeros((BLOCK, 16), tl.float32)
@@ -170,7 +239,42 @@ def _dot_rows(x_ptr, g_ptr, w_ptr, s_ptr, here, inside, rows, k, width, NORM: tl
 
 
 @triton.jit
-def few_rows(x_ptr, g_ptr, r_ptr, w0, w1, w2, s0, s1, s2, b0, b1, b2, y0, y1, y2, n0, n1, n2, second, third, rows, k, width, eps, NORM: tl.constexpr, RESIDUAL: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, BITS: tl.constexpr, SCALED: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr, PDL: tl.constexpr):  # noqa: ANN001, ANN201, E501
+def few_rows(
+    x_ptr,
+    g_ptr,
+    r_ptr,
+    w0,
+    w1,
+    w2,
+    s0,
+    s1,
+    s2,
+    b0,
+    b1,
+    b2,
+    y0,
+    y1,
+    y2,
+    n0,
+    n1,
+    n2,
+    second,
+    third,
+    rows,
+    k,
+    width,
+    eps,
+    NORM: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATE: tl.constexpr,
+    BITS: tl.constexpr,
+    SCALED: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PDL: tl.constexpr,
+):  # noqa: ANN001, ANN201, E501
     """A block of one weight's outputs for up to sixteen rows of x."""
     if PDL:
         gdc_launch_dependents()
@@ -184,7 +288,9 @@ def few_rows(x_ptr, g_ptr, r_ptr, w0, w1, w2, s0, s1, s2, b0, b1, b2, y0, y1, y2
     here = block * BLOCK + tl.arange(0, BLOCK)
     inside = here < n
     which = tl.arange(0, 16)
-    y, squares = _dot_rows(x_ptr, g_ptr, w_ptr, s_ptr, here, inside, rows, k, width, NORM, BITS, SCALED, GROUP, BLOCK, DEPTH)
+    y, squares = _dot_rows(
+        x_ptr, g_ptr, w_ptr, s_ptr, here, inside, rows, k, width, NORM, BITS, SCALED, GROUP, BLOCK, DEPTH
+    )
     factor = tl.rsqrt(squares / k + eps) if NORM else tl.full((16,), 1.0, tl.float32)
     y = y * factor[None, :]
     if BIAS:
