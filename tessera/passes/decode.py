@@ -230,7 +230,7 @@ class _Attention(_Rewrite):
         static = all(type(n) is int for t in tensors for n in t.shape)
         head = tensors[0].shape[-1]
         plain = static and all(t.dtype in DTYPES and len(t.shape) == 4 and t.shape[-1] == head for t in tensors)
-        fits = plain and tensors[0].shape[2] == 1 and tensors[0].shape[1] % tensors[1].shape[1] == 0
+        fits = plain and tensors[0].shape[2] == 1 and int(tensors[0].shape[1]) % int(tensors[1].shape[1]) == 0
         return fits and head in (32, 64, 128, 256) and all(t.stride[-1] == 1 for t in tensors)
 
     def through_repeats(self, x: Value, q: Value) -> Value:
