@@ -203,7 +203,7 @@ def test_narrow_floats_use_fast_functions() -> None:
 
 def test_rows_that_are_read_again_stay_in_the_cache() -> None:
     text = emit(kernels.softmax(4, 64).kernel, Schedule((("r", 16),), loop=True))
-    assert text.count('"evict_last"') == 2 and text.count('"evict_first"') == 1
+    assert text.count('"evict_last"') == 1 and text.count('"evict_first"') == 1  # maximum and sum are one loop
 
 
 def test_precision_of_f32_products() -> None:
