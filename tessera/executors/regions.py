@@ -7,11 +7,12 @@ equations and puts everything into an order that respects data, effects and writ
 
 from __future__ import annotations
 
+import functools
 import heapq
 from collections.abc import Callable
 
 from tessera.executors.base import Region
-from tessera.ir.equation import Equation, Special
+from tessera.ir.equation import Equation, Special, Value
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.passes.dce import mentioned
@@ -39,18 +40,26 @@ def partition(trace: Trace, wanted: Callable[[Equation], bool], least: int = 1) 
     return [region for region in regions.values() if len(region) >= least]
 
 
+@functools.lru_cache(maxsize=4)  # asked for every region of a trace
+def _readers(trace: Trace) -> tuple[dict[Value, list[int]], frozenset[Value]]:
+    """Which equations read each value, and the values that must be there whoever reads them."""
+    found: dict[Value, list[int]] = {}
+    for i, eqn in enumerate(trace.equations):
+        for v in dict.fromkeys(eqn.inputs()):
+            found.setdefault(v, []).append(i)
+    return found, frozenset((*trace.results(), *(v for v, _ in trace.symbols.values())))
+
+
 def body_of(trace: Trace, region: Region, name: str) -> Trace:
     """The region as a trace of its own: inputs are what it reads, outputs what is read of it elsewhere."""
     inside = set(region)
     made = {v for i in region for v in trace.equations[i].results()}
     equations = tuple(trace.equations[i] for i in region)
     reads = dict.fromkeys(v for eqn in equations for v in eqn.inputs() if v not in made)
-    wanted = set(trace.results())
-    for i, eqn in enumerate(trace.equations):
-        if i not in inside:
-            wanted.update(eqn.inputs())
-    wanted.update(v for v, _ in trace.symbols.values())
-    outputs = tuple(v for eqn in equations for v in eqn.results() if v in wanted)
+    readers, kept = _readers(trace)
+    outputs = tuple(
+        v for eqn in equations for v in eqn.results() if v in kept or any(i not in inside for i in readers.get(v, ()))
+    )
     symbols = {s: where for s, where in trace.symbols.items() if where[0] in reads or where[0] in made}
     missing = mentioned(tuple((e.args, e.kwargs) for e in equations)) - set(symbols)
     brings = {s: trace.symbols[s] for s in sorted(missing) if s in trace.symbols}

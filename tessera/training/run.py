@@ -76,7 +76,8 @@ class Prepared:
         groups = book.groups()
         self.groups = [groups[p] for p in params]
         self.forms = book.forms()
-        self.checked: tuple[int, ...] = ()
+        self.where: list[int] = []  # addresses at the last call
+        self.memory: dict[int, int] = {}  # written input -> its storage
 
     def ages(self) -> list[int]:
         plan = self.compilation.plan
@@ -98,15 +99,26 @@ class Prepared:
     def run(self, tensors: Sequence[object]) -> tuple:
         """The program on these tensors, which it writes in place."""
         written = self.compilation.written
-        where = tuple(x.data_ptr() for x in tensors if isinstance(x, torch.Tensor))
-        if where != self.checked:  # tensors are new or have moved
-            if overlaps(tuple(tensors), written):
-                raise CaptureError("parameters, optimizer state or inputs share memory with each other")
-            self.checked = where
+        self._check_memory(tensors, written)
         with below_autograd():
             out = self.compilation.call(*tensors)
         torch.autograd.graph.increment_version([tensors[i] for i in written])  # type: ignore[misc]
         return out
+
+    def _check_memory(self, tensors: Sequence[object], written: tuple[int, ...]) -> None:
+        """What is written shares memory with nothing else. Only what moved since the last call is looked at."""
+        where = [x.data_ptr() if isinstance(x, torch.Tensor) else 0 for x in tensors]
+        moved = [i for i, (a, b) in enumerate(zip(where, self.where, strict=False)) if a != b]
+        if len(where) == len(self.where) and not any(
+            i in self.memory or tensors[i].untyped_storage().data_ptr() in self.memory.values()  # type: ignore[attr-defined]
+            for i in moved
+        ):
+            self.where = where
+            return
+        if overlaps(tuple(tensors), written):
+            raise CaptureError("parameters, optimizer state or inputs share memory with each other")
+        self.where = where
+        self.memory = {i: tensors[i].untyped_storage().data_ptr() for i in written}  # type: ignore[attr-defined]
 
     def keep(self, grads: Sequence[torch.Tensor]) -> None:
         if self.compilation.plan.keeps:
