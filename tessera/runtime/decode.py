@@ -100,7 +100,7 @@ def rows_linear(
 def plan(rows: int, k: int, outputs: int, gated: bool, kind: str) -> tuple[int, int, int, int]:
     """Rows of weights a program, depth of a step, warps, stages: what was fastest on an H200 at such sizes."""
     width = 1 << (k - 1).bit_length()
-    wide = outputs >= 24 * UNITS
+    wide = outputs >= 3072
     if rows == 1:
         if kind in _BITS:
             return 8 if wide else 4, min(8192 // _BITS[kind], width), 2, 1
@@ -108,7 +108,7 @@ def plan(rows: int, k: int, outputs: int, gated: bool, kind: str) -> tuple[int, 
         return block, min(1024 if k <= 4096 else 2048, width), 4, 1
     if kind in _BITS:
         return 32 if wide else 16, GROUP, 4, 3
-    return (64, min(256, width), 4, 4) if wide else (16, min(512, width), 4, 3)
+    return (64, min(256, width), 4, 4) if wide else (16, min(512, width), 4, 4)
 
 
 @functools.cache
