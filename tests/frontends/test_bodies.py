@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -112,9 +114,10 @@ def test_checkpointed_layers_share_a_body_and_keep_their_modules():
     fast(x).sum().backward()
     text = str(captured(fast))
     assert text.count("def Layer(x, fc_weight, fc_bias):") == 1
-    assert "tessera.checkpoint(Layer, checkpoint_1, layers_2_fc_weight, layers_2_fc_bias)" in text
+    assert re.search(r"tessera\.checkpoint\(Layer, checkpoint_1, \w*layers_2_fc_weight, \w*layers_2_fc_bias\)", text)
     modules = [e.source.module for e in tessera.stages(fast)["inline"].trace.equations]
-    assert modules == [f"layers.{i}{part}" for i in range(3) for part in (".fc", "")]
+    wanted = [f"layers.{i}{part}" for i in range(3) for part in (".fc", "")]
+    assert all(map(str.endswith, modules, wanted)) and len(modules) == len(wanted)  # older Dynamo puts a scope before
     assert str(tessera.trace(model, x)).count("def Layer(") == 1
 
 

@@ -326,7 +326,7 @@ def _by_tiles(kernel: KernelOp, schedule: Schedule, elements: int) -> Schedule:
     """The same tiles for persistent programs, where both operands come by bulk copies."""
     pieces = 2 if elements >= 128 * 256 else 1  # of the epilogue: beside a large accumulator registers are few
     extra = (("bulk", True), ("parts", pieces), ("flatten", True))
-    walked = replace(schedule, persistent=True, extra=extra)
+    walked = replace(schedule, persistent=True, group=16, extra=extra)
     copied = [
         op for op in bulks(kernel, walked) if isinstance(op, LoadOp) and reduced_axis(kernel) in axes_of(op.result)
     ]
