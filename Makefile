@@ -5,13 +5,15 @@
 ifdef TESSERA_PYTHON
 PY := $(TESSERA_PYTHON)
 READY :=
+DOCS_READY :=
 else
 PY := .venv/bin/python
 READY := .venv/.ready
+DOCS_READY := .venv/.docs-ready
 endif
 BIN := $(dir $(PY))
 
-.PHONY: demo test lint format types imports unit tour bench clean
+.PHONY: demo test docs lint format types imports unit tour bench clean
 
 demo: $(READY)
 	$(PY) examples/demo.py
@@ -24,6 +26,18 @@ test: lint types imports unit tour
 	python3 -m venv .venv
 	.venv/bin/python -m pip install -c constraints.txt torch==2.13.0
 	.venv/bin/python -m pip install -c constraints.txt -e '.[dev]'
+	touch $@
+
+# The site, into site/: open site/index.html. The pages that are generated from the code are written again first.
+docs: $(READY) $(DOCS_READY)
+	$(PY) -m tessera.ops.matrix
+	$(PY) -m tessera.tile.document
+	$(PY) -m tessera.tools.reference
+	$(PY) -m mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+.venv/.docs-ready: .venv/.ready
+	.venv/bin/python -m pip install -c constraints.txt -e '.[docs]'
 	touch $@
 
 lint: $(READY)
@@ -51,5 +65,5 @@ bench: $(READY)
 	OMP_NUM_THREADS=1 $(PY) -m tessera.tools.cli bench core --json bench-core.json
 
 clean:
-	rm -rf .venv build dist dumps *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv build dist dumps site *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

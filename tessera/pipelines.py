@@ -43,6 +43,7 @@ from tessera.transforms.remat import POLICIES, Split, remat
 from tessera.transforms.vjp import Joint, vjp
 from tessera.util.config import config, parse_bytes
 from tessera.util.errors import OptionError
+from tessera.util.log import log
 
 Pass = Callable[[Trace], Trace]
 
@@ -115,6 +116,7 @@ class Compilation:
         self.grad_enabled = torch.is_grad_enabled()
         self.edits: dict[str, Trace] = {}
         self.build()
+        log(1, f"{name}: {len(captured.trace.equations)} equations, compiled in {self.seconds:.2f} s")
         for tell in WATCHERS:
             tell(self)
 
@@ -166,6 +168,8 @@ class Compilation:
             folder = os.path.join(config.dump, self.name)
             os.makedirs(folder, mode=0o700, exist_ok=True)
             trace.save(os.path.join(folder, f"{len(self.stages):02d}_{stage.replace(' ', '_')}.py"))
+        log(2, f"{self.name}: {stage}: {len(trace.equations)} equations")
+        log(3, trace)
         return trace
 
     def fusers(self) -> list[FusionExecutor]:
@@ -243,10 +247,6 @@ class Failure:
     error: Exception
 
 
-# Told of every compilation when it is done; tools collect them here. Empty otherwise.
-WATCHERS: list[Callable[[Compilation], None]] = []
-
-
 def compile_captured(captured: Captured, eager: Callable, name: str, options: Options) -> tuple[Callable, Compilation]:
     """A callable for a captured graph, and the account of how it was made."""
     try:
@@ -254,8 +254,6 @@ def compile_captured(captured: Captured, eager: Callable, name: str, options: Op
     except Exception as error:
         error.tessera_failure = Failure(name, captured, options, error)  # type: ignore[attr-defined]
         raise
-    for tell in WATCHERS:
-        tell(compilation)
 
     def entry(*args):  # noqa: ANN002, ANN202
         return compilation.call(*args)  # looked up at each call: `edit` may replace it

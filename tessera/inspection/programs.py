@@ -45,6 +45,8 @@ def _named_constants(made: Trace, module: torch.nn.Module) -> Trace:
 
 @dataclass(frozen=True)
 class Stage:
+    """One program of a compilation: `print` it, `save` it, or take its `trace`."""
+
     graph: str
     name: str
     trace: Trace
@@ -90,8 +92,15 @@ def stages(fast: Callable) -> Stages:
     for compilation in state_of(fast).compilations():
         found += [Stage(compilation.name, name, trace) for name, trace in compilation.stages]
     if not found:
-        raise InputError("nothing is compiled yet; call the function first")
+        raise InputError(_why_none(state_of(fast)))
     return found
+
+
+def _why_none(state: Compiled) -> str:
+    eager = [g for g in getattr(state.backend, "graphs", ()) if g.eager_reason]
+    if eager:
+        return f"there are no stages: {eager[-1].name} runs eagerly: {eager[-1].eager_reason}"
+    return "nothing is compiled yet; call the function first"
 
 
 def state_of(fast: object) -> Compiled:

@@ -1,11 +1,11 @@
 """Patterns over equations and the driver that rewrites a trace with tables of them.
 
     x = Var("x")
-    TABLE = [
+    TABLE = Table([
         (P("aten.neg", P("aten.neg", x)), lambda x: x),                       # -(-x) -> x
         (P("aten.mul", x, one), lambda x: x, is_real),                        # x * 1 -> x
         (P("aten.reshape", P("aten.reshape", x, ...), shape), lambda x, shape: aten.reshape(x, shape)),
-    ]
+    ])
 
 A pattern names an operator (any overload of it, or one: "aten.sum.dim_IntList") and its arguments: a `Var`
 captures anything, a nested pattern matches the equation that made the argument, `...` whatever follows,

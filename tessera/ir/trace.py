@@ -19,6 +19,8 @@ from tessera.ir.equation import Arg, Equation, Value, values_in
 
 @dataclass(frozen=True, eq=False)
 class Trace:
+    """A program in SSA form: `print` it, `save` it; a pass gives another."""
+
     name: str
     inputs: tuple[Value, ...]
     equations: tuple[Equation, ...]

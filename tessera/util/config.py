@@ -18,6 +18,8 @@ CHOICES = {"fused_random": ("auto", "on", "off")}  # flags with few values
 
 @dataclasses.dataclass
 class Config:
+    """The flags: read and set them here, or set them for a while with `override`."""
+
     strict: bool = False  # raise on an internal failure instead of running that graph eagerly
     dump: str = ""  # folder that receives every stage of every compilation, numbered
     verify: bool = False  # run the trace verifier after every stage
@@ -35,6 +37,10 @@ class Config:
             text = os.environ.get(f"TESSERA_{field.name.upper()}")
             if text is not None:
                 setattr(self, field.name, _parse(field.name, text, getattr(self, field.name)))
+
+    def __setattr__(self, name: str, value: object) -> None:
+        check_flags({name: value})
+        object.__setattr__(self, name, value)
 
 
 def _parse(name: str, text: str, default: object) -> object:
@@ -55,6 +61,16 @@ def _check_choice(name: str, value: object) -> None:
         raise OptionError(f"{name}: expected one of {', '.join(CHOICES[name])}, got {value!r}")
 
 
+def check_flags(flags: dict[str, object]) -> None:
+    known = {field.name: type(field.default) for field in dataclasses.fields(Config)}
+    for name, value in flags.items():
+        if name not in known:
+            raise OptionError(f"unknown option {name!r}; the options are {', '.join(known)}")
+        if known[name] in (bool, int) and not isinstance(value, known[name]):
+            raise OptionError(f"{name}: expected {known[name].__name__}, got {value!r}")
+        _check_choice(name, value)
+
+
 config = Config()
 
 
@@ -70,14 +86,6 @@ def override(**flags: object) -> Iterator[Config]:
     finally:
         for name, value in before.items():
             setattr(config, name, value)
-
-
-def check_flags(flags: dict[str, object]) -> None:
-    known = [field.name for field in dataclasses.fields(Config)]
-    for name in flags:
-        if name not in known:
-            raise OptionError(f"unknown option {name!r}; the options are {', '.join(known)}")
-        _check_choice(name, flags[name])
 
 
 def parse_bytes(text: str | int) -> int:
