@@ -33,8 +33,8 @@ docs: $(READY) $(DOCS_READY)
 	$(PY) -m tessera.ops.matrix
 	$(PY) -m tessera.tile.document
 	$(PY) -m tessera.tools.reference
-	$(PY) -m mkdocs build --strict --quiet
-	@echo "open site/index.html"
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	@echo "open site/index.html; to search it: python3 -m http.server -d site"
 
 .venv/.docs-ready: .venv/.ready
 	.venv/bin/python -m pip install -c constraints.txt -e '.[docs]'
