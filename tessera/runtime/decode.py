@@ -55,46 +55,57 @@ def rows_linear(
     rows = x.numel() // k
     x = x.contiguous()
     sizes = [w.shape[0] for w in weights]
-    made = [x.new_empty((*x.shape[:-1], n)) for n in (sizes[:1] if gate else sizes)]
-    residual = None if residual is None else residual.contiguous()
-    kernels = _kernels()
-    block, depth, warps, stages = plan(rows, k, sum(sizes), bool(gate), kind)
-    blocks = [math.ceil(n / block) for n in (sizes[:1] if gate else sizes)]
-    firsts = [sum(blocks[:i]) for i in range(1, 3)] + [0, 0]
+    own = sizes[:1] if gate else sizes
+    made = [x.new_empty((*x.shape[:-1], n)) for n in own]
 
     def nth(tensors: list[Tensor], i: int) -> Tensor:
         return tensors[i] if i < len(tensors) else tensors[0] if tensors else x
 
-    parameters = [
-        *(nth(group, i) for group in (weights, scales, biases, made) for i in range(3)),
-        *(sizes[i] if i < len(sizes) else 0 for i in range(3)),
-        firsts[0] if len(blocks) > 1 else sum(blocks),
-        firsts[1] if len(blocks) > 2 else sum(blocks),
-    ]
-    program = kernels.one_row if rows == 1 else kernels.few_rows
-    program[(sum(blocks),)](
+    given = (
         x,
         x if norm is None else norm,
-        x if residual is None else residual,
-        *parameters,
-        rows,
-        k,
-        k * _BITS.get(kind, 32) // 32,
-        eps,
-        NORM=norm is not None,
-        RESIDUAL=residual is not None,
-        BIAS=bool(biases),
-        GATE=_GATE[gate],
-        BITS=_BITS.get(kind, 0),
-        SCALED=kind == "fp8",
-        GROUP=GROUP,
-        BLOCK=block,
-        DEPTH=depth,
-        num_warps=warps,
-        num_stages=stages,
-        **early(),
+        x if residual is None else residual.contiguous(),
+        *(nth(group, i) for group in (weights, scales, biases, made) for i in range(3)),
+        *(sizes[i] if i < len(sizes) else 0 for i in range(3)),
     )
+    common = {"NORM": norm is not None, "RESIDUAL": residual is not None, "BIAS": bool(biases), "GATE": _GATE[gate]}
+    common |= early() if rows == 1 else {"PDL": False}  # kernels of much shared memory are no faster for starting early
+    bits = _BITS.get(kind, 0)
+    if rows == 1 and bits:
+        _one_packed_row(given, own, k, eps, bits, common)
+        return made
+    block, depth, warps, stages = plan(rows, k, sum(sizes), bool(gate), kind)
+    *ends, programs = _ends([math.ceil(n / block) for n in own])
+    common |= {"SCALED": kind == "fp8", "BLOCK": block, "DEPTH": depth, "num_warps": warps, "num_stages": stages}
+    if rows == 1:
+        _kernels().one_row[(programs,)](*given, *ends, k, eps, **common)
+    else:
+        width = k * bits // 32 if bits else k
+        _kernels().few_rows[(programs,)](*given, *ends, rows, k, width, eps, BITS=bits, GROUP=GROUP, **common)
     return made
+
+
+def _one_packed_row(given: tuple, sizes: list[int], k: int, eps: float, bits: int, common: dict[str, object]) -> None:
+    """Programs in proportion to the weights' outputs, each with many blocks of its own."""
+    from tessera.runtime.decode_packed import packed_row  # Triton is wanted only where a kernel is launched
+
+    block, warps, stages = packed_plan(k)
+    shares = [min(max(round(4 * UNITS * n / sum(sizes)), 1), math.ceil(n / block)) for n in sizes]
+    *ends, programs = _ends(shares)
+    width = k * bits // 32
+    shape = {"BITS": bits, "GROUP": GROUP, "BLOCK": block, "STEPS": 1 << (width - 1).bit_length(), "STAGES": stages}
+    packed_row[(programs,)](*given, *ends, k, width, eps, **shape, **common, num_warps=warps)
+
+
+def _ends(counts: list[int]) -> list[int]:
+    """Where the programs of the first and the second weight end, and where all do."""
+    total = sum(counts)
+    return [counts[0] if len(counts) > 1 else total, sum(counts[:2]) if len(counts) > 2 else total, total]
+
+
+def packed_plan(k: int) -> tuple[int, int, int]:
+    """Rows of packed weights a block, warps, stages."""
+    return (8, 2, 3) if k <= 4096 else (4, 4, 3)
 
 
 def plan(rows: int, k: int, outputs: int, gated: bool, kind: str) -> tuple[int, int, int, int]:
@@ -102,8 +113,6 @@ def plan(rows: int, k: int, outputs: int, gated: bool, kind: str) -> tuple[int, 
     width = 1 << (k - 1).bit_length()
     wide = outputs >= 3072
     if rows == 1:
-        if kind in _BITS:
-            return 8 if wide else 4, min(8192 // _BITS[kind], width), 2, 1
         block = 8 if gated else 4 if wide or k > 4096 else 2
         return block, min(1024 if k <= 4096 else 2048, width), 4, 1
     if kind in _BITS:

@@ -57,56 +57,27 @@ def _dot_row(
     rows,
     inside,
     k,
-    width,
     NORM: tl.constexpr,
-    BITS: tl.constexpr,
     SCALED: tl.constexpr,
-    GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPTH: tl.constexpr,
     PDL: tl.constexpr,
 ):  # noqa: ANN001, ANN202, E501
     """One row of x times a block of rows of w, and the sum of x's squares."""
-    if BITS > 0:
-        each: tl.constexpr = 32 // BITS
-        steps: tl.constexpr = DEPTH // each
-        many = tl.zeros((BLOCK, steps), tl.float32)
-        squares = tl.zeros((steps,), tl.float32)
-        for start in range(0, width, steps):
-            columns = start + tl.arange(0, steps)
-            there = columns < width
-            words = _weights(w_ptr, rows, inside, columns, width, 0)
-            scale = tl.load(
-                s_ptr + rows[:, None] * (k // GROUP) + (columns * each // GROUP)[None, :],
-                mask=inside[:, None] & there[None, :],
-                other=0.0,
-            ).to(tl.float32)
-            if PDL:
-                gdc_wait()
-            products = tl.zeros((BLOCK, steps), tl.float32)
-            sums = tl.zeros((steps,), tl.float32)
-            for j in tl.static_range(each):
-                x, square = _input(x_ptr, g_ptr, _place(columns, j, each), there, NORM)
-                squares += square
-                sums += x
-                products += _unpacked(words, j, BITS) * x[None, :]
-            many += (products - 1.5 * sums[None, :]) * scale  # 1 + q / 2^BITS - 1.5 is (q - half) / 2^BITS
-        return tl.sum(many, axis=1) * (1 << BITS), tl.sum(squares, axis=0)
-    else:
-        many = tl.zeros((BLOCK, DEPTH), tl.float32)
-        squares = tl.zeros((DEPTH,), tl.float32)
-        for start in range(0, k, DEPTH):
-            columns = start + tl.arange(0, DEPTH)
-            w = _weights(w_ptr, rows, inside, columns, k, 0.0)
-            if PDL:
-                gdc_wait()
-            x, square = _input(x_ptr, g_ptr, columns, columns < k, NORM)
-            squares += square
-            many += w.to(tl.float32) * x[None, :]
-        total = tl.sum(many, axis=1)
-        if SCALED:
-            total = total * tl.load(s_ptr + rows, mask=inside, other=0.0).to(tl.float32)
-        return total, tl.sum(squares, axis=0)
+    many = tl.zeros((BLOCK, DEPTH), tl.float32)
+    squares = tl.zeros((DEPTH,), tl.float32)
+    for start in range(0, k, DEPTH):
+        columns = start + tl.arange(0, DEPTH)
+        w = _weights(w_ptr, rows, inside, columns, k, 0.0)
+        if PDL:
+            gdc_wait()
+        x, square = _input(x_ptr, g_ptr, columns, columns < k, NORM)
+        squares += square
+        many += w.to(tl.float32) * x[None, :]
+    total = tl.sum(many, axis=1)
+    if SCALED:
+        total = total * tl.load(s_ptr + rows, mask=inside, other=0.0).to(tl.float32)
+    return total, tl.sum(squares, axis=0)
 
 
 @triton.jit
@@ -131,17 +102,13 @@ def one_row(
     n2,
     second,
     third,
-    rows,
     k,
-    width,
     eps,
     NORM: tl.constexpr,
     RESIDUAL: tl.constexpr,
     BIAS: tl.constexpr,
     GATE: tl.constexpr,
-    BITS: tl.constexpr,
     SCALED: tl.constexpr,
-    GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPTH: tl.constexpr,
     PDL: tl.constexpr,
@@ -157,9 +124,7 @@ def one_row(
         w_ptr, s_ptr, b_ptr, y_ptr, n, block = w1, s1, b1, y1, n1, pid - second
     here = block * BLOCK + tl.arange(0, BLOCK)
     inside = here < n
-    y, squares = _dot_row(
-        x_ptr, g_ptr, w_ptr, s_ptr, here, inside, k, width, NORM, BITS, SCALED, GROUP, BLOCK, DEPTH, PDL
-    )
+    y, squares = _dot_row(x_ptr, g_ptr, w_ptr, s_ptr, here, inside, k, NORM, SCALED, BLOCK, DEPTH, PDL)
     factor = 1.0
     if NORM:
         factor = tl.rsqrt(squares / k + eps)
@@ -167,7 +132,7 @@ def one_row(
     if BIAS:
         y += tl.load(b_ptr + here, mask=inside, other=0.0).to(tl.float32)
     if GATE > 0:
-        up, _ = _dot_row(x_ptr, g_ptr, w1, s1, here, inside, k, width, NORM, BITS, SCALED, GROUP, BLOCK, DEPTH, False)
+        up, _ = _dot_row(x_ptr, g_ptr, w1, s1, here, inside, k, NORM, SCALED, BLOCK, DEPTH, False)
         up = up * factor
         if BIAS:
             up += tl.load(b1 + here, mask=inside, other=0.0).to(tl.float32)

@@ -13,6 +13,12 @@ import torch
 from decode_cases import check
 
 triton = pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from tessera.runtime import decode_kernels, decode_packed  # noqa: E402
+
 CASES = 2 * 4 * 4 + 2 * 4
 
 
@@ -30,21 +36,8 @@ def test_kernels_on_a_gpu(dtype: torch.dtype) -> None:
     assert check("cuda", dtype) == CASES
 
 
-@pytest.mark.parametrize(
-    ("bits", "stored", "program"),
-    [(0, "*bf16", "one_row"), (4, "*i32", "one_row"), (8, "*i32", "one_row"), (0, "*bf16", "few_rows")],
-)
-def test_weights_are_read_in_wide_pieces(bits: int, stored: str, program: str) -> None:
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    from tessera.runtime import decode_kernels
-
-    kernel = getattr(decode_kernels, program)
-    one = program == "one_row"
-    shape = {"BLOCK": 8 if one else 32, "DEPTH": 8192 // bits if bits and one else 1024 if one else 128}
-    constants = {"NORM": True, "RESIDUAL": False, "BIAS": False, "GATE": 0, "BITS": bits, "SCALED": False}
-    constants |= {"GROUP": 128, "PDL": True, **shape}
+def compiled(kernel: triton.JITFunction, constants: dict[str, object], stored: str, warps: int) -> str:
+    """The PTX of a kernel for Hopper, with no such GPU here."""
     types = {name: "constexpr" if name in constants else "i32" for name in kernel.arg_names}
     types |= dict.fromkeys(("x_ptr", "g_ptr", "r_ptr", "b0", "b1", "b2", "y0", "y1", "y2"), "*bf16")
     types |= dict.fromkeys(("w0", "w1", "w2"), stored) | dict.fromkeys(("s0", "s1", "s2"), "*fp32") | {"eps": "fp32"}
@@ -55,7 +48,27 @@ def test_weights_are_read_in_wide_pieces(bits: int, stored: str, program: str) -
         {(kernel.arg_names.index(name),): value for name, value in constants.items()},
         {(i,): [["tt.divisibility", 16]] for i in aligned},
     )
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 2, "launch_pdl": True})
-    text = compiled.asm["ptx"]
-    assert "griddepcontrol.wait" in text and "griddepcontrol.launch_dependents" in text
-    assert re.search(r"ld\.global\S*\.v4|cp\.async\.cg\.shared\.global \[.*\], \[.*\], 0x10", text)
+    options = {"num_warps": warps, "launch_pdl": True}
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+
+
+PLAIN = {"NORM": True, "RESIDUAL": False, "BIAS": False, "GATE": 1, "PDL": True}
+
+
+def test_weights_are_read_in_wide_pieces_before_the_wait() -> None:
+    constants = {**PLAIN, "SCALED": False, "BLOCK": 8, "DEPTH": 1024}
+    text = compiled(decode_kernels.one_row, constants, "*bf16", 4)
+    assert re.search(r"ld\.global\S*\.v4", text)
+    assert text.index("griddepcontrol.launch_dependents") < text.index("ld.global") < text.index("griddepcontrol.wait")
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_packed_weights_come_ahead_of_their_use(bits: int) -> None:
+    constants = {**PLAIN, "BITS": bits, "GROUP": 128, "BLOCK": 8, "STEPS": 2048 * bits // 32, "STAGES": 3}
+    text = compiled(decode_packed.packed_row, constants, "*i32", 2)
+    assert "cp.async.cg.shared.global" in text
+
+
+def test_several_rows_use_the_matrix_units() -> None:
+    constants = {**PLAIN, "SCALED": False, "BITS": 0, "GROUP": 128, "BLOCK": 64, "DEPTH": 128, "PDL": False}
+    assert "wgmma" in compiled(decode_kernels.few_rows, constants, "*bf16", 4)
