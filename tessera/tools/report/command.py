@@ -1,4 +1,4 @@
-"""`tessera report script.py -o report.html`: run a script and write the report of everything it compiled."""
+"""`tessera report -o report.html script.py`: run a script and write the report of everything it compiled."""
 
 from __future__ import annotations
 
