@@ -1,7 +1,7 @@
 """Train a small GPT to add, four ways side by side: eager PyTorch, torch.compile, and Tessera twice.
 
 The text is sums such as `3+4=07;`. The two summands are random and the rest follows from them, so a model that has
-understood addition reaches a known loss, the least there is, and printed. All start from the same weights and see the
+understood addition reaches a known loss, the least there is. All start from the same weights and see the
 same batches, step by step in turn, so that a machine that is busy for a while is busy for all of them: what differs is
 the time. At the end the trained model answers a few sums, one block of it is shown as the program Tessera runs, and
 `report.html` shows the whole training program.
