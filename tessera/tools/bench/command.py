@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tessera.tools.bench import core, kernels
+from tessera.tools.bench import core, kernels, models
 from tessera.tools.bench.probe import CONTESTANTS
 from tessera.tools.bench.report import to_json
 from tessera.tools.command import Command
@@ -17,7 +17,7 @@ from tessera.tools.machine import machine
 from tessera.util.errors import OptionError
 
 STDOUT = "-"
-SUITES = {"core": core, "kernels": kernels}
+SUITES = {"core": core, "kernels": kernels, "models": models}
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -27,10 +27,14 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--who", nargs="+", choices=CONTESTANTS, help="only these contestants")
     parser.add_argument("--rounds", type=int, help="samples to take; more is steadier")
     parser.add_argument("--inductor", action="store_true", help="core: measure TorchInductor too")
-    parser.add_argument("--thunder", action="store_true", help="core: measure Thunder too, which must be installed")
-    parser.add_argument("--quick", action="store_true", help="kernels: few sizes, a couple of minutes")
+    parser.add_argument("--thunder", action="store_true", help="core, models: measure Thunder too, if it is installed")
+    parser.add_argument("--quick", action="store_true", help="kernels, models: less of everything, a few minutes")
+    parser.add_argument("--tiny", action="store_true", help="models: sizes for a CPU, which say nothing about speed")
+    parser.add_argument("--best", action="store_true", help="models: try more modes of TorchInductor, take the best")
+    parser.add_argument("--first", action="store_true", help="models: first calls in fresh processes, cold and warm")
+    parser.add_argument("--deadline", type=float, metavar="SECONDS", help="models: start no further job after it")
     parser.add_argument("--tune", action="store_true", help="kernels: search for fast schedules of our own kernels")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="kernels: where (default: CUDA if there is one)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="kernels, models: where (CUDA if there is one)")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="kernels: threads of a CPU (1 2)")
     parser.add_argument(
         "--json",
@@ -53,7 +57,7 @@ def run(args: Namespace) -> int:
         text = json.dumps(to_json(args.suite, here, found.rows), indent=2) + "\n"
         sys.stdout.write(text) if args.json == STDOUT else Path(args.json).write_text(text)
     if args.json != STDOUT:
-        console = Console(width=None if sys.stdout.isatty() else 160)  # a file is as wide as the table
+        console = Console(width=None if sys.stdout.isatty() else 200)  # a file is as wide as the table
         console.print(f"{here}; {found.note}", soft_wrap=True)
         console.print(found.table)
     return int(args.check and found.missed)

@@ -8,7 +8,6 @@ code runs on a CPU, by the clock, so that it can be tested where there is no GPU
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ import torch._functorch.config
 
 from tessera.tools.bench.kernel_cases import CASES, Case, Inputs, Size, cotangents, mistake, results_of, with_grads
 from tessera.tools.bench.kernel_report import OURS, Measured
+from tessera.tools.bench.measure import dead, short, tidy, wait
 from tessera.tools.bench.probe import CONTESTANTS, fresh
 
 Say = Callable[[str], None]
@@ -72,15 +72,15 @@ class Clock:
         return samples
 
     def _cuda(self, call: Callable[[], object]) -> list[float]:
-        wait = getattr(torch.cuda, "_sleep", None)
+        sleep = getattr(torch.cuda, "_sleep", None)
         events = [
             (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(self.rounds)
         ]
         torch.cuda.synchronize()
         for start, end in events:
             self.flushed.zero_()
-            if wait is not None:
-                wait(AHEAD)
+            if sleep is not None:
+                sleep(AHEAD)
             start.record()
             call()
             end.record()
@@ -109,19 +109,19 @@ def run(options: Options, say: Say) -> list[Measured]:
     copy = copy_rate(clock)
     say(f"a copy moves {copy / 1e12:.2f} TB/s")
     found: list[Measured] = []
-    start, dead = time.perf_counter(), ""
+    start, failed = time.perf_counter(), ""
     for case, dtype, size in options.cases():
         for backward in (False, True) if case.back else (False,):
             row = _row(case, dtype, size, options.device, backward)
             row.copy = copy
             found.append(row)
             late = options.deadline is not None and time.perf_counter() - start > options.deadline
-            if dead or late:
-                row.errors["not run"] = dead or f"{options.deadline:.0f} seconds were over"
+            if failed or late:
+                row.errors["not run"] = failed or f"{options.deadline:.0f} seconds were over"
                 continue
             say(f"{case.name} {row.direction} {row.size} {dtype}")
             measure(row, case, DTYPES[dtype], size, backward, options.who, clock)
-            dead = _dead(options.device)
+            failed = dead(options.device)
     return found
 
 
@@ -144,15 +144,15 @@ def measure(
             row.flops, row.matmul = case.flops(size), matmul_rate(clock, size, dtype)
         del results
     except Exception as error:  # out of memory, or a broken case: the next one may do
-        row.errors["inputs"] = _short(error)
+        row.errors["inputs"] = short(error)
         return
     for name in who:
         try:
             _contestant(row, case, inputs, backward, name, clock)
         except Exception as error:
-            row.errors[name] = _short(error)
+            row.errors[name] = short(error)
         finally:
-            _tidy(clock.device)
+            tidy(clock.device)
 
 
 def _contestant(row: Measured, case: Case, inputs: Inputs, backward: bool, name: str, clock: Clock) -> None:
@@ -162,7 +162,7 @@ def _contestant(row: Measured, case: Case, inputs: Inputs, backward: bool, name:
         start = time.perf_counter()
         call = _call(case, function, inputs, backward)
         call()
-        _wait(clock.device)
+        wait(clock.device)
         row.first[name] = time.perf_counter() - start
         if name != "eager" and (reason := mistake(case, function, inputs, backward)):
             row.errors[name] = f"wrong: {reason}"
@@ -186,32 +186,3 @@ def _call(case: Case, function: Callable, inputs: Inputs, backward: bool) -> Cal
     made = results_of(function(*given))
     given_back = cotangents(tuple(y.detach() for y in made))
     return lambda: torch.autograd.grad(made, given[: case.grads], given_back, retain_graph=True)
-
-
-def _wait(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def _tidy(device: str) -> None:
-    gc.collect()
-    if device == "cuda":
-        try:
-            torch.cuda.empty_cache()
-        except RuntimeError:  # the device failed; `_dead` says so
-            return
-
-
-def _dead(device: str) -> str:
-    """Why the device answers no more; empty while it does."""
-    try:
-        torch.ones(1, device=device).sum().item()
-        _wait(device)
-    except RuntimeError as error:
-        return f"the device failed before: {_short(error)}"
-    return ""
-
-
-def _short(error: BaseException) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:200] if lines else ''}"
