@@ -102,6 +102,7 @@ class Program:
     name: str  # "forward" and "backward", or "inference"
     trace: Trace
     run: Callable
+    boxed: bool = False  # `run` takes one list, which it empties
 
 
 # Told of every compilation when it is built; whoever measures a script looks on here. Empty otherwise.
@@ -226,15 +227,15 @@ class Compilation:
         self.cuda_graph = graphed = Graphed(run, written, device, varying=varying)
         return graphed
 
-    def generate(self, trace: Trace, prefix: str = "") -> None:
+    def generate(self, trace: Trace, prefix: str = "", boxed: bool = False) -> None:
         """Executors, final passes, Python: one more program."""
         final = self.run(self.claimed(trace, prefix), FINAL, prefix)
-        self.programs.append(Program(prefix.strip() or "inference", final, finished(final)))
+        self.programs.append(Program(prefix.strip() or "inference", final, finished(final, boxed), boxed))
 
 
-def finished(final: Trace) -> Callable:
-    """The last program as generated Python."""
-    return compile_trace(final, bind=bind, dead=lifetimes(final))
+def finished(final: Trace, boxed: bool = False) -> Callable:
+    """The last program as generated Python; boxed, its inputs die with their last reader too."""
+    return compile_trace(final, bind=bind, dead=lifetimes(final, inputs=boxed), boxed=boxed)
 
 
 @dataclass(frozen=True)
@@ -317,7 +318,7 @@ def _training(compilation: Compilation, joint: Joint) -> Callable[[Callable, Cal
     backward = compilation.keep("backward", dce(split.backward))
     plan = _bridge_plan(captured, joint, split, results)
     compilation.generate(forward, "forward ")
-    compilation.generate(backward, "backward ")
+    compilation.generate(backward, "backward ", boxed=True)
     outputs = joint.trace.outputs[: len(joint.trace.outputs) - len(joint.wrt)]
     write_back = {t: joint.trace.mutations[t] for t in split.returned}
     layout = layout_of(captured, joint.trace.with_(outputs=outputs), results, write_back)  # type: ignore[arg-type]

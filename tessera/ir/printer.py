@@ -78,9 +78,11 @@ def compile_trace(
     dead: dict[int, list[Value]] | None = None,
     around: Around | None = None,
     names_in_scope: dict[str, object] | None = None,
+    boxed: bool = False,
 ) -> Callable:
     """The trace as a Python function over tensors. `dead[i]` lists the values nothing reads after equation i.
 
+    `boxed`: it takes one list of its inputs and empties it, so that an input nobody else holds dies where `dead` says.
     `around(i, line)` gives the lines that stand where equation i's would, for whoever measures a program; what they
     mention is found in `names_in_scope`.
     """
@@ -98,7 +100,7 @@ def compile_trace(
             names[op] = name
         return names[op]
 
-    text = _Module(trace, reference, types=False, scope=scope).text(dead, around)
+    text = _Module(trace, reference, types=False, scope=scope).text(dead, around, boxed)
     scope.update({v.name: tensor for v, tensor in trace.constants.items()})
     # The text stands in linecache, so that a traceback shows the generated line.
     filename = f"<tessera {trace.name} {len(linecache.cache)}>"
@@ -143,14 +145,16 @@ class _Module:
         self.names: dict[Trace, str] = {}
         self.taken: set[str] | None = None
 
-    def text(self, dead: dict[int, list[Value]] | None = None, around: Around | None = None) -> str:
-        return "\n".join(line for line, _ in self.numbered(dead, around)) + "\n"
+    def text(
+        self, dead: dict[int, list[Value]] | None = None, around: Around | None = None, boxed: bool = False
+    ) -> str:
+        return "\n".join(line for line, _ in self.numbered(dead, around, boxed)) + "\n"
 
     def numbered(
-        self, dead: dict[int, list[Value]] | None = None, around: Around | None = None
+        self, dead: dict[int, list[Value]] | None = None, around: Around | None = None, boxed: bool = False
     ) -> list[tuple[str, int | None]]:
         """Lines, and the position of the equation of the trace itself that each belongs to."""
-        main = _Function(self, self.trace, dead, around).numbered(self.trace.name)
+        main = _Function(self, self.trace, dead, around).numbered(self.trace.name, boxed)
         return [(line, None) for lines in self.above for line in (*lines, "", "")] + main
 
     def function(self, trace: Trace, caller: _Function) -> str:
@@ -215,7 +219,7 @@ class _Function:
     def lines(self, name: str) -> list[str]:
         return [line for line, _ in self.numbered(name)]
 
-    def numbered(self, name: str) -> list[tuple[str, int | None]]:
+    def numbered(self, name: str, boxed: bool = False) -> list[tuple[str, int | None]]:
         """Lines, and the position of the equation that each belongs to."""
         trace = self.trace
         body: list[tuple[str, int | None]] = [(line, None) for line in self.symbol_lines(trace.inputs)]
@@ -226,7 +230,10 @@ class _Function:
                 copy = self.reference(torch.ops.aten.copy_.default, (target, value), {})
                 body.append((f"{copy}({target.name}, {value.name})", None))
         body.append((f"return {self.tuple(trace.outputs)}", None))
-        head = [f"def {identifier(name)}({', '.join(v.name for v in trace.inputs)}):"]
+        names = ", ".join(v.name for v in trace.inputs)
+        head = [f"def {identifier(name)}({'_given' if boxed else names}):"]
+        if boxed:
+            head += [f"{INDENT}[{names}] = _given", f"{INDENT}_given.clear()"]
         if self.types:
             head += [f"{INDENT}# {v.name}: {v.type}" for v in (*trace.inputs, *trace.constants)]
         return [(line, None) for line in head] + [(INDENT + line, index) for line, index in body]

@@ -2,7 +2,8 @@
 
 In: two compiled traces and what the split says about them. Out: a function over the graph's inputs whose
 results have a grad_fn that runs the backward program. One `torch.autograd.Function` per graph; what the
-forward saved lives in its context and is freed as eager's saved tensors are.
+forward saved lives in its context and is freed as eager's saved tensors are: each with its last reader, unless the
+graph is kept. `backward` takes a list of the saved values and the cotangents, and empties it.
 """
 
 from __future__ import annotations
@@ -82,11 +83,13 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge) -> Callable:
         def backward(ctx, *cts):  # noqa: ANN001, ANN002, ANN205
             given = zip((cts[i] for i in pulled), ctx.strides, strict=True)
             seeds = [ct if ct.stride() == s else _laid_out(ct, s) for ct, s in given]
-            twice = torch.is_grad_enabled()
+            sources = (*seeds, *ctx.saved_tensors) if torch.is_grad_enabled() else None
+            given = [*restore(ctx), *seeds]
+            ctx.maybe_clear_saved_tensors()  # unless the graph is kept, the list is all that holds them now
             with below_autograd():
-                grads = backward(*restore(ctx), *seeds)
-            if twice:
-                grads = _guard(grads, (*seeds, *ctx.saved_tensors))
+                grads = backward(given)
+            if sources is not None:
+                grads = _guard(grads, sources)
             aligned: list = [None] * plan.inputs
             for position, grad in zip(plan.wrt, grads, strict=True):
                 aligned[position] = grad

@@ -95,4 +95,5 @@ def _range(name: str):  # noqa: ANN202
 
 def _compiled(program: Program, around: Callable[[int, str], list[str]], scope: dict[str, object]) -> Callable:
     trace = program.trace
-    return compile_trace(trace, bind=bind, dead=lifetimes(trace), around=around, names_in_scope=scope)
+    dead = lifetimes(trace, inputs=program.boxed)
+    return compile_trace(trace, bind=bind, dead=dead, around=around, names_in_scope=scope, boxed=program.boxed)
