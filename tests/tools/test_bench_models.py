@@ -177,7 +177,18 @@ def test_the_floor_of_a_token_is_what_it_reads() -> None:
 
 def test_the_reference_has_more_bits() -> None:
     job = TINY[LLAMA]
-    assert reference(job, job.make("cpu")).call().dtype == torch.float64
+    made = job.make("cpu")
+    exact, usual = reference(job, made).call(), enter(EAGER, job, made).call()
+    assert exact.dtype == torch.float64
+    torch.testing.assert_close(exact.float(), usual, rtol=1e-4, atol=1e-5)
+
+
+def test_the_reference_has_no_shared_keys() -> None:
+    q, k, v = torch.randn(1, 4, 3, 8), torch.randn(1, 2, 3, 8), torch.randn(1, 2, 3, 8)
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    with model_contestants.OwnKeys():
+        got = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    torch.testing.assert_close(got, wanted)
 
 
 def test_first_calls_cold_and_warm(monkeypatch: pytest.MonkeyPatch) -> None:

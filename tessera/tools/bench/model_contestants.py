@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from importlib import import_module
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 import tessera
 from tessera.tools.bench import model_jobs
@@ -70,7 +72,29 @@ def reference(job: Job, made: Made) -> Run:
     """The job as PyTorch does it, with more bits."""
     dtype = torch.float64 if job.dtype == torch.float32 else torch.float32
     model = copy.deepcopy(made.model).to(dtype)
-    return build(EAGER, job, model, cast(made.inputs, dtype), made.model)
+    run = build(EAGER, job, model, cast(made.inputs, dtype), made.model)
+    return Run(_with_own_keys(run.call), run.results)
+
+
+class OwnKeys(TorchFunctionMode):
+    """Gives every query head keys of its own: shared ones in float32 would take the whole matrix of scores, saved for
+    backward in every layer."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
+        kwargs = dict(kwargs or {})
+        if func is F.scaled_dot_product_attention and kwargs.pop("enable_gqa", False):
+            q, k, v, *rest = args
+            shared = q.shape[1] // k.shape[1]
+            args = (q, k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1), *rest)
+        return func(*args, **kwargs)
+
+
+def _with_own_keys(call: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def run() -> Tensor:
+        with OwnKeys():
+            return call()
+
+    return run
 
 
 def build(who: str, job: Job, model: nn.Module, inputs: tuple[object, ...], before: nn.Module) -> Run:
