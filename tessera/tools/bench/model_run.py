@@ -151,7 +151,7 @@ def _prepare(row: Row, name: str, judge: Judge) -> Callable[[], object]:
     replay()
     wait(device)
     _refuse(judge.mistake(run.results(out)))
-    return replay
+    return lambda kept=(run, out): replay()  # a graph does not hold the model, the inputs or the result it points to
 
 
 class WrongResult(Exception):
