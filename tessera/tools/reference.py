@@ -23,7 +23,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 # Where a name stands on the page; a name that no group has comes under the last heading.
 GROUPS: dict[str, tuple[str, ...]] = {
-    "Compile": ("jit", "train_step", "optim", "backend"),
+    "Compile": ("jit", "train_step", "optim", "Buckets", "quantize", "backend"),
     "Transforms": (
         "grad", "value_and_grad", "vjp", "jvp", "linearize", "vmap", "jacrev", "jacfwd", "hessian", "checkpoint",
         "custom_vjp",
@@ -49,10 +49,10 @@ def signature(fn: object) -> str:
     found = inspect.signature(fn)  # type: ignore[arg-type]
     parameters = [p.replace(annotation=_bare(p.annotation)) for p in found.parameters.values() if p.name != "self"]
     found = found.replace(parameters=parameters, return_annotation=_bare(found.return_annotation))
-    text = str(found)
+    text = str(found).replace("<factory>", "...")
     if len(text) < 80:
         return text
-    parts = [str(p) for p in parameters]
+    parts = [str(p).replace("<factory>", "...") for p in parameters]
     for i, p in enumerate(parameters):
         if p.kind is p.KEYWORD_ONLY and "*" not in parts and not any(part.startswith("*") for part in parts[:i]):
             parts.insert(i, "*")
@@ -115,7 +115,8 @@ def entry(name: str) -> str:
     if isinstance(found, ModuleType):
         return module_entry(shown, found)
     if inspect.isclass(found):
-        return class_entry(shown, found)
+        title, rest = class_entry(shown, found).split("\n\n", 1)
+        return f"{title}\n\n```py\n{shown}{signature(found).removesuffix(' -> None')}\n```\n\n{rest}"
     if inspect.isfunction(found):
         return function_entry(shown, found)
     return f"### `{shown}`\n\n{prose(type(found).__doc__)}\n"  # a value, such as the flags
