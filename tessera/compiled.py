@@ -182,7 +182,7 @@ def backend(gm: torch.fx.GraphModule, example_inputs: list[object], **kwargs: ob
 def jit(
     fn: Callable | None = None,
     *,
-    executors: list[str] | tuple[str, ...] | None = None,
+    executors: str | list[str] | tuple[str, ...] | None = None,
     frontend: str | None = None,
     strict: bool | None = None,
     memory_budget: str | int | None = None,
@@ -194,7 +194,7 @@ def jit(
 ) -> Callable:
     """Compile a model, function or method. Also a decorator, with or without options.
 
-    executors      who may run what, in priority order, such as ["sdpa", "aten"]
+    executors      who may run what, in priority order: ["sdpa", "aten"], or "sdpa,aten"
     frontend       "dynamo" (any Python, guards, graph breaks) or "functional" (JAX style, smallest overhead)
     strict         raise on an internal failure instead of running that graph eagerly
     memory_budget  bytes that may be saved for backward, such as "8GB"
@@ -212,6 +212,8 @@ def jit(
         return again
     if not callable(fn) and not isinstance(fn, ExportedProgram):
         raise OptionError(f"expected a module, function, method or exported program, got {type(fn).__name__}")
+    if isinstance(fn, type) and issubclass(fn, torch.nn.Module):
+        raise OptionError(f"expected a module, got the class {fn.__name__}: make one first, such as {fn.__name__}(…)")
     if buckets is not None and not isinstance(buckets, Buckets):
         raise OptionError(f"buckets: expected a tessera.Buckets, got {type(buckets).__name__}")
     how = frontend or config.frontend

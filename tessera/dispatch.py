@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tessera.frontends.captured import Captured, capture
-from tessera.frontends.functional import argument_names, watching
+from tessera.frontends.functional import ASKS_A_VALUE, argument_names, value_needed, watching
 from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.record import recording
@@ -66,8 +66,11 @@ class Dispatcher:
         fakes: list[object] = [mode.from_tensor(leaves[i], static_shapes=True) for i in places]
         every = argument_names(self.fn, *pytree.tree_unflatten(leaves, spec))
         builder = Builder(self.name, mode)
-        with watching(builder):
-            captured = capture(run, fakes, [every[i] for i in places], keep_whole, builder)
+        try:
+            with watching(builder):
+                captured = capture(run, fakes, [every[i] for i in places], keep_whole, builder)
+        except ASKS_A_VALUE as error:
+            raise value_needed(error) from error
         lifted = tuple(captured.trace.constants.values())
         trace = captured.trace.with_(inputs=(*captured.trace.inputs, *captured.trace.constants), constants={})
         grads = tuple(x.requires_grad for x in (*(leaves[i] for i in places), *lifted))  # type: ignore[attr-defined]

@@ -76,14 +76,15 @@ class Options:
 
     @staticmethod
     def of(
-        executors: list[str] | tuple[str, ...] | None,
+        executors: str | list[str] | tuple[str, ...] | None,
         recompute: str | None,
         memory_budget: str | int | None,
         cuda_graph: bool | str = False,
     ) -> Options:
         if cuda_graph not in (True, False, "auto"):
             raise OptionError(f"cuda_graph: expected True, False or 'auto', got {cuda_graph!r}")
-        names = tuple(executors) if executors is not None else tuple(filter(None, config.executors.split(",")))
+        listed = config.executors if executors is None else executors
+        names = tuple(filter(None, listed.split(","))) if isinstance(listed, str) else tuple(listed)
         in_order(names)  # an unknown name is refused here, where the user wrote it
         if (recompute or config.recompute) not in POLICIES:
             raise OptionError(f"recompute: expected one of {', '.join(POLICIES)}, got {recompute!r}")
@@ -117,7 +118,10 @@ class Compilation:
         self.grad_enabled = torch.is_grad_enabled()
         self.edits: dict[str, Trace] = {}
         self.build()
-        log(1, f"{name}: {len(captured.trace.equations)} equations, compiled in {self.seconds:.2f} s")
+        log(
+            1,
+            f"{name}: {sum(len(p.trace.equations) for p in self.programs)} equations, {self.seconds:.2f} s to compile",
+        )
         for tell in WATCHERS:
             tell(self)
 

@@ -229,6 +229,9 @@ def register_executor(
     for key, fn in {**claims, **(vjp or {})}.items():
         if "." not in key or not callable(fn):
             raise OptionError(f"expected an operator name such as 'aten.gelu' and a function, got {key!r}: {fn!r}")
+        namespace, short, *_ = key.split(".")
+        if namespace == "aten" and not hasattr(torch.ops.aten, short):  # another library's may be loaded later
+            raise OptionError(f"PyTorch has no operator {key!r}")
     askers = {key: fn if _asks(fn) else (lambda eqn, fn=fn: fn) for key, fn in claims.items()}
 
     def claim(eqn: Equation) -> Callable | None:

@@ -45,6 +45,7 @@ class ValueNeeded(CaptureError):
     """The user's own code asks for a number that only a run would give."""
 
 
+ASKS_A_VALUE = (DataDependentOutputException, GuardOnDataDependentSymNode)
 # What a program that PyTorch can run may raise while it is traced.
 UNTRACEABLE = (
     CaptureError,
@@ -123,14 +124,18 @@ def trace_function(
         try:
             with watching(builder):
                 trace, out_spec = record(run, fakes, names, keep_whole, builder)
-        except (DataDependentOutputException, GuardOnDataDependentSymNode) as error:
-            line, asked = error_line(error)
-            kind = ValueNeeded if asked else CaptureError
-            raise kind(f"{line}: {_ASKS}") from error
+        except ASKS_A_VALUE as error:
+            raise value_needed(error) from error
         _refuse_unknown_sizes(trace)
         _refuse_shared_writes(trace, [leaves[i] for i in places])
         trace, captured = _close(trace, mode, close, any(isinstance(x, FakeTensor) for x in leaves))
     return Traced(trace, tuple(leaves), places, captured, in_spec, out_spec, mode)
+
+
+def value_needed(error: Exception) -> CaptureError:
+    """The error that says, with the user's line, that a program asks for a number only a run would give."""
+    line, asked = error_line(error)
+    return (ValueNeeded if asked else CaptureError)(f"{line}: {_ASKS}")
 
 
 def _refuse_unknown_sizes(trace: Trace) -> None:

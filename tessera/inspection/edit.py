@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from tessera.compiled import Compiled
-from tessera.inspection.programs import state_of
+from tessera.inspection.programs import state_of, why_none
 from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Value
@@ -19,7 +19,7 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ops.op import keep_whole
 from tessera.pipelines import EDITABLE, Compilation
-from tessera.util.errors import CaptureError, EditError
+from tessera.util.errors import CaptureError, EditError, InputError
 
 _TITLE = re.compile(r"^# tessera stage '([^']+)' of graph '([^']+)'", re.M)
 
@@ -31,6 +31,8 @@ def edit(fast: Callable, path: str, stage: str | None = None, graph: str | None 
     them. The program must take the same inputs and give outputs of the same types.
     """
     state = state_of(fast)
+    if not state.compilations():
+        raise InputError(why_none(state))
     with open(path) as file:
         text = file.read()
     title = _TITLE.search(text)

@@ -92,11 +92,12 @@ def stages(fast: Callable) -> Stages:
     for compilation in state_of(fast).compilations():
         found += [Stage(compilation.name, name, trace) for name, trace in compilation.stages]
     if not found:
-        raise InputError(_why_none(state_of(fast)))
+        raise InputError(why_none(state_of(fast)))
     return found
 
 
-def _why_none(state: Compiled) -> str:
+def why_none(state: Compiled) -> str:
+    """Why there is no program to look at."""
     eager = [g for g in getattr(state.backend, "graphs", ()) if g.eager_reason]
     if eager:
         return f"there are no stages: {eager[-1].name} runs eagerly: {eager[-1].eager_reason}"

@@ -21,7 +21,7 @@ from tessera.training.book import Book
 from tessera.training.program import LOSS
 from tessera.training.run import Graph, Settings, Updater
 from tessera.util.config import config
-from tessera.util.errors import CaptureError, OptionError
+from tessera.util.errors import CaptureError, InputError, OptionError
 
 _UNCAPTURED = (
     *DYNAMO_ERRORS,
@@ -112,6 +112,7 @@ class _Parts:
         with torch.enable_grad():
             out = self.forward(*batch, **named)
             loss = out[0] if isinstance(out, tuple) else out
+            _check_loss(loss)
             (loss if settings.accumulate == 1 else loss / settings.accumulate).backward()  # type: ignore[union-attr]
         if settings.updates:
             self._update()
@@ -131,6 +132,18 @@ class _Parts:
         if self.settings.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(list(self.book.groups()), self.settings.clip_norm)
         self.book.optimizer.step()
+
+
+def _check_loss(loss: object) -> None:
+    if not isinstance(loss, torch.Tensor):
+        raise InputError(f"train_step: expected the loss to be a tensor, got {type(loss).__name__}")
+    if loss.numel() != 1 or not loss.is_floating_point():
+        raise InputError(
+            f"train_step: expected the loss to be one floating-point number, got {loss.dtype} of shape "
+            f"{tuple(loss.shape)}; reduce it (sum, mean)"
+        )
+    if not loss.requires_grad:
+        raise InputError("train_step: the loss depends on no parameter that requires grad")
 
 
 def _again(*_: object) -> Callable:
@@ -195,7 +208,7 @@ def train_step(
     accumulate: int = 1,
     keep_grads: bool = False,
     cuda_graph: bool | str = "auto",
-    executors: list[str] | tuple[str, ...] | None = None,
+    executors: str | list[str] | tuple[str, ...] | None = None,
     memory_budget: str | int | None = None,
     recompute: str | None = None,
     strict: bool | None = None,
