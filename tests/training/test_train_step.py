@@ -10,7 +10,7 @@ from torch import nn
 
 import tessera
 from tessera.tools.models import GPT, GPTConfig
-from tessera.util.errors import OptionError
+from tessera.util.errors import InputError, OptionError
 
 TINY = GPTConfig(layers=2, width=32, heads=2, context=8, vocab=32)
 EXECUTORS = [["aten"], ["tile", "sdpa", "aten"]]
@@ -307,7 +307,7 @@ def test_errors_name_what_is_valid():
 def test_a_loss_that_is_no_number_is_an_error():
     model = Net()
     step = tessera.train_step(model, lambda m, x: m(x), torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(RuntimeError, match="scalar"):
+    with pytest.raises(InputError, match="one floating-point number"):
         step(torch.randn(5, 6))
 
 
