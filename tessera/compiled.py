@@ -224,6 +224,7 @@ def jit(
     options = Options.of(executors, recompute, memory_budget, cuda_graph)
     if isinstance(fn, ExportedProgram):
         return _compiled_export(fn, options, again)
+    _keep_own_calls(fn)
     name = name_of(fn)
     if how == "functional":
         dispatcher = Dispatcher(fn, name, options)
@@ -307,6 +308,25 @@ def _compiled_function(fn: Callable, state: Compiled) -> Callable:
     state.owner = compiled
     compiled.__tessera__ = state  # type: ignore[attr-defined]
     return compiled
+
+
+def _keep_own_calls(fn: Callable) -> None:
+    """A model of transformers compiles its call itself, with Inductor, where `generate` uses a static cache on a GPU.
+
+    One in which something is compiled already is called as it is.
+    """
+    model = fn if isinstance(fn, torch.nn.Module) else getattr(fn, "__self__", None)
+    owner = next((cls for cls in type(model).__mro__ if "get_compiled_call" in vars(cls)), None)
+    if owner is None or hasattr(owner.get_compiled_call, "__wrapped__"):
+        return
+    theirs = owner.get_compiled_call
+
+    @functools.wraps(theirs)
+    def get_compiled_call(self: torch.nn.Module, *args, **kwargs) -> Callable:  # noqa: ANN002, ANN003
+        compiled = any(compiled_state(m) or compiled_state(m.forward) for m in (self, *self.modules()))
+        return self.__call__ if compiled else theirs(self, *args, **kwargs)
+
+    owner.get_compiled_call = get_compiled_call
 
 
 _module_classes: dict[type, type] = {}

@@ -1,12 +1,16 @@
 """Operators for programs over few rows, such as one step of generation, where reading the weights is all the work.
 
     rows_linear       x times several weights, with the norm before them and the gate or the residual after them
-    cache_write       keys or values of one position into a cache, turned by their rotary angles first
+    cache_write       keys or values of one position into a cache
     decode_attention  attention of one query a head over a cache, heads in groups that share keys
     quantized_linear  a linear layer whose weight is stored as `kind` says, see `dequantized`
 
 Here stands what they compute, in PyTorch; CUDA kernels for them stand in `runtime/decode`. `passes/decode` finds the
 places for them. What is in between is kept in single precision and rounded once, at the end.
+
+A norm divides by the root of the mean square and multiplies by its weight plus `shift`. Queries, keys and values of
+one position come in any shape that holds `(batch, heads, head)` in this order; their heads are normalised, then turned
+by rotary angles, given as cosines and sines of `(head,)` or `(batch, head)` in any such shape.
 """
 
 from __future__ import annotations
@@ -21,17 +25,20 @@ from tessera.ops.op import declare
 KINDS = ("int8", "int4", "fp8")
 BITS = {"int8": 8, "int4": 4}
 GROUP = 128  # weights of small integers that share a scale
-GATES = {"silu": F.silu, "gelu": F.gelu}
+GATES = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
 
 library = torch.library.Library("tessera", "FRAGMENT")
 library.define(
-    "rows_linear(Tensor x, Tensor[] weights, Tensor[] scales, Tensor[] biases, Tensor? norm, float eps, "
+    "rows_linear(Tensor x, Tensor[] weights, Tensor[] scales, Tensor[] biases, Tensor? norm, float eps, float shift, "
     "Tensor? residual, str gate, str kind) -> Tensor[]"
 )
-library.define("cache_write(Tensor(a!) cache, Tensor new, Tensor positions, Tensor? turn) -> ()")
 library.define(
-    "decode_attention(Tensor q, Tensor k, Tensor v, Tensor? positions, Tensor? mask, Tensor? turn, float scale)"
-    " -> Tensor"
+    "cache_write(Tensor(a!) cache, Tensor new, Tensor positions, Tensor? norm, float eps, float shift, "
+    "Tensor? cosine, Tensor? sine) -> ()"
+)
+library.define(
+    "decode_attention(Tensor q, Tensor k, Tensor v, Tensor? positions, Tensor? mask, Tensor? norm, float eps, "
+    "float shift, Tensor? cosine, Tensor? sine, float scale) -> Tensor"
 )
 library.define("quantized_linear(Tensor x, Tensor weight, Tensor scale, Tensor? bias, str kind) -> Tensor")
 
@@ -75,13 +82,14 @@ def rows_linear(
     biases: list[Tensor],
     norm: Tensor | None,
     eps: float,
+    shift: float,
     residual: Tensor | None,
     gate: str,
     kind: str,
 ) -> list[Tensor]:
     h = wide(x)
     if norm is not None:
-        h = h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps) * norm.to(h.dtype)
+        h = normalised(h, norm, eps, shift)
     full = [dequantized(w, s, kind) for w, s in zip(weights, scales, strict=True)] if kind else weights
     made = [F.linear(h, w.to(h.dtype)) for w in full]
     made = [y + b.to(h.dtype) for y, b in zip(made, biases, strict=True)] if biases else made
@@ -92,17 +100,42 @@ def rows_linear(
     return [y.to(x.dtype) for y in made]
 
 
-def turned(x: Tensor, turn: Tensor | None) -> Tensor:
-    """x with its rotary embedding; `turn` holds cosines and sines."""
-    if turn is None:
-        return x
-    first, second = wide(x).chunk(2, dim=-1)
-    rotated = torch.cat((-second, first), dim=-1)
-    return (wide(x) * turn[0].to(rotated.dtype) + rotated * turn[1].to(rotated.dtype)).to(x.dtype)
+def normalised(h: Tensor, norm: Tensor, eps: float, shift: float) -> Tensor:
+    return h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps) * (norm.to(h.dtype) + shift)
 
 
-def cache_write(cache: Tensor, new: Tensor, positions: Tensor, turn: Tensor | None) -> None:
-    cache.index_copy_(2, positions, turned(new, turn))
+def heads_of(
+    x: Tensor,
+    like: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    shift: float,
+    cosine: Tensor | None,
+    sine: Tensor | None,
+) -> Tensor:
+    """`(batch, heads, 1, head)` for a cache like this, normalised and turned."""
+    batch, _, _, head = like.shape
+    h = wide(x).reshape(batch, -1, 1, head)
+    if norm is not None:
+        h = normalised(h, norm, eps, shift)
+    if cosine is not None and sine is not None:
+        first, second = h.chunk(2, dim=-1)
+        cosine, sine = (t.reshape(-1, 1, 1, head).to(h.dtype) for t in (cosine, sine))
+        h = h * cosine + torch.cat((-second, first), dim=-1) * sine
+    return h.to(x.dtype)
+
+
+def cache_write(
+    cache: Tensor,
+    new: Tensor,
+    positions: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    shift: float,
+    cosine: Tensor | None,
+    sine: Tensor | None,
+) -> None:
+    cache.index_copy_(2, positions, heads_of(new, cache, norm, eps, shift, cosine, sine))
 
 
 def decode_attention(
@@ -111,12 +144,19 @@ def decode_attention(
     v: Tensor,
     positions: Tensor | None,
     mask: Tensor | None,
-    turn: Tensor | None,
+    norm: Tensor | None,
+    eps: float,
+    shift: float,
+    cosine: Tensor | None,
+    sine: Tensor | None,
     scale: float,
 ) -> Tensor:
+    """Of the shape of q."""
     if positions is not None:
         mask = torch.arange(k.shape[2], device=k.device) <= positions[:, None]
-    return F.scaled_dot_product_attention(turned(q, turn), k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+    heads = heads_of(q, k, norm, eps, shift, cosine, sine)
+    made = F.scaled_dot_product_attention(heads, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+    return made.reshape(q.shape)
 
 
 def quantized_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, kind: str) -> Tensor:

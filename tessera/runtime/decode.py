@@ -20,7 +20,7 @@ from tessera.ops.rows import GROUP, library, quantized_linear
 
 MOST_ROWS = 16
 UNITS = 132  # multiprocessors to keep busy; a count that is off costs little
-_GATE = {"": 0, "silu": 1, "gelu": 2}
+_GATE = {"": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}
 
 
 @functools.cache
@@ -47,6 +47,7 @@ def rows_linear(
     biases: list[Tensor],
     norm: Tensor | None,
     eps: float,
+    shift: float,
     residual: Tensor | None,
     gate: str,
     kind: str,
@@ -72,20 +73,20 @@ def rows_linear(
     common |= early() if rows == 1 else {"PDL": False}  # kernels of much shared memory are no faster for starting early
     bits = _BITS.get(kind, 0)
     if rows == 1 and bits:
-        _one_packed_row(given, own, k, eps, bits, common)
+        _one_packed_row(given, own, k, (eps, shift), bits, common)
         return made
     block, depth, warps, stages = plan(rows, k, sum(sizes), bool(gate), kind)
     *ends, programs = _ends([math.ceil(n / block) for n in own])
     common |= {"SCALED": kind == "fp8", "BLOCK": block, "DEPTH": depth, "num_warps": warps, "num_stages": stages}
     if rows == 1:
-        _kernels().one_row[(programs,)](*given, *ends, k, eps, **common)
+        _kernels().one_row[(programs,)](*given, *ends, k, eps, shift, **common)
     else:
         width = k * bits // 32 if bits else k
-        _kernels().few_rows[(programs,)](*given, *ends, rows, k, width, eps, BITS=bits, GROUP=GROUP, **common)
+        _kernels().few_rows[(programs,)](*given, *ends, rows, k, width, eps, shift, BITS=bits, GROUP=GROUP, **common)
     return made
 
 
-def _one_packed_row(given: tuple, sizes: list[int], k: int, eps: float, bits: int, common: dict[str, object]) -> None:
+def _one_packed_row(given: tuple, sizes: list[int], k: int, norm: tuple, bits: int, common: dict[str, object]) -> None:
     """Programs in proportion to the weights' outputs, each with many blocks of its own."""
     from tessera.runtime.decode_packed import packed_row  # Triton is wanted only where a kernel is launched
 
@@ -94,7 +95,7 @@ def _one_packed_row(given: tuple, sizes: list[int], k: int, eps: float, bits: in
     *ends, programs = _ends(shares)
     width = k * bits // 32
     shape = {"BITS": bits, "GROUP": GROUP, "BLOCK": block, "STEPS": 1 << (width - 1).bit_length(), "STAGES": stages}
-    packed_row[(programs,)](*given, *ends, k, width, eps, **shape, **common, num_warps=warps)
+    packed_row[(programs,)](*given, *ends, k, width, *norm, **shape, **common, num_warps=warps)
 
 
 def _ends(counts: list[int]) -> list[int]:
@@ -127,22 +128,45 @@ def early() -> dict[str, bool]:
     return {"PDL": True, "launch_pdl": True} if able else {"PDL": False}
 
 
-def cache_write(cache: Tensor, new: Tensor, positions: Tensor, turn: Tensor | None) -> None:
-    batch, heads, time, head = new.shape
-    _kernels().write[(batch * heads * time,)](
+def angles(cosine: Tensor | None, sine: Tensor | None, head: int, other: Tensor) -> tuple[Tensor, Tensor, int, int]:
+    """Both as rows, and how far apart those of two sequences stand; something else where there are none."""
+    if cosine is None or sine is None:
+        return other, other, 0, 0
+    cosine, sine = cosine.reshape(-1, head), sine.reshape(-1, head)
+    return cosine, sine, *(t.stride(0) if t.shape[0] > 1 else 0 for t in (cosine, sine))
+
+
+def cache_write(
+    cache: Tensor,
+    new: Tensor,
+    positions: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    shift: float,
+    cosine: Tensor | None,
+    sine: Tensor | None,
+) -> None:
+    batch, heads, _, head = cache.shape
+    new = new.reshape(batch, heads, head)
+    cosine, sine, cosines, sines = angles(cosine, sine, head, new)
+    _kernels().write[(batch * heads,)](
         cache,
         new,
         positions,
-        new if turn is None else turn,
+        new if norm is None else norm,
+        cosine,
+        sine,
         heads,
-        time,
         *cache.stride()[:3],
-        *new.stride()[:3],
-        0 if turn is None else turn.stride(0),
-        0 if turn is None or turn.shape[1] == 1 else turn.stride(1),
+        *new.stride()[:2],
+        cosines,
+        sines,
+        eps,
+        shift,
         HEAD=head,
         HALF=head // 2,
-        TURN=turn is not None,
+        NORM=norm is not None,
+        TURN=cosine is not new,
         num_warps=1,
         **early(),
     )
@@ -154,19 +178,25 @@ def decode_attention(
     v: Tensor,
     positions: Tensor | None,
     mask: Tensor | None,
-    turn: Tensor | None,
+    norm: Tensor | None,
+    eps: float,
+    shift: float,
+    cosine: Tensor | None,
+    sine: Tensor | None,
     scale: float,
 ) -> Tensor:
-    batch, heads, _, head = q.shape
-    groups, length = k.shape[1], k.shape[2]
+    batch, groups, length, head = k.shape
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    q = q.reshape(batch, -1, head)
+    heads = q.shape[1]
     step = 64
     parts = max(min(math.ceil(length / step), 2 * UNITS // max(batch * groups, 1), 64), 1)
     span = math.ceil(math.ceil(length / parts) / step) * step
     parts = math.ceil(length / span)
-    out = torch.empty_like(q, memory_format=torch.contiguous_format)
     sums = torch.empty((batch * heads, parts, head), dtype=torch.float32, device=q.device)
     tops = torch.empty((2, batch * heads, parts), dtype=torch.float32, device=q.device)
     shown = None if mask is None else mask.expand(batch, heads, 1, length)
+    cosine, sine, cosines, sines = angles(cosine, sine, head, q)
     kernels = _kernels()
     kernels.attend[(batch * groups, parts)](
         q,
@@ -174,7 +204,9 @@ def decode_attention(
         v,
         q if positions is None else positions,
         q if shown is None else shown,
-        q if turn is None else turn,
+        q if norm is None else norm,
+        cosine,
+        sine,
         sums,
         tops,
         heads,
@@ -186,7 +218,10 @@ def decode_attention(
         *k.stride()[:3],
         *v.stride()[:3],
         *((0, 0, 0) if shown is None else (shown.stride(0), shown.stride(1), shown.stride(3))),
-        0 if turn is None else turn.stride(0),
+        cosines,
+        sines,
+        eps,
+        shift,
         parts,
         HEAD=head,
         HALF=head // 2,
@@ -194,7 +229,8 @@ def decode_attention(
         STEP=step,
         LIMIT=positions is not None,
         MASK=0 if shown is None else 1 if shown.dtype == torch.bool else 2,
-        TURN=turn is not None,
+        NORM=norm is not None,
+        TURN=cosine is not q,
         num_warps=4,
         num_stages=3,
         **early(),
@@ -206,7 +242,7 @@ def decode_attention(
 
 def quantized(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, kind: str) -> Tensor:
     if x.numel() // x.shape[-1] <= MOST_ROWS and x.dtype in (torch.bfloat16, torch.float16):
-        return rows_linear(x, [weight], [scale], [] if bias is None else [bias], None, 0.0, None, "", kind)[0]
+        return rows_linear(x, [weight], [scale], [] if bias is None else [bias], None, 0.0, 0.0, None, "", kind)[0]
     return quantized_linear(x, weight, scale, bias, kind)
 
 

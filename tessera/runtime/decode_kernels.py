@@ -11,6 +11,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 def _activated(x, GATE: tl.constexpr):  # noqa: ANN001, ANN202
     if GATE == 1:
         return x * tl.sigmoid(x)
+    if GATE == 3:  # 0.5 * (1 + tanh(y)) is sigmoid(2 * y)
+        return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
     return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
 
 
@@ -39,12 +41,12 @@ def _place(words, j: tl.constexpr, each: tl.constexpr):  # noqa: ANN001, ANN202
 
 
 @triton.jit
-def _input(x_ptr, g_ptr, at, there, NORM: tl.constexpr):  # noqa: ANN001, ANN202
+def _input(x_ptr, g_ptr, shift, at, there, NORM: tl.constexpr):  # noqa: ANN001, ANN202
     """Elements of x times the norm's weight, and their squares before it."""
     x = tl.load(x_ptr + at, mask=there, other=0.0).to(tl.float32)
     squares = x * x
     if NORM:
-        x = x * tl.load(g_ptr + at, mask=there, other=0.0).to(tl.float32)
+        x = x * (tl.load(g_ptr + at, mask=there, other=0.0).to(tl.float32) + shift)
     return x, squares
 
 
@@ -52,6 +54,7 @@ def _input(x_ptr, g_ptr, at, there, NORM: tl.constexpr):  # noqa: ANN001, ANN202
 def _dot_row(
     x_ptr,
     g_ptr,
+    shift,
     w_ptr,
     s_ptr,
     rows,
@@ -71,7 +74,7 @@ def _dot_row(
         w = _weights(w_ptr, rows, inside, columns, k, 0.0)
         if PDL:
             gdc_wait()
-        x, square = _input(x_ptr, g_ptr, columns, columns < k, NORM)
+        x, square = _input(x_ptr, g_ptr, shift, columns, columns < k, NORM)
         squares += square
         many += w.to(tl.float32) * x[None, :]
     total = tl.sum(many, axis=1)
@@ -104,6 +107,7 @@ def one_row(
     third,
     k,
     eps,
+    shift,
     NORM: tl.constexpr,
     RESIDUAL: tl.constexpr,
     BIAS: tl.constexpr,
@@ -124,7 +128,7 @@ def one_row(
         w_ptr, s_ptr, b_ptr, y_ptr, n, block = w1, s1, b1, y1, n1, pid - second
     here = block * BLOCK + tl.arange(0, BLOCK)
     inside = here < n
-    y, squares = _dot_row(x_ptr, g_ptr, w_ptr, s_ptr, here, inside, k, NORM, SCALED, BLOCK, DEPTH, PDL)
+    y, squares = _dot_row(x_ptr, g_ptr, shift, w_ptr, s_ptr, here, inside, k, NORM, SCALED, BLOCK, DEPTH, PDL)
     factor = 1.0
     if NORM:
         factor = tl.rsqrt(squares / k + eps)
@@ -132,7 +136,7 @@ def one_row(
     if BIAS:
         y += tl.load(b_ptr + here, mask=inside, other=0.0).to(tl.float32)
     if GATE > 0:
-        up, _ = _dot_row(x_ptr, g_ptr, w1, s1, here, inside, k, NORM, SCALED, BLOCK, DEPTH, False)
+        up, _ = _dot_row(x_ptr, g_ptr, shift, w1, s1, here, inside, k, NORM, SCALED, BLOCK, DEPTH, False)
         up = up * factor
         if BIAS:
             up += tl.load(b1 + here, mask=inside, other=0.0).to(tl.float32)
@@ -143,7 +147,7 @@ def one_row(
 
 
 @triton.jit
-def _inputs(x_ptr, g_ptr, which, rows, columns, k, NORM: tl.constexpr):  # noqa: ANN001, ANN202
+def _inputs(x_ptr, g_ptr, shift, which, rows, columns, k, NORM: tl.constexpr):  # noqa: ANN001, ANN202
     """Some columns of all rows of x, times the norm's weight, and the sums of their squares before it."""
     there = (which < rows)[None, :] & (columns < k)[:, None]
     x = tl.load(x_ptr + which[None, :] * k + columns[:, None], mask=there, other=0.0)
@@ -151,7 +155,8 @@ def _inputs(x_ptr, g_ptr, which, rows, columns, k, NORM: tl.constexpr):  # noqa:
     if NORM:
         full = x.to(tl.float32)
         squares = tl.sum(full * full, axis=0)
-        x = (full * tl.load(g_ptr + columns, mask=columns < k, other=0.0).to(tl.float32)[:, None]).to(x.dtype)
+        weight = tl.load(g_ptr + columns, mask=columns < k, other=0.0).to(tl.float32) + shift
+        x = (full * weight[:, None]).to(x.dtype)
     return x, squares
 
 
@@ -159,6 +164,7 @@ def _inputs(x_ptr, g_ptr, which, rows, columns, k, NORM: tl.constexpr):  # noqa:
 def _dot_rows(
     x_ptr,
     g_ptr,
+    shift,
     w_ptr,
     s_ptr,
     here,
@@ -185,7 +191,7 @@ def _dot_rows(
             words = _weights(w_ptr, here, inside, columns, width, 0)
             products = tl.zeros((BLOCK, 16), tl.float32)
             for j in tl.static_range(each):
-                x, square = _inputs(x_ptr, g_ptr, which, rows, _place(columns, j, each), k, NORM)
+                x, square = _inputs(x_ptr, g_ptr, shift, which, rows, _place(columns, j, each), k, NORM)
                 squares += square
                 w = (_unpacked(words, j, BITS) - 1.5) * (1 << BITS)
                 products = tl.dot(w.to(dtype), x, products)
@@ -195,7 +201,7 @@ def _dot_rows(
         for start in range(0, k, DEPTH):
             columns = start + tl.arange(0, DEPTH)
             w = _weights(w_ptr, here, inside, columns, k, 0.0)
-            x, square = _inputs(x_ptr, g_ptr, which, rows, columns, k, NORM)
+            x, square = _inputs(x_ptr, g_ptr, shift, which, rows, columns, k, NORM)
             squares += square
             total = tl.dot(w.to(dtype), x, total)
     if SCALED:
@@ -229,6 +235,7 @@ def few_rows(
     k,
     width,
     eps,
+    shift,
     NORM: tl.constexpr,
     RESIDUAL: tl.constexpr,
     BIAS: tl.constexpr,
@@ -254,14 +261,16 @@ def few_rows(
     inside = here < n
     which = tl.arange(0, 16)
     y, squares = _dot_rows(
-        x_ptr, g_ptr, w_ptr, s_ptr, here, inside, rows, k, width, NORM, BITS, SCALED, GROUP, BLOCK, DEPTH
+        x_ptr, g_ptr, shift, w_ptr, s_ptr, here, inside, rows, k, width, NORM, BITS, SCALED, GROUP, BLOCK, DEPTH
     )
     factor = tl.rsqrt(squares / k + eps) if NORM else tl.full((16,), 1.0, tl.float32)
     y = y * factor[None, :]
     if BIAS:
         y += tl.load(b_ptr + here, mask=inside, other=0.0).to(tl.float32)[:, None]
     if GATE > 0:
-        up, _ = _dot_rows(x_ptr, g_ptr, w1, s1, here, inside, rows, k, width, NORM, BITS, SCALED, GROUP, BLOCK, DEPTH)
+        up, _ = _dot_rows(
+            x_ptr, g_ptr, shift, w1, s1, here, inside, rows, k, width, NORM, BITS, SCALED, GROUP, BLOCK, DEPTH
+        )
         up = up * factor[None, :]
         if BIAS:
             up += tl.load(b1 + here, mask=inside, other=0.0).to(tl.float32)[:, None]
@@ -274,45 +283,73 @@ def few_rows(
 
 
 @triton.jit
+def _heads(
+    source,
+    norm,
+    cosine,
+    sine,
+    along,
+    there,
+    eps,
+    shift,
+    HEAD: tl.constexpr,
+    HALF: tl.constexpr,
+    NORM: tl.constexpr,
+    TURN: tl.constexpr,
+):  # noqa: ANN001, ANN202
+    """Heads, a row each, normalised and turned; `source` is where they begin, a column."""
+    given = tl.load(source + along[None, :], mask=there, other=0.0)
+    x = given.to(tl.float32)
+    factor = tl.full((1, 1), 1.0, tl.float32)
+    if NORM:
+        factor = tl.rsqrt(tl.sum(x * x, axis=1) / HEAD + eps)[:, None]
+        x = x * factor * (tl.load(norm + along).to(tl.float32) + shift)[None, :]
+    if TURN:
+        across = (along + HALF) % HEAD
+        other = tl.load(source + across[None, :], mask=there, other=0.0).to(tl.float32)
+        if NORM:
+            other = other * factor * (tl.load(norm + across).to(tl.float32) + shift)[None, :]
+        other = tl.where((along < HALF)[None, :], -other, other)
+        x = x * tl.load(cosine + along).to(tl.float32)[None, :] + other * tl.load(sine + along).to(tl.float32)[None, :]
+    return x.to(given.dtype)
+
+
+@triton.jit
 def write(
     cache,
     new,
     positions,
-    turn,
+    norm,
+    cosine,
+    sine,
     heads,
-    time,
     cb,
     ch,
     cl,
     nb,
     nh,
-    nt,
     tc,
-    tt,
+    ts,
+    eps,
+    shift,
     HEAD: tl.constexpr,
     HALF: tl.constexpr,
+    NORM: tl.constexpr,
     TURN: tl.constexpr,
     PDL: tl.constexpr,
 ):  # noqa: ANN001, ANN201, E501
-    """One head's new row, turned, at its position in the cache."""
+    """One head's new row, normalised and turned, at its position in the cache."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    pid = tl.program_id(0)
-    t = pid % time
-    head = (pid // time) % heads
-    b = pid // (time * heads)
+    head = tl.program_id(0) % heads
+    b = tl.program_id(0) // heads
     along = tl.arange(0, HEAD)
-    source = new + b * nb + head * nh + t * nt
-    x = tl.load(source + along)
-    if TURN:
-        other = tl.load(source + (along + HALF) % HEAD).to(tl.float32)
-        other = tl.where(along < HALF, -other, other)
-        cosine = tl.load(turn + t * tt + along).to(tl.float32)
-        sine = tl.load(turn + tc + t * tt + along).to(tl.float32)
-        x = (x.to(tl.float32) * cosine + other * sine).to(x.dtype)
-    at = tl.load(positions + t)
-    tl.store(cache + b * cb + head * ch + at * cl + along, x)
+    one = tl.arange(0, 1)[:, None]
+    source = new + b * nb + head * nh + one
+    x = _heads(source, norm, cosine + b * tc, sine + b * ts, along, one == 0, eps, shift, HEAD, HALF, NORM, TURN)
+    at = tl.load(positions)
+    tl.store(cache + b * cb + head * ch + at * cl + one + along[None, :], x)
 
 
 @triton.jit
@@ -322,7 +359,9 @@ def attend(
     v_ptr,
     positions,
     mask,
-    turn,
+    norm,
+    cosine,
+    sine,
     sums,
     tops,
     heads,
@@ -342,6 +381,9 @@ def attend(
     mh,
     ml,
     tc,
+    ts,
+    eps,
+    shift,
     parts,
     HEAD: tl.constexpr,
     HALF: tl.constexpr,
@@ -349,6 +391,7 @@ def attend(
     STEP: tl.constexpr,
     LIMIT: tl.constexpr,
     MASK: tl.constexpr,
+    NORM: tl.constexpr,
     TURN: tl.constexpr,
     PDL: tl.constexpr,
 ):  # noqa: ANN001, ANN201, E501
@@ -365,13 +408,7 @@ def attend(
     mine = each < share
     head = group * share + each
     at = q_ptr + b * qb + head[:, None] * qh
-    q = tl.load(at + along[None, :], mask=mine[:, None], other=0.0)
-    if TURN:
-        other = tl.load(at + ((along + HALF) % HEAD)[None, :], mask=mine[:, None], other=0.0).to(tl.float32)
-        other = tl.where((along < HALF)[None, :], -other, other)
-        cosine = tl.load(turn + along).to(tl.float32)
-        sine = tl.load(turn + tc + along).to(tl.float32)
-        q = (q.to(tl.float32) * cosine[None, :] + other * sine[None, :]).to(q.dtype)
+    q = _heads(at, norm, cosine + b * tc, sine + b * ts, along, mine[:, None], eps, shift, HEAD, HALF, NORM, TURN)
     end = length
     if LIMIT:
         end = tl.minimum(tl.load(positions).to(tl.int32) + 1, length)
@@ -383,25 +420,27 @@ def attend(
     for start in range(first, last, STEP):
         keys = start + tl.arange(0, STEP)
         there = keys < last
+        wanted = there
+        if MASK > 0:
+            place = mask + b * mb + head[:, None] * mh + keys[None, :] * ml
+            seen = tl.load(place, mask=mine[:, None] & there[None, :], other=0)
+            if MASK == 1:  # what no head may see is not read
+                wanted = there & (tl.max((seen != 0).to(tl.int32), axis=0) > 0)
         k = tl.load(
             k_ptr + b * kb + group * kh + keys[None, :].to(tl.int64) * kl + along[:, None],
-            mask=there[None, :],
+            mask=wanted[None, :],
             other=0.0,
-        )  # noqa: E501
+        )
         v = tl.load(
             v_ptr + b * vb + group * vh + keys[:, None].to(tl.int64) * vl + along[None, :],
-            mask=there[:, None],
+            mask=wanted[:, None],
             other=0.0,
-        )  # noqa: E501
+        )
         score = tl.dot(q, k) * scale
-        if MASK > 0:
-            seen = tl.load(
-                mask + b * mb + head[:, None] * mh + keys[None, :] * ml, mask=mine[:, None] & there[None, :], other=0
-            )  # noqa: E501
-            if MASK == 1:
-                score = tl.where(seen != 0, score, float("-inf"))
-            else:
-                score += seen.to(tl.float32)
+        if MASK == 1:
+            score = tl.where(seen != 0, score, float("-inf"))
+        elif MASK == 2:
+            score += seen.to(tl.float32)
         score = tl.where(there[None, :], score, float("-inf"))
         higher = tl.maximum(top, tl.max(score, axis=1))
         base = tl.where(higher == float("-inf"), 0.0, higher)
@@ -411,10 +450,10 @@ def attend(
         total = total * factor[:, None] + tl.dot(p.to(v.dtype), v)
         top = higher
     row = b * heads + head
-    place = row * parts + part
-    tl.store(sums + place[:, None] * HEAD + along[None, :], total, mask=mine[:, None])
-    tl.store(tops + place, top, mask=mine)
-    tl.store(tops + tl.num_programs(0) // groups * heads * parts + place, weight, mask=mine)
+    into = row * parts + part
+    tl.store(sums + into[:, None] * HEAD + along[None, :], total, mask=mine[:, None])
+    tl.store(tops + into, top, mask=mine)
+    tl.store(tops + tl.num_programs(0) // groups * heads * parts + into, weight, mask=mine)
 
 
 @triton.jit

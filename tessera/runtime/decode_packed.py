@@ -38,7 +38,7 @@ def _packed_dot(w_ptr, s_ptr, here, inside, columns, width, groups, x0, x1, x2, 
 
 
 @triton.jit
-def packed_row(x_ptr, g_ptr, r_ptr, w0, w1, w2, s0, s1, s2, b0, b1, b2, y0, y1, y2, n0, n1, n2, second, third, k, width, eps, NORM: tl.constexpr, RESIDUAL: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr):  # noqa: ANN001, ANN201, E501  # fmt: skip
+def packed_row(x_ptr, g_ptr, r_ptr, w0, w1, w2, s0, s1, s2, b0, b1, b2, y0, y1, y2, n0, n1, n2, second, third, k, width, eps, shift, NORM: tl.constexpr, RESIDUAL: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr):  # noqa: ANN001, ANN201, E501  # fmt: skip
     """Every so many blocks of one weight's outputs; `second` and `third` are the programs that begin other weights."""
     if PDL:
         gdc_launch_dependents()
@@ -54,18 +54,18 @@ def packed_row(x_ptr, g_ptr, r_ptr, w0, w1, w2, s0, s1, s2, b0, b1, b2, y0, y1, 
     there = columns < width
     if PDL:
         gdc_wait()
-    x0, a0 = _input(x_ptr, g_ptr, _place(columns, 0, each), there, NORM)
-    x1, a1 = _input(x_ptr, g_ptr, _place(columns, 1, each), there, NORM)
-    x2, a2 = _input(x_ptr, g_ptr, _place(columns, 2, each), there, NORM)
-    x3, a3 = _input(x_ptr, g_ptr, _place(columns, 3, each), there, NORM)
+    x0, a0 = _input(x_ptr, g_ptr, shift, _place(columns, 0, each), there, NORM)
+    x1, a1 = _input(x_ptr, g_ptr, shift, _place(columns, 1, each), there, NORM)
+    x2, a2 = _input(x_ptr, g_ptr, shift, _place(columns, 2, each), there, NORM)
+    x3, a3 = _input(x_ptr, g_ptr, shift, _place(columns, 3, each), there, NORM)
     x4, x5, x6, x7 = x0, x0, x0, x0
     total = x0 + x1 + x2 + x3
     squares = a0 + a1 + a2 + a3
     if each == 8:
-        x4, a0 = _input(x_ptr, g_ptr, _place(columns, 4, each), there, NORM)
-        x5, a1 = _input(x_ptr, g_ptr, _place(columns, 5, each), there, NORM)
-        x6, a2 = _input(x_ptr, g_ptr, _place(columns, 6, each), there, NORM)
-        x7, a3 = _input(x_ptr, g_ptr, _place(columns, 7, each), there, NORM)
+        x4, a0 = _input(x_ptr, g_ptr, shift, _place(columns, 4, each), there, NORM)
+        x5, a1 = _input(x_ptr, g_ptr, shift, _place(columns, 5, each), there, NORM)
+        x6, a2 = _input(x_ptr, g_ptr, shift, _place(columns, 6, each), there, NORM)
+        x7, a3 = _input(x_ptr, g_ptr, shift, _place(columns, 7, each), there, NORM)
         total += x4 + x5 + x6 + x7
         squares += a0 + a1 + a2 + a3
     factor = 1.0

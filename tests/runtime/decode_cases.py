@@ -22,10 +22,13 @@ def agree(found: Tensor, wanted: Tensor, tolerance: float) -> None:
 
 def linears(device: str, dtype: torch.dtype) -> int:
     count = 0
-    for rows, kind, k, form in itertools.product(
-        (1, 3), ("", "int8", "int4", "fp8"), (384,), ("norm", "gate", "residual", "bias")
-    ):
-        sizes = {"norm": (20, 9, 16), "gate": (20, 20), "residual": (20,), "bias": (9, 20)}[form]
+    forms = [
+        *itertools.product((1, 3), ("", "int8", "int4", "fp8"), ("norm", "gate", "residual", "bias")),
+        *itertools.product((1, 3), ("",), ("tanh",)),
+    ]
+    k = 384
+    for rows, kind, form in forms:
+        sizes = {"norm": (20, 9, 16), "gate": (20, 20), "tanh": (20, 20), "residual": (20,), "bias": (9, 20)}[form]
         x = torch.randn(rows, 1, k, device=device, dtype=dtype)
         full = [torch.randn(n, k, device=device, dtype=dtype) / k**0.5 for n in sizes]
         stored = [meaning.quantized(w, kind) for w in full] if kind else [(w, None) for w in full]
@@ -36,8 +39,9 @@ def linears(device: str, dtype: torch.dtype) -> int:
             [torch.randn(n, device=device, dtype=dtype) for n in sizes] if form == "bias" else [],
             torch.randn(k, device=device, dtype=dtype) if form in ("norm", "gate") else None,
             1e-5,
+            1.0 if form == "gate" else 0.0,
             torch.randn(rows, 1, 20, device=device, dtype=dtype) if form == "residual" else None,
-            "silu" if form == "gate" else "",
+            {"gate": "silu", "tanh": "gelu_tanh"}.get(form, ""),
             kind,
         )
         for found, wanted in zip(decode.rows_linear(*args), meaning.rows_linear(*args), strict=True):
@@ -49,7 +53,7 @@ def linears(device: str, dtype: torch.dtype) -> int:
 def attentions(device: str, dtype: torch.dtype) -> int:
     count = 0
     for (batch, heads, groups, length, head), form in itertools.product(
-        ((1, 8, 2, 100, 64), (2, 4, 4, 130, 32)), ("position", "bool", "float", "all")
+        ((1, 8, 2, 100, 64), (2, 4, 4, 130, 32)), ("position", "bool", "float", "all", "normed", "turned apart")
     ):
         q = torch.randn(batch, 1, heads, head, device=device, dtype=dtype).transpose(1, 2)
         k, v = (torch.randn(batch, groups, length, head, device=device, dtype=dtype) for _ in range(2))
@@ -58,13 +62,20 @@ def attentions(device: str, dtype: torch.dtype) -> int:
             "bool": torch.rand(batch, 1, 1, length, device=device) > 0.5,
             "float": torch.randn(1, 1, 1, length, device=device, dtype=dtype),
         }.get(form)
-        turn = torch.randn(2, 1, head, device=device, dtype=dtype)
-        args = (q, k, v, position if form == "position" else None, mask, turn, head**-0.5)
-        agree(decode.decode_attention(*args), meaning.decode_attention(*args), 2e-2)
-        caches = [torch.zeros_like(k) for _ in range(2)]
         new = torch.randn(batch, 1, groups, head, device=device, dtype=dtype).transpose(1, 2)
-        decode.cache_write(caches[0], new, position, turn)
-        meaning.cache_write(caches[1], new, position, turn)
+        if form == "normed":  # as rows
+            q, new = q.reshape(batch, 1, heads * head), new.reshape(batch, groups * head)
+        norm = torch.randn(head, device=device, dtype=dtype) if form == "normed" else None
+        angles = (batch, 1, head) if form == "turned apart" else (1, head)
+        cosine, sine = (torch.randn(angles, device=device, dtype=dtype) for _ in range(2))
+        how = (norm, 1e-5, 1.0, *((None, None) if form == "all" else (cosine, sine)))
+        args = (q, k, v, position if form == "position" else None, mask, *how, head**-0.5)
+        found, wanted = decode.decode_attention(*args), meaning.decode_attention(*args)
+        assert found.shape == q.shape
+        agree(found, wanted, 2e-2)
+        caches = [torch.zeros_like(k) for _ in range(2)]
+        decode.cache_write(caches[0], new, position, *how)
+        meaning.cache_write(caches[1], new, position, *how)
         agree(caches[0], caches[1], 1e-2)
         count += 1
     return count

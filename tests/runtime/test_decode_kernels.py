@@ -19,7 +19,7 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from tessera.runtime import decode_kernels, decode_packed  # noqa: E402
 
-CASES = 2 * 4 * 4 + 2 * 4
+CASES = 2 * (4 * 4 + 1) + 2 * 6
 
 
 def test_kernels_compute_what_their_operators_mean() -> None:
@@ -40,8 +40,14 @@ def compiled(kernel: triton.JITFunction, constants: dict[str, object], stored: s
     """The PTX of a kernel for Hopper, with no such GPU here."""
     types = {name: "constexpr" if name in constants else "i32" for name in kernel.arg_names}
     types |= dict.fromkeys(("x_ptr", "g_ptr", "r_ptr", "b0", "b1", "b2", "y0", "y1", "y2"), "*bf16")
-    types |= dict.fromkeys(("w0", "w1", "w2"), stored) | dict.fromkeys(("s0", "s1", "s2"), "*fp32") | {"eps": "fp32"}
-    aligned = [i for i, name in enumerate(kernel.arg_names) if types[name][0] == "*" or name in ("k", "width")]
+    types |= dict.fromkeys(("w0", "w1", "w2"), stored) | dict.fromkeys(("s0", "s1", "s2"), "*fp32")
+    types |= dict.fromkeys(("eps", "shift"), "fp32")
+    return ptx(kernel, constants, types, warps, ("k", "width"))
+
+
+def ptx(kernel: triton.JITFunction, constants: dict, types: dict[str, str], warps: int, even: tuple[str, ...]) -> str:
+    """Pointers, and numbers among `even`, are multiples of sixteen."""
+    aligned = [i for i, name in enumerate(kernel.arg_names) if types[name][0] == "*" or name in even]
     source = ASTSource(
         kernel,
         types,
@@ -72,3 +78,26 @@ def test_packed_weights_come_ahead_of_their_use(bits: int) -> None:
 def test_several_rows_use_the_matrix_units() -> None:
     constants = {**PLAIN, "SCALED": False, "BITS": 0, "GROUP": 128, "BLOCK": 64, "DEPTH": 128, "PDL": False}
     assert "wgmma" in compiled(decode_kernels.few_rows, constants, "*bf16", 4)
+
+
+HEADS = {"HEAD": 128, "HALF": 64, "NORM": True, "TURN": True, "PDL": True}
+
+
+def head_types(kernel: triton.JITFunction, constants: dict, **others: str) -> dict[str, str]:
+    types = {name: "constexpr" if name in constants else "i32" for name in kernel.arg_names}
+    types |= dict.fromkeys(("norm", "cosine", "sine"), "*bf16") | dict.fromkeys(("eps", "shift"), "fp32")
+    return types | {"positions": "*i64", **others}
+
+
+@pytest.mark.parametrize("mask", [0, 1, 2])
+def test_keys_come_ahead_of_their_use(mask: int) -> None:
+    """Also where a mask says which are read."""
+    constants = {**HEADS, "SHARE": 16, "STEP": 64, "LIMIT": mask == 0, "MASK": mask}
+    given = {"q_ptr": "*bf16", "k_ptr": "*bf16", "v_ptr": "*bf16", "mask": "*i1" if mask == 1 else "*bf16"}
+    types = head_types(decode_kernels.attend, constants, sums="*fp32", tops="*fp32", scale="fp32", **given)
+    assert "cp.async.cg.shared.global" in ptx(decode_kernels.attend, constants, types, 4, ("kb", "kh", "kl", "vb", "vh", "vl"))
+
+
+def test_writing_a_cache_compiles() -> None:
+    types = head_types(decode_kernels.write, HEADS, cache="*bf16", new="*bf16")
+    assert "rsqrt" in ptx(decode_kernels.write, HEADS, types, 1, ("nh", "cl", "ch"))
