@@ -133,7 +133,11 @@ def angles(cosine: Tensor | None, sine: Tensor | None, head: int, other: Tensor)
     if cosine is None or sine is None:
         return other, other, 0, 0
     cosine, sine = cosine.reshape(-1, head), sine.reshape(-1, head)
-    return cosine, sine, *(t.stride(0) if t.shape[0] > 1 else 0 for t in (cosine, sine))
+    return cosine, sine, _apart(cosine), _apart(sine)
+
+
+def _apart(rows: Tensor) -> int:
+    return rows.stride(0) if rows.shape[0] > 1 else 0
 
 
 def cache_write(

@@ -95,7 +95,9 @@ def test_keys_come_ahead_of_their_use(mask: int) -> None:
     constants = {**HEADS, "SHARE": 16, "STEP": 64, "LIMIT": mask == 0, "MASK": mask}
     given = {"q_ptr": "*bf16", "k_ptr": "*bf16", "v_ptr": "*bf16", "mask": "*i1" if mask == 1 else "*bf16"}
     types = head_types(decode_kernels.attend, constants, sums="*fp32", tops="*fp32", scale="fp32", **given)
-    assert "cp.async.cg.shared.global" in ptx(decode_kernels.attend, constants, types, 4, ("kb", "kh", "kl", "vb", "vh", "vl"))
+    assert "cp.async.cg.shared.global" in ptx(
+        decode_kernels.attend, constants, types, 4, ("kb", "kh", "kl", "vb", "vh", "vl")
+    )
 
 
 def test_writing_a_cache_compiles() -> None:
