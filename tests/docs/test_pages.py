@@ -49,6 +49,15 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", title).strip().lower().replace(" ", "-") for title in titles}
 
 
+@pytest.mark.parametrize("name", ["README.md", "docs/comparison.md"])
+def test_numbers_are_those_measured(name: str) -> None:
+    """What a page says about speed stands in docs/performance.md, word for word."""
+    measured = (ROOT / "docs" / "performance.md").read_text()
+    prose = re.sub(r"```.*?```", "", (ROOT / name).read_text(), flags=re.S)
+    numbers = re.findall(r"(?<![\d.-])\d+\.\d+(?: (?:s|ms|µs)\b)?", prose)
+    assert numbers and not [n for n in numbers if n not in measured]
+
+
 def test_site_builds(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="pip install -e '.[docs]' brings the site's tools")
     site = tmp_path / "site"
