@@ -97,20 +97,22 @@ def chunk_loss(trace: Trace) -> Trace:
         return trace
     builder = Builder(trace.name, mode_of(trace))
     builder.reserve(list(trace.values()))
-    users, results = trace.users(), set(trace.results())
-    rename: dict[Value, Value] = {}
+    wanted = {*trace.results(), *trace.users()}
     for eqn in trace.equations:
-        eqn = eqn.substitute(rename)
         if eqn.op is not LINEAR_LOSS_GRADS:
             builder.equations.append(eqn)
             continue
+        start = len(builder.equations)
         with builder, builder.at(eqn):
-            wanted = [v is not None and (v in users or v in results) for v in eqn.outputs]
-            made = _Chunks(*eqn.args, wanted=wanted).run()  # type: ignore[arg-type]
-        rename.update({a: b for a, b in zip(eqn.outputs, made, strict=True) if a is not None and b is not None})
-    outputs = tuple(rename.get(o, o) if isinstance(o, Value) else o for o in trace.outputs)
-    mutations = {t: rename.get(v, v) for t, v in trace.mutations.items()}
-    return trace.with_(equations=tuple(builder.equations), outputs=outputs, mutations=mutations)
+            made = _Chunks(*eqn.args, wanted=[v in wanted for v in eqn.outputs]).run()  # type: ignore[arg-type]
+        names = {new: old for old, new in zip(eqn.outputs, made, strict=True) if old is not None and new is not None}
+        builder.equations[start:] = [_called(e, names) for e in builder.equations[start:]]
+    return trace.with_(equations=tuple(builder.equations))
+
+
+def _called(eqn: Equation, names: dict[Value, Value]) -> Equation:
+    """The equation with the values of `names` under their other names, read and made."""
+    return eqn.substitute(names).with_(outputs=tuple(v if v is None else names.get(v, v) for v in eqn.outputs))
 
 
 class _Chunks:

@@ -133,3 +133,19 @@ def test_the_operators_run_by_themselves() -> None:
         found = LINEAR_LOSS_GRADS.fn(x, w, b, target, mean, -100)
         torch.testing.assert_close(found, wanted)
         torch.testing.assert_close(LINEAR_LOSS.fn(x, w, b, target, mean, -100), loss)
+
+
+def test_a_whole_step() -> None:
+    x, target = batch(torch.float32)
+    model = Model()
+    like = copy.deepcopy(model)
+    fast = tessera.train_step(model, None, torch.optim.SGD(model.parameters(), lr=0.1), executors=EXECUTORS, strict=True)
+    slow = torch.optim.SGD(like.parameters(), lr=0.1)
+    for _ in range(3):
+        slow.zero_grad()
+        wanted = like(x, target)
+        wanted.backward()
+        slow.step()
+        torch.testing.assert_close(fast(x, target), wanted.detach())
+    for found, other in zip(model.parameters(), like.parameters(), strict=True):
+        torch.testing.assert_close(found, other)
