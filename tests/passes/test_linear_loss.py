@@ -139,7 +139,8 @@ def test_a_whole_step() -> None:
     x, target = batch(torch.float32)
     model = Model()
     like = copy.deepcopy(model)
-    fast = tessera.train_step(model, None, torch.optim.SGD(model.parameters(), lr=0.1), executors=EXECUTORS, strict=True)
+    rule = torch.optim.SGD(model.parameters(), lr=0.1)
+    fast = tessera.train_step(model, None, rule, executors=EXECUTORS, strict=True)
     slow = torch.optim.SGD(like.parameters(), lr=0.1)
     for _ in range(3):
         slow.zero_grad()
