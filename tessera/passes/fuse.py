@@ -30,6 +30,7 @@ SLACK = 12.0  # instructions a point that may be computed again
 AGAIN = 1.3  # and how much dearer a kernel may get by it
 MOST_STEPS = 4  # of arithmetic that a reduction takes along
 NARROW = 512  # columns of a product up to which its left operand may be computed on the way
+SHORT_ROW = 1 << 13  # elements of an only row that one program reduces beside what is made of it
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ class _Fusion:
         many = 1
         for d in dims:
             many *= size_hint(source.shape[d])
-        everything = many == points > 1  # one row has no more parallelism than a few columns
+        everything = many == points > SHORT_ROW  # one long row has no more parallelism than a few columns
         return Work(points, points // max(many, 1), outer=everything or is_outer(eqn, dims))
 
     # --- growing along data flow ---

@@ -3,9 +3,10 @@
 In: a compiled program, and which of its inputs it writes. Out: the same function, which after two ordinary calls of a
 size captures the program and from then on replays it: one launch for the host, however many kernels. Inputs that stood
 still while warming up (parameters, caches, optimizer state) are used where they are, and their addresses are checked at
-every call; others are copied into buffers of the graph's own. Capturing runs nothing, so every call carries the program
-out exactly once. All graphs of a program share one pool of memory. What is handed out is never overwritten while anyone
-holds it. Where a program cannot be captured it runs as before, and `reason` says why.
+every call; others are copied into buffers of the graph's own. Memory that is written and moved after many replays (a
+new cache for another text) is captured anew rather than copied at every call. Capturing runs nothing, so every call
+carries the program out exactly once. All graphs of a program share one pool of memory. What is handed out is never
+overwritten while anyone holds it. Where a program cannot be captured it runs as before, and `reason` says why.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 WARM_UP = 2  # ordinary calls of a size before it is captured: libraries and kernels get ready in them
 MOST_GRAPHS = 16  # sizes that are captured; others run as before
 MOST_MOVES = 8  # captures anew because memory moved
+PAID = 16  # replays after which a capture has paid for itself, and another one may take its place
 SMALL = 1 << 20  # bytes of results that are copied rather than watched
 
 Tensors = list[torch.Tensor]
@@ -92,6 +94,7 @@ class _Graph:
     addresses: dict[int, int]  # input -> where the graph expects it
     uses: dict[int, int]  # result -> how many hold its memory while nobody outside does
     copies: bool  # results are copied before they are handed out
+    replays: int = 0
 
 
 @dataclass
@@ -156,8 +159,10 @@ class Graphed:
         """The inputs are where the graph expects them, and nobody holds the results of an earlier replay."""
         moved = {i for i, address in graph.addresses.items() if args[i].data_ptr() != address}
         if moved:
+            if graph.replays >= PAID:
+                moved -= self.written
             size.moving |= moved
-            self.moves += 1
+            self.moves += bool(moved)
             if self.moves > MOST_MOVES:
                 self._stop("the memory of its inputs moves again and again")
             return False
@@ -188,6 +193,7 @@ class Graphed:
             self._stop(f"capturing failed: {type(error).__name__}: {error}".splitlines()[0])
             return False
         self.captures += 1
+        self.retired = [graph for graph in self.retired if not graph.copies]  # what was copied is in nobody's hands
         addresses = {
             i: x.data_ptr() for i, x in enumerate(args) if isinstance(x, torch.Tensor) and i not in size.moving
         }
@@ -210,6 +216,7 @@ class Graphed:
             torch._foreach_copy_(list(graph.copied.values()), [args[i] for i in graph.copied])
         graph.replay()
         self.replays += 1
+        graph.replays += 1
         for i, buffer in graph.copied.items():
             if i in self.written:
                 args[i].copy_(buffer)

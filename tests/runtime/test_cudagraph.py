@@ -98,6 +98,27 @@ def test_a_written_input_that_moves_is_written_all_the_same():
         assert torch.equal(x, torch.full((3,), k + 1.0)) and torch.equal(out, x * 2)
 
 
+def test_a_new_cache_after_many_replays_is_not_copied(monkeypatch):
+    """Another text, another cache: captured where it lies, however often that happens."""
+    monkeypatch.setattr(cudagraph, "PAID", 4)
+    monkeypatch.setattr(cudagraph, "MOST_MOVES", 0)
+
+    def write(cache, at):
+        cache[at] += 1
+        return (cache.sum(),)
+
+    caches = [torch.zeros(8) for _ in range(3)]
+    run = graphed(write, *caches, written=(0,))
+    at = torch.zeros(1, dtype=torch.int64)
+    for cache in caches:
+        for k in range(8):
+            at.fill_(k)
+            assert run(cache, at)[0] == k + 1
+        assert torch.equal(cache, torch.ones(8))
+    (size,) = run.sizes.values()
+    assert run.captures == 3 and not size.graph.copied and not run.retired and not run.reason
+
+
 def test_memory_that_moves_again_and_again(monkeypatch):
     monkeypatch.setattr(cudagraph, "MOST_MOVES", 0)
     run = graphed(lambda x: (x + 1,))
