@@ -30,7 +30,8 @@ def logits(model: torch.nn.Module, prompt: torch.Tensor, **more: object) -> tupl
 @pytest.mark.parametrize("cuda_graph", [False, True])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_static_caches(name: str, cuda_graph: bool) -> None:
-    model = model_of(name).cuda().bfloat16()
+    dtype = torch.float32 if name == "mixtral" else torch.bfloat16  # rounding decides between experts of like weight
+    model = model_of(name).cuda().to(dtype)
     fast = tessera.jit(model, executors=EXECUTORS, strict=True, cuda_graph=cuda_graph)
     for seed in range(3):  # another text, another cache
         prompt = torch.randint(2, 64, (1, 5), generator=torch.Generator().manual_seed(seed)).cuda()
