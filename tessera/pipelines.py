@@ -15,6 +15,7 @@ from functools import partial
 
 import torch
 
+from tessera.executors import default
 from tessera.executors.aten import bind
 from tessera.executors.base import FusionExecutor, in_order
 from tessera.executors.claim import Claim, claim
@@ -84,7 +85,7 @@ class Options:
         if cuda_graph not in (True, False, "auto"):
             raise OptionError(f"cuda_graph: expected True, False or 'auto', got {cuda_graph!r}")
         listed = config.executors if executors is None else executors
-        names = tuple(filter(None, listed.split(","))) if isinstance(listed, str) else tuple(listed)
+        names = default.named(listed) if isinstance(listed, str) else tuple(listed)
         in_order(names)  # an unknown name is refused here, where the user wrote it
         if (recompute or config.recompute) not in POLICIES:
             raise OptionError(f"recompute: expected one of {', '.join(POLICIES)}, got {recompute!r}")

@@ -36,7 +36,11 @@ from tessera.tile.overwrite import overwrites
 from tessera.tile.schedule import Schedule
 from tessera.tile.targets import CompiledKernel, Target, target_for
 from tessera.util.config import config
+from tessera.util.names import names
 
+# Activations whose kernels take 0.2 to 0.8 of the library's time on a CPU, launch included; only a large gelu takes as
+# long as the library's.
+LONE_ON_CPU = names("gelu gelu_backward silu silu_backward")
 LONE = 4  # equations outside of regions that are worth a launch of their own together
 _launchers: dict[tuple, Callable | None] = {}
 _checked: dict[tuple, tuple[float, str]] = {}
@@ -93,8 +97,8 @@ def _no_walk(body: Trace, row: int | None) -> str:
 
 
 def _alone(eqn: Equation) -> bool:
-    """Random numbers that are computed, and on a GPU large transposing copies, sums along rows or over them, and gelu
-    of 16 bits, where PyTorch's kernels leave bandwidth.
+    """Random numbers that are computed, activations and sums over rows on a CPU, and on a GPU large transposing copies,
+    sums along rows or over them, and gelu of 16 bits, where PyTorch's kernels leave bandwidth.
 
     The library's gelu takes erf in f32 and is limited by it (71% of the bytes' time forward, 79% backward on an H200);
     with the cheaper formula of `lower_activation` memory is. Other activations alone are at the memory's speed already.
@@ -102,6 +106,8 @@ def _alone(eqn: Equation) -> bool:
     if eqn.op is uniform:
         return True
     t = eqn.results()[0].tensor
+    if t.device.type == "cpu":
+        return t.dtype == torch.float32 and (eqn.op._opname in LONE_ON_CPU or _column_sum(eqn))  # type: ignore[union-attr]
     if t.device.type != "cuda" or max(v.tensor.numel() for v in (*eqn.inputs(), *eqn.results())) < 2**18:
         return False
     if _kind(eqn) == fuse.REDUCE:
@@ -110,6 +116,10 @@ def _alone(eqn: Equation) -> bool:
         return True
     copies = eqn.op._opname in ("clone", "contiguous", "_to_copy", "copy")  # type: ignore[union-attr]
     return copies and eqn.inputs()[0].tensor.stride != t.stride
+
+
+def _column_sum(eqn: Equation) -> bool:
+    return eqn.op._opname == "sum" and _kind(eqn) == fuse.REDUCE and fuse.is_outer(eqn, _reduced(eqn))  # type: ignore[union-attr]
 
 
 def _writes(eqn: Equation) -> bool:

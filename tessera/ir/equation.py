@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -160,6 +160,7 @@ class Equation:
     many: bool = False  # the operator gives a sequence, even where it has one member
     source: Source = NOWHERE
     tags: frozenset[str] = frozenset()
+    _reads: tuple[Value, ...] | None = field(default=None, init=False, repr=False)  # `inputs`, once they were asked for
 
     @property
     def out(self) -> Value:
@@ -168,7 +169,9 @@ class Equation:
 
     def inputs(self) -> list[Value]:
         """Values this equation reads, in order, with repeats; those its sub-traces capture are arguments too."""
-        return values_in((self.args, self.kwargs))
+        if self._reads is None:
+            object.__setattr__(self, "_reads", tuple(values_in((self.args, self.kwargs))))
+        return list(self._reads)  # type: ignore[arg-type]
 
     def results(self) -> list[Value]:
         return [v for v in self.outputs if v is not None]

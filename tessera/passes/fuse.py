@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from tessera.ir.equation import Equation, Special, Value
 from tessera.ir.schema import has_effect
@@ -79,9 +80,15 @@ class Work:
         )
 
 
+_regions: WeakKeyDictionary[Trace, tuple[Compiler, list[list[int]]]] = WeakKeyDictionary()
+
+
 def fuse(trace: Trace, compiler: Compiler) -> list[list[int]]:
-    """Regions of at least two computing equations, in order."""
-    return _Fusion(trace, compiler).run()
+    """Regions of at least two computing equations, in order; remembered, for several stages ask about one trace."""
+    known = _regions.get(trace)
+    if known is None or known[0] is not compiler:
+        known = _regions[trace] = compiler, _Fusion(trace, compiler).run()
+    return [list(region) for region in known[1]]
 
 
 def reasons(trace: Trace, compiler: Compiler) -> dict[str, str]:

@@ -21,6 +21,8 @@ from tessera.tile.from_trace_index import Unlowerable, size_index
 
 Kernel = Callable[[Sequence[torch.Tensor], Sequence[int]], None]
 _numbers = itertools.count()
+# What TorchInductor's programs allocate with: half of the cost of `torch.empty_strided`, whose arguments are parsed.
+empty_cpu = torch._C._dynamo.guards._empty_strided_cpu
 
 
 def launcher(body: Trace, lowered: Lowered, kernel: Kernel, over: dict[int, int] | None = None) -> Callable[..., tuple]:
@@ -29,7 +31,7 @@ def launcher(body: Trace, lowered: Lowered, kernel: Kernel, over: dict[int, int]
     into = {body.outputs[k]: body.inputs[j] for k, j in over.items()}
     names = {v: f"x{i}" for i, v in enumerate(body.inputs)}
     names |= {v: f"y{i}" for i, v in enumerate(lowered.stored)}
-    scope: dict[str, object] = {"empty": torch.empty_strided, "kernel": kernel, "fit": fit}
+    scope: dict[str, object] = {"empty": torch.empty_strided, "empty_cpu": empty_cpu, "kernel": kernel, "fit": fit}
     lines = [f"def launch({', '.join(names[v] for v in body.inputs)}):"]
     lines += [f"{text} = {where}" for text, where in _sizes(body, lowered).items()]
     lines += [f"t{names[v]} = {names[v]}" for v in into.values()]
@@ -42,9 +44,11 @@ def launcher(body: Trace, lowered: Lowered, kernel: Kernel, over: dict[int, int]
             continue
         scope[f"dtype{i}"], scope[f"device{i}"] = v.dtype, v.tensor.device
         shape, stride = _tuple(v.shape), _tuple(v.tensor.stride)
-        lines.append(f"{names[v]} = empty({shape}, {stride}, dtype=dtype{i}, device=device{i})")
-    buffers = ", ".join(names[v] for v in lowered.buffers)
-    lines.append(f"kernel(({buffers},), ({''.join(f'{s}, ' for s in lowered.symbols)}))")
+        if v.tensor.device.type == "cpu":
+            lines.append(f"{names[v]} = empty_cpu({shape}, {stride}, dtype{i})")
+        else:
+            lines.append(f"{names[v]} = empty({shape}, {stride}, dtype=dtype{i}, device=device{i})")
+    lines.append(_call([names[v] for v in lowered.buffers], lowered.symbols, kernel, scope))
     # An argument of another layout was copied to be written: what it stands for is written from the copy.
     lines += [f"if t{names[v]} is not {names[v]}: t{names[v]}.copy_({names[v]})" for v in into.values()]
     if lowered.tail:
@@ -56,6 +60,15 @@ def launcher(body: Trace, lowered: Lowered, kernel: Kernel, over: dict[int, int]
     given = [v for k, v in enumerate(body.outputs) if k not in over]
     lines.append(f"return ({''.join(f'{names[v]}, ' for v in given)})")  # type: ignore[index]
     return _compile(lines, scope)
+
+
+def _call(buffers: Sequence[str], symbols: Sequence[str], kernel: Kernel, scope: dict[str, object]) -> str:
+    """The kernel on these tensors and sizes; one that takes addresses is handed them without a step between."""
+    by_address = getattr(kernel, "by_address", None)
+    if by_address is None:
+        return f"kernel(({', '.join(buffers)},), ({''.join(f'{s}, ' for s in symbols)}))"
+    scope["by_address"] = by_address
+    return f"by_address({', '.join([*(f'{b}.data_ptr()' for b in buffers), *symbols])})"
 
 
 def _views(body: Trace, lowered: Lowered) -> Trace:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tessera.executors import default
 from tessera.executors.base import FusionExecutor, known
 from tessera.tile.targets import TARGETS, missing
 from tessera.tools.command import Command, json_argument, write_json
@@ -75,12 +76,12 @@ def _targets() -> Iterator[Check]:
 
 def _executors() -> Iterator[Check]:
     """Who may run operators; those of the default list are marked."""
-    default = config.executors.split(",")
+    chosen = default.named(config.executors)
     for executor in known():
         kind = "fuses regions" if isinstance(executor, FusionExecutor) else "runs single operators"
         note = f", needs a C++ compiler; {CXX_REMEDY}" if executor.name == "inductor" and not cxx_compiler() else ""
-        chosen = "in the default list" if executor.name in default else "named by executors=[…]"
-        yield Check(f"executor {executor.name}", f"{kind}, {chosen}{note}", None if note else True)
+        place = "in the default list" if executor.name in chosen else "named by executors=[…]"
+        yield Check(f"executor {executor.name}", f"{kind}, {place}{note}", None if note else True)
 
 
 def _torch(found: str) -> Check:

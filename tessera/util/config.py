@@ -24,7 +24,7 @@ class Config:
     dump: str = ""  # folder that receives every stage of every compilation, numbered
     verify: bool = False  # run the trace verifier after every stage
     log: int = 0  # 0 silent · 1 one line a compilation · 2 one line a stage · 3 traces
-    executors: str = "sdpa,aten"  # who may run what, in priority order
+    executors: str = "auto"  # who may run what, in priority order, such as "sdpa,aten"; auto: see executors/default.py
     recompute: str = "auto"  # what backward may recompute: none · views · cheap · auto
     memory_budget: str = ""  # bytes that may be saved for backward, such as "8GB"
     reinplace: bool = True  # write into mutated inputs and dead values where legal

@@ -158,8 +158,10 @@ def test_a_child_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
         raise RuntimeError("expected something\nlast words")
 
     monkeypatch.setattr(kernel_cpu, "in_fresh_process", fail)
-    (row,) = kernel_cpu.run(kernel_cpu.Options(("linear_gelu",), threads=(2,)), lambda _: None)
-    assert row.errors == {"child": "last words"} and row.threads == 2
+    rows = kernel_cpu.run(kernel_cpu.Options(("softmax",), threads=(2,)), lambda _: None)
+    assert [(row.direction, row.threads, row.errors) for row in rows] == [
+        (way, 2, {"child": "last words"}) for way in ("forward", "both")
+    ]
 
 
 def test_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -> None:  # noqa: ANN001
@@ -178,7 +180,8 @@ def test_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -> None
         (name, way, threads) for name in ("softmax", "mlp") for way in ("forward", "both") for threads in (1, 2)
     ]
     assert (found[0]["to_eager"], found[0]["to_inductor"], found[0]["first_to_inductor"]) == (0.25, 0.5, 0.1)
-    assert "softmax" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "softmax" in told and "first call to inductor: 0.10 in the geometric mean" in told
     assert cli.main(["bench", "kernels", "--only", "compile"]) == 2
     assert "choose from" in capsys.readouterr().err
 

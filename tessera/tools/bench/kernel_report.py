@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import geometric_mean
 
 from rich.markup import escape
 from rich.table import Table
@@ -75,12 +76,28 @@ def table(found: Sequence[Measured], title: str) -> Table:
         ]
         shown.add_row(*start, *times, *ratios, *share, *first)
         before = row.case
-    shown.caption = "\n".join(
+    told = [] if cuda else summary(found)
+    told += [
         f"[red]{row.case} {row.direction} {row.size} {row.dtype}, {escape(who)}: {escape(error)}"
         for row in found
         for who, error in row.errors.items()
-    )
+    ]
+    shown.caption = "\n".join(told)
     return shown
+
+
+def summary(found: Sequence[Measured]) -> list[str]:
+    """All rows in a line each: steady time and first call against TorchInductor, as geometric means, and the worst."""
+    lines = []
+    for what, of in (("steady", Measured.ratio), ("first call", Measured.first_ratio)):
+        ratios = {
+            f"{row.case} {row.direction}, threads {row.threads}": r for row in found if (r := of(row, "inductor"))
+        }
+        if ratios:
+            worst = max(ratios, key=lambda name: ratios[name])
+            mean = geometric_mean(ratios.values())
+            lines.append(f"{what} to inductor: {mean:.2f} in the geometric mean, {ratios[worst]:.2f} at most ({worst})")
+    return lines
 
 
 def listed(found: Sequence[Measured]) -> list[dict[str, object]]:

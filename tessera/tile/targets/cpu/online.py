@@ -14,7 +14,7 @@ from tessera.tile.targets.cpu.code import V
 from tessera.tile.targets.cpu.elements import Element
 from tessera.tile.targets.cpu.functions import FLOAT
 from tessera.tile.targets.cpu.host import HostCode as Code
-from tessera.tile.targets.cpu.reduce import Kind, Parts
+from tessera.tile.targets.cpu.reduce import Kind, Parts, halved
 
 LARGEST = {"float": (2 - 2.0**-23) * 2.0**127, "double": sys.float_info.max}
 
@@ -41,6 +41,17 @@ def pair(fn: str, infinite: str, e: Element) -> Kind:
         ours, theirs = (b.fmul(total, exp(b, b.fsub(top, base))) for top, total in (p, q))
         return high, b.fadd(ours, theirs)
 
+    def join(b: Code, parts: Parts, lanes: int) -> Parts:
+        """All lanes against their common maximum: one exponential, where half with half takes one after another."""
+        tops, totals = parts
+        (high,) = halved(b, lambda b, p, q: (b.select(b.compare("ogt", q[0], p[0]), q[0], p[0]),), (tops,), lanes)
+        picks = ", ".join(f"i32 {k % high.lanes}" for k in range(tops.lanes))
+        base = finite(b, high)
+        spread = b.value(f"shufflevector {base}, {base}, <{tops.lanes} x i32> <{picks}>", elem, tops.lanes)
+        totals = b.fmul(totals, exp(b, b.fsub(tops, spread)))
+        (total,) = halved(b, lambda b, p, q: (b.fadd(p[0], q[0]),), (totals,), lanes)
+        return high, total
+
     def finish(b: Code, parts: Parts) -> Parts:
         top, total = parts
         nan = b.like(top, float("nan"))
@@ -51,4 +62,4 @@ def pair(fn: str, infinite: str, e: Element) -> Kind:
         return b.select(is_nan, nan, top), b.select(is_nan, nan, total)
 
     start = ((elem, float("-inf")), (elem, 0.0))
-    return Kind(start, float("-inf"), merge, finish=finish, cascade=True, absorb=absorb)
+    return Kind(start, float("-inf"), merge, finish=finish, cascade=True, absorb=absorb, join=join)

@@ -28,6 +28,7 @@ class Kind:
     finish: Callable[[Code, Parts], Parts] = lambda b, parts: parts[:1]  # the operation's results
     absorb: Callable[[Code, Parts, V], Parts] | None = None  # a cheaper way to merge one element
     cascade: bool = False  # long sums of floats go through several levels, to keep the error small
+    join: Callable[[Code, Parts, int], Parts] | None = None  # a cheaper way to join lanes than half with half
 
     def step(self, b: Code, parts: Parts, x: V, where: V | None) -> Parts:
         return self.absorb(b, parts, x) if self.absorb else self.merge(b, parts, self.lift(b, x, where))
@@ -197,7 +198,15 @@ class Carried:
 
 def fold(b: Code, kind: Kind, parts: Parts, lanes: int) -> Parts:
     """Join lanes until `lanes` are left (0: a scalar), halving them."""
+    if kind.join is not None and parts[0].lanes > max(lanes, 1):
+        parts = kind.join(b, parts, max(lanes, 1))
+    parts = halved(b, kind.merge, parts, lanes)
+    return tuple(b.lane(p, 0) for p in parts) if lanes == 0 and parts[0].lanes == 1 else parts
+
+
+def halved(b: Code, merge: Callable[[Code, Parts, Parts], Parts], parts: Parts, lanes: int) -> Parts:
+    """Merge half with half until `lanes` are left, one at the least."""
     while parts[0].lanes > max(lanes, 1):
         half = parts[0].lanes // 2
-        parts = kind.merge(b, tuple(b.part(p, 0, half) for p in parts), tuple(b.part(p, half, half) for p in parts))
-    return tuple(b.lane(p, 0) for p in parts) if lanes == 0 and parts[0].lanes == 1 else parts
+        parts = merge(b, tuple(b.part(p, 0, half) for p in parts), tuple(b.part(p, half, half) for p in parts))
+    return parts

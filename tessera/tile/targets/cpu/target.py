@@ -8,7 +8,7 @@ the schedule, never by the number of threads: results do not depend on those.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -18,7 +18,7 @@ from tessera.tile.dialect import KernelOp
 from tessera.tile.elements import torch_dtype
 from tessera.tile.index import Index
 from tessera.tile.passes.online import with_reduce_exp
-from tessera.tile.schedule import Schedule, inner_axis
+from tessera.tile.schedule import Schedule, inner_axis, reduced_axis
 from tessera.tile.split import split
 from tessera.tile.targets.cpu import jit
 from tessera.tile.targets.cpu.choose import choose, proposals
@@ -28,18 +28,20 @@ from tessera.tile.targets.cpu.layout import layout
 from tessera.tile.targets.cpu.lower import Lowering
 from tessera.tile.walk import share
 
+LONGEST_ROW = 1 << 16  # elements that stay in the caches
+
 
 @dataclass(frozen=True, slots=True)
 class CpuKernel:
-    """Call it with tensors and sizes; `function` takes their addresses directly."""
+    """Call it with tensors and sizes; `by_address` takes the tensors' addresses directly."""
 
     source: str
-    function: object
+    by_address: Callable[..., None]
     alive: object
     machine: Host
 
     def __call__(self, tensors: Sequence[torch.Tensor], symbols: Sequence[int] = ()) -> None:
-        self.function(*[t.data_ptr() for t in tensors], *symbols)  # type: ignore[operator]
+        self.by_address(*[t.data_ptr() for t in tensors], *symbols)
 
     def assembly(self) -> str:
         """What the machine runs."""
@@ -115,10 +117,16 @@ def _build_halves(kernel: KernelOp, schedule: Schedule, machine: Host) -> CpuHal
     return CpuHalves(first, second, scratch, tuple(s.data for s in kernel.symbol_names))
 
 
+def _row_stays(kernel: KernelOp) -> bool:
+    """The caches hold a row between loops: a second walk then costs less than lanes that wait for a running maximum."""
+    axis = reduced_axis(kernel)
+    size = None if axis is None else kernel.axis(axis).size.expr.constant
+    return size is not None and size <= LONGEST_ROW
+
+
 def module_text(kernel: KernelOp, schedule: Schedule, machine: Host) -> str:
     """The whole LLVM module of a kernel."""
-    # Rows stay in the caches between loops: a second walk costs less than a second exponential.
-    seen = layout(with_reduce_exp(kernel, private=True))
+    seen = layout(kernel if _row_stays(kernel) else with_reduce_exp(kernel, private=True))
     choice = choose(seen, schedule, machine)
     lowering = Lowering(seen, choice, machine)
     function = lowering.function()
