@@ -194,7 +194,7 @@ def jit(
 ) -> Callable:
     """Compile a model, function or method. Also a decorator, with or without options.
 
-    executors      who may run what, in priority order: ["sdpa", "aten"], or "sdpa,aten"; None: the flag, "auto" at first
+    executors      who may run what, in priority order: ["sdpa", "aten"], or "sdpa,aten"; None: as the flag says
     frontend       "dynamo" (any Python, guards, graph breaks) or "functional" (JAX style, smallest overhead)
     strict         raise on an internal failure instead of running that graph eagerly
     memory_budget  bytes that may be saved for backward, such as "8GB"

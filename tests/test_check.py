@@ -16,6 +16,7 @@ from tessera.ops.op import REGISTRY
 from tessera.tools.models import Block, GPTConfig
 
 MLP = ["tile", "aten"]
+PLAIN = ["sdpa", "aten"]
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +131,7 @@ def wrong_sines(trace):
 @pytest.mark.parametrize("where", ["CLEAN", "CLEAN_JOINT", "FINAL"])
 def test_a_wrong_pass_is_named(where, monkeypatch):
     monkeypatch.setattr(pipelines, where, [*getattr(pipelines, where), ("planted", wrong_sines)])
-    report = tessera.check(tangled, args())
+    report = tessera.check(tessera.jit(tangled, executors=PLAIN), args())
     (fault,) = report.faults
     assert fault.guilty == "pass 'planted'", str(report)
     assert fault.stage.endswith("planted") and "aten.sin" in fault.operator and fault.line
@@ -139,7 +140,7 @@ def test_a_wrong_pass_is_named(where, monkeypatch):
 def test_a_wrong_pass_in_inference(monkeypatch):
     monkeypatch.setattr(pipelines, "FINAL", [("planted", wrong_sines), *pipelines.FINAL])
     with torch.no_grad():
-        (fault,) = tessera.check(tangled, args()).faults
+        (fault,) = tessera.check(tessera.jit(tangled, executors=PLAIN), args()).faults
     assert fault.guilty == "pass 'planted'" and "cos = aten.sin(" in fault.equation
 
 
@@ -162,7 +163,7 @@ def test_a_wrong_binding_is_the_aten_executors(monkeypatch):
     monkeypatch.setattr(pipelines, "bind", wrong)
     monkeypatch.setattr("tessera.inspection.graph_check.bind", wrong)
     with torch.no_grad():
-        (fault,) = tessera.check(tangled, args()).faults
+        (fault,) = tessera.check(tessera.jit(tangled, executors=PLAIN), args()).faults
     assert fault.guilty == "executor 'aten'" and fault.operator == "aten.sin"
 
 

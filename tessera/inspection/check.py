@@ -19,7 +19,7 @@ from rich.text import Text
 from torch.utils import _pytree as pytree
 
 from tessera.compiled import Backend, Compiled, compiled_state, jit
-from tessera.inspection.compare import Comparison, compare
+from tessera.inspection.compare import LAST_PLACES, Comparison, compare
 from tessera.inspection.graph_check import Fault, GraphCheck, copied
 from tessera.inspection.precise import gradients, widen
 from tessera.inspection.programs import state_of
@@ -102,7 +102,8 @@ class _Check:
             with recording(state_of(self.fast).compilations(), recorded):
                 ours, _ = self.outcome(self.fast)
             reference = None if drew else self.precise()
-            told = [_compared(key, ours.get(key), x, reference) for key, x in eager.items()]
+            noise = max((_noise(x) for x in eager.values()), default=0.0)
+            told = [_compared(key, ours.get(key), x, reference, noise) for key, x in eager.items()]
             graphs, faults, notes = check_graphs(recorded)
         finally:
             self.saved.restore()
@@ -239,13 +240,23 @@ def eager_notes(state: Compiled) -> list[str]:
     return [f"{g.name} runs eagerly: {g.eager_reason}" for g in records if g.eager_reason]
 
 
-def _compared(key: str, ours: object, eager: object, reference: dict[str, object] | None) -> Comparison | None:
-    """Without a reference eager stands in for it; half of a dtype's digits must then agree."""
+def _compared(
+    key: str, ours: object, eager: object, reference: dict[str, object] | None, noise: float
+) -> Comparison | None:
+    """Without a reference eager stands in for it; half of a dtype's digits must then agree, except below the noise of
+    the other results: a gradient that cancels, such as a bias's before a batch norm, has no digits of its own."""
     told = compare(key, ours, eager, widen(eager) if reference is None else reference[key])
     if told is None or reference is not None or not isinstance(eager, torch.Tensor) or not eager.is_floating_point():
         return told
     loose = torch.finfo(eager.dtype).eps ** 0.5 * (float(eager.abs().max()) if eager.numel() else 0.0)
-    return dataclasses.replace(told, limit=max(told.limit, loose))
+    return dataclasses.replace(told, limit=max(told.limit, loose, noise))
+
+
+def _noise(x: object) -> float:
+    """What rounding may leave of terms as large as these."""
+    if not isinstance(x, torch.Tensor) or not x.is_floating_point() or not x.numel():
+        return 0.0
+    return LAST_PLACES.get(x.dtype, 32) * torch.finfo(x.dtype).eps * float(x.detach().abs().max())
 
 
 def _seed(index: int, x: object) -> torch.Tensor | None:

@@ -178,8 +178,8 @@ class GraphCheck:
             case "core":
                 return self.evaluate(self.traced(program.traces[0], plain), self.inputs)
             case "split":
-                runs = [lambda *args, t=t: tuple(step(t, args)) for t in program.traces]
-                call = self.compilation.join(*runs)
+                boxed = [p.boxed for p in self.compilation.programs]
+                call = self.compilation.join(*map(_stepping, program.traces, boxed))
                 return self.evaluate(lambda args: self.core_outputs(call(*args)), self.inputs)
         return self.joint_results(program.traces[0])
 
@@ -412,3 +412,10 @@ class _seeded:
 
     def __exit__(self, *error: object) -> None:
         self.fork.__exit__(*error)
+
+
+def _stepping(trace: Trace, boxed: bool) -> Callable:
+    """A trace run equation by equation, called as its generated program is: with its inputs, or with one list."""
+    if boxed:
+        return lambda args: tuple(step(trace, args))
+    return lambda *args: tuple(step(trace, args))

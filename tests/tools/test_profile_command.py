@@ -10,6 +10,7 @@ import torch
 
 from tessera import pipelines
 from tessera.tools import cli
+from tessera.util.config import config
 
 SCRIPT = """
 import sys
@@ -42,6 +43,7 @@ def script(tmp_path, monkeypatch):
     torch._dynamo.reset()
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(config, "executors", "sdpa,aten")  # every operator has a row of its own
     (tmp_path / "script.py").write_text(SCRIPT.lstrip())
 
 
