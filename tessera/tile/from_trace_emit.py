@@ -129,6 +129,10 @@ class T:
     def to(self, dtype: torch.dtype) -> T:
         return self.emit.cast(self, wide(dtype))
 
+    def rounded(self, dtype: torch.dtype) -> T:
+        """The nearest value of a dtype of 16 bits, as wide as arithmetic is."""
+        return self.emit.rounded(self, dtype)
+
 
 @dataclass
 class Emit:
@@ -211,6 +215,10 @@ class Emit:
         """A value rounded to its own dtype; what was loaded is that already."""
         loaded = self._loaded.get(x)
         return loaded if loaded is not None and loaded.dtype is dtype else self.cast(x, dtype)
+
+    def rounded(self, x: T, dtype: torch.dtype) -> T:
+        narrow = self.cast(x, dtype)
+        return self._loaded_as(narrow, self.cast(narrow, wide(dtype)))
 
     def contract(self, lhs: T, rhs: T, axis: str) -> T:
         key = ("contract", lhs, rhs, axis)

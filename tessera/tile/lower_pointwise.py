@@ -126,12 +126,15 @@ for _name in ("floor", "ceil", "trunc", "round.default"):
 pointwise("log_sigmoid logsigmoid", lambda x: x.fn("minimum", 0) - (-x.fn("abs")).fn("exp").fn("log1p"), expensive=True)
 
 
-def _copy(x: T, *options: object, **more: object) -> T:
-    """A cast where the result's dtype is another; `pointwise` has done it."""
-    return x
+def _copy(call: Call, x: T, *options: object, **more: object) -> T:
+    """A cast where the result's dtype is another. One to 16 bits rounds, though arithmetic goes on in 32: the program
+    asks for just that."""
+    given, dtype = call.args[0], call.out.dtype
+    assert isinstance(given, Value)
+    return x.rounded(dtype) if dtype in HALF and given.dtype is not dtype else x
 
 
-pointwise("clone contiguous _to_copy to.dtype to.device to.dtype_layout convert_element_type", _copy)
+raw("clone contiguous _to_copy to.dtype to.device to.dtype_layout convert_element_type", _copy)
 
 # --- arithmetic -----------------------------------------------------------------------------------------
 

@@ -654,7 +654,7 @@ def test_wrong_arguments_are_refused():
     with pytest.raises(TypeError, match="softmax: expected 2 addresses and 0 sizes"):
         run([torch.zeros(3, 4)])
     with pytest.raises(TypeError):
-        run.function("a", "b")
+        run.by_address("a", "b")
 
 
 def test_proposals_are_the_same_every_time_and_run():

@@ -180,6 +180,12 @@ def test_casts() -> None:
     check(lambda x: (x.to(torch.int32), x.bool(), x.double() * 3, x.half(), x.to(torch.int64).float()), x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_cast_to_16_bits_rounds_though_nothing_is_stored(dtype: torch.dtype) -> None:
+    check(lambda x: (x * 3).to(dtype).float() + 1, rand(64))
+    check(lambda x: (x.to(dtype).to(torch.float32) - x).abs().sum(0), rand(64))
+
+
 # --- views ---
 
 
