@@ -286,7 +286,7 @@ def test_proposals_know_the_measured_facts() -> None:
     total = propose(kernels.full_sum(2, dynamic=True).kernel, {"n": 1 << 24})[0]
     assert total.split > 1
     product = propose(kernels.matmul(2, 2, 2, dynamic=True).kernel, {"m": 8192, "n": 8192, "p": 8192})[0]
-    assert product.blocks == (("i", 128), ("j", 256), ("r", 64)) and product.group == 8
+    assert product.blocks == (("i", 128), ("j", 256), ("r", 64)) and product.group == 16
 
 
 # --- targets ---
