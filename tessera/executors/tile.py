@@ -38,9 +38,10 @@ from tessera.tile.targets import CompiledKernel, Target, target_for
 from tessera.util.config import config
 from tessera.util.names import names
 
-# Activations whose kernels take 0.2 to 0.8 of the library's time on a CPU, launch included; only a large gelu takes as
-# long as the library's.
+# Activations whose kernels take 0.2 to 0.9 of the library's time on a CPU, launch included; but a gelu of more elements
+# than these takes 1.1 of it.
 LONE_ON_CPU = names("gelu gelu_backward silu silu_backward")
+LARGE_GELU = 1 << 16
 LONE = 4  # equations outside of regions that are worth a launch of their own together
 _launchers: dict[tuple, Callable | None] = {}
 _checked: dict[tuple, tuple[float, str]] = {}
@@ -107,7 +108,7 @@ def _alone(eqn: Equation) -> bool:
         return True
     t = eqn.results()[0].tensor
     if t.device.type == "cpu":
-        return t.dtype == torch.float32 and (eqn.op._opname in LONE_ON_CPU or _column_sum(eqn))  # type: ignore[union-attr]
+        return t.dtype == torch.float32 and (_lone_activation(eqn, t.numel()) or _column_sum(eqn))
     if t.device.type != "cuda" or max(v.tensor.numel() for v in (*eqn.inputs(), *eqn.results())) < 2**18:
         return False
     if _kind(eqn) == fuse.REDUCE:
@@ -116,6 +117,11 @@ def _alone(eqn: Equation) -> bool:
         return True
     copies = eqn.op._opname in ("clone", "contiguous", "_to_copy", "copy")  # type: ignore[union-attr]
     return copies and eqn.inputs()[0].tensor.stride != t.stride
+
+
+def _lone_activation(eqn: Equation, points: int) -> bool:
+    name = eqn.op._opname  # type: ignore[union-attr]
+    return name in LONE_ON_CPU and (name != "gelu" or points <= LARGE_GELU)
 
 
 def _column_sum(eqn: Equation) -> bool:
