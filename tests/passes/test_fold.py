@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from programs import assert_same, trace_of
 
+import tessera
 from tessera.ir.interp import run
 from tessera.passes.fold import LIMIT, fold
 
@@ -57,3 +58,25 @@ def test_mutated_input_may_hold_a_constant():
         x.copy_(torch.arange(4.0) + 1)
 
     assert left(fn, torch.randn(4))[0] in (["copy"], [])
+
+
+def test_a_folded_view_keeps_its_strides():
+    """What is expanded stays so: kernels were made for a constant with these strides."""
+
+    def f(x):
+        row = torch.arange(4.0).reshape(1, 4)
+        return x * row.expand(3, 4), torch.arange(8.0)[::2] + x[0]
+
+    fast = tessera.jit(f, strict=True)
+    x = torch.randn(3, 4)
+    for found, wanted in zip(fast(x), f(x), strict=True):
+        torch.testing.assert_close(found, wanted)
+    for stage in tessera.stages(fast):
+        for v, tensor in stage.trace.constants.items():
+            assert tensor.stride() == tuple(v.type.stride), (stage.name, v)
+
+
+def test_quantile():
+    x = torch.randn(3, 5)
+    fast = tessera.jit(lambda x: torch.quantile(x, 0.5, dim=0), strict=True)
+    torch.testing.assert_close(fast(x), torch.quantile(x, 0.5, dim=0))
