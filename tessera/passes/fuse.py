@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
+import torch
+
 from tessera.ir.equation import Equation, Special, Value
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
@@ -23,6 +25,7 @@ from tessera.ir.types import TensorType, size_hint
 from tessera.ops.op import bytes_moved
 from tessera.passes.depend import dependencies, written
 from tessera.passes.fuse_graph import Groups
+from tessera.passes.writes import plan
 
 POINTWISE, VIEW, SELECT, SOURCE, REDUCE, SCAN = "pointwise", "view", "select", "source", "reduce", "scan"
 CONTRACT = "contract"
@@ -107,7 +110,8 @@ class _Fusion:
         self.trace, self.compiler = trace, compiler
         self.needs = dependencies(trace)
         self.groups = Groups(self.needs)
-        self.kinds = [self._kind(eqn) for eqn in trace.equations]
+        partly = written_in_part(trace)
+        self.kinds = ["" if i in partly else self._kind(eqn) for i, eqn in enumerate(trace.equations)]
         self.maker = {v: i for i, eqn in enumerate(trace.equations) for v in eqn.results()}
         self.readers: dict[Value, list[int]] = {}
         for i, eqn in enumerate(trace.equations):
@@ -115,7 +119,7 @@ class _Fusion:
                 self.readers.setdefault(v, []).append(i)
         self.escapes = {*trace.results(), *(v for v, _ in trace.symbols.values())}
         self.work: dict[int, Work] = {}
-        self.refused: dict[int, str] = {}
+        self.refused: dict[int, str] = dict.fromkeys(partly, "it writes part of an input in place")
         self.late = False  # whatever fits better has been merged
 
     def _kind(self, eqn: Equation) -> str:
@@ -435,6 +439,16 @@ class _Fusion:
                 self.refused.update(dict.fromkeys(members, why))
             else:
                 yield members
+
+
+def written_in_part(trace: Trace) -> set[int]:
+    """Equations of updates that write a part of an input in place: a kernel would write all of it anew."""
+    index = {v: i for i, eqn in enumerate(trace.equations) for v in eqn.results()}
+    found: set[int] = set()
+    for update in plan(trace):
+        if any(leaf.path or torch.Tag.pointwise not in leaf.op.tags for leaf in update.leaves):
+            found |= {index[v] for v in update.shows if v in index} | {leaf.index for leaf in update.leaves}
+    return found
 
 
 def is_outer(eqn: Equation, dims: list[int]) -> bool:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from programs import random_program, trace_of
 from tile_reference import Reference
 
+import tessera
 from tessera.executors import tile
 from tessera.executors.regions import body_of
 from tessera.ir.interp import run
@@ -201,3 +202,21 @@ def test_copies_leave_the_program_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(after.equations) > len(before.equations)
     for expected, got in zip(run(before, *args), run(after, *args), strict=True):
         torch.testing.assert_close(got, expected)
+
+
+def test_a_part_of_an_input_is_written_in_place_beside_kernels():
+    """A kernel that took the write in would make the whole cache anew and copy it back."""
+
+    def remember(cache, value):
+        cache[2] = value * 2 + 1
+        return cache.sum()
+
+    fast = tessera.jit(remember, executors=["tile", "sdpa", "aten"], strict=True)
+    cache, value = torch.zeros(4, 3), torch.randn(3)
+    like = cache.clone()
+    torch.testing.assert_close(fast(cache, value), remember(like, value))
+    torch.testing.assert_close(cache, like)
+    final = [s.trace for s in tessera.stages(fast)][-1]
+    written = [eqn.args[0] for eqn in final.equations if str(eqn.op) == "aten.copy_.default"]
+    assert [tuple(v.shape) for v in written] == [(3,)]
+    assert all(v is t for t, v in final.mutations.items())

@@ -193,7 +193,7 @@ def test_a_place_of_another_graph_is_found_there(browser, tmp_path):
     torch._dynamo.reset()
     states = []
     for f in (first, second):
-        fast = tessera.jit(f)
+        fast = tessera.jit(f, executors=["aten"])
         fast(torch.ones(3))
         states.append(compiled_state(fast))
     write(tmp_path / "two.html", states, None, "two")
