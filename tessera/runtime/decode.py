@@ -70,8 +70,9 @@ def rows_linear(
         *(sizes[i] if i < len(sizes) else 0 for i in range(3)),
     )
     common = {"NORM": norm is not None, "RESIDUAL": residual is not None, "BIAS": bool(biases), "GATE": _GATE[gate]}
-    common |= early() if rows == 1 else {"PDL": False}  # kernels of much shared memory are no faster for starting early
     bits = _BITS.get(kind, 0)
+    if rows == 1:
+        common |= early()  # kernels of several rows use much shared memory and are no faster for starting early
     if rows == 1 and bits:
         _one_packed_row(given, own, k, (eps, shift), bits, common)
         return made

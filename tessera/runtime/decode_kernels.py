@@ -84,6 +84,20 @@ def _dot_row(
 
 
 @triton.jit
+def _finish(y, up, b_ptr, b1, r_ptr, y_ptr, here, inside, RESIDUAL: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr):  # noqa: ANN001, ANN202, E501  # fmt: skip
+    """A block of outputs of one row, with all that comes after the product; `up` counts only where there is a gate."""
+    if BIAS:
+        y += tl.load(b_ptr + here, mask=inside, other=0.0).to(tl.float32)
+    if GATE > 0:
+        if BIAS:
+            up += tl.load(b1 + here, mask=inside, other=0.0).to(tl.float32)
+        y = _activated(y, GATE) * up
+    if RESIDUAL:
+        y += tl.load(r_ptr + here, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y_ptr + here, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+@triton.jit
 def one_row(
     x_ptr,
     g_ptr,
@@ -132,18 +146,10 @@ def one_row(
     factor = 1.0
     if NORM:
         factor = tl.rsqrt(squares / k + eps)
-    y = y * factor
-    if BIAS:
-        y += tl.load(b_ptr + here, mask=inside, other=0.0).to(tl.float32)
+    up = y
     if GATE > 0:
         up, _ = _dot_row(x_ptr, g_ptr, shift, w1, s1, here, inside, k, NORM, SCALED, BLOCK, DEPTH, False)
-        up = up * factor
-        if BIAS:
-            up += tl.load(b1 + here, mask=inside, other=0.0).to(tl.float32)
-        y = _activated(y, GATE) * up
-    if RESIDUAL:
-        y += tl.load(r_ptr + here, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y_ptr + here, y.to(y_ptr.dtype.element_ty), mask=inside)
+    _finish(y * factor, up * factor, b_ptr, b1, r_ptr, y_ptr, here, inside, RESIDUAL, BIAS, GATE)
 
 
 @triton.jit
@@ -245,12 +251,8 @@ def few_rows(
     GROUP: tl.constexpr,
     BLOCK: tl.constexpr,
     DEPTH: tl.constexpr,
-    PDL: tl.constexpr,
 ):  # noqa: ANN001, ANN201, E501
     """A block of one weight's outputs for up to sixteen rows of x."""
-    if PDL:
-        gdc_launch_dependents()
-        gdc_wait()
     pid = tl.program_id(0)
     w_ptr, s_ptr, b_ptr, y_ptr, n, block = w0, s0, b0, y0, n0, pid
     if pid >= third:

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tessera.runtime.decode_kernels import _activated, _input, _place, _unpacked, _weights
+from tessera.runtime.decode_kernels import _finish, _input, _place, _unpacked, _weights
 
 
 @triton.jit
@@ -76,15 +76,7 @@ def packed_row(x_ptr, g_ptr, r_ptr, w0, w1, w2, s0, s1, s2, b0, b1, b2, y0, y1, 
         here = block * BLOCK + tl.arange(0, BLOCK)
         inside = here < n
         y = _packed_dot(w_ptr, s_ptr, here, inside, columns, width, groups, x0, x1, x2, x3, x4, x5, x6, x7, total, BITS, GROUP, BLOCK, STEPS)  # noqa: E501  # fmt: skip
-        y = y * factor
-        if BIAS:
-            y += tl.load(b_ptr + here, mask=inside, other=0.0).to(tl.float32)
+        up = y
         if GATE > 0:
             up = _packed_dot(w1, s1, here, inside, columns, width, groups, x0, x1, x2, x3, x4, x5, x6, x7, total, BITS, GROUP, BLOCK, STEPS)  # noqa: E501  # fmt: skip
-            up = up * factor
-            if BIAS:
-                up += tl.load(b1 + here, mask=inside, other=0.0).to(tl.float32)
-            y = _activated(y, GATE) * up
-        if RESIDUAL:
-            y += tl.load(r_ptr + here, mask=inside, other=0.0).to(tl.float32)
-        tl.store(y_ptr + here, y.to(y_ptr.dtype.element_ty), mask=inside)
+        _finish(y * factor, up * factor, b_ptr, b1, r_ptr, y_ptr, here, inside, RESIDUAL, BIAS, GATE)
