@@ -31,6 +31,8 @@ MEAN, SUM = 1, 2
 
 def linear_loss(trace: Trace) -> Trace:
     """One operator for a loss and the linear layer before it, where the logits are large and end there."""
+    if not any(map(_is_loss, trace.equations)):
+        return trace
     makers = {v: eqn for eqn in trace.equations for v in eqn.results()}
     users, results = trace.users(), set(trace.results())
     builder = Builder(trace.name, mode_of(trace))
@@ -46,9 +48,13 @@ def linear_loss(trace: Trace) -> Trace:
     return trace.with_(equations=tuple(builder.equations)) if changed else trace
 
 
+def _is_loss(eqn: Equation) -> bool:
+    return getattr(eqn.op, "_opname", "") == "cross_entropy_loss"
+
+
 def _layer(eqn: Equation, makers: dict, users: dict, results: set[Value]) -> Equation | None:
     """The linear layer whose logits go into this loss and nowhere else."""
-    if getattr(eqn.op, "_opname", "") != "cross_entropy_loss":
+    if not _is_loss(eqn):
         return None
     (logits, target, weight, reduction, _, smoothing), _ = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
     plain = weight is None and reduction in (MEAN, SUM) and smoothing == 0.0
