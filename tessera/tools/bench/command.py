@@ -32,7 +32,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--tiny", action="store_true", help="models: sizes for a CPU, which say nothing about speed")
     parser.add_argument("--best", action="store_true", help="models: try more modes of TorchInductor, take the best")
     parser.add_argument("--first", action="store_true", help="models: first calls in fresh processes, cold and warm")
-    parser.add_argument("--deadline", type=float, metavar="SECONDS", help="models: start no further job after it")
+    parser.add_argument("--deadline", type=float, metavar="SECONDS", help="kernels, models: start nothing new after it")
     parser.add_argument("--tune", action="store_true", help="kernels: search for fast schedules of our own kernels")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="kernels, models: where (CUDA if there is one)")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="kernels: threads of a CPU (1 2)")

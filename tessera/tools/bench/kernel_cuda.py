@@ -1,9 +1,10 @@
 """The CUDA side of `tessera bench kernels`: every case, dtype and size, against eager and TorchInductor in one run.
 
-Time is the GPU's own, between two events, the median of many calls. Before each call a large buffer is written, so
-that nothing is left in the L2 cache, and the GPU waits a little, so that the host is ahead and its work is not in the
-time. A case that fails says so and the next one starts; if the device itself failed, the rest is not tried. The same
-code runs on a CPU, by the clock, so that it can be tested where there is no GPU.
+Time is the GPU's own, between two events, the median of many calls. Before each call a large buffer is read, so that
+nothing of the inputs is left in the L2 cache and nothing in it waits to be written back, and the GPU waits a little, so
+that the host is ahead and its work is not in the time. A case that fails says so and the next one starts; if the device
+itself failed, the rest is not tried. The same code runs on a CPU, by the clock, so that it can be tested where there is
+no GPU.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tessera.tools.bench.probe import CONTESTANTS, fresh
 Say = Callable[[str], None]
 WHO = ("eager", "inductor", OURS)
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
-FLUSHED = 256 * 2**20  # bytes written between calls: several times any L2 cache
+FLUSHED = 256 * 2**20  # bytes read between calls: several times any L2 cache
 AHEAD = 400_000  # cycles that the GPU waits, about a fifth of a millisecond
 
 
@@ -56,7 +57,7 @@ class Clock:
 
     def __init__(self, device: str, rounds: int) -> None:
         self.device, self.rounds = device, rounds
-        self.flushed = torch.empty(FLUSHED if device == "cuda" else 1, dtype=torch.int8, device=device)
+        self.flushed = torch.zeros(FLUSHED // 4 if device == "cuda" else 1, dtype=torch.float32, device=device)
 
     def __call__(self, call: Callable[[], object]) -> float:
         for _ in range(3):
@@ -78,7 +79,7 @@ class Clock:
         ]
         torch.cuda.synchronize()
         for start, end in events:
-            self.flushed.zero_()
+            self.flushed.sum()
             if sleep is not None:
                 sleep(AHEAD)
             start.record()

@@ -61,7 +61,7 @@ def _cuda(args: Namespace, say: Say) -> list[Measured]:
         _only(args, tuple(BY_NAME), "cuda"),
         args.quick,
         _who(args, kernel_cuda.WHO),
-        deadline=QUICK_SECONDS if args.quick else None,
+        deadline=args.deadline or (QUICK_SECONDS if args.quick else None),
         rounds=args.rounds or kernel_cuda.Options.rounds,
     )
     return kernel_cuda.run(options, say)
