@@ -60,6 +60,13 @@ def needed_for(kernel: KernelOp, ends: Iterable[Operation], given: Iterable[Oper
     return wanted
 
 
+def zero_outside(v: SSAValue) -> bool:
+    """Whether what lies past the end of an axis is zero: a load gives that where its mask is off, a cast keeps it."""
+    while isinstance(v.owner, CastOp):
+        v = v.owner.arg
+    return isinstance(v.owner, LoadOp) and v.owner.other is None
+
+
 class Copy:
     """Writes operations of a kernel into another, with index expressions substituted."""
 
@@ -112,7 +119,7 @@ class Copy:
         k = self.k
         if isinstance(op, ContractOp):
             sides = [self.values[v] for v in (op.lhs, op.rhs)]
-            clean = [v if inside is None or _zero_outside(v) else self._only(inside, v, 0) for v in sides]
+            clean = [v if inside is None or zero_outside(v) else self._only(inside, v, 0) for v in sides]
             return k.contract(clean[0], clean[1], op.axis.data)
         arg = self.values[op.arg]
         kind, element = op.kind.data, element_of(op.arg)
@@ -122,12 +129,6 @@ class Copy:
 
     def _only(self, inside: SSAValue, value: SSAValue, other: float) -> SSAValue:
         return self.k.apply("select", inside, value, self.k.constant(other, element_of(value)))
-
-
-def _zero_outside(v: SSAValue) -> bool:
-    if isinstance(v.owner, CastOp):
-        return _zero_outside(v.owner.arg)
-    return isinstance(v.owner, LoadOp) and v.owner.other is None
 
 
 def _identity(kind: str, element: Attribute) -> float:

@@ -1,13 +1,16 @@
-"""Builds what `test_cuda_tile.py -m gpu` launches, for a machine that has a GPU but no CUDA Tile compiler.
+"""Builds what the tests of cuTile launch on a GPU, for a machine that has a GPU but no CUDA Tile compiler.
 
 TESSERA_CACHE=cubins python tests/tile/build_cubins.py sm_90
-TESSERA_CACHE=cubins python -m pytest -m gpu tests/tile/test_cuda_tile.py    # there
+TESSERA_CACHE=cubins python -m pytest -m gpu tests/tile/test_cuda_tile.py tests/tile/test_attention.py    # there
 """
 
 from __future__ import annotations
 
 import sys
 
+import attention_cases
+import torch
+from test_attention import cutile_schedule
 from test_cuda_tile import CASES, schedules
 
 from tessera.tile.targets.cuda_tile import TARGET
@@ -21,6 +24,12 @@ def main(arch: str) -> None:
             for aligned in (True, False):
                 kernel.build(arch, Variant(aligned))
         print(name, "built", flush=True)
+    for case in (*attention_cases.CASES, *attention_cases.LONGER):
+        for kernel, _, _ in attention_cases.calls(case, torch.bfloat16).calls:
+            found = TARGET.compile(kernel, cutile_schedule(kernel))
+            for aligned in (True, False):
+                found.build(arch, Variant(aligned))
+        print(case, "built", flush=True)
 
 
 if __name__ == "__main__":

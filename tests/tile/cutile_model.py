@@ -18,7 +18,8 @@ from tessera.tile.dialect import PARALLEL, KernelOp
 from tessera.tile.passes.offline import without_reduce_exp
 from tessera.tile.schedule import Schedule
 from tessera.tile.targets.cuda_tile.arrays import arrays, place
-from tessera.tile.targets.cuda_tile.emit import blocks_of, emit
+from tessera.tile.targets.cuda_tile.emit import blocks_of
+from tessera.tile.targets.cuda_tile.flash import write
 
 
 class PaddingMode(enum.Enum):
@@ -166,7 +167,7 @@ def load_source(source: str, name: str) -> tuple[Any, Callable]:
 def run(kernel: KernelOp, schedule: Schedule, tensors: Sequence[torch.Tensor], symbols: Sequence[int]) -> None:
     """Emit the kernel and run every program of it, one after another."""
     kernel = without_reduce_exp(kernel)
-    ct, function = load_source(emit(kernel, schedule), kernel.sym_name.data)
+    ct, function = load_source(write(kernel, schedule), kernel.sym_name.data)
     values = {s.data: n for s, n in zip(kernel.symbol_names, symbols, strict=True)}
     sizes = {a.axis.data: a.size.expr.evaluate(values.__getitem__, int) for a in kernel.axes}
     parameters = []

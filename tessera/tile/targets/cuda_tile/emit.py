@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from xdsl.dialects.builtin import AnyFloat, FloatAttr, IntegerAttr, IntegerType
 from xdsl.ir import Attribute, Operation, SSAValue
 
+from tessera.tile.copying import zero_outside
 from tessera.tile.dialect import (
     PARALLEL,
     ApplyOp,
@@ -34,14 +35,15 @@ from tessera.tile.dialect import (
     element_of,
 )
 from tessera.tile.index import Index
-from tessera.tile.schedule import Schedule, plan, reduced_axis
+from tessera.tile.schedule import Schedule, inner_axis, plan, reduced_axis
 from tessera.tile.targets.cuda_tile.arrays import Arrays, arrays
 from tessera.tile.targets.cuda_tile.functions import helpers, template, type_name
 from tessera.tile.targets.cuda_tile.reductions import combine_text, identity, literal, whole_text
-from tessera.tile.targets.cuda_tile.writing import Scope, Text, Tile
+from tessera.tile.targets.cuda_tile.writing import Product, Scope, Text, Tile
 from tessera.util.errors import OptionError
 
 I1 = IntegerType(1)
+SMALLEST = 16  # a side of a tile of a matrix product
 
 
 def emit(kernel: KernelOp, schedule: Schedule) -> str:
@@ -49,10 +51,20 @@ def emit(kernel: KernelOp, schedule: Schedule) -> str:
     return Emitter(kernel, schedule).module()
 
 
+def power_of_two(n: int) -> int:
+    """The smallest power of two that is not less."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
 def blocks_of(kernel: KernelOp, schedule: Schedule) -> dict[str, int]:
     """The block of every axis; refuses a schedule that this target cannot follow."""
     blocks = {a: schedule.block(a) for a in kernel.axis_names()}
     name = kernel.sym_name.data
+    if (inner := inner_axis(kernel)) is not None:  # held whole, on the matrix units
+        width = kernel.axis(inner).size.expr.constant
+        if width is None or not schedule.loop:
+            raise OptionError(f"{name}: expected a known size of {inner!r} and a schedule with loop=True")
+        blocks[inner] = max(power_of_two(width), SMALLEST)
     if unknown := {a for a, _ in schedule.blocks} - set(blocks):
         raise OptionError(f"{name}: expected blocks over some of {kernel.axis_names()}, got {sorted(unknown)}")
     if odd := {a: n for a, n in blocks.items() if n < 1 or n & (n - 1)}:
@@ -83,12 +95,16 @@ class Emitter:
 
     # --- the module ---
 
-    def module(self) -> str:
+    def write(self) -> None:
+        """Every operation of the kernel, in order."""
         if self.schedule.loop and self.reduced is not None:
             self._passes()
         else:
             for op in self.kernel.block.ops:
                 self.operation(op)
+
+    def module(self) -> str:
+        self.write()
         body = "\n".join(self.top.lines())
         flags = ", ".join(f"{k}={v}" for k, v in sorted(dict(self.schedule.extra).items()))
         symbols = [f"{s.data}: ct.ScalarInt64" for s in self.kernel.symbol_names]
@@ -102,7 +118,7 @@ class Emitter:
         """Which block of every parallel axis this program computes; the last axis varies fastest."""
         if not self.parallel:
             return []
-        steps = {a: self._steps(a) for a in self.parallel}
+        steps = {a: self.steps(a) for a in self.parallel}
         lines = ["program = ct.bid(0)"]
         left = [a for a in self.parallel if steps[a] != "1"]
         lines += [f"{a}_tile = 0" for a in self.parallel if steps[a] == "1"]
@@ -134,7 +150,7 @@ class Emitter:
             f"{column}_tile = program % ({group} * columns) // height",
         ]
 
-    def _steps(self, axis: str) -> str:
+    def steps(self, axis: str) -> str:
         """How many blocks an axis has."""
         block, size = self.blocks[axis], self.sizes[axis]
         if size.constant is not None:
@@ -150,14 +166,22 @@ class Emitter:
                 for op in part.ops:
                     self.operation(op)
                 continue
-            self.loop = self.scope = Scope(8)
-            self.after = []
+            self.enter()
             for op in part.ops:
                 self.operation(op)
-            loop, self.scope, self.loop = self.loop, self.top, None
-            self.top.body.append(f"for {part.axis}_tile in range({self._steps(part.axis)}):")
-            self.top.body += [line[4:] for line in loop.lines()]
-            self.top.body += self.after
+            self.leave(f"{part.axis}_tile in range({self.steps(part.axis)})")
+
+    def enter(self) -> None:
+        """What is written from here on stands in a loop along the reduced axis."""
+        self.loop = self.scope = Scope(8)
+        self.after = []
+
+    def leave(self, head: str) -> None:
+        assert self.loop is not None
+        loop, self.scope, self.loop = self.loop, self.top, None
+        self.top.body.append(f"for {head}:")
+        self.top.body += [line[4:] for line in loop.lines()]
+        self.top.body += self.after
 
     def before_loop(self, line: str) -> None:
         self.top.body.append(line)
@@ -196,15 +220,15 @@ class Emitter:
                 tile = self.tiles[op.arg]
                 return Tile(self._cast(tile.text, element_of(op.arg), element_of(op.result)), tile.axes)
             case ReduceOp():
-                return self._reduce(op)
+                return self.reduce(op)
             case ScanOp():
                 return self._scan(op)
             case ContractOp():
-                return self._contract(op)
+                return self.contract(op)
             case RandomOp():
                 axes = axes_of(op.result)
                 return Tile(f"_philox({self.aligned(op.seed, axes)}, {self.aligned(op.offset, axes)})", axes)
-        raise OptionError(f"the CUDA Tile target has no {op.name}")
+        raise OptionError(f"the CUDA Tile target has no {op.name}; target 'triton' has all of the dialect")
 
     def _constant(self, op: ConstantOp) -> str:
         assert isinstance(op.value, (IntegerAttr, FloatAttr))
@@ -259,7 +283,8 @@ class Emitter:
 
     def tile_of(self, axis: str) -> str:
         """The number of the block along an axis."""
-        return "0" if axis == self.reduced and self.loop is None else f"{axis}_tile"
+        walked = axis in self.parallel or (axis == self.reduced and self.loop is not None)
+        return f"{axis}_tile" if walked else "0"
 
     def position(self, axis: str) -> Tile:
         """Positions along an axis, as a row."""
@@ -347,7 +372,7 @@ class Emitter:
         if op.mask is not None:
             terms.append(self.aligned(op.mask, axes))
         # Programs that differ only in axes the store does not know would all do it: only the first ones may.
-        terms += [f"({a}_tile == 0)" for a in self.parallel if a not in axes and self._steps(a) != "1"]
+        terms += [f"({a}_tile == 0)" for a in self.parallel if a not in axes and self.steps(a) != "1"]
         extra = f", mask={self._all(terms, axes)}" if terms else ""
         verb = "store_offset" if op.mode.data == "set" else "atomic_add_offset"
         value = self.whole(op.value, axes)
@@ -361,12 +386,12 @@ class Emitter:
         assert self.reduced is not None
         if self.reduced not in tile.axes or not self.masked(self.reduced):
             return tile.text
-        if fill == "0" and _zero_outside(v):
+        if fill == "0" and zero_outside(v):
             return tile.text
         inside = self.aligned(self.inside(self.reduced), tile.axes)
         return f"ct.where({inside}, {tile.text}, {fill})"
 
-    def _reduce(self, op: ReduceOp) -> Tile | None:
+    def reduce(self, op: ReduceOp) -> Tile | None:
         kind, element, tile = op.kind.data, element_of(op.arg), self.tiles[op.arg]
         dim = tile.axes.index(op.axis.data)
         left = tuple(a for a in tile.axes if a != op.axis.data)
@@ -431,7 +456,21 @@ class Emitter:
 
     # --- matrix products ---
 
-    def _contract(self, op: ContractOp) -> Tile | None:
+    def contract(self, op: ContractOp) -> Tile | None:
+        product = self.product(op)
+        if self.loop is None:
+            return Tile(product.whole.format(product.step(product.start)), product.axes)
+        name = self.name_of(op.result)
+        part = name if product.whole == "{0}" else f"{name}_part"
+        self.before_loop(f"{part} = {product.start}")
+        self.scope.body.append(f"{part} = {product.step(part)}")
+        if part != name:
+            self.after.append(f"{name} = {product.whole.format(part)}")
+        self.tiles[op.result] = Tile(name, product.axes)
+        return None
+
+    def product(self, op: ContractOp) -> Product:
+        """One step of a matrix product in the words of the matrix units."""
         depth = op.axis.data
         lhs, rhs = self.tiles[op.lhs].axes, self.tiles[op.rhs].axes
         batch = tuple(a for a in self.order if a in lhs and a in rhs and a != depth)
@@ -439,33 +478,14 @@ class Emitter:
         columns = tuple(a for a in self.order if a in rhs and a not in lhs)
         if depth not in lhs or depth not in rhs or any(self.blocks[a] != 1 for a in batch):
             raise OptionError(f"expected both sides of a product to vary over {depth!r}, and blocks of 1 over {batch}")
-        size = {k: math.prod(self.blocks[a] for a in g) for k, g in (("m", rows), ("n", columns), ("k", (depth,)))}
-        left = self._matrix(op.lhs, (*batch, *rows, depth), (size["m"], size["k"]))
-        right = self._matrix(op.rhs, (*batch, depth, *columns), (size["k"], size["n"]))
+        m, n, k = (math.prod(self.blocks[a] for a in group) for group in (rows, columns, (depth,)))
+        left = self._matrix(op.lhs, (*batch, *rows, depth), (m, k))
+        right = self._matrix(op.rhs, (*batch, depth, *columns), (k, n))
         axes = (*batch, *rows, *columns)
-        name = self.name_of(op.result)
-        element = type_name(element_of(op.result))
-        shape = (size["m"], size["n"])
-        zero = f"ct.zeros({shape}, {element})"
-        back = "{0}" if len(axes) == 2 else f"ct.reshape({{0}}, {self.shape(axes)})"
-        if self.loop is None:
-            return Tile(back.format(f"ct.mma({left}, {right}, {zero})"), axes)
-        part = name if back == "{0}" else f"{name}_part"
-        self.before_loop(f"{part} = {zero}")
-        self.scope.body.append(f"{part} = ct.mma({left}, {right}, {part})")
-        if part != name:
-            self.after.append(f"{name} = {back.format(part)}")
-        self.tiles[op.result] = Tile(name, axes)
-        return None
+        start = f"ct.zeros({(m, n)}, {type_name(element_of(op.result))})"
+        return Product(left, right, start, axes, "{0}" if len(axes) == 2 else f"ct.reshape({{0}}, {self.shape(axes)})")
 
     def _matrix(self, v: SSAValue, axes: tuple[str, ...], shape: tuple[int, int]) -> str:
         padded = Tile(self.padded(v, "0"), self.tiles[v].axes)
         text = self.arrange(padded, axes)
         return text if len(axes) == 2 else f"ct.reshape({text}, {shape})"
-
-
-def _zero_outside(v: SSAValue) -> bool:
-    """Loads pad with zeros, and a cast keeps them."""
-    while isinstance(v.owner, CastOp):
-        v = v.owner.arg
-    return isinstance(v.owner, LoadOp) and v.owner.mask is None

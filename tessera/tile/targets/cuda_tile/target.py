@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 import torch
 
 from tessera.tile import interp
-from tessera.tile.dialect import PARALLEL, REDUCE, ContractOp, KernelOp, LoadOp, StoreOp
+from tessera.tile.dialect import PARALLEL, REDUCE, ContractOp, KernelOp, LoadOp, StoreOp, axes_of
+from tessera.tile.flash import flash_of
 from tessera.tile.passes.offline import without_reduce_exp
 from tessera.tile.schedule import Schedule, inner_axis, reduced_axis
 from tessera.tile.targets.cuda_tile import driver, toolchain
 from tessera.tile.targets.cuda_tile.arrays import Arrays, Variant, arrays, place, variant
-from tessera.tile.targets.cuda_tile.emit import blocks_of, emit
+from tessera.tile.targets.cuda_tile.emit import SMALLEST, blocks_of, power_of_two
+from tessera.tile.targets.cuda_tile.flash import write
 from tessera.util.errors import OptionError
 
 ALIGNED = Variant(aligned=True)  # what tensors of PyTorch's own allocator nearly always are
@@ -89,14 +91,14 @@ class CudaTile:
     def compile(self, kernel: KernelOp, schedule: Schedule) -> CudaTileKernel:
         if kernel.walked is not None:
             raise NotImplementedError(f"{kernel.sym_name.data}: {self.no_walk(None)}")
-        if inner_axis(kernel) is not None:
-            raise NotImplementedError("the CUDA Tile target has no kernels that contract inside a loop")
         kernel = without_reduce_exp(kernel)
-        return CudaTileKernel(kernel, schedule, emit(kernel, schedule), arrays(kernel))
+        return CudaTileKernel(kernel, schedule, write(kernel, schedule), arrays(kernel))
 
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
         extent = {a.axis.data: a.size.expr.evaluate(sizes.__getitem__, int) for a in kernel.axes}
-        if any(isinstance(op, ContractOp) for op in kernel.block.ops):
+        if inner_axis(kernel) is not None:
+            found = _attention(kernel, extent)
+        elif any(isinstance(op, ContractOp) for op in kernel.block.ops):
             found = list(_products(kernel, extent))
         elif reduced_axis(kernel) is not None:
             found = list(_reductions(kernel, extent))
@@ -111,11 +113,6 @@ class CudaTile:
         """The proposals whose tiles stay in registers on this architecture: read the report before timing anything."""
         found = self.propose(kernel, sizes)
         return [s for s in found if not self.compile(kernel, s).resources(arch).spills]
-
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is not less."""
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def _contiguous(kernel: KernelOp) -> str | None:
@@ -198,3 +195,21 @@ def _products(kernel: KernelOp, extent: Mapping[str, int]) -> list[Schedule]:
                 blocks.append((longest, min(size, max(power_of_two(extent[longest]), 16))))
         found.append(Schedule(blocks=tuple(blocks), loop=True, group=8))
     return found
+
+
+# Rows, keys a step.
+MANY_ROWS = ((128, 64), (64, 64), (64, 32), (32, 64))
+FEW_ROWS = ((16, 64), (16, 128), (16, 32))
+
+
+def _attention(kernel: KernelOp, extent: Mapping[str, int]) -> list[Schedule]:
+    """Rows that fill the matrix units; a result is whole in one block, so that scores are made once."""
+    parts = flash_of(kernel)
+    axis = parts.result.axis.data
+    rows, columns = ([a for a in axes_of(v) if a != axis] for v in (parts.result.lhs, parts.result.rhs))
+    row = next(a for a in reversed(rows) if a not in columns)
+    wide = max(power_of_two(extent[columns[-1]]), SMALLEST)
+    return [
+        Schedule(((row, tall), (columns[-1], wide), (axis, step)), loop=True)
+        for tall, step in (MANY_ROWS if extent[row] > 32 else FEW_ROWS)
+    ]

@@ -13,6 +13,20 @@ class Tile:
     axes: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Product:
+    """A matrix product: (m, k) by (k, n), the empty accumulator, and how (m, n) becomes a tile of these axes."""
+
+    left: str
+    right: str
+    start: str
+    axes: tuple[str, ...]
+    whole: str
+
+    def step(self, accumulator: str) -> str:
+        return f"ct.mma({self.left}, {self.right}, {accumulator})"
+
+
 @dataclass
 class Text:
     """Python text under construction by the operators an `Index` needs."""

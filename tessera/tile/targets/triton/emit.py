@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from xdsl.dialects.builtin import Float32Type, IntegerType
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from tessera.tile.copying import op_axes
+from tessera.tile.copying import op_axes, zero_outside
 from tessera.tile.dialect import (
     PARALLEL,
     ApplyOp,
@@ -42,7 +42,7 @@ from tessera.tile.targets.triton.layout import Dim, layout, needs_wide
 from tessera.tile.targets.triton.module import module_text
 from tessera.tile.targets.triton.names import Namer
 from tessera.tile.targets.triton.online import Running
-from tessera.tile.targets.triton.product import DotSpaces, dot_spaces, zero_outside
+from tessera.tile.targets.triton.product import DotSpaces, dot_spaces
 from tessera.tile.targets.triton.reduction import accumulate, identity, reduce_text, scan_lines, start_text
 from tessera.tile.targets.triton.spaces import Dims, Places, Space
 from tessera.tile.targets.triton.values import PLAIN_INTEGER, cast, is_truth, number, zero

@@ -1,86 +1,24 @@
 """Writes attention, two contractions with a softmax between them, as one loop over the keys.
 
-In: a kernel with an inner axis (the head's width, see `schedule.inner_axis`): scores are contracted along it, their
-maximum is subtracted, and the exponentials are summed and contracted along the keys, which the loop walks. Out: the
-module's text. Whenever a larger score comes, what was summed so far is scaled down by the exponential of the
-difference. What follows the division, and what is done to scores (scaling, masks, a bias), is written as it stands.
+In: a kernel in which `tile/flash` finds attention. Out: the module's text, whose loop walks along the keys. Whenever a
+larger score comes, what was summed so far is scaled down by the exponential of the difference. What follows the
+division, and what is done to scores (scaling, masks, a bias), is written as it stands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-
 from xdsl.dialects.builtin import Float32Type
 from xdsl.ir import Operation, SSAValue
 
-from tessera.tile.dialect import (
-    ApplyOp,
-    CastOp,
-    ConstantOp,
-    ContractOp,
-    IotaOp,
-    KernelOp,
-    LoadOp,
-    ReduceOp,
-    StoreOp,
-    ValueType,
-    axes_of,
-    element_of,
-)
-from tessera.tile.index import name
-from tessera.tile.schedule import Schedule, inner_axis, reduced_axis
+from tessera.tile.dialect import ContractOp, KernelOp, axes_of, element_of
+from tessera.tile.flash import after_keys, flash_of, is_causal, made_over
+from tessera.tile.schedule import Schedule
 from tessera.tile.targets.triton.emit import DEFAULT, Emitter, Options, Val
 from tessera.tile.targets.triton.layout import Dim
 from tessera.tile.targets.triton.module import module_text
-from tessera.tile.targets.triton.product import zero_outside
 from tessera.tile.targets.triton.spaces import Space
-from tessera.tile.targets.triton.values import number
 
 LEAST = "float('-inf')"
-
-
-@dataclass(frozen=True)
-class Flash:
-    """The operations of a kernel that make it attention."""
-
-    scores: ContractOp
-    top: ReduceOp  # the maximum of what is done to the scores
-    low: SSAValue  # what is subtracted: the maximum, or something made of it row by row
-    below: ApplyOp  # the difference
-    total: ReduceOp
-    result: ContractOp
-
-    @property
-    def ends(self) -> tuple[Operation, Operation, Operation]:
-        """What the loop gives."""
-        return self.top, self.total, self.result
-
-
-def flash_of(kernel: KernelOp) -> Flash:
-    """The parts of attention in a kernel with an inner axis; refuses what is anything else."""
-    axis, inner = reduced_axis(kernel), inner_axis(kernel)
-    ops = list(kernel.block.ops)
-    products = [op for op in ops if isinstance(op, ContractOp)]
-    sums = [op for op in ops if isinstance(op, ReduceOp)]
-    scores = [op for op in products if op.axis.data == inner]
-    results = [op for op in products if op.axis.data == axis]
-    tops, totals = ([op for op in sums if op.kind.data == kind] for kind in ("max", "sum"))
-    if not len(scores) == len(results) == len(tops) == len(totals) == 1 or len(sums) != 2:
-        raise NotImplementedError("expected two products, a maximum and a sum between them")
-    e = totals[0].arg.owner
-    below = e.args[0].owner if isinstance(e, ApplyOp) and e.fn.data == "exp" else None
-    if not (isinstance(e, ApplyOp) and isinstance(below, ApplyOp) and below.fn.data == "sub"):
-        raise NotImplementedError("expected the exponential of a difference under the sum")
-    weights = results[0].lhs.owner.arg if isinstance(results[0].lhs.owner, CastOp) else results[0].lhs
-    if weights is not e.result or below.args[0] is not tops[0].arg or axis in axes_of(below.args[1]):
-        raise NotImplementedError("expected the maximum of the scores to be subtracted, and the products to use that")
-    for op in (scores[0], results[0]):
-        if not all(zero_outside(v) or v is results[0].lhs for v in (op.lhs, op.rhs)):
-            raise NotImplementedError("expected products of what is loaded")
-    if any(isinstance(op, StoreOp) and axis in _axes(op) for op in ops):
-        raise NotImplementedError("expected nothing to be stored for every key: the loop knows scores only so far")
-    return Flash(scores[0], tops[0], below.args[1], below, totals[0], results[0])
 
 
 def write_flash(kernel: KernelOp, schedule: Schedule, options: Options = DEFAULT) -> str:
@@ -111,8 +49,8 @@ class _Flash(Emitter):
     def module(self) -> str:
         self._programs()
         ops, axis = list(self.kernel.block.ops), self.reduced.axes[0]
-        along = [op for op in ops if axis in _axes(op)]
-        late = self._late()
+        along = [op for op in ops if axis in made_over(op)]
+        late = after_keys(self.kernel, self.parts)
         for op in ops:
             if op not in along and op not in late and op not in self.parts.ends:
                 self._op(op, self._space(op))
@@ -122,18 +60,9 @@ class _Flash(Emitter):
         lines = [*self._widened(), *self.places.start, *self.body]
         return module_text(self.kernel, self.schedule, self.layout, self.function, self.buffers, self.places, lines)
 
-    def _late(self) -> list[Operation]:
-        """What waits for what the loop gives."""
-        made: set[Operation] = set(self.parts.ends)
-        axis = self.reduced.axes[0]
-        for op in self.kernel.block.ops:
-            if axis not in _axes(op) and made & {v.owner for v in op.operands}:
-                made.add(op)
-        return [op for op in self.kernel.block.ops if op in made and op not in self.parts.ends]
-
     def _space(self, op: Operation) -> Space:
         """Where an operation stands, by the axes it varies over."""
-        axes = _axes(op)
+        axes = made_over(op)
         over = {dim: bool(set(dim.axes) & axes) for dim in self.layout.dims}
         rows, columns = self.main.dims
         assert self.layout.inner is not None
@@ -148,7 +77,7 @@ class _Flash(Emitter):
         found: dict[Operation, list[Space]] = {}
         fixed = {a for d in (*self.main.dims, self.layout.inner) if d for a in d.axes}
         for op in reversed(ops):
-            if _axes(op) & fixed or op is self.parts.scores:
+            if made_over(op) & fixed or op is self.parts.scores:
                 found[op] = [self._space(op)]
             else:
                 users = [s for r in op.results for u in r.uses for s in found.get(u.operation, [])]
@@ -199,7 +128,7 @@ class _Flash(Emitter):
         self.values[self.parts.top.result, self.main] = Val(
             self._named(f"{top}_here", text), frozenset(self.main.dims[:1])
         )
-        wanted = _leading(self.parts.low, self.parts.top)
+        wanted = self.parts.lowering
         for op in late:
             if op in wanted:
                 self._op(op, self.main)
@@ -222,52 +151,11 @@ class _Flash(Emitter):
     def _end(self) -> str:
         """Where the loop may stop: queries that see keys up to their own position need none after their block."""
         size = self.places.size(self.reduced.size)
-        rows, axis = self.main.dims[0], self.reduced.axes[0]
+        rows = self.main.dims[0]
         start = self.places.starts.get(rows.axes)
-        if start is None or not any(_is_causal(test, rows.axes[0], axis) for test in _tests(self.parts.top.arg)):
+        if start is None or not is_causal(self.parts, rows.axes[0]):
             return size
         return f"tl.minimum({size}, {start} + {rows.block})"
 
     def _start(self, dim: Dim, first: str) -> None:
         self.places.starts[dim.axes] = self._assign(self.places.start, f"at_{''.join(dim.axes)}", first)
-
-
-def _leading(v: SSAValue, start: Operation) -> set[Operation]:
-    """The operations that make a value out of another's result."""
-    found: set[Operation] = set()
-    stack = [v.owner]
-    while stack:
-        op = stack.pop()
-        if isinstance(op, Operation) and op is not start and op not in found:
-            found.add(op)
-            stack += [x.owner for x in op.operands]
-    return found
-
-
-def _tests(score: SSAValue) -> Iterator[SSAValue]:
-    """The conditions under which a score is one at all: select(condition, score, -inf), one inside the other."""
-    op = score.owner
-    while isinstance(op, ApplyOp) and op.fn.data == "select":
-        other = op.args[2].owner
-        if not (isinstance(other, ConstantOp) and number(other.value) == LEAST):
-            return
-        yield op.args[0]
-        op = op.args[1].owner
-
-
-def _is_causal(test: SSAValue, rows: str, axis: str) -> bool:
-    """key <= row"""
-    op = test.owner
-    if not isinstance(op, ApplyOp) or op.fn.data != "le":
-        return False
-    sides = [v.owner for v in op.args]
-    return all(isinstance(s, IotaOp) for s in sides) and [s.at.expr for s in sides] == [name(axis), name(rows)]  # type: ignore[union-attr]
-
-
-def _axes(op: Operation) -> set[str]:
-    found = {a for r in op.results if isinstance(r.type, ValueType) for a in r.type.axis_names}
-    if isinstance(op, StoreOp):
-        found |= set(op.at.expr.names()) | set(axes_of(op.value))
-    if isinstance(op, LoadOp):
-        found |= set(op.at.expr.names()) & set(axes_of(op.result))
-    return found

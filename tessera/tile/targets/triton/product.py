@@ -67,14 +67,6 @@ def dot_spaces(kernel: KernelOp, layout: Layout) -> DotSpaces | None:
     return DotSpaces(Space((rows, columns)), Space((rows, reduced), "_a"), Space((reduced, columns), "_b"), unused)
 
 
-def zero_outside(v: SSAValue) -> bool:
-    """Whether positions past the end of the reduced axis hold zero: a load gives that where its mask is off."""
-    op = v.owner
-    if isinstance(op, CastOp):
-        return zero_outside(op.arg)
-    return isinstance(op, LoadOp) and op.other is None
-
-
 def _fits(op: ContractOp, rows: Dim, columns: Dim) -> bool:
     lhs, rhs = _peeled(op)
     if element_of(lhs) != element_of(rhs) or element_of(lhs) not in OPERANDS:
