@@ -19,7 +19,8 @@ from tessera.tile.cost import H200
 from tessera.tile.lower import CONTRACT, Call, rule_of
 
 # What our kernels lose of the library's rate, as measured on an H200
-LOSS = 0.07  # one product whose operands are contiguous along the depth, tiles by bulk copies
+LOSS = 0.01  # one product whose operands are contiguous along the depth, tiles by bulk copies
+STORING = 0.7e-12  # seconds for each element of its result: no tile is multiplied while one is stored
 BESIDE_LOSS = 0.15  # two products in one kernel
 PLAIN_LOSS = 0.25  # every thread computes addresses
 ACROSS_LOSS = 0.5  # an operand is contiguous across the depth, as in the gradient of a weight
@@ -44,15 +45,15 @@ def loses(products: list[Equation], saved: int) -> str:
     """Why one kernel that moves `saved` bytes less is no faster than the library's products; empty where it is."""
     lost = 0.0
     for eqn in products:
-        sides = _sides(eqn)
+        sides, flipped = _sides(eqn)
         flops = 2 * eqn.out.tensor.numel() * size_hint(sides[0].shape[-1])
         moved = sum(v.tensor.nbytes() for v in (*sides, eqn.out))
-        share = LOSS if len(products) == 1 else BESIDE_LOSS
+        share, stored = (LOSS, STORING) if len(products) == 1 else (BESIDE_LOSS, 0.0)
         if not all(copies_in_bulk(v) for v in sides):
-            share = PLAIN_LOSS
-        if not _along_depth(*sides):
-            share = max(share, ACROSS_LOSS)
-        lost += share * max(flops / H200.matrix_flops, moved / H200.bandwidth)
+            share, stored = PLAIN_LOSS, 0.0
+        if not _along_depth(*sides, flipped):
+            share, stored = max(share, ACROSS_LOSS), 0.0
+        lost += share * max(flops / H200.matrix_flops, moved / H200.bandwidth) + stored * eqn.out.tensor.numel()
     gained = saved / H200.bandwidth
     if gained > lost:
         return ""
@@ -68,15 +69,15 @@ def draws_beside(body: Trace) -> str:
     return "random numbers are computed after a product, not beside it" if multiplies else ""
 
 
-def _sides(eqn: Equation) -> tuple[Value, Value]:
+def _sides(eqn: Equation) -> tuple[tuple[Value, Value], bool]:
     rule = rule_of(eqn.op)
     assert rule is not None and rule.sides is not None
-    return rule.sides(Call.of(eqn))
+    return rule.sides(Call.of(eqn)), rule.flipped
 
 
-def _along_depth(lhs: Value, rhs: Value) -> bool:
-    """Both operands, (m, k) and (k, n), are contiguous along k."""
-    return size_hint(lhs.tensor.stride[-1]) == 1 and size_hint(rhs.tensor.stride[-2]) == 1
+def _along_depth(lhs: Value, rhs: Value, flipped: bool) -> bool:
+    """Both operands, (m, k) and (k, n) or flipped (n, k), are contiguous along k."""
+    return size_hint(lhs.tensor.stride[-1]) == 1 and size_hint(rhs.tensor.stride[-1 if flipped else -2]) == 1
 
 
 def copies_in_bulk(v: Value) -> bool:

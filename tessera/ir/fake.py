@@ -17,6 +17,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tessera.ir.equation import Arg, Operator, Special, Value, map_values
 from tessera.ir.types import SYMBOLIC, TensorType, type_of
 
+# Where PyTorch's own rule is wrong: 2.11 takes the out_dtype of addmm.dtype for beta
+_RULES: dict[object, Callable] = {
+    torch.ops.aten.addmm.dtype: lambda x, a, b, dtype, **_: a.new_empty((a.shape[0], b.shape[1]), dtype=dtype)
+}
 _memory: dict[tuple, object] = {}
 _default_mode: FakeTensorMode | None = None
 
@@ -108,7 +112,7 @@ def _run(op: Operator, args: tuple, kwargs: dict, mode: FakeTensorMode) -> objec
     def concrete(v: Value) -> object:
         return fake_of(v.tensor, mode)
 
-    fn: Callable = op.fn if isinstance(op, Special) else op
+    fn: Callable = op.fn if isinstance(op, Special) else _RULES.get(op, op)
     with mode, below_autograd():
         out = fn(*map_values(args, concrete), **map_values(kwargs, concrete))  # type: ignore[misc]
     return types_of(out)

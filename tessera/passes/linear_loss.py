@@ -24,6 +24,7 @@ from tessera.ops.linear_loss import LINEAR_LOSS, LINEAR_LOSS_GRADS
 
 LARGE = 32 * 2**20  # bytes of logits that are worth the trouble
 CHUNK = 256 * 2**20  # bytes of logits to hold at a time
+ROWS = 64  # a multiple of so many classes, where their number is padded at all
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)  # gradients without the loss's scale may underflow in float16
 _BETWEEN = ("view", "reshape", "_unsafe_view", "flatten", "_to_copy", "to", "float", "contiguous", "alias")
 MEAN, SUM = 1, 2
@@ -121,12 +122,19 @@ def _called(eqn: Equation, names: dict[Value, Value]) -> Equation:
     return eqn.substitute(names).with_(outputs=tuple(v if v is None else names.get(v, v) for v in eqn.outputs))
 
 
+def padded(weight: Value) -> bool:
+    """Whether rows of logits would not be whole pieces of 16 bytes, as a GPU's matrix units want them."""
+    return weight.tensor.device.type == "cuda" and weight.dtype.itemsize * int(weight.shape[0]) % 16 != 0
+
+
 class _Chunks:
     def __init__(
         self, x: Value, w: Value, bias: Value | None, target: Value, mean: bool, ignore: int, wanted: list[bool]
     ) -> None:
-        self.x, self.w, self.bias, self.target, self.ignore = x, w, bias, target, ignore
-        self.wanted = wanted
+        self.x, self.target, self.ignore = x, target, ignore
+        self.given, self.wanted = (w, bias), wanted
+        self.classes = int(w.shape[0])
+        self.w, self.bias = self.aligned(w), None if bias is None else self.aligned(bias)
         self.wide = torch.promote_types(x.dtype, torch.float32)
         used = aten._to_copy(aten.ne(target, ignore), dtype=self.wide)
         self.total = aten.sum(used) if mean else None
@@ -134,8 +142,8 @@ class _Chunks:
         self.factor = used if self.total is None else aten.where(aten.ne(used, 0.0), aten.div(used, self.total), used)
 
     def run(self) -> list[Value | None]:
-        rows, classes = int(self.x.shape[0]), int(self.w.shape[0])
-        count = max(math.ceil(rows * classes * self.x.dtype.itemsize / CHUNK), 1)
+        rows = int(self.x.shape[0])
+        count = max(math.ceil(rows * self.classes * self.x.dtype.itemsize / CHUNK), 1)
         step = math.ceil(rows / count)
         loss: Value | None = None
         dw: Value | None = None
@@ -158,19 +166,28 @@ class _Chunks:
                 db = part if db is None else aten.add(db, part)
         loss = loss if self.total is None else aten.div(loss, self.total)
         dx = None if not dxs else dxs[0] if len(dxs) == 1 else aten.cat(dxs, 0)
-        return [loss, dx, self.as_given(dw, self.w), self.as_given(db, self.bias)]
+        return [loss, dx, *(self.as_given(grad, like) for grad, like in zip((dw, db), self.given, strict=True))]
+
+    def aligned(self, v: Value) -> Value:
+        """With zeros for some more classes, if that pays. They are masked: no row is of them, they have no gradient."""
+        return aten.constant_pad_nd(v, [*([0, 0] * (v.ndim - 1)), 0, -self.classes % ROWS]) if padded(v) else v
 
     def logits(self, x: Value, start: int, end: int) -> tuple[Value, Value]:
         """The loss of some rows, and the gradient with respect to their logits."""
         narrow = aten.linear(x, self.w, self.bias)
+        column = aten.arange(self.w.shape[0], device=x.tensor.device)
         z = aten._to_copy(narrow, dtype=self.wide)
+        if self.w is not self.given[0]:
+            z = aten.where(
+                aten.lt(column, self.classes), z, aten.full([], -math.inf, dtype=z.dtype, device=z.tensor.device)
+            )
         target, factor = (aten.slice(v, 0, start, end) for v in (self.target, self.factor))
         label = aten.unsqueeze(aten.where(aten.ne(target, self.ignore), target, aten.zeros_like(target)), 1)
         top = aten.amax(z, [1], True)
         log = aten.add(aten.log(aten.sum(aten.exp(aten.sub(z, top)), [1], True)), top)
         picked = aten.squeeze(aten.sub(log, aten._to_copy(aten.gather(narrow, 1, label), dtype=self.wide)), 1)
         loss = aten.sum(aten.where(aten.ne(target, self.ignore), picked, aten.zeros_like(picked)))
-        here = aten.eq(aten.arange(self.w.shape[0], device=z.tensor.device), label)
+        here = aten.eq(column, label)
         share = aten.sub(aten.exp(aten.sub(z, log)), aten._to_copy(here, dtype=self.wide))
         d = aten.mul(share, aten.unsqueeze(factor, 1))
         return loss, aten._to_copy(d, dtype=self.x.dtype)
@@ -185,8 +202,9 @@ class _Chunks:
         part = aten._to_copy(aten.mm(turned, x), dtype=self.wide)
         return part if dw is None else aten.add(dw, part)
 
-    @staticmethod
-    def as_given(grad: Value | None, like: Value | None) -> Value | None:
-        if grad is None or like is None or grad.dtype == like.dtype:
+    def as_given(self, grad: Value | None, like: Value | None) -> Value | None:
+        if grad is None or like is None:
             return grad
-        return aten._to_copy(grad, dtype=like.dtype)
+        if grad.shape[0] != like.shape[0]:
+            grad = aten.slice(grad, 0, 0, self.classes)
+        return grad if grad.dtype == like.dtype else aten._to_copy(grad, dtype=like.dtype)

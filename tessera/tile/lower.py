@@ -76,6 +76,7 @@ class Rule:
     dims: Callable[[Call], list[int]] | None = None  # of a reduction or scan: the dimensions of its first argument
     depth: Callable[[Call], Index] | None = None  # of a matrix product: the size of the dimension it sums over
     sides: Callable[[Call], tuple[Value, Value]] | None = None  # and its operands
+    flipped: bool = False  # the second of which is (n, k), as the weight of a linear layer
     refuses: Callable[[Call], str] | None = None  # why a call of this operator has no lowering
     walks: bool = False  # of a reduction: a plain sum, which a kernel that reduces its rows can take over the rows too
     expensive: bool = False  # not to be computed twice

@@ -56,7 +56,7 @@ def product(names: str, first: int = 0, flipped: bool = False, bias: int | None 
         added = None if bias is None or len(call.args) <= bias else call.args[bias]
         return y if added is None else y + _read(reader, added, at)
 
-    define(names, Rule(CONTRACT, lower, depth=depth, refuses=refuses, sides=sides, expensive=True))
+    define(names, Rule(CONTRACT, lower, depth=depth, refuses=refuses, sides=sides, flipped=flipped, expensive=True))
 
 
 def _aligned(shape: Sequence, at: Indices) -> Indices:

@@ -11,6 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tessera
+from tessera.ir import fake
+from tessera.ir.builder import Builder
+from tessera.ir.types import type_of
 from tessera.ops.linear_loss import LINEAR_LOSS, LINEAR_LOSS_GRADS
 from tessera.passes import linear_loss as passes
 from tessera.passes.schedule import peak_memory
@@ -61,11 +64,12 @@ def agree(model: nn.Module, x: Tensor, target: Tensor, tolerance: float) -> obje
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(("reduction", "padded"), [("mean", False), ("sum", False), ("mean", True)])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_chunks_give_the_same_loss_and_gradients(
-    bias: bool, reduction: str, dtype: torch.dtype, tolerance: float
+    bias: bool, reduction: str, padded: bool, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(passes, "padded", lambda weight: padded)
     x, target = batch(dtype)
     target[0, :7] = -100
     fast = agree(Model(bias, reduction).to(dtype), x, target, tolerance)
@@ -150,3 +154,19 @@ def test_a_whole_step() -> None:
         torch.testing.assert_close(fast(x, target), wanted.detach())
     for found, other in zip(model.parameters(), like.parameters(), strict=True):
         torch.testing.assert_close(found, other)
+
+
+def test_padded_logits_have_aligned_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "padded", lambda weight: True)
+    mode = fake.default_mode()
+    with mode:
+        given = [torch.empty(s, dtype=torch.bfloat16) for s in ((64, 32), (61, 32), (61,))]
+        given.append(torch.empty(64, dtype=torch.int64))
+    builder = Builder("program", mode)
+    values = [builder.input(n, type_of(x)) for n, x in zip(("x", "w", "b", "target"), given, strict=True)]
+    with builder:
+        made = builder.emit(LINEAR_LOSS_GRADS, *values, True, -100)
+    trace = passes.chunk_loss(builder.finish(made))  # type: ignore[arg-type]
+    products = [eqn for eqn in trace.equations if getattr(eqn.op, "_opname", "") in ("linear", "mm")]
+    assert {eqn.out.shape[1] for eqn in products} == {64, 32}
+    assert [v.shape for v in trace.results()] == [(), (64, 32), (61, 32), (61,)]

@@ -48,6 +48,7 @@ def kernels_that_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is fused does not hang on the rate that was measured last."""
     for name in ("LOSS", "BESIDE_LOSS", "ACROSS_LOSS"):
         monkeypatch.setattr(products, name, 0.04)
+    monkeypatch.setattr(products, "STORING", 0.0)
 
 
 def test_linear_with_bias_activation_and_residual() -> None:
@@ -171,6 +172,15 @@ def test_products_alone_stay_with_the_library() -> None:
 def test_where_the_library_wins(fn: Callable, shapes: list, dtype: torch.dtype, why: str) -> None:
     trace = cuda_trace(fn, *shapes, dtype=dtype)
     assert not any("linear" in region for region in regions(trace)) and why in tile.reasons(trace)["linear"]
+
+
+def test_a_weight_is_contiguous_along_the_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the rates as measured: the weight of a linear layer is (n, k), the right side of a product (k, n)."""
+    monkeypatch.undo()
+    up = [(16384, 1024), (4096, 1024), (4096,)]
+    assert regions(cuda_trace(lambda x, w, b: F.gelu(F.linear(x, w, b)), *up)) == [["linear", "gelu"]]
+    across = cuda_trace(lambda x, w: F.gelu(x @ w), (16384, 1024), (1024, 4096))
+    assert regions(across) == [["gelu"]] and "the bytes saved are worth" in tile.reasons(across)["matmul"]
 
 
 def test_what_comes_before_a_product() -> None:
