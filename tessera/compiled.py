@@ -164,9 +164,10 @@ def _is_library(file: str) -> bool:
 
 
 def backend(gm: torch.fx.GraphModule, example_inputs: list[object], **kwargs: object) -> Callable:
-    """`torch.compile(model, backend="tessera")`; options: executors, recompute, memory_budget, strict, cuda_graph."""
+    """`torch.compile(model, backend="tessera")`; options: executors, recompute, memory_budget, offload, strict,
+    cuda_graph."""
     options = dict(kwargs.get("options") or {})  # type: ignore[call-overload]
-    known = {"executors", "recompute", "memory_budget", "strict", "cuda_graph"}
+    known = {"executors", "recompute", "memory_budget", "offload", "strict", "cuda_graph"}
     if unknown := set(options) - known:
         raise OptionError(f"unknown option {sorted(unknown)[0]!r}; the options are {', '.join(sorted(known))}")
     strict = options.pop("strict", None)
@@ -175,6 +176,7 @@ def backend(gm: torch.fx.GraphModule, example_inputs: list[object], **kwargs: ob
         options.get("recompute"),
         options.get("memory_budget"),
         options.get("cuda_graph", False),
+        options.get("offload"),
     )
     return Backend(made, strict)(gm, example_inputs)
 
@@ -187,6 +189,7 @@ def jit(
     strict: bool | None = None,
     memory_budget: str | int | None = None,
     recompute: str | None = None,
+    offload: str | None = None,
     dynamic: bool | None = None,
     fullgraph: bool = False,
     cuda_graph: bool = False,
@@ -199,6 +202,8 @@ def jit(
     strict         raise on an internal failure instead of running that graph eagerly
     memory_budget  bytes that may be saved for backward, such as "8GB"
     recompute      what backward may recompute: "none", "views", "cheap", "auto"
+    offload        "host": large tensors saved for backward wait in host memory; memory_budget then bounds the predicted
+                   peak of the programs instead of what is saved
     dynamic        as torch.compile's: None learns from changing sizes, True is dynamic from the start
     fullgraph      refuse graph breaks
     cuda_graph     replay programs without gradients as CUDA graphs; explain says where that cannot be
@@ -206,7 +211,8 @@ def jit(
     """
     again = functools.partial(
         jit, executors=executors, frontend=frontend, strict=strict, memory_budget=memory_budget,
-        recompute=recompute, dynamic=dynamic, fullgraph=fullgraph, cuda_graph=cuda_graph, buckets=buckets,
+        recompute=recompute, offload=offload, dynamic=dynamic, fullgraph=fullgraph, cuda_graph=cuda_graph,
+        buckets=buckets,
     )  # fmt: skip
     if fn is None:
         return again
@@ -221,7 +227,7 @@ def jit(
         raise OptionError(f"unknown frontend {how!r}; the frontends are {', '.join(FRONTENDS)}")
     if isinstance(state := compiled_state(fn), Compiled):
         fn = state.fn
-    options = Options.of(executors, recompute, memory_budget, cuda_graph)
+    options = Options.of(executors, recompute, memory_budget, cuda_graph, offload)
     if isinstance(fn, ExportedProgram):
         return _compiled_export(fn, options, again)
     _keep_own_calls(fn)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -33,6 +33,8 @@ from tessera.passes.decode import decode
 from tessera.passes.fold import fold
 from tessera.passes.inline import inline
 from tessera.passes.linear_loss import chunk_loss, linear_loss
+from tessera.passes.offload import Halves, candidates, fitting, offload, peak
+from tessera.passes.prefetch import MOVES, prefetch
 from tessera.passes.reinplace import reinplace
 from tessera.passes.schedule import lifetimes, schedule
 from tessera.runtime import decode as decode_kernels
@@ -42,11 +44,12 @@ from tessera.runtime.capturable import device_of, pays, why_not_captured
 from tessera.runtime.cudagraph import Graphed
 from tessera.transforms.remat import POLICIES, Split, remat
 from tessera.transforms.vjp import Joint, vjp
-from tessera.util.config import config, parse_bytes
+from tessera.util.config import check_flags, config, parse_bytes
 from tessera.util.errors import OptionError
 from tessera.util.log import log
 
 Pass = Callable[[Trace], Trace]
+Keep = Callable[[str, Trace], Trace]  # takes a stage down, and gives the program to go on with
 
 # Bodies in place first, for no other pass looks into them. Then local rewrites: they expose equal equations to cse;
 # dce last sweeps what both left.
@@ -74,6 +77,7 @@ class Options:
     recompute: str = "auto"
     memory_budget: int | None = None
     cuda_graph: str = "off"  # replay programs as CUDA graphs: off · on · auto (where it pays)
+    offload: str = "none"  # where large tensors wait for backward: none (where they are) · host
 
     @staticmethod
     def of(
@@ -81,7 +85,10 @@ class Options:
         recompute: str | None,
         memory_budget: str | int | None,
         cuda_graph: bool | str = False,
+        offload: str | None = None,
     ) -> Options:
+        where = config.offload if offload is None else offload
+        check_flags({"offload": where})
         if cuda_graph not in (True, False, "auto"):
             raise OptionError(f"cuda_graph: expected True, False or 'auto', got {cuda_graph!r}")
         listed = config.executors if executors is None else executors
@@ -94,7 +101,7 @@ class Options:
         if policy == "auto":  # where kernels are fused, arithmetic run again costs less than memory read again
             policy = "cheap" if any(isinstance(e, FusionExecutor) for e in in_order(names)) else "views"
         graph = cuda_graph if isinstance(cuda_graph, str) else "on" if cuda_graph else "off"
-        return Options(names, policy, None if budget is None else parse_bytes(budget), graph)
+        return Options(names, policy, None if budget is None else parse_bytes(budget), graph, where)
 
 
 @dataclass(frozen=True)
@@ -158,6 +165,9 @@ class Compilation:
         self.cuda_graph: object = ""  # what replays the program, or in words why nothing does
         self.saved_bytes: int = 0
         self.saved: tuple[str, ...] = ()
+        self.results = 0  # how many outputs of a forward are the caller's; the others are saved
+        self.offloaded: dict[str, int] = {}  # saved tensors that wait on the host, and their bytes
+        self.offload_note = ""  # what there is to say of them
         self.joint: Joint | None = None  # as differentiated, before it was cleaned
 
     def edit(self, stage: str, trace: Trace) -> None:
@@ -181,11 +191,11 @@ class Compilation:
     def fusers(self) -> list[FusionExecutor]:
         return [e for e in in_order(self.options.executors) if isinstance(e, FusionExecutor)]
 
-    def apart(self, trace: Trace, prefix: str = "") -> Trace:
+    def apart(self, trace: Trace, prefix: str = "", keep: Keep | None = None) -> Trace:
         """Operators in the parts that fusion executors want them in."""
         for executor in self.fusers():
             if executor.apart is not None:
-                trace = self.keep(f"{prefix}decompose", executor.apart(trace))
+                trace = (keep or self.keep)(f"{prefix}decompose", executor.apart(trace))
         return trace
 
     def unfused(self) -> dict[str, list[str]]:
@@ -205,15 +215,54 @@ class Compilation:
 
     def claimed(self, trace: Trace, prefix: str = "") -> Trace:
         """Who runs what."""
-        if (chunked := chunk_loss(trace)) is not trace:
-            trace = self.apart(self.keep(f"{prefix}chunk_loss", chunked), prefix)
-        for executor in self.fusers():
-            if executor.prepare is not None:
-                trace = self.keep(f"{prefix}prepare", dce(executor.prepare(trace)))
+        trace = self.prepared(trace, prefix, self.keep)
         self.to_claim.append(trace)  # `unfused` looks here
         claimed, report = claim(trace, self.options.executors)
         self.claims += report
         return self.keep(f"{prefix}claim", claimed)
+
+    def prepared(self, trace: Trace, prefix: str, keep: Keep) -> Trace:
+        """As executors want to see it."""
+        if (chunked := chunk_loss(trace)) is not trace:
+            trace = self.apart(keep(f"{prefix}chunk_loss", chunked), prefix, keep)
+        for executor in self.fusers():
+            if executor.prepare is not None:
+                trace = keep(f"{prefix}prepare", dce(executor.prepare(trace)))
+        return trace
+
+    def rehearsed(self, trace: Trace) -> Trace:
+        """What claiming and scheduling will make of a trace; nothing is kept."""
+        return schedule(claim(self.prepared(trace, "", lambda _, made: made), self.options.executors)[0])
+
+    def offload(self, halves: Halves) -> Halves:
+        """Forward and backward, where saved tensors wait on the host: all large ones, or as many as the budget asks."""
+        if self.options.offload == "none":
+            return halves
+        chosen, budget = candidates(halves), self.options.memory_budget
+        if not chosen:
+            self.offload_note = "nothing that is saved is large, and free until backward has begun"
+        elif budget is not None:
+            whole = Halves(self.rehearsed(halves.forward), self.rehearsed(halves.backward), halves.saved)
+            everything, chosen = chosen, fitting(whole, chosen, budget)
+            if not chosen:
+                self.offload_note = "the programs fit the budget without it"
+            elif len(chosen) == len(everything) and (most := peak(offload(whole, chosen))) > budget:
+                self.offload_note = (
+                    f"the predicted peak of {most / 2**20:.2f} MiB is above the budget with all of them; "
+                    "recompute='cheap' or tessera.checkpoint keeps less"
+                )
+        self.offloaded = {v.name: v.tensor.nbytes() for v in chosen}
+        self.saved = tuple(name for name in self.saved if name not in self.offloaded)
+        self.saved_bytes -= sum(self.offloaded.values())
+        return offload(halves, chosen)
+
+    def final(self, trace: Trace, prefix: str = "", backward: Collection[Value] = ()) -> Trace:
+        """The last passes. Copies to and from the host find their places in the final order, before anything is written
+        over what is still being copied."""
+        passes = FINAL
+        if any(eqn.op in MOVES for eqn in trace.equations):
+            passes = [FINAL[0], ("prefetch", partial(prefetch, backward=backward)), *FINAL[1:]]
+        return self.run(trace, passes, prefix)
 
     def replayed(self, run: Callable, written: tuple[int, ...]) -> Callable:
         """The last program as one that is replayed as a CUDA graph, where that is wanted and can be."""
@@ -234,7 +283,7 @@ class Compilation:
 
     def generate(self, trace: Trace, prefix: str = "", boxed: bool = False) -> None:
         """Executors, final passes, Python: one more program."""
-        final = self.run(self.claimed(trace, prefix), FINAL, prefix)
+        final = self.final(self.claimed(trace, prefix), prefix)
         self.programs.append(Program(prefix.strip() or "inference", final, finished(final, boxed), boxed))
 
 
@@ -314,13 +363,16 @@ def _training(compilation: Compilation, joint: Joint) -> Callable[[Callable, Cal
     compilation.keep("vjp", joint.trace)
     joint = clean_joint(compilation, joint)
     captured, options = compilation.captured, compilation.options
-    split = remat(joint, options.recompute, options.memory_budget)
+    split = remat(joint, options.recompute, recompute_budget(options))
     compilation.saved_bytes = split.saved_bytes
     compilation.saved = tuple(v.name for v in split.saved if v not in joint.trace.inputs)
     count = len(split.forward.outputs) - len(split.saved)
     results = list(dict.fromkeys(split.forward.outputs[:count]))  # each once: autograd gives each one grad_fn
-    forward = compilation.keep("forward", dce(split.forward.with_(outputs=(*results, *split.saved))))
-    backward = compilation.keep("backward", dce(split.backward))
+    compilation.results = len(results)
+    halves = Halves(dce(split.forward.with_(outputs=(*results, *split.saved))), dce(split.backward), split.saved)
+    halves = compilation.offload(halves)
+    forward = compilation.keep("forward", halves.forward)
+    backward = compilation.keep("backward", halves.backward)
     plan = _bridge_plan(captured, joint, split, results)
     compilation.generate(forward, "forward ")
     compilation.generate(backward, "backward ", boxed=True)
@@ -332,6 +384,11 @@ def _training(compilation: Compilation, joint: Joint) -> Callable[[Callable, Cal
         return build_call(bridge(forward, backward, plan), layout, compilation.eager, guarded=False)
 
     return join
+
+
+def recompute_budget(options: Options) -> int | None:
+    """What may be saved. Where saved tensors can go to the host instead, the budget is met by that alone."""
+    return options.memory_budget if options.offload == "none" else None
 
 
 def clean_joint(compilation: Compilation, joint: Joint) -> Joint:

@@ -68,6 +68,8 @@ class GraphReport:
     equations: dict[str, int]
     saved_bytes: int
     saved: tuple[str, ...]
+    offloaded: dict[str, int]  # saved tensors that wait on the host, and their bytes
+    offload_note: str
     seconds: float
     unfused: tuple[UnfusedReport, ...]
     memory: tuple[Memory, ...]
@@ -160,6 +162,8 @@ def _report(g: GraphRecord, recompiled: str, measure: bool) -> GraphReport:
         equations={name: len(t.equations) for name, t in c.stages} if c else {},
         saved_bytes=c.saved_bytes if c else 0,
         saved=c.saved if c else (),
+        offloaded=c.offloaded if c else {},
+        offload_note=c.offload_note if c else "",
         seconds=c.seconds if c else 0.0,
         unfused=_unfused(c) if c else (),
         memory=memory(c, measure) if c else (),

@@ -2,7 +2,9 @@
 
 Predicted: what the final program's lifetimes say. Measured: the program is run once more, one equation at a time, on
 made-up inputs of the same types, and the allocator is asked: CUDA's statistics, or the CPU allocator's own events as
-the profiler reports them, so that what a kernel allocates for itself counts too. Inputs are not counted.
+the profiler reports them, so that what a kernel allocates for itself counts too. Inputs are not counted, but for what
+forward saved for backward alone: that is there when backward begins, and dies in it. Nor is what waits on the host, as
+far as the host is not what is measured.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from tessera.executors.aten import bind
 from tessera.inspection.examples import example_inputs
 from tessera.inspection.step import step
-from tessera.ir.equation import Equation, Value
+from tessera.ir.equation import Equation, Value, values_in
 from tessera.ir.printer import operator_name
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
+from tessera.passes.offload import Halves
 from tessera.passes.schedule import live_bytes
 from tessera.pipelines import Compilation
 
@@ -70,29 +73,41 @@ def memory(compilation: Compilation, measure: bool) -> tuple[Memory, ...]:
     known: dict[str, object] = {}  # the forward's values that the backward takes
     for program in compilation.programs:
         trace = program.trace
-        predicted = Timeline.of(trace, live_bytes(trace))
+        owned = _owned(compilation) if program.boxed else []
+        predicted = Timeline.of(trace, live_bytes(trace, owned))
         measured, note = None, "not measured; ask for it with explain(fast, measure=True)"
         if measure:
             try:
-                measured, note = _measure(trace, known), ""
+                measured, note = _measure(trace, known, owned), ""
             except Exception as error:  # made-up inputs may be none that the program accepts
                 note = f"not measured: {type(error).__name__}: {error}".splitlines()[0]
         found.append(Memory(program.name, tuple(map(_told, trace.equations)), predicted, measured, note))
     return tuple(found)
 
 
-def _measure(trace: Trace, known: dict[str, object]) -> Timeline:
+def _owned(compilation: Compilation) -> list[Value]:
+    """What the backward takes that the forward made for it alone."""
+    forward, backward = (program.trace for program in compilation.programs)
+    saved = forward.outputs[compilation.results :]
+    names = {v.name for v in Halves(forward, backward, values_in(saved)).own()}  # type: ignore[arg-type]
+    return [v for v in backward.inputs if v.name in names]
+
+
+def _measure(trace: Trace, known: dict[str, object], owned: list[Value]) -> Timeline:
     if any(_communicates(eqn) for eqn in trace.equations):
         raise RuntimeError("the program talks to other processes")
     devices = {v.type.device for v in trace.values() if isinstance(v.type, TensorType)}
     cuda = next((d for d in devices if d.type == "cuda"), None)
     with torch.no_grad(), torch.random.fork_rng(devices=[cuda] if cuda else []):
-        made = example_inputs(trace)
-        args = [known.get(v.name, x) for v, x in zip(trace.inputs, made, strict=True)]
-        watch = _Cuda(cuda) if cuda is not None else _Cpu()
+        args = [known.get(v.name, x) for v, x in zip(trace.inputs, example_inputs(trace), strict=True)]
+        kept = {v.name: x for v, x in zip(trace.inputs, args, strict=True) if v not in owned}
+        for v in owned:
+            known.pop(v.name, None)
+        given = sum(v.tensor.nbytes() for v in owned)
+        watch = _Cuda(cuda, given) if cuda is not None else _Cpu(given)
         with watch.watching():
-            outputs = step(trace, args, around=watch.around, call=_bound)
-        known.update({v.name: x for v, x in zip(trace.inputs, args, strict=True)})
+            outputs = step(trace, args, around=watch.around, call=_bound, boxed=True)
+        known.update(kept)
         known.update({v.name: x for v, x in zip(trace.outputs, outputs, strict=True) if isinstance(v, Value)})
     return Timeline.of(trace, watch.steps(len(trace.equations)))
 
@@ -108,13 +123,13 @@ def _communicates(eqn: Equation) -> bool:
 class _Cuda:
     """The caching allocator counts by itself."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, given: int) -> None:
+        self.device, self.given = device, given
         self.during: dict[int, int] = {}
         self.after: dict[int, int] = {}
 
     def watching(self) -> AbstractContextManager:
-        self.base = torch.cuda.memory_allocated(self.device)
+        self.base = torch.cuda.memory_allocated(self.device) - self.given
         return nullcontext()
 
     @contextmanager
@@ -131,6 +146,9 @@ class _Cuda:
 
 class _Cpu:
     """The profiler notes every allocation; marks around the equations say whose it is."""
+
+    def __init__(self, given: int) -> None:
+        self.given = given
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -157,7 +175,7 @@ class _Cpu:
             elif event.name() == "[memory]" and event.device_type() == DeviceType.CPU:
                 changes.append((event.start_ns(), event.nbytes()))
         during, after = [0] * count, [0] * count
-        now = 0
+        now = self.given
         pending = sorted(changes)
         for start, end, index in sorted(marks):
             pending, now = _until(pending, start, now)

@@ -98,8 +98,17 @@ def facts(g: GraphReport) -> Iterator[tuple[str, str]]:
         yield "not fused", f"{left.reason}: {few(left.results)} ({few(left.operators)}){_at(left.lines)}"
     if g.saved:
         yield "saves for backward", f"{size(g.saved_bytes)}: {few(g.saved)}"
+    if g.offloaded or g.offload_note:
+        yield "offloads", _offload(g)
     for program in g.memory:
         yield from _memory(program)
+
+
+def _offload(g: GraphReport) -> str:
+    if not g.offloaded:
+        return f"nothing: {g.offload_note}"
+    told = f"{size(sum(g.offloaded.values()))} to the host and back a step: {few(tuple(g.offloaded))}"
+    return f"{told}; {g.offload_note}" if g.offload_note else told
 
 
 def _memory(program: Memory) -> Iterator[tuple[str, str]]:

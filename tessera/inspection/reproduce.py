@@ -157,6 +157,8 @@ def _options(case: Case) -> str:
     parts = [f"executors={list(map(str, chosen.executors))}", f"recompute={chosen.recompute!r}"]
     if chosen.memory_budget is not None:
         parts.append(f"memory_budget={chosen.memory_budget}")
+    if chosen.offload != "none":
+        parts.append(f"offload={chosen.offload!r}")
     return ", ".join(parts)
 
 

@@ -34,23 +34,28 @@ def step(
     around: Around | None = None,
     after: After | None = None,
     call: Call = plain,
+    boxed: bool = False,
 ) -> list:
     """The outputs. `around(i, eqn)` is entered while an equation runs; `after(eqn, results)` sees what it gave; `call`
-    runs it in another way."""
+    runs it in another way. `boxed`: `args` is a list that is emptied, and its tensors die with their last reader."""
     if len(args) != len(trace.inputs):
         raise InputError(f"{trace.name}: expected {len(trace.inputs)} arguments, got {len(args)}")
-    return _Steps(trace, args, call).run(around or (lambda index, eqn: nullcontext()), after)
+    return _Steps(trace, args, call, boxed).run(around or (lambda index, eqn: nullcontext()), after)
 
 
 class _Steps:
-    def __init__(self, trace: Trace, args: Sequence[object], call: Call) -> None:
+    def __init__(self, trace: Trace, args: Sequence[object], call: Call, boxed: bool) -> None:
         self.trace, self.call = trace, call
         self.env: dict[Value, object] = {**trace.constants, **dict(zip(trace.inputs, args, strict=True))}
         self.symbols: dict[str, object] = {}
         self.last: dict[Value, int] = {}
         for index, eqn in enumerate(trace.equations):
             self.last.update({v: index for v in (*eqn.results(), *eqn.inputs())})
-        self.stay = {*trace.inputs, *trace.constants, *trace.results(), *trace.mutations}
+        self.stay = {*trace.constants, *trace.results(), *trace.mutations}
+        if boxed and isinstance(args, list):
+            args.clear()
+        else:
+            self.stay.update(trace.inputs)
 
     def run(self, around: Around, after: After | None) -> list:
         self.define(self.trace.inputs)

@@ -63,6 +63,28 @@ class TensorType:
     def is_symbolic(self) -> bool:
         return not all(type(s) is int for s in (*self.shape, *self.stride))
 
+    @property
+    def is_row_major(self) -> bool:
+        """Each stride is the product of the sizes after it."""
+        step: object = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
+            if size_key(stride) != size_key(step) and size_key(size) != 1:
+                return False
+            step = step * size  # type: ignore[operator]
+        return True
+
+    @property
+    def is_dense(self) -> bool:
+        """Every element once and no gaps, in any order of dimensions; symbolic sizes in row-major order only."""
+        if self.is_symbolic:
+            return self.is_row_major
+        extent = 1
+        for stride, size in sorted((d, n) for d, n in zip(self.stride, self.shape, strict=True) if n != 1):
+            if stride != extent:
+                return False
+            extent *= size
+        return True
+
     def numel(self, unknown: int = 4096) -> int:
         """Number of elements; a symbolic size counts as its hint, or as `unknown` where it has none."""
         count = 1

@@ -212,7 +212,7 @@ def _overlaps_itself(t: TensorType) -> bool:
         if size_key(size) == 1:
             continue
         if type(size) is not int or type(stride) is not int:
-            return any(size_key(s) == 0 for s in t.stride) or not _symbolic_dense(t)
+            return any(size_key(s) == 0 for s in t.stride) or not t.is_row_major
         known.append((stride, size))
     extent = 1
     for stride, size in sorted(known):
@@ -220,16 +220,6 @@ def _overlaps_itself(t: TensorType) -> bool:
             return True
         extent = stride * (size - 1) + extent
     return False
-
-
-def _symbolic_dense(t: TensorType) -> bool:
-    """Contiguous with symbolic sizes: each stride is the product of the sizes after it."""
-    step: object = 1
-    for size, stride in zip(reversed(t.shape), reversed(t.stride), strict=True):
-        if size_key(stride) != size_key(step) and size_key(size) != 1:
-            return False
-        step = step * size  # type: ignore[operator]
-    return True
 
 
 __all__ = ["reinplace", "reuse", "separate", "write_inputs"]

@@ -8,11 +8,13 @@ values die after which equation. `peak_memory` predicts the bytes a trace holds 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection
 
 from tessera.ir.equation import Value, values_in
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
+from tessera.ops.offload import TO_HOST
 from tessera.passes.alias import Roots, roots
 from tessera.passes.depend import dependencies
 from tessera.passes.region_writes import plan_regions
@@ -53,14 +55,16 @@ def lifetimes(trace: Trace, inputs: bool = False) -> dict[int, list[Value]]:
     return dead
 
 
-def peak_memory(trace: Trace) -> int:
-    """Bytes that the trace's own allocations reach at once; symbolic sizes count as their hints."""
-    return _Memory(trace, roots(trace)).peak(range(len(trace.equations)))
+def peak_memory(trace: Trace, owned: Collection[Value] = ()) -> int:
+    """Bytes that the trace's own allocations reach at once; symbolic sizes count as their hints. Inputs in `owned` are
+    the trace's too: they are there from the start and die with their last reader."""
+    memory = _Memory(trace, roots(trace), owned)
+    return max(memory.peak(range(len(trace.equations))), memory.given)
 
 
-def live_bytes(trace: Trace) -> list[tuple[int, int]]:
+def live_bytes(trace: Trace, owned: Collection[Value] = ()) -> list[tuple[int, int]]:
     """For each equation, the bytes of the trace's own allocations that live while it runs and after it."""
-    memory = _Memory(trace, roots(trace))
+    memory = _Memory(trace, roots(trace), owned)
     return memory.steps(range(len(trace.equations)))
 
 
@@ -69,18 +73,20 @@ def nbytes(v: Value) -> int:
 
 
 class _Memory:
-    """What each equation allocates and which of the trace's own memory it touches."""
+    """What each equation allocates and which of the trace's own memory it touches. What waits on the host costs
+    nothing here."""
 
-    def __init__(self, trace: Trace, of: Roots) -> None:
-        outside = {*trace.inputs, *trace.constants}
-        self.size: dict[Value, int] = {}
+    def __init__(self, trace: Trace, of: Roots, owned: Collection[Value] = ()) -> None:
+        outside = {*trace.inputs, *trace.constants} - set(owned)
+        self.size: dict[Value, int] = {v: nbytes(v) for v in owned}
+        self.given = sum(self.size.values())  # bytes that are there before the first equation
         self.takes: list[int] = []
         self.touches: list[list[Value]] = []
         for eqn in trace.equations:
             taken = 0
             for v in eqn.outputs:
                 if v is not None and v in of[v]:
-                    self.size[v] = nbytes(v)
+                    self.size[v] = 0 if eqn.op is TO_HOST else nbytes(v)
                     taken += self.size[v]
             self.takes.append(taken)
             values = [*eqn.inputs(), *(v for v in eqn.outputs if v is not None)]
@@ -100,7 +106,7 @@ class _Memory:
         for root, place in last.items():
             if root not in self.held:
                 gives[place] += self.size[root]
-        now, found = 0, []
+        now, found = self.given, []
         for place, index in enumerate(order):
             now += self.takes[index]
             found.append((now, now - gives[place]))

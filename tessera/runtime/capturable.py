@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 from tessera.ir.equation import Equation, Special, Value
 from tessera.ir.trace import Trace
 from tessera.ir.types import OpaqueType, TensorType
+from tessera.ops.offload import TO_HOST
 from tessera.ops.op import flops
 
 ASKS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -27,6 +28,8 @@ def device_of(trace: Trace) -> torch.device | None:
 
 
 def why_not_captured(trace: Trace) -> str:
+    if moved := [eqn for eqn in trace.equations if eqn.op is TO_HOST]:
+        return f"{moved[0].inputs()[0].name} waits on the host for backward (offload)"
     for v in trace.values():
         if isinstance(v.type, TensorType) and v.type.device.type != "cuda":
             return f"{v.name} is on {v.type.device}"

@@ -118,7 +118,8 @@ def _compile(original: Callable, model: Callable | None = None, **given: object)
     if given.get("disable") or isinstance(given.get("backend"), Backend):
         return original(model, **given)  # `jit` itself calls torch.compile
     ours = dict(given.get("options") or {}) if given.get("backend") == "tessera" else {}  # type: ignore[call-overload]
-    options = Options.of(ours.get("executors"), ours.get("recompute"), ours.get("memory_budget"))
+    chosen = [ours.get(name) for name in ("executors", "recompute", "memory_budget")]
+    options = Options.of(*chosen, offload=ours.get("offload"))
     backend = Backend(options, ours.get("strict"), compiled.name_of(model), compiled.argument_names(model))
     kept = {key: value for key, value in given.items() if key in ("fullgraph", "dynamic")}
     call = original(model, backend=backend, **kept)

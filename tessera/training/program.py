@@ -24,9 +24,9 @@ from tessera.ir.types import TensorType
 from tessera.optim.updates import Extra, Plan, append_updates
 from tessera.passes.dce import dce
 from tessera.passes.linear_loss import linear_loss
+from tessera.passes.offload import Halves
 from tessera.pipelines import (
     CLEAN,
-    FINAL,
     Compilation,
     Options,
     Program,
@@ -34,6 +34,7 @@ from tessera.pipelines import (
     core_of,
     finished,
     layout_of,
+    recompute_budget,
 )
 from tessera.runtime.call import Layout, build_call
 from tessera.transforms.remat import Split, remat
@@ -113,7 +114,7 @@ class StepCompilation(StepProgram):
             raise CaptureError(f"the program writes the parameter {both[0]} itself")
         self.keep("vjp", joint.trace)
         joint = clean_joint(self, joint)
-        split = remat(joint, self.options.recompute, self.options.memory_budget)
+        split = remat(joint, self.options.recompute, recompute_budget(self.options))
         self.saved_bytes = split.saved_bytes
         self.saved = tuple(v.name for v in split.saved if v not in joint.trace.inputs)
         self._program(joint, split)
@@ -122,7 +123,7 @@ class StepCompilation(StepProgram):
     def _program(self, joint: Joint, split: Split) -> None:
         count = len(split.forward.outputs) - len(split.saved)
         results = list(dict.fromkeys(split.forward.outputs[:count]))
-        forward = self.keep("forward", dce(split.forward.with_(outputs=(*results, *split.saved))))
+        forward = dce(split.forward.with_(outputs=(*results, *split.saved)))
         grads = split.backward.outputs
         position = {i: k for k, i in enumerate(self.wrt)}
         given = [i for i in self.wrt if isinstance(grads[position[i]], Value)]
@@ -140,11 +141,11 @@ class StepCompilation(StepProgram):
         )
         chosen = [None if i is None else grads[position[i]] for i in members]
         backward, self.extras = append_updates(backward, plan, chosen)  # type: ignore[arg-type]
-        made = dce(backward)
-        backward = self.keep("backward", made)
+        made = self.offload(Halves(forward, dce(backward), split.saved))
+        forward, backward = self.keep("forward", made.forward), self.keep("backward", made.backward)
         # An edited half is another program over values of its own: they meet by position.
-        links = dict(zip(split.saved, forward.outputs[len(results) :], strict=True))
-        names = {a: links.get(b, b) for a, b in zip(backward.inputs, made.inputs, strict=True)}
+        links = dict(zip(made.saved, forward.outputs[len(results) :], strict=True))
+        names = {a: links.get(b, b) for a, b in zip(backward.inputs, made.backward.inputs, strict=True)}
         backward = renamed(backward, {a: b for a, b in names.items() if a is not b})  # type: ignore[misc]
         self.kept = len(backward.outputs)
         outputs = joint.trace.outputs[: len(joint.trace.outputs) - len(joint.wrt)]
@@ -153,7 +154,8 @@ class StepCompilation(StepProgram):
         self.hand_out = _outputs(replace(layout, written=(), inside=()))
         halves = self.claimed(forward, "forward "), self.claimed(backward, "backward ")
         step = self.keep("step", joined(*halves, len(results), self.name))
-        final = self.run(step, FINAL, "step ")
+        late = step.equations[len(step.equations) - len(halves[1].equations) :]
+        final = self.final(step, "step ", {v for eqn in late for v in eqn.results()})
         self.results = len(results)
         inputs = {v: i for i, v in enumerate(final.inputs)}
         self.written = tuple(inputs[v] for v in step.mutations)
@@ -175,7 +177,7 @@ class UpdateCompilation(StepProgram):
         trace, self.extras = append_updates(builder.finish([]), self.plan, given)
         trace = self.keep("update", trace)
         self.written = tuple(i for i, v in enumerate(trace.inputs) if v in trace.mutations)
-        final = self.run(self.claimed(trace), FINAL)
+        final = self.final(self.claimed(trace))
         self.ready(final)
         self.seconds = time.perf_counter() - start
 

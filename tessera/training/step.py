@@ -98,7 +98,7 @@ class _Parts:
         options = settings.options
         self.forward = jit(
             loss, executors=options.executors, strict=backend.strict, recompute=options.recompute,
-            memory_budget=options.memory_budget, frontend="dynamo",
+            memory_budget=options.memory_budget, offload=options.offload, frontend="dynamo",
         )  # fmt: skip
         compiled_state(self.forward).backend.graphs = backend.graphs  # type: ignore[union-attr]  # one account
         self.update = Updater(book, settings, backend.note)
@@ -211,6 +211,7 @@ def train_step(
     executors: str | list[str] | tuple[str, ...] | None = None,
     memory_budget: str | int | None = None,
     recompute: str | None = None,
+    offload: str | None = None,
     strict: bool | None = None,
 ) -> TrainStep:
     """A function `step(*batch)` that trains the model on a batch and gives its loss.
@@ -221,7 +222,7 @@ def train_step(
     accumulate     how many calls share one update; gradients are averaged over them
     keep_grads     leave the gradients of the last update in `.grad`
     cuda_graph     replay the step as one CUDA graph: True, False, or "auto", where the host would be the slower one
-    executors, memory_budget, recompute, strict  as for `jit`
+    executors, memory_budget, recompute, offload, strict  as for `jit`
     """
     if isinstance(state := compiled_state(model), Compiled):
         model = state.fn  # type: ignore[assignment]
@@ -235,7 +236,12 @@ def train_step(
         raise OptionError(f"clip_norm: expected a number above 0 or None, got {clip_norm!r}")
     book = Book(optimizer)
     names = {p: name.replace(".", "_") for name, p in model.named_parameters()}
-    options = Options.of(executors, recompute, memory_budget, cuda_graph)
+    options = Options.of(executors, recompute, memory_budget, cuda_graph, offload)
+    if options.offload != "none" and cuda_graph is True:
+        raise OptionError(
+            "cuda_graph=True: expected a step that stays on the device, got offload='host', which copies to the host "
+            "and back; leave one of the two out"
+        )
     settings = Settings(options, clip_norm, accumulate, keep_grads, names)
     backend = StepBackend(book, settings, strict, type(model).__name__, _batch_names(model, loss_fn))
     return TrainStep(*_frames(model, loss_fn), book, settings, backend)

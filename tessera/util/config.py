@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from tessera.util.errors import OptionError
 
-CHOICES = {"fused_random": ("auto", "on", "off")}  # flags with few values
+CHOICES = {"fused_random": ("auto", "on", "off"), "offload": ("none", "host")}  # flags with few values
 
 
 @dataclasses.dataclass
@@ -27,6 +27,7 @@ class Config:
     executors: str = "auto"  # who may run what, in priority order, such as "sdpa,aten"; auto: see executors/default.py
     recompute: str = "auto"  # what backward may recompute: none · views · cheap · auto
     memory_budget: str = ""  # bytes that may be saved for backward, such as "8GB"
+    offload: str = "none"  # where large tensors wait for backward: none (on their device) · host
     reinplace: bool = True  # write into mutated inputs and dead values where legal
     autotune: bool = False  # off: the first proposed schedule · on: measure a few, keep the fastest on disk
     fused_random: str = "auto"  # random numbers computed inside kernels: on · off (PyTorch draws) · auto: on GPUs
