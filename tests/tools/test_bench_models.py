@@ -53,7 +53,7 @@ def test_full_sizes_are_those_of_the_table() -> None:
     full = jobs(tiny=False)
     assert [job.name for job in full] == [
         "llama-train", "llama-step", "llama-prefill", *["llama-decode"] * 6, "llama-decode-int4",
-        "gpt2-train", "vit-train", "bert-infer", "resnet50-train", "moe",
+        "gpt2-train", "vit-train", "bert-infer", "resnet50-step", "moe",
     ]  # fmt: skip
     assert [str(job) for job in full if job.quick] == [
         "llama-train 2x4096", "llama-prefill 2x4096", "llama-decode batch 1, context 1",

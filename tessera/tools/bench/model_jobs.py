@@ -104,7 +104,7 @@ def _others(tiny: bool, dtype: torch.dtype) -> list[Job]:
         Job("vit-train", pictures, "train", partial(_images, vit, images, side, classes, dtype), dtype),
         Job("bert-infer", "x".join(map(str, bert_size)), "infer",
             partial(_tokens, bert, *bert_size, dtype, targets=False, vocab=61 if tiny else 30522), dtype),
-        Job("resnet50-train", pictures, "train",
+        Job("resnet50-step", pictures, "step",
             partial(_images, resnet, images, side, classes, dtype, channels_last=True), dtype),
         Job("moe", "x".join(map(str, moe_size)), "train", partial(_moe, moe, moe_size, dtype), dtype),
     ]  # fmt: skip
