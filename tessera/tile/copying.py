@@ -22,6 +22,7 @@ from tessera.tile.dialect import (
     KernelOp,
     LoadOp,
     RandomOp,
+    ReduceExpOp,
     ReduceOp,
     ScanOp,
     StoreOp,
@@ -30,6 +31,8 @@ from tessera.tile.dialect import (
     element_of,
 )
 from tessera.tile.index import Index, name
+
+Reduction = ReduceOp | ContractOp | ReduceExpOp
 
 
 def points(kernel: KernelOp, axes: tuple[str, ...]) -> Index:
@@ -108,24 +111,30 @@ class Copy:
                 made = k.random(values[op.seed], values[op.offset])
             case ReduceOp():
                 made = k.reduce(op.kind.data, values[op.arg], op.axis.data)
+            case ReduceExpOp():
+                how = (op.axis.data, op.fn.data, op.infinite.data)
+                values.update(zip(op.results, k.reduce_exp(values[op.arg], *how), strict=True))
+                return
             case ScanOp():
                 made = k.scan(op.kind.data, values[op.arg], op.axis.data)
             case _:
                 raise NotImplementedError(f"a kernel parted in two has no rule for {op.name}")
         values[op.results[0]] = made
 
-    def reduction(self, op: ReduceOp | ContractOp, inside: SSAValue | None) -> SSAValue:
+    def reduction(self, op: Reduction, inside: SSAValue | None) -> list[SSAValue]:
         """The reduction of one part; what lies past the end of the axis counts for nothing."""
         k = self.k
         if isinstance(op, ContractOp):
             sides = [self.values[v] for v in (op.lhs, op.rhs)]
             clean = [v if inside is None or zero_outside(v) else self._only(inside, v, 0) for v in sides]
-            return k.contract(clean[0], clean[1], op.axis.data)
-        arg = self.values[op.arg]
-        kind, element = op.kind.data, element_of(op.arg)
+            return [k.contract(clean[0], clean[1], op.axis.data)]
+        arg, exponential = self.values[op.arg], isinstance(op, ReduceExpOp)
+        kind = "max" if exponential else op.kind.data
         if inside is not None:
-            arg = self._only(inside, arg, _identity(kind, element))
-        return k.reduce(kind, arg, op.axis.data)
+            arg = self._only(inside, arg, _identity(kind, element_of(op.arg)))
+        if exponential:  # a part may be all infinite where the whole is not
+            return list(k.reduce_exp(arg, op.axis.data, op.fn.data, "zero"))
+        return [k.reduce(kind, arg, op.axis.data)]
 
     def _only(self, inside: SSAValue, value: SSAValue, other: float) -> SSAValue:
         return self.k.apply("select", inside, value, self.k.constant(other, element_of(value)))

@@ -15,20 +15,21 @@ from test_cuda_tile import CASES, schedules
 
 from tessera.tile.targets.cuda_tile import TARGET
 from tessera.tile.targets.cuda_tile.arrays import Variant
+from tessera.tile.targets.cuda_tile.target import kernels_of
 
 
 def main(arch: str) -> None:
     for name, case in CASES.items():
         for schedule in schedules(case):
-            kernel = TARGET.compile(case.kernel, schedule)
-            for aligned in (True, False):
-                kernel.build(arch, Variant(aligned))
+            for kernel in kernels_of(TARGET.compile(case.kernel, schedule)):
+                for aligned in (True, False):
+                    kernel.build(arch, Variant(aligned))
         print(name, "built", flush=True)
     for case in (*attention_cases.CASES, *attention_cases.LONGER):
         for kernel, _, _ in attention_cases.calls(case, torch.bfloat16).calls:
-            found = TARGET.compile(kernel, cutile_schedule(kernel))
-            for aligned in (True, False):
-                found.build(arch, Variant(aligned))
+            for found in kernels_of(TARGET.compile(kernel, cutile_schedule(kernel))):
+                for aligned in (True, False):
+                    found.build(arch, Variant(aligned))
         print(case, "built", flush=True)
 
 

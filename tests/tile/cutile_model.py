@@ -14,12 +14,15 @@ from typing import Any
 
 import torch
 
-from tessera.tile.dialect import PARALLEL, KernelOp
+from tessera.tile.dialect import KernelOp
+from tessera.tile.elements import torch_dtype
 from tessera.tile.passes.offline import without_reduce_exp
 from tessera.tile.schedule import Schedule
 from tessera.tile.targets.cuda_tile.arrays import arrays, place
-from tessera.tile.targets.cuda_tile.emit import blocks_of
-from tessera.tile.targets.cuda_tile.flash import write
+from tessera.tile.targets.cuda_tile.emit import blocks_of, programs_of
+from tessera.tile.targets.cuda_tile.propose import of_halves
+from tessera.tile.targets.cuda_tile.write import write
+from tessera.tile.walk import halves
 
 
 class PaddingMode(enum.Enum):
@@ -165,8 +168,19 @@ def load_source(source: str, name: str) -> tuple[Any, Callable]:
 
 
 def run(kernel: KernelOp, schedule: Schedule, tensors: Sequence[torch.Tensor], symbols: Sequence[int]) -> None:
-    """Emit the kernel and run every program of it, one after another."""
-    kernel = without_reduce_exp(kernel)
+    """Emit the kernel, or the two that it becomes, and run every program, one after another."""
+    if schedule.split == 1:
+        _run(without_reduce_exp(kernel), schedule, tensors, symbols)
+        return
+    made = halves(kernel, schedule.split)
+    values = {s.data: n for s, n in zip(kernel.symbol_names, symbols, strict=True)}
+    sizes = [(s.size.evaluate(values.__getitem__, int), torch_dtype(s.element)) for s in made.scratch]
+    every = [*tensors, *(torch.full((n,), 99).to(dtype) for n, dtype in sizes)]
+    for half, how in zip((made.first, made.second), of_halves(kernel, schedule, made.second), strict=True):
+        _run(without_reduce_exp(half), how, every, symbols)
+
+
+def _run(kernel: KernelOp, schedule: Schedule, tensors: Sequence[torch.Tensor], symbols: Sequence[int]) -> None:
     ct, function = load_source(write(kernel, schedule), kernel.sym_name.data)
     values = {s.data: n for s, n in zip(kernel.symbol_names, symbols, strict=True)}
     sizes = {a.axis.data: a.size.expr.evaluate(values.__getitem__, int) for a in kernel.axes}
@@ -180,6 +194,6 @@ def run(kernel: KernelOp, schedule: Schedule, tensors: Sequence[torch.Tensor], s
             flat, start = flat[start:], 0
         parameters.append(Array(flat, start, placed.shape, placed.strides))
     blocks = blocks_of(kernel, schedule)
-    for program in range(math.prod(-(-sizes[a] // blocks[a]) for a in kernel.axis_names(PARALLEL))):
+    for program in range(math.prod(-(-sizes[a] // blocks[a]) for a in programs_of(kernel))):
         ct.program = program
         function(*parameters, *symbols)

@@ -19,7 +19,7 @@ from tessera.tile.index import name
 from tessera.tile.schedule import Schedule, inner_axis, reduced_axis
 from tessera.tile.targets import named
 from tessera.tile.targets.cuda_tile import TARGET, toolchain
-from tessera.tile.targets.cuda_tile.flash import write as emit_cutile
+from tessera.tile.targets.cuda_tile.write import write as write_cutile
 
 SMALL = Schedule((("i", 16), ("c", 16), ("r", 16)), loop=True)
 
@@ -120,7 +120,7 @@ def test_cuda_tile_gives_the_right_numbers(case: Case) -> None:
 
 
 def test_cuda_tile_reads_keys_once_for_all_heads_of_a_group() -> None:
-    text = emit_cutile(attention(Attention(64, 64, group=4, causal=True)), SMALL)
+    text = write_cutile(attention(Attention(64, 64, group=4, causal=True)), SMALL)
     assert "(b_tile, h_tile, r_tile, 0), (1, 1, 16, 64)" in text  # keys: no group among their axes
     assert "range(ct.minimum(ct.cdiv(keys, 16), ct.cdiv(i_tile * 16 + 16, 16)))" in text
 

@@ -643,7 +643,9 @@ def test_shared_work_gives_the_same_result_on_any_number_of_threads(case):
 
 @pytest.mark.parametrize("parts", [1, 3, 8, 64])
 def test_walks_and_reductions_in_parts(parts):
-    for case in (*kernels.walked_cases(), kernels.full_sum(1001), kernels.column_sum(dynamic=True)):
+    rows = (kernels.softmax(3, 70), kernels.rms_norm(2, 130, dynamic=True), kernels.cross_entropy(2, 1000))
+    sums = (kernels.softmax_sums(), kernels.softmax_sums(fn="exp2", infinite="zero", dynamic=True))
+    for case in (*kernels.walked_cases(), kernels.full_sum(1001), kernels.column_sum(dynamic=True), *rows, *sums):
         results = [t.clone() for t in case.tensors]
         TARGET.compile(case.kernel, Schedule(split=parts))(results, case.symbols)
         case.check(results)

@@ -11,22 +11,25 @@ import math
 import cutile_model
 import pytest
 import torch
-from kernels import Case, cases, matmul, softmax
+from kernels import Case, cases, matmul, norm_backward, softmax, walked_cases
 from tile_kernels import matmul as row_major_matmul
 
 from tessera.tile import cache, interp
 from tessera.tile.build import KernelBuilder, bf16, f32, f64, i1, i64
-from tessera.tile.dialect import KernelOp
+from tessera.tile.dialect import KernelOp, Tile
 from tessera.tile.elements import torch_dtype
 from tessera.tile.functions import FUNCTIONS
 from tessera.tile.schedule import Schedule, reduced_axis
+from tessera.tile.split import can_split
 from tessera.tile.targets.cuda_tile import TARGET, driver, toolchain
 from tessera.tile.targets.cuda_tile.arrays import Variant, arrays, place, variant
-from tessera.tile.targets.cuda_tile.emit import emit
+from tessera.tile.targets.cuda_tile.emit import Emitter
 from tessera.tile.targets.cuda_tile.functions import template
+from tessera.tile.targets.cuda_tile.target import kernels_of
+from tessera.tile.targets.cuda_tile.write import write
 from tessera.util.errors import OptionError
 
-CASES = {f"{case.name}{'-dynamic' if case.symbols else ''}": case for case in cases()}
+CASES = {f"{case.name}{'-dynamic' if case.symbols else ''}": case for case in (*cases(), *walked_cases())}
 needs_compiler = pytest.mark.skipif(not toolchain.available(), reason="needs cuda-tile[tileiras]")
 
 
@@ -34,9 +37,13 @@ def schedules(case: Case) -> list[Schedule]:
     sizes = dict(zip([s.data for s in case.kernel.symbol_names], case.symbols, strict=True))
     found = TARGET.propose(case.kernel, sizes)
     axis = reduced_axis(case.kernel)
-    if axis is not None:  # small blocks, so that loops go round more than once
+    if case.kernel.walked is not None:
+        found += [Schedule((("i", 4), ("r", 2048)), split=parts) for parts in (1, 3)]
+    elif axis is not None:  # small blocks, so that loops go round more than once
         sides = [(a, 16) for a in case.kernel.axis_names() if a in ("i", "j") and case.name.startswith("mat")]
         found.append(Schedule(blocks=(*sides, (axis, 16)), loop=True))
+        if can_split(case.kernel):
+            found.append(Schedule(blocks=(*sides, (axis, 16)), loop=True, split=3))
     else:
         found.append(Schedule(blocks=((case.kernel.axis_names()[-1], 4),)))
     return found
@@ -139,10 +146,12 @@ def test_what_the_target_lacks_is_refused_with_a_reason() -> None:
         (Schedule(blocks=(("i", 3),)), "powers of two"),
         (Schedule(blocks=(("q", 4),)), "got \\['q'\\]"),
         (Schedule(blocks=(("r", 16),)), "cannot hold the 37 of 'r'; try loop=True"),
-        (Schedule(blocks=(("r", 64),), split=2), "split=1"),
+        (Schedule(blocks=(("r", 64),), persistent=True), "persistent=False"),
     ):
         with pytest.raises(OptionError, match=why):
             TARGET.compile(case.kernel, wrong)
+    with pytest.raises(OptionError, match="sums along 'i': expected 'r' in one block"):
+        TARGET.compile(norm_backward().kernel, Schedule((("r", 16),), loop=True))
 
 
 # --- arrays ---
@@ -200,7 +209,18 @@ def test_a_whole_row_or_a_loop() -> None:
     kernel = CASES["softmax-5x37-dynamic"].kernel
     short, long = (TARGET.propose(kernel, {"n": 64, "m": m}) for m in (1000, 100_000))
     assert not short[0].loop and short[0].block("r") == 1024
-    assert all(s.loop for s in long)
+    assert all(s.loop for s in long) and long[0].split > 1
+    many = TARGET.propose(kernel, {"n": 4096, "m": 100_000})
+    assert all(s.loop and s.split == 1 for s in many)
+
+
+def test_every_operation_of_the_dialect_is_written() -> None:
+    """By one kernel or another of the cases; what writes none of them says so."""
+    used = {type(op) for case in CASES.values() for op in case.kernel.block.ops}
+    assert used == set(Tile.operations) - {KernelOp}
+    emitter = Emitter(softmax().kernel, Schedule((("r", 64),)))
+    with pytest.raises(OptionError, match="no tile.kernel; target 'triton' has"):
+        emitter._value(softmax().kernel)
 
 
 # --- the binaries, by NVIDIA's compiler ---
@@ -236,6 +256,16 @@ def test_a_matrix_product_compiles_without_spilling(arch: str, fresh_cache) -> N
 
 
 @needs_compiler
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+def test_shared_rows_and_walks_stay_in_registers(arch: str, fresh_cache) -> None:
+    few, walk = softmax(8, 128256, torch.bfloat16).kernel, norm_backward(2, 4096, torch.bfloat16, dynamic=True).kernel
+    for kernel, sizes in ((few, {}), (walk, {"n": 16384})):
+        schedule = TARGET.propose(kernel, sizes)[0]
+        assert schedule.split > 1
+        assert not any(found.resources(arch).spills for found in kernels_of(TARGET.compile(kernel, schedule)))
+
+
+@needs_compiler
 def test_schedules_that_fit(fresh_cache) -> None:
     kernel, sizes = CASES["softmax-5x37-dynamic"].kernel, {"n": 512, "m": 1000}
     assert TARGET.fitting(kernel, sizes, "sm_90")[0] == TARGET.propose(kernel, sizes)[0]
@@ -247,9 +277,9 @@ def test_schedules_that_fit(fresh_cache) -> None:
 def test_every_kernel_compiles_in_every_variant(name: str, fresh_cache) -> None:
     case = CASES[name]
     for schedule in schedules(case):
-        found = TARGET.compile(case.kernel, schedule)
-        for assume in (Variant(True), Variant(False), Variant(False, wide=True)):
-            assert found.build("sm_90", assume).startswith(b"\x7fELF")
+        for found in kernels_of(TARGET.compile(case.kernel, schedule)):
+            for assume in (Variant(True), Variant(False), Variant(False, wide=True)):
+                assert found.build("sm_90", assume).startswith(b"\x7fELF")
 
 
 @needs_compiler
@@ -275,7 +305,7 @@ def test_a_machine_without_the_compiler_uses_the_cache(fresh_cache, monkeypatch)
 @needs_compiler
 def test_a_refused_program_says_why(fresh_cache) -> None:
     case = CASES["softmax-5x37-dynamic"]
-    source = emit(case.kernel, schedules(case)[0]).replace("ct.exp(", "ct.nothing(")
+    source = write(case.kernel, schedules(case)[0]).replace("ct.exp(", "ct.nothing(")
     with pytest.raises(toolchain.ToolchainError, match="cuTile refused softmax for sm_90"):
         toolchain.binary(case.kernel, source, arrays(case.kernel), Variant(True), "sm_90")
 

@@ -130,7 +130,7 @@ def test_walks_keep_their_sums_in_registers(
     halves = share(kernel, schedule.split)
     first, second = (
         compile_only(half, s, arch)
-        for half, s in zip((halves.first, halves.second), schedules(kernel, schedule), strict=True)
+        for half, s in zip((halves.first, halves.second), schedules(kernel, schedule, halves), strict=True)
     )
     assert first.spills == 0 and second.spills == 0
     assert first.registers * 32 * schedule.warps * max(16 // schedule.warps, 1) <= 65536  # as many as were meant fit

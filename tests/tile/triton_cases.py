@@ -41,6 +41,7 @@ LOOPS = [
     Schedule((("i", 2), ("r", 16)), loop=True),
     Schedule((("i", 2), ("r", 64))),
 ]
+SPLIT = Schedule((("r", 8),), loop=True, split=3)
 BY_HAND: dict[str, list[Schedule]] = {
     "pointwise": [Schedule((("i", 256),))],
     "silu_mul": [Schedule((("i j", 64),)), Schedule((("i", 2), ("j", 16)))],
@@ -48,11 +49,11 @@ BY_HAND: dict[str, list[Schedule]] = {
     "transpose": [Schedule((("i", 16), ("j", 16))), Schedule((("h i j", 128),))],
     "rotary": [Schedule((("q p r c", 64),)), Schedule((("p r", 4), ("c", 8)))],
     "gather": [Schedule((("i", 4), ("j", 32)))],
-    "softmax": LOOPS,
+    "softmax": [*LOOPS, SPLIT],
     "layer_norm": LOOPS,
-    "rms_norm": [replace(LOOPS[0], stages=3), Schedule((("i", 2), ("r", 128)))],
-    "cross_entropy": LOOPS,
-    "softmax_sums": [*LOOPS[:2], Schedule((("r", 512),), loop=True)],
+    "rms_norm": [replace(LOOPS[0], stages=3), SPLIT, Schedule((("i", 2), ("r", 128)))],
+    "cross_entropy": [*LOOPS, SPLIT],
+    "softmax_sums": [*LOOPS[:2], SPLIT, Schedule((("r", 512),), loop=True)],
     "argmax": LOOPS,
     "flags": LOOPS,
     "shared_row": LOOPS,

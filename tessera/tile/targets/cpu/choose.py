@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 
 from tessera.tile.dialect import ApplyOp, KernelOp, RandomOp, StoreOp, element_of
-from tessera.tile.schedule import Schedule
+from tessera.tile.passes.online import with_reduce_exp
+from tessera.tile.schedule import Schedule, plan
 from tessera.tile.split import can_split
 from tessera.tile.targets.cpu.elements import element
 from tessera.tile.targets.cpu.host import Host
@@ -22,7 +23,7 @@ TASK = 4096  # points of one task, where a task is part of the vector axis
 PART_POINTS = 1 << 15  # of one part of a reduction that is shared out: some microseconds of work
 MOST_PARTS = 64
 LEAST_ROWS = 8  # of one part of a walk: its sums are written and read once more
-FEW_ROWS = 4  # fewer leave threads without work
+FEW_ROWS = 4  # fewer leave threads without work; a row that is walked again in a second kernel should be alone
 
 
 def choose(seen: Layout, schedule: Schedule, host: Host) -> Choice:
@@ -84,7 +85,8 @@ def _parts(seen: Layout, sizes: dict[str, int], dynamic: bool) -> int:
     rows = points // max(long, 1)
     if seen.walked is not None:
         return _even(sizes[seen.walked], min(points // PART_POINTS, sizes[seen.walked] // LEAST_ROWS), dynamic)
-    if rows >= FEW_ROWS or not can_split(seen.kernel):
+    again = sum(step.axis is not None for step in plan(with_reduce_exp(seen.kernel))) > 1
+    if rows >= (2 if again else FEW_ROWS) or not can_split(seen.kernel):
         return 1
     return _even(long, points // PART_POINTS, dynamic)
 

@@ -15,18 +15,17 @@ import torch
 
 from tessera.tile import cache
 from tessera.tile.dialect import KernelOp
-from tessera.tile.elements import torch_dtype
-from tessera.tile.index import Index
+from tessera.tile.passes.offline import without_reduce_exp
 from tessera.tile.passes.online import with_reduce_exp
 from tessera.tile.schedule import Schedule, inner_axis, reduced_axis
-from tessera.tile.split import split
 from tessera.tile.targets.cpu import jit
 from tessera.tile.targets.cpu.choose import choose, proposals
 from tessera.tile.targets.cpu.entry import entry
 from tessera.tile.targets.cpu.host import Host, host
 from tessera.tile.targets.cpu.layout import layout
 from tessera.tile.targets.cpu.lower import Lowering
-from tessera.tile.walk import share
+from tessera.tile.targets.pair import Pair
+from tessera.tile.walk import halves
 
 LONGEST_ROW = 1 << 16  # elements that stay in the caches
 
@@ -48,39 +47,19 @@ class CpuKernel:
         return jit.assembly(self.source, self.machine)
 
 
-@dataclass(frozen=True, slots=True)
-class CpuHalves:
-    """A kernel in two, with scratch memory between them."""
-
-    first: CpuKernel
-    second: CpuKernel
-    scratch: tuple[tuple[Index, torch.dtype], ...]
-    symbols: tuple[str, ...]
-
-    @property
-    def source(self) -> str:
-        return self.first.source + "\n" + self.second.source
-
-    def __call__(self, tensors: Sequence[torch.Tensor], symbols: Sequence[int] = ()) -> None:
-        values = dict(zip(self.symbols, symbols, strict=True))
-        made = [torch.empty(size.evaluate(values.__getitem__, int), dtype=dtype) for size, dtype in self.scratch]
-        self.first([*tensors, *made], symbols)
-        self.second([*tensors, *made], symbols)
-
-
 class CpuTarget:
     name = "cpu"
 
     def __init__(self, machine: Host | None = None) -> None:
         """For this machine, or for a lesser one that this machine can run."""
         self._machine = machine
-        self._made: dict[str, CpuKernel | CpuHalves] = {}
+        self._made: dict[str, CpuKernel | Pair[CpuKernel]] = {}
 
     @property
     def machine(self) -> Host:
         return self._machine or host()
 
-    def compile(self, kernel: KernelOp, schedule: Schedule) -> CpuKernel | CpuHalves:
+    def compile(self, kernel: KernelOp, schedule: Schedule) -> CpuKernel | Pair[CpuKernel]:
         if inner_axis(kernel) is not None:
             raise NotImplementedError("the CPU target has no kernels that contract inside a loop; the library does")
         key = f"{schedule}\n{kernel}"
@@ -109,12 +88,12 @@ def _build(kernel: KernelOp, schedule: Schedule, machine: Host) -> CpuKernel:
     return CpuKernel(source, function, alive, machine)
 
 
-def _build_halves(kernel: KernelOp, schedule: Schedule, machine: Host) -> CpuHalves:
-    halves = (split if kernel.walked is None else share)(kernel, schedule.split)
-    first = _build(halves.first, replace(schedule, split=1), machine)
-    second = _build(halves.second, Schedule(), machine)
-    scratch = tuple((s.size, torch_dtype(s.element)) for s in halves.scratch)
-    return CpuHalves(first, second, scratch, tuple(s.data for s in kernel.symbol_names))
+def _build_halves(kernel: KernelOp, schedule: Schedule, machine: Host) -> Pair[CpuKernel]:
+    made = halves(kernel, schedule.split)
+    start = without_reduce_exp(made.first) if _row_stays(made.first) else made.first
+    first = _build(start, replace(schedule, split=1), machine)
+    second = _build(made.second, Schedule(), machine)
+    return Pair(kernel, made, first, second)
 
 
 def _row_stays(kernel: KernelOp) -> bool:

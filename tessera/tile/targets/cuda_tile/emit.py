@@ -46,14 +46,14 @@ I1 = IntegerType(1)
 SMALLEST = 16  # a side of a tile of a matrix product
 
 
-def emit(kernel: KernelOp, schedule: Schedule) -> str:
-    """The whole module."""
-    return Emitter(kernel, schedule).module()
-
-
 def power_of_two(n: int) -> int:
     """The smallest power of two that is not less."""
     return 1 << max(n - 1, 0).bit_length()
+
+
+def programs_of(kernel: KernelOp) -> tuple[str, ...]:
+    """The axes that programs are shared out over: a walked one is not among them."""
+    return tuple(a for a in kernel.axis_names(PARALLEL) if a != kernel.walked)
 
 
 def blocks_of(kernel: KernelOp, schedule: Schedule) -> dict[str, int]:
@@ -72,6 +72,8 @@ def blocks_of(kernel: KernelOp, schedule: Schedule) -> dict[str, int]:
     if schedule.split != 1 or schedule.persistent:
         raise OptionError(f"{name}: expected a schedule with split=1 and persistent=False, got {schedule}")
     axis = reduced_axis(kernel)
+    if kernel.walked is not None and schedule.loop:
+        raise OptionError(f"{name} sums along {kernel.walked!r}: expected {axis!r} in one block, got loop=True")
     size = None if axis is None else kernel.axis(axis).size.expr.constant
     if axis is not None and size is not None and not schedule.loop and size > blocks[axis]:
         raise OptionError(f"{name}: a block of {blocks[axis]} cannot hold the {size} of {axis!r}; try loop=True")
@@ -84,13 +86,14 @@ class Emitter:
         self.blocks = blocks_of(kernel, schedule)
         self.sizes = {a.axis.data: a.size.expr for a in kernel.axes}
         self.order = kernel.axis_names()
-        self.parallel = kernel.axis_names(PARALLEL)
+        self.parallel = programs_of(kernel)
         self.reduced = reduced_axis(kernel)
         self.arrays: Arrays = arrays(kernel)
         self.tiles: dict[SSAValue, Tile] = {}
         self.names: dict[SSAValue, str] = {}
         self.scope = self.top = Scope(4)
         self.loop: Scope | None = None
+        self.along: str | None = None  # the axis of that loop
         self.after: list[str] = []  # lines that follow the loop being emitted
 
     # --- the module ---
@@ -166,20 +169,20 @@ class Emitter:
                 for op in part.ops:
                     self.operation(op)
                 continue
-            self.enter()
+            self.enter(part.axis)
             for op in part.ops:
                 self.operation(op)
-            self.leave(f"{part.axis}_tile in range({self.steps(part.axis)})")
+            self.leave(self.steps(part.axis))
 
-    def enter(self) -> None:
-        """What is written from here on stands in a loop along the reduced axis."""
+    def enter(self, axis: str) -> None:
+        """What is written from here on stands in a loop along an axis."""
         self.loop = self.scope = Scope(8)
-        self.after = []
+        self.after, self.along = [], axis
 
-    def leave(self, head: str) -> None:
+    def leave(self, steps: str) -> None:
         assert self.loop is not None
-        loop, self.scope, self.loop = self.loop, self.top, None
-        self.top.body.append(f"for {head}:")
+        self.top.body.append(f"for {self.along}_tile in range({steps}):")
+        loop, self.scope, self.loop, self.along = self.loop, self.top, None, None
         self.top.body += [line[4:] for line in loop.lines()]
         self.top.body += self.after
 
@@ -283,12 +286,11 @@ class Emitter:
 
     def tile_of(self, axis: str) -> str:
         """The number of the block along an axis."""
-        walked = axis in self.parallel or (axis == self.reduced and self.loop is not None)
-        return f"{axis}_tile" if walked else "0"
+        return f"{axis}_tile" if axis in (*self.parallel, self.along) else "0"
 
     def position(self, axis: str) -> Tile:
         """Positions along an axis, as a row."""
-        scope = self.loop if axis == self.reduced and self.loop else self.top
+        scope = self.loop if self.loop and axis == self.along else self.top
         block, tile = self.blocks[axis], self.tile_of(axis)
         line = f"{axis}_at = ct.arange({block}, dtype=ct.int64)"
         if tile != "0":
@@ -380,15 +382,14 @@ class Emitter:
 
     # --- along the reduced axis ---
 
-    def padded(self, v: SSAValue, fill: str) -> str:
-        """The value with `fill` in the lanes past the end of the reduced axis."""
+    def padded(self, v: SSAValue, fill: str, axis: str) -> str:
+        """The value with `fill` in the lanes past the end of an axis."""
         tile = self.tiles[v]
-        assert self.reduced is not None
-        if self.reduced not in tile.axes or not self.masked(self.reduced):
+        if axis not in tile.axes or not self.masked(axis):
             return tile.text
         if fill == "0" and zero_outside(v):
             return tile.text
-        inside = self.aligned(self.inside(self.reduced), tile.axes)
+        inside = self.aligned(self.inside(axis), tile.axes)
         return f"ct.where({inside}, {tile.text}, {fill})"
 
     def reduce(self, op: ReduceOp) -> Tile | None:
@@ -397,11 +398,11 @@ class Emitter:
         left = tuple(a for a in tile.axes if a != op.axis.data)
         name = self.name_of(op.result)
         fill = identity(kind, element)
-        arg = self.padded(op.arg, fill)
+        arg = self.padded(op.arg, fill, op.axis.data)
         if kind in ("argmax", "argmin"):
             return self._place_of_best(op, arg, dim, left)
         whole = whole_text(kind, element)
-        if self.loop is None:
+        if self.along != op.axis.data:
             return Tile(whole.format(arg, dim), left)
         self.before_loop(f"{name}_part = ct.full({self.shape(tile.axes)}, {fill}, {type_name(element)})")
         self.scope.body.append(f"{name}_part = {combine_text(kind, element).format(f'{name}_part', arg)}")
@@ -414,7 +415,7 @@ class Emitter:
         nan = ", propagate_nan=True" if isinstance(element, AnyFloat) else ""
         if element == I1:
             arg = f"ct.astype({arg}, ct.int32)"
-        if self.loop is None:
+        if self.along != op.axis.data:
             return Tile(f"ct.astype(ct.{kind}({arg}, {dim}{nan}), ct.int64)", left)
         axis = op.axis.data
         held = IntegerType(32) if element == I1 else element
@@ -444,7 +445,7 @@ class Emitter:
         text = {"sum": f"ct.cumsum({{0}}, {dim})", "prod": f"ct.cumprod({{0}}, {dim})"}.get(
             kind, f"ct.scan({{0}}, {dim}, lambda a, b: {combine.format('a', 'b')}, {fill})"
         )
-        if self.loop is None:
+        if self.along != op.axis.data:
             return Tile(text.format(tile.text), tile.axes)
         # The lanes past the end are the last ones: nothing that is stored comes after them.
         keep = tuple(1 if a == op.axis.data else self.blocks[a] for a in tile.axes)
@@ -458,7 +459,7 @@ class Emitter:
 
     def contract(self, op: ContractOp) -> Tile | None:
         product = self.product(op)
-        if self.loop is None:
+        if self.along != op.axis.data:
             return Tile(product.whole.format(product.step(product.start)), product.axes)
         name = self.name_of(op.result)
         part = name if product.whole == "{0}" else f"{name}_part"
@@ -479,13 +480,13 @@ class Emitter:
         if depth not in lhs or depth not in rhs or any(self.blocks[a] != 1 for a in batch):
             raise OptionError(f"expected both sides of a product to vary over {depth!r}, and blocks of 1 over {batch}")
         m, n, k = (math.prod(self.blocks[a] for a in group) for group in (rows, columns, (depth,)))
-        left = self._matrix(op.lhs, (*batch, *rows, depth), (m, k))
-        right = self._matrix(op.rhs, (*batch, depth, *columns), (k, n))
+        left = self._matrix(op.lhs, depth, (*batch, *rows, depth), (m, k))
+        right = self._matrix(op.rhs, depth, (*batch, depth, *columns), (k, n))
         axes = (*batch, *rows, *columns)
         start = f"ct.zeros({(m, n)}, {type_name(element_of(op.result))})"
         return Product(left, right, start, axes, "{0}" if len(axes) == 2 else f"ct.reshape({{0}}, {self.shape(axes)})")
 
-    def _matrix(self, v: SSAValue, axes: tuple[str, ...], shape: tuple[int, int]) -> str:
-        padded = Tile(self.padded(v, "0"), self.tiles[v].axes)
+    def _matrix(self, v: SSAValue, depth: str, axes: tuple[str, ...], shape: tuple[int, int]) -> str:
+        padded = Tile(self.padded(v, "0", depth), self.tiles[v].axes)
         text = self.arrange(padded, axes)
         return text if len(axes) == 2 else f"ct.reshape({text}, {shape})"

@@ -15,19 +15,14 @@ from xdsl.ir import Operation, SSAValue
 from tessera.tile.copying import needed_for
 from tessera.tile.dialect import ContractOp, KernelOp, StoreOp, axes_of
 from tessera.tile.flash import after_keys, flash_of, is_causal, made_over
-from tessera.tile.schedule import Schedule, inner_axis
-from tessera.tile.targets.cuda_tile.emit import Emitter, emit
+from tessera.tile.schedule import Schedule
+from tessera.tile.targets.cuda_tile.emit import Emitter
 from tessera.tile.targets.cuda_tile.writing import Tile
 
 LEAST = 'float("-inf")'
 
 
-def write(kernel: KernelOp, schedule: Schedule) -> str:
-    """The module's text, of attention or of anything else."""
-    return emit(kernel, schedule) if inner_axis(kernel) is None else _Flash(kernel, schedule).module()
-
-
-class _Flash(Emitter):
+class Flash(Emitter):
     def __init__(self, kernel: KernelOp, schedule: Schedule) -> None:
         super().__init__(kernel, schedule)
         self.parts = flash_of(kernel)
@@ -47,20 +42,20 @@ class _Flash(Emitter):
                 self.operation(op)
 
     def _walk(self, along: list[Operation], lowering: list[Operation]) -> None:
-        self.enter()
+        self.enter(self.axis)
         for op in along:
             if op is self.parts.below:
                 self._larger(lowering)
             self.operation(op)
         self._gather()
-        self.leave(f"{self.axis}_tile in range({self._end()})")
+        self.leave(self._end())
 
     def contract(self, op: ContractOp) -> Tile | None:
         """Scores are made anew in every step."""
         product = self.product(op)
         return Tile(product.whole.format(product.step(product.start)), product.axes)
 
-    def padded(self, v: SSAValue, fill: str) -> str:
+    def padded(self, v: SSAValue, fill: str, axis: str) -> str:
         """Products are of what is loaded, which is zero past the end, and of exponentials, which are as well."""
         return self.tiles[v].text
 

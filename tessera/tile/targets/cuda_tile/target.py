@@ -13,14 +13,16 @@ from dataclasses import dataclass, field
 import torch
 
 from tessera.tile import interp
-from tessera.tile.dialect import PARALLEL, REDUCE, ContractOp, KernelOp, LoadOp, StoreOp, axes_of
-from tessera.tile.flash import flash_of
+from tessera.tile.dialect import KernelOp
 from tessera.tile.passes.offline import without_reduce_exp
-from tessera.tile.schedule import Schedule, inner_axis, reduced_axis
+from tessera.tile.schedule import Schedule, reduced_axis
 from tessera.tile.targets.cuda_tile import driver, toolchain
 from tessera.tile.targets.cuda_tile.arrays import Arrays, Variant, arrays, place, variant
-from tessera.tile.targets.cuda_tile.emit import SMALLEST, blocks_of, power_of_two
-from tessera.tile.targets.cuda_tile.flash import write
+from tessera.tile.targets.cuda_tile.emit import blocks_of, programs_of
+from tessera.tile.targets.cuda_tile.propose import LONGEST_WALK, of_halves, propose
+from tessera.tile.targets.cuda_tile.write import write
+from tessera.tile.targets.pair import Pair
+from tessera.tile.walk import halves
 from tessera.util.errors import OptionError
 
 ALIGNED = Variant(aligned=True)  # what tensors of PyTorch's own allocator nearly always are
@@ -61,7 +63,7 @@ class CudaTileKernel:
 
     def programs(self, sizes: Mapping[str, int]) -> int:
         blocks = blocks_of(self.kernel, self.schedule)
-        return math.prod(-(-sizes[a] // blocks[a]) for a in self.kernel.axis_names(PARALLEL))
+        return math.prod(-(-sizes[a] // blocks[a]) for a in programs_of(self.kernel))
 
     def _check(self, sizes: Mapping[str, int]) -> None:
         axis = reduced_axis(self.kernel)
@@ -88,128 +90,33 @@ class CudaTileKernel:
 class CudaTile:
     name = "cuda_tile"
 
-    def compile(self, kernel: KernelOp, schedule: Schedule) -> CudaTileKernel:
-        if kernel.walked is not None:
-            raise NotImplementedError(f"{kernel.sym_name.data}: {self.no_walk(None)}")
-        kernel = without_reduce_exp(kernel)
-        return CudaTileKernel(kernel, schedule, write(kernel, schedule), arrays(kernel))
+    def compile(self, kernel: KernelOp, schedule: Schedule) -> CudaTileKernel | Pair[CudaTileKernel]:
+        if schedule.split == 1:
+            return _compile(kernel, schedule)
+        made = halves(kernel, schedule.split)
+        first, second = of_halves(kernel, schedule, made.second)
+        return Pair(kernel, made, _compile(made.first, first), _compile(made.second, second))
 
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
-        extent = {a.axis.data: a.size.expr.evaluate(sizes.__getitem__, int) for a in kernel.axes}
-        if inner_axis(kernel) is not None:
-            found = _attention(kernel, extent)
-        elif any(isinstance(op, ContractOp) for op in kernel.block.ops):
-            found = list(_products(kernel, extent))
-        elif reduced_axis(kernel) is not None:
-            found = list(_reductions(kernel, extent))
-        else:
-            found = [_pointwise(kernel, extent, elements) for elements in (1024, 2048, 4096)]
-        return list(dict.fromkeys(found))
+        return propose(kernel, sizes)
 
     def no_walk(self, row: int | None) -> str:
-        return "the cuda_tile target sums along its rows or over them, not both in one kernel"
+        if row is None:
+            return "how many registers sums over its rows take is not known before it runs"
+        return "" if row <= LONGEST_WALK else f"sums over rows of {row} elements do not fit into registers"
 
     def fitting(self, kernel: KernelOp, sizes: dict[str, int], arch: str) -> list[Schedule]:
         """The proposals whose tiles stay in registers on this architecture: read the report before timing anything."""
         found = self.propose(kernel, sizes)
-        return [s for s in found if not self.compile(kernel, s).resources(arch).spills]
-
-
-def _contiguous(kernel: KernelOp) -> str | None:
-    """The axis along which the accesses of most axes go element by element; the reduced one where two tie."""
-    accesses = [op for op in kernel.block.ops if isinstance(op, (LoadOp, StoreOp))]
-    known = set(kernel.axis_names())
-    rank = max((len(op.at.expr.names() & known) for op in accesses), default=0)
-    counts: dict[str, int] = {}
-    for op in accesses:
-        for a in kernel.axis_names():
-            stride = op.at.expr.stride(a)
-            if len(op.at.expr.names() & known) == rank and stride is not None and stride.constant == 1:
-                counts[a] = counts.get(a, 0) + 1
-    return max(counts, key=lambda a: (counts[a], kernel.axis(a).kind.data == REDUCE)) if counts else None
-
-
-def _pointwise(kernel: KernelOp, extent: Mapping[str, int], elements: int) -> Schedule:
-    """Blocks of `elements`: the contiguous axis first, then its neighbours, innermost first."""
-    first = _contiguous(kernel)
-    order = sorted(kernel.axis_names(), key=lambda a: (a != first, -kernel.axis_names().index(a)))
-    return Schedule(blocks=_fill(order, extent, elements))
-
-
-def _fill(order: Sequence[str], extent: Mapping[str, int], elements: int) -> tuple[tuple[str, int], ...]:
-    blocks: list[tuple[str, int]] = []
-    for a in order:
-        block = min(power_of_two(extent[a]), elements)
-        if block > 1:
-            blocks.append((a, block))
-        elements //= block
-    return tuple(blocks)
-
-
-# What one program holds of a row without a loop; cuTile keeps whole tiles in registers.
-WHOLE_ROW = 8192
-
-
-def _reductions(kernel: KernelOp, extent: Mapping[str, int]) -> list[Schedule]:
-    axis = reduced_axis(kernel)
-    assert axis is not None
-    first = _contiguous(kernel)
-    parallel = [a for a in reversed(kernel.axis_names(PARALLEL))]
-    if first is not None and first != axis:  # columns: many of them side by side, the axis in a loop
-        wide = min(power_of_two(extent[first]), 128)
         return [
-            Schedule(blocks=((first, wide), (axis, depth)), loop=True)
-            for depth in (32, 64, 16)
-            if depth <= power_of_two(extent[axis]) or depth == 16
+            s for s in found if not any(made.resources(arch).spills for made in kernels_of(self.compile(kernel, s)))
         ]
-    row = power_of_two(extent[axis])
-    found: list[Schedule] = []
-    if row <= WHOLE_ROW:
-        for elements in (1024, 4096, row):
-            rows = _fill(parallel, extent, max(elements // row, 1))
-            found.append(Schedule(blocks=(*rows, (axis, row))))
-    found += [Schedule(blocks=((axis, block),), loop=True) for block in (4096, 2048, 1024) if block <= row]
-    return found
 
 
-# Rows, columns, depth. Larger accumulators than 128 x 128 do not fit: they spill to local memory.
-LARGEST = 128 * 128
-TILES = ((128, 128, 64), (128, 64, 64), (64, 128, 64), (64, 64, 64), (128, 128, 32), (64, 64, 32), (32, 32, 32))
+def _compile(kernel: KernelOp, schedule: Schedule) -> CudaTileKernel:
+    kernel = without_reduce_exp(kernel)
+    return CudaTileKernel(kernel, schedule, write(kernel, schedule), arrays(kernel))
 
 
-def _products(kernel: KernelOp, extent: Mapping[str, int]) -> list[Schedule]:
-    products = [op for op in kernel.block.ops if isinstance(op, ContractOp)]
-    op = products[0]
-    lhs, rhs = (set(v.type.axis_names) for v in (op.lhs, op.rhs))  # type: ignore[attr-defined]
-    depth = op.axis.data
-    rows = [a for a in kernel.axis_names() if a in lhs - rhs]
-    columns = [a for a in kernel.axis_names() if a in rhs - lhs]
-    found: list[Schedule] = []
-    for m, n, k in TILES:
-        if len(products) > 1 and m * n * len(products) > LARGEST:  # accumulators side by side
-            continue
-        blocks = [(depth, min(k, max(power_of_two(extent[depth]), 16)))]
-        for group, size in ((rows, m), (columns, n)):
-            if group:
-                longest = max(group, key=lambda a: extent[a])
-                blocks.append((longest, min(size, max(power_of_two(extent[longest]), 16))))
-        found.append(Schedule(blocks=tuple(blocks), loop=True, group=8))
-    return found
-
-
-# Rows, keys a step.
-MANY_ROWS = ((128, 64), (64, 64), (64, 32), (32, 64))
-FEW_ROWS = ((16, 64), (16, 128), (16, 32))
-
-
-def _attention(kernel: KernelOp, extent: Mapping[str, int]) -> list[Schedule]:
-    """Rows that fill the matrix units; a result is whole in one block, so that scores are made once."""
-    parts = flash_of(kernel)
-    axis = parts.result.axis.data
-    rows, columns = ([a for a in axes_of(v) if a != axis] for v in (parts.result.lhs, parts.result.rhs))
-    row = next(a for a in reversed(rows) if a not in columns)
-    wide = max(power_of_two(extent[columns[-1]]), SMALLEST)
-    return [
-        Schedule(((row, tall), (columns[-1], wide), (axis, step)), loop=True)
-        for tall, step in (MANY_ROWS if extent[row] > 32 else FEW_ROWS)
-    ]
+def kernels_of(made: CudaTileKernel | Pair[CudaTileKernel]) -> tuple[CudaTileKernel, ...]:
+    return (made.first, made.second) if isinstance(made, Pair) else (made,)

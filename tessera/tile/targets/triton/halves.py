@@ -6,18 +6,25 @@ from dataclasses import replace
 
 from tessera.tile.copying import points
 from tessera.tile.dialect import PARALLEL, KernelOp
+from tessera.tile.parting import PART, Split
 from tessera.tile.schedule import Schedule, reduced_axis
-from tessera.tile.split import PART
 from tessera.tile.targets.triton.layout import power_of_two
 
 
-def schedules(kernel: KernelOp, schedule: Schedule) -> tuple[Schedule, Schedule]:
-    """The first kernel keeps the blocks; the second holds all parts of a few results in one block."""
+def schedules(kernel: KernelOp, schedule: Schedule, made: Split) -> tuple[Schedule, Schedule]:
+    """The first kernel keeps the blocks; the second holds all parts of a few results in one block.
+
+    Where the second runs along the axis too, its blocks are those of the first, each with all parts of its row.
+    """
     if kernel.walked is not None:
         return _of_a_walk(kernel, schedule)
     parallel = kernel.axis_names(PARALLEL)
     first = Schedule(schedule.blocks, schedule.warps, schedule.stages, loop=True, group=schedule.group)
     parts = max(power_of_two(schedule.split), 2)
+    axis = reduced_axis(kernel)
+    if axis in made.second.axis_names():
+        assert axis is not None
+        return first, Schedule(((axis, schedule.block(axis)), (PART, parts)), warps=schedule.warps)
     total = points(kernel, parallel).constant
     rows = min(max(2048 // parts, 1), 128)
     if total is not None:

@@ -19,15 +19,14 @@ import torch
 
 from tessera.tile import cache
 from tessera.tile.dialect import KernelOp
-from tessera.tile.elements import torch_dtype
 from tessera.tile.schedule import Schedule, reduced_axis
-from tessera.tile.split import split
+from tessera.tile.targets.pair import Pair
 from tessera.tile.targets.triton import shim
 from tessera.tile.targets.triton.emit import Options
 from tessera.tile.targets.triton.halves import schedules
 from tessera.tile.targets.triton.layout import layout, needs_wide
 from tessera.tile.targets.triton.tiles import bulks, walks_tiles, write
-from tessera.tile.walk import share
+from tessera.tile.walk import halves
 from tessera.util.errors import InputError
 
 REMEMBERED = 4096  # symbols and alignments whose decisions are kept
@@ -240,34 +239,8 @@ def looped(kernel: KernelOp, schedule: Schedule) -> Schedule:
     return replace(schedule, blocks=blocks, loop=True)
 
 
-class SplitLauncher:
-    """A kernel whose reduction or walk is shared by several programs: two kernels with scratch memory between them."""
-
-    def __init__(self, kernel: KernelOp, schedule: Schedule) -> None:
-        self.halves = (split if kernel.walked is None else share)(kernel, schedule.split)
-        first, second = schedules(kernel, schedule)
-        self.first, self.second = Launcher(self.halves.first, first), Launcher(self.halves.second, second)
-        self.symbols = [s.data for s in kernel.symbol_names]
-        self.scratch = [(s.size, torch_dtype(s.element)) for s in self.halves.scratch]
-        self._sizes: dict[tuple[int, ...], list[tuple[int, torch.dtype]]] = {}
-
-    @property
-    def source(self) -> str:
-        return self.first.source + "\n\n" + self.second.source
-
-    def __call__(self, tensors: Sequence[torch.Tensor], symbols: Sequence[int]) -> None:
-        sizes = self._sizes.get(tuple(symbols))
-        if sizes is None:
-            sizes = self._remember(tuple(symbols))
-        device = tensors[0].device
-        every = [*tensors, *(torch.empty(n, dtype=dtype, device=device) for n, dtype in sizes)]
-        self.first(every, symbols)
-        self.second(every, symbols)
-
-    def _remember(self, symbols: tuple[int, ...]) -> list[tuple[int, torch.dtype]]:
-        """How much scratch memory a call with these symbols needs."""
-        values = dict(zip(self.symbols, symbols, strict=True))
-        if len(self._sizes) >= REMEMBERED:
-            self._sizes.clear()
-        self._sizes[symbols] = [(size.evaluate(values.__getitem__, int), dtype) for size, dtype in self.scratch]
-        return self._sizes[symbols]
+def in_parts(kernel: KernelOp, schedule: Schedule) -> Pair[Launcher]:
+    """A kernel whose reduction or walk is shared by several programs."""
+    made = halves(kernel, schedule.split)
+    first, second = schedules(kernel, schedule, made)
+    return Pair(kernel, made, Launcher(made.first, first), Launcher(made.second, second))

@@ -253,7 +253,7 @@ def _columns(shape: Shape) -> Iterator[Schedule]:
         programs = others * math.ceil(shape.size(key) / columns)
         parts = min(PROGRAMS // max(programs, 1), size // (2 * step))
         blocks = _blocks(key, columns, axis, step)
-        if shape.splits and parts >= 2:
+        if shape.splits and shape.loops == 1 and parts >= 2:
             parts = 1 << (parts.bit_length() - 1)
             yield Schedule(blocks, warps=warps, loop=True, split=parts)
             if parts >= 4:
@@ -310,7 +310,7 @@ def _products(shape: Shape, rows: str, columns: str, wide: bool) -> list[Schedul
             continue
         tiles = batch * math.ceil(tall / a) * math.ceil(long / b)
         parts = 1
-        if shape.splits and tiles * 2 <= H200.units and deep >= 32 * d:
+        if shape.splits and shape.loops == 1 and tiles * 2 <= H200.units and deep >= 32 * d:
             parts = min(1 << ((H200.units // tiles).bit_length() - 1), deep // (8 * d), 16)
             parts = max(1 << (parts.bit_length() - 1), 1)
         waves = math.ceil(tiles * parts / H200.units)

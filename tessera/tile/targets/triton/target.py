@@ -6,7 +6,7 @@ from tessera.tile.dialect import KernelOp
 from tessera.tile.schedule import Schedule
 from tessera.tile.targets.base import CompiledKernel
 from tessera.tile.targets.triton.batch import BatchLauncher
-from tessera.tile.targets.triton.launch import Launcher, SplitLauncher
+from tessera.tile.targets.triton.launch import Launcher, in_parts
 from tessera.tile.targets.triton.propose import LONGEST_WALK, propose
 
 
@@ -14,7 +14,7 @@ class TritonTarget:
     name = "triton"
 
     def compile(self, kernel: KernelOp, schedule: Schedule) -> CompiledKernel:
-        return (SplitLauncher if schedule.split > 1 else Launcher)(kernel, schedule)
+        return (in_parts if schedule.split > 1 else Launcher)(kernel, schedule)
 
     def batch(self, kernel: KernelOp, schedule: Schedule) -> BatchLauncher:
         """A launcher for many segments of a flat kernel at once."""

@@ -1,0 +1,175 @@
+"""Schedules worth trying with cuTile, best first, and those of the two kernels that one becomes when it is split.
+
+Tiles are held in registers, so that their sizes decide: a row is whole while it fits and walked otherwise, a product's
+accumulator is at most 128 by 128. Few long rows are shared out. The same comes out every time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from tessera.tile.cost import H200
+from tessera.tile.dialect import PARALLEL, REDUCE, ContractOp, KernelOp, LoadOp, StoreOp, axes_of
+from tessera.tile.flash import flash_of
+from tessera.tile.parting import PART
+from tessera.tile.schedule import Schedule, inner_axis, reduced_axis
+from tessera.tile.split import can_split
+from tessera.tile.targets.cuda_tile.emit import SMALLEST, power_of_two
+
+PROGRAMS = 4 * H200.units  # enough to keep every multiprocessor busy
+
+
+def propose(kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
+    extent = {a.axis.data: a.size.expr.evaluate(sizes.__getitem__, int) for a in kernel.axes}
+    if inner_axis(kernel) is not None:
+        found = _attention(kernel, extent)
+    elif any(isinstance(op, ContractOp) for op in kernel.block.ops):
+        found = list(_products(kernel, extent))
+    elif kernel.walked is not None:
+        found = list(_walks(kernel, kernel.walked, extent))
+    elif reduced_axis(kernel) is not None:
+        found = list(_reductions(kernel, extent))
+    else:
+        found = [_pointwise(kernel, extent, elements) for elements in (1024, 2048, 4096)]
+    return list(dict.fromkeys(found))
+
+
+def _contiguous(kernel: KernelOp) -> str | None:
+    """The axis along which the accesses of most axes go element by element; the reduced one where two tie."""
+    accesses = [op for op in kernel.block.ops if isinstance(op, (LoadOp, StoreOp))]
+    known = set(kernel.axis_names())
+    rank = max((len(op.at.expr.names() & known) for op in accesses), default=0)
+    counts: dict[str, int] = {}
+    for op in accesses:
+        for a in kernel.axis_names():
+            stride = op.at.expr.stride(a)
+            if len(op.at.expr.names() & known) == rank and stride is not None and stride.constant == 1:
+                counts[a] = counts.get(a, 0) + 1
+    return max(counts, key=lambda a: (counts[a], kernel.axis(a).kind.data == REDUCE)) if counts else None
+
+
+def _pointwise(kernel: KernelOp, extent: Mapping[str, int], elements: int) -> Schedule:
+    """Blocks of `elements`: the contiguous axis first, then its neighbours, innermost first."""
+    first = _contiguous(kernel)
+    order = sorted(kernel.axis_names(), key=lambda a: (a != first, -kernel.axis_names().index(a)))
+    return Schedule(blocks=_fill(order, extent, elements))
+
+
+def _fill(order: Sequence[str], extent: Mapping[str, int], elements: int) -> tuple[tuple[str, int], ...]:
+    blocks: list[tuple[str, int]] = []
+    for a in order:
+        block = min(power_of_two(extent[a]), elements)
+        if block > 1:
+            blocks.append((a, block))
+        elements //= block
+    return tuple(blocks)
+
+
+# What one program holds of a row without a loop; cuTile keeps whole tiles in registers.
+WHOLE_ROW = 8192
+LONGEST_WALK = 4096  # of a row whose sums over all rows are carried beside it
+MOST_PARTS = 256
+
+
+def _reductions(kernel: KernelOp, extent: Mapping[str, int]) -> list[Schedule]:
+    axis = reduced_axis(kernel)
+    assert axis is not None
+    first = _contiguous(kernel)
+    parallel = [a for a in reversed(kernel.axis_names(PARALLEL))]
+    if first is not None and first != axis:  # columns: many of them side by side, the axis in a loop
+        wide = min(power_of_two(extent[first]), 128)
+        return [
+            Schedule(blocks=((first, wide), (axis, depth)), loop=True)
+            for depth in (32, 64, 16)
+            if depth <= power_of_two(extent[axis]) or depth == 16
+        ]
+    row = power_of_two(extent[axis])
+    found = list(_split_rows(kernel, axis, extent))
+    if row <= WHOLE_ROW:
+        for elements in (1024, 4096, row):
+            rows = _fill(parallel, extent, max(elements // row, 1))
+            found.append(Schedule(blocks=(*rows, (axis, row))))
+    found += [Schedule(blocks=((axis, block),), loop=True) for block in (4096, 2048, 1024) if block <= row]
+    return found
+
+
+def _split_rows(kernel: KernelOp, axis: str, extent: Mapping[str, int]) -> Iterator[Schedule]:
+    """Few long rows, each shared by several programs."""
+    rows = math.prod(extent[a] for a in kernel.axis_names(PARALLEL))
+    if rows * 4 >= PROGRAMS or extent[axis] < 2 * WHOLE_ROW or not can_split(kernel):
+        return
+    for block in (4096, 2048):
+        parts = min(PROGRAMS // max(rows, 1), extent[axis] // block, MOST_PARTS)
+        if parts >= 2:
+            yield Schedule(((axis, block),), loop=True, split=1 << (parts.bit_length() - 1))
+
+
+def _walks(kernel: KernelOp, walked: str, extent: Mapping[str, int]) -> Iterator[Schedule]:
+    """Whole rows, and sums over the rows carried in registers: a few programs a multiprocessor, each with many rows."""
+    axis = reduced_axis(kernel)
+    assert axis is not None
+    row = power_of_two(extent[axis])
+    for elements, each in ((2048, 2), (4096, 2), (1024, 4), (2048, 4)):
+        rows = max(min(elements // row, power_of_two(max(extent[walked] // H200.units, 1))), 1)
+        parts = max(min(each * H200.units, extent[walked] // rows), 1)
+        blocks = ((walked, rows), (axis, row)) if rows > 1 else ((axis, row),)
+        yield Schedule(blocks, split=1 << (parts.bit_length() - 1))
+
+
+def of_halves(kernel: KernelOp, schedule: Schedule, second: KernelOp) -> tuple[Schedule, Schedule]:
+    """The first kernel keeps the blocks; the second holds all parts of its results in one block."""
+    axis = reduced_axis(kernel)
+    assert axis is not None
+    parts = power_of_two(schedule.split)
+    if kernel.walked is not None:  # columns of the row of sums are the results
+        return replace(schedule, split=1), Schedule(((axis, max(min(4096 // parts, 64), 8)), (PART, parts)))
+    if axis in second.axis_names():  # every point along the axis once more, each block with all parts of its row
+        return replace(schedule, split=1), Schedule(((axis, min(schedule.block(axis), 2048)), (PART, parts)))
+    known = {a: kernel.axis(a).size.expr.constant for a in reversed(kernel.axis_names(PARALLEL))}
+    extent = {a: parts if n is None else n for a, n in known.items()}
+    return replace(schedule, split=1), Schedule((*_fill(list(extent), extent, max(2048 // parts, 1)), (PART, parts)))
+
+
+# Rows, columns, depth. Larger accumulators than 128 x 128 do not fit: they spill to local memory.
+LARGEST = 128 * 128
+TILES = ((128, 128, 64), (128, 64, 64), (64, 128, 64), (64, 64, 64), (128, 128, 32), (64, 64, 32), (32, 32, 32))
+
+
+def _products(kernel: KernelOp, extent: Mapping[str, int]) -> list[Schedule]:
+    products = [op for op in kernel.block.ops if isinstance(op, ContractOp)]
+    op = products[0]
+    lhs, rhs = (set(v.type.axis_names) for v in (op.lhs, op.rhs))  # type: ignore[attr-defined]
+    depth = op.axis.data
+    rows = [a for a in kernel.axis_names() if a in lhs - rhs]
+    columns = [a for a in kernel.axis_names() if a in rhs - lhs]
+    found: list[Schedule] = []
+    for m, n, k in TILES:
+        if len(products) > 1 and m * n * len(products) > LARGEST:  # accumulators side by side
+            continue
+        blocks = [(depth, min(k, max(power_of_two(extent[depth]), 16)))]
+        for group, size in ((rows, m), (columns, n)):
+            if group:
+                longest = max(group, key=lambda a: extent[a])
+                blocks.append((longest, min(size, max(power_of_two(extent[longest]), 16))))
+        found.append(Schedule(blocks=tuple(blocks), loop=True, group=8))
+    return found
+
+
+# Rows, keys a step.
+MANY_ROWS = ((128, 64), (64, 64), (64, 32), (32, 64))
+FEW_ROWS = ((16, 64), (16, 128), (16, 32))
+
+
+def _attention(kernel: KernelOp, extent: Mapping[str, int]) -> list[Schedule]:
+    """Rows that fill the matrix units; a result is whole in one block, so that scores are made once."""
+    parts = flash_of(kernel)
+    axis = parts.result.axis.data
+    rows, columns = ([a for a in axes_of(v) if a != axis] for v in (parts.result.lhs, parts.result.rhs))
+    row = next(a for a in reversed(rows) if a not in columns)
+    wide = max(power_of_two(extent[columns[-1]]), SMALLEST)
+    return [
+        Schedule(((row, tall), (columns[-1], wide), (axis, step)), loop=True)
+        for tall, step in (MANY_ROWS if extent[row] > 32 else FEW_ROWS)
+    ]

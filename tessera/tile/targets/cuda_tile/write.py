@@ -1,0 +1,16 @@
+"""Writes a kernel as cuTile Python: attention, a walk, or anything else, each by its own emitter."""
+
+from __future__ import annotations
+
+from tessera.tile.dialect import KernelOp
+from tessera.tile.schedule import Schedule, inner_axis
+from tessera.tile.targets.cuda_tile.emit import Emitter
+from tessera.tile.targets.cuda_tile.flash import Flash
+from tessera.tile.targets.cuda_tile.walk import Walk
+
+
+def write(kernel: KernelOp, schedule: Schedule) -> str:
+    """The module's text."""
+    if inner_axis(kernel) is not None:
+        return Flash(kernel, schedule).module()
+    return (Emitter if kernel.walked is None else Walk)(kernel, schedule).module()

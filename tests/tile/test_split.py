@@ -1,0 +1,91 @@
+"""Reductions in parts: which kernels can be parted, that the parts give the whole, and where few long rows are."""
+
+from __future__ import annotations
+
+import itertools
+
+import kernels
+import pytest
+import torch
+from kernels import Case
+
+from tessera.tile.build import KernelBuilder, f32
+from tessera.tile.dialect import PARALLEL, KernelOp
+from tessera.tile.elements import torch_dtype
+from tessera.tile.interp import run
+from tessera.tile.parting import Split
+from tessera.tile.schedule import reduced_axis
+from tessera.tile.split import can_split, split
+from tessera.tile.targets import named
+from tessera.util.names import names
+
+EDGES = [
+    kernels.softmax_sums(9, 43, torch.float32, fn, infinite)
+    for fn, infinite in itertools.product(("exp", "exp2"), ("itself", "zero"))
+]
+CASES = [case for case in (*kernels.cases(), *EDGES, kernels.softmax(3, 64)) if can_split(case.kernel)]
+
+
+def by_interpreter(made: Split, case: Case) -> list[torch.Tensor]:
+    values = dict(zip([s.data for s in case.kernel.symbol_names], case.symbols, strict=True))
+    results = [t.clone() for t in case.tensors]
+    for s in made.scratch:
+        size, dtype = s.size.evaluate(values.__getitem__, int), torch_dtype(s.element)
+        results.append(torch.full((size,), float("nan") if dtype.is_floating_point else 1, dtype=dtype))
+    run(made.first, results, case.symbols)
+    run(made.second, results, case.symbols)
+    return results[: len(case.tensors)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name + ("-dynamic" if c.symbols else ""))
+def test_parts_give_the_whole(case: Case) -> None:
+    for parts in (2, 3, 8, 50):  # of the last, some parts are empty
+        case.check(by_interpreter(split(case.kernel, parts), case))
+
+
+def test_which_can_be_split() -> None:
+    found = {case.name.split("-")[0] for case in CASES}
+    rows, others = "softmax rms_norm cross_entropy softmax_sums", "flags column_sum middle_max full_sum matmul matvec"
+    assert found == names(f"{rows} {others}")
+    for make in (kernels.layer_norm, kernels.argmax, kernels.cumsum, kernels.norm_backward, kernels.pointwise):
+        assert not can_split(make().kernel)  # a sum of a sum, a place, a scan, a walk, no reduction
+
+
+def test_a_softmax_is_two_kernels_and_one_read_more() -> None:
+    made = split(kernels.softmax(8, 4096).kernel, 16)
+    assert reduced_axis(made.first) == "r" and len(made.scratch) == 2
+    assert made.second.axis_names(PARALLEL) == ("i", "r")
+    lone = split(kernels.cross_entropy(8, 4096).kernel, 16)
+    assert lone.second.axis_names(PARALLEL) == ("i",)
+
+
+def row_kernel(again: bool, one_buffer: bool) -> KernelOp:
+    """z[i] = y[i] + the sum of row i; with `again`, the row over that sum as well."""
+    k = KernelBuilder("rows")
+    i, r = k.axis("i", 3), k.axis("r", 64, reduce=True)
+    x, y = k.buffer(f32), k.buffer(f32)
+    z = k.buffer(f32)
+    value = k.load(x, i * 64 + r)
+    total = k.apply("add", k.load(y, i), k.reduce("sum", value, "r"))
+    k.store(total, z, i)
+    if again:
+        k.store(k.apply("div", value, total), x if one_buffer else k.buffer(f32), i * 64 + r)
+    return k.finish()
+
+
+def test_no_program_reads_what_another_has_written() -> None:
+    """z may lie where y is, which every block of the row would read; and a row may not be written where it is read."""
+    assert can_split(row_kernel(False, False))
+    assert not can_split(row_kernel(True, False)) and not can_split(row_kernel(True, True))
+
+
+@pytest.mark.parametrize("which", ["cpu", "triton", "cuda_tile"])
+def test_few_long_rows_are_shared_out(which: str) -> None:
+    target = named(which)
+    if target is None:
+        pytest.skip("not installed")
+    for make, shape in itertools.product((kernels.softmax, kernels.softmax_sums), ((1, 1_000_000), (8, 128256))):
+        kernel = make(2, 2, dynamic=True).kernel
+        found = target.propose(kernel, {"n": shape[0], "m": shape[1]})[0]
+        assert (found.split > 1) == (which != "cpu" or shape[0] == 1), (which, shape, found)
+        assert target.propose(kernel, {"n": 100_000, "m": 1000})[0].split == 1
