@@ -52,9 +52,17 @@ def _shifted(x: Value, dim: int) -> tuple[Value, Value]:
     return left, aten.exp(left)
 
 
+def _declined(eqn: Equation, x: Value, dim: int) -> bool:
+    """Scalars, whole numbers, and rows of no elements, which have no largest one."""
+    if not x.ndim or not eqn.outputs[0].tensor.is_float:  # type: ignore[union-attr]
+        return True
+    size = x.shape[dim]
+    return isinstance(size, int) and size == 0
+
+
 @rule("_softmax softmax.int")
 def softmax(eqn: Equation, x: Value, dim: int, option: object = None) -> Results:
-    if not x.ndim or not eqn.outputs[0].tensor.is_float:  # type: ignore[union-attr]
+    if _declined(eqn, x, dim):
         return None
     _, e = _shifted(wide(cast_for(x, option)), dim)
     return [out(eqn, 0, aten.div(e, aten.sum(e, [dim], True)))]
@@ -62,7 +70,7 @@ def softmax(eqn: Equation, x: Value, dim: int, option: object = None) -> Results
 
 @rule("_log_softmax log_softmax.int")
 def log_softmax(eqn: Equation, x: Value, dim: int, option: object = None) -> Results:
-    if not x.ndim or not eqn.outputs[0].tensor.is_float:  # type: ignore[union-attr]
+    if _declined(eqn, x, dim):
         return None
     left, e = _shifted(wide(cast_for(x, option)), dim)
     return [out(eqn, 0, aten.sub(left, aten.log(aten.sum(e, [dim], True))))]

@@ -128,6 +128,14 @@ def test_symbolic_sizes() -> None:
         torch.testing.assert_close(run(after, x, W)[0], run(before, x, W)[0], rtol=1e-4, atol=1e-5)
 
 
+def test_rows_without_elements_stay_whole() -> None:
+    """They have no largest element."""
+    x = torch.zeros(3, 0)
+    after = verify(decompose(trace_of(lambda x: (F.softmax(x, -1), F.log_softmax(x, 1)), x), holds))
+    assert [e.op._opname for e in after.equations] == ["softmax", "log_softmax"]
+    assert all(y.shape == (3, 0) for y in run(after, x))
+
+
 def test_what_kernels_cannot_hold_stays_whole() -> None:
     trace = trace_of(lambda x, w: F.softmax(F.linear(x, w), -1), X, torch.randn(4, 16))
     assert decompose(trace, lambda eqn: False) is trace

@@ -318,6 +318,30 @@ def norm(m: Maker) -> Step:
     return Step(m.rng.choice(row_wise if m.rng.random() < 0.5 else along))
 
 
+def masked(m: Maker) -> Step:
+    """Scores of which some count for nothing, and their softmax; a row of which none counts gives NaN."""
+    a = m.float(1)
+    d, x, n = m.dim(a), a.name, a.shape[-1]
+    if not all(bool((wide.abs() < 50).all()) for wide in a.wides):
+        raise Refused
+    places = f"torch.arange({n})"
+    causal = f"{places} > torch.arange({a.shape[-2]})[:, None] - {m.rng.choice([0, 1, 3])}" if a.now.ndim > 1 else ""
+    known = [k.name for k in m.pool if k.logic and k.shape == a.shape]
+    off = m.rng.choice([f for f in (*known, causal, f"{places} >= {m.rng.randint(0, n)}") if f])
+    held = m.rng.choice([f"{x}.masked_fill({off}, -inf)", f"torch.where({off}, -inf, {x})"])
+    return Step(
+        m.rng.choice(
+            (
+                f"F.softmax({held}, {d})",
+                f"F.log_softmax({held}, {d})",
+                f"torch.logsumexp({held}, {d}, keepdim={m.rng.random() < 0.7})",
+                f"F.softmax({held}, {d}, dtype=f32)",
+                f"{held}.exp().sum({d}, keepdim=True) + {held}.amax({d}, keepdim=True)",
+            )
+        )
+    )
+
+
 def backward(m: Maker) -> Step:
     """The shapes that gradients bring: sums of products along rows, over all rows, and both from the same values."""
     a = m.float(2)
@@ -378,5 +402,5 @@ def source(m: Maker) -> Step:
 
 FAMILIES: dict[Callable[[Maker], Step], float] = {
     unary: 5, arithmetic: 7, integers: 1.5, compare: 2, logic: 0.7, choose: 2.5, cast: 2, view: 5, join: 1.5,
-    reduce: 4, norm: 2.5, backward: 1.5, scan: 0.8, gather: 1, source: 0.5,
+    reduce: 4, norm: 2.5, masked: 1.2, backward: 1.5, scan: 0.8, gather: 1, source: 0.5,
 }  # fmt: skip

@@ -2,9 +2,9 @@
 
 The modes: `cpu` is the executor as it stands; `whole` makes one CPU kernel of the whole program where that is possible;
 `dynamic` runs programs of symbolic sizes on the CPU, at two sizes; `interp` is the reference interpreter; `triton` is
-Triton's interpreter on CPU tensors (TRITON_INTERPRET=1 must be set before Python starts). `whole` and `triton` take any
-of the proposed schedules. The last line of output is a `Report` as JSON, so that a test can run a mode in a process of
-its own.
+Triton's interpreter on CPU tensors (TRITON_INTERPRET=1 must be set before Python starts); `cutile` is the CUDA Tile
+target, run by the model of cuTile. `whole`, `triton` and `cutile` take any of the proposed schedules. The last line of
+output is a `Report` as JSON, so that a test can run a mode in a process of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+import cutile_model
 from programs import trace_of
 from regions import DYNAMIC, Program, make, wrong
 from torch._dispatch.python import enable_python_dispatcher
@@ -45,11 +46,13 @@ from tessera.passes.dce import dce
 from tessera.passes.decompose import decompose
 from tessera.passes.fuse_copies import own_copies
 from tessera.tile import interp
-from tessera.tile.dialect import KernelOp
+from tessera.tile.dialect import ApplyOp, KernelOp
 from tessera.tile.from_trace import Unlowerable, kind_of, lower, why_not
 from tessera.tile.lower import rule_of
 from tessera.tile.schedule import Schedule
+from tessera.tile.split import can_split
 from tessera.tile.targets import Target, named
+from tessera.tile.targets.cuda_tile import TARGET
 
 
 @dataclass
@@ -86,20 +89,42 @@ class Interpreter:
 
 
 class Varied:
-    """Another target whose best schedule is any of those that it proposes: all of them must be right."""
+    """Another target whose best schedule is any of those that it proposes, or one with the reduction shared out.
+
+    All of them must be right.
+    """
 
     def __init__(self, target: Target) -> None:
         self.target, self.name, self.rng = target, target.name, random.Random(0)
 
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
-        proposed = self.target.propose(kernel, sizes)
-        return [self.rng.choice(proposed)]
+        chosen = self.rng.choice(self.target.propose(kernel, sizes))
+        if chosen.split == 1 and can_split(kernel) and self.rng.random() < 0.4:
+            chosen = replace(chosen, loop=True, split=self.rng.choice([2, 3, 6]))
+        return [chosen]
 
     def compile(self, kernel: KernelOp, schedule: Schedule):  # noqa: ANN201
         return self.target.compile(kernel, schedule)
 
     def no_walk(self, row: int | None) -> str:
         return self.target.no_walk(row)
+
+
+class CutileModel:
+    """The CUDA Tile target, its programs run by the model of cuTile."""
+
+    name = "cuda_tile"
+
+    def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
+        return TARGET.propose(kernel, sizes)
+
+    def compile(self, kernel: KernelOp, schedule: Schedule):  # noqa: ANN201
+        if any(isinstance(op, ApplyOp) and op.fn.data in ("erf", "erfc", "fmod", "mod") for op in kernel.block.ops):
+            return partial(interp.run, kernel)  # of f64, or at all: the target refuses them
+        return partial(cutile_model.run, kernel, schedule)
+
+    def no_walk(self, row: int | None) -> str:
+        return TARGET.no_walk(row)
 
 
 # The executor leaves gathers on the CPU to PyTorch, which checks their indices. Ours are in bounds.
@@ -119,6 +144,7 @@ TARGETS: dict[str, Callable[[], Target | None]] = {
     "dynamic": partial(named, "cpu"),
     "interp": Interpreter,
     "triton": partial(named, "triton"),
+    "cutile": CutileModel,
 }
 
 
@@ -126,7 +152,7 @@ TARGETS: dict[str, Callable[[], Target | None]] = {
 def target_of(mode: str) -> Target:
     found = TARGETS[mode]()
     assert found is not None, f"no target for {mode}"
-    return Varied(found) if mode in ("whole", "triton") else found
+    return Varied(found) if mode in ("whole", "triton", "cutile") else found
 
 
 def recorded(program: Program) -> tuple[Trace, bool]:

@@ -115,6 +115,11 @@ def test_interpreter(seeds: range) -> None:
     judge(run_regions.run("interp", seeds))
 
 
+@pytest.mark.parametrize("seeds", batches(70_000, 30, 240, 30))
+def test_model_of_cutile(seeds: range) -> None:
+    judge(run_regions.run("cutile", seeds))
+
+
 @pytest.mark.skipif(bool(missing("triton")), reason=missing("triton"))
 @pytest.mark.parametrize(
     "seeds",
