@@ -24,6 +24,7 @@ STORING = 0.7e-12  # seconds for each element of its result: no tile is multipli
 BESIDE_LOSS = 0.15  # two products in one kernel
 PLAIN_LOSS = 0.25  # every thread computes addresses
 ACROSS_LOSS = 0.5  # an operand is contiguous across the depth, as in the gradient of a weight
+MOST_MOVED = 1  # tensors of about the result's size, besides the operands: the result itself
 SMALLEST = 128  # rows and columns from which tiles fill the matrix units
 HALF = (torch.bfloat16, torch.float16)
 
@@ -41,8 +42,19 @@ def refusal(eqn: Equation) -> str:
     return ""
 
 
-def loses(products: list[Equation], saved: int) -> str:
-    """Why one kernel that moves `saved` bytes less is no faster than the library's products; empty where it is."""
+def loses(products: list[Equation], body: Trace, saved: int | None) -> str:
+    """Why one kernel that moves `saved` bytes less is no faster than the library's products; empty where it is.
+
+    A tile that is not yet stored stops the next one: whatever else it has to fetch or to write counts much more than
+    its bytes (an H200 took 1.5 times as long for a product that reads one more matrix of its result's size)."""
+    operands = {v for eqn in products for v in _sides(eqn)[0]}
+    least = products[0].out.tensor.nbytes() / 8
+    moved = [v for v in (*body.inputs, *body.outputs) if isinstance(v, Value) and isinstance(v.type, TensorType)]
+    instead = len(operands.difference(body.inputs))  # of operands that are views, or computed on the way
+    if sum(v not in operands and v.tensor.nbytes() > least for v in moved) > MOST_MOVED + instead:
+        return "the product's kernel would read or write more than the product"
+    if saved is None:
+        return ""
     lost = 0.0
     for eqn in products:
         sides, flipped = _sides(eqn)

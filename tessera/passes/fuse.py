@@ -42,9 +42,9 @@ class Compiler:
     """`kind(eqn)` is one of the words above, or empty with `why_not(eqn)` saying why; `reduced(eqn)` the dimensions of
     its first argument that a reduction or scan runs over; `expensive(eqn)` that it should not be computed twice;
     `check(body)` a kernel's cost a point and, where there is none, the reason; `alone(eqn)` that a kernel of this one
-    equation beats the library's; `loses(products, saved)` why a kernel of ours for these products, which would move
-    `saved` bytes less, loses to the library's product; `writes(eqn)` that a reduction of outer dimensions has programs
-    enough to write its argument too."""
+    equation beats the library's; `loses(products, body, saved)` why a kernel of ours around these products, which would
+    move `saved` bytes less, loses to the library's (without a number they have a kernel already); `writes(eqn)` that a
+    reduction of outer dimensions has programs enough to write its argument too."""
 
     kind: Callable[[Equation], str]
     why_not: Callable[[Equation], str]
@@ -52,7 +52,7 @@ class Compiler:
     expensive: Callable[[Equation], bool]
     check: Callable[[Trace], tuple[float, str]]
     alone: Callable[[Equation], bool] = lambda eqn: False
-    loses: Callable[[list[Equation], int], str] = lambda products, saved: ""
+    loses: Callable[[list[Equation], Trace, int | None], str] = lambda products, body, saved: ""
     writes: Callable[[Equation], bool] = lambda eqn: False
 
 
@@ -314,9 +314,10 @@ class _Fusion:
             return "its neighbours have other sizes" if one.points > two.points else "others read it too"
         saved = self._saved(a, b)
         if saved <= 0:
-            return "a kernel that reduces it moves as little"
+            return "a kernel after it moves as little"
+        body = self._body(sorted(members))
         first = all(self.groups.members[self.groups.of[i]] == [i] for i in products)
-        return self.compiler.loses([self.trace.equations[i] for i in products], saved) if first else ""
+        return self.compiler.loses([self.trace.equations[i] for i in products], body, saved if first else None)
 
     def _before(self, i: int, members: set[int]) -> set[int]:
         """Members that an equation needs, directly or not."""
@@ -341,7 +342,7 @@ class _Fusion:
     def _saved(self, a: int, b: int) -> int:
         """Bytes that one kernel moves less: what group a computes is not written for b and read again.
 
-        But what b computes for a reduction, which could compute it itself, is then written and read."""
+        But what b computes for a kernel after it, which could compute it itself, is then written and read."""
         saved = 0
         for i in self.groups.members[a]:
             for v in self.trace.equations[i].results():
@@ -349,8 +350,8 @@ class _Fusion:
                     saved += v.tensor.nbytes() * (2 if self._stays(v, (a, b)) else 1)
         for i in self.groups.members[b]:
             for v in self.trace.equations[i].results():
-                if self._for_reduction(v, b):
-                    written = v in self.escapes or not all(self._towards_reduction(r) for r in self._read_by(v))
+                if self._for_others(v, b):
+                    written = v in self.escapes or not all(self._no_epilogue(r) for r in self._read_by(v))
                     saved -= v.tensor.nbytes() * (1 if written else 2)
         return saved
 
@@ -363,14 +364,19 @@ class _Fusion:
             else:
                 yield r
 
-    def _for_reduction(self, v: Value, group: int) -> bool:
-        return any(self._towards_reduction(r) for r in self._read_by(v) if self.groups.of[r] != group)
+    def _for_others(self, v: Value, group: int) -> bool:
+        return any(self._no_epilogue(r) for r in self._read_by(v) if self.groups.of[r] != group)
 
-    def _towards_reduction(self, i: int) -> bool:
-        """A reduction, or arithmetic that leads straight to one."""
+    def _no_epilogue(self, i: int) -> bool:
+        """What no product's kernel takes along: a reduction, arithmetic that leads straight to one, or that reads
+        something else as large as its result."""
         steps = 0
         while self.kinds[i] == POINTWISE and steps < MOST_STEPS:
-            i, steps = next(self._read_by(self.trace.equations[i].results()[0]), i), steps + 1
+            eqn = self.trace.equations[i]
+            least = eqn.results()[0].tensor.nbytes() / 8
+            if len({v for v in eqn.inputs() if v.tensor.nbytes() > least}) > 1:
+                return True
+            i, steps = next(self._read_by(eqn.results()[0]), i), steps + 1
         return self.kinds[i] in (REDUCE, SCAN)
 
     def _writes(self, group: int) -> bool:

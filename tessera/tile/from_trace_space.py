@@ -210,7 +210,9 @@ def _across(space: Space, ranges: Ranges, v: Value, call: Call) -> None:
 
 
 def _same_shape(a: Value, b: Value) -> bool:
-    return a.ndim == b.ndim and sizes_of(a.shape) == sizes_of(b.shape)
+    if a.tensor.is_symbolic or b.tensor.is_symbolic:  # comparing symbols would guard them
+        return a.ndim == b.ndim and sizes_of(a.shape) == sizes_of(b.shape)
+    return a.shape == b.shape
 
 
 def _settle_value(space: Space, v: Value, dims: Iterable[Dim]) -> bool:

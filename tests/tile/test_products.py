@@ -49,6 +49,7 @@ def kernels_that_pay(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LOSS", "BESIDE_LOSS", "ACROSS_LOSS"):
         monkeypatch.setattr(products, name, 0.04)
     monkeypatch.setattr(products, "STORING", 0.0)
+    monkeypatch.setattr(products, "MOST_MOVED", 9)
 
 
 def test_linear_with_bias_activation_and_residual() -> None:
@@ -181,6 +182,12 @@ def test_a_weight_is_contiguous_along_the_depth(monkeypatch: pytest.MonkeyPatch)
     assert regions(cuda_trace(lambda x, w, b: F.gelu(F.linear(x, w, b)), *up)) == [["linear", "gelu"]]
     across = cuda_trace(lambda x, w: F.gelu(x @ w), (16384, 1024), (1024, 4096))
     assert regions(across) == [["gelu"]] and "the bytes saved are worth" in tile.reasons(across)["matmul"]
+
+
+def test_a_product_reads_nothing_large_besides(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    gated = cuda_trace(lambda x, w, up: F.silu(F.linear(x, w)) * up, (8192, 2048), (8192, 2048), (8192, 8192))
+    assert regions(gated) == [["silu", "mul"]] and "more than the product" in tile.reasons(gated)["linear"]
 
 
 def test_what_comes_before_a_product() -> None:
