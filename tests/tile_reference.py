@@ -34,3 +34,6 @@ class Reference:
 
     def no_walk(self, row: int | None) -> str:
         return self.refusal
+
+    def no_product(self, rows: int, columns: int, depth: int) -> str:
+        return self.refusal

@@ -17,6 +17,7 @@ from tessera.ir.types import TensorType, size_hint
 from tessera.ops.uniform import uniform
 from tessera.tile.cost import H200
 from tessera.tile.lower import CONTRACT, Call, rule_of
+from tessera.tile.targets import target_for
 
 # What our kernels lose of the library's rate, as measured on an H200
 LOSS = 0.01  # one product whose operands are contiguous along the depth, tiles by bulk copies
@@ -33,7 +34,7 @@ def refusal(eqn: Equation) -> str:
     """Why a product stays with the library whatever is around it; empty where it may not."""
     out = eqn.out.tensor
     if out.device.type == "cpu":
-        return "matrix products stay with the library on a CPU"
+        return _on_cpu(eqn)
     if out.dtype not in HALF:
         return f"matrix products of {out.dtype} stay with the library"
     rows = math.prod(map(size_hint, out.shape[:-1]))
@@ -42,11 +43,24 @@ def refusal(eqn: Equation) -> str:
     return ""
 
 
+def _on_cpu(eqn: Equation) -> str:
+    """Linear layers over few rows have kernels (`targets/cpu/product`)."""
+    target = target_for(eqn.out.tensor.device)
+    weight, sizes = eqn.args[1], [n for v in eqn.inputs() for n in v.shape]
+    fits = eqn.op._opname == "linear" and eqn.out.dtype == torch.float32 and all(type(n) is int for n in sizes)  # type: ignore[union-attr]
+    if target is None or not fits or not all(v.tensor.is_row_major for v in eqn.inputs()):
+        return "matrix products stay with the library on a CPU, but for linear layers over few rows"
+    columns, depth = weight.shape  # type: ignore[union-attr]
+    return target.no_product(math.prod(eqn.out.shape[:-1]), columns, depth)
+
+
 def loses(products: list[Equation], body: Trace, saved: int | None) -> str:
     """Why one kernel that moves `saved` bytes less is no faster than the library's products; empty where it is.
 
     A tile that is not yet stored stops the next one: whatever else it has to fetch or to write counts much more than
     its bytes (an H200 took 1.5 times as long for a product that reads one more matrix of its result's size)."""
+    if products[0].out.tensor.device.type == "cpu":  # `refusal` has weighed them
+        return ""
     operands = {v for eqn in products for v in _sides(eqn)[0]}
     least = products[0].out.tensor.nbytes() / 8
     moved = [v for v in (*body.inputs, *body.outputs) if isinstance(v, Value) and isinstance(v.type, TensorType)]
@@ -72,13 +86,22 @@ def loses(products: list[Equation], body: Trace, saved: int | None) -> str:
     return f"the library's product is {lost * 1e6:.0f} µs faster, the bytes saved are worth {gained * 1e6:.0f} µs"
 
 
-def draws_beside(body: Trace) -> str:
-    """Why a product and random numbers are no kernel: a thread of a product holds two neighbours, not the four that
-    share a block of random words, and the matrix units would wait for the arithmetic of the others."""
-    found = any(eqn.op is uniform for eqn in body.equations)
-    kinds = (rule_of(eqn.op) for eqn in body.equations)
-    multiplies = found and any(rule is not None and rule.kind == CONTRACT for rule in kinds)
-    return "random numbers are computed after a product, not beside it" if multiplies else ""
+def beside(body: Trace) -> str:
+    """Why what stands beside a product in a region makes no kernel with it; empty where there is no product.
+
+    Random numbers: a thread of a product holds two neighbours, not the four that share a block of random words, and the
+    matrix units would wait for the arithmetic of the others. On a CPU a second product, or an operand that is computed.
+    """
+    rules = ((eqn, rule_of(eqn.op)) for eqn in body.equations)
+    products = [eqn for eqn, rule in rules if rule is not None and rule.kind == CONTRACT]
+    if not products:
+        return ""
+    if any(eqn.op is uniform for eqn in body.equations):
+        return "random numbers are computed after a product, not beside it"
+    if products[0].out.tensor.device.type != "cpu":
+        return ""
+    computed = any(v not in body.inputs for v in _sides(products[0]))
+    return "a product on a CPU stands alone and reads its operands from memory" if computed or products[1:] else ""
 
 
 def _sides(eqn: Equation) -> tuple[tuple[Value, Value], bool]:

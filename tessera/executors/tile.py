@@ -27,6 +27,7 @@ from tessera.passes.compute_random import compute_random
 from tessera.passes.decompose import decompose as take_apart
 from tessera.passes.fuse_copies import own_copies
 from tessera.passes.horizontal import horizontal
+from tessera.passes.split_bias import split_bias
 from tessera.tile.autotune import choose
 from tessera.tile.from_trace import Lowered, Unlowerable, check, kind_of, lower, why_not
 from tessera.tile.from_trace_batch import batch, form
@@ -85,7 +86,7 @@ def _check(body: Trace) -> tuple[float, str]:
     if key not in _checked:
         try:
             found = check(body)
-            why = _no_walk(body, found.row) if found.walks else products.draws_beside(body)
+            why = _no_walk(body, found.row) if found.walks else products.beside(body)
             _checked[key] = (found.cost, why)
         except Unlowerable as reason:
             _checked[key] = (0.0, str(reason))
@@ -98,8 +99,8 @@ def _no_walk(body: Trace, row: int | None) -> str:
 
 
 def _alone(eqn: Equation) -> bool:
-    """Random numbers that are computed, activations and sums over rows on a CPU, and on a GPU large transposing copies,
-    sums along rows or over them, and gelu of 16 bits, where PyTorch's kernels leave bandwidth.
+    """Random numbers that are computed; on a CPU linear layers over few rows, activations and sums over rows; on a GPU
+    large transposing copies, sums along rows or over them, and gelu of 16 bits, where PyTorch's leave bandwidth.
 
     The library's gelu takes erf in f32 and is limited by it (71% of the bytes' time forward, 79% backward on an H200);
     with the cheaper formula of `lower_activation` memory is. Other activations alone are at the memory's speed already.
@@ -108,7 +109,8 @@ def _alone(eqn: Equation) -> bool:
         return True
     t = eqn.results()[0].tensor
     if t.device.type == "cpu":
-        return t.dtype == torch.float32 and (_lone_activation(eqn, t.numel()) or _column_sum(eqn))
+        lone = _kind(eqn) == fuse.CONTRACT or _lone_activation(eqn, t.numel()) or _column_sum(eqn)
+        return t.dtype == torch.float32 and lone
     if t.device.type != "cuda" or max(v.tensor.numel() for v in (*eqn.inputs(), *eqn.results())) < 2**18:
         return False
     if _kind(eqn) == fuse.REDUCE:
@@ -143,7 +145,13 @@ def apart(trace: Trace) -> Trace:
     def holds(eqn: Equation) -> bool:
         return not refusal(eqn)
 
-    return take_apart(compute_random(trace, _computes_random, holds), holds)
+    return split_bias(take_apart(compute_random(trace, _computes_random, holds), holds), _adds_bias_apart, _kind)
+
+
+def _adds_bias_apart(layer: Equation) -> bool:
+    """On a CPU, where the library knows no epilogues, and in a dtype in which two roundings are those of eager."""
+    out = layer.out.tensor
+    return out.device.type == "cpu" and out.dtype == torch.float32 and bool(refusal(layer))
 
 
 def _computes_random(device: torch.device) -> bool:

@@ -86,7 +86,7 @@ def write_regions(trace: Trace) -> Trace:
         writes = chosen.get(index, ())
         if writes:
             names |= {eqn.results()[w.result]: w.target for w in writes}
-            eqn = _writing(eqn, {w.result: w.place for w in writes})
+            eqn = writing(eqn, {w.result: w.place for w in writes})
         equations.append(eqn)
     done = {w.target for w in planned}
     return trace.with_(
@@ -96,7 +96,8 @@ def write_regions(trace: Trace) -> Trace:
     )
 
 
-def _writing(eqn: Equation, results: dict[int, int]) -> Equation:
+def writing(eqn: Equation, results: dict[int, int]) -> Equation:
+    """The region with these results written over these arguments, and not given back."""
     op = eqn.op
     assert isinstance(op, Special)
     left = tuple(v for k, v in enumerate(eqn.outputs) if k not in results)

@@ -5,7 +5,7 @@ same values in its outputs and inputs:
 
   - an update of a mutated input is written into the input itself (`v = aten.slice(cache, …)`, then
     `aten.copy_(v, k)`) where its old contents are not read afterwards, and needs no copy at the end;
-  - an elementwise operator writes over its first argument where that is a dead intermediate value;
+  - an elementwise operator, or a kernel, writes over an argument where that is a dead intermediate value;
   - what is still copied at the end is copied in an order that does not matter: sources that share memory with
     a mutated input are copied first, and so are outputs that show one.
 """
@@ -13,15 +13,15 @@ same values in its outputs and inputs:
 from __future__ import annotations
 
 from tessera.ir.builder import Builder
-from tessera.ir.equation import Arg, Equation, Special, Value, map_values, values_in
+from tessera.ir.equation import Arg, Equation, Value, map_values
 from tessera.ir.mode import mode_of
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType, size_key
-from tessera.passes.alias import Roots, roots
+from tessera.passes.alias import roots
 from tessera.passes.dce import dce
 from tessera.passes.launch_over import launch_over
 from tessera.passes.region_writes import write_regions
-from tessera.passes.writes import Leaf, Path, Plan, aten, inplace_of, plan
+from tessera.passes.reuse import reuse
+from tessera.passes.writes import Leaf, Path, Plan, aten, plan
 
 
 def reinplace(trace: Trace) -> Trace:
@@ -130,96 +130,6 @@ def separate(trace: Trace) -> Trace:
     if not copies:
         return trace
     return trace.with_(equations=(*trace.equations, *builder.equations), mutations=mutations, outputs=outputs)
-
-
-# --- dead values ------------------------------------------------------------------------------------
-
-
-def reuse(trace: Trace) -> Trace:
-    """Elementwise operators write over a dead first argument."""
-    of = roots(trace)
-    last: dict[Value, int] = {}  # memory -> the last equation that touches it
-    for index, eqn in enumerate(trace.equations):
-        for v in eqn.inputs():
-            for root in of[v]:
-                last[root] = index
-    held = {root for v in trace.results() for root in of[v]} | {*trace.inputs, *trace.constants}
-    equations = []
-    took: dict[Value, frozenset[Value]] = {}  # a result written over its argument is that argument's memory
-    for index, eqn in enumerate(trace.equations):
-        made = _over_argument(eqn, index, of, took, last, held)
-        if made is not None:
-            target = made.args[0]
-            assert isinstance(target, Value)
-            memory = _roots(target, of, took)
-            took[eqn.out] = memory
-            for root in memory:  # that memory lives on under the result's name
-                last[root] = max(last.get(root, index), last.get(eqn.out, index))
-                if eqn.out in held:
-                    held.add(root)
-        equations.append(made or eqn)
-    return trace.with_(equations=tuple(equations)) if took else trace
-
-
-def _roots(v: Value, of: Roots, took: dict[Value, frozenset[Value]]) -> frozenset[Value]:
-    """A value's memory, followed through results that were written over others."""
-    found: set[Value] = set()
-    for root in of[v]:
-        found |= took.get(root, frozenset((root,)))
-    return frozenset(found)
-
-
-def _over_argument(
-    eqn: Equation,
-    index: int,
-    of: Roots,
-    took: dict[Value, frozenset[Value]],
-    last: dict[Value, int],
-    held: set[Value],
-) -> Equation | None:
-    """The equation as a write over a dead argument, if there is one to write over."""
-    if isinstance(eqn.op, Special) or len(eqn.outputs) != 1 or eqn.outputs[0] is None:
-        return None
-    op = inplace_of(eqn.op)
-    if op is None or not isinstance(eqn.args[0], Value):
-        return None
-    for args in _orders(eqn):
-        target = args[0]
-        if not isinstance(target, Value) or target.type != eqn.out.type or _overlaps_itself(target.tensor):
-            continue
-        memory = _roots(target, of, took)
-        if any(root in held or last[root] > index for root in memory) or not memory:
-            continue
-        others = [v for v in values_in((args[1:], eqn.kwargs)) if v is not target]
-        if any(not _roots(v, of, took).isdisjoint(memory) for v in others):
-            continue
-        return eqn.with_(op=op, args=args)
-    return None
-
-
-def _orders(eqn: Equation) -> list[tuple[Arg, ...]]:
-    """The arguments as they stand, and exchanged where the operator does not care."""
-    orders = [eqn.args]
-    if eqn.op._opname in ("add", "mul") and len(eqn.args) == 2 and not eqn.kwargs:  # type: ignore[union-attr]
-        orders.append((eqn.args[1], eqn.args[0]))
-    return orders
-
-
-def _overlaps_itself(t: TensorType) -> bool:
-    """Several elements at one address, or so for all that is known."""
-    known = []
-    for size, stride in zip(t.shape, t.stride, strict=False):
-        if size_key(size) == 1:
-            continue
-        if type(size) is not int or type(stride) is not int:
-            return any(size_key(s) == 0 for s in t.stride) or not t.is_row_major
-        known.append((stride, size))
-    extent = 1
-    for stride, size in sorted(known):
-        if stride < extent:
-            return True
-        extent = stride * (size - 1) + extent
-    return False
 
 
 __all__ = ["reinplace", "reuse", "separate", "write_inputs"]

@@ -23,6 +23,9 @@ from tessera.transforms.vjp import Joint
 from tessera.util.errors import OptionError
 
 ALIVE = 0.05  # of its bytes: what keeping an input or output costs, which the caller mostly has anyway
+FUSED = (
+    1.1  # times its bytes: what a kernel would have to write for backward's sake alone, beside what it writes anyway
+)
 POLICIES = ("none", "views", "cheap", "auto")
 
 
@@ -160,6 +163,8 @@ class _Plan:
                 continue
             for v in eqn.results():
                 weight = self._weight(v, alive=v in outputs)
+                if eqn in allowed and self._rank(eqn) == 2:
+                    weight *= FUSED
                 again = recompute_region(eqn.tags) is not None and v not in self.boundary
                 if again and eqn in allowed and v not in outputs:
                     weight = INFINITE

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from programs import copies, random_program, trace_of
 from tile_reference import Reference
 
-from tessera.executors import tile
+from tessera.executors import products, tile
 from tessera.executors.claim import claim
 from tessera.ir.equation import Special
 from tessera.ir.interp import run
@@ -85,6 +85,24 @@ def test_pointwise_and_norms(target) -> None:  # noqa: ANN001
     check(lambda x: F.softmax(x * 0.3, -1), x, count=1)
     check(lambda x: F.log_softmax(x, 0) + x, x)
     check(lambda x, y: F.mse_loss(x, y), x, y, count=1)
+
+
+def test_linear_layers_over_few_rows(target, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN001
+    monkeypatch.setattr(products, "target_for", lambda device: target)
+    x, w, b, y = rand(2, 8, 32), rand(48, 32), rand(48), rand(2, 8, 48)
+    if reason := target.no_product(16, 48, 32):
+        pytest.skip(reason)
+    for fn in (F.linear, lambda x, w, b: F.gelu(F.linear(x, w, b)), lambda x, w, b: F.linear(x, w) * b):
+        check(fn, x, w, b, count=1)
+    check(lambda x, w, b, y: F.layer_norm(F.linear(x, w, b) + y, (48,)), x, w, b, y, count=2)
+    check(lambda x, w, b: F.linear(F.linear(x.sigmoid() + 1, w, b).sin() * 0.1, w.t().contiguous()), x, w, b, count=3)
+    check(lambda x, w: F.linear(x, w.t()), x, w[:32].contiguous(), count=0)  # contiguous across the depth
+    check(lambda x, w, b: F.linear(x[:, :3], w, b).relu() + 1, x, w, b, count=1)  # too few rows: the bias alone
+
+
+def test_gradients_of_linear_layers_over_few_rows(target, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN001
+    monkeypatch.setattr(products, "target_for", lambda device: target)
+    check_training(lambda x, w, b: F.gelu(F.linear(x, w, b)), rand(16, 32), rand(48, 32), rand(48))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)

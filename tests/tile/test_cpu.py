@@ -446,6 +446,50 @@ def test_contract():
               schedule=Schedule(extra=(("vector", axis),)))  # fmt: skip
 
 
+def few_rows(n: int, m: int, depth: int, flipped: bool = False) -> tuple[KernelOp, list[torch.Tensor]]:
+    """A linear layer with what is computed after it, as the product kernels take it."""
+    k = KernelBuilder("few_rows")
+    axes = {a: k.axis(a, size) for a, size in (("j", m), ("i", n))[:: 1 if flipped else -1]}
+    i, j, r = axes["i"], axes["j"], k.axis("r", depth, reduce=True)
+    x, w, bias, more, o, twice = (k.buffer(f32) for _ in range(6))
+    y = k.apply("add", k.contract(k.load(x, i * depth + r), k.load(w, j * depth + r), "r"), k.load(bias, j))
+    k.store(k.apply("add", y, k.load(more, i * m + j)), o, i * m + j)
+    k.store(k.apply("mul", y, k.load(x, i * depth)), twice, i * m + j)
+    shapes = ((n, depth), (m, depth), (m,), (n, m), (n, m), (n, m))
+    return k.finish(), [data(f32, *shape, seed=s) for s, shape in enumerate(shapes)]
+
+
+@pytest.mark.parametrize("sizes", [(16, 64, 32), (13, 208, 16), (40, 16, 512), (64, 80, 48)], ids=str)
+def test_product_with_few_rows(sizes):
+    for flipped in (False, True):
+        kernel, tensors = few_rows(*sizes, flipped=flipped)
+        check(kernel, tensors, rtol=1e-4, atol=1e-4)
+        assert ("@llvm.fma.v16f32" in TARGET.compile(kernel, PLAIN).source) == (TARGET.machine.width == 64)
+
+
+def test_product_on_several_threads():
+    kernel, tensors = few_rows(48, 512, 128)
+    run, before, found = TARGET.compile(kernel, PLAIN), torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found.append([t.clone() for t in tensors])
+            run(found[-1], [])
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_products_that_stay_with_the_library():
+    wide = Host("x86_64-unknown-linux-gnu", "skylake-avx512", "+avx512f", 64)
+    taken = {rows for rows in range(1, 80) if not CpuTarget(wide).no_product(rows, 64, 64)}
+    assert taken == {*range(12, 17), *range(24, 33), *range(36, 49), *range(48, 65)}
+    assert "multiples" in CpuTarget(wide).no_product(16, 60, 64) and "multiples" in CpuTarget(wide).no_product(
+        16, 64, 8
+    )
+    assert "registers" in CpuTarget(X86["avx2"]).no_product(16, 64, 64)
+
+
 @pytest.mark.parametrize("rows", [True, False], ids=["rows", "columns"])
 def test_long_sums_stay_exact_enough(rows):
     """A million equal numbers: one accumulator would lose two digits."""
@@ -715,7 +759,7 @@ def samples() -> list[tuple[KernelOp, list[torch.Tensor]]]:
     for kind in ("max", "argmax", "sum"):
         kernel = reduction(kind, f32, True, 5, 77)
         listed.append((kernel, [data(f32, 5 * 77), torch.zeros(5, dtype=torch_dtype(kernel.buffers[1].type.element))]))
-    return [*listed, random_kernel(3)[:2], random_kernel(5)[:2]]
+    return [*listed, few_rows(16, 32, 16), random_kernel(3)[:2], random_kernel(5)[:2]]
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="runs x86 code")

@@ -53,6 +53,12 @@ def test_halves_compute_the_gradients(policy):
         torch.testing.assert_close(a, b)
 
 
+def test_what_is_written_anyway_is_saved_rather_than_what_a_kernel_would_write_too():
+    _, split = split_of(lambda x, w, b: F.gelu(x @ w + b), *ARGS[:2], torch.randn(16), policy="cheap")
+    product = next(e for e in split.forward.equations if e.op._opname in ("matmul", "mm")).out
+    assert product in split.saved and not any(v.name.startswith("add") for v in split.saved)
+
+
 def test_cheap_recomputation_saves_less():
     def chain(x, w):
         return torch.sigmoid((x @ w).sin()).exp().tanh() * 2

@@ -37,3 +37,7 @@ class Target(Protocol):
     def no_walk(self, row: int | None) -> str:
         """Why there is no good kernel that reduces rows of this length (None: not known) and sums over the rows too."""
         ...
+
+    def no_product(self, rows: int, columns: int, depth: int) -> str:
+        """Why there is no good kernel for a matrix product of these sizes, whatever else it computes."""
+        ...

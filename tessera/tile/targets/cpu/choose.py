@@ -16,6 +16,7 @@ from tessera.tile.targets.cpu.elements import element
 from tessera.tile.targets.cpu.host import Host
 from tessera.tile.targets.cpu.layout import Layout, cost, layout, numbers, vector_axis
 from tessera.tile.targets.cpu.lower import Choice
+from tessera.tile.targets.cpu.product import COLUMNS, LANES, product_of
 from tessera.tile.targets.cpu.transpose import tile_axis
 
 HEAVY = 24  # instructions a point above which fewer lanes are handled at once, for want of registers
@@ -27,6 +28,8 @@ FEW_ROWS = 4  # fewer leave threads without work; a row that is walked again in 
 
 
 def choose(seen: Layout, schedule: Schedule, host: Host) -> Choice:
+    if (product := product_of(seen, host)) is not None:
+        return Choice(product.columns, LANES, LANES, COLUMNS, product.rows, product)
     extra = dict(schedule.extra)
     sizes = numbers(seen, {})
     vector = extra.get("vector", "") or vector_axis(seen, sizes)
@@ -54,6 +57,8 @@ def choose(seen: Layout, schedule: Schedule, host: Host) -> Choice:
 def proposals(kernel: KernelOp, sizes: dict[str, int], host: Host) -> list[Schedule]:
     """Best guess first, then with more and fewer lanes at once."""
     seen = layout(kernel)
+    if (product := product_of(seen, host)) is not None:  # which leaves nothing open
+        return [Schedule(extra=(("vector", product.columns), ("lanes", LANES)))]
     found = numbers(seen, sizes)
     vector = vector_axis(seen, found)
     parts = _parts(seen, found, bool(kernel.symbol_names))

@@ -32,6 +32,7 @@ from tessera.tile.targets.cpu.host import HostCode as Code
 from tessera.tile.targets.cpu.layout import Layout
 from tessera.tile.targets.cpu.memory import Chunk, Memory
 from tessera.tile.targets.cpu.online import pair
+from tessera.tile.targets.cpu.product import Product, Squares, room_for
 from tessera.tile.targets.cpu.reduce import Carried, fold, kind
 from tessera.tile.targets.cpu.stages import Stage, closure, keep_between, stages
 from tessera.tile.targets.cpu.transpose import read_tile, turned
@@ -51,7 +52,8 @@ class Choice:
     lanes: int  # of a chunk
     native: int  # of a register
     block: int  # of the vector axis, in one task
-    tile: str | None = None  # an axis that goes by squares with the vector axis, for transposed loads
+    tile: str | None = None  # an axis that goes by squares with the vector axis: for transposed loads, or a product
+    product: Product | None = None  # with few rows: its columns are the vector axis, its rows the tile
 
 
 class Lowering:
@@ -70,8 +72,11 @@ class Lowering:
     # --- the function ---
 
     def function(self) -> str:
-        b = self.b
         self._arguments()
+        if self.choice.product is not None:
+            with self._tasks_of_product(self.choice.product) as squares:
+                self._vector_loop(lambda: self._square(squares))
+            return self._finished()
         before, inside = stages(self.seen, self.choice.vector)
         if self._may_keep():
             keep_between(inside)
@@ -87,6 +92,10 @@ class Lowering:
                 self._row(before, inside)
             else:
                 self._stages(inside)
+        return self._finished()
+
+    def _finished(self) -> str:
+        b = self.b
         for p in self.heap:
             b.emit(f"call void @free({p})")
         b.emit("ret void")
@@ -123,6 +132,34 @@ class Lowering:
             with self._at(axis, b.bin("add", first, row), self.body.chunk):
                 self._stages(listed)
         self.names[axis] = first
+
+    @contextmanager
+    def _tasks_of_product(self, product: Product) -> Iterator[Squares]:
+        """Tasks that are blocks of rows and columns; neighbours share the rows of x, turned over once."""
+        b, none = self.b, self.b.const("i64", -1)
+        room = self._memory(Index.of(room_for(product)), "float")
+        squares = Squares(b, self.memory, self.body.buffers, self.seen, product, room)
+        ready = b.slot("i64", 0, "ready")
+        b.store(none, ready)
+        with self._tasks():
+            first = self.names[product.rows]
+            with b.when(b.compare("ne", b.load("i64", 0, ready), first), "pack"):
+                squares.pack()
+                b.store(first, ready)
+            yield squares
+
+    def _square(self, squares: Squares) -> None:
+        """A square of a product, then the rest of the kernel, row by row."""
+        b, product = self.b, squares.p
+        squares.square()
+        first, rest = self.names[product.rows], [Stage(False, product.rest(self.seen))]
+        left = b.bin("sub", self.sizes[product.rows], first)
+        count = b.call("smin", left, b.const("i64", self.choice.native))
+        with b.loop(b.const("i64", 0), count, 1, "row") as row, self._at(product.rows, first, self.body.chunk):
+            self.names[product.rows] = b.bin("add", first, row)
+            self.body.values[product.op.result] = squares.row(row)
+            self._stages(rest)
+        self.names[product.rows] = first
 
     def _parallel_vector(self) -> bool:
         return self.choice.vector is not None and self.choice.vector != self.seen.reduced
@@ -402,12 +439,16 @@ class Lowering:
         return size * lanes if wide else size + lanes
 
     def _scratch(self, v: SSAValue, wide: bool) -> V:
-        b, e, count = self.b, element(element_of(v)), self._row_length(wide)
-        if count.constant is not None and count.constant * SIZES[e.memory] <= STACK_SCRATCH:
-            return b.slot(e.memory, 0, "row", count.constant)
+        return self._memory(self._row_length(wide), element(element_of(v)).memory)
+
+    def _memory(self, count: Index, elem: str) -> V:
+        """Room for so many elements, on the stack if they are few."""
+        b = self.b
+        if count.constant is not None and count.constant * SIZES[elem] <= STACK_SCRATCH:
+            return b.slot(elem, 0, "row", count.constant)
         b.declare("malloc", "ptr", ["i64"])
         b.declare("free", "void", ["ptr"])
-        total = self.memory.scalar(count * SIZES[e.memory])
+        total = self.memory.scalar(count * SIZES[elem])
         self.heap.append(b.value(f"call ptr @malloc({total})", "ptr", 0, "row", pure=False))
         return self.heap[-1]
 

@@ -24,6 +24,7 @@ from tessera.tile.targets.cpu.entry import entry
 from tessera.tile.targets.cpu.host import Host, host
 from tessera.tile.targets.cpu.layout import layout
 from tessera.tile.targets.cpu.lower import Lowering
+from tessera.tile.targets.cpu.product import no_product
 from tessera.tile.targets.pair import Pair
 from tessera.tile.walk import halves
 
@@ -74,6 +75,9 @@ class CpuTarget:
 
     def no_walk(self, row: int | None) -> str:
         return ""
+
+    def no_product(self, rows: int, columns: int, depth: int) -> str:
+        return no_product(rows, columns, depth, self.machine)
 
 
 def _build(kernel: KernelOp, schedule: Schedule, machine: Host) -> CpuKernel:

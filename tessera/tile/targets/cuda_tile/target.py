@@ -105,6 +105,9 @@ class CudaTile:
             return "how many registers sums over its rows take is not known before it runs"
         return "" if row <= LONGEST_WALK else f"sums over rows of {row} elements do not fit into registers"
 
+    def no_product(self, rows: int, columns: int, depth: int) -> str:
+        return ""
+
     def fitting(self, kernel: KernelOp, sizes: dict[str, int], arch: str) -> list[Schedule]:
         """The proposals whose tiles stay in registers on this architecture: read the report before timing anything."""
         found = self.propose(kernel, sizes)

@@ -28,5 +28,8 @@ class TritonTarget:
             return "how many registers sums over its rows take is not known before it runs"
         return "" if row <= LONGEST_WALK else f"sums over rows of {row} elements do not fit into registers"
 
+    def no_product(self, rows: int, columns: int, depth: int) -> str:
+        return ""
+
 
 TARGET = TritonTarget()

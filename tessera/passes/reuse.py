@@ -1,0 +1,134 @@
+"""Writes over dead values.
+
+In: a trace in its final order. Out: the same program, where an elementwise operator writes over its first argument, and
+a region on a CPU over an argument that its kernel reads only where it writes (`fn.overwrites`, see `region_writes`), if
+that argument is memory of the program's own which nothing reads afterwards. On a CPU fresh memory is dear: its pages
+may have to be made first, and its lines are not in the caches. On a GPU it comes from a pool.
+"""
+
+from __future__ import annotations
+
+from tessera.ir.equation import Arg, Equation, Special, Value, map_values, values_in
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType, size_key
+from tessera.passes.alias import roots
+from tessera.passes.region_writes import writing
+from tessera.passes.writes import inplace_of
+
+Memory = frozenset[Value]
+
+
+def reuse(trace: Trace) -> Trace:
+    """Operators and regions write over dead arguments."""
+    return _Reuse(trace).run()
+
+
+class _Reuse:
+    def __init__(self, trace: Trace) -> None:
+        self.trace, self.of = trace, roots(trace)
+        self.held = {root for v in trace.results() for root in self.of[v]} | {*trace.inputs, *trace.constants}
+        self.last: dict[Value, int] = {}  # memory -> the last equation that touches it
+        for index, eqn in enumerate(trace.equations):
+            for v in eqn.inputs():
+                self.last.update(dict.fromkeys(self.of[v], index))
+        self.took: dict[Value, Memory] = {}  # a result written over its argument is that argument's memory
+        self.names: dict[Value, Value] = {}  # what a region wrote goes by its argument's name
+
+    def run(self) -> Trace:
+        equations = []
+        for index, eqn in enumerate(self.trace.equations):
+            eqn = eqn.substitute(self.names) if self.names else eqn
+            over = self.region if isinstance(eqn.op, Special) else self.operator
+            equations.append(over(eqn, index) or eqn)
+        if not self.took:
+            return self.trace
+
+        def look(v: Value) -> Value:
+            return self.names.get(v, v)
+
+        return self.trace.with_(
+            equations=tuple(equations),
+            outputs=map_values(self.trace.outputs, look),
+            mutations={t: look(v) for t, v in self.trace.mutations.items()},
+            symbols={s: (look(v), dim) for s, (v, dim) in self.trace.symbols.items()},
+        )
+
+    def operator(self, eqn: Equation, index: int) -> Equation | None:
+        """The equation as a write over a dead argument, if there is one to write over."""
+        if len(eqn.outputs) != 1 or eqn.outputs[0] is None:
+            return None
+        op = inplace_of(eqn.op)
+        if op is None or not isinstance(eqn.args[0], Value):
+            return None
+        for args in _orders(eqn):
+            target = args[0]
+            if isinstance(target, Value) and self.free(target, eqn.out, index, values_in((args[1:], eqn.kwargs))):
+                self.take(eqn.out, target, index)
+                return eqn.with_(op=op, args=args)
+        return None
+
+    def region(self, eqn: Equation, index: int) -> Equation | None:
+        """The region with results written over dead arguments."""
+        offers = getattr(eqn.op.fn, "overwrites", None)  # type: ignore[union-attr]
+        if not offers or None in eqn.outputs or eqn.results()[0].tensor.device.type != "cpu":
+            return None
+        places: dict[int, int] = {}
+        for k, result in enumerate(eqn.results()):
+            for j in offers.get(k, ()):
+                target = eqn.args[j]
+                others = values_in([a for i, a in enumerate(eqn.args) if i != j])
+                if isinstance(target, Value) and target not in others and self.free(target, result, index, others):
+                    places[k] = j
+                    self.take(result, target, index)
+                    self.names[result] = target
+                    break
+        return writing(eqn, places) if places else None
+
+    def free(self, target: Value, result: Value, index: int, others: list[Value]) -> bool:
+        """Whether a result may stand in the target's memory while the equation reads the others."""
+        if target.type != result.type or _overlaps_itself(target.tensor):
+            return False
+        memory = self.memory(target)
+        if not memory or any(root in self.held or self.last[root] > index for root in memory):
+            return False
+        return all(v is target or self.memory(v).isdisjoint(memory) for v in others)
+
+    def take(self, result: Value, target: Value, index: int) -> None:
+        """That memory lives on under the result's name."""
+        memory = self.took[result] = self.memory(target)
+        for root in memory:
+            self.last[root] = max(self.last.get(root, index), self.last.get(result, index))
+            if result in self.held:
+                self.held.add(root)
+
+    def memory(self, v: Value) -> Memory:
+        """A value's memory, followed through results that were written over others."""
+        found: set[Value] = set()
+        for root in self.of[v]:
+            found |= self.took.get(root, frozenset((root,)))
+        return frozenset(found)
+
+
+def _orders(eqn: Equation) -> list[tuple[Arg, ...]]:
+    """The arguments as they stand, and exchanged where the operator does not care."""
+    orders = [eqn.args]
+    if eqn.op._opname in ("add", "mul") and len(eqn.args) == 2 and not eqn.kwargs:  # type: ignore[union-attr]
+        orders.append((eqn.args[1], eqn.args[0]))
+    return orders
+
+
+def _overlaps_itself(t: TensorType) -> bool:
+    """Several elements at one address, or so for all that is known."""
+    known = []
+    for size, stride in zip(t.shape, t.stride, strict=False):
+        if size_key(size) == 1:
+            continue
+        if type(size) is not int or type(stride) is not int:
+            return any(size_key(s) == 0 for s in t.stride) or not t.is_row_major
+        known.append((stride, size))
+    extent = 1
+    for stride, size in sorted(known):
+        if stride < extent:
+            return True
+        extent = stride * (size - 1) + extent
+    return False

@@ -1,0 +1,50 @@
+"""The bias of a linear layer as a sum of its own, where a kernel after the layer adds it for nothing.
+
+In: a trace whose operators have been taken apart, and which layers and readers are meant. Out: the same program, where
+`y = linear(x, w, b)` is `y = linear(x, w) + b` if everything that reads `y`, through views or not, may be part of a
+kernel. The library adds a bias by writing it into the result and adding the product to that: the result is written
+twice and read once more. In a kernel that reads the result anyway the sum costs one instruction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tessera.ir.builder import Builder
+from tessera.ir.equation import Equation, Value
+from tessera.ir.mode import mode_of
+from tessera.ir.trace import Trace
+
+VIEW = "view"
+
+
+def split_bias(trace: Trace, layer: Callable[[Equation], bool], kind: Callable[[Equation], str]) -> Trace:
+    """`layer` says which linear layers; `kind` is empty for what kernels cannot hold, and `view` for views."""
+    users, results = trace.users(), set(trace.results())
+
+    def fused(v: Value) -> bool:
+        readers = users.get(v, [])
+        if v in results or not readers:
+            return False
+        return all(kind(e) and (kind(e) != VIEW or all(map(fused, e.results()))) for e in readers)
+
+    chosen = {e for e in trace.equations if _has_bias(e) and layer(e) and fused(e.out)}
+    if not chosen:
+        return trace
+    builder = Builder(trace.name, mode_of(trace))
+    builder.reserve(list(trace.values()))
+    for eqn in trace.equations:
+        if eqn not in chosen:
+            builder.equations.append(eqn)
+            continue
+        x, weight, bias = eqn.args
+        with builder, builder.at(eqn):
+            product = builder.call("linear", x, weight)
+            builder.call("add", product, bias)
+        total = builder.equations.pop()
+        builder.equations.append(total.with_(outputs=eqn.outputs))
+    return trace.with_(equations=tuple(builder.equations))
+
+
+def _has_bias(eqn: Equation) -> bool:
+    return getattr(eqn.op, "_opname", "") == "linear" and len(eqn.args) == 3 and isinstance(eqn.args[2], Value)
