@@ -100,7 +100,7 @@ def beside(body: Trace) -> str:
         return "random numbers are computed after a product, not beside it"
     if products[0].out.tensor.device.type != "cpu":
         return ""
-    computed = any(v not in body.inputs for v in _sides(products[0]))
+    computed = any(v not in body.inputs for v in _sides(products[0])[0])
     return "a product on a CPU stands alone and reads its operands from memory" if computed or products[1:] else ""
 
 

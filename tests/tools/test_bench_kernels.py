@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from programs import trace_of
 from rich.console import Console
 
 from tessera.tile.build import KernelBuilder, f32
@@ -15,7 +16,7 @@ from tessera.tile.schedule import Schedule
 from tessera.tools import cli
 from tessera.tools.bench import kernel_cpu, kernel_cuda, kernel_tune
 from tessera.tools.bench.kernel_cases import BY_NAME, CASES, Case, mistake, results_of
-from tessera.tools.bench.kernel_report import OURS, Measured, duration, listed, table
+from tessera.tools.bench.kernel_report import OURS, Measured, duration, listed, missed_targets, table
 from tessera.tools.bench.probe import CONTESTANTS
 
 TINY = {"rotary": (1, 2, 4, 8), "gqa_decode": (1, 2, 12, 8), "dropout_add": (64, 256)}
@@ -162,6 +163,35 @@ def test_a_child_that_fails_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
     assert [(row.direction, row.threads, row.errors) for row in rows] == [
         (way, 2, {"child": "last words"}) for way in ("forward", "both")
     ]
+
+
+def test_a_run_covers_what_is_promised_and_stops_at_its_deadline() -> None:
+    jobs = list(kernel_cpu.Options().jobs())
+    promised = ("pointwise", "softmax", "layer_norm", "rms_norm", "cross_entropy", "mlp", "gpt", "gpt512")
+    assert {(name, train, n) for name in promised for train in (False, True) for n in (1, 2)} <= set(jobs)
+    found = kernel_cpu.run(kernel_cpu.Options(("gpt",), deadline=-1.0), lambda _: None)
+    assert len(found) == 4 and all("deadline" in row.errors["all"] for row in found)
+
+
+@pytest.mark.parametrize("name", ["chain_4", "chain_16"])
+def test_chains_are_as_long_as_they_say(name: str) -> None:
+    traced = trace_of(kernel_cpu.CASES[name].function, torch.randn(2, 3), torch.randn(2, 3))
+    assert len(traced.equations) == int(name.split("_")[1])
+
+
+def test_what_is_slower_than_promised_is_told() -> None:
+    def row(ratio: float, first: float, threads: int = 1) -> Measured:
+        seconds, took = {"inductor": 1.0, OURS: ratio}, {"inductor": 9.0, OURS: 9.0 * first}
+        return Measured("softmax", "both", "4x4", "f32", "cpu", threads, seconds, first=took)
+
+    assert missed_targets([row(0.5, 0.1), row(0.99, 0.3, threads=2)]) == []
+    told = missed_targets([row(1.01, 0.1), row(0.95, 0.4, threads=2)])
+    assert [line.split(":")[0] for line in told] == [
+        "slower than inductor",
+        "the geometric mean is 0.980, more than 0.9",
+        "the first call takes more than a third of inductor's",
+    ]
+    assert "threads 1" in told[0] and "threads 2" in told[2]
 
 
 def test_command_line(monkeypatch: pytest.MonkeyPatch, tmp_path, capsys) -> None:  # noqa: ANN001

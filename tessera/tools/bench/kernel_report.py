@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import geometric_mean
 
@@ -10,6 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 OURS = "tessera[tile]"
+# What is promised of a CPU, against TorchInductor: every steady time, their geometric mean, every first call.
+MOST, MOST_MEAN, MOST_FIRST = 1.0, 0.9, 1 / 3
 
 
 @dataclass
@@ -76,7 +78,7 @@ def table(found: Sequence[Measured], title: str) -> Table:
         ]
         shown.add_row(*start, *times, *ratios, *share, *first)
         before = row.case
-    told = [] if cuda else summary(found)
+    told = [] if cuda else [*summary(found), *(f"[red]{escape(line)}" for line in missed_targets(found))]
     told += [
         f"[red]{row.case} {row.direction} {row.size} {row.dtype}, {escape(who)}: {escape(error)}"
         for row in found
@@ -89,15 +91,32 @@ def table(found: Sequence[Measured], title: str) -> Table:
 def summary(found: Sequence[Measured]) -> list[str]:
     """All rows in a line each: steady time and first call against TorchInductor, as geometric means, and the worst."""
     lines = []
-    for what, of in (("steady", Measured.ratio), ("first call", Measured.first_ratio)):
-        ratios = {
-            f"{row.case} {row.direction}, threads {row.threads}": r for row in found if (r := of(row, "inductor"))
-        }
+    for what, ratios in (("steady", _ratios(found, Measured.ratio)), ("first call", _firsts(found))):
         if ratios:
             worst = max(ratios, key=lambda name: ratios[name])
             mean = geometric_mean(ratios.values())
             lines.append(f"{what} to inductor: {mean:.2f} in the geometric mean, {ratios[worst]:.2f} at most ({worst})")
     return lines
+
+
+def missed_targets(found: Sequence[Measured]) -> list[str]:
+    """What a run on a CPU shows to be slower than promised, a line each."""
+    steady = _ratios(found, Measured.ratio)
+    lines = [f"slower than inductor: {name}, {r:.3f}" for name, r in steady.items() if r > MOST]
+    if steady and (mean := geometric_mean(steady.values())) > MOST_MEAN:
+        lines.append(f"the geometric mean is {mean:.3f}, more than {MOST_MEAN}")
+    late = {name: r for name, r in _firsts(found).items() if r > MOST_FIRST}
+    return lines + [
+        f"the first call takes more than a third of inductor's: {name}, {r:.2f}" for name, r in late.items()
+    ]
+
+
+def _firsts(found: Sequence[Measured]) -> dict[str, float]:
+    return _ratios(found, Measured.first_ratio)
+
+
+def _ratios(found: Sequence[Measured], of: Callable[[Measured, str], float | None]) -> dict[str, float]:
+    return {f"{row.case} {row.direction}, threads {row.threads}": r for row in found if (r := of(row, "inductor"))}
 
 
 def listed(found: Sequence[Measured]) -> list[dict[str, object]]:

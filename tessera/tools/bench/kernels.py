@@ -15,12 +15,13 @@ import torch
 
 from tessera.tools.bench import kernel_cpu, kernel_cuda, kernel_tune
 from tessera.tools.bench.kernel_cases import BY_NAME
-from tessera.tools.bench.kernel_report import Measured, listed, table
+from tessera.tools.bench.kernel_report import Measured, listed, missed_targets, table
 from tessera.tools.bench.report import Outcome
 from tessera.util.errors import OptionError
 
 Say = Callable[[str], None]
 SECTIONS = tuple(dict.fromkeys((*BY_NAME, *kernel_cpu.SECTIONS)))
+CPU_NOTE = "CPU time on one thread, the fastest round by the clock on more; first calls in CPU time"
 QUICK_SECONDS = 110.0  # after which a quick run on CUDA starts nothing new
 
 
@@ -32,8 +33,8 @@ def outcome(args: Namespace, say: Say) -> Outcome:
     if args.tune:
         return _tune(args, device, say)
     found = _cuda(args, say) if device == "cuda" else _cpu(args, say)
-    note = f"a copy moves {found[0].copy / 1e12:.2f} TB/s" if found and found[0].copy else "by the clock"
-    missed = any(row.errors for row in found)
+    note = f"a copy moves {found[0].copy / 1e12:.2f} TB/s" if found and found[0].copy else CPU_NOTE
+    missed = any(row.errors for row in found) or (device == "cpu" and bool(missed_targets(found)))
     return Outcome(note, table(found, "tessera bench kernels"), listed(found), missed)
 
 
@@ -52,6 +53,7 @@ def _cpu(args: Namespace, say: Say) -> list[Measured]:
         _who(args, kernel_cpu.WHO),
         tuple(args.threads),
         args.rounds or kernel_cpu.Options.rounds,
+        args.deadline,
     )
     return kernel_cpu.run(options, say)
 
