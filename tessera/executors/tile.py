@@ -212,6 +212,8 @@ def build(body: Trace, target: Target, schedule: Schedule | None = None) -> Call
         kernel = target.compile(lowered.kernel, schedule)
         launch = launcher(body, lowered, kernel)
         _offer_writes(launch, body, lowered, kernel)
+        if (begin := getattr(kernel, "ahead", None)) is not None:
+            begin(lowered.buffers[0].tensor.device)
     except (Unlowerable, NotImplementedError):
         return None
     launch.kernel, launch.compiled, launch.schedule = lowered.kernel, kernel, schedule  # type: ignore[attr-defined]

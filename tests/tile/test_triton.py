@@ -10,9 +10,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import kernels
 import pytest
@@ -21,7 +23,8 @@ from kernels import Case
 from xdsl.dialects.builtin import IntegerType
 
 from tessera.tile.build import KernelBuilder, f32, f64, i32, i64
-from tessera.tile.dialect import KernelOp
+from tessera.tile.dialect import KernelOp, element_of
+from tessera.tile.elements import torch_dtype
 from tessera.tile.functions import FUNCTIONS
 from tessera.tile.schedule import Schedule
 from tessera.tile.split import can_split
@@ -33,6 +36,7 @@ pytest.importorskip("triton")
 
 from triton_cases import NO_LOOP, TRIALS, function_cases, run, sizes_of  # noqa: E402
 
+from tessera.tile.targets.triton import ahead  # noqa: E402
 from tessera.tile.targets.triton.emit import Options, emit  # noqa: E402
 from tessera.tile.targets.triton.functions import FLOAT, INTEGER, TRUTH  # noqa: E402
 from tessera.tile.targets.triton.halves import schedules  # noqa: E402
@@ -252,13 +256,13 @@ def test_offsets_are_wide_only_where_they_must_be() -> None:
 def test_variant_follows_the_sizes() -> None:
     launcher = Launcher(kernels.softmax(dynamic=True).kernel, Schedule((("r", 1024),)))
     tensors = [torch.zeros(1)] * 2
-    fits, programs = launcher._plan((7, 1000), tensors)
-    longer, _ = launcher._plan((7, 2000), tensors)
+    fits, programs = launcher._plan((7, 1000), tensors[0].device, len(tensors))
+    longer, _ = launcher._plan((7, 2000), tensors[0].device, len(tensors))
     assert programs == 7 and fits is launcher.main and "for r0 in" in longer.source
-    wide, _ = launcher._plan((1 << 22, 1000), tensors)
+    wide, _ = launcher._plan((1 << 22, 1000), tensors[0].device, len(tensors))
     assert ".to(tl.int64)" in wide.source
     with pytest.raises(InputError, match="expected 2 tensors"):
-        launcher._plan((7,), tensors)
+        launcher._plan((7,), tensors[0].device, len(tensors))
 
 
 # --- proposals ---
@@ -353,3 +357,21 @@ def test_every_proposed_walk_on_a_device(n: int, m: int, dynamic: bool) -> None:
         for k in (6, 7):  # sums of so many rows round where they are large
             scale = case.expected[k].abs().max().item()
             torch.testing.assert_close(results[k].cpu(), case.expected[k], rtol=1.6e-2, atol=1e-2 * scale)
+
+
+def test_kernels_are_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With known sizes, for the dtypes of the buffers and as many programs as a call would start."""
+    begun: list[tuple[torch.device, Callable[[], object]]] = []
+    monkeypatch.setattr(ahead, "begin", lambda device, compile_: begun.append((device, compile_)))
+    launcher = Launcher(kernels.softmax().kernel, Schedule((("r", 64),), warps=2))
+    launcher.ahead(torch.device("cpu"))
+    Launcher(kernels.softmax(dynamic=True).kernel, Schedule((("r", 64),))).ahead(torch.device("cuda"))
+    assert not begun
+    given: list[object] = []
+    fake = SimpleNamespace(warmup=lambda *args, **options: given.append((args, options)))
+    launcher.main.__dict__["function"] = fake
+    launcher.ahead(torch.device("cuda"))
+    begun[0][1]()
+    rows = launcher._plan((), torch.device("cuda"), launcher.buffers)[1]
+    expected = [torch_dtype(element_of(b)) for b in launcher.kernel.buffers]
+    assert given == [(tuple(expected), {"grid": (rows,), "num_warps": 2, "num_stages": launcher.main.stages})]

@@ -257,7 +257,7 @@ def _wide() -> None:
         launcher = Launcher(case.kernel, schedule)
         launcher._plans[tuple(case.symbols)] = (
             launcher._variant(False, True),
-            launcher._plan(tuple(case.symbols), case.tensors)[1],
+            launcher._plan(tuple(case.symbols), case.tensors[0].device, len(case.tensors))[1],
         )
         tensors = [t.clone() for t in case.tensors]
         launcher(tensors, case.symbols)

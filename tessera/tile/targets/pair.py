@@ -32,6 +32,12 @@ class Pair(Generic[Half]):
     def source(self) -> str:
         return self.first.source + "\n\n" + self.second.source
 
+    def ahead(self, device: torch.device) -> None:
+        """Both halves, where the target compiles in the background."""
+        for half in (self.first, self.second):
+            if (begin := getattr(half, "ahead", None)) is not None:
+                begin(device)
+
     def __call__(self, tensors: Sequence[torch.Tensor], symbols: Sequence[int] = ()) -> None:
         sizes = self._sizes.get(tuple(symbols))
         if sizes is None:

@@ -2,8 +2,9 @@
 
 A kernel with symbols has variants: offsets of 32 or 64 bits, and a loop along the reduced axis where it does not fit
 into the schedule's one block. Which one a call needs follows from the symbols alone, so the decision is kept per
-symbols. Triton compiles a variant when it first runs. After that, a call with the same symbols on the same device with
-the same alignment of pointers goes straight to Triton's launcher; every other call goes the ordinary way.
+symbols. Triton compiles a variant when it first runs, or ahead of that where the sizes are known. After that, a call
+with the same symbols on the same device with the same alignment of pointers goes straight to Triton's launcher; every
+other call goes the ordinary way.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ import functools
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from types import ModuleType
 
 import torch
 
 from tessera.tile import cache
-from tessera.tile.dialect import KernelOp
+from tessera.tile.dialect import KernelOp, element_of
+from tessera.tile.elements import torch_dtype
 from tessera.tile.schedule import Schedule, reduced_axis
 from tessera.tile.targets.pair import Pair
-from tessera.tile.targets.triton import shim
+from tessera.tile.targets.triton import ahead, shim
 from tessera.tile.targets.triton.emit import Options
 from tessera.tile.targets.triton.halves import schedules
 from tessera.tile.targets.triton.layout import layout, needs_wide
@@ -85,6 +88,7 @@ class Launcher:
         self._bulks = [] if schedule.split > 1 else list(bulks(kernel, schedule).values())
         self._plans: dict[tuple[int, ...], tuple[Variant, int]] = {}
         self._ready: dict[tuple, Callable[..., None]] = {}
+        self._compiling: Future | None = None
         self.main = self._variant(False, False, bool(self._bulks))
 
     @property
@@ -95,7 +99,7 @@ class Launcher:
         sizes = tuple(symbols)
         plan = self._plans.get(sizes)
         if plan is None:
-            plan = self._plan(sizes, tensors)
+            plan = self._plan(sizes, tensors[0].device, len(tensors))
         variant, programs = plan
         if programs == 0:
             return
@@ -119,20 +123,30 @@ class Launcher:
             ready = self._prepare(device, variant, programs, tensors, sizes)
         ready(tensors, sizes)
 
+    def ahead(self, device: torch.device) -> None:
+        """Let Triton compile what a call with aligned tensors will need, in the background."""
+        if self.symbols or device.type != "cuda":
+            return
+        variant, programs = self._plan((), device, self.buffers)
+        if programs > 0 and not variant.bulk:  # descriptors are made from tensors
+            function, dtypes = variant.function, [torch_dtype(element_of(b)) for b in self.kernel.buffers]
+            options = {"num_warps": variant.warps, "num_stages": variant.stages}
+            self._compiling = ahead.begin(device, lambda: function.warmup(*dtypes, grid=(programs,), **options))
+
     # --- decisions ---
 
-    def _plan(self, sizes: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> tuple[Variant, int]:
-        if len(tensors) != self.buffers or len(sizes) != len(self.symbols):
+    def _plan(self, sizes: tuple[int, ...], device: torch.device, tensors: int) -> tuple[Variant, int]:
+        if tensors != self.buffers or len(sizes) != len(self.symbols):
             raise InputError(
                 f"{self.name}: expected {self.buffers} tensors and sizes for {self.symbols}, "
-                f"got {len(tensors)} tensors and {sizes}"
+                f"got {tensors} tensors and {sizes}"
             )
         values = self._values(sizes)
-        bulk = bool(self._bulks) and _copies_in_bulk(tensors[0].device) and all(b.aligned(values) for b in self._bulks)
+        bulk = bool(self._bulks) and _copies_in_bulk(device) and all(b.aligned(values) for b in self._bulks)
         variant = self._variant(self._needs_loop(values), needs_wide(self.kernel, values), bulk)
         programs = layout(self.kernel, self.schedule).programs.evaluate(values.__getitem__, int)
         if self.schedule.persistent:
-            programs = min(programs, _units(tensors[0].device))
+            programs = min(programs, _units(device))
         if len(self._plans) >= REMEMBERED:
             self._plans.clear()
         self._plans[sizes] = variant, programs
@@ -168,6 +182,9 @@ class Launcher:
         """Compile, and keep what launches: the kernel of Triton that the ordinary way would find."""
         from triton.runtime.errors import OutOfResources
 
+        if self._compiling is not None:
+            self._compiling.exception()  # waits; what went wrong there goes wrong again here
+            self._compiling = None
         with torch.cuda.device(device):
             options = {"num_warps": variant.warps, "num_stages": variant.stages}
             compiled = variant.function.warmup(*variant.arguments(tensors, sizes), grid=(programs,), **options)
