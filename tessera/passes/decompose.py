@@ -24,6 +24,7 @@ from tessera.ir.schema import bind, has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ir.verify import same_type
+from tessera.passes import decompose_batch_norm  # noqa: F401  its rules are in DECOMPOSITIONS
 from tessera.passes.decompose_foreach import foreach_parts
 from tessera.passes.decompose_loss import FROM_LOGITS
 from tessera.passes.decompose_nn import DECOMPOSITIONS

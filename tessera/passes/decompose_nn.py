@@ -105,7 +105,7 @@ def _last(shape: Sequence[Size]) -> list[int]:
     return list(range(-len(shape), 0))
 
 
-def _affine(y: Value, w: Value | None, b: Value | None) -> Value:
+def affine(y: Value, w: Value | None, b: Value | None) -> Value:
     y = y if w is None else aten.mul(y, w)
     return y if b is None else aten.add(y, b)
 
@@ -117,7 +117,7 @@ def layer_norm(
     x = wide(x)
     variance, mean = aten.var_mean(x, _last(shape), correction=0, keepdim=True)
     rstd = aten.rsqrt(aten.add(variance, eps))
-    y = _affine(aten.mul(aten.sub(x, mean), rstd), w, b)
+    y = affine(aten.mul(aten.sub(x, mean), rstd), w, b)
     if not eqn.many:
         return [out(eqn, 0, y)]
     return [out(eqn, 0, y), out(eqn, 1, mean), out(eqn, 2, rstd)]
@@ -166,7 +166,7 @@ def rms_norm(eqn: Equation, x: Value, shape: Sequence[Size], w: Value | None, ep
         eps = torch.finfo(x.dtype).eps
     x = wide(x)
     rstd = aten.rsqrt(aten.add(aten.mean(aten.mul(x, x), _last(shape), True), eps))
-    y = _affine(aten.mul(x, rstd), w, None)
+    y = affine(aten.mul(x, rstd), w, None)
     return [out(eqn, 0, y), out(eqn, 1, rstd)] if eqn.many else [out(eqn, 0, y)]
 
 
@@ -187,7 +187,7 @@ def rms_norm_backward(
 # --- norms over groups of channels ------------------------------------------------------------------------
 
 
-def _channels(v: Value | None, x: Value) -> Value | None:
+def channels(v: Value | None, x: Value) -> Value | None:
     """One number a channel, to stand beside [N, C, …]."""
     return None if v is None else aten.view(v, [v.shape[0], *[1] * (x.ndim - 2)])
 
@@ -202,7 +202,7 @@ def native_group_norm(
     variance, mean = aten.var_mean(rows, [2], correction=0, keepdim=True)
     rstd = aten.rsqrt(aten.add(variance, eps))
     y = aten.view(aten.mul(aten.sub(rows, mean), rstd), list(x.shape))
-    y = _affine(y, _channels(w, x), _channels(b, x))
+    y = affine(y, channels(w, x), channels(b, x))
     flat = [out(eqn, k, aten.squeeze(v, 2)) for k, v in ((1, mean), (2, rstd))]
     return [out(eqn, 0, y), *flat]
 
@@ -216,34 +216,7 @@ def group_norm(
     rows = aten.view(wide(x), [x.shape[0], groups, -1])
     variance, mean = aten.var_mean(rows, [2], correction=0, keepdim=True)
     y = aten.view(aten.mul(aten.sub(rows, mean), aten.rsqrt(aten.add(variance, eps))), list(x.shape))
-    return [out(eqn, 0, _affine(y, _channels(w, x), _channels(b, x)))]
-
-
-@rule("_native_batch_norm_legit_no_training")
-def batch_norm_inference(
-    eqn: Equation, x: Value, w: Value | None, b: Value | None, mean: Value, var: Value, momentum: float, eps: float
-) -> Results:
-    rstd = aten.rsqrt(aten.add(wide(var), eps))
-    y = aten.mul(aten.sub(wide(x), _channels(wide(mean), x)), _channels(rstd, x))
-    return [out(eqn, 0, _affine(y, _channels(w, x), _channels(b, x))), None, None]
-
-
-@rule("batch_norm")
-def batch_norm(
-    eqn: Equation,
-    x: Value,
-    w: Value | None,
-    b: Value | None,
-    mean: Value | None,
-    var: Value | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    *_: object,
-) -> Results:
-    if training or mean is None or var is None:
-        return None
-    return batch_norm_inference(eqn, x, w, b, mean, var, momentum, eps)[:1]  # type: ignore[index]
+    return [out(eqn, 0, affine(y, channels(w, x), channels(b, x)))]
 
 
 def _contiguous(x: Value) -> bool:

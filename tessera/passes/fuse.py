@@ -142,6 +142,7 @@ class _Fusion:
         self._merge_readers()
         self.late = True
         self._merge_edges()
+        self._sink_casts()
         return list(self._regions())
 
     def _work(self, i: int, eqn: Equation) -> Work:
@@ -201,6 +202,20 @@ class _Fusion:
         one, two = self.work[a], self.work[b]
         same = (one.rows == two.rows and one.outer == two.outer) or one.walks_with(two) or two.walks_with(one)
         return _numel(v) == one.points == two.points and same
+
+    def _sink_casts(self) -> None:
+        """Widening casts, of what is in memory anyway, into the group that reads them."""
+        for i, eqn in enumerate(self.trace.equations):
+            if not self.computes(i) or not widens(eqn) or eqn.out in self.escapes:
+                continue
+            source, own = self.maker.get(eqn.inputs()[0]), self.groups.of[i]
+            readers = {self.groups.of[r] for r in self.readers.get(eqn.out, ())}
+            if source is None or self.groups.of[source] != own or len(readers) != 1 or own in readers:
+                continue
+            (group,) = readers
+            stored = not self._stays(eqn.inputs()[0], (own, own))
+            if stored and group in self.work and not self._check(sorted([*self.groups.members[group], i]))[1]:
+                self.groups.move(i, group)
 
     # --- one merge ---
 
@@ -455,6 +470,15 @@ def written_in_part(trace: Trace) -> set[int]:
         if any(leaf.path or torch.Tag.pointwise not in leaf.op.tags for leaf in update.leaves):
             found |= {index[v] for v in update.shows if v in index} | {leaf.index for leaf in update.leaves}
     return found
+
+
+def widens(eqn: Equation) -> bool:
+    """A cast of floats to a type of more bytes."""
+    if eqn.op is not torch.ops.aten._to_copy.default or len(eqn.inputs()) != 1:
+        return False
+    before, after = eqn.inputs()[0].tensor, eqn.out.tensor
+    same = before.device == after.device and before.stride == after.stride
+    return same and before.is_float and after.is_float and before.dtype.itemsize < after.dtype.itemsize
 
 
 def is_outer(eqn: Equation, dims: list[int]) -> bool:

@@ -55,3 +55,9 @@ class Groups:
                 direct.add(keep)
         self.before[keep].discard(keep)
         return keep
+
+    def move(self, i: int, group: int) -> None:
+        """Hand an equation that only this group reads over to it. Nothing can be joined after that."""
+        self.members[self.of[i]].remove(i)
+        self.members[group] = sorted([*self.members[group], i])
+        self.of[i] = group

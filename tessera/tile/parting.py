@@ -2,13 +2,14 @@
 
 In: a kernel and a Cut: the axis that many programs share, the reductions along it, what runs before and what after
 them. Out: a first kernel, whose programs each reduce one part and store what they found, and a second one, which joins
-the parts and goes on. `split` cuts reductions, `walk` cuts sums along a parallel axis.
+the parts and goes on. `split` cuts reductions, `walk` cuts sums along a parallel axis. Of a sum of squares about a mean
+a part gives three numbers, with which the squares can be taken about the mean of the whole: see `spread`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from xdsl.ir import Attribute, Operation, SSAValue
 
@@ -16,6 +17,7 @@ from tessera.tile.build import KernelBuilder
 from tessera.tile.copying import Copy, Reduction, op_axes, place, points
 from tessera.tile.dialect import REDUCE, KernelOp, ReduceExpOp, ReduceOp, axes_of, element_of
 from tessera.tile.index import Index, name
+from tessera.tile.spread import Middle, Parts, Spread, part_of, share_of
 
 PART = "part"
 
@@ -42,32 +44,53 @@ class Cut:
     first: set[Operation]  # what the first kernel runs, beside them
     second: set[Operation]
     again: bool = False  # the second kernel runs along the axis too, which is then a parallel one
+    spreads: dict[Operation, Spread] = field(default_factory=dict)  # of the ends, those that wait for another
+
+    def kept(self, op: Reduction) -> list[SSAValue]:
+        """Values of the whole kernel that look like what a part gives."""
+        return [*op.results] * (3 if op in self.spreads else 1)
+
+    def parts(self, kernel: KernelOp, count: int) -> Parts:
+        size = kernel.axis(self.axis).size.expr
+        exact = size.constant is not None and self.part * count == size
+        return Parts(self.axis, size, self.part, self.whole.substitute({self.axis: 0}), exact)
 
 
 def parted(kernel: KernelOp, cut: Cut, parts: int) -> Split:
-    kept = [
-        Scratch(element_of(result), points(kernel, axes_of(result)) * parts) for op in cut.ends for result in op.results
-    ]
+    kept = [Scratch(element_of(v), points(kernel, axes_of(v)) * parts) for op in cut.ends for v in cut.kept(op)]
     return Split(_first(kernel, cut, parts), _second(kernel, cut, parts), kept)
 
 
 def _first(kernel: KernelOp, cut: Cut, parts: int) -> KernelOp:
     k = KernelBuilder(f"{kernel.sym_name.data}_parts", [s.data for s in kernel.symbol_names])
-    size = kernel.axis(cut.axis).size.expr
+    shares = cut.parts(kernel, parts)
     k.axis(PART, parts)
     for a in kernel.axes:
         mine = cut.part if a.axis.data == cut.axis else a.size.expr
         k.axis(a.axis.data, mine, reduce=a.kind.data == REDUCE)
     copy, kept = _start(kernel, k, cut, {cut.axis: cut.whole})
-    exact = size.constant is not None and cut.part * parts == size
-    inside = None if exact else k.apply("lt", k.iota(cut.whole), k.iota(size))
+    inside = None if shares.exact else k.apply("lt", k.iota(cut.whole), k.iota(shares.size))
+    centred = {spread.x for spread in cut.spreads.values()}
+    middles: dict[SSAValue, Middle] = {}
     for op in kernel.block.ops:
         if op in kept:
-            for value, (buffer, at) in zip(copy.reduction(op, inside), kept[op], strict=True):
+            found = _known(op, cut, middles) or copy.reduction(op, inside)  # type: ignore[arg-type]
+            for value, (buffer, at) in zip(found, kept[op], strict=True):
                 k.store(value, buffer, at)
         elif op in cut.first:
             copy(op, inside if cut.axis in op_axes(op) else None)
+            middles |= {v: part_of(kernel, v, copy, shares, inside) for v in op.results if v in centred}
     return k.finish()
+
+
+def _known(op: Operation, cut: Cut, middles: dict[SSAValue, Middle]) -> list[SSAValue]:
+    """What a part gives of a sum of squares, or of the plain sum beside it; nothing of other reductions."""
+    if op in cut.spreads:
+        middle = middles[cut.spreads[op].x]
+        return [middle.left, middle.first, middle.off]
+    if isinstance(op, ReduceOp) and op.kind.data == "sum" and op.arg in middles:
+        return [middles[op.arg].total]
+    return []
 
 
 def _second(kernel: KernelOp, cut: Cut, parts: int) -> KernelOp:
@@ -80,7 +103,11 @@ def _second(kernel: KernelOp, cut: Cut, parts: int) -> KernelOp:
     for op in kernel.block.ops:
         if op in kept:
             found = [k.load(buffer, at) for buffer, at in kept[op]]
-            copy.values.update(zip(op.results, _joined(k, op, found), strict=True))
+            if op in cut.spreads:
+                left, first, off = found
+                centre = copy.values[cut.spreads[op].centre]
+                found = [share_of(k, first, off, left, centre, cut.parts(kernel, parts))]
+            copy.values.update(zip(op.results, _joined(k, op, found), strict=True))  # type: ignore[arg-type]
         elif op in cut.second:
             copy(op, None)
     return k.finish()
@@ -96,7 +123,7 @@ def _start(kernel: KernelOp, k: KernelBuilder, cut: Cut, places: dict[str, Index
     for op in cut.ends:
         axes = axes_of(op.results[0])
         at = name(PART) * points(kernel, axes) + place(kernel, axes)
-        kept[op] = [(k.buffer(element_of(result)), at) for result in op.results]
+        kept[op] = [(k.buffer(element_of(v)), at) for v in cut.kept(op)]
     return Copy(k, buffers, places), kept
 
 

@@ -6,7 +6,7 @@
     second:  y[j] = f(sum over part of scratch[part, j])
 
 It is for reductions with few results and a long axis: columns, whole tensors, small products over a deep axis, and
-softmax sums, of which every part gives a maximum and a total. Where something is stored along the axis once the
+softmax sums, of which every part gives a maximum and a total, and variances, whose second sum needs the first. Where something is stored along the axis once the
 reductions are known, as a softmax is, the second kernel does that for every point, and joins the parts once a block.
 """
 
@@ -21,6 +21,7 @@ from tessera.tile.overwrite import overwrites
 from tessera.tile.parting import PART, Cut, Split, parted
 from tessera.tile.passes.online import with_reduce_exp
 from tessera.tile.schedule import inner_axis, reduced_axis
+from tessera.tile.spread import spreads
 from tessera.util.names import names
 
 KINDS = names("sum prod max min any all")
@@ -28,7 +29,7 @@ ALIGNED = 16  # elements: wide loads of any type
 
 
 def can_split(kernel: KernelOp) -> bool:
-    """Whether the reductions can be combined from parts, and none waits for another."""
+    """Whether the reductions can be combined from parts, and none waits for another but sums of squares for a mean."""
     return _cut(with_reduce_exp(kernel), 2) is not None
 
 
@@ -47,7 +48,8 @@ def _cut(kernel: KernelOp, parts: int) -> Cut | None:
     if not ends or any(isinstance(op, ScanOp) for op in kernel.block.ops):
         return None
     later = _later(kernel, ends)
-    if later & set(ends) or not all(op.kind.data in KINDS for op in ends if isinstance(op, ReduceOp)):
+    late = {op: spread for op, spread in spreads(kernel, axis).items() if op in later}
+    if later & set(ends) - late.keys() or _later(kernel, tuple(late)) & set(ends) or not all(op.kind.data in KINDS for op in ends if isinstance(op, ReduceOp)):
         return None
     stores = [op for op in kernel.block.ops if isinstance(op, StoreOp)]
     along = [op for op in stores if axis in op_axes(op)]
@@ -55,10 +57,13 @@ def _cut(kernel: KernelOp, parts: int) -> Cut | None:
     if again and not _may_run_again(kernel):
         return None
     early = [] if again else along
-    first = needed_for(kernel, [*ends, *early])
-    second = needed_for(kernel, [op for op in stores if op not in early], given=ends)
+    sums = [op for op in ends if op not in late]
+    first = needed_for(kernel, [*sums, *early, *(spread.x.owner for spread in late.values())])  # type: ignore[list-item]
+    results = [op for op in stores if op not in early]
+    centres = [spread.centre.owner for spread in late.values()]
+    second = needed_for(kernel, [*results, *centres], given=ends)  # type: ignore[list-item]
     part = _part(kernel.axis(axis).size.expr, parts)
-    return Cut(axis, part, name(PART) * part + name(axis), ends, first, second, again)
+    return Cut(axis, part, name(PART) * part + name(axis), ends, first, second, again, dict(late))
 
 
 def _part(size: Index, parts: int) -> Index:

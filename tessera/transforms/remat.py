@@ -91,12 +91,16 @@ class _Plan:
     def allowed(self, policy: str) -> set[Equation]:
         """Equations backward may run again. Those only backward asked for run there at no extra cost."""
         level = {"none": 0, "views": 1, "auto": 1, "cheap": 2}[policy]
-        return {
-            e
-            for e in self.trace.equations
-            if (self._rank(e) <= level or recompute_region(e.tags) is not None and self._pure(e))
-            and not any(v in self.boundary for v in e.results())
-        }
+        convolved = {v for e in self.late if e.op in _CONVOLUTIONS for v in e.inputs()}
+
+        def may(e: Equation) -> bool:
+            if any(v in self.boundary for v in e.results()):
+                return False
+            if recompute_region(e.tags) is not None and self._pure(e):
+                return True
+            return self._rank(e) <= level and not (self._rank(e) == 2 and any(v in convolved for v in e.results()))
+
+        return set(filter(may, self.trace.equations))
 
     def _boundary(self) -> set[Value]:
         """What leaves a checkpoint for other equations of the forward: saved if backward wants it, as in eager. Run
@@ -368,6 +372,11 @@ def _is_view(eqn: Equation) -> bool:
 
 
 # One pass over the data, no more than a fused kernel does on the way. What a reduction gives is small: it is saved.
+# What these read is saved, not computed again: between convolutions moving activations is much of the time, and a kernel
+# that writes one again moves as much as the one that made it.
+_CONVOLUTIONS = frozenset(
+    (torch.ops.aten.convolution_backward.default, torch.ops.aten.max_pool2d_with_indices_backward.default)
+)
 _ARITHMETIC = frozenset(
     ("unary", "binary", "pointwise", "step", "predicate", "copy", "constructor", "view", "shape", "computed random")
 )
