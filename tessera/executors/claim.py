@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tessera.executors.base import Executor, FusionExecutor, OperatorExecutor, Region, in_order
-from tessera.executors.regions import body_of, contract
+from tessera.executors.regions import body_of, contract, with_views
 from tessera.ir.equation import Equation, Special
 from tessera.ir.printer import identifier
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
+from tessera.passes.dce import dce
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,15 @@ def _claim_regions(trace: Trace, executor: FusionExecutor, report: list[Claim]) 
         if region[0] in done:
             continue
         body = body_of(trace, region, f"{executor.name}_{number}")
-        fn: Callable | None = executor.compile(body)
+        whole = with_views(trace, body)
+        fn: Callable | None = executor.compile(whole)
+        if fn is None and whole is not body:
+            whole, fn = body, executor.compile(body)
         if fn is None:
             continue
-        made.append((region, Special(identifier(f"region_{number}"), fn, executor.name, body=body)))
+        made.append((region, Special(identifier(f"region_{number}"), fn, executor.name, body=whole)))
         report.append(_entry(executor.name, [trace.equations[i] for i in region]))
-    return contract(trace, made) if made else trace
+    return dce(contract(trace, made)) if made else trace
 
 
 def _claim_together(

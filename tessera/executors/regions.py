@@ -2,7 +2,8 @@
 
 A region is convex if no path leaves it and comes back; only then can its equations run as one. `partition`
 grows regions along data flow from the equations an executor wants. `contract` replaces regions by single
-equations and puts everything into an order that respects data, effects and writes.
+equations and puts everything into an order that respects data, effects and writes. A region may take the views of
+small tensors that it reads into its body (`with_views`): calling an operator for each costs the host more than that.
 """
 
 from __future__ import annotations
@@ -11,6 +12,9 @@ import functools
 import heapq
 from collections.abc import Callable
 
+import torch
+from torch._ops import OpOverload
+
 from tessera.executors.base import Region
 from tessera.ir.equation import Equation, Special, Value
 from tessera.ir.schema import has_effect
@@ -18,6 +22,9 @@ from tessera.ir.trace import Trace
 from tessera.passes.dce import mentioned
 from tessera.passes.depend import dependencies, written
 from tessera.passes.fuse_graph import Groups
+
+SMALL = 1 << 16  # elements
+SMALL_VIEWS = (torch.ops.aten.view.default, torch.ops.aten.unsqueeze.default, torch.ops.aten.squeeze.dim)
 
 
 def partition(trace: Trace, wanted: Callable[[Equation], bool], least: int = 1) -> list[Region]:
@@ -65,6 +72,38 @@ def body_of(trace: Trace, region: Region, name: str) -> Trace:
     brings = {s: trace.symbols[s] for s in sorted(missing) if s in trace.symbols}
     inputs = (*reads, *dict.fromkeys(v for v, _ in brings.values()))
     return Trace(name, inputs, equations, outputs, {}, {}, {**symbols, **brings})
+
+
+def with_views(trace: Trace, body: Trace) -> Trace:
+    """The body, with plain views of small values that it is given made inside."""
+    makers = _view_makers(trace)
+    added: dict[Equation, None] = {}
+
+    def source(v: Value) -> Value:
+        eqn = makers.get(v)
+        if eqn is None:
+            return v
+        root = source(eqn.inputs()[0])
+        added.setdefault(eqn)
+        return root
+
+    inputs = dict.fromkeys(map(source, body.inputs))
+    if not added:
+        return body
+    return body.with_(inputs=tuple(inputs), equations=(*added, *body.equations))
+
+
+@functools.lru_cache(maxsize=4)
+def _view_makers(trace: Trace) -> dict[Value, Equation]:
+    symbols = {v for v, _ in trace.symbols.values()}
+    return {eqn.out: eqn for eqn in trace.equations if _is_small_view(eqn) and eqn.out not in symbols}
+
+
+def _is_small_view(eqn: Equation) -> bool:
+    if not isinstance(eqn.op, OpOverload) or eqn.op not in SMALL_VIEWS:
+        return False
+    before, after = eqn.inputs()[0].tensor, eqn.out.tensor
+    return not before.is_symbolic and not after.is_symbolic and before.numel() <= SMALL
 
 
 def contract(trace: Trace, made: list[tuple[Region, Special]]) -> Trace:

@@ -289,7 +289,10 @@ def together(trace: Trace, regions: list[Region]) -> list[list[Region]]:
 
 
 def _may_be_lone(eqn: Equation) -> bool:
-    return isinstance(eqn.op, OpOverload) and not has_effect(eqn) and _kind(eqn) == fuse.POINTWISE
+    """A counter alone is worth no more on a CPU than the library's addition."""
+    if not isinstance(eqn.op, OpOverload) or has_effect(eqn) or _kind(eqn) != fuse.POINTWISE:
+        return False
+    return bool(eqn.out.ndim) or eqn.out.tensor.device.type != "cpu"
 
 
 def _lone(eqn: Equation) -> Trace:

@@ -164,4 +164,3 @@ def backward(
         left = aten.sub(aten.sub(g, channels(even, x)), aten.mul(centred, channels(slope, x)))
     dx = aten.mul(left, channels(scale, x))
     return [out(eqn, k, v) for k, v in enumerate((dx, aten.mul(along, rstd), total))]
-

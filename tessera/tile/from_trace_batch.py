@@ -3,7 +3,8 @@
 In: regions that compute the same, element by element, over buffers of different lengths. Out: a callable for all of
 them together. The kernel is made once, over a flat axis whose length is a symbol; a target that can runs all segments
 in one launch, another runs the kernel segment by segment. A region qualifies if all its tensors have one dense layout,
-or no dimensions at all (numbers on the device), and its equations say nothing about sizes.
+or no dimensions at all (numbers on the device), and its equations say nothing about sizes. A region of numbers alone,
+such as a counter that is increased, is a segment of length one.
 """
 
 from __future__ import annotations
@@ -58,13 +59,14 @@ def form(body: Trace) -> tuple | None:
 
 
 def _layout(body: Trace) -> tuple[tuple, tuple] | None:
-    """The one shape and strides of all tensors with dimensions, where there is one and it is dense."""
-    values = [*body.inputs, *(v for eqn in body.equations for v in eqn.results())]
+    """The one shape and strides of all tensors with dimensions, where there is one and it is dense; of numbers alone,
+    theirs."""
+    values = _values(body)
     if body.symbols or body.constants or not all(isinstance(v.type, TensorType) for v in values):
         return None
     if any(v.tensor.is_symbolic for v in values):
         return None
-    layouts = {(v.tensor.shape, v.tensor.stride) for v in values if v.ndim}
+    layouts = {(v.tensor.shape, v.tensor.stride) for v in values if v.ndim} or {((), ())}
     if len(layouts) != 1:
         return None
     shape, stride = layouts.pop()
@@ -78,18 +80,23 @@ def _layout(body: Trace) -> tuple[tuple, tuple] | None:
             return None
         if any(isinstance(a, (list, tuple)) for a in (*eqn.args, *eqn.kwargs.values())):
             return None
-    outputs = all(isinstance(v, Value) and v.ndim for v in body.outputs)
+    outputs = all(isinstance(v, Value) and v.ndim == len(shape) for v in body.outputs)
     return (shape, stride) if outputs and body.outputs else None  # type: ignore[return-value]
+
+
+def _values(body: Trace) -> list[Value]:
+    return [*body.inputs, *(v for eqn in body.equations for v in eqn.results())]
 
 
 def flat_kernel(body: Trace, title: str) -> Lowered:
     """The kernel of such a region over one axis, whose length is the symbol `length`."""
     made: dict[Value, Value] = {}
+    numbers = not any(v.ndim for v in _values(body))
 
     def flat(v: Value) -> Value:
         if v not in made:
             t = v.tensor
-            made[v] = v if not v.ndim else Value(v.name, TensorType(t.dtype, (LENGTH,), (1,), t.device))
+            made[v] = v if not v.ndim and not numbers else Value(v.name, TensorType(t.dtype, (LENGTH,), (1,), t.device))
         return made[v]
 
     inputs = tuple(map(flat, body.inputs))
@@ -156,10 +163,9 @@ def batch(whole: Trace, bodies: Sequence[Trace], target: Target) -> Callable[...
 
 def _segment(body: Trace, first: Trace, lowered: Lowered, places: dict, results: dict) -> Segment:
     """The buffers of the first region's kernel, in this one."""
-    values = [*body.inputs, *(v for eqn in body.equations for v in eqn.results())]
-    theirs = [*first.inputs, *(v for eqn in first.equations for v in eqn.results())]
-    mine = dict(zip(theirs, values, strict=True))
-    shape = next(v.shape for v in values if v.ndim)
+    values = _values(body)
+    mine = dict(zip(_values(first), values, strict=True))
+    shape = next((v.shape for v in values if v.ndim), ())
     return Segment(
         tuple(places[mine[v]] for v in lowered.inputs), tuple(results[mine[v]] for v in lowered.stored), prod(shape)
     )

@@ -371,12 +371,12 @@ def _is_view(eqn: Equation) -> bool:
     return schema is not None and getattr(eqn.op, "is_view", False)
 
 
-# One pass over the data, no more than a fused kernel does on the way. What a reduction gives is small: it is saved.
-# What these read is saved, not computed again: between convolutions moving activations is much of the time, and a kernel
-# that writes one again moves as much as the one that made it.
+# What these read is saved, not computed again: between convolutions moving activations is much of the time, and the
+# kernel that writes one again moves as much as the one that made it.
 _CONVOLUTIONS = frozenset(
     (torch.ops.aten.convolution_backward.default, torch.ops.aten.max_pool2d_with_indices_backward.default)
 )
+# One pass over the data, no more than a fused kernel does on the way. What a reduction gives is small: it is saved.
 _ARITHMETIC = frozenset(
     ("unary", "binary", "pointwise", "step", "predicate", "copy", "constructor", "view", "shape", "computed random")
 )

@@ -15,6 +15,7 @@ from tessera.tile.interp import run
 from tessera.tile.schedule import plan
 from tessera.tile.split import can_split, split
 
+
 def lowered(fn: Callable, *args: torch.Tensor, dynamic: tuple = ()) -> Lowered:
     return lower(trace_of(fn, *args, dynamic=dynamic), "spread")
 
