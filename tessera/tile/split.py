@@ -5,9 +5,10 @@
     first:   scratch[part, j] = sum over r < n / parts of x[part * (n / parts) + r, j]
     second:  y[j] = f(sum over part of scratch[part, j])
 
-It is for reductions with few results and a long axis: columns, whole tensors, small products over a deep axis, and
-softmax sums, of which every part gives a maximum and a total, and variances, whose second sum needs the first. Where something is stored along the axis once the
-reductions are known, as a softmax is, the second kernel does that for every point, and joins the parts once a block.
+It is for reductions with few results and a long axis: columns, whole tensors, small products over a deep axis,
+softmax sums, of which every part gives a maximum and a total, and variances, whose second sum needs the first. Where
+something is stored along the axis once the reductions are known, as a softmax is, the second kernel does that for every
+point, and joins the parts once a block.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def _cut(kernel: KernelOp, parts: int) -> Cut | None:
         return None
     later = _later(kernel, ends)
     late = {op: spread for op, spread in spreads(kernel, axis).items() if op in later}
-    if later & set(ends) - late.keys() or _later(kernel, tuple(late)) & set(ends) or not all(op.kind.data in KINDS for op in ends if isinstance(op, ReduceOp)):
+    waits = later & set(ends) - late.keys() or _later(kernel, tuple(late)) & set(ends)
+    if waits or not all(op.kind.data in KINDS for op in ends if isinstance(op, ReduceOp)):
         return None
     stores = [op for op in kernel.block.ops if isinstance(op, StoreOp)]
     along = [op for op in stores if axis in op_axes(op)]

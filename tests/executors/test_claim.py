@@ -124,3 +124,35 @@ def test_symbolic_sizes_reach_regions():
 def test_unknown_executor():
     with pytest.raises(OptionError, match="unknown executor 'nobody'; there are .*aten"):
         in_order(["nobody"])
+
+
+def test_views_of_small_tensors_are_made_inside_a_region():
+    def program(x, w):
+        wide = w.unsqueeze(0)
+        return (x * wide).exp(), (x.sum(0) + w).sin() * wide
+
+    trace = trace_of(program, torch.randn(4, 3), torch.randn(3))
+    toy = fusion("toy", lambda eqn: opname(eqn) in ("exp", "sin", "mul"), 2)
+    after, _ = claim(trace, [toy, "aten"])
+    assert_same(trace, after, torch.randn(4, 3), torch.randn(3))
+    assert "unsqueeze" not in [opname(eqn) for eqn in after.equations]
+    bodies = [eqn.op.body for eqn in after.equations if isinstance(eqn.op, Special)]
+    assert bodies and all("unsqueeze" in str(body) for body in bodies)
+
+
+def test_a_view_that_is_a_result_stays():
+    trace = trace_of(lambda w: ((w.unsqueeze(0) * 2).exp(), w.unsqueeze(0)), torch.randn(3))
+    toy = fusion("toy", lambda eqn: opname(eqn) in ("exp", "mul"), 2)
+    after, _ = claim(trace, [toy, "aten"])
+    assert_same(trace, after, torch.randn(3))
+
+
+def test_a_region_that_refuses_views_gets_them_made():
+    def compile(body):
+        return None if any(opname(e) == "unsqueeze" for e in body.equations) else by_interpreting(body)
+
+    picky = FusionExecutor("picky", lambda trace: partition(trace, lambda e: opname(e) in ("exp", "mul"), 2), compile)
+    trace = trace_of(lambda x, w: (x * w.unsqueeze(0)).exp(), torch.randn(4, 3), torch.randn(3))
+    after, _ = claim(trace, [picky, "aten"])
+    assert_same(trace, after, torch.randn(4, 3), torch.randn(3))
+    assert [opname(eqn) for eqn in after.equations][0] == "unsqueeze" and len(after.equations) == 2

@@ -14,9 +14,13 @@ from tile_reference import Reference
 import tessera
 from tessera.executors import tile
 from tessera.executors.regions import body_of
+from tessera.ir import fake
+from tessera.ir.builder import Builder
 from tessera.ir.interp import run
+from tessera.ir.record import record
 from tessera.ir.trace import Trace
 from tessera.ir.verify import verify
+from tessera.ops.op import keep_whole
 from tessera.passes.depend import dependencies
 from tessera.passes.fuse_graph import Groups
 
@@ -220,3 +224,59 @@ def test_a_part_of_an_input_is_written_in_place_beside_kernels():
     written = [eqn.args[0] for eqn in final.equations if str(eqn.op) == "aten.copy_.default"]
     assert [tuple(v.shape) for v in written] == [(3,)]
     assert all(v is t for t, v in final.mutations.items())
+
+
+def on_cuda(fn: Callable, *shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> Trace:
+    """`fn` recorded on tensors of a GPU that need not be there, ready for regions."""
+    mode = fake.default_mode()
+    with mode:
+        given = [torch.empty(shape, dtype=dtype, device="cuda") for shape in shapes]
+    trace, _ = record(fn, given, [f"x{i}" for i in range(len(given))], keep_whole, Builder("program", mode))
+    return tile.decompose(trace)
+
+
+def wide_between_kernels(trace: Trace) -> list[str]:
+    """Large values of four bytes that a region gives."""
+    bodies = [body_of(trace, region, "body") for region in tile.regions(trace)]
+    return [v.name for body in bodies for v in body.outputs if v.dtype is torch.float32 and v.tensor.numel() > 2**16]  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def triton_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("triton")
+    monkeypatch.undo()
+
+
+@pytest.mark.usefixtures("triton_kernels")
+def test_casts_go_where_they_are_read() -> None:
+    """A sum over the rows writes what it sums, in the type it has; who needs it wider casts it again."""
+
+    def backward(g: torch.Tensor, x: torch.Tensor, y: torch.Tensor, w: torch.Tensor) -> tuple:
+        masked = torch.ops.aten.threshold_backward(g + x, y, 0)
+        up = masked.float()
+        total = up.sum(0)
+        return masked @ w, ((up - total) * up).to(x.dtype) @ w
+
+    trace = on_cuda(backward, (65536, 64), (65536, 64), (65536, 64), (64, 64))
+    assert not wide_between_kernels(trace)
+
+
+@pytest.mark.usefixtures("triton_kernels")
+def test_batch_norm_moves_no_wide_tensors() -> None:
+    def backward(g: torch.Tensor, x: torch.Tensor, y: torch.Tensor, *per: torch.Tensor) -> torch.Tensor:
+        w, mean, rstd = (p.float() for p in per)
+        masked = torch.ops.aten.threshold_backward(g, y, 0)
+        back = torch.ops.aten.native_batch_norm_backward
+        return back(masked, x, w, None, None, mean, rstd, True, 1e-5, [True, True, True])
+
+    trace = on_cuda(backward, *[(65536, 64)] * 3, *[(64,)] * 3)
+    assert not wide_between_kernels(trace) and len(tile.regions(trace)) == 2
+
+
+@pytest.mark.usefixtures("triton_kernels")
+def test_batch_norm_is_two_kernels() -> None:
+    def forward(x: torch.Tensor, r: torch.Tensor, *per: torch.Tensor) -> torch.Tensor:
+        return F.relu(F.batch_norm(x, *(p.float() for p in per), training=True) + r)
+
+    trace = on_cuda(forward, *[(65536, 64)] * 2, *[(64,)] * 4)
+    assert not wide_between_kernels(trace) and len(tile.regions(trace)) == 2

@@ -49,6 +49,15 @@ def test_the_flat_kernel_serves_every_length():
         torch.testing.assert_close(out, list(update(*xs, rate)))
 
 
+def test_counters_are_segments_of_one_element():
+    counter, other = (tessera.trace(lambda n: [n + 1], torch.tensor(k)) for k in (3, 5))
+    assert form(counter) == form(other) is not None
+    lowered = flat_kernel(counter, "count")
+    n, out = torch.tensor(7), torch.tensor(0)
+    interpret(lowered.kernel, [n, out], (1,))
+    assert out == 8
+
+
 def many(rate, *tensors):
     out = []
     for k in range(0, len(tensors), 3):

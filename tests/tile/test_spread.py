@@ -75,10 +75,19 @@ def test_symbolic_sizes() -> None:
         torch.testing.assert_close(results[2] / 12, y.double().var(0, correction=0).float(), rtol=1e-5, atol=0)
 
 
+def test_what_is_written_along_the_axis_then() -> None:
+    x = torch.randn(96, 6) + 50
+    made = lowered(lambda x: (x - x.mean(0)) * (x.var(0, correction=0) + 1e-5).rsqrt(), x)
+    result = torch.empty_like(x)
+    in_parts(made.kernel, 5, [x, result])
+    wide = x.double()
+    want = (wide - wide.mean(0)) * (wide.var(0, correction=0) + 1e-5).rsqrt()
+    torch.testing.assert_close(result, want.float(), rtol=0, atol=2e-5)
+
+
 @pytest.mark.parametrize(
     "fn",
     [
-        lambda x: (x - x.mean(0)) * x.var(0),  # what varies along the axis is written after the reduction
         lambda x: ((x - x.mean(0)).abs() ** 3).sum(0),  # no sum of squares
         lambda x: (x - (x - x.mean(0)).square().sum(0)).square().sum(0),  # three levels
     ],

@@ -95,6 +95,18 @@ def test_random_equations_never_run_twice():
     assert any(has_effect(e) for e in split.forward.equations)
 
 
+def test_what_convolutions_read_is_saved():
+    def net(x, w, v):
+        return F.conv2d(F.conv2d(x, w).relu(), v)
+
+    args = torch.randn(2, 3, 8, 8), torch.randn(4, 3, 3, 3), torch.randn(5, 4, 3, 3)
+    _, split = split_of(net, *args, policy="cheap")
+    names = [getattr(e.op, "_opname", "") for e in split.backward.equations]
+    assert "relu" not in names and "convolution_backward" in names
+    _, linear = split_of(lambda x, w, v: (x @ w).exp().sin() @ v, *ARGS, policy="cheap")
+    assert "sin" in [getattr(e.op, "_opname", "") for e in linear.backward.equations]
+
+
 def test_unknown_policy():
     traced = trace_function(torch.sin, (torch.ones(2),))
     with pytest.raises(OptionError, match="views"):
