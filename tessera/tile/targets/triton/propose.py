@@ -29,6 +29,9 @@ PROGRAMS = 4 * H200.units  # enough to keep every multiprocessor busy
 LONGEST_WALK = 8192  # elements of a row whose sums over all rows are carried beside it
 LONGEST_ROW = 65536  # bytes of f32 registers: 256 KiB, all that a multiprocessor has
 SPILLING_ROW = 65536  # in one block, some of it would not stay in registers
+HELD = 144 * 1024  # bytes of a row that are held from one reduction to the next, beside what 32 warps need to work
+HELD_BY_FEWER = 200 * 1024  # as above: 16 warps and fewer leave more of the registers
+STEP = 96 * 1024  # bytes of a step of a walk: it is loaded ahead
 LONG_ROW = 16384  # from here on a row that is read once is better walked: many programs keep more bytes on their way
 
 
@@ -62,6 +65,7 @@ class Shape:
         self.points = math.prod(self.sizes[a] for a in self.parallel)
         self.fast, self.item = self._fast()
         self.loops = sum(step.axis is not None for step in plan(with_reduce_exp(kernel)))
+        self.held = self._held()
         self.splits = can_split(kernel)
         self.dynamic = bool(kernel.symbol_names)  # other sizes will come: nothing is made small for these
 
@@ -84,6 +88,13 @@ class Shape:
         item = min((n for n, moved in items.items() if moved * 8 >= heavy), default=4)
         top = max(weights.values(), default=0)
         return {a: w for a, w in weights.items() if w * 8 >= top}, item
+
+    def _held(self) -> int:
+        """Bytes of one element along the reduced axis that more than one loop reads: registers, if rows are whole."""
+        loops = [set(step.ops) for step in plan(self.kernel) if step.axis is not None]
+        loads = [op for op in self.kernel.block.ops if isinstance(op, LoadOp) and self.axis in axes_of(op.result)]
+        again = [op for op in loads if sum(op in ops for ops in loops) > 1]
+        return sum(torch_dtype(element_of(op.buffer)).itemsize for op in again)
 
     def has_row_values(self, fast: str) -> bool:
         """Whether there are long rows with values of their own: one load a program then, not one an element."""
@@ -170,7 +181,8 @@ def _rows(shape: Shape) -> Iterator[Schedule]:
     if few and shape.splits:
         yield from _split_rows(shape, key, size)
     whole, walked = _whole_rows(shape, key, block), _walked_rows(shape, key, block)
-    if block >= (LONG_ROW if shape.loops == 1 else SPILLING_ROW):
+    spills = shape.held * block > (HELD if block > LONG_ROW else HELD_BY_FEWER)
+    if spills or block >= (LONG_ROW if shape.loops == 1 else SPILLING_ROW):
         yield from walked
         yield from whole
     else:
@@ -201,6 +213,8 @@ def _walked_rows(shape: Shape, key: str, block: int) -> Iterator[Schedule]:
     steps = ((4096, 8), (8192, 8), (8192, 16), (4096, 4))
     if shape.loops > 1 and block >= SPILLING_ROW // 2:
         steps = ((16384, 32), (8192, 16), (8192, 32), (4096, 8))
+        if shape.held * 16384 > STEP and shape.sizes[shape.axis] % 16384:  # masks take registers too
+            steps = ((8192, 16), (8192, 32), (4096, 8), (4096, 16))
     for step, warps in steps:
         if step < block:
             yield Schedule(_blocks(key, 1, shape.axis, step), warps=warps, loop=True)
