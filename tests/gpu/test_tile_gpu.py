@@ -34,6 +34,9 @@ CASES = {
     "transpose": (lambda x: x.t().contiguous() + 1, [(1030, 515)]),
     "rotary": (rotary, [(2, 8, 128, 64), (128, 32), (128, 32)]),
     "long_rows": (lambda x: x.log_softmax(-1), [(64, 65536)]),
+    "few_long_rows": (lambda x: (x * 2).softmax(-1), [(8, 128256)]),
+    "one_long_row": (lambda x: (x * 2).log_softmax(-1), [(1, 1_000_003)]),
+    "few_totals": (lambda x: (x * 2).logsumexp(-1), [(3, 300_001)]),
     "cumsum": (lambda x: x.sigmoid().cumsum(-1), [(50, 300)]),
 }
 
@@ -59,3 +62,15 @@ def test_region_agrees_with_eager(name, dtype):
         assert error <= 2 * eager + (1e-6 if dtype == torch.float32 else 4e-3), (name, error.item(), eager.item())
     told = str(tessera.explain(fast))
     assert "tile" in told, told
+
+
+@pytest.mark.parametrize("fn", [lambda x: x.softmax(-1), lambda x: x.logsumexp(-1)], ids=["softmax", "logsumexp"])
+def test_infinities_in_rows_that_are_shared_out(fn):
+    """Whole parts of a row count for nothing; rows of which nothing counts are eager's."""
+    torch._dynamo.reset()
+    x = torch.randn(4, 100_000, device="cuda")
+    x[0, 10_000:] = x[1] = -torch.inf
+    x[2, 70_000] = torch.inf
+    x[3, 99_999] = torch.nan
+    fast = tessera.jit(lambda x: fn(x * 2), executors=["tile", "sdpa", "aten"], strict=True)
+    torch.testing.assert_close(fast(x), fn(x * 2), equal_nan=True)
