@@ -26,11 +26,13 @@ from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ir.verify import verify
+from tessera.ops.fp8 import refusal
 from tessera.passes.canonicalise import canonicalise
 from tessera.passes.cse import cse
 from tessera.passes.dce import dce
 from tessera.passes.decode import decode
 from tessera.passes.fold import fold
+from tessera.passes.fp8 import Layers, fp8
 from tessera.passes.inline import inline
 from tessera.passes.linear_loss import chunk_loss, linear_loss
 from tessera.passes.offload import Halves, candidates, fitting, offload, peak
@@ -168,6 +170,7 @@ class Compilation:
         self.results = 0  # how many outputs of a forward are the caller's; the others are saved
         self.offloaded: dict[str, int] = {}  # saved tensors that wait on the host, and their bytes
         self.offload_note = ""  # what there is to say of them
+        self.fp8 = Layers()  # layers that multiply in 8 bits, and those that could not
         self.joint: Joint | None = None  # as differentiated, before it was cleaned
 
     def edit(self, stage: str, trace: Trace) -> None:
@@ -350,6 +353,9 @@ def _inference(compilation: Compilation, core: Trace) -> Callable[[Callable], Ca
     """Generates the one program; how it becomes what a caller calls."""
     if compilation.fusers():
         core = compilation.keep("decode", decode(core, decode_kernels.runs))
+    narrow, compilation.fp8 = fp8(core, refusal)
+    if narrow is not core:
+        core = compilation.keep("fp8", narrow)
     core = compilation.run(compilation.apart(core), [("inference canonicalise", last), ("inference dce", dce)])
     layout = layout_of(compilation.captured, core, list(core.outputs), {})  # type: ignore[arg-type]
     compilation.generate(core)

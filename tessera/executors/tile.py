@@ -21,6 +21,7 @@ from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_hint
+from tessera.ops.fp8 import in_hardware
 from tessera.ops.uniform import uniform
 from tessera.passes import fuse
 from tessera.passes.compute_random import compute_random
@@ -59,12 +60,18 @@ def refusal(eqn: Equation) -> str:
     if len(devices) != 1:
         return "its tensors are on several devices"
     device = devices.pop()
+    if device.type == "cuda" and _has_float8(eqn) and not in_hardware(device):
+        return f"{device} has no numbers of 8 bits"
     if target_for(device) is None:
         return f"no target for {device} is installed"
     rule = rule_of(eqn.op)
     if rule is not None and rule.checked and device.type == "cpu":
         return "PyTorch checks its indices, and a kernel cannot raise"
     return products.refusal(eqn) if rule is not None and rule.kind == fuse.CONTRACT else ""
+
+
+def _has_float8(eqn: Equation) -> bool:
+    return any(v.tensor.dtype is torch.float8_e4m3fn for v in (*eqn.inputs(), *eqn.results()))
 
 
 def _kind(eqn: Equation) -> str:

@@ -73,6 +73,7 @@ class GraphReport:
     seconds: float
     unfused: tuple[UnfusedReport, ...]
     memory: tuple[Memory, ...]
+    fp8: tuple[str, ...] = ()  # which layers multiply in 8 bits, which do not and why
     cuda_graph: str = ""  # how often the program was captured and replayed, or why it is not
 
 
@@ -167,6 +168,7 @@ def _report(g: GraphRecord, recompiled: str, measure: bool) -> GraphReport:
         seconds=c.seconds if c else 0.0,
         unfused=_unfused(c) if c else (),
         memory=memory(c, measure) if c else (),
+        fp8=tuple(c.fp8.told()) if c else (),
         cuda_graph=str(c.cuda_graph) if c else "",
     )
 

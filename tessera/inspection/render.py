@@ -96,6 +96,8 @@ def facts(g: GraphReport) -> Iterator[tuple[str, str]]:
         yield f"{region.executor} {what}", f"{_operators(region.operators)}{why}{_at(region.lines)}"
     for left in g.unfused:
         yield "not fused", f"{left.reason}: {few(left.results)} ({few(left.operators)}){_at(left.lines)}"
+    for line in g.fp8:
+        yield "fp8", line
     if g.saved:
         yield "saves for backward", f"{size(g.saved_bytes)}: {few(g.saved)}"
     if g.offloaded or g.offload_note:

@@ -163,6 +163,10 @@ def quantized_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | No
     return F.linear(x, dequantized(weight, scale, kind).to(x.dtype), bias)
 
 
+def _fake_linear(x: Tensor, weight: Tensor, *_: object) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
 def _fake_attention(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
     return q.new_empty(q.shape)
 
@@ -175,6 +179,7 @@ for _name, _fn in (
 ):
     library.impl(_name, _fn, "CompositeExplicitAutograd")
 library.impl("decode_attention", _fake_attention, "Meta")
+library.impl("quantized_linear", _fake_linear, "Meta")
 
 
 def _linear_cost(eqn: Equation) -> float:

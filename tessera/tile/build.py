@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from xdsl.dialects.builtin import (
     BFloat16Type,
+    Float8E4M3FNType,
     Float16Type,
     Float32Type,
     Float64Type,
@@ -51,7 +52,7 @@ from tessera.tile.dialect import (
 )
 from tessera.tile.index import Index, name
 
-f16, bf16, f32, f64 = Float16Type(), BFloat16Type(), Float32Type(), Float64Type()
+f8, f16, bf16, f32, f64 = Float8E4M3FNType(), Float16Type(), BFloat16Type(), Float32Type(), Float64Type()
 i1, i8, i16, i32, i64 = (IntegerType(n) for n in (1, 8, 16, 32, 64))
 
 Expr = Index | int

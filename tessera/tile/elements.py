@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from xdsl.dialects.builtin import (
     BFloat16Type,
+    Float8E4M3FNType,
     Float16Type,
     Float32Type,
     Float64Type,
@@ -16,6 +17,7 @@ from xdsl.ir import Attribute
 from tessera.util.errors import OptionError
 
 _PAIRS: list[tuple[Attribute, torch.dtype]] = [
+    (Float8E4M3FNType(), torch.float8_e4m3fn),
     (Float16Type(), torch.float16),
     (BFloat16Type(), torch.bfloat16),
     (Float32Type(), torch.float32),

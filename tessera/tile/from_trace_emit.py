@@ -23,11 +23,12 @@ from tessera.tile.index import Index, name
 Number = bool | int | float
 Make = Callable[[KernelBuilder], SSAValue]
 HALF = (torch.float16, torch.bfloat16)
+NARROW = (*HALF, torch.float8_e4m3fn)  # only carried: arithmetic is in 32 bits
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which arithmetic on this one is done."""
-    return torch.float32 if dtype in HALF else dtype
+    return torch.float32 if dtype in NARROW else dtype
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +131,7 @@ class T:
         return self.emit.cast(self, wide(dtype))
 
     def rounded(self, dtype: torch.dtype) -> T:
-        """The nearest value of a dtype of 16 bits, as wide as arithmetic is."""
+        """The nearest value of a dtype of 16 bits or 8, as wide as arithmetic is."""
         return self.emit.rounded(self, dtype)
 
 

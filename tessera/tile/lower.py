@@ -114,6 +114,6 @@ def dims_of(given: Arg, rank: int) -> list[int]:
 
 
 DTYPES = frozenset(
-    (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool, torch.uint8)
+    (torch.float8_e4m3fn, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool, torch.uint8)
     + (torch.int8, torch.int16, torch.int32, torch.int64)
 )

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tessera.ir.equation import Arg, Value
-from tessera.tile.from_trace_emit import HALF, T, wide
+from tessera.tile.from_trace_emit import HALF, NARROW, T, wide
 from tessera.tile.from_trace_index import ZERO, Indices, Unlowerable, size_index, sizes_of
 from tessera.tile.lower import POINTWISE, Call, Reader, Rule, define
 from tessera.util.names import names
@@ -126,12 +126,19 @@ for _name in ("floor", "ceil", "trunc", "round.default"):
 pointwise("log_sigmoid logsigmoid", lambda x: x.fn("minimum", 0) - (-x.fn("abs")).fn("exp").fn("log1p"), expensive=True)
 
 
+# Too large for f8E4M3FN: kernels give its largest number, as PyTorch does from 2.12 on; before that it gave NaN.
+SATURATES = bool(torch.tensor(1e4).to(torch.float8_e4m3fn).float().isfinite())
+BEYOND = 464.0  # half a step over the largest
+
+
 def _copy(call: Call, x: T, *options: object, **more: object) -> T:
-    """A cast where the result's dtype is another. One to 16 bits rounds, though arithmetic goes on in 32: the program
-    asks for just that."""
+    """A cast where the result's dtype is another. One to 16 bits or 8 rounds, though arithmetic goes on in 32: the
+    program asks for just that."""
     given, dtype = call.args[0], call.out.dtype
     assert isinstance(given, Value)
-    return x.rounded(dtype) if dtype in HALF and given.dtype is not dtype else x
+    if dtype is torch.float8_e4m3fn and not SATURATES:
+        x = (x.fn("abs") > BEYOND).where(float("nan"), x)
+    return x.rounded(dtype) if dtype in NARROW and given.dtype is not dtype else x
 
 
 raw("clone contiguous _to_copy to.dtype to.device to.dtype_layout convert_element_type", _copy)

@@ -13,7 +13,11 @@ from contextlib import contextmanager
 
 from tessera.util.errors import OptionError
 
-CHOICES = {"fused_random": ("auto", "on", "off"), "offload": ("none", "host")}  # flags with few values
+CHOICES = {
+    "fused_random": ("auto", "on", "off"),
+    "offload": ("none", "host"),
+    "fp8_matmul": ("auto", "on", "off"),
+}  # flags with few values
 
 
 @dataclasses.dataclass
@@ -31,6 +35,7 @@ class Config:
     reinplace: bool = True  # write into mutated inputs and dead values where legal
     autotune: bool = False  # off: the first proposed schedule · on: measure a few, keep the fastest on disk
     fused_random: str = "auto"  # random numbers computed inside kernels: on · off (PyTorch draws) · auto: on GPUs
+    fp8_matmul: str = "auto"  # layers quantized to fp8 multiply many rows in 8 bits: on · off · auto: on GPUs that can
     frontend: str = "dynamo"  # how `jit` captures: dynamo · functional
 
     def __post_init__(self) -> None:

@@ -134,7 +134,18 @@ def _program() -> Any:
     ct.bid = lambda axis: ct.program
     ct.kernel = lambda function=None, **flags: function if function is not None else (lambda f: f)
     ct.ScalarInt64, ct.PaddingMode = int, PaddingMode
-    for name in ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "int32", "int64"):
+    for name in (
+        "float8_e4m3fn",
+        "float16",
+        "bfloat16",
+        "float32",
+        "float64",
+        "int8",
+        "uint8",
+        "int16",
+        "int32",
+        "int64",
+    ):
         setattr(ct, name, getattr(torch, name))
     ct.bool_ = torch.bool
     ct.load, ct.store, ct.astype, ct.mma, ct.scan = load, store, astype, mma, scan

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from xdsl.ir import Attribute, SSAValue
 
-from tessera.tile.build import KernelBuilder, bf16, f16, f32, f64, i1, i8, i16, i32, i64
+from tessera.tile.build import KernelBuilder, bf16, f8, f16, f32, f64, i1, i8, i16, i32, i64
 from tessera.tile.dialect import KernelOp
 from tessera.tile.index import Index, gathered
 
@@ -37,8 +37,11 @@ class Case:
         for i, (before, after) in enumerate(zip(self.tensors, results, strict=True)):
             want = self.expected.get(i, before)
             rtol, atol = TOLERANCE.get(want.dtype, (0.0, 0.0)) if i in self.expected else (0.0, 0.0)
+            after = after.cpu()
+            if want.dtype is torch.float8_e4m3fn:  # compared by its bits otherwise, those of NaN too
+                after, want = after.float(), want.float()
             torch.testing.assert_close(
-                after.cpu(), want, rtol=rtol * slack, atol=atol * slack, equal_nan=True,
+                after, want, rtol=rtol * slack, atol=atol * slack, equal_nan=True,
                 msg=lambda text, i=i: f"{self.name}, buffer {i}: {text}",
             )  # fmt: skip
 
@@ -279,6 +282,26 @@ def rms_norm(n: int = 6, m: int = 70, dtype: torch.dtype = torch.bfloat16, dynam
     return Case(f"rms_norm-{n}x{m}", k.finish(), tensors, s.values, {3: want, 4: sum_})
 
 
+def in_eight_bits(n: int = 6, m: int = 70, dtype: torch.dtype = torch.bfloat16, dynamic: bool = False) -> Case:
+    """Rows over their largest magnitude, as numbers of 8 bits, and read back; the scales beside them."""
+    k, s, e = KernelBuilder("in_eight_bits"), Sizes(dynamic), ELEMENTS[dtype]
+    N, M = s(k, "n", n), s(k, "m", m)
+    i, r = k.axis("i", N), k.axis("r", M, reduce=True)
+    bx, bq, bs, by = k.buffer(e), k.buffer(f8), k.buffer(f32), k.buffer(f32)
+    x = up(k, k.load(bx, i * M + r))
+    scale = k.apply("div", k.reduce("max", k.apply("abs", x), "r"), k.constant(448.0, f32))
+    q = k.cast(k.apply("div", x, scale), f8)
+    k.store(q, bq, i * M + r)
+    k.store(scale, bs, i)
+    k.store(k.cast(q, f32), by, i * M + r)
+    a = (rand(n, m) * 10.0 ** rand(n, m, seed=1)).to(dtype)
+    a[1:2, :3] = torch.tensor([0.0, -0.0, math.nan])[: min(3, m)]
+    scales = a.float().abs().amax(1, keepdim=True) / 448
+    want = (a.float() / scales).to(torch.float8_e4m3fn)
+    tensors = [a, torch.zeros_like(want), torch.zeros(n), torch.zeros(n, m)]
+    return Case(f"in_eight_bits-{n}x{m}", k.finish(), tensors, s.values, {1: want, 2: scales[:, 0], 3: want.float()})
+
+
 def cross_entropy(n: int = 5, m: int = 41, dtype: torch.dtype = torch.float32, dynamic: bool = False) -> Case:
     """logsumexp(row) minus the row at its target; the target is gathered; targets of -100 give zero."""
     k, s, e = KernelBuilder("cross_entropy"), Sizes(dynamic), ELEMENTS[dtype]
@@ -502,7 +525,8 @@ def matvec(n: int = 30, p: int = 45, dtype: torch.dtype = torch.bfloat16) -> Cas
 
 MAKERS: list[Callable[[], Case]] = [
     pointwise, silu_mul, gelu, transpose, rotary, gather, scatter_add, dropout, uniform, softmax, layer_norm, rms_norm,
-    cross_entropy, softmax_sums, argmax, flags, shared_row, cumsum, column_sum, middle_max, full_sum, matmul, matvec,
+    in_eight_bits, cross_entropy, softmax_sums, argmax, flags, shared_row, cumsum, column_sum, middle_max, full_sum,
+    matmul, matvec,
 ]  # fmt: skip
 DYNAMIC = [
     pointwise, silu_mul, gelu, transpose, softmax, layer_norm, rms_norm, cross_entropy, softmax_sums, argmax, cumsum,

@@ -42,7 +42,7 @@ def test_every_job_runs_for_eager_and_for_us(found: dict) -> None:
     assert found["suite"] == "models"
     assert [f"{row['job']} {row['size']}" for row in found["rows"]] == list(TINY)
     for row in found["rows"]:
-        peer = BF16 if row["job"] == "llama-decode-int4" else EAGER
+        peer = BF16 if row["job"] in ("llama-decode-int4", "llama-prefill-fp8") else EAGER
         assert row["errors"] == {}
         assert row["seconds"].keys() == row["first"].keys() == row["of_floor"].keys() == {peer, OURS}
         assert row["floor"] > 0 and row["wall"] > 0 and len(row["samples"][OURS]) == 2
@@ -52,11 +52,11 @@ def test_every_job_runs_for_eager_and_for_us(found: dict) -> None:
 def test_full_sizes_are_those_of_the_table() -> None:
     full = jobs(tiny=False)
     assert [job.name for job in full] == [
-        "llama-train", "llama-step", "llama-prefill", *["llama-decode"] * 6, "llama-decode-int4",
+        "llama-train", "llama-step", "llama-prefill", "llama-prefill-fp8", *["llama-decode"] * 6, "llama-decode-int4",
         "gpt2-train", "vit-train", "bert-infer", "resnet50-step", "moe",
     ]  # fmt: skip
     assert [str(job) for job in full if job.quick] == [
-        "llama-train 2x4096", "llama-prefill 2x4096", "llama-decode batch 1, context 1",
+        "llama-train 2x4096", "llama-prefill 2x4096", "llama-prefill-fp8 2x4096", "llama-decode batch 1, context 1",
         "llama-decode batch 1, context 8192", "llama-decode batch 8, context 1024",
         "llama-decode-int4 batch 1, context 1024", "gpt2-train 8x1024",
     ]  # fmt: skip
@@ -253,7 +253,9 @@ def test_command_line_refuses(given: list[str], text: str, capsys: pytest.Captur
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", ["llama-train", "llama-step", "llama-prefill", "llama-decode", "llama-decode-int4"])
+@pytest.mark.parametrize(
+    "name", ["llama-train", "llama-step", "llama-prefill", "llama-prefill-fp8", "llama-decode", "llama-decode-int4"]
+)
 def test_on_a_gpu(name: str) -> None:
     """The graph that is captured by hand, peaks and events, at tiny sizes."""
     given = model_run.Options((name,), device="cuda", tiny=True, rounds=2)

@@ -188,14 +188,20 @@ def captured(call: Callable[[], Tensor]) -> tuple[Callable[[], object], Tensor]:
 
 
 def mistake(
-    got: dict[str, Tensor], eager: dict[str, Tensor], exact: dict[str, Tensor], dtype: torch.dtype, many: float = 2.5
+    got: dict[str, Tensor],
+    eager: dict[str, Tensor],
+    exact: dict[str, Tensor],
+    dtype: torch.dtype,
+    many: float = 2.5,
+    beyond: float = 0.0,
 ) -> str:
-    """What is wrong, or nothing: a result may be off `many` times as far as eager's own, and by a little more."""
+    """What is wrong, or nothing: a result may be off `many` times as far as eager's own, and by a little more; by
+    `beyond` more where a job rounds more than eager does."""
     if missing := exact.keys() - got.keys():
         return f"no gradient of {min(missing)}"
     for name, want in exact.items():
         off, usual = _off(got[name], want), _off(eager[name], want)
-        limit = many * usual + (2**-7 if dtype == torch.bfloat16 else 1e-4)
+        limit = many * usual + beyond + (2**-7 if dtype == torch.bfloat16 else 1e-4)
         if usual > 1 and off < float("inf"):  # it cancels to nothing, as the gradient of a key's bias: no digit counts
             continue
         if not off <= limit:

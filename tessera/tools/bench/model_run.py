@@ -115,7 +115,7 @@ class Judge:
         tidy(device)
 
     def mistake(self, got: Results) -> str:
-        return mistake(got, self.eager, self.exact, self.job.dtype)
+        return mistake(got, self.eager, self.exact, self.job.dtype, beyond=self.job.beyond)
 
     def forget(self) -> None:
         self.exact.clear()

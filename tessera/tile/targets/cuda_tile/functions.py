@@ -9,7 +9,16 @@ from __future__ import annotations
 
 import re
 
-from xdsl.dialects.builtin import AnyFloat, BFloat16Type, Float16Type, Float32Type, Float64Type, IntegerType, Signedness
+from xdsl.dialects.builtin import (
+    AnyFloat,
+    BFloat16Type,
+    Float8E4M3FNType,
+    Float16Type,
+    Float32Type,
+    Float64Type,
+    IntegerType,
+    Signedness,
+)
 from xdsl.ir import Attribute
 
 from tessera.util.errors import OptionError
@@ -138,6 +147,8 @@ def type_name(element: Attribute) -> str:
     match element:
         case BFloat16Type():
             return "ct.bfloat16"
+        case Float8E4M3FNType():
+            return "ct.float8_e4m3fn"
         case Float16Type() | Float32Type() | Float64Type():
             return f"ct.float{element.bitwidth}"
         case IntegerType() if element.width.data == 1:

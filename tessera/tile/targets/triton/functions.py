@@ -13,6 +13,7 @@ import re
 from xdsl.dialects.builtin import (
     AnyFloat,
     BFloat16Type,
+    Float8E4M3FNType,
     Float16Type,
     Float32Type,
     Float64Type,
@@ -175,12 +176,12 @@ def template(fn: str, element: Attribute, fast: bool) -> str:
 
 
 def all_narrow(kernel: KernelOp) -> bool:
-    """Whether floats are 16 bits wide wherever a kernel has most of its points; a row's statistics may be wider."""
+    """Whether floats have 16 bits or fewer where a kernel has most of its points; a row's statistics may be wider."""
     found: dict[int, set[bool]] = {}
     for op in kernel.block.ops:
         if isinstance(op, (LoadOp, StoreOp)) and isinstance(element_of(op.buffer), AnyFloat):
             axes = set(kernel.axis_names()) & op.at.expr.names()
-            found.setdefault(len(axes), set()).add(element_of(op.buffer).bitwidth == 16)  # type: ignore[attr-defined]
+            found.setdefault(len(axes), set()).add(element_of(op.buffer).bitwidth <= 16)  # type: ignore[attr-defined]
     return all(found[max(found)]) if found else True
 
 
@@ -189,6 +190,8 @@ def type_name(element: Attribute) -> str:
     match element:
         case BFloat16Type():
             return "tl.bfloat16"
+        case Float8E4M3FNType():
+            return "tl.float8e4nv"
         case Float16Type() | Float32Type() | Float64Type():
             return f"tl.float{element.bitwidth}"
         case IntegerType():
@@ -200,7 +203,7 @@ def type_name(element: Attribute) -> str:
 def signature_name(element: Attribute) -> str:
     """The name of the element type in a signature handed to `triton.compile`."""
     name = type_name(element).removeprefix("tl.")
-    short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+    short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "float8e4nv": "fp8e4nv"}
     return short.get(name) or name.replace("uint", "u").replace("int", "i")
 
 

@@ -1,4 +1,5 @@
-"""What Triton's interpreter lacks: the functions of libdevice, matrix products of bf16, comparisons of scalars.
+"""What Triton's interpreter lacks: the functions of libdevice, matrix products of bf16, comparisons of scalars, and
+rounding to 8 bits.
 
 With TRITON_INTERPRET=1 kernels run as Python on the CPU, where libdevice (device code) does not exist. `install` puts
 an object with the same functions in its place in an emitted module. Only tests and debugging come here.
@@ -35,15 +36,16 @@ def install(module: ModuleType) -> None:
 
 @functools.cache
 def _teach() -> None:
-    """Three things that interpreters get wrong, some only in older versions.
+    """Four things that interpreters get wrong, some only in older versions.
 
     They hold bf16 as bits, and their product of matrices would multiply those as integers. They forget that a
     comparison gives truth values, which then become integers when they are broadcast. In the maximum of numbers that
-    ignores NaN, NaN wins.
+    ignores NaN, NaN wins. To floats of 8 bits they do not round, and NaN becomes a number.
     """
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, tl
 
     plain_dot, plain_binary = InterpreterBuilder.create_dot, InterpreterBuilder.binary_op
+    plain_convert = InterpreterBuilder.create_fp_to_fp
 
     def widened(x):
         if x.dtype.scalar != tl.bfloat16:
@@ -57,7 +59,18 @@ def _teach() -> None:
         result = plain_binary(self, lhs, rhs, op)
         return TensorHandle(result.data, tl.int1) if result.data.dtype == numpy.bool_ else result
 
+    def create_fp_to_fp(self, src, dst_type, rounding_mode):
+        before, after = src.dtype.scalar, dst_type.scalar
+        if (before, after) == (tl.float32, tl.float8e4nv):
+            data = torch.from_numpy(numpy.ascontiguousarray(src.data)).to(torch.float8_e4m3fn).view(torch.uint8)
+        elif (before, after) == (tl.float8e4nv, tl.float32):
+            data = torch.from_numpy(numpy.ascontiguousarray(src.data)).view(torch.float8_e4m3fn).float()
+        else:
+            return plain_convert(self, src, dst_type, rounding_mode)
+        return TensorHandle(data.numpy(), after)
+
     InterpreterBuilder.create_dot, InterpreterBuilder.binary_op = create_dot, binary_op
+    InterpreterBuilder.create_fp_to_fp = create_fp_to_fp
     InterpreterBuilder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, numpy.fmax)
     InterpreterBuilder.create_minnumf = lambda self, a, b: self.binary_op(a, b, numpy.fmin)
 

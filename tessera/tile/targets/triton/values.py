@@ -47,4 +47,4 @@ def cast(text: str, source: Attribute, target: Attribute) -> str:
 
 
 def _narrow(element: Attribute) -> bool:
-    return isinstance(element, AnyFloat) and element.bitwidth == 16
+    return isinstance(element, AnyFloat) and element.bitwidth <= 16

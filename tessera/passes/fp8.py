@@ -1,0 +1,145 @@
+"""Linear layers with weights of 8 bits multiply in 8 bits, where there are many rows.
+
+In: a functional trace without gradients, with `tessera.quantized_linear(x, w, scale, bias, "fp8")` in it. Out: the same
+layers as ordinary equations around one product, and why the others stayed as they are. A layer that stays widens its
+weights and multiplies in the precision of x.
+
+    quantized_linear(x, w, s, b, "fp8")  -->  top = aten.amax(aten.abs(x), [1], True)
+                                              scale = aten.clamp_min(top, …) / 448
+                                              q = aten._to_copy(x * aten.reciprocal(scale), dtype=float8_e4m3fn)
+                                              y = aten._scaled_mm(q, aten.t(w), scale, aten.unsqueeze(s, 0), …) + b
+
+What makes `q` is arithmetic along rows, which fuses with the norm or the gate before it; layers that read the same x
+share it. `ops/fp8` says how far off the result may be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tessera.ir.builder import Builder, aten
+from tessera.ir.equation import Equation, Value
+from tessera.ir.mode import mode_of
+from tessera.ir.schema import bind
+from tessera.ir.trace import Trace
+from tessera.ir.types import size_hint
+from tessera.ops.fp8 import LARGEST, LEAST, scales_rows
+
+F8, BF16, F32 = torch.float8_e4m3fn, torch.bfloat16, torch.float32
+DTYPES = (torch.bfloat16, torch.float16)
+FEW_ROWS = 16  # up to here reading the weights is all the work, and kernels widen them on the way
+WHOLE = 16  # the library multiplies matrices whose sides are multiples of this
+
+
+@dataclass(frozen=True)
+class Layers:
+    """What became of the layers whose weights have 8 bits, by the names of their results."""
+
+    multiplied: tuple[str, ...] = ()
+    left: tuple[tuple[str, str], ...] = ()  # name, reason
+
+    def told(self) -> list[str]:
+        """In words."""
+        lines = [f"multiplied in 8 bits: {_few(self.multiplied)}"]
+        reasons: dict[str, list[str]] = {}
+        for name, reason in self.left:
+            reasons.setdefault(reason, []).append(name)
+        left = [f"not {_few(found)}: {reason}" for reason, found in reasons.items()]
+        return (lines if self.multiplied else []) + left
+
+
+def _few(names: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def fp8(trace: Trace, refusal: Callable[[torch.device], str]) -> tuple[Trace, Layers]:
+    """Multiply in 8 bits where `refusal(device)` is empty and the layer's sizes allow it."""
+    found = [eqn for eqn in trace.equations if _is_layer(eqn)]
+    reasons = {eqn: why_not(eqn, refusal) for eqn in found}
+    chosen = [eqn for eqn in found if not reasons[eqn]]
+    layers = Layers(
+        tuple(eqn.out.name for eqn in chosen),
+        tuple((eqn.out.name, reasons[eqn]) for eqn in found if reasons[eqn]),
+    )
+    return (_Writer(trace).run(set(chosen)) if chosen else trace), layers
+
+
+def _is_layer(eqn: Equation) -> bool:
+    if getattr(eqn.op, "_opname", "") != "quantized_linear":
+        return False
+    return bind(eqn.op, eqn.args, eqn.kwargs)[0][4] == "fp8"  # type: ignore[arg-type]
+
+
+def why_not(eqn: Equation, refusal: Callable[[torch.device], str]) -> str:
+    """Why a layer stays as it is; empty where it need not."""
+    x, w = eqn.inputs()[:2]
+    if reason := refusal(x.tensor.device):
+        return reason
+    if x.dtype not in DTYPES:
+        return f"its input is {x.type}; the product gives 16 bits"
+    rows = 1
+    for size in x.shape[:-1]:
+        rows *= size_hint(size)
+    if rows <= FEW_ROWS:
+        return f"over {rows} rows reading the weights is all the work"
+    for what, side in (("width", w.shape[1]), ("height", w.shape[0])):
+        if not isinstance(side, int) or side % WHOLE:
+            return f"the weight's {what} of {side} is no multiple of {WHOLE}"
+    if w.dtype is not F8:
+        return f"its weight was turned into {w.type}"
+    return "" if w.tensor.is_row_major else "its weight does not lie row by row"
+
+
+class _Writer:
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        self.builder = Builder(trace.name, mode_of(trace))
+        self.builder.reserve(list(trace.values()))
+        self.rows: dict[Value, tuple[Value, Value]] = {}  # x -> its rows in 8 bits, and their scales
+
+    def run(self, chosen: set[Equation]) -> Trace:
+        for eqn in self.trace.equations:
+            if eqn not in chosen:
+                self.builder.append(eqn)
+                continue
+            with self.builder, self.builder.at(eqn):
+                self.layer(eqn)
+                last = self.builder.equations[-1]
+                self.builder.equations[-1] = last.with_(outputs=(eqn.out,))
+        return self.trace.with_(equations=tuple(self.builder.equations))
+
+    def layer(self, eqn: Equation) -> None:
+        (x, w, scale, bias, _), _ = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+        if x not in self.rows:
+            self.rows[x] = self.quantized(x)
+        q, own = self.rows[x]
+        theirs = scale if scale.dtype is F32 else aten._to_copy(scale, dtype=F32)
+        theirs = aten.unsqueeze(theirs, 0)
+        y = _product(q, own, aten.t(w), theirs)
+        if x.dtype is not BF16:
+            y = aten._to_copy(y, dtype=x.dtype)
+        if bias is not None:
+            y = aten.add(y, bias)
+        if x.ndim != 2:
+            aten.view(y, list(eqn.out.shape))
+
+    def quantized(self, x: Value) -> tuple[Value, Value]:
+        """The rows of x in 8 bits, one after another, and a scale for each."""
+        flat = x if x.ndim == 2 else aten.reshape(x, [-1, x.shape[-1]])
+        wide = aten._to_copy(flat, dtype=F32)
+        top = aten.amax(aten.abs(wide), [1], True)
+        scale = aten.div(aten.clamp_min(top, LEAST), LARGEST)
+        q = aten._to_copy(aten.mul(wide, aten.reciprocal(scale)), dtype=F8)
+        return (q if q.tensor.is_row_major else aten.contiguous(q)), scale
+
+
+def _product(a: Value, rows: Value, b: Value, columns: Value) -> Value:
+    """Two matrices of 8 bits and their scales, multiplied; written out where the library cannot do it."""
+    if scales_rows(a.tensor.device.type):
+        return aten._scaled_mm(a, b, rows, columns, out_dtype=BF16, use_fast_accum=True)
+    left, right = aten.mul(aten._to_copy(a, dtype=F32), rows), aten.mul(aten._to_copy(b, dtype=F32), columns)
+    return aten._to_copy(aten.mm(left, right), dtype=BF16)
