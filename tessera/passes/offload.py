@@ -25,6 +25,7 @@ from tessera.ir.types import TensorType
 from tessera.ops.offload import ARRIVED, FROM_HOST, SENT, TO_HOST
 from tessera.passes.alias import roots, shown
 from tessera.passes.prefetch import prefetch, window
+from tessera.passes.reinplace import reinplace
 from tessera.passes.schedule import peak_memory
 
 LARGE = 2**20  # bytes of a tensor that is worth the way
@@ -74,8 +75,9 @@ def candidates(halves: Halves) -> list[Value]:
 
 
 def peak(halves: Halves) -> int:
-    """Bytes that forward and backward are predicted to hold at once beyond their inputs, what is saved included."""
-    forward, backward = prefetch(halves.forward), prefetch(halves.backward)
+    """Bytes that forward and backward are predicted to hold at once beyond their inputs, what is saved included, once
+    the passes after this one have seen them."""
+    forward, backward = (reinplace(prefetch(trace)) for trace in (halves.forward, halves.backward))
     return max(peak_memory(forward), peak_memory(backward, halves.own()))
 
 
