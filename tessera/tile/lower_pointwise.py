@@ -126,9 +126,14 @@ for _name in ("floor", "ceil", "trunc", "round.default"):
 pointwise("log_sigmoid logsigmoid", lambda x: x.fn("minimum", 0) - (-x.fn("abs")).fn("exp").fn("log1p"), expensive=True)
 
 
-# Too large for f8E4M3FN: kernels give its largest number, as PyTorch does from 2.12 on; before that it gave NaN.
-SATURATES = bool(torch.tensor(1e4).to(torch.float8_e4m3fn).float().isfinite())
-BEYOND = 464.0  # half a step over the largest
+BEYOND = 464.0  # half a step over the largest number of f8E4M3FN
+
+
+@functools.cache
+def saturates(kind: str) -> bool:
+    """PyTorch makes what is too large for f8E4M3FN its largest number, as kernels do; before 2.12 it gave NaN."""
+    device = kind if kind != "cuda" or torch.cuda.is_available() else "cpu"
+    return bool(torch.tensor(1e4, device=device).to(torch.float8_e4m3fn).float().isfinite())
 
 
 def _copy(call: Call, x: T, *options: object, **more: object) -> T:
@@ -136,7 +141,7 @@ def _copy(call: Call, x: T, *options: object, **more: object) -> T:
     program asks for just that."""
     given, dtype = call.args[0], call.out.dtype
     assert isinstance(given, Value)
-    if dtype is torch.float8_e4m3fn and not SATURATES:
+    if dtype is torch.float8_e4m3fn and not saturates(call.out.tensor.device.type):
         x = (x.fn("abs") > BEYOND).where(float("nan"), x)
     return x.rounded(dtype) if dtype in NARROW and given.dtype is not dtype else x
 

@@ -63,7 +63,7 @@ def test_equal_gradients_and_a_lower_peak(executors):
     (graph,) = tessera.explain(fast, measure=True).graphs
     for program in graph.memory:
         assert program.measured is not None, program.note
-        assert program.predicted.peak <= program.measured.peak <= program.predicted.peak + 64 * 2**20
+        assert 0.9 * program.predicted.peak <= program.measured.peak <= program.predicted.peak + 64 * 2**20
 
 
 def test_gradients_without_waiting_between_steps():

@@ -15,6 +15,7 @@ from tessera.ops import fp8 as fp8_op
 from tessera.ops.fp8 import ERROR, FLOOR, refusal
 from tessera.ops.rows import dequantized
 from tessera.passes import fp8 as fp8_pass
+from tessera.tile import lower_pointwise
 from tessera.tools.llama import Llama, LlamaConfig
 
 SDPA_TILE = ["sdpa", "tile", "aten"]
@@ -233,3 +234,10 @@ def test_too_large_and_nan_as_the_library_has_them():
 
     found, _, _ = compiled(f, x, executors=["tile", "aten"])
     torch.testing.assert_close(found.float(), f(x).float(), equal_nan=True, rtol=0, atol=0)
+
+
+def test_too_large_is_nan_where_the_library_says_so(monkeypatch):
+    monkeypatch.setattr(lower_pointwise, "saturates", lambda kind: False)
+    x = torch.tensor([448.0, 464.0, 464.5, float("inf"), -1e9] * 15)
+    found, _, _ = compiled(lambda x: (x * 1.0 - 0.0).to(torch.float8_e4m3fn), x, executors=["tile", "aten"])
+    assert found[:2].float().tolist() == [448.0, 448.0] and found[2:5].float().isnan().all()
