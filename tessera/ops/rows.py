@@ -25,6 +25,7 @@ from tessera.ops.op import declare
 KINDS = ("int8", "int4", "fp8")
 BITS = {"int8": 8, "int4": 4}
 GROUP = 128  # weights of small integers that share a scale
+TALL = 16  # rows of weights of small integers that are packed together
 GATES = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
 
 library = torch.library.Library("tessera", "FRAGMENT")
@@ -53,26 +54,42 @@ def quantized(weight: Tensor, kind: str) -> tuple[Tensor, Tensor]:
     if kind == "fp8":
         scale = full.abs().amax(1).clamp(min=1e-12) / 448.0
         return (full / scale[:, None]).to(torch.float8_e4m3fn), scale
-    bits, half = BITS[kind], 2 ** (BITS[kind] - 1)
+    half = 2 ** (BITS[kind] - 1)
     groups = full.unflatten(1, (-1, GROUP))
-    scale = groups.abs().amax(2).clamp(min=1e-12) / (half - 1)
-    whole = (groups / scale[:, :, None]).round().clamp(-half, half - 1).flatten(1).to(torch.int64) + half
-    places = torch.arange(32 // bits, device=weight.device)[:, None] * bits
-    words = (whole.unflatten(1, (-1, 32 // bits, 4)) << places).sum(2).flatten(1)
-    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32), scale
+    scale = (groups.abs().amax(2).clamp(min=1e-12) / (half - 1)).bfloat16()
+    whole = (groups / scale.float()[:, :, None]).round().clamp(-half, half - 1)
+    return packed(whole.flatten(1).to(torch.int16), BITS[kind]), scale
 
 
 def dequantized(weight: Tensor, scale: Tensor, kind: str) -> Tensor:
-    """`(n, k)` in single precision. fp8 has a scale a row. int8 and int4 have one for `GROUP` weights of a row, and
-    stand in words of 32 bits as numbers from zero: four words hold the first four weights in their lowest bits, the
-    next four in the bits after those, and so on."""
+    """`(n, k)` in single precision. fp8 has a scale a row; int8 and int4, packed, one for `GROUP` weights of it."""
     if kind == "fp8":
         return weight.float() * scale.float()[:, None]
-    bits = BITS[kind]
-    places = torch.arange(32 // bits, device=weight.device, dtype=torch.int32)[:, None] * bits
-    whole = (weight.unflatten(1, (-1, 1, 4)) >> places) & (2**bits - 1)
-    whole = whole.flatten(1).float() - 2.0 ** (bits - 1)
+    whole = unpacked(weight, BITS[kind])[: len(scale)].float()
     return (whole.unflatten(1, (-1, GROUP)) * scale.float()[:, :, None]).flatten(1)
+
+
+def packed(whole: Tensor, bits: int) -> Tensor:
+    """Small integers `(n, k)` -> bytes `(n / 16, 2 * k * bits)`, a row of bytes for sixteen rows.
+
+    They stand in the order in which the threads of a warp hand them to a matrix unit. A group is `bits / 2` pieces of
+    512 bytes: sixteen bytes a thread, eight neighbouring columns of a row and the same of the row eight below it; four
+    threads a row. Of four bits, those of the first half of a group are the low ones of a byte.
+    """
+    whole = F.pad(whole, (0, 0, 0, -len(whole) % TALL))
+    parts = whole.reshape(-1, 2, 8, whole.shape[1] // GROUP, 8 // bits, bits // 2, 4, 8)
+    parts = parts.permute(0, 3, 5, 2, 6, 1, 7, 4) & (2**bits - 1)  # block, group, piece; row, column; row, column
+    made = (parts << torch.arange(0, 8, bits, device=whole.device, dtype=whole.dtype)).sum(-1)
+    return torch.where(made >= 128, made - 256, made).to(torch.int8).reshape(len(parts), -1)
+
+
+def unpacked(made: Tensor, bits: int) -> Tensor:
+    """What was `packed`, with as many rows as were filled in to make whole sixteens."""
+    parts = made.to(torch.int16).reshape(len(made), -1, bits // 2, 8, 4, 2, 8, 1)
+    parts = parts >> torch.arange(0, 8, bits, device=made.device, dtype=torch.int16)
+    half = 2 ** (bits - 1)
+    whole = ((parts & (2 * half - 1)) ^ half) - half
+    return whole.permute(0, 5, 3, 1, 7, 2, 4, 6).reshape(len(made) * TALL, -1)
 
 
 def rows_linear(
@@ -163,8 +180,8 @@ def quantized_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | No
     return F.linear(x, dequantized(weight, scale, kind).to(x.dtype), bias)
 
 
-def _fake_linear(x: Tensor, weight: Tensor, *_: object) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+def _fake_linear(x: Tensor, weight: Tensor, scale: Tensor, *_: object) -> Tensor:
+    return x.new_empty((*x.shape[:-1], scale.shape[0]))
 
 
 def _fake_attention(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
@@ -184,7 +201,7 @@ library.impl("quantized_linear", _fake_linear, "Meta")
 
 def _linear_cost(eqn: Equation) -> float:
     rows = eqn.inputs()[0].tensor.numel()
-    return 2.0 * rows * sum(v.tensor.shape[0] for v in eqn.args[1])  # type: ignore[union-attr,misc]
+    return 2.0 * rows * sum(v.tensor.shape[0] for v in eqn.args[2] or eqn.args[1])  # type: ignore[union-attr,misc]
 
 
 declare("tessera.rows_linear", "decode", cost=_linear_cost)
@@ -193,5 +210,5 @@ declare("tessera.decode_attention", "decode", cost=lambda eqn: 4.0 * eqn.inputs(
 declare(
     "tessera.quantized_linear",
     "decode",
-    cost=lambda eqn: 2.0 * eqn.inputs()[0].tensor.numel() * int(eqn.inputs()[1].tensor.shape[0]),
+    cost=lambda eqn: 2.0 * eqn.inputs()[0].tensor.numel() * int(eqn.inputs()[2].tensor.shape[0]),
 )

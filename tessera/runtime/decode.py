@@ -2,8 +2,9 @@
 
 In: the operators' tensors on a GPU. Out: their results, in memory of their own, on the current stream. A row block of
 weights belongs to one program, which reads it along its rows in 16-byte pieces; one row of x is multiplied without
-matrix units, up to sixteen with them. Attention is split along the cache, and a second kernel combines the parts.
-`register` makes these the operators' CUDA implementation; without Triton they stay with PyTorch.
+matrix units, up to sixteen with them; packed weights always with them. Attention is split along the cache, and a second
+kernel combines the parts. `register` makes these the operators' CUDA implementation; without Triton they stay with
+PyTorch.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 import functools
 import importlib.util
 import math
+import os
 
 import torch
 from torch import Tensor
 
 from tessera.ops.rows import BITS as _BITS
-from tessera.ops.rows import GROUP, library, quantized_linear
+from tessera.ops.rows import GROUP, TALL, library, quantized_linear
 
 MOST_ROWS = 16
 UNITS = 132  # multiprocessors to keep busy; a count that is off costs little
@@ -55,7 +57,7 @@ def rows_linear(
     k = x.shape[-1]
     rows = x.numel() // k
     x = x.contiguous()
-    sizes = [w.shape[0] for w in weights]
+    sizes = [t.shape[0] for t in scales or weights]
     own = sizes[:1] if gate else sizes
     made = [x.new_empty((*x.shape[:-1], n)) for n in own]
 
@@ -73,8 +75,8 @@ def rows_linear(
     bits = _BITS.get(kind, 0)
     if rows == 1:
         common |= early()  # kernels of several rows use much shared memory and are no faster for starting early
-    if rows == 1 and bits:
-        _one_packed_row(given, own, k, (eps, shift), bits, common)
+    if bits:
+        _packed(given, own, rows, k, (eps, shift), bits, common | early())
         return made
     block, depth, warps, stages = plan(rows, k, sum(sizes), bool(gate), kind)
     *ends, programs = _ends([math.ceil(n / block) for n in own])
@@ -82,21 +84,24 @@ def rows_linear(
     if rows == 1:
         _kernels().one_row[(programs,)](*given, *ends, k, eps, shift, **common)
     else:
-        width = k * bits // 32 if bits else k
-        _kernels().few_rows[(programs,)](*given, *ends, rows, k, width, eps, shift, BITS=bits, GROUP=GROUP, **common)
+        _kernels().few_rows[(programs,)](*given, *ends, rows, k, k, eps, shift, BITS=0, GROUP=GROUP, **common)
     return made
 
 
-def _one_packed_row(given: tuple, sizes: list[int], k: int, norm: tuple, bits: int, common: dict[str, object]) -> None:
-    """Programs in proportion to the weights' outputs, each with many blocks of its own."""
-    from tessera.runtime.decode_packed import packed_row  # Triton is wanted only where a kernel is launched
+def _packed(
+    given: tuple, sizes: list[int], rows: int, k: int, norm: tuple, bits: int, common: dict[str, object]
+) -> None:
+    from tessera.runtime.decode_packed import packed_rows  # Triton is wanted only where a kernel is launched
 
-    block, warps, stages = packed_plan(k)
-    shares = [min(max(round(4 * UNITS * n / sum(sizes)), 1), math.ceil(n / block)) for n in sizes]
-    *ends, programs = _ends(shares)
-    width = k * bits // 32
-    shape = {"BITS": bits, "GROUP": GROUP, "BLOCK": block, "STEPS": 1 << (width - 1).bit_length(), "STAGES": stages}
-    packed_row[(programs,)](*given, *ends, k, width, *norm, **shape, **common, num_warps=warps)
+    columns = 1 << (rows - 1).bit_length()
+    step, warps, tiles, registers = packed_plan(columns, k, sum(sizes), bool(common["GATE"]), bits)
+    tall = tiles * TALL // (2 if common["GATE"] else 1)
+    *ends, programs = _ends([math.ceil(n / tall) for n in sizes])
+    even = k % (step * GROUP) == 0 and all(n % tall == 0 for n in sizes)
+    shape = {"BITS": bits, "GROUP": GROUP, "STEP": step, "TILES": tiles, "MORE": k > step * GROUP, "EVEN": even}
+    shape |= {"ROWS": columns, "ASM": assembly()}
+    how = {"num_warps": warps, "num_stages": 1, "maxnreg": registers}
+    packed_rows[(programs,)](*given, *ends, rows, k, *norm, **shape, **common, **how)
 
 
 def _ends(counts: list[int]) -> list[int]:
@@ -105,9 +110,21 @@ def _ends(counts: list[int]) -> list[int]:
     return [counts[0] if len(counts) > 1 else total, sum(counts[:2]) if len(counts) > 2 else total, total]
 
 
-def packed_plan(k: int) -> tuple[int, int, int]:
-    """Rows of packed weights a block, warps, stages."""
-    return (8, 2, 3) if k <= 4096 else (4, 4, 3)
+def assembly() -> bool:
+    """Kernels may have assembly in them: Triton's interpreter knows none."""
+    return os.environ.get("TRITON_INTERPRET") != "1"
+
+
+def packed_plan(rows: int, k: int, outputs: int, gated: bool, bits: int) -> tuple[int, int, int, int | None]:
+    """Groups of packed weights a program reads at once, its warps, tiles of sixteen rows, registers: what was fastest
+    on an H200 for one row and int4. The more outputs, the more of them share what a program does to x."""
+    step = min(1 << (k // GROUP - 1).bit_length(), 16 if rows > 1 else 32 if gated or k > 64 * GROUP else 64)
+    if rows > 1 or (outputs < 3072 and not gated):
+        return step, min(step, 16), 2 if gated else 1, None
+    warps = min(max(step // 2, 1), 16)
+    room = 64 // (step // warps * bits * 2)  # tiles whose weights are in 64 registers
+    tiles = max(min(4 if gated or outputs >= 16384 else 2, room), 2 if gated else 1)
+    return step, warps, tiles, 128 if tiles == 4 else None
 
 
 def plan(rows: int, k: int, outputs: int, gated: bool, kind: str) -> tuple[int, int, int, int]:
@@ -117,8 +134,6 @@ def plan(rows: int, k: int, outputs: int, gated: bool, kind: str) -> tuple[int, 
     if rows == 1:
         block = 8 if gated else 4 if wide or k > 4096 else 2
         return block, min(1024 if k <= 4096 else 2048, width), 4, 1
-    if kind in _BITS:
-        return 32 if wide else 16, GROUP, 4, 3
     return (64, min(256, width), 4, 4) if wide else (16, min(512, width), 4, 4)
 
 

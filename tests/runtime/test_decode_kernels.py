@@ -17,7 +17,7 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from tessera.runtime import decode_kernels, decode_packed  # noqa: E402
+from tessera.runtime import decode_kernels  # noqa: E402
 
 CASES = 2 * (4 * 4 + 1) + 2 * 6
 
@@ -66,13 +66,6 @@ def test_weights_are_read_in_wide_pieces_before_the_wait() -> None:
     text = compiled(decode_kernels.one_row, constants, "*bf16", 4)
     assert re.search(r"ld\.global\S*\.v4", text)
     assert text.index("griddepcontrol.launch_dependents") < text.index("ld.global") < text.index("griddepcontrol.wait")
-
-
-@pytest.mark.parametrize("bits", [4, 8])
-def test_packed_weights_come_ahead_of_their_use(bits: int) -> None:
-    constants = {**PLAIN, "BITS": bits, "GROUP": 128, "BLOCK": 8, "STEPS": 2048 * bits // 32, "STAGES": 3}
-    text = compiled(decode_packed.packed_row, constants, "*i32", 2)
-    assert "cp.async.cg.shared.global" in text
 
 
 def test_several_rows_use_the_matrix_units() -> None:
