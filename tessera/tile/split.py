@@ -34,6 +34,12 @@ def can_split(kernel: KernelOp) -> bool:
     return _cut(with_reduce_exp(kernel), 2) is not None
 
 
+def ends_all(kernel: KernelOp) -> bool:
+    """Whether it can be split, and nothing is left to do along the axis once the parts are joined."""
+    cut = _cut(with_reduce_exp(kernel), 2)
+    return cut is not None and not cut.again
+
+
 def split(kernel: KernelOp, parts: int) -> Split:
     kernel = with_reduce_exp(kernel)
     cut = _cut(kernel, parts)

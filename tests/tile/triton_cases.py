@@ -50,7 +50,7 @@ BY_HAND: dict[str, list[Schedule]] = {
     "rotary": [Schedule((("q p r c", 64),)), Schedule((("p r", 4), ("c", 8)))],
     "gather": [Schedule((("i", 4), ("j", 32)))],
     "softmax": [*LOOPS, SPLIT],
-    "layer_norm": LOOPS,
+    "layer_norm": [*LOOPS, SPLIT],
     "rms_norm": [replace(LOOPS[0], stages=3), SPLIT, Schedule((("i", 2), ("r", 128)))],
     "cross_entropy": [*LOOPS, SPLIT],
     "softmax_sums": [*LOOPS[:2], SPLIT, Schedule((("r", 512),), loop=True)],

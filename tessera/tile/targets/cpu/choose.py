@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 
 from tessera.tile.dialect import ApplyOp, KernelOp, RandomOp, StoreOp, element_of
-from tessera.tile.passes.online import with_reduce_exp
-from tessera.tile.schedule import Schedule, plan
-from tessera.tile.split import can_split
+from tessera.tile.schedule import Schedule
+from tessera.tile.split import can_split, ends_all
 from tessera.tile.targets.cpu.elements import element
 from tessera.tile.targets.cpu.host import Host
 from tessera.tile.targets.cpu.layout import Layout, cost, layout, numbers, vector_axis
@@ -90,8 +89,7 @@ def _parts(seen: Layout, sizes: dict[str, int], dynamic: bool) -> int:
     rows = points // max(long, 1)
     if seen.walked is not None:
         return _even(sizes[seen.walked], min(points // PART_POINTS, sizes[seen.walked] // LEAST_ROWS), dynamic)
-    again = sum(step.axis is not None for step in plan(with_reduce_exp(seen.kernel))) > 1
-    if rows >= (2 if again else FEW_ROWS) or not can_split(seen.kernel):
+    if rows >= (FEW_ROWS if ends_all(seen.kernel) else 2) or not can_split(seen.kernel):
         return 1
     return _even(long, points // PART_POINTS, dynamic)
 

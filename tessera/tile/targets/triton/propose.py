@@ -19,7 +19,7 @@ from tessera.tile.dialect import PARALLEL, ContractOp, KernelOp, LoadOp, StoreOp
 from tessera.tile.elements import torch_dtype
 from tessera.tile.passes.online import with_reduce_exp
 from tessera.tile.schedule import Schedule, inner_axis, plan, reduced_axis
-from tessera.tile.split import can_split
+from tessera.tile.split import can_split, ends_all
 from tessera.tile.targets.triton.hazard import loop_hazard
 from tessera.tile.targets.triton.layout import power_of_two
 from tessera.tile.targets.triton.tiles import bulks
@@ -67,6 +67,7 @@ class Shape:
         self.loops = sum(step.axis is not None for step in plan(with_reduce_exp(kernel)))
         self.held = self._held()
         self.splits = can_split(kernel)
+        self.ends = ends_all(kernel)
         self.dynamic = bool(kernel.symbol_names)  # other sizes will come: nothing is made small for these
 
     def _fast(self) -> tuple[dict[str, int], int]:
@@ -267,7 +268,7 @@ def _columns(shape: Shape) -> Iterator[Schedule]:
         programs = others * math.ceil(shape.size(key) / columns)
         parts = min(PROGRAMS // max(programs, 1), size // (2 * step))
         blocks = _blocks(key, columns, axis, step)
-        if shape.splits and shape.loops == 1 and parts >= 2:
+        if shape.ends and parts >= 2:
             parts = 1 << (parts.bit_length() - 1)
             yield Schedule(blocks, warps=warps, loop=True, split=parts)
             if parts >= 4:
@@ -324,7 +325,7 @@ def _products(shape: Shape, rows: str, columns: str, wide: bool) -> list[Schedul
             continue
         tiles = batch * math.ceil(tall / a) * math.ceil(long / b)
         parts = 1
-        if shape.splits and shape.loops == 1 and tiles * 2 <= H200.units and deep >= 32 * d:
+        if shape.ends and tiles * 2 <= H200.units and deep >= 32 * d:
             parts = min(1 << ((H200.units // tiles).bit_length() - 1), deep // (8 * d), 16)
             parts = max(1 << (parts.bit_length() - 1), 1)
         waves = math.ceil(tiles * parts / H200.units)
