@@ -205,6 +205,5 @@ class _Chunks:
     def as_given(self, grad: Value | None, like: Value | None) -> Value | None:
         if grad is None or like is None:
             return grad
-        if grad.shape[0] != like.shape[0]:
-            grad = aten.slice(grad, 0, 0, self.classes)
-        return grad if grad.dtype == like.dtype else aten._to_copy(grad, dtype=like.dtype)
+        own = grad if grad.shape[0] == like.shape[0] else aten.slice(grad, 0, 0, self.classes)
+        return own if own.dtype == like.dtype else aten._to_copy(own, dtype=like.dtype)
