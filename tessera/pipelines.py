@@ -27,6 +27,7 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ir.verify import verify
 from tessera.ops.fp8 import refusal
+from tessera.passes.cached_attention import cached_attention
 from tessera.passes.canonicalise import canonicalise
 from tessera.passes.cse import cse
 from tessera.passes.dce import dce
@@ -65,8 +66,13 @@ CLEAN: list[tuple[str, Pass]] = [
 # After differentiation nothing carries gradients any more: detach and its like are only names.
 last = partial(canonicalise, differentiable=False)
 CLEAN_JOINT: list[tuple[str, Pass]] = [("canonicalise", last), ("fold", fold), ("cse", cse)]
-# After claiming, so that executors see functional operators; reinplace last, since it reads the final order.
-FINAL: list[tuple[str, Pass]] = [("schedule", schedule), ("reinplace", reinplace)]
+# After claiming, so that executors see functional operators; reinplace late, since it reads the final order, and what
+# joins writes with their readers after it, since before it nothing is written.
+FINAL: list[tuple[str, Pass]] = [
+    ("schedule", schedule),
+    ("reinplace", reinplace),
+    ("cached_attention", cached_attention),
+]
 
 
 # Stages whose program a user may replace: those before executors put their own callables in.

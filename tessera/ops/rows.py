@@ -3,6 +3,7 @@
     rows_linear       x times several weights, with the norm before them and the gate or the residual after them
     cache_write       keys or values of one position into a cache
     decode_attention  attention of one query a head over a cache, heads in groups that share keys
+    cached_attention  two writes and the attention that reads them, as one
     quantized_linear  a linear layer whose weight is stored as `kind` says, see `dequantized`
 
 Here stands what they compute, in PyTorch; CUDA kernels for them stand in `runtime/decode`. `passes/decode` finds the
@@ -40,6 +41,11 @@ library.define(
 library.define(
     "decode_attention(Tensor q, Tensor k, Tensor v, Tensor? positions, Tensor? mask, Tensor? norm, float eps, "
     "float shift, Tensor? cosine, Tensor? sine, float scale) -> Tensor"
+)
+library.define(
+    "cached_attention(Tensor q, Tensor(a!) k, Tensor(b!) v, Tensor new_k, Tensor new_v, Tensor positions, "
+    "bool limited, Tensor? mask, Tensor? norm, float eps, float shift, Tensor? cosine, Tensor? sine, Tensor? key_norm, "
+    "float key_eps, float key_shift, Tensor? key_cosine, Tensor? key_sine, float scale) -> Tensor"
 )
 library.define("quantized_linear(Tensor x, Tensor weight, Tensor scale, Tensor? bias, str kind) -> Tensor")
 
@@ -176,6 +182,34 @@ def decode_attention(
     return made.reshape(q.shape)
 
 
+def cached_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    new_k: Tensor,
+    new_v: Tensor,
+    positions: Tensor,
+    limited: bool,
+    mask: Tensor | None,
+    norm: Tensor | None,
+    eps: float,
+    shift: float,
+    cosine: Tensor | None,
+    sine: Tensor | None,
+    key_norm: Tensor | None,
+    key_eps: float,
+    key_shift: float,
+    key_cosine: Tensor | None,
+    key_sine: Tensor | None,
+    scale: float,
+) -> Tensor:
+    """Both writes, then attention up to `positions` where it is `limited` to that."""
+    cache_write(k, new_k, positions, key_norm, key_eps, key_shift, key_cosine, key_sine)
+    cache_write(v, new_v, positions, None, 0.0, 0.0, None, None)
+    limit = positions if limited else None
+    return decode_attention(q, k, v, limit, mask, norm, eps, shift, cosine, sine, scale)
+
+
 def quantized_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, kind: str) -> Tensor:
     return F.linear(x, dequantized(weight, scale, kind).to(x.dtype), bias)
 
@@ -192,11 +226,13 @@ for _name, _fn in (
     ("rows_linear", rows_linear),
     ("cache_write", cache_write),
     ("decode_attention", decode_attention),
+    ("cached_attention", cached_attention),
     ("quantized_linear", quantized_linear),
 ):
     library.impl(_name, _fn, "CompositeExplicitAutograd")
 library.impl("decode_attention", _fake_attention, "Meta")
 library.impl("quantized_linear", _fake_linear, "Meta")
+library.impl("cached_attention", _fake_attention, "Meta")
 
 
 def _linear_cost(eqn: Equation) -> float:
@@ -207,6 +243,7 @@ def _linear_cost(eqn: Equation) -> float:
 declare("tessera.rows_linear", "decode", cost=_linear_cost)
 declare("tessera.cache_write", "decode")
 declare("tessera.decode_attention", "decode", cost=lambda eqn: 4.0 * eqn.inputs()[1].tensor.numel())
+declare("tessera.cached_attention", "decode", cost=lambda eqn: 4.0 * eqn.inputs()[1].tensor.numel())
 declare(
     "tessera.quantized_linear",
     "decode",

@@ -2,9 +2,9 @@
 
 In: the operators' tensors on a GPU. Out: their results, in memory of their own, on the current stream. A row block of
 weights belongs to one program, which reads it along its rows in 16-byte pieces; one row of x is multiplied without
-matrix units, up to sixteen with them; packed weights always with them. Attention is split along the cache, and a second
-kernel combines the parts. `register` makes these the operators' CUDA implementation; without Triton they stay with
-PyTorch.
+matrix units, up to sixteen with them; packed weights always with them. Attention writes the new row of its cache; a
+long cache is split, and a second kernel combines the parts. `register` makes these the operators' CUDA implementation;
+without Triton they stay with PyTorch.
 """
 
 from __future__ import annotations
@@ -42,6 +42,13 @@ def _kernels():  # noqa: ANN202
     return decode_kernels
 
 
+@functools.cache
+def _attending():  # noqa: ANN202
+    from tessera.runtime import decode_attend
+
+    return decode_attend
+
+
 def rows_linear(
     x: Tensor,
     weights: list[Tensor],
@@ -73,18 +80,18 @@ def rows_linear(
     )
     common = {"NORM": norm is not None, "RESIDUAL": residual is not None, "BIAS": bool(biases), "GATE": _GATE[gate]}
     bits = _BITS.get(kind, 0)
-    if rows == 1:
-        common |= early()  # kernels of several rows use much shared memory and are no faster for starting early
+    common |= early()
     if bits:
-        _packed(given, own, rows, k, (eps, shift), bits, common | early())
+        _packed(given, own, rows, k, (eps, shift), bits, common)
         return made
-    block, depth, warps, stages = plan(rows, k, sum(sizes), bool(gate), kind)
+    common |= {"SCALED": kind == "fp8"}
+    if rows > 1:
+        _several_rows(given, own, rows, k, (eps, shift), common)
+        return made
+    block, depth = plan(k, sum(sizes), bool(gate))
     *ends, programs = _ends([math.ceil(n / block) for n in own])
-    common |= {"SCALED": kind == "fp8", "BLOCK": block, "DEPTH": depth, "num_warps": warps, "num_stages": stages}
-    if rows == 1:
-        _kernels().one_row[(programs,)](*given, *ends, k, eps, shift, **common)
-    else:
-        _kernels().few_rows[(programs,)](*given, *ends, rows, k, k, eps, shift, BITS=0, GROUP=GROUP, **common)
+    shape = {"BLOCK": block, "DEPTH": depth, "num_warps": 4, "num_stages": 1}
+    _kernels().one_row[(programs,)](*given, *ends, k, eps, shift, **shape, **common)
     return made
 
 
@@ -102,6 +109,30 @@ def _packed(
     shape |= {"ROWS": columns, "ASM": assembly()}
     how = {"num_warps": warps, "num_stages": 1, "maxnreg": registers}
     packed_rows[(programs,)](*given, *ends, rows, k, *norm, **shape, **common, **how)
+
+
+def _several_rows(given: tuple, sizes: list[int], rows: int, k: int, norm: tuple, common: dict[str, object]) -> None:
+    from tessera.runtime.decode_rows import few_rows  # Triton is wanted only where a kernel is launched
+
+    block, depth, split, registers = rows_plan(k, sum(sizes), bool(common["GATE"]))
+    *ends, programs = _ends([math.ceil(n / block) for n in sizes])
+    shape = {"ROWS": 8 if rows <= 8 else 16, "BLOCK": block, "DEPTH": depth, "SPLIT": split}
+    shape["EVEN"] = k % (depth * split) == 0
+    few_rows[(programs,)](
+        *given, *ends, rows, k, *norm, **shape, **common, num_warps=split, num_stages=1, maxnreg=registers
+    )
+
+
+def rows_plan(k: int, outputs: int, gated: bool) -> tuple[int, int, int, int]:
+    """Rows of weights a program, columns a warp and step, warps, registers a thread: what was fastest on an H200.
+
+    Few outputs make few programs: each asks for much at once. Many make several a multiprocessor, and small ones are
+    more. With a limit on registers ptxas puts loads together; left alone it makes each wait for the one before it.
+    """
+    if gated or outputs >= 8192:
+        return 16 if gated else 32, 64, 4, 128
+    split = 4 if k <= 2048 else 8
+    return 16, next((depth for depth in (512, 256, 128) if k % (depth * split) == 0), 64), split, 255
 
 
 def _ends(counts: list[int]) -> list[int]:
@@ -127,14 +158,10 @@ def packed_plan(rows: int, k: int, outputs: int, gated: bool, bits: int) -> tupl
     return step, warps, tiles, 128 if tiles == 4 else None
 
 
-def plan(rows: int, k: int, outputs: int, gated: bool, kind: str) -> tuple[int, int, int, int]:
-    """Rows of weights a program, depth of a step, warps, stages: what was fastest on an H200 at such sizes."""
-    width = 1 << (k - 1).bit_length()
-    wide = outputs >= 3072
-    if rows == 1:
-        block = 8 if gated else 4 if wide or k > 4096 else 2
-        return block, min(1024 if k <= 4096 else 2048, width), 4, 1
-    return (64, min(256, width), 4, 4) if wide else (16, min(512, width), 4, 4)
+def plan(k: int, outputs: int, gated: bool) -> tuple[int, int]:
+    """Rows of weights a program and columns a step, for one row of x: what was fastest on an H200."""
+    block = 8 if gated else 4 if outputs >= 3072 or k > 4096 else 2
+    return block, min(1024 if k <= 4096 else 2048, 1 << (k - 1).bit_length())
 
 
 @functools.cache
@@ -169,7 +196,7 @@ def cache_write(
     batch, heads, _, head = cache.shape
     new = new.reshape(batch, heads, head)
     cosine, sine, cosines, sines = angles(cosine, sine, head, new)
-    _kernels().write[(batch * heads,)](
+    _attending().write[(batch * heads,)](
         cache,
         new,
         positions,
@@ -205,30 +232,79 @@ def decode_attention(
     sine: Tensor | None,
     scale: float,
 ) -> Tensor:
+    return _attention(q, k, v, None, positions, positions is not None, mask, (norm, eps, shift, cosine, sine), scale)
+
+
+def cached_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    new_k: Tensor,
+    new_v: Tensor,
+    positions: Tensor,
+    limited: bool,
+    mask: Tensor | None,
+    norm: Tensor | None,
+    eps: float,
+    shift: float,
+    cosine: Tensor | None,
+    sine: Tensor | None,
+    key_norm: Tensor | None,
+    key_eps: float,
+    key_shift: float,
+    key_cosine: Tensor | None,
+    key_sine: Tensor | None,
+    scale: float,
+) -> Tensor:
+    new = (new_k, new_v, key_norm, key_eps, key_shift, key_cosine, key_sine)
+    return _attention(q, k, v, new, positions, limited, mask, (norm, eps, shift, cosine, sine), scale)
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    new: tuple | None,
+    positions: Tensor | None,
+    limited: bool,
+    mask: Tensor | None,
+    how: tuple,
+    scale: float,
+) -> Tensor:
+    """Over a cache, into which `new` goes first: keys, values, and how the keys are normalised and turned."""
     batch, groups, length, head = k.shape
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     q = q.reshape(batch, -1, head)
     heads = q.shape[1]
-    step = 64
-    parts = max(min(math.ceil(length / step), 2 * UNITS // max(batch * groups, 1), 64), 1)
-    span = math.ceil(math.ceil(length / parts) / step) * step
+    norm, eps, shift, *turn = how
+    cosine, sine, cosines, sines = angles(*turn, head, q)
+    new_k, new_v, key_norm, key_eps, key_shift, *key_turn = (q, q, None, 0.0, 0.0, None, None) if new is None else new
+    new_k, new_v = (x.reshape(batch, -1, head) for x in (new_k, new_v))
+    key_cosine, key_sine, key_cosines, key_sines = angles(*key_turn, head, q)
+    split, step, registers, parts = attention_plan(batch * groups, length, head)
+    span = math.ceil(math.ceil(length / parts) / (split * step)) * split * step
     parts = math.ceil(length / span)
-    sums = torch.empty((batch * heads, parts, head), dtype=torch.float32, device=q.device)
-    tops = torch.empty((2, batch * heads, parts), dtype=torch.float32, device=q.device)
+    sums = torch.empty((batch * heads, parts, head) if parts > 1 else (1,), dtype=torch.float32, device=q.device)
+    tops = torch.empty((2, batch * heads, parts) if parts > 1 else (1,), dtype=torch.float32, device=q.device)
     shown = None if mask is None else mask.expand(batch, heads, 1, length)
-    cosine, sine, cosines, sines = angles(cosine, sine, head, q)
-    kernels = _kernels()
+    kernels = _attending()
     kernels.attend[(batch * groups, parts)](
         q,
         k,
         v,
+        new_k,
+        new_v,
         q if positions is None else positions,
         q if shown is None else shown,
         q if norm is None else norm,
         cosine,
         sine,
+        q if key_norm is None else key_norm,
+        key_cosine,
+        key_sine,
         sums,
         tops,
+        out,
         heads,
         groups,
         length,
@@ -237,27 +313,46 @@ def decode_attention(
         *q.stride()[:2],
         *k.stride()[:3],
         *v.stride()[:3],
+        *new_k.stride()[:2],
+        *new_v.stride()[:2],
         *((0, 0, 0) if shown is None else (shown.stride(0), shown.stride(1), shown.stride(3))),
         cosines,
         sines,
+        key_cosines,
+        key_sines,
         eps,
         shift,
+        key_eps,
+        key_shift,
         parts,
         HEAD=head,
-        HALF=head // 2,
-        SHARE=max(1 << (heads // groups - 1).bit_length(), 16),
+        SHARE=max(1 << (heads // groups - 1).bit_length(), 8),
         STEP=step,
-        LIMIT=positions is not None,
+        SPLIT=split,
+        LIMIT=limited,
         MASK=0 if shown is None else 1 if shown.dtype == torch.bool else 2,
+        WRITE=new is not None,
         NORM=norm is not None,
         TURN=cosine is not q,
-        num_warps=4,
-        num_stages=3,
+        KEY_NORM=key_norm is not None,
+        KEY_TURN=key_cosine is not q,
+        ONE=parts == 1,
+        num_warps=split,
+        num_stages=1,
+        maxnreg=registers,
         **early(),
     )
-    shape = {"HEAD": head, "PARTS": max(1 << (parts - 1).bit_length(), 2)}
-    kernels.combine[(batch * heads,)](sums, tops, out, batch * heads, parts, **shape, num_warps=2, **early())
+    if parts > 1:
+        shape = {"HEAD": head, "PARTS": 1 << (parts - 1).bit_length()}
+        kernels.combine[(batch * heads,)](sums, tops, out, batch * heads, parts, **shape, num_warps=2, **early())
     return out
+
+
+def attention_plan(groups: int, length: int, head: int) -> tuple[int, int, int, int]:
+    """Warps, keys a warp and step, registers, parts of the cache: what was fastest on an H200."""
+    split, step = 4, max(min(2048 // head, 32), 16)
+    each = (3 if groups > UNITS // 4 else 2) * UNITS // max(groups, 1)  # three programs have room on a multiprocessor
+    return split, step, 168, max(min(math.ceil(length / (split * step)), each, 64), 1)
 
 
 def quantized(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, kind: str) -> Tensor:
@@ -273,6 +368,7 @@ def register() -> None:
             ("rows_linear", rows_linear),
             ("cache_write", cache_write),
             ("decode_attention", decode_attention),
+            ("cached_attention", cached_attention),
             ("quantized_linear", quantized),
         ):
             library.impl(name, fn, "CUDA")

@@ -25,6 +25,7 @@ def linears(device: str, dtype: torch.dtype) -> int:
     forms = [
         *itertools.product((1, 3), ("", "int8", "int4", "fp8"), ("norm", "gate", "residual", "bias")),
         *itertools.product((1, 3), ("",), ("tanh",)),
+        *itertools.product((8, 11), ("",), ("norm", "residual")),
     ]
     k = 384
     for rows, kind, form in forms:
@@ -81,9 +82,42 @@ def attentions(device: str, dtype: torch.dtype) -> int:
     return count
 
 
+def cached(device: str, dtype: torch.dtype) -> int:
+    """Attention that writes: what stood in the cache where the new row goes, or after it, is never looked at."""
+    count = 0
+    for (batch, heads, groups, length, head), (form, at) in itertools.product(
+        ((1, 8, 2, 140, 64), (2, 4, 4, 40, 32), (2, 4, 1, 40, 128)),
+        (("position", 0), ("position", 39), ("bool", 25), ("bool", 39), ("float", 25)),
+    ):
+        make = {"device": device, "dtype": dtype}
+        q, new_k, new_v = (torch.randn(batch, 1, n * head, **make) for n in (heads, groups, groups))
+        caches = [torch.randn(batch, groups, length, head, **make) for _ in range(2)]
+        mask = {
+            "bool": torch.rand(batch, 1, 1, length, device=device) > 0.5,
+            "float": torch.randn(1, 1, 1, length, **make),
+        }.get(form)
+        if form == "bool":  # the new row is seen by all, by some, as the last
+            mask[..., at] = torch.tensor([at != 25, True], device=device)[:batch, None, None]
+            mask[..., at + 1 :] &= at != 39
+        for cache in caches:
+            cache[:, :, at : None if form == "position" else at + 1] = float("nan")
+        norm, cosine, sine = torch.randn(head, **make), torch.randn(1, head, **make), torch.randn(1, head, **make)
+        turn = (1e-5, 1.0, cosine, sine)
+        rest = (new_k, new_v, torch.tensor([at], device=device), form == "position", mask)
+        rest = (*rest, norm, *turn, None if form == "bool" else norm, *turn, head**-0.5)
+        others = [cache.nan_to_num() for cache in caches]
+        found, wanted = decode.cached_attention(q, *caches, *rest), meaning.cached_attention(q, *others, *rest)
+        agree(found, wanted, 2e-2)
+        for one, two in zip(caches, others, strict=True):
+            assert not one[:, :, at].isnan().any()
+            agree(one.nan_to_num(), two, 1e-2)
+        count += 1
+    return count
+
+
 def check(device: str, dtype: torch.dtype) -> int:
     torch.manual_seed(0)
-    return linears(device, dtype) + attentions(device, dtype)
+    return linears(device, dtype) + attentions(device, dtype) + cached(device, dtype)
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from tessera.runtime import decode_kernels  # noqa: E402
+from tessera.runtime import decode_attend, decode_kernels, decode_rows  # noqa: E402
 
-CASES = 2 * (4 * 4 + 1) + 2 * 6
+CASES = 2 * (4 * 4 + 1) + 4 + 2 * 6 + 3 * 5
 
 
 def test_kernels_compute_what_their_operators_mean() -> None:
@@ -36,16 +36,23 @@ def test_kernels_on_a_gpu(dtype: torch.dtype) -> None:
     assert check("cuda", dtype) == CASES
 
 
-def compiled(kernel: triton.JITFunction, constants: dict[str, object], stored: str, warps: int) -> str:
+def compiled(kernel: triton.JITFunction, constants: dict[str, object], stored: str, warps: int, stages: int = 3) -> str:
     """The PTX of a kernel for Hopper, with no such GPU here."""
     types = {name: "constexpr" if name in constants else "i32" for name in kernel.arg_names}
     types |= dict.fromkeys(("x_ptr", "g_ptr", "r_ptr", "b0", "b1", "b2", "y0", "y1", "y2"), "*bf16")
     types |= dict.fromkeys(("w0", "w1", "w2"), stored) | dict.fromkeys(("s0", "s1", "s2"), "*fp32")
     types |= dict.fromkeys(("eps", "shift"), "fp32")
-    return ptx(kernel, constants, types, warps, ("k", "width"))
+    return ptx(kernel, constants, types, warps, ("k", "width"), stages)
 
 
-def ptx(kernel: triton.JITFunction, constants: dict, types: dict[str, str], warps: int, even: tuple[str, ...]) -> str:
+def ptx(
+    kernel: triton.JITFunction,
+    constants: dict,
+    types: dict[str, str],
+    warps: int,
+    even: tuple[str, ...],
+    stages: int = 3,
+) -> str:
     """Pointers, and numbers among `even`, are multiples of sixteen."""
     aligned = [i for i, name in enumerate(kernel.arg_names) if types[name][0] == "*" or name in even]
     source = ASTSource(
@@ -54,7 +61,7 @@ def ptx(kernel: triton.JITFunction, constants: dict, types: dict[str, str], warp
         {(kernel.arg_names.index(name),): value for name, value in constants.items()},
         {(i,): [["tt.divisibility", 16]] for i in aligned},
     )
-    options = {"num_warps": warps, "launch_pdl": True}
+    options = {"num_warps": warps, "num_stages": stages, "launch_pdl": True}
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
 
 
@@ -68,10 +75,14 @@ def test_weights_are_read_in_wide_pieces_before_the_wait() -> None:
     assert text.index("griddepcontrol.launch_dependents") < text.index("ld.global") < text.index("griddepcontrol.wait")
 
 
-def test_several_rows_use_the_matrix_units() -> None:
-    constants = {**PLAIN, "SCALED": False, "BITS": 0, "GROUP": 128, "BLOCK": 64, "DEPTH": 128}
-    del constants["PDL"]  # these do not start early
-    assert "wgmma" in compiled(decode_kernels.few_rows, constants, "*bf16", 4)
+@pytest.mark.parametrize("gate", [0, 1])
+def test_weights_go_to_the_matrix_units_without_a_stop(gate: int) -> None:
+    """They are loaded in the layout in which they are multiplied: none passes through shared memory."""
+    constants = {**PLAIN, "GATE": gate, "SCALED": False, "ROWS": 8, "BLOCK": 16, "DEPTH": 64, "SPLIT": 4, "EVEN": True}
+    text = compiled(decode_rows.few_rows, constants, "*bf16", 4, stages=1)
+    assert "mma.sync.aligned.m16n8k16" in text and "ldmatrix" not in text
+    assert len(re.findall(r"ld\.global\S*\.v4", text)) >= 4 + 4 * gate
+    assert text.index("griddepcontrol.launch_dependents") < text.index("ld.global") < text.index("griddepcontrol.wait")
 
 
 HEADS = {"HEAD": 128, "HALF": 64, "NORM": True, "TURN": True, "PDL": True}
@@ -84,16 +95,20 @@ def head_types(kernel: triton.JITFunction, constants: dict, **others: str) -> di
 
 
 @pytest.mark.parametrize("mask", [0, 1, 2])
-def test_keys_come_ahead_of_their_use(mask: int) -> None:
-    """Also where a mask says which are read."""
-    constants = {**HEADS, "SHARE": 16, "STEP": 64, "LIMIT": mask == 0, "MASK": mask}
-    given = {"q_ptr": "*bf16", "k_ptr": "*bf16", "v_ptr": "*bf16", "mask": "*i1" if mask == 1 else "*bf16"}
-    types = head_types(decode_kernels.attend, constants, sums="*fp32", tops="*fp32", scale="fp32", **given)
-    assert "cp.async.cg.shared.global" in ptx(
-        decode_kernels.attend, constants, types, 4, ("kb", "kh", "kl", "vb", "vh", "vl")
-    )
+@pytest.mark.parametrize("write", [False, True])
+def test_keys_and_values_go_to_the_matrix_units_without_a_stop(mask: int, write: bool) -> None:
+    constants = {"HEAD": 64, "SHARE": 8, "STEP": 32, "SPLIT": 4, "LIMIT": mask == 0, "MASK": mask, "WRITE": write}
+    constants |= {"NORM": True, "TURN": True, "KEY_NORM": True, "KEY_TURN": True, "ONE": False, "PDL": True}
+    names = ("q_ptr", "k_ptr", "v_ptr", "new_k", "new_v", "out", "key_norm", "key_cosine", "key_sine")
+    given = dict.fromkeys(names, "*bf16") | {"mask": "*i1" if mask == 1 else "*bf16", "sums": "*fp32", "tops": "*fp32"}
+    given |= dict.fromkeys(("scale", "key_eps", "key_shift"), "fp32")
+    types = head_types(decode_attend.attend, constants, **given)
+    strides = ("qb", "qh", "kb", "kh", "kl", "vb", "vh", "vl", "nkb", "nkh", "nvb", "nvh")
+    text = ptx(decode_attend.attend, constants, types, 4, strides, stages=1)
+    assert "mma.sync" in text and "cp.async" not in text
+    assert len(re.findall(r"ld\.global\S*\.v4", text)) >= 16  # keys and values
 
 
 def test_writing_a_cache_compiles() -> None:
-    types = head_types(decode_kernels.write, HEADS, cache="*bf16", new="*bf16")
-    assert "rsqrt" in ptx(decode_kernels.write, HEADS, types, 1, ("nh", "cl", "ch"))
+    types = head_types(decode_attend.write, HEADS, cache="*bf16", new="*bf16")
+    assert "rsqrt" in ptx(decode_attend.write, HEADS, types, 1, ("nh", "cl", "ch"))
