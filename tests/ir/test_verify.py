@@ -6,9 +6,11 @@ import pytest
 import torch
 from programs import random_program, trace_of
 
+import tessera
 from tessera.ir.equation import Value
 from tessera.ir.types import TensorType
 from tessera.ir.verify import verify
+from tessera.util.config import override
 from tessera.util.errors import VerifyError
 
 
@@ -92,3 +94,19 @@ def test_only_equations_around_the_fault_are_shown():
     broken[15] = broken[15].with_(args=(Value("ghost", trace.inputs[0].type), 1))
     text = fails(trace.with_(equations=tuple(broken)), "ghost")
     assert len(text.splitlines()) < 18 and "…" in text
+
+
+def test_a_number_that_only_the_run_knows() -> None:
+    """With dynamic sizes a module's float comes in as a tensor, and is read from it."""
+
+    class Scaled(torch.nn.Module):
+        factor = 0.5
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.factor
+
+    torch._dynamo.reset()
+    model, x = Scaled(), torch.randn(3)
+    fast = tessera.jit(model, dynamic=True, strict=True)
+    with override(verify=True):
+        assert torch.equal(fast(x), model(x))
