@@ -44,6 +44,7 @@ from tessera.util.names import names
 # than these takes 1.1 of it.
 LONE_ON_CPU = names("gelu gelu_backward silu silu_backward")
 LARGE_GELU = 1 << 16
+MANY_ROWS = 128  # of a running sum: a kernel of ours takes as long as some thirty of PyTorch's steps
 LONE = 4  # equations outside of regions that are worth a launch of their own together
 _launchers: dict[tuple, Callable | None] = {}
 _checked: dict[tuple, tuple[float, str]] = {}
@@ -107,7 +108,8 @@ def _no_walk(body: Trace, row: int | None) -> str:
 
 def _alone(eqn: Equation) -> bool:
     """Random numbers that are computed; on a CPU linear layers over few rows, activations and sums over rows; on a GPU
-    large transposing copies, sums along rows or over them, and gelu of 16 bits, where PyTorch's leave bandwidth.
+    large transposing copies, sums along rows or over them, and gelu of 16 bits, where PyTorch's leave bandwidth, and
+    running sums down columns, whose rows PyTorch takes one after another (190 ns each on an H200).
 
     The library's gelu takes erf in f32 and is limited by it (71% of the bytes' time forward, 79% backward on an H200);
     with the cheaper formula of `lower_activation` memory is. Other activations alone are at the memory's speed already.
@@ -118,6 +120,9 @@ def _alone(eqn: Equation) -> bool:
     if t.device.type == "cpu":
         lone = _kind(eqn) == fuse.CONTRACT or _lone_activation(eqn, t.numel()) or _column_sum(eqn)
         return t.dtype == torch.float32 and lone
+    if t.device.type == "cuda" and _kind(eqn) == fuse.SCAN:
+        dims = _reduced(eqn)
+        return fuse.is_outer(eqn, dims) and size_hint(t.shape[dims[0]]) >= MANY_ROWS
     if t.device.type != "cuda" or max(v.tensor.numel() for v in (*eqn.inputs(), *eqn.results())) < 2**18:
         return False
     if _kind(eqn) == fuse.REDUCE:

@@ -1,9 +1,9 @@
 """Takes operators apart that no kernel computes whole, where kernels can be made of all their parts.
 
 In: a trace, and a predicate that says which equations kernels can hold. Out: the same program with softmaxes, norms
-and losses written out as arithmetic and reductions; every result keeps its name and type, every part the source of
-the operator it came from. Ours stand in `decompose_nn`; of the other operators listed here PyTorch's own decomposition
-is traced, and taken only if kernels can hold every part of it.
+and losses written out as arithmetic and reductions, writes at indices as gathers; every result keeps its name and
+type, every part the source of the operator it came from. Ours stand in `decompose_*`; of the other operators listed
+here PyTorch's own decomposition is traced, and taken only if kernels can hold every part of it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,12 @@ from tessera.ir.schema import bind, has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ir.verify import same_type
-from tessera.passes import decompose_batch_norm  # noqa: F401  its rules are in DECOMPOSITIONS
+from tessera.passes import (
+    decompose_batch_norm,  # noqa: F401  its rules are in DECOMPOSITIONS
+    decompose_index,
+    decompose_loss,
+)
 from tessera.passes.decompose_foreach import foreach_parts
-from tessera.passes.decompose_loss import FROM_LOGITS
 from tessera.passes.decompose_nn import DECOMPOSITIONS
 from tessera.util.names import names
 
@@ -44,6 +47,8 @@ TORCH = names(
     logaddexp2 special_entr native_dropout_backward addr l1_loss masked_fill_ trace
     """
 )
+# Ours that look at what computed their arguments.
+WITH_MAKERS = {**decompose_loss.FROM_LOGITS, **decompose_index.WITH_MAKERS}
 DEPTH = 2  # how often parts may be taken apart themselves
 _memory: dict[tuple, Trace | None] = {}
 
@@ -92,7 +97,9 @@ class _Walk:
         """The equations, those that kernels cannot hold in their own parts; None where some have none."""
         kept: list[Equation] = []
         for eqn in equations:
-            outside = isinstance(eqn.op, Special)  # of our own making: it stands between kernels
+            outside = (
+                isinstance(eqn.op, Special) or eqn.op in decompose_index.BETWEEN
+            )  # of our own making: it stands between kernels
             inner = [eqn] if outside or self.holds(eqn) else self.parts(eqn, depth - 1) if depth else None
             if inner is None:
                 return None
@@ -107,8 +114,8 @@ class _Walk:
         if op._opname.startswith("_foreach_"):
             return foreach_parts(op._opname, op._overloadname, *bind(op, eqn.args, eqn.kwargs), self.builder)
         rule = DECOMPOSITIONS.get(f"{op._opname}.{op._overloadname}") or DECOMPOSITIONS.get(op._opname)
-        if op._opname in FROM_LOGITS:
-            rule = partial(FROM_LOGITS[op._opname], self.makers)
+        if op._opname in WITH_MAKERS:
+            rule = partial(WITH_MAKERS[op._opname], self.makers)
         if rule is None:
             return None
         positional, keyword = bind(op, eqn.args, eqn.kwargs)

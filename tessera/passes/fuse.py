@@ -64,6 +64,7 @@ class Work:
     rows: int  # points that are not reduced away; the same as points where nothing is
     outer: bool = False  # reduces dimensions that are not the innermost
     walks: bool = False  # reduces the innermost, and sums over the others beside that
+    runs: bool = False  # has running sums: a result at every point, ready as soon as its kernel is there
     cost: float = 0.0
     counted: bool = True  # `cost` was counted, not guessed from below
     products: tuple[int, ...] = ()  # equations that are matrix products
@@ -158,7 +159,8 @@ class _Fusion:
         for d in dims:
             many *= size_hint(source.shape[d])
         everything = many == points > SHORT_ROW  # one long row has no more parallelism than a few columns
-        return Work(points, points // max(many, 1), outer=everything or is_outer(eqn, dims))
+        outer = everything or is_outer(eqn, dims)
+        return Work(points, points // max(many, 1), outer, runs=self.kinds[i] == SCAN)
 
     # --- growing along data flow ---
 
@@ -278,6 +280,7 @@ class _Fusion:
         if both_ways:
             merged = Work(one.points, two.rows if one.outer else one.rows, walks=True)
         merged.walks |= one.walks or two.walks
+        merged.runs = one.runs or two.runs
         if len(members) > MOST_EQUATIONS or self._buffers(members) > MOST_BUFFERS:
             return merged, "the kernel would be too large"
         if one.products or two.products:
@@ -289,18 +292,18 @@ class _Fusion:
         private = not self._leaves(a, b)
         if one.points != two.points:
             if one.reduces and two.points == one.rows and not two.reduces:  # after a reduction, over its rows
-                return Work(one.points, one.rows, one.outer, one.walks), ""
+                return Work(one.points, one.rows, one.outer, one.walks, one.runs), ""
             if one.walks and two.points == one.columns and not two.reduces:  # after a sum over the rows
                 return Work(one.points, one.rows, walks=True), ""
             if two.reduces and one.points == two.rows and not one.reduces:  # before one, over its rows
-                return Work(two.points, two.rows, two.outer, two.walks), ""
-            if one.reduces or one.points > two.points or not private:
+                return Work(two.points, two.rows, two.outer, two.walks, two.runs), ""
+            if one.reduces or not private:
                 return merged, "its neighbours have other sizes"
-            merged.rows = two.rows  # something small, computed beside what needs it
-            return merged, ""
+            # something small, computed beside what needs it, or large, of which only a part is needed
+            return Work(two.points, two.rows, two.outer, two.walks, two.runs), ""
         if one.reduces and two.reduces and one.rows != two.rows:
             return merged, "its neighbours reduce other dimensions"
-        if one.outer and not (two.outer or one.rows == two.points):
+        if one.outer and not (one.runs or two.outer or one.rows == two.points):
             return merged, "it needs the whole of a sum over outer dimensions first"
         if two.outer and not one.outer and not private and not (self.late and self._writes(b)):
             return merged, "a sum over outer dimensions has too few rows to write its argument too"

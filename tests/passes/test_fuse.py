@@ -280,3 +280,34 @@ def test_batch_norm_is_two_kernels() -> None:
 
     trace = on_cuda(forward, *[(65536, 64)] * 2, *[(64,)] * 4)
     assert not wide_between_kernels(trace) and len(tile.regions(trace)) == 2
+
+
+# --- running sums down columns, and parts of what is larger ---
+
+
+def test_a_running_sum_down_columns_takes_what_is_around_it() -> None:
+    def places(classes: torch.Tensor) -> torch.Tensor:
+        chosen = (classes[:, None] == torch.arange(8)).long()
+        return ((chosen.cumsum(0) * chosen).sum(-1) - 1) * 2
+
+    trace, regions = fused(places, torch.randint(8, (300,)))
+    assert {"eq", "cumsum", "mul"} <= regions[0] and regions[1] == {"sum", "sub", "mul"}
+    _, regions = fused(lambda x: x.exp().cumsum(0) * 2 + x, rand(40, 6))
+    assert regions == [{"exp", "cumsum", "mul", "add"}]
+
+
+def test_a_gather_takes_the_joined_rows_it_reads_from() -> None:
+    """Of what is joined only the rows that are read are computed; on a CPU PyTorch checks the indices."""
+
+    def part(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.cat((x * 2, y))[1:9].relu()
+
+    _, regions = fused(part, rand(30, 6), rand(3, 6))
+    assert regions == [{"mul", "cat", "relu", "slice"}]
+
+    def shared(x: torch.Tensor, y: torch.Tensor) -> tuple:
+        both = torch.cat((x * 2, y))
+        return both[1:9].relu(), both[9:20].relu()
+
+    _, regions = fused(shared, rand(30, 6), rand(3, 6))
+    assert {"mul", "cat"} in regions

@@ -404,6 +404,21 @@ def cumsum(n: int = 3, m: int = 50, kind: str = "sum", dynamic: bool = False) ->
     return Case(f"cum{kind}-{n}x{m}", k.finish(), [a, torch.zeros_like(a)], s.values, {1: want})
 
 
+def running_places(n: int = 300, m: int = 6, dynamic: bool = False) -> Case:
+    """How many of the rows up to each one are of its class, for every class: running sums down columns, in 64 bits."""
+    k, s = KernelBuilder("running_places"), Sizes(dynamic)
+    N, M = s(k, "n", n), s(k, "m", m)
+    j, r = k.axis("j", M), k.axis("r", N, reduce=True)
+    bx, by = k.buffer(i64), k.buffer(i64)
+    chosen = k.cast(k.apply("eq", k.load(bx, r), k.iota(j)), i64)
+    k.store(k.apply("mul", k.scan("sum", chosen, "r"), chosen), by, r * M + j)
+    classes = torch.randint(0, m, (n,), generator=torch.Generator().manual_seed(5))
+    hot = torch.nn.functional.one_hot(classes, m)
+    return Case(
+        f"running_places-{n}x{m}", k.finish(), [classes, torch.zeros_like(hot)], s.values, {1: hot.cumsum(0) * hot}
+    )
+
+
 def shared_row(n: int = 5, m: int = 19, dynamic: bool = False) -> Case:
     """A reduction of a row that all rows share: its result varies over no axis."""
     k, s = KernelBuilder("shared_row"), Sizes(dynamic)
@@ -526,11 +541,11 @@ def matvec(n: int = 30, p: int = 45, dtype: torch.dtype = torch.bfloat16) -> Cas
 MAKERS: list[Callable[[], Case]] = [
     pointwise, silu_mul, gelu, transpose, rotary, gather, scatter_add, dropout, uniform, softmax, layer_norm, rms_norm,
     in_eight_bits, cross_entropy, softmax_sums, argmax, flags, shared_row, cumsum, column_sum, middle_max, full_sum,
-    matmul, matvec,
+    matmul, matvec, running_places,
 ]  # fmt: skip
 DYNAMIC = [
     pointwise, silu_mul, gelu, transpose, softmax, layer_norm, rms_norm, cross_entropy, softmax_sums, argmax, cumsum,
-    column_sum, middle_max, full_sum, matmul,
+    column_sum, middle_max, full_sum, matmul, running_places,
 ]  # fmt: skip
 
 

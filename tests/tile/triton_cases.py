@@ -61,6 +61,7 @@ BY_HAND: dict[str, list[Schedule]] = {
     "cumprod": LOOPS,
     "cummax": LOOPS,
     "cummin": LOOPS,
+    "running_places": [Schedule((("j", 2), ("r", 64)), loop=True)],
     "column_sum": [Schedule((("j", 16), ("r", 32)), loop=True), Schedule((("j", 16), ("r", 8)), loop=True, split=4)],
     "middle_max": [
         Schedule((("h j", 16), ("r", 8)), loop=True),
@@ -89,6 +90,7 @@ EXTRA = [
     partial(kernels.cumsum, kind="prod"), partial(kernels.cumsum, kind="max"), partial(kernels.cumsum, kind="min"),
     partial(kernels.softmax_sums, 9, 200, torch.bfloat16, "exp2", "zero"), partial(kernels.softmax_sums, 8, 2048),
     partial(kernels.full_sum, 3), partial(kernels.column_sum, 96, 40),
+    partial(kernels.running_places, 9000, 3), partial(kernels.running_places, 40, 300),
 ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from tessera.tile.cost import H200
-from tessera.tile.dialect import PARALLEL, REDUCE, ContractOp, KernelOp, LoadOp, StoreOp, axes_of
+from tessera.tile.dialect import PARALLEL, REDUCE, ContractOp, KernelOp, LoadOp, ScanOp, StoreOp, axes_of
 from tessera.tile.flash import flash_of
 from tessera.tile.parting import PART
 from tessera.tile.schedule import Schedule, inner_axis, reduced_axis
@@ -78,6 +78,10 @@ def _reductions(kernel: KernelOp, extent: Mapping[str, int]) -> list[Schedule]:
     assert axis is not None
     first = _contiguous(kernel)
     parallel = [a for a in reversed(kernel.axis_names(PARALLEL))]
+    if first is not None and first != axis and any(isinstance(op, ScanOp) for op in kernel.block.ops):
+        # running sums down columns: steps wait for one another, so few and long ones
+        steps = dict.fromkeys(min(power_of_two(extent[axis]), step) for step in (4096, 2048, 1024))
+        return [Schedule(blocks=((axis, step),), loop=step < extent[axis]) for step in steps]
     if first is not None and first != axis:  # columns: many of them side by side, the axis in a loop
         wide = min(power_of_two(extent[first]), 128)
         return [

@@ -2,8 +2,9 @@
 
 The kind of a kernel decides: elementwise work goes in flat blocks, or in square tiles where operands disagree on the
 axis that is contiguous; rows are reduced by one program each, whole in registers while they fit; columns are reduced
-in tiles whose long side is contiguous; products go in tiles for the matrix units. Where too few programs would be
-left, the reduction is split. Everything follows from the kernel and the sizes alone: the same every time.
+in tiles whose long side is contiguous, or one by one where they carry running sums; products go in tiles for the
+matrix units. Where too few programs would be left, the reduction is split. Everything follows from the kernel and the
+sizes alone: the same every time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import replace
 from xdsl.dialects.builtin import Float32Type
 
 from tessera.tile.cost import H200, axis_sizes
-from tessera.tile.dialect import PARALLEL, ContractOp, KernelOp, LoadOp, StoreOp, axes_of, element_of
+from tessera.tile.dialect import PARALLEL, ContractOp, KernelOp, LoadOp, ScanOp, StoreOp, axes_of, element_of
 from tessera.tile.elements import torch_dtype
 from tessera.tile.passes.online import with_reduce_exp
 from tessera.tile.schedule import Schedule, inner_axis, plan, reduced_axis
@@ -32,6 +33,8 @@ SPILLING_ROW = 65536  # in one block, some of it would not stay in registers
 HELD = 144 * 1024  # bytes of a row that are held from one reduction to the next, beside what 32 warps need to work
 HELD_BY_FEWER = 200 * 1024  # as above: 16 warps and fewer leave more of the registers
 STEP = 96 * 1024  # bytes of a step of a walk: it is loaded ahead
+HANDFUL = 4  # elements reduced at each point of something large
+SECTOR = 32  # bytes that memory gives at once
 LONG_ROW = 16384  # from here on a row that is read once is better walked: many programs keep more bytes on their way
 
 
@@ -46,7 +49,7 @@ def propose(kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
     elif (sides := shape.product_sides()) is not None:
         found = _products(shape, *sides)
     elif shape.fast and max(shape.fast, key=shape.fast.__getitem__) != shape.axis:
-        found = _columns(shape)
+        found = _running_columns(shape) if shape.scans else _columns(shape)
     else:
         found = _rows(shape)
     whole = loop_hazard(kernel)
@@ -68,6 +71,7 @@ class Shape:
         self.held = self._held()
         self.splits = can_split(kernel)
         self.ends = ends_all(kernel)
+        self.scans = any(isinstance(op, ScanOp) for op in kernel.block.ops)
         self.dynamic = bool(kernel.symbol_names)  # other sizes will come: nothing is made small for these
 
     def _fast(self) -> tuple[dict[str, int], int]:
@@ -257,6 +261,10 @@ def _columns(shape: Shape) -> Iterator[Schedule]:
     wide = min(power_of_two(shape.size(key)), 512 // shape.item // 2)
     others = shape.points // max(shape.size(key), 1)
     whole = max(power_of_two(size), 2)
+    if whole <= HANDFUL:  # blocks as large as for elementwise work, which this nearly is
+        wide = min(power_of_two(shape.size(key)), 2048 // whole)
+        while wide > 32 and not shape.dynamic and others * math.ceil(shape.size(key) / wide) < PROGRAMS:
+            wide //= 2
     if whole * min(wide, 32) <= 8192:  # all of the axis in one block: nothing is read twice
         for columns in (wide, wide // 2, wide // 4):
             if columns >= 8 and whole * columns <= 16384:
@@ -275,6 +283,24 @@ def _columns(shape: Shape) -> Iterator[Schedule]:
                 yield Schedule(blocks, warps=warps, loop=True, split=parts // 2)
         else:
             yield Schedule(blocks, warps=warps, loop=True)
+
+
+def _running_columns(shape: Shape) -> Iterator[Schedule]:
+    """Running sums down columns. Every step waits for the one before it, so steps are few and long; side by side lie as
+    many columns as one access to memory brings, or fewer where that leaves multiprocessors idle."""
+    axis = shape.axis
+    assert axis is not None
+    key = max((a for a in shape.fast if a != axis), key=shape.fast.__getitem__)
+    whole = max(power_of_two(max(shape.sizes[axis], 1)), 2)
+    columns = min(max(SECTOR // shape.item, 1), power_of_two(shape.sizes[key]))
+    while columns > 1 and not shape.dynamic and shape.points // columns < H200.units:
+        columns //= 2
+    sizes = ((8192, 16), (4096, 16), (8192, 8), (4096, 8), (2048, 16), (16384, 16))
+    if columns * whole > 8192:  # what a loop carries takes registers too
+        sizes = ((4096, 8), (8192, 8), (4096, 16), (2048, 8))
+    for elements, each in sizes:
+        step = max(min(elements // columns, whole), 2)
+        yield Schedule(_blocks(key, columns, axis, step), warps=_warps(columns * step, each), loop=step < whole)
 
 
 def _blocks(key: str, rows: int, axis: str, block: int) -> tuple[tuple[str, int], ...]:
