@@ -97,9 +97,8 @@ class _Walk:
         """The equations, those that kernels cannot hold in their own parts; None where some have none."""
         kept: list[Equation] = []
         for eqn in equations:
-            outside = (
-                isinstance(eqn.op, Special) or eqn.op in decompose_index.BETWEEN
-            )  # of our own making: it stands between kernels
+            # Of our own making: it stands between kernels.
+            outside = isinstance(eqn.op, Special) or eqn.op in decompose_index.BETWEEN
             inner = [eqn] if outside or self.holds(eqn) else self.parts(eqn, depth - 1) if depth else None
             if inner is None:
                 return None

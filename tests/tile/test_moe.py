@@ -31,6 +31,19 @@ def places(classes: torch.Tensor) -> torch.Tensor:
     return (chosen.cumsum(0) * chosen).sum(-1) - 1
 
 
+def experts_backward(g: torch.Tensor, down: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple:
+    """Gradients inside gated experts: of the gate and of what it lets through, and what the weights' gradient reads."""
+    hidden = torch.bmm(g, down.transpose(1, 2))
+    return F.silu(gate) * up, hidden * F.silu(gate), torch.ops.aten.silu_backward(hidden * up, gate)
+
+
+def test_gradients_inside_experts_run_after_the_product() -> None:
+    """Two blocks read and three written beside the sums do not fit in registers: the kernel would spill and wait."""
+    trace = cuda_trace(experts_backward, (8, 1280, 4096), (8, 14336, 4096), (8, 1280, 14336), (8, 1280, 14336))
+    assert [sorted(region) for region in regions(trace)] == [["mul", "mul", "mul", "silu", "silu", "silu_backward"]]
+    assert "more than the product" in tile.reasons(trace)["bmm"]
+
+
 # --- running sums down columns ------------------------------------------------------------------------------
 
 
