@@ -18,6 +18,9 @@ from test_products import cuda_trace, regions
 import tessera
 from tessera.executors import tile
 from tessera.executors.regions import body_of
+from tessera.ir.trace import Trace
+from tessera.tile.dialect import KernelOp
+from tessera.tile.from_trace import lower
 from tessera.tile.lower import RULES
 from tessera.tile.targets.triton.propose import propose
 from tessera.tools.networks import MoE
@@ -29,6 +32,11 @@ def places(classes: torch.Tensor) -> torch.Tensor:
     """The place of every row in the queue of its class."""
     chosen = F.one_hot(classes.flatten(), 8)
     return (chosen.cumsum(0) * chosen).sum(-1) - 1
+
+
+def kernel_of(trace: Trace) -> KernelOp:
+    """The kernel of the first region."""
+    return lower(body_of(trace, tile.regions(trace)[0], "running")).kernel
 
 
 def experts_backward(g: torch.Tensor, down: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple:
@@ -51,9 +59,7 @@ def test_places_in_queues_are_two_kernels() -> None:
     trace = cuda_trace(places, (4096, 2), dtype=I64)
     first, second = regions(trace)
     assert {"eq", "cumsum", "mul"} <= set(first) and second == ["sum", "sub"]
-    launch = tile.compile_region(body_of(trace, tile.regions(trace)[0], "places"))
-    assert launch is not None
-    schedule = launch.schedule  # type: ignore[attr-defined]
+    schedule = propose(kernel_of(trace), {})[0]
     assert schedule.block("i0") == 1 and schedule.block("r") == 8192 and not schedule.loop
 
 
@@ -81,7 +87,7 @@ def test_schedules_of_running_sums_fit_hopper(shape: tuple[int, int], dtype: tor
     from tessera.tile.targets.triton.resources import compile_only
 
     trace = cuda_trace(lambda x: x.cumsum(0) * 2, shape, dtype=dtype)
-    kernel = tile.compile_region(body_of(trace, tile.regions(trace)[0], "running")).kernel  # type: ignore[union-attr]
+    kernel = kernel_of(trace)
     best = propose(kernel, {})[0]
     programs = shape[1] // best.block("i0")
     assert best.block("r") * best.block("i0") >= 4096 and programs >= min(shape[1], 128)
