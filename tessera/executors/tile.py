@@ -224,7 +224,7 @@ def build(body: Trace, target: Target, schedule: Schedule | None = None) -> Call
         kernel = target.compile(lowered.kernel, schedule)
         launch = launcher(body, lowered, kernel)
         _offer_writes(launch, body, lowered, kernel)
-        if (begin := getattr(kernel, "ahead", None)) is not None:
+        if (begin := getattr(kernel, "ahead", None)) is not None and torch.cuda.is_available():
             begin(lowered.buffers[0].tensor.device)
     except (Unlowerable, NotImplementedError):
         return None
