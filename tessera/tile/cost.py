@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from xdsl.ir import SSAValue
 
+from tessera.ops.uniform import COST as COST_OF_RANDOM
 from tessera.tile.dialect import (
     ApplyOp,
     ContractOp,
@@ -57,7 +58,6 @@ class Machine:
 
 
 H200 = Machine("H200", 4.0e12, 6.0e13, 7.9e14, 132)
-PHILOX_COST = 24  # a quarter of a block, which serves four neighbours
 
 
 def axis_sizes(kernel: KernelOp, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -77,7 +77,7 @@ def cost(kernel: KernelOp, sizes: Mapping[str, int]) -> Cost:
             case ReduceExpOp():
                 flops += (2 + FUNCTIONS[op.fn.data].cost) * _points(axes, axes_of(op.arg))
             case RandomOp():
-                flops += PHILOX_COST * _points(axes, axes_of(op.result))
+                flops += COST_OF_RANDOM * _points(axes, axes_of(op.result))
             case ContractOp():
                 matrix += 2 * _points(axes, tuple({*axes_of(op.lhs), *axes_of(op.rhs)}))
     return Cost(_bytes(kernel, axes, sizes, LoadOp), _bytes(kernel, axes, sizes, StoreOp), flops, matrix)

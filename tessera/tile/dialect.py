@@ -398,7 +398,7 @@ class ContractOp(IRDLOperation):
 class RandomOp(IRDLOperation):
     """32 random bits (as i64 in [0, 2^32)) for a seed and an offset; the same bits on every target.
 
-    Philox 4x32-10 gives four words at a time, and every one of them is used: offset o is word o % 4 of the block that
+    Philox 4x32-7 gives four words at a time, and every one of them is used: offset o is word o % 4 of the block that
     the counter o // 4 gives. The counter's four words are (low, high, 0, 0) of that 64-bit number, the key's two are
     (low, high) of the 64-bit seed. Four neighbours that one thread holds then cost one block.
     """

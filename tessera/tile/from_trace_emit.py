@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from xdsl.ir import SSAValue
 
+from tessera.ops.uniform import COST as COST_OF_RANDOM
 from tessera.tile.build import KernelBuilder
-from tessera.tile.cost import PHILOX_COST
 from tessera.tile.elements import element_of_dtype
 from tessera.tile.from_trace_index import Unlowerable
 from tessera.tile.functions import FUNCTIONS
@@ -188,7 +188,7 @@ class Emit:
         """32 random bits, as an integer."""
         key = ("random", seed, offset)
         if key not in self._made:
-            self.costs += PHILOX_COST
+            self.costs += COST_OF_RANDOM
         return self._once(key, torch.int64, _union((seed, offset)), lambda k: k.random(seed.ssa, offset.ssa))  # type: ignore[arg-type]
 
     def gather(self, x: T) -> Index:

@@ -214,9 +214,9 @@ def uniform(n: int = 100) -> Case:
 
 
 def philox(seed: int, offset: int) -> int:
-    """Word offset % 4 of Philox-4x32-10 for the counter offset // 4 and the key (low, high of seed)."""
+    """Word offset % 4 of Philox-4x32-7 for the counter offset // 4 and the key (low, high of seed)."""
     c, k, low = [offset >> 2 & 0xFFFFFFFF, offset >> 34 & 0xFFFFFFFF, 0, 0], [seed & 0xFFFFFFFF, seed >> 32], 0xFFFFFFFF
-    for _ in range(10):
+    for _ in range(7):
         a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
         c = [(b >> 32) ^ c[1] ^ k[0], b & low, (a >> 32) ^ c[3] ^ k[1], a & low]
         k = [(k[0] + 0x9E3779B9) & low, (k[1] + 0xBB67AE85) & low]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from xdsl.utils.exceptions import VerifyException
 
-from tessera.tile.build import KernelBuilder, f32, i32, i64
+from tessera.tile.build import KernelBuilder, bf16, f32, i32, i64
 from tessera.tile.dialect import KernelOp, ReduceExpOp, ReduceOp, StoreOp
 from tessera.tile.interp import run
 from tessera.tile.passes.offline import offline
@@ -136,6 +136,24 @@ def test_one_hot_sums_need_no_sum() -> None:
     assert kernel.axis_names("reduce") == ()
     run(kernel, [x, t, a, got])
     torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+def test_one_hot_rows_that_were_rounded_need_no_sum() -> None:
+    k = KernelBuilder("rounded")
+    i, r = k.axis("i", 6), k.axis("r", 10, reduce=True)
+    t, a, y = k.buffer(i64), k.buffer(f32), k.buffer(f32)
+    row = k.apply("select", k.apply("eq", k.iota(r), k.load(t, i)), k.load(a, i), k.constant(0.0, f32))
+    k.store(k.reduce("sum", k.cast(k.cast(row, bf16), f32), "r"), y, i)
+    kernel = k.finish()
+    numbers, targets = kernels.rand(6), torch.tensor([0, 9, -100, 10, 3, 3])
+    want, got = torch.zeros(6), torch.zeros(6)
+    run(kernel, [targets, numbers, want])
+    one_hot(kernel)
+    kernel.verify()
+    assert count(kernel, ReduceOp) == 0
+    run(kernel, [targets, numbers, got])
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    torch.testing.assert_close(got[0], numbers[0].bfloat16().float(), rtol=0, atol=0)
 
 
 def test_a_row_that_varies_is_still_summed() -> None:

@@ -1,13 +1,10 @@
-"""Philox 4x32-10: word `offset % 4` of block `offset // 4`, for a 64-bit seed (the key)."""
+"""Philox 4x32: word `offset % 4` of block `offset // 4`, for a 64-bit seed (the key)."""
 
 from __future__ import annotations
 
+from tessera.ops.uniform import KEY_STEPS, ROUND_FACTORS, ROUNDS, WORD
 from tessera.tile.targets.cpu.code import V
 from tessera.tile.targets.cpu.host import HostCode as Code
-
-FACTORS = (0xD2511F53, 0xCD9E8D57)
-STEPS = (0x9E3779B9, 0xBB67AE85)
-WORD = 0xFFFFFFFF
 
 
 def philox(b: Code, seed: V, offset: V) -> V:
@@ -22,16 +19,16 @@ def philox(b: Code, seed: V, offset: V) -> V:
     keys = [word(seed), high(seed)]
     counter = b.bin("ashr", offset, b.const("i64", 2))
     c = [word(counter), high(counter), b.const("i64", 0), b.const("i64", 0)]
-    for _ in range(10):
-        first = b.bin("mul", c[0], b.const("i64", FACTORS[0]))
-        second = b.bin("mul", c[2], b.const("i64", FACTORS[1]))
+    for _ in range(ROUNDS):
+        first = b.bin("mul", c[0], b.const("i64", ROUND_FACTORS[0]))
+        second = b.bin("mul", c[2], b.const("i64", ROUND_FACTORS[1]))
         c = [
             b.bin("xor", b.bin("xor", high(second), c[1]), keys[0]),
             word(second),
             b.bin("xor", b.bin("xor", high(first), c[3]), keys[1]),
             word(first),
         ]
-        keys = [word(b.bin("add", k, b.const("i64", s))) for k, s in zip(keys, STEPS, strict=True)]
+        keys = [word(b.bin("add", k, b.const("i64", s))) for k, s in zip(keys, KEY_STEPS, strict=True)]
     number = b.bin("and", offset, b.const("i64", 3))
     found = c[3]
     for k in (2, 1, 0):

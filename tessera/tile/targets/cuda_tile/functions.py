@@ -21,6 +21,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute
 
+from tessera.ops.uniform import ROUNDS
 from tessera.util.errors import OptionError
 
 _COMMON = {
@@ -217,13 +218,13 @@ def _truncate_divide(a, b):
     q = a // b
     return q + ct.astype((q * b != a) & ((a < 0) != (b < 0)), q.dtype)
 ''',
-    "_philox": '''
+    "_philox": f'''
 def _philox(seed, offset):
-    """Word offset % 4 of block offset // 4 of Philox 4x32-10; 32-bit words are held in int64."""
+    """Word offset % 4 of block offset // 4 of Philox 4x32-{ROUNDS}; 32-bit words are held in int64."""
     k0, k1 = seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
     c0, c1 = (offset >> 2) & 0xFFFFFFFF, (offset >> 34) & 0xFFFFFFFF
     c2, c3 = c0 * 0, c0 * 0
-    for _ in range(10):
+    for _ in range({ROUNDS}):
         a, b = c0 * 0xD2511F53, c2 * 0xCD9E8D57
         c0, c1 = ((b >> 32) & 0xFFFFFFFF) ^ c1 ^ k0, b & 0xFFFFFFFF
         c2, c3 = ((a >> 32) & 0xFFFFFFFF) ^ c3 ^ k1, a & 0xFFFFFFFF

@@ -22,6 +22,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute
 
+from tessera.ops.uniform import ROUNDS
 from tessera.tile.dialect import KernelOp, LoadOp, StoreOp, element_of
 
 _COMMON = {
@@ -236,10 +237,10 @@ def _argmin(a, i, b, j):
     keep = (a < b) | ((a != a) & (b == b)) | (same & (i < j))
     return tl.where(keep, a, b), tl.where(keep, i, j)
 ''',
-    "_random": '''
+    "_random": f'''
 def _random(seed, offset):
-    """Word offset % 4 of block offset // 4 of Philox; neighbours that a thread holds share a block."""
-    a, b, c, d = tl.randint4x(seed, offset >> 2)
+    """Word offset % 4 of block offset // 4 of Philox 4x32-{ROUNDS}; neighbours that a thread holds share a block."""
+    a, b, c, d = tl.randint4x(seed, offset >> 2, n_rounds={ROUNDS})
     word = offset & 3
     found = tl.where(word < 2, tl.where(word == 0, a, b), tl.where(word == 2, c, d))
     return found.to(tl.uint32, bitcast=True).to(tl.int64)
