@@ -25,7 +25,7 @@ from tessera.tile.schedule import Schedule
 from tessera.tile.targets import CompiledKernel, named, target_for
 
 NAME = "scaled_dot_product_attention"
-HALF = (torch.bfloat16, torch.float16)
+TAKEN = (torch.bfloat16, torch.float16, torch.float32)
 MOST_QUERIES, MOST_ROWS, WIDEST = 16, 64, 256
 FEWEST_KEYS = 256
 PROGRAMS = 2 * H200.units
@@ -46,8 +46,8 @@ def refusal(eqn: Equation) -> str:
     assert isinstance(query, Value) and isinstance(key, Value) and isinstance(value, Value)
     if target_for(query.tensor.device) is None or query.tensor.device.type != "cuda":
         return "our kernel runs on CUDA"
-    if query.dtype not in HALF or {query.ndim, key.ndim, value.ndim} != {4} or dropout:
-        return "our kernel takes half precision, four dimensions and no dropout"
+    if query.dtype not in TAKEN or {query.ndim, key.ndim, value.ndim} != {4} or dropout:
+        return "our kernel takes 16 or 32 bits, four dimensions and no dropout"
     sizes = (*query.shape[1:], key.shape[1], key.shape[3], value.shape[3])
     if not all(isinstance(n, int) for n in sizes):
         return "its heads, queries and widths are known only at run time"

@@ -19,9 +19,8 @@ from tessera.ops.op import keep_whole
 from tessera.tile.dialect import KernelOp
 from tessera.tile.from_trace import lower
 from tessera.tile.schedule import Schedule
-from tessera.tile.targets.triton.halves import schedules
+from tessera.tile.targets.triton.halves import halves, in_two, schedules
 from tessera.tile.targets.triton.propose import propose
-from tessera.tile.walk import halves
 
 aten = torch.ops.aten
 X, W, ROW, TARGET = "matrix", "row", "column", "target"  # what an argument is
@@ -65,9 +64,14 @@ def kernels_of(name: str, rows: int, row: int, dtype: torch.dtype) -> Iterator[t
     trace = tile.decompose(trace)
     for number, region in enumerate(tile.regions(trace)):
         kernel = lower(body_of(trace, list(region), f"{name}_{number}"), f"{name}_{number}").kernel
-        schedule = propose(kernel, {})[0]
-        if schedule.split == 1:
-            yield kernel, schedule
-        else:
-            parts = halves(kernel, schedule.split)
-            yield from zip((parts.first, parts.second), schedules(kernel, schedule, parts), strict=True)
+        yield from pieces(kernel, propose(kernel, {})[0])
+
+
+def pieces(kernel: KernelOp, schedule: Schedule) -> Iterator[tuple[KernelOp, Schedule]]:
+    """The kernels that are launched."""
+    if not in_two(kernel, schedule):
+        yield kernel, schedule
+        return
+    parts = halves(kernel, schedule)
+    for half, own in zip((parts.first, parts.second), schedules(kernel, schedule, parts), strict=True):
+        yield from pieces(half, own)

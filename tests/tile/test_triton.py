@@ -39,7 +39,7 @@ from triton_cases import NO_LOOP, TRIALS, function_cases, run, sizes_of  # noqa:
 from tessera.tile.targets.triton import ahead  # noqa: E402
 from tessera.tile.targets.triton.emit import Options, emit  # noqa: E402
 from tessera.tile.targets.triton.functions import FLOAT, INTEGER, TRUTH  # noqa: E402
-from tessera.tile.targets.triton.halves import schedules  # noqa: E402
+from tessera.tile.targets.triton.halves import halves, schedules  # noqa: E402
 from tessera.tile.targets.triton.launch import Launcher  # noqa: E402
 from tessera.tile.targets.triton.layout import needs_wide  # noqa: E402
 from tessera.tile.targets.triton.propose import propose  # noqa: E402
@@ -131,14 +131,39 @@ def test_walks_keep_their_sums_in_registers(
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
     kernel = kernels.norm_backward(2, m, torch.bfloat16, dynamic=True).kernel
     schedule = propose(kernel, {"n": n})[0]
-    halves = share(kernel, schedule.split)
+    parted = share(kernel, schedule.split)
     first, second = (
         compile_only(half, s, arch)
-        for half, s in zip((halves.first, halves.second), schedules(kernel, schedule, halves), strict=True)
+        for half, s in zip((parted.first, parted.second), schedules(kernel, schedule, parted), strict=True)
     )
     assert first.spills == 0 and second.spills == 0
     assert first.registers * 32 * schedule.warps * max(16 // schedule.warps, 1) <= 65536  # as many as were meant fit
     assert "st.global.v4" in first.ptx and "ld.global.b16" not in first.ptx
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_long_rows_come_before_their_columns(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
+    kernel = kernels.norm_backward(2, 32768, dtype, dynamic=True).kernel
+    schedule = propose(kernel, {"n": 2048})[0]
+    parted = halves(kernel, schedule)
+    assert schedule.loop and parted.second.axis_names("reduce") == (kernel.walked,)
+    for half, own in zip((parted.first, parted.second), schedules(kernel, schedule, parted), strict=True):
+        found = compile_only(half, replace(own, split=1))
+        assert found.spills == 0 and found.registers <= 128 and "ld.global.v4" in found.ptx
+
+
+def test_long_rows_across_memory_have_a_schedule() -> None:
+    k = KernelBuilder("across")
+    i, r = k.axis("i", 3), k.axis("r", 9000, reduce=True)
+    x = k.load(k.buffer(f32), r * 3 + i)
+    k.store(k.apply("mul", x, k.reduce("sum", x, "r")), k.buffer(f32), r * 3 + i)
+    k.store(k.reduce("sum", x, "i"), k.buffer(f32), r)
+    kernel = k.finish()
+    for schedule in propose(kernel, {}):
+        assert schedule.loop and TARGET.compile(kernel, schedule)
 
 
 def test_rotary_halves_are_wide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,6 +305,9 @@ def test_proposals_are_valid_and_repeat(case: Case) -> None:
         assert schedule.split == 1 or can_split(case.kernel) or case.kernel.walked
 
 
+LONG = ((32768, torch.bfloat16), (32768, torch.float32))
+
+
 def test_proposals_know_the_measured_facts() -> None:
     rows = propose(kernels.softmax(2, 2, torch.bfloat16, dynamic=True).kernel, {"n": 16384, "m": 8192})[0]
     assert rows.block("r") == 8192 and rows.block("i") == 1 and 4 <= rows.warps <= 16 and not rows.loop
@@ -287,6 +315,8 @@ def test_proposals_know_the_measured_facts() -> None:
     assert 1024 <= flat.block("i") <= 4096 and flat.block("i") // (32 * flat.warps) >= 8
     columns = propose(kernels.column_sum(2, 2, dynamic=True).kernel, {"n": 16384, "m": 8192})[0]
     assert columns.split > 1 and columns.block("j") >= 64
+    one, two = (propose(kernels.softmax(2, m, dtype, dynamic=True).kernel, {"n": 2048, "m": m})[0] for m, dtype in LONG)
+    assert one.loop and one.block("r") == 16384 and not two.loop  # the cache keeps rows of 64 KiB, registers the other
     total = propose(kernels.full_sum(2, dynamic=True).kernel, {"n": 1 << 24})[0]
     assert total.split > 1
     product = propose(kernels.matmul(2, 2, 2, dynamic=True).kernel, {"m": 8192, "n": 8192, "p": 8192})[0]
@@ -343,7 +373,7 @@ def test_second_launch_goes_the_short_way() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize(("n", "m"), [(4096, 4096), (1000, 8192), (20000, 768), (333, 3000)])
+@pytest.mark.parametrize(("n", "m"), [(4096, 4096), (1000, 8192), (20000, 768), (333, 3000), (333, 12000)])
 def test_every_proposed_walk_on_a_device(n: int, m: int, dynamic: bool) -> None:
     case = kernels.norm_backward(n, m, torch.bfloat16, dynamic=dynamic)
     for schedule in propose(case.kernel, sizes_of(case)):

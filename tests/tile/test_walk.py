@@ -8,12 +8,13 @@ import torch
 from kernels import Case
 from xdsl.utils.exceptions import VerifyException
 
+from tessera.tile.apart import apart, can_part
 from tessera.tile.build import KernelBuilder, bf16, f32
 from tessera.tile.dialect import KernelOp, ReduceOp, StoreOp
 from tessera.tile.elements import torch_dtype
 from tessera.tile.interp import run
 from tessera.tile.schedule import after_walk, plan
-from tessera.tile.split import can_split
+from tessera.tile.split import Split, can_split
 from tessera.tile.walk import share
 
 CASES = kernels.walked_cases()
@@ -29,7 +30,19 @@ def test_the_interpreter_is_right(case: Case) -> None:
 @pytest.mark.parametrize("parts", [1, 2, 7, 30])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_in_parts(case: Case, parts: int) -> None:
-    halves = share(case.kernel, parts)
+    check_halves(case, share(case.kernel, parts))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_rows_then_columns(case: Case) -> None:
+    assert can_part(case.kernel)
+    parted = apart(case.kernel)
+    assert parted.first.walked is parted.second.walked is None
+    assert parted.second.axis_names("reduce") == (case.kernel.walked,)
+    check_halves(case, parted)
+
+
+def check_halves(case: Case, halves: Split) -> None:
     values = dict(zip([s.data for s in case.kernel.symbol_names], case.symbols, strict=True))
     results = [t.clone() for t in case.tensors]
     for s in halves.scratch:

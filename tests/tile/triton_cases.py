@@ -79,7 +79,15 @@ BY_HAND: dict[str, list[Schedule]] = {
             for extra in ((("bulk", True), ("flatten", True)), (("bulk", True), ("parts", 4)))
         ),
     ],
-    "norm_backward": [Schedule(), Schedule((("i", 4),), split=3, stages=3), Schedule((("i", 2),), split=8)],
+    "norm_backward": [
+        Schedule(),
+        Schedule((("i", 4),), split=3, stages=3),
+        Schedule((("i", 2),), split=8),
+        *(  # rows, then columns
+            Schedule((("r", 16), ("i", 8)), loop=True, split=n, extra=(("row_block", 32), ("row_warps", 2)))
+            for n in (1, 2)
+        ),
+    ],
     "matvec": [Schedule((("j", 8), ("r", 16)), loop=True)],
 }
 EXTRA = [

@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 WHO = ("eager", "inductor", OURS)
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 FLUSHED = 256 * 2**20  # bytes read between calls: several times any L2 cache
-AHEAD = 400_000  # cycles that the GPU waits, about a fifth of a millisecond
+AHEAD = 1_000_000  # cycles that the GPU waits, about half a millisecond
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,34 @@
-"""The schedules of the two kernels that one becomes when its reduction is shared by many programs."""
+"""The two kernels that one becomes, and their schedules: where many programs share a reduction or a walk (`split`), and
+where rows are too long to be walked with their sums (a walk with `loop`): rows first, then columns.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from tessera.tile.apart import apart
 from tessera.tile.copying import points
 from tessera.tile.dialect import PARALLEL, KernelOp
 from tessera.tile.parting import PART, Split
 from tessera.tile.schedule import Schedule, reduced_axis
 from tessera.tile.targets.triton.layout import power_of_two
+from tessera.tile.walk import halves as shared
+
+ROW_BLOCK, ROW_WARPS = "row_block", "row_warps"  # what `extra` says of the rows where they come first
+
+
+def in_two(kernel: KernelOp, schedule: Schedule) -> bool:
+    return schedule.split > 1 or rows_first(kernel, schedule)
+
+
+def rows_first(kernel: KernelOp, schedule: Schedule) -> bool:
+    return kernel.walked is not None and schedule.loop
+
+
+def halves(kernel: KernelOp, schedule: Schedule) -> Split:
+    if rows_first(kernel, schedule):
+        return apart(kernel)
+    return shared(kernel, schedule.split)
 
 
 def schedules(kernel: KernelOp, schedule: Schedule, made: Split) -> tuple[Schedule, Schedule]:
@@ -16,6 +36,8 @@ def schedules(kernel: KernelOp, schedule: Schedule, made: Split) -> tuple[Schedu
 
     Where the second runs along the axis too, its blocks are those of the first, each with all parts of its row.
     """
+    if rows_first(kernel, schedule):
+        return _of_long_rows(kernel, schedule)
     if kernel.walked is not None:
         return _of_a_walk(kernel, schedule)
     parallel = kernel.axis_names(PARALLEL)
@@ -40,3 +62,13 @@ def _of_a_walk(kernel: KernelOp, schedule: Schedule) -> tuple[Schedule, Schedule
     parts = max(power_of_two(schedule.split), 2)
     columns = max(min(8192 // parts, 64), 8)
     return replace(schedule, split=1), Schedule(((axis, columns), (PART, parts)), warps=8 if parts >= 128 else 4)
+
+
+def _of_long_rows(kernel: KernelOp, schedule: Schedule) -> tuple[Schedule, Schedule]:
+    """The schedule is that of the columns; of the rows it says two numbers."""
+    axis, extra = reduced_axis(kernel), dict(schedule.extra)
+    assert axis is not None and kernel.walked is not None
+    block, warps = extra[ROW_BLOCK], extra[ROW_WARPS]
+    assert isinstance(block, int) and isinstance(warps, int)
+    rows = Schedule(((kernel.walked, 1), (axis, block)), warps=warps, loop=True)
+    return rows, replace(schedule, extra=())

@@ -26,10 +26,9 @@ from tessera.tile.schedule import Schedule, reduced_axis
 from tessera.tile.targets.pair import Pair
 from tessera.tile.targets.triton import ahead, shim
 from tessera.tile.targets.triton.emit import Options
-from tessera.tile.targets.triton.halves import schedules
+from tessera.tile.targets.triton.halves import halves, in_two, schedules
 from tessera.tile.targets.triton.layout import layout, needs_wide
 from tessera.tile.targets.triton.tiles import bulks, walks_tiles, write
-from tessera.tile.walk import halves
 from tessera.util.errors import InputError
 
 REMEMBERED = 4096  # symbols and alignments whose decisions are kept
@@ -256,8 +255,12 @@ def looped(kernel: KernelOp, schedule: Schedule) -> Schedule:
     return replace(schedule, blocks=blocks, loop=True)
 
 
-def in_parts(kernel: KernelOp, schedule: Schedule) -> Pair[Launcher]:
-    """A kernel whose reduction or walk is shared by several programs."""
-    made = halves(kernel, schedule.split)
+def launcher(kernel: KernelOp, schedule: Schedule) -> Launcher | Pair:
+    return (in_parts if in_two(kernel, schedule) else Launcher)(kernel, schedule)
+
+
+def in_parts(kernel: KernelOp, schedule: Schedule) -> Pair:
+    """A kernel that runs as two; the second may be such a kernel itself."""
+    made = halves(kernel, schedule)
     first, second = schedules(kernel, schedule, made)
-    return Pair(kernel, made, Launcher(made.first, first), Launcher(made.second, second))
+    return Pair(kernel, made, launcher(made.first, first), launcher(made.second, second))

@@ -14,13 +14,26 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from xdsl.dialects.builtin import Float32Type
+from xdsl.ir import Operation
 
+from tessera.tile.apart import apart, can_part
 from tessera.tile.cost import H200, axis_sizes
-from tessera.tile.dialect import PARALLEL, ContractOp, KernelOp, LoadOp, ScanOp, StoreOp, axes_of, element_of
+from tessera.tile.dialect import (
+    PARALLEL,
+    ContractOp,
+    KernelOp,
+    LoadOp,
+    ReduceExpOp,
+    ScanOp,
+    StoreOp,
+    axes_of,
+    element_of,
+)
 from tessera.tile.elements import torch_dtype
 from tessera.tile.passes.online import with_reduce_exp
 from tessera.tile.schedule import Schedule, inner_axis, plan, reduced_axis
 from tessera.tile.split import can_split, ends_all
+from tessera.tile.targets.triton.halves import ROW_BLOCK, ROW_WARPS
 from tessera.tile.targets.triton.hazard import loop_hazard
 from tessera.tile.targets.triton.layout import power_of_two
 from tessera.tile.targets.triton.tiles import bulks
@@ -29,13 +42,14 @@ AT_MOST = 8
 PROGRAMS = 4 * H200.units  # enough to keep every multiprocessor busy
 LONGEST_WALK = 8192  # elements of a row whose sums over all rows are carried beside it
 LONGEST_ROW = 65536  # bytes of f32 registers: 256 KiB, all that a multiprocessor has
-SPILLING_ROW = 65536  # in one block, some of it would not stay in registers
+LONG_ROW = 16384  # from here on a row that is read once is better walked: many programs keep more bytes on their way
+LONGER_ROW = 32768  # from here on one program with a whole row has a multiprocessor to itself, and nothing overlaps
 HELD = 144 * 1024  # bytes of a row that are held from one reduction to the next, beside what 32 warps need to work
 HELD_BY_FEWER = 200 * 1024  # as above: 16 warps and fewer leave more of the registers
 STEP = 96 * 1024  # bytes of a step of a walk: it is loaded ahead
+CACHED_ROW = 65536  # bytes of a row that the second-level cache keeps for another loop, all programs together
 HANDFUL = 4  # elements reduced at each point of something large
 SECTOR = 32  # bytes that memory gives at once
-LONG_ROW = 16384  # from here on a row that is read once is better walked: many programs keep more bytes on their way
 
 
 def propose(kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
@@ -45,7 +59,7 @@ def propose(kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
     if shape.axis is None:
         found = _elementwise(shape)
     elif kernel.walked is not None:
-        found = _walks(shape, kernel.walked)
+        found = _walks(shape, kernel.walked) if _short(shape) else _rows_then_columns(kernel, sizes)
     elif (sides := shape.product_sides()) is not None:
         found = _products(shape, *sides)
     elif shape.fast and max(shape.fast, key=shape.fast.__getitem__) != shape.axis:
@@ -67,8 +81,10 @@ class Shape:
         self.parallel = kernel.axis_names(PARALLEL)
         self.points = math.prod(self.sizes[a] for a in self.parallel)
         self.fast, self.item = self._fast()
-        self.loops = sum(step.axis is not None for step in plan(with_reduce_exp(kernel)))
-        self.held = self._held()
+        looped = with_reduce_exp(kernel)
+        self.loops = sum(step.axis is not None for step in plan(looped))
+        self.exponentials = any(isinstance(op, ReduceExpOp) for op in looped.block.ops)
+        self.held, self.again = self._between_loops()
         self.splits = can_split(kernel)
         self.ends = ends_all(kernel)
         self.scans = any(isinstance(op, ScanOp) for op in kernel.block.ops)
@@ -94,12 +110,20 @@ class Shape:
         top = max(weights.values(), default=0)
         return {a: w for a, w in weights.items() if w * 8 >= top}, item
 
-    def _held(self) -> int:
-        """Bytes of one element along the reduced axis that more than one loop reads: registers, if rows are whole."""
-        loops = [set(step.ops) for step in plan(self.kernel) if step.axis is not None]
-        loads = [op for op in self.kernel.block.ops if isinstance(op, LoadOp) and self.axis in axes_of(op.result)]
+    def _between_loops(self) -> tuple[int, int]:
+        """Bytes, of one element along the reduced axis, that are held from one loop to the next if rows are whole in
+        registers, where arithmetic is in f32; and that loops read again otherwise, each row its own."""
+        loops = [set(step.ops) for step in plan(with_reduce_exp(self.kernel)) if step.axis is not None]
+        held: set[Operation] = set()
+        before: set[Operation] = set()
+        for ops in loops:
+            new = ops - before
+            held |= {op for op in ops & before if any(use.operation in new for use in op.results[0].uses)}
+            before |= ops
+        rows = set(self.parallel)
+        loads = [op for op in before if isinstance(op, LoadOp) and op.at.expr.names() & rows]
         again = [op for op in loads if sum(op in ops for ops in loops) > 1]
-        return sum(torch_dtype(element_of(op.buffer)).itemsize for op in again)
+        return 4 * len(held), sum(torch_dtype(element_of(op.buffer)).itemsize for op in again)
 
     def has_row_values(self, fast: str) -> bool:
         """Whether there are long rows with values of their own: one load a program then, not one an element."""
@@ -134,6 +158,10 @@ class Shape:
         loads = [op for op in self.kernel.block.ops if isinstance(op, LoadOp)]
         return sum(axis in (names := op.at.expr.names()) and bool(names & set(key.split())) for op in loads)
 
+    def tile_stores(self, axis: str, key: str) -> bool:
+        stores = [op for op in self.kernel.block.ops if isinstance(op, StoreOp)]
+        return any(axis in (names := op.at.expr.names()) and bool(names & set(key.split())) for op in stores)
+
     def size(self, key: str) -> int:
         return math.prod(self.sizes[a] for a in key.split())
 
@@ -167,7 +195,7 @@ def _tiles(shape: Shape, first: str, second: str) -> Iterator[Schedule]:
     """Two contiguous axes: tiles that are read along one and written along the other."""
     sides = ((64, 64, 8), (32, 64, 4), (64, 32, 4), (32, 32, 4), (64, 128, 8), (128, 64, 8))
     if shape.item >= 4:
-        sides = ((32, 64, 4), (64, 32, 4), (32, 32, 4), (64, 64, 8))
+        sides = ((64, 64, 8), (64, 32, 4), (32, 64, 4), (32, 32, 4))
     for a, b, warps in sides:
         a, b = min(a, power_of_two(shape.sizes[first])), min(b, power_of_two(shape.sizes[second]))
         yield Schedule(((first, a), (second, b)), warps=min(warps, max(a * b // 128, 1)))
@@ -186,8 +214,7 @@ def _rows(shape: Shape) -> Iterator[Schedule]:
     if few and shape.splits:
         yield from _split_rows(shape, key, size)
     whole, walked = _whole_rows(shape, key, block), _walked_rows(shape, key, block)
-    spills = shape.held * block > (HELD if block > LONG_ROW else HELD_BY_FEWER)
-    if spills or block >= (LONG_ROW if shape.loops == 1 else SPILLING_ROW):
+    if (block >= LONG_ROW) if shape.loops == 1 else _better_walked(shape, block, size):
         yield from walked
         yield from whole
     else:
@@ -195,12 +222,19 @@ def _rows(shape: Shape) -> Iterator[Schedule]:
         yield from walked
 
 
+def _better_walked(shape: Shape, block: int, size: int) -> bool:
+    """Rows that registers do not hold, or that the second-level cache brings again while other programs work."""
+    spills = shape.held * block > (HELD if block > LONG_ROW else HELD_BY_FEWER)
+    return spills or (block >= LONGER_ROW and shape.again * size <= CACHED_ROW)
+
+
 def _whole_rows(shape: Shape, key: str, block: int) -> Iterator[Schedule]:
     """Rows in registers: read once, whatever is done with them."""
     assert shape.axis is not None
     if block > LONGEST_ROW:
         return
-    rows = min(max(1024 // block, 1), power_of_two(max(shape.points // H200.units, 1)))
+    least = 1024 if shape.tile_stores(shape.axis, key) else 2048  # elements: programs that only read start too often
+    rows = min(max(least // block, 1), power_of_two(max(shape.points // H200.units, 1)))
     elements = rows * block
     for warps in dict.fromkeys(_warps(elements, each) for each in (32, 16, 64, 8)):
         yield Schedule(_blocks(key, rows, shape.axis, block), warps=warps)
@@ -215,11 +249,24 @@ def _walked_rows(shape: Shape, key: str, block: int) -> Iterator[Schedule]:
     walk the long ones.
     """
     assert shape.axis is not None
-    steps = ((4096, 8), (8192, 8), (8192, 16), (4096, 4))
-    if shape.loops > 1 and block >= SPILLING_ROW // 2:
-        steps = ((16384, 32), (8192, 16), (8192, 32), (4096, 8))
-        if shape.held * 16384 > STEP and shape.sizes[shape.axis] % 16384:  # masks take registers too
-            steps = ((8192, 16), (8192, 32), (4096, 8), (4096, 16))
+    if shape.loops > 1 and block >= LONGER_ROW:
+        steps = [(16384, 32), (16384, 16), (8192, 16), (4096, 8)]
+        size = shape.sizes[shape.axis]
+        again = shape.again * size
+        if shape.again * 16384 > STEP and size % 16384:  # masks take registers too
+            steps = [(8192, 16), (8192, 32), (4096, 8), (4096, 16)]
+        elif shape.exponentials and again <= 2 * CACHED_ROW:  # two programs: one computes, one loads
+            steps.insert(0, steps.pop(1))
+        elif again > 2 * CACHED_ROW and shape.tile_loads(shape.axis, key) == 1:  # one program, or rows leave the cache
+            steps.insert(0, (32768, 32))
+    elif shape.loops == 1 and shape.exponentials and shape.item < 4:
+        steps = [(2048, 4), (4096, 8), (8192, 8), (8192, 16)]
+    elif shape.loops > 1 or shape.exponentials:
+        steps = [(4096, 8), (8192, 8), (8192, 16), (4096, 4)]
+    elif shape.tile_loads(shape.axis, key) > 1:
+        steps = [(2048, 8), (4096, 8), (8192, 8), (4096, 4)]
+    else:
+        steps = [(8192, 16), (8192, 8), (4096, 8), (4096, 4)]
     for step, warps in steps:
         if step < block:
             yield Schedule(_blocks(key, 1, shape.axis, step), warps=warps, loop=True)
@@ -234,14 +281,37 @@ def _split_rows(shape: Shape, key: str, size: int) -> Iterator[Schedule]:
             yield Schedule(_blocks(key, 1, shape.axis, step), warps=warps, loop=True, split=parts)
 
 
+def _short(shape: Shape) -> bool:
+    """Rows whose sums fit into registers, and those that cannot be done otherwise."""
+    assert shape.axis is not None
+    return shape.sizes[shape.axis] <= LONGEST_WALK or not can_part(shape.kernel)
+
+
+def _rows_then_columns(kernel: KernelOp, sizes: dict[str, int]) -> Iterator[Schedule]:
+    """Long rows: what their reductions give first, then columns with their sums, each kernel as if it were alone."""
+    halves = apart(kernel)
+    rows, columns = Shape(halves.first, sizes), Shape(halves.second, sizes)
+    assert rows.axis is not None
+    walk = next(s for s in _rows(rows) if s.loop and s.split == 1)
+    extra = ((ROW_BLOCK, walk.block(rows.axis)), (ROW_WARPS, walk.warps))
+    if any(a != columns.axis for a in columns.fast):
+        yield from (replace(s, extra=extra) for s in _columns(columns) if s.loop)
+    else:  # rows whose neighbours in memory are other rows'
+        assert columns.axis is not None
+        yield Schedule(_blocks(rows.axis, 32, columns.axis, 64), warps=4, loop=True, extra=extra)
+
+
 def _walks(shape: Shape, walked: str) -> Iterator[Schedule]:
     """Whole rows, and sums over the rows carried in registers: some programs a multiprocessor, each with many rows."""
     axis = shape.axis
     assert axis is not None
     block = max(power_of_two(max(shape.sizes[axis], 1)), 2)
     most = max(shape.sizes[walked], 1)
-    for each, stages, more in ((16, 3, 1), (16, 1, 1), (16, 1, 2), (8, 3, 1), (8, 1, 1), (32, 3, 1), (16, 4, 1)):
-        rows = 1 if block >= 2048 else min(2048 // block, power_of_two(max(most // H200.units, 1)))
+    turns = [(16, 3, 1), (16, 1, 1), (16, 1, 2), (8, 3, 1), (8, 1, 1), (32, 3, 1), (16, 4, 1)]
+    if shape.item >= 4 and block < 2048:
+        turns.insert(0, turns.pop(3))
+    for each, stages, more in turns:
+        rows = min(max(1024 // block, 1), power_of_two(max(most // H200.units, 1)))
         warps = max(_warps(rows * block, each), 1)
         # registers for 16 warps of 128, shared memory for as many stages
         programs = H200.units * max(16 // warps, 1) * more
@@ -271,18 +341,21 @@ def _columns(shape: Shape) -> Iterator[Schedule]:
                 yield Schedule(_blocks(key, columns, axis, whole), warps=_warps(whole * columns, 16))
     # A step of one load should bring 16 KiB: with four programs a multiprocessor, enough bytes are on their way.
     tall, less = ((wide, 64, 8), (wide, 32, 4))[:: 1 if shape.tile_loads(axis, key) < 2 else -1]
-    for columns, step, warps in (tall, less, (wide // 2, 64, 4), (wide, 16, 4)):
+    steps = [(*tall, 2), (*less, 2), (wide // 2, 64, 4, 2), (wide, 16, 4, 2)]
+    if shape.tile_stores(axis, key):  # more is alive at once: 16 elements a thread, copied ahead
+        steps[:0] = [(wide, 32, max(wide // 16, 4), stages) for stages in (3, 2)]
+    for columns, step, warps, stages in steps:
         columns = max(columns, min(16, power_of_two(shape.size(key))))
         programs = others * math.ceil(shape.size(key) / columns)
-        parts = min(PROGRAMS // max(programs, 1), size // (2 * step))
-        blocks = _blocks(key, columns, axis, step)
+        parts = min(PROGRAMS * 4 // warps // max(programs, 1), size // (2 * step))
+        schedule = Schedule(_blocks(key, columns, axis, step), warps=warps, stages=stages, loop=True)
         if shape.ends and parts >= 2:
             parts = 1 << (parts.bit_length() - 1)
-            yield Schedule(blocks, warps=warps, loop=True, split=parts)
+            yield replace(schedule, split=parts)
             if parts >= 4:
-                yield Schedule(blocks, warps=warps, loop=True, split=parts // 2)
+                yield replace(schedule, split=parts // 2)
         else:
-            yield Schedule(blocks, warps=warps, loop=True)
+            yield schedule
 
 
 def _running_columns(shape: Shape) -> Iterator[Schedule]:
@@ -380,6 +453,7 @@ def _by_tiles(kernel: KernelOp, schedule: Schedule, elements: int) -> Schedule:
 # rows, keys a step, warps, stages
 _MANY_ROWS = ((128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (128, 32, 4, 3))
 _FEW_ROWS = ((16, 64, 4, 3), (16, 128, 4, 3), (16, 64, 2, 4), (16, 32, 4, 4))
+_FEW_WIDE_ROWS = ((16, 32, 4, 2), (16, 32, 4, 3), (16, 64, 8, 2))  # f32: with more keys a step, four warps spill
 
 
 def _attention(kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
@@ -391,7 +465,8 @@ def _attention(kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
     row = next(a for a in reversed(rows) if a not in columns)
     wide = max(power_of_two(sizes[columns[-1]]), 16)
     found = []
-    for tall, step, warps, stages in _MANY_ROWS if sizes[row] > 32 else _FEW_ROWS:
+    few = _FEW_WIDE_ROWS if isinstance(element_of(last.rhs), Float32Type) else _FEW_ROWS
+    for tall, step, warps, stages in _MANY_ROWS if sizes[row] > 32 else few:
         step = step if wide <= 128 else max(step // 2, 16)
         found.append(Schedule(((row, tall), (columns[-1], wide), (axis, step)), warps, stages, loop=True))
     return found

@@ -6,15 +6,15 @@ from tessera.tile.dialect import KernelOp
 from tessera.tile.schedule import Schedule
 from tessera.tile.targets.base import CompiledKernel
 from tessera.tile.targets.triton.batch import BatchLauncher
-from tessera.tile.targets.triton.launch import Launcher, in_parts
-from tessera.tile.targets.triton.propose import LONGEST_WALK, propose
+from tessera.tile.targets.triton.launch import launcher
+from tessera.tile.targets.triton.propose import propose
 
 
 class TritonTarget:
     name = "triton"
 
     def compile(self, kernel: KernelOp, schedule: Schedule) -> CompiledKernel:
-        return (in_parts if schedule.split > 1 else Launcher)(kernel, schedule)
+        return launcher(kernel, schedule)
 
     def batch(self, kernel: KernelOp, schedule: Schedule) -> BatchLauncher:
         """A launcher for many segments of a flat kernel at once."""
@@ -26,7 +26,7 @@ class TritonTarget:
     def no_walk(self, row: int | None) -> str:
         if row is None:
             return "how many registers sums over its rows take is not known before it runs"
-        return "" if row <= LONGEST_WALK else f"sums over rows of {row} elements do not fit into registers"
+        return ""
 
     def no_product(self, rows: int, columns: int, depth: int) -> str:
         return ""
