@@ -18,9 +18,9 @@ from tessera.tile.build import KernelBuilder
 from tessera.tile.copying import Copy, needed_for, place, points
 from tessera.tile.dialect import KernelOp, LoadOp, ReduceOp, ScanOp, StoreOp, axes_of, element_of
 from tessera.tile.index import Index, name
+from tessera.tile.parting import Scratch, Split
 from tessera.tile.passes.offline import without_reduce_exp
 from tessera.tile.schedule import after_walk, reduced_axis
-from tessera.tile.parting import Scratch, Split
 
 
 def can_part(kernel: KernelOp) -> bool:
