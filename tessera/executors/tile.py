@@ -222,18 +222,26 @@ def build(body: Trace, target: Target, schedule: Schedule | None = None) -> Call
             examples = _examples(lowered) if config.autotune else []
             schedule = choose(target, lowered.kernel, _hints(body, lowered), examples)
         kernel = target.compile(lowered.kernel, schedule)
-        launch = launcher(body, lowered, kernel)
-        _offer_writes(launch, body, lowered, kernel)
+        launch = _launch(body, lowered, kernel, schedule)
+        _offer_writes(launch, body, lowered, lambda over: _launch(body, lowered, kernel, schedule, over))
         if (begin := getattr(kernel, "ahead", None)) is not None and torch.cuda.is_available():
             begin(lowered.buffers[0].tensor.device)
     except (Unlowerable, NotImplementedError):
         return None
+    return launch
+
+
+def _launch(
+    body: Trace, lowered: Lowered, kernel: CompiledKernel, schedule: Schedule, over: dict[int, int] | None = None
+) -> Callable:
+    """What a region's callable does, and what can be asked about it."""
+    launch = launcher(body, lowered, kernel, over)
     launch.kernel, launch.compiled, launch.schedule = lowered.kernel, kernel, schedule  # type: ignore[attr-defined]
     launch.examples = lambda: _examples(lowered)  # type: ignore[attr-defined]
     return launch
 
 
-def _offer_writes(launch: Callable, body: Trace, lowered: Lowered, kernel: CompiledKernel) -> None:
+def _offer_writes(launch: Callable, body: Trace, lowered: Lowered, make: Callable[[dict[int, int]], Callable]) -> None:
     """Results that the kernel may as well write over an argument (see `passes.region_writes`)."""
     if lowered.tail:
         return
@@ -242,7 +250,7 @@ def _offer_writes(launch: Callable, body: Trace, lowered: Lowered, kernel: Compi
         results[lowered.stored[k - inputs]]: tuple(body.inputs.index(lowered.inputs[j]) for j in reads if j < inputs)
         for k, reads in overwrites(lowered.kernel).items()
     }
-    launch.writing = lambda over: launcher(body, lowered, kernel, over)  # type: ignore[attr-defined]
+    launch.writing = make  # type: ignore[attr-defined]
 
 
 def _hints(body: Trace, lowered: Lowered) -> dict[str, int]:

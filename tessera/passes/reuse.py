@@ -13,7 +13,7 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_key
 from tessera.passes.alias import roots
 from tessera.passes.region_writes import writing
-from tessera.passes.writes import inplace_of
+from tessera.passes.writes import aten, inplace_of
 
 Memory = frozenset[Value]
 
@@ -35,11 +35,11 @@ class _Reuse:
         self.names: dict[Value, Value] = {}  # what a region wrote goes by its argument's name
 
     def run(self) -> Trace:
-        equations = []
+        equations: list[Equation] = []
         for index, eqn in enumerate(self.trace.equations):
             eqn = eqn.substitute(self.names) if self.names else eqn
             over = self.region if isinstance(eqn.op, Special) else self.operator
-            equations.append(over(eqn, index) or eqn)
+            equations += over(eqn, index) or [eqn]
         if not self.took:
             return self.trace
 
@@ -53,7 +53,7 @@ class _Reuse:
             symbols={s: (look(v), dim) for s, (v, dim) in self.trace.symbols.items()},
         )
 
-    def operator(self, eqn: Equation, index: int) -> Equation | None:
+    def operator(self, eqn: Equation, index: int) -> list[Equation] | None:
         """The equation as a write over a dead argument, if there is one to write over."""
         if len(eqn.outputs) != 1 or eqn.outputs[0] is None:
             return None
@@ -64,29 +64,37 @@ class _Reuse:
             target = args[0]
             if isinstance(target, Value) and self.free(target, eqn.out, index, values_in((args[1:], eqn.kwargs))):
                 self.take(eqn.out, target, index)
-                return eqn.with_(op=op, args=args)
+                return [eqn.with_(op=op, args=args)]
         return None
 
-    def region(self, eqn: Equation, index: int) -> Equation | None:
-        """The region with results written over dead arguments."""
+    def region(self, eqn: Equation, index: int) -> list[Equation] | None:
+        """The region with results written over dead arguments; one of another shape is a view of its argument."""
         offers = getattr(eqn.op.fn, "overwrites", None)  # type: ignore[union-attr]
         if not offers or None in eqn.outputs or eqn.results()[0].tensor.device.type != "cpu":
             return None
         places: dict[int, int] = {}
+        views: list[Equation] = []
         for k, result in enumerate(eqn.results()):
             for j in offers.get(k, ()):
                 target = eqn.args[j]
                 others = values_in([a for i, a in enumerate(eqn.args) if i != j])
-                if isinstance(target, Value) and target not in others and self.free(target, result, index, others):
+                if not isinstance(target, Value) or target in others:
+                    continue
+                if self.free(target, result, index, others, reshaped=True):
                     places[k] = j
                     self.take(result, target, index)
-                    self.names[result] = target
+                    if target.type == result.type:
+                        self.names[result] = target
+                    else:
+                        args = (target, list(result.shape))
+                        views.append(Equation(aten.view.default, args, {}, (result,), False, eqn.source, eqn.tags))
                     break
-        return writing(eqn, places) if places else None
+        return [writing(eqn, places), *views] if places else None
 
-    def free(self, target: Value, result: Value, index: int, others: list[Value]) -> bool:
+    def free(self, target: Value, result: Value, index: int, others: list[Value], reshaped: bool = False) -> bool:
         """Whether a result may stand in the target's memory while the equation reads the others."""
-        if target.type != result.type or _overlaps_itself(target.tensor):
+        same = target.type == result.type or (reshaped and _same_elements(target.tensor, result.tensor))
+        if not same or _overlaps_itself(target.tensor):
             return False
         memory = self.memory(target)
         if not memory or any(root in self.held or self.last[root] > index for root in memory):
@@ -115,6 +123,12 @@ def _orders(eqn: Equation) -> list[tuple[Arg, ...]]:
     if eqn.op._opname in ("add", "mul") and len(eqn.args) == 2 and not eqn.kwargs:  # type: ignore[union-attr]
         orders.append((eqn.args[1], eqn.args[0]))
     return orders
+
+
+def _same_elements(a: TensorType, b: TensorType) -> bool:
+    """Both are the same elements in a row, under shapes of their own."""
+    known = not a.is_symbolic and not b.is_symbolic and a.is_row_major and b.is_row_major
+    return known and a.dtype == b.dtype and a.device == b.device and a.numel() == b.numel()
 
 
 def _overlaps_itself(t: TensorType) -> bool:

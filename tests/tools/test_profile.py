@@ -19,7 +19,7 @@ from tessera.tools.profile.sample import Ran, Step, from_torch_profile
 from tessera.tools.profile.work import is_view, work
 from tessera.util.errors import InputError, OptionError
 
-SMALL = GPTConfig(layers=2, width=32, heads=2, context=8, vocab=16)
+SMALL = GPTConfig(layers=2, width=32, heads=2, context=5, vocab=16)  # too few rows for product kernels of our own
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def test_rows_are_sorted_and_say_where_they_come_from(trained):
     rows = trained[2].rows
     assert [r.seconds for r in rows] == sorted((r.seconds for r in rows), reverse=True)
     assert all(r.seconds > 0 and r.calls == 1 for r in rows)
-    linear = next(r for r in rows if r.operator == "aten.linear" and r.module == "blocks.1.mlp.up")
+    linear = next(r for r in rows if r.operator == "aten.linear" and r.module == "blocks.1.attention.qkv")
     assert linear.lines[0][0].endswith("models.py") and linear.where.startswith("models.py:")
     region = next(r for r in rows if r.executor == "tile")
     assert " + " in region.operator
@@ -72,10 +72,10 @@ def test_sums_add_up(trained):
 
 def test_bytes_and_flops_are_those_of_the_shapes(trained):
     p = trained[2]
-    up = next(r for r in p.rows if r.operator == "aten.linear" and r.module == "blocks.0.mlp.up")
+    qkv = next(r for r in p.rows if r.operator == "aten.linear" and r.module == "blocks.0.attention.qkv")
     tokens, width = 2 * SMALL.context, SMALL.width
-    assert up.bytes == 4 * (tokens * width + 4 * width * width + 4 * width + tokens * 4 * width)
-    assert up.flops == pytest.approx(2 * tokens * width * 4 * width, rel=0.1)
+    assert qkv.bytes == 4 * (tokens * width + 3 * width * width + 3 * width + tokens * 3 * width)
+    assert qkv.flops == pytest.approx(2 * tokens * width * 3 * width, rel=0.1)
     for row in p.rows:
         assert row.limit in ("memory", "compute", "")
         assert (row.reached is None) == (row.limit == "")
