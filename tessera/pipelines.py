@@ -352,7 +352,8 @@ def layout_of(captured: Captured, core: Trace, results: list[Value], write_back:
     written = tuple(inputs[v] for v in captured.trace.mutations)
     outside = tuple((inputs[t], position[v.name]) for t, v in write_back.items())
     inside = tuple(i for i in written if i not in {source for source, _ in outside})
-    return Layout(tuple(parts), outside, written, inside)
+    fixed = all(isinstance(v.type, TensorType) and not v.type.is_symbolic for v in captured.trace.inputs)
+    return Layout(tuple(parts), outside, written, inside, fixed)
 
 
 def _inference(compilation: Compilation, core: Trace) -> Callable[[Callable], Callable]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from tessera.ir.equation import Value
 from tessera.ir.printer import compile_trace
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType
@@ -23,6 +24,8 @@ Kernel = Callable[[Sequence[torch.Tensor], Sequence[int]], None]
 _numbers = itertools.count()
 # What TorchInductor's programs allocate with: half of the cost of `torch.empty_strided`, whose arguments are parsed.
 empty_cpu = torch._C._dynamo.guards._empty_strided_cpu
+empty_cuda = torch._C._dynamo.guards._empty_strided_cuda  # on the current device
+current_device: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)  # none in a build without CUDA
 
 
 def launcher(body: Trace, lowered: Lowered, kernel: Kernel, over: dict[int, int] | None = None) -> Callable[..., tuple]:
@@ -33,11 +36,17 @@ def launcher(body: Trace, lowered: Lowered, kernel: Kernel, over: dict[int, int]
     names |= {v: f"y{i}" for i, v in enumerate(lowered.stored)}
     scope: dict[str, object] = {"empty": torch.empty_strided, "empty_cpu": empty_cpu, "kernel": kernel, "fit": fit}
     lines = [f"def launch({', '.join(names[v] for v in body.inputs)}):"]
+    device = lowered.stored[0].tensor.device if lowered.stored else None
+    quick = device is not None and device.type == "cuda" and device.index is not None and current_device is not None
+    if quick and device is not None:
+        scope |= {"empty_cuda": empty_cuda, "current": current_device, "on": torch.cuda.device}
+        given = ", ".join(names[v] for v in body.inputs)
+        lines.append(f"if current() != {device.index}:\n        with on({device.index}): return launch({given})")
     lines += [f"{text} = {where}" for text, where in _sizes(body, lowered).items()]
     lines += [f"t{names[v]} = {names[v]}" for v in into.values()]
     for v in lowered.inputs:
         expected = _tuple(v.tensor.stride)
-        lines.append(f"if {names[v]}.stride() != {expected}: {names[v]} = fit({names[v]}, {expected})")
+        lines.append(f"if {_differs(v, names[v])}: {names[v]} = fit({names[v]}, {expected})")
     for i, v in enumerate(lowered.stored):
         if v in into:
             lines.append(f"{names[v]} = {names[into[v]]}")
@@ -46,6 +55,8 @@ def launcher(body: Trace, lowered: Lowered, kernel: Kernel, over: dict[int, int]
         shape, stride = _tuple(v.shape), _tuple(v.tensor.stride)
         if v.tensor.device.type == "cpu":
             lines.append(f"{names[v]} = empty_cpu({shape}, {stride}, dtype{i})")
+        elif quick and v.tensor.device == device:
+            lines.append(f"{names[v]} = empty_cuda({shape}, {stride}, dtype{i})")
         else:
             lines.append(f"{names[v]} = empty({shape}, {stride}, dtype=dtype{i}, device=device{i})")
     lines.append(_call([names[v] for v in lowered.buffers], lowered.symbols, kernel, scope))
@@ -102,6 +113,18 @@ def _sizes(body: Trace, lowered: Lowered) -> dict[str, str]:
     if lost := [s for s in wanted if s not in found]:
         raise Unlowerable(f"no input of the region tells the size {lost[0]}")
     return found
+
+
+def _differs(v: Value, name: str) -> str:
+    """Whether a tensor's strides may be others than the kernel's; asking for a flag costs less than for a tuple."""
+    t, step = v.tensor, 1
+    if t.is_symbolic:
+        return f"{name}.stride() != {_tuple(t.stride)}"
+    for size, stride in zip(reversed(t.shape), reversed(t.stride), strict=True):
+        if size != 1 and stride != step:
+            return f"{name}.stride() != {_tuple(t.stride)}"
+        step *= size
+    return f"not {name}.is_contiguous()"
 
 
 def _tuple(sizes: Sequence[Size]) -> str:

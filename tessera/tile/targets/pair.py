@@ -39,17 +39,18 @@ class Pair(Generic[Half]):
                 begin(device)
 
     def __call__(self, tensors: Sequence[torch.Tensor], symbols: Sequence[int] = ()) -> None:
-        sizes = self._sizes.get(tuple(symbols))
-        if sizes is None:
-            sizes = self._remember(tuple(symbols))
         device = tensors[0].device
-        every = [*tensors, *(torch.empty(n, dtype=dtype, device=device) for n, dtype in sizes)]
+        every = [*tensors, *(torch.empty(n, dtype=dtype, device=device) for n, dtype in self.sizes(tuple(symbols)))]
         self.first(every, symbols)
         self.second(every, symbols)
 
-    def _remember(self, symbols: tuple[int, ...]) -> list[tuple[int, torch.dtype]]:
-        values = dict(zip(self.symbols, symbols, strict=True))
-        if len(self._sizes) >= REMEMBERED:
-            self._sizes.clear()
-        self._sizes[symbols] = [(size.evaluate(values.__getitem__, int), dtype) for size, dtype in self.scratch]
-        return self._sizes[symbols]
+    def sizes(self, symbols: tuple[int, ...]) -> list[tuple[int, torch.dtype]]:
+        """Elements of every scratch buffer that a call with these symbols needs."""
+        found = self._sizes.get(symbols)
+        if found is None:
+            values = dict(zip(self.symbols, symbols, strict=True))
+            if len(self._sizes) >= REMEMBERED:
+                self._sizes.clear()
+            found = [(size.evaluate(values.__getitem__, int), dtype) for size, dtype in self.scratch]
+            self._sizes[symbols] = found
+        return found

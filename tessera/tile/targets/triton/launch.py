@@ -3,8 +3,8 @@
 A kernel with symbols has variants: offsets of 32 or 64 bits, and a loop along the reduced axis where it does not fit
 into the schedule's one block. Which one a call needs follows from the symbols alone, so the decision is kept per
 symbols. Triton compiles a variant when it first runs, or ahead of that where the sizes are known. After that, a call
-with the same symbols on the same device with the same alignment of pointers goes straight to Triton's launcher; every
-other call goes the ordinary way.
+with the same symbols on the same device with the same alignment of pointers takes the short way (`direct`); every other
+call goes the ordinary way.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ import torch
 from tessera.tile import cache
 from tessera.tile.dialect import KernelOp, element_of
 from tessera.tile.elements import torch_dtype
+from tessera.tile.parting import Split
 from tessera.tile.schedule import Schedule, reduced_axis
 from tessera.tile.targets.pair import Pair
-from tessera.tile.targets.triton import ahead, shim
+from tessera.tile.targets.triton import ahead, direct, shim
+from tessera.tile.targets.triton.direct import Direct
 from tessera.tile.targets.triton.emit import Options
 from tessera.tile.targets.triton.halves import halves, in_two, schedules
 from tessera.tile.targets.triton.layout import layout, needs_wide
@@ -33,6 +35,7 @@ from tessera.util.errors import InputError
 
 REMEMBERED = 4096  # symbols and alignments whose decisions are kept
 LOOP_BLOCK = 2048
+PIECE = 256  # bytes that scratch buffers start at a multiple of
 
 
 @functools.cache
@@ -87,6 +90,7 @@ class Launcher:
         self._bulks = [] if schedule.split > 1 else list(bulks(kernel, schedule).values())
         self._plans: dict[tuple[int, ...], tuple[Variant, int]] = {}
         self._ready: dict[tuple, Callable[..., None]] = {}
+        self._direct: dict[tuple[int, tuple[int, ...]], Direct] = {}
         self._compiling: Future | None = None
         self.main = self._variant(False, False, bool(self._bulks))
 
@@ -96,6 +100,15 @@ class Launcher:
 
     def __call__(self, tensors: Sequence[torch.Tensor], symbols: Sequence[int]) -> None:
         sizes = tuple(symbols)
+        known = self.direct(tensors[0].get_device(), sizes)
+        if known is None or not known([t.data_ptr() for t in tensors]):
+            self._ordinary(tensors, sizes)
+
+    def direct(self, device: int, sizes: tuple[int, ...]) -> Direct | None:
+        """What launches by addresses, once that is known."""
+        return self._direct.get((device, sizes))
+
+    def _ordinary(self, tensors: Sequence[torch.Tensor], sizes: tuple[int, ...]) -> None:
         plan = self._plans.get(sizes)
         if plan is None:
             plan = self._plan(sizes, tensors[0].device, len(tensors))
@@ -188,7 +201,8 @@ class Launcher:
             options = {"num_warps": variant.warps, "num_stages": variant.stages}
             compiled = variant.function.warmup(*variant.arguments(tensors, sizes), grid=(programs,), **options)
             try:
-                launch = _direct(compiled, device, programs, variant.arguments)
+                launch = _launch(compiled, device, programs, variant.arguments)
+                known = None if launch is None or variant.bulk else _direct(compiled, device, programs, sizes)
             except OutOfResources:  # fewer copies ahead need less shared memory
                 if variant.stages <= 1:
                     raise
@@ -201,11 +215,18 @@ class Launcher:
 
         if len(self._ready) >= REMEMBERED:
             self._ready.clear()
+            self._direct.clear()
         self._ready[device, sizes] = launch
+        if known is not None:
+            self._direct[device, sizes] = known
         return launch
 
 
-def _direct(compiled, device: int, programs: int, arguments: Callable[..., tuple]) -> Callable[..., None] | None:
+def _direct(compiled, device: int, programs: int, sizes: tuple[int, ...]) -> Direct:
+    return Direct(compiled.result() if hasattr(compiled, "result") else compiled, device, programs, sizes)
+
+
+def _launch(compiled, device: int, programs: int, arguments: Callable[..., tuple]) -> Callable[..., None] | None:
     """A call of Triton's own launcher, without binding and specialising the arguments again."""
     from triton import knobs
     from triton.runtime import driver
@@ -255,6 +276,42 @@ def looped(kernel: KernelOp, schedule: Schedule) -> Schedule:
     return replace(schedule, blocks=blocks, loop=True)
 
 
+class Halves(Pair[Launcher]):
+    """Both kernels the short way, where both are known; their scratch memory is one piece then."""
+
+    def __init__(self, kernel: KernelOp, split: Split, first: Launcher, second: Launcher) -> None:
+        super().__init__(kernel, split, first, second)
+        self._pieces: dict[tuple[int, ...], tuple[int, list[int]]] = {}
+
+    def __call__(self, tensors: Sequence[torch.Tensor], symbols: Sequence[int] = ()) -> None:
+        sizes, device = tuple(symbols), tensors[0].get_device()
+        first, second = self.first.direct(device, sizes), self.second.direct(device, sizes)
+        if first is None or second is None or direct.current_device() != device:
+            super().__call__(tensors, sizes)
+            return
+        known = self._pieces.get(sizes)
+        total, offsets = self._places(sizes) if known is None else known
+        scratch = direct.empty_cuda((total,), (1,), torch.uint8)
+        base = scratch.data_ptr()
+        pointers = [t.data_ptr() for t in tensors]
+        pointers += [base + offset for offset in offsets]
+        if not first(pointers):
+            super().__call__(tensors, sizes)
+        elif not second(pointers):
+            raise RuntimeError(f"{self.second.name}: expected to be launched as {self.first.name} was")
+
+    def _places(self, sizes: tuple[int, ...]) -> tuple[int, list[int]]:
+        """Bytes of scratch memory, and where each buffer starts."""
+        total, offsets = 0, []
+        for count, dtype in self.sizes(sizes):
+            offsets.append(total)
+            total += -(-count * dtype.itemsize // PIECE) * PIECE
+        if len(self._pieces) >= REMEMBERED:
+            self._pieces.clear()
+        self._pieces[sizes] = total, offsets
+        return total, offsets
+
+
 def launcher(kernel: KernelOp, schedule: Schedule) -> Launcher | Pair:
     return (in_parts if in_two(kernel, schedule) else Launcher)(kernel, schedule)
 
@@ -262,5 +319,8 @@ def launcher(kernel: KernelOp, schedule: Schedule) -> Launcher | Pair:
 def in_parts(kernel: KernelOp, schedule: Schedule) -> Pair:
     """A kernel that runs as two; the second may be such a kernel itself."""
     made = halves(kernel, schedule)
-    first, second = schedules(kernel, schedule, made)
-    return Pair(kernel, made, launcher(made.first, first), launcher(made.second, second))
+    how = schedules(kernel, schedule, made)
+    first, second = launcher(made.first, how[0]), launcher(made.second, how[1])
+    if isinstance(first, Launcher) and isinstance(second, Launcher):
+        return Halves(kernel, made, first, second)
+    return Pair(kernel, made, first, second)

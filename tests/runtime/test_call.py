@@ -1,0 +1,33 @@
+"""What stands between the caller and a compiled graph: inputs that share memory while one of them is written."""
+
+from __future__ import annotations
+
+import torch
+
+import tessera
+from tessera.runtime.call import REMEMBERED, Overlaps
+
+
+def test_sharing_is_seen_whatever_was_seen_before() -> None:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return x + y
+
+    fast = tessera.jit(step)
+    memory = torch.arange(12.0)
+    for a, b in ((0, 8), (0, 8), (0, 2), (8, 0), (2, 0)):
+        mine, theirs = memory.clone(), memory.clone()
+        torch.testing.assert_close(fast(mine[a : a + 4], mine[b : b + 4]), step(theirs[a : a + 4], theirs[b : b + 4]))
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_addresses_are_remembered_only_where_nothing_meets() -> None:
+    asked = Overlaps()
+    memory = torch.zeros(8)
+    together, apart = (memory[:4], memory[2:6]), (memory[:4], memory[4:])
+    for _ in range(2):
+        assert asked(together, (0,)) and not asked(apart, (0,))
+    assert len(asked.apart) == 1
+    for _ in range(2 * REMEMBERED):
+        assert not asked((torch.zeros(3), torch.zeros(4), 5), (0,))
+    assert len(asked.apart) <= REMEMBERED
