@@ -14,6 +14,7 @@ from tessera.tile.from_trace import Lowered, lower
 from tessera.tile.interp import run
 from tessera.tile.schedule import plan
 from tessera.tile.split import can_split, split
+from tessera.tile.targets import named
 
 
 def lowered(fn: Callable, *args: torch.Tensor, dynamic: tuple = ()) -> Lowered:
@@ -94,3 +95,11 @@ def test_what_is_written_along_the_axis_then() -> None:
 )
 def test_what_cannot_be_shared(fn: Callable) -> None:
     assert not can_split(lowered(fn, torch.randn(128, 6)).kernel)
+
+
+def test_columns_of_a_batch_are_shared_out_on_a_gpu() -> None:
+    triton = named("triton")
+    if triton is None:
+        pytest.skip("needs Triton")
+    kernel = lowered(spread, torch.zeros(200704, 64)).kernel
+    assert triton.propose(kernel, {})[0].split >= 128
