@@ -8,6 +8,11 @@ import pytest
 import torch
 from programs import trace_of
 
+from tessera.ir import fake
+from tessera.ir.builder import Builder
+from tessera.ir.record import record
+from tessera.ops.op import keep_whole
+from tessera.tile import from_trace_launch, interp
 from tessera.tile.from_trace import lower
 from tessera.tile.schedule import Schedule
 from tessera.tile.targets import named
@@ -22,14 +27,12 @@ STREAM, FUNCTION, METADATA = 11, 22, ("metadata",)
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     """Launches on "device -1", where tensors of the CPU are."""
     import triton
-    from triton.runtime import driver
 
     made: list[tuple] = []
     active = SimpleNamespace(get_current_stream=lambda device: STREAM)
     monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=active))
     monkeypatch.setattr(direct, "current_device", lambda: -1)
     monkeypatch.setattr(direct, "empty_cuda", lambda shape, stride, dtype: torch.empty(shape, dtype=dtype))
-    assert driver is not None
     return made
 
 
@@ -82,3 +85,41 @@ def test_two_halves_share_one_piece_of_scratch_memory(calls: list[tuple]) -> Non
     assert (first[0], second[0]) == (5, 2) and first[9:] == second[9:]
     scratch = first[9 + len(tensors) :]
     assert len(scratch) == len(both.scratch) and all(b - a >= 8 * 48 * 4 for a, b in zip(scratch, scratch[1:]))  # noqa: B905
+
+
+@pytest.mark.parametrize("over", [{}, {0: 0}], ids=["fresh", "in place"])
+def test_the_python_around_a_kernel_on_a_gpu(monkeypatch: pytest.MonkeyPatch, over: dict[int, int]) -> None:
+    """Results are allocated on the current device; where that is another one, the launch is made on the right one."""
+    where = [0]
+
+    class On:
+        def __init__(self, device: int) -> None:
+            self.before, self.device = where[0], device
+
+        def __enter__(self) -> None:
+            where[0] = self.device
+
+        def __exit__(self, *error: object) -> None:
+            where[0] = self.before
+
+    def empty(shape: tuple, stride: tuple, dtype: torch.dtype) -> torch.Tensor:
+        assert where[0] == 1
+        return torch.empty_strided(shape, stride, dtype=dtype)
+
+    monkeypatch.setattr(from_trace_launch, "current_device", lambda: where[0])
+    monkeypatch.setattr(from_trace_launch, "empty_cuda", empty)
+    monkeypatch.setattr(torch.cuda, "device", On)
+    mode = fake.default_mode()
+    with mode:
+        given = [torch.empty(4, 6, device="cuda:1"), torch.empty(6, device="cuda:1")]
+    trace, _ = record(lambda x, w: x * w + 1, given, ["x", "w"], keep_whole, Builder("program", mode))
+    lowered = lower(trace, "k")
+    launch = from_trace_launch.launcher(
+        trace, lowered, lambda tensors, symbols: interp.run(lowered.kernel, tensors, symbols), over
+    )
+    for x in (torch.randn(4, 6), torch.randn(6, 4).t()):
+        w = torch.randn(12)[::2]
+        want = x * w + 1
+        made = launch(x, w)
+        torch.testing.assert_close(x if over else made[0], want)
+        assert where == [0] and len(made) == (0 if over else 1)
