@@ -2,12 +2,14 @@
 
 In: a `Joint` (forward and backward in one program). Out: a forward trace that also gives what is saved, and
 a backward trace from saved values and cotangents to gradients. What is saved is a minimum cut: each value
-costs its bytes, an equation may be recomputed if the policy allows it. With a memory budget the policy is
-relaxed, cheapest flops per byte first, until the saved bytes fit.
+costs its bytes, an equation may be recomputed if the policy allows it. A little is added for what is recomputed, and
+more for what forward would have to write only to save it, so that a few bytes less are not bought with kernels. With a
+memory budget the policy is relaxed, cheapest flops per byte first, until the saved bytes fit.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -26,6 +28,7 @@ ALIVE = 0.05  # of its bytes: what keeping an input or output costs, which the c
 FUSED = (
     1.1  # times its bytes: what a kernel would have to write for backward's sake alone, beside what it writes anyway
 )
+AGAIN = 0.02  # of its bytes: what computing a value again costs
 POLICIES = ("none", "views", "cheap", "auto")
 
 
@@ -43,7 +46,7 @@ def remat(joint: Joint, policy: str = "auto", budget: int | None = None) -> Spli
     if policy not in POLICIES:
         raise OptionError(f"recompute: expected one of {', '.join(POLICIES)}, got {policy!r}")
     plan = _Plan(joint)
-    saved = plan.cut(plan.allowed(policy))
+    saved = plan.cut(plan.allowed(policy), AGAIN)
     if budget is not None and plan.bytes(saved) > budget:
         saved = plan.fit(budget)
     return plan.split(saved)
@@ -61,6 +64,7 @@ class _Plan:
         self.late = self._depends_on_cotangents()
         self.needed = self._needed()
         self.boundary = self._boundary()
+        self.stored = self._stored()
 
     def _depends_on_cotangents(self) -> set[Equation]:
         tainted: set[Value] = set(self.cts)
@@ -113,6 +117,23 @@ class _Plan:
             if region.get(v) is not None and region[v] != recompute_region(e.tags)
         }
 
+    def _stored(self) -> set[Value]:
+        """Values of the forward that are in memory whatever is fused: what library calls read and write, and what is
+        read before such a call and again by what needs its result."""
+        numbers = {e: i for i, e in enumerate(self.trace.equations)}
+        above: dict[Equation, int] = {}  # all that an equation needs, as bits
+        behind: dict[Equation, int] = {}  # all that some library call needs which the equation needs in turn
+        stored = {*self.primals, *values_in(self.outputs)}
+        for eqn in (e for e in self.trace.equations if e in self.early and e not in self.late):
+            before = {self.maker[v] for v in eqn.inputs() if v in self.maker}
+            above[eqn] = functools.reduce(int.__or__, (above[e] | 1 << numbers[e] for e in before), 0)
+            passed = (behind[e] | (above[e] if _is_library(e) else 0) for e in before)
+            behind[eqn] = functools.reduce(int.__or__, passed, 0)
+            if _is_library(eqn):
+                stored.update((*eqn.inputs(), *eqn.results()))
+            stored |= {v for v in eqn.inputs() if v in self.maker and behind[eqn] >> numbers[self.maker[v]] & 1}
+        return stored
+
     def _pure(self, eqn: Equation) -> bool:
         return not has_effect(eqn)
 
@@ -151,8 +172,8 @@ class _Plan:
 
     # --- the cut ---
 
-    def cut(self, allowed: set[Equation]) -> list[Value]:
-        """Values to save so that every late equation can run."""
+    def cut(self, allowed: set[Equation], again: float = 0.0) -> list[Value]:
+        """Values to save so that every late equation can run; computing one again costs `again` times its bytes."""
         edges: dict[Hashable, dict[Hashable, float]] = {}
         source, sink = "source", "sink"
 
@@ -167,15 +188,17 @@ class _Plan:
                 continue
             for v in eqn.results():
                 weight = self._weight(v, alive=v in outputs)
-                if eqn in allowed and self._rank(eqn) == 2:
+                if eqn in allowed and self._rank(eqn) == 2 and v not in self.stored:
                     weight *= FUSED
-                again = recompute_region(eqn.tags) is not None and v not in self.boundary
-                if again and eqn in allowed and v not in outputs:
+                inside = recompute_region(eqn.tags) is not None and v not in self.boundary
+                if inside and eqn in allowed and v not in outputs:
                     weight = INFINITE
                 edge((v, "in"), (v, "out"), weight)
                 if eqn in allowed:
                     for x in dict.fromkeys(eqn.inputs()):
                         edge((x, "out"), (v, "in"), INFINITE)
+                    if again and self._rank(eqn) > 1:
+                        edge(source, (v, "in"), again * _nbytes(v))
                     if not eqn.inputs():
                         continue  # made from nothing: run again at no cost in memory
                 else:
@@ -366,6 +389,13 @@ def _nbytes(v: Value) -> int:
     return v.type.nbytes() if isinstance(v.type, TensorType) else 8
 
 
+def _is_library(eqn: Equation) -> bool:
+    """What kernels are not made of: products, convolutions, attention and the like."""
+    found = rules(eqn.op)
+    fused = found is not None and (found.free or found.family in _ARITHMETIC or found.family in _REDUCTIONS)
+    return not fused and not _is_view(eqn)
+
+
 def _is_view(eqn: Equation) -> bool:
     schema = getattr(eqn.op, "_schema", None)
     return schema is not None and getattr(eqn.op, "is_view", False)
@@ -376,6 +406,7 @@ def _is_view(eqn: Equation) -> bool:
 _CONVOLUTIONS = frozenset(
     (torch.ops.aten.convolution_backward.default, torch.ops.aten.max_pool2d_with_indices_backward.default)
 )
+_REDUCTIONS = frozenset(("reduction", "norm", "loss"))
 # One pass over the data, no more than a fused kernel does on the way. What a reduction gives is small: it is saved.
 _ARITHMETIC = frozenset(
     ("unary", "binary", "pointwise", "step", "predicate", "copy", "constructor", "view", "shape", "computed random")

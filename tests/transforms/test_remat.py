@@ -107,6 +107,22 @@ def test_what_convolutions_read_is_saved():
     assert "sin" in [getattr(e.op, "_opname", "") for e in linear.backward.equations]
 
 
+def test_sums_that_forward_writes_anyway_are_saved():
+    """The sums of a residual network, not the branches they are made of: backward would add these up again."""
+
+    def net(x, w):
+        x = x[:, 1:] * 2  # what it starts from is a little smaller than the sums
+        x = torch.cat([x[:, :1], x], 1)
+        for _ in range(3):
+            x = x + x.sin() @ w
+        return x.sin()
+
+    joint, split = split_of(net, torch.randn(64, 16), torch.randn(16, 16), policy="cheap")
+    sums = [e for e in split.forward.equations if getattr(e.op, "_opname", "") == "add"]
+    assert len(sums) == 3 and not [e for e in split.backward.equations if e.out in {s.out for s in sums}]
+    assert {e.out for e in sums[:2]} <= set(split.saved)
+
+
 def test_unknown_policy():
     traced = trace_function(torch.sin, (torch.ones(2),))
     with pytest.raises(OptionError, match="views"):
