@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from tessera.executors.base import Executor, FusionExecutor, OperatorExecutor, Region, in_order
-from tessera.executors.regions import body_of, contract, with_views
+from tessera.executors.regions import body_of, contract, small_views, with_views
 from tessera.ir.equation import Equation, Special
 from tessera.ir.printer import identifier
 from tessera.ir.schema import has_effect
@@ -70,11 +70,12 @@ def _claim_regions(trace: Trace, executor: FusionExecutor, report: list[Claim]) 
     regions = executor.regions(trace)
     made = _claim_together(trace, executor, regions, report)
     done = {i for region, _ in made for i in region}
+    views = small_views(trace, [*regions, *(region for region, _ in made)])
     for number, region in enumerate(regions):
         if region[0] in done:
             continue
         body = body_of(trace, region, f"{executor.name}_{number}")
-        whole = with_views(trace, body)
+        whole = with_views(body, views)
         fn: Callable | None = executor.compile(whole)
         if fn is None and whole is not body:
             whole, fn = body, executor.compile(body)

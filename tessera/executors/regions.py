@@ -74,13 +74,23 @@ def body_of(trace: Trace, region: Region, name: str) -> Trace:
     return Trace(name, inputs, equations, outputs, {}, {}, {**symbols, **brings})
 
 
-def with_views(trace: Trace, body: Trace) -> Trace:
-    """The body, with plain views of small values that it is given made inside."""
-    makers = _view_makers(trace)
+def small_views(trace: Trace, regions: list[Region]) -> dict[Value, Equation]:
+    """Plain views of small values by what they give, those outside of all regions: what they show is in memory."""
+    inside = {i for region in regions for i in region}
+    symbols = {v for v, _ in trace.symbols.values()}
+    return {
+        eqn.out: eqn
+        for i, eqn in enumerate(trace.equations)
+        if i not in inside and _is_small_view(eqn) and eqn.out not in symbols
+    }
+
+
+def with_views(body: Trace, views: dict[Value, Equation]) -> Trace:
+    """A region's body, with those views that it is given made inside."""
     added: dict[Equation, None] = {}
 
     def source(v: Value) -> Value:
-        eqn = makers.get(v)
+        eqn = views.get(v)
         if eqn is None:
             return v
         root = source(eqn.inputs()[0])
@@ -91,12 +101,6 @@ def with_views(trace: Trace, body: Trace) -> Trace:
     if not added:
         return body
     return body.with_(inputs=tuple(inputs), equations=(*added, *body.equations))
-
-
-@functools.lru_cache(maxsize=4)
-def _view_makers(trace: Trace) -> dict[Value, Equation]:
-    symbols = {v for v, _ in trace.symbols.values()}
-    return {eqn.out: eqn for eqn in trace.equations if _is_small_view(eqn) and eqn.out not in symbols}
 
 
 def _is_small_view(eqn: Equation) -> bool:

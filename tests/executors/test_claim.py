@@ -156,3 +156,22 @@ def test_a_region_that_refuses_views_gets_them_made():
     after, _ = claim(trace, [picky, "aten"])
     assert_same(trace, after, torch.randn(4, 3), torch.randn(3))
     assert [opname(eqn) for eqn in after.equations][0] == "unsqueeze" and len(after.equations) == 2
+
+
+def test_views_that_another_region_makes_are_not_taken_apart():
+    """Of a region only what others read leaves it: here the view, not what it shows."""
+
+    def program(x, y):
+        view = x.exp().sin().unsqueeze(0)
+        return (y @ y.t()).sum() * 0 + (view * y).cos()
+
+    trace = trace_of(program, torch.randn(3), torch.randn(4, 3))
+    index = {opname(eqn): i for i, eqn in enumerate(trace.equations)}
+    regions = [sorted(index[n] for n in names) for names in (("exp", "sin", "unsqueeze"), ("cos",))]
+    toy = FusionExecutor("toy", lambda _: regions, by_interpreting)
+    after, _ = claim(trace, [toy, "aten"])
+    assert_same(trace, after, torch.randn(3), torch.randn(4, 3))
+    muls = [i for i, eqn in enumerate(trace.equations) if opname(eqn) == "mul"]
+    regions[1] = sorted([muls[-1], index["cos"]])
+    after, _ = claim(trace, [toy, "aten"])
+    assert_same(trace, after, torch.randn(3), torch.randn(4, 3))
