@@ -303,7 +303,7 @@ def norm(m: Maker) -> Step:
     row_wise = (
         f"F.layer_norm({x}, {whole}, {w if whole == f'({last},)' else None})",
         f"F.rms_norm({x}, ({last},), {w})",
-        f"F.layer_norm({x}, ({last},), {w}, {w}, 1e-3)",
+        f"F.layer_norm({x}, ({last},), {w}, {w}, 0.1)",
         f"({x} - {x}.mean(-1, keepdim=True)) * torch.rsqrt({x}.var(-1, keepdim=True, correction=0) + 1e-3)",
         f"{x} * torch.rsqrt({x}.square().mean(-1, keepdim=True) + 1e-3)",
     )

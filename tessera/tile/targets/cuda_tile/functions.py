@@ -180,7 +180,7 @@ def _round(x):
 ''',
     "_atan": """
 def _atan(x):
-    return ct.atan2(x, x * 0.0 + 1.0)
+    return ct.atan2(x, ct.full(x.shape, 1.0, x.dtype))
 """,
     "_log1p": '''
 def _log1p(x):
