@@ -56,7 +56,7 @@ imports: $(READY)
 
 # One thread a worker: two workers already fill two cores.
 unit: $(READY)
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -m "not gpu"
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -m "not gpu and not sweep"
 
 tour: $(READY)
 	OMP_NUM_THREADS=1 $(PY) examples/tour.py

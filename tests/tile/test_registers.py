@@ -1,6 +1,6 @@
 """Kernels over rows keep their tiles in registers: what is proposed first, compiled for a GPU that is not here.
 
-Some sizes run always, the others are marked slow.
+Some sizes run always, the others are marked sweep.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def test_rows_stay_in_registers(name: str, dtype: torch.dtype, row: int) -> None
     check(name, dtype, row)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize(("dtype", "row"), sizes(MORE))
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_more_rows_stay_in_registers(name: str, dtype: torch.dtype, row: int) -> None:
