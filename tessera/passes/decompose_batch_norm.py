@@ -82,8 +82,7 @@ def training(
     if not training or not _written_out(x):
         return None
     up = wide(x)
-    variance, mean = aten.var_mean(up, _rest(x), correction=0)
-    y, rstd = _normalised(x, up, w, b, mean, variance, eps)
+    y, mean, rstd, variance = _normalised(x, up, w, b, eps)
     n = _members(x)
     unbiased = aten.mul(variance, n / (n - 1)) if isinstance(n, int) and n > 1 else aten.var(up, _rest(x), correction=1)
     kept = [
@@ -99,9 +98,7 @@ def without_running_statistics(
 ) -> Results:
     if not training or not _written_out(x):
         return None
-    up = wide(x)
-    variance, mean = aten.var_mean(up, _rest(x), correction=0)
-    y, rstd = _normalised(x, up, w, b, mean, variance, eps)
+    y, mean, rstd, _ = _normalised(x, wide(x), w, b, eps)
     return [out(eqn, k, v) for k, v in enumerate((y, mean, rstd))]
 
 
@@ -122,12 +119,12 @@ def native(
     return without_running_statistics(eqn, x, w, b, training, momentum, eps)
 
 
-def _normalised(
-    x: Value, up: Value, w: Value | None, b: Value | None, mean: Value, variance: Value, eps: float
-) -> tuple[Value, Value]:
+def _normalised(x: Value, up: Value, w: Value | None, b: Value | None, eps: float) -> tuple[Value, Value, Value, Value]:
+    """The result, and the batch's mean, reciprocal deviation and variance; `up` is x with enough bits."""
+    variance, mean = aten.var_mean(up, _rest(x), correction=0)
     rstd = aten.rsqrt(aten.add(variance, eps))
     y = aten.mul(aten.sub(up, channels(mean, x)), channels(rstd, x))
-    return affine(y, channels(w, x), channels(b, x)), rstd
+    return affine(y, channels(w, x), channels(b, x)), mean, rstd, variance
 
 
 @rule("native_batch_norm_backward")

@@ -17,14 +17,12 @@ from tessera.ir.equation import Value
 from tessera.ir.printer import compile_trace
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType
+from tessera.tile.allocate import empty_cpu, empty_cuda
 from tessera.tile.from_trace import Lowered
 from tessera.tile.from_trace_index import Unlowerable, size_index
 
 Kernel = Callable[[Sequence[torch.Tensor], Sequence[int]], None]
 _numbers = itertools.count()
-# What TorchInductor's programs allocate with: half of the cost of `torch.empty_strided`, whose arguments are parsed.
-empty_cpu = torch._C._dynamo.guards._empty_strided_cpu
-empty_cuda = torch._C._dynamo.guards._empty_strided_cuda  # on the current device
 current_device: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)  # none in a build without CUDA
 
 

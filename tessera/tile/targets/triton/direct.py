@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-# On the current device, without parsing keywords.
-empty_cuda: Callable[..., torch.Tensor] = torch._C._dynamo.guards._empty_strided_cuda
+from tessera.tile.allocate import empty_cuda as empty_cuda
+
 current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 ALIGNED = 15  # bits that the address of no buffer has
 

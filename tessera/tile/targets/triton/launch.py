@@ -200,9 +200,11 @@ class Launcher:
         with torch.cuda.device(device):
             options = {"num_warps": variant.warps, "num_stages": variant.stages}
             compiled = variant.function.warmup(*variant.arguments(tensors, sizes), grid=(programs,), **options)
+            if hasattr(compiled, "result"):  # compiled in the background
+                compiled = compiled.result()
             try:
                 launch = _launch(compiled, device, programs, variant.arguments)
-                known = None if launch is None or variant.bulk else _direct(compiled, device, programs, sizes)
+                known = None if launch is None or variant.bulk else Direct(compiled, device, programs, sizes)
             except OutOfResources:  # fewer copies ahead need less shared memory
                 if variant.stages <= 1:
                     raise
@@ -222,17 +224,11 @@ class Launcher:
         return launch
 
 
-def _direct(compiled, device: int, programs: int, sizes: tuple[int, ...]) -> Direct:
-    return Direct(compiled.result() if hasattr(compiled, "result") else compiled, device, programs, sizes)
-
-
 def _launch(compiled, device: int, programs: int, arguments: Callable[..., tuple]) -> Callable[..., None] | None:
     """A call of Triton's own launcher, without binding and specialising the arguments again."""
     from triton import knobs
     from triton.runtime import driver
 
-    if hasattr(compiled, "result"):  # compiled in the background
-        compiled = compiled.result()
     try:
         run = compiled.run  # loads the binary, so that `function` is known
         function, metadata, stream_of = compiled.function, compiled.packed_metadata, driver.active.get_current_stream
