@@ -6,6 +6,7 @@ numbers of equations; a group's number is that of its first equation.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 
 
@@ -14,11 +15,13 @@ class Groups:
         self.of = list(range(len(needs)))  # equation -> its group
         self.members: dict[int, list[int]] = {i: [i] for i in self.of}
         self.before: dict[int, set[int]] = {i: set(need) for i, need in enumerate(needs)}
+        self.after: dict[int, set[int]] = {i: set() for i in self.of}
         self.above: dict[int, int] = {}  # group -> mask of all groups it follows
         for i, need in enumerate(needs):
             mask = 0
             for j in need:
                 mask |= self.above[j] | (1 << j)
+                self.after[j].add(i)
             self.above[i] = mask
 
     def convex(self, groups: Iterable[int]) -> bool:
@@ -37,23 +40,19 @@ class Groups:
         self.members[keep] = sorted(i for g in chosen for i in self.members.pop(g))
         for i in self.members[keep]:
             self.of[i] = keep
-        before: set[int] = set()
-        above = 0
-        for g in chosen:
-            before |= self.before.pop(g)
-            above |= self.above.pop(g)
-        self.before[keep] = before - set(chosen)
-        above &= ~mask
+        before = set().union(*(self.before.pop(g) for g in chosen)).difference(chosen)
+        after = set().union(*(self.after.pop(g) for g in chosen)).difference(chosen)
+        self.before[keep], self.after[keep] = before, after
+        for neighbours, others in ((self.after, before), (self.before, after)):
+            for g in others:
+                neighbours[g].difference_update(gone)
+                neighbours[g].add(keep)
+        above = functools.reduce(int.__or__, (self.above.pop(g) for g in chosen)) & ~mask
         self.above[keep] = above
-        bit = 1 << keep
+        with_keep = above | 1 << keep
         for g, its in self.above.items():
-            if its & mask and g != keep:
-                self.above[g] = (its & ~mask) | bit | above
-        for direct in self.before.values():
-            if not direct.isdisjoint(chosen):
-                direct.difference_update(chosen)
-                direct.add(keep)
-        self.before[keep].discard(keep)
+            if its & mask:
+                self.above[g] = (its & ~mask) | with_keep
         return keep
 
     def move(self, i: int, group: int) -> None:

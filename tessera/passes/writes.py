@@ -102,11 +102,11 @@ def plan(trace: Trace, of: Roots | None = None) -> list[Plan]:
     """The mutated inputs that can be written in place, each with how."""
     if not trace.mutations:
         return []
-    of = of if of is not None else roots(trace)
+    uses = _Uses(trace, of if of is not None else roots(trace))
     found = []
     for target, value in trace.mutations.items():
         if target is not value:
-            made = _Finder(trace, of, target).find(value)
+            made = _Finder(trace, uses, target).find(value)
             if made is not None:
                 found.append(made)
     return _without_conflicts(found)
@@ -124,10 +124,28 @@ def _without_conflicts(plans: list[Plan]) -> list[Plan]:
     return kept
 
 
+class _Uses:
+    """Who makes and who reads what in a trace: found once, for every input that is written asks."""
+
+    def __init__(self, trace: Trace, of: Roots) -> None:
+        self.of = of
+        self.maker = {v: i for i, eqn in enumerate(trace.equations) for v in eqn.results()}
+        self.users = trace.users()
+        self.readers: dict[Value, list[int]] = {}  # memory -> the equations that read it
+        for index, eqn in enumerate(trace.equations):
+            for root in {root for v in eqn.inputs() for root in of[v]}:
+                self.readers.setdefault(root, []).append(index)
+        self.handed_out = {root for v in values_in(trace.outputs) for root in of[v]}
+        self.ends_in: dict[Value, list[Value]] = {}  # memory -> the inputs that show it at the end
+        for target, v in trace.mutations.items():
+            for root in of[v]:
+                self.ends_in.setdefault(root, []).append(target)
+
+
 class _Finder:
-    def __init__(self, trace: Trace, of: Roots, target: Value) -> None:
-        self.trace, self.of, self.target = trace, of, target
-        self.index = {v: i for i, eqn in enumerate(trace.equations) for v in eqn.results()}
+    def __init__(self, trace: Trace, uses: _Uses, target: Value) -> None:
+        self.trace, self.uses, self.of, self.target = trace, uses, uses.of, target
+        self.index = uses.maker
         self.plan = Plan(target)
         self.mode = mode_of(trace)
 
@@ -281,32 +299,28 @@ class _Finder:
     def nobody_reads_late(self) -> bool:
         """Each state of the memory is read only before the update that ends it; none is handed out."""
         version = self.versions()
-        memory = version.keys()
-        if any(not self.of[v].isdisjoint(memory) for v in values_in(self.trace.outputs)):
+        if not self.uses.handed_out.isdisjoint(version):
             return False
-        own = set(self.plan.shows)
         last = len(self.plan.leaves)
-        for index, eqn in enumerate(self.trace.equations):
-            if any(v in own for v in eqn.results()):
-                continue  # replaced by the plan
-            for v in dict.fromkeys(eqn.inputs()):
-                for root in self.of[v] & memory:
-                    count = version[root]
-                    if count < last:
-                        if index >= self.plan.leaves[count].index:
-                            return False
-                        self.plan.waits.append((index, self.plan.leaves[count].index))
-        for other, v in self.trace.mutations.items():
-            if other is not self.target and any(version[root] != last for root in self.of[v] & memory):
+        reads = sorted((index, count) for root, count in version.items() for index in self.uses.readers.get(root, ()))
+        for index, count in reads:
+            if count == last or any(v in self.plan.shows for v in self.trace.equations[index].results()):
+                continue  # of what stays, or replaced by the plan
+            update = self.plan.leaves[count].index
+            if index >= update:
+                return False
+            self.plan.waits.append((index, update))
+        for root, count in version.items():
+            if count != last and any(other is not self.target for other in self.uses.ends_in.get(root, ())):
                 return False
         return self.layouts_agree()
 
     def layouts_agree(self) -> bool:
         """Values that become views of the input have the strides their readers were compiled for."""
-        users = self.trace.users()
         own = set(self.plan.shows)
         for v, (path, _) in self.plan.shows.items():
-            if not any(not own.issuperset(eqn.results()) or not eqn.results() for eqn in users.get(v, ())):
+            read = self.uses.users.get(v, ())
+            if not any(not own.issuperset(eqn.results()) or not eqn.results() for eqn in read):
                 continue
             shown: Value = self.target
             for op, args, kwargs in path:

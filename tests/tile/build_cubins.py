@@ -1,7 +1,7 @@
 """Builds what the tests of cuTile launch on a GPU, for a machine that has a GPU but no CUDA Tile compiler.
 
-TESSERA_CACHE=cubins python tests/tile/build_cubins.py sm_90
-TESSERA_CACHE=cubins python -m pytest -m gpu tests/tile/test_cuda_tile.py tests/tile/test_attention.py    # there
+TESSERA_CACHE=.cubins PYTHONPATH=tests python tests/tile/build_cubins.py sm_90
+TESSERA_CACHE=.cubins python -m pytest -m gpu tests/tile/test_cuda_tile.py tests/tile/test_attention.py    # there
 """
 
 from __future__ import annotations

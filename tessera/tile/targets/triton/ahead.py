@@ -17,18 +17,23 @@ MOST = 8  # kernels at a time
 
 
 @functools.cache
-def _pool() -> ThreadPoolExecutor:
+def _pool() -> tuple[ThreadPoolExecutor, Future]:
+    """The threads, and what all of them wait for first."""
     from triton.runtime import driver
+    from triton.runtime.cache import triton_key
 
     driver.active.get_current_target()  # the driver is set up once, and not by several threads at a time
-    return ThreadPoolExecutor(min(os.cpu_count() or 1, MOST), thread_name_prefix="tessera-compile")
+    pool = ThreadPoolExecutor(min(os.cpu_count() or 1, MOST), thread_name_prefix="tessera-compile")
+    return pool, pool.submit(triton_key)  # reads all of Triton's libraries (0.4 s): once, too
 
 
 def begin(device: torch.device, compile_: Callable[[], object]) -> Future:
     """Compile for a device in the background. Whoever waits for the future sees what went wrong."""
+    pool, ready = _pool()
 
     def work() -> object:
+        ready.result()
         with torch.cuda.device(device):
             return compile_()
 
-    return _pool().submit(work)
+    return pool.submit(work)
