@@ -43,7 +43,7 @@ from tessera.passes.schedule import lifetimes, schedule
 from tessera.runtime import decode as decode_kernels
 from tessera.runtime.autograd import Bridge, bridge
 from tessera.runtime.call import Layout, build_call
-from tessera.runtime.capturable import device_of, pays, why_not_captured
+from tessera.runtime.capturable import device_of, why_not_captured
 from tessera.runtime.cudagraph import Graphed
 from tessera.transforms.remat import POLICIES, Split, remat
 from tessera.transforms.vjp import Joint, vjp
@@ -279,15 +279,14 @@ class Compilation:
             return run
         trace = self.programs[-1].trace
         reason = why_not_captured(trace)
-        if not reason and self.options.cuda_graph == "auto" and not pays(trace):
-            reason = "the device needs longer for it than the host"
         self.cuda_graph = f"no CUDA graph: {reason}"
         device = device_of(trace)
         if reason or device is None:
             return run
         fixed = [isinstance(v.type, TensorType) and not v.type.is_symbolic for v in trace.inputs]
         varying = [i for i, known in enumerate(fixed) if not known]
-        self.cuda_graph = graphed = Graphed(run, written, device, varying=varying)
+        always = self.options.cuda_graph == "on"
+        self.cuda_graph = graphed = Graphed(run, written, device, varying=varying, always=always)
         return graphed
 
     def generate(self, trace: Trace, prefix: str = "", boxed: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Whether a program can be a CUDA graph, and whether that pays.
+"""Whether a program can be a CUDA graph.
 
 In: a final program. Out: the reason why not, in words; empty where it can. A graph is the work of one device, decided
 before it runs: nothing may ask the device for a value, live on the host, or take a size from the data.
@@ -9,15 +9,12 @@ from __future__ import annotations
 import torch
 from torch._ops import OpOverload
 
-from tessera.ir.equation import Equation, Special, Value
+from tessera.ir.equation import Equation, Special
 from tessera.ir.trace import Trace
 from tessera.ir.types import OpaqueType, TensorType
 from tessera.ops.offload import TO_HOST
-from tessera.ops.op import flops
 
 ASKS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
-HOST = 8e-6  # seconds the host needs for an equation
-BANDWIDTH, RATE = 3e12, 4e14  # bytes and floating-point operations a second, of a large GPU
 
 
 def device_of(trace: Trace) -> torch.device | None:
@@ -55,23 +52,3 @@ def _asks(eqn: Equation) -> str:
     if isinstance(op, OpOverload) and (any(tag in op.tags for tag in ASKS) or op._opname in ("item", "equal")):
         return f"{op} waits for a value from the device ({eqn.source})"
     return ""
-
-
-def pays(trace: Trace) -> bool:
-    """The host would need longer to launch the program than the device to run it, or nearly so."""
-    device = sum(map(_seconds, trace.equations))
-    return device < 4 * HOST * len(trace.equations)
-
-
-def _seconds(eqn: Equation) -> float:
-    values: list[Value] = [*eqn.inputs(), *eqn.results()]
-    moved = sum(v.type.nbytes() for v in values if isinstance(v.type, TensorType))
-    body = getattr(eqn.op, "body", None)
-    inner = body.equations if isinstance(body, Trace) else (_plain(eqn),)
-    return max(moved / BANDWIDTH, sum(flops(e) for e in inner if isinstance(e.op, OpOverload)) / RATE)
-
-
-def _plain(eqn: Equation) -> Equation:
-    """An operator that an executor runs in its own way costs what the operator costs."""
-    of = getattr(eqn.op, "of", None)
-    return eqn if of is None else eqn.with_(op=of)

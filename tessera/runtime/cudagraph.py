@@ -5,12 +5,14 @@ size captures the program and from then on replays it: one launch for the host, 
 still while warming up (parameters, caches, optimizer state) are used where they are, and their addresses are checked at
 every call; others are copied into buffers of the graph's own. Memory that is written and moved after many replays (a
 new cache for another text) is captured anew rather than copied at every call. Capturing runs nothing, so every call
-carries the program out exactly once. All graphs of a program share one pool of memory. What is handed out is never
-overwritten while anyone holds it. Where a program cannot be captured it runs as before, and `reason` says why.
+carries the program out exactly once. A program may be left as it is where that is no slower: one further ordinary call
+is measured then, on the host and on the device. All graphs of a program share one pool of memory. What is handed out is
+never overwritten while anyone holds it. Where a program cannot be captured it runs as before, and `reason` says why.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -22,6 +24,7 @@ MOST_GRAPHS = 16  # sizes that are captured; others run as before
 MOST_MOVES = 8  # captures anew because memory moved
 PAID = 16  # replays after which a capture has paid for itself, and another one may take its place
 SMALL = 1 << 20  # bytes of results that are copied rather than watched
+BUSY = 0.5  # of the device's time: a host that needs more to launch a program leaves gaps, now or under load
 
 Tensors = list[torch.Tensor]
 
@@ -33,6 +36,10 @@ class Device(Protocol):
 
     def beside(self, run: Callable[[], tuple], device: torch.device) -> tuple:
         """Run on the stream that captures, in order with the current one."""
+        ...
+
+    def timed(self, run: Callable[[], tuple], device: torch.device) -> tuple[tuple, float, float]:
+        """What `beside` gives; the seconds in which the host has launched it, and those from its start to its end."""
         ...
 
     def capture(self, run: Callable[[], tuple], pool: object, device: torch.device) -> tuple[Callable[[], None], tuple]:
@@ -64,6 +71,23 @@ class Cuda:
             if isinstance(x, torch.Tensor) and x.is_cuda:
                 x.record_stream(current)
         return out
+
+    def timed(self, run: Callable[[], tuple], device: torch.device) -> tuple[tuple, float, float]:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        host = 0.0
+
+        def measured() -> tuple:
+            nonlocal host
+            start.record()
+            began = time.perf_counter()
+            out = run()
+            host = time.perf_counter() - began
+            end.record()
+            return out
+
+        out = self.beside(measured, device)
+        end.synchronize()
+        return out, host, start.elapsed_time(end) / 1000
 
     def capture(self, run: Callable[[], tuple], pool: object, device: torch.device) -> tuple[Callable[[], None], tuple]:
         graph = torch.cuda.CUDAGraph()
@@ -106,6 +130,7 @@ class _Size:
     moving: set[int] = field(default_factory=set)  # inputs that come from elsewhere at every call
     graph: _Graph | None = None
     copies: bool = False
+    pays: bool | None = None  # None: not known yet
 
 
 class Graphed:
@@ -118,21 +143,26 @@ class Graphed:
         device: torch.device,
         api: Device = CUDA,
         varying: Sequence[int] | None = None,
+        always: bool = True,
     ) -> None:
-        """`varying` are the inputs whose sizes or values may differ from call to call; None: any of them."""
+        """`varying` are the inputs whose sizes or values may differ from call to call; None: any of them. Not `always`:
+        only where the host is found to be the slower one, or nearly."""
         self.run, self.written, self.device, self.api = run, frozenset(written), device, api
-        self.varying = varying
+        self.varying, self.always = varying, always
         self.sizes: dict[tuple, _Size] = {}
         self.memory: object = None
         # Kept alive: their memory may be in someone's hands, and a pool lives only as long as a graph uses it.
         self.retired: list[_Graph] = []
         self.captures = self.replays = self.moves = 0
         self.reason = ""  # why nothing is captured any more
+        self.measured = ""  # how long host and device took, where that left a program as it is
 
     def __str__(self) -> str:
         if self.reason:
             return f"no CUDA graph: {self.reason}"
         live = sum(size.graph is not None for size in self.sizes.values())
+        if self.measured and not live:
+            return f"no CUDA graph: {self.measured}"
         return f"CUDA graphs: {live} captured, {self.replays} replays"
 
     def __call__(self, *args: object) -> tuple:
@@ -147,6 +177,10 @@ class Graphed:
         size.calls += 1
         if size.calls <= WARM_UP:
             return self._warm_up(size, args)
+        if size.pays is None and not self.always:
+            return self._measure(size, args)
+        if size.pays is False:
+            return self.run(*args)
         if size.graph is not None and not self._usable(size, size.graph, args):
             self.retired.append(size.graph)
             size.graph = None
@@ -176,6 +210,13 @@ class Graphed:
             if isinstance(x, torch.Tensor) and size.seen.setdefault(i, x.data_ptr()) != x.data_ptr():
                 size.moving.add(i)
         return self.api.beside(lambda: self.run(*args), self.device)
+
+    def _measure(self, size: _Size, args: tuple) -> tuple:
+        out, host, device = self.api.timed(lambda: self.run(*args), self.device)
+        size.pays = host > BUSY * device
+        if not size.pays:
+            self.measured = f"the host launches in {host * 1e3:.2f} ms what the device needs {device * 1e3:.2f} ms for"
+        return out
 
     # --- capturing ---
 

@@ -221,7 +221,7 @@ def train_step(
     clip_norm      the norm that all gradients together are scaled down to, as clip_grad_norm_ does
     accumulate     how many calls share one update; gradients are averaged over them
     keep_grads     leave the gradients of the last update in `.grad`
-    cuda_graph     replay the step as one CUDA graph: True, False, or "auto", where the host would be the slower one
+    cuda_graph     replay the step as one CUDA graph: True, False, or "auto", where the host is measured to limit it
     executors, memory_budget, recompute, offload, strict  as for `jit`
     """
     if isinstance(state := compiled_state(model), Compiled):

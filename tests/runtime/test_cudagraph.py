@@ -19,12 +19,16 @@ class Fake:
 
     def __init__(self, *state: torch.Tensor) -> None:
         self.state, self.fails = state, False
+        self.seconds = (0.0, 1.0)  # of the host and of the device
 
     def pool(self):
         return "pool"
 
     def beside(self, run, device):
         return run()
+
+    def timed(self, run, device):
+        return run(), *self.seconds
 
     def capture(self, run, pool, device):
         if self.fails:
@@ -45,7 +49,7 @@ CPU = torch.device("cpu")
 
 
 def graphed(run, *state, written=(), **more):
-    return Graphed(run, written, CPU, Fake(*state))
+    return Graphed(run, written, CPU, Fake(*state), **more)
 
 
 def test_every_call_is_carried_out_once():
@@ -250,3 +254,35 @@ def test_a_whole_step_is_replayed(monkeypatch):
     assert made[0].replays >= 3, str(made[0])
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-3)
+
+
+def test_a_program_is_left_alone_where_the_device_is_the_slower_one():
+    total = torch.zeros(3)
+
+    def add(x, total):
+        total += x
+        return (total * 2,)
+
+    for seconds, captured in (((0.001, 0.004), False), ((0.003, 0.004), True)):
+        total.zero_()
+        run = graphed(add, total, written=(1,), always=False)
+        run.api.seconds = seconds
+        for k in range(6):
+            (out,) = run(torch.full((3,), 1.0), total)
+            assert torch.equal(total, torch.full((3,), k + 1.0)) and torch.equal(out, 2 * total)
+        assert (run.captures, run.replays) == ((1, 3) if captured else (0, 0))
+        told = (
+            "CUDA graphs: 1 captured"
+            if captured
+            else "no CUDA graph: the host launches in 1.00 ms what the device needs"
+        )
+        assert told in str(run)
+
+
+def test_every_size_is_measured_by_itself():
+    run = graphed(lambda x: (x * 2,), always=False)
+    for size, seconds in ((3, (0.1, 1.0)), (2, (0.9, 1.0))):
+        run.api.seconds = seconds
+        for _ in range(5):
+            assert torch.equal(run(torch.ones(size))[0], torch.full((size,), 2.0))
+    assert [s.pays for s in run.sizes.values()] == [False, True] and "1 captured" in str(run)
