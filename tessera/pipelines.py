@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 
 import torch
@@ -23,6 +23,7 @@ from tessera.frontends.captured import Captured
 from tessera.ir.equation import Arg, Equation, Value, values_in
 from tessera.ir.printer import compile_trace
 from tessera.ir.schema import has_effect
+from tessera.ir.serial import Writer
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ir.verify import verify
@@ -45,10 +46,12 @@ from tessera.runtime.autograd import Bridge, bridge
 from tessera.runtime.call import Layout, build_call
 from tessera.runtime.capturable import device_of, why_not_captured
 from tessera.runtime.cudagraph import Graphed
+from tessera.store.key import Key, key_of
+from tessera.store.program import Part, Stored, load, read_bridge, read_layout, save, write_bridge, write_layout
 from tessera.transforms.remat import POLICIES, Split, remat
 from tessera.transforms.vjp import Joint, vjp
-from tessera.util.config import check_flags, config, parse_bytes
-from tessera.util.errors import OptionError
+from tessera.util.config import check_flags, config, override, parse_bytes
+from tessera.util.errors import OptionError, Unserial
 from tessera.util.log import log
 
 Pass = Callable[[Trace], Trace]
@@ -122,6 +125,12 @@ class Program:
     boxed: bool = False  # `run` takes one list, which it empties
 
 
+# What is known of a compilation once it was built, and is not needed to call it.
+ACCOUNT = (
+    "stages", "claims", "to_claim", "programs", "saved_bytes", "saved", "results", "offloaded", "offload_note", "fp8",
+    "joint",
+)  # fmt: skip
+
 # Told of every compilation when it is built; whoever measures a script looks on here. Empty otherwise.
 WATCHERS: list[Callable[[Compilation], None]] = []
 
@@ -133,13 +142,86 @@ class Compilation:
         self.name, self.captured, self.eager, self.options = name, captured, eager, options
         self.grad_enabled = torch.is_grad_enabled()
         self.edits: dict[str, Trace] = {}
-        self.build()
-        log(
-            1,
-            f"{name}: {sum(len(p.trace.equations) for p in self.programs)} equations, {self.seconds:.2f} s to compile",
-        )
+        self.flags = {field.name: getattr(config, field.name) for field in fields(config)}
+        self.from_cache = False
+        key = self.key()
+        if key is None or not self.load(key):
+            self.build()
+            if key is not None:
+                self.try_to_store(key)
+            count = sum(len(p.trace.equations) for p in self.programs)
+            log(1, f"{name}: {count} equations, {self.seconds:.2f} s to compile")
         for tell in WATCHERS:
             tell(self)
+
+    # --- programs kept on disk ---
+
+    def key(self) -> Key | None:
+        """What a stored program would be found by; None where there can be none, or where every stage is wanted."""
+        if not config.program_cache or config.dump or config.verify or config.autotune or config.log >= 2:
+            return None
+        try:
+            return key_of(self.captured, self.options.executors, self.identity())
+        except Unserial as reason:
+            log(1, f"{self.name}: not kept on disk: {reason}")
+            return None
+
+    def identity(self) -> dict[str, object]:
+        """What this is made from besides the captured program, as data."""
+        return {"kind": type(self).__name__, "grad": self.grad_enabled, "options": asdict(self.options)}
+
+    def load(self, key: Key) -> bool:
+        """Begin with what another process compiled. The stages are built once somebody asks for them."""
+        start = time.perf_counter()
+        stored = load(key, self.options.executors)
+        if stored is None:
+            return False
+        self.restore(stored)
+        self.from_cache, self.seconds = True, time.perf_counter() - start
+        log(1, f"{self.name}: from the cache in {self.seconds:.2f} s")
+        return True
+
+    def try_to_store(self, key: Key) -> None:
+        try:
+            self.store(key)
+        except Unserial as reason:
+            log(1, f"{self.name}: not kept on disk: {reason}")
+
+    def store(self, key: Key) -> None:
+        save(key, self.options.executors, [Part(p.name, p.trace, p.boxed) for p in self.programs], self.details)
+
+    def details(self, writer: Writer) -> dict:
+        """What joins the programs, as data."""
+        return {
+            "layout": write_layout(self.layout, writer),
+            "bridge": write_bridge(self.bridge),
+            "written": self.written,
+        }
+
+    def restore(self, stored: Stored) -> None:
+        """Be what was stored, as far as calls need it."""
+        details = stored.details
+        self.layout, self.bridge = read_layout(details["layout"], stored.reader), read_bridge(details["bridge"])
+        self.written, self.cuda_graph = tuple(details["written"]), ""
+        self.finish([Program(p.name, p.trace, finished(p.trace, p.boxed), p.boxed) for p in stored.parts])
+
+    def __getattr__(self, name: str) -> object:
+        """Of a program that came from the cache nobody has the stages: build them when they are asked for. What runs
+        stays as it is."""
+        if name not in ACCOUNT or not self.__dict__.get("from_cache"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        running = dict(self.__dict__)
+        account: dict[str, object] = {}
+        try:
+            with override(**self.flags):
+                self.build()
+            account = dict(self.__dict__)
+        finally:
+            self.__dict__.clear()
+            self.__dict__.update(account | running)
+        return self.__dict__[name]
+
+    # --- building ---
 
     def build(self) -> None:
         """Run the pipeline; differentiable if grad mode was on and an input requires grad."""
@@ -152,17 +234,30 @@ class Compilation:
         if self.grad_enabled and wrt and self.fusers():  # kernels of ours make the loss's gradient beside the loss
             core = self.keep("linear_loss", dce(linear_loss(core)))
         joint = vjp(core, wrt, self.captured.mode) if self.grad_enabled and wrt else None
+        self.written = tuple(i for i, v in enumerate(core.inputs) if v in core.mutations)
         if joint is not None and joint.pulled:
             self.joint = joint
-            self.join = _training(self, joint)
+            _training(self, joint)
         else:
-            self.join = _inference(self, core)
-        # Kept apart from the programs, so that a profiler can join others that do the same.
-        runs = [program.run for program in self.programs]
-        if self.joint is None:
-            runs = [self.replayed(runs[0], tuple(i for i, v in enumerate(core.inputs) if v in core.mutations))]
-        self.call = self.join(*runs)
+            _inference(self, core)
+        self.finish(self.programs)
         self.seconds = time.perf_counter() - start
+
+    def finish(self, programs: list[Program]) -> None:
+        """What the caller calls."""
+        runs = [program.run for program in programs]
+        if self.bridge is None:
+            runs = [self.replayed(runs[0], programs[0].trace, self.written)]
+        elif self.options.cuda_graph != "off":
+            self.cuda_graph = "no CUDA graph: gradients flow through it; tessera.train_step replays whole steps"
+        self.call = self.join(*runs)
+
+    def join(self, *runs: Callable) -> Callable:
+        """Programs as one call. Kept apart from them, so that a profiler can join others that do the same."""
+        if self.bridge is None:
+            return build_call(runs[0], self.layout, self.eager, guarded=True)
+        forward, backward = runs
+        return build_call(bridge(forward, backward, self.bridge), self.layout, self.eager, guarded=False)
 
     def reset(self) -> None:
         """Nothing is built yet."""
@@ -178,11 +273,14 @@ class Compilation:
         self.offload_note = ""  # what there is to say of them
         self.fp8 = Layers()  # layers that multiply in 8 bits, and those that could not
         self.joint: Joint | None = None  # as differentiated, before it was cleaned
+        self.bridge: Bridge | None = None  # how a forward and a backward line up, where there are two
+        self.layout = Layout(())
 
     def edit(self, stage: str, trace: Trace) -> None:
         """Use another program from this stage on."""
         self.edits[stage] = trace
         self.build()
+        self.from_cache = False
 
     def keep(self, stage: str, trace: Trace) -> Trace:
         trace = self.edits.get(stage, trace)
@@ -273,11 +371,10 @@ class Compilation:
             passes = [FINAL[0], ("prefetch", partial(prefetch, backward=backward)), *FINAL[1:]]
         return self.run(trace, passes, prefix)
 
-    def replayed(self, run: Callable, written: tuple[int, ...]) -> Callable:
-        """The last program as one that is replayed as a CUDA graph, where that is wanted and can be."""
+    def replayed(self, run: Callable, trace: Trace, written: tuple[int, ...]) -> Callable:
+        """A program as one that is replayed as a CUDA graph, where that is wanted and can be."""
         if self.options.cuda_graph == "off":
             return run
-        trace = self.programs[-1].trace
         reason = why_not_captured(trace)
         self.cuda_graph = f"no CUDA graph: {reason}"
         device = device_of(trace)
@@ -355,23 +452,20 @@ def layout_of(captured: Captured, core: Trace, results: list[Value], write_back:
     return Layout(tuple(parts), outside, written, inside, fixed)
 
 
-def _inference(compilation: Compilation, core: Trace) -> Callable[[Callable], Callable]:
-    """Generates the one program; how it becomes what a caller calls."""
+def _inference(compilation: Compilation, core: Trace) -> None:
+    """Generates the one program."""
     if compilation.fusers():
         core = compilation.keep("decode", decode(core, decode_kernels.runs))
     narrow, compilation.fp8 = fp8(core, refusal)
     if narrow is not core:
         core = compilation.keep("fp8", narrow)
     core = compilation.run(compilation.apart(core), [("inference canonicalise", last), ("inference dce", dce)])
-    layout = layout_of(compilation.captured, core, list(core.outputs), {})  # type: ignore[arg-type]
+    compilation.layout = layout_of(compilation.captured, core, list(core.outputs), {})  # type: ignore[arg-type]
     compilation.generate(core)
-    return lambda program: build_call(program, layout, compilation.eager, guarded=True)
 
 
-def _training(compilation: Compilation, joint: Joint) -> Callable[[Callable, Callable], Callable]:
-    """Generates a forward and a backward; how the two become what a caller calls."""
-    if compilation.options.cuda_graph != "off":
-        compilation.cuda_graph = "no CUDA graph: gradients flow through it; tessera.train_step replays whole steps"
+def _training(compilation: Compilation, joint: Joint) -> None:
+    """Generates a forward and a backward, and says how the two are joined."""
     compilation.keep("vjp", joint.trace)
     joint = clean_joint(compilation, joint)
     captured, options = compilation.captured, compilation.options
@@ -385,17 +479,12 @@ def _training(compilation: Compilation, joint: Joint) -> Callable[[Callable, Cal
     halves = compilation.offload(halves)
     forward = compilation.keep("forward", halves.forward)
     backward = compilation.keep("backward", halves.backward)
-    plan = _bridge_plan(captured, joint, split, results)
+    compilation.bridge = _bridge_plan(captured, joint, split, results)
     compilation.generate(forward, "forward ")
     compilation.generate(backward, "backward ", boxed=True)
     outputs = joint.trace.outputs[: len(joint.trace.outputs) - len(joint.wrt)]
     write_back = {t: joint.trace.mutations[t] for t in split.returned}
-    layout = layout_of(captured, joint.trace.with_(outputs=outputs), results, write_back)  # type: ignore[arg-type]
-
-    def join(forward: Callable, backward: Callable) -> Callable:
-        return build_call(bridge(forward, backward, plan), layout, compilation.eager, guarded=False)
-
-    return join
+    compilation.layout = layout_of(captured, joint.trace.with_(outputs=outputs), results, write_back)  # type: ignore[arg-type]
 
 
 def recompute_budget(options: Options) -> int | None:

@@ -24,6 +24,7 @@ class OperatorExecutor:
     name: str
     claims: Callable[[Equation], Callable | None]
     why: Callable[[Equation], str] | None = None  # a word on what it does with an equation, or why not
+    operators: tuple[str, ...] | None = None  # those it looks at ("aten.gelu"); None: any
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class FusionExecutor:
     if given, takes operators apart that would fuse better so, before it is decided what backward saves; `prepare`
     rewrites a program just before it is claimed. `together` may find sets of regions that are one launch, single
     equations outside the regions among them; `compile_together` makes a callable of such a set, from the region that
-    it makes up and from each of them.
+    it makes up and from each of them. `save` gives what a callable was made of as data, None where that cannot be, and
+    `restore` makes one that does the same from a region of that form and that data, None where something is gone.
     """
 
     name: str
@@ -46,6 +48,8 @@ class FusionExecutor:
     reasons: Callable[[Trace], dict[str, str]] | None = None  # why each equation outside the regions stays out
     together: Callable[[Trace, list[Region]], list[list[Region]]] | None = None
     compile_together: Callable[[Trace, list[Trace]], Callable | None] | None = None
+    save: Callable[[Callable], dict | None] | None = None
+    restore: Callable[[Trace, dict], Callable | None] | None = None
 
 
 Executor = OperatorExecutor | FusionExecutor

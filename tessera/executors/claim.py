@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from tessera.executors.base import Executor, FusionExecutor, OperatorExecutor, Region, in_order
 from tessera.executors.regions import body_of, contract, small_views, with_views
-from tessera.ir.equation import Equation, Special
+from tessera.ir.equation import Equation, Recipe, Special
 from tessera.ir.printer import identifier
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
@@ -81,9 +81,13 @@ def _claim_regions(trace: Trace, executor: FusionExecutor, report: list[Claim]) 
             whole, fn = body, executor.compile(body)
         if fn is None:
             continue
-        made.append((region, Special(identifier(f"region_{number}"), fn, executor.name, body=whole)))
+        made.append((region, _region(f"region_{number}", fn, executor, Recipe(whole))))
         report.append(_entry(executor.name, [trace.equations[i] for i in region]))
     return dce(contract(trace, made)) if made else trace
+
+
+def _region(name: str, fn: Callable, executor: FusionExecutor, recipe: Recipe) -> Special:
+    return Special(identifier(name), fn, executor.name, body=recipe.body, recipe=recipe)
 
 
 def _claim_together(
@@ -100,7 +104,7 @@ def _claim_together(
         fn = executor.compile_together(body, bodies)
         if fn is None:
             continue
-        made.append((whole, Special(identifier(f"regions_{number}"), fn, executor.name, body=body)))
+        made.append((whole, _region(f"regions_{number}", fn, executor, Recipe(body, tuple(bodies)))))
         why = f"{len(chosen)} regions in one launch"
         report.append(_entry(executor.name, [trace.equations[i] for i in whole], why))
     return made

@@ -232,6 +232,7 @@ def register_executor(
         namespace, short, *_ = key.split(".")
         if namespace == "aten" and not hasattr(torch.ops.aten, short):  # another library's may be loaded later
             raise OptionError(f"PyTorch has no operator {key!r}")
+    operators = tuple({**claims, **(vjp or {})})
     askers = {key: fn if _asks(fn) else (lambda eqn, fn=fn: fn) for key, fn in claims.items()}
 
     def claim(eqn: Equation) -> Callable | None:
@@ -241,7 +242,7 @@ def register_executor(
         ask = askers.get(f"{packet}.{op._overloadname}") or askers.get(packet)
         return ask(eqn) if ask is not None else None
 
-    register(OperatorExecutor(name, claim), always=True, priority=priority, before=before)
+    register(OperatorExecutor(name, claim, operators=operators), always=True, priority=priority, before=before)
     _replaced[name] = {}
     for key, rule in (vjp or {}).items():
         _replaced[name][key] = REGISTRY.get(key)

@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from tessera.executors import products
 from tessera.executors.base import FusionExecutor, Region, register
 from tessera.executors.regions import body_of
+from tessera.executors.tile_saved import restore, save
 from tessera.ir import fake
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.schema import has_effect
@@ -237,6 +238,7 @@ def _launch(
     """What a region's callable does, and what can be asked about it."""
     launch = launcher(body, lowered, kernel, over)
     launch.kernel, launch.compiled, launch.schedule = lowered.kernel, kernel, schedule  # type: ignore[attr-defined]
+    launch.body, launch.lowered = body, lowered  # type: ignore[attr-defined]
     launch.examples = lambda: _examples(lowered)  # type: ignore[attr-defined]
     return launch
 
@@ -330,6 +332,6 @@ def compile_together(whole: Trace, bodies: list[Trace]) -> Callable | None:
 register(
     FusionExecutor(
         "tile", regions, compile_region, apart=apart, prepare=copies, reasons=reasons, together=together,
-        compile_together=compile_together,
+        compile_together=compile_together, save=save, restore=restore,
     )
 )  # fmt: skip

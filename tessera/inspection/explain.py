@@ -71,6 +71,7 @@ class GraphReport:
     offloaded: dict[str, int]  # saved tensors that wait on the host, and their bytes
     offload_note: str
     seconds: float
+    from_cache: bool  # its programs came from disk
     unfused: tuple[UnfusedReport, ...]
     memory: tuple[Memory, ...]
     fp8: tuple[str, ...] = ()  # which layers multiply in 8 bits, which do not and why
@@ -166,6 +167,7 @@ def _report(g: GraphRecord, recompiled: str, measure: bool) -> GraphReport:
         offloaded=c.offloaded if c else {},
         offload_note=c.offload_note if c else "",
         seconds=c.seconds if c else 0.0,
+        from_cache=c is not None and c.from_cache,
         unfused=_unfused(c) if c else (),
         memory=memory(c, measure) if c else (),
         fp8=tuple(c.fp8.told()) if c else (),

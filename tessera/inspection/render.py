@@ -67,7 +67,8 @@ def text(told: Explanation) -> str:
 
 def title(g: GraphReport) -> str:
     place = f" at {g.location}" if g.location else ""
-    return f"{g.name}{place} ({counted(g.operators, 'operator')}, compiled in {g.seconds:.2f} s)"
+    how = "from the cache" if g.from_cache else "compiled"
+    return f"{g.name}{place} ({counted(g.operators, 'operator')}, {how} in {g.seconds:.2f} s)"
 
 
 def facts(g: GraphReport) -> Iterator[tuple[str, str]]:

@@ -124,12 +124,21 @@ def without_recompute(tags: frozenset[str]) -> frozenset[str]:
 SPECIALS: dict[str, Special] = {}  # Tessera's own operators, by the name a printed program calls them
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """How an executor made a callable of a region, so that it can be made again."""
+
+    body: Any  # the Trace that was compiled, with all its results
+    parts: tuple[Any, ...] = ()  # the regions of a launch that runs several, each as a Trace
+    over: tuple[tuple[int, int], ...] = ()  # results that are written over arguments and not given back
+
+
 @dataclass(frozen=True, eq=False)
 class Special:
     """An operator that is not PyTorch's: control flow over sub-traces, or an executor's own callable.
 
     `fn` runs it on tensors, with sub-traces handed over as callables. An executor's callable remembers what it
-    stands for: `of`, the operator it runs, or `body`, the region of equations it was compiled from.
+    stands for: `of`, the operator it runs, or `body`, the region of equations it was compiled from, and how: `recipe`.
     """
 
     name: str
@@ -138,6 +147,7 @@ class Special:
     pure: bool = True
     of: OpOverload | None = None
     body: Any = None  # a Trace
+    recipe: Recipe | None = None
 
     def __post_init__(self) -> None:
         if self.namespace == "tessera":

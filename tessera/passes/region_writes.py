@@ -109,5 +109,6 @@ def writing(eqn: Equation, results: dict[int, int]) -> Equation:
         fn=op.fn.writing(results),
         pure=False,
         body=body.with_(outputs=rest),  # type: ignore[attr-defined]
+        recipe=None if op.recipe is None else replace(op.recipe, over=tuple(results.items())),
     )
     return eqn.with_(op=made, outputs=left)

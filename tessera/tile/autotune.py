@@ -19,7 +19,7 @@ import torch
 
 from tessera.tile import cache
 from tessera.tile.dialect import KernelOp
-from tessera.tile.schedule import Schedule
+from tessera.tile.schedule import Schedule, read_schedule
 from tessera.tile.targets.base import CompiledKernel, Target
 from tessera.util.config import config
 
@@ -140,10 +140,7 @@ def to_text(schedule: Schedule) -> str:
 
 
 def from_text(text: str) -> Schedule:
-    fields = json.loads(text)
-    for pairs in ("blocks", "extra"):
-        fields[pairs] = tuple((key, value) for key, value in fields[pairs])
-    return Schedule(**fields)
+    return read_schedule(json.loads(text))
 
 
 def load_schedule(key: str) -> Schedule | None:

@@ -1,4 +1,4 @@
-"""What compilation found, kept on disk: kernels' binaries, tuned schedules.
+"""What compilation found, kept on disk: kernels' binaries, tuned schedules, whole programs.
 
 An entry has a kind ("object", "schedule", …), a key (any text: it is hashed) and bytes. The folder is the user's own
 ($TESSERA_CACHE, or ~/.cache/tessera; mode 0700). Many processes may use it at once: an entry is written beside its
@@ -44,15 +44,20 @@ def digest(key: str) -> str:
 
 def load(kind: str, key: str) -> bytes | None:
     """The bytes stored under this key, or None if there are none or they are damaged."""
+    return load_digest(kind, digest(key))
+
+
+def load_digest(kind: str, of_key: str) -> bytes | None:
+    """The same for whoever kept only the digest of a key."""
     try:
-        return _unpack(_path(kind, key).read_bytes(), digest(key))
+        return _unpack(_path(kind, of_key).read_bytes(), of_key)
     except OSError:
         return None
 
 
 def store(kind: str, key: str, data: bytes) -> None:
     """Keep `data` under this key, in place of what was there."""
-    path = _path(kind, key)
+    path = _path(kind, digest(key))
     try:
         _private(path.parent)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=PENDING)  # readable by the owner alone
@@ -112,9 +117,9 @@ def write_source(kind: str, stem: str, text: str) -> Path:
     return path
 
 
-def _path(kind: str, key: str) -> Path:
+def _path(kind: str, of_key: str) -> Path:
     assert kind.isidentifier(), f"expected a kind that can name a folder, got {kind!r}"
-    return folder() / kind / (digest(key) + SUFFIX)
+    return folder() / kind / (of_key + SUFFIX)
 
 
 def _private(path: Path) -> None:

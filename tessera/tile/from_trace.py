@@ -40,17 +40,23 @@ ROUNDS = 4  # how often axes may be cut before that is given up
 
 
 @dataclass(frozen=True)
-class Lowered:
-    kernel: KernelOp
+class Around:
+    """What stands around a kernel: all that a call of it needs to know."""
+
     inputs: tuple[Value, ...]  # of the region, in the order of the kernel's buffers
     stored: tuple[Value, ...]  # what the kernel writes, in the order of the buffers after those
     symbols: tuple[str, ...]
     tail: tuple[Equation, ...]  # views that give the region's outputs from what is stored or came in
-    cost: float  # rough instructions a point
 
     @property
     def buffers(self) -> tuple[Value, ...]:
         return (*self.inputs, *self.stored)
+
+
+@dataclass(frozen=True)
+class Lowered(Around):
+    kernel: KernelOp
+    cost: float  # rough instructions a point
 
 
 def lower(body: Trace, title: str = "kernel") -> Lowered:
@@ -70,7 +76,7 @@ def lower(body: Trace, title: str = "kernel") -> Lowered:
     kernel = builder.finish()
     one_hot(kernel)
     dce(kernel)  # products take what was loaded as it is, not as arithmetic would hold it
-    return Lowered(kernel, inputs, region.stored, tuple(builder.symbol_names), region.tail, emit.costs)
+    return Lowered(inputs, region.stored, tuple(builder.symbol_names), region.tail, kernel, emit.costs)
 
 
 @dataclass(frozen=True)

@@ -108,11 +108,11 @@ def flat_kernel(body: Trace, title: str) -> Lowered:
     lowered = lower(Trace(body.name, inputs, equations, outputs), title)
     back = {b: a for a, b in made.items()}
     return Lowered(
-        _of_any_length(lowered.kernel),
         tuple(back[v] for v in lowered.inputs),
         tuple(back[v] for v in lowered.stored),
         (SYMBOL,),
         lowered.tail,
+        _of_any_length(lowered.kernel),
         lowered.cost,
     )
 

@@ -1,8 +1,8 @@
 """The Python around a kernel: what a region's callable does at every call.
 
-In: a `Lowered` and something that runs its kernel. Out: a function of the region's inputs, in order, that gives the
-tuple of its outputs. It is generated once as straight-line Python: sizes read off the inputs, results allocated, one
-call of the kernel, views of the results. An input whose strides are not those the kernel was made for is copied.
+In: what stands around a kernel and something that runs it. Out: a function of the region's inputs, in order, that gives
+the tuple of its outputs. It is generated once as straight-line Python: sizes read off the inputs, results allocated,
+one call of the kernel, views of the results. An input whose strides are not those the kernel was made for is copied.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tessera.ir.printer import compile_trace
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType
 from tessera.tile.allocate import empty_cpu, empty_cuda
-from tessera.tile.from_trace import Lowered
+from tessera.tile.from_trace import Around
 from tessera.tile.from_trace_index import Unlowerable, size_index
 
 Kernel = Callable[[Sequence[torch.Tensor], Sequence[int]], None]
@@ -26,7 +26,7 @@ _numbers = itertools.count()
 current_device: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)  # none in a build without CUDA
 
 
-def launcher(body: Trace, lowered: Lowered, kernel: Kernel, over: dict[int, int] | None = None) -> Callable[..., tuple]:
+def launcher(body: Trace, lowered: Around, kernel: Kernel, over: dict[int, int] | None = None) -> Callable[..., tuple]:
     """`over[k] = j`: output k is written over input j, and not given back."""
     over = over or {}
     into = {body.outputs[k]: body.inputs[j] for k, j in over.items()}
@@ -80,7 +80,7 @@ def _call(buffers: Sequence[str], symbols: Sequence[str], kernel: Kernel, scope:
     return f"by_address({', '.join([*(f'{b}.data_ptr()' for b in buffers), *symbols])})"
 
 
-def _views(body: Trace, lowered: Lowered) -> Trace:
+def _views(body: Trace, lowered: Around) -> Trace:
     """The outputs that are views, made from what is stored or came in, with the inputs that bring their sizes."""
     made = tuple(v for eqn in lowered.tail for v in eqn.results() if v in body.outputs)
     inner = {v for eqn in lowered.tail for v in eqn.results()}
@@ -90,7 +90,7 @@ def _views(body: Trace, lowered: Lowered) -> Trace:
     return Trace("views", tuple(inputs), lowered.tail, made, {}, {}, symbols)
 
 
-def _sizes(body: Trace, lowered: Lowered) -> dict[str, str]:
+def _sizes(body: Trace, lowered: Around) -> dict[str, str]:
     """Where each size that the kernel or a result needs is read."""
     wanted = dict.fromkeys(lowered.symbols)
     for v in lowered.stored:

@@ -32,6 +32,12 @@ class Schedule:
         return dict(self.blocks).get(axis, 1)
 
 
+def read_schedule(fields: dict) -> Schedule:
+    """A schedule from its fields as JSON gives them."""
+    pairs = {name: tuple((key, value) for key, value in fields[name]) for name in ("blocks", "extra")}
+    return Schedule(**{**fields, **pairs})
+
+
 @dataclass(frozen=True)
 class Pass:
     """Operations in order. With `axis`, a loop along it; its reductions are ready when it ends."""

@@ -1,4 +1,4 @@
-"""`tessera cache`: what compilation left on disk (kernels, tuned schedules), how large it is, and away with it."""
+"""`tessera cache`: what compilation left on disk (programs, kernels, schedules), how large it is, and away with it."""
 
 from __future__ import annotations
 

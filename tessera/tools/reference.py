@@ -179,7 +179,8 @@ with tessera.override(strict=True, verify=True):
 ```
 
 An unknown flag, or a value that a flag does not have, is refused, and the message lists what there is. Arguments of
-`tessera.jit` come before flags. `TESSERA_CACHE` names the folder for kernels and tuned schedules (`~/.cache/tessera`).
+`tessera.jit` come before flags. `TESSERA_CACHE` names the folder for programs, kernels and tuned schedules
+(`~/.cache/tessera`).
 
 This page is generated: `python -m tessera.tools.reference` writes it.
 

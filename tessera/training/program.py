@@ -10,7 +10,7 @@ which a gradient dies where its parameter is updated.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
@@ -19,6 +19,7 @@ from tessera.frontends.captured import Captured
 from tessera.ir.builder import Builder, aten
 from tessera.ir.equation import Equation, Special, Value, map_values
 from tessera.ir.mode import mode_of
+from tessera.ir.serial import Writer
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.optim.updates import Extra, Plan, append_updates
@@ -37,9 +38,11 @@ from tessera.pipelines import (
     recompute_budget,
 )
 from tessera.runtime.call import Layout, build_call
+from tessera.store.key import Key
+from tessera.store.program import Stored, load_note, read_layout, save_note, write_layout
 from tessera.transforms.remat import Split, remat
 from tessera.transforms.vjp import Joint, vjp
-from tessera.util.errors import CaptureError
+from tessera.util.errors import CaptureError, Unserial
 
 
 def _mark(loss: torch.Tensor) -> torch.Tensor:
@@ -77,8 +80,14 @@ class StepProgram(Compilation):
 
     def ready(self, final: Trace) -> None:
         self.programs.append(Program("step", final, finished(final)))
-        self.join = lambda run: run
-        self.call = self.replayed(self.programs[0].run, self.written)
+        self.finish(self.programs)
+
+    def finish(self, programs: list[Program]) -> None:
+        self.call = self.replayed(programs[0].run, programs[0].trace, self.written)
+
+    def join(self, *runs: Callable) -> Callable:
+        (run,) = runs
+        return run
 
 
 class StepCompilation(StepProgram):
@@ -96,6 +105,42 @@ class StepCompilation(StepProgram):
     ) -> None:
         self.loss, self.wrt, self.plan_of, self.scale = loss, wrt, plan, scale
         super().__init__(name, captured, _never, options)
+
+    # --- kept on disk: first which inputs have gradients, then, for the plan that follows from them, the program ---
+
+    def identity(self) -> dict[str, object]:
+        return {**super().identity(), "loss": self.loss.name, "wrt": self.wrt, "scale": self.scale}
+
+    def load(self, key: Key) -> bool:
+        given = load_note(key)
+        if given is None:
+            return False
+        ask, decided = self.plan_of, self.plan_of(given)
+        self.plan_of = lambda _: decided  # the optimizer goes on; who builds the stages later wants this plan
+        self.plan = decided[0]
+        if super().load(key.with_more(plan_data(*decided))):
+            return True
+        self.plan_of = ask
+        return False
+
+    def store(self, key: Key) -> None:
+        save_note(key, self.given)
+        super().store(key.with_more(plan_data(self.plan, self.members)))
+
+    def details(self, writer: Writer) -> dict:
+        extras = [[e.kind, e.member, e.name, writer.arg(e.dtype), writer.arg(e.device)] for e in self.extras]
+        layout = write_layout(self.layout, writer)
+        return {"layout": layout, "extras": extras, "written": self.written, "results": self.results, "kept": self.kept}
+
+    def restore(self, stored: Stored) -> None:
+        details, reader = stored.details, stored.reader
+        self.extras = tuple(
+            Extra(kind, i, name, reader.arg(t), reader.arg(d)) for kind, i, name, t, d in details["extras"]
+        )  # type: ignore[arg-type]
+        self.hand_out = _outputs(read_layout(details["layout"], reader))
+        self.written, self.results, self.kept = tuple(details["written"]), details["results"], details["kept"]
+        self.cuda_graph = ""
+        self.finish([Program(p.name, p.trace, finished(p.trace, p.boxed), p.boxed) for p in stored.parts])
 
     def build(self) -> None:
         start = time.perf_counter()
@@ -127,7 +172,9 @@ class StepCompilation(StepProgram):
         grads = split.backward.outputs
         position = {i: k for k, i in enumerate(self.wrt)}
         given = [i for i in self.wrt if isinstance(grads[position[i]], Value)]
+        self.given = given
         self.plan, members = self.plan_of(given)
+        self.members = members
         values = {i: self.captured.trace.inputs[i] for i in self.wrt}
         plan = replace(
             self.plan,
@@ -151,7 +198,8 @@ class StepCompilation(StepProgram):
         outputs = joint.trace.outputs[: len(joint.trace.outputs) - len(joint.wrt)]
         write_back = {t: joint.trace.mutations[t] for t in split.returned}
         layout = layout_of(self.captured, joint.trace.with_(outputs=outputs), results, write_back)  # type: ignore[arg-type]
-        self.hand_out = _outputs(replace(layout, written=(), inside=()))
+        self.layout = replace(layout, written=(), inside=())
+        self.hand_out = _outputs(self.layout)
         halves = self.claimed(forward, "forward "), self.claimed(backward, "backward ")
         step = self.keep("step", joined(*halves, len(results), self.name))
         late = step.equations[len(step.equations) - len(halves[1].equations) :]
@@ -169,6 +217,10 @@ class UpdateCompilation(StepProgram):
         self.plan, self.grads = plan, grads
         super().__init__(name, None, _never, options)  # type: ignore[arg-type]
 
+    def key(self) -> None:
+        """It is quickly made: nothing is kept on disk."""
+        return None
+
     def build(self) -> None:
         start = time.perf_counter()
         self.reset()
@@ -180,6 +232,21 @@ class UpdateCompilation(StepProgram):
         final = self.final(self.claimed(trace))
         self.ready(final)
         self.seconds = time.perf_counter() - start
+
+
+def plan_data(plan: Plan, members: list[int | None]) -> dict[str, object]:
+    """A plan as data: whatever of it decides the equations."""
+    if not plan.rule.update.__module__.startswith("tessera.optim."):
+        raise Unserial(f"the optimizer {plan.rule.name} is not one of Tessera's own rules")
+    writer = Writer()
+
+    def types(many: Iterable[TensorType | None]) -> list[int]:
+        return [-1 if t is None else writer.type(t) for t in many]
+
+    listed = [[m.name, m.family, types((m.type, m.total)), types(m.state)] for m in plan.members]
+    families = [[f.group, repr(f.form), f.names] for f in plan.families]
+    settings = [plan.rule.name, plan.clips, plan.updates, plan.keeps]
+    return {"members": listed, "inputs": members, "families": families, "settings": settings, **writer.tables()}
 
 
 def _outputs(layout: Layout) -> Callable[[tuple, tuple], tuple]:

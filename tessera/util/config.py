@@ -36,6 +36,7 @@ class Config:
     autotune: bool = False  # off: the first proposed schedule · on: measure a few, keep the fastest on disk
     fused_random: str = "auto"  # random numbers computed inside kernels: on · off (PyTorch draws) · auto: on GPUs
     fp8_matmul: str = "auto"  # layers quantized to fp8 multiply many rows in 8 bits: on · off · auto: on GPUs that can
+    program_cache: bool = True  # compiled programs are kept on disk, and a later process begins with them
     frontend: str = "dynamo"  # how `jit` captures: dynamo · functional
 
     def __post_init__(self) -> None:

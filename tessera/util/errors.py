@@ -19,6 +19,10 @@ class RuleError(TesseraError):
     """An operator's rule (vjp, jvp, batching) is missing or returned something of the wrong form."""
 
 
+class Unserial(TesseraError):
+    """A program, or a part of one, that has no form as data; the message says what."""
+
+
 class EditError(TesseraError):
     """An edited program no longer fits the stage it should replace."""
 

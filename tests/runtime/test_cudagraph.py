@@ -237,7 +237,7 @@ def test_a_whole_step_is_replayed(monkeypatch):
     step = tessera.train_step(model, None, mine, clip_norm=1.0, executors=["tile", "aten"], strict=True)
     made = []
 
-    def replayed(self, run, written):
+    def replayed(self, run, trace, written):
         state = [*model.parameters(), *(x for s in mine.state.values() for k, x in s.items() if k != "step")]
         made.append(Graphed(run, written, CPU, Fake(*state)))
         return made[-1]

@@ -7,7 +7,7 @@ writes into the tensors, on their device (a GPU kernel goes to the current strea
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -23,6 +23,23 @@ class CompiledKernel(Protocol):
         ...
 
     def __call__(self, tensors: Sequence[torch.Tensor], symbols: Sequence[int]) -> None: ...
+
+
+class Keeps(Protocol):
+    """A target whose compiled kernels can be kept on disk and used without lowering or emitting anything again."""
+
+    def about(self) -> str:
+        """What kept kernels depend on besides their own text: versions, and the machine where one is needed."""
+        ...
+
+    def save(self, compiled: CompiledKernel) -> dict | None:
+        """A compiled kernel as data that JSON holds; None where that cannot be."""
+        ...
+
+    def load(self, data: dict, kernel: Callable[[], KernelOp]) -> CompiledKernel | None:
+        """The compiled kernel again; None where something that it needs is gone. `kernel` makes the tile kernel, for
+        whoever needs it after all."""
+        ...
 
 
 class Target(Protocol):

@@ -7,13 +7,15 @@ needs follows from its symbols alone, so that is worked out once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 import torch
 
 from tessera.tile.dialect import KernelOp
 from tessera.tile.elements import torch_dtype
+from tessera.tile.index import Index
 from tessera.tile.parting import Split
+from tessera.tile.schedule import Schedule
 from tessera.tile.targets.base import CompiledKernel
 
 REMEMBERED = 4096  # symbols whose sizes are kept
@@ -23,9 +25,21 @@ Half = TypeVar("Half", bound=CompiledKernel)
 
 class Pair(Generic[Half]):
     def __init__(self, kernel: KernelOp, split: Split, first: Half, second: Half) -> None:
-        self.first, self.second = first, second
-        self.symbols = [s.data for s in kernel.symbol_names]
+        self._begin(first, second, [s.data for s in kernel.symbol_names])
         self.scratch = [(s.size, torch_dtype(s.element)) for s in split.scratch]
+
+    @classmethod
+    def restored(cls, first: Half, second: Half, scratch: list[tuple[int, torch.dtype]]) -> Self:
+        """A pair without symbols, from its halves and the scratch memory that it needs."""
+        made = cls.__new__(cls)
+        made._begin(first, second, [])
+        made._sizes[()] = scratch
+        return made
+
+    def _begin(self, first: Half, second: Half, symbols: list[str]) -> None:
+        self.first, self.second, self.symbols = first, second, symbols
+        self.schedule: Schedule | None = None  # that of both together, where the target wants to know it again
+        self.scratch: list[tuple[Index, torch.dtype]] = []
         self._sizes: dict[tuple[int, ...], list[tuple[int, torch.dtype]]] = {}
 
     @property
@@ -54,3 +68,11 @@ class Pair(Generic[Half]):
             found = [(size.evaluate(values.__getitem__, int), dtype) for size, dtype in self.scratch]
             self._sizes[symbols] = found
         return found
+
+    def saved_scratch(self) -> list[list]:
+        """The scratch memory of a pair without symbols, as data."""
+        return [[count, str(dtype).removeprefix("torch.")] for count, dtype in self.sizes(())]
+
+
+def read_scratch(data: list[list]) -> list[tuple[int, torch.dtype]]:
+    return [(count, getattr(torch, dtype)) for count, dtype in data]

@@ -18,6 +18,7 @@ from tessera.tile.dialect import KernelOp
 from tessera.tile.passes.offline import without_reduce_exp
 from tessera.tile.passes.online import with_reduce_exp
 from tessera.tile.schedule import Schedule, inner_axis, reduced_axis
+from tessera.tile.targets.base import CompiledKernel
 from tessera.tile.targets.cpu import jit
 from tessera.tile.targets.cpu.choose import choose, proposals
 from tessera.tile.targets.cpu.entry import entry
@@ -25,9 +26,10 @@ from tessera.tile.targets.cpu.host import Host, host
 from tessera.tile.targets.cpu.layout import layout
 from tessera.tile.targets.cpu.lower import Lowering
 from tessera.tile.targets.cpu.product import no_product
-from tessera.tile.targets.pair import Pair
+from tessera.tile.targets.pair import Pair, read_scratch
 from tessera.tile.walk import halves
 
+KIND = "cpu"  # of what is kept on disk
 LONGEST_ROW = 1 << 16  # elements that stay in the caches
 
 
@@ -35,10 +37,12 @@ LONGEST_ROW = 1 << 16  # elements that stay in the caches
 class CpuKernel:
     """Call it with tensors and sizes; `by_address` takes the tensors' addresses directly."""
 
-    source: str
+    source: str  # empty where the object came from the cache without it
     by_address: Callable[..., None]
     alive: object
     machine: Host
+    name: str
+    kept: str  # what the object is kept under, on disk
 
     def __call__(self, tensors: Sequence[torch.Tensor], symbols: Sequence[int] = ()) -> None:
         self.by_address(*[t.data_ptr() for t in tensors], *symbols)
@@ -70,6 +74,22 @@ class CpuTarget:
             made = self._made[key] = build(kernel, schedule, self.machine)
         return made
 
+    def about(self) -> str:
+        return f"{jit.version(self.machine)} {jit.openmp()}"
+
+    def save(self, compiled: CompiledKernel) -> dict | None:
+        if isinstance(compiled, CpuKernel):
+            return _save(compiled)
+        if not isinstance(compiled, Pair) or compiled.symbols:
+            return None
+        return {"halves": [_save(compiled.first), _save(compiled.second)], "scratch": compiled.saved_scratch()}
+
+    def load(self, data: dict, kernel: Callable[[], KernelOp]) -> CpuKernel | Pair[CpuKernel] | None:
+        if "halves" not in data:
+            return _load(data, self.machine)
+        first, second = (_load(half, self.machine) for half in data["halves"])
+        return None if first is None or second is None else Pair.restored(first, second, read_scratch(data["scratch"]))
+
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
         return proposals(kernel, sizes, self.machine)
 
@@ -84,12 +104,25 @@ def _build(kernel: KernelOp, schedule: Schedule, machine: Host) -> CpuKernel:
     source = module_text(kernel, schedule, machine)
     # The text stands for the kernel, the schedule and this package's own version; the rest is the machine and LLVM.
     key = f"{jit.version(machine)}\n{source}"
-    code = cache.load("cpu", key)
+    code = cache.load(KIND, key)
     if code is None:
         code = jit.object_code(source, machine)
-        cache.store("cpu", key, code)
-    function, alive = jit.link(code, kernel.sym_name.data)
-    return CpuKernel(source, function, alive, machine)
+        cache.store(KIND, key, code)
+    name = kernel.sym_name.data
+    function, alive = jit.link(code, name)
+    return CpuKernel(source, function, alive, machine, name, cache.digest(key))
+
+
+def _save(kernel: CpuKernel) -> dict:
+    return {"name": kernel.name, "object": kernel.kept}
+
+
+def _load(data: dict, machine: Host) -> CpuKernel | None:
+    code = cache.load_digest(KIND, data["object"])
+    if code is None:
+        return None
+    function, alive = jit.link(code, data["name"])
+    return CpuKernel("", function, alive, machine, data["name"], data["object"])
 
 
 def _build_halves(kernel: KernelOp, schedule: Schedule, machine: Host) -> Pair[CpuKernel]:

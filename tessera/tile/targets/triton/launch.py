@@ -14,7 +14,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from types import ModuleType
 
 import torch
@@ -22,10 +22,11 @@ import torch
 from tessera.tile import cache
 from tessera.tile.dialect import KernelOp, element_of
 from tessera.tile.elements import torch_dtype
-from tessera.tile.parting import Split
-from tessera.tile.schedule import Schedule, reduced_axis
-from tessera.tile.targets.pair import Pair
+from tessera.tile.schedule import Schedule, read_schedule, reduced_axis
+from tessera.tile.targets.base import CompiledKernel
+from tessera.tile.targets.pair import Pair, read_scratch
 from tessera.tile.targets.triton import ahead, direct, shim
+from tessera.tile.targets.triton.bulk import Bulk
 from tessera.tile.targets.triton.direct import Direct
 from tessera.tile.targets.triton.emit import Options
 from tessera.tile.targets.triton.halves import halves, in_two, schedules
@@ -61,7 +62,12 @@ class Variant:
     source: str
     warps: int
     stages: int
-    bulk: bool = False  # takes descriptors after its buffers
+    key: tuple[bool, bool, bool] = (False, False, False)  # loop, wide, bulk
+
+    @property
+    def bulk(self) -> bool:
+        """Takes descriptors after its buffers."""
+        return self.key[2]
 
     @functools.cached_property
     def function(self) -> Callable:
@@ -76,23 +82,77 @@ class Variant:
         return (*tensors, *(self.descriptors(*tensors, *sizes) if self.bulk else ()), *sizes)
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What a call with certain sizes needs, on any device."""
+
+    loop: bool  # the reduced axis does not fit into one block
+    wide: bool  # offsets of 64 bits
+    bulk: bool  # strides are those that bulk copies take
+    programs: int
+
+
 class Launcher:
     """A kernel without split reductions under one schedule."""
 
     def __init__(self, kernel: KernelOp, schedule: Schedule) -> None:
         if schedule.persistent and not walks_tiles(kernel, schedule):
             schedule = replace(schedule, persistent=False)  # only products are written so
-        self.kernel, self.schedule = kernel, schedule
-        self.name = kernel.sym_name.data
-        self.symbols = [s.data for s in kernel.symbol_names]
-        self.buffers = len(kernel.buffers)
+        dtypes = [torch_dtype(element_of(b)) for b in kernel.buffers]
+        self._begin(kernel.sym_name.data, [s.data for s in kernel.symbol_names], dtypes, schedule, lambda: kernel)
+        self.main = self._variant(False, False, bool(self._bulks))
+
+    def _begin(
+        self,
+        name: str,
+        symbols: list[str],
+        dtypes: list[torch.dtype],
+        schedule: Schedule,
+        kernel: Callable[[], KernelOp],
+    ) -> None:
+        self.name, self.symbols, self.dtypes, self.schedule, self._lower = name, symbols, dtypes, schedule, kernel
+        self.buffers = len(dtypes)
         self._variants: dict[tuple[bool, bool, bool], Variant] = {}
-        self._bulks = [] if schedule.split > 1 else list(bulks(kernel, schedule).values())
+        self._needs: dict[tuple[int, ...], Needs] = {}
         self._plans: dict[tuple[int, ...], tuple[Variant, int]] = {}
         self._ready: dict[tuple, Callable[..., None]] = {}
         self._direct: dict[tuple[int, tuple[int, ...]], Direct] = {}
         self._compiling: Future | None = None
-        self.main = self._variant(False, False, bool(self._bulks))
+
+    @functools.cached_property
+    def kernel(self) -> KernelOp:
+        return self._lower()
+
+    @functools.cached_property
+    def _bulks(self) -> list[Bulk]:
+        return [] if self.schedule.split > 1 else list(bulks(self.kernel, self.schedule).values())
+
+    # --- as data ---
+
+    def saved(self) -> dict | None:
+        """What a call without symbols needs, so that nothing is lowered or emitted for it again."""
+        if self.symbols:
+            return None
+        self._variant_for(self._needed(()))
+        return {
+            "name": self.name,
+            "dtypes": [str(d).removeprefix("torch.") for d in self.dtypes],
+            "schedule": asdict(self.schedule),
+            "needs": asdict(self._needed(())),
+            "main": list(self.main.key),
+            "variants": [asdict(v) for v in self._variants.values()],
+        }
+
+    @staticmethod
+    def restored(data: dict, kernel: Callable[[], KernelOp]) -> Launcher:
+        made = Launcher.__new__(Launcher)
+        dtypes = [getattr(torch, d) for d in data["dtypes"]]
+        made._begin(data["name"], [], dtypes, read_schedule(data["schedule"]), kernel)
+        variants = [Variant(**{**v, "key": tuple(v["key"])}) for v in data["variants"]]
+        made._variants = {v.key: v for v in variants}
+        made._needs[()] = Needs(**data["needs"])
+        made.main = made._variants[tuple(data["main"])]
+        return made
 
     @property
     def source(self) -> str:
@@ -119,8 +179,7 @@ class Launcher:
         for t in tensors:
             pointers |= t.data_ptr()
         if pointers & 15 and variant.bulk:  # bulk copies need all pointers to be aligned
-            values = self._values(sizes)
-            variant = self._variant(self._needs_loop(values), needs_wide(self.kernel, values), False)
+            variant = self._variant_for(replace(self._needed(sizes), bulk=False))
         options = {"num_warps": variant.warps, "num_stages": variant.stages}
         if not tensors[0].is_cuda:
             variant.function[(programs,)](*variant.arguments(tensors, sizes), **options)
@@ -141,7 +200,7 @@ class Launcher:
             return
         variant, programs = self._plan((), device, self.buffers)
         if programs > 0 and not variant.bulk:  # descriptors are made from tensors
-            function, dtypes = variant.function, [torch_dtype(element_of(b)) for b in self.kernel.buffers]
+            function, dtypes = variant.function, self.dtypes
             options = {"num_warps": variant.warps, "num_stages": variant.stages}
             self._compiling = ahead.begin(device, lambda: function.warmup(*dtypes, grid=(programs,), **options))
 
@@ -153,19 +212,26 @@ class Launcher:
                 f"{self.name}: expected {self.buffers} tensors and sizes for {self.symbols}, "
                 f"got {tensors} tensors and {sizes}"
             )
-        values = self._values(sizes)
-        bulk = bool(self._bulks) and _copies_in_bulk(device) and all(b.aligned(values) for b in self._bulks)
-        variant = self._variant(self._needs_loop(values), needs_wide(self.kernel, values), bulk)
-        programs = layout(self.kernel, self.schedule).programs.evaluate(values.__getitem__, int)
-        if self.schedule.persistent:
-            programs = min(programs, _units(device))
+        needs = self._needed(sizes)
+        variant = self._variant_for(replace(needs, bulk=needs.bulk and _copies_in_bulk(device)))
+        programs = min(needs.programs, _units(device)) if self.schedule.persistent else needs.programs
         if len(self._plans) >= REMEMBERED:
             self._plans.clear()
         self._plans[sizes] = variant, programs
         return variant, programs
 
-    def _values(self, sizes: tuple[int, ...]) -> dict[str, int]:
-        return dict(zip(self.symbols, sizes, strict=True))
+    def _needed(self, sizes: tuple[int, ...]) -> Needs:
+        if sizes not in self._needs:
+            if len(self._needs) >= REMEMBERED:
+                self._needs.clear()
+            values = dict(zip(self.symbols, sizes, strict=True))
+            self._needs[sizes] = Needs(
+                self._needs_loop(values),
+                needs_wide(self.kernel, values),
+                bool(self._bulks) and all(b.aligned(values) for b in self._bulks),
+                layout(self.kernel, self.schedule).programs.evaluate(values.__getitem__, int),
+            )
+        return self._needs[sizes]
 
     def _needs_loop(self, values: dict[str, int]) -> bool:
         axis = reduced_axis(self.kernel)
@@ -176,6 +242,9 @@ class Launcher:
         assert reduced is not None
         return size > reduced.block
 
+    def _variant_for(self, needs: Needs) -> Variant:
+        return self._variant(needs.loop, needs.wide, needs.bulk)
+
     def _variant(self, loop: bool, wide: bool, bulk: bool = False) -> Variant:
         found = self._variants.get((loop, wide, bulk))
         if found is None:
@@ -184,7 +253,7 @@ class Launcher:
                 schedule = replace(schedule, extra=tuple((k, v) for k, v in schedule.extra if k != "bulk"))
             options = Options(wide=wide, tf32=torch.backends.cuda.matmul.allow_tf32)
             source = write(self.kernel, schedule, options)
-            found = Variant(function_name(source), source, schedule.warps, schedule.stages, bulk)
+            found = Variant(function_name(source), source, schedule.warps, schedule.stages, (loop, wide, bulk))
             self._variants[loop, wide, bulk] = found
         return found
 
@@ -275,8 +344,8 @@ def looped(kernel: KernelOp, schedule: Schedule) -> Schedule:
 class Halves(Pair[Launcher]):
     """Both kernels the short way, where both are known; their scratch memory is one piece then."""
 
-    def __init__(self, kernel: KernelOp, split: Split, first: Launcher, second: Launcher) -> None:
-        super().__init__(kernel, split, first, second)
+    def _begin(self, first: Launcher, second: Launcher, symbols: list[str]) -> None:
+        super()._begin(first, second, symbols)
         self._pieces: dict[tuple[int, ...], tuple[int, list[int]]] = {}
 
     def __call__(self, tensors: Sequence[torch.Tensor], symbols: Sequence[int] = ()) -> None:
@@ -317,6 +386,39 @@ def in_parts(kernel: KernelOp, schedule: Schedule) -> Pair:
     made = halves(kernel, schedule)
     how = schedules(kernel, schedule, made)
     first, second = launcher(made.first, how[0]), launcher(made.second, how[1])
-    if isinstance(first, Launcher) and isinstance(second, Launcher):
-        return Halves(kernel, made, first, second)
-    return Pair(kernel, made, first, second)
+    pair = _pair_of(first, second)(kernel, made, first, second)
+    pair.schedule = schedule
+    return pair
+
+
+def _pair_of(first: CompiledKernel, second: CompiledKernel) -> type[Pair]:
+    return Halves if isinstance(first, Launcher) and isinstance(second, Launcher) else Pair
+
+
+# --- kept on disk ---
+
+
+def save(compiled: CompiledKernel) -> dict | None:
+    if isinstance(compiled, Launcher):
+        return compiled.saved()
+    if not isinstance(compiled, Pair) or compiled.symbols:
+        return None
+    first, second = save(compiled.first), save(compiled.second)
+    if first is None or second is None:
+        return None
+    assert compiled.schedule is not None
+    return {
+        "halves": [first, second],
+        "scratch": compiled.saved_scratch(),
+        "schedule": asdict(compiled.schedule),
+    }
+
+
+def load(data: dict, kernel: Callable[[], KernelOp]) -> Launcher | Pair:
+    if "halves" not in data:
+        return Launcher.restored(data, kernel)
+    schedule = read_schedule(data["schedule"])
+    parted = functools.cache(lambda: halves(kernel(), schedule))
+    first = load(data["halves"][0], lambda: parted().first)
+    second = load(data["halves"][1], lambda: parted().second)
+    return _pair_of(first, second).restored(first, second, read_scratch(data["scratch"]))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+from collections.abc import Callable
+
 from tessera.tile.dialect import KernelOp
 from tessera.tile.schedule import Schedule
 from tessera.tile.targets.base import CompiledKernel
+from tessera.tile.targets.triton import shim
 from tessera.tile.targets.triton.batch import BatchLauncher
-from tessera.tile.targets.triton.launch import launcher
+from tessera.tile.targets.triton.launch import launcher, load, save
 from tessera.tile.targets.triton.propose import propose
 
 
@@ -15,6 +19,15 @@ class TritonTarget:
 
     def compile(self, kernel: KernelOp, schedule: Schedule) -> CompiledKernel:
         return launcher(kernel, schedule)
+
+    def about(self) -> str:
+        return f"{importlib.metadata.version('triton')} {shim.interpreting()}"
+
+    def save(self, compiled: CompiledKernel) -> dict | None:
+        return save(compiled)
+
+    def load(self, data: dict, kernel: Callable[[], KernelOp]) -> CompiledKernel | None:
+        return load(data, kernel)
 
     def batch(self, kernel: KernelOp, schedule: Schedule) -> BatchLauncher:
         """A launcher for many segments of a flat kernel at once."""

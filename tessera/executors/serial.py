@@ -1,0 +1,117 @@
+"""What executors made, in a program that is written down and read again.
+
+In: a claimed operator of a final program. Out: which executor it is of, and what it was made from; read again, that
+executor is asked for the same. A region brings its body and, where its executor saves them, its kernel: regions of one
+form share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from tessera.executors.base import Executor, FusionExecutor, OperatorExecutor, in_order
+from tessera.ir.equation import Equation, Recipe, Special
+from tessera.ir.serial import Reader, Writer
+from tessera.ir.trace import Trace
+from tessera.util.errors import Unserial
+
+NONE = -1  # no kernel is saved
+
+
+class Claimed:
+    """Writes claimed operators; `kernels` are what their executors saved, each once."""
+
+    def __init__(self, executors: Iterable[str | Executor]) -> None:
+        self.executors = {e.name: e for e in in_order(executors)}
+        self.kernels: list[dict] = []
+        self._saved: dict[int, int] = {}  # by what a callable was lowered from
+
+    def __call__(self, op: Special, writer: Writer) -> list:
+        executor = self.executors.get(op.namespace)
+        if executor is None:
+            raise Unserial(f"the operator {op!r} is no executor's")
+        if op.recipe is not None:
+            return self._region(op, op.recipe, executor, writer)
+        if op.of is not None and op.body is None:
+            return ["of", op.namespace, op.name, op.pure, writer.arg(op.of)]
+        raise Unserial(f"the operator {op!r} does not say what it was made from")
+
+    def _region(self, op: Special, recipe: Recipe, executor: Executor, writer: Writer) -> list:
+        parts, over = [writer.trace(t) for t in recipe.parts], [list(pair) for pair in recipe.over]
+        body = writer.trace(recipe.body)
+        return ["region", op.namespace, op.name, op.pure, body, parts, over, self._kernel(op.fn, executor)]
+
+    def _kernel(self, fn: Callable, executor: Executor) -> int:
+        if not isinstance(executor, FusionExecutor) or executor.save is None:
+            return NONE
+        origin = id(getattr(fn, "lowered", fn))  # one for a callable and those made of it that write over arguments
+        if origin not in self._saved:
+            data = executor.save(fn)
+            self._saved[origin] = NONE if data is None else len(self.kernels)
+            self.kernels += [] if data is None else [data]
+        return self._saved[origin]
+
+
+class Claims:
+    """Reads them."""
+
+    def __init__(self, executors: Iterable[str | Executor], kernels: list[dict]) -> None:
+        self.executors, self.kernels = {e.name: e for e in in_order(executors)}, kernels
+        self._made: dict[int, Callable] = {}
+        self._writing: dict[tuple, Callable] = {}
+
+    def __call__(self, data: list, eqn: Equation, reader: Reader) -> Special:
+        kind, name = data[:2]
+        executor = self.executors.get(name)
+        if kind == "of" and isinstance(executor, OperatorExecutor):
+            return self._operator(data, eqn, reader, executor)
+        if kind == "region" and isinstance(executor, FusionExecutor):
+            return self._region(data, reader, executor)
+        raise Unserial(f"an operator of {name!r}, which takes no part")
+
+    def _operator(self, data: list, eqn: Equation, reader: Reader, executor: OperatorExecutor) -> Special:
+        _, namespace, name, pure, of = data
+        op = reader.arg(of)
+        fn = executor.claims(eqn.with_(op=op))
+        if fn is None:
+            raise Unserial(f"{namespace} does not claim {op} any more")
+        return Special(name, fn, namespace, pure, of=op)  # type: ignore[arg-type]
+
+    def _region(self, data: list, reader: Reader, executor: FusionExecutor) -> Special:
+        _, namespace, name, pure, number, parts, over, kernel = data
+        body = reader.trace(number)
+        recipe = Recipe(body, tuple(map(reader.trace, parts)), tuple((k, j) for k, j in over))
+        fn = self._callable(recipe, kernel, executor)
+        left = body
+        if over:
+            gone = dict(recipe.over)
+            fn = self._over(fn, kernel, gone)
+            left = body.with_(outputs=tuple(v for k, v in enumerate(body.outputs) if k not in gone))
+        return Special(name, fn, namespace, pure, body=left, recipe=recipe)
+
+    def _callable(self, recipe: Recipe, kernel: int, executor: FusionExecutor) -> Callable:
+        if kernel in self._made:
+            return self._made[kernel]
+        fn: Callable | None = None
+        if kernel != NONE and executor.restore is not None:
+            fn = executor.restore(recipe.body, self.kernels[kernel])
+        if fn is not None:
+            self._made[kernel] = fn
+            return fn
+        fn = _compiled(recipe, executor)
+        if fn is None:
+            raise Unserial(f"{executor.name} does not compile {recipe.body.name} any more")
+        return fn
+
+    def _over(self, fn: Callable, kernel: int, over: dict[int, int]) -> Callable:
+        key = (fn, tuple(over.items()))
+        if key not in self._writing:
+            self._writing[key] = fn.writing(over)  # type: ignore[attr-defined]
+        return self._writing[key]
+
+
+def _compiled(recipe: Recipe, executor: FusionExecutor) -> Callable | None:
+    body: Trace = recipe.body
+    if not recipe.parts:
+        return executor.compile(body)
+    return None if executor.compile_together is None else executor.compile_together(body, list(recipe.parts))

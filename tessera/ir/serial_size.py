@@ -1,0 +1,77 @@
+"""Sizes as data: whole numbers as they are, symbolic ones as the tree of their expression.
+
+A symbol is written by its name. `Sizes` reads sizes for a program that was captured now: names stand for the symbols of
+its shape environment, so what comes back belongs to the same environment as the program's own sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy import functions as torch_functions
+
+from tessera.ir.types import Size
+from tessera.util.errors import Unserial
+
+_TORCH = ("FloorDiv", "ModularIndexing", "Mod", "PythonMod", "CleanDiv", "Max", "Min")
+FUNCTIONS: dict[str, type] = {"Add": sympy.Add, "Mul": sympy.Mul, "Pow": sympy.Pow}
+FUNCTIONS |= {name: getattr(torch_functions, name) for name in _TORCH if hasattr(torch_functions, name)}
+_NAMES = {cls: name for name, cls in FUNCTIONS.items()}
+
+
+def write_size(size: object) -> object:
+    """An int, or ["size", expression]."""
+    if type(size) is int:
+        return size
+    if type(size) is not torch.SymInt or size.node.constant is not None:
+        raise Unserial(f"a size of type {type(size).__name__}")
+    return ["size", _write(size.node.expr)]
+
+
+def _write(expr: sympy.Basic) -> object:
+    if isinstance(expr, sympy.Integer):
+        return int(expr)
+    if isinstance(expr, sympy.Symbol):
+        if not expr.name.startswith("s"):
+            raise Unserial(f"the size {expr} is known only when the program runs")
+        return expr.name
+    name = _NAMES.get(type(expr))
+    if name is None:
+        raise Unserial(f"a size computed by {type(expr).__name__}")
+    return [name, *map(_write, expr.args)]
+
+
+class Sizes:
+    """Reads sizes; `around` are those of the program that the symbols belong to."""
+
+    def __init__(self, around: Iterable[object] = ()) -> None:
+        self.env: ShapeEnv | None = None
+        self.symbols: dict[str, sympy.Symbol] = {}
+        self._made: dict[str, Size] = {}
+        for size in around:
+            if isinstance(size, torch.SymInt):
+                self.env = size.node.shape_env
+                self.symbols |= {s.name: s for s in size.node.expr.free_symbols}
+
+    def read(self, data: object) -> Size:
+        if type(data) is int:
+            return data
+        key = str(data)
+        if key not in self._made:
+            if self.env is None or not isinstance(data, list) or data[0] != "size":
+                raise Unserial(f"a size that does not belong to the program: {data}")
+            self._made[key] = self.env.create_symintnode(self._read(data[1]), hint=None)  # an int where it is one
+        return self._made[key]
+
+    def _read(self, data: object) -> sympy.Expr:
+        if type(data) is int:
+            return sympy.Integer(data)
+        if isinstance(data, str):
+            if data not in self.symbols:
+                raise Unserial(f"a size of the name {data}, which the program does not have")
+            return self.symbols[data]
+        assert isinstance(data, list)
+        return FUNCTIONS[data[0]](*map(self._read, data[1:]))

@@ -1,0 +1,159 @@
+"""What a stored program is found by: the captured program in full, how it is compiled, and everything around it.
+
+In: a `Captured` and what else `Compilation` is told. Out: a `Key`, or `Unserial` with the reason why nothing can be
+stored. Two programs with one key are compiled to the same; so nothing may be left out that any pass looks at. Lines of
+the user's files are left out: they only say where an equation came from, and whoever reads brings its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from tessera.executors.base import Executor, FusionExecutor, in_order
+from tessera.frontends.captured import Aliased, Captured
+from tessera.ir.equation import Arg, Equation
+from tessera.ir.serial import NAMESPACES, VERSION, Place, Writer, content
+from tessera.ir.serial_size import Sizes
+from tessera.ir.trace import Trace
+from tessera.ir.types import SYMBOLIC, TensorType
+from tessera.ops.op import REGISTRY
+from tessera.store.surroundings import surroundings
+from tessera.util.errors import Unserial
+
+MOST_BYTES = 1 << 24  # of a tensor that a program closes over and that is compared by its contents
+
+
+@dataclass(frozen=True)
+class Key:
+    text: str  # a digest of everything
+    places: tuple[Place, ...]  # the lines that the captured program mentions, in order
+    held: tuple[torch.Tensor, ...]  # the tensors it closes over, in order
+    sizes: Sizes
+    facts: str  # what was known of its symbolic sizes
+
+    def with_more(self, data: dict[str, object]) -> Key:
+        """The key of something that further data decide."""
+        more = json.dumps(data, sort_keys=True)
+        return replace(self, text=hashlib.sha256(f"{self.text}\n{more}".encode()).hexdigest())
+
+
+def key_of(captured: Captured, executors: Iterable[str | Executor], more: dict[str, object]) -> Key:
+    """`more` is whatever else decides what is compiled, as data."""
+    _check_executors(executors)
+    held = tuple(_tensors(captured.trace))
+    writer = Writer(held=held)
+    top = writer.trace(captured.trace)
+    _check_operators(captured.trace)
+    sizes = Sizes(_sizes(captured.trace))
+    facts = facts_of(sizes.env)
+    about = {
+        "version": VERSION,
+        "trace": top,
+        "outputs": captured.outputs,
+        "aliased": [[i, write_aliased(a, writer)] for i, a in captured.aliased.items()],
+        "grads": captured.requires_grad,
+        "held": [_contents(x) for x in held],
+        "sizes": facts,
+        "more": more,
+        "around": surroundings(_devices(captured.trace)),
+    }
+    tables = writer.tables()
+    places = tuple((str(file), int(line)) for file, line in tables.pop("places"))  # type: ignore[attr-defined]
+    digest = hashlib.sha256(json.dumps([about, tables], sort_keys=True).encode())
+    return Key(digest.hexdigest(), places, held, sizes, facts)
+
+
+def write_aliased(alias: Aliased, writer: Writer) -> list:
+    steps = [[writer.arg(op), writer.arg(args), writer.arg(kwargs), index] for op, args, kwargs, index in alias.steps]
+    return [alias.source, alias.of_output, steps]
+
+
+def facts_of(env: ShapeEnv | None) -> str:
+    """All that is known of symbolic sizes: their values now, their ranges, what was guarded on, what is equal."""
+    if env is None:
+        return ""
+    values = getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})
+    guards = [str(g.expr) for g in env.guards]
+    parts = (values, env.var_to_range, env.replacements, getattr(env, "divisible", ()), guards)
+    return "; ".join(str(sorted(map(str, p.items() if isinstance(p, dict) else p))) for p in parts)
+
+
+def _check_executors(executors: Iterable[str | Executor]) -> None:
+    """Executors of a user's are Python that this file cannot know. One that looks at other operators than those that
+    may stand in a stored program does no harm."""
+    for executor in in_order(executors):
+        first = executor.regions if isinstance(executor, FusionExecutor) else executor.claims
+        operators = None if isinstance(executor, FusionExecutor) else executor.operators
+        own = operators is None and first.__module__.startswith("tessera.executors.")
+        elsewhere = operators is not None and all(name.split(".")[0] not in NAMESPACES for name in operators)
+        if not own and not elsewhere:
+            raise Unserial(f"the executor {executor.name!r} is not Tessera's own")
+
+
+def _check_operators(trace: Trace) -> None:
+    for eqn in _equations(trace):
+        name = f"{getattr(eqn.op, 'namespace', '')}.{getattr(eqn.op, '_opname', '')}"
+        if name in REGISTRY and REGISTRY[name].family == "user":
+            raise Unserial(f"the operator {name} is a user's")
+
+
+def _equations(trace: Trace) -> Iterator[Equation]:
+    for t in _traces(trace):
+        yield from t.equations
+
+
+def _traces(trace: Trace) -> Iterator[Trace]:
+    """A program and everything that stands in its arguments, each as often as it is mentioned."""
+    yield trace
+    for eqn in trace.equations:
+        for a in (*eqn.args, *eqn.kwargs.values()):
+            if isinstance(a, Trace):
+                yield from _traces(a)
+
+
+def _tensors(trace: Trace) -> list[torch.Tensor]:
+    found = {id(x): x for t in _traces(trace) for x in t.constants.values()}
+    return list(found.values())
+
+
+def _contents(x: torch.Tensor) -> list:
+    """A tensor that passes may compute with."""
+    if type(x) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or x.layout is not torch.strided:
+        raise Unserial(f"the program closes over a {type(x).__name__}")
+    if x.numel() * x.element_size() > MOST_BYTES or x.is_conj() or x.is_neg():
+        raise Unserial(f"the program closes over a tensor of {x.numel()} elements")
+    digest = hashlib.sha256(content(x)).hexdigest()
+    layout = [str(x.dtype), list(x.shape), list(x.stride()), x.storage_offset(), str(x.device)]
+    return [type(x).__name__, *layout, x.requires_grad, digest]
+
+
+def _devices(trace: Trace) -> set[torch.device]:
+    return {v.type.device for t in _traces(trace) for v in t.values() if isinstance(v.type, TensorType)}
+
+
+def _sizes(trace: Trace) -> Iterator[object]:
+    """The symbolic sizes of a program."""
+    if not trace.symbols:  # every symbol of a program is bound in that table
+        return
+    for t in _traces(trace):
+        for v in t.values():
+            if isinstance(v.type, TensorType):
+                yield from (*v.type.shape, *v.type.stride)
+        for eqn in t.equations:
+            yield from _symbolic((eqn.args, eqn.kwargs))
+
+
+def _symbolic(a: Arg) -> Iterator[object]:
+    if isinstance(a, (list, tuple)):
+        for item in a:
+            yield from _symbolic(item)
+    elif isinstance(a, dict):
+        yield from _symbolic(tuple(a.values()))
+    elif isinstance(a, SYMBOLIC):
+        yield a

@@ -1,0 +1,128 @@
+"""Final programs and what joins them, to the cache on disk and back.
+
+`save` writes the last traces of a compilation, the kernels of their regions as their executors save them, and what
+else its caller hands over as data. `load` gives traces that run: every claimed operator is made again by its executor.
+Anything that does not fit (another version, an operator or object file that is gone) is the same as nothing stored.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+
+from tessera.executors.base import Executor
+from tessera.executors.serial import Claimed, Claims
+from tessera.frontends.captured import Aliased
+from tessera.ir.serial import VERSION, Reader, Writer
+from tessera.ir.trace import Trace
+from tessera.runtime.autograd import Bridge
+from tessera.runtime.call import Layout
+from tessera.store.key import Key, facts_of, write_aliased
+from tessera.tile import cache
+from tessera.util.errors import Unserial
+from tessera.util.log import log
+
+KIND, NOTE = "program", "program_note"
+COUNTS = {"stored": 0, "loaded": 0}  # in this process, for tests and for whoever wonders
+
+
+@dataclass(frozen=True)
+class Part:
+    """One program of a compilation."""
+
+    name: str
+    trace: Trace
+    boxed: bool
+
+
+@dataclass(frozen=True)
+class Stored:
+    parts: tuple[Part, ...]
+    details: dict
+    reader: Reader
+
+
+def save(
+    key: Key, executors: Iterable[str | Executor], parts: Sequence[Part], details: Callable[[Writer], dict]
+) -> None:
+    if facts_of(key.sizes.env) != key.facts:
+        raise Unserial("compiling it found out something about its symbolic sizes, which guards must check")
+    claimed = Claimed(executors)
+    writer = Writer(key.places, key.held, claimed)
+    programs = [[p.name, writer.trace(p.trace), p.boxed] for p in parts]
+    data = {"version": VERSION, "programs": programs, "details": details(writer)}
+    text = json.dumps({**data, "kernels": claimed.kernels, "tables": writer.tables()}, separators=(",", ":"))
+    cache.store(KIND, key.text, zlib.compress(text.encode(), 1))
+    COUNTS["stored"] += 1
+
+
+def load(key: Key, executors: Iterable[str | Executor]) -> Stored | None:
+    found = cache.load(KIND, key.text)
+    if found is None:
+        return None
+    try:
+        data = json.loads(zlib.decompress(found))
+        if data["version"] != VERSION:
+            return None
+        claims = Claims(executors, data["kernels"])
+        reader = Reader(data["tables"], key.places, key.held, key.sizes, claims)
+        parts = tuple(Part(name, reader.trace(number), boxed) for name, number, boxed in data["programs"])
+    except (Unserial, LookupError, ValueError, TypeError, AttributeError, RuntimeError, OSError, zlib.error) as error:
+        log(1, f"a stored program does not load and is compiled anew: {type(error).__name__}: {error}")
+        return None
+    COUNTS["loaded"] += 1
+    return Stored(parts, data["details"], reader)
+
+
+# --- what is found out on the way ---
+
+
+def save_note(key: Key, note: list[int]) -> None:
+    cache.store(NOTE, key.text, json.dumps(note).encode())
+
+
+def load_note(key: Key) -> list[int] | None:
+    found = cache.load(NOTE, key.text)
+    return None if found is None else json.loads(found)
+
+
+# --- what stands around programs ---
+
+
+def write_layout(layout: Layout, writer: Writer) -> dict:
+    def part(p: object) -> list:
+        if isinstance(p, int):
+            return ["result", p]
+        if isinstance(p, Aliased):
+            return ["alias", write_aliased(p, writer)]
+        assert isinstance(p, tuple)
+        return ["constant", writer.arg(p[1])]
+
+    fields = ("write_back", "written", "inside", "fixed")
+    return {"outputs": [part(p) for p in layout.outputs], **{name: getattr(layout, name) for name in fields}}
+
+
+def read_layout(data: dict, reader: Reader) -> Layout:
+    def part(p: list) -> object:
+        kind, what = p
+        if kind == "result":
+            return what
+        if kind == "constant":
+            return ("constant", reader.arg(what))
+        source, of_output, steps = what
+        made = tuple((reader.arg(op), reader.arg(args), reader.arg(kwargs), index) for op, args, kwargs, index in steps)
+        return Aliased(source, made, of_output)  # type: ignore[arg-type]
+
+    back = tuple((source, position) for source, position in data["write_back"])
+    written, inside = tuple(data["written"]), tuple(data["inside"])
+    return Layout(tuple(map(part, data["outputs"])), back, written, inside, data["fixed"])
+
+
+def write_bridge(bridge: Bridge | None) -> dict | None:
+    return None if bridge is None else asdict(bridge)
+
+
+def read_bridge(data: dict | None) -> Bridge | None:
+    return None if data is None else Bridge(**{k: tuple(v) if isinstance(v, list) else v for k, v in data.items()})

@@ -1,0 +1,350 @@
+"""Programs that come from the cache compute what was stored, bit for bit, and can be looked into as others can."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import zlib
+from contextlib import redirect_stderr
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cached import both, called, counting, forget, trained
+from programs import same_bits
+from torch import nn
+
+import tessera
+from tessera.compiled import compiled_state
+from tessera.store import program
+from tessera.tile import cache
+from tessera.tools.llama import Cache, Llama, LlamaConfig
+from tessera.tools.models import GPT, GPTConfig
+
+
+class Norms(nn.Module):
+    """In-place buffers, dropout, and a last layer with a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.last(F.dropout(F.gelu(self.norm(self.first(x))), 0.5, self.training)), y)
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 4))
+
+
+def gpt() -> tuple[nn.Module, tuple]:
+    torch.manual_seed(0)
+    tokens = torch.randint(64, (2, 17))
+    return GPT(GPTConfig(2, 32, 2, 16, 64)), (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+
+
+# --- the same bits ---
+
+
+def test_training() -> None:
+    model, args = gpt()
+    both(lambda: trained(model, args))
+
+
+def test_training_with_executors_of_no_kernels() -> None:
+    model, args = gpt()
+    both(lambda: trained(model, args, executors=["sdpa", "aten"], recompute="views"))
+
+
+@pytest.mark.parametrize("random", ["off", "on"])
+def test_buffers_and_random_numbers(random: str) -> None:
+    torch.manual_seed(0)
+    model, args = Norms(), (torch.randn(6, 8), torch.randint(4, (6,)))
+    with tessera.override(fused_random=random):
+        both(lambda: trained(model, args))
+        both(lambda: trained(model.eval(), args))
+
+
+def test_inference() -> None:
+    model, x = mlp(), torch.randn(3, 8)
+    with torch.no_grad():
+        both(lambda: called(model, (x,)))
+
+
+def test_autocast() -> None:
+    model, x = mlp(), torch.randn(3, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        both(lambda: trained(model, (x,)))
+
+
+def test_results_that_are_views_of_arguments_and_of_each_other() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> tuple:
+        z = y * 2
+        x.add_(1)
+        return x[1:], z, z.view(-1)[2:], 3, x.t()
+
+    x, y = torch.randn(3, 4), torch.randn(2, 4)
+    _, loaded = both(lambda: called(f, (x, y)))
+    a, b = x.clone(), y.clone()
+    rows, z, tail, three, turned = loaded(a, b)  # type: ignore[operator]
+    assert rows.data_ptr() == a[1:].data_ptr() and turned.data_ptr() == a.data_ptr() and three == 3
+    assert tail.data_ptr() == z.view(-1)[2:].data_ptr()
+
+
+def test_control_flow() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = torch.cond(x.sum() > 0, lambda x: x.sin() * 2, lambda x: x.cos() - 1, (x,))
+        return y * x
+
+    both(lambda: called(f, (torch.ones(4),)))
+    both(lambda: called(f, (-torch.ones(5),)))
+
+
+def test_checkpoints() -> None:
+    class Again(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False).sum()
+
+    model, x = Again(), torch.randn(3, 8)
+    both(lambda: trained(model, (x,)))
+
+
+def test_tensors_in_the_program() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.tensor([1.0, 2.0, 3.0]) + torch.arange(3) * 2
+
+    x = torch.randn(3)
+    both(lambda: called(f, (x,)))
+
+
+def test_tensors_closed_over_stay_the_same_tensors() -> None:
+    held = torch.randn(3)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x * held
+
+    x = torch.randn(3)
+    _, loaded = both(lambda: called(f, (x,)))
+    held.mul_(2)
+    assert same_bits(loaded(x), f(x))  # type: ignore[operator]
+
+
+def test_a_cache_written_in_place() -> None:
+    config = LlamaConfig(layers=2, width=32, heads=4, kv_heads=2, hidden=64, vocab=64)
+    torch.manual_seed(0)
+    model = Llama(config).eval()
+
+    def run() -> list:
+        held = Cache.empty(config, batch=1, length=8, like=model.tokens.weight)
+        decode = tessera.jit(model.decode, strict=True)
+        with torch.no_grad():
+            out = decode(torch.tensor([[3]]), torch.tensor([0]), held)
+        return [out, *held.keys, *held.values, decode]
+
+    both(run)
+
+
+def test_changing_sizes() -> None:
+    def run() -> list:
+        model = mlp()
+        fast = tessera.jit(model, strict=True, dynamic=True)
+        outs = []
+        for rows in (3, 5, 7):
+            out = fast(torch.full((rows, 8), 0.5))
+            out.sum().backward()
+            outs.append(out)
+        return [*outs, *(p.grad for p in model.parameters()), fast]
+
+    _, loaded = both(run)
+    symbols = compiled_state(loaded).compilations()[0].programs[0].trace.symbols  # type: ignore[union-attr]
+    assert symbols
+
+
+# --- whole steps ---
+
+
+def stepped(clip: float | None = None, accumulate: int = 1, steps: int = 3) -> list:
+    model, args = gpt()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    step = tessera.train_step(model, None, optimizer, clip_norm=clip, accumulate=accumulate, strict=True)
+    losses = [step(*args) for _ in range(steps)]
+    moments = [v for state in optimizer.state.values() for v in state.values()]
+    return [*losses, *model.parameters(), *moments, step]
+
+
+def test_train_step() -> None:
+    both(stepped)
+    both(lambda: stepped(clip=0.1))
+
+
+def test_train_step_that_accumulates() -> None:
+    both(lambda: stepped(accumulate=2, steps=4), graphs=2)
+
+
+def test_a_step_of_another_optimizer_is_another_program() -> None:
+    forget()
+    stepped()
+    model, args = gpt()
+    forget()
+    with counting() as found:
+        step = tessera.train_step(model, None, torch.optim.AdamW(model.parameters(), lr=0.5, amsgrad=True), strict=True)
+        step(*args)
+    assert found == {"stored": 1, "loaded": 0}
+
+
+def test_stages_of_a_step_after_it_has_run() -> None:
+    """The plan that runs stays, though the optimizer has gone on."""
+    _, step = both(stepped)
+    made = compiled_state(step).compilations()[0]  # type: ignore[union-attr]
+    plan, call = made.plan, made.call
+    assert "step" in dict(made.stages) and made.programs[0].name == "step"
+    assert made.plan is plan and made.call is call
+
+
+# --- looking in ---
+
+
+def test_stages_explanations_and_edits_of_a_loaded_program(tmp_path: Path) -> None:
+    model, x = mlp(), torch.randn(3, 8)
+    compiled, loaded = both(lambda: trained(model, (x,)))
+    call = compiled_state(loaded).compilations()[0].call  # type: ignore[union-attr]
+    told = str(tessera.explain(loaded))
+    assert "from the cache" in told and "tile fused" in told
+    assert "compiled in" in str(tessera.explain(compiled))
+    assert [str(s) for s in tessera.stages(loaded)] == [str(s) for s in tessera.stages(compiled)]
+    assert compiled_state(loaded).compilations()[0].call is call  # type: ignore[union-attr]  # what runs stays
+    path = tmp_path / "edited.py"
+    stage = next(s for s in tessera.stages(loaded) if s.name == "captured")
+    stage.trace.save(str(path))
+    text = path.read_text()
+    assert "aten.gelu(" in text
+    path.write_text(text.replace("aten.gelu(", "aten.relu("))
+    tessera.edit(loaded, str(path), stage="captured")
+    relu = nn.Sequential(*(nn.ReLU() if isinstance(m, nn.GELU) else m for m in model))
+    torch.testing.assert_close(loaded(x), relu(x))  # type: ignore[operator]
+    assert "from the cache" not in str(tessera.explain(loaded))
+
+
+def test_check_of_a_loaded_program() -> None:
+    model, x = mlp(), torch.randn(3, 8)
+    _, loaded = both(lambda: trained(model, (x,)))
+    assert tessera.check(loaded, x).ok
+
+
+def test_flags_of_the_call_hold_for_stages_that_are_built_later() -> None:
+    model, args = Norms(), (torch.randn(6, 8), torch.randint(4, (6,)))
+    with tessera.override(fused_random="on"):
+        _, loaded = both(lambda: trained(model, args))
+    assert any("uniform" in str(stage.trace) for stage in tessera.stages(loaded))
+
+
+@pytest.mark.parametrize("flags", [{"verify": True}, {"log": 2}, {"autotune": True}, {"dump": "dump"}])
+def test_whoever_wants_all_stages_gets_them(flags: dict, tmp_path: Path) -> None:
+    flags = {k: str(tmp_path / "dump") if k == "dump" else v for k, v in flags.items()}
+    x = torch.randn(3)
+    forget()
+    called(torch.sin, (x,))
+    with tessera.override(**flags), counting() as found, redirect_stderr(io.StringIO()):
+        forget()
+        called(torch.sin, (x,))
+    assert found == {"stored": 0, "loaded": 0}
+    if "dump" in flags:
+        assert any((tmp_path / "dump").rglob("*captured.py"))
+
+
+def test_the_log_says_where_a_program_came_from() -> None:
+    def told() -> str:
+        forget()
+        with tessera.override(log=1), redirect_stderr(io.StringIO()) as written:
+            called(torch.sin, (torch.randn(3),))
+        return written.getvalue()
+
+    assert "to compile" in told() and "from the cache" in told()
+
+
+# --- what is on disk ---
+
+
+def stored_file() -> Path:
+    (entry,) = cache.entries(program.KIND)
+    return entry.path
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "changed", "foreign"])
+def test_a_damaged_file_is_no_file(damage: str) -> None:
+    x = torch.randn(3)
+    forget()
+    called(torch.sin, (x,))
+    path = stored_file()
+    data = path.read_bytes()
+    hurt = {"cut": data[: len(data) // 2], "empty": b"", "changed": data[:-1] + b"?", "foreign": b"something else"}
+    path.write_bytes(hurt[damage])
+    forget()
+    with counting() as found:
+        out, *_ = called(torch.sin, (x,))
+    assert found == {"stored": 1, "loaded": 0} and same_bits(out, x.sin()) and path.read_bytes() == data
+
+
+@pytest.mark.parametrize("text", [None, "[1, 2]", '{"version": 0}', '{"version": 1, "kernels": [], "tables": {}}'])
+def test_a_file_of_another_form_is_no_file(text: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right by its checksum, but written by somebody else."""
+    keys: list[str] = []
+    store = cache.store
+    monkeypatch.setattr(cache, "store", lambda kind, key, data: (keys.append(key), store(kind, key, data))[1])
+    x = torch.randn(3)
+    forget()
+    called(torch.sin, (x,))
+    store(program.KIND, keys[-1], b"not compressed" if text is None else zlib.compress(text.encode()))
+    forget()
+    with counting() as found:
+        out, *_ = called(torch.sin, (x,))
+    assert found == {"stored": 1, "loaded": 0} and same_bits(out, x.sin())
+
+
+def test_kernels_that_are_gone_are_made_again() -> None:
+    model, x = mlp(), torch.randn(3, 8)
+    forget()
+    first = trained(model, (x,))
+    assert cache.clear("cpu") > 0
+    forget()
+    with counting() as found:
+        second = trained(model, (x,))
+    assert found == {"stored": 0, "loaded": 1} and all(map(same_bits, first[:-1], second[:-1]))
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "file"))
+    forget()
+    out, *_ = called(torch.sin, (torch.ones(3),))
+    assert same_bits(out, torch.ones(3).sin())
+
+
+SCRIPT = """
+import torch, tessera
+from tessera.store.program import COUNTS
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.LayerNorm(32), torch.nn.Linear(32, 4))
+loss = tessera.jit(model, strict=True)(torch.ones(3, 8)).sum()
+loss.backward()
+print(COUNTS["stored"], COUNTS["loaded"], loss.item(), *(p.grad.double().sum().item() for p in model.parameters()))
+"""
+
+
+def test_two_processes_at_once(tmp_path: Path) -> None:
+    """Both compile, or one loads what the other stored; a third finds it."""
+    environment = {**os.environ, "TESSERA_CACHE": str(tmp_path), "TESSERA_PROGRAM_CACHE": "1"}
+    command = [sys.executable, "-c", SCRIPT]
+    running = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [p.communicate(timeout=300)[0].split() for p in running]
+    told.append(subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, timeout=300).stdout.split())
+    assert told[0][2:] == told[1][2:] == told[2][2:] and len(told[0]) == 9
+    assert "1 0" in {" ".join(t[:2]) for t in told[:2]} and told[2][:2] == ["0", "1"]
