@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -43,7 +43,7 @@ class Key:
         return replace(self, text=hashlib.sha256(f"{self.text}\n{more}".encode()).hexdigest())
 
 
-def key_of(captured: Captured, executors: Iterable[str | Executor], more: dict[str, object]) -> Key:
+def key_of(captured: Captured, executors: Sequence[str | Executor], more: dict[str, object]) -> Key:
     """`more` is whatever else decides what is compiled, as data."""
     _check_executors(executors)
     held = tuple(_tensors(captured.trace))
@@ -84,9 +84,11 @@ def facts_of(env: ShapeEnv | None) -> str:
     return "; ".join(str(sorted(map(str, p.items() if isinstance(p, dict) else p))) for p in parts)
 
 
-def _check_executors(executors: Iterable[str | Executor]) -> None:
+def _check_executors(executors: Sequence[str | Executor]) -> None:
     """Executors of a user's are Python that this file cannot know. One that looks at other operators than those that
     may stand in a stored program does no harm."""
+    if not all(isinstance(name, str) for name in executors):
+        raise Unserial("an executor is given as an object, not by its name")
     for executor in in_order(executors):
         first = executor.regions if isinstance(executor, FusionExecutor) else executor.claims
         operators = None if isinstance(executor, FusionExecutor) else executor.operators

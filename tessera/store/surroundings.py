@@ -13,6 +13,7 @@ import importlib.metadata
 import os
 import platform
 import sys
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -20,6 +21,7 @@ import torch
 
 from tessera.tile.targets import target_for
 from tessera.util.config import Config, config
+from tessera.util.errors import Unserial
 
 QUIET = ("log", "strict", "program_cache")  # flags that change no program
 PACKAGES = ("torch", "triton", "cuda-tile", "llvmlite", "xdsl", "numpy", "sympy")
@@ -94,12 +96,16 @@ def _process() -> list[str]:
 
 
 @functools.cache
-def own_text() -> str:
-    """A digest of Tessera's own sources."""
-    root = Path(__file__).parent.parent
+def own_text(root: Path = Path(__file__).parent.parent, imported: float = time.time()) -> str:
+    """A digest of Tessera's own sources, as they were imported."""
+    paths = sorted(root.rglob("*.py"))
+    if not paths:
+        raise Unserial("Tessera's own sources are not here to be compared")
     found = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
+    for path in paths:
         text = path.read_bytes()
+        if path.stat().st_mtime > imported:
+            raise Unserial(f"{path.name} of Tessera was changed after this process imported it")
         found.update(f"{path.relative_to(root)} {len(text)}\n".encode() + text)
     return found.hexdigest()
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torch import nn
 import tessera
 from tessera.executors.register import unregister_executor
 from tessera.store.surroundings import own_text, surroundings, switches
+from tessera.util.errors import Unserial
 
 
 def scaled(x: torch.Tensor, n: float = 2.0) -> torch.Tensor:
@@ -192,3 +195,14 @@ def test_surroundings_know_this_machine() -> None:
     assert own_text() in told["process"] and torch.__version__ in str(told["process"])  # type: ignore[operator]
     assert "llvmlite" in str(told["targets"]) and told["flags"]["reinplace"] is True  # type: ignore[index]
     assert not any("Error" in answer for answer in switches().values()), switches()
+
+
+def test_sources_that_changed_or_are_not_there_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(Unserial, match="not here"):
+        own_text(tmp_path)
+    (tmp_path / "passes.py").write_text("x = 1")
+    with pytest.raises(Unserial, match=r"passes.py of Tessera was changed"):
+        own_text(tmp_path, 0.0)
+    before = own_text(tmp_path, time.time() + 60)
+    (tmp_path / "passes.py").write_text("x = 2")
+    assert own_text(tmp_path, time.time() + 61) != before
