@@ -50,6 +50,7 @@ from tessera.store.key import Key, key_of
 from tessera.store.program import Part, Stored, load, read_bridge, read_layout, save, write_bridge, write_layout
 from tessera.transforms.remat import POLICIES, Split, remat
 from tessera.transforms.vjp import Joint, vjp
+from tessera.util.collect import uncollected
 from tessera.util.config import check_flags, config, override, parse_bytes
 from tessera.util.errors import OptionError, Unserial
 from tessera.util.log import log
@@ -173,10 +174,11 @@ class Compilation:
     def load(self, key: Key) -> bool:
         """Begin with what another process compiled. The stages are built once somebody asks for them."""
         start = time.perf_counter()
-        stored = load(key, self.options.executors)
-        if stored is None:
-            return False
-        self.restore(stored)
+        with uncollected():
+            stored = load(key, self.options.executors)
+            if stored is None:
+                return False
+            self.restore(stored)
         self.from_cache, self.seconds = True, time.perf_counter() - start
         log(1, f"{self.name}: from the cache in {self.seconds:.2f} s")
         return True

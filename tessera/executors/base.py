@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from tessera.ir.equation import Equation
+from tessera.ir.equation import Equation, Recipe
 from tessera.ir.trace import Trace
 from tessera.util.errors import OptionError
 
@@ -36,7 +36,7 @@ class FusionExecutor:
     rewrites a program just before it is claimed. `together` may find sets of regions that are one launch, single
     equations outside the regions among them; `compile_together` makes a callable of such a set, from the region that
     it makes up and from each of them. `save` gives what a callable was made of as data, None where that cannot be, and
-    `restore` makes one that does the same from a region of that form and that data, None where something is gone.
+    `restore` makes one that does the same from a recipe of that form and that data, None where something is gone.
     """
 
     name: str
@@ -49,7 +49,7 @@ class FusionExecutor:
     together: Callable[[Trace, list[Region]], list[list[Region]]] | None = None
     compile_together: Callable[[Trace, list[Trace]], Callable | None] | None = None
     save: Callable[[Callable], dict | None] | None = None
-    restore: Callable[[Trace, dict], Callable | None] | None = None
+    restore: Callable[[Recipe, dict], Callable | None] | None = None
 
 
 Executor = OperatorExecutor | FusionExecutor

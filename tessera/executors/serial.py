@@ -94,7 +94,7 @@ class Claims:
             return self._made[kernel]
         fn: Callable | None = None
         if kernel != NONE and executor.restore is not None:
-            fn = executor.restore(recipe.body, self.kernels[kernel])
+            fn = executor.restore(recipe, self.kernels[kernel])
         if fn is not None:
             self._made[kernel] = fn
             return fn

@@ -8,23 +8,36 @@ nothing, or only for known sizes, is not saved: it is made anew from the region.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from tessera.ir.equation import Value
+from tessera.ir.equation import Recipe, Value
 from tessera.ir.trace import Trace
 from tessera.tile.from_trace import Around, lower
+from tessera.tile.from_trace_batch import OneByOne, Segment, flat_kernel
+from tessera.tile.from_trace_batch import launcher as batch_launcher
 from tessera.tile.from_trace_launch import launcher
-from tessera.tile.targets import target_for
+from tessera.tile.targets import Target, target_for
 
 
 def save(launch: Callable) -> dict | None:
-    lowered, body = getattr(launch, "lowered", None), getattr(launch, "body", None)
-    if lowered is None or body is None:
+    if getattr(launch, "lowered", None) is None:
         return None
-    target = target_for(lowered.stored[0].tensor.device)
-    keep = getattr(target, "save", None)
-    kernel = None if keep is None else keep(launch.compiled)  # type: ignore[attr-defined]
+    return _save_batch(launch) if hasattr(launch, "segments") else _save_region(launch)
+
+
+def restore(recipe: Recipe, data: dict) -> Callable | None:
+    return _restore_batch(recipe, data) if "segments" in data else _restore_region(recipe.body, data)
+
+
+# --- one region ---
+
+
+def _save_region(launch: Any) -> dict | None:
+    lowered, body = launch.lowered, launch.body
+    keep = getattr(_target(lowered.stored[0]), "save", None)
+    kernel = None if keep is None else keep(launch.compiled)
     if kernel is None:
         return None
     number = {v: i for i, v in enumerate(_values(body))}
@@ -38,7 +51,7 @@ def save(launch: Callable) -> dict | None:
     }
 
 
-def restore(body: Trace, data: dict) -> Callable | None:
+def _restore_region(body: Trace, data: dict) -> Callable | None:
     values = _values(body)
     around = Around(
         tuple(values[i] for i in data["inputs"]),
@@ -46,17 +59,51 @@ def restore(body: Trace, data: dict) -> Callable | None:
         tuple(data["symbols"]),
         tuple(body.equations[i] for i in data["tail"]),
     )
-    device = around.stored[0].tensor.device
-    load = getattr(target_for(device), "load", None)
+    load = getattr(_target(around.stored[0]), "load", None)
     kernel = None if load is None else load(data["kernel"], lambda: lower(body, body.name).kernel)
     if kernel is None:
         return None
     launch = launcher(body, around, kernel)
     launch.writing = lambda over: launcher(body, around, kernel, over)  # type: ignore[attr-defined]
     if (begin := getattr(kernel, "ahead", None)) is not None and torch.cuda.is_available():
-        begin(device)
+        begin(around.stored[0].tensor.device)
     return launch
 
 
 def _values(body: Trace) -> list[Value]:
     return [*body.inputs, *(v for eqn in body.equations for v in eqn.results())]
+
+
+def _target(v: Value) -> Target | None:
+    return target_for(v.tensor.device)
+
+
+# --- several in one launch ---
+
+
+def _save_batch(launch: Any) -> dict | None:
+    target, run = _target(launch.lowered.stored[0]), launch.run
+    if isinstance(run, OneByOne):
+        keep = getattr(target, "save", None)
+        kernel = None if keep is None else keep(run.compiled)
+    else:
+        keep = getattr(target, "save_batch", None)
+        kernel = None if keep is None else keep(run, max(s.length for s in launch.segments))
+    if kernel is None:
+        return None
+    segments = [[s.inputs, s.outputs, s.length] for s in launch.segments]
+    return {"segments": segments, "kernel": kernel, "alone": isinstance(run, OneByOne)}
+
+
+def _restore_batch(recipe: Recipe, data: dict) -> Callable | None:
+    whole: Trace = recipe.body
+    target = _target(whole.outputs[0])  # type: ignore[arg-type]
+    load = getattr(target, "load" if data["alone"] else "load_batch", None)
+    made = None if load is None else load(data["kernel"], lambda: flat_kernel(recipe.parts[0], whole.name).kernel)
+    if made is None:
+        return None
+    run = OneByOne(made) if data["alone"] else made
+    segments = [Segment(tuple(inputs), tuple(outputs), length) for inputs, outputs, length in data["segments"]]
+    launch = batch_launcher(whole, segments, run, {})
+    launch.writing = lambda over: batch_launcher(whole, segments, run, over)  # type: ignore[attr-defined]
+    return launch

@@ -63,16 +63,19 @@ def load(key: Key, executors: Iterable[str | Executor]) -> Stored | None:
     if found is None:
         return None
     try:
-        data = json.loads(zlib.decompress(found))
-        if data["version"] != VERSION:
-            return None
-        claims = Claims(executors, data["kernels"])
-        reader = Reader(data["tables"], key.places, key.held, key.sizes, claims)
-        parts = tuple(Part(name, reader.trace(number), boxed) for name, number, boxed in data["programs"])
+        stored = _read(json.loads(zlib.decompress(found)), key, executors)
     except (Unserial, LookupError, ValueError, TypeError, AttributeError, RuntimeError, OSError, zlib.error) as error:
         log(1, f"a stored program does not load and is compiled anew: {type(error).__name__}: {error}")
         return None
     COUNTS["loaded"] += 1
+    return stored
+
+
+def _read(data: dict, key: Key, executors: Iterable[str | Executor]) -> Stored:
+    if data["version"] != VERSION:
+        raise Unserial(f"expected version {VERSION}, got {data['version']}")
+    reader = Reader(data["tables"], key.places, key.held, key.sizes, Claims(executors, data["kernels"]))
+    parts = tuple(Part(name, reader.trace(number), boxed) for name, number, boxed in data["programs"])
     return Stored(parts, data["details"], reader)
 
 

@@ -27,7 +27,7 @@ from tessera.tile.from_trace_launch import fit
 from tessera.tile.index import name
 from tessera.tile.lower import POINTWISE, SOURCE
 from tessera.tile.overwrite import overwrites
-from tessera.tile.targets.base import Target
+from tessera.tile.targets.base import CompiledKernel, Target
 
 LENGTH = 4096  # a length to lower with; the kernel does not remember it
 VECTOR = 16  # elements: segments of whole vectors are launched apart from others
@@ -148,16 +148,22 @@ def batch(whole: Trace, bodies: Sequence[Trace], target: Target) -> Callable[...
     longest = max(s.length for s in segments)
     schedule = choose(target, lowered.kernel, {SYMBOL: longest})
     make = getattr(target, "batch", None)
-    run: Run = make(lowered.kernel, schedule) if make is not None else _one_by_one(target, lowered.kernel, schedule)
-    inputs = len(lowered.inputs)
-    launch = launcher(whole, segments, run, {})
+    run: Run = make(lowered.kernel, schedule) if make else OneByOne(target.compile(lowered.kernel, schedule))
+    inputs, offered = len(lowered.inputs), overwrites(lowered.kernel)
+
+    def launching(over: dict[int, int]) -> Callable[..., tuple]:
+        launch = launcher(whole, segments, run, over)
+        launch.kernel, launch.schedule, launch.segments = lowered.kernel, schedule, segments  # type: ignore[attr-defined]
+        launch.lowered, launch.run = lowered, run  # type: ignore[attr-defined]
+        return launch
+
+    launch = launching({})
     launch.overwrites = {  # type: ignore[attr-defined]
         s.outputs[k - inputs]: tuple(s.inputs[j] for j in reads if j < inputs)
         for s in segments
-        for k, reads in overwrites(lowered.kernel).items()
+        for k, reads in offered.items()
     }
-    launch.writing = lambda over: launcher(whole, segments, run, over)  # type: ignore[attr-defined]
-    launch.kernel, launch.schedule, launch.segments = lowered.kernel, schedule, segments  # type: ignore[attr-defined]
+    launch.writing = launching  # type: ignore[attr-defined]
     return launch
 
 
@@ -171,14 +177,15 @@ def _segment(body: Trace, first: Trace, lowered: Lowered, places: dict, results:
     )
 
 
-def _one_by_one(target: Target, kernel: KernelOp, schedule: object) -> Run:
-    compiled = target.compile(kernel, schedule)  # type: ignore[arg-type]
+@dataclass(frozen=True)
+class OneByOne:
+    """For a target that knows no launch of many segments."""
 
-    def run(rows: Sequence[Sequence[torch.Tensor]], lengths: Sequence[int]) -> None:
+    compiled: CompiledKernel
+
+    def __call__(self, rows: Sequence[Sequence[torch.Tensor]], lengths: Sequence[int]) -> None:
         for tensors, length in zip(rows, lengths, strict=True):
-            compiled(tensors, (length,))
-
-    return run
+            self.compiled(tensors, (length,))
 
 
 def launcher(whole: Trace, segments: list[Segment], run: Run, over: dict[int, int]) -> Callable[..., tuple]:

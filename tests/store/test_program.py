@@ -44,7 +44,7 @@ def mlp() -> nn.Module:
 def gpt() -> tuple[nn.Module, tuple]:
     torch.manual_seed(0)
     tokens = torch.randint(64, (2, 17))
-    return GPT(GPTConfig(2, 32, 2, 16, 64)), (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+    return GPT(GPTConfig(1, 32, 2, 16, 64)), (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
 
 
 # --- the same bits ---
@@ -307,6 +307,18 @@ def test_a_file_of_another_form_is_no_file(text: str | None, monkeypatch: pytest
     with counting() as found:
         out, *_ = called(torch.sin, (x,))
     assert found == {"stored": 1, "loaded": 0} and same_bits(out, x.sin())
+
+
+def test_nothing_is_lowered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the kernels of regions nor those that several regions share."""
+    forget()
+    first = stepped(steps=1)
+    forget()
+    for place in ("tile.build", "tile.batch", "tile_saved.lower", "tile_saved.flat_kernel"):
+        monkeypatch.setattr(f"tessera.executors.{place}", lambda *a, **k: pytest.fail("lowered again"))
+    with counting() as found:
+        second = stepped(steps=1)
+    assert found == {"stored": 0, "loaded": 1} and all(map(same_bits, first[:-1], second[:-1]))
 
 
 def test_kernels_that_are_gone_are_made_again() -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from xdsl.dialects.builtin import StringAttr
 
 from tessera.tile.dialect import KernelOp, LoadOp, StoreOp, element_of
-from tessera.tile.schedule import Schedule
+from tessera.tile.schedule import Schedule, read_schedule
 from tessera.tile.targets.triton.emit import Options, emit
 from tessera.tile.targets.triton.functions import type_name
 from tessera.tile.targets.triton.launch import load_module
@@ -83,25 +83,68 @@ class BatchLauncher:
     """Call it with the buffers of every segment, in the kernel's order, and the segments' lengths."""
 
     def __init__(self, kernel: KernelOp, schedule: Schedule) -> None:
-        self.kernel, self.schedule = kernel, schedule
-        self.name = kernel.sym_name.data
-        (self.block,) = (d.block for d in layout(kernel, schedule).parallel)
-        self.buffers = [_varies(kernel, b) for b in kernel.buffers]
+        (block,) = (d.block for d in layout(kernel, schedule).parallel)
+        buffers = [_varies(kernel, b) for b in kernel.buffers]
+        self._begin(kernel.sym_name.data, block, buffers, schedule, lambda: kernel)
+
+    def _begin(
+        self, name: str, block: int, buffers: list[bool], schedule: Schedule, kernel: Callable[[], KernelOp]
+    ) -> None:
+        self.name, self.block, self.buffers, self.schedule, self._lower = name, block, buffers, schedule, kernel
+        self._texts: dict[tuple[bool, bool], str] = {}
+        self._wide: dict[int, bool] = {}  # by the longest segment
         self._functions: dict[tuple[bool, bool], Callable] = {}
         self._places: dict[tuple, torch.Tensor] = {}
         self._tables: dict[tuple, _Made] = {}
         self._spare: dict[tuple, list[torch.Tensor]] = {}  # tables for graphs to come
 
     @functools.cached_property
+    def kernel(self) -> KernelOp:
+        return self._lower()
+
+    @property
     def source(self) -> str:
-        return emit_batch(self.kernel, self.schedule, False, True)
+        return self._text(False, True)
+
+    def _text(self, wide: bool, aligned: bool) -> str:
+        if (wide, aligned) not in self._texts:
+            self._texts[wide, aligned] = emit_batch(self.kernel, self.schedule, wide, aligned)
+        return self._texts[wide, aligned]
+
+    def _needs_wide(self, longest: int) -> bool:
+        if longest not in self._wide:
+            self._wide[longest] = needs_wide(self.kernel, {self.kernel.symbol_names.data[0].data: longest})
+        return self._wide[longest]
+
+    # --- as data ---
+
+    def saved(self, longest: int) -> dict:
+        """What launches with segments of up to this length need, so that nothing is lowered or emitted for them."""
+        wide = self._needs_wide(longest)
+        return {
+            "name": self.name,
+            "block": self.block,
+            "buffers": self.buffers,
+            "schedule": asdict(self.schedule),
+            "longest": longest,
+            "wide": wide,
+            "texts": [[aligned, self._text(wide, aligned)] for aligned in (True, False)],
+        }
+
+    @staticmethod
+    def restored(data: dict, kernel: Callable[[], KernelOp]) -> BatchLauncher:
+        made = BatchLauncher.__new__(BatchLauncher)
+        made._begin(data["name"], data["block"], data["buffers"], read_schedule(data["schedule"]), kernel)
+        made._wide = {data["longest"]: data["wide"]}
+        made._texts = {(data["wide"], aligned): text for aligned, text in data["texts"]}
+        return made
 
     def __call__(self, rows: Sequence[Sequence[torch.Tensor]], lengths: Sequence[int]) -> None:
         device = rows[0][0].device
         sizes = tuple(lengths)
         table = [[n, *(t.data_ptr() for t in row)] for row, n in zip(rows, lengths, strict=True)]
         aligned = self._aligned(table)
-        wide = needs_wide(self.kernel, {self.kernel.symbol_names.data[0].data: max(sizes)})
+        wide = self._needs_wide(max(sizes))
         places = self._places.get((device, sizes))
         if places is None:
             places = self._places[device, sizes] = self._make_places(sizes, device)
@@ -116,8 +159,7 @@ class BatchLauncher:
 
     def _function(self, wide: bool, aligned: bool) -> Callable:
         if (wide, aligned) not in self._functions:
-            source = emit_batch(self.kernel, self.schedule, wide, aligned)
-            self._functions[wide, aligned] = getattr(load_module(source, self.name), self.name)
+            self._functions[wide, aligned] = getattr(load_module(self._text(wide, aligned), self.name), self.name)
         return self._functions[wide, aligned]
 
     def _aligned(self, table: list[list[int]]) -> bool:

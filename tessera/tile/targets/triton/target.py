@@ -33,6 +33,12 @@ class TritonTarget:
         """A launcher for many segments of a flat kernel at once."""
         return BatchLauncher(kernel, schedule)
 
+    def save_batch(self, run: object, longest: int) -> dict | None:
+        return run.saved(longest) if isinstance(run, BatchLauncher) else None
+
+    def load_batch(self, data: dict, kernel: Callable[[], KernelOp]) -> BatchLauncher:
+        return BatchLauncher.restored(data, kernel)
+
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
         return propose(kernel, sizes)
 
