@@ -38,7 +38,7 @@ from tessera.tile.lower import Call, rule_of
 from tessera.tile.overwrite import overwrites
 from tessera.tile.schedule import Schedule
 from tessera.tile.targets import CompiledKernel, Target, target_for
-from tessera.util.config import config
+from tessera.util.config import config, override
 from tessera.util.names import names
 
 # Activations whose kernels take 0.2 to 0.9 of the library's time on a CPU, launch included; but a gelu of more elements
@@ -204,11 +204,13 @@ def compile_region(body: Trace) -> Callable | None:
 
 @contextmanager
 def own_kernels() -> Iterator[dict[tuple, Callable | None]]:
-    """While this is open every region is compiled anew; what was made stands in what it gives."""
+    """While this is open every region is compiled anew, and no program comes from the disk; what was made stands in
+    what it gives."""
     before = dict(_launchers)
     _launchers.clear()
     try:
-        yield _launchers
+        with override(program_cache=False):
+            yield _launchers
     finally:
         made = dict(_launchers)
         _launchers.clear()

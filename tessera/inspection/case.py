@@ -64,7 +64,8 @@ class Case:
             return tuple(interp.run(self.trace, *args))
 
         random = "off" if self.drawn else config.fused_random
-        with torch.set_grad_enabled(bool(self.wants_grad)), override(fused_random=random):
+        # What fails is compiled, whatever is on disk; and none of many attempts is kept there.
+        with torch.set_grad_enabled(bool(self.wants_grad)), override(fused_random=random, program_cache=False):
             return Compilation(self.trace.name, self.captured(), eager, self.options)
 
     def outcome(self) -> str:

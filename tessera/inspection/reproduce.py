@@ -25,6 +25,7 @@ from tessera.ir.printer import HEADER, identifier, print_trace
 from tessera.ir.types import ScalarType, TensorType, size_hint
 from tessera.ops.op import REGISTRY
 from tessera.pipelines import Failure
+from tessera.util.config import override
 from tessera.util.errors import InputError
 
 __all__ = ["case_of", "example", "reproduce", "show", "write"]
@@ -187,7 +188,7 @@ def _foreign(case: Case) -> list[tuple[str, str]]:
 def show(fn: Callable, inputs: Sequence[object], requires_grad: Sequence[bool], **options: object) -> int:
     """Compile the program, run it and compare it with PyTorch; 1 where something is wrong."""
     args = [x.requires_grad_() if wanted else x for x, wanted in zip(inputs, requires_grad, strict=True)]  # type: ignore[attr-defined]
-    with torch.set_grad_enabled(any(requires_grad)):
+    with torch.set_grad_enabled(any(requires_grad)), override(program_cache=False):
         try:
             report = check(jit(fn, frontend="functional", strict=True, **options), *args)  # type: ignore[arg-type]
         except Exception:

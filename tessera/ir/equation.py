@@ -241,12 +241,19 @@ def map_values(tree: Arg, fn: Callable[[Value], Arg]) -> Arg:
 
 def symbols_in(tree: Arg) -> set[str]:
     """Names of the symbolic sizes that a structure of arguments mentions."""
-    if isinstance(tree, SYMBOLIC):
-        return {str(symbol) for symbol in tree.node.expr.free_symbols}
+    found: set[str] = set()
+    _mention(tree, found)
+    return found
+
+
+def _mention(tree: Arg, found: set[str]) -> None:
     if isinstance(tree, (list, tuple)):
-        return set().union(*map(symbols_in, tree)) if tree else set()
-    if isinstance(tree, dict):
-        return symbols_in(tuple(tree.values()))
-    if isinstance(tree, slice):
-        return symbols_in((tree.start, tree.stop, tree.step))
-    return set()
+        for item in tree:
+            if type(item) is not Value and type(item) not in _ATOMS:
+                _mention(item, found)
+    elif isinstance(tree, dict):
+        _mention(tuple(tree.values()), found)
+    elif isinstance(tree, slice):
+        _mention((tree.start, tree.stop, tree.step), found)
+    elif isinstance(tree, SYMBOLIC):
+        found.update(str(symbol) for symbol in tree.node.expr.free_symbols)

@@ -61,7 +61,13 @@ class TensorType:
 
     @property
     def is_symbolic(self) -> bool:
-        return not all(type(s) is int for s in (*self.shape, *self.stride))
+        for size in self.shape:  # asked for every value of every region, where a generator takes twice as long
+            if type(size) is not int:
+                return True
+        for size in self.stride:  # noqa: SIM110
+            if type(size) is not int:
+                return True
+        return False
 
     @property
     def is_row_major(self) -> bool:

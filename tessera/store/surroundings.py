@@ -58,7 +58,9 @@ def switches() -> dict[str, str]:
             cuda.matmul.allow_fp16_reduced_precision_reduction,
             cuda.matmul.allow_bf16_reduced_precision_reduction,
         ),
-        "fp32": lambda: [getattr(b, "fp32_precision", "") for b in (torch.backends, cuda.matmul, cudnn.conv, cudnn.rnn)],
+        "fp32": lambda: [
+            getattr(b, "fp32_precision", "") for b in (torch.backends, cuda.matmul, cudnn.conv, cudnn.rnn)
+        ],
         "cudnn": lambda: (cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32),
         "mkldnn": lambda: (torch.backends.mkldnn.enabled, torch.backends.mkldnn.deterministic),
         "attention": lambda: (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Callable
 
 from tessera.tile.dialect import KernelOp
@@ -21,7 +20,9 @@ class TritonTarget:
         return launcher(kernel, schedule)
 
     def about(self) -> str:
-        return f"{importlib.metadata.version('triton')} {shim.interpreting()}"
+        import triton
+
+        return f"triton {triton.__version__} {shim.interpreting()}"
 
     def save(self, compiled: CompiledKernel) -> dict | None:
         return save(compiled)
