@@ -26,7 +26,7 @@ from tessera.ops.op import REGISTRY
 from tessera.store.surroundings import surroundings
 from tessera.util.errors import Unserial
 
-MOST_BYTES = 1 << 24  # of a tensor that a program closes over and that is compared by its contents
+MOST_BYTES = 1 << 24  # of the tensors that a program closes over, which are compared by their contents
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ def key_of(captured: Captured, executors: Sequence[str | Executor], more: dict[s
     """`more` is whatever else decides what is compiled, as data."""
     _check_executors(executors)
     held = tuple(_tensors(captured.trace))
+    if sum(x.numel() * x.element_size() for x in held) > MOST_BYTES:
+        raise Unserial("the program closes over large tensors")
     writer = Writer(held=held)
     top = writer.trace(captured.trace)
     _check_operators(captured.trace)
@@ -128,8 +130,8 @@ def _contents(x: torch.Tensor) -> list:
     """A tensor that passes may compute with."""
     if type(x) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or x.layout is not torch.strided:
         raise Unserial(f"the program closes over a {type(x).__name__}")
-    if x.numel() * x.element_size() > MOST_BYTES or x.is_conj() or x.is_neg():
-        raise Unserial(f"the program closes over a tensor of {x.numel()} elements")
+    if x.is_conj() or x.is_neg():
+        raise Unserial("the program closes over a tensor whose numbers are conjugated or negated when they are read")
     digest = hashlib.sha256(content(x)).hexdigest()
     layout = [str(x.dtype), list(x.shape), list(x.stride()), x.storage_offset(), str(x.device)]
     return [type(x).__name__, *layout, x.requires_grad, digest]

@@ -32,10 +32,11 @@ def surroundings(devices: Collection[torch.device]) -> dict[str, object]:
     flags = [field.name for field in dataclasses.fields(Config) if field.name not in QUIET]
     return {
         "process": _process(),
-        "targets": sorted({_target(torch.device(d).type) for d in devices}),
+        "targets": sorted({_target(d.type) for d in devices}),
         "flags": {name: getattr(config, name) for name in flags},
         "torch": switches(),
-        "devices": sorted({_about(torch.device(d)) for d in devices}),
+        "devices": sorted({_about(d) for d in devices}),
+        "current": torch.cuda.current_device() if any(d.type == "cuda" for d in devices) and _has_cuda() else None,
     }
 
 
@@ -121,10 +122,14 @@ def _target(kind: str) -> str:
     return f"{kind} {'' if target is None else target.name} {'' if about is None else about()}"
 
 
+def _has_cuda() -> bool:
+    return torch.cuda.is_available()
+
+
 @functools.cache
 def _about(device: torch.device) -> str:
-    if device.type != "cuda" or not torch.cuda.is_available():
-        return f"{device} {torch.cuda.is_available()}"
+    if device.type != "cuda" or not _has_cuda():
+        return f"{device} {_has_cuda()}"
     every = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     told = [f"{p.name} {p.major}.{p.minor} {p.multi_processor_count} {p.total_memory}" for p in every]
-    return f"{device} of {told} with {torch.cuda.current_device()}"
+    return f"{device} of {told}"

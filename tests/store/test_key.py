@@ -11,9 +11,13 @@ import pytest
 import torch
 from cached import called, counting, forget, trained
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import tessera
 from tessera.executors.register import unregister_executor
+from tessera.frontends.captured import Captured
+from tessera.ir import fake
+from tessera.store.key import key_of
 from tessera.store.surroundings import own_text, surroundings, switches
 from tessera.util.errors import Unserial
 
@@ -137,6 +141,14 @@ def test_tensors_in_the_program_count_by_their_numbers() -> None:
     assert outcome(literal("[1.0, 2.0]"), (torch.ones(2),)) == "stored"
     assert outcome(literal("[1.0, 2.0]"), (torch.ones(2),)) == "loaded"
     assert outcome(literal("[1.0, 4.0]"), (torch.ones(2),)) == "stored"
+
+
+def test_large_tensors_in_the_program_are_not_compared() -> None:
+    large = torch.ones(1 << 23)
+    trace = tessera.trace(lambda x: x + large.sum(), X)
+    captured = Captured(trace, pytree.tree_structure([None]), fake.default_mode(), 1, {}, (False,))
+    with pytest.raises(Unserial, match="closes over large tensors"):
+        key_of(captured, ("aten",), {})
 
 
 def test_frozen_parameters() -> None:

@@ -168,6 +168,27 @@ def test_changing_sizes() -> None:
     assert symbols
 
 
+def test_what_compiling_finds_out_about_sizes_is_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be a guard that nobody checks where the program comes from the disk."""
+    monkeypatch.setattr(program, "facts_of", lambda env: "s0 is even")
+    forget()
+    with counting() as found, tessera.override(log=1), redirect_stderr(io.StringIO()) as written:
+        called(torch.sin, (torch.randn(3),))
+    assert found == {"stored": 0, "loaded": 0} and "which guards must check" in written.getvalue()
+
+
+def test_other_ways_to_capture() -> None:
+    model, x = mlp(), torch.randn(3, 8)
+    both(lambda: trained(model, (x,), frontend="functional"))
+    program = torch.export.export(model, (x,))
+
+    def exported() -> list:
+        fast = tessera.jit(program)
+        return [fast(x), fast]
+
+    both(exported)
+
+
 # --- whole steps ---
 
 
