@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 
 import torch
@@ -46,9 +46,21 @@ from tessera.runtime.autograd import Bridge, bridge
 from tessera.runtime.call import Layout, build_call
 from tessera.runtime.capturable import device_of, why_not_captured
 from tessera.runtime.cudagraph import Graphed
+from tessera.runtime.plan import bridge_of, core_of, layout_of
 from tessera.store.key import Key, key_of
-from tessera.store.program import Part, Stored, load, read_bridge, read_layout, save, write_bridge, write_layout
-from tessera.transforms.remat import POLICIES, Split, remat
+from tessera.store.program import (
+    COUNTS,
+    FAULTS,
+    Part,
+    Stored,
+    load,
+    read_bridge,
+    read_layout,
+    save,
+    write_bridge,
+    write_layout,
+)
+from tessera.transforms.remat import POLICIES, remat
 from tessera.transforms.vjp import Joint, vjp
 from tessera.util.collect import uncollected
 from tessera.util.config import check_flags, config, override, parse_bytes
@@ -174,11 +186,16 @@ class Compilation:
     def load(self, key: Key) -> bool:
         """Begin with what another process compiled. The stages are built once somebody asks for them."""
         start = time.perf_counter()
-        with uncollected():
-            stored = load(key, self.options.executors)
-            if stored is None:
-                return False
-            self.restore(stored)
+        try:
+            with uncollected():
+                stored = load(key, self.options.executors)
+                if stored is None:
+                    return False
+                self.restore(stored)
+        except FAULTS as error:
+            log(1, f"{self.name}: what is stored does not load: {type(error).__name__}: {error}")
+            return False
+        COUNTS["loaded"] += 1
         self.from_cache, self.seconds = True, time.perf_counter() - start
         log(1, f"{self.name}: from the cache in {self.seconds:.2f} s")
         return True
@@ -423,37 +440,6 @@ def compile_captured(captured: Captured, eager: Callable, name: str, options: Op
     return entry, compilation
 
 
-def core_of(trace: Trace, captured: Captured) -> Trace:
-    """The trace without outputs that are made from the inputs outside, each other output once."""
-    outputs = [o for i, o in enumerate(trace.outputs) if i not in captured.aliased and isinstance(o, Value)]
-    return trace.with_(outputs=tuple(dict.fromkeys(outputs)))
-
-
-def layout_of(captured: Captured, core: Trace, results: list[Value], write_back: dict[Value, Value]) -> Layout:
-    """`results` are what the core gives, in order; names link them to the caller's outputs."""
-    position = {v.name: i for i, v in enumerate(results)}
-    core_outputs = iter(core.outputs)
-    places: dict[Value, int] = {}
-    for i, out in enumerate(captured.trace.outputs):
-        if i not in captured.aliased and isinstance(out, Value) and out not in places:
-            places[out] = position[next(core_outputs).name]  # type: ignore[union-attr]
-    parts: list[object] = []
-    for i, out in enumerate(captured.trace.outputs[: captured.outputs]):
-        if (alias := captured.aliased.get(i)) is not None:
-            source = captured.trace.outputs[alias.source] if alias.of_output else None
-            parts.append(alias if source is None else replace(alias, source=places[source]))  # type: ignore[index]
-        elif isinstance(out, Value):
-            parts.append(places[out])
-        else:
-            parts.append(("constant", out))
-    inputs = {v: i for i, v in enumerate(captured.trace.inputs)}
-    written = tuple(inputs[v] for v in captured.trace.mutations)
-    outside = tuple((inputs[t], position[v.name]) for t, v in write_back.items())
-    inside = tuple(i for i in written if i not in {source for source, _ in outside})
-    fixed = all(isinstance(v.type, TensorType) and not v.type.is_symbolic for v in captured.trace.inputs)
-    return Layout(tuple(parts), outside, written, inside, fixed)
-
-
 def _inference(compilation: Compilation, core: Trace) -> None:
     """Generates the one program."""
     if compilation.fusers():
@@ -481,7 +467,7 @@ def _training(compilation: Compilation, joint: Joint) -> None:
     halves = compilation.offload(halves)
     forward = compilation.keep("forward", halves.forward)
     backward = compilation.keep("backward", halves.backward)
-    compilation.bridge = _bridge_plan(captured, joint, split, results)
+    compilation.bridge = bridge_of(captured, joint, split, results)
     compilation.generate(forward, "forward ")
     compilation.generate(backward, "backward ", boxed=True)
     outputs = joint.trace.outputs[: len(joint.trace.outputs) - len(joint.wrt)]
@@ -525,24 +511,6 @@ def _forward_part(trace: Trace, results: list[Arg], cotangents: tuple[Value, ...
 
 def _cotangents(joint: Joint) -> tuple[Value, ...]:
     return joint.trace.inputs[len(joint.trace.inputs) - len(joint.pulled) :]
-
-
-def _bridge_plan(captured: Captured, joint: Joint, split: Split, results: list[object]) -> Bridge:
-    position = {v: i for i, v in enumerate(results)}
-    pulled = tuple(position[v] for v in joint.pulled)
-    passive = tuple(i for i, v in enumerate(results) if i not in pulled and isinstance(v, Value))
-    inputs = {v: i for i, v in enumerate(joint.trace.inputs)}
-    tensors = tuple(i for i, v in enumerate(split.saved) if isinstance(v.type, TensorType))
-    numbers = tuple(i for i, v in enumerate(split.saved) if not isinstance(v.type, TensorType))
-    return Bridge(
-        len(results),
-        passive,
-        pulled,
-        tuple(inputs[v] for v in joint.wrt),
-        len(captured.trace.inputs),
-        tensors,
-        numbers,
-    )
 
 
 def _floats(v: Value) -> bool:

@@ -26,7 +26,8 @@ from tessera.ir.printer import equation_lines, operator_name
 from tessera.ir.trace import Trace
 from tessera.ir.types import size_hint
 from tessera.ops.control import AUTOGRAD_FUNCTION, CUSTOM_VJP
-from tessera.pipelines import Compilation, core_of
+from tessera.pipelines import Compilation
+from tessera.runtime.plan import core_of
 
 Values = dict[str, torch.Tensor]
 Results = dict[str, object]

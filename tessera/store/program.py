@@ -22,10 +22,11 @@ from tessera.runtime.call import Layout
 from tessera.store.key import Key, facts_of, write_aliased
 from tessera.tile import cache
 from tessera.util.errors import Unserial
-from tessera.util.log import log
 
 KIND, NOTE = "program", "program_note"
 COUNTS = {"stored": 0, "loaded": 0}  # in this process, for tests and for whoever wonders
+# What may go wrong with something that is stored: it is compiled anew then.
+FAULTS = (Unserial, LookupError, ValueError, TypeError, AttributeError, RuntimeError, OSError, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -59,16 +60,9 @@ def save(
 
 
 def load(key: Key, executors: Iterable[str | Executor]) -> Stored | None:
+    """What was stored, or None; raises one of `FAULTS` where it does not fit."""
     found = cache.load(KIND, key.text)
-    if found is None:
-        return None
-    try:
-        stored = _read(json.loads(zlib.decompress(found)), key, executors)
-    except (Unserial, LookupError, ValueError, TypeError, AttributeError, RuntimeError, OSError, zlib.error) as error:
-        log(1, f"a stored program does not load and is compiled anew: {type(error).__name__}: {error}")
-        return None
-    COUNTS["loaded"] += 1
-    return stored
+    return None if found is None else _read(json.loads(zlib.decompress(found)), key, executors)
 
 
 def _read(data: dict, key: Key, executors: Iterable[str | Executor]) -> Stored:

@@ -32,12 +32,11 @@ from tessera.pipelines import (
     Options,
     Program,
     clean_joint,
-    core_of,
     finished,
-    layout_of,
     recompute_budget,
 )
 from tessera.runtime.call import Layout, build_call
+from tessera.runtime.plan import core_of, layout_of
 from tessera.store.key import Key
 from tessera.store.program import Stored, load_note, read_layout, save_note, write_layout
 from tessera.transforms.remat import Split, remat
@@ -116,16 +115,22 @@ class StepCompilation(StepProgram):
         if given is None:
             return False
         ask, decided = self.plan_of, self.plan_of(given)
+        more = plan_data(*decided)
+        if more is None:
+            return False
         self.plan_of = lambda _: decided  # the optimizer goes on; who builds the stages later wants this plan
         self.plan = decided[0]
-        if super().load(key.with_more(plan_data(*decided))):
+        if super().load(key.with_more(more)):
             return True
         self.plan_of = ask
         return False
 
     def store(self, key: Key) -> None:
+        more = plan_data(self.plan, self.members)
+        if more is None:
+            raise Unserial(f"the optimizer {self.plan.rule.name} is not one of Tessera's own rules")
+        super().store(key.with_more(more))
         save_note(key, self.given)
-        super().store(key.with_more(plan_data(self.plan, self.members)))
 
     def details(self, writer: Writer) -> dict:
         extras = [[e.kind, e.member, e.name, writer.arg(e.dtype), writer.arg(e.device)] for e in self.extras]
@@ -234,10 +239,10 @@ class UpdateCompilation(StepProgram):
         self.seconds = time.perf_counter() - start
 
 
-def plan_data(plan: Plan, members: list[int | None]) -> dict[str, object]:
-    """A plan as data: whatever of it decides the equations."""
+def plan_data(plan: Plan, members: list[int | None]) -> dict[str, object] | None:
+    """A plan as data: whatever of it decides the equations. None where a rule is not Tessera's own."""
     if not plan.rule.update.__module__.startswith("tessera.optim."):
-        raise Unserial(f"the optimizer {plan.rule.name} is not one of Tessera's own rules")
+        return None
     writer = Writer()
 
     def types(many: Iterable[TensorType | None]) -> list[int]:

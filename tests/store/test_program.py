@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
@@ -314,7 +315,12 @@ def test_a_damaged_file_is_no_file(damage: str) -> None:
     assert found == {"stored": 1, "loaded": 0} and same_bits(out, x.sin()) and path.read_bytes() == data
 
 
-@pytest.mark.parametrize("text", [None, "[1, 2]", '{"version": 0}', '{"version": 1, "kernels": [], "tables": {}}'])
+EMPTY = {name: [] for name in ("types", "values", "sources", "places", "tags", "ops", "traces")}
+FORMS = [[1, 2], {"version": 0}, {"version": 1, "kernels": [], "tables": {}}]
+FORMS += [{"version": 1, "kernels": [], "tables": EMPTY, "programs": [], "details": {}}]
+
+
+@pytest.mark.parametrize("text", [None, *map(json.dumps, FORMS)])
 def test_a_file_of_another_form_is_no_file(text: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right by its checksum, but written by somebody else."""
     keys: list[str] = []
