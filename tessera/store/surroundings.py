@@ -46,7 +46,6 @@ def switches() -> dict[str, str]:
     asked: dict[str, Callable[[], object]] = {
         "default dtype": torch.get_default_dtype,
         "default device": torch.get_default_device,
-        "threads": torch.get_num_threads,
         "inference": torch.is_inference_mode_enabled,
         "deterministic": lambda: (
             torch.are_deterministic_algorithms_enabled(),
