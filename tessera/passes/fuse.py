@@ -190,20 +190,21 @@ class _Fusion:
         """Groups over the same points that read the same large value."""
         for v, readers in self.readers.items():
             seen: list[int] = []
+            points = _numel(v)
             for i in readers:
-                if not self.computes(i):
+                if not self.computes(i) or self.work[self.groups.of[i]].points != points:
                     continue
                 g = self.groups.of[i]
                 for other in seen:
-                    if self.groups.of[other] != g and self._alike(v, self.groups.of[other], g):
+                    if self.groups.of[other] != g and self._alike(points, self.groups.of[other], g):
                         self._try(self.groups.of[other], g, beside=True)
                         g = self.groups.of[i]
                 seen.append(i)
 
-    def _alike(self, v: Value, a: int, b: int) -> bool:
+    def _alike(self, points: int, a: int, b: int) -> bool:
         one, two = self.work[a], self.work[b]
         same = (one.rows == two.rows and one.outer == two.outer) or one.walks_with(two) or two.walks_with(one)
-        return _numel(v) == one.points == two.points and same
+        return points == one.points == two.points and same
 
     def _sink_casts(self) -> None:
         """Widening casts, of what is in memory anyway, into the group that reads them."""
