@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import functools
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from torch._ops import OpOverload
 
 from tessera.executors.base import Region
-from tessera.ir.equation import Equation, Special, Value
+from tessera.ir.equation import Equation, Special, Value, symbols_in
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType
 from tessera.passes.dce import mentioned
 from tessera.passes.depend import dependencies, written
 from tessera.passes.fuse_graph import Groups
@@ -69,9 +70,18 @@ def body_of(trace: Trace, region: Region, name: str) -> Trace:
     )
     symbols = {s: where for s, where in trace.symbols.items() if where[0] in reads or where[0] in made}
     missing = mentioned(tuple((e.args, e.kwargs) for e in equations)) - set(symbols)
+    if trace.symbols:
+        missing |= _untold(reads, made) - set(symbols)
     brings = {s: trace.symbols[s] for s in sorted(missing) if s in trace.symbols}
     inputs = (*reads, *dict.fromkeys(v for v, _ in brings.values()))
     return Trace(name, inputs, equations, outputs, {}, {}, {**symbols, **brings})
+
+
+def _untold(reads: Collection[Value], made: Collection[Value]) -> set[str]:
+    """Symbols in the sizes of tensors that no tensor a region reads has as a size of its own."""
+    sizes = [[*v.type.shape, *v.type.stride] if isinstance(v.type, TensorType) else [] for v in (*reads, *made)]
+    told = {str(size) for own in sizes[: len(reads)] for size in own if not isinstance(size, int)}
+    return symbols_in(sizes) - told
 
 
 def small_views(trace: Trace, regions: list[Region]) -> dict[Value, Equation]:

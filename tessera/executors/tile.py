@@ -21,7 +21,7 @@ from tessera.ir import fake
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType, size_hint
+from tessera.ir.types import TensorType, size_hint, symbol_hints
 from tessera.ops.fp8 import in_hardware
 from tessera.ops.uniform import uniform
 from tessera.passes import fuse
@@ -48,6 +48,7 @@ LARGE_GELU = 1 << 16
 MANY_ROWS = 128  # of a running sum: a kernel of ours takes as long as some thirty of PyTorch's steps
 LONE = 4  # equations outside of regions that are worth a launch of their own together
 _launchers: dict[tuple, Callable | None] = {}
+_refused: dict[tuple, str] = {}  # why a region has no kernel
 _checked: dict[tuple, tuple[float, str]] = {}
 
 
@@ -187,8 +188,13 @@ def regions(trace: Trace) -> list[Region]:
 
 
 def reasons(trace: Trace) -> dict[str, str]:
-    """For every equation that no region takes: why."""
-    return fuse.reasons(trace, COMPILER)
+    """For every equation that no region takes, or whose region has no kernel: why."""
+    found = fuse.reasons(trace, COMPILER)
+    for region in regions(trace):
+        why = _refused.get(structure(body_of(trace, region, "region")), "")
+        if why:
+            found |= {trace.equations[i].results()[0].name: why for i in region}
+    return found
 
 
 # --- kernels ------------------------------------------------------------------------------------------
@@ -198,7 +204,10 @@ def compile_region(body: Trace) -> Callable | None:
     key = structure(body)
     if key not in _launchers:
         target = target_for(body.outputs[0].tensor.device) if body.outputs else None  # type: ignore[union-attr]
-        _launchers[key] = None if target is None else build(body, target)
+        try:
+            _launchers[key] = None if target is None else build(body, target)
+        except (Unlowerable, NotImplementedError) as reason:
+            _launchers[key], _refused[key] = None, str(reason)
     return _launchers[key]
 
 
@@ -217,20 +226,17 @@ def own_kernels() -> Iterator[dict[tuple, Callable | None]]:
         _launchers.update(before | made)
 
 
-def build(body: Trace, target: Target, schedule: Schedule | None = None) -> Callable | None:
-    """A callable for a region, or None where no kernel can be made of it."""
-    try:
-        lowered = lower(body, body.name)
-        if schedule is None:
-            examples = _examples(lowered) if config.autotune else []
-            schedule = choose(target, lowered.kernel, _hints(body, lowered), examples)
-        kernel = target.compile(lowered.kernel, schedule)
-        launch = _launch(body, lowered, kernel, schedule)
-        _offer_writes(launch, body, lowered, lambda over: _launch(body, lowered, kernel, schedule, over))
-        if (begin := getattr(kernel, "ahead", None)) is not None and torch.cuda.is_available():
-            begin(lowered.buffers[0].tensor.device)
-    except (Unlowerable, NotImplementedError):
-        return None
+def build(body: Trace, target: Target, schedule: Schedule | None = None) -> Callable:
+    """A callable for a region; `Unlowerable` or `NotImplementedError` says why no kernel can be made of it."""
+    lowered = lower(body, body.name)
+    if schedule is None:
+        examples = _examples(lowered) if config.autotune else []
+        schedule = choose(target, lowered.kernel, _hints(body, lowered), examples)
+    kernel = target.compile(lowered.kernel, schedule)
+    launch = _launch(body, lowered, kernel, schedule)
+    _offer_writes(launch, body, lowered, lambda over: _launch(body, lowered, kernel, schedule, over))
+    if (begin := getattr(kernel, "ahead", None)) is not None and torch.cuda.is_available():
+        begin(lowered.buffers[0].tensor.device)
     return launch
 
 
@@ -262,9 +268,8 @@ def _hints(body: Trace, lowered: Lowered) -> dict[str, int]:
     found: dict[str, int] = {}
     for v in (*body.inputs, *lowered.stored):
         for size in (*v.type.shape, *v.type.stride) if isinstance(v.type, TensorType) else ():
-            if isinstance(size, torch.SymInt) and str(size) in lowered.symbols:
-                found[str(size)] = 4096 if size.node.hint is None else int(size.node.hint)
-    return found
+            found |= symbol_hints(size)
+    return {s: found[s] for s in lowered.symbols}
 
 
 def _examples(lowered: Lowered) -> list[torch.Tensor]:

@@ -8,8 +8,12 @@ A scalar's type is the Python kind of a number known only when the program runs.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 Size = int | torch.SymInt
 Symbolic = torch.SymInt | torch.SymFloat | torch.SymBool
@@ -147,6 +151,19 @@ def size_hint(size: Size, unknown: int = 4096) -> int:
         return size
     hint = size.node.hint
     return unknown if hint is None else int(hint)
+
+
+def symbol_hints(size: Size, unknown: int = 4096) -> dict[str, int]:
+    """What the symbols in a size stood for when it was captured."""
+    if isinstance(size, int):
+        return {}
+    values = values_of(size.node.shape_env)
+    return {s.name: int(values.get(s, unknown)) for s in size.node.expr.free_symbols}
+
+
+def values_of(env: ShapeEnv) -> dict:
+    """Symbols of a shape environment, with the numbers they stood for."""
+    return getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})
 
 
 def type_of(x: object) -> Type:

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from programs import copies, random_program, trace_of
 from tile_reference import Reference
 
+import tessera
+from tessera.compiled import compiled_state
 from tessera.executors import products, tile
 from tessera.executors.claim import claim
 from tessera.ir.equation import Special
@@ -198,3 +200,35 @@ def test_without_a_target_everything_stays_with_aten(monkeypatch: pytest.MonkeyP
     assert tile.decompose(trace) is trace and tile.regions(trace) == []
     assert "no target" in tile.reasons(trace)["mul"]
     assert tile.compile_region(trace) is None
+
+
+def test_sizes_that_only_other_values_tell(target) -> None:  # noqa: ANN001
+    """After a convolution a size is computed from one that no tensor of the region has."""
+    torch._dynamo.reset()
+
+    def halved(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return (F.conv2d(x, w, stride=2, padding=1).relu() * 2 + 1).sigmoid().sum(-1)
+
+    w = torch.nn.Parameter(rand(4, 3, 3, 3))
+    fast = tessera.jit(halved, executors=["tile", "aten"], strict=True)
+    for size in (17, 33, 40, 64):
+        x = rand(2, 3, size, size + 5)
+        got, want = fast(x, w), halved(x, w)
+        torch.testing.assert_close(got, want)
+        mine, eagers = (torch.autograd.grad(y.square().sum(), w)[0] for y in (got, want))
+        torch.testing.assert_close(mine, eagers, rtol=1e-3, atol=1e-3)
+    symbolic = compiled_state(fast).compilations()[-1]
+    assert symbolic.programs[0].trace.symbols and any(claim.executor == "tile" for claim in symbolic.claims)
+
+
+def test_a_region_without_a_kernel_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> object:
+        raise NotImplementedError("it needs more registers than there are")
+
+    monkeypatch.setattr(tile, "choose", refuse)
+    monkeypatch.setattr(tile, "_launchers", {})
+    monkeypatch.setattr(tile, "_refused", {})
+    torch._dynamo.reset()
+    fast = tessera.jit(lambda x: F.softmax(x * 3 + 1, -1), executors=["tile", "aten"], strict=True)
+    torch.testing.assert_close(fast(x := rand(5, 7)), F.softmax(x * 3 + 1, -1))
+    assert "it needs more registers than there are" in str(tessera.explain(fast))

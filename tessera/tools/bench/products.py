@@ -70,10 +70,9 @@ def kernel(function: Callable, given: Sequence[Tensor], schedule: Schedule | Non
     fakes = [mode.from_tensor(x, static_shapes=True) for x in given]
     body, _ = record(function, fakes, [f"x{i}" for i in range(len(given))], _whole, Builder("product", mode))
     target = named("triton")
-    launch = None if target is None else tile.build(tile.decompose(body), target, schedule)
-    if launch is None:
-        raise RuntimeError("no kernel can be made of it")
-    return launch
+    if target is None:
+        raise RuntimeError("Triton is not installed")
+    return tile.build(tile.decompose(body), target, schedule)
 
 
 def _whole(op: object) -> bool:
