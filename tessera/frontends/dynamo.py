@@ -90,7 +90,7 @@ def input_name(node: torch.fx.Node, arguments: tuple[str, ...] = ()) -> str:
     if source is None:
         return node.name
     text = source.name if isinstance(source.name, str) else source.name()
-    parts = [p for p in re.findall(r"\w+", text) if p not in _HIDDEN_PARTS]
+    parts = _parts(text)
     if parts[:1] == ["args"] and len(parts) > 1 and parts[1].isdigit() and int(parts[1]) < len(arguments):
         parts[:2] = [arguments[int(parts[1])]]
     elif parts[:1] == ["kwargs"]:
@@ -248,4 +248,11 @@ def node_source(node: torch.fx.Node) -> Source:
 
 
 def _path(module: str) -> str:
-    return ".".join(p for p in re.findall(r"\w+", module) if p not in _HIDDEN_PARTS)
+    """`L['self'].blocks.0` reads `blocks.0`."""
+    return ".".join(_parts(module))
+
+
+def _parts(text: str) -> list[str]:
+    """The user's own names in one of Dynamo's. A model that has none is given one by some versions, made of its id."""
+    parts = re.findall(r"\w+", text)
+    return [p for p in parts if p not in _HIDDEN_PARTS and not p.startswith("___unnamed_scope")]

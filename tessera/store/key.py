@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from tessera.executors.base import Executor, FusionExecutor, in_order
 from tessera.frontends.captured import Aliased, Captured
@@ -21,7 +21,7 @@ from tessera.ir.equation import Arg, Equation
 from tessera.ir.serial import NAMESPACES, VERSION, Place, Writer, content
 from tessera.ir.serial_size import Sizes
 from tessera.ir.trace import Trace
-from tessera.ir.types import SYMBOLIC, TensorType
+from tessera.ir.types import SYMBOLIC, TensorType, values_of
 from tessera.ops.op import REGISTRY
 from tessera.store.surroundings import surroundings
 from tessera.util.errors import Unserial
@@ -53,7 +53,7 @@ def key_of(captured: Captured, executors: Sequence[str | Executor], more: dict[s
     top = writer.trace(captured.trace)
     _check_operators(captured.trace)
     sizes = Sizes(_sizes(captured.trace))
-    facts = facts_of(sizes.env)
+    facts = facts_of(sizes)
     about = {
         "version": VERSION,
         "trace": top,
@@ -76,14 +76,21 @@ def write_aliased(alias: Aliased, writer: Writer) -> list:
     return [alias.source, alias.of_output, steps]
 
 
-def facts_of(env: ShapeEnv | None) -> str:
-    """All that is known of symbolic sizes: their values now, their ranges, what was guarded on, what is equal."""
+def facts_of(sizes: Sizes) -> str:
+    """All that is known of symbolic sizes: their values now, their ranges, what was guarded on, what is equal. Symbols
+    that the program does not mention go by their number: Dynamo may name them after an object's id."""
+    env = sizes.env
     if env is None:
         return ""
-    values = getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})
-    guards = [str(g.expr) for g in env.guards]
+    values = values_of(env)
+    others = {s.name: f"other{i}" for i, s in enumerate(values) if s.name not in sizes.symbols}
+
+    def text(x: object) -> str:
+        return re.sub(r"\w+", lambda word: others.get(word[0], word[0]), str(x))
+
+    guards = [g.expr for g in env.guards]
     parts = (values, env.var_to_range, env.replacements, getattr(env, "divisible", ()), guards)
-    return "; ".join(str(sorted(map(str, p.items() if isinstance(p, dict) else p))) for p in parts)
+    return "; ".join(str(sorted(map(text, p.items() if isinstance(p, dict) else p))) for p in parts)
 
 
 def _check_executors(executors: Sequence[str | Executor]) -> None:

@@ -48,7 +48,7 @@ class Stored:
 def save(
     key: Key, executors: Iterable[str | Executor], parts: Sequence[Part], details: Callable[[Writer], dict]
 ) -> None:
-    if facts_of(key.sizes.env) != key.facts:
+    if facts_of(key.sizes) != key.facts:
         raise Unserial("compiling it found out something about its symbolic sizes, which guards must check")
     claimed = Claimed(executors)
     writer = Writer(key.places, key.held, claimed)
