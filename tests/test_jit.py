@@ -339,7 +339,9 @@ def test_autograd_inside_the_compiled_function():
         return g * x
 
     x = torch.randn(3)
-    compare(tessera.jit(f)(x), f(x))
+    fast = tessera.jit(f)
+    compare(fast(x), f(x))
+    assert len(tessera.explain(fast).graphs) == 3  # cut at two lines; what computes the gradient is not compiled again
 
 
 def test_inputs_that_overlap():
@@ -781,3 +783,17 @@ def test_dropout_in_evaluation_is_its_argument():
     z = torch.ones(2, 2)
     strict(lambda x: torch.einsum("ij->ji", x).add_(1))(z)
     compare(z, torch.full((2, 2), 2.0))
+
+
+def test_values_and_modules_have_the_users_names():
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Sequential(nn.Linear(8, 2)))
+    fast = tessera.jit(model, executors=["aten"], strict=True)
+    fast(torch.randn(3, 4))
+    captured = tessera.stages(fast)["captured"].trace
+    assert [v.name for v in captured.inputs if v.name != "input"] == [
+        "v_0_weight",
+        "v_0_bias",
+        "v_2_0_weight",
+        "v_2_0_bias",
+    ]
+    assert [eqn.source.module for eqn in captured.equations] == ["0", "1", "2.0"]

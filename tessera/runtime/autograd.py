@@ -12,10 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
 from tessera.util.errors import DoubleBackwardError
 
 below_autograd = torch._C._AutoDispatchBelowAutograd
+# A user's function that asks for gradients between two graphs runs under Dynamo, which looks at every frame that
+# begins: what was compiled already, and all it calls, is left alone.
+_UNSEEN = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,7 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge) -> Callable:
                 aligned[position] = grad
             return tuple(aligned)
 
+    set_code_exec_strategy(TesseraGraph.backward.__code__, _UNSEEN)
     return TesseraGraph.apply
 
 
