@@ -21,7 +21,7 @@ from tessera.ir import fake
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType, size_hint, symbol_hints
+from tessera.ir.types import UNKNOWN, TensorType, size_hint, symbol_hints
 from tessera.ops.fp8 import in_hardware
 from tessera.ops.uniform import uniform
 from tessera.passes import fuse
@@ -264,12 +264,12 @@ def _offer_writes(launch: Callable, body: Trace, lowered: Lowered, make: Callabl
 
 
 def _hints(body: Trace, lowered: Lowered) -> dict[str, int]:
-    """Sizes as they were when the program was captured."""
-    found: dict[str, int] = {}
+    """Sizes as they were when the program was captured; of one that is only given as a number that is not known."""
+    found = dict.fromkeys(lowered.symbols, UNKNOWN)
     for v in (*body.inputs, *lowered.stored):
         for size in (*v.type.shape, *v.type.stride) if isinstance(v.type, TensorType) else ():
-            found |= symbol_hints(size)
-    return {s: found[s] for s in lowered.symbols}
+            found |= {s: n for s, n in symbol_hints(size).items() if s in found}
+    return found
 
 
 def _examples(lowered: Lowered) -> list[torch.Tensor]:

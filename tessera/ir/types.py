@@ -15,6 +15,8 @@ import torch
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+UNKNOWN = 4096  # what a size that nobody knows is taken for
+
 Size = int | torch.SymInt
 Symbolic = torch.SymInt | torch.SymFloat | torch.SymBool
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -95,7 +97,7 @@ class TensorType:
             extent *= size
         return True
 
-    def numel(self, unknown: int = 4096) -> int:
+    def numel(self, unknown: int = UNKNOWN) -> int:
         """Number of elements; a symbolic size counts as its hint, or as `unknown` where it has none."""
         count = 1
         for size in self.shape:
@@ -146,19 +148,19 @@ def dtype_name(dtype: torch.dtype) -> str:
     return _SHORT.get(dtype, str(dtype).removeprefix("torch."))
 
 
-def size_hint(size: Size, unknown: int = 4096) -> int:
+def size_hint(size: Size, unknown: int = UNKNOWN) -> int:
     if isinstance(size, int):
         return size
     hint = size.node.hint
     return unknown if hint is None else int(hint)
 
 
-def symbol_hints(size: Size, unknown: int = 4096) -> dict[str, int]:
+def symbol_hints(size: Size) -> dict[str, int]:
     """What the symbols in a size stood for when it was captured."""
     if isinstance(size, int):
         return {}
     values = values_of(size.node.shape_env)
-    return {s.name: int(values.get(s, unknown)) for s in size.node.expr.free_symbols}
+    return {s.name: int(values.get(s, UNKNOWN)) for s in size.node.expr.free_symbols}
 
 
 def values_of(env: ShapeEnv) -> dict:

@@ -178,7 +178,10 @@ def compiled(program: Program, trace: Trace, mode: str, report: Report) -> Calla
 
     def compile_region(body: Trace) -> Callable | None:
         nonlocal count
-        launch = tile.compile_region(body) if mode == "cpu" else tile.build(body, target_of(mode))
+        try:
+            launch = tile.compile_region(body) if mode == "cpu" else tile.build(body, target_of(mode))
+        except (Unlowerable, NotImplementedError):
+            return None
         count += launch is not None
         return launch
 
