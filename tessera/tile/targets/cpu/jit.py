@@ -66,11 +66,12 @@ def _target_machine(machine: Host) -> llvm.TargetMachine:
 
 @functools.cache
 def _linker() -> llvm.LLJIT:
-    # A machine of its own: the linker takes it over.
+    # A machine of its own: the linker takes it over. JITLink puts all of an object into one piece of memory; pieces of
+    # their own may be further apart than small code reaches, where a process has mapped large libraries.
     machine = host()
     target = llvm.Target.from_triple(machine.triple)
     own = target.create_target_machine(cpu=machine.cpu, features=machine.features, opt=2, reloc="pic", jit=True)
-    return llvm.create_lljit_compiler(own, use_jit_link=machine.arm)
+    return llvm.create_lljit_compiler(own, use_jit_link=True)
 
 
 def _optimised(text: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
