@@ -85,7 +85,7 @@ class Claims:
         left = body
         if over:
             gone = dict(recipe.over)
-            fn = self._over(fn, kernel, gone)
+            fn = self._over(fn, gone)
             left = body.with_(outputs=tuple(v for k, v in enumerate(body.outputs) if k not in gone))
         return Special(name, fn, namespace, pure, body=left, recipe=recipe)
 
@@ -103,7 +103,7 @@ class Claims:
             raise Unserial(f"{executor.name} does not compile {recipe.body.name} any more")
         return fn
 
-    def _over(self, fn: Callable, kernel: int, over: dict[int, int]) -> Callable:
+    def _over(self, fn: Callable, over: dict[int, int]) -> Callable:
         key = (fn, tuple(over.items()))
         if key not in self._writing:
             self._writing[key] = fn.writing(over)  # type: ignore[attr-defined]

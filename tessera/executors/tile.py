@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from tessera.executors import products
 from tessera.executors.base import FusionExecutor, Region, register
 from tessera.executors.regions import body_of
-from tessera.executors.tile_saved import restore, save
+from tessera.executors.tile_saved import compile_ahead, restore, save
 from tessera.ir import fake
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.schema import has_effect
@@ -235,8 +235,7 @@ def build(body: Trace, target: Target, schedule: Schedule | None = None) -> Call
     kernel = target.compile(lowered.kernel, schedule)
     launch = _launch(body, lowered, kernel, schedule)
     _offer_writes(launch, body, lowered, lambda over: _launch(body, lowered, kernel, schedule, over))
-    if (begin := getattr(kernel, "ahead", None)) is not None and torch.cuda.is_available():
-        begin(lowered.buffers[0].tensor.device)
+    compile_ahead(kernel, lowered.buffers[0].tensor.device)
     return launch
 
 

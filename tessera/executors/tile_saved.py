@@ -18,7 +18,7 @@ from tessera.tile.from_trace import Around, lower
 from tessera.tile.from_trace_batch import OneByOne, Segment, flat_kernel
 from tessera.tile.from_trace_batch import launcher as batch_launcher
 from tessera.tile.from_trace_launch import launcher
-from tessera.tile.targets import Target, target_for
+from tessera.tile.targets import CompiledKernel, Target, target_for
 
 
 def save(launch: Callable) -> dict | None:
@@ -65,9 +65,14 @@ def _restore_region(body: Trace, data: dict) -> Callable | None:
         return None
     launch = launcher(body, around, kernel)
     launch.writing = lambda over: launcher(body, around, kernel, over)  # type: ignore[attr-defined]
-    if (begin := getattr(kernel, "ahead", None)) is not None and torch.cuda.is_available():
-        begin(around.stored[0].tensor.device)
+    compile_ahead(kernel, around.stored[0].tensor.device)
     return launch
+
+
+def compile_ahead(kernel: CompiledKernel, device: torch.device) -> None:
+    """Where the target compiles in the background, let it begin before the first call."""
+    if (begin := getattr(kernel, "ahead", None)) is not None and torch.cuda.is_available():
+        begin(device)
 
 
 def _values(body: Trace) -> list[Value]:
