@@ -110,8 +110,9 @@ def _no_walk(body: Trace, row: int | None) -> str:
 
 def _alone(eqn: Equation) -> bool:
     """Random numbers that are computed; on a CPU linear layers over few rows, activations and sums over rows; on a GPU
-    large transposing copies, sums along rows or over them, and gelu of 16 bits, where PyTorch's leave bandwidth, and
-    running sums down columns, whose rows PyTorch takes one after another (190 ns each on an H200).
+    large transposing copies, sums along rows or over them, gelu of 16 bits, and arithmetic with a number that lies on
+    the device, where PyTorch's leave bandwidth, and running sums down columns, whose rows PyTorch takes one after
+    another (190 ns each on an H200).
 
     The library's gelu takes erf in f32 and is limited by it (71% of the bytes' time forward, 79% backward on an H200);
     with the cheaper formula of `lower_activation` memory is. Other activations alone are at the memory's speed already.
@@ -130,6 +131,8 @@ def _alone(eqn: Equation) -> bool:
     if _kind(eqn) == fuse.REDUCE:
         return bool(_reduced(eqn)) and t.numel() >= 256
     if eqn.op._opname in ("gelu", "gelu_backward") and t.dtype in (torch.float16, torch.bfloat16):  # type: ignore[union-attr]
+        return True
+    if eqn.op._opname in ("mul", "div", "add", "sub") and any(v.tensor.ndim == 0 for v in eqn.inputs()):  # type: ignore[union-attr]
         return True
     copies = eqn.op._opname in ("clone", "contiguous", "_to_copy", "copy")  # type: ignore[union-attr]
     return copies and eqn.inputs()[0].tensor.stride != t.stride

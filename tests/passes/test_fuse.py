@@ -282,6 +282,14 @@ def test_batch_norm_is_two_kernels() -> None:
     assert not wide_between_kernels(trace) and len(tile.regions(trace)) == 2
 
 
+@pytest.mark.usefixtures("triton_kernels")
+def test_a_number_on_the_device_is_worth_a_kernel() -> None:
+    """A gradient times a loss's cotangent: PyTorch's kernel reads the number again for every element."""
+    assert len(tile.regions(on_cuda(torch.mul, (1024, 512), ()))) == 1
+    assert not tile.regions(on_cuda(torch.mul, (1024, 512), (1024, 512)))
+    assert not tile.regions(on_cuda(torch.mul, (16, 512), ()))
+
+
 # --- running sums down columns, and parts of what is larger ---
 
 

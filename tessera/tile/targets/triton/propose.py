@@ -41,7 +41,8 @@ from tessera.tile.targets.triton.tiles import bulks
 AT_MOST = 8
 PROGRAMS = 4 * H200.units  # enough to keep every multiprocessor busy
 LONGEST_WALK = 8192  # elements of a row whose sums over all rows are carried beside it
-LONGEST_ROW = 65536  # bytes of f32 registers: 256 KiB, all that a multiprocessor has
+LONGEST_ROW = 65536  # elements of f32: all the registers of a multiprocessor
+REGISTERS = 256 * 1024  # bytes, of a multiprocessor
 LONG_ROW = 16384  # from here on a row that is read once is better walked: many programs keep more bytes on their way
 LONGER_ROW = 32768  # from here on one program with a whole row has a multiprocessor to itself, and nothing overlaps
 HELD = 144 * 1024  # bytes of a row that are held from one reduction to the next, beside what 32 warps need to work
@@ -213,6 +214,8 @@ def _rows(shape: Shape) -> Iterator[Schedule]:
     few = shape.points * 4 < PROGRAMS and size >= 16384
     if few and shape.splits:
         yield from _split_rows(shape, key, size)
+    if size == LONGER_ROW and shape.held * size == REGISTERS and shape.item >= 4:  # 8 warps have the most registers
+        yield Schedule(_blocks(key, 1, axis, block), warps=8)
     whole, walked = _whole_rows(shape, key, block), _walked_rows(shape, key, block)
     if (block >= LONG_ROW) if shape.loops == 1 else _better_walked(shape, block, size):
         yield from walked
@@ -257,8 +260,8 @@ def _walked_rows(shape: Shape, key: str, block: int) -> Iterator[Schedule]:
             steps = [(8192, 16), (8192, 32), (4096, 8), (4096, 16)]
         elif shape.exponentials and again <= 2 * CACHED_ROW:  # two programs: one computes, one loads
             steps.insert(0, steps.pop(1))
-        elif again > 2 * CACHED_ROW and shape.tile_loads(shape.axis, key) == 1:  # one program, or rows leave the cache
-            steps.insert(0, (32768, 32))
+        elif again > 2 * CACHED_ROW and shape.tile_loads(shape.axis, key) == 1 and size % LONGER_ROW == 0:
+            steps.insert(0, (LONGER_ROW, 32))  # one program, or rows leave the cache
     elif shape.loops == 1 and shape.exponentials and shape.item < 4:
         steps = [(2048, 4), (4096, 8), (8192, 8), (8192, 16)]
     elif shape.loops > 1 or shape.exponentials:
@@ -313,8 +316,9 @@ def _walks(shape: Shape, walked: str) -> Iterator[Schedule]:
     for each, stages, more in turns:
         rows = min(max(1024 // block, 1), power_of_two(max(most // H200.units, 1)))
         warps = max(_warps(rows * block, each), 1)
-        # registers for 16 warps of 128, shared memory for as many stages
-        programs = H200.units * max(16 // warps, 1) * more
+        # registers for 16 warps of 128, shared memory for as many stages; f32 is as fast with 8, and leaves fewer sums
+        at_once = 8 if shape.item >= 4 and block == 2048 else 16
+        programs = H200.units * max(at_once // warps, 1) * more
         parts = min(programs, most // rows)
         parts = 1 << max(parts.bit_length() - 1, 0)
         yield Schedule(_blocks(walked, rows, axis, block), warps=warps, stages=stages, split=parts)
