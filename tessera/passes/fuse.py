@@ -5,7 +5,8 @@ kernel. Out: convex regions, and for every equation outside of them the reason. 
 consumers and between readers of the same memory, where that saves moving bytes: a value that one kernel writes and
 the next reads, an input that two kernels read. They do not grow where a kernel would lose the parallelism it has
 (into sums over the outer dimensions), compute something expensive again, or hold too many buffers. A kernel that
-reduces along its rows may sum over the rows beside that (it *walks*), if the compiler has such kernels. A matrix
+reduces along its rows may sum over the rows beside that (it *walks*), if the compiler has such kernels. What is computed
+from such sums, an optimizer's update say, is small and waits until the sums that read the same are together. A matrix
 product takes what is computed from it, point by point, into its kernel where the bytes saved are worth more than the
 rate that a library's product has over ours; what is computed before it only where few tiles would compute it again.
 """
@@ -34,6 +35,7 @@ SLACK = 12.0  # instructions a point that may be computed again
 AGAIN = 1.3  # and how much dearer a kernel may get by it
 MOST_STEPS = 4  # of arithmetic that a reduction takes along
 NARROW = 512  # columns of a product up to which its left operand may be computed on the way
+OTHERS_FIRST = "other sums over outer dimensions that read the same come first"
 SHORT_ROW = 1 << 13  # elements of an only row that one program reduces beside what is made of it
 
 
@@ -293,8 +295,12 @@ class _Fusion:
         private = not self._leaves(a, b)
         if one.points != two.points:
             if one.reduces and two.points == one.rows and not two.reduces:  # after a reduction, over its rows
+                if one.outer and not self.late:
+                    return merged, OTHERS_FIRST
                 return Work(one.points, one.rows, one.outer, one.walks, one.runs), ""
             if one.walks and two.points == one.columns and not two.reduces:  # after a sum over the rows
+                if not self.late:
+                    return merged, OTHERS_FIRST
                 return Work(one.points, one.rows, walks=True), ""
             if two.reduces and one.points == two.rows and not one.reduces:  # before one, over its rows
                 return Work(two.points, two.rows, two.outer, two.walks, two.runs), ""

@@ -122,6 +122,38 @@ def test_siblings_that_read_the_same_are_one_kernel() -> None:
     assert regions == [{"mul", "sum", "amax"}]
 
 
+def test_sums_that_read_the_same_come_together_before_what_follows_each() -> None:
+    """An optimizer's update reads a dozen small tensors: with it in the kernel of the first sum, no other sum fits."""
+
+    def sums(g: torch.Tensor, x: torch.Tensor, *small: torch.Tensor) -> tuple:
+        masked = torch.where(x > 0, g, 0.0)
+        return tuple(_updated(y.sum(0), small[k : k + 11]) for k, y in ((0, masked), (11, masked * x)))
+
+    trace, _ = fused(sums, rand(64, 16), rand(64, 16), *(rand(16) for _ in range(22)))
+    reducing = [region for region in tile.regions(trace) if any(_is_sum(trace, i) for i in region)]
+    assert len(reducing) == 1 and sum(_is_sum(trace, i) for i in reducing[0]) == 2
+
+
+def test_sums_beside_a_norm_come_together_before_what_follows_each() -> None:
+    def norm(g: torch.Tensor, x: torch.Tensor, *small: torch.Tensor) -> tuple:
+        dx = g - (g * x).sum(-1, keepdim=True)
+        return dx, *(_updated(y.sum(0), small[k : k + 11]) for k, y in ((0, g), (11, g * x)))
+
+    trace, _ = fused(norm, rand(64, 16), rand(64, 16), *(rand(16) for _ in range(22)))
+    (region,) = (region for region in tile.regions(trace) if any(_is_sum(trace, i) for i in region))
+    assert sum(_is_sum(trace, i) for i in region) == 3
+
+
+def _updated(total: torch.Tensor, small: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    for t in small:
+        total = total * t + 1
+    return total
+
+
+def _is_sum(trace: Trace, i: int) -> bool:
+    return trace.equations[i].op._opname == "sum"
+
+
 def test_what_is_needed_outside_does_not_go_into_a_sum_over_columns() -> None:
     trace, regions = fused(lambda x, w: ((y := x.exp() * 2).sum(0), F.linear(y, w)), rand(32, 16), rand(4, 16))
     assert regions == [{"exp", "mul"}, {"sum"}]
