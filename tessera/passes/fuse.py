@@ -5,10 +5,11 @@ kernel. Out: convex regions, and for every equation outside of them the reason. 
 consumers and between readers of the same memory, where that saves moving bytes: a value that one kernel writes and
 the next reads, an input that two kernels read. They do not grow where a kernel would lose the parallelism it has
 (into sums over the outer dimensions), compute something expensive again, or hold too many buffers. A kernel that
-reduces along its rows may sum over the rows beside that (it *walks*), if the compiler has such kernels. What is computed
-from such sums, an optimizer's update say, is small and waits until the sums that read the same are together. A matrix
-product takes what is computed from it, point by point, into its kernel where the bytes saved are worth more than the
-rate that a library's product has over ours; what is computed before it only where few tiles would compute it again.
+reduces along its rows may sum over the rows beside that (it *walks*), if the compiler has such kernels. What is
+computed from such sums, an optimizer's update say, is small and waits until the sums that read the same are together.
+A matrix product takes what is computed from it, point by point, into its kernel where the bytes saved are worth more
+than the rate that a library's product has over ours; what is computed before it only where few tiles would compute it
+again.
 """
 
 from __future__ import annotations
