@@ -47,7 +47,7 @@ from tessera.runtime.call import Layout, build_call
 from tessera.runtime.capturable import device_of, why_not_captured
 from tessera.runtime.cudagraph import Graphed
 from tessera.runtime.plan import bridge_of, core_of, layout_of
-from tessera.store.key import Key, key_of
+from tessera.store.key import Key, key_of, own_function
 from tessera.store.program import (
     COUNTS,
     FAULTS,
@@ -180,8 +180,10 @@ class Compilation:
             return None
 
     def identity(self) -> dict[str, object]:
-        """What this is made from besides the captured program, as data."""
-        return {"kind": type(self).__name__, "grad": self.grad_enabled, "options": asdict(self.options)}
+        """What this is made from besides the captured program, as data. Users may add passes to the lists."""
+        passes = [[name, own_function(step)] for name, step in (*CLEAN, *CLEAN_JOINT, *FINAL)]
+        options = asdict(self.options)
+        return {"kind": type(self).__name__, "grad": self.grad_enabled, "options": options, "passes": passes}
 
     def load(self, key: Key) -> bool:
         """Begin with what another process compiled. The stages are built once somebody asks for them."""

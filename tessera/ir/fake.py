@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
@@ -17,9 +18,40 @@ from torch.utils._python_dispatch import _disable_current_modes
 from tessera.ir.equation import Arg, Operator, Special, Value, map_values
 from tessera.ir.types import SYMBOLIC, TensorType, type_of
 
+
+
+def _statistics(op: OpOverload, params: slice, running: slice = slice(0)) -> Callable:
+    """A norm's rule as the kernels have it. On the CPU statistics are of float32 where parameters are, whatever the
+    input is, and new running statistics have the dtype of the old ones; PyTorch's rule says otherwise."""
+
+    def rule(x: torch.Tensor, *args: object, **kwargs: object) -> list[torch.Tensor]:
+        out, mean, rstd, *rest = op(x, *args, **kwargs)
+        if x.device.type == "cpu":
+            if any(isinstance(a, torch.Tensor) and a.dtype == torch.float32 for a in args[params]):
+                mean, rstd = (s.new_empty(s.shape, dtype=torch.float32) for s in (mean, rstd))
+            rest = [new.new_empty(new.shape, dtype=old.dtype) for new, old in zip(rest, args[running], strict=True)]  # type: ignore[attr-defined]
+        return [out, mean, rstd, *rest]
+
+    return rule
+
+
+def _group_backward(ct: torch.Tensor, x: torch.Tensor, *args: object, **kwargs: object) -> list[torch.Tensor | None]:
+    """The gradient of the input has the input's dtype."""
+    dx, *rest = torch.ops.aten.native_group_norm_backward.default(ct, x, *args, **kwargs)
+    return [dx if dx is None else dx.new_empty(dx.shape, dtype=x.dtype), *rest]
+
+
+_aten = torch.ops.aten
 # Where PyTorch's own rule is wrong: 2.11 takes the out_dtype of addmm.dtype for beta
 _RULES: dict[object, Callable] = {
-    torch.ops.aten.addmm.dtype: lambda x, a, b, dtype, **_: a.new_empty((a.shape[0], b.shape[1]), dtype=dtype)
+    _aten.addmm.dtype: lambda x, a, b, dtype, **_: a.new_empty((a.shape[0], b.shape[1]), dtype=dtype),
+    _aten._native_batch_norm_legit_functional.default: _statistics(
+        _aten._native_batch_norm_legit_functional.default, slice(0, 4), slice(2, 4)
+    ),
+    _aten._native_batch_norm_legit.no_stats: _statistics(_aten._native_batch_norm_legit.no_stats, slice(0, 2)),
+    _aten.native_batch_norm.default: _statistics(_aten.native_batch_norm.default, slice(0, 4)),
+    _aten.native_group_norm.default: _statistics(_aten.native_group_norm.default, slice(0, 2)),
+    _aten.native_group_norm_backward.default: _group_backward,
 }
 _memory: dict[tuple, object] = {}
 _default_mode: FakeTensorMode | None = None
@@ -108,11 +140,16 @@ def infer(op: Operator, args: tuple, kwargs: dict, mode: FakeTensorMode) -> obje
     return _memory[key]
 
 
+def rule_of(op: OpOverload) -> Callable:
+    """What tells the types of an operator's results, on fake tensors."""
+    return _RULES.get(op, op)
+
+
 def _run(op: Operator, args: tuple, kwargs: dict, mode: FakeTensorMode) -> object:
     def concrete(v: Value) -> object:
         return fake_of(v.tensor, mode)
 
-    fn: Callable = op.fn if isinstance(op, Special) else _RULES.get(op, op)
+    fn: Callable = op.fn if isinstance(op, Special) else rule_of(op)
     with mode, below_autograd():
         out = fn(*map_values(args, concrete), **map_values(kwargs, concrete))  # type: ignore[misc]
     return types_of(out)

@@ -194,7 +194,7 @@ class Recorder(TorchDispatchMode):
             return self.view_change(func, args, kwargs)
         if schema.mutated:
             return self.write(func, args, kwargs)
-        out = func(*args, **kwargs)
+        out = fake.rule_of(func)(*args, **kwargs)
         return self.pure(func, args, kwargs, out)
 
     def pure(self, func: OpOverload, args: tuple, kwargs: dict, out: object) -> object:
@@ -332,11 +332,11 @@ class Recorder(TorchDispatchMode):
             if _is_composite(func) and not (self.keep(func) and not training):
                 with self:
                     return func.decompose(*args, **kwargs)
-            return self.pure(func, args, kwargs, func(*args, **kwargs))
+            return self.pure(func, args, kwargs, fake.rule_of(func)(*args, **kwargs))
         x, weight, bias, mean, var = (bound.get(k) for k in ("input", "weight", "bias", "running_mean", "running_var"))
         op = torch.ops.aten._native_batch_norm_legit_functional.default
         inputs = (x, weight, bias, mean, var, True, bound["momentum"], bound["eps"])
-        outs = op(*inputs)
+        outs = fake.rule_of(op)(*inputs)
         made = self.builder.record(op, self.lower(inputs), {}, fake.types_of(outs), "batch_norm")  # type: ignore[arg-type]
         self.refs[id(outs[0])] = Ref(outs[0], made[0], Root())  # type: ignore[index]
         self._alive.append(outs[0])

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
 
 import torch
 
@@ -93,17 +94,27 @@ def facts_of(sizes: Sizes) -> str:
     return "; ".join(str(sorted(map(text, p.items() if isinstance(p, dict) else p))) for p in parts)
 
 
+def own_function(fn: Callable) -> str:
+    """A function of Tessera's by its name. A user's is Python that no key can hold: it is refused."""
+    plain, bound = (fn.func, f"{fn.args}{sorted(fn.keywords.items())}") if isinstance(fn, partial) else (fn, "")
+    module, name = getattr(plain, "__module__", ""), getattr(plain, "__qualname__", "")
+    if not str(module).startswith("tessera."):
+        raise Unserial(f"{module}.{name} is not Tessera's own")
+    return f"{module}.{name}{bound}"
+
+
 def _check_executors(executors: Sequence[str | Executor]) -> None:
-    """Executors of a user's are Python that this file cannot know. One that looks at other operators than those that
-    may stand in a stored program does no harm."""
+    """Executors of a user's are refused. One that looks at other operators than those that may stand in a stored
+    program does no harm."""
     if not all(isinstance(name, str) for name in executors):
         raise Unserial("an executor is given as an object, not by its name")
     for executor in in_order(executors):
-        first = executor.regions if isinstance(executor, FusionExecutor) else executor.claims
         operators = None if isinstance(executor, FusionExecutor) else executor.operators
-        own = operators is None and first.__module__.startswith("tessera.executors.")
-        elsewhere = operators is not None and all(name.split(".")[0] not in NAMESPACES for name in operators)
-        if not own and not elsewhere:
+        if operators is None:
+            for part in (getattr(executor, f.name) for f in fields(executor)):
+                if callable(part):
+                    own_function(part)
+        elif any(name.split(".")[0] in NAMESPACES for name in operators):
             raise Unserial(f"the executor {executor.name!r} is not Tessera's own")
 
 

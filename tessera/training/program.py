@@ -241,7 +241,8 @@ class UpdateCompilation(StepProgram):
 
 def plan_data(plan: Plan, members: list[int | None]) -> dict[str, object] | None:
     """A plan as data: whatever of it decides the equations. None where a rule is not Tessera's own."""
-    if not plan.rule.update.__module__.startswith("tessera.optim."):
+    rule = plan.rule
+    if not all(fn.__module__.startswith("tessera.optim.") for fn in (rule.form, rule.state, rule.numbers, rule.update)):
         return None
     writer = Writer()
 
@@ -250,7 +251,7 @@ def plan_data(plan: Plan, members: list[int | None]) -> dict[str, object] | None
 
     listed = [[m.name, m.family, types((m.type, m.total)), types(m.state)] for m in plan.members]
     families = [[f.group, repr(f.form), f.names] for f in plan.families]
-    settings = [plan.rule.name, plan.clips, plan.updates, plan.keeps]
+    settings = [rule.name, plan.clips, plan.updates, plan.keeps]
     return {"members": listed, "inputs": members, "families": families, "settings": settings, **writer.tables()}
 
 

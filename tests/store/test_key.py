@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,13 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import tessera
+from tessera import pipelines
+from tessera.executors.base import in_order, register, unregister
 from tessera.executors.register import unregister_executor
 from tessera.frontends.captured import Captured
 from tessera.ir import fake
+from tessera.ir.match import P, Table, Var, rewrite
+from tessera.ir.trace import Trace
 from tessera.store.key import key_of
 from tessera.store.surroundings import own_text, surroundings, switches
 from tessera.util.errors import Unserial
@@ -195,6 +200,34 @@ def test_a_users_operator_is_not_stored_and_harms_nobody_else() -> None:
         assert outcome(scaled, (X,)) == "stored"
     finally:
         unregister_executor("store_test")
+
+
+def test_a_users_pass_is_not_stored_and_no_stored_program_is_used() -> None:
+    def no_softmax(trace: Trace) -> Trace:
+        return rewrite(trace, Table([(P("aten.softmax", Var("x"), Var("dim")), lambda x, dim: x)]))
+
+    assert outcome(scaled, (X,)) == "stored"
+    before = list(pipelines.CLEAN)
+    pipelines.CLEAN.insert(-1, ("no_softmax", no_softmax))
+    try:
+        assert outcome(scaled, (X,)) == "neither"
+    finally:
+        pipelines.CLEAN[:] = before
+    assert outcome(scaled, (X,)) == "loaded"
+    pipelines.CLEAN.remove(next(stage for stage in before if stage[0] == "cse"))
+    try:
+        assert outcome(scaled, (X,)) == "stored"
+    finally:
+        pipelines.CLEAN[:] = before
+
+
+def test_an_executor_with_one_part_of_a_users() -> None:
+    tile = next(e for e in in_order(["tile"]) if e.name == "tile")
+    register(replace(tile, name="half_mine", compile=lambda body: None))  # type: ignore[arg-type]
+    try:
+        assert outcome(scaled, (X,), None, executors=["half_mine", "aten"]) == "neither"
+    finally:
+        unregister("half_mine")
 
 
 def test_the_flag() -> None:
