@@ -104,7 +104,7 @@ def _note_break(gm: torch.fx.GraphModule, record: GraphRecord) -> None:
     if reason is not None and getattr(reason, "graph_break", False):
         record.break_reason = reason.reason
         if reason.user_stack:
-            own = [f for f in reason.user_stack if not _is_library(f.filename)]
+            own = [f for f in reason.user_stack if not is_library(f.filename)]
             frame = (own or reason.user_stack)[-1]
             record.break_line = f"{frame.filename}:{frame.lineno}"
 
@@ -158,7 +158,7 @@ _QUIET = (torch.__path__[0], __file__.rsplit("/", 1)[0])
 _STDLIB = os.path.dirname(os.__file__) + "/"
 
 
-def _is_library(file: str) -> bool:
+def is_library(file: str) -> bool:
     """PyTorch's, ours, or Python's own: not where a user can change something."""
     return file.startswith(_QUIET) or (file.startswith(_STDLIB) and "site-packages" not in file)
 

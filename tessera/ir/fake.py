@@ -19,7 +19,6 @@ from tessera.ir.equation import Arg, Operator, Special, Value, map_values
 from tessera.ir.types import SYMBOLIC, TensorType, type_of
 
 
-
 def _statistics(op: OpOverload, params: slice, running: slice = slice(0)) -> Callable:
     """A norm's rule as the kernels have it. On the CPU statistics are of float32 where parameters are, whatever the
     input is, and new running statistics have the dtype of the old ones; PyTorch's rule says otherwise."""

@@ -49,12 +49,12 @@ class Plan:
     rule: Rule
     members: tuple[Member, ...]
     families: tuple[Family, ...]
-    clips: bool = False
+    clips: str = ""  # "norm": gradients together · "value": each element · "": not at all; slot 0 is the limit
     updates: bool = True  # False: gradients are added to sums; those without a sum yet are further outputs
     keeps: bool = False  # give the gradients as further outputs
 
     def slots(self) -> int:
-        return int(self.clips) + sum(len(f.names) for f in self.families)
+        return bool(self.clips) + sum(len(f.names) for f in self.families)
 
 
 @dataclass(frozen=True)
@@ -109,9 +109,21 @@ class _Appender:
         return found
 
     def clipped(self, grads: list[Value]) -> list[Value]:
-        """Gradients scaled down so that all of them together have at most the norm that slot 0 says."""
-        if not self.plan.clips or not grads:
-            return grads
+        """Gradients within the limit of slot 0."""
+        match self.plan.clips if grads else "":
+            case "norm":
+                return self.scaled(grads)
+            case "value":
+                return [self.clamped(g) for g in grads]
+        return grads
+
+    def clamped(self, grad: Value) -> Value:
+        """Every element at most as far from zero as the limit."""
+        limit, wide = self.numbers(_wide(grad), grad.tensor.device)[0], _wide(grad)
+        return _in(aten.minimum(aten.maximum(_in(grad, wide), -limit), limit), grad.dtype)
+
+    def scaled(self, grads: list[Value]) -> list[Value]:
+        """Gradients scaled down so that all of them together have at most the limit as their norm."""
         device = grads[0].tensor.device
         wide = torch.float64 if any(g.dtype == torch.float64 for g in grads) else torch.float32
         norms: list[Value] = aten._foreach_norm(grads, 2, dtype=wide)
@@ -146,7 +158,7 @@ class _Appender:
         if not self.plan.updates:
             return [g for member, g in zip(self.plan.members, totals, strict=True) if member.total is None]
         grads = self.clipped(totals)
-        first, place = {}, int(self.plan.clips)
+        first, place = {}, int(bool(self.plan.clips))
         for i, family in enumerate(self.plan.families):
             first[i], place = place, place + len(family.names)
         for index, (member, grad) in enumerate(zip(self.plan.members, grads, strict=True)):

@@ -103,10 +103,10 @@ class Book:
             made.append(Family(g, forms[g], tuple(names)))
         return tuple(made), of
 
-    def numbers(self, plan: Plan, ages: Sequence[int], clip: float | None) -> list[float]:
+    def numbers(self, plan: Plan, ages: Sequence[int], limit: float) -> list[float]:
         """Every slot of the plan, now."""
         age = {m.family: a for m, a in zip(plan.members, ages, strict=True)}
-        values: list[float] = [float(clip)] if plan.clips and clip is not None else []
+        values: list[float] = [float(limit)] if plan.clips else []
         for i, family in enumerate(plan.families):
             group = self.optimizer.param_groups[family.group]
             found = self.rule.numbers(group, family.form, age[i])

@@ -19,7 +19,11 @@ from tessera.runtime.autograd import below_autograd
 from tessera.runtime.call import overlaps
 from tessera.training.book import Book
 from tessera.training.program import StepCompilation, StepProgram, UpdateCompilation, without_mark
-from tessera.util.errors import CaptureError
+from tessera.util.errors import CaptureError, InputError, OptionError
+
+
+class StepFailure(CaptureError):
+    """Compiling the step failed inside of Tessera; the cause is the error's own cause."""
 
 
 class Settings:
@@ -28,12 +32,13 @@ class Settings:
     def __init__(
         self,
         options: Options,
-        clip_norm: float | None,
+        clip: tuple[str, float],
         accumulate: int,
         keep_grads: bool,
         names: dict[torch.Tensor, str],
     ) -> None:
-        self.options, self.clip_norm, self.accumulate, self.keep_grads = options, clip_norm, accumulate, keep_grads
+        self.options, self.accumulate, self.keep_grads = options, accumulate, keep_grads
+        self.clips, self.limit = clip  # "norm", "value" or "", and how large gradients may be
         self.names = names
         self.calls = 0  # since the last update
 
@@ -58,7 +63,7 @@ def make_plan(
         state = tuple(_type(book.optimizer.state[p][name]) for name in names)
         total = _type(book.sums[p]) if p in book.sums else None
         members.append(Member(settings.names.get(p, f"param_{i}"), _type(p), family, None, state, total))
-    clips = settings.clip_norm is not None and updates
+    clips = settings.clips if updates else ""
     return Plan(book.rule, tuple(members), families, clips, updates, settings.keep_grads and updates)
 
 
@@ -91,9 +96,9 @@ class Prepared:
         known: dict[int, int] = {}
         return all(known.setdefault(m.family, a) == a for m, a in zip(plan.members, ages, strict=True))
 
-    def tensors(self, ages: list[int], clip: float | None) -> list[torch.Tensor]:
+    def tensors(self, ages: list[int], limit: float) -> list[torch.Tensor]:
         plan = self.compilation.plan
-        numbers = self.book.numbers(plan, ages, clip) if plan.updates else []
+        numbers = self.book.numbers(plan, ages, limit) if plan.updates else []
         return [self.book.tensor(extra, self.params, numbers) for extra in self.compilation.extras]
 
     def run(self, tensors: Sequence[object]) -> tuple:
@@ -173,14 +178,19 @@ class Graph:
 
         name = f"{self.name}_step" if updates else f"{self.name}_accumulate"
         scale = 1.0 / self.settings.accumulate
-        made = StepCompilation(name, self.captured, self.loss, self.settings.options, wrt, plan, scale)
+        try:
+            made = StepCompilation(name, self.captured, self.loss, self.settings.options, wrt, plan, scale)
+        except (CaptureError, InputError, OptionError):
+            raise
+        except Exception as error:  # a fault of ours: nothing has run yet, so the step may still run in parts
+            raise StepFailure(f"{type(error).__name__}: {error}".split("\n")[0]) from error
         self.note(made)
         return Prepared(made, chosen, self.book)
 
     def _run(self, prepared: Prepared, ages: list[int], args: tuple) -> object:
         made, book = prepared.compilation, self.book
         assert isinstance(made, StepCompilation)
-        out = prepared.run([*args, *prepared.tensors(ages, self.settings.clip_norm)])
+        out = prepared.run([*args, *prepared.tensors(ages, self.settings.limit)])
         more = owned(out[made.results :])
         if not made.plan.updates:
             new = [p for p, m in zip(prepared.params, made.plan.members, strict=True) if m.total is None]
@@ -214,6 +224,6 @@ class Updater:
             made = UpdateCompilation(f"update_{len(self.prepared)}", plan, types, self.settings.options)
             self.note(made)
             prepared = self.prepared[key] = Prepared(made, params, book)
-        out = prepared.run([*grads, *prepared.tensors(ages, self.settings.clip_norm)])
+        out = prepared.run([*grads, *prepared.tensors(ages, self.settings.limit)])
         book.advance(params)
         prepared.keep(owned(out))

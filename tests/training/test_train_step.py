@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 import tessera
 from tessera.tools.models import GPT, GPTConfig
-from tessera.util.errors import InputError, OptionError
+from tessera.util.errors import CaptureError, InputError, OptionError
 
 TINY = GPTConfig(layers=2, width=32, heads=2, context=8, vocab=32)
 EXECUTORS = [["aten"], ["tile", "sdpa", "aten"]]
@@ -109,6 +110,56 @@ def test_accumulation(executors):
             close(p, q)
 
 
+@pytest.mark.parametrize("executors", EXECUTORS, ids=["aten", "tile"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_clipping_by_value(executors, dtype):
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)).to(dtype)
+    other = copy.deepcopy(model)
+    mine, theirs = (torch.optim.SGD(m.parameters(), lr=0.5, momentum=0.9) for m in (model, other))
+    options = {"clip_value": 0.02, "keep_grads": True, "executors": executors, "strict": True}
+    step = tessera.train_step(model, lambda m, x: m(x).square().mean(), mine, **options)
+    for _ in range(3):
+        x = torch.randn(5, 6, dtype=dtype)
+        theirs.zero_grad()
+        loss = other(x).square().mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_value_(other.parameters(), 0.02)
+        theirs.step()
+        close(step(x), loss.detach(), 2e-4 if dtype == torch.float32 else 2e-2)
+        assert max(p.grad.abs().max() for p in model.parameters()) == torch.tensor(0.02, dtype=dtype)
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        close(p, q, 2e-4 if dtype == torch.float32 else 2e-2)
+        close(p.grad, q.grad, 2e-4 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_loss_in_a_dict(broken):
+    class Answer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = Net()
+
+        def forward(self, x, y):
+            loss, out = loss_of(self.net, x, y)
+            if broken:
+                torch._dynamo.graph_break()
+            return OrderedDict(out=out, loss=loss)
+
+    model = Answer()
+    other = copy.deepcopy(model)
+    mine, theirs = (torch.optim.SGD(m.parameters(), lr=0.05) for m in (model, other))
+    step = tessera.train_step(model, None, mine, executors=["aten"])
+    for _ in range(2):
+        batch = net_batch()
+        found, (loss, out) = step(*batch), net_step(other.net, theirs, batch)
+        assert type(found) is OrderedDict and list(found) == ["out", "loss"]
+        close(found["loss"], loss.detach())
+        close(found["out"], out.detach())
+    assert bool(step.in_parts) is broken
+    with pytest.raises(InputError, match='has it as "loss"'):
+        tessera.train_step(model, lambda m, *batch: {"cost": m(*batch)["loss"]}, mine)(*net_batch())
+
+
 class Net(nn.Module):
     """A frozen layer, an unused one, a buffer that is written, dropout."""
 
@@ -133,7 +184,8 @@ def net_pair(make, **options):
     model = Net()
     other = copy.deepcopy(model)
     mine, theirs = make(model), make(other)
-    return model, other, theirs, tessera.train_step(model, loss_of, mine, strict=True, executors=["aten"], **options)
+    options = {"strict": True, "executors": ["aten"], **options}
+    return model, other, theirs, tessera.train_step(model, loss_of, mine, **options)
 
 
 def net_step(other, theirs, batch):
@@ -253,6 +305,51 @@ def test_a_graph_break_runs_in_parts():
     same_state(mine, theirs)
 
 
+def test_a_value_that_is_asked_for_runs_in_parts():
+    def asking(model, x, y):
+        loss = loss_of(model, x, y)[0]
+        return loss * 2 if loss.item() > 1e9 else loss
+
+    model = Net()
+    step = tessera.train_step(model, asking, torch.optim.SGD(model.parameters(), lr=0.05), executors=["aten"])
+    assert step(*net_batch()).ndim == 0 and "data-dependent" in step.in_parts
+
+
+def test_a_batch_that_fails_changes_nothing():
+    """The step stays one program, and sums of gradients that wait for an update wait on."""
+    options = {"accumulate": 2, "strict": False}
+    model, other, theirs, step = net_pair(lambda m: torch.optim.AdamW(m.parameters(), lr=0.05), **options)
+    for failing in (True, False):
+        theirs.zero_grad()
+        for _ in range(2):
+            batch = net_batch()
+            (loss_of(other, *batch)[0] / 2).backward()
+            step(*batch)
+            if failing:
+                with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+                    step(torch.randn(5, 7), batch[1])
+        theirs.step()
+    assert not step.in_parts
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        close(p, q)
+    same_state(step.book.optimizer, theirs)
+
+
+def test_a_fault_of_ours_runs_in_parts_with_a_warning(monkeypatch):
+    def broken(*_: object) -> None:
+        raise AssertionError("a broken pass")
+
+    monkeypatch.setattr("tessera.training.program.remat", broken)
+    model, other, theirs, step = net_pair(lambda m: torch.optim.SGD(m.parameters(), lr=0.05), strict=False)
+    batch = net_batch()
+    with pytest.warns(UserWarning, match="in parts: AssertionError: a broken pass"):
+        close(step(*batch)[0], net_step(other, theirs, batch)[0].detach())
+    close(model.first.weight, other.first.weight)
+    *_, step = net_pair(lambda m: torch.optim.SGD(m.parameters(), lr=0.05))
+    with pytest.raises(CaptureError, match="a broken pass"):
+        step(*batch)
+
+
 def test_hooks_are_run():
     model, other, theirs, step = net_pair(lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9))
     calls = []
@@ -298,6 +395,10 @@ def test_errors_name_what_is_valid():
         tessera.train_step(model, None, torch.optim.RMSprop(model.parameters()))
     with pytest.raises(OptionError, match="accumulate"):
         tessera.train_step(model, None, sgd, accumulate=0)
+    with pytest.raises(OptionError, match="got both: 1.0 and 2.0"):
+        tessera.train_step(model, None, sgd, clip_norm=1.0, clip_value=2.0)
+    with pytest.raises(OptionError, match="clip_value"):
+        tessera.train_step(model, None, sgd, clip_value=0.0)
     with pytest.raises(OptionError, match="clip_norm"):
         tessera.train_step(model, None, sgd, clip_norm=-1.0)
     with pytest.raises(OptionError, match="differentiable"):
@@ -309,6 +410,14 @@ def test_a_loss_that_is_no_number_is_an_error():
     step = tessera.train_step(model, lambda m, x: m(x), torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(InputError, match="one floating-point number"):
         step(torch.randn(5, 6))
+
+
+def test_no_step_in_inference_mode():
+    model, _, _, step = net_pair(lambda m: torch.optim.SGD(m.parameters(), lr=0.05))
+    before = copy.deepcopy(model.state_dict())
+    with torch.inference_mode(), pytest.raises(InputError, match="inference_mode"):
+        step(*net_batch())
+    assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
 
 
 # --- stages ---

@@ -1,0 +1,48 @@
+"""What TorchDynamo calls with the graph of a loss, and the account of what became of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import torch
+
+from tessera.compiled import Backend, GraphRecord, is_library
+from tessera.frontends.dynamo import capture_graph
+from tessera.pipelines import Compilation
+from tessera.training.book import Book
+from tessera.training.run import Graph, Settings
+
+
+class StepBackend(Backend):
+    """What Dynamo calls with the graph of a loss."""
+
+    def __init__(
+        self, book: Book, settings: Settings, strict: bool | None, name: str, arguments: tuple[str, ...]
+    ) -> None:
+        super().__init__(settings.options, strict, name, arguments)
+        self.book, self.settings = book, settings
+
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[object], **_: object) -> Callable:
+        name = f"{self.name}_{len(self.graphs)}"
+        captured = capture_graph(gm, example_inputs, name, self.arguments)
+        return Graph(name, captured, self.book, self.settings, self.note)
+
+    def note(self, compilation: Compilation) -> None:
+        self.graphs.append(GraphRecord(compilation.name, "", compilation))
+
+    def refuse(self, reason: str) -> None:
+        self.graphs.append(GraphRecord(f"{self.name}_{len(self.graphs)}", "", eager_reason=reason))
+
+
+def reason_of(error: Exception) -> str:
+    """What stood in the way, what PyTorch advises, and the user's innermost line, as far as the error tells."""
+    inner = getattr(error, "inner_exception", None) or error
+    text = str(inner).strip()
+    hints = re.findall(r"^ *Hint: *(.+)$", text, re.MULTILINE)
+    lines = re.findall(r'File "([^"<]+)", line (\d+)', text.partition("from user code:")[2])
+    told = [f"{type(inner).__name__}: {text.splitlines()[0].strip() if text else ''}"]
+    told += [f"at {file}:{line}" for file, line in lines if not is_library(file)][-1:] or [
+        f"at {file}:{line}" for file, line in lines[-1:]
+    ]
+    return "; ".join([*told, *hints[:1]])
