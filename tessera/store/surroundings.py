@@ -23,7 +23,7 @@ from tessera.tile.targets import target_for
 from tessera.util.config import Config, config
 from tessera.util.errors import Unserial
 
-QUIET = ("log", "strict", "program_cache")  # flags that change no program
+QUIET = ("log", "strict", "program_cache", "cache_size")  # flags that change no program
 PACKAGES = ("torch", "triton", "cuda-tile", "llvmlite", "xdsl", "numpy", "sympy")
 
 

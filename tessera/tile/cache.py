@@ -3,14 +3,16 @@
 An entry has a kind ("object", "schedule", …), a key (any text: it is hashed) and bytes. The folder is the user's own
 ($TESSERA_CACHE, or ~/.cache/tessera; mode 0700). Many processes may use it at once: an entry is written beside its
 place and moved there whole, so a reader sees all of it or nothing. Every entry carries a checksum, so that a damaged
-one is the same as an absent one. Bytes are never unpickled. The cache may lose anything at any time; a disk that is
-full, or a folder that cannot be written, costs time, never a result.
+one is the same as an absent one. Bytes are never unpickled. The folder has a bound (`config.cache_size`): what was used
+longest ago goes first. The cache may lose anything at any time; a disk that is full, or a folder that cannot be
+written, costs time, never a result.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import re
 import tempfile
@@ -18,10 +20,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tessera.util.config import config, parse_bytes
+
 MAGIC = b"tessera-cache-1\n"
 SUFFIX = ".bin"
 PENDING = ".tessera-new-"
+TRIM_EVERY = 64  # entries that a process stores, from its first one on, between two looks at the whole folder
 OURS = re.compile(rf"[0-9a-f]{{64}}{re.escape(SUFFIX)}|\w+_[0-9a-f]{{16}}\.py|{re.escape(PENDING)}.*")
+_stored = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,12 @@ class Entry:
     digest: str  # of the key
     bytes: int
     path: Path
+    used: float  # when it was last written or read
+
+
+def _entry(path: Path) -> Entry:
+    found = path.stat()
+    return Entry(path.parent.name, path.stem, found.st_size, path, found.st_mtime)
 
 
 def folder() -> Path:
@@ -49,10 +61,14 @@ def load(kind: str, key: str) -> bytes | None:
 
 def load_digest(kind: str, of_key: str) -> bytes | None:
     """The same for whoever kept only the digest of a key."""
+    path = _path(kind, of_key)
     try:
-        return _unpack(_path(kind, of_key).read_bytes(), of_key)
+        found = _unpack(path.read_bytes(), of_key)
     except OSError:
         return None
+    with contextlib.suppress(OSError):
+        os.utime(path)  # `trim` goes by when a file was used
+    return found
 
 
 def store(kind: str, key: str, data: bytes) -> None:
@@ -70,6 +86,8 @@ def store(kind: str, key: str, data: bytes) -> None:
     except OSError:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+    if next(_stored) % TRIM_EVERY == 0 and config.cache_size:
+        trim(parse_bytes(config.cache_size))
 
 
 def entries(kind: str | None = None) -> Iterator[Entry]:
@@ -78,7 +96,7 @@ def entries(kind: str | None = None) -> Iterator[Entry]:
         if not OURS.fullmatch(path.name):
             continue
         with contextlib.suppress(OSError):  # another process may have cleared it
-            yield Entry(path.parent.name, path.name.removesuffix(SUFFIX), path.stat().st_size, path)
+            yield _entry(path)
 
 
 def files(kind: str | None = None) -> Iterator[Entry]:
@@ -86,7 +104,7 @@ def files(kind: str | None = None) -> Iterator[Entry]:
     for path in sorted(folder().glob(f"{kind or '*'}/*")):
         if OURS.fullmatch(path.name):
             with contextlib.suppress(OSError):
-                yield Entry(path.parent.name, path.stem, path.stat().st_size, path)
+                yield _entry(path)
 
 
 def clear(kind: str | None = None) -> int:
@@ -97,6 +115,23 @@ def clear(kind: str | None = None) -> int:
         with contextlib.suppress(OSError):
             entry.path.unlink()
             removed += 1
+    return removed
+
+
+def trim(most: int) -> int:
+    """Where there are more than `most` bytes, remove what was used longest ago until three quarters of that are left;
+    gives the number of files removed."""
+    found = list(files())
+    left, removed = sum(entry.bytes for entry in found), 0
+    if left <= most:
+        return 0
+    for entry in sorted(found, key=lambda entry: (entry.used, entry.path)):
+        if left <= most * 3 // 4:
+            break
+        with contextlib.suppress(OSError):  # another process may have removed it
+            entry.path.unlink()
+            removed += 1
+        left -= entry.bytes
     return removed
 
 

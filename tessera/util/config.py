@@ -18,6 +18,7 @@ CHOICES = {
     "offload": ("none", "host"),
     "fp8_matmul": ("auto", "on", "off"),
 }  # flags with few values
+BYTES = ("memory_budget", "cache_size")  # flags that are a number of bytes, or empty
 
 
 @dataclasses.dataclass
@@ -37,6 +38,7 @@ class Config:
     fused_random: str = "auto"  # random numbers computed inside kernels: on · off (PyTorch draws) · auto: on GPUs
     fp8_matmul: str = "auto"  # layers quantized to fp8 multiply many rows in 8 bits: on · off · auto: on GPUs that can
     program_cache: bool = True  # compiled programs are kept on disk, and a later process begins with them
+    cache_size: str = "4GB"  # of everything kept on disk; what was used longest ago goes first · empty: no bound
     frontend: str = "dynamo"  # how `jit` captures: dynamo · functional
 
     def __post_init__(self) -> None:
@@ -68,6 +70,19 @@ def _check_choice(name: str, value: object) -> None:
         raise OptionError(f"{name}: expected one of {', '.join(CHOICES[name])}, got {value!r}")
 
 
+def parse_bytes(text: str | int) -> int:
+    """'8GB' -> 8_000_000_000, '512MiB' -> 536_870_912; a number stays as it is."""
+    if isinstance(text, int):
+        return text
+    units = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9, "b": 1, "": 1}
+    digits = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
+    unit = text.strip()[len(digits) :].strip().lower()
+    try:
+        return int(float(digits) * units[unit])
+    except (KeyError, ValueError):
+        raise OptionError(f"expected a size such as '8GB' or '512MiB', got {text!r}") from None
+
+
 def check_flags(flags: dict[str, object]) -> None:
     known = {field.name: type(field.default) for field in dataclasses.fields(Config)}
     for name, value in flags.items():
@@ -76,6 +91,8 @@ def check_flags(flags: dict[str, object]) -> None:
         if known[name] in (bool, int) and not isinstance(value, known[name]):
             raise OptionError(f"{name}: expected {known[name].__name__}, got {value!r}")
         _check_choice(name, value)
+        if name in BYTES and value:
+            parse_bytes(value)  # type: ignore[arg-type]
 
 
 config = Config()
@@ -93,16 +110,3 @@ def override(**flags: object) -> Iterator[Config]:
     finally:
         for name, value in before.items():
             setattr(config, name, value)
-
-
-def parse_bytes(text: str | int) -> int:
-    """'8GB' -> 8_000_000_000, '512MiB' -> 536_870_912; a number stays as it is."""
-    if isinstance(text, int):
-        return text
-    units = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9, "b": 1, "": 1}
-    digits = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
-    unit = text.strip()[len(digits) :].strip().lower()
-    try:
-        return int(float(digits) * units[unit])
-    except (KeyError, ValueError):
-        raise OptionError(f"expected a size such as '8GB' or '512MiB', got {text!r}") from None

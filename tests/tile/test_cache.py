@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tessera.tile import cache
+from tessera.util.config import override
+from tessera.util.errors import OptionError
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +45,35 @@ def test_entries_and_clear(folder: Path) -> None:
     cache.clear()
     assert list(cache.entries()) == []
     assert [p.name for p in folder.glob("*/*")] == ["notes.txt"]
+
+
+def test_what_was_used_longest_ago_goes_first(folder: Path) -> None:
+    for k, name in enumerate("abcd"):
+        cache.store("object", name, bytes(1000))
+        (entry,) = (e for e in cache.entries() if e.digest == cache.digest(name))
+        os.utime(entry.path, (k, k))
+    (folder / "object" / "notes.txt").write_text("not ours")
+    each = next(cache.entries()).bytes
+    assert cache.trim(4 * each) == 0
+    assert cache.load("object", "a") is not None  # used just now
+    assert cache.trim(4 * each - 1) == 2  # down to three quarters
+    assert [cache.load("object", name) is not None for name in "abcd"] == [True, False, False, True]
+    assert (folder / "object" / "notes.txt").exists()
+
+
+def test_storing_keeps_the_folder_within_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "TRIM_EVERY", 1)
+    with override(cache_size="10KB"):
+        for k in range(40):
+            cache.store("object", str(k), bytes(1000))
+        assert sum(e.bytes for e in cache.entries()) <= 10_000
+        assert cache.load("object", "39") is not None
+    with override(cache_size=""):
+        for k in range(40):
+            cache.store("object", str(k), bytes(1000))
+        assert len(list(cache.entries())) == 40
+    with pytest.raises(OptionError, match="plenty"), override(cache_size="plenty"):
+        pass
 
 
 def test_private_to_the_user(folder: Path) -> None:
