@@ -24,8 +24,9 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from tessera.dispatch import Dispatcher, build
-from tessera.frontends.dynamo import MODEL, capture_graph
+from tessera.frontends.dynamo import capture_graph
 from tessera.frontends.export import capture_export
+from tessera.frontends.frames import OWN_FILE, has_source, own_frame
 from tessera.ir.record import recording
 from tessera.pipelines import Compilation, Failure, Options, compile_captured
 from tessera.runtime.buckets import Buckets, bucketed
@@ -160,7 +161,7 @@ _STDLIB = os.path.dirname(os.__file__) + "/"
 
 def is_library(file: str) -> bool:
     """PyTorch's, ours, or Python's own: not where a user can change something."""
-    return file.startswith(_QUIET) or (file.startswith(_STDLIB) and "site-packages" not in file)
+    return file.startswith((*_QUIET, OWN_FILE)) or (file.startswith(_STDLIB) and "site-packages" not in file)
 
 
 def backend(gm: torch.fx.GraphModule, example_inputs: list[object], **kwargs: object) -> Callable:
@@ -237,10 +238,8 @@ def jit(
         call = build(dispatcher)
         return _wrap(fn, Compiled(fn, dispatcher, bucketed(call, buckets) if buckets else call, again))
     backend = Backend(options, strict, name, argument_names(fn))
-    if isinstance(fn, torch.nn.Module):
-        call = torch.compile(own_frame(fn, name), backend=backend, dynamic=dynamic, fullgraph=fullgraph)
-    else:
-        call = torch.compile(fn, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
+    entry = own_frame(fn, name) if isinstance(fn, torch.nn.Module) or not has_source(fn) else fn
+    call = torch.compile(entry, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
     return _wrap(fn, Compiled(fn, backend, bucketed(call, buckets) if buckets else call, again))
 
 
@@ -266,17 +265,6 @@ def _compiled_export(program: ExportedProgram, options: Options, again: Callable
 
 def _wrap(fn: Callable, state: Compiled) -> Callable:
     return _compiled_module(fn, state) if isinstance(fn, torch.nn.Module) else _compiled_function(fn, state)
-
-
-def own_frame(module: torch.nn.Module, name: str) -> Callable:
-    """A function of its own that calls the module.
-
-    Dynamo keeps compiled code per code object: with one of its own, a model does not share its entries (and
-    their limit) with every other model of its class, and hooks and torch.nn's own containers are captured too.
-    """
-    scope: dict[str, object] = {MODEL: module}
-    exec(f"def {name}(*args, **kwargs):\n    return {MODEL}(*args, **kwargs)\n", scope)
-    return scope[name]  # type: ignore[return-value]
 
 
 def name_of(fn: Callable) -> str:

@@ -21,6 +21,7 @@ from tessera.frontends import control  # noqa: F401  (records torch.cond and its
 from tessera.frontends.bodies import record_call
 from tessera.frontends.captured import Captured, capture
 from tessera.frontends.custom import record_function
+from tessera.frontends.frames import MODEL, OWN_FILE
 from tessera.frontends.launch import record_launch
 from tessera.ir import fake
 from tessera.ir.builder import Builder
@@ -30,7 +31,6 @@ from tessera.ir.record import Recorder, recording
 from tessera.ops.op import keep_whole
 from tessera.util.errors import CaptureError
 
-MODEL = "tessera_model"  # the name under which `jit` shows a model to Dynamo
 _HIDDEN_PARTS = {"L", "G", "self", MODEL, "_modules", "_parameters", "_buffers", "__dict__"}
 _LINE = re.compile(r"File \"([^\"]+)\", line (\d+)")
 _FRAMES = re.compile(r"File \"[^\"]+\", line \d+, in (\S+)")
@@ -241,7 +241,7 @@ def node_source(node: torch.fx.Node) -> Source:
     module = next(reversed(stack.values()))[0] if stack else ""
     key = (text, module)
     if key not in _sources:
-        lines = _LINE.findall(text)
+        lines = [place for place in _LINE.findall(text) if not place[0].startswith(OWN_FILE)]
         file, line = lines[-1] if lines else ("", 0)
         _sources[key] = Source(file, int(line), _path(module))
     return _sources[key]

@@ -22,8 +22,18 @@ Symbolic = torch.SymInt | torch.SymFloat | torch.SymBool
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
+def known(size: Size) -> Size:
+    """A symbolic size that can only be one number, since a guard fixed its symbols, as that number."""
+    if isinstance(size, int):
+        return size
+    number = size.node.maybe_as_int()
+    return size if number is None else number
+
+
 def size_key(size: object) -> object:
-    """A hashable stand-in for a size: the int itself, or the text of the symbolic expression."""
+    """A hashable stand-in for a size: its number, or the text of the symbolic expression."""
+    if isinstance(size, torch.SymInt):
+        size = known(size)
     return size if isinstance(size, int) else str(size)
 
 
@@ -174,8 +184,8 @@ def type_of(x: object) -> Type:
         strided = x.layout is torch.strided
         return TensorType(
             x.dtype,
-            tuple(x.shape),
-            tuple(x.stride()) if strided else (),
+            tuple(map(known, x.shape)),
+            tuple(map(known, x.stride())) if strided else (),
             x.device,
             x.layout,
             x.storage_offset() if strided else 0,

@@ -15,7 +15,7 @@ import torch
 import torch._dynamo
 
 from tessera.compiled import Compiled, argument_names, compiled_state
-from tessera.frontends.dynamo import MODEL
+from tessera.frontends.frames import MODEL, own_frames
 from tessera.pipelines import Options
 from tessera.training.backend import StepBackend, reason_of
 from tessera.training.book import Book
@@ -100,7 +100,7 @@ def step(*args, **kwargs):
 def _frames(model: torch.nn.Module, loss_fn: Callable | None) -> tuple[Callable, Callable]:
     """The loss as a function of a batch alone, plain and with the loss marked, each in a frame of its own."""
     scope: dict[str, object] = {MODEL: model, "loss_fn": loss_fn, "mark": LOSS}
-    exec(_FRAMES.format(call=f"{MODEL}(" if loss_fn is None else f"loss_fn({MODEL}, "), scope)  # noqa: S102
+    own_frames(_FRAMES.format(call=f"{MODEL}(" if loss_fn is None else f"loss_fn({MODEL}, "), scope)
     return scope["loss"], scope["step"]  # type: ignore[return-value]
 
 

@@ -31,6 +31,21 @@ def test_symbolic_sizes():
         verify(trace.with_(symbols={}))
 
 
+def test_a_size_that_a_guard_fixed():
+    """Types from before the guard and after it are the same."""
+
+    def f(x):
+        before = x * 2
+        assert x.shape[0] == 4
+        return before, x * 3
+
+    trace = trace_of(f, torch.randn(4, 6), dynamic=(0,))
+    verify(trace)
+    before, after = trace.outputs
+    assert before.type == after.type and after.type.key()[1] == (4, 6)
+    assert all(type(size) is int for size in after.shape)
+
+
 def test_sizes_known_at_run_time():
     verify(trace_of(lambda x: torch.nonzero(x) + 1, torch.randn(4), dynamic=(0,)))
 

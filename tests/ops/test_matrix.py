@@ -45,6 +45,7 @@ def test_every_overload_a_rule_serves_is_sampled() -> None:
         for overload in packet.overloads():
             op = getattr(packet, overload)
             schema = schema_of(op)
-            called = not schema.mutated and torch._C._dispatch_has_kernel(op.name())
+            named = "str dim" in str(op._schema)  # as PyTorch 2.11 still has them; what is captured has no names
+            called = not schema.mutated and not named and torch._C._dispatch_has_kernel(op.name())
             if called and rules(op) is found and found.family != "random":
                 assert op in tried, op._schema

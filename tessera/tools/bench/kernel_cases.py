@@ -303,6 +303,7 @@ def _dropout_mistake(inputs: Inputs, got: Inputs) -> str:
         zero = x == 0
         share = 1 - (kept & ~zero).sum().item() / max((~zero).sum().item(), 1)
         return "" if abs(share - DROPPED) < 0.02 else f"expected {DROPPED:.0%} dropped, got {share:.1%}"
-    sure = x.abs() > 0.1  # elsewhere rounding hides whether an element was kept
+    (ct,) = cotangents(got[:1])
+    sure = (x.abs() > 0.1) & (ct != 0)  # elsewhere rounding, or no cotangent, hides whether an element was kept
     agree = ((got[1] != 0) == kept)[sure].float().mean().item()
     return "" if agree > 0.999 else f"the gradient has another mask: {agree:.1%} agree"

@@ -1,0 +1,72 @@
+"""Every model and training step is compiled on its own, however many there are in a process."""
+
+from __future__ import annotations
+
+import gc
+import linecache
+
+import pytest
+import torch
+from torch import nn
+
+import tessera
+from tessera.frontends.frames import OWN_FILE, own_frame
+
+MANY = 10  # more than the entries Dynamo keeps for one code object
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    torch._dynamo.reset()
+    yield
+
+
+def graphs(fast) -> list:
+    return fast.__tessera__.backend.graphs
+
+
+def function_without_source():
+    scope: dict = {}
+    exec("def double(x):\n    return x * 2", scope)
+    return scope["double"]
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Linear(3, 4), function_without_source], ids=["module", "function"])
+def test_none_runs_eagerly_for_there_being_many(make):
+    kept = [tessera.jit(make(), executors="aten") for _ in range(MANY)]
+    for fast in kept:
+        fast(torch.randn(2, 3))
+        assert len(graphs(fast)) == 1 and not graphs(fast)[0].eager_reason
+
+
+def test_every_training_step_is_one_program():
+    for _ in range(MANY):
+        model = nn.Linear(3, 4)
+        step = tessera.train_step(model, lambda m, x: m(x).sum(), torch.optim.SGD(model.parameters()), executors="aten")
+        step(torch.randn(2, 3))
+        assert not step.in_parts
+
+
+def test_sizes_of_one_model_are_not_anothers():
+    """Only a model that has seen a size change is compiled for symbolic ones."""
+    one, other = (tessera.jit(nn.Linear(3, 4), executors="aten") for _ in range(2))
+    one(torch.randn(2, 3))
+    other(torch.randn(5, 3))
+    assert not any(v.tensor.is_symbolic for v in graphs(other)[0].compilation.stages[0][1].outputs)
+    one(torch.randn(5, 3))
+    assert any(v.tensor.is_symbolic for v in graphs(one)[1].compilation.stages[0][1].outputs)
+
+
+def test_our_own_lines_are_nobodys_source():
+    fast = tessera.jit(nn.Linear(3, 4), executors="aten")
+    fast(torch.randn(2, 3))
+    assert OWN_FILE not in str(tessera.stages(fast)[0]) and OWN_FILE not in str(tessera.explain(fast))
+
+
+def test_texts_go_with_their_functions():
+    frame = own_frame(abs, "size")
+    file = frame.__code__.co_filename
+    assert frame(-2) == 2 and linecache.getline(file, 2) == "    return tessera_model(*args, **kwargs)\n"
+    del frame
+    gc.collect()
+    assert file not in linecache.cache
