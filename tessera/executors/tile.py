@@ -23,8 +23,9 @@ from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import UNKNOWN, TensorType, size_hint, symbol_hints
 from tessera.ops.fp8 import in_hardware
+from tessera.ops.pool import max_pool, max_pool_backward
 from tessera.ops.uniform import uniform
-from tessera.passes import fuse
+from tessera.passes import fuse, pool_offsets
 from tessera.passes.compute_random import compute_random
 from tessera.passes.decompose import decompose as take_apart
 from tessera.passes.fuse_copies import own_copies
@@ -109,15 +110,15 @@ def _no_walk(body: Trace, row: int | None) -> str:
 
 
 def _alone(eqn: Equation) -> bool:
-    """Random numbers that are computed; on a CPU linear layers over few rows, activations and sums over rows; on a GPU
-    large transposing copies, sums along rows or over them, gelu of 16 bits, and arithmetic with a number that lies on
-    the device, where PyTorch's leave bandwidth, and running sums down columns, whose rows PyTorch takes one after
-    another (190 ns each on an H200).
+    """Random numbers that are computed, and max pools; on a CPU linear layers over few rows, activations and sums over
+    rows; on a GPU large transposing copies, sums along rows or over them, gelu of 16 bits, and arithmetic with a number
+    that lies on the device, where PyTorch's leave bandwidth, and running sums down columns, whose rows PyTorch takes
+    one after another (190 ns each on an H200).
 
     The library's gelu takes erf in f32 and is limited by it (71% of the bytes' time forward, 79% backward on an H200);
     with the cheaper formula of `lower_activation` memory is. Other activations alone are at the memory's speed already.
     """
-    if eqn.op is uniform:
+    if eqn.op in (uniform, max_pool, max_pool_backward):
         return True
     t = eqn.results()[0].tensor
     if t.device.type == "cpu":
@@ -162,7 +163,8 @@ def apart(trace: Trace) -> Trace:
     def holds(eqn: Equation) -> bool:
         return not refusal(eqn)
 
-    return split_bias(take_apart(compute_random(trace, _computes_random, holds), holds), _adds_bias_apart, _kind)
+    trace = pool_offsets.pool_offsets(compute_random(trace, _computes_random, holds), refusal)
+    return split_bias(take_apart(trace, holds), _adds_bias_apart, _kind)
 
 
 def _adds_bias_apart(layer: Equation) -> bool:
@@ -192,7 +194,7 @@ def regions(trace: Trace) -> list[Region]:
 
 def reasons(trace: Trace) -> dict[str, str]:
     """For every equation that no region takes, or whose region has no kernel: why."""
-    found = fuse.reasons(trace, COMPILER)
+    found = fuse.reasons(trace, COMPILER) | pool_offsets.reasons(trace, refusal)
     for region in regions(trace):
         why = _refused.get(structure(body_of(trace, region, "region")), "")
         if why:

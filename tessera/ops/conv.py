@@ -1,8 +1,7 @@
-"""Convolution and pooling.
+"""Convolution.
 
-A convolution is linear in its input and in its weight; one native backward gives all gradients asked for.
-Calls without a batch dimension and those that name their padding go through PyTorch's formula. Pooling is kept
-whole and differentiated by PyTorch's formula, which keeps the indices where backward wants them.
+It is linear in its input and in its weight; one native backward gives all gradients asked for. Calls without a batch
+dimension and those that name their padding go through PyTorch's formula.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from torch._ops import OpOverload
 from tessera.ir.builder import aten
 from tessera.ir.equation import ACTIVE, Arg, Equation, Value
 from tessera.ir.types import Size, size_hint
-from tessera.ops.families import per_element, product, total
+from tessera.ops.families import product, total
 from tessera.ops.formula import pytorch_batch
 from tessera.ops.op import declare
 
@@ -100,22 +99,6 @@ def cost_conv_backward(eqn: Equation) -> float:
     return 2.0 * taps * (x if eqn.args[7] else ct).tensor.numel() * wanted
 
 
-_POOLS = [
-    "max_pool1d",
-    "max_pool2d",
-    "max_pool3d",
-    "avg_pool1d",
-    "avg_pool2d",
-    "avg_pool3d",
-    "adaptive_avg_pool1d",
-    "adaptive_avg_pool2d",
-    "adaptive_avg_pool3d",
-    "adaptive_max_pool1d",
-    "adaptive_max_pool2d",
-    "adaptive_max_pool3d",
-]
-
-
 def _declare() -> None:
     names = ["convolution.default"]
     for n in (1, 2, 3):
@@ -132,8 +115,6 @@ def _declare() -> None:
             rules |= {"forward": forward_conv(op), "applies": _has_batch}
         declare(f"aten.{name}", "conv", **rules)
     declare("aten.convolution_backward.default", "conv", cost=cost_conv_backward)
-    for name in _POOLS:
-        declare(f"aten.{name}.default", "pool", cost=per_element(4))
 
 
 _declare()

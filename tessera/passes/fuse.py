@@ -210,7 +210,7 @@ class _Fusion:
         return points == one.points == two.points and same
 
     def _sink_casts(self) -> None:
-        """Widening casts, of what is in memory anyway, into the group that reads them."""
+        """Widening casts into the only group that reads them: what lies between the two is then the narrower."""
         for i, eqn in enumerate(self.trace.equations):
             if not self.computes(i) or not widens(eqn) or eqn.out in self.escapes:
                 continue
@@ -219,8 +219,7 @@ class _Fusion:
             if source is None or self.groups.of[source] != own or len(readers) != 1 or own in readers:
                 continue
             (group,) = readers
-            stored = not self._stays(eqn.inputs()[0], (own, own))
-            if stored and group in self.work and not self._check(sorted([*self.groups.members[group], i]))[1]:
+            if group in self.work and not self._check(sorted([*self.groups.members[group], i]))[1]:
                 self.groups.move(i, group)
 
     # --- one merge ---

@@ -24,7 +24,7 @@ from tessera.passes.depend import dependencies
 from tessera.passes.fuse import CONTRACT, POINTWISE, REDUCE, VIEW, Compiler, fuse, is_outer, widens
 
 OUTSIDE = ("", CONTRACT)  # kinds of equations that read and write memory whatever is fused
-MOST = 8  # equations copied for one sum
+MOST = 10  # operations on every element that are copied for one sum
 SMALL = 16  # so many times less is not worth counting
 
 
@@ -136,12 +136,17 @@ class _Copies:
         made = {v for e in chain for v in e.results()}
         inside = {*chain, eqn}
         shared = any(user not in inside for v in made for user in self.users.get(v, ()))
-        if not shared or len(chain) > MOST:
+        if not shared or sum(self.works(e, eqn) for e in chain) > MOST:
             return False
         leaves = {v for e in chain for v in e.inputs() if v not in made}
         shared_bytes = 2 * eqn.inputs()[0].tensor.nbytes()
         sizes = [v.type.nbytes() for v in leaves if isinstance(v.type, TensorType)]
         return sum(n for n in sizes if n > shared_bytes / SMALL) <= shared_bytes
+
+    def works(self, e: Equation, reduction: Equation) -> bool:
+        """Takes an instruction for every element that is summed; views, widening casts and small things do not."""
+        small = e.out.tensor.numel() * SMALL <= reduction.inputs()[0].tensor.numel()
+        return not (small or widens(e) or self.compiler.kind(e) == VIEW)
 
     @functools.cached_property
     def kernels(self) -> list[set[Equation]]:

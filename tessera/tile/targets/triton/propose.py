@@ -51,6 +51,7 @@ STEP = 96 * 1024  # bytes of a step of a walk: it is loaded ahead
 CACHED_ROW = 65536  # bytes of a row that the second-level cache keeps for another loop, all programs together
 HANDFUL = 4  # elements reduced at each point of something large
 SECTOR = 32  # bytes that memory gives at once
+MANY_LOADS = 8  # of a tile, from which on a step is kept short
 
 
 def propose(kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
@@ -346,7 +347,9 @@ def _columns(shape: Shape) -> Iterator[Schedule]:
     # A step of one load should bring 16 KiB: with four programs a multiprocessor, enough bytes are on their way.
     tall, less = ((wide, 64, 8), (wide, 32, 4))[:: 1 if shape.tile_loads(axis, key) < 2 else -1]
     steps = [(*tall, 2), (*less, 2), (wide // 2, 64, 4, 2), (wide, 16, 4, 2)]
-    if shape.tile_stores(axis, key):  # more is alive at once: 16 elements a thread, copied ahead
+    if shape.tile_loads(axis, key) > MANY_LOADS:  # what they bring takes registers, and shared memory if copied ahead
+        steps[:0] = [(wide, 16, max(wide // 16, 4), 2), (wide, 32, max(wide // 8, 4), 2)]
+    elif shape.tile_stores(axis, key):  # more is alive at once: 16 elements a thread, copied ahead
         steps[:0] = [(wide, 32, max(wide // 16, 4), stages) for stages in (3, 2)]
     for columns, step, warps, stages in steps:
         columns = max(columns, min(16, power_of_two(shape.size(key))))
