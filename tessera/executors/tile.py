@@ -69,8 +69,8 @@ def refusal(eqn: Equation) -> str:
     if target_for(device) is None:
         return f"no target for {device} is installed"
     rule = rule_of(eqn.op)
-    if rule is not None and rule.checked and device.type == "cpu":
-        return "PyTorch checks its indices, and a kernel cannot raise"
+    if rule is not None and rule.raises is not None and device.type == "cpu" and (why := rule.raises(Call.of(eqn))):
+        return why
     return products.refusal(eqn) if rule is not None and rule.kind == fuse.CONTRACT else ""
 
 

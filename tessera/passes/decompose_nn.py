@@ -192,13 +192,21 @@ def channels(v: Value | None, x: Value) -> Value | None:
     return None if v is None else aten.view(v, [v.shape[0], *[1] * (x.ndim - 2)])
 
 
+def _groups(x: Value, groups: int) -> Value:
+    """[N, C, …] as [N, groups, all of a group]; said in numbers, for there may be no element to count."""
+    size: Size = x.shape[1] // groups
+    for n in x.shape[2:]:
+        size = size * n
+    return aten.view(x, [x.shape[0], groups, size])
+
+
 @rule("native_group_norm")
 def native_group_norm(
     eqn: Equation, x: Value, w: Value | None, b: Value | None, n: Size, c: Size, hw: Size, groups: int, eps: float
 ) -> Results:
     if not x.tensor.is_float or x.ndim < 2 or not _contiguous(x):
         return None
-    rows = aten.view(wide(x), [n, groups, -1])
+    rows = _groups(wide(x), groups)
     variance, mean = aten.var_mean(rows, [2], correction=0, keepdim=True)
     rstd = aten.rsqrt(aten.add(variance, eps))
     y = aten.view(aten.mul(aten.sub(rows, mean), rstd), list(x.shape))
@@ -213,7 +221,7 @@ def group_norm(
 ) -> Results:
     if x.ndim < 2 or not _contiguous(x):
         return None
-    rows = aten.view(wide(x), [x.shape[0], groups, -1])
+    rows = _groups(wide(x), groups)
     variance, mean = aten.var_mean(rows, [2], correction=0, keepdim=True)
     y = aten.view(aten.mul(aten.sub(rows, mean), aten.rsqrt(aten.add(variance, eps))), list(x.shape))
     return [out(eqn, 0, affine(y, channels(w, x), channels(b, x)))]

@@ -8,6 +8,8 @@ may have to be made first, and its lines are not in the caches. On a GPU it come
 
 from __future__ import annotations
 
+import torch
+
 from tessera.ir.equation import Arg, Equation, Special, Value, map_values, values_in
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_key
@@ -60,9 +62,12 @@ class _Reuse:
         op = inplace_of(eqn.op)
         if op is None or not isinstance(eqn.args[0], Value):
             return None
+        by_element = torch.Tag.pointwise in eqn.op.tags  # type: ignore[union-attr]
         for args in _orders(eqn):
-            target = args[0]
-            if isinstance(target, Value) and self.free(target, eqn.out, index, values_in((args[1:], eqn.kwargs))):
+            target, others = args[0], values_in((args[1:], eqn.kwargs))
+            if not isinstance(target, Value) or (target in others and not by_element):
+                continue  # a scatter of a value into itself would read what it has written
+            if self.free(target, eqn.out, index, others):
                 self.take(eqn.out, target, index)
                 return [eqn.with_(op=op, args=args)]
         return None

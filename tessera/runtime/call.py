@@ -2,8 +2,8 @@
 
 In: the compiled core, how outputs line up, which inputs are written. Out: one small generated function. It
 runs the core, writes mutated inputs back, makes outputs that alias inputs, and puts everything in order.
-Where a written input shares memory with another one, which no functional program can express, it calls the
-original graph instead.
+Where a written input shares memory with another one or with itself, which no functional program can express, it
+calls the original graph instead.
 """
 
 from __future__ import annotations
@@ -96,16 +96,21 @@ class Overlaps:
 
 
 def overlaps(args: tuple, written: tuple[int, ...]) -> bool:
-    """Does a written input share memory with another input?"""
+    """Does a written input share memory with another input, or show one element in several places?"""
     owners: dict[int, list[int]] = {}
     for i, x in enumerate(args):
         if isinstance(x, torch.Tensor) and x.layout is torch.strided:
             owners.setdefault(x.untyped_storage().data_ptr(), []).append(i)
     for i in written:
         shared = owners.get(args[i].untyped_storage().data_ptr(), ())
-        if any(j != i and args[j].numel() and _ranges_meet(args[i], args[j]) for j in shared):
+        if any(j != i and args[j].numel() and _ranges_meet(args[i], args[j]) for j in shared) or _repeats(args[i]):
             return True
     return False
+
+
+def _repeats(x: torch.Tensor) -> bool:
+    """An expanded tensor: some operators write it all the same (`fill_`), but nothing can be copied into it."""
+    return 0 in x.stride() and any(step == 0 and size > 1 for size, step in zip(x.shape, x.stride(), strict=True))
 
 
 def _ranges_meet(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -31,6 +31,11 @@ def wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in NARROW else dtype
 
 
+def held(value: Number, dtype: torch.dtype) -> Number:
+    """A number as a tensor of this dtype holds it."""
+    return torch.tensor(value, dtype=dtype).item() if dtype in NARROW else value
+
+
 @dataclass(frozen=True, eq=False)
 class T:
     emit: Emit
@@ -156,7 +161,10 @@ class Emit:
     # --- values ---
 
     def constant(self, value: Number, dtype: torch.dtype) -> T:
-        if not dtype.is_floating_point and dtype is not torch.bool:
+        value, dtype = held(value, dtype), wide(dtype)
+        if dtype is torch.bool:
+            value = bool(value)
+        elif not dtype.is_floating_point:
             bounds = torch.iinfo(dtype)
             if not bounds.min <= value <= bounds.max:
                 raise Unlowerable(f"{value} is no {dtype}")

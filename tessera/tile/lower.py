@@ -80,7 +80,7 @@ class Rule:
     refuses: Callable[[Call], str] | None = None  # why a call of this operator has no lowering
     walks: bool = False  # of a reduction: a plain sum, which a kernel that reduces its rows can take over the rows too
     expensive: bool = False  # not to be computed twice
-    checked: bool = False  # PyTorch raises where an index is out of bounds; a kernel cannot
+    raises: Callable[[Call], str] | None = None  # why PyTorch may raise on a CPU, as no kernel can; empty if it does not
 
 
 RULES: dict[str, Rule] = {}

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from tessera.ir.equation import Arg, Value
-from tessera.tile.from_trace_emit import T, wide
+from tessera.tile.from_trace_emit import T
 from tessera.tile.from_trace_index import ONE, ZERO, Index, Indices, Unlowerable
 from tessera.tile.lower import SELECT, SOURCE, Call, Reader, Rule, define, wrap
 from tessera.tile.lower_view import _index, place_of, shape_of, start_of
@@ -220,17 +220,22 @@ def _advanced(reader: Reader, call: Call, at: Indices) -> T:
     return _at_gathered(reader, call.first, picks, (*head, *[ZERO] * len(dims), *tail), wraps=True)
 
 
-define("embedding", Rule(SELECT, _embedding, checked=True))
-define("index_select", Rule(SELECT, _index_select, checked=True))
-define("gather", Rule(SELECT, _gather, checked=True))
-define("index.Tensor _unsafe_index", Rule(SELECT, _advanced, checked=True))
+
+def _checked(call: Call) -> str:
+    return "PyTorch checks its indices, and a kernel cannot raise"
+
+
+define("embedding", Rule(SELECT, _embedding, raises=_checked))
+define("index_select", Rule(SELECT, _index_select, raises=_checked))
+define("gather", Rule(SELECT, _gather, raises=_checked))
+define("index.Tensor _unsafe_index", Rule(SELECT, _advanced, raises=_checked))
 
 # --- tensors made from nothing ----------------------------------------------------------------------------
 
 
 def _constant(where: int | float) -> Rule:
     """`where`: the number itself for zeros and ones."""
-    return Rule(SOURCE, lambda reader, call, at: reader.emit.constant(where, wide(call.out.dtype)))
+    return Rule(SOURCE, lambda reader, call, at: reader.emit.constant(where, call.out.dtype))
 
 
 def _filled(position: int) -> Rule:
@@ -240,7 +245,7 @@ def _filled(position: int) -> Rule:
             return reader.read(value, ()).to(call.out.dtype)
         if not isinstance(value, (bool, int, float)):
             raise Unlowerable(f"a tensor filled with {value}")
-        return reader.emit.constant(value, wide(call.out.dtype))
+        return reader.emit.constant(value, call.out.dtype)
 
     return Rule(SOURCE, lower)
 

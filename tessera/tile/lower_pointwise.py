@@ -2,7 +2,8 @@
 
 Arguments are read at the result's index (broadcast dimensions at 0) and brought to the dtype in which PyTorch
 computes: the result's own for arithmetic, the promoted one for comparisons. Numbers stay numbers; beside a value they
-take its dtype. Half precision is computed in single and rounded where it is stored.
+take its dtype. Half precision is computed in single and rounded where it is stored; a number that a comparison or a
+remainder hangs on is rounded to it first, as PyTorch does.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tessera.ir.equation import Arg, Value
-from tessera.tile.from_trace_emit import HALF, NARROW, T, wide
+from tessera.tile.from_trace_emit import HALF, NARROW, T, held, wide
 from tessera.tile.from_trace_index import ZERO, Indices, Unlowerable, size_index, sizes_of
 from tessera.tile.lower import POINTWISE, Call, Reader, Rule, define
 from tessera.util.names import names
@@ -27,14 +28,18 @@ def broadcast(x: Value, at: Indices) -> Indices:
     return tuple(ZERO if size == one else i for i, size in zip(own, sizes_of(x.shape), strict=True))
 
 
-def operands(reader: Reader, call: Call, at: Indices, dtype: torch.dtype | None) -> tuple[list, dict]:
+def operands(
+    reader: Reader, call: Call, at: Indices, dtype: torch.dtype | None, sharp: bool = False
+) -> tuple[list, dict]:
+    """A call's arguments in a dtype. `sharp`: numbers too, where that has 16 bits and arithmetic more."""
+
     def operand(a: Arg) -> object:
         if isinstance(a, Value):
             x = reader.read(a, broadcast(a, at))
             return x if dtype is None else x.to(dtype)
         if isinstance(a, torch.SymInt):  # a size as a number
             return reader.emit.iota(size_index(a)).to(dtype or torch.int64)
-        return a
+        return held(a, dtype) if sharp and dtype is not None and isinstance(a, (int, float)) else a
 
     return [operand(a) for a in call.args], {k: operand(v) for k, v in call.kwargs.items()}
 
@@ -68,23 +73,28 @@ def promoted(args: Sequence[Arg]) -> torch.dtype:
 
 
 def pointwise(
-    texts: str, formula: Callable[..., T], expensive: bool = False, narrow: Callable[..., T] | None = None
+    texts: str,
+    formula: Callable[..., T],
+    expensive: bool = False,
+    narrow: Callable[..., T] | None = None,
+    sharp: bool = False,
+    raises: Callable[[Call], str] | None = None,
 ) -> None:
     """Computed in the result's dtype; by `narrow`, if there is one, where that has 16 bits."""
 
     def lower(reader: Reader, call: Call, at: Indices) -> T:
-        args, kwargs = operands(reader, call, at, call.out.dtype)
+        args, kwargs = operands(reader, call, at, call.out.dtype, sharp)
         chosen = narrow if narrow is not None and call.out.dtype in HALF else formula
         return chosen(*args, **kwargs).to(call.out.dtype)
 
-    define(texts, Rule(POINTWISE, lower, expensive=expensive))
+    define(texts, Rule(POINTWISE, lower, expensive=expensive, raises=raises))
 
 
 def predicate(texts: str, formula: Callable[..., T]) -> None:
     """Computed in the promoted dtype of the arguments; the result is a truth value."""
 
     def lower(reader: Reader, call: Call, at: Indices) -> T:
-        args, kwargs = operands(reader, call, at, promoted(call.args))
+        args, kwargs = operands(reader, call, at, promoted(call.args), sharp=True)
         return formula(*args, **kwargs)
 
     define(texts, Rule(POINTWISE, lower))
@@ -174,14 +184,20 @@ def _truncated(a: T, b: T | float) -> T:
     return a.fn("truncdiv", b)
 
 
+def _by_zero(call: Call) -> str:
+    whole = not call.out.dtype.is_floating_point
+    unknown = not isinstance(call.args[1], (int, float)) or not call.args[1]
+    return "PyTorch checks for a division of integers by zero, and a kernel cannot raise" if whole and unknown else ""
+
+
 pointwise("add", lambda a, b, alpha=1: a + _scaled(b, alpha))
 pointwise("sub subtract", lambda a, b, alpha=1: a - _scaled(b, alpha))
 pointwise("rsub", lambda a, b, alpha=1: b - _scaled(a, alpha))
 pointwise("mul multiply", lambda a, b: a * b)
-pointwise("div divide true_divide", _div)
-pointwise("floor_divide", lambda a, b: a.fn("floordiv", b))
-pointwise("remainder", lambda a, b: flip(a, b)[0].fn("mod", b))
-pointwise("fmod", lambda a, b: a.fn("fmod", b))
+pointwise("div divide true_divide", _div, raises=_by_zero)
+pointwise("floor_divide", lambda a, b: flip(a, b)[0].fn("floordiv", b), raises=_by_zero)
+pointwise("remainder", lambda a, b: flip(a, b)[0].fn("mod", b), sharp=True, raises=_by_zero)
+pointwise("fmod", lambda a, b: a.fn("fmod", b), sharp=True, raises=_by_zero)
 for _name in names("maximum minimum fmax fmin atan2"):
     pointwise(
         _name,
@@ -232,7 +248,23 @@ def _lerp(a: T, b: T, w: T | float) -> T:
 
 
 pointwise("lerp", _lerp)
-pointwise("hypot", lambda a, b: (a * a + b * b).fn("sqrt"))
+
+
+def _hypot(a: T, b: T) -> T:
+    """Scaled by a power of two, so that no square is too large or too small; an infinite side wins over NaN."""
+    most, down, least, up = (500, 600, -400, 700) if a.dtype is torch.float64 else (60, 70, -40, 100)
+    longer = a.fn("abs").fn("maximum", b.fn("abs"))
+    large, small = longer > 2.0**most, longer < 2.0**least
+
+    def scaled(x: T, way: int) -> T:
+        return x * large.where(x.like(2.0 ** (-down * way)), small.where(x.like(2.0 ** (up * way)), x.like(1.0)))
+
+    x, y = scaled(a, 1), scaled(b, 1)
+    found = scaled((x * x + y * y).fn("sqrt"), -1)
+    return (a.fn("isinf") | b.fn("isinf")).where(a.like(math.inf), found)
+
+
+pointwise("hypot", _hypot)
 
 # --- comparisons, logic, bits ---------------------------------------------------------------------------
 
@@ -278,7 +310,7 @@ pointwise("bitwise_right_shift __rshift__", lambda a, b: flip(a, b)[0].fn("shr",
 
 
 def _typed(x: T | float, like: T | None, dtype: torch.dtype) -> T:
-    return x.to(dtype) if isinstance(x, T) else like.emit.constant(x, wide(dtype))  # type: ignore[union-attr]
+    return x.to(dtype) if isinstance(x, T) else like.emit.constant(x, dtype)  # type: ignore[union-attr]
 
 
 def _where(call: Call, c: T, a: T | float, b: T | float) -> T:
@@ -301,9 +333,9 @@ def _nan_to_num(x: T, nan: float | None = None, posinf: float | None = None, neg
 
 raw("where.self where.ScalarOther where.ScalarSelf where.Scalar", _where)
 raw("masked_fill", lambda call, x, mask, v: _where(call, mask, v, x))
-pointwise("clamp clip", clamp)
-pointwise("clamp_min", lambda x, low: x.fn("maximum", low))
-pointwise("clamp_max", lambda x, high: x.fn("minimum", high))
+pointwise("clamp clip", clamp, sharp=True)
+pointwise("clamp_min", lambda x, low: x.fn("maximum", low), sharp=True)
+pointwise("clamp_max", lambda x, high: x.fn("minimum", high), sharp=True)
 raw("nan_to_num", lambda call, x, *to: _half_is_wide(call) or _nan_to_num(x, *to))
 
 

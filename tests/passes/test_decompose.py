@@ -136,6 +136,12 @@ def test_rows_without_elements_stay_whole() -> None:
     assert all(y.shape == (3, 0) for y in run(after, x))
 
 
+def test_groups_of_an_empty_batch() -> None:
+    x = torch.zeros(0, 6, 5)
+    after = verify(decompose(trace_of(lambda x: F.group_norm(x, 2), x), holds))
+    assert run(after, x)[0].shape == (0, 6, 5)
+
+
 def test_what_kernels_cannot_hold_stays_whole() -> None:
     trace = trace_of(lambda x, w: F.softmax(F.linear(x, w), -1), X, torch.randn(4, 16))
     assert decompose(trace, lambda eqn: False) is trace

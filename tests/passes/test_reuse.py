@@ -80,3 +80,9 @@ def test_memory_passes_from_kernel_to_kernel():
         return h
 
     final(f, X, W)
+
+
+def test_a_value_is_not_scattered_into_itself():
+    where = torch.arange(40)
+    final(lambda x, w: (y := x @ w).index_add(0, where, y), X, W)
+    final(lambda x, w: (y := x @ w).scatter(1, where[:32].flip(0).expand(40, 32), y), X, W)

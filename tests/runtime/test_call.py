@@ -31,3 +31,13 @@ def test_addresses_are_remembered_only_where_nothing_meets() -> None:
     for _ in range(2 * REMEMBERED):
         assert not asked((torch.zeros(3), torch.zeros(4), 5), (0,))
     assert len(asked.apart) <= REMEMBERED
+
+
+def test_an_expanded_input_is_written_as_in_eager() -> None:
+    def fill(x: torch.Tensor) -> torch.Tensor:
+        x.fill_(3)
+        return x.sum() * 2
+
+    fast, memory = tessera.jit(fill, strict=True), torch.zeros(1, 8)
+    assert fast(memory.expand(4, 8)) == 4 * 8 * 3 * 2
+    assert memory.eq(3).all()
