@@ -42,22 +42,11 @@ def capture_graph(
     """The trace of one Dynamo graph. `arguments` are the names of what the user passes by position."""
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
     mode = fake_mode(placeholders, example_inputs)
-    given = [_fake_input(n, x, mode) for n, x in zip(placeholders, example_inputs, strict=True)]
+    fakes = [_fake_input(n, x, mode) for n, x in zip(placeholders, example_inputs, strict=True)]
+    builder = Builder(name, mode)
     names = [input_name(n, arguments) for n in placeholders]
     grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
-
-    def record(fakes: list[object]) -> Captured:
-        builder = Builder(name, mode)
-        return capture(run_graph(gm, builder), fakes, names, keep_whole, builder, locate=False)
-
-    fakes = [_settled(x) for x in given]
-    try:
-        captured = record(fakes)
-    except RuntimeError:
-        again = [_settled(x) for x in fakes]
-        if all(a is b for a, b in zip(again, fakes, strict=True)):
-            raise
-        captured = record(again)  # sizes have been fixed by an operator on the way
+    captured = capture(run_graph(gm, builder), fakes, names, keep_whole, builder, locate=False)
     return dataclasses.replace(captured, requires_grad=grads)
 
 
@@ -83,24 +72,6 @@ def _fake_input(node: torch.fx.Node, x: object, mode: FakeTensorMode) -> object:
     if isinstance(x, torch.Tensor) and not _agrees(known, x):
         raise CaptureError(f"the program changes the shape or dtype of its input {node.name} itself")
     return known
-
-
-def _settled(known: object) -> object:
-    """Where every size that was a symbol has been found to be one number, it is that number.
-
-    PyTorch's rules take a tensor with no symbol left for one of plain sizes, and stumble over those that are not.
-    """
-    if not isinstance(known, FakeTensor) or known.layout is not torch.strided or known.is_conj() or known.is_neg():
-        return known
-    offset = known.storage_offset()
-    symbols = [n for n in (*known.shape, *known.stride(), offset) if isinstance(n, torch.SymInt)]
-    if not symbols or not all(n.node.expr.is_number for n in symbols):
-        return known
-    shape, stride = [int(n) for n in known.shape], [int(n) for n in known.stride()]
-    reach = 1 + int(offset) + sum((n - 1) * step for n, step in zip(shape, stride, strict=True) if n)
-    with known.fake_mode, fake.below_autograd():
-        memory = torch.empty(reach, dtype=known.dtype, device=known.device)
-        return memory.as_strided(shape, stride, int(offset))
 
 
 def _agrees(fake: torch.Tensor, real: torch.Tensor) -> bool:

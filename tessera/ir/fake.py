@@ -6,17 +6,19 @@ the types of its arguments, so that a hundred equal layers ask once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 import torch
+from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tessera.ir.equation import Arg, Operator, Special, Value, map_values
-from tessera.ir.types import SYMBOLIC, TensorType, type_of
+from tessera.ir.types import SYMBOLIC, Size, TensorType, type_of
+from tessera.util.names import names
 
 
 def _statistics(op: OpOverload, params: slice, running: slice = slice(0)) -> Callable:
@@ -40,8 +42,15 @@ def _group_backward(ct: torch.Tensor, x: torch.Tensor, *args: object, **kwargs: 
     return [dx if dx is None else dx.new_empty(dx.shape, dtype=x.dtype), *rest]
 
 
+def _resampled(ct: torch.Tensor, _: object, shape: Sequence[Size], *__: object) -> torch.Tensor:
+    """The gradient of an interpolation: what went in, laid out as the cotangent is."""
+    channels_last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(ct.ndim)
+    last = channels_last is not None and not ct.is_contiguous() and ct.is_contiguous(memory_format=channels_last)
+    return torch.empty(shape, dtype=ct.dtype, device=ct.device, memory_format=channels_last if last else None)
+
+
 _aten = torch.ops.aten
-# Where PyTorch's own rule is wrong: 2.11 takes the out_dtype of addmm.dtype for beta
+# Where PyTorch's own rule is wrong (2.11 takes the out_dtype of addmm.dtype for beta) or knows no symbolic sizes.
 _RULES: dict[object, Callable] = {
     _aten.addmm.dtype: lambda x, a, b, dtype, **_: a.new_empty((a.shape[0], b.shape[1]), dtype=dtype),
     _aten._native_batch_norm_legit_functional.default: _statistics(
@@ -51,6 +60,18 @@ _RULES: dict[object, Callable] = {
     _aten.native_batch_norm.default: _statistics(_aten.native_batch_norm.default, slice(0, 4)),
     _aten.native_group_norm.default: _statistics(_aten.native_group_norm.default, slice(0, 2)),
     _aten.native_group_norm_backward.default: _group_backward,
+    _aten.softshrink_backward.default: lambda ct, x, width: ct * x,
+    _aten.hardshrink_backward.default: lambda ct, x, width: ct * x,
+    **{
+        getattr(_aten, f"{name}_backward").default: _resampled
+        for name in names(
+            """
+            upsample_nearest1d upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d
+            _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d upsample_trilinear3d
+            _upsample_bilinear2d_aa _upsample_bicubic2d_aa
+            """
+        )
+    },
 }
 _memory: dict[tuple, object] = {}
 _default_mode: FakeTensorMode | None = None
@@ -68,6 +89,14 @@ def default_mode() -> FakeTensorMode:
 def below_autograd() -> Iterator[None]:
     """Operators reach dispatch modes whole, before autograd takes composite ones apart."""
     with torch._C._AutoDispatchBelowAutograd():
+        yield
+
+
+@contextmanager
+def symbolic_rules(needed: bool = True) -> Iterator[None]:
+    """Where sizes are symbols: operators that PyTorch's own rules call in turn are found in Python, where symbols live.
+    Without this they end in kernels that want numbers."""
+    with enable_python_dispatcher() if needed else nullcontext():
         yield
 
 
@@ -119,6 +148,13 @@ def argument_key(a: Arg) -> object:
     return (type(a).__name__, a if a.__hash__ else id(a))
 
 
+def has_symbols(x: object) -> bool:
+    """A tensor with a symbol among its sizes, or a symbol; one that has been found to be a number counts too."""
+    return isinstance(x, SYMBOLIC) or (
+        isinstance(x, torch.Tensor) and any(isinstance(n, torch.SymInt) for n in x.shape)
+    )
+
+
 def mentions_symbols(a: Arg) -> bool:
     if isinstance(a, Value):
         return isinstance(a.type, TensorType) and a.type.is_symbolic
@@ -149,7 +185,7 @@ def _run(op: Operator, args: tuple, kwargs: dict, mode: FakeTensorMode) -> objec
         return fake_of(v.tensor, mode)
 
     fn: Callable = op.fn if isinstance(op, Special) else rule_of(op)
-    with mode, below_autograd():
+    with mode, below_autograd(), symbolic_rules(mentions_symbols((args, kwargs))):
         out = fn(*map_values(args, concrete), **map_values(kwargs, concrete))  # type: ignore[misc]
     return types_of(out)
 

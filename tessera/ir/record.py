@@ -505,6 +505,7 @@ def record_with(
         stack.enter_context(builder.mode)
         stack.enter_context(recorder)
         stack.enter_context(_no_autocast_cache())
+        stack.enter_context(fake.symbolic_rules(any(map(fake.has_symbols, fakes))))
         if whole:
             stack.enter_context(fake.below_autograd())
         out = fn(*fakes)

@@ -14,6 +14,7 @@ import torch
 from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
 from tessera.ir.types import Size
+from tessera.ops.families import product
 
 Results = list[Value | None] | Value | None
 Rule = Callable[..., Results]
@@ -194,10 +195,7 @@ def channels(v: Value | None, x: Value) -> Value | None:
 
 def _groups(x: Value, groups: int) -> Value:
     """[N, C, …] as [N, groups, all of a group]; said in numbers, for there may be no element to count."""
-    size: Size = x.shape[1] // groups
-    for n in x.shape[2:]:
-        size = size * n
-    return aten.view(x, [x.shape[0], groups, size])
+    return aten.view(x, [x.shape[0], groups, product([x.shape[1] // groups, *x.shape[2:]])])
 
 
 @rule("native_group_norm")

@@ -30,10 +30,10 @@ from tessera.tile import (  # noqa: F401  (fill the table)
 from tessera.tile.build import KernelBuilder
 from tessera.tile.dialect import KernelOp
 from tessera.tile.from_trace_emit import Emit, T
-from tessera.tile.from_trace_index import ONE, ZERO, Index, Indices, Ranges, Unlowerable, product, sizes_of
+from tessera.tile.from_trace_index import ONE, ZERO, Index, Indices, Ranges, Unlowerable, product, sizes_of, strides_of
 from tessera.tile.from_trace_space import Axis, Space, arrange, find_space, split_axes
 from tessera.tile.index import name
-from tessera.tile.lower import DTYPES, SELECT, VIEW, Call, rule_of
+from tessera.tile.lower import DTYPES, SELECT, VIEW, Call, Rule, rule_of
 from tessera.tile.passes.dce import dce
 from tessera.tile.passes.one_hot import one_hot
 
@@ -178,7 +178,20 @@ def why_not(eqn: Equation) -> str:
             return f"{v.name} is {v.type}"
         if any(isinstance(s, int) and s == 0 for s in v.shape):
             return f"{v.name} has no elements"
-    return "" if rule.refuses is None else rule.refuses(Call.of(eqn))
+    try:
+        return _no_index(eqn, rule) or ("" if rule.refuses is None else rule.refuses(Call.of(eqn)))
+    except Unlowerable as reason:
+        return str(reason)
+
+
+def _no_index(eqn: Equation, rule: Rule) -> str:
+    """Asks for every symbolic size, and for how a view's sizes match; there may be no such expression."""
+    symbolic = [v.tensor for v in (*eqn.inputs(), *eqn.results()) if v.tensor.is_symbolic]
+    for t in symbolic:
+        sizes_of(t.shape), strides_of(t.stride)
+    if symbolic and rule.kind == VIEW:
+        lower_view.copies(Call.of(eqn))
+    return ""
 
 
 def kind_of(eqn: Equation) -> str:
@@ -213,7 +226,7 @@ class _Lowering:
 
     def offset(self, v: Value, at: Indices) -> Index:
         total = ZERO
-        for i, step in zip(at, sizes_of(v.tensor.stride), strict=True):
+        for i, step in zip(at, strides_of(v.tensor.stride), strict=True):
             total = total + i * step
         return self.ranges.join(total)
 

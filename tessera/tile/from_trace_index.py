@@ -37,12 +37,19 @@ def sizes_of(sizes: Sequence[Size]) -> Indices:
     return tuple(map(size_index, sizes))
 
 
-def _convert(e: sympy.Expr) -> Index:
+def strides_of(strides: Sequence[Size]) -> Indices:
+    """Strides as index expressions. PyTorch steps over `max(1, n)` elements, lest n be 0: but then nothing is read."""
+    return tuple(size_index(s) if isinstance(s, int) else _convert(s.node.expr, stride=True) for s in strides)
+
+
+def _convert(e: sympy.Expr, stride: bool = False) -> Index:
     if e.is_Integer:
         return Index.of(int(e))
     if e.is_Symbol:
         return name(str(e))
-    parts = [_convert(a) for a in e.args]  # type: ignore[arg-type]
+    parts = [_convert(a, stride) for a in e.args]  # type: ignore[arg-type]
+    if stride and isinstance(e, (sympy.Max, symbolic.Max)) and len(parts) == 2 and ONE in parts:
+        return parts[1 - parts.index(ONE)]
     if e.is_Add:
         return sum(parts, ZERO)
     if e.is_Mul:

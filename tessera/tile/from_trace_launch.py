@@ -19,7 +19,7 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType
 from tessera.tile.allocate import empty_cpu, empty_cuda
 from tessera.tile.from_trace import Around
-from tessera.tile.from_trace_index import Unlowerable, size_index
+from tessera.tile.from_trace_index import Unlowerable, sizes_of, strides_of
 
 Kernel = Callable[[Sequence[torch.Tensor], Sequence[int]], None]
 _numbers = itertools.count()
@@ -43,14 +43,14 @@ def launcher(body: Trace, lowered: Around, kernel: Kernel, over: dict[int, int] 
     lines += [f"{text} = {where}" for text, where in _sizes(body, lowered).items()]
     lines += [f"t{names[v]} = {names[v]}" for v in into.values()]
     for v in lowered.inputs:
-        expected = _tuple(v.tensor.stride)
+        expected = _strides(v.tensor)
         lines.append(f"if {_differs(v, names[v])}: {names[v]} = fit({names[v]}, {expected})")
     for i, v in enumerate(lowered.stored):
         if v in into:
             lines.append(f"{names[v]} = {names[into[v]]}")
             continue
         scope[f"dtype{i}"], scope[f"device{i}"] = v.dtype, v.tensor.device
-        shape, stride = _tuple(v.shape), _tuple(v.tensor.stride)
+        shape, stride = _tuple(v.shape), _strides(v.tensor)
         if v.tensor.device.type == "cpu":
             lines.append(f"{names[v]} = empty_cpu({shape}, {stride}, dtype{i})")
         elif quick and v.tensor.device == device:
@@ -94,11 +94,11 @@ def _sizes(body: Trace, lowered: Around) -> dict[str, str]:
     """Where each size that the kernel or a result needs is read."""
     wanted = dict.fromkeys(lowered.symbols)
     for v in lowered.stored:
-        for size in (*v.shape, *v.tensor.stride):
-            wanted |= dict.fromkeys(sorted(size_index(size).names()))
+        for size in (*sizes_of(v.shape), *strides_of(v.tensor.stride)):
+            wanted |= dict.fromkeys(sorted(size.names()))
     for v in lowered.inputs:
-        for size in v.tensor.stride:
-            wanted |= dict.fromkeys(sorted(size_index(size).names()))
+        for size in strides_of(v.tensor.stride):
+            wanted |= dict.fromkeys(sorted(size.names()))
     found: dict[str, str] = {}
     for i, v in enumerate(body.inputs):
         if not isinstance(v.type, TensorType):  # a size that the region is given as a number
@@ -117,16 +117,20 @@ def _differs(v: Value, name: str) -> str:
     """Whether a tensor's strides may be others than the kernel's; asking for a flag costs less than for a tuple."""
     t, step = v.tensor, 1
     if t.is_symbolic:
-        return f"{name}.stride() != {_tuple(t.stride)}"
+        return f"{name}.stride() != {_strides(t)}"
     for size, stride in zip(reversed(t.shape), reversed(t.stride), strict=True):
         if size != 1 and stride != step:
-            return f"{name}.stride() != {_tuple(t.stride)}"
+            return f"{name}.stride() != {_strides(t)}"
         step *= size
     return f"not {name}.is_contiguous()"
 
 
 def _tuple(sizes: Sequence[Size]) -> str:
-    return f"({''.join(f'{size_index(s)}, ' for s in sizes)})"
+    return f"({''.join(f'{s}, ' for s in sizes_of(sizes))})"
+
+
+def _strides(t: TensorType) -> str:
+    return f"({''.join(f'{s}, ' for s in strides_of(t.stride))})"
 
 
 def fit(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:

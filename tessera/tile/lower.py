@@ -80,7 +80,7 @@ class Rule:
     refuses: Callable[[Call], str] | None = None  # why a call of this operator has no lowering
     walks: bool = False  # of a reduction: a plain sum, which a kernel that reduces its rows can take over the rows too
     expensive: bool = False  # not to be computed twice
-    raises: Callable[[Call], str] | None = None  # why PyTorch may raise on a CPU, as no kernel can; empty if it does not
+    raises: Callable[[Call], str] | None = None  # why PyTorch may raise on a CPU, as no kernel can; or nothing
 
 
 RULES: dict[str, Rule] = {}
@@ -106,8 +106,8 @@ def wrap(dim: int, rank: int) -> int:
 
 
 def dims_of(given: Arg, rank: int) -> list[int]:
-    """Dimensions as an operator's argument names them; none or an empty list means all."""
-    if given is None or given == []:
+    """Dimensions as an operator's argument names them; none or an empty list means all; a number has none."""
+    if given is None or given == [] or not rank:
         return list(range(rank))
     listed = given if isinstance(given, (list, tuple)) else [given]
     return sorted({wrap(d, rank) for d in listed})  # type: ignore[arg-type]

@@ -220,7 +220,6 @@ def _advanced(reader: Reader, call: Call, at: Indices) -> T:
     return _at_gathered(reader, call.first, picks, (*head, *[ZERO] * len(dims), *tail), wraps=True)
 
 
-
 def _checked(call: Call) -> str:
     return "PyTorch checks its indices, and a kernel cannot raise"
 

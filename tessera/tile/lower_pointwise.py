@@ -235,7 +235,7 @@ _ROOTS: dict[float, Callable[[T], T]] = {
     -1: lambda x: x.fn("reciprocal"),
     -2: lambda x: (x * x).fn("reciprocal"),
 }
-pointwise("pow", _pow, expensive=True)
+pointwise("pow", _pow, expensive=True, sharp=True)
 pointwise("addcmul", lambda x, a, b, value=1: x + _scaled(a * b, value))
 pointwise("addcdiv", lambda x, a, b, value=1: x + _scaled(a, value) / b)
 

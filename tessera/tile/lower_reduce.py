@@ -189,7 +189,10 @@ def _scan(kind: str) -> Rule:
             raise Unlowerable("a running sum read elsewhere than where it runs")
         return reader.running(kind, x, source, dim)
 
-    return Rule(SCAN, lower, dims=dims, expensive=True)
+    def refuses(call: Call) -> str:
+        return "" if call.first.ndim else "a single number has nothing to run along"
+
+    return Rule(SCAN, lower, dims=dims, refuses=refuses, expensive=True)
 
 
 define("cumsum", _scan("sum"))

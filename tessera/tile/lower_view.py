@@ -21,6 +21,7 @@ from tessera.tile.from_trace_index import (
     is_symbolic,
     size_index,
     sizes_of,
+    strides_of,
 )
 from tessera.tile.lower import VIEW, Call, Move, Reader, Rule, define, dims_of, wrap
 from tessera.util.names import names
@@ -124,7 +125,7 @@ def copies(call: Call) -> bool:
     name = call.eqn.op._opname  # type: ignore[union-attr]
     if name not in MAY_COPY:
         return name in COPIES
-    shape, stride = shape_of(call.first), sizes_of(call.first.tensor.stride)
+    shape, stride = shape_of(call.first), strides_of(call.first.tensor.stride)
     for left, _ in groups(shape, shape_of(call.out)):
         wide = [d for d in left if shape[d] != ONE]
         if any(stride[a] != stride[b] * shape[b] for a, b in zip(wide, wide[1:], strict=False)):

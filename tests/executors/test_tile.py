@@ -146,6 +146,12 @@ def test_scans_transposes_and_gathers(target) -> None:  # noqa: ANN001
     check(lambda x, i: F.embedding(i, x) * 2 + 1, rand(6, 40), torch.tensor([[1, 5], [0, 3]]), count=1)
 
 
+def test_a_number_reduced_along_its_only_dimension(target) -> None:  # noqa: ANN001
+    x = rand()
+    check(lambda x: ((x * 2).sum(0) + 1, (x * 2).amax(-1, keepdim=True) * 3, (x * 2).softmax(0) + 1), x)
+    check(lambda x: ((x * 2).argmax(0) + 1, (x * 2).cumsum(0) + 1, (x > 0).any(0) & (x > 1), (x * 2).mean(-1) * 3), x)
+
+
 def test_indices_are_checked_by_pytorch(target) -> None:  # noqa: ANN001
     _, after = claimed(lambda x, i: F.embedding(i, x) * 2 + 1, rand(6, 4), torch.tensor([1, 5]))
     with pytest.raises(IndexError):
@@ -219,6 +225,20 @@ def test_sizes_that_only_other_values_tell(target) -> None:  # noqa: ANN001
         torch.testing.assert_close(mine, eagers, rtol=1e-3, atol=1e-3)
     symbolic = compiled_state(fast).compilations()[-1]
     assert symbolic.programs[0].trace.symbols and any(claim.executor == "tile" for claim in symbolic.claims)
+
+
+def test_symbolic_strides_of_what_may_be_empty(target) -> None:  # noqa: ANN001
+    """PyTorch steps over max(1, n // 2) elements where a row may have none."""
+    torch._dynamo.reset()
+
+    def windows(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        v = (x.unfold(0, 2, 2) + 1).repeat_interleave(2, -1)
+        return v.reshape(-1) * 2, v.sum(-1).relu() * 3, (x[: x.shape[0] // 4].t().contiguous() * 2).exp()
+
+    fast = tessera.jit(windows, dynamic=True, executors=["tile", "aten"], strict=True)
+    for n in (16, 9, 4, 3):
+        for got, want in zip(fast(x := rand(n, 6)), windows(x), strict=True):
+            torch.testing.assert_close(got, want)
 
 
 def test_a_region_without_a_kernel_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

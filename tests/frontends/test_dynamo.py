@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import torch.nn.functional as F
 
 import tessera
+
+
+def _pad(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return F.pad(x, (1, -1)) + F.pad(y, (2, -2))
 
 
 def test_sizes_that_dynamo_found_to_be_fixed() -> None:
@@ -22,6 +27,22 @@ def test_sizes_that_dynamo_found_to_be_fixed() -> None:
         torch.testing.assert_close(fast(x), f(x))
 
 
+def test_operators_that_broadcast_symbolic_sizes() -> None:
+    """PyTorch's rules for these call `expand`, which must find symbols and not numbers."""
+    for f in (
+        lambda x, y: torch.lerp(x, y, 0.3),
+        lambda x, y: torch.addcmul(x, y, y),
+        lambda x, y: x.addcdiv(x, y),
+        _pad,
+    ):
+        torch._dynamo.reset()
+        fast = tessera.jit(f, dynamic=True, strict=True)
+        for n in (4, 7):
+            x, y = torch.randn(n, 5), torch.rand(5) + 1
+            with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
+                torch.testing.assert_close(fast(x, y), f(x, y))
+
+
 def test_sizes_that_an_operator_fixes_on_the_way() -> None:
     torch._dynamo.reset()
 
@@ -32,3 +53,22 @@ def test_sizes_that_an_operator_fixes_on_the_way() -> None:
     for n in (5, 9):
         x = torch.randint(0, 5, (n, n)).t()
         assert torch.equal(fast(x), f(x))
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["rows", "channels_last"])
+def test_gradients_whose_operators_know_no_symbolic_sizes(last: bool) -> None:
+    """PyTorch has no rule for the types of these backward operators where sizes are symbols."""
+    torch._dynamo.reset()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = F.interpolate(F.softshrink(x, 0.3), scale_factor=2, mode="bilinear")
+        z = F.interpolate(F.hardshrink(x, 0.2).flatten(2), scale_factor=2, mode="linear")
+        return y.square().sum() + z.sin().sum() + F.interpolate(x.flatten(2), scale_factor=3).exp().sum()
+
+    fast = tessera.jit(f, dynamic=True, strict=True)
+    for n in (4, 7):
+        x = torch.randn(2, 3, n, n + 1).to(memory_format=torch.channels_last if last else torch.contiguous_format)
+        x.requires_grad_()
+        got, want = (torch.autograd.grad(g(x), x)[0] for g in (fast, f))
+        torch.testing.assert_close(got, want)
+        assert got.stride() == want.stride()
