@@ -44,6 +44,11 @@ LOOPS = [
     Schedule((("i", 2), ("r", 64))),
 ]
 SPLIT = Schedule((("r", 8),), loop=True, split=3)
+SEVERAL = [  # blocks in a step, with and without masks
+    Schedule((("r", 8),), loop=True, extra=(("blocks", 4),)),
+    Schedule((("i", 2), ("r", 16)), loop=True, extra=(("blocks", 2),)),
+    Schedule((("r", 8),), loop=True, split=3, extra=(("blocks", 2),)),
+]
 BY_HAND: dict[str, list[Schedule]] = {
     "pointwise": [Schedule((("i", 256),))],
     "silu_mul": [Schedule((("i j", 64),)), Schedule((("i", 2), ("j", 16)))],
@@ -51,23 +56,28 @@ BY_HAND: dict[str, list[Schedule]] = {
     "transpose": [Schedule((("i", 16), ("j", 16))), Schedule((("h i j", 128),))],
     "rotary": [Schedule((("q p r c", 64),)), Schedule((("p r", 4), ("c", 8)))],
     "gather": [Schedule((("i", 4), ("j", 32)))],
-    "softmax": [*LOOPS, SPLIT],
-    "layer_norm": [*LOOPS, SPLIT],
+    "softmax": [*LOOPS, SPLIT, *SEVERAL],
+    "layer_norm": [*LOOPS, SPLIT, *SEVERAL],
     "rms_norm": [replace(LOOPS[0], stages=3), SPLIT, Schedule((("i", 2), ("r", 128)))],
-    "cross_entropy": [*LOOPS, SPLIT],
-    "softmax_sums": [*LOOPS[:2], SPLIT, Schedule((("r", 512),), loop=True)],
-    "argmax": LOOPS,
-    "flags": LOOPS,
-    "shared_row": LOOPS,
-    "cumsum": LOOPS,
+    "cross_entropy": [*LOOPS, SPLIT, *SEVERAL],
+    "softmax_sums": [*LOOPS[:2], SPLIT, SEVERAL[0], Schedule((("r", 512),), loop=True)],
+    "argmax": [*LOOPS, *SEVERAL[:2]],
+    "flags": [*LOOPS, *SEVERAL[:2]],
+    "shared_row": [*LOOPS, *SEVERAL[:2]],
+    "cumsum": [*LOOPS, *SEVERAL[:2]],
     "cumprod": LOOPS,
     "cummax": LOOPS,
     "cummin": LOOPS,
     "running_places": [Schedule((("j", 2), ("r", 64)), loop=True)],
-    "column_sum": [Schedule((("j", 16), ("r", 32)), loop=True), Schedule((("j", 16), ("r", 8)), loop=True, split=4)],
+    "column_sum": [
+        Schedule((("j", 16), ("r", 32)), loop=True),
+        Schedule((("j", 16), ("r", 8)), loop=True, split=4),
+        *(Schedule((("j", 32), ("r", 4)), loop=True, split=n, extra=(("blocks", 4),)) for n in (1, 3)),
+    ],
     "middle_max": [
         Schedule((("h j", 16), ("r", 8)), loop=True),
         Schedule((("h", 1), ("j", 16), ("r", 8)), loop=True, split=3),
+        Schedule((("h", 1), ("j", 32), ("r", 4)), loop=True, extra=(("blocks", 2),)),
     ],
     "full_sum": [Schedule((("r", 128),), loop=True), Schedule((("r", 128),), loop=True, split=5)],
     "matmul": [
@@ -86,8 +96,8 @@ BY_HAND: dict[str, list[Schedule]] = {
         Schedule((("i", 4),), split=3, stages=3),
         Schedule((("i", 2),), split=8),
         *(  # rows, then columns
-            Schedule((("r", 16), ("i", 8)), loop=True, split=n, extra=(("row_block", 32), ("row_warps", 2)))
-            for n in (1, 2)
+            Schedule((("r", 16), ("i", 8)), loop=True, split=n, extra=(("row_block", 32), ("row_warps", 2), *more))
+            for n, more in ((1, ()), (2, ()), (2, (("blocks", 2),)))
         ),
     ],
     "matvec": [Schedule((("j", 8), ("r", 16)), loop=True)],

@@ -45,6 +45,7 @@ from tessera.tile.targets.triton.online import Running
 from tessera.tile.targets.triton.product import DotSpaces, dot_spaces
 from tessera.tile.targets.triton.reduction import accumulate, identity, reduce_text, scan_lines, start_text
 from tessera.tile.targets.triton.spaces import Dims, Places, Space
+from tessera.tile.targets.triton.unroll import blocks_of_a_step, loads_first
 from tessera.tile.targets.triton.values import PLAIN_INTEGER, cast, is_truth, number, zero
 from tessera.util.errors import OptionError
 
@@ -104,6 +105,7 @@ class Emitter:
         self.after: list[str] = []  # what the loop that is being written leaves to be done when it ends
         self.spaces: dict[Operation, list[Space]] = {}
         self.evict: dict[LoadOp, str] = {}
+        self.carried: dict[Operation, tuple[str, str]] = {}  # what the loop that is being written adds its blocks to
         self.count = 0
 
     # --- the whole ---
@@ -199,25 +201,37 @@ class Emitter:
         dim = self.layout.reduced
         assert dim is not None
         lines: list[str] = []
-        outside = dict(self.values)
+        outside = self.values
         first = self.namer.fresh(f"{dim.axes[0]}0")
-        self.places.enter(lines, dim)
-        for space in {s: None for op in step.ops for s in self.spaces.get(op, [self.main])}:
-            if dim in space.dims:
-                self.places.position(dim, space, first)
-        self.after = []
-        for op in step.ops:
-            for space in self.spaces.get(op, [self.main]):
-                self._op(op, space)
-        self.places.leave()
+        count = 1 if self.dot or self.evict else blocks_of_a_step(self.schedule, step.ops, dim)
+        places: list[dict[tuple[str, str], str]] = [{} for _ in range(count)]
+        values = [dict(outside) for _ in range(count)]
+        self.after, self.carried = [], {}
+        for ops in loads_first(step.ops) if count > 1 else (step.ops,):
+            for k in range(count):
+                self.places.enter(lines, dim, places[k])
+                self.values = values[k]
+                self._block(ops, dim, f"{first} + {k * dim.block}" if k else first)
+        for names in places:
+            self.places.enter(lines, dim, names)
+            self.places.leave()
         self.namer.release([first])
         stages = self.schedule.stages
-        walk = f"0, {self.places.size(dim.size)}, {dim.block}"
+        walk = f"0, {self.places.size(dim.size)}, {dim.block * count}"
         walk = f"range({walk})" if self.dot or stages <= 2 else f"tl.range({walk}, num_stages={stages})"
         self.body += [f"for {first} in {walk}:", *("    " + line for line in lines), *self.after]
         # What varies along the axis is gone when the loop ends; its reductions stay.
-        stay = {k: v for k, v in self.values.items() if k in outside or dim.axes[0] not in axes_of(k[0])}
-        self.values = stay
+        every = [item for own in values for item in own.items()]
+        self.values = {k: v for k, v in every if k in outside or dim.axes[0] not in axes_of(k[0])}
+
+    def _block(self, ops: Sequence[Operation], dim: Dim, first: str) -> None:
+        """Operations on the block of a loop's dim that starts there."""
+        for space in {s: None for op in ops for s in self.spaces.get(op, [self.main])}:
+            if dim in space.dims:
+                self.places.position(dim, space, first)
+        for op in ops:
+            for space in self.spaces.get(op, [self.main]):
+                self._op(op, space)
 
     def _walk_along(self, dim: Dim) -> None:
         """All of the body in a loop along the walked axis, but for what does not vary there and what waits for it."""
@@ -440,7 +454,6 @@ class Emitter:
     def _reduce(self, op: Operation, kind: str, arg: Val, element: Attribute, space: Space) -> None:
         dim = self.layout.reduced
         assert dim is not None
-        axis, rank = space.dims.index(dim), len(space.dims)
         dims = arg.dims | {dim}
         text = f"tl.full((), {arg.text}, {type_name(element)})" if arg.literal else arg.text
         if dim.masked:
@@ -450,27 +463,50 @@ class Emitter:
         place = self.places.position(dim, space)
         if kind.startswith("arg") and dims != {dim}:
             place = f"tl.broadcast_to({place}, {space.shape(dims)})"
-        alone = dims == {dim} and rank > 1  # what varies over nothing is a scalar, not a block of one element
-        if alone:
-            axis, rank = 0, 1
+        # What varies over nothing is a scalar, not a block of one element.
+        alone = dims == {dim} and len(space.dims) > 1
         if self.places.moving != dim:
             if alone:
                 text, place = (f"tl.reshape({t}, [{dim.block}])" for t in (text, place))
+            axis, rank = (0, 1) if alone else (space.dims.index(dim), len(space.dims))
             self._bind(op, space, reduce_text(kind, element, text, place, axis, rank), dims - {dim})
             self._also_main(op, space)
             return
+        if op in self.carried:  # another block of the same step
+            self._line(accumulate(kind, element, *self.carried[op], text, place))
+            return
         name = self.namer.fresh(f"{kind}_{self.count}")
         where = self.namer.fresh(f"{name}_at") if kind.startswith("arg") else ""
+        self.carried[op] = name, where
         self.body += start_text(kind, element, name, where, space.shape(dims), self.options.wide)
         self._line(accumulate(kind, element, name, where, text, place))
         if alone:
             name, where = (f"tl.reshape({t}, [{dim.block}])" for t in (name, where))
         lines, self.places.inner = self.places.inner, None
         body, self.body = self.body, []
-        self._bind(op, space, reduce_text(kind, element, name, where, axis, rank), dims - {dim})
+        self._bind(op, space, self._carried_sum(kind, element, name, where, dims, space), dims - {dim})
         self.after += self.body
         self.places.inner, self.body = lines, body
         self._also_main(op, space)
+
+    def _carried_sum(self, kind: str, element: Attribute, name: str, where: str, dims: Dims, space: Space) -> str:
+        """What a loop carried, reduced along the reduced dim."""
+        dim = self.layout.reduced
+        assert dim is not None
+        if dims == {dim}:
+            return reduce_text(kind, element, name, where, 0, 1)
+        axis, rank = space.dims.index(dim), len(space.dims)
+        floats = kind == "sum" and isinstance(element, Float32Type)
+        if floats and axis == 1 and dims == {*space.dims} and self._down(dim, space.dims[0]):
+            name = f"_pairs({name}, {space.dims[0].block}, {dim.block // 2})"
+        return reduce_text(kind, element, name, where, axis, rank)
+
+    def _down(self, dim: Dim, beside: Dim) -> bool:
+        """Whether the dim runs down many columns that lie side by side: warps share columns, not rows."""
+        loads = [op for op in self.kernel.block.ops if isinstance(op, LoadOp) and dim.axes[0] in axes_of(op.result)]
+        steps = [op.at.expr.stride(dim.axes[0]) for op in loads]
+        many = dim.block >= 4 and beside.block >= 32
+        return many and bool(steps) and not any(s is not None and s.constant == 1 for s in steps)
 
     def _reduce_exp(self, op: ReduceExpOp, space: Space) -> None:
         """Only in a loop: elsewhere it is two reductions."""

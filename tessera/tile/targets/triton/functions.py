@@ -209,6 +209,13 @@ def signature_name(element: Attribute) -> str:
 
 
 HELPERS = {
+    "_pairs": '''
+def _pairs(x, rows: tl.constexpr, half: tl.constexpr):
+    """Neighbours of every row added. Threads hold whole pairs then, and with them rows: what is left needs few
+    exchanges between warps, where a column's sum over blocks as they were loaded needs many, on the same banks."""
+    a, b = tl.split(tl.reshape(x, [rows, half, 2]))
+    return a + b
+''',
     "_maximum": '''
 def _maximum(a, b):
     """The larger one; NaN wins."""

@@ -41,7 +41,7 @@ def schedules(kernel: KernelOp, schedule: Schedule, made: Split) -> tuple[Schedu
     if kernel.walked is not None:
         return _of_a_walk(kernel, schedule)
     parallel = kernel.axis_names(PARALLEL)
-    first = Schedule(schedule.blocks, schedule.warps, schedule.stages, loop=True, group=schedule.group)
+    first = replace(schedule, split=1, loop=True)
     parts = max(power_of_two(schedule.split), 2)
     axis = reduced_axis(kernel)
     if axis in made.second.axis_names():
@@ -71,4 +71,4 @@ def _of_long_rows(kernel: KernelOp, schedule: Schedule) -> tuple[Schedule, Sched
     block, warps = extra[ROW_BLOCK], extra[ROW_WARPS]
     assert isinstance(block, int) and isinstance(warps, int)
     rows = Schedule(((kernel.walked, 1), (axis, block)), warps=warps, loop=True)
-    return rows, replace(schedule, extra=())
+    return rows, replace(schedule, extra=tuple((k, v) for k, v in schedule.extra if k not in (ROW_BLOCK, ROW_WARPS)))

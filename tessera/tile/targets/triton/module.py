@@ -11,6 +11,7 @@ from tessera.tile.schedule import Schedule
 from tessera.tile.targets.triton.functions import helpers
 from tessera.tile.targets.triton.layout import Layout
 from tessera.tile.targets.triton.spaces import Places
+from tessera.tile.targets.triton.unroll import BLOCKS
 
 
 def module_text(
@@ -73,7 +74,9 @@ def summary(kernel: KernelOp, schedule: Schedule, buffers: Mapping[SSAValue, str
         told += [f"written at {', '.join(dict.fromkeys(writes))}"] if writes else []
         lines.append(f"  {name}: {element_of(buffer)}, {'; '.join(told) or 'not used'}")
     blocks = ", ".join(f"{key}={n}" for key, n in schedule.blocks) or "one element"
+    several = dict(schedule.extra).get(BLOCKS, 1)
     how = "walked in blocks" if schedule.loop else "in one block"
+    how += f", {several} a step" if schedule.loop and several != 1 else ""
     reduced = f"; {kernel.axis_names(REDUCE)[0]} {how}" if kernel.axis_names(REDUCE) else ""
     lines.append(f"Schedule: blocks {blocks}{reduced}; {schedule.warps} warps, {schedule.stages} stages")
     return "\n".join(lines)

@@ -14,32 +14,25 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from xdsl.dialects.builtin import Float32Type
-from xdsl.ir import Operation
 
 from tessera.tile.apart import apart, can_part
 from tessera.tile.cost import H200, axis_sizes
 from tessera.tile.dialect import (
-    PARALLEL,
     ContractOp,
     KernelOp,
     LoadOp,
-    ReduceExpOp,
-    ScanOp,
-    StoreOp,
     axes_of,
     element_of,
 )
-from tessera.tile.elements import torch_dtype
-from tessera.tile.passes.online import with_reduce_exp
-from tessera.tile.schedule import Schedule, inner_axis, plan, reduced_axis
-from tessera.tile.split import can_split, ends_all
+from tessera.tile.schedule import Schedule, inner_axis, reduced_axis
 from tessera.tile.targets.triton.halves import ROW_BLOCK, ROW_WARPS
 from tessera.tile.targets.triton.hazard import loop_hazard
 from tessera.tile.targets.triton.layout import power_of_two
+from tessera.tile.targets.triton.propose_columns import columns, running_columns
+from tessera.tile.targets.triton.shape import PROGRAMS, Shape, blocks_of, warps_for
 from tessera.tile.targets.triton.tiles import bulks
 
 AT_MOST = 8
-PROGRAMS = 4 * H200.units  # enough to keep every multiprocessor busy
 LONGEST_WALK = 8192  # elements of a row whose sums over all rows are carried beside it
 LONGEST_ROW = 65536  # elements of f32: all the registers of a multiprocessor
 REGISTERS = 256 * 1024  # bytes, of a multiprocessor
@@ -49,9 +42,6 @@ HELD = 144 * 1024  # bytes of a row that are held from one reduction to the next
 HELD_BY_FEWER = 200 * 1024  # as above: 16 warps and fewer leave more of the registers
 STEP = 96 * 1024  # bytes of a step of a walk: it is loaded ahead
 CACHED_ROW = 65536  # bytes of a row that the second-level cache keeps for another loop, all programs together
-HANDFUL = 4  # elements reduced at each point of something large
-SECTOR = 32  # bytes that memory gives at once
-MANY_LOADS = 8  # of a tile, from which on a step is kept short
 
 
 def propose(kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
@@ -65,107 +55,12 @@ def propose(kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
     elif (sides := shape.product_sides()) is not None:
         found = _products(shape, *sides)
     elif shape.fast and max(shape.fast, key=shape.fast.__getitem__) != shape.axis:
-        found = _running_columns(shape) if shape.scans else _columns(shape)
+        found = running_columns(shape) if shape.scans else columns(shape)
     else:
         found = _rows(shape)
     whole = loop_hazard(kernel)
     kept = list(dict.fromkeys(s for s in found if not (whole and s.loop)))
     return kept[:AT_MOST]
-
-
-class Shape:
-    """What the proposals ask about a kernel at given sizes."""
-
-    def __init__(self, kernel: KernelOp, sizes: dict[str, int]) -> None:
-        self.kernel = kernel
-        self.sizes = axis_sizes(kernel, sizes)
-        self.axis = reduced_axis(kernel)
-        self.parallel = kernel.axis_names(PARALLEL)
-        self.points = math.prod(self.sizes[a] for a in self.parallel)
-        self.fast, self.item = self._fast()
-        looped = with_reduce_exp(kernel)
-        self.loops = sum(step.axis is not None for step in plan(looped))
-        self.exponentials = any(isinstance(op, ReduceExpOp) for op in looped.block.ops)
-        self.held, self.again = self._between_loops()
-        self.splits = can_split(kernel)
-        self.ends = ends_all(kernel)
-        self.scans = any(isinstance(op, ScanOp) for op in kernel.block.ops)
-        self.dynamic = bool(kernel.symbol_names)  # other sizes will come: nothing is made small for these
-
-    def _fast(self) -> tuple[dict[str, int], int]:
-        """Bytes that are contiguous along each axis, and the size of the narrowest element that matters."""
-        weights: dict[str, int] = {}
-        items: dict[int, int] = {}
-        for op in self.kernel.block.ops:
-            if not isinstance(op, (LoadOp, StoreOp)):
-                continue
-            expr = op.at.expr
-            item = torch_dtype(element_of(op.buffer)).itemsize
-            moved = item * math.prod(self.sizes[a] for a in expr.names() & set(self.sizes))
-            items[item] = items.get(item, 0) + moved
-            for a in self.sizes:
-                stride = expr.stride(a)
-                if self.sizes[a] > 1 and stride is not None and stride.constant == 1:
-                    weights[a] = weights.get(a, 0) + moved
-        heavy = max(items.values(), default=1)
-        item = min((n for n, moved in items.items() if moved * 8 >= heavy), default=4)
-        top = max(weights.values(), default=0)
-        return {a: w for a, w in weights.items() if w * 8 >= top}, item
-
-    def _between_loops(self) -> tuple[int, int]:
-        """Bytes, of one element along the reduced axis, that are held from one loop to the next if rows are whole in
-        registers, where arithmetic is in f32; and that loops read again otherwise, each row its own."""
-        loops = [set(step.ops) for step in plan(with_reduce_exp(self.kernel)) if step.axis is not None]
-        held: set[Operation] = set()
-        before: set[Operation] = set()
-        for ops in loops:
-            new = ops - before
-            held |= {op for op in ops & before if any(use.operation in new for use in op.results[0].uses)}
-            before |= ops
-        rows = set(self.parallel)
-        loads = [op for op in before if isinstance(op, LoadOp) and op.at.expr.names() & rows]
-        again = [op for op in loads if sum(op in ops for ops in loops) > 1]
-        return 4 * len(held), sum(torch_dtype(element_of(op.buffer)).itemsize for op in again)
-
-    def has_row_values(self, fast: str) -> bool:
-        """Whether there are long rows with values of their own: one load a program then, not one an element."""
-        axes = set(self.parallel)
-        loads = [op.at.expr.names() & axes for op in self.kernel.block.ops if isinstance(op, LoadOp)]
-        return self.sizes[fast] >= 2048 and any(used and fast not in used for used in loads)
-
-    def product_sides(self) -> tuple[str, str, bool] | None:
-        """The blocks' keys of a matrix product's rows and columns, and whether its operands are f32."""
-        contracts = [op for op in self.kernel.block.ops if isinstance(op, ContractOp)]
-        if not contracts:
-            return None
-        lhs, rhs = set(axes_of(contracts[0].lhs)), set(axes_of(contracts[0].rhs))
-        keys = [self._neighbours(only) for only in (lhs - rhs, rhs - lhs)]
-        if None in keys or any(math.prod(self.sizes[a] for a in k.split()) < 2 for k in keys if k):
-            return None
-        rows, columns = sorted((k for k in keys if k), key=lambda k: self.parallel.index(k.split()[0]))
-        loaded = [v.owner for v in (contracts[0].lhs, contracts[0].rhs)]
-        wide = any(isinstance(op, LoadOp) and isinstance(element_of(op.result), Float32Type) for op in loaded)
-        return rows, columns, wide
-
-    def _neighbours(self, axes: set[str]) -> str | None:
-        """Axes as one key of a block, if they are parallel and stand side by side; the last of them otherwise."""
-        own = [a for a in self.parallel if a in axes and self.sizes[a] > 1]
-        if not own:
-            return None
-        text, every = " ".join(own), " ".join(self.parallel)
-        return text if f" {text} " in f" {every} " else own[-1]
-
-    def tile_loads(self, axis: str, key: str) -> int:
-        """Loads that vary along both."""
-        loads = [op for op in self.kernel.block.ops if isinstance(op, LoadOp)]
-        return sum(axis in (names := op.at.expr.names()) and bool(names & set(key.split())) for op in loads)
-
-    def tile_stores(self, axis: str, key: str) -> bool:
-        stores = [op for op in self.kernel.block.ops if isinstance(op, StoreOp)]
-        return any(axis in (names := op.at.expr.names()) and bool(names & set(key.split())) for op in stores)
-
-    def size(self, key: str) -> int:
-        return math.prod(self.sizes[a] for a in key.split())
 
 
 # --- elementwise ---
@@ -185,7 +80,7 @@ def _elementwise(shape: Shape) -> Iterator[Schedule]:
     turns = ((4, 1), (4, 2), (8, 1), (8, 2), (4, 4))
     if fast and shape.has_row_values(fast[0]):
         key, turns = fast[0], ((8, 2), (4, 2), (8, 1), (4, 4), (4, 1))
-    vector = max(16 // shape.item, 1)  # elements of one access of 16 bytes
+    vector = shape.vector
     for warps, vectors in turns:
         block = warps * 32 * vector * vectors
         while block > 128 and not shape.dynamic and shape.points // block < H200.units:
@@ -216,7 +111,7 @@ def _rows(shape: Shape) -> Iterator[Schedule]:
     if few and shape.splits:
         yield from _split_rows(shape, key, size)
     if size == LONGER_ROW and shape.held * size == REGISTERS and shape.item >= 4:  # 8 warps have the most registers
-        yield Schedule(_blocks(key, 1, axis, block), warps=8)
+        yield Schedule(blocks_of(key, 1, axis, block), warps=8)
     whole, walked = _whole_rows(shape, key, block), _walked_rows(shape, key, block)
     if (block >= LONG_ROW) if shape.loops == 1 else _better_walked(shape, block, size):
         yield from walked
@@ -240,10 +135,10 @@ def _whole_rows(shape: Shape, key: str, block: int) -> Iterator[Schedule]:
     least = 1024 if shape.tile_stores(shape.axis, key) else 2048  # elements: programs that only read start too often
     rows = min(max(least // block, 1), power_of_two(max(shape.points // H200.units, 1)))
     elements = rows * block
-    for warps in dict.fromkeys(_warps(elements, each) for each in (32, 16, 64, 8)):
-        yield Schedule(_blocks(key, rows, shape.axis, block), warps=warps)
+    for warps in dict.fromkeys(warps_for(elements, each) for each in (32, 16, 64, 8)):
+        yield Schedule(blocks_of(key, rows, shape.axis, block), warps=warps)
     if rows > 1:
-        yield Schedule(_blocks(key, max(rows // 4, 1), shape.axis, block), warps=_warps(elements // 4, 16))
+        yield Schedule(blocks_of(key, max(rows // 4, 1), shape.axis, block), warps=warps_for(elements // 4, 16))
 
 
 def _walked_rows(shape: Shape, key: str, block: int) -> Iterator[Schedule]:
@@ -273,7 +168,7 @@ def _walked_rows(shape: Shape, key: str, block: int) -> Iterator[Schedule]:
         steps = [(8192, 16), (8192, 8), (4096, 8), (4096, 4)]
     for step, warps in steps:
         if step < block:
-            yield Schedule(_blocks(key, 1, shape.axis, step), warps=warps, loop=True)
+            yield Schedule(blocks_of(key, 1, shape.axis, step), warps=warps, loop=True)
 
 
 def _split_rows(shape: Shape, key: str, size: int) -> Iterator[Schedule]:
@@ -282,7 +177,7 @@ def _split_rows(shape: Shape, key: str, size: int) -> Iterator[Schedule]:
         parts = min(target // max(shape.points, 1), size // step, 1024)
         if parts >= 2:
             parts = 1 << (parts.bit_length() - 1)
-            yield Schedule(_blocks(key, 1, shape.axis, step), warps=warps, loop=True, split=parts)
+            yield Schedule(blocks_of(key, 1, shape.axis, step), warps=warps, loop=True, split=parts)
 
 
 def _short(shape: Shape) -> bool:
@@ -294,15 +189,15 @@ def _short(shape: Shape) -> bool:
 def _rows_then_columns(kernel: KernelOp, sizes: dict[str, int]) -> Iterator[Schedule]:
     """Long rows: what their reductions give first, then columns with their sums, each kernel as if it were alone."""
     halves = apart(kernel)
-    rows, columns = Shape(halves.first, sizes), Shape(halves.second, sizes)
+    rows, second = Shape(halves.first, sizes), Shape(halves.second, sizes)
     assert rows.axis is not None
     walk = next(s for s in _rows(rows) if s.loop and s.split == 1)
     extra = ((ROW_BLOCK, walk.block(rows.axis)), (ROW_WARPS, walk.warps))
-    if any(a != columns.axis for a in columns.fast):
-        yield from (replace(s, extra=extra) for s in _columns(columns) if s.loop)
+    if any(a != second.axis for a in second.fast):
+        yield from (replace(s, extra=(*extra, *s.extra)) for s in columns(second) if s.loop)
     else:  # rows whose neighbours in memory are other rows'
-        assert columns.axis is not None
-        yield Schedule(_blocks(rows.axis, 32, columns.axis, 64), warps=4, loop=True, extra=extra)
+        assert second.axis is not None
+        yield Schedule(blocks_of(rows.axis, 32, second.axis, 64), warps=4, loop=True, extra=extra)
 
 
 def _walks(shape: Shape, walked: str) -> Iterator[Schedule]:
@@ -316,80 +211,13 @@ def _walks(shape: Shape, walked: str) -> Iterator[Schedule]:
         turns.insert(0, turns.pop(3))
     for each, stages, more in turns:
         rows = min(max(1024 // block, 1), power_of_two(max(most // H200.units, 1)))
-        warps = max(_warps(rows * block, each), 1)
+        warps = max(warps_for(rows * block, each), 1)
         # registers for 16 warps of 128, shared memory for as many stages; f32 is as fast with 8, and leaves fewer sums
         at_once = 8 if shape.item >= 4 and block == 2048 else 16
         programs = H200.units * max(at_once // warps, 1) * more
         parts = min(programs, most // rows)
         parts = 1 << max(parts.bit_length() - 1, 0)
-        yield Schedule(_blocks(walked, rows, axis, block), warps=warps, stages=stages, split=parts)
-
-
-def _columns(shape: Shape) -> Iterator[Schedule]:
-    axis = shape.axis
-    assert axis is not None
-    size = max(shape.sizes[axis], 1)
-    fast = max((a for a in shape.fast if a != axis), key=shape.fast.__getitem__)
-    key = fast
-    if shape.sizes[fast] < 64 and fast == shape.parallel[-1]:
-        key = " ".join(shape.parallel)  # short rows: several of them side by side
-    wide = min(power_of_two(shape.size(key)), 512 // shape.item // 2)
-    others = shape.points // max(shape.size(key), 1)
-    whole = max(power_of_two(size), 2)
-    if whole <= HANDFUL:  # blocks as large as for elementwise work, which this nearly is
-        wide = min(power_of_two(shape.size(key)), 2048 // whole)
-        while wide > 32 and not shape.dynamic and others * math.ceil(shape.size(key) / wide) < PROGRAMS:
-            wide //= 2
-    if whole * min(wide, 32) <= 8192:  # all of the axis in one block: nothing is read twice
-        for columns in (wide, wide // 2, wide // 4):
-            if columns >= 8 and whole * columns <= 16384:
-                yield Schedule(_blocks(key, columns, axis, whole), warps=_warps(whole * columns, 16))
-    # A step of one load should bring 16 KiB: with four programs a multiprocessor, enough bytes are on their way.
-    tall, less = ((wide, 64, 8), (wide, 32, 4))[:: 1 if shape.tile_loads(axis, key) < 2 else -1]
-    steps = [(*tall, 2), (*less, 2), (wide // 2, 64, 4, 2), (wide, 16, 4, 2)]
-    if shape.tile_loads(axis, key) > MANY_LOADS:  # what they bring takes registers, and shared memory if copied ahead
-        steps[:0] = [(wide, 16, max(wide // 16, 4), 2), (wide, 32, max(wide // 8, 4), 2)]
-    elif shape.tile_stores(axis, key):  # more is alive at once: 16 elements a thread, copied ahead
-        steps[:0] = [(wide, 32, max(wide // 16, 4), stages) for stages in (3, 2)]
-    for columns, step, warps, stages in steps:
-        columns = max(columns, min(16, power_of_two(shape.size(key))))
-        programs = others * math.ceil(shape.size(key) / columns)
-        parts = min(PROGRAMS * 4 // warps // max(programs, 1), size // (2 * step))
-        schedule = Schedule(_blocks(key, columns, axis, step), warps=warps, stages=stages, loop=True)
-        if shape.ends and parts >= 2:
-            parts = 1 << (parts.bit_length() - 1)
-            yield replace(schedule, split=parts)
-            if parts >= 4:
-                yield replace(schedule, split=parts // 2)
-        else:
-            yield schedule
-
-
-def _running_columns(shape: Shape) -> Iterator[Schedule]:
-    """Running sums down columns. Every step waits for the one before it, so steps are few and long; side by side lie as
-    many columns as one access to memory brings, or fewer where that leaves multiprocessors idle."""
-    axis = shape.axis
-    assert axis is not None
-    key = max((a for a in shape.fast if a != axis), key=shape.fast.__getitem__)
-    whole = max(power_of_two(max(shape.sizes[axis], 1)), 2)
-    columns = min(max(SECTOR // shape.item, 1), power_of_two(shape.sizes[key]))
-    while columns > 1 and not shape.dynamic and shape.points // columns < H200.units:
-        columns //= 2
-    sizes = ((8192, 16), (4096, 16), (8192, 8), (4096, 8), (2048, 16), (16384, 16))
-    if columns * whole > 8192:  # what a loop carries takes registers too
-        sizes = ((4096, 8), (8192, 8), (4096, 16), (2048, 8))
-    for elements, each in sizes:
-        step = max(min(elements // columns, whole), 2)
-        yield Schedule(_blocks(key, columns, axis, step), warps=_warps(columns * step, each), loop=step < whole)
-
-
-def _blocks(key: str, rows: int, axis: str, block: int) -> tuple[tuple[str, int], ...]:
-    return ((key, rows), (axis, block)) if key else ((axis, block),)
-
-
-def _warps(elements: int, each: int) -> int:
-    """Warps that leave every thread `each` elements."""
-    return min(max(power_of_two(elements // (32 * each)), 1), 32)
+        yield Schedule(blocks_of(walked, rows, axis, block), warps=warps, stages=stages, split=parts)
 
 
 # --- matrix products ---

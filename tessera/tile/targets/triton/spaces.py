@@ -78,8 +78,9 @@ class Places:
             if set(key[0].removesuffix(" in").split()) <= set(dim.axes):
                 del self._outer_names[key]
 
-    def enter(self, lines: list[str], dim: Dim) -> None:
-        self.inner, self.moving, self._inner_names = lines, dim, {}
+    def enter(self, lines: list[str], dim: Dim, names: dict[tuple[str, str], str] | None = None) -> None:
+        """Lines go into a loop; `names` are the variables of one of several blocks that a step has, as known so far."""
+        self.inner, self.moving, self._inner_names = lines, dim, {} if names is None else names
 
     def leave(self) -> None:
         self.namer.release(self._inner_names.values())

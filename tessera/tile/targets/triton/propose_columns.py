@@ -1,0 +1,123 @@
+"""Schedules for reductions down columns: the axis that is reduced is not the one that is contiguous in memory.
+
+Programs take tiles of some columns, walk down a part of them, and leave the rest to a second kernel. What limits them
+is how many bytes are on their way, and what a column's sum over many warps costs at the end: numbers here were measured
+on an H200 (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from tessera.tile.cost import H200
+from tessera.tile.schedule import Schedule
+from tessera.tile.targets.triton.layout import power_of_two
+from tessera.tile.targets.triton.shape import PROGRAMS, Shape, blocks_of, warps_for
+from tessera.tile.targets.triton.unroll import BLOCKS
+
+HANDFUL = 4  # elements reduced at each point of something large
+SECTOR = 32  # bytes that memory gives at once
+MANY_LOADS = 8  # of a tile, from which on a step is kept short
+
+
+def columns(shape: Shape) -> Iterator[Schedule]:
+    axis = shape.axis
+    assert axis is not None
+    size = max(shape.sizes[axis], 1)
+    fast = max((a for a in shape.fast if a != axis), key=shape.fast.__getitem__)
+    key = fast
+    if shape.sizes[fast] < 64 and fast == shape.parallel[-1]:
+        key = " ".join(shape.parallel)  # short rows: several of them side by side
+    wide = min(power_of_two(shape.size(key)), 512 // shape.item // 2)
+    others = shape.points // max(shape.size(key), 1)
+    whole = max(power_of_two(size), 2)
+    if whole <= HANDFUL:  # blocks as large as for elementwise work, which this nearly is
+        wide = min(power_of_two(shape.size(key)), 2048 // whole)
+        while wide > 32 and not shape.dynamic and others * math.ceil(shape.size(key) / wide) < PROGRAMS:
+            wide //= 2
+    if whole * min(wide, 32) <= 8192:  # all of the axis in one block: nothing is read twice
+        for side in (wide, wide // 2, wide // 4):
+            if side >= 8 and whole * side <= 16384:
+                yield Schedule(blocks_of(key, side, axis, whole), warps=warps_for(whole * side, 16))
+    for walk in _walks(shape, key, wide):
+        side = min(max(walk.columns, 16), power_of_two(shape.size(key)))
+        step = max(walk.warps * 32 * walk.vectors * shape.vector // side, 2)
+        programs = others * math.ceil(shape.size(key) / side)
+        most = min(H200.units * walk.busy // walk.warps // max(programs, 1), size // (2 * step))
+        extra = ((BLOCKS, walk.blocks),) if walk.blocks > 1 else ()
+        schedule = Schedule(blocks_of(key, side, axis, step), walk.warps, walk.stages, loop=True, extra=extra)
+        if shape.ends and most >= 2:
+            parts = _parts(shape, size, step, walk.blocks, most)
+            yield replace(schedule, split=parts)
+            if parts >= 4:
+                yield replace(schedule, split=_parts(shape, size, step, walk.blocks, parts // 2))
+        else:
+            yield schedule
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How columns are walked down."""
+
+    columns: int  # side by side
+    warps: int
+    stages: int = 2
+    blocks: int = 1  # loaded in one step
+    vectors: int = 1  # that a thread has of a block: what is carried from step to step takes as many registers
+    busy: int = 16  # warps a multiprocessor, all programs together
+
+
+def _walks(shape: Shape, key: str, wide: int) -> list[Walk]:
+    """Bytes have to be on their way all the time: loads of several blocks at once while registers hold them, copies
+    ahead where there are many loads, or stores between them."""
+    assert shape.axis is not None
+    loads = shape.tile_loads(shape.axis, key)
+    if loads > MANY_LOADS:  # what they bring takes registers, and shared memory if copied ahead
+        return [Walk(wide, max(wide // 16, 4)), Walk(wide, max(wide // 8, 4)), Walk(128, 8, 3)]
+    if loads > 3:
+        return [Walk(128, 8, 3), Walk(128, 8, 4), Walk(256, 8, 3), Walk(128, 8, 3, vectors=2)]
+    if shape.tile_stores(shape.axis, key):  # fewer bytes a step: larger blocks
+        warps = max(wide // 16, 4)
+        vectors = max(wide // warps // shape.vector, 1)
+        large = [Walk(wide, warps, stages, vectors=vectors) for stages in (3, 2)]
+        return [*large, Walk(wide, 8, 3, vectors=1), Walk(wide, 8, 2, blocks=2)]
+    if loads > 1:
+        return [
+            Walk(64, 8, blocks=2, busy=32), Walk(128, 8, blocks=2, busy=32),
+            Walk(128, 8, stages=3), Walk(128, 4, vectors=4),
+        ]  # fmt: skip
+    return [
+        Walk(128, 8, blocks=4, busy=32), Walk(256, 8, blocks=4, busy=32),
+        Walk(256, 8, stages=5, busy=32), Walk(wide, 8, vectors=4),
+    ]  # fmt: skip
+
+
+def _parts(shape: Shape, size: int, step: int, blocks: int, most: int) -> int:
+    """Parts of a column, at most so many: with whole steps for each, if nearly as many parts have them, since a mask at
+    every access costs more. Steps of fewer blocks are better than masks, too."""
+    while not shape.dynamic and blocks:
+        for parts in range(most, most * 2 // 3, -1):
+            if size % (parts * step * blocks) == 0:
+                return parts
+        blocks //= 2
+    return 1 << (most.bit_length() - 1)
+
+
+def running_columns(shape: Shape) -> Iterator[Schedule]:
+    """Running sums down columns. Every step waits for the one before it, so steps are few and long; side by side lie as
+    many columns as one access to memory brings, or fewer where that leaves multiprocessors idle."""
+    axis = shape.axis
+    assert axis is not None
+    key = max((a for a in shape.fast if a != axis), key=shape.fast.__getitem__)
+    whole = max(power_of_two(max(shape.sizes[axis], 1)), 2)
+    columns = min(max(SECTOR // shape.item, 1), power_of_two(shape.sizes[key]))
+    while columns > 1 and not shape.dynamic and shape.points // columns < H200.units:
+        columns //= 2
+    sizes = ((8192, 16), (4096, 16), (8192, 8), (4096, 8), (2048, 16), (16384, 16))
+    if columns * whole > 8192:  # what a loop carries takes registers too
+        sizes = ((4096, 8), (8192, 8), (4096, 16), (2048, 8))
+    for elements, each in sizes:
+        step = max(min(elements // columns, whole), 2)
+        yield Schedule(blocks_of(key, columns, axis, step), warps=warps_for(columns * step, each), loop=step < whole)
