@@ -502,10 +502,11 @@ class Emitter:
         return reduce_text(kind, element, name, where, axis, rank)
 
     def _down(self, dim: Dim, beside: Dim) -> bool:
-        """Whether the dim runs down many columns that lie side by side: warps share columns, not rows."""
+        """Whether the dim runs down many columns that lie side by side, of which warps share each; the exchange takes
+        registers, which larger blocks have not."""
         loads = [op for op in self.kernel.block.ops if isinstance(op, LoadOp) and dim.axes[0] in axes_of(op.result)]
         steps = [op.at.expr.stride(dim.axes[0]) for op in loads]
-        many = dim.block >= 4 and beside.block >= 32
+        many = dim.block >= 4 and beside.block >= 32 and dim.block * beside.block <= self.schedule.warps * 32 * 8
         return many and bool(steps) and not any(s is not None and s.constant == 1 for s in steps)
 
     def _reduce_exp(self, op: ReduceExpOp, space: Space) -> None:
