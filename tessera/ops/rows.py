@@ -5,6 +5,7 @@
     decode_attention  attention of one query a head over a cache, heads in groups that share keys
     cached_attention  two writes and the attention that reads them, as one
     quantized_linear  a linear layer whose weight is stored as `kind` says, see `dequantized`
+    widened           such a weight in single precision, for gradients
 
 Here stands what they compute, in PyTorch; CUDA kernels for them stand in `runtime/decode`. `passes/decode` finds the
 places for them. What is in between is kept in single precision and rounded once, at the end.
@@ -48,6 +49,7 @@ library.define(
     "float key_eps, float key_shift, Tensor? key_cosine, Tensor? key_sine, float scale) -> Tensor"
 )
 library.define("quantized_linear(Tensor x, Tensor weight, Tensor scale, Tensor? bias, str kind) -> Tensor")
+library.define("widened(Tensor weight, Tensor scale, str kind) -> Tensor")
 
 
 def wide(x: Tensor) -> Tensor:
@@ -218,6 +220,11 @@ def _fake_linear(x: Tensor, weight: Tensor, scale: Tensor, *_: object) -> Tensor
     return x.new_empty((*x.shape[:-1], scale.shape[0]))
 
 
+def _fake_widened(weight: Tensor, scale: Tensor, kind: str) -> Tensor:
+    columns = weight.shape[1] if kind == "fp8" else scale.shape[1] * GROUP
+    return weight.new_empty((scale.shape[0], columns), dtype=torch.float32)
+
+
 def _fake_attention(q: Tensor, k: Tensor, v: Tensor, *_: object) -> Tensor:
     return q.new_empty(q.shape)
 
@@ -228,11 +235,13 @@ for _name, _fn in (
     ("decode_attention", decode_attention),
     ("cached_attention", cached_attention),
     ("quantized_linear", quantized_linear),
+    ("widened", dequantized),
 ):
     library.impl(_name, _fn, "CompositeExplicitAutograd")
 library.impl("decode_attention", _fake_attention, "Meta")
 library.impl("quantized_linear", _fake_linear, "Meta")
 library.impl("cached_attention", _fake_attention, "Meta")
+library.impl("widened", _fake_widened, "Meta")
 
 
 def _linear_cost(eqn: Equation) -> float:
@@ -244,8 +253,4 @@ declare("tessera.rows_linear", "decode", cost=_linear_cost)
 declare("tessera.cache_write", "decode")
 declare("tessera.decode_attention", "decode", cost=lambda eqn: 4.0 * eqn.inputs()[1].tensor.numel())
 declare("tessera.cached_attention", "decode", cost=lambda eqn: 4.0 * eqn.inputs()[1].tensor.numel())
-declare(
-    "tessera.quantized_linear",
-    "decode",
-    cost=lambda eqn: 2.0 * eqn.inputs()[0].tensor.numel() * int(eqn.inputs()[2].tensor.shape[0]),
-)
+declare("tessera.widened", "decode", zero=True)  # stored weights are no parameters

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.ops.rows import GROUP, KINDS, dequantized, quantized
-from tessera.util.errors import OptionError
+from tessera.util.errors import InputError, OptionError
 
 
 class QuantizedLinear(nn.Module):
@@ -33,6 +33,11 @@ class QuantizedLinear(nn.Module):
         self.register_buffer("bias", None if layer.bias is None else layer.bias.detach())
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.dtype.itemsize < 2:
+            raise InputError(
+                f"a layer stored as {self.kind}: expected activations of 16 bits or more, got {x.dtype}; a model that "
+                "casts them to the dtype of a weight needs that layer among quantize's skip"
+            )
         return torch.ops.tessera.quantized_linear(x, self.weight, self.scale, self.bias, self.kind)
 
     def extra_repr(self) -> str:
@@ -50,11 +55,13 @@ class Quantized:
     left: dict[str, str]  # layers that stayed, and why
 
     def __str__(self) -> str:
-        worst = max(self.errors.items(), key=lambda item: item[1], default=("", 0.0))
-        lines = [
-            f"{self.kind}: {len(self.errors)} linear layers, {self.bytes_before / 2**20:.1f} MiB of weights "
-            f"are {self.bytes_after / 2**20:.1f} MiB; relative error of a weight at most {worst[1]:.4f} ({worst[0]})"
-        ]
+        lines = [f"{self.kind}: no linear layer was changed"]
+        if self.errors:
+            name, worst = max(self.errors.items(), key=lambda item: item[1])
+            lines = [
+                f"{self.kind}: {len(self.errors)} linear layers, {self.bytes_before / 2**20:.1f} MiB of weights "
+                f"are {self.bytes_after / 2**20:.1f} MiB; relative error of a weight at most {worst:.4f} ({name})"
+            ]
         lines += [f"  {name} stayed as it is: {why}" for name, why in self.left.items()]
         return "\n".join(lines)
 
@@ -62,13 +69,17 @@ class Quantized:
 def quantize(model: nn.Module, kind: str, skip: Sequence[str] = ()) -> Quantized:
     """Store the weights of a model's linear layers as int8, int4 or fp8; `skip` names layers that stay as they are.
 
-    The model is changed in place and is for inference from then on. int8 and int4 have a scale for every 128 weights
-    of a row, fp8 one a row.
+    The model is changed in place. int8 and int4 have a scale for every 128 weights of a row, fp8 one a row. Stored
+    weights are no parameters any more; gradients still flow through the layers.
     """
+    if not isinstance(model, nn.Module) or isinstance(model, nn.Linear):
+        what = "a linear layer itself: put it into a module" if isinstance(model, nn.Linear) else type(model).__name__
+        raise OptionError(f"quantize: expected a module whose linear layers can be replaced, got {what}")
     if kind not in KINDS:
         raise OptionError(f"quantize: expected a kind among {', '.join(KINDS)}, got {kind!r}")
-    layers = {name: m for name, m in model.named_modules() if type(m) is nn.Linear}
-    if unknown := [name for name in skip if name not in layers]:
+    places = _places(model)
+    layers = {names[0]: layer for layer, names in places.items()}
+    if unknown := [name for name in skip if all(name not in names for names in places.values())]:
         raise OptionError(
             f"quantize: no linear layer is called {unknown[0]!r}; there are {', '.join(layers) or 'none'}"
         )
@@ -77,7 +88,7 @@ def quantize(model: nn.Module, kind: str, skip: Sequence[str] = ()) -> Quantized
     left: dict[str, str] = {}
     before = after = 0
     for name, layer in layers.items():
-        if why := _refused(name, layer, kind, skip, shared):
+        if why := _refused(model, places[layer], layer, kind, skip, shared):
             left[name] = why
             continue
         made = QuantizedLinear(layer, kind)
@@ -85,9 +96,22 @@ def quantize(model: nn.Module, kind: str, skip: Sequence[str] = ()) -> Quantized
         errors[name] = float((dequantized(made.weight, made.scale, kind) - full).norm() / full.norm().clamp(min=1e-30))
         before += layer.weight.nbytes
         after += made.weight.nbytes + made.scale.nbytes
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, made.to(layer.weight.device))
+        for place in places[layer]:
+            setattr(_owner(model, place), place.rpartition(".")[2], made.to(layer.weight.device))
     return Quantized(kind, errors, before, after, left)
+
+
+def _places(model: nn.Module) -> dict[nn.Linear, list[str]]:
+    """Every linear layer, with all its names: a model may call one layer in several places."""
+    found: dict[nn.Linear, list[str]] = {}
+    for name, m in model.named_modules(remove_duplicate=False):
+        if type(m) is nn.Linear:
+            found.setdefault(m, []).append(name)
+    return found
+
+
+def _owner(model: nn.Module, name: str) -> nn.Module:
+    return model.get_submodule(name.rpartition(".")[0])
 
 
 def _shared(model: nn.Module, layers: dict[str, nn.Linear]) -> set[str]:
@@ -100,11 +124,15 @@ def _shared(model: nn.Module, layers: dict[str, nn.Linear]) -> set[str]:
     return {name for name, layer in layers.items() if len(owners[id(layer.weight)]) > 1}
 
 
-def _refused(name: str, layer: nn.Linear, kind: str, skip: Sequence[str], shared: set[str]) -> str:
-    if name in skip:
+def _refused(
+    model: nn.Module, names: list[str], layer: nn.Linear, kind: str, skip: Sequence[str], shared: set[str]
+) -> str:
+    if any(name in skip for name in names):
         return "asked for"
-    if name in shared:
+    if names[0] in shared:
         return "its weight belongs to another module too"
+    if any(isinstance(_owner(model, name), nn.TransformerEncoderLayer) for name in names):
+        return "torch.nn.TransformerEncoderLayer reads the weights of its layers itself"
     if kind != "fp8" and layer.in_features % GROUP:
         return f"its width {layer.in_features} is no multiple of {GROUP}"
     return ""
