@@ -55,7 +55,8 @@ def save(
     programs = [[p.name, writer.trace(p.trace), p.boxed] for p in parts]
     data = {"version": VERSION, "programs": programs, "details": details(writer)}
     text = json.dumps({**data, "kernels": claimed.kernels, "tables": writer.tables()}, separators=(",", ":"))
-    cache.store(KIND, key.text, zlib.compress(text.encode(), 1))
+    if not cache.store(KIND, key.text, zlib.compress(text.encode(), 1)):
+        raise Unserial(f"{cache.folder()} cannot be written")
     COUNTS["stored"] += 1
 
 

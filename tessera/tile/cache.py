@@ -71,14 +71,14 @@ def load_digest(kind: str, of_key: str) -> bytes | None:
     return found
 
 
-def store(kind: str, key: str, data: bytes) -> None:
-    """Keep `data` under this key, in place of what was there."""
+def store(kind: str, key: str, data: bytes) -> bool:
+    """Keep `data` under this key, in place of what was there. False where that cannot be."""
     path = _path(kind, digest(key))
     try:
         _private(path.parent)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=PENDING)  # readable by the owner alone
     except OSError:
-        return
+        return False
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(_pack(data, digest(key)))
@@ -86,8 +86,10 @@ def store(kind: str, key: str, data: bytes) -> None:
     except OSError:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
+        return False
     if next(_stored) % TRIM_EVERY == 0 and config.cache_size:
         trim(parse_bytes(config.cache_size))
+    return True
 
 
 def entries(kind: str | None = None) -> Iterator[Entry]:
@@ -140,16 +142,31 @@ def write_source(kind: str, stem: str, text: str) -> Path:
     path = folder() / kind / f"{stem}_{digest(text)[:16]}.py"
     try:
         _private(path.parent)
-    except OSError:  # no folder of our own: a private one for this process
+        if not _holds(path, text):
+            _write_text(path, text)
+    except OSError:  # no folder of our own, or no room in it: a private one for this process
         path = Path(tempfile.mkdtemp(prefix="tessera-")) / path.name
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        if path.read_text() == text:
-            return path
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=PENDING)
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-    os.replace(temporary, path)
+        _write_text(path, text)
     return path
+
+
+def _holds(path: Path, text: str) -> bool:
+    try:
+        return path.read_text() == text
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _write_text(path: Path, text: str) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=PENDING)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
 
 
 def _path(kind: str, of_key: str) -> Path:

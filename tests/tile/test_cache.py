@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -122,6 +123,26 @@ def test_folder_that_is_a_file(folder: Path) -> None:
     cache.store("object", "a", b"x")
     assert cache.load("object", "a") is None
     assert cache.write_source("source", "kernel", "x = 1\n").read_text() == "x = 1\n"
+
+
+def test_a_full_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is room for names, but for no contents."""
+    assert cache.store("object", "a", b"x")
+    make = tempfile.mkstemp
+
+    def full(dir: Path, prefix: str) -> tuple[int, str]:
+        handle, path = make(dir=dir, prefix=prefix)
+        if not str(dir).startswith(str(folder)):
+            return handle, path
+        os.close(handle)
+        return os.open("/dev/full", os.O_WRONLY), path
+
+    monkeypatch.setattr(tempfile, "mkstemp", full)
+    assert not cache.store("object", "b", b"x" * 100_000)
+    assert cache.load("object", "b") is None and cache.load("object", "a") == b"x"
+    made = cache.write_source("source", "kernel", "x = 1\n")
+    assert made.read_text() == "x = 1\n" and not str(made).startswith(str(folder))
+    assert not [entry for entry in cache.files() if entry.path.name.startswith(cache.PENDING)]
 
 
 def test_source_files_are_named_by_content() -> None:
