@@ -10,7 +10,7 @@ memory budget the policy is relaxed, cheapest flops per byte first, until the sa
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
@@ -149,21 +149,31 @@ class _Plan:
         return 2 if found is not None and found.family in _ARITHMETIC else 3
 
     def fit(self, budget: int) -> list[Value]:
-        """The least recomputation that keeps the saved bytes within the budget, or the smallest save there is."""
+        """The least recomputation that keeps the saved bytes within the budget, or the smallest save there is.
+
+        Equal layers have equal prices. Where not all of them need to run again, those that do not are spread: what runs
+        again between two of them is a short chain, and what backward holds of it at once is little.
+        """
         pure = [e for e in self.trace.equations if self._pure(e)]
-        price = {e: flops(e) / max(1.0, sum(_nbytes(v) for v in e.results())) for e in pure}
-        steps = sorted(set(price.values()))
-        low, high = 0, len(steps) - 1
-        best = self.cut(set(pure))
-        while low <= high:
-            middle = (low + high) // 2
-            base = self.allowed("views")
-            saved = self.cut(base | {e for e in pure if price[e] <= steps[middle]})
-            if self.bytes(saved) <= budget:
-                best, high = saved, middle - 1
-            else:
-                low = middle + 1
-        return best
+        price = {e: (flops(e) / max(1.0, sum(_nbytes(v) for v in e.results())), str(e.op)) for e in pure}
+        steps, base = sorted(set(price.values())), self.allowed("views")
+
+        def up_to(step: int, but: set[Equation] = frozenset()) -> list[Value]:  # type: ignore[assignment]
+            return self.cut(base | {e for e in pure if price[e] <= steps[step] and e not in but})
+
+        found = _first(len(steps), lambda i: self.bytes(up_to(i)) <= budget)
+        if found is None:
+            return self.cut(set(pure))
+        last = [e for e in pure if price[e] == steps[found] and e in self.early and e in self.needed]
+        fitting = [up_to(found)]
+
+        def again(count: int) -> bool:
+            """This many of the dearest run again."""
+            fitting.append(up_to(found, _spread(last, len(last) - count)))
+            return self.bytes(fitting[-1]) <= budget
+
+        _first(len(last), again)
+        return max((saved for saved in fitting if self.bytes(saved) <= budget), key=self.bytes)
 
     def bytes(self, saved: list[Value]) -> int:
         """Bytes that are kept only for backward: inputs and outputs are alive anyway."""
@@ -347,6 +357,20 @@ class _Plan:
                 wanted.update(eqn.inputs())
                 symbols |= symbols_in((eqn.args, eqn.kwargs))
         return chosen[::-1]
+
+
+def _spread(equations: list[Equation], count: int) -> set[Equation]:
+    """So many of them, evenly far from one another and from both ends."""
+    return {equations[(2 * i + 1) * len(equations) // (2 * count)] for i in range(count)}
+
+
+def _first(count: int, fits: Callable[[int], bool]) -> int | None:
+    """The least number below `count` that fits, where all above it do."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle + 1, high)
+    return low if low < count else None
 
 
 def _near_their_use(early: list[Equation], late: list[Equation]) -> list[Equation]:

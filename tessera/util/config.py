@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -72,15 +73,12 @@ def _check_choice(name: str, value: object) -> None:
 
 def parse_bytes(text: str | int) -> int:
     """'8GB' -> 8_000_000_000, '512MiB' -> 536_870_912; a number stays as it is."""
-    if isinstance(text, int):
-        return text
-    units = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9, "b": 1, "": 1}
-    digits = text.strip().rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ ")
-    unit = text.strip()[len(digits) :].strip().lower()
-    try:
-        return int(float(digits) * units[unit])
-    except (KeyError, ValueError):
-        raise OptionError(f"expected a size such as '8GB' or '512MiB', got {text!r}") from None
+    units = {"k": 1, "m": 2, "g": 3, "t": 4, "": 0}
+    found = re.fullmatch(r"\s*(\d+\.?\d*)\s*([kmgt]?)(i?)b?\s*", str(text), re.IGNORECASE)
+    if isinstance(text, bool) or found is None:
+        raise OptionError(f"expected a size such as '8GB' or '512MiB', got {text!r}")
+    number, unit, binary = found.groups()
+    return int(float(number) * (1024 if binary else 1000) ** units[unit.lower()])
 
 
 def check_flags(flags: dict[str, object]) -> None:

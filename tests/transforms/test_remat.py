@@ -86,6 +86,30 @@ def test_budget_is_kept_where_it_can_be():
     assert sizes[0] == 0
 
 
+def test_of_equal_layers_as_many_run_again_as_the_budget_asks():
+    """Not all or none; and those that are saved stand apart, so that no long chain runs again at once."""
+
+    def deep(x, *weights):
+        for w in weights:
+            x = (x @ w).sin()
+        return x
+
+    args = (torch.randn(32, 16), *(torch.randn(16, 16) for _ in range(12)))
+    one = 32 * 16 * 4
+    kept = {}
+    for layers in (12, 6, 3):
+        _, split = split_of(deep, *args, policy="cheap", budget=layers * one)
+        kept[layers] = split.saved_bytes // one
+        assert 0 < layers - 1 <= kept[layers] <= layers
+        names = [e.op._opname for e in split.backward.equations]
+        first = names.index("mm", 1)  # a gradient's
+        assert names[:first].count("matmul") <= 12 // layers + 1
+        compare = run(split, args, [torch.ones(32, 16)])[1]
+        whole = run(split_of(deep, *args)[1], args, [torch.ones(32, 16)])[1]
+        for a, b in zip(compare, whole, strict=True):
+            torch.testing.assert_close(a, b)
+
+
 def test_random_equations_never_run_twice():
     def f(x):
         return F.dropout(x.sin(), 0.5).exp() * x
