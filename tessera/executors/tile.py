@@ -26,6 +26,7 @@ from tessera.ops.fp8 import in_hardware
 from tessera.ops.pool import max_pool, max_pool_backward
 from tessera.ops.uniform import uniform
 from tessera.passes import fuse, pool_offsets
+from tessera.passes.compute_again import compute_again
 from tessera.passes.compute_random import compute_random
 from tessera.passes.decompose import decompose as take_apart
 from tessera.passes.fuse_copies import own_copies
@@ -179,8 +180,9 @@ def _computes_random(device: torch.device) -> bool:
 
 
 def copies(trace: Trace) -> Trace:
-    """Sums over outer dimensions with arithmetic of their own, just before regions are chosen."""
-    return own_copies(trace, COMPILER)
+    """Sums over outer dimensions with arithmetic of their own, and kernels with what others would write for them in
+    more bytes than it is made of, just before regions are chosen."""
+    return compute_again(own_copies(trace, COMPILER), COMPILER)
 
 
 def decompose(trace: Trace) -> Trace:

@@ -24,6 +24,7 @@ Number = bool | int | float
 Make = Callable[[KernelBuilder], SSAValue]
 HALF = (torch.float16, torch.bfloat16)
 NARROW = (*HALF, torch.float8_e4m3fn)  # only carried: arithmetic is in 32 bits
+CHOICES = ("maximum", "minimum", "fmax", "fmin", "select", "abs", "neg")  # give an argument back, up to its sign
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
@@ -151,6 +152,8 @@ class Emit:
     _made: dict[tuple, T] = field(default_factory=dict)
     axis_names: frozenset[str] = frozenset()
     _loaded: dict[T, T] = field(default_factory=dict)  # as wide as arithmetic is, and as it lay in memory
+    _narrow: dict[T, torch.dtype] = field(default_factory=dict)  # values that a narrower dtype has too
+    _numbers: dict[T, Number] = field(default_factory=dict)
 
     def _once(self, key: tuple, dtype: torch.dtype, axes: frozenset[str], make: Make) -> T:
         found = self._made.get(key)
@@ -169,7 +172,9 @@ class Emit:
             if not bounds.min <= value <= bounds.max:
                 raise Unlowerable(f"{value} is no {dtype}")
         key = ("constant", repr(value), dtype)
-        return self._once(key, dtype, frozenset(), lambda k: k.constant(value, element_of_dtype(dtype)))
+        made = self._once(key, dtype, frozenset(), lambda k: k.constant(value, element_of_dtype(dtype)))
+        self._numbers[made] = value
+        return made
 
     def apply(self, fn: str, *args: T, dtype: torch.dtype | None = None) -> T:
         dtype = dtype or (torch.bool if FUNCTIONS[fn].predicate else args[-1].dtype)
@@ -179,7 +184,17 @@ class Emit:
         if key not in self._made:
             self.costs += FUNCTIONS[fn].cost
         element = element_of_dtype(dtype)
-        return self._once(key, dtype, _union(args), lambda k: k.apply(fn, *(a.ssa for a in args), element=element))  # type: ignore[misc]
+        made = self._once(key, dtype, _union(args), lambda k: k.apply(fn, *(a.ssa for a in args), element=element))  # type: ignore[misc]
+        if fn in CHOICES and (narrow := self._narrowest(args[1:] if fn == "select" else args)) is not None:
+            self._narrow[made] = narrow
+        return made
+
+    def _narrowest(self, args: Sequence[T]) -> torch.dtype | None:
+        """The dtype of 16 bits or 8 that has all of these values; numbers count where it has them too."""
+        found = {self._narrow.get(a) for a in args if a not in self._numbers}
+        dtype = found.pop() if len(found) == 1 else None
+        numbers = [self._numbers[a] for a in args if a in self._numbers]
+        return dtype if dtype is not None and all(torch.tensor(n).to(dtype).item() == n for n in numbers) else None
 
     def cast(self, x: T, dtype: torch.dtype) -> T:
         if x.dtype is dtype:
@@ -226,6 +241,8 @@ class Emit:
         return loaded if loaded is not None and loaded.dtype is dtype else self.cast(x, dtype)
 
     def rounded(self, x: T, dtype: torch.dtype) -> T:
+        if self._narrow.get(x) is dtype:
+            return x
         narrow = self.cast(x, dtype)
         return self._loaded_as(narrow, self.cast(narrow, wide(dtype)))
 
@@ -255,6 +272,8 @@ class Emit:
 
     def _loaded_as(self, loaded: T, x: T) -> T:
         self._loaded.setdefault(x, loaded)
+        if loaded.dtype in NARROW:
+            self._narrow[x] = loaded.dtype
         return x
 
     def store(self, buffer: object, dtype: torch.dtype, value: T, offset: Index) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tessera.tile.from_trace_emit import T
+from tessera.tile.from_trace_emit import NARROW, T
 from tessera.tile.from_trace_index import ZERO, Index, Indices, Unlowerable, never_negative
 from tessera.tile.lower import SELECT, Call, Reader, Rule, define
 from tessera.tile.lower_view import shape_of
@@ -88,7 +88,7 @@ def _max_pool(reader: Reader, call: Call, at: Indices) -> T:
     for number, taps in enumerate(itertools.product(*rows)):
         tests = [tap.inside for tap in taps]
         x = _under(reader, *tests).read(call.first, (*rest, *(tap.at for tap in taps)))
-        x = reader.emit.narrow(x, call.first.dtype).to(call.first.dtype)  # elements that round to the same are equal
+        x = x.rounded(call.first.dtype) if call.first.dtype in NARROW else x  # those that round to the same are equal
         inside = _both(*tests)
         if best is None and inside is None:
             best = x

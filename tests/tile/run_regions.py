@@ -42,6 +42,7 @@ from tessera.ir.trace import Trace
 from tessera.ir.verify import verify
 from tessera.ops.op import keep_whole
 from tessera.passes import fuse
+from tessera.passes.compute_again import compute_again
 from tessera.passes.dce import dce
 from tessera.passes.decompose import decompose
 from tessera.passes.fuse_copies import own_copies
@@ -189,7 +190,7 @@ def compiled(program: Program, trace: Trace, mode: str, report: Report) -> Calla
         trace = tile.decompose(trace)
         executor = FusionExecutor("random", tile.regions, compile_region)
     else:
-        trace = own_copies(decompose(trace, _holds), COMPILER)
+        trace = compute_again(own_copies(decompose(trace, _holds), COMPILER), COMPILER)
         regions = _whole if mode == "whole" else partial(fuse.fuse, compiler=COMPILER)
         executor = FusionExecutor("random", regions, compile_region)
     if mode == "interp":

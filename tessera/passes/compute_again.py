@@ -1,0 +1,105 @@
+"""Arithmetic that one kernel would write for another is computed again by the other, where that reads fewer bytes.
+
+A batch norm's backward takes the mean off what was normalised in two kernels, one that sums and one that is left with
+the sums. What they share lies there in 32 bits, what it is made of in 16. In: a trace, and how its equations would be
+fused. Out: the same program, where a kernel that reads such a value has copies of the equations that lead to it from
+what is in memory anyway. Results of the program and what other than kernels read stay as they are.
+"""
+
+from __future__ import annotations
+
+from tessera.ir.builder import Builder
+from tessera.ir.equation import Equation, Value
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType
+from tessera.passes.dce import dce
+from tessera.passes.fuse import CONTRACT, POINTWISE, VIEW, Compiler, fuse
+
+MOST = 4  # equations that lead to a value
+SMALL = 16  # so many times less is not worth counting
+
+Chain = list[Equation]
+
+
+def compute_again(trace: Trace, compiler: Compiler) -> Trace:
+    return _Again(trace, compiler).run()
+
+
+class _Again:
+    def __init__(self, trace: Trace, compiler: Compiler) -> None:
+        self.trace, self.compiler = trace, compiler
+        self.maker = {v: eqn for eqn in trace.equations for v in eqn.results()}
+        self.kernel: dict[Equation, int] = {}
+        for number, region in enumerate(fuse(trace, compiler)):
+            inside = [trace.equations[i] for i in region]
+            if not any(compiler.kind(eqn) == CONTRACT for eqn in inside):  # its tiles would compute all of it again
+                self.kernel |= dict.fromkeys(inside, number)
+        self.users, self.results = trace.users(), set(trace.results())
+        self.names = Builder(trace.name)
+        self.names.reserve(list(trace.values()))
+
+    def run(self) -> Trace:
+        chains = {v: chain for eqn in self.kernel for v in eqn.results() if (chain := self.chain(v)) is not None}
+        equations: list[Equation] = []
+        made: dict[tuple[Value, int], Value] = {}
+        for eqn in self.trace.equations:
+            kernel = self.kernel.get(eqn)
+            rename: dict[Value, Value] = {}
+            for v in [v for v in eqn.inputs() if v in chains and self.kernel[self.maker[v]] != kernel]:
+                assert kernel is not None, "only kernels read it"
+                if (v, kernel) not in made:
+                    equations += self.copies(v, chains[v], kernel, made)
+                rename[v] = made[v, kernel]
+            equations.append(eqn.substitute(rename) if rename else eqn)
+        return dce(self.trace.with_(equations=tuple(equations))) if made else self.trace
+
+    def copies(self, v: Value, chain: Chain, kernel: int, made: dict[tuple[Value, int], Value]) -> list[Equation]:
+        """The equations of a chain under names of their own."""
+        rename: dict[Value, Value] = {}
+        found = []
+        for eqn in chain:
+            new = self.names.value(eqn.out.name, eqn.out.type)
+            found.append(eqn.substitute(rename).with_(outputs=(new,)))
+            rename[eqn.out] = new
+        made[v, kernel] = rename[v]
+        return found
+
+    def chain(self, v: Value) -> Chain | None:
+        """What leads to a value of a kernel from fewer bytes than it has, all in memory; None where nothing does."""
+        if v in self.results or not self.given_on(v):
+            return None
+        found: dict[Equation, None] = {}
+        leaves: set[Value] = set()
+        if not self.visit(v, v, found, leaves):
+            return None
+        return list(found) if sum(_nbytes(x) for x in leaves) < _nbytes(v) else None
+
+    def given_on(self, v: Value) -> bool:
+        """Other kernels read a value, and nothing else than kernels."""
+        own = self.kernel[self.maker[v]]
+        others = [user for user in self.users.get(v, ()) if self.kernel.get(user) != own]
+        return bool(others) and all(user in self.kernel and self.compiler.kind(user) != VIEW for user in others)
+
+    def visit(self, v: Value, wanted: Value, found: dict[Equation, None], leaves: set[Value]) -> bool:
+        """Collect the cheap equations of `wanted`'s kernel that lead to a value, and what they start from."""
+        eqn = self.maker.get(v)
+        small = v is not wanted and _numel(v) * SMALL <= _numel(wanted)
+        if small or eqn is None or self.kernel.get(eqn) != self.kernel[self.maker[wanted]]:
+            leaves.add(v)
+            return True
+        cheap = self.compiler.kind(eqn) in (POINTWISE, VIEW) and len(eqn.outputs) == 1
+        if not cheap or self.compiler.expensive(eqn):
+            return False
+        if eqn not in found:
+            if not all(self.visit(x, wanted, found, leaves) for x in eqn.inputs()):
+                return False
+            found[eqn] = None
+        return len(found) <= MOST
+
+
+def _nbytes(v: Value) -> int:
+    return v.type.nbytes() if isinstance(v.type, TensorType) else 0
+
+
+def _numel(v: Value) -> int:
+    return v.type.numel() if isinstance(v.type, TensorType) else 1
