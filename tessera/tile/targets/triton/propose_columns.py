@@ -43,7 +43,8 @@ def columns(shape: Shape) -> Iterator[Schedule]:
                 yield Schedule(blocks_of(key, side, axis, whole), warps=warps_for(whole * side, 16))
     for walk in _walks(shape, key, wide):
         side = min(max(walk.columns, 16), power_of_two(shape.size(key)))
-        step = max(walk.warps * 32 * walk.vectors * shape.vector // side, 2)
+        each = min(walk.vectors * shape.vector, walk.most)
+        step = max(walk.warps * 32 * each // side, 2)
         programs = others * math.ceil(shape.size(key) / side)
         most = min(H200.units * walk.busy // walk.warps // max(programs, 1), size // (2 * step))
         extra = ((BLOCKS, walk.blocks),) if walk.blocks > 1 else ()
@@ -67,6 +68,7 @@ class Walk:
     blocks: int = 1  # loaded in one step
     vectors: int = 1  # that a thread has of a block: what is carried from step to step takes as many registers
     busy: int = 16  # warps a multiprocessor, all programs together
+    most: int = 64  # elements a thread has of a block at most, however narrow they are
 
 
 def _walks(shape: Shape, key: str, wide: int) -> list[Walk]:
@@ -75,7 +77,7 @@ def _walks(shape: Shape, key: str, wide: int) -> list[Walk]:
     assert shape.axis is not None
     loads = shape.tile_loads(shape.axis, key)
     if loads > MANY_LOADS:  # what they bring takes registers, and shared memory if copied ahead
-        return [Walk(wide, max(wide // 16, 4)), Walk(wide, max(wide // 8, 4)), Walk(128, 8, 3)]
+        return [Walk(wide, max(wide // 16, 4), most=8), Walk(wide, max(wide // 8, 4), most=8), Walk(128, 8, 3)]
     if loads > 3:
         return [Walk(128, 8, 3), Walk(128, 8, 4), Walk(256, 8, 3), Walk(128, 8, 3, vectors=2)]
     if shape.tile_stores(shape.axis, key):  # fewer bytes a step: larger blocks
