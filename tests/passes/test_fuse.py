@@ -306,6 +306,23 @@ def test_batch_norm_moves_no_wide_tensors() -> None:
 
 
 @pytest.mark.usefixtures("triton_kernels")
+def test_distances_from_a_mean_are_not_written() -> None:
+    """The sums of a batch norm's gradient and the kernel after them both want x - mean, which is wider than x."""
+
+    def backward(g: torch.Tensor, x: torch.Tensor, *per: torch.Tensor) -> torch.Tensor:
+        w, b, mean, rstd = (p.float() for p in per)
+        away = x.float() - mean
+        masked = torch.where((away * rstd * w + b) > 0, g, 0.0)
+        up = masked.float()
+        total, along = up.sum(0), (up * away).sum(0)
+        return masked, ((up - total - away * along) * rstd).bfloat16()
+
+    trace = on_cuda(backward, *[(65536, 64)] * 2, *[(64,)] * 4)
+    assert not wide_between_kernels(trace) and len(tile.regions(trace)) == 2
+    verify(trace)
+
+
+@pytest.mark.usefixtures("triton_kernels")
 def test_batch_norm_is_two_kernels() -> None:
     def forward(x: torch.Tensor, r: torch.Tensor, *per: torch.Tensor) -> torch.Tensor:
         return F.relu(F.batch_norm(x, *(p.float() for p in per), training=True) + r)

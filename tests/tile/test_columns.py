@@ -112,3 +112,25 @@ def test_what_waits_for_a_load_is_not_loaded_first() -> None:
     assert [op.results[0] for op in first if isinstance(op, LoadOp)] == [plain, known]
     assert late.owner in rest and found.owner in rest and any(isinstance(op, ReduceOp) for op in rest)
     assert first == [op for op in loop.ops if op in first] and known.owner is first[-1]  # after what its mask needs
+
+
+def test_a_kernel_that_joins_parts_loads_before_it_waits() -> None:
+    kernel = sums(100352, 512, 3)
+    schedule = propose(kernel, {})[0]
+    made = halves(kernel, schedule)
+    lines = write(made.second, schedules(kernel, schedule, made)[1]).splitlines()
+    loads = [n for n, line in enumerate(lines) if "tl.load" in line]
+    assert len(loads) == 2 and max(loads) < min(n for n, line in enumerate(lines) if "tl.sum" in line)
+
+
+def test_nothing_is_loaded_before_a_store_to_the_same_buffer() -> None:
+    k = KernelBuilder("both")
+    i, r = k.axis("i", 64), k.axis("r", 32, reduce=True)
+    x, y = k.buffer(f32), k.buffer(f32)
+    a = k.load(x, r * 64 + i)
+    k.store(a, y, r * 64 + i)
+    k.store(k.reduce("sum", k.apply("mul", a, k.load(y, r * 64 + i)), "r"), k.buffer(f32), i)
+    (loop,) = (step for step in plan(k.finish()) if step.axis is not None)
+    assert loads_first(loop.ops) == ([], list(loop.ops))
+    dim = Dim(("r",), (Index.of(32),), 8, True)
+    assert blocks_of_a_step(Schedule(loop=True, extra=((BLOCKS, 4),)), loop.ops, dim) == 1

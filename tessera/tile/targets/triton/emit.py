@@ -45,7 +45,7 @@ from tessera.tile.targets.triton.online import Running
 from tessera.tile.targets.triton.product import DotSpaces, dot_spaces
 from tessera.tile.targets.triton.reduction import accumulate, identity, reduce_text, scan_lines, start_text
 from tessera.tile.targets.triton.spaces import Dims, Places, Space
-from tessera.tile.targets.triton.unroll import blocks_of_a_step, loads_first
+from tessera.tile.targets.triton.unroll import LOADS_FIRST, blocks_of_a_step, loads_first
 from tessera.tile.targets.triton.values import PLAIN_INTEGER, cast, is_truth, number, zero
 from tessera.util.errors import OptionError
 
@@ -116,12 +116,18 @@ class Emitter:
         if self.layout.walked is not None:
             self._walk_along(self.layout.walked)
         elif axis is None or (not self.schedule.loop and self.dot is None):
-            for op in self.kernel.block.ops:
+            for op in self._ordered():
                 self._op(op, self.main)
         else:
             self._passes(plan(self.kernel))
         lines = [*self._widened(), *self.places.start, *self.body]
         return module_text(self.kernel, self.schedule, self.layout, self.function, self.buffers, self.places, lines)
+
+    def _ordered(self) -> list[Operation]:
+        """Operations of a kernel without loops. Behind the barriers of a reduction a load would wait for them."""
+        ops = list(self.kernel.block.ops)
+        first, rest = loads_first(ops) if dict(self.schedule.extra).get(LOADS_FIRST) else ([], ops)
+        return [*first, *rest]
 
     def _widened(self) -> list[str]:
         names = self.places.symbols.values() if self.options.wide else ()

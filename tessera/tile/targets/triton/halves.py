@@ -12,9 +12,11 @@ from tessera.tile.dialect import PARALLEL, KernelOp
 from tessera.tile.parting import PART, Split
 from tessera.tile.schedule import Schedule, reduced_axis
 from tessera.tile.targets.triton.layout import power_of_two
+from tessera.tile.targets.triton.unroll import LOADS_FIRST
 from tessera.tile.walk import halves as shared
 
 ROW_BLOCK, ROW_WARPS = "row_block", "row_warps"  # what `extra` says of the rows where they come first
+EARLY = ((LOADS_FIRST, True),)  # of a kernel that joins parts: it is as long as its loads are one after another
 
 
 def in_two(kernel: KernelOp, schedule: Schedule) -> bool:
@@ -52,7 +54,7 @@ def schedules(kernel: KernelOp, schedule: Schedule, made: Split) -> tuple[Schedu
     if total is not None:
         rows = min(rows, power_of_two(max(total, 1)))
     blocks = ((" ".join(parallel), rows), (PART, parts)) if parallel else ((PART, parts),)
-    return first, Schedule(blocks, warps=4)
+    return first, Schedule(blocks, warps=4, extra=EARLY)
 
 
 def _of_a_walk(kernel: KernelOp, schedule: Schedule) -> tuple[Schedule, Schedule]:
@@ -61,7 +63,9 @@ def _of_a_walk(kernel: KernelOp, schedule: Schedule) -> tuple[Schedule, Schedule
     assert axis is not None
     parts = max(power_of_two(schedule.split), 2)
     columns = max(min(8192 // parts, 64), 8)
-    return replace(schedule, split=1), Schedule(((axis, columns), (PART, parts)), warps=8 if parts >= 128 else 4)
+    return replace(schedule, split=1), Schedule(
+        ((axis, columns), (PART, parts)), warps=8 if parts >= 128 else 4, extra=EARLY
+    )
 
 
 def _of_long_rows(kernel: KernelOp, schedule: Schedule) -> tuple[Schedule, Schedule]:

@@ -1,4 +1,4 @@
-"""Several blocks of the reduced axis in one step of a loop.
+"""What is asked of memory before anything is computed: several blocks of the reduced axis in one step of a loop.
 
     before:  each step loads a block, waits for it and adds it to what the loop carries
     -->
@@ -14,16 +14,17 @@ from collections.abc import Sequence
 
 from xdsl.ir import Operation
 
-from tessera.tile.dialect import ApplyOp, CastOp, ConstantOp, IotaOp, LoadOp, ReduceExpOp, ScanOp
+from tessera.tile.dialect import ApplyOp, CastOp, ConstantOp, IotaOp, LoadOp, ReduceExpOp, ScanOp, StoreOp
 from tessera.tile.schedule import Schedule
 from tessera.tile.targets.triton.layout import Dim
 
-BLOCKS = "blocks"  # what `extra` says: so many of them in a step
+# what `extra` says: so many blocks in a step; all that a small kernel reads is asked for before it computes
+BLOCKS, LOADS_FIRST = "blocks", "loads_first"
 
 
 def blocks_of_a_step(schedule: Schedule, ops: Sequence[Operation], dim: Dim) -> int:
     """As many as the schedule says, or fewer where a step would have to be masked that needs no mask otherwise."""
-    if any(isinstance(op, (ScanOp, ReduceExpOp)) for op in ops):
+    if any(isinstance(op, (ScanOp, ReduceExpOp)) for op in ops) or _writes_what_it_reads(ops):
         return 1  # blocks that wait for one another
     count = dict(schedule.extra).get(BLOCKS, 1)
     assert isinstance(count, int)
@@ -34,6 +35,8 @@ def blocks_of_a_step(schedule: Schedule, ops: Sequence[Operation], dim: Dim) -> 
 
 def loads_first(ops: Sequence[Operation]) -> tuple[list[Operation], list[Operation]]:
     """Loads that wait for no other, with what their places and masks need; and the rest."""
+    if _writes_what_it_reads(ops):
+        return [], list(ops)
     inside, ready = set(ops), set()
     for op in ops:
         waits = any(isinstance(v.owner, Operation) and v.owner in inside - ready for v in op.operands)
@@ -45,3 +48,11 @@ def loads_first(ops: Sequence[Operation]) -> tuple[list[Operation], list[Operati
         if op in first or (isinstance(op, LoadOp) and all(owner in ready for owner in needs)):
             first.update((op, *needs))  # type: ignore[arg-type]
     return [op for op in ops if op in first], [op for op in ops if op not in first]
+
+
+def _writes_what_it_reads(ops: Sequence[Operation]) -> bool:
+    """Whether a load may have to wait for a store before it. What is overwritten in place is another buffer here, of
+    which every element is read where it is written (`tile.overwrite`)."""
+    return bool(
+        {op.buffer for op in ops if isinstance(op, LoadOp)} & {op.buffer for op in ops if isinstance(op, StoreOp)}
+    )
