@@ -19,7 +19,7 @@ from tessera.tools.bench.kernel_cases import BY_NAME, CASES, Case, mistake, resu
 from tessera.tools.bench.kernel_report import OURS, Measured, duration, listed, missed_targets, table
 from tessera.tools.bench.probe import CONTESTANTS
 
-TINY = {"rotary": (1, 2, 4, 8), "gqa_decode": (1, 2, 12, 8), "dropout_add": (64, 256)}
+TINY = {"rotary": (1, 2, 4, 8), "gqa_decode": (1, 2, 12, 8), "dropout_add": (64, 256), "max_pool": (2, 4, 8, 6)}
 TINY |= {f"linear_{name}": (8, 16, 32) for name in ("gelu", "silu", "residual", "swiglu")}
 
 
@@ -44,6 +44,7 @@ def tiny(case: Case) -> tuple[int, ...]:
         ("column_sum", 96 + 16, None),
         ("transpose", 2 * 96, None),
         ("dropout_add", 3 * 64 * 256, 2 * 64 * 256),
+        ("max_pool", 384 + 96, 384 + 96),  # a quarter as many windows
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])

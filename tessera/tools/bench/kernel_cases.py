@@ -75,6 +75,11 @@ def _logits(size: Size, dtype: torch.dtype, device: str) -> Inputs:
     return torch.randn(size, dtype=dtype, device=device), torch.randint(size[1], size[:1], device=device)
 
 
+def _images(size: Size, dtype: torch.dtype, device: str) -> Inputs:
+    """With channels last."""
+    return (torch.randn(size, dtype=dtype, device=device).to(memory_format=torch.channels_last),)
+
+
 def _linear(size: Size, dtype: torch.dtype, device: str) -> Inputs:
     m, n, k = size
     scale = 1 / math.sqrt(k)
@@ -153,6 +158,10 @@ def dropout_add(x: Tensor, rest: Tensor) -> Tensor:
     return F.dropout(x, DROPPED, training=True) + rest
 
 
+def max_pool(x: Tensor) -> Tensor:
+    return F.max_pool2d(x, 3, 2, 1)
+
+
 def linear_gelu(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return F.gelu(F.linear(x, w, b))
 
@@ -211,6 +220,10 @@ CASES: tuple[Case, ...] = (
     ),
     # the mask is made again from its seed: only the cotangent is read and one gradient written
     _case("dropout_add", dropout_add, _like(_all, _all), lambda i, o: o[0] + i[0], 2, random=True),
+    _case(  # of images, as a ResNet begins; an offset of a byte a window is needed in between, and not counted
+        "max_pool", max_pool, _images, lambda i, o: o[0] + i[0], 1,
+        sizes=((128, 64, 112, 112), (64, 128, 56, 56)), quick=((128, 64, 112, 112),), small=(2, 16, 32, 32),
+    ),
     _case(  # one query over a cache: four query heads share a key head
         "gqa_decode", gqa_decode, _like(lambda s: (s[0], 4 * s[1], 1, s[3]), _all, _all),
         sizes=((1, 8, 32768, 128), (8, 8, 8192, 128), (32, 8, 4096, 128)), quick=((8, 8, 8192, 128),),
@@ -243,7 +256,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 1.6e-2, torch.float16: 2e-3, t
 
 def cotangents(results: Inputs) -> Inputs:
     generator = torch.Generator(results[0].device).manual_seed(1)
-    return tuple(torch.randn(y.shape, dtype=y.dtype, device=y.device, generator=generator) for y in results)
+    return tuple(torch.empty_like(y).normal_(generator=generator) for y in results)
 
 
 def with_grads(case: Case, inputs: Inputs) -> Inputs:
