@@ -153,7 +153,9 @@ binary("aten.remainder.Scalar", by=(lambda t, a, b, y: t,))
 
 
 def _atan2(t: Value, other: Value, a: Value, b: Value) -> Value:
-    return t * (other * aten.reciprocal(a * a + b * b))
+    """Zero at the origin, as PyTorch has it."""
+    square = a * a + b * b
+    return t * (other * aten.masked_fill(aten.reciprocal(square), aten.eq(square, 0), 0))
 
 
 binary("aten.atan2", by=(lambda t, a, b, y: _atan2(t, b, a, b), lambda t, a, b, y: -_atan2(t, a, a, b)), cost=16)

@@ -48,9 +48,13 @@ from xdsl.irdl import (
 from xdsl.traits import IsolatedFromAbove, NoTerminator, Pure
 from xdsl.utils.exceptions import VerifyException
 
+from tessera.tile.functions import FUNCTIONS
 from tessera.tile.index import Index, parse
 
 PARALLEL, REDUCE = "parallel", "reduce"
+REDUCTIONS = ("sum", "prod", "max", "min", "any", "all", "argmax", "argmin")
+SCANS = ("sum", "prod", "max", "min")
+I1, I64 = IntegerType(1), IntegerType(64)
 
 
 @irdl_attr_definition
@@ -166,6 +170,7 @@ class KernelOp(IRDLOperation):
         for a in self.axes:
             if a.kind.data not in (PARALLEL, REDUCE):
                 raise VerifyException(f"axis {a.axis.data}: expected parallel or reduce, got {a.kind.data}")
+            _check_names(f"the size of axis {a.axis.data}", a.size, {s.data for s in self.symbol_names})
         if len(self.symbol_names) != len(self.symbols):
             raise VerifyException(f"expected one index argument per symbol {self.symbol_names}")
         args = list(self.block.args)
@@ -213,11 +218,47 @@ def _kernel_of(op: Operation) -> KernelOp:
     return parent
 
 
-def _check_at(op: Operation, at: IndexAttr, indices: int) -> None:
+def _check_at(op: Operation, at: IndexAttr, indices: Sequence[SSAValue]) -> set[str]:
+    """The axes that an index expression walks, itself or by way of gathered values."""
     kernel = _kernel_of(op)
-    known = {*kernel.axis_names(), *(s.data for s in kernel.symbol_names), *(f"_{i}" for i in range(indices))}
-    if unknown := at.expr.names() - known:
-        raise VerifyException(f"{op.name}: {sorted(unknown)} in {at.text.data!r}; known are {sorted(known)}")
+    known = {*kernel.axis_names(), *(s.data for s in kernel.symbol_names), *(f"_{i}" for i in range(len(indices)))}
+    _check_names(op.name, at, known)
+    for v in indices:
+        if not isinstance(e := element_of(v), IntegerType) or e == I1:
+            raise VerifyException(f"{op.name}: expected an integer as an index, got {v.type}")
+    return at.expr.names() & set(kernel.axis_names()) | _axes(indices)
+
+
+def _check_names(where: str, at: IndexAttr, known: set[str]) -> None:
+    try:
+        unknown = at.expr.names() - known
+    except ValueError as error:
+        raise VerifyException(f"{where}: {error}") from None
+    if unknown:
+        raise VerifyException(f"{where}: {sorted(unknown)} in {at.text.data!r}; known are {sorted(known)}")
+
+
+def _axes(values: Sequence[SSAValue]) -> set[str]:
+    return {a for v in values for a in axes_of(v)}
+
+
+def _check_covers(op: Operation, result: SSAValue, used: set[str]) -> None:
+    """A result has an element for every point at which it was computed."""
+    if lost := used - set(axes_of(result)):
+        raise VerifyException(
+            f"{op.name}: the result varies over {axes_of(result)}, but is made along {sorted(lost)} too"
+        )
+
+
+def _check_mask(op: Operation, mask: SSAValue | None) -> list[SSAValue]:
+    if mask is not None and element_of(mask) != I1:
+        raise VerifyException(f"{op.name}: expected a mask of i1, got {mask.type}")
+    return [] if mask is None else [mask]
+
+
+def _check_kind(op: Operation, kind: StringAttr, known: Sequence[str]) -> None:
+    if kind.data not in known:
+        raise VerifyException(f"{op.name}: expected one of {', '.join(known)}, got {kind.data}")
 
 
 def axes_used(names: tuple[str, ...], expr: Index, values: Sequence[SSAValue]) -> tuple[str, ...]:
@@ -243,9 +284,12 @@ class LoadOp(IRDLOperation):
     traits = traits_def()
 
     def verify_(self) -> None:
-        _check_at(self, self.at, len(self.indices))
+        used = _check_at(self, self.at, self.indices) | _axes(_check_mask(self, self.mask))
         if element_of(self.result) != element_of(self.buffer):
             raise VerifyException("tile.load: the result has the buffer's element type")
+        if self.other is not None and element_of(self.other) != element_of(self.result):
+            raise VerifyException(f"tile.load: expected other to be {element_of(self.result)}, got {self.other.type}")
+        _check_covers(self, self.result, used | _axes([self.other] if self.other is not None else []))
 
 
 @irdl_op_definition
@@ -262,7 +306,8 @@ class StoreOp(IRDLOperation):
     irdl_options = (AttrSizedOperandSegments(as_property=True),)
 
     def verify_(self) -> None:
-        _check_at(self, self.at, len(self.indices))
+        _check_at(self, self.at, self.indices)
+        _check_mask(self, self.mask)
         if element_of(self.value) != element_of(self.buffer):
             raise VerifyException(f"tile.store: expected {element_of(self.buffer)}, got {element_of(self.value)}")
         if self.mode.data not in ("set", "add"):
@@ -280,7 +325,9 @@ class IotaOp(IRDLOperation):
     traits = traits_def(Pure())
 
     def verify_(self) -> None:
-        _check_at(self, self.at, len(self.indices))
+        if element_of(self.result) != I64:
+            raise VerifyException(f"tile.iota: expected an i64, got {self.result.type}")
+        _check_covers(self, self.result, _check_at(self, self.at, self.indices))
 
 
 @irdl_op_definition
@@ -292,6 +339,12 @@ class ConstantOp(IRDLOperation):
     result = result_def(ValueType)
     traits = traits_def(Pure())
 
+    def verify_(self) -> None:
+        number = self.value
+        assert isinstance(number, (IntegerAttr, FloatAttr))
+        if self.result.type != value_type(number.type, ()):
+            raise VerifyException(f"tile.constant: expected {value_type(number.type, ())}, got {self.result.type}")
+
 
 @irdl_op_definition
 class ApplyOp(IRDLOperation):
@@ -302,6 +355,22 @@ class ApplyOp(IRDLOperation):
     args = var_operand_def(ValueType)
     result = result_def(ValueType)
     traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        fn = FUNCTIONS.get(self.fn.data)
+        if fn is None:
+            raise VerifyException(f"tile.apply: no function {self.fn.data!r}; there are {', '.join(FUNCTIONS)}")
+        if len(self.args) != fn.arity:
+            raise VerifyException(f"tile.apply: {fn.name} takes {fn.arity} arguments, got {len(self.args)}")
+        chosen = list(self.args)[1:] if fn.name == "select" else list(self.args)
+        if len({element_of(a) for a in chosen}) > 1 or (fn.name == "select" and element_of(self.args[0]) != I1):
+            raise VerifyException(
+                f"tile.apply: {fn.name} of {', '.join(str(a.type) for a in self.args)}; cast them first"
+            )
+        given = I1 if fn.predicate else element_of(chosen[-1])
+        if element_of(self.result) != given:
+            raise VerifyException(f"tile.apply: {fn.name} gives {given} here, got {self.result.type}")
+        _check_covers(self, self.result, _axes(self.args))
 
 
 @irdl_op_definition
@@ -330,11 +399,15 @@ class ReduceOp(IRDLOperation):
     traits = traits_def(Pure())
 
     def verify_(self) -> None:
+        _check_kind(self, self.kind, REDUCTIONS)
         left = tuple(a for a in axes_of(self.arg) if a != self.axis.data)
         if self.axis.data not in axes_of(self.arg) or axes_of(self.result) != left:
             raise VerifyException(
                 f"tile.reduce: {self.axis.data} of {axes_of(self.arg)} leaves {left}, got {axes_of(self.result)}"
             )
+        given = I64 if self.kind.data.startswith("arg") else element_of(self.arg)
+        if element_of(self.result) != given:
+            raise VerifyException(f"tile.reduce: {self.kind.data} gives {given} here, got {self.result.type}")
 
 
 @irdl_op_definition
@@ -381,6 +454,13 @@ class ScanOp(IRDLOperation):
     result = result_def(ValueType)
     traits = traits_def(Pure())
 
+    def verify_(self) -> None:
+        _check_kind(self, self.kind, SCANS)
+        if self.axis.data not in axes_of(self.arg) or self.result.type != self.arg.type:
+            raise VerifyException(
+                f"tile.scan: {self.axis.data} of {self.arg.type} gives just that type, got {self.result.type}"
+            )
+
 
 @irdl_op_definition
 class ContractOp(IRDLOperation):
@@ -392,6 +472,16 @@ class ContractOp(IRDLOperation):
     rhs = operand_def(ValueType)
     result = result_def(ValueType)
     traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        axis = self.axis.data
+        left = _axes([self.lhs, self.rhs]) - {axis}
+        both = axis in axes_of(self.lhs) and axis in axes_of(self.rhs)
+        if not both or set(axes_of(self.result)) != left or not isinstance(element_of(self.result), AnyFloat):
+            raise VerifyException(
+                f"tile.contract: {self.lhs.type} by {self.rhs.type} along {axis} gives floats over {sorted(left)}, "
+                f"got {self.result.type}"
+            )
 
 
 @irdl_op_definition
@@ -408,6 +498,14 @@ class RandomOp(IRDLOperation):
     offset = operand_def(ValueType)
     result = result_def(ValueType)
     traits = traits_def(Pure())
+
+    def verify_(self) -> None:
+        if {element_of(v) for v in (self.seed, self.offset, self.result)} != {I64}:
+            raise VerifyException(
+                f"tile.random: expected i64 for seed, offset and result, got {self.seed.type}, {self.offset.type} "
+                f"and {self.result.type}"
+            )
+        _check_covers(self, self.result, _axes([self.seed, self.offset]))
 
 
 Tile = Dialect(

@@ -137,6 +137,9 @@ def fit(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     """The tensor with these strides; those of dimensions with one element do not count."""
     if all(a == b or n == 1 for a, b, n in zip(x.stride(), stride, x.shape, strict=True)):
         return x
+    if 0 in stride:  # an expanded tensor: its elements once, for nothing can be copied into one place several times
+        once = x[tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)]
+        return fit(once, tuple(step or 1 for step in stride)).expand(x.shape)
     return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x.detach())
 
 

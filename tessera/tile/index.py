@@ -222,7 +222,10 @@ def _group_atom(a: Atom) -> str:
 @functools.cache
 def parse(text: str) -> Index:
     """The expression that `str` printed."""
-    return _convert(ast.parse(text, mode="eval").body)
+    try:
+        return _convert(ast.parse(text, mode="eval").body)
+    except SyntaxError:
+        raise ValueError(f"expected an index expression of names, numbers, + - * // and %, got {text!r}") from None
 
 
 def _convert(node: ast.expr) -> Index:

@@ -30,18 +30,26 @@ def context() -> Context:
 
 def parse(text: str, name: str = "<text>") -> ModuleOp:
     """The module that `text` describes; a text without `builtin.module` around its kernels is given one."""
+    if not text.strip():
+        raise TileTextError(f"{name}: expected tile kernels, got an empty text")
     try:
         module = Parser(context(), text, name).parse_module()
     except ParseError as error:
         raise TileTextError(str(error).rstrip()) from None
-    try:
-        module.verify()
-    except VerifyException as error:
-        raise TileTextError(f"{name}: {error}") from None
     for op in module.ops:
         if not isinstance(op, KernelOp):
             raise TileTextError(f"{name}: expected a module of tile.kernel, got {op.name} in it")
+        for inner in op.walk(region_first=True):  # from the inside out: a kernel looks at what is in it
+            _verify(inner, name)
+    _verify(module, name)
     return module
+
+
+def _verify(op: Operation, name: str) -> None:
+    try:
+        op.verify(verify_nested_ops=False)
+    except VerifyException as error:
+        raise TileTextError(f"{name}: {error}\nin {str(op).splitlines()[0]}") from None
 
 
 def kernels(module: ModuleOp) -> list[KernelOp]:

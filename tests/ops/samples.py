@@ -115,6 +115,7 @@ add(
     call(f(2, 3), f(2, 3)), call(f(2, 3), f(3)), call(f(3, 1), f(1, 4)), call(f(), f(2)),
     call(f(2, 1, 3), f(4, 1)),
 )  # fmt: skip
+add("atan2", call(of(0.0, 1.0, 0.0), of(0.0, 0.0, 2.0)), edge=True)
 add("add", call(f(2, 3), 2.5), call(f(2, 3), f(3), alpha=3), call(f(2), 1.5, 2), call(f(2, 3), ints(3)))
 add("sub rsub", call(f(2, 3), 2.5), call(f(2, 3), f(3), alpha=3), call(f(2), 1.5, 2), call(f(2), f(2)))
 add("mul", call(f(2, 3), 2.5), call(f(2, 3), ints(3)), call(f(2, 3), mask(3)), call(f(2, 3).float(), f()))

@@ -50,6 +50,50 @@ def test_what_does_not_verify_is_refused() -> None:
         parse(text)
 
 
+WRONG = [  # what is changed in the text of a softmax, into what, and the complaint
+    ('kind = "sum"', 'kind = "avg"', "expected one of sum, prod, max, min, any, all, argmax, argmin, got avg"),
+    ('fn = "exp"', 'fn = "expp"', "no function 'expp'; there are add, sub"),
+    ('fn = "exp"', 'fn = "add"', "add takes 2 arguments, got 1"),
+    ('<"r + i * m">', '<"r + i ** m">', r"expected an index expression of names, numbers, .* got 'i \*\* m'"),
+    ('<"r + i * m">', '<"r + i *">', r"expected an index expression of names, numbers, .* got 'r \+ i \*'"),
+    ('#tile.index<"m">>]', '#tile.index<"k">>]', r"the size of axis r: \['k'\] in 'k'; known are \['m', 'n'\]"),
+    ('axis = "r"', 'axis = "i"', "leaves"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "complaint"), WRONG)
+def test_the_verifier_names_what_is_wrong(old: str, new: str, complaint: str) -> None:
+    text = to_text(module(softmax()))
+    assert old in text, text
+    with pytest.raises(TileTextError, match=complaint):
+        parse(text.replace(old, new, 1))
+
+
+def test_numbers_masks_and_scans_are_verified() -> None:
+    k = KernelBuilder("running")
+    i = k.axis("i", 8)
+    x, y = k.buffer(f32), k.buffer(f32)
+    k.load(y, i)  # nobody reads it
+    value = k.scan("sum", k.load(x, i), "i")
+    k.store(k.apply("select", k.apply("gt", value, k.constant(1.5, f32)), value, k.constant(0, f32)), y, i)
+    text = to_text(module(k.finish()))
+    for old, new, complaint in (
+        ('kind = "sum"', 'kind = "mean"', "tile.scan: expected one of sum, prod, max, min, got mean"),
+        ("value = 1.500000e+00 : f32", "value = 1.500000e+00 : f64", "tile.constant: expected"),
+        ('fn = "gt"', 'fn = "maximum"', "maximum gives f32 here"),
+        ('axis = "i"', 'axis = "j"', "gives just that type"),
+        ('-> !tile.value<f32, ["i"]>', "-> !tile.value<f32, []>", r"is made along \['i'\] too"),
+    ):
+        assert old in text, text
+        with pytest.raises(TileTextError, match=complaint):
+            parse(text.replace(old, new, 1))
+
+
+def test_an_empty_text_is_refused() -> None:
+    with pytest.raises(TileTextError, match="expected tile kernels, got an empty text"):
+        parse(" \n", "none.mlir")
+
+
 def test_other_operations_are_refused() -> None:
     with pytest.raises(TileTextError, match="expected a module of tile.kernel, got builtin.module"):
         parse("builtin.module { builtin.module {} }")
