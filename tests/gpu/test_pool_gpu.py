@@ -13,12 +13,12 @@ import tessera
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
-WINDOWS = [  # kernel, stride, padding, dilation, ceil_mode
-    (3, 2, 1, 1, False),
-    (2, 2, 0, 1, False),
-    (3, 1, 1, 1, False),
-    ((2, 3), (3, 2), (1, 0), (1, 2), True),
-    (5, 3, 2, 1, True),
+WINDOWS = [  # kernel, stride, padding, dilation, return_indices, ceil_mode
+    (3, 2, 1, 1, False, False),
+    (2, 2, 0, 1, False, False),
+    (3, 1, 1, 1, False, False),
+    ((2, 3), (3, 2), (1, 0), (1, 2), False, True),
+    (5, 3, 2, 1, False, True),
 ]
 
 
@@ -30,15 +30,16 @@ def test_values_are_eagers_and_gradients_those_of_float64(dtype: torch.dtype, la
     x = torch.randint(-50, 50, (8, 24, 37, 41), device="cuda").to(dtype)
     x = torch.where(torch.rand(x.shape, device="cuda") < 0.01, torch.nan, x)
     x = x.to(memory_format=torch.channels_last) if last else x
-    fast = tessera.jit(lambda x: F.max_pool2d(x, *windows), strict=True)
+    pool = nn.MaxPool2d(*windows)
+    fast = tessera.jit(pool, strict=True)
     a, b, wide = (v.requires_grad_() for v in (x.clone(), x.clone(), x.double()))
-    y, wanted = fast(a), F.max_pool2d(b, *windows)
+    y, wanted = fast(a), pool(b)
     torch.testing.assert_close(y, wanted, rtol=0, atol=0, equal_nan=True)
     assert y.stride() == wanted.stride()
     g = torch.randn_like(wanted)
     y.backward(g)
     wanted.backward(g)
-    F.max_pool2d(wide, *windows).backward(g.double())
+    pool(wide).backward(g.double())
     torch.testing.assert_close(a.grad, wide.grad.to(dtype), rtol=torch.finfo(dtype).eps * 4, atol=1e-6)  # type: ignore[union-attr]
     assert a.grad.stride() == b.grad.stride()  # type: ignore[union-attr]
     assert "tessera.max_pool_backward" in str(tessera.explain(fast))
