@@ -60,6 +60,7 @@ _RULES: dict[object, Callable] = {
     _aten.native_batch_norm.default: _statistics(_aten.native_batch_norm.default, slice(0, 4)),
     _aten.native_group_norm.default: _statistics(_aten.native_group_norm.default, slice(0, 2)),
     _aten.native_group_norm_backward.default: _group_backward,
+    _aten.multilabel_margin_loss_backward.default: lambda ct, x, *_: torch.empty_like(x),
     _aten.softshrink_backward.default: lambda ct, x, width: ct * x,
     _aten.hardshrink_backward.default: lambda ct, x, width: ct * x,
     **{

@@ -86,6 +86,7 @@ class Recorder(TorchDispatchMode):
         self.base_grad = torch.is_grad_enabled()
         self.extra_tags: frozenset[str] = frozenset()  # put on every equation recorded now
         self._alive: list[torch.Tensor] = []  # an id names a tensor only while it lives
+        self.symbolic = False  # some size is a symbol
 
     # --- tensors and their values ---
 
@@ -194,8 +195,12 @@ class Recorder(TorchDispatchMode):
             return self.view_change(func, args, kwargs)
         if schema.mutated:
             return self.write(func, args, kwargs)
-        out = fake.rule_of(func)(*args, **kwargs)
-        return self.pure(func, args, kwargs, out)
+        return self.pure(func, args, kwargs, self.outcome(func, args, kwargs))
+
+    def outcome(self, func: OpOverload, args: tuple, kwargs: dict) -> Any:
+        """What an operator gives on fake tensors."""
+        with fake.symbolic_rules(self.symbolic):
+            return fake.rule_of(func)(*args, **kwargs)
 
     def pure(self, func: OpOverload, args: tuple, kwargs: dict, out: object) -> object:
         """An operator that writes nothing: one equation, and views noted."""
@@ -332,11 +337,11 @@ class Recorder(TorchDispatchMode):
             if _is_composite(func) and not (self.keep(func) and not training):
                 with self:
                     return func.decompose(*args, **kwargs)
-            return self.pure(func, args, kwargs, fake.rule_of(func)(*args, **kwargs))
+            return self.pure(func, args, kwargs, self.outcome(func, args, kwargs))
         x, weight, bias, mean, var = (bound.get(k) for k in ("input", "weight", "bias", "running_mean", "running_var"))
         op = torch.ops.aten._native_batch_norm_legit_functional.default
         inputs = (x, weight, bias, mean, var, True, bound["momentum"], bound["eps"])
-        outs = fake.rule_of(op)(*inputs)
+        outs = self.outcome(op, inputs, {})
         made = self.builder.record(op, self.lower(inputs), {}, fake.types_of(outs), "batch_norm")  # type: ignore[arg-type]
         self.refs[id(outs[0])] = Ref(outs[0], made[0], Root())  # type: ignore[index]
         self._alive.append(outs[0])
@@ -486,6 +491,7 @@ def record_with(
 ) -> Recorded:
     """As `record`, with a recorder of the caller's; with `close`, tensors closed over become inputs."""
     builder = recorder.builder
+    recorder.symbolic = any(map(fake.has_symbols, fakes))
     tensors: list[torch.Tensor | None] = []
     for name, x in zip(names, fakes, strict=True):
         if isinstance(x, torch.Tensor):
@@ -505,7 +511,6 @@ def record_with(
         stack.enter_context(builder.mode)
         stack.enter_context(recorder)
         stack.enter_context(_no_autocast_cache())
-        stack.enter_context(fake.symbolic_rules(any(map(fake.has_symbols, fakes))))
         if whole:
             stack.enter_context(fake.below_autograd())
         out = fn(*fakes)

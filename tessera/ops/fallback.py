@@ -272,12 +272,16 @@ def _attempt(eqn: Equation, make: Callable[[Equation, frozenset[Value]], Formula
     raise failure
 
 
+# PyTorch's Python for these computes something else: labels after a -1 count there.
+_MISTAKEN = frozenset((torch.ops.aten.multilabel_margin_loss_forward.default,))
+
+
 def _twins(eqn: Equation) -> list[Equation]:
     """Equations that compute the same: PyTorch differentiates `copy_` and not `copy`, and has kernels (silu's
     backward) that it can only differentiate, or batch, written out."""
     if isinstance(eqn.op, Special):
         return []
-    written_out = decomposition_table.get(eqn.op)
+    written_out = None if eqn.op in _MISTAKEN else decomposition_table.get(eqn.op)
     apart = [] if written_out is None else [eqn.with_(op=Special(eqn.op._opname, written_out, "formula"))]
     writing = _writing_twin(eqn)
     return apart if writing is None else [writing, *apart]

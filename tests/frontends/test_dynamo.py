@@ -72,3 +72,13 @@ def test_gradients_whose_operators_know_no_symbolic_sizes(last: bool) -> None:
         got, want = (torch.autograd.grad(g(x), x)[0] for g in (fast, f))
         torch.testing.assert_close(got, want)
         assert got.stride() == want.stride()
+
+
+def test_operators_stay_whole_under_symbolic_sizes() -> None:
+    """PyTorch takes this loss apart where it is asked in Python, and then -1 among the labels counts for a class."""
+    torch._dynamo.reset()
+    x, labels = torch.randn(2, 5, requires_grad=True), torch.tensor([[1, 2, -1, 0, 0], [3, -1, 0, 0, 0]])
+    got = tessera.jit(F.multilabel_margin_loss, dynamic=True, strict=True)(x, labels)
+    want = F.multilabel_margin_loss(x, labels)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(torch.autograd.grad(got, x), torch.autograd.grad(want, x))
