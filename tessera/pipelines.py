@@ -175,8 +175,8 @@ class Compilation:
             return None
         try:
             return key_of(self.captured, self.options.executors, self.identity())
-        except Unserial as reason:
-            log(1, f"{self.name}: not kept on disk: {reason}")
+        except FAULTS as reason:  # whatever is wrong, nothing is kept; what was compiled runs
+            log(1, f"{self.name}: not kept on disk: {_told(reason)}")
             return None
 
     def identity(self) -> dict[str, object]:
@@ -195,7 +195,7 @@ class Compilation:
                     return False
                 self.restore(stored)
         except FAULTS as error:
-            log(1, f"{self.name}: what is stored does not load: {type(error).__name__}: {error}")
+            log(1, f"{self.name}: what is stored does not load: {_told(error)}")
             return False
         COUNTS["loaded"] += 1
         self.from_cache, self.seconds = True, time.perf_counter() - start
@@ -205,8 +205,8 @@ class Compilation:
     def try_to_store(self, key: Key) -> None:
         try:
             self.store(key)
-        except Unserial as reason:
-            log(1, f"{self.name}: not kept on disk: {reason}")
+        except FAULTS as reason:
+            log(1, f"{self.name}: not kept on disk: {_told(reason)}")
 
     def store(self, key: Key) -> None:
         save(key, self.options.executors, [Part(p.name, p.trace, p.boxed) for p in self.programs], self.details)
@@ -411,6 +411,10 @@ class Compilation:
         """Executors, final passes, Python: one more program."""
         final = self.final(self.claimed(trace, prefix), prefix)
         self.programs.append(Program(prefix.strip() or "inference", final, finished(final, boxed), boxed))
+
+
+def _told(error: Exception) -> str:
+    return str(error) if isinstance(error, Unserial) else f"{type(error).__name__}: {error}"
 
 
 def finished(final: Trace, boxed: bool = False) -> Callable:

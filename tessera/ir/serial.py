@@ -307,7 +307,8 @@ def content(x: torch.Tensor) -> bytes:
     with unset_fake_temporarily(), torch.no_grad():
         layout = zip(x.shape, x.stride(), strict=True)
         once = x.detach()[tuple(slice(0, 1) if step == 0 and n > 1 else slice(None) for n, step in layout)]
-        return once.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        flat = torch.empty(once.numel(), dtype=x.dtype).copy_(once.reshape(-1))  # strides of one element may be any
+        return flat.view(torch.uint8).numpy().tobytes()
 
 
 def _name(x: object) -> str:

@@ -359,6 +359,23 @@ def test_kernels_that_are_gone_are_made_again() -> None:
     assert found == {"stored": 0, "loaded": 1} and all(map(same_bits, first[:-1], second[:-1]))
 
 
+@pytest.mark.parametrize("place", ["save", "key_of"])
+def test_a_fault_in_storing_costs_nothing_but_the_file(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("cannot be written down")
+
+    monkeypatch.setattr(f"tessera.pipelines.{place}", broken)
+    forget()
+    with counting() as found, tessera.override(log=1), redirect_stderr(io.StringIO()) as written:
+        out, *_ = called(torch.sin, (torch.ones(3),))
+    assert same_bits(out, torch.ones(3).sin()) and found == {"stored": 0, "loaded": 0}
+    assert "not kept on disk: RuntimeError: cannot be written down" in written.getvalue()
+
+
+def test_constants_of_one_element_with_any_stride() -> None:
+    both(lambda: called(lambda x: torch.quantile(x, 0.5, dim=0), (torch.arange(15.0).view(3, 5),)))
+
+
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "file"))
