@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from torch._dynamo.convert_frame import compile_lock
 from torch.utils import _pytree as pytree
 
 from tessera.frontends.captured import Captured, capture
@@ -117,7 +118,8 @@ def build(dispatcher: Dispatcher) -> Callable:
         if entry is None:
             if recording() is not None:  # inside a transform: be traced as the plain function
                 return fn(*args, **kwargs)
-            entry = dispatcher.compile(name, args, kwargs)
+            with compile_lock:  # TorchDynamo's own: one thread compiles at a time, whichever way it came
+                entry = entries.get(name) or dispatcher.compile(name, args, kwargs)
         return entry(args, kwargs)
 
     return call

@@ -17,12 +17,13 @@ import torch
 from torch._ops import OpOverload
 
 from tessera.ir.types import SYMBOLIC, Size, TensorType, Type
+from tessera.util.stack import Stack
 
 Arg = object
 
 # Builders now emitting, innermost last. Arithmetic on Values goes to the last one, so that a rule can be
 # written as `ct * aten.cos(x)`.
-ACTIVE: list[Emitter] = []
+ACTIVE: Stack[Emitter] = Stack()
 
 
 class Emitter(Protocol):

@@ -6,6 +6,7 @@ the types of its arguments, so that a hundred equal layers ask once.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
@@ -75,15 +76,14 @@ _RULES: dict[object, Callable] = {
     },
 }
 _memory: dict[tuple, object] = {}
-_default_mode: FakeTensorMode | None = None
+_of_thread = threading.local()
 
 
 def default_mode() -> FakeTensorMode:
-    """The fake mode of programs that bring none of their own."""
-    global _default_mode
-    if _default_mode is None:
-        _default_mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
-    return _default_mode
+    """The fake mode of programs that bring none of their own: one a thread, since a mode notes who has entered it."""
+    if not hasattr(_of_thread, "mode"):
+        _of_thread.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+    return _of_thread.mode
 
 
 @contextmanager

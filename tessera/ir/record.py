@@ -32,6 +32,7 @@ from tessera.ir.schema import bind, draws, functional_of, normalise, schema_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, Symbolic, Type, type_of
 from tessera.util.errors import CaptureError
+from tessera.util.stack import Stack
 
 Keep = Callable[[OpOverload], bool]
 
@@ -69,7 +70,7 @@ _RUNNING_STATISTICS = {
 
 _DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
 
-_recording: list[Recorder] = []
+_recording: Stack[Recorder] = Stack()
 
 
 def recording() -> Recorder | None:
