@@ -163,12 +163,21 @@ def _remember(ctx, inputs, output) -> None:  # noqa: ANN001
     ctx.args, ctx.output = inputs, output
 
 
+def _gradients(made: object, arguments: int) -> list:
+    """What a vjp gave, as a list: at most one gradient an argument; those left out are None."""
+    grads = list(made) if isinstance(made, (tuple, list)) else [made]
+    if len(grads) > arguments:
+        raise RuleError(f"expected the vjp to give {arguments} gradients, one an argument, got {len(grads)}")
+    return grads
+
+
 def _autograd(vjp: Callable) -> Callable:
     """The same vjp for eager autograd, so that the operator trains outside compiled code too."""
 
     def backward(ctx, *cts):  # noqa: ANN001, ANN202
-        grads = vjp(cts if isinstance(ctx.output, (tuple, list)) else cts[0], ctx.output, *ctx.args)
-        grads = tuple(grads) if isinstance(grads, (tuple, list)) else (grads,)
+        grads = _gradients(
+            vjp(cts if isinstance(ctx.output, (tuple, list)) else cts[0], ctx.output, *ctx.args), len(ctx.args)
+        )
         return (*grads, *([None] * (len(ctx.args) - len(grads))))
 
     return backward
@@ -190,8 +199,7 @@ def _traced(rule: Callable, kind: str) -> Callable:
             ct, y, *rest = given
             if isinstance(ct, list):  # a result nobody differentiates has a cotangent of zeros
                 ct = [torch.zeros_like(r) if c is None and r is not None else c for c, r in zip(ct, y, strict=True)]
-            made = rule(ct, y, *rest, **named)
-            return list(made) if isinstance(made, (tuple, list)) else [made]
+            return _gradients(rule(ct, y, *rest, **named), len(rest) + len(named))
 
         inner = Builder(f"{kind}_rule", builder.mode)
         tensors = [fakes.fake_of(v.tensor, builder.mode) for v in values]

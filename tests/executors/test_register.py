@@ -13,7 +13,7 @@ from tessera.executors.register import register_executor, register_operator, sch
 from tessera.ir.interp import run
 from tessera.ir.verify import verify
 from tessera.transforms.vjp import vjp
-from tessera.util.errors import OptionError
+from tessera.util.errors import OptionError, RuleError
 
 counter = itertools.count()
 
@@ -161,3 +161,16 @@ def test_mistakes_are_told():
         register_executor("wrong", {"gelu": torch.nn.functional.gelu})
     with pytest.raises(OptionError, match="registered already"):
         register_executor("aten", {"aten.exp": torch.exp})
+
+
+def test_a_gradient_too_many_is_told():
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    twice = register_operator("gradient_too_many", doubled, like=0, vjp=lambda ct, y, x: (ct * 2, ct))
+    x = torch.ones(3, requires_grad=True)
+    with pytest.raises(RuleError, match="expected the vjp to give 1 gradients, one an argument, got 2"):
+        twice(x).sum().backward()
+    trace = trace_of(lambda x: twice(x), torch.ones(3))
+    with pytest.raises(RuleError, match="expected the vjp to give 1 gradients, one an argument, got 2"):
+        vjp(trace, list(trace.inputs))
