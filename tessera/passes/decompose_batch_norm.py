@@ -2,7 +2,8 @@
 
 As in `decompose_nn`, a rule gets the equation and its arguments bound to the schema. In training the data is read once
 for the statistics and once to be normalised, with whatever follows; what a kernel needs for every channel is computed
-beside the statistics. On a CPU the library's kernels do no worse, and are left alone in training.
+beside the statistics. On a CPU the library takes the statistics of training, and the gradients are PyTorch's formula
+written out, of which `decompose` knows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tessera.ir.equation import Equation, Value
 from tessera.ir.types import Size
 from tessera.passes.decompose_nn import Results, affine, channels, out, rule, wide
 
-LIBRARY = ("cpu",)  # devices whose own kernels take the statistics, and the gradients of training
+LIBRARY = ("cpu",)  # devices where training is not written out here
 
 
 def _rest(x: Value) -> list[int]:

@@ -13,7 +13,7 @@ from tessera.tile.schedule import Schedule
 from tessera.tile.split import can_split, ends_all
 from tessera.tile.targets.cpu.elements import element
 from tessera.tile.targets.cpu.host import Host
-from tessera.tile.targets.cpu.layout import Layout, cost, layout, numbers, vector_axis
+from tessera.tile.targets.cpu.layout import Layout, cost, layout, numbers, piece_of, vector_axis
 from tessera.tile.targets.cpu.lower import Choice
 from tessera.tile.targets.cpu.product import COLUMNS, LANES, product_of
 from tessera.tile.targets.cpu.transpose import tile_axis
@@ -48,9 +48,12 @@ def choose(seen: Layout, schedule: Schedule, host: Host) -> Choice:
         lanes = max(native, lanes // 2)
     tile = tile_axis(seen, vector)
     lanes = native if tile is not None else lanes
+    piece = piece_of(seen, lanes, native) if vector == seen.reduced and tile is None else 0
+    while piece and lanes > max(piece, native):
+        lanes //= 2
     block = schedule.block(vector)
     block = _task(seen, sizes, lanes) if block < lanes else block
-    return Choice(vector, lanes, native, (block + lanes - 1) // lanes * lanes, tile)
+    return Choice(vector, lanes, native, (block + lanes - 1) // lanes * lanes, tile, piece=piece)
 
 
 def proposals(kernel: KernelOp, sizes: dict[str, int], host: Host) -> list[Schedule]:

@@ -7,10 +7,11 @@ threads of the OpenMP runtime that PyTorch uses (as many as that runtime would g
 
 from __future__ import annotations
 
+from tessera.tile.targets.cpu.code import V
 from tessera.tile.targets.cpu.host import Host
 from tessera.tile.targets.cpu.host import HostCode as Code
 from tessera.tile.targets.cpu.layout import Layout, cost
-from tessera.tile.targets.cpu.lower import Choice, task_count
+from tessera.tile.targets.cpu.lower import Choice, blocks
 from tessera.tile.targets.cpu.memory import Memory
 
 ALONE = 1 << 15  # work (points times instructions) below which the caller does all of it
@@ -160,3 +161,22 @@ def _entry_function(seen: Layout, choice: Choice, host: Host, buffers: int, symb
     b.emit("ret ptr @_Py_NoneStruct")
     head = "define ptr @entry(ptr %self, ptr %argv, i64 %count) {"
     return "\n".join([head, "entry:", *b.lines, "}"]), list(b.declared.values())
+
+
+def task_count(b: Code, seen: Layout, choice: Choice, memory: Memory) -> tuple[V, V]:
+    """How many tasks there are, and how many points one has."""
+    tasks: V = b.const("i64", 1)
+    points: V = b.const("i64", 1)
+    for axis, size in seen.sizes.items():
+        extent = memory.scalar(size)
+        if axis in (seen.reduced, seen.walked):
+            points = b.bin("mul", points, extent)
+        elif axis == choice.vector:
+            tasks = b.bin("mul", tasks, blocks(b, extent, choice.block))
+            points = b.bin("mul", points, b.call("smin", extent, b.const("i64", choice.block)))
+        elif axis == choice.tile:
+            tasks = b.bin("mul", tasks, blocks(b, extent, choice.native))
+            points = b.bin("mul", points, b.const("i64", choice.native))
+        else:
+            tasks = b.bin("mul", tasks, extent)
+    return tasks, points

@@ -6,23 +6,29 @@ axis, so that a contiguous tensor is a single loop. Expressions and the axes tha
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, SSAValue
 
 from tessera.tile.dialect import (
     ApplyOp,
+    ContractOp,
     IotaOp,
     KernelOp,
     LoadOp,
+    RandomOp,
     ReduceExpOp,
     ReduceOp,
+    ScanOp,
     StoreOp,
     ValueType,
 )
 from tessera.tile.functions import FUNCTIONS
 from tessera.tile.index import Index, Name, Quotient
 from tessera.tile.schedule import reduced_axis
+
+MOST_CHUNKS = 256  # of a piece of the reduced axis, which is summed without a break
 
 
 @dataclass
@@ -123,6 +129,32 @@ def _aligned(q: Quotient, axis: str, lanes: int) -> bool:
     return all(c % lanes == 0 for _, c in rest.terms)
 
 
+def piece_of(seen: Layout, lanes: int, least: int) -> int:
+    """Pieces of the reduced axis in which all accesses step evenly, where chunks of `lanes` would cross their ends.
+
+    The pixels of an image, say, where all images are summed: i * 196 + r % 196 + r // 196 * 25088 has pieces of 196.
+    0 where chunks fit, or where there are no such pieces of a useful length.
+    """
+    axis = seen.reduced or ""
+    size = seen.sizes[axis].constant if seen.reduced is not None and seen.walked is None else None
+    if size is None or any(isinstance(op, (ScanOp, ContractOp, RandomOp)) for op in seen.kernel.block.ops):
+        return 0
+    if all(chunk_stride(expr, axis, lanes) is not None for expr in seen.at.values()):
+        return 0
+    divisors = [q.right.constant for expr in seen.at.values() for q in _quotients(expr, axis)]
+    piece = min((n for n in divisors if n is not None), default=0)
+    if not least <= piece <= MOST_CHUNKS * lanes or size % piece:
+        return 0
+    return piece if all(chunk_stride(expr, axis, piece) is not None for expr in seen.at.values()) else 0
+
+
+def _quotients(expr: Index, axis: str) -> Iterator[Quotient]:
+    for product, _ in expr.terms:
+        for atom in product:
+            if isinstance(atom, Quotient) and axis in atom.left.names() | atom.right.names():
+                yield atom
+
+
 def bound(expr: Index, sizes: dict[str, int]) -> int | None:
     """No part of the expression is larger than this in size; None where a name's range is not known."""
     total = 0
@@ -148,8 +180,10 @@ def vector_axis(seen: Layout, sizes: dict[str, int]) -> str | None:
     if seen.walked is not None:
         return seen.reduced  # sums along the walked axis are kept as rows
     best, least = None, float("inf")
+    piece = piece_of(seen, 32, 16)
     for axis in seen.sizes:
-        price = sum(_price(seen, op, axis, sizes) for op in seen.at)
+        run = piece if piece and axis == seen.reduced else 16
+        price = sum(_price(seen, op, axis, sizes, run) for op in seen.at)
         short = sizes.get(axis, 1024)
         price = price + 1 + (8.0 / max(short, 1)) * (1 + len(seen.at))  # a short axis leaves lanes empty
         if axis == seen.reduced:
@@ -159,7 +193,7 @@ def vector_axis(seen: Layout, sizes: dict[str, int]) -> str | None:
     return best
 
 
-def _price(seen: Layout, op: Operation, axis: str, sizes: dict[str, int]) -> float:
+def _price(seen: Layout, op: Operation, axis: str, sizes: dict[str, int], run: int) -> float:
     if isinstance(op, IotaOp):
         return 0.0
     points = 1.0
@@ -169,7 +203,7 @@ def _price(seen: Layout, op: Operation, axis: str, sizes: dict[str, int]) -> flo
     for a in seen.sizes:
         everything *= sizes.get(a, 1024)
     share = points / max(everything, 1.0)
-    stride = chunk_stride(seen.at[op], axis, 16)
+    stride = chunk_stride(seen.at[op], axis, run)
     if stride is not None and stride.constant == 0:
         return 0.1 * share
     if stride is not None and stride.constant == 1:

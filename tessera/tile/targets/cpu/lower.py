@@ -30,7 +30,7 @@ from tessera.tile.targets.cpu.elements import F32, element
 from tessera.tile.targets.cpu.host import Host
 from tessera.tile.targets.cpu.host import HostCode as Code
 from tessera.tile.targets.cpu.layout import Layout
-from tessera.tile.targets.cpu.memory import Chunk, Memory
+from tessera.tile.targets.cpu.memory import Chunk
 from tessera.tile.targets.cpu.online import pair
 from tessera.tile.targets.cpu.product import Product, Squares, room_for
 from tessera.tile.targets.cpu.reduce import Carried, fold, kind
@@ -54,6 +54,7 @@ class Choice:
     block: int  # of the vector axis, in one task
     tile: str | None = None  # an axis that goes by squares with the vector axis: for transposed loads, or a product
     product: Product | None = None  # with few rows: its columns are the vector axis, its rows the tile
+    piece: int = 0  # a vector axis that is reduced goes by pieces of this length, and these by chunks
 
 
 class Lowering:
@@ -282,6 +283,8 @@ class Lowering:
                     self._op(op)
             elif self.body.chunk.lanes or self.choice.vector is None:
                 self._step_by_step(stage)
+            elif self.choice.piece:
+                self._across_pieces(stage)
             else:
                 self._across_lanes(stage)
 
@@ -321,36 +324,68 @@ class Lowering:
 
             self._walk(start, end, width, axis, body, carried)
             for op, c in carried.items():
-                results.setdefault(op, []).append((c.kind, fold(b, c.kind, c.parts(), native)))
+                results.setdefault(op, []).append(c)
 
         if size is None or size >= lanes:
             part(lanes, False, b.const("i64", 0), full, _levels(size and size // lanes))
         if size is None or size % lanes:
             part(native, size is None or size % native != 0, full, stop, 0)
         for op, parts in results.items():
-            how, total = parts[0]
-            for _, other in parts[1:]:
-                total = how.merge(b, total, other)
-            self.body.finish(op, how, fold(b, how, total, 0))
+            self._join(op, parts)
 
-    def _walk(self, start: V, stop: V, step: int, hint: str, body: Callable[[V], None], carried: dict) -> None:
-        """A loop, inside loops over blocks of it where sums have several levels."""
-        self._level(start, stop, step, hint, body, carried, max((len(c.levels) for c in carried.values()), default=1))
+    def _across_pieces(self, stage: Stage) -> None:
+        """The same, piece by piece: no chunk crosses the end of one, so that every access is a run of neighbours."""
+        b, axis, piece = self.b, self.seen.reduced or "", self.choice.piece
+        full = piece // self.choice.lanes * self.choice.lanes
+        ranges = [(self.choice.lanes, 0, full), (self.choice.native, full, piece)]  # lanes, first, end
+        steps = max(full // self.choice.lanes, 1)
+        levels = _levels((self.seen.sizes[axis].constant or 0) // piece * steps)
+        parts = [(r, self._carry(stage, r[0], levels)) for r in ranges if r[1] < r[2]]
+
+        def body(at: V) -> None:
+            for (lanes, first, end), carried in parts:
+                self.body.carried = carried
+                stop = b.bin("add", at, b.const("i64", end))
+                with b.loop(b.bin("add", at, b.const("i64", first)), stop, lanes, axis) as here:
+                    keep = self._mask(here, stop, lanes) if (end - first) % lanes else None
+                    with self._at(axis, here, Chunk(axis, lanes, keep, piece)):
+                        self._body(stage, here)
+
+        every = {(k, op): c for k, (_, carried) in enumerate(parts) for op, c in carried.items()}
+        run = max(CASCADE // steps, 1)
+        self._walk(b.const("i64", 0), self.sizes[axis], piece, f"{axis}.piece", body, every, run)
+        for op in parts[0][1]:
+            self._join(op, [carried[op] for _, carried in parts])
+
+    def _join(self, op: Operation, parts: list[Carried]) -> None:
+        """The result of a reduction whose parts were carried apart, in the lanes of chunks of different lengths."""
+        b, how = self.b, parts[0].kind
+        total, *others = (fold(b, how, c.parts(), self.choice.native) for c in parts)
+        for other in others:
+            total = how.merge(b, total, other)
+        self.body.finish(op, how, fold(b, how, total, 0))
+
+    def _walk(
+        self, start: V, stop: V, step: int, hint: str, body: Callable[[V], None], carried: dict, run: int = CASCADE
+    ) -> None:
+        """A loop, inside loops over blocks of it where sums have several levels: of `run` steps the smallest."""
+        levels = max((len(c.levels) for c in carried.values()), default=1)
+        self._level(start, stop, step, hint, body, carried, levels, run)
 
     def _level(
-        self, start: V, stop: V, step: int, hint: str, body: Callable[[V], None], carried: dict, levels: int
+        self, start: V, stop: V, step: int, hint: str, body: Callable[[V], None], carried: dict, levels: int, run: int
     ) -> None:
         b = self.b
         if levels == 1:
             with b.loop(start, stop, step, hint) as at:
                 body(at)
             return
-        block = step * CASCADE ** (levels - 1)
+        block = step * run * CASCADE ** (levels - 2)
         with b.loop(start, stop, block, f"{hint}.block") as first:
             for c in carried.values():
                 c.begin_block(levels - 2)
             end = b.call("smin", b.bin("add", first, b.const("i64", block)), stop)
-            self._level(first, end, step, hint, body, carried, levels - 1)
+            self._level(first, end, step, hint, body, carried, levels - 1, run)
             for c in carried.values():
                 c.end_block(levels - 2)
 
@@ -467,22 +502,3 @@ def _order(stage: Stage) -> Callable[[SSAValue], int]:
 def blocks(b: Code, size: V, block: int) -> V:
     """How many blocks cover a size."""
     return b.bin("udiv", b.bin("add", size, b.const("i64", block - 1)), b.const("i64", block))
-
-
-def task_count(b: Code, seen: Layout, choice: Choice, memory: Memory) -> tuple[V, V]:
-    """How many tasks there are, and how many points one has."""
-    tasks: V = b.const("i64", 1)
-    points: V = b.const("i64", 1)
-    for axis, size in seen.sizes.items():
-        extent = memory.scalar(size)
-        if axis in (seen.reduced, seen.walked):
-            points = b.bin("mul", points, extent)
-        elif axis == choice.vector:
-            tasks = b.bin("mul", tasks, blocks(b, extent, choice.block))
-            points = b.bin("mul", points, b.call("smin", extent, b.const("i64", choice.block)))
-        elif axis == choice.tile:
-            tasks = b.bin("mul", tasks, blocks(b, extent, choice.native))
-            points = b.bin("mul", points, b.const("i64", choice.native))
-        else:
-            tasks = b.bin("mul", tasks, extent)
-    return tasks, points

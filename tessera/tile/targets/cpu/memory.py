@@ -22,6 +22,7 @@ class Chunk:
     axis: str | None = None
     lanes: int = 0
     mask: V | None = None
+    piece: int = 0  # a stretch of the axis that holds the chunk, and starts at a multiple of its own length
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Memory:
         axis, lanes = chunk.axis, chunk.lanes
         if not lanes or axis is None or any(g.lanes for g in gathered):
             return self._each(expr, gathered, chunk), False
-        stride = chunk_stride(expr, axis, lanes)
+        stride = chunk_stride(expr, axis, chunk.piece or lanes)
         if stride is None:
             return self._each(expr, gathered, chunk), False
         first = self.scalar(expr, gathered)
