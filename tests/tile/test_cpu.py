@@ -13,6 +13,7 @@ import kernels
 import llvmlite.binding as llvm
 import pytest
 import torch
+from xdsl.ir import SSAValue
 
 from tessera.tile import cache, interp
 from tessera.tile.build import KernelBuilder, bf16, f16, f32, f64, i1, i8, i16, i32, i64
@@ -100,12 +101,19 @@ def every_pair(points: torch.Tensor, arity: int, dtype: torch.dtype) -> list[tor
     return [g.reshape(-1).to(dtype).contiguous() for g in grids]
 
 
+def applied(k: KernelBuilder, fn: str, element, args: list[SSAValue]) -> SSAValue:
+    """The function of these arguments; a select's first is a condition."""
+    if fn == "select":
+        args = [k.apply("ne", args[0], k.constant(0, element)), *args[1:]]
+    return k.apply(fn, *args)
+
+
 def one_function(fn: str, element, args: list[torch.Tensor]) -> tuple[KernelOp, list[torch.Tensor]]:
     k = KernelBuilder("one")
     n = args[0].numel()
     i = k.axis("i", n)
     buffers = [k.buffer(element) for _ in args]
-    result = k.apply(fn, *(k.load(b, i) for b in buffers))
+    result = applied(k, fn, element, [k.load(b, i) for b in buffers])
     out = k.buffer(result.type.element)
     k.store(result, out, i)
     return k.finish(), [*args, torch.zeros(n, dtype=torch_dtype(result.type.element))]
@@ -133,7 +141,7 @@ def test_integer_functions(arity, element):
     values = [k.load(k.buffer(element), i) for _ in args]
     for fn in INTEGER_FUNCTIONS:
         if FUNCTIONS[fn].arity == arity:
-            result = k.apply(fn, *values)
+            result = applied(k, fn, element, values)
             out = k.buffer(result.type.element)
             k.store(result, out, i)
             args.append(torch.zeros(n, dtype=torch_dtype(result.type.element)))
