@@ -7,6 +7,7 @@ A scalar's type is the Python kind of a number known only when the program runs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,32 @@ def size_key(size: object) -> object:
     if isinstance(size, torch.SymInt):
         size = known(size)
     return size if isinstance(size, int) else str(size)
+
+
+def _row_major(shape: Sequence[Size], stride: Sequence[Size]) -> bool:
+    step: object = 1
+    for size, own in zip(reversed(shape), reversed(stride), strict=True):
+        if size_key(own) != size_key(step) and size_key(size) != 1:
+            return False
+        step = step * size  # type: ignore[operator]
+    return True
+
+
+def overlaps_itself(shape: Sequence[Size], stride: Sequence[Size]) -> bool:
+    """Several elements at one address, as in an expanded tensor or in windows of one; or so for all that is known."""
+    known = []
+    for size, step in zip(shape, stride, strict=False):
+        if size_key(size) == 1:
+            continue
+        if type(size) is not int or type(step) is not int:
+            return any(size_key(s) == 0 for s in stride) or not _row_major(shape, stride)
+        known.append((step, size))
+    extent = 1
+    for step, size in sorted(known):
+        if step < extent:
+            return True
+        extent = step * (size - 1) + extent
+    return False
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -88,12 +115,7 @@ class TensorType:
     @property
     def is_row_major(self) -> bool:
         """Each stride is the product of the sizes after it."""
-        step: object = 1
-        for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
-            if size_key(stride) != size_key(step) and size_key(size) != 1:
-                return False
-            step = step * size  # type: ignore[operator]
-        return True
+        return _row_major(self.shape, self.stride)
 
     @property
     def is_dense(self) -> bool:

@@ -26,7 +26,7 @@ from tessera.ir.equation import Equation, Special, Value, map_values, values_in
 from tessera.ir.record import record
 from tessera.ir.schema import bind, schema_of
 from tessera.ir.trace import Trace
-from tessera.ir.types import Size, TensorType, size_hint, size_key
+from tessera.ir.types import Size, TensorType, overlaps_itself, size_hint, size_key
 from tessera.ops.pullback import is_opaque, opaque_vjp
 from tessera.util.errors import RuleError
 
@@ -374,7 +374,7 @@ def dense(t: TensorType) -> TensorType:
 
 
 def _plain_strides(t: TensorType) -> tuple:
-    if not any(type(s) is int and s == 0 for s in t.stride):
+    if not overlaps_itself(t.shape, t.stride):
         return t.stride
     strides: list = []
     step: object = 1

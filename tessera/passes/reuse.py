@@ -12,7 +12,7 @@ import torch
 
 from tessera.ir.equation import Arg, Equation, Special, Value, map_values, values_in
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType, size_key
+from tessera.ir.types import TensorType, overlaps_itself
 from tessera.passes.alias import roots
 from tessera.passes.region_writes import writing
 from tessera.passes.writes import aten, inplace_of
@@ -99,7 +99,7 @@ class _Reuse:
     def free(self, target: Value, result: Value, index: int, others: list[Value], reshaped: bool = False) -> bool:
         """Whether a result may stand in the target's memory while the equation reads the others."""
         same = target.type == result.type or (reshaped and _same_elements(target.tensor, result.tensor))
-        if not same or _overlaps_itself(target.tensor):
+        if not same or overlaps_itself(target.tensor.shape, target.tensor.stride):
             return False
         memory = self.memory(target)
         if not memory or any(root in self.held or self.last[root] > index for root in memory):
@@ -134,20 +134,3 @@ def _same_elements(a: TensorType, b: TensorType) -> bool:
     """Both are the same elements in a row, under shapes of their own."""
     known = not a.is_symbolic and not b.is_symbolic and a.is_row_major and b.is_row_major
     return known and a.dtype == b.dtype and a.device == b.device and a.numel() == b.numel()
-
-
-def _overlaps_itself(t: TensorType) -> bool:
-    """Several elements at one address, or so for all that is known."""
-    known = []
-    for size, stride in zip(t.shape, t.stride, strict=False):
-        if size_key(size) == 1:
-            continue
-        if type(size) is not int or type(stride) is not int:
-            return any(size_key(s) == 0 for s in t.stride) or not t.is_row_major
-        known.append((stride, size))
-    extent = 1
-    for stride, size in sorted(known):
-        if stride < extent:
-            return True
-        extent = stride * (size - 1) + extent
-    return False

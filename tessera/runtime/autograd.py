@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
+from tessera.ir.types import overlaps_itself
 from tessera.util.errors import DoubleBackwardError
 
 below_autograd = torch._C._AutoDispatchBelowAutograd
@@ -106,7 +107,7 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge) -> Callable:
 def _laid_out(ct: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     """A cotangent in the layout of the result it belongs to: the backward program was made for that layout."""
     with torch.no_grad():
-        if any(s == 0 and size > 1 for s, size in zip(stride, ct.shape, strict=True)):
+        if overlaps_itself(ct.shape, stride):
             return ct.contiguous()
         return torch.empty_strided(ct.shape, stride, dtype=ct.dtype, device=ct.device).copy_(ct)
 

@@ -243,7 +243,7 @@ class Emit:
     def rounded(self, x: T, dtype: torch.dtype) -> T:
         if self._narrow.get(x) is dtype:
             return x
-        narrow = self.cast(x, dtype)
+        narrow = self.narrow(x, dtype)
         return self._loaded_as(narrow, self.cast(narrow, wide(dtype)))
 
     def contract(self, lhs: T, rhs: T, axis: str) -> T:

@@ -94,7 +94,10 @@ def predicate(texts: str, formula: Callable[..., T]) -> None:
     """Computed in the promoted dtype of the arguments; the result is a truth value."""
 
     def lower(reader: Reader, call: Call, at: Indices) -> T:
-        args, kwargs = operands(reader, call, at, promoted(call.args), sharp=True)
+        dtype = promoted(call.args)
+        args, kwargs = operands(reader, call, at, dtype, sharp=True)
+        if dtype in HALF:  # a maximum that was stored is found again only among numbers rounded as it was
+            args = [a.rounded(dtype) if isinstance(a, T) else a for a in args]
         return formula(*args, **kwargs)
 
     define(texts, Rule(POINTWISE, lower))

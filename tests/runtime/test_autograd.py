@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 
+import tessera
 from tessera.runtime.autograd import Bridge, bridge
 
 
@@ -40,3 +41,13 @@ def test_saved_tensors_die_with_their_last_reader(keep: bool) -> None:
     if keep:
         y.sum().backward()
         assert seen == [False, False, True, True] and torch.equal(x.grad, torch.full((4,), 6.0))
+
+
+def test_windows_that_overlap_as_a_result() -> None:
+    """A cotangent cannot be laid out as such a result is: its elements share memory."""
+    x, ct = torch.randn(6, 2, requires_grad=True), torch.randn(5, 2, 2)
+    want = torch.autograd.grad((x * 2).unfold(0, 2, 1), x, ct)
+    for dynamic in (None, True):
+        torch._dynamo.reset()
+        got = tessera.jit(lambda x: (x * 2).unfold(0, 2, 1), strict=True, dynamic=dynamic)(x)
+        torch.testing.assert_close(torch.autograd.grad(got, x, ct), want)
