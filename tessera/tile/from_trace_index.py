@@ -2,7 +2,8 @@
 
 `(i * 64 + c) // 64` is `i` where `c` stays below 64, and `(m // 64) * 64 + m % 64` is `m`. Sizes may be symbolic:
 an upper bound is then a polynomial of the sizes, and "never negative" is proved coefficient by coefficient for
-sizes of one and more. What cannot be proved is left as a floor division or a modulo, which is always right.
+sizes of one and more. What cannot be proved is left as a floor division or a modulo, which is always right; what it
+divides is never negative, neither where a condition hides the element nor where a part of an expression is left over.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class Ranges:
     # --- division that uses it ---
 
     def div(self, e: Index, by: Index) -> Index:
-        whole, rest = e._split(by)
+        whole, rest = self._divide(e, by)
         if by == ONE or self.within(rest, by):
             return whole
         if (inner := _lone(rest)) is not None:
@@ -143,7 +144,7 @@ class Ranges:
         return whole + rest // by
 
     def mod(self, e: Index, by: Index) -> Index:
-        _, rest = e._split(by)
+        _, rest = self._divide(e, by)
         if by == ONE:
             return ZERO
         if self.within(rest, by):
@@ -155,6 +156,22 @@ class Ranges:
             big, small, g = parts
             return self.mod(big, Index.of(_number(by) // g)) * g + small
         return rest % by
+
+    def _divide(self, e: Index, by: Index) -> tuple[Index, Index]:
+        """e = whole * by + rest, with a rest that is never negative: of `2 * j + i - 1` by 2 that is `i + 1`."""
+        whole, rest = e._split(by)
+        if self._never_negative(rest):
+            return whole, rest
+        if self._never_negative(e):
+            return ZERO, e
+        for term, factor in rest.terms:
+            if factor < 0:
+                taken = Index(((term, factor if by.constant is None else factor // by.constant),))
+                whole, rest = whole + taken, rest - taken * by
+        return whole, rest
+
+    def _never_negative(self, e: Index) -> bool:
+        return not e.subtracts() or ((low := self.low(e)) is not None and never_negative(low))
 
     def _common(self, e: Index, by: Index) -> tuple[Index, Index, int] | None:
         """e = big * g + small with 0 <= small < g, where g divides `by`."""

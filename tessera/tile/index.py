@@ -91,23 +91,29 @@ class Index:
         right = Index.of(other)
         if right.constant == 1:
             return self
-        if self.constant is not None and right.constant is not None:
-            return Index.of(self.constant // right.constant)
-        whole, rest = self._split(right)
+        whole, rest = self._apart(right)
         if rest.constant == 0:
             return whole
+        if rest.constant is not None and right.constant is not None:
+            return whole + rest.constant // right.constant
         return whole + Index((((Quotient("//", rest, right),), 1),))
 
     def __mod__(self, other: Index | int) -> Index:
         right = Index.of(other)
         if right.constant == 1:
             return Index(())
-        if self.constant is not None and right.constant is not None:
-            return Index.of(self.constant % right.constant)
-        _, rest = self._split(right)
+        _, rest = self._apart(right)
         if rest.constant == 0:
             return rest
+        if rest.constant is not None and right.constant is not None:
+            return Index.of(rest.constant % right.constant)
         return Index((((Quotient("%", rest, right),), 1),))
+
+    def _apart(self, right: Index) -> tuple[Index, Index]:
+        """As `_split`, where the others alone cannot be negative: what a quotient divides never is."""
+        whole, rest = self._split(right)
+        numbers = rest.constant is not None and right.constant is not None
+        return (whole, rest) if numbers or not rest.subtracts() else (Index(()), self)
 
     def _split(self, right: Index) -> tuple[Index, Index]:
         """Terms that are multiples of `right`, divided by it, and the others."""
@@ -135,6 +141,10 @@ class Index:
         if not self.terms:
             return 0
         return self.terms[0][1] if len(self.terms) == 1 and self.terms[0][0] == () else None
+
+    def subtracts(self) -> bool:
+        """Whether a term is negative, so that the whole may be."""
+        return any(c < 0 for _, c in self.terms)
 
     def names(self) -> frozenset[str]:
         found: set[str] = set()
