@@ -238,17 +238,22 @@ class _Lowering:
         if key not in self.memo:
             call = self.region.calls.get(x)
             if call is None:
-                self.memo[key] = self.emit.load(x, x.dtype, self.offset(x, at), self._mask())
+                offset = self.offset(x, at)
+                self.memo[key] = self.emit.load(x, x.dtype, offset, self._mask(x, at, offset))
             else:
                 rule = rule_of(call.eqn.op)
                 assert rule is not None
                 self.memo[key] = rule.lower(self, call, at).to(x.dtype)
         return self.memo[key]
 
-    def _mask(self) -> T | None:
+    def _mask(self, x: Value, at: Indices, offset: Index) -> T | None:
+        """Where an element is read. What lies in memory anyway, and is the same wherever a condition does not hold,
+        needs none of it: so it is loaded once, whoever asks."""
+        there = all(map(self.ranges.within, at, sizes_of(x.shape)))
         mask: T | None = None
         for c in self.conditions:
-            mask = c if mask is None else mask & c
+            if not there or c.axes & offset.names():
+                mask = c if mask is None else mask & c
         return mask
 
     def under(self, condition: T) -> _Lowering:

@@ -56,9 +56,7 @@ def grow(made: list[Both], rng: random.Random, ranges: Ranges, by: list[Both]) -
     x = rng.choice(made)
     if rng.random() < 0.4:
         y, a, b, c = rng.choice(made), rng.choice([-2, -1, 1, 2, 3]), rng.choice([-1, 1, 2, 4]), rng.randint(-9, 9)
-        return Both(
-            ranges.join(x.index * a + y.index * b + c), lambda p, x=x, y=y: x.value(p) * a + y.value(p) * b + c
-        )
+        return Both(ranges.join(x.index * a + y.index * b + c), lambda p, x=x, y=y: x.value(p) * a + y.value(p) * b + c)
     d = rng.choice(by)
     if rng.random() < 0.3:  # both halves at once, as a reshape there and back has them
         whole = ranges.div(x.index, d.index) * d.index + ranges.mod(x.index, d.index)

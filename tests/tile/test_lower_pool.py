@@ -60,7 +60,7 @@ def stem(dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, torch.Tenso
     return x, offsets, torch.randn_like(values)
 
 
-def test_only_what_may_lie_outside_is_masked() -> None:
+def test_what_varies_along_channels_alone_is_loaded_once() -> None:
     x, _, _ = stem()
 
     def fn(x: torch.Tensor, shift: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -68,6 +68,7 @@ def test_only_what_may_lie_outside_is_masked() -> None:
 
     kernel = lower(trace_of(fn, x, torch.randn(64))).kernel
     loads = [op for op in kernel.block.ops if isinstance(op, LoadOp)]
+    assert sum(op.buffer is kernel.buffers[1] for op in loads) == 1
     masks = [op.mask is not None for op in loads if op.buffer is kernel.buffers[0]]
     assert len(masks) == 9 and sum(masks) == 5  # above and to the left; nothing lies below or to the right
 
