@@ -3,7 +3,8 @@
 A batch norm's backward takes the mean off what was normalised in two kernels, one that sums and one that is left with
 the sums. What they share lies there in 32 bits, what it is made of in 16. In: a trace, and how its equations would be
 fused. Out: the same program, where a kernel that reads such a value has copies of the equations that lead to it from
-what is in memory anyway. Results of the program and what other than kernels read stay as they are.
+what is in memory anyway. What no kernel reads any more is gone; what is a result of the program, or read by others than
+kernels, is written as before.
 """
 
 from __future__ import annotations
@@ -34,51 +35,49 @@ class _Again:
             inside = [trace.equations[i] for i in region]
             if not any(compiler.kind(eqn) == CONTRACT for eqn in inside):  # its tiles would compute all of it again
                 self.kernel |= dict.fromkeys(inside, number)
-        self.users, self.results = trace.users(), set(trace.results())
+        self.users = trace.users()
+        self.chains = {v: chain for eqn in self.kernel for v in eqn.results() if (chain := self.chain(v)) is not None}
+        self.copies: dict[tuple[int, Value], Value] = {}  # by kernel
+        self.equations: list[Equation] = []
         self.names = Builder(trace.name)
         self.names.reserve(list(trace.values()))
 
     def run(self) -> Trace:
-        chains = {v: chain for eqn in self.kernel for v in eqn.results() if (chain := self.chain(v)) is not None}
-        equations: list[Equation] = []
-        made: dict[tuple[Value, int], Value] = {}
+        if not self.chains:
+            return self.trace
         for eqn in self.trace.equations:
             kernel = self.kernel.get(eqn)
-            rename: dict[Value, Value] = {}
-            for v in [v for v in eqn.inputs() if v in chains and self.kernel[self.maker[v]] != kernel]:
-                assert kernel is not None, "only kernels read it"
-                if (v, kernel) not in made:
-                    equations += self.copies(v, chains[v], kernel, made)
-                rename[v] = made[v, kernel]
-            equations.append(eqn.substitute(rename) if rename else eqn)
-        return dce(self.trace.with_(equations=tuple(equations))) if made else self.trace
+            self.equations.append(eqn if kernel is None else self.with_own(eqn, kernel))
+        return dce(self.trace.with_(equations=tuple(self.equations)))
 
-    def copies(self, v: Value, chain: Chain, kernel: int, made: dict[tuple[Value, int], Value]) -> list[Equation]:
-        """The equations of a chain under names of their own."""
-        rename: dict[Value, Value] = {}
-        found = []
-        for eqn in chain:
-            new = self.names.value(eqn.out.name, eqn.out.type)
-            found.append(eqn.substitute(rename).with_(outputs=(new,)))
-            rename[eqn.out] = new
-        made[v, kernel] = rename[v]
-        return found
+    def with_own(self, eqn: Equation, kernel: int) -> Equation:
+        """An equation of a kernel, reading the kernel's own copies."""
+        rename = {v: own for v in dict.fromkeys(eqn.inputs()) if (own := self.own(v, kernel)) is not v}
+        return eqn.substitute(rename) if rename else eqn
+
+    def own(self, v: Value, kernel: int) -> Value:
+        """A kernel's copy of a value, made when first asked for; the value itself where it has none."""
+        if (kernel, v) not in self.copies:
+            if v not in self.chains or self.kernel[self.maker[v]] == kernel:
+                return v
+            for eqn in self.chains[v]:
+                if (kernel, eqn.out) not in self.copies:
+                    new = self.names.value(eqn.out.name, eqn.out.type)
+                    self.equations.append(self.with_own(eqn, kernel).with_(outputs=(new,)))
+                    self.copies[kernel, eqn.out] = new
+        return self.copies[kernel, v]
 
     def chain(self, v: Value) -> Chain | None:
-        """What leads to a value of a kernel from fewer bytes than it has, all in memory; None where nothing does."""
-        if v in self.results or not self.given_on(v):
+        """What leads to a value that other kernels read from fewer bytes than it has, all in memory; None where nothing
+        does."""
+        own = self.kernel[self.maker[v]]
+        if all(self.kernel.get(user, own) == own for user in self.users.get(v, ())):
             return None
         found: dict[Equation, None] = {}
         leaves: set[Value] = set()
         if not self.visit(v, v, found, leaves):
             return None
         return list(found) if sum(_nbytes(x) for x in leaves) < _nbytes(v) else None
-
-    def given_on(self, v: Value) -> bool:
-        """Other kernels read a value, and nothing else than kernels."""
-        own = self.kernel[self.maker[v]]
-        others = [user for user in self.users.get(v, ()) if self.kernel.get(user) != own]
-        return bool(others) and all(user in self.kernel and self.compiler.kind(user) != VIEW for user in others)
 
     def visit(self, v: Value, wanted: Value, found: dict[Equation, None], leaves: set[Value]) -> bool:
         """Collect the cheap equations of `wanted`'s kernel that lead to a value, and what they start from."""

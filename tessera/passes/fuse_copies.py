@@ -1,8 +1,7 @@
 """Gives every sum over outer dimensions its own copy of the cheap arithmetic before it, and every reader its own cast.
 
 A cast to a wider type is never worth memory: its argument is read in fewer bytes. With a copy for every reader, each
-kernel casts for itself. Nor is what takes one step more, such as the distance from a mean: where kernels apart from one
-another need it, each computes it from what is in memory.
+kernel casts for itself. (What else a kernel computes again is the business of `compute_again`.)
 
 The gradient of a norm's weight sums, over all rows, a product that a kernel working row by row computes too. Shared,
 that product would be written by the one kernel and read by the other; computed twice, each kernel reads the inputs
@@ -34,9 +33,7 @@ def own_copies(trace: Trace, compiler: Compiler) -> Trace:
     copies = _Copies(trace, compiler)
     for eqn in trace.equations:
         copies.equation(eqn)
-    if copies.changed:
-        trace = dce(trace.with_(equations=tuple(copies.equations)))
-    return _own_steps(trace, compiler)
+    return dce(trace.with_(equations=tuple(copies.equations))) if copies.changed else trace
 
 
 def _own_casts(trace: Trace, compiler: Compiler) -> Trace:
@@ -61,46 +58,6 @@ def _own_casts(trace: Trace, compiler: Compiler) -> Trace:
                     equations.append(shared[v].with_(outputs=(rename[v],)))
         equations.append(eqn.substitute(rename) if rename else eqn)
     return dce(trace.with_(equations=tuple(equations)))
-
-
-def _own_steps(trace: Trace, compiler: Compiler) -> Trace:
-    """Every kernel with its own copy of a step after a widening cast of something that is in memory anyway."""
-    maker = {v: eqn for eqn in trace.equations for v in eqn.results()}
-    users = trace.users()
-    steps = {eqn.out: cast for eqn in trace.equations if (cast := _cast_before(eqn, compiler, maker)) is not None}
-    if not any(len(users.get(v, ())) > 1 for v in steps):
-        return trace
-    number = {eqn: i for i, eqn in enumerate(trace.equations)}
-    kernel = {i: k for k, region in enumerate(fuse(trace, compiler)) for i in region}
-    names = Builder(trace.name)
-    names.reserve(list(trace.values()))
-    own: dict[tuple[int, Value], Value] = {}  # a kernel's copy
-    equations: list[Equation] = []
-    for i, eqn in enumerate(trace.equations):
-        rename = {}
-        for v in dict.fromkeys(eqn.inputs()):
-            if v not in steps or i not in kernel or kernel[i] == kernel.get(number[maker[v]], kernel[i]):
-                continue
-            if (kernel[i], v) not in own:
-                wide = names.value(steps[v].out.name, steps[v].out.type)
-                own[kernel[i], v] = names.value(v.name, v.type)
-                equations.append(steps[v].with_(outputs=(wide,)))
-                equations.append(maker[v].substitute({steps[v].out: wide}).with_(outputs=(own[kernel[i], v],)))
-            rename[v] = own[kernel[i], v]
-        equations.append(eqn.substitute(rename) if rename else eqn)
-    return dce(trace.with_(equations=tuple(equations))) if own else trace
-
-
-def _cast_before(eqn: Equation, compiler: Compiler, maker: dict[Value, Equation]) -> Equation | None:
-    """The widening cast that a cheap step takes its only large argument from, if what is cast is in memory anyway."""
-    if len(eqn.results()) != 1 or compiler.kind(eqn) != POINTWISE or compiler.expensive(eqn) or widens(eqn):
-        return None
-    large = [v for v in dict.fromkeys(eqn.inputs()) if v.tensor.numel() * SMALL > eqn.out.tensor.numel()]
-    cast = maker.get(large[0]) if len(large) == 1 else None
-    if cast is None or not widens(cast) or eqn.out.tensor.dtype.itemsize < cast.out.tensor.dtype.itemsize:
-        return None
-    source = maker.get(cast.inputs()[0])
-    return cast if source is None or compiler.kind(source) in OUTSIDE else None
 
 
 class _Copies:

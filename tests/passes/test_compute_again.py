@@ -11,16 +11,15 @@ from tessera.passes.compute_again import compute_again
 from tessera.passes.fuse import fuse
 
 
-def written(trace: Trace) -> list[torch.dtype]:
-    """Dtypes of what kernels write for others."""
-    regions = [{trace.equations[i] for i in region} for region in fuse(trace, COMPILER)]
+def between(trace: Trace) -> list[torch.dtype]:
+    """Dtypes of what kernels read of other kernels' results."""
+    kernel = {trace.equations[i]: k for k, region in enumerate(fuse(trace, COMPILER)) for i in region}
     users = trace.users()
     return [
         v.dtype
-        for region in regions
-        for eqn in region
+        for eqn in kernel
         for v in eqn.results()
-        if v.ndim > 1 and any(user not in region for user in users.get(v, ()))
+        if v.ndim > 1 and any(kernel.get(user, kernel[eqn]) != kernel[eqn] for user in users.get(v, ()))
     ]
 
 
@@ -35,7 +34,7 @@ def test_a_value_of_fewer_bytes_is_read_instead() -> None:
     before = trace_of(spread, x, w)
     after = compute_again(before, COMPILER)
     assert_same(before, after, x, w)
-    assert torch.float32 in written(before) and torch.float32 not in written(after)
+    assert torch.float32 in between(before) and torch.float32 not in between(after)
 
 
 def test_what_takes_as_many_bytes_is_written_once() -> None:
@@ -44,13 +43,41 @@ def test_what_takes_as_many_bytes_is_written_once() -> None:
     assert compute_again(trace, COMPILER) is trace
 
 
-def test_a_result_is_written_whoever_reads_it() -> None:
+def test_a_result_is_written_but_not_read_again() -> None:
     def both(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         centred = x.float() - w
-        return centred, (centred * torch.rsqrt((centred * centred).sum(0))).to(x.dtype)
+        return centred, (centred * centred.sum(0)).to(x.dtype)
 
     x, w = torch.randn(512, 64).bfloat16(), torch.randn(64)
     before = trace_of(both, x, w)
     after = compute_again(before, COMPILER)
     assert_same(before, after, x, w)
     assert after.outputs == before.outputs
+    assert torch.float32 in between(before) and torch.float32 not in between(after)
+
+
+def test_what_others_than_kernels_read_is_written_for_them_alone() -> None:
+    def also_sorted(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        centred = x.float() - w
+        return (centred * centred.sort(0)[0][0]).to(x.dtype)
+
+    x, w = torch.randn(512, 64).bfloat16(), torch.randn(64)
+    before = trace_of(also_sorted, x, w)
+    after = compute_again(before, COMPILER)
+    assert_same(before, after, x, w)
+    assert torch.float32 in between(before) and torch.float32 not in between(after)
+
+
+def test_a_kernel_has_one_copy_of_what_two_values_are_made_of() -> None:
+    def steps(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        centred = x.float() - w
+        positive = centred.relu()
+        norm = (centred * positive).sum(1, keepdim=True)
+        return (centred * norm).to(x.dtype), (centred * norm.sort(0)[0] + positive).to(x.dtype)
+
+    x, w = torch.randn(512, 64).bfloat16(), torch.randn(64)
+    before = trace_of(steps, x, w)
+    after = compute_again(before, COMPILER)
+    assert_same(before, after, x, w)
+    assert len(between(before)) == 2 and not between(after)
+    assert sum(eqn.op._opname == "sub" for eqn in after.equations) == len(fuse(after, COMPILER)) == 2  # type: ignore[union-attr]
