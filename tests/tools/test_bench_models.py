@@ -112,7 +112,7 @@ def test_what_is_wrong_is_reported_and_not_timed(name: str, monkeypatch: pytest.
 
     honest = model_contestants.build
     monkeypatch.setattr(model_contestants, "build", lying)
-    monkeypatch.setattr(model_contestants, "compiler", lambda who: lambda f: f)
+    monkeypatch.setattr(model_contestants, "compiler", lambda who, replayed=False: lambda f: f)
     monkeypatch.setattr(model_contestants, "_our_step", lambda *given: model_contestants._their_step(EAGER, *given))
     row = Row(job.name, job.size, job.kind, "float32", "cpu")
     model_run.measure(row, job, options(), 1e10, lambda text: None)
@@ -131,7 +131,7 @@ def test_a_result_may_be_off_as_far_as_eagers() -> None:
 
 
 def test_a_contestant_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(who: str) -> object:
+    def broken(who: str, replayed: bool = False) -> object:
         if who == OURS:
             raise RuntimeError("no such kernel\nmore")
         return lambda f: f
