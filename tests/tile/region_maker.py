@@ -29,7 +29,7 @@ NAMES = {dtype: name for name, dtype in (FLOATS | OTHERS).items()}
 WEIGHTS = {"f32": 10, "f64": 3, "f16": 4, "bf16": 4, "i32": 2, "i64": 3, "b": 2, "i16": 0.3, "i8": 0.3, "u8": 0.3}
 SIZES = [1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33] * 3 + [65, 130, 257, 1031]
 LARGEST = 6000  # elements of a value
-DYNAMIC = (6, 11)  # a size that may change and what it becomes; no other dimension has it
+DYNAMIC = 6  # a size that may change; no other dimension has it
 GAP = {torch.float16: 2e-2, torch.bfloat16: 1e-1, torch.float32: 1e-4, torch.float64: 1e-9}
 
 SCOPE: dict[str, object] = {"torch": torch, "F": F, "inf": math.inf, "nan": math.nan, **FLOATS, **OTHERS}
@@ -45,6 +45,12 @@ class Program:
     inputs: list[Tensor]
     families: frozenset[str]
     others: list[Tensor] | None = None  # inputs of the other size, if the program is dynamic
+    grown: int = 0  # what the size that may change is then
+
+    @property
+    def woven(self) -> bool:
+        """Most of its steps move data."""
+        return "woven" in self.families
 
     @property
     def empty(self) -> bool:
@@ -168,6 +174,7 @@ class Maker:
     pool: list[Known] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     used: set[str] = field(default_factory=set)
+    newest: float = 0.0  # how often a step goes on with the newest value that fits
 
     # --- choosing ---
 
@@ -176,6 +183,8 @@ class Maker:
         fitting = [k for k in self.pool if test(k)]
         if not fitting:
             raise Refused
+        if self.newest and self.rng.random() < self.newest:
+            return fitting[-1]
         return self.rng.choices(fitting, [1 + i for i in range(len(fitting))])[0]
 
     def float(self, rank: int = 0) -> Known:

@@ -2,8 +2,9 @@
 
 `make(seed)` gives a `Program`: the text of a PyTorch function, its inputs, and the same computed in float64. Steps come
 from families (pointwise, views, choices, reductions, norms, scans, gathers), over shapes with dimensions of 0, 1 and
-odd sizes, inputs of every layout and dtype. A dynamic program has inputs of two sizes for the same text: dimensions of
-`DYNAMIC[0]` elements in the one are of `DYNAMIC[1]` in the other. A step is kept only if its result is well
+odd sizes, inputs of every layout and dtype. One program in `WOVEN` is woven: most of its steps move data, and go on with
+what the one before gave. A dynamic program has inputs of two sizes for the same text: dimensions of `DYNAMIC` elements
+in the one are of as many as the program says in the other. A step is kept only if its result is well
 conditioned: nothing overflows, and no comparison, rounding or position hangs on the last bits, so that a wrong answer
 is a bug and not bad luck.
 """
@@ -31,10 +32,14 @@ from region_maker import (
     widened,
     wrong,
 )
+from region_moves import AMONG, MOVES
 from region_steps import FAMILIES
 from torch import Tensor
 
-__all__ = ["DYNAMIC", "FAMILIES", "NAMES", "Program", "make", "wrong"]
+__all__ = ["DYNAMIC", "FAMILIES", "MOVES", "NAMES", "WOVEN", "Program", "make", "wrong"]
+
+WOVEN = 3
+LENGTHS = [2, 3, 4, 5, 7, 8, 9, 10, 12, 15, 16, 17] * 3 + [24, 33, 64]  # of a woven program: some divide each other
 
 # --- inputs -----------------------------------------------------------------------------------------------
 
@@ -73,14 +78,14 @@ def _input(rng: random.Random, shape: tuple[int, ...], dtype: torch.dtype, odd: 
     return x
 
 
-def _shapes(rng: random.Random, dynamic: bool) -> list[tuple[int, ...]]:
+def _shapes(rng: random.Random, dynamic: bool, woven: bool) -> list[tuple[int, ...]]:
     """A shape, and others that broadcast with it."""
-    rank = rng.choice([0, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3, 3, 4])
-    shape = [rng.choice(SIZES) for _ in range(rank)]
+    rank = rng.choice([1, 2, 2, 3, 3, 4] if woven else [0, 1, 1, 2, 2, 2, 2, 2, 3, 3, 3, 3, 4])
+    shape = [rng.choice(LENGTHS if woven else SIZES) for _ in range(rank)]
     if dynamic:
-        shape[:1] = [DYNAMIC[0]]
+        shape[:1] = [DYNAMIC]
         rank = len(shape)
-    while math.prod(shape) > LARGEST // 3:
+    while math.prod(shape) > LARGEST // (6 if woven else 3):
         shape[rng.randrange(dynamic, rank)] = rng.choice([1, 2, 3])
     if rank and not dynamic and rng.random() < 0.03:
         shape[rng.randrange(rank)] = 0
@@ -94,13 +99,15 @@ def _shapes(rng: random.Random, dynamic: bool) -> list[tuple[int, ...]]:
 def make(seed: int, dynamic: bool = False) -> Program:
     """The program of a seed: always the same one."""
     rng = random.Random(seed)
-    m = Maker(rng)
+    woven = seed % WOVEN == WOVEN - 1
+    m = Maker(rng, newest=0.5 if woven else 0.0)
+    larger = rng.choice([8, 12, 15]) if woven else 11
     odd = rng.random() < 0.1
     main = rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
-    for shape in _shapes(rng, dynamic):
+    for shape in _shapes(rng, dynamic, woven):
         name = main if rng.random() < 0.6 else rng.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
         own = rng.randrange(2**31)  # the same layout at both sizes
-        grown = tuple(DYNAMIC[1] if n == DYNAMIC[0] else n for n in shape)
+        grown = tuple(larger if n == DYNAMIC else n for n in shape)
         found = [
             _input(random.Random(own), s, (FLOATS | OTHERS)[name], odd)
             for s in ([shape, grown] if dynamic else [shape])
@@ -108,7 +115,8 @@ def make(seed: int, dynamic: bool = False) -> Program:
         m.pool.append(Known(f"x{len(m.pool)}", [(x, widened(x)) for x in found], True))
     inputs = [k.now for k in m.pool]
     others = [k.all[1][0] for k in m.pool] if dynamic else None
-    families, weights = list(FAMILIES), list(FAMILIES.values())
+    chosen = MOVES | AMONG if woven else FAMILIES
+    families, weights = list(chosen), list(chosen.values())
     wanted = rng.randint(3, 12)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -128,5 +136,7 @@ def make(seed: int, dynamic: bool = False) -> Program:
     text = "\n    ".join(
         [f"def program({', '.join(f'x{i}' for i in range(len(inputs)))}):", *m.lines, f"return {result},"]
     )
-    empty = {"empty"} if any(not now.numel() for k in m.pool for now, _ in k.all) else set()
-    return Program(seed, text + "\n", inputs, frozenset(m.used | empty), others)
+    marks = {"empty"} if any(not now.numel() for k in m.pool for now, _ in k.all) else set()
+    if woven:
+        marks.add("woven")
+    return Program(seed, text + "\n", inputs, frozenset(m.used | marks), others, larger if dynamic else 0)

@@ -61,6 +61,7 @@ class Report:
     """What became of the programs of a run."""
 
     programs: int = 0
+    woven: int = 0  # most of whose steps move data
     empty: int = 0  # have values without elements: not the compiler's business, but computed all the same
     computing: int = 0  # equations that compute something, of the programs that are not empty
     claimed: int = 0  # of those, in kernels
@@ -163,12 +164,12 @@ def recorded(program: Program) -> tuple[Trace, bool]:
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
     fakes = []
     for x in program.inputs:
-        sizes = [DimDynamic.DUCK if n == DYNAMIC[0] else DimDynamic.STATIC for n in x.shape]
+        sizes = [DimDynamic.DUCK if n == DYNAMIC else DimDynamic.STATIC for n in x.shape]
         fakes.append(mode.from_tensor(x, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes)))
     names = [f"x{i}" for i in range(len(fakes))]
     trace, _ = record(program.function(), fakes, names, keep_whole, Builder("program", mode))
     assert mode.shape_env is not None
-    holds = [g.expr.xreplace(dict.fromkeys(g.expr.free_symbols, DYNAMIC[1])) for g in mode.shape_env.guards]
+    holds = [g.expr.xreplace(dict.fromkeys(g.expr.free_symbols, program.grown)) for g in mode.shape_env.guards]
     return trace, not mode.shape_env.replacements and all(map(bool, holds))
 
 
@@ -232,7 +233,7 @@ def check(program: Program, mode: str, report: Report) -> str:
         eager, reference = program.function()(*inputs), program.reference(inputs)
         for i, (g, e, r) in enumerate(zip(got, eager, reference, strict=True)):
             if reason := wrong(g, e, r):
-                size = "" if inputs is program.inputs else f", {DYNAMIC[1]} instead of {DYNAMIC[0]}"
+                size = "" if inputs is program.inputs else f", {program.grown} instead of {DYNAMIC}"
                 return f"{program}\noutput {i} ({mode}{size}): {reason}"
     return ""
 
@@ -244,6 +245,7 @@ def run(mode: str, seeds: Iterable[int]) -> Report:
         for seed in seeds:
             program = make(seed, dynamic=mode == "dynamic")
             report.programs += 1
+            report.woven += program.woven
             report.empty += program.empty
             if reason := check(program, mode, report):
                 report.failures.append(reason)
