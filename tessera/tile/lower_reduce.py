@@ -184,10 +184,10 @@ def _scan(kind: str) -> Rule:
     def lower(reader: Reader, call: Call, at: Indices) -> T:
         source: Value = call.first
         dim = dims(call)[0]
-        x = reader.read(source, at).to(call.out.dtype)
-        if at[dim] != reader.along(source, [dim], at)[1][dim]:
+        inner, index = reader.along(source, [dim], at)  # all of the row is read, whatever part of the result is
+        if at[dim] != index[dim]:
             raise Unlowerable("a running sum read elsewhere than where it runs")
-        return reader.running(kind, x, source, dim)
+        return reader.running(kind, inner.read(source, index).to(call.out.dtype), source, dim)
 
     def refuses(call: Call) -> str:
         return "" if call.first.ndim else "a single number has nothing to run along"

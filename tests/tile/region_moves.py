@@ -176,9 +176,9 @@ def regroup(m: Maker) -> Step:
             f"{a.name}.flatten().unflatten(0, (-1, {p})).flip(1)",
             f"{a.name}.unflatten({d}, (-1, {p})).sum({d + 1}, dtype={a.name}.dtype)" if not a.logic else texts[0],
         ]
-    if rank >= 3 and a.shape[-3] % 4 == 0:
+    if rank >= 3 and a.now.numel() and a.shape[-3] % 4 == 0:
         texts += [f"F.pixel_shuffle({a.name}, 2)"] * 2
-    if rank >= 3 and a.shape[-1] % 2 == 0 and a.shape[-2] % 2 == 0:
+    if rank >= 3 and a.now.numel() and a.shape[-1] % 2 == 0 and a.shape[-2] % 2 == 0:
         texts += [f"F.pixel_unshuffle({a.name}, 2)"] * 2
     if rank == 4 and a.shape[1] % 2 == 0:
         texts += [f"F.channel_shuffle({a.name}, 2)"]
