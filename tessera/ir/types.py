@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -24,11 +25,23 @@ SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def known(size: Size) -> Size:
-    """A symbolic size that can only be one number, since a guard fixed its symbols, as that number."""
+    """A symbolic size that can only be one number as that number: a guard fixed its symbols, or says that it is one,
+    as broadcasting asks of `(n + 2) // 3`."""
     if isinstance(size, int):
         return size
     number = size.node.maybe_as_int()
+    if number is None and size_hint(size) == 1 and settled(size == 1):
+        return 1
     return size if number is None else number
+
+
+def settled(truth: bool | torch.SymBool) -> bool | None:
+    """What guards say of a comparison of sizes; None where they leave it open."""
+    if isinstance(truth, bool):
+        return truth
+    if statically_known_true(truth):
+        return True
+    return False if statically_known_true(torch.sym_not(truth)) else None
 
 
 def size_key(size: object) -> object:

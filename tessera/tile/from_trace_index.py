@@ -15,7 +15,7 @@ import sympy
 import torch
 from torch.utils._sympy import functions as symbolic
 
-from tessera.ir.types import Size
+from tessera.ir.types import Size, known
 from tessera.tile.index import Index, Name, Product, Quotient, name
 
 ZERO, ONE = Index.of(0), Index.of(1)
@@ -31,6 +31,7 @@ class Unlowerable(Exception):
 
 def size_index(size: Size) -> Index:
     """A size of a trace, an int or a symbolic expression, as an index expression over its symbols."""
+    size = known(size)
     return Index.of(size) if isinstance(size, int) else _convert(size.node.expr)
 
 

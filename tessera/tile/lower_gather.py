@@ -13,10 +13,11 @@ from collections.abc import Sequence
 import torch
 
 from tessera.ir.equation import Arg, Value
+from tessera.ir.types import Size
 from tessera.tile.from_trace_emit import T
-from tessera.tile.from_trace_index import ONE, ZERO, Index, Indices, Unlowerable
+from tessera.tile.from_trace_index import ONE, ZERO, Index, Indices, Unlowerable, size_index
 from tessera.tile.lower import SELECT, SOURCE, Call, Reader, Rule, define, wrap
-from tessera.tile.lower_view import _index, place_of, shape_of, start_of
+from tessera.tile.lower_view import _index, from_start, shape_of, start_of
 
 # --- joining and padding --------------------------------------------------------------------------------
 
@@ -94,15 +95,13 @@ define("constant_pad_nd", Rule(SELECT, _pad))
 # --- a part written over --------------------------------------------------------------------------------
 
 
-def _in_slice(reader: Reader, i: Index, size: Index, start: Arg, end: Arg, step: Arg) -> tuple[T | None, Index]:
+def _in_slice(reader: Reader, i: Index, size: Size, start: Arg, end: Arg, step: Arg) -> tuple[T | None, Index]:
     """Whether an index lies in a slice, and which of its elements it is."""
-    first = start_of(start, size)
-    last = size if end is None else _end(end, size)
-    stride = _index(step)
+    first, last, stride = start_of(start, size), _end(end, size), _index(step)
     test: T | None = None
     if first != ZERO:
         test = ~_less(reader, i, first)
-    if last != size:
+    if last != size_index(size):
         below = _less(reader, i, last)
         test = below if test is None else test & below
     if stride != ONE:
@@ -111,19 +110,17 @@ def _in_slice(reader: Reader, i: Index, size: Index, start: Arg, end: Arg, step:
     return test, reader.ranges.div(i - first, stride)
 
 
-def _end(x: Arg, size: Index) -> Index:
-    end = _index(x)
-    if end.constant is None:
-        return end
-    if size.constant is None:
-        return size if end.constant >= 2**62 else end if end.constant >= 0 else end + size
-    return Index.of(min(max(end.constant + (size.constant if end.constant < 0 else 0), 0), size.constant))
+def _end(x: Arg, size: Size) -> Index:
+    """Where a slice ends. No index is beyond the size, so an end there or before the beginning needs no care."""
+    if x is None or (isinstance(x, int) and x >= (size if isinstance(size, int) else 2**62)):
+        return size_index(size)
+    return from_start(x, size)
 
 
 def _slice_scatter(reader: Reader, call: Call, at: Indices) -> T:
     source, dim, start, end, step = call.args[1:6]
     dim = wrap(dim, call.first.ndim)  # type: ignore[arg-type]
-    test, i = _in_slice(reader, at[dim], shape_of(call.first)[dim], start, end, step)
+    test, i = _in_slice(reader, at[dim], call.first.shape[dim], start, end, step)
     if test is None:
         return reader.read(source, at).to(call.out.dtype)
     new = reader.under(test).read(source, _set(at, dim, i)).to(call.out.dtype)
@@ -133,14 +130,14 @@ def _slice_scatter(reader: Reader, call: Call, at: Indices) -> T:
 def _slice_backward(reader: Reader, call: Call, at: Indices) -> T:
     _, sizes, dim, start, end, step = call.args[:6]
     dim = wrap(dim, len(sizes))  # type: ignore[arg-type]
-    test, i = _in_slice(reader, at[dim], shape_of(call.out)[dim], start, end, step)
+    test, i = _in_slice(reader, at[dim], call.out.shape[dim], start, end, step)
     if test is None:
         return reader.read(call.first, at)
     return test.where(reader.under(test).read(call.first, _set(at, dim, i)), 0)
 
 
 def _at_place(reader: Reader, call: Call, at: Indices, dim: int, index: Arg) -> tuple[T, Indices]:
-    place = place_of(index, shape_of(call.out)[dim])
+    place = from_start(index, call.out.shape[dim])
     bound = reader.emit.iota(place) if place.constant is None else place.constant
     return reader.emit.iota(at[dim]).eq(bound), (*at[:dim], *at[dim + 1 :])
 

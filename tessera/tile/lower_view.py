@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from tessera.ir.equation import Arg, Value
+from tessera.ir.types import Size, settled
 from tessera.tile.from_trace_emit import T
 from tessera.tile.from_trace_index import (
     ONE,
@@ -148,37 +151,38 @@ def _shifted(dim: int, start: Index, step: Index = ONE) -> Callable[[Indices], I
     return lambda at: tuple(start + step * i if d == dim else i for d, i in enumerate(at))
 
 
-def start_of(x: Arg, size: Index) -> Index:
+def start_of(x: Arg, size: Size) -> Index:
     """Where a slice begins; beyond the end nothing is read, so only negative starts count."""
-    if x is None:
-        return ZERO
-    start = _index(x)
-    if start.constant is None or start.constant >= 0:
-        return start
-    if size.constant is None:
-        return start + size
-    return Index.of(max(start.constant + size.constant, 0))
+    return ZERO if x is None else _index(x if not _holds(x < 0) else 0 if _holds(x + size < 0) else x + size)  # type: ignore[operator]
+
+
+def from_start(x: Arg, size: Size) -> Index:
+    """A place that may be counted from the end."""
+    return _index(x + size if _holds(x < 0) else x)  # type: ignore[operator]
+
+
+def _holds(truth: bool | torch.SymBool) -> bool:
+    """A comparison of sizes that PyTorch made when it recorded the view, under a guard if it had to."""
+    found = settled(truth)
+    if found is None:
+        raise Unlowerable(f"an index for which nobody knows whether {truth}")
+    return found
 
 
 def _slice(ranges: Ranges, call: Call, at: Indices) -> Indices:
     _, dim, start, _, step = call.args[:5]
     dim = wrap(dim, call.first.ndim)  # type: ignore[arg-type]
-    return _shifted(dim, start_of(start, shape_of(call.first)[dim]), _index(step))(at)
+    return _shifted(dim, start_of(start, call.first.shape[dim]), _index(step))(at)
 
 
 def _narrow(ranges: Ranges, call: Call, at: Indices) -> Indices:
     dim = wrap(call.args[1], call.first.ndim)  # type: ignore[arg-type]
-    return _shifted(dim, start_of(call.args[2], shape_of(call.first)[dim]))(at)
-
-
-def place_of(x: Arg, size: Index) -> Index:
-    place = _index(x)
-    return place if place.constant is None or place.constant >= 0 else place + size
+    return _shifted(dim, start_of(call.args[2], call.first.shape[dim]))(at)
 
 
 def _select(ranges: Ranges, call: Call, at: Indices) -> Indices:
     dim = wrap(call.args[1], call.first.ndim)  # type: ignore[arg-type]
-    return (*at[:dim], place_of(call.args[2], shape_of(call.first)[dim]), *at[dim:])
+    return (*at[:dim], from_start(call.args[2], call.first.shape[dim]), *at[dim:])
 
 
 def _piece(ranges: Ranges, call: Call, at: Indices) -> Indices:

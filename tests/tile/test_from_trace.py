@@ -380,6 +380,33 @@ def test_symbolic_sizes() -> None:
     check(lambda x, y: x.t() * y, rand(4, 8), rand(8, 1), dynamic=(0,), others=((rand(7, 8), rand(8, 1)),))
 
 
+def test_places_counted_from_the_end_of_symbolic_sizes() -> None:
+    short, long = ((rand(4, 8), rand(2)), (rand(3, 8), rand(2))), ((rand(9, 8), rand(4)), (rand(7, 8), rand(3)))
+    for fn in (
+        lambda x, y: (x * 2)[-5:-1] + 1,
+        lambda x, y: torch.slice_scatter(x * 2, x[-5:-1] + 1, 0, -5, -1),
+        lambda x, y: torch.select_scatter(x * 2, x[0], 0, -2) + 1,
+    ):
+        check(fn, *short[0], dynamic=(0,), others=short[1:])  # the slice begins before the beginning
+        check(fn, *long[0], dynamic=(0,), others=long[1:])
+    for fn in (
+        lambda x, y: (x * 2)[-y.shape[0] :] + 1,
+        lambda x, y: (x * 2)[: -y.shape[0]] + 1,
+        lambda x, y: (x * 2).select(0, -y.shape[0]) + 1,
+        lambda x, y: (x * 2).narrow(0, -y.shape[0], 2) + 1,
+        lambda x, y: torch.slice_scatter(x * 2, x[: -y.shape[0]] + 1, 0, 0, -y.shape[0]),
+        lambda x, y: torch.select_scatter(x * 2, x[0], 0, -y.shape[0]) + 1,
+    ):
+        check(fn, *long[0], dynamic=(0, 1), others=long[1:])
+
+
+def test_a_symbolic_size_that_guards_make_one_is_broadcast() -> None:
+    few = ((rand(3, 8),), (rand(2, 8),))
+    check(lambda x: x.t() + (x * 2)[::3].t(), *few[0], dynamic=(0,), others=few[1:])
+    check(lambda x: ((x * 2)[::3].expand(5, 8), x * 3), *few[0], dynamic=(0,), others=few[1:])
+    check(lambda x: x + (x * 2)[-1:].cumsum(0), *few[0], dynamic=(0,), others=few[1:])
+
+
 # --- along the rows, and over them ---
 
 

@@ -39,10 +39,12 @@ def batches(start: int, default: int, slow: int, size: int) -> list:
 
 
 def judge(report: Report) -> None:
-    print(f"{report.programs} programs, {report.kernels} kernels, {report.share:.0%} of the equations in them")
+    many = f"{report.programs} programs, {report.woven} of them woven"
+    print(f"{many}; {report.kernels} kernels, {report.share:.0%} of the equations in them")
     many = f"{len(report.failures)} of {report.programs} programs failed\n\n"
     assert not report.failures, many + "\n\n".join(report.failures[:3])
     assert report.share > 0.75, f"only {report.share:.0%} of the equations are in kernels"
+    assert report.woven >= report.programs // regions.WOVEN, f"only {report.woven} of {report.programs} are woven"
     full = report.programs - report.empty
     assert report.untouched <= 0.15 * full, f"{report.untouched} of {full} programs have no kernel"
 
@@ -64,14 +66,27 @@ def test_a_seed_always_gives_the_same_program() -> None:
 
 
 def test_programs_cover_what_they_should() -> None:
-    found = [regions.make(seed) for seed in range(200)]
+    found = [regions.make(seed) for seed in range(300)]
     families = {name for p in found for name in p.families}
-    assert families == {f.__name__ for f in regions.FAMILIES} | {"empty"}
+    assert families == {f.__name__ for f in regions.FAMILIES | regions.MOVES} | {"empty", "woven"}
     inputs = [x for p in found for x in p.inputs]
     assert {x.dtype for x in inputs} == set(regions.NAMES)
     assert {x.ndim for x in inputs} >= {0, 1, 2, 3, 4} and any(1 in x.shape for x in inputs)
     assert any(not x.is_contiguous() for x in inputs) and any(0 in x.stride() for x in inputs)
     assert any(not bool(x.isfinite().all()) for x in inputs)
+
+
+def test_woven_programs_move_data_in_every_way() -> None:
+    woven = [p for p in map(regions.make, range(900)) if p.woven]
+    text = "\n".join(p.text for p in woven)
+    moves = "cat stack flip roll repeat repeat_interleave interpolate pad unfold diagonal diag_embed tril triu movedim"
+    moves += " flatten unflatten reshape narrow chunk split pixel_shuffle pixel_unshuffle slice_scatter select_scatter"
+    moves += " slice_backward cumsum diff rot90 tile expand transpose"
+    assert not [name for name in moves.split() if f".{name}(" not in text]
+    assert all(f"mode='{mode}'" in text for mode in ("reflect", "replicate", "circular"))
+    steps = [line.split(" = ")[1] for p in woven for line in p.text.splitlines() if " = " in line]
+    joined = sum("torch.cat(" in s or "torch.stack(" in s for s in steps)
+    assert len(woven) == 300 and joined > 0.15 * len(steps)
 
 
 def test_eager_is_right_and_a_wrong_result_is_not() -> None:
