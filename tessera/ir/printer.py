@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import keyword
 import linecache
+import math
 import os
 import re
 from collections.abc import Callable
@@ -28,13 +29,16 @@ if TYPE_CHECKING:
     from tessera.ir.trace import Trace
 
 INDENT = "    "
-HEADER = """import torch
+HEADER = """import math
+
+import torch
 
 from tessera.ir.specials import specials as tessera
 
 aten = torch.ops.aten
 inf, nan = float("inf"), float("nan")
 """
+RESERVED = frozenset(("math", "torch", "aten", "inf", "nan"))  # what programs find around them
 Around = Callable[[int, str], list[str]]
 _sympy_printer = PythonPrinter()
 
@@ -86,7 +90,7 @@ def compile_trace(
     `around(i, line)` gives the lines that stand where equation i's would, for whoever measures a program; what they
     mention is found in `names_in_scope`.
     """
-    scope: dict[str, object] = {"torch": torch, "aten": torch.ops.aten, "inf": float("inf"), "nan": float("nan")}
+    scope: dict[str, object] = {"math": math, "torch": torch, "aten": torch.ops.aten, "inf": math.inf, "nan": math.nan}
     scope.update(names_in_scope or {})
     names: dict[Operator, str] = {}
 
@@ -125,7 +129,7 @@ def operator_name(op: Operator, args: tuple = (), kwargs: dict | None = None) ->
 
 def identifier(text: str) -> str:
     name = re.sub(r"\W", "_", text)
-    if not name or name[0].isdigit() or keyword.iskeyword(name) or name in ("torch", "aten", "inf", "nan"):
+    if not name or name[0].isdigit() or keyword.iskeyword(name) or name in RESERVED:
         name = f"v_{name}"
     return name
 

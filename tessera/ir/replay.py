@@ -12,7 +12,6 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.utils._sympy.printers import PythonPrinter
 
 from tessera.ir import interp
 from tessera.ir.alias import KEEP_GRAD
@@ -23,8 +22,6 @@ from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC
 from tessera.util.errors import InputError
-
-_printer = PythonPrinter()
 
 
 def replay(trace: Trace, args: Sequence[object], casts: bool = False) -> list:
@@ -131,7 +128,7 @@ class _Replay:
     def sizes(self, tree: object) -> object:
         """Symbolic numbers of the trace become those of the world around: ints, or its own symbols."""
         if isinstance(tree, SYMBOLIC):
-            return eval(_printer.doprint(tree.node.expr), {**self.symbols})  # noqa: S307
+            return interp.number(tree, self.symbols)
         if isinstance(tree, (list, tuple)):
             return type(tree)(self.sizes(item) for item in tree)
         if isinstance(tree, dict):

@@ -23,7 +23,6 @@ from tessera.ir.types import TensorType, Type, size_key
 from tessera.util.errors import VerifyError
 from tessera.util.names import names
 
-RESERVED = frozenset(("torch", "aten", "inf", "nan"))
 AROUND = 5  # equations shown before and after a fault
 
 # Their result's strides are not promised by anyone: they depend on the kernel that is chosen.
@@ -69,7 +68,7 @@ class _Verifier:
             self.fail(f"{v.name} is defined twice")
         if v.name in self.names:
             self.fail(f"two values are called {v.name}")
-        if not v.name.isidentifier() or keyword.iskeyword(v.name) or v.name in RESERVED:
+        if not v.name.isidentifier() or keyword.iskeyword(v.name) or v.name in printer.RESERVED:
             self.fail(f"{v.name!r} is not a name a Python variable can have here")
         self.defined.add(v)
         self.names.add(v.name)

@@ -74,6 +74,21 @@ def test_gradients_whose_operators_know_no_symbolic_sizes(last: bool) -> None:
         assert got.stride() == want.stride()
 
 
+def test_gradients_of_sizes_that_are_rounded() -> None:
+    torch._dynamo.reset()
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x.exp(), scale_factor=1.5).sin()
+
+    fast = tessera.jit(f, dynamic=True, strict=True)
+    nested = tessera.jit(lambda x: tessera.grad(lambda y: f(y).sum())(x), dynamic=True, strict=True)
+    for n in (4, 7):
+        x = torch.randn(2, 3, n, requires_grad=True)
+        got, want = (torch.autograd.grad(g(x).sum(), x)[0] for g in (fast, f))
+        torch.testing.assert_close(got, want)
+        torch.testing.assert_close(nested(x.detach()), want)
+
+
 def test_operators_stay_whole_under_symbolic_sizes() -> None:
     """PyTorch takes this loss apart where it is asked in Python, and then -1 among the labels counts for a class."""
     torch._dynamo.reset()

@@ -44,6 +44,22 @@ def test_saved_program_runs_by_itself(seed, tmp_path):
     check(trace, module.program, args)
 
 
+def test_sizes_that_are_rounded(tmp_path):
+    """A size times a fraction is `math.trunc(…)` in the program, whoever runs it."""
+    grown = trace_of(
+        lambda x: x.new_ones(torch.sym_int(x.shape[0] * 1.5), 2) * x.sum(), x := torch.randn(5, 2), dynamic=(0,)
+    )
+    assert "math.trunc" in print_trace(grown)
+    grown.save(str(path := tmp_path / "program.py"))
+    spec = importlib.util.spec_from_file_location("saved_program", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for n in (5, 9):
+        x = torch.randn(n, 2)
+        for fn in (compile_trace(grown), module.program):
+            torch.testing.assert_close(fn(x)[0], x.new_ones(n * 3 // 2, 2) * x.sum())
+
+
 def test_one_line_an_equation():
     trace = trace_of(lambda x: (x * 2).relu(), torch.randn(3))
     lines = print_trace(trace).splitlines()

@@ -14,6 +14,7 @@ from region_maker import Known, Maker, Refused, Step
 from region_steps import arithmetic, cast, choose, compare, gather, masked, norm, reduce, scan, unary, view
 
 SPANS = ["1:", ":-1", "1:-1", "::2", "1::2", "::3", "2::3", "-3:", ":-2:2", "-5:-1", "1:-1:2", "-4::2", ":2", "-2:-1"]
+SPANS += ["-7:", "-20:-1", "::8"]  # some of which begin before the beginning, or hold one element
 
 
 def _at(a: Known, d: int, span: str) -> str:
@@ -42,7 +43,12 @@ def cut(m: Maker) -> Step:
     spans[d] = m.rng.choice(SPANS)
     if m.rng.random() < 0.3:
         spans[m.rng.randrange(a.now.ndim)] = m.rng.choice(SPANS)
-    match m.rng.randrange(6):
+    match m.rng.randrange(7):
+        case 3:
+            b = m.any(lambda k: any(n >= 2 for n in k.shape))
+            size = f"{b.name}.shape[{m.rng.choice([e for e, n in enumerate(b.shape) if n >= 2])}]"
+            spans[d] = m.rng.choice([f"-{size}:", f":-{size}", f"{size} // 2:", f":{size} - 1", f":{size}:2"])
+            return Step(f"{a.name}[{', '.join(spans)}]", a.sure)
         case 0:
             start = m.rng.randrange(a.shape[d])
             return Step(f"{a.name}.narrow({d}, {start}, {m.rng.randint(1, a.shape[d] - start)})", a.sure)
@@ -250,6 +256,6 @@ MOVES: dict[Callable[[Maker], Step], float] = {
     cut: 4, weave: 6, shift: 3, grow: 2.5, pads: 2.5, regroup: 5, windows: 2, write: 2.5, running: 2,
 }  # fmt: skip
 AMONG: dict[Callable[[Maker], Step], float] = {
-    unary: 1.5, arithmetic: 5, compare: 0.5, choose: 1.5, cast: 0.7, view: 2, reduce: 2, norm: 1, masked: 0.4, scan: 0.5,
-    gather: 0.5,
+    unary: 1.5, arithmetic: 5, compare: 0.5, choose: 1.5, cast: 0.7, view: 2, reduce: 2, norm: 1, masked: 0.4,
+    scan: 0.5, gather: 0.5,
 }  # fmt: skip

@@ -2,9 +2,9 @@
 
 `make(seed)` gives a `Program`: the text of a PyTorch function, its inputs, and the same computed in float64. Steps come
 from families (pointwise, views, choices, reductions, norms, scans, gathers), over shapes with dimensions of 0, 1 and
-odd sizes, inputs of every layout and dtype. One program in `WOVEN` is woven: most of its steps move data, and go on with
-what the one before gave. A dynamic program has inputs of two sizes for the same text: dimensions of `DYNAMIC` elements
-in the one are of as many as the program says in the other. A step is kept only if its result is well
+odd sizes, inputs of every layout and dtype. One program in `WOVEN` is woven: most of its steps move data, each going on
+with what the one before gave. A dynamic program has inputs of two sizes for the same text: dimensions of `DYNAMIC`
+elements in the one have as many as the program says in the other. A step is kept only if its result is well
 conditioned: nothing overflows, and no comparison, rounding or position hangs on the last bits, so that a wrong answer
 is a bug and not bad luck.
 """
