@@ -11,7 +11,6 @@ import copy
 import dataclasses
 import functools
 import inspect
-import os
 import re
 import traceback
 import warnings
@@ -24,9 +23,11 @@ from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 
 from tessera.dispatch import Dispatcher, build
+from tessera.frontends.breaks import last_counted, why_it_ended
 from tessera.frontends.dynamo import capture_graph
 from tessera.frontends.export import capture_export
-from tessera.frontends.frames import OWN_FILE, has_source, own_frame
+from tessera.frontends.frames import has_source, own_frame
+from tessera.frontends.lines import QUIET, calling_line
 from tessera.ir.record import recording
 from tessera.pipelines import Compilation, Failure, Options, compile_captured
 from tessera.runtime.buckets import Buckets, bucketed
@@ -68,8 +69,8 @@ class Backend:
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[object], **_: object) -> Callable:
         record = GraphRecord(f"{self.name}_{len(self.graphs)}", str(CompileContext.current_compile_id()))
         record.nodes = sum(n.op.startswith("call") for n in gm.graph.nodes)
-        record.called_at = _calling_line()
-        _note_break(gm, record)
+        record.called_at = calling_line()
+        record.break_reason, record.break_line = why_it_ended(gm)
         self.graphs.append(record)
         if not record.nodes:
             record.eager_reason = "the graph has no operators"
@@ -100,24 +101,6 @@ class Backend:
         return gm.forward
 
 
-def _note_break(gm: torch.fx.GraphModule, record: GraphRecord) -> None:
-    reason = getattr(gm, "compile_subgraph_reason", None)
-    if reason is not None and getattr(reason, "graph_break", False):
-        record.break_reason = reason.reason
-        if reason.user_stack:
-            own = [f for f in reason.user_stack if not is_library(f.filename)]
-            frame = (own or reason.user_stack)[-1]
-            record.break_line = f"{frame.filename}:{frame.lineno}"
-
-
-def _calling_line() -> str:
-    """The innermost frame that is neither PyTorch's nor ours: whose call is being compiled."""
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename.startswith((*_QUIET, "<")):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
-
-
 class Compiled:
     """State of one jitted callable; `stages`, `edit` and `explain` look here."""
 
@@ -126,8 +109,24 @@ class Compiled:
         self.failures = 0
         self.owner: object = None  # the function that carries this state
         self.again = again  # compiles something else with the same options
+        if isinstance(backend, Backend):
+            self.call = self.first_call(call, backend)
         for tell in WATCHERS:
             tell(self)
+
+    def first_call(self, call: Callable, backend: Backend) -> Callable:
+        """Dynamo may give up on a whole function without a word: then no graph says why."""
+
+        def first(*args: object, **kwargs: object) -> object:
+            last_counted()
+            out = call(*args, **kwargs)
+            if not backend.graphs and (reason := last_counted()):
+                eager = "Dynamo found nothing that it could compile"
+                backend.graphs.append(GraphRecord(f"{backend.name}_0", "", break_reason=reason, eager_reason=eager))
+            self.call = call
+            return out
+
+        return first
 
     def recover(self, error: Exception, args: tuple, kwargs: dict) -> object:
         """Dynamo itself failed. If none of the user's code has run yet, the call runs eagerly instead."""
@@ -152,16 +151,7 @@ class Compiled:
 def _user_code_ran(error: BaseException) -> bool:
     """A frame of the user's own between our call and the failure means that part of the call was carried out."""
     frames = traceback.extract_tb(error.__traceback__)
-    return any(not frame.filename.startswith(_QUIET) for frame in frames)
-
-
-_QUIET = (torch.__path__[0], __file__.rsplit("/", 1)[0])
-_STDLIB = os.path.dirname(os.__file__) + "/"
-
-
-def is_library(file: str) -> bool:
-    """PyTorch's, ours, or Python's own: not where a user can change something."""
-    return file.startswith((*_QUIET, OWN_FILE)) or (file.startswith(_STDLIB) and "site-packages" not in file)
+    return any(not frame.filename.startswith(QUIET) for frame in frames)
 
 
 def backend(gm: torch.fx.GraphModule, example_inputs: list[object], **kwargs: object) -> Callable:

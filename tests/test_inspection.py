@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 
 import pytest
@@ -229,15 +230,56 @@ def disabled(x):
     return hidden(x + 1) * 2
 
 
+logger = logging.getLogger(__name__)
+
+
+class Logs:
+    @property
+    def scale(self):
+        logger.warning("the scale is two")
+        return 2.0
+
+
+logs = Logs()
+
+
+def logged(x):
+    """What Dynamo cannot follow lies in a property: it goes back to a line before."""
+    y = (x + 1).sin()
+    z = y * logs.scale
+    return z + y
+
+
 @pytest.mark.parametrize(
     "fn, advice",
-    [(item, "capture_scalar_outputs"), (branch, "torch.where"), (asked, "graph_break()"), (disabled, "excluded")],
+    [
+        (logged, "ignore_logging_functions"),
+        (item, "capture_scalar_outputs"),
+        (branch, "torch.where"),
+        (asked, "graph_break()"),
+        (disabled, "excluded"),
+    ],
 )
 def test_breaks_come_with_a_line_and_advice(fn, advice):
     fast = tessera.jit(fn)
     fast(torch.ones(3))
     (broken,) = tessera.explain(fast).breaks
     assert "test_inspection.py:" in broken.break_line and advice in broken.break_advice
+
+
+def test_a_function_that_dynamo_gives_up_on_says_why():
+    def twice(x):
+        with open(os.devnull) as empty:
+            return x * 2 if empty.readable() else x
+
+    fast = tessera.jit(twice)
+    for _ in range(2):
+        torch.testing.assert_close(fast(torch.ones(3)), torch.full((3,), 2.0))
+    told = tessera.explain(fast)
+    (broken,) = told.breaks
+    assert broken.break_reason and broken.break_advice and "nothing that it could compile" in str(told)
+    plain = tessera.jit(lambda x: x)
+    assert plain(torch.ones(3)).sum() == 3 and not tessera.explain(plain).graphs
 
 
 def test_advice_knows_its_sentences():

@@ -12,7 +12,8 @@ BREAKS: list[tuple[str, str]] = [
     (
         r"`print`|[Ll]ogging|Logger|`_?warnings\.warn`",
         "move the print or log out of the compiled function, or put the function that prints into "
-        "torch._dynamo.config.reorderable_logging_functions, which runs it after the graph",
+        "torch._dynamo.config.reorderable_logging_functions, which runs it after the graph, or a logger's method into "
+        "torch._dynamo.config.ignore_logging_functions, which leaves it out",
     ),
     (
         r"Tensor\.item|Tensor\.tolist|\.item\(\)|_local_scalar_dense|capture_scalar_outputs",

@@ -85,7 +85,7 @@ def facts(g: GraphReport) -> Iterator[tuple[str, str]]:
             yield "", f"changed: {g.recompile_change}"
         yield "", f"to do: {g.recompile_advice}"
     if g.break_reason:
-        yield "graph break", f"{g.break_line}: {_first_lines(g.break_reason)}"
+        yield "graph break", f"{g.break_line}{': ' if g.break_line else ''}{_first_lines(g.break_reason)}"
         yield "", f"to do: {g.break_advice}"
     if g.eager_reason:
         yield "runs eagerly", g.eager_reason

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import torch
 
-from tessera.compiled import Backend, GraphRecord, is_library
+from tessera.compiled import Backend, GraphRecord
 from tessera.frontends.dynamo import capture_graph
+from tessera.frontends.lines import is_library
 from tessera.pipelines import Compilation
 from tessera.training.book import Book
 from tessera.training.run import Graph, Settings
