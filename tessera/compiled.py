@@ -26,7 +26,7 @@ from tessera.dispatch import Dispatcher, build
 from tessera.frontends.breaks import last_counted, why_it_ended
 from tessera.frontends.dynamo import capture_graph
 from tessera.frontends.export import capture_export
-from tessera.frontends.frames import has_source, own_frame
+from tessera.frontends.frames import entry_of
 from tessera.frontends.lines import QUIET, calling_line
 from tessera.ir.record import recording
 from tessera.pipelines import Compilation, Failure, Options, compile_captured
@@ -50,6 +50,7 @@ class GraphRecord:
     break_line: str = ""
     nodes: int = 0
     called_at: str = ""  # the user's line whose call made Dynamo compile this
+    recompile_reason: str = ""  # why Dynamo compiled once more, where it did: the guard that failed
     failure: Failure | None = None  # what `reproduce` writes down, where a pass failed
 
 
@@ -69,7 +70,7 @@ class Backend:
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[object], **_: object) -> Callable:
         record = GraphRecord(f"{self.name}_{len(self.graphs)}", str(CompileContext.current_compile_id()))
         record.nodes = sum(n.op.startswith("call") for n in gm.graph.nodes)
-        record.called_at = calling_line()
+        record.called_at, record.recompile_reason = calling_line(), recompile_reason()
         record.break_reason, record.break_line = why_it_ended(gm)
         self.graphs.append(record)
         if not record.nodes:
@@ -99,6 +100,11 @@ class Backend:
                 stacklevel=2,
             )
         return gm.forward
+
+
+def recompile_reason() -> str:
+    """Why Dynamo compiles the frame at hand again; empty at a first time. It forgets soon, so this is asked at once."""
+    return getattr(torch._dynamo.utils.get_metrics_context(), "_metrics", {}).get("recompile_reason") or ""
 
 
 class Compiled:
@@ -228,9 +234,22 @@ def jit(
         call = build(dispatcher)
         return _wrap(fn, Compiled(fn, dispatcher, bucketed(call, buckets) if buckets else call, again))
     backend = Backend(options, strict, name, argument_names(fn))
-    entry = own_frame(fn, name) if isinstance(fn, torch.nn.Module) or not has_source(fn) else fn
-    call = torch.compile(entry, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
+    call = under_dynamo(entry_of(fn, name), backend, dynamic=dynamic, fullgraph=fullgraph)
     return _wrap(fn, Compiled(fn, backend, bucketed(call, buckets) if buckets else call, again))
+
+
+# Of one function. A model that generates needs a program for the prompt, a token and a full window, each for one row,
+# for many and for another cache; past the limit calls run eagerly, and PyTorch's own is soon reached.
+PROGRAMS = 32
+_PYTORCHS_LIMIT = 8
+
+
+def under_dynamo(entry: Callable, backend: Backend, **options: bool | None) -> Callable:
+    """torch.compile, with room for more programs than it has by itself. A limit that the user set is kept."""
+    ours = torch._dynamo.config.recompile_limit == _PYTORCHS_LIMIT
+    if ours and "recompile_limit" in inspect.signature(torch.compile).parameters:  # PyTorch 2.11 has one for all
+        options["recompile_limit"] = PROGRAMS  # type: ignore[assignment]
+    return torch.compile(entry, backend=backend, **options)  # type: ignore[call-overload]
 
 
 def _compiled_export(program: ExportedProgram, options: Options, again: Callable) -> Callable:

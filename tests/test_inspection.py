@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import logging
@@ -289,6 +290,59 @@ def test_advice_knows_its_sentences():
         "tensor 'x' size mismatch at index 0. expected 4, actual 6",
         "4 → 6",
     )
+
+
+def test_advice_looks_at_the_guard_alone():
+    """The line that Dynamo quotes behind it is the user's, and may hold any word."""
+    told = for_recompile("0/0: n == 'a'      # return x * len(n) if training else x[keys]  # f.py:3 in f")
+    assert "number or string" in told
+
+
+def test_calls_beyond_the_limit_are_named():
+    with torch._dynamo.config.patch(recompile_limit=3):
+        fast = tessera.jit(lambda x, name: x * len(name), executors="aten")
+        for i in range(5):
+            fast(torch.ones(3), "a" * (i + 1))
+    *compiled, beyond = tessera.explain(fast).graphs
+    assert len(compiled) == 3 and not any(g.eager_reason for g in compiled)
+    assert "at most 3 times" in beyond.eager_reason and "name == 'aaa'" in beyond.recompile_guard
+    assert "1 run eagerly" in str(tessera.explain(fast))
+
+
+def test_a_model_may_have_more_programs_than_torch_compile_allows():
+    if "recompile_limit" not in inspect.signature(torch.compile).parameters:
+        pytest.skip("this PyTorch has one limit for all")
+    fast = tessera.jit(lambda x, name: x * len(name), executors="aten")
+    for i in range(12):
+        fast(torch.ones(3), "a" * (i + 1))
+    assert len(tessera.explain(fast).graphs) == 12 and not tessera.explain(fast).eager
+
+
+def test_a_recompile_is_remembered():
+    """Dynamo's own account holds only so many compilations, and numbers them anew after a reset."""
+    fast = tessera.jit(lambda x: x * 2, executors="aten")
+    fast(torch.ones(3))
+    fast(torch.ones(5))
+    torch._dynamo.reset()
+    other = tessera.jit(lambda x, name: x * len(name), executors="aten")
+    for name in ("a", "bb"):
+        other(torch.ones(3), name)
+    assert [g.recompile_change for g in tessera.explain(fast).graphs] == ["", "3 → 5"]
+
+
+def test_recompiles_of_a_training_step():
+    model = torch.nn.Linear(3, 1)
+    step = tessera.train_step(model, lambda m, x: m(x).mean(), torch.optim.SGD(model.parameters()), executors="aten")
+    for rows in (2, 4):
+        step(torch.ones(rows, 3))
+    first, second = tessera.explain(step).graphs
+    assert not first.recompile_reason and second.recompile_change == "2 → 4" and second.guards
+    assert "test_inspection.py" in second.called_at
+    with torch._dynamo.config.patch(recompile_limit=1):
+        step = tessera.train_step(model, lambda m, x, n: m(x).mean() * n, torch.optim.SGD(model.parameters()))
+        for name in (True, False):
+            step(torch.ones(2, 3), name)
+    assert "recompile limit exceeded" in tessera.explain(step).eager[0].eager_reason
 
 
 def test_names_stay_from_stage_to_stage():

@@ -681,6 +681,46 @@ def test_custom_operator_whose_backward_looks_at_data():
     check(lambda x: head(x.sin(), torch.tensor(2)) * 3, torch.randn(4, requires_grad=True))
 
 
+@torch.library.custom_op("tessera_test::first_rows", mutates_args=())
+def first_rows(x: torch.Tensor, w: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    return x[: int(n)].sum(0, keepdim=True) @ w
+
+
+@first_rows.register_fake
+def _(x, w, n):
+    return x.new_empty(1, w.shape[1])
+
+
+def _first_rows_backward(ctx, g):
+    x, w = ctx.saved_tensors
+    of_x, of_w = torch.zeros_like(x), torch.zeros_like(w)
+    torch.mm(g, w.T, out=of_x[: int(ctx.n)])  # refused where autograd would note it
+    torch.mm(x[: int(ctx.n)].T, g, out=of_w)
+    return of_x, of_w, None
+
+
+def _first_rows_context(ctx, inputs, output):
+    ctx.n = inputs[2]
+    ctx.save_for_backward(*inputs[:2])
+
+
+first_rows.register_autograd(_first_rows_backward, setup_context=_first_rows_context)
+
+
+def test_a_training_step_with_a_backward_that_looks_at_data():
+    """Its program runs where gradients are enabled and parameters require them, and yet nothing is noted."""
+    model, n = torch.nn.Linear(3, 2, bias=False), torch.tensor(1)
+    wanted, x = copy.deepcopy(model), torch.randn(4, 3)
+
+    def loss_of(model, x):
+        return first_rows(x.sin(), model.weight.T, n).square().sum()
+
+    step = tessera.train_step(model, loss_of, torch.optim.SGD(model.parameters(), lr=0.1), strict=True)
+    step(x)
+    loss_of(wanted, x).backward()
+    torch.testing.assert_close(model.weight, wanted.weight - 0.1 * wanted.weight.grad)
+
+
 def test_custom_operators():
     check(lambda x: cube(x.sin()) + 1, torch.randn(3, requires_grad=True))
 

@@ -1,18 +1,24 @@
-"""Frames of our own: the functions through which TorchDynamo sees a model.
+"""Frames of our own: the functions through which TorchDynamo sees what is compiled.
 
-In: a module, or a text that calls one. Out: functions with a code object and a file name of their own. Dynamo keeps
-compiled code per code object, and the sizes it has seen per file, line and name: so a model shares neither its entries
-(and their limit) nor its changing sizes with other models of its class, and hooks and torch.nn's own containers are
-captured too. The text stands in linecache, because PyTorch 2.11 puts all functions without a source behind one frame.
+In: a module, a function, or a text that calls one. Out: functions with a code object of their own. Dynamo keeps
+compiled code, and a limit on it, per code object: so neither the models of a class, nor what one decorator made, nor a
+function that is compiled twice share their entries. Modules, and functions that Dynamo does not enter, get a file name
+too: the sizes Dynamo has seen are kept per file, line and name, and hooks and torch.nn's own containers are captured as
+well. The text stands in linecache, because PyTorch 2.11 puts all functions without a source behind one frame.
 """
 
 from __future__ import annotations
 
 import inspect
 import itertools
+import keyword
 import linecache
+import types
 import weakref
 from collections.abc import Callable
+
+import torch
+from torch._dynamo.eval_frame import innermost_fn
 
 MODEL = "tessera_model"  # the name under which a frame knows what it calls
 OWN_FILE = "<tessera call"  # how the file names of these frames begin
@@ -20,8 +26,38 @@ OWN_FILE = "<tessera call"  # how the file names of these frames begin
 _numbers = itertools.count()
 
 
+def entry_of(fn: Callable, name: str) -> Callable:
+    """What Dynamo is to compile for this module, function or method: the same, in a frame that nobody else has."""
+    fn = innermost_fn(fn)  # of torch.compile and torch.compiler.disable, as torch.compile does
+    function = getattr(fn, "__func__", fn)
+    if not inspect.isfunction(function) or isinstance(fn, torch.nn.Module) or not _entered(function):
+        return own_frame(fn, name)
+    copied = _own_code(function)
+    return copied if function is fn else types.MethodType(copied, fn.__self__)  # type: ignore[attr-defined]
+
+
+def _entered(function: types.FunctionType) -> bool:
+    """Whether Dynamo enters the function as it is: what has no file, or is torch's, it calls from a shared frame."""
+    file = inspect.getsourcefile(function)
+    return file is not None and not file.startswith(f"{torch.__path__[0]}/")
+
+
+def _own_code(function: types.FunctionType) -> types.FunctionType:
+    copied = types.FunctionType(
+        function.__code__.replace(),
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    copied.__kwdefaults__ = function.__kwdefaults__
+    copied.__dict__.update(function.__dict__)
+    return copied
+
+
 def own_frame(fn: Callable, name: str) -> Callable:
     """A function of its own that calls the module or function."""
+    name = f"_{name}" if keyword.iskeyword(name) or not name.isidentifier() else name
     text = f"def {name}(*args, **kwargs):\n    return {MODEL}(*args, **kwargs)\n"
     return own_frames(text, {MODEL: fn})[name]  # type: ignore[return-value]
 
@@ -34,11 +70,3 @@ def own_frames(text: str, scope: dict[str, object]) -> dict[str, object]:
     frame = next(f for f in scope.values() if inspect.isfunction(f) and f.__code__.co_filename == file)
     weakref.finalize(frame, linecache.cache.pop, file, None)  # the functions of a scope keep one another alive
     return scope
-
-
-def has_source(fn: Callable) -> bool:
-    """Whether Dynamo enters the function as it is: what has no file it calls from a frame that all of those share."""
-    try:
-        return inspect.getsourcefile(fn) is not None
-    except TypeError:  # written in C, or an object that can be called
-        return False

@@ -118,9 +118,10 @@ def for_break(reason: str) -> str:
 
 
 def for_recompile(reason: str) -> str:
-    """What to change so that one program serves both calls."""
+    """What to change so that one program serves both calls. The line of the user behind the guard is no part of it."""
+    guard, _ = changed(reason)
     for pattern, advice in RECOMPILES:
-        if found := re.search(pattern, reason):
+        if found := re.search(pattern, guard):
             return advice.format(**found.groupdict())
     return "keep what the guard names the same between calls, or pass it as a tensor"
 

@@ -7,7 +7,7 @@ Everything is worked out when it is asked for, from what compilation keeps anywa
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -15,7 +15,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from tessera.compiled import Backend, Compiled, GraphRecord
 from tessera.inspection import render
 from tessera.inspection.advice import changed, for_break, for_recompile
-from tessera.inspection.guards import guards, metrics, plain
+from tessera.inspection.guards import guards, limits_hit, plain
 from tessera.inspection.memory import Memory, memory
 from tessera.inspection.programs import state_of
 from tessera.ir.equation import Equation, Special, short_path
@@ -123,24 +123,27 @@ def explain(fast: Callable, measure: bool = False) -> Explanation:
 
 def explain_states(states: Iterable[Compiled], measure: bool = False) -> Explanation:
     """One account of several jitted functions."""
-    told = metrics()
-    graphs = []
-    for state in states:
-        records = _records(state)
-        for record in records:
-            reason = getattr(told.get(record.compile_id), "recompile_reason", None) or ""
-            graphs.append(_report(record, reason, measure))
-    return Explanation(graphs)
+    return Explanation([_report(record, measure) for state in states for record in _records(state)])
 
 
 def _records(state: Compiled) -> list[GraphRecord]:
     if isinstance(state.backend, Backend):
-        return state.backend.graphs
+        return [*state.backend.graphs, *_beyond_limit(state.backend)]
     return [GraphRecord(c.name, "", c) for c in state.backend.compilations]
 
 
-def _report(g: GraphRecord, recompiled: str, measure: bool) -> GraphReport:
-    c = g.compilation
+def _beyond_limit(backend: Backend) -> Iterator[GraphRecord]:
+    """A record for each frame that Dynamo did not compile once more, because it had done so too often."""
+    for compile_id, (limit, reason) in limits_hit(backend).items():
+        eager = (
+            f"calls that fit no program above: PyTorch compiles one function at most {limit} times; see why it is "
+            "compiled again, or raise torch._dynamo.config.recompile_limit before tessera.jit"
+        )
+        yield GraphRecord(f"{backend.name}_{len(backend.graphs)}", compile_id, None, eager, recompile_reason=reason)
+
+
+def _report(g: GraphRecord, measure: bool) -> GraphReport:
+    c, recompiled = g.compilation, g.recompile_reason
     first = c.stages[0][1] if c else g.failure.captured.trace if g.failure else None
     guard, change = changed(recompiled)
     return GraphReport(

@@ -59,6 +59,29 @@ def plain(text: str) -> str:
     return text.replace("tessera_model", "self").replace("___", "")
 
 
-def metrics() -> dict[str, object]:
-    """Dynamo's own account of each compilation, by identifier."""
-    return {str(m.compile_id): m for m in torch._dynamo.utils.get_compilation_metrics()}
+def limits_hit(backend: object) -> dict[str, tuple[int, str]]:
+    """Compilations for a backend that Dynamo did not begin, having done too many: the limit, the guard that failed.
+
+    Dynamo numbers frames anew after a reset: the one meant is a frame whose programs it holds, so many and no later.
+    """
+    held: dict[str, list[int]] = {}  # frame -> those of its compilations that Dynamo holds
+    for entry in _entries():
+        if getattr(getattr(entry, "backend", None), "compiler_fn", None) is backend:
+            frame, number = _numbers(entry)
+            held.setdefault(frame, []).append(number)
+    found = {}
+    for m in torch._dynamo.utils.get_compilation_metrics():
+        frame, number = _numbers(m)
+        failed = m.fail_reason or ""
+        if frame in held and number > max(held[frame]) and re.search(r"(recompile|cache)( size)? limit", failed):
+            told = re.search(r"set to (\d+)", failed)
+            limit = int(told[1]) if told else torch._dynamo.config.recompile_limit
+            if len(held[frame]) >= limit:
+                found[str(m.compile_id)] = limit, m.recompile_reason or ""
+    return found
+
+
+def _numbers(of: object) -> tuple[str, int]:
+    """The frame of an entry or a compilation, and which of its compilations it is."""
+    frame, _, number = str(getattr(of, "compile_id", "")).partition("/")
+    return frame, int(number) if number.isdigit() else -1

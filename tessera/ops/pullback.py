@@ -46,13 +46,19 @@ def opaque_vjp(eqn: Equation, values: list[Value], mask: tuple[bool, ...], mode:
     return builder.finish([*results, *grads])  # type: ignore[misc]
 
 
+def _noted() -> bool:
+    """Whether autograd notes what runs now; a compiled program runs below it, whatever its parameters require."""
+    below = torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)
+    return torch.is_grad_enabled() and not below
+
+
 def _pullback(eqn: Equation, values: list[Value], mask: tuple[bool, ...]) -> Callable:
     fn = eqn.op.fn if isinstance(eqn.op, Special) else eqn.op
 
     def pull(*tensors: torch.Tensor) -> list[torch.Tensor]:
         if isinstance(tensors[0], FakeTensor):  # only types are asked for
             return [torch.empty_like(x) for x, m in zip(tensors, mask, strict=False) if m]
-        deeper = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)  # a pullback of this pullback
+        deeper = _noted() and any(x.requires_grad for x in tensors)  # a pullback of this pullback
         with fake.alone(), torch.enable_grad():
             primals = [
                 x if deeper and x.requires_grad else x.detach().requires_grad_(m)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 
 import torch
+from torch._guards import CompileContext
 
-from tessera.compiled import Backend, GraphRecord
+from tessera.compiled import Backend, GraphRecord, recompile_reason
 from tessera.frontends.dynamo import capture_graph
-from tessera.frontends.lines import is_library
+from tessera.frontends.lines import calling_line, is_library
 from tessera.pipelines import Compilation
 from tessera.training.book import Book
 from tessera.training.run import Graph, Settings
@@ -27,7 +29,15 @@ class StepBackend(Backend):
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[object], **_: object) -> Callable:
         name = f"{self.name}_{len(self.graphs)}"
         captured = capture_graph(gm, example_inputs, name, self.arguments)
-        return Graph(name, captured, self.book, self.settings, self.note)
+        compile_id = str(CompileContext.current_compile_id())
+        told = GraphRecord(name, compile_id, called_at=calling_line(), recompile_reason=recompile_reason())
+
+        def note(compilation: Compilation) -> None:
+            """A graph has a program for every kind of step; Dynamo's reason is that of the first."""
+            self.graphs.append(dataclasses.replace(told, name=compilation.name, compilation=compilation))
+            told.recompile_reason = ""
+
+        return Graph(name, captured, self.book, self.settings, note)
 
     def note(self, compilation: Compilation) -> None:
         self.graphs.append(GraphRecord(compilation.name, "", compilation))
@@ -39,6 +49,8 @@ class StepBackend(Backend):
 def reason_of(error: Exception) -> str:
     """What stood in the way, what PyTorch advises, and the user's innermost line, as far as the error tells."""
     inner = getattr(error, "inner_exception", None) or error
+    if isinstance(inner, torch._dynamo.exc.FailOnRecompileLimitHit):  # says only that it fails; its cause says why
+        inner = inner.__cause__ or inner
     text = str(inner).strip()
     hints = re.findall(r"^ *Hint: *(.+)$", text, re.MULTILINE)
     lines = re.findall(r'File "([^"<]+)", line (\d+)', text.partition("from user code:")[2])

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 import torch._dynamo
 
-from tessera.compiled import Compiled, argument_names, compiled_state
+from tessera.compiled import Compiled, argument_names, compiled_state, under_dynamo
 from tessera.frontends.frames import MODEL, own_frames
 from tessera.pipelines import Options
 from tessera.training.backend import StepBackend, reason_of
@@ -33,7 +33,7 @@ class TrainStep:
 
     def __init__(self, loss: Callable, whole: Callable, book: Book, settings: Settings, backend: StepBackend) -> None:
         self.book, self.settings, self.backend = book, settings, backend
-        self.whole = torch.compile(whole, backend=backend, fullgraph=True)
+        self.whole = under_dynamo(whole, backend, fullgraph=True)
         self.parts = Parts(loss, book, settings, backend)
         self.in_parts = ""  # why the step does not run as one program
         self.__tessera__ = Compiled(self.__call__, backend, self.__call__, _again)

@@ -7,7 +7,7 @@ rows the weights are read in their stored form and widened inside the kernel (se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +39,16 @@ class QuantizedLinear(nn.Module):
                 "casts them to the dtype of a weight needs that layer among quantize's skip"
             )
         return torch.ops.tessera.quantized_linear(x, self.weight, self.scale, self.bias, self.kind)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
+        """`to`, `half`, `cuda`, …: what is stored moves, and stays what it is; only the bias takes another dtype."""
+        stored = self.weight, self.scale
+        super()._apply(fn, recurse)
+        self.weight, self.scale = (
+            now if now.dtype == was.dtype else was.to(now.device)
+            for was, now in zip(stored, (self.weight, self.scale), strict=True)
+        )
+        return self
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, kind={self.kind}"
@@ -133,6 +143,8 @@ def _refused(
         return "its weight belongs to another module too"
     if any(isinstance(_owner(model, name), nn.TransformerEncoderLayer) for name in names):
         return "torch.nn.TransformerEncoderLayer reads the weights of its layers itself"
+    if not layer.weight.numel():
+        return "it has no weights"
     if kind != "fp8" and layer.in_features % GROUP:
         return f"its width {layer.in_features} is no multiple of {GROUP}"
     return ""

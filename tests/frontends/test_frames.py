@@ -31,12 +31,43 @@ def function_without_source():
     return scope["double"]
 
 
-@pytest.mark.parametrize("make", [lambda: nn.Linear(3, 4), function_without_source], ids=["module", "function"])
+def closure(by: float = 2.0, *, more: float = 1.0):
+    return lambda x, scale=by, *, shift=more: x * scale + shift + by
+
+
+class Scaled:
+    def __init__(self):
+        self.by = 3.0
+
+    def times(self, x, more=1.0):
+        return x * self.by + more
+
+
+MAKERS = {
+    "module": lambda: nn.Linear(3, 4),
+    "no source": function_without_source,
+    "no name": lambda: eval("lambda x: x * 2"),
+    "closure": closure,
+    "decorated": lambda: torch.no_grad()(closure()),  # all that a decorator makes has one code object
+    "method": lambda: Scaled().times,
+    "disabled": lambda: torch.compiler.disable(closure()),  # who compiles it asks for it, as with torch.compile
+    "the same": lambda: torch.nn.functional.normalize,
+}
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_none_runs_eagerly_for_there_being_many(make):
-    kept = [tessera.jit(make(), executors="aten") for _ in range(MANY)]
-    for fast in kept:
-        fast(torch.randn(2, 3))
+    kept = [(fn, tessera.jit(fn, executors="aten")) for fn in (make() for _ in range(MANY))]
+    x = torch.randn(2, 3)
+    for fn, fast in kept:
+        torch.testing.assert_close(fast(x), fn(x))
         assert len(graphs(fast)) == 1 and not graphs(fast)[0].eager_reason
+
+
+def test_a_function_keeps_its_names_in_guards():
+    fast = tessera.jit(lambda wide, by=2: wide * by, executors="aten")
+    fast(torch.randn(2, 3))
+    assert "wide: float32[2, 3]" in tessera.explain(fast).graphs[0].guards
 
 
 def test_every_training_step_is_one_program():

@@ -82,10 +82,12 @@ def test_what_stays_and_why() -> None:
             super().__init__()
             self.tokens, self.head = nn.Embedding(9, 128), nn.Linear(128, 9)
             self.head.weight = self.tokens.weight
+            self.none = nn.Linear(128, 0)
             self.narrow, self.block = nn.Linear(60, 4), nn.TransformerEncoderLayer(128, 2, 128)
 
     told = tessera.quantize(Tied(), "int4")
     assert not told.errors and "another module" in told.left["head"] and "multiple of 128" in told.left["narrow"]
+    assert told.left["none"] == "it has no weights"
     assert "reads the weights" in told.left["block.linear1"]
     assert str(told).startswith("int4: no linear layer was changed\n  head stayed as it is")
 
@@ -100,6 +102,21 @@ def test_saved_and_loaded(kind: str) -> None:
     file.seek(0)
     second.load_state_dict(torch.load(file))
     assert torch.equal(second(x), first(x)) and torch.equal(copy.deepcopy(first)(x), first(x))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_dtype_leaves_what_is_stored(kind: str) -> None:
+    """A model that is converted afterwards computes in the new dtype, with the weights and the error it had."""
+    model = nn.Sequential(nn.Linear(128, 24)).eval()
+    tessera.quantize(model, kind)
+    weight, scale, wide = model[0].weight, model[0].scale, torch.randn(2, 128, dtype=torch.float64)
+    before = model(wide.float())
+    for dtype, near in ((torch.bfloat16, 2e-2), (torch.float16, 2e-3), (torch.float64, 1e-3)):
+        model.to(dtype)
+        assert model[0].weight.dtype == weight.dtype and torch.equal(model[0].scale, scale)
+        assert model[0].bias.dtype == model(wide.to(dtype)).dtype == dtype
+        assert off(model(wide.to(dtype)), before) < near
+    assert model.to("meta")[0].scale.device.type == "meta"
 
 
 def test_a_compiled_model_sees_it() -> None:
