@@ -228,14 +228,14 @@ def jit(
     if isinstance(fn, ExportedProgram):
         return _compiled_export(fn, options, again)
     _keep_own_calls(fn)
-    name = name_of(fn)
+    name, names = name_of(fn), argument_names(fn)
     if how == "functional":
         dispatcher = Dispatcher(fn, name, options)
         call = build(dispatcher)
-        return _wrap(fn, Compiled(fn, dispatcher, bucketed(call, buckets) if buckets else call, again))
-    backend = Backend(options, strict, name, argument_names(fn))
+        return _wrap(fn, Compiled(fn, dispatcher, bucketed(call, buckets, names) if buckets else call, again))
+    backend = Backend(options, strict, name, names)
     call = under_dynamo(entry_of(fn, name), backend, dynamic=dynamic, fullgraph=fullgraph)
-    return _wrap(fn, Compiled(fn, backend, bucketed(call, buckets) if buckets else call, again))
+    return _wrap(fn, Compiled(fn, backend, bucketed(call, buckets, names) if buckets else call, again))
 
 
 # Of one function. A model that generates needs a program for the prompt, a token and a full window, each for one row,
