@@ -13,7 +13,7 @@ import torch
 
 from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
-from tessera.ir.types import Size
+from tessera.ir.types import Size, size_hint
 from tessera.ops.families import product
 
 Results = list[Value | None] | Value | None
@@ -57,8 +57,7 @@ def _declined(eqn: Equation, x: Value, dim: int) -> bool:
     """Scalars, whole numbers, and rows of no elements, which have no largest one."""
     if not x.ndim or not eqn.outputs[0].tensor.is_float:  # type: ignore[union-attr]
         return True
-    size = x.shape[dim]
-    return isinstance(size, int) and size == 0
+    return size_hint(x.shape[dim]) == 0
 
 
 @rule("_softmax softmax.int")

@@ -17,7 +17,7 @@ import torch
 
 from tessera.ir.equation import Arg, Equation, Value, values_in
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType, size_key
+from tessera.ir.types import TensorType, size_hint, size_key
 from tessera.tile import (  # noqa: F401  (fill the table)
     lower_activation,
     lower_gather,
@@ -176,7 +176,7 @@ def why_not(eqn: Equation) -> str:
             return f"{v.name} is a number known only at run time"
         if v.type.dtype not in DTYPES or v.type.layout is not torch.strided or v.type.bits != (False, False):
             return f"{v.name} is {v.type}"
-        if any(isinstance(s, int) and s == 0 for s in v.shape):
+        if any(size_hint(s) == 0 for s in v.shape):
             return f"{v.name} has no elements"
     try:
         return _no_index(eqn, rule) or ("" if rule.refuses is None else rule.refuses(Call.of(eqn)))

@@ -89,6 +89,21 @@ def test_gradients_of_sizes_that_are_rounded() -> None:
         torch.testing.assert_close(nested(x.detach()), want)
 
 
+def test_parts_without_elements_under_symbolic_sizes() -> None:
+    """`n - 4` is a size like any other, and none where n is 4."""
+    for f in (
+        lambda x: (x[:, 4:] * 2).sum(1) + x[:, 0],
+        lambda x: (x[:, 4:] * 2).softmax(1).sum(1) + x[:, 0],
+    ):
+        torch._dynamo.reset()
+        fast = tessera.jit(f, dynamic=True, strict=True)
+        for n in (8, 4):
+            x = torch.randn(5, n, requires_grad=True)
+            got, want = (torch.autograd.grad(g(x).sum(), x)[0] for g in (fast, f))
+            torch.testing.assert_close(fast(x), f(x))
+            torch.testing.assert_close(got, want)
+
+
 def test_operators_stay_whole_under_symbolic_sizes() -> None:
     """PyTorch takes this loss apart where it is asked in Python, and then -1 among the labels counts for a class."""
     torch._dynamo.reset()
