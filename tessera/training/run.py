@@ -80,7 +80,6 @@ class Prepared:
         self.compilation, self.params, self.book = compilation, params, book
         groups = book.groups()
         self.groups = [groups[p] for p in params]
-        self.forms = book.forms()
         self.where: list[int] = []  # addresses at the last call
         self.memory: dict[int, int] = {}  # written input -> its storage
 
@@ -89,10 +88,8 @@ class Prepared:
         return self.book.ages(self.params, self.groups) if plan.updates else [0] * len(self.params)
 
     def fits(self, ages: list[int]) -> bool:
-        """Members of one family still are of one age, and the groups' forms are those compiled for."""
+        """Members of one family still are of one age."""
         plan = self.compilation.plan
-        if self.forms != self.book.forms():
-            return False
         known: dict[int, int] = {}
         return all(known.setdefault(m.family, a) == a for m, a in zip(plan.members, ages, strict=True))
 
@@ -155,7 +152,8 @@ class Graph:
         groups = book.groups()
         wrt = tuple(i for i in self.tensor_inputs if self.captured.requires_grad[i] and args[i] in groups)
         waiting = [p for p in book.sums if p in groups]
-        key = settings.updates, tuple(id(args[i]) for i in wrt), tuple((id(p), type_of(book.sums[p])) for p in waiting)
+        sums = tuple((id(p), type_of(book.sums[p])) for p in waiting)
+        key = settings.updates, book.forms(), tuple(id(args[i]) for i in wrt), sums
         prepared = self.prepared.get(key)
         ages = prepared.ages() if prepared is not None else []
         if prepared is None or not prepared.fits(ages):
@@ -213,7 +211,7 @@ class Updater:
         book = self.book
         params = [p for p in book.groups() if p.grad is not None]
         grads = [p.grad for p in params]
-        key = tuple((id(p), type_of(g)) for p, g in zip(params, grads, strict=True))
+        key = book.forms(), *((id(p), type_of(g)) for p, g in zip(params, grads, strict=True))
         prepared = self.prepared.get(key)
         ages = prepared.ages() if prepared is not None else []
         if prepared is None or not prepared.fits(ages):

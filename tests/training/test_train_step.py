@@ -255,6 +255,19 @@ def test_sizes_may_change():
         close(p, q)
 
 
+def test_flags_may_change_back_and_forth():
+    """Each way has a program of its own, made once."""
+    model, other, theirs, step = net_pair(lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9))
+    for i in range(6):
+        for group in (step.book.optimizer.param_groups[0], theirs.param_groups[0]):
+            group["maximize"], group["weight_decay"] = i % 2 == 1, 0.1 * (i % 2)
+        batch = net_batch()
+        close(step(*batch)[0], net_step(other, theirs, batch)[0].detach())
+    assert len(tessera.explain(step).graphs) == 2
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        close(p, q)
+
+
 def test_train_and_eval_mode_are_told_apart():
     model, other, theirs, step = net_pair(lambda m: torch.optim.SGD(m.parameters(), lr=0.05))
     for mode in (True, False, True):
