@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from tessera.ir.alias import Ref
 from tessera.ir.builder import Builder
-from tessera.ir.equation import NUMBER, Value, values_in
+from tessera.ir.equation import NUMBER, Value, symbols_in, values_in
 from tessera.ir.record import Keep, Recorded, Recorder, record_with
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, type_of
@@ -118,11 +118,12 @@ def _numbers(trace: Trace, builder: Builder) -> Trace:
 
 
 def _steps(ref: Ref, source: object) -> tuple[Step, ...] | None:
-    """The views that lead from the input to this tensor; None where one needs a value of the program."""
+    """The views that lead from the input to this tensor; None where one needs a value of the program, or a symbolic
+    size, which only the program computes: it then makes the view itself."""
     steps: list[Step] = []
     while ref.view is not None:
         view = ref.view
-        if values_in((view.args, view.kwargs)):
+        if values_in((view.args, view.kwargs)) or symbols_in((view.args, view.kwargs)):
             return None
         steps.append((view.op, view.args, view.kwargs, view.index))
         ref = view.parent

@@ -89,6 +89,26 @@ def test_gradients_of_sizes_that_are_rounded() -> None:
         torch.testing.assert_close(nested(x.detach()), want)
 
 
+@pytest.mark.parametrize("grad", [False, True], ids=["", "grad"])
+def test_results_that_are_views_by_symbolic_sizes(grad: bool) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        n, m = x.shape
+        y = x * 2
+        return x[n // 2 :], x.reshape(m, -1), x[1:].unflatten(0, (n - 1, 1)), y, y[n // 2 :]
+
+    torch._dynamo.reset()
+    fast = tessera.jit(f, dynamic=True, strict=True)
+    for n in (6, 9, 4):
+        x = torch.randn(n, 3, requires_grad=grad)
+        got, want = fast(x), f(x)
+        for g, w in zip(got, want, strict=True):
+            assert torch.equal(g, w)
+        assert got[0].data_ptr() == want[0].data_ptr() and got[1].data_ptr() == x.data_ptr()
+        if grad:
+            one, two = (torch.autograd.grad(sum(t.sin().sum() for t in out), x)[0] for out in (got, want))
+            torch.testing.assert_close(one, two)
+
+
 def test_parts_without_elements_under_symbolic_sizes() -> None:
     """`n - 4` is a size like any other, and none where n is 4."""
     for f in (

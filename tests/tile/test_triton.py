@@ -26,6 +26,7 @@ from tessera.tile.build import KernelBuilder, f32, f64, i32, i64
 from tessera.tile.dialect import KernelOp, element_of
 from tessera.tile.elements import torch_dtype
 from tessera.tile.functions import FUNCTIONS
+from tessera.tile.index import parse
 from tessera.tile.schedule import Schedule
 from tessera.tile.split import can_split
 from tessera.tile.targets import missing, named, target_for
@@ -41,7 +42,7 @@ from tessera.tile.targets.triton.emit import Options, emit  # noqa: E402
 from tessera.tile.targets.triton.functions import FLOAT, INTEGER, TRUTH  # noqa: E402
 from tessera.tile.targets.triton.halves import halves, schedules  # noqa: E402
 from tessera.tile.targets.triton.launch import Launcher  # noqa: E402
-from tessera.tile.targets.triton.layout import needs_wide  # noqa: E402
+from tessera.tile.targets.triton.layout import needs_wide, unwrap  # noqa: E402
 from tessera.tile.targets.triton.propose import propose  # noqa: E402
 from tessera.tile.targets.triton.resources import compile_only  # noqa: E402
 from tessera.tile.targets.triton.target import TARGET  # noqa: E402
@@ -405,3 +406,10 @@ def test_kernels_are_compiled_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = launcher._plan((), torch.device("cuda"), launcher.buffers)[1]
     expected = [torch_dtype(element_of(b)) for b in launcher.kernel.buffers]
     assert given == [(tuple(expected), {"grid": (rows,), "num_warps": 2, "num_stages": launcher.main.stages})]
+
+
+def test_remainders_of_what_runs_backwards_stay_inside() -> None:
+    """`4 - i % 3` is never negative and `4 - i` is: a remainder of that would be, on a GPU."""
+    wholes = {"i": ("whole", 6)}
+    assert unwrap(parse("(i + 2) % 3"), wholes) == parse("(whole + 2) % 3")
+    assert unwrap(parse("(8 - i) % 3"), wholes) == parse("(8 - i) % 3")

@@ -110,7 +110,8 @@ def unwrap(expr: Index, wholes: Mapping[str, tuple[str, int]]) -> Index:
             if atom.kind == "%" and modulus:
                 for text, (whole, size) in wholes.items():
                     stride = left.stride(text)
-                    if stride is not None and stride.constant and stride.constant * size % modulus == 0:
+                    step = 0 if stride is None or stride.constant is None else stride.constant
+                    if step > 0 and step * size % modulus == 0:  # a negative step would take it below zero
                         left = left.substitute({text: name(whole)})
             part = part * Index((((Quotient(atom.kind, left, atom.right),), 1),))
         total = total + part
