@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 
 import torch
@@ -19,7 +19,7 @@ from tessera.executors import default
 from tessera.executors.aten import bind
 from tessera.executors.base import FusionExecutor, in_order
 from tessera.executors.claim import Claim, claim
-from tessera.frontends.captured import Captured
+from tessera.frontends.captured import Aliased, Captured
 from tessera.ir.equation import Arg, Equation, Value, values_in
 from tessera.ir.printer import compile_trace
 from tessera.ir.schema import has_effect
@@ -92,7 +92,8 @@ FINAL: list[tuple[str, Pass]] = [
 
 
 # Stages whose program a user may replace: those before executors put their own callables in.
-EDITABLE = ("captured", *(name for name, _ in CLEAN), "forward", "backward")
+CLEANED = ("captured", *(name for name, _ in CLEAN))
+EDITABLE = (*CLEANED, "forward", "backward")
 
 
 @dataclass(frozen=True)
@@ -297,10 +298,22 @@ class Compilation:
         self.bridge: Bridge | None = None  # how a forward and a backward line up, where there are two
         self.layout = Layout(())
 
-    def edit(self, stage: str, trace: Trace) -> None:
-        """Use another program from this stage on."""
-        self.edits[stage] = trace
-        self.build()
+    def edit(self, stage: str, trace: Trace, aliased: dict[int, Aliased] | None = None) -> None:
+        """Use another program from this stage on. Edits of later stages go: they were made of what this replaces.
+
+        `aliased`: of another captured program, the outputs that are made from inputs and other outputs still.
+        """
+        before = dict(self.__dict__)
+        if aliased is not None:
+            self.captured = replace(self.captured, trace=trace, aliased=aliased)
+        earlier = EDITABLE[: EDITABLE.index(stage)] if stage in CLEANED else EDITABLE
+        self.edits = {name: kept for name, kept in self.edits.items() if name in earlier} | {stage: trace}
+        try:
+            self.build()
+        except BaseException:  # what ran goes on running
+            self.__dict__.clear()
+            self.__dict__.update(before)
+            raise
         self.from_cache = False
 
     def keep(self, stage: str, trace: Trace) -> Trace:

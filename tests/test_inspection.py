@@ -16,7 +16,7 @@ from rich.console import Console
 import tessera
 from tessera.inspection.advice import changed, for_break, for_recompile
 from tessera.tools.models import Block, GPTConfig
-from tessera.util.errors import EditError, InputError
+from tessera.util.errors import CaptureError, EditError, InputError
 
 
 @pytest.fixture(autouse=True)
@@ -142,6 +142,123 @@ def test_edits_that_do_not_fit_are_refused(tmp_path, change, message):
     with pytest.raises(EditError, match=message):
         edited(fast, "captured", tmp_path, change)
     torch.testing.assert_close(fast(x), want)
+
+
+def test_an_edit_ends_those_of_later_stages(tmp_path):
+    fast = tessera.jit(lambda x: x.sin() * 2, strict=True)
+    x = torch.randn(3, requires_grad=True)
+    fast(x)
+    edited(fast, "backward", tmp_path, lambda text: text.replace("aten.cos(", "aten.sin("))
+    edited(fast, "captured", tmp_path, lambda text: text.replace("aten.sin(", "aten.exp("))
+    torch.testing.assert_close(torch.autograd.grad(fast(x).sum(), x)[0], 2 * x.exp())
+
+
+def test_an_edit_that_does_not_compile_changes_nothing(tmp_path):
+    model = torch.nn.Linear(3, 1)
+    step = tessera.train_step(model, lambda m, x: m(x).square().mean(), torch.optim.SGD(model.parameters(), lr=0.1))
+    x = torch.randn(4, 3)
+    step(x)
+    with pytest.raises(CaptureError, match="depends on no parameter"):
+        edited(step, "captured", tmp_path, lambda text: text.replace("return (mean,)", "return (mean.detach(),)"))
+    want = model(x).square().mean()
+    torch.testing.assert_close(step(x), want)
+    edited(step, "captured", tmp_path, lambda text: text.replace("return (mean,)", "return (mean * 3,)"))
+    want = model(x).square().mean() * 3
+    torch.testing.assert_close(step(x), want)
+
+
+def test_edits_of_outputs_that_share_memory(tmp_path):
+    """What was a view of an input or of a result is one as long as the edited program says so."""
+
+    def f(x, c):
+        y = x.exp()
+        return x.t(), y, y[0], c.add_(1)
+
+    fast = tessera.jit(f, strict=True)
+    x, c = torch.randn(3, 3), torch.zeros(3)
+    fast(x, c)
+    edited(fast, "captured", tmp_path, lambda text: text.replace("aten.exp(", "aten.sin("))
+    seen, y, row, written = fast(x, c)
+    assert seen.data_ptr() == x.data_ptr() and row.data_ptr() == y.data_ptr() and written is c
+    torch.testing.assert_close(y, x.sin())
+    edited(fast, "captured", tmp_path, lambda text: text.replace("return (t, sin,", "return (aten.neg(t), sin,"))
+    seen, y, row, written = fast(x, c)
+    torch.testing.assert_close(seen, -x.t())
+    assert row.data_ptr() == y.data_ptr() and written is c and torch.equal(c, torch.full((3,), 3.0))
+
+
+def test_edits_that_join_and_part_outputs(tmp_path):
+    x = torch.randn(3)
+    fast = tessera.jit(lambda x: (x.sin(), x.cos()), strict=True)
+    fast(x)
+    edited(fast, "captured", tmp_path, lambda text: text.replace("return (sin, cos)", "return (sin, sin)"))
+    torch.testing.assert_close(fast(x), (x.sin(), x.sin()))
+    edited(fast, "captured", tmp_path, lambda text: text.replace("return (sin, sin)", "return (sin, sin + 1)"))
+    torch.testing.assert_close(fast(x), (x.sin(), x.sin() + 1))
+
+
+@pytest.mark.parametrize("stage", ["captured", "dce", "forward", "backward"])
+def test_edits_of_programs_that_give_numbers(stage, tmp_path):
+    fast = tessera.jit(lambda x: (x.sum(0) * x.shape[0], x.shape[0] * 2, x.shape[1]), dynamic=True, strict=True)
+    fast(torch.randn(4, 3, requires_grad=True))
+    edited(fast, stage, tmp_path, lambda text: text)
+    x = torch.randn(6, 5, requires_grad=True)
+    out, *numbers = fast(x)
+    assert numbers == [12, 5]
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), x)[0], torch.full((6, 5), 6.0))
+
+
+class OddNames(torch.nn.Module):
+    """Parameters called what a program calls what it finds around it."""
+
+    def __init__(self):
+        super().__init__()
+        for name in ("math", "lambda", "torch", "tessera", "größe", "_", "_given", "aten_add", "tile", "slice"):
+            self.register_parameter(name, torch.nn.Parameter(torch.randn(4)))
+
+    def forward(self, x):
+        for p in self._parameters.values():
+            x = (x + p).sin()
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), x.max(1)[0]
+
+
+def test_parameters_with_odd_names(tmp_path):
+    model, x = OddNames(), torch.randn(3, 4)
+    fast = tessera.jit(model, strict=True)
+    fast(x)[1].sum().backward()
+    for stage in ("captured", "forward", "backward"):
+        edited(fast, stage, tmp_path, lambda text: text)
+    torch.testing.assert_close(fast(x), model(x))
+    fast(x)[1].sum().backward()
+
+
+@pytest.mark.parametrize("mark", [False, True])
+def test_claimed_stages_run_by_themselves(mark, tmp_path):
+    """What executors run stands in the file as the operators it is, in place writes too."""
+
+    def f(q, tile, cache):
+        cache.add_(tile.sin()).mul_(2)
+        h = F.scaled_dot_product_attention(q, q, q, is_causal=True)
+        return (h.softmax(-1) * tile).exp()
+
+    fast = tessera.jit(f, strict=True, executors=["sdpa", "tile", "aten"], dynamic=mark)
+    q, tile = torch.randn(1, 2, 8, 4), torch.randn(1, 2, 8, 4)
+    fast(q, tile, torch.ones(1, 2, 8, 4))
+    cache = torch.ones(1, 2, 8, 4)
+    want = f(q, tile, cache)
+    ran = 0
+    for stage in tessera.stages(fast):
+        path = str(tmp_path / "stage.py")
+        stage.save(path)
+        tensors = {"q": q, "tile": tile, "cache": torch.ones(1, 2, 8, 4)}
+        names = [v.name for v in stage.trace.inputs]  # a size is x_size_0
+        given = [tensors[name] if name in tensors else q.shape[int(name[-1])] for name in names]
+        (out,) = run_file(path, "f_0")(*given)[:1]
+        torch.testing.assert_close(out, want)
+        torch.testing.assert_close(tensors["cache"], cache)
+        with open(path) as file:
+            ran += "class tile_:" in file.read()
+    assert ran >= 3
 
 
 def test_dump_writes_every_stage(tmp_path):

@@ -63,7 +63,7 @@ def capture(
     made = record_with(Recorder(builder, keep, locate), fn, fakes, names)
     aliased, bases = aliases(made)
     trace = made.trace.with_(outputs=(*made.trace.outputs, *bases))
-    trace = _numbers(trace, builder)
+    trace = numbers_as_values(trace, builder)
     grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in fakes)
     return Captured(trace, made.spec, builder.mode, len(made.outputs), aliased, grads)
 
@@ -111,7 +111,7 @@ def _shared_bases(outputs: list[object], refs: dict[int, Ref], aliased: dict[int
     return extra
 
 
-def _numbers(trace: Trace, builder: Builder) -> Trace:
+def numbers_as_values(trace: Trace, builder: Builder) -> Trace:
     """Symbolic numbers among the outputs become values, so that outputs are values or plain constants."""
     outputs = [builder.record(NUMBER, (o,), {}, type_of(o)) if isinstance(o, SYMBOLIC) else o for o in trace.outputs]
     return trace.with_(equations=tuple(builder.equations), outputs=tuple(outputs))

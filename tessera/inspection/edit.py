@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import zip_longest
 
 import torch
 
 from tessera.compiled import Compiled
+from tessera.frontends.captured import Aliased, numbers_as_values
 from tessera.inspection.programs import state_of, why_none
 from tessera.ir import fake
 from tessera.ir.builder import Builder
-from tessera.ir.equation import Value
+from tessera.ir.equation import Value, map_values
 from tessera.ir.mode import mode_of
 from tessera.ir.printer import identifier
 from tessera.ir.record import record
@@ -33,7 +35,7 @@ def edit(fast: Callable, path: str, stage: str | None = None, graph: str | None 
     state = state_of(fast)
     if not state.compilations():
         raise InputError(why_none(state))
-    with open(path) as file:
+    with open(path, encoding="utf-8") as file:
         text = file.read()
     title = _TITLE.search(text)
     stage = stage or (title[1] if title else None)
@@ -46,7 +48,9 @@ def edit(fast: Callable, path: str, stage: str | None = None, graph: str | None 
     known = dict(compilation.stages)
     if stage not in known:
         raise EditError(f"graph {graph!r} has no stage {stage!r}; it has {', '.join(known)}")
-    compilation.edit(stage, load(path, text, known[stage]))
+    made = load(path, text, known[stage])
+    aliased = _still_aliased(known[stage], made, compilation.captured.aliased) if stage == "captured" else None
+    compilation.edit(stage, made, aliased)
 
 
 def _named(state: Compiled, graph: str) -> Compilation:
@@ -66,12 +70,14 @@ def load(path: str, text: str, original: Trace) -> Trace:
     mode = mode_of(original)
     fakes = [_placeholder(v, original, mode) for v in original.inputs]
     names = [v.name for v in original.inputs]
+    builder = Builder(original.name, mode)
     try:
-        made, _ = record(fn, fakes, names, keep_whole, Builder(original.name, mode))
+        made, _ = record(fn, fakes, names, keep_whole, builder)
     except TypeError as error:
         raise EditError(f"{path}: expected a function of ({', '.join(names)}): {error}") from error
     except CaptureError as error:
         raise EditError(f"{path}: {error}") from error
+    made = numbers_as_values(_with_given_numbers(made, original), builder)
     _check(path, original, made)
     rename = dict(zip(made.inputs, original.inputs, strict=True))
     return made.with_(
@@ -96,6 +102,53 @@ def _sizes(trace: Trace) -> Iterator[torch.SymInt]:
     for v in trace.values():
         if isinstance(v.type, TensorType):
             yield from (s for s in v.type.shape if isinstance(s, torch.SymInt))
+
+
+def _with_given_numbers(made: Trace, original: Trace) -> Trace:
+    """A size that an input brings is that input among the outputs, where the original gives an input back."""
+    brought = {symbol: v for symbol, (v, dim) in made.symbols.items() if dim is None}
+    outputs = [
+        brought.get(str(o), o) if isinstance(o, torch.SymInt) and was in original.inputs else o
+        for o, was in zip_longest(made.outputs, original.outputs[: len(made.outputs)])
+    ]
+    return made.with_(outputs=tuple(outputs))
+
+
+def _still_aliased(original: Trace, made: Trace, aliased: dict[int, Aliased]) -> dict[int, Aliased]:
+    """Outputs that are made outside, from an input or from another output, and in the edited program are the same
+    views of them; the others are computed by it."""
+    kept = {}
+    for i, alias in aliased.items():
+        known: dict[object, int] = {}
+        before, after = _way(original, i, alias, known), _way(made, i, alias, known)
+        if before == after:
+            kept[i] = alias
+    return kept
+
+
+def _way(trace: Trace, i: int, alias: Aliased, known: dict[object, int]) -> object:
+    """How an output comes from inputs and from the output it is a view of, as a number: equal ones are equal."""
+    numbers: dict[Value, int] = {}
+    made_by = {v: eqn for eqn in trace.equations for v in eqn.results()}
+    for place, v in enumerate(trace.inputs):
+        numbers[v] = known.setdefault(("input", place), len(known))
+        if v in trace.mutations:
+            new, number = trace.mutations[v], known.setdefault(("written", place), len(known))
+            numbers[new] = number
+            # A printed program writes by copy_ at its end, which records one copy more.
+            while new in made_by and made_by[new].op == torch.ops.aten.copy.default:
+                new = made_by[new].args[1]
+                numbers.setdefault(new, number)  # type: ignore[arg-type]
+    if alias.of_output:
+        source = trace.outputs[alias.source]
+        numbers[source] = known.setdefault("source", len(known))  # type: ignore[index]
+    for eqn in trace.equations:
+        args = str(map_values((eqn.args, tuple(eqn.kwargs.items())), lambda v: numbers.get(v, v.name)))
+        for place, v in enumerate(eqn.outputs):
+            if v is not None and v not in numbers:
+                numbers[v] = known.setdefault((eqn.op, args, place), len(known))
+    out = trace.outputs[i]
+    return numbers.get(out) if isinstance(out, Value) else out
 
 
 def _functions(scope: dict[str, object]) -> str:

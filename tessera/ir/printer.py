@@ -23,6 +23,7 @@ from torch.utils._sympy.printers import PythonPrinter
 
 from tessera.ir.equation import NO_GRAD, Arg, Equation, Operator, Special, Value, recompute_region, symbols_in
 from tessera.ir.schema import short_name
+from tessera.ir.stand_ins import StandIns
 from tessera.ir.types import SYMBOLIC
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ from tessera.ir.specials import specials as tessera
 aten = torch.ops.aten
 inf, nan = float("inf"), float("nan")
 """
-RESERVED = frozenset(("math", "torch", "aten", "inf", "nan"))  # what programs find around them
+# What programs find around them, what nobody reads, and the list that a boxed program is given.
+RESERVED = frozenset(("math", "torch", "tessera", "aten", "inf", "nan", "_", "_given"))
 Around = Callable[[int, str], list[str]]
 _sympy_printer = PythonPrinter()
 
@@ -49,19 +51,27 @@ def print_trace(trace: Trace, types: bool = True) -> str:
 
 
 def print_module(trace: Trace, constants: str = "", title: str = "") -> str:
-    """A file that runs by itself; tensors closed over are read from `constants`, data beside it."""
+    """A file that runs by itself; tensors closed over are read from `constants`, data beside it. What executors have
+    claimed stands above the program, as the operators it is (`stand_ins`)."""
     head = f"# {title}\n{HEADER}" if title else HEADER
     if trace.constants:
         names = ", ".join(v.name for v in trace.constants)
         head += f"{names}, = torch.load({constants!r}, weights_only=True)\n"
-    return f"{head}\n\n{print_trace(trace)}"
+    claimed = StandIns(trace, _value_names(trace))
+
+    def reference(op: Operator, args: tuple, kwargs: dict) -> str:
+        return claimed.name(op) or operator_name(op, args, kwargs)
+
+    module = _Module(trace, reference, types=True)
+    above = "".join(f"{line}\n" for line in claimed.lines(lambda t, name, over: _Function(module, t).lines(name, over)))
+    return f"{head}\n\n{above}{module.text()}"
 
 
 def save_module(trace: Trace, path: str, title: str = "") -> None:
     constants = os.path.splitext(os.path.abspath(path))[0] + ".constants.pt"
     if trace.constants:
         torch.save(tuple(t.detach() for t in trace.constants.values()), constants)
-    with open(path, "w") as file:
+    with open(path, "w", encoding="utf-8") as file:
         file.write(print_module(trace, constants, title))
 
 
@@ -93,12 +103,13 @@ def compile_trace(
     scope: dict[str, object] = {"math": math, "torch": torch, "aten": torch.ops.aten, "inf": math.inf, "nan": math.nan}
     scope.update(names_in_scope or {})
     names: dict[Operator, str] = {}
+    values = _value_names(trace)
 
     def reference(op: Operator, args: tuple, kwargs: dict) -> str:
         if op not in names:
             base = identifier(operator_name(op).removeprefix("torch.ops.").replace(".", "_"))
             name, count = base, 1
-            while name in scope:
+            while name in scope or name in values:
                 name, count = f"{base}_{count}", count + 1
             scope[name] = bind(op) if bind else callable_of(op)
             names[op] = name
@@ -220,12 +231,15 @@ class _Function:
         self.reference, self.types = module.reference, module.types
         self.helpers: list[str] = []
 
-    def lines(self, name: str) -> list[str]:
-        return [line for line, _ in self.numbered(name)]
+    def lines(self, name: str, over: dict[int, int] | None = None) -> list[str]:
+        """`over`: outputs that are written over inputs instead of given back, both by position."""
+        return [line for line, _ in self.numbered(name, over=over or {})]
 
-    def numbered(self, name: str, boxed: bool = False) -> list[tuple[str, int | None]]:
+    def numbered(
+        self, name: str, boxed: bool = False, over: dict[int, int] | None = None
+    ) -> list[tuple[str, int | None]]:
         """Lines, and the position of the equation that each belongs to."""
-        trace = self.trace
+        trace, over = self.trace, over or {}
         body: list[tuple[str, int | None]] = [(line, None) for line in self.symbol_lines(trace.inputs)]
         for index in range(len(trace.equations)):
             body += [(line, index) for line in self.equation_block(index)]
@@ -233,7 +247,11 @@ class _Function:
             if value is not target:
                 copy = self.reference(torch.ops.aten.copy_.default, (target, value), {})
                 body.append((f"{copy}({target.name}, {value.name})", None))
-        body.append((f"return {self.tuple(trace.outputs)}", None))
+        for place, target in over.items():
+            written, value = trace.inputs[target].name, self.arg(trace.outputs[place])
+            body.append((f"{written}.view_as({value}).copy_({value})", None))
+        outputs = tuple(o for place, o in enumerate(trace.outputs) if place not in over)
+        body.append((f"return {self.tuple(outputs)}", None))
         names = ", ".join(v.name for v in trace.inputs)
         head = [f"def {identifier(name)}({'_given' if boxed else names}):"]
         if boxed:

@@ -37,6 +37,11 @@ class _Specials:
             if recorder is not None:
                 recorder.extra_tags = before
 
+    @staticmethod
+    def number(n: object) -> object:
+        """A symbolic number as a value; in a program that is being recorded it is a number as others are."""
+        return n
+
     def __getattr__(self, name: str) -> Callable:
         if name not in SPECIALS:
             raise AttributeError(f"no operator tessera.{name}; there are {', '.join(sorted(SPECIALS))}")

@@ -20,7 +20,7 @@ from tessera.tile.elements import torch_dtype
 from tessera.tile.passes.pipeline import PASSES, PIPELINE, optimise
 from tessera.tile.text import kernels, parse, to_text
 from tessera.tools.command import Command, console, json_argument, write_json
-from tessera.util.errors import OptionError
+from tessera.util.errors import InputError, OptionError
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -35,7 +35,11 @@ def arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     if args.list:
         return _list(args)
-    text, name = (sys.stdin.read(), "<stdin>") if args.file == "-" else (Path(args.file).read_text(), args.file)
+    name = "<stdin>" if args.file == "-" else args.file
+    try:
+        text = sys.stdin.read() if args.file == "-" else Path(args.file).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name}: expected MLIR text, got bytes that are no UTF-8 (at {error.start})") from error
     module = parse(text, name)
     for kernel in kernels(module):
         optimise(kernel, [p for p in args.passes.split(",") if p])
@@ -56,6 +60,10 @@ def _list(args: Namespace) -> int:
 
 def _run(args: Namespace, found: list[KernelOp]) -> int:
     given = _sizes(args.sizes)
+    known = {s.data for kernel in found for s in kernel.symbol_names}
+    if unknown := sorted(given.keys() - known):
+        listed = ", ".join(sorted(known)) or "none"
+        raise OptionError(f"--sizes: no symbol {unknown[0]!r} in the kernels; there are {listed}")
     rows = [row for kernel in found for row in _results(kernel, given)]
     if not write_json(args, rows):
         table = Table("kernel", "buffer", "dtype", "elements", "first", "mean")

@@ -103,6 +103,7 @@ class StepCompilation(StepProgram):
         scale: float,
     ) -> None:
         self.loss, self.wrt, self.plan_of, self.scale = loss, wrt, plan, scale
+        self.loss_at = captured.trace.outputs.index(loss)  # an edited program has values of its own
         super().__init__(name, captured, _never, options)
 
     # --- kept on disk: first which inputs have gradients, then, for the plan that follows from them, the program ---
@@ -150,8 +151,9 @@ class StepCompilation(StepProgram):
     def build(self) -> None:
         start = time.perf_counter()
         self.reset()
-        core = core_of(self.keep("captured", self.captured.trace), self.captured)
-        place = core.outputs.index(self.loss)
+        captured = self.keep("captured", self.captured.trace)
+        core = core_of(captured, self.captured)
+        place = core.outputs.index(captured.outputs[self.loss_at])
         core = self.run(core, CLEAN)
         if self.fusers():  # as in every training graph: the loss's gradient is made beside the loss
             core = self.keep("linear_loss", dce(linear_loss(core)))

@@ -157,11 +157,13 @@ def test_trace_prints_lists_and_saves(script, tmp_path, capsys):
         (["op", "aten.sum.nonsense"], "has no overload 'nonsense'"),
         (["cache", "--kind", "nonsense"], "no entries of kind 'nonsense'"),
         (["tile-opt", "absent.mlir"], "absent.mlir"),
+        (["tile-opt", "bytes.mlir"], "expected MLIR text"),
         (["bench", "core", "--only", "nonsense"], "choose from"),
     ],
 )
 def test_nonsense_is_one_line_and_exit_code_2(arguments, message, script, tmp_path, capsys):
     (tmp_path / "empty.py").write_text("")
+    (tmp_path / "bytes.mlir").write_bytes(b"\xff\xfe\x00")
     assert cli.main(arguments) == 2
     told = capsys.readouterr().err
     assert message in told and "Traceback" not in told
@@ -206,6 +208,8 @@ def test_tile_opt_runs_kernels(tmp_path, capsys):
     names = [s.data for s in region.op.fn.kernel.symbol_names]
     assert cli.main(["tile-opt", "--run", "--json", "--sizes", ",".join(f"{n}=5" for n in names), "k.mlir"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
+    assert cli.main(["tile-opt", "--run", "--sizes", "nothing=5", "k.mlir"]) == 2
+    assert "no symbol 'nothing'" in capsys.readouterr().err
     x = torch.randn(25, generator=torch.Generator().manual_seed(0)).reshape(5, 5)
     assert row["elements"] == 25
     assert row["first"] == pytest.approx(torch.softmax(x.sin(), -1)[0, :4].tolist(), rel=1e-5)
