@@ -19,6 +19,7 @@ from tessera.executors import default
 from tessera.executors.aten import bind
 from tessera.executors.base import FusionExecutor, in_order
 from tessera.executors.claim import Claim, claim
+from tessera.executors.dumped import dump_kernels
 from tessera.frontends.captured import Aliased, Captured
 from tessera.ir.equation import Arg, Equation, Value, values_in
 from tessera.ir.printer import compile_trace
@@ -324,7 +325,10 @@ class Compilation:
         if config.dump:
             folder = os.path.join(config.dump, self.name)
             os.makedirs(folder, mode=0o700, exist_ok=True)
-            trace.save(os.path.join(folder, f"{len(self.stages):02d}_{stage.replace(' ', '_')}.py"))
+            start = os.path.join(folder, f"{len(self.stages):02d}_{stage.replace(' ', '_')}")
+            trace.save(f"{start}.py")
+            if stage.endswith("claim"):
+                dump_kernels(trace, start)
         log(2, f"{self.name}: {stage}: {len(trace.equations)} equations")
         log(3, trace)
         return trace

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 
+import llvmlite.binding
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,8 @@ from rich.console import Console
 
 import tessera
 from tessera.inspection.advice import changed, for_break, for_recompile
+from tessera.tile import interp
+from tessera.tile.text import kernels, parse
 from tessera.tools.models import Block, GPTConfig
 from tessera.util.errors import CaptureError, EditError, InputError
 
@@ -264,9 +267,20 @@ def test_claimed_stages_run_by_themselves(mark, tmp_path):
 def test_dump_writes_every_stage(tmp_path):
     with tessera.override(dump=str(tmp_path)):
         tessera.jit(lambda x: x.sin(), strict=True)(torch.ones(2, requires_grad=True))
-    files = sorted(os.listdir(tmp_path / "lambda_0"))
+    files = sorted(f for f in os.listdir(tmp_path / "lambda_0") if f.endswith(".py"))
     assert files[0] == "01_captured.py" and any(f.endswith("_backward.py") for f in files)
     assert all("def lambda_0" in (tmp_path / "lambda_0" / f).read_text() for f in files)
+
+
+def test_dump_holds_tile_programs_and_kernels(tmp_path):
+    with tessera.override(dump=str(tmp_path)):
+        tessera.jit(lambda x: x.sin().softmax(-1), strict=True, executors=["tile", "aten"])(torch.ones(2, 8))
+    (tile,) = (tmp_path / "lambda_0").glob("*_claim_region_0.mlir")
+    (kernel,) = kernels(parse(tile.read_text(), str(tile)))
+    out = torch.zeros(16)
+    interp.run(kernel, [torch.ones(16), out], [])
+    torch.testing.assert_close(out, torch.full((16,), 1 / 8))
+    llvmlite.binding.parse_assembly(tile.with_suffix(".ll").read_text()).verify()
 
 
 def test_explain_tells_who_runs_what_and_what_is_saved():
