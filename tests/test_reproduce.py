@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 import tessera
 from tessera import pipelines
+from tessera.executors.base import unregister
 from tessera.inspection.case import of_compilation
 from tessera.inspection.examples import example, range_of
 from tessera.inspection.minimise import minimise
@@ -168,3 +169,15 @@ def test_the_script_runs_by_itself(tmp_path):
     path = tessera.reproduce(fast, str(tmp_path / "repro.py"))
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and "right" in done.stdout, done.stderr
+
+
+def test_the_script_names_an_executor_of_the_users_own(tmp_path):
+    tessera.register_executor("louder", {"aten.relu": lambda x: torch.relu(x) * 1.5})
+    try:
+        fast = tessera.jit(lambda x: x.relu() + 1, executors=["louder", "aten"])
+        fast(torch.randn(4))
+        path = tessera.reproduce(fast, str(tmp_path / "repro.py"), minimise=False)
+    finally:
+        unregister("louder")
+    with open(path) as file:
+        assert "needs the executor 'louder'" in file.read()

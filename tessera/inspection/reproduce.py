@@ -15,6 +15,8 @@ import torch
 from torch._ops import OpOverload
 
 from tessera.compiled import Backend, Compiled, compiled_state, jit
+from tessera.executors.base import in_order
+from tessera.executors.default import WITH_KERNELS
 from tessera.inspection.case import Case, of_compilation, of_failure
 from tessera.inspection.check import CheckReport, check
 from tessera.inspection.examples import example, number_hint
@@ -27,6 +29,8 @@ from tessera.ops.op import REGISTRY
 from tessera.pipelines import Failure
 from tessera.util.config import override
 from tessera.util.errors import InputError
+
+OWN = (*WITH_KERNELS, "inductor")  # executors that every process has
 
 __all__ = ["case_of", "example", "reproduce", "show", "write"]
 
@@ -117,7 +121,12 @@ def write(case: Case, path: str, outcome: str) -> None:
         torch=torch.__version__,
         header=HEADER,
         needs="".join(
-            f"# It calls {op}, which {where} registers: import that first.\n" for op, where in _foreign(case)
+            [f"# It calls {op}, which {where} registers: import that first.\n" for op, where in _foreign(case)]
+            + [
+                f"# It needs the executor {e.name!r}, which is not Tessera's own: register it first.\n"
+                for e in in_order(case.options.executors)
+                if e.name not in OWN
+            ]
         ),
         program=print_trace(trace),
         inputs="".join(f"        {_input(v, case, i)},\n" for i, v in enumerate(trace.inputs)),
