@@ -14,6 +14,7 @@ import inspect
 import re
 import traceback
 import warnings
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -249,7 +250,19 @@ def under_dynamo(entry: Callable, backend: Backend, **options: bool | None) -> C
     ours = torch._dynamo.config.recompile_limit == _PYTORCHS_LIMIT
     if ours and "recompile_limit" in inspect.signature(torch.compile).parameters:  # PyTorch 2.11 has one for all
         options["recompile_limit"] = PROGRAMS  # type: ignore[assignment]
-    return torch.compile(entry, backend=backend, **options)  # type: ignore[call-overload]
+    return torch.compile(entry, backend=Handle(backend), **options)  # type: ignore[call-overload]
+
+
+class Handle:
+    """What Dynamo gets in a backend's place. It keeps every backend for good, and a backend knows a whole model."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = weakref.ref(backend)  # held by what `jit` gave, without which nothing is compiled
+
+    def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[object], **more: object) -> Callable:
+        backend = self.backend()
+        assert backend is not None, "a graph is compiled for a function that is gone"
+        return backend(gm, example_inputs, **more)
 
 
 def _compiled_export(program: ExportedProgram, options: Options, again: Callable) -> Callable:

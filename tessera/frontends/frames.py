@@ -59,14 +59,28 @@ def own_frame(fn: Callable, name: str) -> Callable:
     """A function of its own that calls the module or function."""
     name = f"_{name}" if keyword.iskeyword(name) or not name.isidentifier() else name
     text = f"def {name}(*args, **kwargs):\n    return {MODEL}(*args, **kwargs)\n"
-    return own_frames(text, {MODEL: fn})[name]  # type: ignore[return-value]
+    return own_frames(text, {MODEL: fn})[name]
 
 
-def own_frames(text: str, scope: dict[str, object]) -> dict[str, object]:
-    """The scope with the functions that the text defines; the text is kept as long as they live."""
+def own_frames(text: str, scope: dict[str, object]) -> dict[str, Callable]:
+    """The functions that the text defines. The text is kept as long as they live, and so is the scope they read.
+
+    They are not in that scope, and it is emptied when they go: what Dynamo keeps of their code, for good, holds the
+    scope, and so the model in it.
+    """
     file = f"{OWN_FILE} {next(_numbers)}>"
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
     exec(compile(text, file, "exec"), scope)
-    frame = next(f for f in scope.values() if inspect.isfunction(f) and f.__code__.co_filename == file)
-    weakref.finalize(frame, linecache.cache.pop, file, None)  # the functions of a scope keep one another alive
-    return scope
+    made = {n: f for n, f in scope.items() if inspect.isfunction(f) and f.__code__.co_filename == file}
+    for n, f in made.items():
+        del scope[n]
+        f.__dict__["together"] = made  # one of them keeps the others alive
+    first = next(iter(made.values()))
+    weakref.finalize(first, linecache.cache.pop, file, None)
+    weakref.finalize(first, _empty, scope)
+    return made  # type: ignore[return-value]
+
+
+def _empty(scope: dict[str, object]) -> None:
+    """Names stay: Dynamo deletes some of them itself."""
+    scope.update(dict.fromkeys(scope))

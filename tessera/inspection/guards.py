@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import torch
 from torch._dynamo import convert_frame, eval_frame
 
+from tessera.compiled import Handle
+
 
 def guards(compile_id: str) -> tuple[str, ...]:
     """The guards under which this compilation is used; empty where Dynamo has dropped it or does not tell."""
@@ -66,7 +68,8 @@ def limits_hit(backend: object) -> dict[str, tuple[int, str]]:
     """
     held: dict[str, list[int]] = {}  # frame -> those of its compilations that Dynamo holds
     for entry in _entries():
-        if getattr(getattr(entry, "backend", None), "compiler_fn", None) is backend:
+        handle = getattr(getattr(entry, "backend", None), "compiler_fn", None)
+        if isinstance(handle, Handle) and handle.backend() is backend:
             frame, number = _numbers(entry)
             held.setdefault(frame, []).append(number)
     found = {}

@@ -100,8 +100,8 @@ def step(*args, **kwargs):
 def _frames(model: torch.nn.Module, loss_fn: Callable | None) -> tuple[Callable, Callable]:
     """The loss as a function of a batch alone, plain and with the loss marked, each in a frame of its own."""
     scope: dict[str, object] = {MODEL: model, "loss_fn": loss_fn, "mark": LOSS}
-    own_frames(_FRAMES.format(call=f"{MODEL}(" if loss_fn is None else f"loss_fn({MODEL}, "), scope)
-    return scope["loss"], scope["step"]  # type: ignore[return-value]
+    made = own_frames(_FRAMES.format(call=f"{MODEL}(" if loss_fn is None else f"loss_fn({MODEL}, "), scope)
+    return made["loss"], made["step"]
 
 
 def _batch_names(model: torch.nn.Module, loss_fn: Callable | None) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import linecache
+import weakref
 
 import pytest
 import torch
@@ -92,6 +93,35 @@ def test_our_own_lines_are_nobodys_source():
     fast = tessera.jit(nn.Linear(3, 4), executors="aten")
     fast(torch.randn(2, 3))
     assert OWN_FILE not in str(tessera.stages(fast)[0]) and OWN_FILE not in str(tessera.explain(fast))
+
+
+def test_a_model_goes_with_what_was_compiled_of_it():
+    """Dynamo keeps code and backends for good; they must not keep the weights."""
+    x = torch.randn(2, 3)
+
+    def trained() -> weakref.ref:
+        model = nn.Linear(3, 4)
+        fast = tessera.jit(model, executors="aten")
+        fast(x).sum().backward()
+        return weakref.ref(model.weight)
+
+    def stepped() -> weakref.ref:
+        model = nn.Linear(3, 4)
+        step = tessera.train_step(model, lambda m, x: m(x).sum(), torch.optim.SGD(model.parameters()), executors="aten")
+        step(x)
+        return weakref.ref(model.weight)
+
+    for weight in (trained(), stepped()):
+        gc.collect()
+        assert weight() is None
+
+
+def test_gradients_outlive_what_was_compiled():
+    model, x = nn.Linear(3, 4), torch.randn(2, 3)
+    loss = tessera.jit(model, executors="aten")(x).sum()
+    gc.collect()
+    loss.backward()
+    torch.testing.assert_close(model.bias.grad, torch.full((4,), 2.0))
 
 
 def test_texts_go_with_their_functions():
