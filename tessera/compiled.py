@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import inspect
 import re
+import time
 import traceback
 import warnings
 import weakref
@@ -53,6 +54,7 @@ class GraphRecord:
     called_at: str = ""  # the user's line whose call made Dynamo compile this
     recompile_reason: str = ""  # why Dynamo compiled once more, where it did: the guard that failed
     failure: Failure | None = None  # what `reproduce` writes down, where a pass failed
+    made: float = dataclasses.field(default_factory=time.time)
 
 
 # Told of every jitted function when it is made; the command line collects them here. Empty otherwise.

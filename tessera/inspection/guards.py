@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch._dynamo import convert_frame, eval_frame
 
-from tessera.compiled import Handle
+from tessera.compiled import Backend, Handle
 
 
 def guards(compile_id: str) -> tuple[str, ...]:
@@ -61,10 +61,10 @@ def plain(text: str) -> str:
     return text.replace("tessera_model", "self").replace("___", "")
 
 
-def limits_hit(backend: object) -> dict[str, tuple[int, str]]:
+def limits_hit(backend: Backend) -> dict[str, tuple[int, str]]:
     """Compilations for a backend that Dynamo did not begin, having done too many: the limit, the guard that failed.
 
-    Dynamo numbers frames anew after a reset: the one meant is a frame whose programs it holds, so many and no later.
+    Dynamo numbers frames anew after a reset: the one meant is a frame whose programs it holds, and made before.
     """
     held: dict[str, list[int]] = {}  # frame -> those of its compilations that Dynamo holds
     for entry in _entries():
@@ -72,6 +72,7 @@ def limits_hit(backend: object) -> dict[str, tuple[int, str]]:
         if isinstance(handle, Handle) and handle.backend() is backend:
             frame, number = _numbers(entry)
             held.setdefault(frame, []).append(number)
+    made = {_numbers(g)[0]: g.made for g in backend.graphs}
     found = {}
     for m in torch._dynamo.utils.get_compilation_metrics():
         frame, number = _numbers(m)
@@ -79,7 +80,7 @@ def limits_hit(backend: object) -> dict[str, tuple[int, str]]:
         if frame in held and number > max(held[frame]) and re.search(r"(recompile|cache)( size)? limit", failed):
             told = re.search(r"set to (\d+)", failed)
             limit = int(told[1]) if told else torch._dynamo.config.recompile_limit
-            if len(held[frame]) >= limit:
+            if len(held[frame]) >= limit and (m.start_time_us or 0) / 1e6 > made.get(frame, 0.0):
                 found[str(m.compile_id)] = limit, m.recompile_reason or ""
     return found
 
