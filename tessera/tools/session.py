@@ -21,7 +21,7 @@ import torch
 from torch._dynamo import utils as dynamo_utils
 
 from tessera import compiled
-from tessera.compiled import Backend, Compiled
+from tessera.compiled import Backend, Compiled, Handle
 from tessera.pipelines import Options
 from tessera.util.errors import InputError
 
@@ -115,7 +115,7 @@ def _compile(original: Callable, model: Callable | None = None, **given: object)
     """`torch.compile` with Tessera in place of whatever backend was named."""
     if model is None:
         return functools.partial(_compile, original, **given)
-    if given.get("disable") or isinstance(given.get("backend"), Backend):
+    if given.get("disable") or isinstance(given.get("backend"), Handle):
         return original(model, **given)  # `jit` itself calls torch.compile
     ours = dict(given.get("options") or {}) if given.get("backend") == "tessera" else {}  # type: ignore[call-overload]
     chosen = [ours.get(name) for name in ("executors", "recompute", "memory_budget")]

@@ -143,7 +143,8 @@ def test_layers_that_stay_say_why(layer, shape, dtype, reason):
 
 
 def test_a_weight_that_was_cast_stays():
-    model = quantized(nn.Sequential(nn.Linear(64, 32))).to(torch.bfloat16)
+    model = quantized(nn.Sequential(nn.Linear(64, 32)))
+    model[0].weight = model[0].weight.to(torch.bfloat16)
     _, compilation, _ = compiled(model, torch.randn(32, 64, dtype=torch.bfloat16))
     assert compilation.fp8.left[0][1] == "its weight was turned into bf16[32, 64]"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -57,6 +58,12 @@ class Program:
         """Some input has no elements: there is nothing to compile."""
         return "empty" in self.families
 
+    @property
+    def coarse(self) -> bool:
+        """Some numbers have fewer bits than 64, whatever they are turned into later."""
+        given = any(x.dtype in TOLERANCE and x.dtype != torch.float64 for x in self.inputs)
+        return given or re.search(r"\b(f32|f16|bf16)\b", self.text) is not None
+
     def function(self, scope: dict[str, object] = SCOPE) -> Callable[..., tuple[Tensor, ...]]:
         found: dict[str, object] = {}
         exec(compile(self.text, f"<program {self.seed}>", "exec"), dict(scope), found)
@@ -91,11 +98,11 @@ def widened(x: Tensor) -> Tensor:
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.6e-2, torch.float32: 2e-5, torch.float64: 1e-11}
 
 
-def wrong(got: Tensor, eager: Tensor, reference: Tensor) -> str:
+def wrong(got: Tensor, eager: Tensor, reference: Tensor, coarse: bool = False) -> str:
     """What is wrong with a result, in words; empty if nothing is.
 
-    Integers and truth values must be eager's own. A float may be as far from the reference as its dtype is coarse, or
-    a few times as far as eager is.
+    Integers and truth values must be eager's own. A float may be as far from the reference as its dtype is coarse, in
+    a `coarse` program as float32 at least, or a few times as far as eager is.
     """
     if got.dtype != eager.dtype or got.shape != eager.shape:
         return f"expected {eager.dtype} {tuple(eager.shape)}, got {got.dtype} {tuple(got.shape)}"
@@ -108,7 +115,8 @@ def wrong(got: Tensor, eager: Tensor, reference: Tensor) -> str:
         return f"expected finite numbers as in\n{eager}\ngot\n{got}"
     want = reference[finite]
     off, usual = (got[finite].double() - want).abs(), (eager[finite].double() - want).abs()
-    limit = TOLERANCE[got.dtype] * (1 + want.abs()) + 8 * (usual.max() if usual.numel() else 0)
+    grain = max(TOLERANCE[got.dtype], TOLERANCE[torch.float32] if coarse else 0.0)
+    limit = grain * (1 + want.abs()) + 8 * (usual.max() if usual.numel() else 0)
     worst = (off / limit).max().item() if off.numel() else 0.0
     return "" if worst <= 1 else f"{worst:.3g} times the tolerance off; expected\n{eager}\ngot\n{got}"
 

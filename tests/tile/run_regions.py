@@ -232,7 +232,7 @@ def check(program: Program, mode: str, report: Report) -> str:
     for inputs, got in results:
         eager, reference = program.function()(*inputs), program.reference(inputs)
         for i, (g, e, r) in enumerate(zip(got, eager, reference, strict=True)):
-            if reason := wrong(g, e, r):
+            if reason := wrong(g, e, r, program.coarse):
                 size = "" if inputs is program.inputs else f", {program.grown} instead of {DYNAMIC}"
                 return f"{program}\noutput {i} ({mode}{size}): {reason}"
     return ""
