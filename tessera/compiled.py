@@ -71,9 +71,8 @@ class Backend:
         self.graphs: list[GraphRecord] = []
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[object], **_: object) -> Callable:
-        record = GraphRecord(f"{self.name}_{len(self.graphs)}", str(CompileContext.current_compile_id()))
+        record = self.begin()
         record.nodes = sum(n.op.startswith("call") for n in gm.graph.nodes)
-        record.called_at, record.recompile_reason = calling_line(), recompile_reason()
         record.break_reason, record.break_line = why_it_ended(gm)
         self.graphs.append(record)
         if not record.nodes:
@@ -86,6 +85,15 @@ class Backend:
         except Exception as error:
             record.failure = getattr(error, "tessera_failure", None)
             return self.run_eagerly(gm, record, error)
+
+    def begin(self) -> GraphRecord:
+        """A record of the graph that Dynamo hands over now, with what it says of it."""
+        compile_id = str(CompileContext.current_compile_id())
+        return self.next_record(compile_id, called_at=calling_line(), recompile_reason=_recompile_reason())
+
+    def next_record(self, compile_id: str = "", **about: str) -> GraphRecord:
+        """What there is to say of one graph more, under a name that no other has."""
+        return GraphRecord(f"{self.name}_{len(self.graphs)}", compile_id, **about)  # type: ignore[arg-type]
 
     def run_eagerly(self, gm: torch.fx.GraphModule, record: GraphRecord, error: Exception) -> Callable:
         """Correct without us: this one graph runs as eager PyTorch does."""
@@ -105,7 +113,7 @@ class Backend:
         return gm.forward
 
 
-def recompile_reason() -> str:
+def _recompile_reason() -> str:
     """Why Dynamo compiles the frame at hand again; empty at a first time. It forgets soon, so this is asked at once."""
     return getattr(torch._dynamo.utils.get_metrics_context(), "_metrics", {}).get("recompile_reason") or ""
 
@@ -131,7 +139,7 @@ class Compiled:
             out = call(*args, **kwargs)
             if not backend.graphs and (reason := last_counted()):
                 eager = "Dynamo found nothing that it could compile"
-                backend.graphs.append(GraphRecord(f"{backend.name}_0", "", break_reason=reason, eager_reason=eager))
+                backend.graphs.append(backend.next_record(break_reason=reason, eager_reason=eager))
             self.call = call
             return out
 
@@ -145,8 +153,7 @@ class Compiled:
         self.failures += 1
         reason = str(error).strip().splitlines()[0]
         if isinstance(self.backend, Backend):
-            name = f"{self.backend.name}_{len(self.backend.graphs)}"
-            self.backend.graphs.append(GraphRecord(name, "", eager_reason=reason))
+            self.backend.graphs.append(self.backend.next_record(eager_reason=reason))
         if self.failures >= 3:  # Dynamo would try, and fail, at every call
             self.call = self.fn
         return self.fn(*args, **kwargs)

@@ -139,7 +139,7 @@ def _beyond_limit(backend: Backend) -> Iterator[GraphRecord]:
             f"calls that fit no program above: PyTorch compiles one function at most {limit} times; see why it is "
             "compiled again, or raise torch._dynamo.config.recompile_limit before tessera.jit"
         )
-        yield GraphRecord(f"{backend.name}_{len(backend.graphs)}", compile_id, None, eager, recompile_reason=reason)
+        yield backend.next_record(compile_id, eager_reason=eager, recompile_reason=reason)
 
 
 def _report(g: GraphRecord, measure: bool) -> GraphReport:

@@ -7,11 +7,10 @@ import re
 from collections.abc import Callable
 
 import torch
-from torch._guards import CompileContext
 
-from tessera.compiled import Backend, GraphRecord, recompile_reason
+from tessera.compiled import Backend, GraphRecord
 from tessera.frontends.dynamo import capture_graph
-from tessera.frontends.lines import calling_line, is_library
+from tessera.frontends.lines import is_library
 from tessera.pipelines import Compilation
 from tessera.training.book import Book
 from tessera.training.run import Graph, Settings
@@ -27,23 +26,21 @@ class StepBackend(Backend):
         self.book, self.settings = book, settings
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[object], **_: object) -> Callable:
-        name = f"{self.name}_{len(self.graphs)}"
-        captured = capture_graph(gm, example_inputs, name, self.arguments)
-        compile_id = str(CompileContext.current_compile_id())
-        told = GraphRecord(name, compile_id, called_at=calling_line(), recompile_reason=recompile_reason())
+        told = self.begin()
+        captured = capture_graph(gm, example_inputs, told.name, self.arguments)
 
         def note(compilation: Compilation) -> None:
             """A graph has a program for every kind of step; Dynamo's reason is that of the first."""
             self.graphs.append(dataclasses.replace(told, name=compilation.name, compilation=compilation))
             told.recompile_reason = ""
 
-        return Graph(name, captured, self.book, self.settings, note)
+        return Graph(told.name, captured, self.book, self.settings, note)
 
     def note(self, compilation: Compilation) -> None:
         self.graphs.append(GraphRecord(compilation.name, "", compilation))
 
     def refuse(self, reason: str) -> None:
-        self.graphs.append(GraphRecord(f"{self.name}_{len(self.graphs)}", "", eager_reason=reason))
+        self.graphs.append(self.next_record(eager_reason=reason))
 
 
 def reason_of(error: Exception) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from programs import assert_same, trace_of
 
@@ -23,6 +25,16 @@ def between(trace: Trace) -> list[torch.dtype]:
     ]
 
 
+def assert_read_in_16_bits(fn: Callable) -> tuple[Trace, Trace]:
+    """Kernels hand 32 bits on to one another before, and none after."""
+    x, w = torch.randn(512, 64).bfloat16(), torch.randn(64)
+    before = trace_of(fn, x, w)
+    after = compute_again(before, COMPILER)
+    assert_same(before, after, x, w)
+    assert torch.float32 in between(before) and torch.float32 not in between(after)
+    return before, after
+
+
 def spread(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     """Sums over rows, of what is computed with them afterwards too: two kernels."""
     centred = x.float() - w
@@ -30,11 +42,7 @@ def spread(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_value_of_fewer_bytes_is_read_instead() -> None:
-    x, w = torch.randn(512, 64).bfloat16(), torch.randn(64)
-    before = trace_of(spread, x, w)
-    after = compute_again(before, COMPILER)
-    assert_same(before, after, x, w)
-    assert torch.float32 in between(before) and torch.float32 not in between(after)
+    assert_read_in_16_bits(spread)
 
 
 def test_what_takes_as_many_bytes_is_written_once() -> None:
@@ -48,12 +56,8 @@ def test_a_result_is_written_but_not_read_again() -> None:
         centred = x.float() - w
         return centred, (centred * centred.sum(0)).to(x.dtype)
 
-    x, w = torch.randn(512, 64).bfloat16(), torch.randn(64)
-    before = trace_of(both, x, w)
-    after = compute_again(before, COMPILER)
-    assert_same(before, after, x, w)
+    before, after = assert_read_in_16_bits(both)
     assert after.outputs == before.outputs
-    assert torch.float32 in between(before) and torch.float32 not in between(after)
 
 
 def test_what_others_than_kernels_read_is_written_for_them_alone() -> None:
@@ -61,11 +65,7 @@ def test_what_others_than_kernels_read_is_written_for_them_alone() -> None:
         centred = x.float() - w
         return (centred * centred.sort(0)[0][0]).to(x.dtype)
 
-    x, w = torch.randn(512, 64).bfloat16(), torch.randn(64)
-    before = trace_of(also_sorted, x, w)
-    after = compute_again(before, COMPILER)
-    assert_same(before, after, x, w)
-    assert torch.float32 in between(before) and torch.float32 not in between(after)
+    assert_read_in_16_bits(also_sorted)
 
 
 def test_a_kernel_has_one_copy_of_what_two_values_are_made_of() -> None:
