@@ -27,6 +27,7 @@ from tessera.ir.record import record
 from tessera.ir.schema import bind, schema_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType, overlaps_itself, size_hint, size_key
+from tessera.ops.op import rules
 from tessera.ops.pullback import is_opaque, opaque_vjp
 from tessera.util.errors import RuleError
 
@@ -114,7 +115,9 @@ def _trace_vjp(
         found = iter(grads)
         return [*results, *(next(found) if s else None for m, s in zip(mask, sought, strict=True) if m)]
 
-    fakes = [fake.fake_of(v.tensor, mode) for v in values] + [fake.fake_of(dense(v.tensor), mode) for v in floats]
+    found = rules(eqn.op)
+    layout = found.cotangent if found is not None and found.cotangent is not None else dense
+    fakes = [fake.fake_of(v.tensor, mode) for v in values] + [fake.fake_of(layout(v.tensor), mode) for v in floats]
     for x, wanted in zip(fakes, sought, strict=False):
         x.requires_grad_(wanted)
     names = [f"x{i}" for i in range(len(values))] + [f"ct{i}" for i in range(len(floats))]
