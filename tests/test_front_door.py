@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -160,3 +162,17 @@ def test_a_report_is_measured_with_keywords_alone(tmp_path):
     fast = tessera.jit(lambda x: x.sin())
     tessera.report(fast, tmp_path / "report.html", kwargs={"x": torch.ones(3)}, steps=1)
     assert (tmp_path / "report.html").stat().st_size > 1000
+
+
+def test_importing_loads_nothing_until_something_is_used():
+    code = (
+        "import sys, torch; before = set(sys.modules); import tessera; "
+        "print(sorted(set(sys.modules) - before)); assert 'jit' in dir(tessera); tessera.jit(torch.sin)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "['tessera']"
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    assert not hasattr(tessera, "compile") and not hasattr(tessera, "_nothing")
+    assert {"jit", "profile", "ops"} <= set(dir(tessera))
