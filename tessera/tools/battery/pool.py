@@ -166,6 +166,7 @@ def environment(folder: Path) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
     }
     fixed = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "PYTHONPATH": path}
+    fixed.setdefault("TESSERA_VERIFY", os.environ.get("TESSERA_VERIFY", "1"))  # kernels are held to their types
     return {**os.environ, **private, **fixed}
 
 
