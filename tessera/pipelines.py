@@ -46,6 +46,7 @@ from tessera.runtime import decode as decode_kernels
 from tessera.runtime.autograd import Bridge, bridge
 from tessera.runtime.call import Layout, build_call
 from tessera.runtime.capturable import device_of, why_not_captured
+from tessera.runtime.contracts import checked_inputs, contracts
 from tessera.runtime.cudagraph import Graphed
 from tessera.runtime.plan import bridge_of, core_of, layout_of
 from tessera.store.key import Key, key_of, own_function
@@ -435,8 +436,14 @@ def _told(error: Exception) -> str:
 
 
 def finished(final: Trace, boxed: bool = False) -> Callable:
-    """The last program as generated Python; boxed, its inputs die with their last reader too."""
-    return compile_trace(final, bind=bind, dead=lifetimes(final, inputs=boxed), boxed=boxed)
+    """The last program as generated Python; boxed, its inputs die with their last reader too. With `verify` it compares
+    whatever its equations give with what the trace says."""
+    dead = lifetimes(final, inputs=boxed)
+    if not config.verify:
+        return compile_trace(final, bind=bind, dead=dead, boxed=boxed)
+    around, names = contracts(final)
+    run = compile_trace(final, bind=bind, dead=dead, around=around, names_in_scope=names, boxed=boxed)
+    return checked_inputs(final, run, boxed)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,12 @@ class VerifyError(TesseraError):
     """A Trace breaks one of its own rules; the message shows the equations around the fault."""
 
 
+class ContractError(TesseraError):
+    """A kernel gave something else than the Trace says; the message names the equation, what was expected and what came.
+
+    Raised where `config.verify` is on."""
+
+
 class RuleError(TesseraError, RuntimeError):
     """An operator's rule (vjp, jvp, batching) is missing or returned something of the wrong form."""
 
