@@ -20,7 +20,7 @@ class VerifyError(TesseraError):
 
 
 class ContractError(TesseraError):
-    """A kernel gave something else than the Trace says; the message names the equation, what was expected and what came.
+    """A kernel gave something else than the Trace says: which equation, what was expected and what came.
 
     Raised where `config.verify` is on."""
 
