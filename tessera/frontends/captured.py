@@ -23,7 +23,7 @@ from tessera.ir.record import Keep, Recorded, Recorder, record_with
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, type_of
 
-Step = tuple[OpOverload, tuple, dict, int | None]
+Step = tuple[OpOverload, tuple, dict, int | None, bool]  # a view, which of its results, whether made under no_grad
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,12 @@ class Aliased:
     of_output: bool = False
 
     def make(self, x: torch.Tensor) -> torch.Tensor:
-        for op, args, kwargs, index in self.steps:
-            out = op(x, *args, **kwargs)
+        for op, args, kwargs, index, no_grad in self.steps:
+            if no_grad:
+                with torch.no_grad():
+                    out = op(x, *args, **kwargs)
+            else:
+                out = op(x, *args, **kwargs)
             x = out if index is None else out[index]
         return x
 
@@ -119,12 +123,13 @@ def numbers_as_values(trace: Trace, builder: Builder) -> Trace:
 
 def _steps(ref: Ref, source: object) -> tuple[Step, ...] | None:
     """The views that lead from the input to this tensor; None where one needs a value of the program, or a symbolic
-    size, which only the program computes: it then makes the view itself."""
+    size, which only the program computes: it then makes the view itself. So it does where a detached view has a
+    gradient history of its own, which no view of the input has."""
     steps: list[Step] = []
     while ref.view is not None:
         view = ref.view
-        if values_in((view.args, view.kwargs)) or symbols_in((view.args, view.kwargs)):
+        if ref.own_history or values_in((view.args, view.kwargs)) or symbols_in((view.args, view.kwargs)):
             return None
-        steps.append((view.op, view.args, view.kwargs, view.index))
+        steps.append((view.op, view.args, view.kwargs, view.index, view.no_grad))
         ref = view.parent
     return tuple(reversed(steps)) if ref.tensor is source else None

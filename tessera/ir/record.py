@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import (
 )
 
 from tessera.ir import fake
-from tessera.ir.alias import FUNCTIONAL, KEEP_GRAD, Ref, Root, View
+from tessera.ir.alias import FUNCTIONAL, Ref, Root, View
 from tessera.ir.builder import Builder
 from tessera.ir.equation import NO_GRAD, Arg, Source, Special, Value
 from tessera.ir.schema import bind, draws, functional_of, normalise, schema_of
@@ -241,7 +241,7 @@ class Recorder(TorchDispatchMode):
             self.refs[id(tensor)] = Ref(tensor, v, Root())
             return
         rest = self.lower(args[1:])
-        view = View(parent, func, rest, self.lower(kwargs), index)  # type: ignore[arg-type]
+        view = View(parent, func, rest, self.lower(kwargs), index, NO_GRAD in self.builder.tags)  # type: ignore[arg-type]
         self.refs[id(tensor)] = Ref(tensor, v, parent.root, view, parent.root.version)
 
     def parent_of(self, tensor: torch.Tensor, args: tuple) -> Ref | None:
@@ -305,11 +305,6 @@ class Recorder(TorchDispatchMode):
             new = self.builder.emit(torch.ops.aten._to_copy.default, new, dtype=kept.dtype)  # type: ignore[assignment]
         if new.tensor.ndim != kept.ndim:
             new = self.builder.emit(torch.ops.aten.expand.default, new, list(kept.shape))  # type: ignore[assignment]
-        if NO_GRAD in self.builder.tags and kept.is_differentiable:
-            old = ref.read(self.builder)
-            tags, self.builder.tags = self.builder.tags, self.extra_tags
-            new = self.builder.emit(KEEP_GRAD, old, new)  # type: ignore[assignment]
-            self.builder.tags = tags
         ref.write(new, self.builder)
 
     def view_change(self, func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
@@ -321,11 +316,12 @@ class Recorder(TorchDispatchMode):
         plain = functional_of(func)
         if plain is None:
             raise CaptureError(f"{func} has no functional form")
-        old = Ref(tensor, ref.read(self.builder), ref.root, ref.view, ref.version)
+        old = ref.read(self.builder)
+        ref.tensor = torch.ops.aten.alias.default(tensor)  # what it was: views of that are still views of it
         func(*args, **kwargs)
         rest = self.lower(args[1:])
-        v = self.builder.emit(plain, old.value, *rest, **kwargs)  # type: ignore[misc]
-        view = View(old, plain, rest, kwargs)  # type: ignore[arg-type]
+        v = self.builder.emit(plain, old, *rest, **kwargs)  # type: ignore[misc]
+        view = View(ref, plain, rest, kwargs, no_grad=NO_GRAD in self.builder.tags)  # type: ignore[arg-type]
         self.refs[id(tensor)] = Ref(tensor, v, ref.root, view, ref.root.version)  # type: ignore[arg-type]
         return tensor
 

@@ -11,6 +11,7 @@ it did not share memory with before, and what stands in for a copy is not an inp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -36,7 +37,8 @@ def anything(_: Arg) -> bool:
 
 
 def zero(n: Arg) -> bool:
-    return type(n) in (int, float) and n == 0
+    """Not -0.0: x - -0.0 is x + 0.0, which makes 0.0 of -0.0."""
+    return type(n) in (int, float) and n == 0 and math.copysign(1, n) == 1  # type: ignore[operator,arg-type]
 
 
 def one(n: Arg) -> bool:
