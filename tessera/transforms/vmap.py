@@ -54,6 +54,7 @@ def vmap(
     builder = Builder(trace.name, mode or mode_of(trace))
     builder.constants.update(trace.constants)
     builder.reserve(list(trace.constants))
+    builder.randomness = randomness
     with builder:
         return _Batch(builder, trace, size, randomness).run(batched)
 
