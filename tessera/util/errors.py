@@ -7,7 +7,7 @@ class TesseraError(Exception):
     """Base of everything Tessera raises on purpose."""
 
 
-class CaptureError(TesseraError):
+class CaptureError(TesseraError, RuntimeError):
     """A program could not be written down as a Trace; the message names the operator and the user's line."""
 
 
@@ -33,6 +33,14 @@ class OptionError(TesseraError, ValueError):
 
 class InputError(TesseraError, TypeError):
     """Arguments of the wrong structure, type or layout were given to a transform or a compiled function."""
+
+
+class MapError(InputError, ValueError):
+    """The dimensions given to vmap do not fit the arguments or the results."""
+
+
+class BatchError(InputError, RuntimeError):
+    """A function that has a meaning for one example and none for a batch, as it was called."""
 
 
 class DoubleBackwardError(TesseraError, RuntimeError):
