@@ -46,5 +46,13 @@ class InputError(TesseraError, TypeError, ValueError, RuntimeError):
     PyTorch raises now one class, now another."""
 
 
+class MapError(InputError, ValueError):
+    """The dimensions given to vmap do not fit the arguments or the results."""
+
+
+class BatchError(InputError, RuntimeError):
+    """A function that has a meaning for one example and none for a batch, as it was called."""
+
+
 class DoubleBackwardError(TesseraError, RuntimeError):
     """A compiled graph was asked for a gradient of its gradient."""
