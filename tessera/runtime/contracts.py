@@ -1,8 +1,8 @@
 """Compares what kernels really give with what a trace says of it, while a program runs.
 
 In: a trace that is about to become Python. Out: `around` and the names it needs, for `printer.compile_trace`; and a
-check of the program's inputs. Shape, dtype, device, strides, the offset of new memory, and what shares memory must be as
-the types and `passes/alias.py` say: kernels of ours are compiled for these strides, and passes write over what is
+check of the program's inputs. Shape, dtype, device, strides, the offset of new memory, and what shares memory must be
+as the types and `passes/alias.py` say: kernels of ours are compiled for these strides, and passes write over what is
 said to be nobody else's. A difference raises a `ContractError`. Nothing of this is there unless `config.verify` is on.
 """
 
@@ -98,6 +98,8 @@ class _Contract:
                 continue
             if sharing := self.wrongly_shared(fresh, got, read):
                 self.fail(v, sharing)
+            if fresh and got.storage_offset():
+                self.fail(v, f"the beginning of new memory, got what begins {got.storage_offset()} elements after it")
 
     def wrongly_shared(self, fresh: bool, got: Tensor, read: tuple) -> str:
         same = [v.name for v, t in zip(self.read, read, strict=True) if _same_memory(t, got)]

@@ -16,9 +16,10 @@ class VerifyError(TesseraError):
 
 
 class ContractError(TesseraError):
-    """A kernel gave something else than the Trace says; the message names the equation, what was expected and what came.
+    """A kernel gave something else than the Trace says; the message names the equation and what was expected.
 
-    Raised where `config.verify` is on."""
+    Raised where `config.verify` is on.
+    """
 
 
 class RuleError(TesseraError):
