@@ -30,6 +30,7 @@ from tessera.frontends.dynamo import capture_graph
 from tessera.frontends.export import capture_export
 from tessera.frontends.frames import entry_of
 from tessera.frontends.lines import QUIET, calling_line
+from tessera.frontends.same_object import guard_same_objects
 from tessera.ir.record import recording
 from tessera.pipelines import Compilation, Failure, Options, compile_captured
 from tessera.runtime.buckets import Buckets, bucketed
@@ -38,6 +39,7 @@ from tessera.util.errors import CaptureError, OptionError, TesseraError
 
 DYNAMO_ERRORS = (torch._dynamo.exc.TorchRuntimeError, torch._dynamo.exc.InternalTorchDynamoError)
 FRONTENDS = ("dynamo", "functional")
+guard_same_objects()
 
 
 @dataclasses.dataclass

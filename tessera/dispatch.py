@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import torch
 from torch._dynamo.convert_frame import compile_lock
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from tessera.frontends.captured import Captured, capture
@@ -64,7 +65,7 @@ class Dispatcher:
             args, kwargs = pytree.tree_unflatten(full, spec)
             return self.fn(*args, **kwargs)
 
-        fakes: list[object] = [mode.from_tensor(leaves[i], static_shapes=True) for i in places]
+        fakes: list[object] = [_fake_of_its_own(leaves[i], mode) for i in places]  # type: ignore[arg-type]
         every = argument_names(self.fn, *pytree.tree_unflatten(leaves, spec))
         builder = Builder(self.name, mode)
         try:
@@ -76,6 +77,12 @@ class Dispatcher:
         trace = captured.trace.with_(inputs=(*captured.trace.inputs, *captured.trace.constants), constants={})
         grads = tuple(x.requires_grad for x in (*(leaves[i] for i in places), *lifted))  # type: ignore[attr-defined]
         return replace(captured, trace=trace, requires_grad=grads), lifted, captured.spec
+
+
+def _fake_of_its_own(x: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """A mode gives a tensor one fake. But two arguments that are one tensor now may be two at the next call, and so may
+    an argument and a tensor closed over."""
+    return mode.from_tensor(x.detach().requires_grad_(x.requires_grad), static_shapes=True)
 
 
 def _entry(

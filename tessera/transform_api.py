@@ -26,7 +26,7 @@ from tessera.frontends.batch import batched_call
 from tessera.frontends.bodies import record_function_call
 from tessera.frontends.calls import Argnums, Call, Pullback, Pushforward, or_zeros
 from tessera.frontends.custom import eager_custom_vjp, record_custom_vjp
-from tessera.frontends.functional import UNKNOWN_LINE, UNTRACEABLE, ValueNeeded, error_line
+from tessera.frontends.functional import UNKNOWN_LINE, ValueNeeded, error_line
 from tessera.frontends.jacobian import forward_jacobian, reverse_jacobian
 from tessera.ir import fake
 from tessera.ir.call import CHECKPOINT
@@ -35,7 +35,7 @@ from tessera.ir.replay import replay, sweep
 from tessera.transforms import jvp as forward_mode
 from tessera.transforms import vjp as reverse_mode
 from tessera.util.config import config
-from tessera.util.errors import InputError
+from tessera.util.errors import InputError, TesseraError
 
 
 def elsewhere() -> bool:
@@ -44,18 +44,24 @@ def elsewhere() -> bool:
 
 
 def run(ours: Callable[[], object], theirs: Callable[[], object]) -> object:
-    """Ours; torch.func's where it is at work already, or where an operator of the program cannot be traced."""
+    """Ours; torch.func's where it is at work already, or where the program cannot be traced.
+
+    What fails here for whatever reason runs there: if it runs, the result is PyTorch's, with a warning; if it fails
+    there as well, the fault is the program's own. Then what PyTorch raises is raised, except where we can say more.
+    """
     if elsewhere():
         return theirs()
     try:
         return ours()
-    except UNTRACEABLE as error:
-        if recording() is not None or config.strict or isinstance(error, ValueNeeded):
+    except (InputError, ValueNeeded):
+        raise
+    except Exception as error:
+        if recording() is not None or config.strict:
             raise
         try:
             out = theirs()
-        except Exception:
-            raise error from None
+        except Exception as same:
+            raise error if isinstance(error, TesseraError) or type(same) is type(error) else same from None
         _warn(error)
         return out
 

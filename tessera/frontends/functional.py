@@ -19,11 +19,8 @@ from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
-    DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
@@ -36,7 +33,7 @@ from tessera.ir.record import record, recording
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, type_of
 from tessera.ops.op import keep_whole
-from tessera.util.errors import CaptureError, RuleError
+from tessera.util.errors import CaptureError
 
 Leaf = object
 
@@ -46,17 +43,6 @@ class ValueNeeded(CaptureError):
 
 
 ASKS_A_VALUE = (DataDependentOutputException, GuardOnDataDependentSymNode)
-# What a program that PyTorch can run may raise while it is traced.
-UNTRACEABLE = (
-    CaptureError,
-    RuleError,
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    GuardOnDataDependentSymNode,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-)
-
 # Functions of PyTorch that a traced program must not run as they are, since what they rely on (autograd, TorchDynamo)
 # is not at work: (owner, name, what to put in place of the original). `custom` and `control` enter theirs.
 WATCHED: list[tuple[Any, str, Callable[[Any], object]]] = []
