@@ -40,6 +40,7 @@ from tessera.passes.fold import fold
 from tessera.passes.fp8 import Layers, fp8
 from tessera.passes.inline import inline
 from tessera.passes.known import Given, known
+from tessera.passes.lay_out import lay_out
 from tessera.passes.linear_loss import chunk_loss, linear_loss
 from tessera.passes.offload import Halves, candidates, fitting, offload, peak
 from tessera.passes.prefetch import MOVES, prefetch
@@ -94,6 +95,7 @@ FINAL: list[tuple[str, Pass]] = [
     ("schedule", schedule),
     ("reinplace", reinplace),
     ("cached_attention", cached_attention),
+    ("lay_out", lay_out),  # last: it must stand right behind whatever calls the kernel
 ]
 
 

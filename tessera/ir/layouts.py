@@ -1,9 +1,9 @@
 """Operators whose results lie in memory as the kernel that is chosen has it.
 
 PyTorch promises nothing about the strides of what these give: a library picks a kernel by the machine, its version and
-the arguments, and the kernel picks the order of dimensions. A trace says strides all the same, since a type has them.
-So nobody may rely on them: `passes/lay_out.py` restores them where somebody reads them, and
-`runtime/contracts.py`, which compares all other results with their types, leaves these alone.
+the arguments, and the kernel picks the order of dimensions. Of operators that users define only the user knows. A trace
+says strides all the same, since a type has them. So nobody may rely on them: `passes/lay_out.py` restores them where
+somebody reads them, and `runtime/contracts.py`, which compares all other results with their types, leaves these alone.
 """
 
 from __future__ import annotations
@@ -31,4 +31,8 @@ UNPROMISED = names(
 def unpromised(eqn: Equation) -> bool:
     """Are the strides of this equation's results up to the kernel?"""
     op = eqn.op.of if isinstance(eqn.op, Special) else eqn.op
-    return isinstance(op, torch._ops.OpOverload) and op.namespace == "aten" and op._opname in UNPROMISED
+    if not isinstance(op, torch._ops.OpOverload) or op.namespace == "tessera":
+        return False
+    if op.namespace in ("aten", "prims"):
+        return op._opname in UNPROMISED
+    return not any(a.alias_info is not None for a in op._schema.arguments)  # what it is given back lies as it did

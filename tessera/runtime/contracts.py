@@ -98,6 +98,8 @@ class _Contract:
                 continue
             if sharing := self.wrongly_shared(fresh, got, read):
                 self.fail(v, sharing)
+            if fresh and got.storage_offset():
+                self.fail(v, f"the beginning of new memory, got what begins {got.storage_offset()} elements after it")
 
     def wrongly_shared(self, fresh: bool, got: Tensor, read: tuple) -> str:
         same = [v.name for v, t in zip(self.read, read, strict=True) if _same_memory(t, got)]

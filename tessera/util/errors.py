@@ -22,7 +22,8 @@ class VerifyError(TesseraError):
 class ContractError(TesseraError):
     """A kernel gave something else than the Trace says: which equation, what was expected and what came.
 
-    Raised where `config.verify` is on."""
+    Raised where `config.verify` is on.
+    """
 
 
 class RuleError(TesseraError, RuntimeError):

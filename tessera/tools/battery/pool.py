@@ -21,16 +21,17 @@ from pathlib import Path
 import tessera
 from tessera.tools.battery.case import Case, Outcome
 
+SECTIONS = "tessera.tools.battery.sections"  # the module that holds them
 START = 180.0  # seconds for a worker to import what it needs
 
 
 class Worker:
     """One process, and the case it is on."""
 
-    def __init__(self, environment: dict[str, str], log: Path) -> None:
+    def __init__(self, environment: dict[str, str], log: Path, sections: str) -> None:
         self.log = log
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tessera.tools.battery.worker"],
+            [sys.executable, "-m", "tessera.tools.battery.worker", sections],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log.open("ab"),
@@ -74,10 +75,17 @@ class Pool:
     """The workers, the queue and the outcomes."""
 
     def __init__(
-        self, cases: Sequence[Case], device: str, jobs: int, seconds: float, told: Callable[[Outcome], None]
+        self,
+        cases: Sequence[Case],
+        device: str,
+        jobs: int,
+        seconds: float,
+        told: Callable[[Outcome], None] = lambda _: None,
+        sections: str = SECTIONS,
     ) -> None:
         self.queue = sorted(cases, key=lambda case: -case.seconds)
         self.device, self.jobs, self.told = device, max(1, min(jobs, len(cases))), told
+        self.sections = sections
         self.deadline = time.monotonic() + seconds
         self.outcomes: list[Outcome] = []
         self.workers: list[Worker] = []
@@ -98,7 +106,7 @@ class Pool:
 
     def start(self) -> None:
         number = len(list(self.folder.iterdir()))
-        worker = Worker(environment(self.folder), self.folder / f"worker{number}.log")
+        worker = Worker(environment(self.folder), self.folder / f"worker{number}.log", self.sections)
         self.workers.append(worker)
         self.waiting.register(worker.process.stdout, selectors.EVENT_READ, worker)  # type: ignore[arg-type]
 

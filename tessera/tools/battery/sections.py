@@ -14,5 +14,8 @@ SECTIONS: dict[str, Section] = {
     "vision": Section(vision.cases, vision.parts),
 }
 QUICK: dict[str, tuple[str, ...]] = {
-    "operators": ("softmax bfloat16", "mul float32", "nn.functional.conv2d float32", "cumsum float16"),
+    "operators": ("softmax bfloat16", "mul float32", "cumsum float16", "index_put float32", "matmul float32"),
+    "layouts": ("attention time-first causal float32", "convolution conv2d bfloat16", "loss cross_entropy float32"),
+    "language": ("llama",),
+    "modes": ("dynamic sizes", "quantize int8 5 rows bfloat16", "train_step adamw", "vmap of grad"),
 }

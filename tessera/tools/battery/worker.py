@@ -1,6 +1,6 @@
 """A worker of the battery: takes the names of cases on standard input, writes outcomes on standard output.
 
-One line of JSON a message: `{"section", "case", "device"}` comes in; for every part `{"part": …, "status": …}` goes
+It is given the module that holds the sections. One line of JSON a message: `{"section", "case", "device"}` comes in; for every part `{"part": …, "status": …}` goes
 out, and `{"done": true}` at the end of a case. What a program prints goes to standard error. A worker whose device no
 longer answers says `{"broken": true}`, and the pool starts another one.
 """
@@ -8,6 +8,7 @@ longer answers says `{"broken": true}`, and the pool starts another one.
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import random
@@ -19,7 +20,6 @@ from collections.abc import Callable
 import torch
 
 from tessera.tools.battery.case import Section, Skip, Wrong, short
-from tessera.tools.battery.sections import SECTIONS
 
 BROKEN = ("CUDA error", "device-side assert", "an illegal memory access", "CUBLAS_STATUS", "CUDNN_STATUS")
 
@@ -34,10 +34,11 @@ def main() -> None:
         out.write(json.dumps(message) + "\n")
         out.flush()
 
+    sections: dict[str, Section] = importlib.import_module(sys.argv[1]).SECTIONS
     tell(ready=True)
     for line in sys.stdin:
         told = json.loads(line)
-        broken = run_case(SECTIONS[told["section"]], told["case"], told["device"], tell)
+        broken = run_case(sections[told["section"]], told["case"], told["device"], tell)
         tell(done=True, broken=broken)
         if broken:
             return
