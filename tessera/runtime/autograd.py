@@ -17,7 +17,8 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 from tessera.ir.types import overlaps_itself
 from tessera.util.errors import DoubleBackwardError
 
-below_autograd = torch._C._AutoDispatchBelowAutograd
+# Below views as well: a result that a program made as a view is a tensor of its own to autograd, and may be written.
+below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
 # A user's function that asks for gradients between two graphs runs under Dynamo, which looks at every frame that
 # begins: what was compiled already, and all it calls, is left alone.
 _UNSEEN = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
@@ -34,6 +35,7 @@ class Bridge:
     inputs: int
     tensors: tuple[int, ...]  # saved values that are tensors, by position among the saved
     numbers: tuple[int, ...]  # saved values that are numbers
+    reached: tuple[tuple[int, ...], ...]  # cotangents that each gradient is made of, by position in `pulled`
 
 
 class _Refuse(torch.autograd.Function):
@@ -79,15 +81,19 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge) -> Callable:
             else:
                 ctx.save_for_backward(*[saved[i] for i in tensors])
                 ctx.numbers = [saved[i] for i in numbers]
-            ctx.strides = [out[i].stride() for i in pulled]
+            ctx.set_materialize_grads(False)
+            ctx.kinds = [(x.stride(), x.shape, x.dtype, x.device) for x in [out[i] for i in pulled]]
             if plan.passive:
                 ctx.mark_non_differentiable(*[out[i] for i in plan.passive if isinstance(out[i], torch.Tensor)])
             return out[:results]
 
         @staticmethod
         def backward(ctx, *cts):  # noqa: ANN001, ANN002, ANN205
-            given = zip((cts[i] for i in pulled), ctx.strides, strict=True)
-            seeds = [ct if ct.stride() == s else _laid_out(ct, s) for ct, s in given]
+            missing = [k for k, i in enumerate(pulled) if cts[i] is None]
+            if len(missing) == len(pulled):
+                return (None,) * plan.inputs
+            given = zip((cts[i] for i in pulled), ctx.kinds, strict=True)
+            seeds = [ct if ct is not None and ct.stride() == kind[0] else _laid_out(ct, *kind) for ct, kind in given]
             sources = (*seeds, *ctx.saved_tensors) if torch.is_grad_enabled() else None
             given = [*restore(ctx), *seeds]
             ctx.maybe_clear_saved_tensors()  # unless the graph is kept, the list is all that holds them now
@@ -96,17 +102,23 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge) -> Callable:
             if sources is not None:
                 grads = _guard(grads, sources)
             aligned: list = [None] * plan.inputs
-            for position, grad in zip(plan.wrt, grads, strict=True):
-                aligned[position] = grad
+            for position, grad, reached in zip(plan.wrt, grads, plan.reached, strict=True):
+                if not missing or not reached or any(k not in missing for k in reached):
+                    aligned[position] = grad
             return tuple(aligned)
 
     set_code_exec_strategy(TesseraGraph.backward.__code__, _UNSEEN)
     return TesseraGraph.apply
 
 
-def _laid_out(ct: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """A cotangent in the layout of the result it belongs to: the backward program was made for that layout."""
+def _laid_out(
+    ct: torch.Tensor | None, stride: tuple[int, ...], shape: torch.Size, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """A cotangent in the layout of the result it belongs to: the backward program was made for that layout. Where the
+    result took no part in what is differentiated there is none, which is zero to the gradients of other results."""
     with torch.no_grad():
+        if ct is None:
+            ct = torch.zeros((), dtype=dtype, device=device).expand(shape)
         if overlaps_itself(ct.shape, stride):
             return ct.contiguous()
         return torch.empty_strided(ct.shape, stride, dtype=ct.dtype, device=ct.device).copy_(ct)

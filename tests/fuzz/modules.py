@@ -1,4 +1,4 @@
-"""Programs that are modules: parameters, buffers, plain tensors and flags as attributes, submodules, loops over them."""
+"""Programs that are modules: parameters, buffers, tensors and flags as attributes, submodules, loops over them."""
 
 from __future__ import annotations
 

@@ -31,7 +31,10 @@ def render(nodes: list[Node], depth: int = 0) -> str:
 
 
 def smaller(nodes: list[Node]) -> Iterator[list[Node]]:
-    """The same with one part less: a line, a block with all under it, or only the block's own line."""
+    """The same with less: without several parts in a row, without a line, a block, or only the block's own line."""
+    for many in (len(nodes) // 2, len(nodes) // 4):
+        if many > 1 and not str(getattr(nodes[0], "head", "")).startswith(("def ", "class ")):
+            yield from (nodes[:i] + nodes[i + many :] for i in range(0, len(nodes), many))
     for i, node in reversed(list(enumerate(nodes))):
         before, after = nodes[:i], nodes[i + 1 :]
         if isinstance(node, str):
