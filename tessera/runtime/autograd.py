@@ -18,7 +18,8 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 from tessera.ir.types import overlaps_itself
 from tessera.runtime import batched, stand_in
 
-below_autograd = torch._C._AutoDispatchBelowAutograd
+# Below views as well: a result that a program made as a view is a tensor of its own to autograd, and may be written.
+below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
 # A user's function that asks for gradients between two graphs runs under Dynamo, which looks at every frame that
 # begins: what was compiled already, and all it calls, is left alone.
 _UNSEEN = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
@@ -37,6 +38,7 @@ class Bridge:
     inputs: int
     tensors: tuple[int, ...]  # saved values that are tensors, by position among the saved
     numbers: tuple[int, ...]  # saved values that are numbers
+    reached: tuple[tuple[int, ...], ...]  # cotangents that each gradient is made of, by position in `pulled`
     own: tuple[int, ...]  # of each saved value, the input that it is, or -1
     stand_ins: tuple[int, ...]  # inputs that gradients depend on and nothing saves: something is saved in their place
 
@@ -51,7 +53,7 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
     whole = count + len(numbers)
 
     def restore(ctx: Context) -> list:
-        """What forward saved, in order, then the stand-ins. Backward may run twice where nothing was saved, as in eager."""
+        """What forward saved, in order, then the stand-ins. Where nothing was saved backward may run twice, as in eager."""
         saved = ctx.saved_tensors if count else ()  # type: ignore[attr-defined]
         if in_order:
             return list(saved)
@@ -81,6 +83,8 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
             with below_autograd():
                 out = forward(*inputs)
             saved = out[results:]
+            ctx.set_materialize_grads(False)  # a result that takes no part in what is differentiated says so
+            ctx.results = [(x.shape, x.dtype, x.device) for x in [out[i] for i in pulled]]
             ctx.strides = [out[i].stride() for i in pulled]
             if plan.passive:
                 ctx.mark_non_differentiable(*[out[i] for i in plan.passive if isinstance(out[i], torch.Tensor)])
@@ -89,7 +93,7 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
                 ctx.numbers = [saved[i] for i in numbers]
                 saved = [saved[i] for i in tensors]
             if stand_ins:
-                made = stand_in.make(ctx, [inputs[i] for i in stand_ins], [out[i] for i in pulled])
+                made = stand_in.make(ctx, [inputs[i] for i in stand_ins])
                 saved, given = (*saved, *made), (*given, *made)
             ctx.save_for_backward(*saved)
             return given
@@ -97,11 +101,19 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
         @staticmethod
         def backward(ctx, *cts):  # noqa: ANN001, ANN002, ANN205
             aligned: list = [None] * plan.inputs
+            if stand_ins:
+                stand_in.arrive(ctx, cts[results:], aligned, stand_ins)
             seeds = [cts[i] for i in pulled]
-            if stand_ins and not stand_in.arrive(ctx, seeds, cts[results:], aligned, stand_ins):
+            missing = {k for k, ct in enumerate(seeds) if ct is None}
+            if len(missing) == len(seeds):
                 return tuple(aligned)
+            for k in missing:
+                shape, dtype, device = ctx.results[k]
+                seeds[k] = torch.zeros(shape, dtype=dtype, device=device)
             grads = batched.rows(gradients, ctx, seeds) if batched.active() else gradients(ctx, seeds)
-            for position, grad in zip(plan.wrt, grads, strict=True):
+            for position, grad, reached in zip(plan.wrt, grads, plan.reached, strict=True):
+                if missing and reached and missing.issuperset(reached):
+                    continue  # nothing flows here, and autograd gives no gradient
                 aligned[position] = grad if aligned[position] is None else _sum(aligned[position], grad)
             return tuple(aligned)
 

@@ -71,9 +71,21 @@ def bridge_of(
         len(captured.trace.inputs),
         tensors,
         numbers,
+        _reached(joint),
         tuple(inputs.get(v, -1) for v in split.saved),
         tuple(inputs[v] for v in joint.wrt if v not in split.saved and v in felt),
     )
+
+
+def _reached(joint: Joint) -> tuple[tuple[int, ...], ...]:
+    """The cotangents that each gradient is made of: autograd gives none where all of them are missing."""
+    first = len(joint.trace.inputs) - len(joint.pulled)
+    behind: dict[Value, frozenset[int]] = {v: frozenset((k,)) for k, v in enumerate(joint.trace.inputs[first:])}
+    for e in joint.trace.equations:
+        found = frozenset[int]().union(*(behind.get(v, ()) for v in e.inputs()))
+        behind.update(dict.fromkeys(e.results(), found))
+    gradients = joint.trace.outputs[len(joint.trace.outputs) - len(joint.wrt) :]
+    return tuple(tuple(sorted(behind.get(g, ()))) if isinstance(g, Value) else () for g in gradients)
 
 
 def backward_graph(
