@@ -496,7 +496,12 @@ def compile_captured(captured: Captured, eager: Callable, name: str, options: Op
     def entry(*args):  # noqa: ANN002, ANN202
         return compilation.call(*args)  # looked up at each call: `edit` may replace it
 
-    return entry, compilation
+    def switching(*args):  # noqa: ANN002, ANN202
+        out = compilation.call(*args)
+        torch._C._set_grad_enabled(captured.grad_after)
+        return out
+
+    return entry if captured.grad_after is None else switching, compilation
 
 
 def _inference(compilation: Compilation, core: Trace) -> None:

@@ -30,7 +30,7 @@ from tessera.ir.builder import Builder
 from tessera.ir.equation import NO_GRAD, Arg, Source, Special, Value
 from tessera.ir.schema import bind, draws, functional_of, normalise, schema_of
 from tessera.ir.trace import Trace
-from tessera.ir.types import SYMBOLIC, Symbolic, Type, type_of
+from tessera.ir.types import SYMBOLIC, Symbolic, Type, symbol_of, type_of
 from tessera.util.errors import CaptureError
 from tessera.util.stack import Stack
 
@@ -252,14 +252,13 @@ class Recorder(TorchDispatchMode):
         return self.ref(args[0])
 
     def bind_symbol(self, symbol: Symbolic, v: Value) -> None:
-        if symbol.node.expr.is_symbol:
-            self.builder.symbols.setdefault(str(symbol.node.expr), (v, None))
+        if name := symbol_of(symbol):
+            self.builder.symbols.setdefault(name, (v, None))
 
     def bind_sizes(self, tensor: torch.Tensor) -> None:
         """Sizes known only at run time (nonzero, unique) are read off the result that brings them."""
         for dim, size in enumerate(tensor.shape):
-            if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
-                name = str(size.node.expr)
+            if isinstance(size, torch.SymInt) and (name := symbol_of(size)):
                 if name not in self.builder.symbols:
                     self.builder.symbols[name] = (self.refs[id(tensor)].value, dim)
 
