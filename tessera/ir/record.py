@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import (
 from tessera.ir import fake
 from tessera.ir.alias import FUNCTIONAL, Ref, Root, View
 from tessera.ir.builder import Builder
-from tessera.ir.equation import NO_GRAD, Arg, Source, Special, Value
+from tessera.ir.equation import NO_GRAD, NO_TANGENT, Arg, Source, Special, Value
 from tessera.ir.schema import bind, draws, functional_of, normalise, schema_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, Symbolic, Type, symbol_of, type_of
@@ -85,6 +85,7 @@ class Recorder(TorchDispatchMode):
         self.bodies: dict[object, Any] = {}  # sub-traces recorded on the way, that another call may use again
         self.refs: dict[int, Ref] = {}
         self.base_grad = torch.is_grad_enabled()
+        self.base_tangent = torch._C._is_fwd_grad_enabled()
         self.extra_tags: frozenset[str] = frozenset()  # put on every equation recorded now
         self._alive: list[torch.Tensor] = []  # an id names a tensor only while it lives
         self.symbolic = False  # some size is a symbol
@@ -150,8 +151,12 @@ class Recorder(TorchDispatchMode):
         return self.operator(func, args, kwargs)
 
     def tags(self) -> frozenset[str]:
-        off = self.base_grad and not torch.is_grad_enabled()
-        return self.extra_tags | {NO_GRAD} if off else self.extra_tags
+        tags = self.extra_tags
+        if self.base_grad and not torch.is_grad_enabled():
+            tags = tags | {NO_GRAD}
+        if self.base_tangent and not torch._C._is_fwd_grad_enabled():
+            tags = tags | {NO_TANGENT}
+        return tags
 
     def special(
         self,
