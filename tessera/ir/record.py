@@ -279,7 +279,7 @@ class Recorder(TorchDispatchMode):
             targets += [t for t in pytree.tree_leaves(held) if isinstance(t, torch.Tensor)]
         before = [(tuple(t.shape), t.dtype) for t in targets]
         lowered_args, lowered_kwargs = self.lower((args, kwargs))  # type: ignore[misc]
-        out = func(*args, **kwargs)
+        out = fake.rule_of(func)(*args, **kwargs)
         if any((tuple(t.shape), t.dtype) != b for t, b in zip(targets, before, strict=True)):
             raise CaptureError(f"{func} resized a tensor it was given to write; give it one of the right shape")
         plain = functional_of(func)
