@@ -49,6 +49,7 @@ class Captured:
     outputs: int  # how many of the trace's outputs are the program's; others only serve as sources of aliases
     aliased: dict[int, Aliased] = field(default_factory=dict)  # position among the outputs -> how
     requires_grad: tuple[bool, ...] = ()  # of each input
+    enables_grad: bool = False  # called under no_grad, it turns gradients on for a part of itself
 
 
 def capture(
