@@ -56,6 +56,7 @@ class Captured:
     aliased: dict[int, Aliased] = field(default_factory=dict)  # position among the outputs -> how
     requires_grad: tuple[bool, ...] = ()  # of each input
     grad_after: bool | None = None  # grad mode as the program leaves it, where that is not how it found it
+    enables_grad: bool = False  # called under no_grad, it turns gradients on for a part of itself
 
 
 def capture(

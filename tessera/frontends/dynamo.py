@@ -11,6 +11,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 import torch._higher_order_ops  # noqa: F401  (registers the operators named below)
@@ -49,8 +50,18 @@ def capture_graph(
     builder = Builder(name, mode)
     names = [input_name(n, arguments) for n in placeholders]
     grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
-    captured = capture(run_graph(gm, builder), fakes, names, keep_whole, builder, locate=False)
-    return dataclasses.replace(captured, requires_grad=grads)
+    run, enables = run_graph(gm, builder), enables_grad(gm)
+    # Gradients are on around the program then, so that the equations it runs without them are marked.
+    with torch.enable_grad() if enables else nullcontext():
+        captured = capture(torch.no_grad()(run) if enables else run, fakes, names, keep_whole, builder, locate=False)
+    return dataclasses.replace(captured, requires_grad=grads, enables_grad=enables)
+
+
+def enables_grad(gm: torch.fx.GraphModule) -> bool:
+    """Called under no_grad, the program turns gradients on. Under inference_mode it does so in vain."""
+    if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        return False
+    return any(n.target is torch._C._set_grad_enabled and n.args[0] is True for n in gm.graph.nodes)
 
 
 def fake_mode(placeholders: list[torch.fx.Node], inputs: list[object]) -> FakeTensorMode:
