@@ -38,9 +38,9 @@ class Bridge:
     inputs: int
     tensors: tuple[int, ...]  # saved values that are tensors, by position among the saved
     numbers: tuple[int, ...]  # saved values that are numbers
-    reached: tuple[tuple[int, ...], ...]  # cotangents that each gradient is made of, by position in `pulled`
     own: tuple[int, ...]  # of each saved value, the input that it is, or -1
     stand_ins: tuple[int, ...]  # inputs that gradients depend on and nothing saves: something is saved in their place
+    reached: tuple[tuple[int, ...], ...]  # cotangents that each gradient is made of, by position in `pulled`
 
 
 def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable) -> Callable:
@@ -53,7 +53,7 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
     whole = count + len(numbers)
 
     def restore(ctx: Context) -> list:
-        """What forward saved, in order, then the stand-ins. Where nothing was saved backward may run twice, as in eager."""
+        """What forward saved, in order, then the stand-ins. With nothing saved backward may run twice, as in eager."""
         saved = ctx.saved_tensors if count else ()  # type: ignore[attr-defined]
         if in_order:
             return list(saved)
