@@ -39,9 +39,9 @@ class Bridge:
     inputs: int
     tensors: tuple[int, ...]  # saved values that are tensors, by position among the saved
     numbers: tuple[int, ...]  # saved values that are numbers
-    reached: tuple[tuple[int, ...], ...]  # cotangents that each gradient is made of, by position in `pulled`
     own: tuple[int, ...]  # of each saved value, the input that it is, or -1
     stand_ins: tuple[int, ...]  # inputs that gradients depend on and nothing saves: something is saved in their place
+    reached: tuple[tuple[int, ...], ...]  # cotangents that each gradient is made of, by position in `pulled`
 
 
 def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable) -> Callable:

@@ -71,9 +71,9 @@ def bridge_of(
         len(captured.trace.inputs),
         tensors,
         numbers,
-        _reached(joint),
         tuple(inputs.get(v, -1) for v in split.saved),
         tuple(inputs[v] for v in joint.wrt if v not in split.saved and v in felt),
+        _reached(joint),
     )
 
 
