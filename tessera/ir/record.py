@@ -29,6 +29,7 @@ from tessera.ir.alias import FUNCTIONAL, Ref, Root, View
 from tessera.ir.builder import Builder
 from tessera.ir.equation import NO_GRAD, NO_TANGENT, Arg, Source, Special, Value
 from tessera.ir.schema import bind, draws, functional_of, normalise, schema_of
+from tessera.ir.strided import STRIDED, record_strided
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, Symbolic, Type, symbol_of, type_of
 from tessera.util.errors import CaptureError
@@ -53,11 +54,12 @@ _SHAPE_CHANGES = {
     "set_",
     "resize_as_",
     "set_data",
+    "as_strided_",
     "_resize_output_",
     "sparse_resize_",
     "sparse_resize_and_clear_",
 }
-_VIEW_CHANGES = {"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_", "detach_"}
+_VIEW_CHANGES = {"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "detach_"}
 # Writes their schemas do not tell of: arguments 3 and 4 are running statistics.
 _RUNNING_STATISTICS = {
     "batch_norm",
@@ -197,6 +199,8 @@ class Recorder(TorchDispatchMode):
             raise CaptureError(f"{func} changes a tensor's own storage; the graph that holds it runs eagerly")
         if name in _RUNNING_STATISTICS:
             return self.running_statistics(func, args, kwargs)
+        if name in STRIDED:
+            return record_strided(self, func, args, kwargs)
         if name in _VIEW_CHANGES:
             return self.view_change(func, args, kwargs)
         if schema.mutated:
@@ -305,6 +309,8 @@ class Recorder(TorchDispatchMode):
     def write_to(self, ref: Ref, new: Value) -> None:
         """Give a tensor new contents of its own dtype and shape."""
         kept = ref.value.tensor
+        if kept.is_differentiable and not new.tensor.is_differentiable:  # y.eq_(z): the old contents get zeros
+            new = self.builder.emit(torch.ops.aten.copy.default, ref.read(self.builder), new)  # type: ignore[assignment]
         if new.tensor.dtype != kept.dtype:
             new = self.builder.emit(torch.ops.aten._to_copy.default, new, dtype=kept.dtype)  # type: ignore[assignment]
         if new.tensor.ndim != kept.ndim:
@@ -322,6 +328,7 @@ class Recorder(TorchDispatchMode):
             raise CaptureError(f"{func} has no functional form")
         old = ref.read(self.builder)
         ref.tensor = torch.ops.aten.alias.default(tensor)  # what it was: views of that are still views of it
+        self.refs[id(ref.tensor)] = ref
         func(*args, **kwargs)
         rest = self.lower(args[1:])
         v = self.builder.emit(plain, old, *rest, **kwargs)  # type: ignore[misc]
