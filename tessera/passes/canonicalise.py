@@ -3,7 +3,7 @@
 In: a functional trace. Out: a trace that gives the same values bit for bit, of the same types, with nothing
 done that does nothing: no additions of zero, no casts to the same dtype, no views of views, no copies nobody
 can tell from their source. With `differentiable=False`, where no differentiation follows, marks that
-only derivatives see (`detach`, `keep_grad`) go too.
+only derivatives see (`detach`, `keep_grad`, `once_differentiable`) go too.
 
 What is fresh memory for the caller stays fresh: a result that reaches an output is never replaced by a value
 it did not share memory with before, and what stands in for a copy is not an input's memory or the caller's.
@@ -11,6 +11,7 @@ it did not share memory with before, and what stands in for a copy is not an inp
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -36,7 +37,8 @@ def anything(_: Arg) -> bool:
 
 
 def zero(n: Arg) -> bool:
-    return type(n) in (int, float) and n == 0
+    """Not -0.0: x - -0.0 is x + 0.0, which makes 0.0 of -0.0."""
+    return type(n) in (int, float) and n == 0 and math.copysign(1, n) == 1  # type: ignore[operator,arg-type]
 
 
 def one(n: Arg) -> bool:
@@ -169,6 +171,7 @@ FORGET_GRAD = Table(
     [
         (P("aten.detach", x), lambda x: x),
         (P("tessera.keep_grad", lambda old: True, x), lambda x: x),
+        (P("tessera.once_differentiable", x, ...), lambda x: x),
     ]
 )
 
