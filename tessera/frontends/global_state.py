@@ -22,7 +22,11 @@ _SETTERS = ("set_", "_set_", "enable_", "use_")
 def refuse_setter(node: torch.fx.Node) -> None:
     """A node of Dynamo's that is called for nothing but the switch it sets."""
     target = node.target
-    if node.users or node.all_input_nodes or isinstance(target, (str, OpOverload, OpOverloadPacket, HigherOrderOperator)):
+    if (
+        node.users
+        or node.all_input_nodes
+        or isinstance(target, (str, OpOverload, OpOverloadPacket, HigherOrderOperator))
+    ):
         return
     name = getattr(target, "__name__", "")
     if name.startswith(_SETTERS) and target is not torch._C._set_grad_enabled:
@@ -56,7 +60,12 @@ def _refused(name: str) -> Callable[[Callable], Callable]:
     return replace
 
 
-for _name in (
-    "set_default_dtype use_deterministic_algorithms set_deterministic_debug_mode manual_seed seed set_rng_state"
-).split():
+for _name in [
+    "set_default_dtype",
+    "use_deterministic_algorithms",
+    "set_deterministic_debug_mode",
+    "manual_seed",
+    "seed",
+    "set_rng_state",
+]:
     WATCHED.append((torch, _name, _refused(_name)))
