@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from tessera.frontends.global_state import kept_grad_mode
+from tessera.frontends.grad_mode import kept_grad_mode
 from tessera.ir.alias import Ref
 from tessera.ir.builder import Builder
 from tessera.ir.checks import record_assumptions
