@@ -30,6 +30,7 @@ from tessera.frontends.dynamo import capture_graph
 from tessera.frontends.export import capture_export
 from tessera.frontends.frames import entry_of
 from tessera.frontends.lines import QUIET, calling_line
+from tessera.frontends.same_object import guard_same_objects
 from tessera.ir.record import recording
 from tessera.pipelines import Compilation, Failure, Options, compile_captured
 from tessera.runtime.buckets import Buckets, bucketed
@@ -38,6 +39,7 @@ from tessera.util.errors import CaptureError, OptionError, TesseraError
 
 DYNAMO_ERRORS = (torch._dynamo.exc.TorchRuntimeError, torch._dynamo.exc.InternalTorchDynamoError)
 FRONTENDS = ("dynamo", "functional")
+guard_same_objects()
 
 
 @dataclasses.dataclass
@@ -227,6 +229,8 @@ def jit(
         raise OptionError(f"expected a module, function, method or exported program, got {type(fn).__name__}")
     if isinstance(fn, type) and issubclass(fn, torch.nn.Module):
         raise OptionError(f"expected a module, got the class {fn.__name__}: make one first, such as {fn.__name__}(…)")
+    if dynamic not in (None, True, False):
+        raise OptionError(f"dynamic: expected True, False or None, got {dynamic!r}")
     if buckets is not None and not isinstance(buckets, Buckets):
         raise OptionError(f"buckets: expected a tessera.Buckets, got {type(buckets).__name__}")
     how = frontend or config.frontend

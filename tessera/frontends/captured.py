@@ -62,30 +62,35 @@ def capture(
     keep: Keep,
     builder: Builder,
     locate: bool = True,
+    close: bool = False,
 ) -> Captured:
-    """Record `fn(*fakes)`; outputs that share memory with an input are described, not computed."""
+    """Record `fn(*fakes)`; outputs that share memory with an input are described, not computed.
+
+    With `close`, the caller makes further inputs of the tensors closed over: outputs may be views of those too.
+    """
     made = record_with(Recorder(builder, keep, locate), fn, fakes, names)
-    aliased, bases = aliases(made)
+    aliased, bases = aliases(made, tuple(made.trace.constants.values()) if close else ())
     trace = made.trace.with_(outputs=(*made.trace.outputs, *bases))
     trace = numbers_as_values(trace, builder)
     grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in fakes)
     return Captured(trace, made.spec, builder.mode, len(made.outputs), aliased, grads)
 
 
-def aliases(made: Recorded) -> tuple[dict[int, Aliased], list[Value]]:
-    """Outputs that are views of an input or of one result, and such results that are no outputs themselves."""
-    aliased = _input_aliases(made.inputs, made.outputs, made.refs)
+def aliases(made: Recorded, closed: Sequence[object] = ()) -> tuple[dict[int, Aliased], list[Value]]:
+    """Outputs that are views of an input or of one result, and such results that are no outputs themselves. `closed`
+    are tensors that become inputs after the others."""
+    aliased = _input_aliases([*made.inputs, *closed], made.outputs, made.refs)
     bases = _shared_bases(made.outputs, made.refs, aliased)
     return aliased, bases
 
 
-def _input_aliases(fakes: Sequence[object], outputs: list[object], refs: dict[int, Ref]) -> dict[int, Aliased]:
-    by_root = {id(refs[id(x)].root): i for i, x in enumerate(fakes) if isinstance(x, torch.Tensor)}
+def _input_aliases(inputs: Sequence[object], outputs: list[object], refs: dict[int, Ref]) -> dict[int, Aliased]:
+    by_root = {id(refs[id(x)].root): i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
     aliased = {}
     for position, out in enumerate(outputs):
         if isinstance(out, torch.Tensor) and id(refs[id(out)].root) in by_root:
             source = by_root[id(refs[id(out)].root)]
-            steps = _steps(refs[id(out)], fakes[source])
+            steps = _steps(refs[id(out)], refs[id(inputs[source])].tensor)
             if steps is not None:
                 aliased[position] = Aliased(source, steps)
     return aliased

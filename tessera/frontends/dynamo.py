@@ -20,8 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from tessera.frontends import control  # noqa: F401  (records torch.cond and its like as sub-traces)
 from tessera.frontends.bodies import record_call
 from tessera.frontends.captured import Captured, capture
-from tessera.frontends.custom import record_function
 from tessera.frontends.frames import MODEL, OWN_FILE
+from tessera.frontends.function import record_function
 from tessera.frontends.launch import record_launch
 from tessera.ir import fake
 from tessera.ir.builder import Builder
@@ -201,8 +201,10 @@ def _autograd_function(
     class FromGraphs(torch.autograd.Function):
         @staticmethod
         def forward(ctx, *xs):  # noqa: ANN001, ANN002, ANN205
+            versions = [x._version if isinstance(x, torch.Tensor) else 0 for x in xs]
             out, ctx.saved = fwd(*context, *xs)
             listed = out if isinstance(out, (tuple, list)) else (out,)
+            ctx.mark_dirty(*(x for x, n in zip(xs, versions, strict=True) if n != getattr(x, "_version", 0)))
             ctx.mark_non_differentiable(*(x for i, x in enumerate(listed) if i in fixed))  # type: ignore[operator]
             return tuple(out) if isinstance(out, list) else out
 

@@ -232,6 +232,11 @@ def _unfold(view: View, parent: Value, new: Value, dim: int, size: int, step: in
     raise CaptureError("a write through overlapping windows (unfold) has no single meaning; copy the windows first")
 
 
+def _index(view: View, parent: Value, new: Value, indices: Arg) -> Value:
+    """Places that a tensor names; the recorder is told where such a result counts as a view."""
+    return aten.index_put(parent, indices, new)
+
+
 def _view_dtype(view: View, parent: Value, new: Value, dtype: torch.dtype | list) -> Value:
     if isinstance(dtype, torch.dtype):
         return aten.view(new, parent.dtype)
@@ -247,7 +252,7 @@ _SCATTER: dict[str, Callable] = {
     "unsafe_split": _pieces, "unsafe_split_with_sizes": _pieces,
     "as_strided": _as_strided, "view_as_real": _view_as_real, "view_as_complex": _view_as_complex,
     "real": _real, "imag": _imag, "_conj": _conj, "conj": _conj, "_neg_view": _neg_view, "detach": _detach,
-    "unfold": _unfold, "view": _view_dtype,
+    "unfold": _unfold, "view": _view_dtype, "index": _index,
 }  # fmt: skip
 
 

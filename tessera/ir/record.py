@@ -283,7 +283,7 @@ class Recorder(TorchDispatchMode):
         if any((tuple(t.shape), t.dtype) != b for t, b in zip(targets, before, strict=True)):
             raise CaptureError(f"{func} resized a tensor it was given to write; give it one of the right shape")
         plain = functional_of(func)
-        if plain is not None:
+        if plain is not None and not _draws_in_other_order(func, args):
             # The two may differ in their defaults, so every argument is spelled out.
             positional, keyword = bind(func, lowered_args, lowered_kwargs)
             for i in schema.mutated if schema.is_out else ():
@@ -421,6 +421,11 @@ def _is_composite(func: OpOverload) -> bool:
 def _may_be_a_view(func: OpOverload, args: tuple) -> bool:
     """einsum of one operand may only permute it, which its schema does not tell."""
     return func._opname == "einsum" and len(args[1]) == 1
+
+
+def _draws_in_other_order(func: OpOverload, args: tuple) -> bool:
+    """bernoulli fills a new tensor from front to back, bernoulli_ the given one as its strides have it."""
+    return func._opname == "bernoulli_" and not args[0].is_contiguous()
 
 
 def _same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -4,7 +4,7 @@ In: a functional trace. Out: a trace that gives the same values bit for bit, of 
 done that does nothing: no additions of zero, no casts to the same dtype, no views of views, no copies nobody
 can tell from their source. What differentiation sees stays: a value that is overwritten whole gets a gradient of zeros,
 not none. With `differentiable=False`, where no differentiation follows, marks that only derivatives see (`detach`,
-`keep_grad`) go too.
+`keep_grad`, `once_differentiable`) go too.
 
 What is fresh memory for the caller stays fresh: a result that reaches an output is never replaced by a value
 it did not share memory with before, and what stands in for a copy is not an input's memory or the caller's.
@@ -172,6 +172,7 @@ FORGET_GRAD = Table(
     [
         (P("aten.detach", x), lambda x: x),
         (P("tessera.keep_grad", lambda old: True, x), lambda x: x),
+        (P("tessera.once_differentiable", x, ...), lambda x: x),
     ]
 )
 
