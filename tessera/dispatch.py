@@ -22,6 +22,7 @@ from tessera.ir.builder import Builder
 from tessera.ir.record import recording
 from tessera.ops.op import keep_whole
 from tessera.pipelines import Compilation, Options, compile_captured
+from tessera.util.errors import InputError
 
 Entry = Callable[..., object]
 
@@ -163,6 +164,11 @@ def _slow_key(args: tuple, kwargs: dict) -> list:
         if isinstance(x, torch.Tensor):
             strides = x.stride() if x.layout is torch.strided else None
             key += (type(x), x.shape, x.dtype, strides, x.device, x.requires_grad)
+        elif x.__hash__ is None:
+            raise InputError(
+                f"expected arguments that are tensors or can be told apart by their values, got a {type(x).__name__}; "
+                "pass a tuple or a frozenset, or use frontend='dynamo'"
+            )
         else:
             key += (type(x), x)
     return key

@@ -125,6 +125,8 @@ class Options:
         if cuda_graph not in (True, False, "auto"):
             raise OptionError(f"cuda_graph: expected True, False or 'auto', got {cuda_graph!r}")
         listed = config.executors if executors is None else executors
+        if not isinstance(listed, (str, list, tuple)):
+            raise OptionError(f"executors: expected a list of names, got {listed!r}")
         names = default.named(listed) if isinstance(listed, str) else tuple(listed)
         in_order(names)  # an unknown name is refused here, where the user wrote it
         if (recompute or config.recompute) not in POLICIES:

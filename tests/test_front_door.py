@@ -12,7 +12,7 @@ import torch.nn as nn
 
 import tessera
 from tessera.inspection import Stage
-from tessera.util.errors import EditError, OptionError
+from tessera.util.errors import EditError, InputError, OptionError
 
 
 class Deep(nn.Module):
@@ -176,3 +176,25 @@ def test_importing_loads_nothing_until_something_is_used():
 def test_a_name_that_is_not_there_is_an_attribute_error():
     assert not hasattr(tessera, "compile") and not hasattr(tessera, "_nothing")
     assert {"jit", "profile", "ops"} <= set(dir(tessera))
+
+
+def test_options_that_make_no_sense_are_named():
+    model = nn.Linear(2, 2)
+    mistakes = {
+        "executors": lambda: tessera.jit(model, executors=[None]),
+        "executors: expected a list": lambda: tessera.jit(model, executors=3),
+        "claims": lambda: tessera.register_executor("nonsense", torch.sin),
+        "dynamic": lambda: tessera.jit(model, dynamic="yes"),
+    }
+    for told, mistake in mistakes.items():
+        with pytest.raises(OptionError, match=told):
+            mistake()
+    with pytest.raises(InputError, match="got a set"):
+        tessera.jit(lambda x, names: x, frontend="functional")(torch.ones(2), {1, 2})
+
+
+def test_shapes_that_do_not_fit_are_told_as_eager_tells_them(caplog):
+    torch._dynamo.reset()
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+        tessera.jit(nn.Linear(3, 3))(torch.ones(2, 4))
+    assert "failed while attempting to run meta" not in caplog.text

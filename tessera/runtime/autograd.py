@@ -53,7 +53,8 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
     whole = count + len(numbers)
 
     def restore(ctx: Context) -> list:
-        """What forward saved, in order, then the stand-ins. With nothing saved backward may run twice, as in eager."""
+        """What forward saved, in order, then the stand-ins. Where nothing was saved, backward may run twice, as in
+        eager."""
         saved = ctx.saved_tensors if count else ()  # type: ignore[attr-defined]
         if in_order:
             return list(saved)
