@@ -268,8 +268,7 @@ class Compilation:
         core = core_of(self.keep("captured", self.captured.trace), self.captured)
         needs = zip(core.inputs, self.captured.requires_grad, strict=True)
         wrt = [v for v, wanted in needs if wanted and _floats(v)] if self.grad_enabled else []
-        core = self.clean(core, wrt)
-        self.core = core
+        core = self.core = self.clean(core, wrt)
         if wrt and self.fusers():  # kernels of ours make the loss's gradient beside the loss
             core = self.keep("linear_loss", dce(linear_loss(core)))
         joint = vjp(core, wrt, self.captured.mode) if wrt else None

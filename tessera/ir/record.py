@@ -267,9 +267,9 @@ class Recorder(TorchDispatchMode):
     def bind_sizes(self, tensor: torch.Tensor) -> None:
         """Sizes known only at run time (nonzero, unique) are read off the result that brings them."""
         for dim, size in enumerate(tensor.shape):
-            if isinstance(size, torch.SymInt) and (name := symbol_of(size)):
-                if name not in self.builder.symbols:
-                    self.builder.symbols[name] = (self.refs[id(tensor)].value, dim)
+            name = symbol_of(size) if isinstance(size, torch.SymInt) else None
+            if name and name not in self.builder.symbols:
+                self.builder.symbols[name] = (self.refs[id(tensor)].value, dim)
 
     # --- writes ---
 

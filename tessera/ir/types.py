@@ -214,8 +214,8 @@ def values_of(env: ShapeEnv) -> dict:
 
 
 def symbol_of(number: Symbolic) -> str:
-    """The symbol that a number is; empty where it is a formula. One known only at run time stays a symbol when the program
-    finds out what it must be: somebody has to check that it is. A truth value asks whether its symbol is 1."""
+    """The symbol that a number is; empty where it is a formula. One known only at run time stays a symbol when the
+    program finds out what it must be: somebody has to check that it is. A truth value asks whether its symbol is 1."""
     expr = number.node.expr
     if not expr.is_symbol and number.node._expr.is_symbol and str(number.node._expr).startswith("u"):
         expr = number.node._expr

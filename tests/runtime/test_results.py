@@ -104,3 +104,37 @@ def test_functional_tracing_gives_what_it_closes_over_itself() -> None:
     assert same is held and view.data_ptr() == held.data_ptr()
     (view.sum() + product.sum()).backward()
     assert held.grad is not None and torch.equal(held.grad, torch.full((2, 3), 5.0))
+
+
+def _written_part(x: torch.Tensor) -> torch.Tensor:
+    part = (x * 2)[..., 1:]
+    part.add_(part)
+    return part
+
+
+def _written_transposed(x: torch.Tensor) -> torch.Tensor:
+    turned = (x * 2).t()
+    turned.scatter_(0, turned.argsort(0), 0.5)
+    return turned
+
+
+def _written_whole(x: torch.Tensor) -> torch.Tensor:
+    y = x.t() * 2
+    y.index_fill_(0, torch.tensor([0]), 1.0)
+    return y
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("fn", [_written_part, _written_transposed, _written_whole])
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_written_result_keeps_its_layout(fn: Callable, frontend: str, grad: bool) -> None:
+    found = []
+    for f in (fn, compiled(fn, frontend)):
+        x = torch.arange(12.0).reshape(4, 3).requires_grad_(grad)
+        out = f(x)
+        if grad:
+            out.square().sum().backward()
+        found.append((out, x.grad))
+    (want, want_grad), (got, got_grad) = found
+    assert got.stride() == want.stride() and torch.equal(got, want)
+    assert got_grad is want_grad is None if not grad else torch.equal(got_grad, want_grad)
