@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from tessera.dispatch import Dispatcher, build
 from tessera.frontends.breaks import last_counted, why_it_ended
+from tessera.frontends.callables import refuse_suspended
 from tessera.frontends.dynamo import capture_graph
 from tessera.frontends.export import capture_export
 from tessera.frontends.frames import entry_of
@@ -241,6 +242,7 @@ def jit(
     options = Options.of(executors, recompute, memory_budget, cuda_graph, offload)
     if isinstance(fn, ExportedProgram):
         return _compiled_export(fn, options, again)
+    refuse_suspended(fn, generators=how == "functional")
     _keep_own_calls(fn)
     name, names = name_of(fn), argument_names(fn)
     if how == "functional":

@@ -266,13 +266,12 @@ class Compilation:
         start = time.perf_counter()
         self.reset()
         core = core_of(self.keep("captured", self.captured.trace), self.captured)
-        core = self.run(core, CLEAN)
         needs = zip(core.inputs, self.captured.requires_grad, strict=True)
-        wrt = [v for v, wanted in needs if wanted and _floats(v)]
-        self.core = core
-        if self.grad_enabled and wrt and self.fusers():  # kernels of ours make the loss's gradient beside the loss
+        wrt = [v for v, wanted in needs if wanted and _floats(v)] if self.grad_enabled else []
+        core = self.core = self.clean(core, wrt)
+        if wrt and self.fusers():  # kernels of ours make the loss's gradient beside the loss
             core = self.keep("linear_loss", dce(linear_loss(core)))
-        joint = vjp(core, wrt, self.captured.mode) if self.grad_enabled and wrt else None
+        joint = vjp(core, wrt, self.captured.mode) if wrt else None
         self.written = tuple(i for i, v in enumerate(core.inputs) if v in core.mutations)
         if joint is not None and joint.pulled:
             self.joint = joint
@@ -387,6 +386,10 @@ class Compilation:
         for name, step in passes:
             trace = self.keep(f"{prefix}{name}", step(trace))
         return trace
+
+    def clean(self, trace: Trace, wrt: Collection[Value]) -> Trace:
+        """What was captured, with all that differentiation with respect to these inputs sees."""
+        return self.run(trace, [(n, partial(step, wrt=wrt) if step is canonicalise else step) for n, step in CLEAN])
 
     def claimed(self, trace: Trace, prefix: str = "") -> Trace:
         """Who runs what."""

@@ -16,8 +16,10 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from tessera.frontends.grad_mode import kept_grad_mode
 from tessera.ir.alias import Ref
 from tessera.ir.builder import Builder, aten
+from tessera.ir.checks import record_assumptions
 from tessera.ir.equation import NUMBER, Value, symbols_in, values_in
 from tessera.ir.record import Keep, Recorded, Recorder, record_with
 from tessera.ir.trace import Trace
@@ -53,6 +55,8 @@ class Captured:
     outputs: int  # how many of the trace's outputs are the program's; others only serve as sources of aliases
     aliased: dict[int, Aliased] = field(default_factory=dict)  # position among the outputs -> how
     requires_grad: tuple[bool, ...] = ()  # of each input
+    grad_after: bool | None = None  # grad mode as the program leaves it, where that is not how it found it
+    enables_grad: bool = False  # called under no_grad, it turns gradients on for a part of itself
 
 
 def capture(
@@ -68,13 +72,15 @@ def capture(
 
     With `close`, the caller makes further inputs of the tensors closed over: outputs may be views of those too.
     """
-    made = record_with(Recorder(builder, keep, locate), fn, fakes, names)
+    with kept_grad_mode() as left:
+        made = record_with(Recorder(builder, keep, locate), fn, fakes, names)
+    record_assumptions(builder)
     aliased, bases = aliases(made, tuple(made.trace.constants.values()) if close else ())
     outputs = [_laid_out(builder, v, x, made.refs) for v, x in zip(made.trace.outputs, made.outputs, strict=True)]
     bases = [_laid_out(builder, base.value, base.tensor, made.refs) for base in bases]
     trace = numbers_as_values(made.trace.with_(outputs=(*outputs, *bases)), builder)
     grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in fakes)
-    return Captured(trace, made.spec, builder.mode, len(made.outputs), aliased, grads)
+    return Captured(trace, made.spec, builder.mode, len(made.outputs), aliased, grads, left[0] if left else None)
 
 
 def aliases(made: Recorded, closed: Sequence[object] = ()) -> tuple[dict[int, Aliased], list[Ref]]:

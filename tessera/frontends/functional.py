@@ -190,6 +190,24 @@ def tracing() -> bool:
     return ours and not retrieve_all_functorch_interpreters()
 
 
+def _refused(name: str) -> Callable[[Any], object]:
+    """A method that makes a tensor eager autograd's: while a function is traced there is no such thing."""
+    plain = getattr(torch._C.TensorBase, name)
+
+    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> object:
+        if tracing() and isinstance(self, FakeTensor) and all((*args, *kwargs.values())):
+            raise CaptureError(
+                f"Tensor.{name}() is called inside a transform, which differentiates by its arguments; call grad or "
+                "vjp there in place of autograd"
+            )
+        return plain(self, *args, **kwargs)
+
+    return lambda _: method
+
+
+WATCHED += [(torch.Tensor, name, _refused(name)) for name in ("requires_grad_", "retain_grad")]
+
+
 def mode_for(leaves: Sequence[object]) -> FakeTensorMode:
     """The mode the program's tensors already live in, if any: symbols of one recording stay in it."""
     recorder = recording()

@@ -120,7 +120,7 @@ def _trace_vjp(
     layout = found.cotangent if found is not None and found.cotangent is not None else dense
     fakes = [fake.fake_of(v.tensor, mode) for v in values] + [fake.fake_of(layout(v.tensor), mode) for v in floats]
     for x, wanted in zip(fakes, sought, strict=False):
-        x.requires_grad_(wanted)
+        x.requires_grad = wanted
     names = [f"x{i}" for i in range(len(values))] + [f"ct{i}" for i in range(len(floats))]
     with torch.enable_grad():
         trace, _ = record(run, fakes, names, _decompose, builder, whole=False, locate=False)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch.autograd import forward_ad
 
 from tessera.ir.types import overlaps_itself
 from tessera.runtime import batched, stand_in
@@ -53,8 +54,7 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
     whole = count + len(numbers)
 
     def restore(ctx: Context) -> list:
-        """What forward saved, in order, then the stand-ins. Where nothing was saved, backward may run twice, as in
-        eager."""
+        """What forward saved, in order, then the stand-ins. What saved nothing may run twice, as in eager."""
         saved = ctx.saved_tensors if count else ()  # type: ignore[attr-defined]
         if in_order:
             return list(saved)
@@ -70,7 +70,7 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
         laid = zip(cts, ctx.strides, strict=True)  # type: ignore[attr-defined]
         seeds = [ct if ct.stride() == s else laid_out(ct, s) for ct, s in laid]
         given = restore(ctx)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or (forward_ad._current_level >= 0 and any(map(_moves, cts))):
             return again(ctx, given, seeds)
         given[whole:] = seeds
         # Unless the graph is kept, the list is all that holds them now.
@@ -130,6 +130,10 @@ def laid_out(ct: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     if overlaps_itself(ct.shape, stride):
         return ct.contiguous()
     return torch.empty_strided(ct.shape, stride, dtype=ct.dtype, device=ct.device).copy_(ct)
+
+
+def _moves(ct: torch.Tensor) -> bool:
+    return forward_ad.unpack_dual(ct).tangent is not None
 
 
 def _sum(a: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
