@@ -28,7 +28,7 @@ from tessera.ir import fake
 from tessera.ir.alias import FUNCTIONAL, Ref, Root, View
 from tessera.ir.builder import Builder
 from tessera.ir.equation import NO_GRAD, NO_TANGENT, Arg, Source, Special, Value
-from tessera.ir.schema import bind, draws, functional_of, normalise, schema_of
+from tessera.ir.schema import DROPOUTS, bind, draws, functional_of, normalise, schema_of
 from tessera.ir.strided import STRIDED, record_strided
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, Symbolic, Type, symbol_of, type_of
@@ -69,8 +69,6 @@ _RUNNING_STATISTICS = {
     "native_batch_norm",
     "_batch_norm_impl_index",
 }
-
-_DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
 
 _recording: Stack[Recorder] = Stack()
 
@@ -141,7 +139,7 @@ class Recorder(TorchDispatchMode):
         if func is torch.ops.aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self.literal(args[0])
         args, kwargs = pytree.tree_map_only(torch.Tensor, self.fake, (args, kwargs))
-        if func._opname in _DROPOUTS and not draws(func, args, kwargs):
+        if func._opname in DROPOUTS and not draws(func, args, kwargs):
             return args[0]  # as eager does: the argument itself, not a copy
         apart = not self.keep(func) and func._opname not in _RUNNING_STATISTICS
         if _is_composite(func) and (apart or _may_be_a_view(func, args)):
