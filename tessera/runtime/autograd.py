@@ -39,6 +39,7 @@ class Bridge:
     tensors: tuple[int, ...]  # saved values that are tensors, by position among the saved
     numbers: tuple[int, ...]  # saved values that are numbers
     own: tuple[int, ...]  # of each saved value, the input that it is, or -1
+    still: tuple[int, ...]  # inputs of `wrt` that get no gradient, whatever the cotangents are
     stand_ins: tuple[int, ...]  # inputs that gradients depend on and nothing saves: something is saved in their place
 
 
@@ -79,6 +80,8 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
     class TesseraGraph(torch.autograd.Function):
         @staticmethod
         def forward(ctx, *inputs):  # noqa: ANN001, ANN002, ANN205
+            if still:  # hidden from autograd, which would go on to where they come from
+                inputs = [x[0] if i in still else x for i, x in enumerate(inputs)]
             with below_autograd():
                 out = forward(*inputs)
             saved = out[results:]
@@ -107,10 +110,10 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
             return tuple(aligned)
 
     set_code_exec_strategy(TesseraGraph.backward.__code__, _UNSEEN)
-    if not stand_ins:
-        return TesseraGraph.apply
-    apply = TesseraGraph.apply
-    return lambda *args: apply(*args)[:results]
+    apply, still = TesseraGraph.apply, frozenset(plan.still)
+    if not stand_ins and not still:
+        return apply
+    return lambda *args: apply(*[(x,) if i in still else x for i, x in enumerate(args)])[:results]
 
 
 def laid_out(ct: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
