@@ -21,7 +21,7 @@ from torch._higher_order_ops import scan as _scan
 from torch._higher_order_ops import while_loop as _while_loop
 from torch.utils import _pytree as pytree
 
-from tessera.frontends import control
+from tessera.frontends import control, picks  # noqa: F401 - picks: tracing needs what it enters
 from tessera.frontends.batch import batched_call
 from tessera.frontends.bodies import record_function_call
 from tessera.frontends.calls import Argnums, Call, Pullback, Pushforward, check_primals, or_zeros
@@ -35,7 +35,7 @@ from tessera.ir.replay import replay, sweep
 from tessera.transforms import jvp as forward_mode
 from tessera.transforms import vjp as reverse_mode
 from tessera.util.config import config
-from tessera.util.errors import DoubleBackwardError, InputError, RuleError
+from tessera.util.errors import DoubleBackwardError, InputError, RuleError, TesseraError
 
 
 def elsewhere() -> bool:
@@ -65,6 +65,25 @@ def run(ours: Callable[[], object], theirs: Callable[[], object]) -> object:
             if isinstance(error, (RuleError, ValueNeeded)) or type(same) is type(error):
                 raise error from None
             raise same from error
+        _warn(error)
+        return out
+
+
+def run_vmap(ours: Callable[[], object], theirs: Callable[[], object]) -> object:
+    """Ours; where it fails, torch.func has the last word: it may know how, or refuse in the way its users know."""
+    if elsewhere():
+        return theirs()
+    try:
+        return ours()
+    except Exception as error:
+        if recording() is not None or config.strict:
+            raise
+        try:
+            out = theirs()
+        except Exception as refusal:
+            if not isinstance(error, TesseraError) or not isinstance(error, type(refusal)):
+                raise refusal from error
+            raise type(error)(f"{error}\n(torch.func: {refusal})") from refusal
         _warn(error)
         return out
 
@@ -195,7 +214,7 @@ def vmap(
 
     @functools.wraps(func)
     def wrapper(*args: object, **kwargs: object) -> object:
-        return run(
+        return run_vmap(
             lambda: batched_call(func, args, kwargs, in_dims, out_dims, randomness, chunk_size),
             lambda: torch.func.vmap(func, in_dims, out_dims, randomness, chunk_size=chunk_size)(*args, **kwargs),
         )
@@ -235,7 +254,7 @@ def jacfwd(func: Callable, argnums: Argnums = 0, has_aux: bool = False, *, rando
 
     @functools.wraps(func)
     def wrapper(*args: object) -> object:
-        return run(
+        return run_vmap(
             lambda: forward_jacobian(func, args, argnums, has_aux, randomness),
             lambda: torch.func.jacfwd(func, argnums, has_aux, randomness=randomness)(*args),
         )

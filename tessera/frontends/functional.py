@@ -26,10 +26,11 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
+from tessera.frontends.captured import Aliased, aliases
 from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Value
-from tessera.ir.record import record, recording
+from tessera.ir.record import Recorded, Recorder, record_with, recording
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, type_of
 from tessera.ops.op import keep_whole
@@ -59,6 +60,7 @@ class Traced:
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
     mode: FakeTensorMode
+    aliased: dict[int, Aliased]  # outputs that are views of an input which the function writes
 
     @property
     def args(self) -> list[torch.Tensor]:
@@ -109,13 +111,21 @@ def trace_function(
         fakes = [fake.fake_of((types or {}).get(i) or _type(leaves[i], i), mode) for i in places]
         try:
             with watching(builder):
-                trace, out_spec = record(run, fakes, names, keep_whole, builder)
+                made = record_with(Recorder(builder, keep_whole), run, fakes, names)
         except ASKS_A_VALUE as error:
             raise value_needed(error) from error
-        _refuse_unknown_sizes(trace)
-        _refuse_shared_writes(trace, [leaves[i] for i in places])
-        trace, captured = _close(trace, mode, close, any(isinstance(x, FakeTensor) for x in leaves))
-    return Traced(trace, tuple(leaves), places, captured, in_spec, out_spec, mode)
+        _refuse_unknown_sizes(made.trace)
+        _refuse_shared_writes(made.trace, [leaves[i] for i in places])
+        trace, captured = _close(made.trace, mode, close, any(isinstance(x, FakeTensor) for x in leaves))
+    return Traced(trace, tuple(leaves), places, captured, in_spec, made.spec, mode, _written(made))
+
+
+def _written(made: Recorded) -> dict[int, Aliased]:
+    """Outputs that show an input after it was written: running the trace gives copies of them."""
+    if not made.trace.mutations:
+        return {}
+    views = {i: a for i, a in aliases(made)[0].items() if not a.of_output}
+    return {i: a for i, a in views.items() if made.trace.inputs[a.source] in made.trace.mutations}
 
 
 def value_needed(error: Exception) -> CaptureError:

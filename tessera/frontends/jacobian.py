@@ -15,6 +15,7 @@ from tessera.frontends.batch import map_inputs
 from tessera.frontends.calls import Argnums, Halves, Pullback, Pushforward
 from tessera.ir import fake
 from tessera.ir.replay import replay
+from tessera.transforms.draws import is_draw, refused_draw
 from tessera.util.errors import InputError
 
 
@@ -45,6 +46,9 @@ def forward_jacobian(func: Callable, args: tuple, argnums: Argnums, has_aux: boo
     program = Pushforward("jacfwd", func, args, argnums, has_aux)
     outs = [program.outs[i] for i in program.call.results]
     _refuse_complex("jacfwd", "outputs", outs)
+    drawn = next(filter(is_draw, program.call.trace.equations), None)
+    if drawn is not None and randomness == "error":  # one draw serves all columns, but that must be wanted
+        raise refused_draw("jacfwd", drawn)
     inputs = program.call.primals
     (basis,) = _basis(inputs, None)
     columns = _run_rows(program.halves, program.kept, basis, basis[0].shape[0], outs, randomness)

@@ -51,6 +51,7 @@ def _resampled(ct: torch.Tensor, _: object, shape: Sequence[Size], *__: object) 
 
 
 _aten = torch.ops.aten
+_DRAWN = ("cauchy", "exponential", "geometric", "log_normal")
 # Where PyTorch's own rule is wrong (2.11 takes the out_dtype of addmm.dtype for beta) or knows no symbolic sizes.
 _RULES: dict[object, Callable] = {
     _aten.addmm.dtype: lambda x, a, b, dtype, **_: a.new_empty((a.shape[0], b.shape[1]), dtype=dtype),
@@ -64,6 +65,9 @@ _RULES: dict[object, Callable] = {
     _aten.multilabel_margin_loss_backward.default: lambda ct, x, *_: torch.empty_like(x),
     _aten.softshrink_backward.default: lambda ct, x, width: ct * x,
     _aten.hardshrink_backward.default: lambda ct, x, width: ct * x,
+    # PyTorch's rules of these refuse generators
+    **{getattr(_aten, name).default: lambda x, *_, **__: torch.empty_like(x) for name in _DRAWN},
+    **{getattr(_aten, f"{name}_").default: lambda x, *_, **__: x for name in _DRAWN},
     **{
         getattr(_aten, f"{name}_backward").default: _resampled
         for name in names(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch._decomp import decomposition_table
@@ -24,9 +25,10 @@ from tessera.ir import fake
 from tessera.ir.builder import Builder, aten
 from tessera.ir.equation import Equation, Special, Value, map_values, values_in
 from tessera.ir.record import record
-from tessera.ir.schema import bind, schema_of
+from tessera.ir.schema import bind, is_random, schema_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType, overlaps_itself, size_hint, size_key
+from tessera.ops.op import rules
 from tessera.ops.pullback import is_opaque, opaque_vjp
 from tessera.util.errors import RuleError
 
@@ -114,7 +116,9 @@ def _trace_vjp(
         found = iter(grads)
         return [*results, *(next(found) if s else None for m, s in zip(mask, sought, strict=True) if m)]
 
-    fakes = [fake.fake_of(v.tensor, mode) for v in values] + [fake.fake_of(dense(v.tensor), mode) for v in floats]
+    found = rules(eqn.op)
+    layout = found.cotangent if found is not None and found.cotangent is not None else dense
+    fakes = [fake.fake_of(v.tensor, mode) for v in values] + [fake.fake_of(layout(v.tensor), mode) for v in floats]
     for x, wanted in zip(fakes, sought, strict=False):
         x.requires_grad = wanted
     names = [f"x{i}" for i in range(len(values))] + [f"ct{i}" for i in range(len(floats))]
@@ -237,7 +241,11 @@ def batch_formula(
         traced = record(run, fakes, names, _decompose, builder, whole=False, locate=False)[0]
         return Formula(traced, len(eqn.results()))
 
-    return _remember("batch", eqn, (mask, keys, size_key(size), randomness), mode, lambda: _attempt(eqn, make))
+    # What draws otherwise is no twin where all examples are to share a draw.
+    attempt = (
+        partial(make, eqn, frozenset()) if randomness == "same" and is_random(eqn.op) else partial(_attempt, eqn, make)
+    )
+    return _remember("batch", eqn, (mask, keys, size_key(size), randomness), mode, attempt)
 
 
 # --- helpers ---

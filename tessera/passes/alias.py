@@ -146,6 +146,11 @@ def _maybe_fresh(eqn: Equation) -> bool:
     return eqn.op._opname in _MAYBE or _kind(eqn.op) == "any"
 
 
+def always_view(op: OpOverload) -> bool:
+    """Is the result its argument's memory whatever the arguments are? Others copy where a view cannot be."""
+    return schema_of(op).is_view and op._opname not in _MAYBE and not op._can_decompose()
+
+
 def shown(values: Iterable[Value], of: Roots) -> set[Value]:
     """All roots of these values."""
     found: set[Value] = set()

@@ -19,6 +19,13 @@ class VerifyError(TesseraError):
     """A Trace breaks one of its own rules; the message shows the equations around the fault."""
 
 
+class ContractError(TesseraError):
+    """A kernel gave something else than the Trace says: which equation, what was expected and what came.
+
+    Raised where `config.verify` is on.
+    """
+
+
 class RuleError(TesseraError, RuntimeError):
     """An operator's rule (vjp, jvp, batching) is missing or returned something of the wrong form."""
 
@@ -38,6 +45,14 @@ class OptionError(TesseraError, ValueError):
 class InputError(TesseraError, TypeError, ValueError, RuntimeError):
     """Arguments of the wrong structure, type or layout were given to a transform or a compiled function. Of these
     PyTorch raises now one class, now another."""
+
+
+class MapError(InputError, ValueError):
+    """The dimensions given to vmap do not fit the arguments or the results."""
+
+
+class BatchError(InputError, RuntimeError):
+    """A function that has a meaning for one example and none for a batch, as it was called."""
 
 
 class DoubleBackwardError(TesseraError, RuntimeError):
