@@ -19,11 +19,8 @@ from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
-    DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
@@ -37,7 +34,7 @@ from tessera.ir.record import Recorded, Recorder, record_with, recording
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, type_of
 from tessera.ops.op import keep_whole
-from tessera.util.errors import CaptureError, RuleError
+from tessera.util.errors import CaptureError
 
 Leaf = object
 
@@ -47,17 +44,6 @@ class ValueNeeded(CaptureError):
 
 
 ASKS_A_VALUE = (DataDependentOutputException, GuardOnDataDependentSymNode)
-# What a program that PyTorch can run may raise while it is traced.
-UNTRACEABLE = (
-    CaptureError,
-    RuleError,
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    GuardOnDataDependentSymNode,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-)
-
 # Functions of PyTorch that a traced program must not run as they are, since what they rely on (autograd, TorchDynamo)
 # is not at work: (owner, name, what to put in place of the original). `custom` and `control` enter theirs.
 WATCHED: list[tuple[Any, str, Callable[[Any], object]]] = []
@@ -202,6 +188,24 @@ def tracing() -> bool:
     recorder = recording()
     ours = bool(_tracing) and recorder is not None and recorder.builder is _tracing[-1]
     return ours and not retrieve_all_functorch_interpreters()
+
+
+def _refused(name: str) -> Callable[[Any], object]:
+    """A method that makes a tensor eager autograd's: while a function is traced there is no such thing."""
+    plain = getattr(torch._C.TensorBase, name)
+
+    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> object:
+        if tracing() and isinstance(self, FakeTensor) and all((*args, *kwargs.values())):
+            raise CaptureError(
+                f"Tensor.{name}() is called inside a transform, which differentiates by its arguments; call grad or "
+                "vjp there in place of autograd"
+            )
+        return plain(self, *args, **kwargs)
+
+    return lambda _: method
+
+
+WATCHED += [(torch.Tensor, name, _refused(name)) for name in ("requires_grad_", "retain_grad")]
 
 
 def mode_for(leaves: Sequence[object]) -> FakeTensorMode:

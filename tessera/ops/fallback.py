@@ -28,6 +28,7 @@ from tessera.ir.record import record
 from tessera.ir.schema import bind, is_random, schema_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType, overlaps_itself, size_hint, size_key
+from tessera.ops.op import rules
 from tessera.ops.pullback import is_opaque, opaque_vjp
 from tessera.util.errors import RuleError
 
@@ -115,9 +116,11 @@ def _trace_vjp(
         found = iter(grads)
         return [*results, *(next(found) if s else None for m, s in zip(mask, sought, strict=True) if m)]
 
-    fakes = [fake.fake_of(v.tensor, mode) for v in values] + [fake.fake_of(dense(v.tensor), mode) for v in floats]
+    found = rules(eqn.op)
+    layout = found.cotangent if found is not None and found.cotangent is not None else dense
+    fakes = [fake.fake_of(v.tensor, mode) for v in values] + [fake.fake_of(layout(v.tensor), mode) for v in floats]
     for x, wanted in zip(fakes, sought, strict=False):
-        x.requires_grad_(wanted)
+        x.requires_grad = wanted
     names = [f"x{i}" for i in range(len(values))] + [f"ct{i}" for i in range(len(floats))]
     with torch.enable_grad():
         trace, _ = record(run, fakes, names, _decompose, builder, whole=False, locate=False)
@@ -181,17 +184,30 @@ def _trace_jvp(
 
     fakes = [fake.fake_of(v.tensor, mode) for v in values] + [fake.fake_of(dense(v.tensor), mode) for v in moving]
     names = [f"x{i}" for i in range(len(values))] + [f"t{i}" for i in range(len(moving))]
+
+    def traced(how: Callable) -> Trace:
+        return record(how, fakes, names, _decompose, Builder("jvp_formula", mode), whole=False, locate=False)[0]
+
     try:
-        trace, _ = record(
-            forward_mode, fakes, names, _decompose, Builder("jvp_formula", mode), whole=False, locate=False
-        )
+        if eqn.op in _HELD:
+            raise NotImplementedError(f"forward mode of {eqn.op} holds still what moves")
+        trace = traced(forward_mode)
         if _strays(trace):
             raise NotImplementedError(f"forward mode of {eqn.op} computes on tensors without data")
     except (NotImplementedError, RuntimeError):
-        trace, _ = record(
-            double_reverse, fakes, names, _decompose, Builder("jvp_formula", mode), whole=False, locate=False
-        )
+        trace = traced(double_reverse)
     return _without_detach(trace, len(eqn.results()), 0)
+
+
+# PyTorch's tangents of these read the factors that the kernel noted, which carry no derivative: differentiated again
+# they would be wrong. Its reverse formulas are written over the operands where a gradient will be differentiated.
+_HELD = frozenset(
+    (
+        torch.ops.aten._linalg_det.default,
+        torch.ops.aten._linalg_slogdet.default,
+        torch.ops.aten._linalg_solve_ex.default,
+    )
+)
 
 
 def batch_formula(

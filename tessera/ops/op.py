@@ -51,6 +51,7 @@ class Rules:
     applies: Callable[[Equation], bool] | None = None  # the derivative rules hold for these equations only
     zero: bool = False  # its derivative is zero everywhere, so nothing flows back through it
     passive: tuple[int, ...] = ()  # results that carry no gradient, such as running statistics
+    cotangent: Callable[[TensorType], TensorType] | None = None  # the layout in which PyTorch's formula is given it
     free: bool = False  # a view: moves no data
     where: str = ""  # file and line of the declaration
 

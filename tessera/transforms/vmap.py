@@ -57,6 +57,7 @@ def vmap(
     builder = Builder(trace.name, mode or mode_of(trace))
     builder.constants.update(trace.constants)
     builder.reserve(list(trace.constants))
+    builder.randomness = randomness
     with builder:
         return _Batch(builder, trace, size, randomness).run(batched)
 
@@ -177,8 +178,8 @@ class _Batch:
         return a
 
     def strided(self, eqn: Equation) -> None:
-        """as_strided and its kin address memory. That of a result computed for one example is its own, laid out as the
-        trace saw it; that of an argument is the whole batch's, where an example has no place to count from."""
+        """as_strided of a vector and its kin: those of the rows, in one memory. That of an argument is the whole
+        batch's: an example's addresses count from where it begins if examples lie there one after another."""
         x, *rest = _bound(eqn)[0]
         size, stride, offset = rest[-3:]
         assert isinstance(x, Value)
@@ -187,7 +188,7 @@ class _Batch:
             count = count * n  # type: ignore[assignment]
         for n, s in zip(size, stride, strict=True):  # type: ignore[call-overload]
             reach = reach + max(n - 1, 0) * s  # type: ignore[operator]
-        if not self.owned(x) or not _contiguous(x.tensor) or (count and reach >= count):  # type: ignore[operator]
+        if not self.in_rows(x) or not _contiguous(x.tensor) or (count and reach >= count):  # type: ignore[operator]
             raise BatchError(
                 f"vmap: {eqn.op} addresses the memory behind {x.name}: {x.type} ({eqn.source}), which is not one "
                 "example's own; use indexing or unfold, or clone it first"
@@ -197,10 +198,14 @@ class _Batch:
         where = [[self.size, *size], [count, *stride], offset or 0]  # type: ignore[misc]
         self.rows[eqn.out] = self.builder.emit(eqn.op, memory, *part, *where)  # type: ignore[assignment]
 
-    def owned(self, v: Value) -> bool:
-        """Computed by the program into memory of its own, not a view of anything."""
+    def in_rows(self, v: Value) -> bool:
+        """Its memory is laid out for one example as the trace saw it."""
+        if v in self.trace.inputs:
+            return v not in self.rows or (self.rows[v] in self.builder.inputs and self.rows[v].tensor.is_row_major)
         made = next((e for e in self.trace.equations if v in e.results()), None)
-        return made is not None and not (isinstance(made.op, OpOverload) and schema_of(made.op).is_view)
+        if made is not None and isinstance(made.op, OpOverload) and schema_of(made.op).is_view:
+            return all(map(self.in_rows, made.inputs()))
+        return True
 
     def by_formula(self, eqn: Equation, values: list[Value]) -> None:
         """By PyTorch's batching rule; example by example where it has none that can be traced."""
