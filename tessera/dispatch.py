@@ -15,6 +15,7 @@ from torch._dynamo.convert_frame import compile_lock
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from tessera.frontends import claims  # noqa: F401  (torch._check becomes part of the program)
 from tessera.frontends.captured import Captured, capture
 from tessera.frontends.functional import ASKS_A_VALUE, argument_names, value_needed, watching
 from tessera.ir import fake

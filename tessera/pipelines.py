@@ -47,7 +47,7 @@ from tessera.passes.prefetch import MOVES, prefetch
 from tessera.passes.reinplace import reinplace
 from tessera.passes.schedule import lifetimes, schedule
 from tessera.runtime import decode as decode_kernels
-from tessera.runtime.again import Again, Derivative
+from tessera.runtime.again import Again, Derivative, no_forward_mode
 from tessera.runtime.autograd import Bridge, bridge
 from tessera.runtime.call import Layout, build_call
 from tessera.runtime.capturable import device_of, why_not_captured
@@ -168,7 +168,7 @@ class Compilation:
         """`given`: values that are known when the program begins, because others computed them."""
         self.name, self.captured, self.eager, self.options = name, captured, eager, options
         self.given = given
-        self.grad_enabled = torch.is_grad_enabled()
+        self.grad_enabled = torch.is_grad_enabled() or captured.enables_grad
         self.edits: dict[str, Trace] = {}
         self.flags = {field.name: getattr(config, field.name) for field in fields(config)}
         self.from_cache = False
@@ -297,6 +297,8 @@ class Compilation:
             return build_call(runs[0], self.layout, self.eager, guarded=True)
         forward, backward = runs
         core = bridge(forward, backward, self.bridge, Again(self.bridge, tensor_places(self.captured), self.derivative))
+        if self.captured.enables_grad:
+            core = torch.enable_grad()(core)
         return build_call(core, self.layout, self.eager, guarded=False)
 
     def derivative(self, wanted: tuple[bool, ...]) -> Derivative:
@@ -304,7 +306,7 @@ class Compilation:
         name, flags = f"{self.name}_again", {"dump": "", **self.flags}
         with compile_lock, fake.alone(), torch.enable_grad(), override(**flags):
             captured, given = backward_graph(self.captured, self.core, self.bridge, self.kept, wanted, name)
-            made = Compilation(name, captured, self.eager, self.options, (*self.given, given))
+            made = Compilation(name, captured, no_forward_mode, self.options, (*self.given, given))
         inputs = captured.trace.inputs
         devices = tuple(v.type.device if isinstance(v.type, TensorType) else None for v in inputs)
         return Derivative(made.call, made.reads, tuple(v.name for v in inputs), devices)
@@ -499,7 +501,12 @@ def compile_captured(captured: Captured, eager: Callable, name: str, options: Op
     def entry(*args):  # noqa: ANN002, ANN202
         return compilation.call(*args)  # looked up at each call: `edit` may replace it
 
-    return entry, compilation
+    def switching(*args):  # noqa: ANN002, ANN202
+        out = compilation.call(*args)
+        torch._C._set_grad_enabled(captured.grad_after)
+        return out
+
+    return entry if captured.grad_after is None else switching, compilation
 
 
 def _inference(compilation: Compilation, core: Trace) -> None:

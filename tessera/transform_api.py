@@ -53,7 +53,7 @@ def run(ours: Callable[[], object], theirs: Callable[[], object]) -> object:
         return theirs()
     try:
         return ours()
-    except (InputError, ValueNeeded, DoubleBackwardError):
+    except (InputError, DoubleBackwardError):
         raise
     except Exception as error:
         if recording() is not None or config.strict:
@@ -61,7 +61,8 @@ def run(ours: Callable[[], object], theirs: Callable[[], object]) -> object:
         try:
             out = theirs()
         except Exception as same:
-            if isinstance(error, RuleError) or type(same) is type(error):  # a rule names the operator and the line
+            # a rule names the operator; who asks for a value is told what to do instead
+            if isinstance(error, (RuleError, ValueNeeded)) or type(same) is type(error):
                 raise error from None
             raise same from error
         _warn(error)

@@ -120,7 +120,7 @@ def _record(
 
 def _body(made: Recorded) -> Body:
     aliased, bases = aliases(made)
-    outputs = (*made.trace.outputs, *bases)
+    outputs = (*made.trace.outputs, *(base.value for base in bases))
     fresh = [i for i, o in enumerate(outputs) if isinstance(o, Value) and i not in aliased and not _is_number(made, i)]
     results = list(dict.fromkeys(outputs[i] for i in fresh))
     position = {v: i for i, v in enumerate(results)}

@@ -11,21 +11,26 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 import torch._higher_order_ops  # noqa: F401  (registers the operators named below)
 from torch._guards import TracingContext, detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental._backward_state import BackwardState
 
 from tessera.frontends import control  # noqa: F401  (records torch.cond and its like as sub-traces)
 from tessera.frontends.bodies import record_call
 from tessera.frontends.captured import Captured, capture
 from tessera.frontends.frames import MODEL, OWN_FILE
 from tessera.frontends.function import record_function
+from tessera.frontends.global_state import refuse_setter
+from tessera.frontends.hooks import REGISTER_HOOK, behind_hooks, check_between_results, record_hook
 from tessera.frontends.launch import record_launch
 from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.call import CALL, CHECKPOINT
+from tessera.ir.checks import record_check
 from tessera.ir.equation import Source, Special
 from tessera.ir.record import Recorder, recording
 from tessera.ops.op import keep_whole
@@ -41,13 +46,30 @@ def capture_graph(
 ) -> Captured:
     """The trace of one Dynamo graph. `arguments` are the names of what the user passes by position."""
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    if any(isinstance(x, BackwardState) for x in example_inputs):
+        raise CaptureError(
+            "hooks of modules in a graph made for compiled autograd; they run as the graph does, eagerly"
+        )
+    check_between_results(gm)
     mode = fake_mode(placeholders, example_inputs)
+    mode.epoch += 1  # sizes that Dynamo learned of its inputs' contents are forgotten: the trace has symbols of its own
     fakes = [_fake_input(n, x, mode) for n, x in zip(placeholders, example_inputs, strict=True)]
     builder = Builder(name, mode)
     names = [input_name(n, arguments) for n in placeholders]
     grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
-    captured = capture(run_graph(gm, builder), fakes, names, keep_whole, builder, locate=False)
-    return dataclasses.replace(captured, requires_grad=grads)
+    run, enables = run_graph(gm, builder), enables_grad(gm)
+    # Gradients are on around the program then, so that the equations it runs without them are marked.
+    with torch.enable_grad() if enables else nullcontext():
+        captured = capture(torch.no_grad()(run) if enables else run, fakes, names, keep_whole, builder, locate=False)
+    trace = behind_hooks(captured.trace, builder.hooked)
+    return dataclasses.replace(captured, trace=trace, requires_grad=grads, enables_grad=enables)
+
+
+def enables_grad(gm: torch.fx.GraphModule) -> bool:
+    """Called under no_grad, the program turns gradients on. Under inference_mode it does so in vain."""
+    if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        return False
+    return any(n.target is torch._C._set_grad_enabled and n.args[0] is True for n in gm.graph.nodes)
 
 
 def fake_mode(placeholders: list[torch.fx.Node], inputs: list[object]) -> FakeTensorMode:
@@ -115,6 +137,7 @@ def run_graph(gm: torch.fx.GraphModule, builder: Builder) -> Callable:
                 case "call_function" if node.target in BODIES:
                     env[node] = BODIES[node.target](node, builder, *args, **kwargs)
                 case "call_function":
+                    refuse_setter(node)
                     env[node] = node.target(*args, **kwargs)
                 case "call_method":
                     env[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
@@ -217,6 +240,12 @@ def _autograd_function(
     return record_function(FromGraphs, args, recorder)
 
 
+def _check(_: torch.fx.Node, builder: Builder, condition: object, message: str) -> None:
+    """What the program claims about a number known only when it runs; the shape environment may rely on it from now."""
+    record_check(builder, condition, message)
+    torch._check(condition)  # type: ignore[arg-type]
+
+
 _higher = torch.ops.higher_order
 BODIES: dict[object, Callable] = {
     _higher.tag_activation_checkpoint: _checkpoint,
@@ -224,7 +253,10 @@ BODIES: dict[object, Callable] = {
     _higher.invoke_subgraph: _region,
     _higher.autograd_function_apply: _autograd_function,
     _higher.triton_kernel_wrapper_mutation: record_launch,
+    torch.ops.aten._assert_scalar.default: _check,
 }
+if REGISTER_HOOK is not None:
+    BODIES[REGISTER_HOOK] = record_hook
 
 
 def _attribute(gm: torch.fx.GraphModule, path: str) -> object:

@@ -24,7 +24,7 @@ def reverse_jacobian(
 ) -> object:
     _refuse_complex("jacrev", "inputs", pytree.tree_leaves(args))
     if chunk_size is not None and chunk_size <= 0:
-        raise InputError(f"jacrev: expected a chunk_size of at least 1, got {chunk_size}")
+        raise InputError(f"jacrev: `chunk_size` should be greater than 0, got {chunk_size}")
     program = Pullback("jacrev", func, args, argnums, has_aux)
     outs = [program.outs[i] for i in program.call.results]
     _refuse_complex("jacrev", "outputs", outs)

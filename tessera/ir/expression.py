@@ -20,7 +20,11 @@ _CALL = re.compile(r"(?<![\w.])(\w+)(?=\()")
 
 
 def expression(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> str:
-    return _CALL.sub(_qualified, _printer.doprint(number.node.expr))
+    return text_of(number.node.expr)
+
+
+def text_of(expr: sympy.Basic) -> str:
+    return _CALL.sub(_qualified, _printer.doprint(expr))
 
 
 def _qualified(call: re.Match[str]) -> str:

@@ -27,11 +27,11 @@ from torch.utils._python_dispatch import (
 from tessera.ir import fake
 from tessera.ir.alias import FUNCTIONAL, Ref, Root, View
 from tessera.ir.builder import Builder
-from tessera.ir.equation import NO_GRAD, Arg, Source, Special, Value
+from tessera.ir.equation import NO_GRAD, NO_TANGENT, Arg, Source, Special, Value
 from tessera.ir.schema import DROPOUTS, bind, draws, functional_of, normalise, schema_of
 from tessera.ir.strided import STRIDED, record_strided
 from tessera.ir.trace import Trace
-from tessera.ir.types import SYMBOLIC, Symbolic, Type, type_of
+from tessera.ir.types import SYMBOLIC, Symbolic, Type, symbol_of, type_of
 from tessera.util.errors import CaptureError
 from tessera.util.stack import Stack
 
@@ -85,6 +85,7 @@ class Recorder(TorchDispatchMode):
         self.bodies: dict[object, Any] = {}  # sub-traces recorded on the way, that another call may use again
         self.refs: dict[int, Ref] = {}
         self.base_grad = torch.is_grad_enabled()
+        self.base_tangent = torch._C._is_fwd_grad_enabled()
         self.extra_tags: frozenset[str] = frozenset()  # put on every equation recorded now
         self._alive: list[torch.Tensor] = []  # an id names a tensor only while it lives
         self.symbolic = False  # some size is a symbol
@@ -150,8 +151,12 @@ class Recorder(TorchDispatchMode):
         return self.operator(func, args, kwargs)
 
     def tags(self) -> frozenset[str]:
-        off = self.base_grad and not torch.is_grad_enabled()
-        return self.extra_tags | {NO_GRAD} if off else self.extra_tags
+        tags = self.extra_tags
+        if self.base_grad and not torch.is_grad_enabled():
+            tags = tags | {NO_GRAD}
+        if self.base_tangent and not torch._C._is_fwd_grad_enabled():
+            tags = tags | {NO_TANGENT}
+        return tags
 
     def special(
         self,
@@ -254,16 +259,15 @@ class Recorder(TorchDispatchMode):
         return self.ref(args[0])
 
     def bind_symbol(self, symbol: Symbolic, v: Value) -> None:
-        if symbol.node.expr.is_symbol:
-            self.builder.symbols.setdefault(str(symbol.node.expr), (v, None))
+        if name := symbol_of(symbol):
+            self.builder.symbols.setdefault(name, (v, None))
 
     def bind_sizes(self, tensor: torch.Tensor) -> None:
         """Sizes known only at run time (nonzero, unique) are read off the result that brings them."""
         for dim, size in enumerate(tensor.shape):
-            if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
-                name = str(size.node.expr)
-                if name not in self.builder.symbols:
-                    self.builder.symbols[name] = (self.refs[id(tensor)].value, dim)
+            name = symbol_of(size) if isinstance(size, torch.SymInt) else None
+            if name and name not in self.builder.symbols:
+                self.builder.symbols[name] = (self.refs[id(tensor)].value, dim)
 
     # --- writes ---
 
@@ -277,7 +281,7 @@ class Recorder(TorchDispatchMode):
             targets += [t for t in pytree.tree_leaves(held) if isinstance(t, torch.Tensor)]
         before = [(tuple(t.shape), t.dtype) for t in targets]
         lowered_args, lowered_kwargs = self.lower((args, kwargs))  # type: ignore[misc]
-        out = func(*args, **kwargs)
+        out = fake.rule_of(func)(*args, **kwargs)
         if any((tuple(t.shape), t.dtype) != b for t, b in zip(targets, before, strict=True)):
             raise CaptureError(f"{func} resized a tensor it was given to write; give it one of the right shape")
         plain = functional_of(func)

@@ -215,7 +215,7 @@ def is_random(op: object) -> bool:
     return isinstance(op, OpOverload) and schema_of(op).random
 
 
-# Given nothing to drop, they give back their argument itself.
+# Composite dropouts: with a probability of zero, as in evaluation, they give their argument back.
 DROPOUTS = frozenset(("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"))
 
 
@@ -225,8 +225,8 @@ def draws(op: object, args: tuple, kwargs: dict) -> bool:
         return False
     positional, keyword = bind(op, args, kwargs)
     given = {p.name: a for p, a in zip(schema_of(op).positional, positional, strict=True)} | keyword
-    chance = given.get("dropout_p", given.get("p") if op._opname in DROPOUTS else None)
-    off = type(chance) in (int, float) and chance == 0
+    p = given.get("dropout_p", given.get("p") if op._opname in DROPOUTS else None)
+    off = type(p) in (int, float) and p == 0
     return not off and given.get("train") is not False and given.get("training") is not False
 
 

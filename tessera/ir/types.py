@@ -210,7 +210,18 @@ def symbol_hints(size: Size) -> dict[str, int]:
 
 def values_of(env: ShapeEnv) -> dict:
     """Symbols of a shape environment, with the numbers they stood for."""
-    return getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})
+    return env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+
+
+def symbol_of(number: Symbolic) -> str:
+    """The symbol that a number is; empty where it is a formula. One known only at run time stays a symbol when the
+    program finds out what it must be: somebody has to check that it is. A truth value asks whether its symbol is 1."""
+    expr = number.node.expr
+    if not expr.is_symbol and number.node._expr.is_symbol and str(number.node._expr).startswith("u"):
+        expr = number.node._expr
+    if isinstance(number, torch.SymBool) and len(expr.free_symbols) == 1:
+        expr = next(iter(expr.free_symbols))
+    return str(expr) if expr.is_symbol else ""
 
 
 def type_of(x: object) -> Type:

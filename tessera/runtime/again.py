@@ -38,12 +38,8 @@ class Again:
         if wanted not in self.made:
             self.made[wanted] = self.make(wanted)
         derivative = self.made[wanted]
-        own = self.plan.own
-        args = [
-            *self.inputs(ctx, saved, derivative),
-            *(_still(s) for s, i in zip(saved, own, strict=False) if i < 0),
-            *cts,
-        ]
+        others = [_still(s) for s, i in zip(saved, self.plan.own, strict=False) if i < 0]
+        args = [*self.inputs(ctx, saved, derivative), *others, *cts]
         ctx.maybe_clear_saved_tensors()  # type: ignore[attr-defined]
         return derivative.call(*map(_moved, args, derivative.devices))
 
@@ -69,6 +65,13 @@ class Again:
                 "tessera.grad inside"
             )
         return found
+
+
+def no_forward_mode(*_: object) -> tuple:
+    raise DoubleBackwardError(
+        "expected gradients to be differentiated in reverse mode, got a forward-mode tangent in a compiled backward; "
+        "compute the forward inside torch.autograd.forward_ad.dual_level() too"
+    )
 
 
 def _still(s: object) -> object:

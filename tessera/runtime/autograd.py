@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch.autograd import forward_ad
 
 from tessera.ir.types import overlaps_itself
 from tessera.runtime import batched, stand_in
@@ -38,9 +39,10 @@ class Bridge:
     inputs: int
     tensors: tuple[int, ...]  # saved values that are tensors, by position among the saved
     numbers: tuple[int, ...]  # saved values that are numbers
-    reached: tuple[tuple[int, ...], ...]  # cotangents that each gradient is made of, by position in `pulled`
     own: tuple[int, ...]  # of each saved value, the input that it is, or -1
     stand_ins: tuple[int, ...]  # inputs that gradients depend on and nothing saves: something is saved in their place
+    reached: tuple[tuple[int, ...], ...]  # cotangents that each gradient is made of, by position in `pulled`
+    cut: tuple[int, ...]  # inputs that no result depends on: autograd does not hear of them, nor do their hooks
 
 
 def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable) -> Callable:
@@ -53,8 +55,7 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
     whole = count + len(numbers)
 
     def restore(ctx: Context) -> list:
-        """What forward saved, in order, then the stand-ins. Where nothing was saved, backward may run twice, as in
-        eager."""
+        """What forward saved, in order, then the stand-ins. What saved nothing may run twice, as in eager."""
         saved = ctx.saved_tensors if count else ()  # type: ignore[attr-defined]
         if in_order:
             return list(saved)
@@ -70,7 +71,7 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
         laid = zip(cts, ctx.strides, strict=True)  # type: ignore[attr-defined]
         seeds = [ct if ct.stride() == s else laid_out(ct, s) for ct, s in laid]
         given = restore(ctx)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or (forward_ad._current_level >= 0 and any(map(_moves, cts))):
             return again(ctx, given, seeds)
         given[whole:] = seeds
         # Unless the graph is kept, the list is all that holds them now.
@@ -113,16 +114,32 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
                 seeds[k] = torch.zeros(shape, dtype=dtype, device=device)
             grads = batched.rows(gradients, ctx, seeds) if batched.active() else gradients(ctx, seeds)
             for position, grad, reached in zip(plan.wrt, grads, plan.reached, strict=True):
-                if missing and reached and missing.issuperset(reached):
+                if missing and reached and missing.issuperset(reached) and not _hooked(ctx, position):
                     continue  # nothing flows here, and autograd gives no gradient
                 aligned[position] = grad if aligned[position] is None else _sum(aligned[position], grad)
             return tuple(aligned)
 
     set_code_exec_strategy(TesseraGraph.backward.__code__, _UNSEEN)
-    if not stand_ins:
-        return TesseraGraph.apply
-    apply = TesseraGraph.apply
-    return lambda *args: apply(*args)[:results]
+    apply = _apart(TesseraGraph.apply, plan.cut) if plan.cut else TesseraGraph.apply
+    return (lambda *args: apply(*args)[:results]) if stand_ins else apply
+
+
+def _apart(apply: Callable, cut: tuple[int, ...]) -> Callable:
+    """The same without a way back to some inputs."""
+
+    def call(*inputs: torch.Tensor) -> tuple:
+        given = list(inputs)
+        for i in cut:
+            given[i] = given[i].detach()
+        return apply(*given)
+
+    return call
+
+
+def _hooked(ctx: Context, position: int) -> bool:
+    """Hooks wait at this leaf. Autograd would call them with None: zeros are what they can bear."""
+    leaf = getattr(ctx.next_functions[position][0], "variable", None)  # type: ignore[attr-defined]
+    return leaf is not None and bool(leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None))
 
 
 def laid_out(ct: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
@@ -130,6 +147,10 @@ def laid_out(ct: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     if overlaps_itself(ct.shape, stride):
         return ct.contiguous()
     return torch.empty_strided(ct.shape, stride, dtype=ct.dtype, device=ct.device).copy_(ct)
+
+
+def _moves(ct: torch.Tensor) -> bool:
+    return forward_ad.unpack_dual(ct).tangent is not None
 
 
 def _sum(a: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:

@@ -1,31 +1,52 @@
 """Cotangents that stand for many: `torch.autograd.grad(..., is_grads_batched=True)`, the vectorized Jacobians.
 
-PyTorch runs a backward under vmap then. A compiled backward reads memory, not batched tensors, so it runs once a row.
+PyTorch runs a backward on batched tensors then. A compiled backward reads memory, so it runs once for every row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
-from torch._functorch.pyfunctorch import temporarily_pop_interpreter_stack
 
-active = torch._C._are_functorch_transforms_active
+active = functools.partial(torch._C._dispatch_tls_is_dispatch_key_included, torch._C._parse_dispatch_key("VmapMode"))
+_is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
-def rows(gradients: Callable, ctx: object, cts: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+def rows(gradients: Callable, ctx: object, cts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
     """The gradients of every row, batched as the cotangents are."""
-    level = torch._C._functorch.maybe_current_level()
-    apart = [torch._C._functorch._unwrap_batched(ct, level) for ct in cts]
-    size = next((x.shape[dim] for x, dim in apart if dim is not None), None)
-    with temporarily_pop_interpreter_stack():
-        again = rows if active() else lambda f, c, xs: f(c, xs)
+    with _outside() as level:
+        inner = functools.partial(rows, gradients) if active() else gradients
+        batches = [torch._remove_batch_dim(ct, level, 1, 0) if _is_batched(ct) else None for ct in cts]
+        size = next((len(b) for b in batches if b is not None), None)
         if size is None:
-            return again(gradients, ctx, cts)
-        every = [again(gradients, ctx, [_row(x, dim, i) for x, dim in apart]) for i in range(size)]
+            return inner(ctx, cts)
+        kept, given = _Kept(ctx), list(zip(cts, batches, strict=True))
+        every = [inner(kept, [ct if b is None else b[i] for ct, b in given]) for i in range(size)]
         stacked = [None if column[0] is None else torch.stack(column) for column in zip(*every, strict=True)]
-    return [None if x is None else torch._C._functorch._add_batch_dim(x, 0, level) for x in stacked]
+        return [None if x is None else torch._add_batch_dim(x, 0, level) for x in stacked]
 
 
-def _row(x: torch.Tensor, dim: int | None, i: int) -> torch.Tensor:
-    return x if dim is None else x.select(dim, i)
+class _Kept:
+    """A context whose saved tensors are read more than once. Autograd lets go of them after the last row."""
+
+    def __init__(self, ctx: object) -> None:
+        self.ctx = ctx
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.ctx, name)
+
+    def maybe_clear_saved_tensors(self) -> None:
+        pass
+
+
+@contextmanager
+def _outside() -> Iterator[int]:
+    """As if the innermost batch were not there; gives its level."""
+    level = torch._C._vmapmode_decrement_nesting() + 1
+    try:
+        yield level
+    finally:
+        torch._C._vmapmode_increment_nesting()

@@ -71,9 +71,10 @@ def bridge_of(
         len(captured.trace.inputs),
         tensors,
         numbers,
-        _reached(joint),
         tuple(inputs.get(v, -1) for v in split.saved),
         tuple(inputs[v] for v in joint.wrt if v not in split.saved and v in felt),
+        _reached(joint),
+        tuple(inputs[v] for v, g in zip(joint.wrt, joint.trace.outputs[-len(joint.wrt) :], strict=True) if g is None),
     )
 
 

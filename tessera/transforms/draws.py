@@ -22,16 +22,20 @@ def is_draw(eqn: Equation) -> bool:
     return draws(eqn.op, eqn.args, eqn.kwargs) or (eqn.op is FUNCTIONAL and is_random(eqn.args[0]))
 
 
+def _operator(eqn: Equation) -> object:
+    return eqn.args[0] if eqn.op is FUNCTIONAL else eqn.op
+
+
 def refused_draw(transform: str, eqn: Equation) -> BatchError:
     return BatchError(
-        f"{transform}: {eqn.op} draws random numbers ({eqn.source or 'unknown line'}); say whether every example "
-        'gets its own (randomness="different") or all share one draw (randomness="same")'
+        f"{transform}: {_operator(eqn)} draws random numbers ({eqn.source or 'unknown line'}); say whether every "
+        'example gets its own (randomness="different") or all share one draw (randomness="same")'
     )
 
 
 def no_common_draw(eqn: Equation) -> BatchError:
     return BatchError(
-        f"vmap: {eqn.op} draws from distributions that differ between examples ({eqn.source or 'unknown line'}); "
+        f"vmap: {_operator(eqn)} draws from what differs between examples ({eqn.source or 'unknown line'}); "
         'they cannot share one draw (randomness="same"); say randomness="different"'
     )
 

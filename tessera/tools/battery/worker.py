@@ -1,9 +1,8 @@
 """A worker of the battery: takes the names of cases on standard input, writes outcomes on standard output.
 
-It is given the module that holds the sections. One line of JSON a message: `{"section", "case", "device"}` comes in;
-for every part `{"part": …, "status": …}` goes out, and `{"done": true}` at the end of a case. What a program prints
-goes to standard error. A worker whose device no longer answers says `{"broken": true}`, and the pool starts another
-one.
+It is given the module that holds the sections. A message is one line of JSON: `{"section", "case", "device"}` comes in;
+for every part `{"part": …, "status": …}` goes out, and `{"done": true}` after a case. What a program prints goes
+to standard error. A worker whose device no longer answers says `{"broken": true}`, and the pool starts another one.
 """
 
 from __future__ import annotations
