@@ -74,6 +74,7 @@ def bridge_of(
         tuple(inputs.get(v, -1) for v in split.saved),
         tuple(inputs[v] for v in joint.wrt if v not in split.saved and v in felt),
         _reached(joint),
+        tuple(inputs[v] for v, g in zip(joint.wrt, joint.trace.outputs[-len(joint.wrt) :], strict=True) if g is None),
     )
 
 

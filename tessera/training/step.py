@@ -15,7 +15,7 @@ import torch
 import torch._dynamo
 
 from tessera.compiled import Compiled, argument_names, compiled_state, under_dynamo
-from tessera.frontends.frames import MODEL, own_frames
+from tessera.frontends.frames import MODEL, looking_at_hooks, own_frames
 from tessera.pipelines import Options
 from tessera.training.backend import StepBackend, reason_of
 from tessera.training.book import Book
@@ -85,6 +85,7 @@ def loss(*args, **kwargs):
     return {call}*args, **kwargs)
 
 def step(*args, **kwargs):
+    {look}
     out = {call}*args, **kwargs)
     if isinstance(out, tuple):
         return (mark(out[0]), *out[1:])
@@ -97,8 +98,9 @@ def step(*args, **kwargs):
 
 def _frames(model: torch.nn.Module, loss_fn: Callable | None) -> tuple[Callable, Callable]:
     """The loss as a function of a batch alone, plain and with the loss marked, each in a frame of its own."""
-    scope: dict[str, object] = {MODEL: model, "loss_fn": loss_fn, "mark": LOSS}
-    made = own_frames(_FRAMES.format(call=f"{MODEL}(" if loss_fn is None else f"loss_fn({MODEL}, "), scope)
+    look, hooks = looking_at_hooks(model)
+    scope: dict[str, object] = {MODEL: model, "loss_fn": loss_fn, "mark": LOSS, **hooks}
+    made = own_frames(_FRAMES.format(look=look, call=f"{MODEL}(" if loss_fn is None else f"loss_fn({MODEL}, "), scope)
     return made["loss"], made["step"]
 
 
