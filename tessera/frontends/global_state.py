@@ -17,15 +17,20 @@ from tessera.frontends.functional import WATCHED, tracing
 from tessera.util.errors import CaptureError
 
 _SETTERS = ("set_", "_set_", "enable_", "use_")
+_TRANSFORMS = "torch._C._functorch"  # switches of torch.func's, which its transforms set and put back
 
 
 def refuse_setter(node: torch.fx.Node) -> None:
     """A node of Dynamo's that is called for nothing but the switch it sets."""
     target = node.target
-    if node.users or node.all_input_nodes or isinstance(target, (str, OpOverload, OpOverloadPacket, HigherOrderOperator)):
+    if (
+        node.users
+        or node.all_input_nodes
+        or isinstance(target, (str, OpOverload, OpOverloadPacket, HigherOrderOperator))
+    ):
         return
-    name = getattr(target, "__name__", "")
-    if name.startswith(_SETTERS) and target is not torch._C._set_grad_enabled:
+    name, ours = getattr(target, "__name__", ""), getattr(target, "__module__", "") == _TRANSFORMS
+    if name.startswith(_SETTERS) and not ours and target is not torch._C._set_grad_enabled:
         raise CaptureError(f"the program calls {name}, on which later operators depend; the graph runs eagerly")
 
 
@@ -56,7 +61,12 @@ def _refused(name: str) -> Callable[[Callable], Callable]:
     return replace
 
 
-for _name in (
-    "set_default_dtype use_deterministic_algorithms set_deterministic_debug_mode manual_seed seed set_rng_state"
-).split():
+for _name in [
+    "set_default_dtype",
+    "use_deterministic_algorithms",
+    "set_deterministic_debug_mode",
+    "manual_seed",
+    "seed",
+    "set_rng_state",
+]:
     WATCHED.append((torch, _name, _refused(_name)))

@@ -18,7 +18,9 @@ from torch._dynamo.variables import builder
 Guard = Callable[..., object]
 
 
-def _guarded(theirs: Callable[[Source, Source | None], Guard | None]) -> Callable[[Source, Source | None], Guard | None]:
+def _guarded(
+    theirs: Callable[[Source, Source | None], Guard | None],
+) -> Callable[[Source, Source | None], Guard | None]:
     @functools.wraps(theirs)
     def make_dupe_guard(name: Source, other: Source | None) -> Guard | None:
         guard = theirs(name, other)
