@@ -11,6 +11,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import os
 import re
 import time
 import traceback
@@ -23,6 +24,7 @@ import torch._dynamo
 from torch._guards import CompileContext
 from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 
 from tessera.dispatch import Dispatcher, build
 from tessera.frontends.breaks import last_counted, why_it_ended
@@ -31,6 +33,7 @@ from tessera.frontends.dynamo import capture_graph, given_fakes
 from tessera.frontends.export import capture_export
 from tessera.frontends.frames import entry_of
 from tessera.frontends.lines import QUIET, calling_line
+from tessera.frontends.module_hooks import ModuleHooks
 from tessera.frontends.same_object import guard_same_objects
 from tessera.ir.record import recording
 from tessera.pipelines import Compilation, Failure, Options, compile_captured
@@ -38,7 +41,8 @@ from tessera.runtime.buckets import Buckets, bucketed
 from tessera.util.config import config
 from tessera.util.errors import CaptureError, OptionError, TesseraError
 
-DYNAMO_ERRORS = (torch._dynamo.exc.TorchRuntimeError, torch._dynamo.exc.InternalTorchDynamoError)
+# Some of Dynamo's own assertions come as they are.
+DYNAMO_ERRORS = (torch._dynamo.exc.TorchRuntimeError, torch._dynamo.exc.InternalTorchDynamoError, AssertionError)
 FRONTENDS = ("dynamo", "functional")
 guard_same_objects()
 
@@ -127,8 +131,18 @@ def _recompile_reason() -> str:
 class Compiled:
     """State of one jitted callable; `stages`, `edit` and `explain` look here."""
 
-    def __init__(self, fn: Callable, backend: Backend | Dispatcher, call: Callable, again: Callable) -> None:
+    def __init__(
+        self,
+        fn: Callable,
+        backend: Backend | Dispatcher,
+        call: Callable,
+        again: Callable,
+        anew: Callable[[], Callable] | None = None,
+    ) -> None:
+        """`anew` gives a call that has compiled nothing yet."""
         self.fn, self.backend, self.call = fn, backend, call
+        self.hooks = ModuleHooks(fn) if isinstance(fn, torch.nn.Module) and anew is not None else None
+        self.anew = anew
         self.failures = 0
         self.owner: object = None  # the function that carries this state
         self.again = again  # compiles something else with the same options
@@ -151,9 +165,18 @@ class Compiled:
 
         return first
 
+    def look_at_hooks(self) -> None:
+        """Dynamo compiles a module's hooks with it and does not see when they change: then it begins anew."""
+        assert self.hooks is not None and self.anew is not None
+        changed, call = self.hooks.changed(self.call)
+        if changed:
+            self.call = call or self.anew()
+
     def recover(self, error: Exception, args: tuple, kwargs: dict) -> object:
         """Dynamo itself failed. If none of the user's code has run yet, the call runs eagerly instead."""
         strict = self.backend.strict if isinstance(self.backend, Backend) else None
+        if isinstance(error, AssertionError) and not _of_dynamo(error):
+            raise error
         if (strict if strict is not None else config.strict) or _user_code_ran(error):
             raise error
         self.failures += 1
@@ -174,6 +197,11 @@ def _user_code_ran(error: BaseException) -> bool:
     """A frame of the user's own between our call and the failure means that part of the call was carried out."""
     frames = traceback.extract_tb(error.__traceback__)
     return any(not frame.filename.startswith(QUIET) for frame in frames)
+
+
+def _of_dynamo(error: BaseException) -> bool:
+    frames = traceback.extract_tb(error.__traceback__)
+    return frames[-1].filename.startswith(os.path.dirname(torch._dynamo.__file__))
 
 
 def backend(gm: torch.fx.GraphModule, example_inputs: list[object], **kwargs: object) -> Callable:
@@ -233,6 +261,8 @@ def jit(
         raise OptionError(f"expected a module, function, method or exported program, got {type(fn).__name__}")
     if isinstance(fn, type) and issubclass(fn, torch.nn.Module):
         raise OptionError(f"expected a module, got the class {fn.__name__}: make one first, such as {fn.__name__}(…)")
+    if dynamic not in (None, True, False):
+        raise OptionError(f"dynamic: expected True, False or None, got {dynamic!r}")
     if buckets is not None and not isinstance(buckets, Buckets):
         raise OptionError(f"buckets: expected a tessera.Buckets, got {type(buckets).__name__}")
     how = frontend or config.frontend
@@ -251,8 +281,12 @@ def jit(
         call = build(dispatcher)
         return _wrap(fn, Compiled(fn, dispatcher, bucketed(call, buckets, names) if buckets else call, again))
     backend = Backend(options, strict, name, names)
-    call = under_dynamo(entry_of(fn, name), backend, dynamic=dynamic, fullgraph=fullgraph)
-    return _wrap(fn, Compiled(fn, backend, bucketed(call, buckets, names) if buckets else call, again))
+
+    def anew() -> Callable:
+        call = under_dynamo(entry_of(fn, name), backend, dynamic=dynamic, fullgraph=fullgraph)
+        return bucketed(call, buckets, names) if buckets else call
+
+    return _wrap(fn, Compiled(fn, backend, anew(), again, anew))
 
 
 # Of one function. A model that generates needs a program for the prompt, a token and a full window, each for one row,
@@ -389,6 +423,8 @@ class _ModuleCall:
         state = _states[id(self)]
         if recording() is not None:
             return state.fn(*args, **kwargs)
+        if state.hooks is not None and (state.hooks.seen != RemovableHandle.next_id or state.hooks.some):
+            state.look_at_hooks()
         try:
             return state.call(*args, **kwargs)
         except DYNAMO_ERRORS as error:

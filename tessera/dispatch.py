@@ -7,8 +7,8 @@ are seen). A call costs one key, one dictionary look-up and the compiled program
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch._dynamo.convert_frame import compile_lock
@@ -23,6 +23,7 @@ from tessera.ir.builder import Builder
 from tessera.ir.record import recording
 from tessera.ops.op import keep_whole
 from tessera.pipelines import Compilation, Options, compile_captured
+from tessera.util.errors import InputError
 
 Entry = Callable[..., object]
 
@@ -39,7 +40,7 @@ class Dispatcher:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if any(isinstance(x, FakeTensor) for x in leaves):  # the user's own: there is nothing that a kernel could read
             return lambda args, kwargs: self.fn(*args, **kwargs)
-        captured, lifted, call_spec = self.capture(leaves, spec)
+        captured, lifted, given = self.capture(leaves, spec)
         places = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
 
         def eager(*tensors: torch.Tensor) -> tuple:
@@ -52,34 +53,37 @@ class Dispatcher:
         name = f"{self.name}_{len(self.compilations)}"
         call, compilation = compile_captured(captured, eager, name, self.options)
         self.compilations.append(compilation)
-        entry = _entry(call, spec, places, lifted, call_spec, len(args) if not kwargs else None)
+        entry = _entry(call, spec, places, lifted, given, len(args) if not kwargs else None)
         self.entries[key] = entry
         return entry
 
-    def capture(self, leaves: list[object], spec: pytree.TreeSpec) -> tuple[Captured, tuple, pytree.TreeSpec]:
+    def capture(self, leaves: list[object], spec: pytree.TreeSpec) -> tuple[Captured, tuple, Given]:
         """The trace with every tensor closed over as a further input, so that parameters can be trained."""
         places = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
         mode = fake.default_mode()
+        given: list[Given] = []
 
         def run(*fakes: torch.Tensor) -> object:
             full = list(leaves)
             for place, x in zip(places, fakes, strict=True):
                 full[place] = x
             args, kwargs = pytree.tree_unflatten(full, spec)
-            return self.fn(*args, **kwargs)
+            different, once = Given.of(self.fn(*args, **kwargs))
+            given.append(once)
+            return different
 
         fakes: list[object] = [_fake_of_its_own(leaves[i], mode) for i in places]  # type: ignore[arg-type]
         every = argument_names(self.fn, *pytree.tree_unflatten(leaves, spec))
         builder = Builder(self.name, mode)
         try:
             with watching(builder):
-                captured = capture(run, fakes, [every[i] for i in places], keep_whole, builder)
+                captured = capture(run, fakes, [every[i] for i in places], keep_whole, builder, close=True)
         except ASKS_A_VALUE as error:
             raise value_needed(error) from error
         lifted = tuple(captured.trace.constants.values())
         trace = captured.trace.with_(inputs=(*captured.trace.inputs, *captured.trace.constants), constants={})
         grads = tuple(x.requires_grad for x in (*(leaves[i] for i in places), *lifted))  # type: ignore[attr-defined]
-        return replace(captured, trace=trace, requires_grad=grads), lifted, captured.spec
+        return replace(captured, trace=trace, requires_grad=grads), lifted, given[-1]
 
 
 def _fake_of_its_own(x: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
@@ -88,11 +92,30 @@ def _fake_of_its_own(x: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
     return mode.from_tensor(x.detach().requires_grad_(x.requires_grad), static_shapes=True)
 
 
+@dataclass(frozen=True)
+class Given:
+    """The structure of what a function gives. A tensor given twice is one result of the program, at two places."""
+
+    spec: pytree.TreeSpec
+    order: tuple[int, ...]  # the result behind each leaf
+
+    @staticmethod
+    def of(out: object) -> tuple[list[object], Given]:
+        """The leaves that are different objects, and how they make up `out`."""
+        leaves, spec = pytree.tree_flatten(out)
+        places: dict[int, int] = {}
+        order = tuple(places.setdefault(id(x), len(places)) for x in leaves)
+        return list({id(x): x for x in leaves}.values()), Given(spec, order)
+
+    def pack(self, out: Sequence[object]) -> object:
+        return pytree.tree_unflatten([out[i] for i in self.order], self.spec)
+
+
 def _entry(
-    call: Callable, spec: pytree.TreeSpec, places: list[int], lifted: tuple, out_spec: pytree.TreeSpec, flat: int | None
+    call: Callable, spec: pytree.TreeSpec, places: list[int], lifted: tuple, given: Given, flat: int | None
 ) -> Entry:
     """The shortest way from arguments to results for this structure."""
-    single = out_spec.is_leaf()
+    single = given.spec.is_leaf()
     plain = flat is not None and places == list(range(flat)) == list(range(spec.num_leaves))
     if plain and not lifted and single:
         return lambda args, kwargs: call(*args)[0]
@@ -100,7 +123,7 @@ def _entry(
     def general(args: tuple, kwargs: dict) -> object:
         leaves = pytree.tree_leaves((args, kwargs))
         out = call(*[leaves[i] for i in places], *lifted)
-        return pytree.tree_unflatten(list(out), out_spec)
+        return given.pack(out)
 
     return general
 
@@ -144,6 +167,11 @@ def _slow_key(args: tuple, kwargs: dict) -> list:
         if isinstance(x, torch.Tensor):
             strides = x.stride() if x.layout is torch.strided else None
             key += (type(x), x.shape, x.dtype, strides, x.device, x.requires_grad)
+        elif x.__hash__ is None:
+            raise InputError(
+                f"expected arguments that are tensors or can be told apart by their values, got a {type(x).__name__}; "
+                "pass a tuple or a frozenset, or use frontend='dynamo'"
+            )
         else:
             key += (type(x), x)
     return key

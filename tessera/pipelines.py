@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 
 import torch
+from torch._dynamo.convert_frame import compile_lock
 
 from tessera.executors import default
 from tessera.executors.aten import bind
@@ -21,6 +22,7 @@ from tessera.executors.base import FusionExecutor, in_order
 from tessera.executors.claim import Claim, claim
 from tessera.executors.dumped import dump_kernels
 from tessera.frontends.captured import Aliased, Captured
+from tessera.ir import fake
 from tessera.ir.equation import Arg, Equation, Value, values_in
 from tessera.ir.printer import compile_trace
 from tessera.ir.schema import has_effect
@@ -37,17 +39,21 @@ from tessera.passes.decode import decode
 from tessera.passes.fold import fold
 from tessera.passes.fp8 import Layers, fp8
 from tessera.passes.inline import inline
+from tessera.passes.known import Given, known
+from tessera.passes.lay_out import lay_out
 from tessera.passes.linear_loss import chunk_loss, linear_loss
 from tessera.passes.offload import Halves, candidates, fitting, offload, peak
 from tessera.passes.prefetch import MOVES, prefetch
 from tessera.passes.reinplace import reinplace
 from tessera.passes.schedule import lifetimes, schedule
 from tessera.runtime import decode as decode_kernels
+from tessera.runtime.again import Again, Derivative, no_forward_mode
 from tessera.runtime.autograd import Bridge, bridge
 from tessera.runtime.call import Layout, build_call
 from tessera.runtime.capturable import device_of, why_not_captured
+from tessera.runtime.contracts import checked_inputs, contracts
 from tessera.runtime.cudagraph import Graphed
-from tessera.runtime.plan import bridge_of, core_of, layout_of
+from tessera.runtime.plan import backward_graph, bridge_of, core_of, layout_of, positions_read, tensor_places
 from tessera.store.key import Key, key_of, own_function
 from tessera.store.program import (
     COUNTS,
@@ -89,6 +95,7 @@ FINAL: list[tuple[str, Pass]] = [
     ("schedule", schedule),
     ("reinplace", reinplace),
     ("cached_attention", cached_attention),
+    ("lay_out", lay_out),  # last: it must stand right behind whatever calls the kernel
 ]
 
 
@@ -118,6 +125,8 @@ class Options:
         if cuda_graph not in (True, False, "auto"):
             raise OptionError(f"cuda_graph: expected True, False or 'auto', got {cuda_graph!r}")
         listed = config.executors if executors is None else executors
+        if not isinstance(listed, (str, list, tuple)):
+            raise OptionError(f"executors: expected a list of names, got {listed!r}")
         names = default.named(listed) if isinstance(listed, str) else tuple(listed)
         in_order(names)  # an unknown name is refused here, where the user wrote it
         if (recompute or config.recompute) not in POLICIES:
@@ -143,7 +152,7 @@ class Program:
 # What is known of a compilation once it was built, and is not needed to call it.
 ACCOUNT = (
     "stages", "claims", "to_claim", "programs", "saved_bytes", "saved", "results", "offloaded", "offload_note", "fp8",
-    "joint",
+    "joint", "core", "kept",
 )  # fmt: skip
 
 # Told of every compilation when it is built; whoever measures a script looks on here. Empty otherwise.
@@ -153,9 +162,13 @@ WATCHERS: list[Callable[[Compilation], None]] = []
 class Compilation:
     """One captured graph on its way to a callable: every stage, and what was decided."""
 
-    def __init__(self, name: str, captured: Captured, eager: Callable, options: Options) -> None:
+    def __init__(
+        self, name: str, captured: Captured, eager: Callable, options: Options, given: tuple[Given, ...] = ()
+    ) -> None:
+        """`given`: values that are known when the program begins, because others computed them."""
         self.name, self.captured, self.eager, self.options = name, captured, eager, options
-        self.grad_enabled = torch.is_grad_enabled()
+        self.given = given
+        self.grad_enabled = torch.is_grad_enabled() or captured.enables_grad
         self.edits: dict[str, Trace] = {}
         self.flags = {field.name: getattr(config, field.name) for field in fields(config)}
         self.from_cache = False
@@ -174,6 +187,8 @@ class Compilation:
     def key(self) -> Key | None:
         """What a stored program would be found by; None where there can be none, or where every stage is wanted."""
         if not config.program_cache or config.dump or config.verify or config.autotune or config.log >= 2:
+            return None
+        if self.given:  # they would belong to the key
             return None
         try:
             return key_of(self.captured, self.options.executors, self.identity())
@@ -251,12 +266,12 @@ class Compilation:
         start = time.perf_counter()
         self.reset()
         core = core_of(self.keep("captured", self.captured.trace), self.captured)
-        core = self.run(core, CLEAN)
         needs = zip(core.inputs, self.captured.requires_grad, strict=True)
-        wrt = [v for v, wanted in needs if wanted and _floats(v)]
-        if self.grad_enabled and wrt and self.fusers():  # kernels of ours make the loss's gradient beside the loss
+        wrt = [v for v, wanted in needs if wanted and _floats(v)] if self.grad_enabled else []
+        core = self.core = self.clean(core, wrt)
+        if wrt and self.fusers():  # kernels of ours make the loss's gradient beside the loss
             core = self.keep("linear_loss", dce(linear_loss(core)))
-        joint = vjp(core, wrt, self.captured.mode) if self.grad_enabled and wrt else None
+        joint = vjp(core, wrt, self.captured.mode) if wrt else None
         self.written = tuple(i for i, v in enumerate(core.inputs) if v in core.mutations)
         if joint is not None and joint.pulled:
             self.joint = joint
@@ -269,6 +284,7 @@ class Compilation:
     def finish(self, programs: list[Program]) -> None:
         """What the caller calls."""
         runs = [program.run for program in programs]
+        self.reads = positions_read(programs[0].trace)
         if self.bridge is None:
             runs = [self.replayed(runs[0], programs[0].trace, self.written)]
         elif self.options.cuda_graph != "off":
@@ -280,7 +296,20 @@ class Compilation:
         if self.bridge is None:
             return build_call(runs[0], self.layout, self.eager, guarded=True)
         forward, backward = runs
-        return build_call(bridge(forward, backward, self.bridge), self.layout, self.eager, guarded=False)
+        core = bridge(forward, backward, self.bridge, Again(self.bridge, tensor_places(self.captured), self.derivative))
+        if self.captured.enables_grad:
+            core = torch.enable_grad()(core)
+        return build_call(core, self.layout, self.eager, guarded=False)
+
+    def derivative(self, wanted: tuple[bool, ...]) -> Derivative:
+        """The backward as a graph that can be differentiated in turn; `wanted` says by which cotangents."""
+        name, flags = f"{self.name}_again", {"dump": "", **self.flags}
+        with compile_lock, fake.alone(), torch.enable_grad(), override(**flags):
+            captured, given = backward_graph(self.captured, self.core, self.bridge, self.kept, wanted, name)
+            made = Compilation(name, captured, no_forward_mode, self.options, (*self.given, given))
+        inputs = captured.trace.inputs
+        devices = tuple(v.type.device if isinstance(v.type, TensorType) else None for v in inputs)
+        return Derivative(made.call, made.reads, tuple(v.name for v in inputs), devices)
 
     def reset(self) -> None:
         """Nothing is built yet."""
@@ -296,6 +325,8 @@ class Compilation:
         self.offload_note = ""  # what there is to say of them
         self.fp8 = Layers()  # layers that multiply in 8 bits, and those that could not
         self.joint: Joint | None = None  # as differentiated, before it was cleaned
+        self.core: Trace | None = None  # what was differentiated
+        self.kept: tuple[Trace, tuple[Value, ...]] | None = None  # the forward's equations, and what it saves
         self.bridge: Bridge | None = None  # how a forward and a backward line up, where there are two
         self.layout = Layout(())
 
@@ -357,6 +388,10 @@ class Compilation:
         for name, step in passes:
             trace = self.keep(f"{prefix}{name}", step(trace))
         return trace
+
+    def clean(self, trace: Trace, wrt: Collection[Value]) -> Trace:
+        """What was captured, with all that differentiation with respect to these inputs sees."""
+        return self.run(trace, [(n, partial(step, wrt=wrt) if step is canonicalise else step) for n, step in CLEAN])
 
     def claimed(self, trace: Trace, prefix: str = "") -> Trace:
         """Who runs what."""
@@ -435,8 +470,14 @@ def _told(error: Exception) -> str:
 
 
 def finished(final: Trace, boxed: bool = False) -> Callable:
-    """The last program as generated Python; boxed, its inputs die with their last reader too."""
-    return compile_trace(final, bind=bind, dead=lifetimes(final, inputs=boxed), boxed=boxed)
+    """The last program as generated Python; boxed, its inputs die with their last reader too. With `verify` it compares
+    whatever its equations give with what the trace says."""
+    dead = lifetimes(final, inputs=boxed)
+    if not config.verify:
+        return compile_trace(final, bind=bind, dead=dead, boxed=boxed)
+    around, names = contracts(final)
+    run = compile_trace(final, bind=bind, dead=dead, around=around, names_in_scope=names, boxed=boxed)
+    return checked_inputs(final, run, boxed)
 
 
 @dataclass(frozen=True)
@@ -495,7 +536,8 @@ def _training(compilation: Compilation, joint: Joint) -> None:
     halves = compilation.offload(halves)
     forward = compilation.keep("forward", halves.forward)
     backward = compilation.keep("backward", halves.backward)
-    compilation.bridge = bridge_of(captured, joint, split, results)
+    compilation.bridge = bridge_of(captured, joint, split, results, compilation.given)
+    compilation.kept = (split.forward, split.saved)
     compilation.generate(forward, "forward ")
     compilation.generate(backward, "backward ", boxed=True)
     outputs = joint.trace.outputs[: len(joint.trace.outputs) - len(joint.wrt)]
@@ -512,6 +554,8 @@ def clean_joint(compilation: Compilation, joint: Joint) -> Joint:
     """Take the joint program apart for who will run it, clean it, and sort forward before backward again."""
     trace = joint.trace.with_(outputs=(*joint.trace.outputs, *joint.pulled))
     trace = compilation.run(compilation.apart(trace, "joint "), CLEAN_JOINT, "joint ")
+    if compilation.given:
+        trace = compilation.keep("joint known", known(trace, compilation.given))
     count = len(joint.trace.outputs)
     outputs, pulled = trace.outputs[:count], trace.outputs[count:]
     early = _forward_part(trace, [*outputs[: count - len(joint.wrt)], *pulled], _cotangents(joint))

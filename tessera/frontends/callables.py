@@ -14,7 +14,8 @@ from tessera.util.errors import OptionError
 def refuse_suspended(fn: Callable, generators: bool) -> None:
     """A function that stops half-way is not one program: its caller decides when, and on what, it goes on.
 
-    TorchDynamo lets generators run as they are; where the function is traced at once (`generators`), they are refused too.
+    TorchDynamo lets generators run as they are; where the function is traced at once (`generators`), they are refused
+    too.
     """
     called = function_behind(fn)
     if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
@@ -33,4 +34,4 @@ def function_behind(fn: Callable) -> Callable:
         fn = fn.func
     if isinstance(fn, torch.nn.Module):
         return fn.forward
-    return fn if inspect.isroutine(fn) or isinstance(fn, type) else getattr(type(fn), "__call__", fn)
+    return fn if inspect.isroutine(fn) or isinstance(fn, type) else type(fn).__call__

@@ -1,7 +1,7 @@
 """`torch._check` on numbers known only at run time, in a function that is traced.
 
-PyTorch takes such a claim for granted while it traces. Here it also becomes an equation of the program, which raises the
-error and the message that eager does. TorchDynamo's graphs hold these claims as operators (`frontends/dynamo.py`).
+PyTorch takes such a claim for granted while it traces. Here it also becomes an equation of the program, which raises
+the error and the message that eager does. TorchDynamo's graphs hold these claims as operators (`frontends/dynamo.py`).
 """
 
 from __future__ import annotations

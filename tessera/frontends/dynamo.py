@@ -11,18 +11,21 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 import torch._higher_order_ops  # noqa: F401  (registers the operators named below)
 from torch._guards import TracingContext, detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental._backward_state import BackwardState
 
 from tessera.frontends import control  # noqa: F401  (records torch.cond and its like as sub-traces)
 from tessera.frontends.bodies import record_call
 from tessera.frontends.captured import Captured, capture
-from tessera.frontends.custom import record_function
 from tessera.frontends.frames import MODEL, OWN_FILE
+from tessera.frontends.function import record_function
 from tessera.frontends.global_state import refuse_setter
+from tessera.frontends.hooks import REGISTER_HOOK, behind_hooks, check_between_results, record_hook
 from tessera.frontends.launch import record_launch
 from tessera.ir import fake
 from tessera.ir.builder import Builder
@@ -43,14 +46,30 @@ def capture_graph(
 ) -> Captured:
     """The trace of one Dynamo graph. `arguments` are the names of what the user passes by position."""
     placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    if any(isinstance(x, BackwardState) for x in example_inputs):
+        raise CaptureError(
+            "hooks of modules in a graph made for compiled autograd; they run as the graph does, eagerly"
+        )
+    check_between_results(gm)
     mode = fake_mode(placeholders, example_inputs)
     mode.epoch += 1  # sizes that Dynamo learned of its inputs' contents are forgotten: the trace has symbols of its own
     fakes = [_fake_input(n, x, mode) for n, x in zip(placeholders, example_inputs, strict=True)]
     builder = Builder(name, mode)
     names = [input_name(n, arguments) for n in placeholders]
     grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
-    captured = capture(run_graph(gm, builder), fakes, names, keep_whole, builder, locate=False)
-    return dataclasses.replace(captured, requires_grad=grads)
+    run, enables = run_graph(gm, builder), enables_grad(gm)
+    # Gradients are on around the program then, so that the equations it runs without them are marked.
+    with torch.enable_grad() if enables else nullcontext():
+        captured = capture(torch.no_grad()(run) if enables else run, fakes, names, keep_whole, builder, locate=False)
+    trace = behind_hooks(captured.trace, builder.hooked)
+    return dataclasses.replace(captured, trace=trace, requires_grad=grads, enables_grad=enables)
+
+
+def enables_grad(gm: torch.fx.GraphModule) -> bool:
+    """Called under no_grad, the program turns gradients on. Under inference_mode it does so in vain."""
+    if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        return False
+    return any(n.target is torch._C._set_grad_enabled and n.args[0] is True for n in gm.graph.nodes)
 
 
 def given_fakes(gm: torch.fx.GraphModule) -> bool:
@@ -211,8 +230,10 @@ def _autograd_function(
     class FromGraphs(torch.autograd.Function):
         @staticmethod
         def forward(ctx, *xs):  # noqa: ANN001, ANN002, ANN205
+            versions = [x._version if isinstance(x, torch.Tensor) else 0 for x in xs]
             out, ctx.saved = fwd(*context, *xs)
             listed = out if isinstance(out, (tuple, list)) else (out,)
+            ctx.mark_dirty(*(x for x, n in zip(xs, versions, strict=True) if n != getattr(x, "_version", 0)))
             ctx.mark_non_differentiable(*(x for i, x in enumerate(listed) if i in fixed))  # type: ignore[operator]
             return tuple(out) if isinstance(out, list) else out
 
@@ -240,6 +261,8 @@ BODIES: dict[object, Callable] = {
     _higher.triton_kernel_wrapper_mutation: record_launch,
     torch.ops.aten._assert_scalar.default: _check,
 }
+if REGISTER_HOOK is not None:
+    BODIES[REGISTER_HOOK] = record_hook
 
 
 def _attribute(gm: torch.fx.GraphModule, path: str) -> object:

@@ -60,8 +60,8 @@ def _own_code(function: types.FunctionType) -> types.FunctionType:
 
 
 def _forgotten_with(owner: Callable, *functions: types.FunctionType) -> None:
-    """When the owner goes, so does what Dynamo compiled for these functions. By itself it keeps that for good: compiled
-    code is held by the code it was made of, and a table of Dynamo's holds that for as long as there is compiled code."""
+    """When the owner goes, so does what Dynamo compiled for these functions. By itself it keeps that for good: the code
+    holds what was compiled of it, and a table of Dynamo's holds the code for as long as that lives."""
     for f in functions:
         weakref.finalize(owner, _forget, f.__code__).atexit = False
 
@@ -80,8 +80,19 @@ def _forget(code: types.CodeType) -> None:
 def own_frame(fn: Callable, name: str) -> Callable:
     """A function of its own that calls the module or function."""
     name = f"_{name}" if keyword.iskeyword(name) or not name.isidentifier() else name
-    text = f"def {name}(*args, **kwargs):\n    return {MODEL}(*args, **kwargs)\n"
-    return own_frames(text, {MODEL: fn})[name]
+    look, hooks = looking_at_hooks(fn)
+    text = f"def {name}(*args, **kwargs):\n    {look}\n    return {MODEL}(*args, **kwargs)\n"
+    return own_frames(text, {MODEL: fn, **hooks})[name]
+
+
+def looking_at_hooks(fn: Callable) -> tuple[str, dict[str, object]]:
+    """A statement that looks at the hooks of a module, and the names in it. Dynamo captures hooks but does not guard
+    that they stay; it does guard what a frame reads of the dictionaries that hold them."""
+    if not isinstance(fn, torch.nn.Module):
+        return "pass", {}
+    kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    held = {MODEL + kind: getattr(fn, kind) for kind in kinds}
+    return ", ".join(f"[*{name}]" for name in held), held
 
 
 def own_frames(text: str, scope: dict[str, object]) -> dict[str, Callable]:

@@ -1,21 +1,23 @@
 """Switches of PyTorch's that a program sets: what it does to them, it must do at every call.
 
 Grad mode is followed: the recorder notes what runs without gradients, and `Captured.grad_after` says how the program
-leaves the switch. Any other (the default dtype, deterministic algorithms, the state of random numbers) decides what later
-operators compute, and no equation says so: a graph that sets one runs eagerly, and a traced function that does is refused.
+leaves the switch (`grad_mode.py`). Any other (the default dtype, deterministic algorithms, the state of random numbers)
+decides what later operators compute, and no equation says so: a graph that sets one runs eagerly, and a traced function
+that does is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from tessera.frontends.functional import WATCHED, tracing
 from tessera.util.errors import CaptureError
+from tessera.util.names import names
 
+_OPERATORS = (str, OpOverload, OpOverloadPacket, HigherOrderOperator)
 _SETTERS = ("set_", "_set_", "enable_", "use_")
 _TRANSFORMS = "torch._C._functorch"  # switches of torch.func's, which its transforms set and put back
 
@@ -23,27 +25,11 @@ _TRANSFORMS = "torch._C._functorch"  # switches of torch.func's, which its trans
 def refuse_setter(node: torch.fx.Node) -> None:
     """A node of Dynamo's that is called for nothing but the switch it sets."""
     target = node.target
-    if (
-        node.users
-        or node.all_input_nodes
-        or isinstance(target, (str, OpOverload, OpOverloadPacket, HigherOrderOperator))
-    ):
+    if node.users or node.all_input_nodes or isinstance(target, _OPERATORS):
         return
     name, ours = getattr(target, "__name__", ""), getattr(target, "__module__", "") == _TRANSFORMS
     if name.startswith(_SETTERS) and not ours and target is not torch._C._set_grad_enabled:
         raise CaptureError(f"the program calls {name}, on which later operators depend; the graph runs eagerly")
-
-
-@contextmanager
-def kept_grad_mode() -> Iterator[list[bool]]:
-    """Grad mode is afterwards what it was. The list holds what the program left it at, where that is another."""
-    before, left = torch.is_grad_enabled(), []
-    try:
-        yield left
-        if torch.is_grad_enabled() != before:
-            left.append(not before)
-    finally:
-        torch._C._set_grad_enabled(before)
 
 
 def _refused(name: str) -> Callable[[Callable], Callable]:
@@ -61,12 +47,7 @@ def _refused(name: str) -> Callable[[Callable], Callable]:
     return replace
 
 
-for _name in [
-    "set_default_dtype",
-    "use_deterministic_algorithms",
-    "set_deterministic_debug_mode",
-    "manual_seed",
-    "seed",
-    "set_rng_state",
-]:
+for _name in sorted(
+    names("set_default_dtype use_deterministic_algorithms set_deterministic_debug_mode manual_seed seed set_rng_state")
+):
     WATCHED.append((torch, _name, _refused(_name)))

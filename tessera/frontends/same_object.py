@@ -2,8 +2,8 @@
 
 TorchDynamo traces a tensor once, however many names lead to it, and guards that the names stay one: but only where both
 are locals, or both globals. `f(MASK)` of a function that reads MASK itself then leaves code which takes every later
-argument for MASK. The guard holds between any two names, so here it is asked for between these too. It only makes Dynamo
-compile once more where it would have run the wrong program; that is right for every backend.
+argument for MASK. The guard holds between any two names, so here it is asked for between these too. It only makes
+Dynamo compile once more where it would have run the wrong program; that is right for every backend.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from torch._dynamo.source import Source
 from torch._dynamo.variables import builder
 
 Guard = Callable[..., object]
+DupeGuard = Callable[[Source, Source | None], Guard | None]
 
 
-def _guarded(
-    theirs: Callable[[Source, Source | None], Guard | None],
-) -> Callable[[Source, Source | None], Guard | None]:
+def _guarded(theirs: DupeGuard) -> DupeGuard:
     @functools.wraps(theirs)
     def make_dupe_guard(name: Source, other: Source | None) -> Guard | None:
         guard = theirs(name, other)

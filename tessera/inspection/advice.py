@@ -10,6 +10,11 @@ import re
 
 BREAKS: list[tuple[str, str]] = [
     (
+        r"backwards? hooks|compiled.autograd",
+        "hooks on the gradients of a module run as Python between its parts, so it runs eagerly: compile the modules "
+        "in it that have none, or set a hook on a tensor in the forward (register_hook), which is compiled with it",
+    ),
+    (
         r"`print`|[Ll]ogging|Logger|`_?warnings\.warn`",
         "move the print or log out of the compiled function, or put the function that prints into "
         "torch._dynamo.config.reorderable_logging_functions, which runs it after the graph, or a logger's method into "

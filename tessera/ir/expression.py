@@ -1,8 +1,8 @@
 """Symbolic numbers as Python.
 
 In: a symbolic size, number or truth value. Out: the text that computes it from its symbols, which are names around it.
-All else that a text mentions stands in `NAMES`. Python's own functions are `builtins.max`, never `max`: that is what the
-result of `aten.max` is called.
+All else that a text mentions stands in `NAMES`. Python's own functions are `builtins.max`, never `max`: that is what
+the result of `aten.max` is called.
 """
 
 from __future__ import annotations

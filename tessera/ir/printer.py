@@ -54,12 +54,13 @@ def print_trace(trace: Trace, types: bool = True) -> str:
 
 
 def print_module(trace: Trace, constants: str = "", title: str = "") -> str:
-    """A file that runs by itself; tensors closed over are read from `constants`, data beside it. What executors have
-    claimed stands above the program, as the operators it is (`stand_ins`)."""
+    """A program that runs by itself. Tensors it closes over are read from the file `constants`; without one, they are
+    called `constants` and whoever runs the text brings them. What executors have claimed stands above the program, as
+    the operators it is (`stand_ins`)."""
     head = f"# {title}\n{HEADER}" if title else HEADER
     if trace.constants:
         names = ", ".join(v.name for v in trace.constants)
-        head += f"{names}, = torch.load({constants!r}, weights_only=True)\n"
+        head += f"{names}, = {f'torch.load({constants!r}, weights_only=True)' if constants else 'constants'}\n"
     claimed = StandIns(trace, _value_names(trace))
 
     def reference(op: Operator, args: tuple, kwargs: dict) -> str:

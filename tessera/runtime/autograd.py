@@ -3,24 +3,29 @@
 In: two compiled traces and what the split says about them. Out: a function over the graph's inputs whose
 results have a grad_fn that runs the backward program. One `torch.autograd.Function` per graph; what the
 forward saved lives in its context and is freed as eager's saved tensors are: each with its last reader, unless the
-graph is kept. `backward` takes a list of the saved values and the cotangents, and empties it.
+graph is kept. `backward` takes a list of the saved values and the cotangents, and empties it. Where gradients will be
+differentiated again (`create_graph`), `again` runs in its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+from torch.autograd import forward_ad
 
 from tessera.ir.types import overlaps_itself
-from tessera.util.errors import DoubleBackwardError
+from tessera.runtime import batched, stand_in
 
-below_autograd = torch._C._AutoDispatchBelowAutograd
+# Below views as well: a result that a program made as a view is a tensor of its own to autograd, and may be written.
+below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
 # A user's function that asks for gradients between two graphs runs under Dynamo, which looks at every frame that
 # begins: what was compiled already, and all it calls, is left alone.
 _UNSEEN = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+
+Context = torch.autograd.function.FunctionCtx
 
 
 @dataclass(frozen=True)
@@ -34,39 +39,45 @@ class Bridge:
     inputs: int
     tensors: tuple[int, ...]  # saved values that are tensors, by position among the saved
     numbers: tuple[int, ...]  # saved values that are numbers
+    own: tuple[int, ...]  # of each saved value, the input that it is, or -1
+    stand_ins: tuple[int, ...]  # inputs that gradients depend on and nothing saves: something is saved in their place
+    reached: tuple[tuple[int, ...], ...]  # cotangents that each gradient is made of, by position in `pulled`
+    cut: tuple[int, ...]  # inputs that no result depends on: autograd does not hear of them, nor do their hooks
 
 
-class _Refuse(torch.autograd.Function):
-    """Stands behind gradients that were computed by a compiled backward: they have no gradient of their own."""
+def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable) -> Callable:
+    """The forward as a differentiable function of its inputs.
 
-    @staticmethod
-    def forward(ctx, *grads):  # noqa: ANN001, ANN002, ANN205
-        return tuple(g.view_as(g) for g in grads)
-
-    @staticmethod
-    def backward(ctx, *_):  # noqa: ANN001, ANN002, ANN205
-        raise DoubleBackwardError(
-            "expected one backward through a compiled graph, got a second one (create_graph=True). "
-            "Compiled graphs are differentiated once; for higher order use tessera.grad(tessera.grad(f)), or "
-            "compile the function that computes the first gradient with tessera.grad inside."
-        )
-
-
-def bridge(forward: Callable, backward: Callable, plan: Bridge) -> Callable:
-    """The forward as a differentiable function of its inputs."""
+    `again(ctx, saved, cts)` gives the gradients as differentiable functions of what they depend on.
+    """
     results, tensors, numbers, pulled = plan.results, plan.tensors, plan.numbers, plan.pulled
-    in_order = not numbers
+    in_order, stand_ins, count = not numbers, plan.stand_ins, len(tensors)
+    whole = count + len(numbers)
 
-    def restore(ctx: torch.autograd.function.FunctionCtx) -> list:
-        saved = ctx.saved_tensors  # type: ignore[attr-defined]
+    def restore(ctx: Context) -> list:
+        """What forward saved, in order, then the stand-ins. What saved nothing may run twice, as in eager."""
+        saved = ctx.saved_tensors if count else ()  # type: ignore[attr-defined]
         if in_order:
             return list(saved)
-        merged: list = [None] * (len(tensors) + len(numbers))
-        for position, t in zip(tensors, saved, strict=True):
+        merged: list = [None] * whole
+        for position, t in zip(tensors, saved[:count], strict=True):
             merged[position] = t
         for position, n in zip(numbers, ctx.numbers, strict=True):  # type: ignore[attr-defined]
             merged[position] = n
-        return merged
+        return [*merged, *saved[count:]]
+
+    def gradients(ctx: Context, cts: list[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+        """One for each of `wrt`."""
+        laid = zip(cts, ctx.strides, strict=True)  # type: ignore[attr-defined]
+        seeds = [ct if ct.stride() == s else laid_out(ct, s) for ct, s in laid]
+        given = restore(ctx)
+        if torch.is_grad_enabled() or (forward_ad._current_level >= 0 and any(map(_moves, cts))):
+            return again(ctx, given, seeds)
+        given[whole:] = seeds
+        # Unless the graph is kept, the list is all that holds them now.
+        ctx.maybe_clear_saved_tensors()  # type: ignore[attr-defined]
+        with below_autograd():
+            return backward(given)
 
     class TesseraGraph(torch.autograd.Function):
         @staticmethod
@@ -74,52 +85,73 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge) -> Callable:
             with below_autograd():
                 out = forward(*inputs)
             saved = out[results:]
-            if in_order:
-                ctx.save_for_backward(*saved)
-            else:
-                ctx.save_for_backward(*[saved[i] for i in tensors])
-                ctx.numbers = [saved[i] for i in numbers]
+            ctx.set_materialize_grads(False)  # a result that takes no part in what is differentiated says so
+            ctx.results = [(x.shape, x.dtype, x.device) for x in [out[i] for i in pulled]]
             ctx.strides = [out[i].stride() for i in pulled]
             if plan.passive:
                 ctx.mark_non_differentiable(*[out[i] for i in plan.passive if isinstance(out[i], torch.Tensor)])
-            return out[:results]
+            given = out[:results]
+            if not in_order:
+                ctx.numbers = [saved[i] for i in numbers]
+                saved = [saved[i] for i in tensors]
+            if stand_ins:
+                made = stand_in.make(ctx, [inputs[i] for i in stand_ins])
+                saved, given = (*saved, *made), (*given, *made)
+            ctx.save_for_backward(*saved)
+            return given
 
         @staticmethod
         def backward(ctx, *cts):  # noqa: ANN001, ANN002, ANN205
-            given = zip((cts[i] for i in pulled), ctx.strides, strict=True)
-            seeds = [ct if ct.stride() == s else _laid_out(ct, s) for ct, s in given]
-            sources = (*seeds, *ctx.saved_tensors) if torch.is_grad_enabled() else None
-            given = [*restore(ctx), *seeds]
-            ctx.maybe_clear_saved_tensors()  # unless the graph is kept, the list is all that holds them now
-            with below_autograd():
-                grads = backward(given)
-            if sources is not None:
-                grads = _guard(grads, sources)
             aligned: list = [None] * plan.inputs
-            for position, grad in zip(plan.wrt, grads, strict=True):
-                aligned[position] = grad
+            if stand_ins:
+                stand_in.arrive(ctx, cts[results:], aligned, stand_ins)
+            seeds = [cts[i] for i in pulled]
+            missing = {k for k, ct in enumerate(seeds) if ct is None}
+            if len(missing) == len(seeds):
+                return tuple(aligned)
+            for k in missing:
+                shape, dtype, device = ctx.results[k]
+                seeds[k] = torch.zeros(shape, dtype=dtype, device=device)
+            grads = batched.rows(gradients, ctx, seeds) if batched.active() else gradients(ctx, seeds)
+            for position, grad, reached in zip(plan.wrt, grads, plan.reached, strict=True):
+                if missing and reached and missing.issuperset(reached) and not _hooked(ctx, position):
+                    continue  # nothing flows here, and autograd gives no gradient
+                aligned[position] = grad if aligned[position] is None else _sum(aligned[position], grad)
             return tuple(aligned)
 
     set_code_exec_strategy(TesseraGraph.backward.__code__, _UNSEEN)
-    return TesseraGraph.apply
+    apply = _apart(TesseraGraph.apply, plan.cut) if plan.cut else TesseraGraph.apply
+    return (lambda *args: apply(*args)[:results]) if stand_ins else apply
 
 
-def _laid_out(ct: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+def _apart(apply: Callable, cut: tuple[int, ...]) -> Callable:
+    """The same without a way back to some inputs."""
+
+    def call(*inputs: torch.Tensor) -> tuple:
+        given = list(inputs)
+        for i in cut:
+            given[i] = given[i].detach()
+        return apply(*given)
+
+    return call
+
+
+def _hooked(ctx: Context, position: int) -> bool:
+    """Hooks wait at this leaf. Autograd would call them with None: zeros are what they can bear."""
+    leaf = getattr(ctx.next_functions[position][0], "variable", None)  # type: ignore[attr-defined]
+    return leaf is not None and bool(leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None))
+
+
+def laid_out(ct: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     """A cotangent in the layout of the result it belongs to: the backward program was made for that layout."""
-    with torch.no_grad():
-        if overlaps_itself(ct.shape, stride):
-            return ct.contiguous()
-        return torch.empty_strided(ct.shape, stride, dtype=ct.dtype, device=ct.device).copy_(ct)
+    if overlaps_itself(ct.shape, stride):
+        return ct.contiguous()
+    return torch.empty_strided(ct.shape, stride, dtype=ct.dtype, device=ct.device).copy_(ct)
 
 
-def _guard(grads: tuple, sources: tuple) -> tuple:
-    """Under create_graph: gradients that depend on differentiable tensors say so, and refuse a second backward."""
-    handle = next((x for x in sources if isinstance(x, torch.Tensor) and x.requires_grad), None)
-    if handle is None:
-        return grads
-    live = [i for i, g in enumerate(grads) if g is not None]
-    guarded = _Refuse.apply(*[grads[i].detach().requires_grad_(True) for i in live])
-    out = list(grads)
-    for i, g in zip(live, guarded, strict=True):
-        out[i] = g
-    return tuple(out)
+def _moves(ct: torch.Tensor) -> bool:
+    return forward_ad.unpack_dual(ct).tangent is not None
+
+
+def _sum(a: torch.Tensor, b: torch.Tensor | None) -> torch.Tensor:
+    return a if b is None else a + b

@@ -2,8 +2,8 @@
 
 In: the compiled core, how outputs line up, which inputs are written. Out: one small generated function. It
 runs the core, writes mutated inputs back, makes outputs that alias inputs, and puts everything in order.
-Where a written input shares memory with another one or with itself, which no functional program can express, it
-calls the original graph instead.
+Where a written input shares memory with another one or with itself, which no functional program can express, and inside
+forward-mode differentiation, it calls the original graph instead.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch.autograd import forward_ad
 
 from tessera.frontends.captured import Aliased
 from tessera.runtime.autograd import below_autograd
@@ -36,9 +37,10 @@ def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -
     scope: dict[str, object] = {
         "core": core, "below": below_autograd, "eager": eager, "copy": copy_back,
         "overlaps": Overlaps() if layout.fixed else overlaps,
-        "bump": torch.autograd.graph.increment_version,
+        "bump": torch.autograd.graph.increment_version, "dual": forward_ad,
     }  # fmt: skip
-    lines = ["def call(*args):"]
+    # Tangents of forward mode hang on tensors unseen, and compiled programs would lose them.
+    lines = ["def call(*args):", "    if dual._current_level >= 0:", "        return eager(*args)"]
     if layout.written:
         lines += [f"    if overlaps(args, {layout.written!r}):", "        return eager(*args)"]
     if guarded:
@@ -69,8 +71,9 @@ def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -
 
 
 def copy_back(target: torch.Tensor, new: torch.Tensor) -> None:
-    """Write an input's new contents with autograd looking on, as the eager in-place operator would."""
-    if target.requires_grad and target.is_leaf:
+    """Write an input's new contents with autograd looking on, as the eager in-place operator would. To a leaf that
+    requires grad, or a view of one, only a program that kept autograd away can have written."""
+    if target.requires_grad and (target.is_leaf or ((base := target._base) is not None and base.is_leaf)):
         with torch.no_grad():
             target.copy_(new)
     else:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tessera.frontends.captured import Captured
-from tessera.ir.equation import Value
+import torch
+
+from tessera.frontends.captured import Aliased, Captured
+from tessera.ir.equation import Value, values_in
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
+from tessera.passes.known import Given
 from tessera.runtime.autograd import Bridge
 from tessera.runtime.call import Layout
 from tessera.transforms.remat import Split
-from tessera.transforms.vjp import Joint
+from tessera.transforms.vjp import Joint, vjp
 
 
 def core_of(trace: Trace, captured: Captured) -> Trace:
@@ -49,7 +52,9 @@ def layout_of(captured: Captured, core: Trace, results: list[Value], write_back:
     return Layout(tuple(parts), outside, written, inside, fixed)
 
 
-def bridge_of(captured: Captured, joint: Joint, split: Split, results: list[object]) -> Bridge:
+def bridge_of(
+    captured: Captured, joint: Joint, split: Split, results: list[object], given: tuple[Given, ...] = ()
+) -> Bridge:
     """`results` are the caller's, each once."""
     position = {v: i for i, v in enumerate(results)}
     pulled = tuple(position[v] for v in joint.pulled)
@@ -57,6 +62,7 @@ def bridge_of(captured: Captured, joint: Joint, split: Split, results: list[obje
     inputs = {v: i for i, v in enumerate(joint.trace.inputs)}
     tensors = tuple(i for i, v in enumerate(split.saved) if isinstance(v.type, TensorType))
     numbers = tuple(i for i, v in enumerate(split.saved) if not isinstance(v.type, TensorType))
+    felt = _felt(joint, split, given)
     return Bridge(
         len(results),
         passive,
@@ -65,4 +71,101 @@ def bridge_of(captured: Captured, joint: Joint, split: Split, results: list[obje
         len(captured.trace.inputs),
         tensors,
         numbers,
+        tuple(inputs.get(v, -1) for v in split.saved),
+        tuple(inputs[v] for v in joint.wrt if v not in split.saved and v in felt),
+        _reached(joint),
+        tuple(inputs[v] for v, g in zip(joint.wrt, joint.trace.outputs[-len(joint.wrt) :], strict=True) if g is None),
     )
+
+
+def _reached(joint: Joint) -> tuple[tuple[int, ...], ...]:
+    """The cotangents that each gradient is made of: autograd gives none where all of them are missing."""
+    first = len(joint.trace.inputs) - len(joint.pulled)
+    behind: dict[Value, frozenset[int]] = {v: frozenset((k,)) for k, v in enumerate(joint.trace.inputs[first:])}
+    for e in joint.trace.equations:
+        found = frozenset[int]().union(*(behind.get(v, ()) for v in e.inputs()))
+        behind.update(dict.fromkeys(e.results(), found))
+    gradients = joint.trace.outputs[len(joint.trace.outputs) - len(joint.wrt) :]
+    return tuple(tuple(sorted(behind.get(g, ()))) if isinstance(g, Value) else () for g in gradients)
+
+
+def backward_graph(
+    captured: Captured,
+    core: Trace,
+    plan: Bridge,
+    kept: tuple[Trace, tuple[Value, ...]],
+    wanted: tuple[bool, ...],
+    name: str,
+) -> tuple[Captured, Given]:
+    """The backward as a graph of its own: gradients as functions of the inputs, what was saved, and cotangents.
+
+    It computes the forward too, from the inputs, since the gradients' own gradients lead through it; what was saved is
+    put in place of what is computed again (`passes/known.py`) once it has been differentiated.
+    """
+    inputs = list(core.inputs)
+    joint = vjp(core, [inputs[i] for i in plan.wrt], captured.mode, again=True)
+    cts = joint.trace.inputs[len(inputs) :]
+    assert len(cts) == len(plan.pulled), "expected as many cotangents as the backward program has"
+    program, saved = kept
+    brought = tuple(v if i >= 0 else Value(f"saved_{v.name}", v.type) for v, i in zip(saved, plan.own, strict=True))
+    extra = tuple(v for v, i in zip(brought, plan.own, strict=True) if i < 0)
+    known = {*extra, *cts, *(inputs[i] for i in plan.own if i >= 0)}
+    every = (*inputs, *extra, *cts)
+    trace = joint.trace.with_(
+        name=name,
+        inputs=every,
+        outputs=joint.trace.outputs[len(joint.trace.outputs) - len(plan.wrt) :],
+        mutations={},
+        symbols=joint.trace.symbols | _sizes([v for v in every if v in known]),
+    )
+    felt = {*plan.own, *plan.stand_ins} & {*plan.wrt}
+    grads = (*(i in felt for i in range(len(inputs))), *(False for _ in extra), *wanted)
+    aliased = {i: Aliased(every.index(g), ()) for i, g in enumerate(trace.outputs) if g in cts}
+    made = Captured(trace, captured.spec, captured.mode, len(trace.outputs), aliased, grads)
+    return made, Given(program, saved, brought)
+
+
+def _sizes(values: list[Value]) -> dict[str, tuple[Value, int | None]]:
+    """Where symbolic sizes can be read off."""
+    found: dict[str, tuple[Value, int | None]] = {}
+    for v in values:
+        if isinstance(v.type, TensorType):
+            for dim, size in enumerate(v.type.shape):
+                if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
+                    found.setdefault(str(size.node.expr), (v, dim))
+        elif v.name.removeprefix("saved_") in found or v.name.startswith("saved_"):
+            found[v.name.removeprefix("saved_")] = (v, None)
+    return found
+
+
+def positions_read(trace: Trace) -> frozenset[int]:
+    """Inputs whose contents the program wants."""
+    read = {*(v for eqn in trace.equations for v in eqn.inputs()), *values_in(trace.outputs)}
+    return frozenset(i for i, v in enumerate(trace.inputs) if v in read)
+
+
+def tensor_places(captured: Captured) -> list[int]:
+    """Of each input, how many tensors stand before it: autograd counts nothing else."""
+    tensors = [isinstance(v.type, TensorType) for v in captured.trace.inputs]
+    return [sum(tensors[:i]) for i in range(len(tensors))]
+
+
+def _felt(joint: Joint, split: Split, given: tuple[Given, ...]) -> set[Value]:
+    """What the saved values depend on: gradients change with it."""
+    felt = {v for v in split.saved if _floats(v)}
+    _before(felt, joint.trace)
+    _before(felt, split.forward)
+    for one in reversed(given):
+        felt.update(v for v, x in zip(one.kept, one.inputs, strict=True) if x in felt)
+        _before(felt, one.program)
+    return felt
+
+
+def _before(felt: set[Value], trace: Trace) -> None:
+    for eqn in reversed(trace.equations):
+        if any(v in felt for v in eqn.results()):
+            felt.update(v for v in eqn.inputs() if _floats(v))
+
+
+def _floats(v: Value) -> bool:
+    return isinstance(v.type, TensorType) and v.type.is_differentiable

@@ -1,0 +1,87 @@
+"""Gradients that are differentiated again (`create_graph=True`).
+
+In: the context of a graph whose backward runs, what its forward saved, cotangents. Out: the gradients, as results of
+another compiled graph over the inputs of the first one, what it saved, and the cotangents. That graph is compiled when
+it is first asked for, and is differentiated by the same bridge: so any order works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tessera.runtime.autograd import Bridge, Context
+from tessera.util.errors import DoubleBackwardError
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """The compiled graph. It takes the inputs, what was saved and is none of them, then cotangents."""
+
+    call: Callable[..., tuple]
+    reads: frozenset[int]  # inputs whose contents it wants
+    names: tuple[str, ...]  # of its inputs
+    devices: tuple[torch.device | None, ...]  # where it expects them
+
+
+class Again:
+    def __init__(self, plan: Bridge, edges: Sequence[int], make: Callable[[tuple[bool, ...]], Derivative]) -> None:
+        """`edges` says at which place of a node's `next_functions` each input stands; `make` compiles for cotangents
+        that do or do not need gradients themselves."""
+        self.plan, self.edges, self.make = plan, edges, make
+        self.made: dict[tuple[bool, ...], Derivative] = {}
+
+    def __call__(self, ctx: Context, saved: list, cts: list[torch.Tensor]) -> tuple:
+        wanted = tuple(ct.requires_grad for ct in cts)
+        if wanted not in self.made:
+            self.made[wanted] = self.make(wanted)
+        derivative = self.made[wanted]
+        others = [_still(s) for s, i in zip(saved, self.plan.own, strict=False) if i < 0]
+        args = [*self.inputs(ctx, saved, derivative), *others, *cts]
+        ctx.maybe_clear_saved_tensors()  # type: ignore[attr-defined]
+        return derivative.call(*map(_moved, args, derivative.devices))
+
+    def inputs(self, ctx: Context, saved: list, derivative: Derivative) -> list[object]:
+        """The graph's inputs as far as they are still known: what was saved of them, leaves, and stand-ins."""
+        plan = self.plan
+        found: list[object] = [None] * plan.inputs
+        for s, i in zip(saved, plan.own, strict=False):
+            if i >= 0:
+                found[i] = s
+        lost = set(range(plan.inputs)) - {i for i in plan.own if i >= 0}
+        for s, place in zip(saved[len(plan.own) :], getattr(ctx, "stood_for", ()), strict=True):
+            found[plan.stand_ins[place]] = s
+        for i in plan.wrt:
+            if found[i] is None and (node := ctx.next_functions[self.edges[i]][0]) is not None:  # type: ignore[attr-defined]
+                found[i] = getattr(node, "variable", None)  # of a leaf
+                lost -= {i} if found[i] is not None else set()
+        if missing := sorted(lost & derivative.reads):
+            raise DoubleBackwardError(
+                f"expected the contents of the input {derivative.names[missing[0]]!r} of a compiled graph, which the "
+                "gradient of its gradient depends on, but its backward has no use for them and they were not saved; "
+                "make it a leaf (requires_grad_()), or compile the function that computes the first gradient with "
+                "tessera.grad inside"
+            )
+        return found
+
+
+def no_forward_mode(*_: object) -> tuple:
+    raise DoubleBackwardError(
+        "expected gradients to be differentiated in reverse mode, got a forward-mode tangent in a compiled backward; "
+        "compute the forward inside torch.autograd.forward_ad.dual_level() too"
+    )
+
+
+def _still(s: object) -> object:
+    """A saved value itself; results of the graph are saved with their history, which the inputs bring here."""
+    return s.detach() if isinstance(s, torch.Tensor) else s
+
+
+def _moved(x: object, device: torch.device | None) -> object:
+    """What waited on the host, where it is wanted. The copy to the host may still be under way."""
+    if device is None or not isinstance(x, torch.Tensor) or x.device == device:
+        return x
+    torch.accelerator.synchronize()
+    return x.to(device)
