@@ -72,6 +72,12 @@ def enables_grad(gm: torch.fx.GraphModule) -> bool:
     return any(n.target is torch._C._set_grad_enabled and n.args[0] is True for n in gm.graph.nodes)
 
 
+def given_fakes(gm: torch.fx.GraphModule) -> bool:
+    """Whether the user called with fake tensors of their own: there is nothing that a kernel could read."""
+    arguments = (n.meta.get("grapharg") for n in gm.graph.nodes if n.op == "placeholder")
+    return any(a is not None and isinstance(a.example, FakeTensor) for a in arguments)
+
+
 def fake_mode(placeholders: list[torch.fx.Node], inputs: list[object]) -> FakeTensorMode:
     """The mode Dynamo traced this graph in: its fake inputs carry the symbolic sizes."""
     for node in placeholders:
