@@ -8,6 +8,8 @@ somebody reads them, and `runtime/contracts.py`, which compares all other result
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from tessera.ir.equation import Equation, Special
@@ -24,6 +26,13 @@ UNPROMISED = names(
     cudnn_convolution cudnn_convolution_transpose mkldnn_convolution
     _cudnn_rnn _cudnn_rnn_backward mkldnn_rnn_layer mkldnn_rnn_layer_backward
     cudnn_batch_norm cudnn_batch_norm_backward
+    native_layer_norm_backward native_batch_norm native_batch_norm_backward _native_batch_norm_legit batch_norm_backward
+    _native_batch_norm_legit_functional _native_batch_norm_legit_no_training _batch_norm_with_update_functional
+    log_sigmoid_forward glu_backward binary_cross_entropy_backward hardswish_backward hardtanh_backward
+    multilabel_margin_loss_backward max_unpool2d max_unpool3d
+    reflection_pad2d reflection_pad2d_backward reflection_pad3d reflection_pad3d_backward
+    replication_pad2d replication_pad2d_backward replication_pad3d replication_pad3d_backward
+    upsample_nearest3d_backward _upsample_nearest_exact3d_backward
     """
 )
 
@@ -31,7 +40,13 @@ UNPROMISED = names(
 def unpromised(eqn: Equation) -> bool:
     """Are the strides of this equation's results up to the kernel?"""
     op = eqn.op.of if isinstance(eqn.op, Special) else eqn.op
-    if not isinstance(op, torch._ops.OpOverload) or op.namespace == "tessera":
+    return isinstance(op, torch._ops.OpOverload) and is_unpromised(op)
+
+
+@functools.cache
+def is_unpromised(op: torch._ops.OpOverload) -> bool:
+    """Are the strides of this operator's results up to the kernel?"""
+    if op.namespace == "tessera":
         return False
     if op.namespace in ("aten", "prims"):
         return op._opname in UNPROMISED

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from torch._ops import OpOverload
 
 from tessera.ir.equation import Equation, Special, Value, values_in
-from tessera.ir.schema import Schema, schema_of
+from tessera.ir.schema import DROPOUTS, Schema, schema_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ops.custom import ONCE
@@ -98,7 +98,7 @@ def _computes(eqn: Equation) -> bool:
     name, args = eqn.op._opname, eqn.args  # type: ignore[union-attr]
     if name == "einsum":
         return isinstance(args[1], (list, tuple)) and len(args[1]) > 1
-    if name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout"):
+    if name in DROPOUTS:
         return len(args) == 3 and args[2] is True and type(args[1]) is float and args[1] > 0
     return False
 

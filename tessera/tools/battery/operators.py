@@ -23,7 +23,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 MANY = 24  # samples that are looked at
 LAYOUTS = ("contiguous", "strided")
 # Their results are whatever the memory held.
-UNWRITTEN = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize_")
+UNWRITTEN = ("empty", "resize", "new_empty")
 
 
 @functools.cache
@@ -66,13 +66,13 @@ def parts(case: str, device: str) -> Iterator[Part]:
     number = itertools.count()
     for layout in LAYOUTS:
         if not (half and differentiable):  # backward looks at the results as well
-            yield f"forward {layout}", _try(op.op, samples, next(number), layout)
+            yield f"forward {layout}", _try(name, op.op, samples, next(number), layout)
         if differentiable:
-            yield f"backward {layout}", _try(op.op, samples, next(number), layout, backward=True)
+            yield f"backward {layout}", _try(name, op.op, samples, next(number), layout, backward=True)
         if op.inplace_variant is not None and not (half and layout == "strided"):
-            yield f"in place {layout}", _try(op.inplace_variant, samples, next(number), layout, in_place=True)
+            yield f"in place {layout}", _try(name, op.inplace_variant, samples, next(number), layout, in_place=True)
     if differentiable and not half:
-        yield "backward expanded", _try(op.op, samples, next(number), "expanded", backward=True)
+        yield "backward expanded", _try(name, op.op, samples, next(number), "expanded", backward=True)
 
 
 def _samples(op: object, device: str, dtype: torch.dtype, requires_grad: bool) -> list:
@@ -88,7 +88,13 @@ Samples = Callable[[bool], list]
 
 
 def _try(
-    op: Callable, samples: Samples, number: int, layout: str, backward: bool = False, in_place: bool = False
+    name: str,
+    op: Callable,
+    samples: Samples,
+    number: int,
+    layout: str,
+    backward: bool = False,
+    in_place: bool = False,
 ) -> Callable[[], None]:
     def run() -> None:
         every = samples(backward)
@@ -112,6 +118,7 @@ def _try(
             backward=backward,
             cotangent=COTANGENTS[layout],
             roots=sample.output_process_fn_grad,
+            values=not name.startswith(UNWRITTEN),
             strides=layout == "contiguous",
         )
         check_program(program)
