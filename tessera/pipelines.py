@@ -296,7 +296,8 @@ class Compilation:
         if self.bridge is None:
             return build_call(runs[0], self.layout, self.eager, guarded=True)
         forward, backward = runs
-        core = bridge(forward, backward, self.bridge, Again(self.bridge, tensor_places(self.captured), self.derivative))
+        edges = tensor_places(self.captured)
+        core = bridge(forward, backward, self.bridge, Again(self.bridge, edges, self.derivative), edges)
         if self.captured.enables_grad:
             core = torch.enable_grad()(core)
         return build_call(core, self.layout, self.eager, guarded=False)

@@ -45,9 +45,10 @@ class Bridge:
     cut: tuple[int, ...]  # inputs that no result depends on: autograd does not hear of them, nor do their hooks
 
 
-def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable) -> Callable:
+def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable, edges: Sequence[int]) -> Callable:
     """The forward as a differentiable function of its inputs.
 
+    `edges` says at which place of a node's `next_functions` each input stands.
     `again(ctx, saved, cts)` gives the gradients as differentiable functions of what they depend on.
     """
     results, tensors, numbers, pulled = plan.results, plan.tensors, plan.numbers, plan.pulled
@@ -114,7 +115,7 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
                 seeds[k] = torch.zeros(shape, dtype=dtype, device=device)
             grads = batched.rows(gradients, ctx, seeds) if batched.active() else gradients(ctx, seeds)
             for position, grad, reached in zip(plan.wrt, grads, plan.reached, strict=True):
-                if missing and reached and missing.issuperset(reached) and not _hooked(ctx, position):
+                if missing and reached and missing.issuperset(reached) and not _hooked(ctx, edges[position]):
                     continue  # nothing flows here, and autograd gives no gradient
                 aligned[position] = grad if aligned[position] is None else _sum(aligned[position], grad)
             return tuple(aligned)
@@ -136,9 +137,9 @@ def _apart(apply: Callable, cut: tuple[int, ...]) -> Callable:
     return call
 
 
-def _hooked(ctx: Context, position: int) -> bool:
+def _hooked(ctx: Context, edge: int) -> bool:
     """Hooks wait at this leaf. Autograd would call them with None: zeros are what they can bear."""
-    leaf = getattr(ctx.next_functions[position][0], "variable", None)  # type: ignore[attr-defined]
+    leaf = getattr(ctx.next_functions[edge][0], "variable", None)  # type: ignore[attr-defined]
     return leaf is not None and bool(leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None))
 
 
