@@ -47,7 +47,7 @@ from tessera.passes.reinplace import reinplace
 from tessera.passes.schedule import lifetimes, schedule
 from tessera.runtime import decode as decode_kernels
 from tessera.runtime.again import Again, Derivative, no_forward_mode
-from tessera.runtime.autograd import Bridge, bridge
+from tessera.runtime.autograd import Bridge, bridge, with_grad
 from tessera.runtime.call import Layout, build_call
 from tessera.runtime.capturable import device_of, why_not_captured
 from tessera.runtime.cudagraph import Graphed
@@ -299,7 +299,7 @@ class Compilation:
             Again(self.bridge, tensor_places(self.captured, self.bridge), self.derivative),
         )
         if self.captured.enables_grad:
-            core = torch.enable_grad()(core)
+            core = with_grad(core)
         return build_call(core, self.layout, self.eager, guarded=False)
 
     def derivative(self, wanted: tuple[bool, ...]) -> Derivative:

@@ -123,6 +123,16 @@ def laid_out(ct: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     return torch.empty_strided(ct.shape, stride, dtype=ct.dtype, device=ct.device).copy_(ct)
 
 
+def with_grad(core: Callable) -> Callable:
+    """The same under no_grad, with gradients. Under inference_mode there are none, whoever turns them on."""
+
+    def call(*args):  # noqa: ANN002, ANN202
+        with torch.set_grad_enabled(not torch.is_inference_mode_enabled()):
+            return core(*args)
+
+    return call
+
+
 def _moves(ct: torch.Tensor) -> bool:
     return forward_ad.unpack_dual(ct).tangent is not None
 
