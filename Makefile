@@ -13,7 +13,7 @@ DOCS_READY := .venv/.docs-ready
 endif
 BIN := $(dir $(PY))
 
-.PHONY: demo test docs lint format types imports unit tour bench clean
+.PHONY: demo test docs lint format types imports unit tour bench gpu clean
 
 demo: $(READY)
 	$(PY) examples/demo.py
@@ -63,6 +63,10 @@ tour: $(READY)
 
 bench: $(READY)
 	OMP_NUM_THREADS=1 $(PY) -m tessera.tools.cli bench core --json bench-core.json
+
+# Everything that can be tried on a GPU, against eager, in a few minutes: docs/gpu.md.
+gpu: $(READY)
+	OMP_NUM_THREADS=1 $(PY) -m tessera.tools.cli check --battery --device cuda --json battery.json
 
 clean:
 	rm -rf .venv build dist dumps site *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis

@@ -13,15 +13,15 @@ import argparse
 import copy
 import math
 import re
+import textwrap
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from statistics import median
 
 import torch
 from rich.console import Console
-from rich.progress import track
 from rich.syntax import Syntax
 from rich.table import Column, Table
 from torch import Tensor
@@ -35,6 +35,7 @@ SUM_LENGTH = len("3+4=07;")
 SUMS_IN_A_ROW = 8
 BATCH = 32
 STEPS = 240
+SECONDS = 75.0  # of training; a slow machine takes fewer steps, and may end before it has learned to add
 FLOOR = 2 * math.log(10) / SUM_LENGTH  # only the two summands carry information
 REPORT = "report.html"
 STEP = "tessera.train_step, fused"
@@ -66,11 +67,32 @@ class Contestant:
         return sum(last) / len(last)
 
 
-def contestant(model: GPT, compile_: Callable[[GPT], Callable] | None, steps: int) -> Contestant:
+@dataclass
+class Training:
+    """How far the training is: it ends after so many steps, or when its time is over."""
+
+    steps: int
+    seconds: float
+    taken: int = 0
+    begun: float = 0.0  # after the first steps, which compile
+
+    @property
+    def done(self) -> float:
+        over = (time.perf_counter() - self.begun) / self.seconds if self.begun else 0.0
+        return min(max(self.taken / self.steps, over), 1.0)
+
+    def rounds(self) -> Iterator[int]:
+        while self.done < 1 or self.taken < 2:
+            yield self.taken
+            self.taken += 1
+            self.begun = self.begun or time.perf_counter()
+
+
+def contestant(model: GPT, compile_: Callable[[GPT], Callable] | None, training: Training) -> Contestant:
     """A copy of the model, trained through `compile_(model)`, or as one program, fused, where that is None."""
     model = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.01, total_iters=steps)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1 - 0.99 * training.done)
     if compile_ is None:
         return Contestant(model, tessera.train_step(model, None, optimizer, executors=FUSED), schedule)
     fast = compile_(model)
@@ -99,11 +121,12 @@ def batch(generator: torch.Generator) -> Tensor:
 
 @torch.no_grad()
 def answer(model: GPT, a: int, b: int) -> str:
-    """What the model writes after `a+b=`, two digits, greedily."""
+    """What the model writes after `a+b=`, two digits, greedily, and whether that is so."""
     tokens = encode(f"{a}+{b}=")
     for _ in range(2):
         tokens.append(int(model(torch.tensor([tokens]))[0, -1].argmax()))
-    return "".join(CHARACTERS[t] for t in tokens)
+    text = "".join(CHARACTERS[t] for t in tokens)
+    return text if text == f"{a}+{b}={a + b:02d}" else f"{text} (wrong)"
 
 
 def show_block(model: GPT, console: Console) -> None:
@@ -115,7 +138,13 @@ def show_block(model: GPT, console: Console) -> None:
     if console.width < 160:
         program = re.sub(r"\n    # .*|  +#.*", "", program)
     console.print("\nOne block of it, as Tessera runs it:")
-    console.print(Syntax(program.rstrip(), "python", word_wrap=True))
+    for line in program.rstrip().splitlines():
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        console.print(Syntax("\n".join(_wrapped(line, console.width, indent)), "python", background_color="default"))
+
+
+def _wrapped(line: str, width: int, indent: str) -> list[str]:
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, drop_whitespace=False) or [""]
 
 
 def results(runs: dict[str, Contestant]) -> Table:
@@ -130,7 +159,8 @@ def results(runs: dict[str, Contestant]) -> Table:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small GPT to add, four ways side by side.")
-    parser.add_argument("--steps", type=int, default=STEPS, help="steps of each (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps of each, at most (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of training, at most (default: %(default)s)")
     peers = ("inductor", "aot_eager")
     default = peers[0] if cxx_compiler() else peers[1]
     parser.add_argument("--peer", choices=peers, default=default, help="torch.compile's backend (default: %(default)s)")
@@ -138,6 +168,21 @@ def arguments() -> argparse.Namespace:
     if made.steps < 2:
         parser.error("--steps: expected at least 2, the first and another")
     return made
+
+
+def train(runs: dict[str, Contestant], training: Training, console: Console) -> None:
+    """Step all of them in turn. The first steps compile; afterwards the console is told how far it is."""
+    generator = torch.Generator().manual_seed(1)
+    told = 0
+    for taken in training.rounds():
+        tokens = batch(generator)
+        for name, run in runs.items():
+            if not taken:
+                console.print(f"first step of {name} …")
+            run.train(tokens)
+        if int(training.done * 4) > told:
+            told = int(training.done * 4)
+            console.print(f"step {taken + 1}: loss {runs[STEP].losses[-1]:.2f}, {training.done:.0%} of the training")
 
 
 def main() -> None:
@@ -148,23 +193,22 @@ def main() -> None:
     torch.compiler.config.force_disable_caches = True  # a first step is first for everyone
     torch.manual_seed(0)
     model = GPT(CONFIG)
-    runs = {
-        "eager": contestant(model, lambda model: model, args.steps),
-        f"torch.compile, {args.peer}": contestant(
-            model, lambda model: torch.compile(model, backend=args.peer), args.steps
-        ),
-        "tessera.jit": contestant(model, tessera.jit, args.steps),
-        STEP: contestant(model, None, args.steps),
+    training = Training(args.steps, args.seconds)
+    ways = {
+        "eager": lambda model: model,
+        f"torch.compile, {args.peer}": lambda model: torch.compile(model, backend=args.peer),
+        "tessera.jit": tessera.jit,
+        STEP: None,
     }
-    generator = torch.Generator().manual_seed(1)
-    for _ in track(range(args.steps), "training", console=console):
-        tokens = batch(generator)
-        for run in runs.values():
-            run.train(tokens)
+    runs = {name: contestant(model, way, training) for name, way in ways.items()}
+    train(runs, training, console)
 
     console.print(results(runs))
     trained = runs[STEP]
-    console.print("It adds:", "  ".join(answer(trained.model, a, b) for a, b in [(3, 4), (9, 8), (0, 6)]))
+    console.print(
+        f"After {training.taken} steps it adds:",
+        "  ".join(answer(trained.model, a, b) for a, b in [(3, 4), (9, 8), (0, 6)]),
+    )
     show_block(trained.model, console)
     tessera.report(trained.step, REPORT)
     console.print(f"\n{REPORT}            the whole step: source, program and kernels side by side")

@@ -50,4 +50,4 @@ clipped = private_gradient(parameters, x, y)
 total = torch.stack([g.norm() for g in clipped.values()]).norm()
 assert total <= 1
 print(f"norm of the clipped mean: {total:.3f}")
-print(tessera.stages(private_gradient)["captured"])
+print(tessera.stages(private_gradient)["captured"].trace)

@@ -59,8 +59,8 @@ def main() -> None:
     assert torch.allclose(loss, model(x).pow(2).mean())
 
     title("4. Forward and backward, with what is saved between them")
-    print(stages["forward"])
-    print(stages["backward"])
+    print(stages["forward"].trace)
+    print(stages["backward"].trace)
 
     title("5. What a pass changed")
     print(stages.diff("vjp", "joint cse") or "nothing")

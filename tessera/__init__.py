@@ -1,10 +1,38 @@
-"""Tessera: a source-to-source deep-learning compiler for PyTorch."""
+"""Tessera: a source-to-source deep-learning compiler for PyTorch.
 
-from tessera import ops, optim
-from tessera.api import *  # noqa: F403
-from tessera.api import __all__ as _public
-from tessera.tools.profile import profile
-from tessera.tools.report import report
+`import tessera` alone loads nothing: a public name is looked up, and what it needs is imported, when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tessera import ops as ops
+    from tessera import optim as optim
+    from tessera.api import *  # noqa: F403
+    from tessera.tools.profile import profile as profile
+    from tessera.tools.report import report as report
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "ops", "optim", "profile", "report", *_public]
+_PACKAGES = ("ops", "optim")
+_TOOLS = {"profile": "tessera.tools.profile", "report": "tessera.tools.report"}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__all__":
+        return ["__version__", *_PACKAGES, *_TOOLS, *importlib.import_module("tessera.api").__all__]
+    if name.startswith("_"):
+        raise AttributeError(f"module 'tessera' has no attribute {name!r}")
+    if name in _PACKAGES:
+        return importlib.import_module(f"tessera.{name}")
+    home = importlib.import_module(_TOOLS.get(name, "tessera.api"))
+    if name not in _TOOLS and name not in home.__all__:
+        raise AttributeError(f"module 'tessera' has no attribute {name!r}")
+    found = globals()[name] = getattr(home, name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__getattr__("__all__")])  # type: ignore[misc]

@@ -14,6 +14,7 @@ from tessera.transform_api import (
     cond,
     custom_vjp,
     grad,
+    grad_and_value,
     hessian,
     jacfwd,
     jacrev,
@@ -30,8 +31,7 @@ from tessera.util.config import config, override
 
 __all__ = [
     "Buckets", "Trace", "backend", "check", "checkpoint", "cond", "config", "custom_vjp", "edit", "explain", "grad",
-    "hessian", "jacfwd", "jacrev", "jit", "jvp", "linearize", "override", "quantize", "register_executor",
-    "register_kernel",
-    "register_operator", "reproduce", "scan", "stages", "trace", "train_step", "value_and_grad", "vjp", "vmap",
-    "while_loop",
+    "grad_and_value", "hessian", "jacfwd", "jacrev", "jit", "jvp", "linearize", "override", "quantize",
+    "register_executor", "register_kernel", "register_operator", "reproduce", "scan", "stages",
+    "trace", "train_step", "value_and_grad", "vjp", "vmap", "while_loop",
 ]  # fmt: skip

@@ -28,11 +28,13 @@ from torch.utils.hooks import RemovableHandle
 
 from tessera.dispatch import Dispatcher, build
 from tessera.frontends.breaks import last_counted, why_it_ended
+from tessera.frontends.callables import refuse_suspended
 from tessera.frontends.dynamo import capture_graph
 from tessera.frontends.export import capture_export
 from tessera.frontends.frames import entry_of
 from tessera.frontends.lines import QUIET, calling_line
 from tessera.frontends.module_hooks import ModuleHooks
+from tessera.frontends.same_object import guard_same_objects
 from tessera.ir.record import recording
 from tessera.pipelines import Compilation, Failure, Options, compile_captured
 from tessera.runtime.buckets import Buckets, bucketed
@@ -42,6 +44,7 @@ from tessera.util.errors import CaptureError, OptionError, TesseraError
 # Some of Dynamo's own assertions come as they are.
 DYNAMO_ERRORS = (torch._dynamo.exc.TorchRuntimeError, torch._dynamo.exc.InternalTorchDynamoError, AssertionError)
 FRONTENDS = ("dynamo", "functional")
+guard_same_objects()
 
 
 @dataclasses.dataclass
@@ -255,6 +258,8 @@ def jit(
         raise OptionError(f"expected a module, function, method or exported program, got {type(fn).__name__}")
     if isinstance(fn, type) and issubclass(fn, torch.nn.Module):
         raise OptionError(f"expected a module, got the class {fn.__name__}: make one first, such as {fn.__name__}(…)")
+    if dynamic not in (None, True, False):
+        raise OptionError(f"dynamic: expected True, False or None, got {dynamic!r}")
     if buckets is not None and not isinstance(buckets, Buckets):
         raise OptionError(f"buckets: expected a tessera.Buckets, got {type(buckets).__name__}")
     how = frontend or config.frontend
@@ -265,6 +270,7 @@ def jit(
     options = Options.of(executors, recompute, memory_budget, cuda_graph, offload)
     if isinstance(fn, ExportedProgram):
         return _compiled_export(fn, options, again)
+    refuse_suspended(fn, generators=how == "functional")
     _keep_own_calls(fn)
     name, names = name_of(fn), argument_names(fn)
     if how == "functional":

@@ -7,13 +7,15 @@ are seen). A call costs one key, one dictionary look-up and the compiled program
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch._dynamo.convert_frame import compile_lock
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from tessera.frontends import claims  # noqa: F401  (torch._check becomes part of the program)
 from tessera.frontends.captured import Captured, capture
 from tessera.frontends.functional import ASKS_A_VALUE, argument_names, value_needed, watching
 from tessera.ir import fake
@@ -21,6 +23,7 @@ from tessera.ir.builder import Builder
 from tessera.ir.record import recording
 from tessera.ops.op import keep_whole
 from tessera.pipelines import Compilation, Options, compile_captured
+from tessera.util.errors import InputError
 
 Entry = Callable[..., object]
 
@@ -35,7 +38,7 @@ class Dispatcher:
 
     def compile(self, key: object, args: tuple, kwargs: dict) -> Entry:
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        captured, lifted, call_spec = self.capture(leaves, spec)
+        captured, lifted, given = self.capture(leaves, spec)
         places = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
 
         def eager(*tensors: torch.Tensor) -> tuple:
@@ -48,41 +51,69 @@ class Dispatcher:
         name = f"{self.name}_{len(self.compilations)}"
         call, compilation = compile_captured(captured, eager, name, self.options)
         self.compilations.append(compilation)
-        entry = _entry(call, spec, places, lifted, call_spec, len(args) if not kwargs else None)
+        entry = _entry(call, spec, places, lifted, given, len(args) if not kwargs else None)
         self.entries[key] = entry
         return entry
 
-    def capture(self, leaves: list[object], spec: pytree.TreeSpec) -> tuple[Captured, tuple, pytree.TreeSpec]:
+    def capture(self, leaves: list[object], spec: pytree.TreeSpec) -> tuple[Captured, tuple, Given]:
         """The trace with every tensor closed over as a further input, so that parameters can be trained."""
         places = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
         mode = fake.default_mode()
+        given: list[Given] = []
 
         def run(*fakes: torch.Tensor) -> object:
             full = list(leaves)
             for place, x in zip(places, fakes, strict=True):
                 full[place] = x
             args, kwargs = pytree.tree_unflatten(full, spec)
-            return self.fn(*args, **kwargs)
+            different, once = Given.of(self.fn(*args, **kwargs))
+            given.append(once)
+            return different
 
-        fakes: list[object] = [mode.from_tensor(leaves[i], static_shapes=True) for i in places]
+        fakes: list[object] = [_fake_of_its_own(leaves[i], mode) for i in places]  # type: ignore[arg-type]
         every = argument_names(self.fn, *pytree.tree_unflatten(leaves, spec))
         builder = Builder(self.name, mode)
         try:
             with watching(builder):
-                captured = capture(run, fakes, [every[i] for i in places], keep_whole, builder)
+                captured = capture(run, fakes, [every[i] for i in places], keep_whole, builder, close=True)
         except ASKS_A_VALUE as error:
             raise value_needed(error) from error
         lifted = tuple(captured.trace.constants.values())
         trace = captured.trace.with_(inputs=(*captured.trace.inputs, *captured.trace.constants), constants={})
         grads = tuple(x.requires_grad for x in (*(leaves[i] for i in places), *lifted))  # type: ignore[attr-defined]
-        return replace(captured, trace=trace, requires_grad=grads), lifted, captured.spec
+        return replace(captured, trace=trace, requires_grad=grads), lifted, given[-1]
+
+
+def _fake_of_its_own(x: torch.Tensor, mode: FakeTensorMode) -> torch.Tensor:
+    """A mode gives a tensor one fake. But two arguments that are one tensor now may be two at the next call, and so may
+    an argument and a tensor closed over."""
+    return mode.from_tensor(x.detach().requires_grad_(x.requires_grad), static_shapes=True)
+
+
+@dataclass(frozen=True)
+class Given:
+    """The structure of what a function gives. A tensor given twice is one result of the program, at two places."""
+
+    spec: pytree.TreeSpec
+    order: tuple[int, ...]  # the result behind each leaf
+
+    @staticmethod
+    def of(out: object) -> tuple[list[object], Given]:
+        """The leaves that are different objects, and how they make up `out`."""
+        leaves, spec = pytree.tree_flatten(out)
+        places: dict[int, int] = {}
+        order = tuple(places.setdefault(id(x), len(places)) for x in leaves)
+        return list({id(x): x for x in leaves}.values()), Given(spec, order)
+
+    def pack(self, out: Sequence[object]) -> object:
+        return pytree.tree_unflatten([out[i] for i in self.order], self.spec)
 
 
 def _entry(
-    call: Callable, spec: pytree.TreeSpec, places: list[int], lifted: tuple, out_spec: pytree.TreeSpec, flat: int | None
+    call: Callable, spec: pytree.TreeSpec, places: list[int], lifted: tuple, given: Given, flat: int | None
 ) -> Entry:
     """The shortest way from arguments to results for this structure."""
-    single = out_spec.is_leaf()
+    single = given.spec.is_leaf()
     plain = flat is not None and places == list(range(flat)) == list(range(spec.num_leaves))
     if plain and not lifted and single:
         return lambda args, kwargs: call(*args)[0]
@@ -90,7 +121,7 @@ def _entry(
     def general(args: tuple, kwargs: dict) -> object:
         leaves = pytree.tree_leaves((args, kwargs))
         out = call(*[leaves[i] for i in places], *lifted)
-        return pytree.tree_unflatten(list(out), out_spec)
+        return given.pack(out)
 
     return general
 
@@ -134,6 +165,11 @@ def _slow_key(args: tuple, kwargs: dict) -> list:
         if isinstance(x, torch.Tensor):
             strides = x.stride() if x.layout is torch.strided else None
             key += (type(x), x.shape, x.dtype, strides, x.device, x.requires_grad)
+        elif x.__hash__ is None:
+            raise InputError(
+                f"expected arguments that are tensors or can be told apart by their values, got a {type(x).__name__}; "
+                "pass a tuple or a frozenset, or use frontend='dynamo'"
+            )
         else:
             key += (type(x), x)
     return key

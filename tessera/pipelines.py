@@ -40,6 +40,7 @@ from tessera.passes.fold import fold
 from tessera.passes.fp8 import Layers, fp8
 from tessera.passes.inline import inline
 from tessera.passes.known import Given, known
+from tessera.passes.lay_out import lay_out
 from tessera.passes.linear_loss import chunk_loss, linear_loss
 from tessera.passes.offload import Halves, candidates, fitting, offload, peak
 from tessera.passes.prefetch import MOVES, prefetch
@@ -50,6 +51,7 @@ from tessera.runtime.again import Again, Derivative, no_forward_mode
 from tessera.runtime.autograd import Bridge, bridge, with_grad
 from tessera.runtime.call import Layout, build_call
 from tessera.runtime.capturable import device_of, why_not_captured
+from tessera.runtime.contracts import checked_inputs, contracts
 from tessera.runtime.cudagraph import Graphed
 from tessera.runtime.plan import backward_graph, bridge_of, core_of, layout_of, positions_read, tensor_places
 from tessera.store.key import Key, key_of, own_function
@@ -93,6 +95,7 @@ FINAL: list[tuple[str, Pass]] = [
     ("schedule", schedule),
     ("reinplace", reinplace),
     ("cached_attention", cached_attention),
+    ("lay_out", lay_out),  # last: it must stand right behind whatever calls the kernel
 ]
 
 
@@ -122,6 +125,8 @@ class Options:
         if cuda_graph not in (True, False, "auto"):
             raise OptionError(f"cuda_graph: expected True, False or 'auto', got {cuda_graph!r}")
         listed = config.executors if executors is None else executors
+        if not isinstance(listed, (str, list, tuple)):
+            raise OptionError(f"executors: expected a list of names, got {listed!r}")
         names = default.named(listed) if isinstance(listed, str) else tuple(listed)
         in_order(names)  # an unknown name is refused here, where the user wrote it
         if (recompute or config.recompute) not in POLICIES:
@@ -261,13 +266,12 @@ class Compilation:
         start = time.perf_counter()
         self.reset()
         core = core_of(self.keep("captured", self.captured.trace), self.captured)
-        core = self.run(core, CLEAN)
         needs = zip(core.inputs, self.captured.requires_grad, strict=True)
-        wrt = [v for v, wanted in needs if wanted and _floats(v)]
-        self.core = core
-        if self.grad_enabled and wrt and self.fusers():  # kernels of ours make the loss's gradient beside the loss
+        wrt = [v for v, wanted in needs if wanted and _floats(v)] if self.grad_enabled else []
+        core = self.core = self.clean(core, wrt)
+        if wrt and self.fusers():  # kernels of ours make the loss's gradient beside the loss
             core = self.keep("linear_loss", dce(linear_loss(core)))
-        joint = vjp(core, wrt, self.captured.mode) if self.grad_enabled and wrt else None
+        joint = vjp(core, wrt, self.captured.mode) if wrt else None
         self.written = tuple(i for i, v in enumerate(core.inputs) if v in core.mutations)
         if joint is not None and joint.pulled:
             self.joint = joint
@@ -292,12 +296,7 @@ class Compilation:
         if self.bridge is None:
             return build_call(runs[0], self.layout, self.eager, guarded=True)
         forward, backward = runs
-        core = bridge(
-            forward,
-            backward,
-            self.bridge,
-            Again(self.bridge, tensor_places(self.captured, self.bridge), self.derivative),
-        )
+        core = bridge(forward, backward, self.bridge, Again(self.bridge, tensor_places(self.captured), self.derivative))
         if self.captured.enables_grad:
             core = with_grad(core)
         return build_call(core, self.layout, self.eager, guarded=False)
@@ -390,6 +389,10 @@ class Compilation:
             trace = self.keep(f"{prefix}{name}", step(trace))
         return trace
 
+    def clean(self, trace: Trace, wrt: Collection[Value]) -> Trace:
+        """What was captured, with all that differentiation with respect to these inputs sees."""
+        return self.run(trace, [(n, partial(step, wrt=wrt) if step is canonicalise else step) for n, step in CLEAN])
+
     def claimed(self, trace: Trace, prefix: str = "") -> Trace:
         """Who runs what."""
         trace = self.prepared(trace, prefix, self.keep)
@@ -467,8 +470,14 @@ def _told(error: Exception) -> str:
 
 
 def finished(final: Trace, boxed: bool = False) -> Callable:
-    """The last program as generated Python; boxed, its inputs die with their last reader too."""
-    return compile_trace(final, bind=bind, dead=lifetimes(final, inputs=boxed), boxed=boxed)
+    """The last program as generated Python; boxed, its inputs die with their last reader too. With `verify` it compares
+    whatever its equations give with what the trace says."""
+    dead = lifetimes(final, inputs=boxed)
+    if not config.verify:
+        return compile_trace(final, bind=bind, dead=dead, boxed=boxed)
+    around, names = contracts(final)
+    run = compile_trace(final, bind=bind, dead=dead, around=around, names_in_scope=names, boxed=boxed)
+    return checked_inputs(final, run, boxed)
 
 
 @dataclass(frozen=True)
@@ -492,7 +501,12 @@ def compile_captured(captured: Captured, eager: Callable, name: str, options: Op
     def entry(*args):  # noqa: ANN002, ANN202
         return compilation.call(*args)  # looked up at each call: `edit` may replace it
 
-    return entry, compilation
+    def switching(*args):  # noqa: ANN002, ANN202
+        out = compilation.call(*args)
+        torch._C._set_grad_enabled(captured.grad_after)
+        return out
+
+    return entry if captured.grad_after is None else switching, compilation
 
 
 def _inference(compilation: Compilation, core: Trace) -> None:

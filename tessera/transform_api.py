@@ -21,12 +21,12 @@ from torch._higher_order_ops import scan as _scan
 from torch._higher_order_ops import while_loop as _while_loop
 from torch.utils import _pytree as pytree
 
-from tessera.frontends import control
+from tessera.frontends import control, picks  # noqa: F401 - picks: tracing needs what it enters
 from tessera.frontends.batch import batched_call
 from tessera.frontends.bodies import record_function_call
-from tessera.frontends.calls import Argnums, Call, Pullback, Pushforward, or_zeros
+from tessera.frontends.calls import Argnums, Call, Pullback, Pushforward, check_primals, or_zeros
 from tessera.frontends.custom import eager_custom_vjp, record_custom_vjp
-from tessera.frontends.functional import UNKNOWN_LINE, UNTRACEABLE, ValueNeeded, error_line
+from tessera.frontends.functional import UNKNOWN_LINE, ValueNeeded, error_line
 from tessera.frontends.jacobian import forward_jacobian, reverse_jacobian
 from tessera.ir import fake
 from tessera.ir.call import CHECKPOINT
@@ -35,7 +35,7 @@ from tessera.ir.replay import replay, sweep
 from tessera.transforms import jvp as forward_mode
 from tessera.transforms import vjp as reverse_mode
 from tessera.util.config import config
-from tessera.util.errors import InputError
+from tessera.util.errors import DoubleBackwardError, InputError, RuleError, TesseraError
 
 
 def elsewhere() -> bool:
@@ -44,18 +44,46 @@ def elsewhere() -> bool:
 
 
 def run(ours: Callable[[], object], theirs: Callable[[], object]) -> object:
-    """Ours; torch.func's where it is at work already, or where an operator of the program cannot be traced."""
+    """Ours; torch.func's where it is at work already, or where the program cannot be traced.
+
+    What fails here for whatever reason runs there: if it runs, the result is PyTorch's, with a warning; if it fails
+    there as well, the fault is the program's own, and what PyTorch raises is what its user expects.
+    """
     if elsewhere():
         return theirs()
     try:
         return ours()
-    except UNTRACEABLE as error:
-        if recording() is not None or config.strict or isinstance(error, ValueNeeded):
+    except (InputError, DoubleBackwardError):
+        raise
+    except Exception as error:
+        if recording() is not None or config.strict:
             raise
         try:
             out = theirs()
-        except Exception:
-            raise error from None
+        except Exception as same:
+            # a rule names the operator; who asks for a value is told what to do instead
+            if isinstance(error, (RuleError, ValueNeeded)) or type(same) is type(error):
+                raise error from None
+            raise same from error
+        _warn(error)
+        return out
+
+
+def run_vmap(ours: Callable[[], object], theirs: Callable[[], object]) -> object:
+    """Ours; where it fails, torch.func has the last word: it may know how, or refuse in the way its users know."""
+    if elsewhere():
+        return theirs()
+    try:
+        return ours()
+    except Exception as error:
+        if recording() is not None or config.strict:
+            raise
+        try:
+            out = theirs()
+        except Exception as refusal:
+            if not isinstance(error, TesseraError) or not isinstance(error, type(refusal)):
+                raise refusal from error
+            raise type(error)(f"{error}\n(torch.func: {refusal})") from refusal
         _warn(error)
         return out
 
@@ -141,8 +169,7 @@ def jvp(func: Callable, primals: tuple, tangents: tuple, *, strict: bool = False
 
 
 def _jvp(func: Callable, primals: tuple, tangents: tuple, strict: bool, has_aux: bool) -> tuple:
-    if not isinstance(primals, tuple) or not isinstance(tangents, tuple):
-        raise InputError(f"jvp: expected tuples of primals and tangents, got {type(primals)} and {type(tangents)}")
+    check_primals("jvp", primals)
     call = Call("jvp", func, primals, {}, None, has_aux)
     moved = call.check_tangents(tangents)
     with fake.alone():
@@ -187,7 +214,7 @@ def vmap(
 
     @functools.wraps(func)
     def wrapper(*args: object, **kwargs: object) -> object:
-        return run(
+        return run_vmap(
             lambda: batched_call(func, args, kwargs, in_dims, out_dims, randomness, chunk_size),
             lambda: torch.func.vmap(func, in_dims, out_dims, randomness, chunk_size=chunk_size)(*args, **kwargs),
         )
@@ -195,14 +222,28 @@ def vmap(
     return wrapper
 
 
-def jacrev(func: Callable, argnums: Argnums = 0, *, has_aux: bool = False, chunk_size: int | None = None) -> Callable:
-    """A function that gives the Jacobian of `func`, by reverse mode: one row for each output element."""
+def jacrev(
+    func: Callable,
+    argnums: Argnums = 0,
+    *,
+    has_aux: bool = False,
+    chunk_size: int | None = None,
+    _preallocate_and_copy: bool = False,
+) -> Callable:
+    """A function that gives the Jacobian of `func`, by reverse mode: one row for each output element.
+
+    At most `chunk_size` rows are computed at once. The last argument is `torch.func`'s: chunks are copied into the
+    Jacobian as they come, which is then never held twice.
+    """
+    copied = _preallocate_and_copy
 
     @functools.wraps(func)
     def wrapper(*args: object) -> object:
         return run(
-            lambda: reverse_jacobian(func, args, argnums, has_aux, chunk_size),
-            lambda: torch.func.jacrev(func, argnums, has_aux=has_aux, chunk_size=chunk_size)(*args),
+            lambda: reverse_jacobian(func, args, argnums, has_aux, chunk_size, copied),
+            lambda: torch.func.jacrev(
+                func, argnums, has_aux=has_aux, chunk_size=chunk_size, _preallocate_and_copy=copied
+            )(*args),
         )
 
     return wrapper
@@ -213,7 +254,7 @@ def jacfwd(func: Callable, argnums: Argnums = 0, has_aux: bool = False, *, rando
 
     @functools.wraps(func)
     def wrapper(*args: object) -> object:
-        return run(
+        return run_vmap(
             lambda: forward_jacobian(func, args, argnums, has_aux, randomness),
             lambda: torch.func.jacfwd(func, argnums, has_aux, randomness=randomness)(*args),
         )

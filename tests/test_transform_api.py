@@ -298,10 +298,13 @@ def test_asking_for_a_value_names_the_line(x: torch.Tensor) -> None:
     def branches(a: torch.Tensor) -> torch.Tensor:
         return a.sum() if a.sum() > 0 else -a.sum()
 
-    with pytest.raises(
-        CaptureError, match=rf"test_transform_api.py:{branches.__code__.co_firstlineno + 1}.*torch.cond"
-    ):
+    line = rf"test_transform_api.py:{branches.__code__.co_firstlineno + 1}.*torch.cond"
+    with override(strict=True), pytest.raises(CaptureError, match=line):
         t.grad(branches)(x)
+    with pytest.raises(CaptureError, match=line):
+        t.vmap(branches)(x.expand(2, 4))
+    with pytest.warns(UserWarning, match=line):
+        assert_close(t.grad(branches)(x), tf.grad(branches)(x))
 
 
 def test_what_cannot_be_traced_runs_through_torch_func(x: torch.Tensor) -> None:

@@ -1,14 +1,19 @@
-"""The reference interpreter as a target, so that the tile executor is tested apart from any machine's code."""
+"""The reference interpreter as a target, so that the tile executor is tested apart from any machine's code.
+
+Which products it takes is said for one machine that is described, not for the one that the tests run on.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+from hosts import SKYLAKE
 
 from tessera.tile import interp
 from tessera.tile.dialect import KernelOp
 from tessera.tile.schedule import Schedule
+from tessera.tile.targets.cpu.product import no_product
 
 
 class _Kernel:
@@ -36,4 +41,4 @@ class Reference:
         return self.refusal
 
     def no_product(self, rows: int, columns: int, depth: int) -> str:
-        return self.refusal
+        return self.refusal or no_product(rows, columns, depth, SKYLAKE)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 import torch
 from torch._ops import OpOverload
 
+from tessera.executors.attention_backward import adapted
 from tessera.executors.base import OperatorExecutor, register
 from tessera.ir.equation import Operator, Special
 from tessera.ir.schema import schema_of
@@ -52,7 +53,7 @@ def bind(op: Operator) -> Callable:
     """The fastest callable that means exactly this operator, for arguments as a trace spells them."""
     if isinstance(op, Special):
         return op.fn
-    return _fast_form(op) or getattr(op, "_op", op)
+    return adapted(op) or _fast_form(op) or getattr(op, "_op", op)
 
 
 def _fast_form(op: OpOverload) -> Callable | None:

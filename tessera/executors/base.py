@@ -87,8 +87,10 @@ def in_order(names: Iterable[str | Executor]) -> list[Executor]:
     """The executors of these names; those that always take part stand in front or where they asked to."""
     chosen: list[Executor] = []
     for name in names:
-        if not isinstance(name, str):
+        if isinstance(name, Executor):
             chosen.append(name)
+        elif not isinstance(name, str):
+            raise OptionError(f"executors: expected names such as 'tile' or 'aten', got {name!r}")
         elif name in _registry:
             chosen.append(_registry[name].executor)
         else:

@@ -17,7 +17,7 @@ from tessera.ir.types import TensorType, size_hint
 from tessera.ops.uniform import uniform
 from tessera.tile.cost import H200
 from tessera.tile.lower import CONTRACT, Call, rule_of
-from tessera.tile.targets import target_for
+from tessera.tile.targets import Target
 
 # What our kernels lose of the library's rate, as measured on an H200
 LOSS = 0.01  # one product whose operands are contiguous along the depth, tiles by bulk copies
@@ -30,11 +30,11 @@ SMALLEST = 128  # rows and columns from which tiles fill the matrix units
 HALF = (torch.bfloat16, torch.float16)
 
 
-def refusal(eqn: Equation) -> str:
-    """Why a product stays with the library whatever is around it; empty where it may not."""
+def refusal(eqn: Equation, target: Target) -> str:
+    """Why a product stays with the library whatever is around it; empty where it may not. `target`: its device's."""
     out = eqn.out.tensor
     if out.device.type == "cpu":
-        return _on_cpu(eqn)
+        return _on_cpu(eqn, target)
     if out.dtype not in HALF:
         return f"matrix products of {out.dtype} stay with the library"
     rows = math.prod(map(size_hint, out.shape[:-1]))
@@ -43,12 +43,11 @@ def refusal(eqn: Equation) -> str:
     return ""
 
 
-def _on_cpu(eqn: Equation) -> str:
+def _on_cpu(eqn: Equation, target: Target) -> str:
     """Linear layers over few rows have kernels (`targets/cpu/product`)."""
-    target = target_for(eqn.out.tensor.device)
     weight, sizes = eqn.args[1], [n for v in eqn.inputs() for n in v.shape]
     fits = eqn.op._opname == "linear" and eqn.out.dtype == torch.float32 and all(type(n) is int for n in sizes)  # type: ignore[union-attr]
-    if target is None or not fits or not all(v.tensor.is_row_major for v in eqn.inputs()):
+    if not fits or not all(v.tensor.is_row_major for v in eqn.inputs()):
         return "matrix products stay with the library on a CPU, but for linear layers over few rows"
     columns, depth = weight.shape  # type: ignore[union-attr]
     return target.no_product(math.prod(eqn.out.shape[:-1]), columns, depth)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch._ops import OpOverload
@@ -234,6 +234,9 @@ def register_executor(
     those of higher `priority` earlier; `before="aten"` puts one right in front of another. `vjp` gives an
     operator another derivative, `vjp(ct, y, *args) -> one gradient an argument` over tensors.
     """
+    for option, given in (("claims", claims), ("vjp", vjp or {})):
+        if not isinstance(given, Mapping):
+            raise OptionError(f"{option}: expected operators and functions such as {{'aten.gelu': fn}}, got {given!r}")
     for key, fn in {**claims, **(vjp or {})}.items():
         if "." not in key or not callable(fn):
             raise OptionError(f"expected an operator name such as 'aten.gelu' and a function, got {key!r}: {fn!r}")

@@ -67,12 +67,13 @@ def refusal(eqn: Equation) -> str:
     device = devices.pop()
     if device.type == "cuda" and _has_float8(eqn) and not in_hardware(device):
         return f"{device} has no numbers of 8 bits"
-    if target_for(device) is None:
+    target = target_for(device)
+    if target is None:
         return f"no target for {device} is installed"
     rule = rule_of(eqn.op)
     if rule is not None and rule.raises is not None and device.type == "cpu" and (why := rule.raises(Call.of(eqn))):
         return why
-    return products.refusal(eqn) if rule is not None and rule.kind == fuse.CONTRACT else ""
+    return products.refusal(eqn, target) if rule is not None and rule.kind == fuse.CONTRACT else ""
 
 
 def _has_float8(eqn: Equation) -> bool:

@@ -120,7 +120,7 @@ def _record(
 
 def _body(made: Recorded) -> Body:
     aliased, bases = aliases(made)
-    outputs = (*made.trace.outputs, *bases)
+    outputs = (*made.trace.outputs, *(base.value for base in bases))
     fresh = [i for i, o in enumerate(outputs) if isinstance(o, Value) and i not in aliased and not _is_number(made, i)]
     results = list(dict.fromkeys(outputs[i] for i in fresh))
     position = {v: i for i, v in enumerate(results)}
@@ -187,6 +187,7 @@ def _emit(op: Special, recorder: Recorder, body: Body, operands: tuple) -> objec
     types = [o.type for o in body.trace.outputs]  # type: ignore[union-attr]
     tags = recorder.extra_tags  # `no_grad` is on the body's own equations
     outs = recorder.special(op, (body.trace, *operands), {}, types, tags=tags)
+    recorder.builder.tags = recorder.tags()  # of the writes, which stand outside
     with fake.alone():
         operands = tuple(recorder.fake(x) if isinstance(x, torch.Tensor) else x for x in operands)
         for place, new in zip(body.written, outs[len(outs) - len(body.written) :], strict=True):

@@ -63,6 +63,8 @@ class Call:
                 )
             tree = tree[0]
         places, spec = pytree.tree_flatten(tree)
+        if not places:
+            raise InputError(f"{self.name}: expected the function to have a non-empty output, got {tree!r}")
         for i in places:
             if not isinstance(self.trace.outputs[i], Value):
                 raise InputError(f"{self.name}: expected the function to give tensors, got {self.trace.outputs[i]!r}")
@@ -81,13 +83,23 @@ class Call:
     def check_tangents(self, tangents: object) -> list[torch.Tensor]:
         leaves, spec = pytree.tree_flatten(tangents)
         if spec != self.wrt_spec:
-            raise InputError(f"{self.name}: expected tangents of structure {self.wrt_spec}, got {spec}")
+            raise InputError(
+                f"{self.name}: expected tangents of the same python structure as the primals, {self.wrt_spec}, "
+                f"got {spec}"
+            )
         return [_check_like(self.name, "tangent", t, v) for t, v in zip(leaves, self.wrt, strict=True)]
+
+
+def check_primals(name: str, primals: object) -> None:
+    if not isinstance(primals, tuple):
+        raise InputError(f"{name}: Expected primals to be a tuple, got {type(primals).__name__}")
+    if not pytree.tree_leaves(primals):
+        raise InputError(f"{name}: expected primals with at least one Tensor, got {primals!r}")
 
 
 def _check_primal(name: str, x: object) -> torch.Tensor:
     if not isinstance(x, torch.Tensor):
-        raise InputError(f"{name}: expected tensors to differentiate by, got {type(x).__name__} {x!r}")
+        raise InputError(f"{name}: what is differentiated by must only contain Tensors, got {type(x).__name__} {x!r}")
     if not (x.is_floating_point() or x.is_complex()):
         raise InputError(f"{name}: expected floating-point or complex tensors, got one of {x.dtype}")
     return x
@@ -97,24 +109,29 @@ def _choose(name: str, places: tuple, argnums: Argnums | None) -> object:
     if argnums is None:
         return places
     if isinstance(argnums, tuple):
-        if not argnums or len(set(argnums)) != len(argnums):
-            raise InputError(f"{name}: expected argnums with no repeats, got {argnums}")
-        return tuple(_choose(name, places, i) for i in argnums)
+        if not all(isinstance(i, int) for i in argnums):
+            raise InputError(f"{name}: every one of argnums must be int, got {argnums}")
+        chosen = tuple(_choose(name, places, i) for i in argnums)
+        if not argnums or len({i % len(places) for i in argnums}) != len(argnums):
+            raise InputError(f"{name}: argnums must be unique and name at least one argument, got {argnums}")
+        return chosen
     if not isinstance(argnums, int):
-        raise InputError(f"{name}: expected argnums to be an int or a tuple of ints, got {argnums!r}")
+        raise InputError(f"{name}: expected argnums to be int or Tuple of ints, got {argnums!r}")
     if not -len(places) <= argnums < len(places):
-        raise InputError(f"{name}: argnums={argnums}, but the call has {len(places)} positional arguments")
+        raise InputError(f"{name}: argnums={argnums}, but only {len(places)} positional arguments were given")
     return places[argnums]
 
 
 def _check_like(name: str, what: str, t: object, v: Value) -> torch.Tensor:
     if not isinstance(t, torch.Tensor):
-        raise InputError(f"{name}: expected a {what} that is a tensor, got {type(t).__name__}")
-    if tuple(t.shape) != tuple(v.shape) or t.dtype != v.dtype:
+        raise InputError(f"{name}: {what}s must only contain Tensors, got {type(t).__name__}")
+    # autograd rounds a cotangent to the dtype of its value; forward mode does nothing of the kind
+    rounds = what == "cotangent" and t.is_floating_point() and v.tensor.is_differentiable
+    if tuple(t.shape) != tuple(v.shape) or not (t.dtype == v.dtype or rounds):
         raise InputError(
             f"{name}: expected a {what} of type {v.type}, got {TensorType(t.dtype, t.shape, (), t.device)}"
         )
-    return t
+    return t if t.dtype == v.dtype else t.to(v.dtype)
 
 
 def or_zeros(t: object, like: object) -> torch.Tensor:
@@ -180,8 +197,12 @@ class Pullback:
         # The joint trace may have renamed outputs: they still stand at their places.
         self.pulled = [joint.trace.outputs[i] for i in call.results]
         self.seeds = dict(zip(joint.pulled, seeds, strict=True))
-        made = replay(self.halves.early, call.traced.args)
+        # A no_grad around the call is about its result: where the pullback is called, what it kept has a history.
+        with torch.enable_grad():
+            made = replay(self.halves.early, call.traced.args)
         self.outs, self.kept = made[:count], made[count:]
+        if not torch.is_grad_enabled():
+            self.outs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, self.outs)
         self.value, self.aux = call.pack(self.outs)
 
     def cotangents(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -196,7 +217,7 @@ class Pullback:
         call = self.call
         leaves, spec = pytree.tree_flatten(cotangents)
         if spec != call.result_spec:
-            raise InputError(f"{call.name}: expected cotangents of structure {call.result_spec}, got {spec}")
+            raise InputError(f"{call.name}: Expected pytree structure {call.result_spec} of cotangents, got {spec}")
         pairs = zip(leaves, (call.output(i) for i in call.results), strict=True)
         checked = [_check_like(call.name, "cotangent", ct, v) for ct, v in pairs]
         grads = replay(self.halves.late, [*self.kept, *self.cotangents(checked)])

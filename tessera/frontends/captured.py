@@ -16,14 +16,16 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from tessera.frontends.grad_mode import kept_grad_mode
 from tessera.ir.alias import Ref
-from tessera.ir.builder import Builder
+from tessera.ir.builder import Builder, aten
+from tessera.ir.checks import record_assumptions
 from tessera.ir.equation import NUMBER, Value, symbols_in, values_in
 from tessera.ir.record import Keep, Recorded, Recorder, record_with
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, type_of
 
-Step = tuple[OpOverload, tuple, dict, int | None]
+Step = tuple[OpOverload, tuple, dict, int | None, bool]  # a view, which of its results, whether made under no_grad
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,12 @@ class Aliased:
     of_output: bool = False
 
     def make(self, x: torch.Tensor) -> torch.Tensor:
-        for op, args, kwargs, index in self.steps:
-            out = op(x, *args, **kwargs)
+        for op, args, kwargs, index, no_grad in self.steps:
+            if no_grad:
+                with torch.no_grad():
+                    out = op(x, *args, **kwargs)
+            else:
+                out = op(x, *args, **kwargs)
             x = out if index is None else out[index]
         return x
 
@@ -49,6 +55,7 @@ class Captured:
     outputs: int  # how many of the trace's outputs are the program's; others only serve as sources of aliases
     aliased: dict[int, Aliased] = field(default_factory=dict)  # position among the outputs -> how
     requires_grad: tuple[bool, ...] = ()  # of each input
+    grad_after: bool | None = None  # grad mode as the program leaves it, where that is not how it found it
     enables_grad: bool = False  # called under no_grad, it turns gradients on for a part of itself
 
 
@@ -59,57 +66,82 @@ def capture(
     keep: Keep,
     builder: Builder,
     locate: bool = True,
+    close: bool = False,
 ) -> Captured:
-    """Record `fn(*fakes)`; outputs that share memory with an input are described, not computed."""
-    made = record_with(Recorder(builder, keep, locate), fn, fakes, names)
-    aliased, bases = aliases(made)
-    trace = made.trace.with_(outputs=(*made.trace.outputs, *bases))
-    trace = numbers_as_values(trace, builder)
+    """Record `fn(*fakes)`; outputs that share memory with an input are described, not computed.
+
+    With `close`, the caller makes further inputs of the tensors closed over: outputs may be views of those too.
+    """
+    with kept_grad_mode() as left:
+        made = record_with(Recorder(builder, keep, locate), fn, fakes, names)
+    record_assumptions(builder)
+    aliased, bases = aliases(made, tuple(made.trace.constants.values()) if close else ())
+    outputs = [_laid_out(builder, v, x, made.refs) for v, x in zip(made.trace.outputs, made.outputs, strict=True)]
+    bases = [_laid_out(builder, base.value, base.tensor, made.refs) for base in bases]
+    trace = numbers_as_values(made.trace.with_(outputs=(*outputs, *bases)), builder)
     grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in fakes)
-    return Captured(trace, made.spec, builder.mode, len(made.outputs), aliased, grads)
+    return Captured(trace, made.spec, builder.mode, len(made.outputs), aliased, grads, left[0] if left else None)
 
 
-def aliases(made: Recorded) -> tuple[dict[int, Aliased], list[Value]]:
-    """Outputs that are views of an input or of one result, and such results that are no outputs themselves."""
-    aliased = _input_aliases(made.inputs, made.outputs, made.refs)
+def aliases(made: Recorded, closed: Sequence[object] = ()) -> tuple[dict[int, Aliased], list[Ref]]:
+    """Outputs that are views of an input or of one result, and such results that are no outputs themselves. `closed`
+    are tensors that become inputs after the others."""
+    aliased = _input_aliases([*made.inputs, *closed], made.outputs, made.refs)
     bases = _shared_bases(made.outputs, made.refs, aliased)
     return aliased, bases
 
 
-def _input_aliases(fakes: Sequence[object], outputs: list[object], refs: dict[int, Ref]) -> dict[int, Aliased]:
-    by_root = {id(refs[id(x)].root): i for i, x in enumerate(fakes) if isinstance(x, torch.Tensor)}
+def _input_aliases(inputs: Sequence[object], outputs: list[object], refs: dict[int, Ref]) -> dict[int, Aliased]:
+    by_root = {id(refs[id(x)].root): i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
     aliased = {}
     for position, out in enumerate(outputs):
         if isinstance(out, torch.Tensor) and id(refs[id(out)].root) in by_root:
             source = by_root[id(refs[id(out)].root)]
-            steps = _steps(refs[id(out)], fakes[source])
+            steps = _steps(refs[id(out)], refs[id(inputs[source])].tensor)
             if steps is not None:
                 aliased[position] = Aliased(source, steps)
     return aliased
 
 
-def _shared_bases(outputs: list[object], refs: dict[int, Ref], aliased: dict[int, Aliased]) -> list[Value]:
-    """Note outputs that are views of one result; give results that are not outputs themselves."""
+def _shared_bases(outputs: list[object], refs: dict[int, Ref], aliased: dict[int, Aliased]) -> list[Ref]:
+    """Note outputs that are views of one result; give results that are not outputs themselves.
+
+    One view alone is a value of the program, unless it was written: its new contents have a layout of their own.
+    """
     groups: dict[int, list[int]] = {}
     for position, out in enumerate(outputs):
         if isinstance(out, torch.Tensor) and position not in aliased:
             groups.setdefault(id(refs[id(out)].root), []).append(position)
-    extra: list[Value] = []
+    extra: list[Ref] = []
     for members in groups.values():
-        if len({id(outputs[m]) for m in members}) < 2:
-            continue
         base = refs[id(outputs[members[0]])]
+        if len({id(outputs[m]) for m in members}) < 2 and not base.root.version:
+            continue
         while base.view is not None:
             base = base.view.parent
         home = next((m for m in members if outputs[m] is base.tensor), None)
-        if home is None:
+        made = {m: steps for m in members if (steps := _steps(refs[id(outputs[m])], base.tensor))}
+        if home is None and made:
             home = len(outputs) + len(extra)
-            extra.append(base.value)
-        for m in members:
-            steps = _steps(refs[id(outputs[m])], base.tensor)
-            if steps:
-                aliased[m] = Aliased(home, steps, of_output=True)
+            extra.append(base)
+        for m, steps in made.items():
+            aliased[m] = Aliased(home, steps, of_output=True)  # type: ignore[arg-type]
     return extra
+
+
+def _laid_out(builder: Builder, v: object, tensor: object, refs: dict[int, Ref]) -> object:
+    """A written tensor keeps its strides. The functional operator that makes its new contents may choose others."""
+    if not isinstance(v, Value) or not isinstance(tensor, torch.Tensor) or not refs[id(tensor)].root.version:
+        return v
+    strides = [(a, b) for a, b, n in zip(v.tensor.stride, tensor.stride(), tensor.shape, strict=True) if n != 1]
+    if all(a == b for a, b in strides):
+        return v
+    order = sorted(range(tensor.ndim), key=lambda d: (tensor.stride(d), tensor.shape[d]), reverse=True)
+    if not tensor.permute(order).is_contiguous():
+        return v
+    with builder:
+        rows = aten.clone(aten.permute(v, order), memory_format=torch.contiguous_format)
+        return aten.permute(rows, [order.index(d) for d in range(tensor.ndim)])
 
 
 def numbers_as_values(trace: Trace, builder: Builder) -> Trace:
@@ -120,12 +152,13 @@ def numbers_as_values(trace: Trace, builder: Builder) -> Trace:
 
 def _steps(ref: Ref, source: object) -> tuple[Step, ...] | None:
     """The views that lead from the input to this tensor; None where one needs a value of the program, or a symbolic
-    size, which only the program computes: it then makes the view itself."""
+    size, which only the program computes: it then makes the view itself. So it does where a detached view has a
+    gradient history of its own, which no view of the input has."""
     steps: list[Step] = []
     while ref.view is not None:
         view = ref.view
-        if values_in((view.args, view.kwargs)) or symbols_in((view.args, view.kwargs)):
+        if ref.own_history or values_in((view.args, view.kwargs)) or symbols_in((view.args, view.kwargs)):
             return None
-        steps.append((view.op, view.args, view.kwargs, view.index))
+        steps.append((view.op, view.args, view.kwargs, view.index, view.no_grad))
         ref = view.parent
     return tuple(reversed(steps)) if ref.tensor is source else None

@@ -1,8 +1,8 @@
-"""Functions that bring a derivative of their own, recorded as one equation each.
+"""`custom_vjp` functions, which bring a derivative of their own, recorded as one equation each.
 
-In: a call of a `custom_vjp` function, or of a `torch.autograd.Function`, inside a traced program. Out: an
-equation that holds what the call computes and its derivative as sub-traces. Both are traced where the call
-stands, so what they close over of the surrounding program becomes an operand.
+In: a call of such a function inside a traced program. Out: an equation that holds what the call computes and its
+derivative as sub-traces. Both are traced where the call stands, so what they close over of the surrounding program
+becomes an operand. (`function` does the same for a `torch.autograd.Function`.)
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.utils import _pytree as pytree
 
-from tessera.frontends.functional import WATCHED, Traced, mode_for, trace_function, tracing
+from tessera.frontends.functional import Traced, mode_for, trace_function
 from tessera.ir import fake
 from tessera.ir.equation import Arg, Value, map_values
-from tessera.ir.record import Recorder, recording
+from tessera.ir.record import Recorder
 from tessera.ir.replay import sweep
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, Type, type_of
-from tessera.ops.control import AUTOGRAD_FUNCTION, CUSTOM_VJP
+from tessera.ops.custom import CUSTOM_VJP
 from tessera.util.errors import CaptureError, InputError
 
 
@@ -94,7 +94,7 @@ def record_custom_vjp(primal: Callable, fwd: Callable, bwd: Callable, args: tupl
     res_places, res_spec = pytree.tree_flatten(places[1])
     stand_ins = examples(second.trace.outputs, second.trace.outputs)
     residuals = pytree.tree_unflatten([stand_ins[i] for i in res_places], res_spec)
-    cts = pytree.tree_unflatten([_plain(stand_ins[i]) for i in out_places], out_spec)
+    cts = pytree.tree_unflatten([seed_like(stand_ins[i]) for i in out_places], out_spec)
     third = pure(
         trace_function(_spread_grads(bwd, args), (residuals, cts), name="bwd", close=True),
         "the bwd of a custom_vjp function",
@@ -121,7 +121,8 @@ def record_custom_vjp(primal: Callable, fwd: Callable, bwd: Callable, args: tupl
     return first.pack([next(given) if isinstance(o, Value) else o for o in first.trace.outputs])
 
 
-def _plain(x: object) -> object:
+def seed_like(x: object) -> object:
+    """A stand-in for the cotangent or tangent of a tensor: contiguous."""
     if isinstance(x, torch.Tensor):
         with fake.alone():
             t = type_of(x)
@@ -190,170 +191,6 @@ def _by_operand(grads: Sequence[Arg], operands: Operands, args: tuple) -> tuple:
     """One gradient for each operand: those of the arguments; what was closed over gets none."""
     by_argument = [g for x, g in zip(pytree.tree_leaves(args), grads, strict=True) if isinstance(x, torch.Tensor)]
     return (*by_argument, *[None] * (len(operands.tensors) - len(by_argument)))
-
-
-# --- torch.autograd.Function ----------------------------------------------------------------------
-
-
-class Context:
-    """What `ctx` is to an autograd.Function: a place to save tensors and anything else."""
-
-    def __init__(self, needs: tuple[bool, ...]) -> None:
-        self.needs_input_grad = needs
-        self._saved: tuple = ()
-        self._for_forward: tuple | None = None
-        self._fixed: tuple = ()
-        self._materialize = True
-
-    def save_for_backward(self, *tensors: object) -> None:
-        self._saved = tensors
-
-    def save_for_forward(self, *tensors: object) -> None:
-        self._for_forward = tensors
-
-    @property
-    def saved_tensors(self) -> tuple:
-        return self._saved
-
-    saved_variables = saved_tensors
-
-    def mark_non_differentiable(self, *tensors: torch.Tensor) -> None:
-        self._fixed = tensors
-
-    def mark_dirty(self, *tensors: torch.Tensor) -> None:
-        raise CaptureError("an autograd.Function that writes its input (mark_dirty) is not traced; write a copy of it")
-
-    def set_materialize_grads(self, value: bool) -> None:
-        self._materialize = value
-
-    @classmethod
-    def again(cls, attributes: dict[str, object]) -> Context:
-        made = cls(())
-        made.__dict__.update(attributes)
-        return made
-
-
-def _run_forward(function: type, args: tuple) -> tuple[object, Context]:
-    ctx = Context(tuple(isinstance(a, torch.Tensor) and (a.is_floating_point() or a.is_complex()) for a in args))
-    if function.setup_context is not torch.autograd.function._SingleLevelFunction.setup_context:  # type: ignore[attr-defined]
-        out = function.forward(*args)  # type: ignore[attr-defined]
-        function.setup_context(ctx, args, out)  # type: ignore[attr-defined]
-    else:
-        out = function.forward(ctx, *args)  # type: ignore[attr-defined]
-    return out, ctx
-
-
-def record_function(function: type, args: tuple, recorder: Recorder) -> object:
-    """One `autograd_function` equation for a call of `function.apply(*args)`."""
-    name = function.__name__
-    base_class = torch.autograd.function._SingleLevelFunction
-    pull = function.vjp if function.backward is base_class.backward else function.backward  # type: ignore[attr-defined]
-    operands = Operands(args)
-
-    def forward(*xs: object) -> tuple:
-        out, ctx = _run_forward(function, xs)
-        outs = out if isinstance(out, tuple) else (out,)
-        state = {k: v for k, v in ctx.__dict__.items() if k != "_fixed"}
-        fixed = [any(o is t for t in ctx._fixed) for o in outs]
-        return out, state, fixed
-
-    first = pure(trace_function(forward, args, name=name, close=True), f"{name}.forward")
-    slots = operands.slots(first)
-    outputs = first.trace.outputs
-    places = pytree.tree_unflatten(list(range(len(outputs))), first.out_spec)
-    out_places, out_spec = pytree.tree_flatten(places[0])
-    state_places, state_spec = pytree.tree_flatten(places[1])
-    fixed = [outputs[i] for i in pytree.tree_leaves(places[2])]
-    results = [outputs[i] for i in out_places if isinstance(outputs[i], Value)]
-    stand_ins = examples(outputs, outputs)
-    state = pytree.tree_unflatten([stand_ins[i] for i in state_places], state_spec)
-    cts = [_plain(stand_ins[i]) for i in out_places]
-
-    def backward(state: dict, cts: list) -> list:
-        seeds = [
-            torch.zeros_like(c) if f and isinstance(c, torch.Tensor) else c for c, f in zip(cts, fixed, strict=True)
-        ]
-        grads = pull(Context.again(state), *seeds)
-        listed = list(grads) if isinstance(grads, (tuple, list)) else [grads]
-        if len(listed) < len(args):
-            raise InputError(f"{name}.backward gave {len(listed)} gradients, expected {len(args)}, one an argument")
-        return [g if isinstance(g, torch.Tensor) else None for g in listed[: len(args)]]
-
-    second = pure(trace_function(backward, (state, cts), name=f"{name}_backward", close=True), f"{name}.backward")
-    for x in second.captured:
-        operands.slot(x)
-    types = operands.types()
-    fwd = rewire(first.trace, slots, types)
-    results = [fwd.outputs[i] for i in out_places if isinstance(fwd.outputs[i], Value)]
-    kept = [fwd.outputs[i] for i in state_places if isinstance(fwd.outputs[i], Value)]
-    extras = [v for v in dict.fromkeys(kept) if v not in results and v not in fwd.inputs]
-    fwd = fwd.with_(outputs=(*results, *extras))
-    # what backward reads: operands, results and extras stand in this order before the cotangents
-    where = {v: i for i, v in enumerate(fwd.inputs)} | {v: len(types) + i for i, v in enumerate(fwd.outputs)}
-    base = len(types) + len(fwd.outputs)
-    n_ct = len(second.trace.inputs) - len(kept) - len(second.captured)
-    back_slots = [*(where[v] for v in kept), *range(base, base + n_ct), *(operands.slot(x) for x in second.captured)]
-    ct_types = [v.type for v in second.trace.inputs[len(kept) : len(kept) + n_ct]]
-    bwd = rewire(second.trace, back_slots, [*types, *(v.type for v in fwd.outputs), *ct_types])  # type: ignore[union-attr]
-    live = [i for i, v in enumerate(results) if v.type.is_differentiable]  # type: ignore[union-attr]
-    bwd = bwd.with_(inputs=(*bwd.inputs[:base], *(bwd.inputs[base + i] for i in live)))
-    bwd = bwd.with_(outputs=_by_operand(bwd.outputs, operands, args))
-    push = _push(function, args, operands, results, fixed)  # type: ignore[arg-type]
-    made = recorder.special(
-        AUTOGRAD_FUNCTION,
-        (len(results), fwd, bwd, push, *operands.tensors),
-        {},
-        [v.type for v in fwd.outputs],  # type: ignore[union-attr]
-    )
-    given = iter(made)
-    leaves = [next(given) if isinstance(outputs[i], Value) else outputs[i] for i in out_places]
-    return pytree.tree_unflatten(leaves, out_spec)
-
-
-def _push(function: type, args: tuple, operands: Operands, results: list[Value], fixed: list) -> Trace | None:
-    """The function's own forward-mode rule over (operands, tangents of the differentiable ones)."""
-    if function.jvp is torch.autograd.function._SingleLevelFunction.jvp:  # type: ignore[attr-defined]
-        return None
-
-    def forward(xs: tuple, ts: tuple) -> list:
-        _, ctx = _run_forward(function, xs)
-        if ctx._for_forward is not None:
-            ctx._saved = ctx._for_forward
-        moved = function.jvp(ctx, *ts)  # type: ignore[attr-defined]
-        listed = list(moved) if isinstance(moved, (tuple, list)) else [moved]
-        return [None if f else t for t, f in zip(listed, fixed, strict=True)]
-
-    floats = [isinstance(a, torch.Tensor) and (a.is_floating_point() or a.is_complex()) for a in args]
-    tangents = tuple(_plain(a) if f else None for a, f in zip(args, floats, strict=True))
-    traced = pure(trace_function(forward, (args, tangents), name=f"{function.__name__}_jvp", close=True), "a jvp rule")
-    if any(all(x is not t for t in operands.tensors) for x in traced.captured):
-        raise CaptureError(
-            f"{function.__name__}.jvp closes over a tensor that its forward does not; pass it as an argument"
-        )
-    tensors = [a for a in args if isinstance(a, torch.Tensor)]
-    moving = [i for i, x in enumerate(operands.tensors) if x.is_floating_point() or x.is_complex()]
-    base = len(operands.tensors)
-    slots = list(range(len(tensors)))
-    slots += [base + moving.index(i) for i, a in enumerate(tensors) if a.is_floating_point() or a.is_complex()]
-    slots += [operands.slot(x) for x in traced.captured]
-    types = [*operands.types(), *(type_of(_plain(operands.tensors[i])) for i in moving)]
-    return rewire(traced.trace, slots, types)
-
-
-def _watched_apply(_: object) -> classmethod:
-    """`Function.apply` ends in its base's: that one is replaced, since a program may hold `F.apply` from before."""
-
-    def apply(cls: type, *args: object, **kwargs: object) -> object:
-        recorder = recording()
-        if recorder is not None and tracing() and not kwargs:
-            return record_function(cls, args, recorder)
-        return super(_BASE, cls).apply(*args, **kwargs)  # type: ignore[misc]
-
-    return classmethod(apply)
-
-
-_BASE = torch.autograd.function._SingleLevelFunction
-WATCHED.append((_BASE, "apply", _watched_apply))
 
 
 # --- custom_vjp in eager PyTorch ------------------------------------------------------------------

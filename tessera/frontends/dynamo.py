@@ -22,13 +22,15 @@ from torch.fx.experimental._backward_state import BackwardState
 from tessera.frontends import control  # noqa: F401  (records torch.cond and its like as sub-traces)
 from tessera.frontends.bodies import record_call
 from tessera.frontends.captured import Captured, capture
-from tessera.frontends.custom import record_function
 from tessera.frontends.frames import MODEL, OWN_FILE
+from tessera.frontends.function import record_function
+from tessera.frontends.global_state import refuse_setter
 from tessera.frontends.hooks import REGISTER_HOOK, behind_hooks, check_between_results, record_hook
 from tessera.frontends.launch import record_launch
 from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.call import CALL, CHECKPOINT
+from tessera.ir.checks import record_check
 from tessera.ir.equation import Source, Special
 from tessera.ir.record import Recorder, recording
 from tessera.ops.op import keep_whole
@@ -50,6 +52,7 @@ def capture_graph(
         )
     check_between_results(gm)
     mode = fake_mode(placeholders, example_inputs)
+    mode.epoch += 1  # sizes that Dynamo learned of its inputs' contents are forgotten: the trace has symbols of its own
     fakes = [_fake_input(n, x, mode) for n, x in zip(placeholders, example_inputs, strict=True)]
     builder = Builder(name, mode)
     names = [input_name(n, arguments) for n in placeholders]
@@ -134,6 +137,7 @@ def run_graph(gm: torch.fx.GraphModule, builder: Builder) -> Callable:
                 case "call_function" if node.target in BODIES:
                     env[node] = BODIES[node.target](node, builder, *args, **kwargs)
                 case "call_function":
+                    refuse_setter(node)
                     env[node] = node.target(*args, **kwargs)
                 case "call_method":
                     env[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
@@ -220,8 +224,10 @@ def _autograd_function(
     class FromGraphs(torch.autograd.Function):
         @staticmethod
         def forward(ctx, *xs):  # noqa: ANN001, ANN002, ANN205
+            versions = [x._version if isinstance(x, torch.Tensor) else 0 for x in xs]
             out, ctx.saved = fwd(*context, *xs)
             listed = out if isinstance(out, (tuple, list)) else (out,)
+            ctx.mark_dirty(*(x for x, n in zip(xs, versions, strict=True) if n != getattr(x, "_version", 0)))
             ctx.mark_non_differentiable(*(x for i, x in enumerate(listed) if i in fixed))  # type: ignore[operator]
             return tuple(out) if isinstance(out, list) else out
 
@@ -234,6 +240,12 @@ def _autograd_function(
     return record_function(FromGraphs, args, recorder)
 
 
+def _check(_: torch.fx.Node, builder: Builder, condition: object, message: str) -> None:
+    """What the program claims about a number known only when it runs; the shape environment may rely on it from now."""
+    record_check(builder, condition, message)
+    torch._check(condition)  # type: ignore[arg-type]
+
+
 _higher = torch.ops.higher_order
 BODIES: dict[object, Callable] = {
     _higher.tag_activation_checkpoint: _checkpoint,
@@ -241,6 +253,7 @@ BODIES: dict[object, Callable] = {
     _higher.invoke_subgraph: _region,
     _higher.autograd_function_apply: _autograd_function,
     _higher.triton_kernel_wrapper_mutation: record_launch,
+    torch.ops.aten._assert_scalar.default: _check,
 }
 if REGISTER_HOOK is not None:
     BODIES[REGISTER_HOOK] = record_hook

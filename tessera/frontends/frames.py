@@ -58,8 +58,19 @@ def _own_code(function: types.FunctionType) -> types.FunctionType:
 def own_frame(fn: Callable, name: str) -> Callable:
     """A function of its own that calls the module or function."""
     name = f"_{name}" if keyword.iskeyword(name) or not name.isidentifier() else name
-    text = f"def {name}(*args, **kwargs):\n    return {MODEL}(*args, **kwargs)\n"
-    return own_frames(text, {MODEL: fn})[name]
+    look, hooks = looking_at_hooks(fn)
+    text = f"def {name}(*args, **kwargs):\n    {look}\n    return {MODEL}(*args, **kwargs)\n"
+    return own_frames(text, {MODEL: fn, **hooks})[name]
+
+
+def looking_at_hooks(fn: Callable) -> tuple[str, dict[str, object]]:
+    """A statement that looks at the hooks of a module, and the names in it. Dynamo captures hooks but does not guard
+    that they stay; it does guard what a frame reads of the dictionaries that hold them."""
+    if not isinstance(fn, torch.nn.Module):
+        return "pass", {}
+    kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+    held = {MODEL + kind: getattr(fn, kind) for kind in kinds}
+    return ", ".join(f"[*{name}]" for name in held), held
 
 
 def own_frames(text: str, scope: dict[str, object]) -> dict[str, Callable]:

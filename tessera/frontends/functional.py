@@ -19,24 +19,22 @@ from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
-    DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
+from tessera.frontends.captured import Aliased, aliases
 from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Value
-from tessera.ir.record import record, recording
+from tessera.ir.record import Recorded, Recorder, record_with, recording
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, type_of
 from tessera.ops.op import keep_whole
-from tessera.util.errors import CaptureError, RuleError
+from tessera.util.errors import CaptureError
 
 Leaf = object
 
@@ -46,17 +44,6 @@ class ValueNeeded(CaptureError):
 
 
 ASKS_A_VALUE = (DataDependentOutputException, GuardOnDataDependentSymNode)
-# What a program that PyTorch can run may raise while it is traced.
-UNTRACEABLE = (
-    CaptureError,
-    RuleError,
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    GuardOnDataDependentSymNode,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-)
-
 # Functions of PyTorch that a traced program must not run as they are, since what they rely on (autograd, TorchDynamo)
 # is not at work: (owner, name, what to put in place of the original). `custom` and `control` enter theirs.
 WATCHED: list[tuple[Any, str, Callable[[Any], object]]] = []
@@ -73,6 +60,7 @@ class Traced:
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
     mode: FakeTensorMode
+    aliased: dict[int, Aliased]  # outputs that are views of an input which the function writes
 
     @property
     def args(self) -> list[torch.Tensor]:
@@ -123,13 +111,21 @@ def trace_function(
         fakes = [fake.fake_of((types or {}).get(i) or _type(leaves[i], i), mode) for i in places]
         try:
             with watching(builder):
-                trace, out_spec = record(run, fakes, names, keep_whole, builder)
+                made = record_with(Recorder(builder, keep_whole), run, fakes, names)
         except ASKS_A_VALUE as error:
             raise value_needed(error) from error
-        _refuse_unknown_sizes(trace)
-        _refuse_shared_writes(trace, [leaves[i] for i in places])
-        trace, captured = _close(trace, mode, close, any(isinstance(x, FakeTensor) for x in leaves))
-    return Traced(trace, tuple(leaves), places, captured, in_spec, out_spec, mode)
+        _refuse_unknown_sizes(made.trace)
+        _refuse_shared_writes(made.trace, [leaves[i] for i in places])
+        trace, captured = _close(made.trace, mode, close, any(isinstance(x, FakeTensor) for x in leaves))
+    return Traced(trace, tuple(leaves), places, captured, in_spec, made.spec, mode, _written(made))
+
+
+def _written(made: Recorded) -> dict[int, Aliased]:
+    """Outputs that show an input after it was written: running the trace gives copies of them."""
+    if not made.trace.mutations:
+        return {}
+    views = {i: a for i, a in aliases(made)[0].items() if not a.of_output}
+    return {i: a for i, a in views.items() if made.trace.inputs[a.source] in made.trace.mutations}
 
 
 def value_needed(error: Exception) -> CaptureError:
@@ -194,6 +190,39 @@ def tracing() -> bool:
     return ours and not retrieve_all_functorch_interpreters()
 
 
+def _refused(name: str) -> Callable[[Any], object]:
+    """A method that makes a tensor eager autograd's: while a function is traced there is no such thing."""
+    plain = getattr(torch._C.TensorBase, name)
+
+    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> object:
+        if tracing() and isinstance(self, FakeTensor) and all((*args, *kwargs.values())):
+            raise CaptureError(
+                f"Tensor.{name}() is called inside a transform, which differentiates by its arguments; call grad or "
+                "vjp there in place of autograd"
+            )
+        return plain(self, *args, **kwargs)
+
+    return lambda _: method
+
+
+def _deepcopy(original: Callable) -> Callable:
+    """A tensor that is closed over is copied as it is, outside the program; one of the program has no data to copy."""
+
+    def method(self: torch.Tensor, memo: dict) -> torch.Tensor:
+        if not tracing():
+            return original(self, memo)
+        if isinstance(self, FakeTensor):
+            raise CaptureError("copy.deepcopy of a tensor inside a transform; use clone")
+        with _disable_current_modes():
+            return original(self, memo)
+
+    return method
+
+
+WATCHED += [(torch.Tensor, name, _refused(name)) for name in ("requires_grad_", "retain_grad")]
+WATCHED += [(owner, "__deepcopy__", _deepcopy) for owner in (torch.Tensor, torch.nn.Parameter)]
+
+
 def mode_for(leaves: Sequence[object]) -> FakeTensorMode:
     """The mode the program's tensors already live in, if any: symbols of one recording stay in it."""
     recorder = recording()
@@ -209,7 +238,7 @@ def _close(
     outer = {
         v: t for v, t in trace.constants.items() if everything or (isinstance(t, FakeTensor) and t.fake_mode is mode)
     }
-    leaked = [v for v, t in outer.items() if isinstance(t, FakeTensor)]
+    leaked = [v for v, t in trace.constants.items() if isinstance(t, FakeTensor)]
     if leaked and recording() is None and not fakes_known:
         raise CaptureError(
             f"the function uses a tensor ({leaked[0].type}) that was made inside another traced function and kept "

@@ -12,7 +12,7 @@ import re
 
 import torch
 
-from tessera.frontends.custom import record_function
+from tessera.frontends.function import record_function
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Equation, Value
 from tessera.ir.record import recording

@@ -6,7 +6,7 @@ chosen argument, in theirs, each of shape `output.shape + argument.shape`. The f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch.utils import _pytree as pytree
@@ -15,32 +15,40 @@ from tessera.frontends.batch import map_inputs
 from tessera.frontends.calls import Argnums, Halves, Pullback, Pushforward
 from tessera.ir import fake
 from tessera.ir.replay import replay
+from tessera.transforms.draws import is_draw, refused_draw
 from tessera.util.errors import InputError
 
 
-def reverse_jacobian(func: Callable, args: tuple, argnums: Argnums, has_aux: bool, chunk_size: int | None) -> object:
-    _refuse_complex("jacrev", "arguments", pytree.tree_leaves(args))
+def reverse_jacobian(
+    func: Callable, args: tuple, argnums: Argnums, has_aux: bool, chunk_size: int | None, copied: bool = False
+) -> object:
+    _refuse_complex("jacrev", "inputs", pytree.tree_leaves(args))
     if chunk_size is not None and chunk_size <= 0:
-        raise InputError(f"jacrev: expected a chunk_size of at least 1, got {chunk_size}")
+        raise InputError(f"jacrev: `chunk_size` should be greater than 0, got {chunk_size}")
     program = Pullback("jacrev", func, args, argnums, has_aux)
     outs = [program.outs[i] for i in program.call.results]
-    _refuse_complex("jacrev", "results", outs)
+    _refuse_complex("jacrev", "outputs", outs)
     inputs = program.call.primals
-    blocks = []
-    for basis in _basis(outs, chunk_size):
+
+    def rows(basis: list[torch.Tensor]) -> list[torch.Tensor]:
         size = basis[0].shape[0]
-        blocks.append(_run_rows(program.halves, program.kept, program.cotangents(basis), size, inputs))
-    columns = [torch.cat(c) if len(blocks) > 1 else c[0] for c in zip(*blocks, strict=True)]
+        return _run_rows(program.halves, program.kept, program.cotangents(basis), size, inputs)
+
+    chunks = _basis(outs, chunk_size)
+    columns = _copied(chunks, rows, inputs) if copied and len(chunks) > 1 else _joined(map(rows, chunks))
     by_input = [c.split([o.numel() for o in outs]) for c in columns]
     table = [[by_input[j][i].reshape(*o.shape, *x.shape) for j, x in enumerate(inputs)] for i, o in enumerate(outs)]
     return _arrange(table, program, has_aux)
 
 
 def forward_jacobian(func: Callable, args: tuple, argnums: Argnums, has_aux: bool, randomness: str) -> object:
-    _refuse_complex("jacfwd", "arguments", pytree.tree_leaves(args))
+    _refuse_complex("jacfwd", "inputs", pytree.tree_leaves(args))
     program = Pushforward("jacfwd", func, args, argnums, has_aux)
     outs = [program.outs[i] for i in program.call.results]
-    _refuse_complex("jacfwd", "results", outs)
+    _refuse_complex("jacfwd", "outputs", outs)
+    drawn = next(filter(is_draw, program.call.trace.equations), None)
+    if drawn is not None and randomness == "error":  # one draw serves all columns, but that must be wanted
+        raise refused_draw("jacfwd", drawn)
     inputs = program.call.primals
     (basis,) = _basis(inputs, None)
     columns = _run_rows(program.halves, program.kept, basis, basis[0].shape[0], outs, randomness)
@@ -49,6 +57,24 @@ def forward_jacobian(func: Callable, args: tuple, argnums: Argnums, has_aux: boo
         parts = column.movedim(0, -1).split([x.numel() for x in inputs], -1)
         table.append([p.reshape(*o.shape, *x.shape) for p, x in zip(parts, inputs, strict=True)])
     return _arrange(table, program, has_aux)
+
+
+def _joined(blocks: Iterable[list[torch.Tensor]]) -> list[torch.Tensor]:
+    listed = list(blocks)
+    return [torch.cat(c) if len(listed) > 1 else c[0] for c in zip(*listed, strict=True)]
+
+
+def _copied(chunks: list[list[torch.Tensor]], rows: Callable, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The rows of all chunks, each written to its place as it comes."""
+    total = sum(basis[0].shape[0] for basis in chunks)
+    columns = [torch.zeros(total, *x.shape, dtype=x.dtype, device=x.device) for x in like]
+    start = 0
+    for basis in chunks:
+        size = basis[0].shape[0]
+        for column, block in zip(columns, rows(basis), strict=True):
+            column[start : start + size] = block
+        start += size
+    return columns
 
 
 def _run_rows(
@@ -97,5 +123,5 @@ def _arrange(table: list[list[torch.Tensor]], program: Pullback | Pushforward, h
 def _refuse_complex(name: str, what: str, leaves: Sequence[object]) -> None:
     if any(isinstance(x, torch.Tensor) and x.is_complex() for x in leaves):
         raise InputError(
-            f"{name}: expected real {what}, got complex ones; use vjp or jvp, whose convention is explicit"
+            f"{name}: Expected all {what} to be real, got complex ones; use vjp or jvp, whose convention is explicit"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 
 import torch
@@ -24,3 +25,20 @@ def calling_line() -> str:
     while frame is not None and frame.f_code.co_filename.startswith((*QUIET, "<")):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+
+
+class _EagerSaysIt(logging.Filter):
+    """PyTorch logs a whole traceback when the shapes of a call do not fit, before the call fails. What is jitted here
+    then runs eagerly, and eager PyTorch says the same in one line."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        frame = inspect.currentframe()
+        while frame is not None:
+            if frame.f_code.co_filename == _JIT:
+                return False
+            frame = frame.f_back
+        return True
+
+
+_JIT = os.path.join(os.path.dirname(os.path.dirname(__file__)), "compiled.py")
+logging.getLogger("torch._subclasses.fake_tensor").addFilter(_EagerSaysIt())

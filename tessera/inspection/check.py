@@ -49,6 +49,8 @@ class CheckReport:
         more = [f"  and {len(worst) - SHOWN} more"] if len(worst) > SHOWN else []
         return "\n".join([*lines, *more, *(f"note: {note}" for note in self.notes)])
 
+    __repr__ = __str__  # what a prompt shows
+
     def to_dict(self) -> dict:
         return {
             "ok": self.ok,

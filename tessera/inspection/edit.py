@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import zip_longest
+from types import FunctionType
 
 import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from tessera.compiled import Compiled
 from tessera.frontends.captured import Aliased, numbers_as_values
@@ -63,20 +69,21 @@ def _named(state: Compiled, graph: str) -> Compilation:
 def load(path: str, text: str, original: Trace) -> Trace:
     """The program in an edited file as a trace that fits where `original` stood."""
     scope: dict[str, object] = {"__name__": "tessera_edited", "__file__": path}
-    exec(compile(text, path, "exec"), scope)
+    with _faults_of(path):
+        exec(compile(text, path, "exec"), scope)
     fn = scope.get(identifier(original.name))
-    if not callable(fn):
-        raise EditError(f"{path}: expected a function {identifier(original.name)!r}, found {_functions(scope)}")
+    if not isinstance(fn, FunctionType):
+        raise EditError(f"{path}: expected a function {identifier(original.name)!r}, got {_functions(scope)}")
     mode = mode_of(original)
     fakes = [_placeholder(v, original, mode) for v in original.inputs]
     names = [v.name for v in original.inputs]
+    given = list(inspect.signature(fn).parameters)
+    if given != names:
+        line = fn.__code__.co_firstlineno
+        raise EditError(f"{path}:{line}: expected a function of ({', '.join(names)}), got ({', '.join(given)})")
     builder = Builder(original.name, mode)
-    try:
+    with _faults_of(path):
         made, _ = record(fn, fakes, names, keep_whole, builder)
-    except TypeError as error:
-        raise EditError(f"{path}: expected a function of ({', '.join(names)}): {error}") from error
-    except CaptureError as error:
-        raise EditError(f"{path}: {error}") from error
     made = numbers_as_values(_with_given_numbers(made, original), builder)
     _check(path, original, made)
     rename = dict(zip(made.inputs, original.inputs, strict=True))
@@ -87,6 +94,37 @@ def load(path: str, text: str, original: Trace) -> Trace:
         mutations={rename[t]: rename.get(v, v) for t, v in made.mutations.items()},
         symbols={s: (rename.get(v, v), d) for s, (v, d) in made.symbols.items()},
     )
+
+
+@contextmanager
+def _faults_of(path: str) -> Iterator[None]:
+    """What goes wrong in the user's file is said of its line."""
+    try:
+        yield
+    except EditError:
+        raise
+    except SyntaxError as error:
+        raise EditError(f"{path}:{error.lineno}: expected Python, got {error.msg}") from error
+    except Exception as error:
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
+        place = f"{path}:{lines[-1]}" if lines else path
+        raise EditError(f"{place}: {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    """Expected and got, for the mistakes that people make."""
+    first = str(error).strip().split("\n")[0]
+    match error:
+        case NameError():
+            return f"expected a name that is defined before this line, got {error.name!r}"
+        case AttributeError() if isinstance(error.obj, type(torch.ops.aten)):
+            return f"expected an operator of PyTorch, got aten.{error.name}"
+        case DataDependentOutputException() | GuardOnDataDependentSymNode():
+            return "expected a program that does not look at data, got a branch or a number that depends on a tensor"
+        case CaptureError():
+            return first
+        case _:
+            return f"expected arguments that the operator takes, got {type(error).__name__}: {first}"
 
 
 def _placeholder(v: Value, trace: Trace, mode: object) -> object:

@@ -22,6 +22,7 @@ from tessera.ir.equation import Equation, Special, short_path
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.pipelines import Compilation
+from tessera.util.html import as_html
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class GraphReport:
     cuda_graph: str = ""  # how often the program was captured and replayed, or why it is not
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """What compiling did; `print` it, hand it to rich, or take `to_dict()`."""
 
@@ -108,6 +109,11 @@ class Explanation:
 
     def __str__(self) -> str:
         return render.text(self)
+
+    __repr__ = __str__  # what a prompt shows
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from render.rich_parts(self)

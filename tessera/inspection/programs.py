@@ -14,7 +14,7 @@ import torch
 from tessera.compiled import Compiled, compiled_state
 from tessera.frontends.functional import trace_function
 from tessera.ir.equation import Value, map_values
-from tessera.ir.printer import identifier
+from tessera.ir.printer import compile_trace, identifier, print_module
 from tessera.ir.trace import Trace
 from tessera.util.errors import InputError
 
@@ -43,9 +43,9 @@ def _named_constants(made: Trace, module: torch.nn.Module) -> Trace:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Stage:
-    """One program of a compilation: `print` it, `save` it, or take its `trace`."""
+    """One program of a compilation: `print` it, call it, `save` it, or take its `trace`."""
 
     graph: str
     name: str
@@ -55,8 +55,21 @@ class Stage:
         """Write this program as Python that runs by itself; `edit` can put it back."""
         self.trace.save(path, title=f"tessera stage {self.name!r} of graph {self.graph!r}")
 
+    @property
+    def constants(self) -> tuple[torch.Tensor, ...]:
+        """The tensors this program closes over; its text calls them `constants`."""
+        return tuple(self.trace.constants.values())
+
+    def __call__(self, *inputs: object) -> tuple:
+        """Run this program on its inputs; gives its outputs."""
+        return compile_trace(self.trace)(*inputs)
+
     def __str__(self) -> str:
-        return f"# {self.graph}: {self.name}\n{self.trace}"
+        """Python that runs by itself: `exec` it."""
+        return print_module(self.trace, title=f"{self.graph}: {self.name}")
+
+    def __repr__(self) -> str:
+        return f"<Stage {self.name!r} of {self.graph}: {len(self.trace.equations)} equations>"
 
 
 class Stages(list[Stage]):
@@ -70,6 +83,9 @@ class Stages(list[Stage]):
             if stage.name == key:
                 return stage
         raise InputError(f"no stage {key!r}; the stages are {', '.join(self.names())}")
+
+    def __repr__(self) -> str:
+        return "\n".join(["[", *(f"  {i}: {stage!r}" for i, stage in enumerate(self)), "]"])
 
     def names(self) -> list[str]:
         return list(dict.fromkeys(stage.name for stage in self))

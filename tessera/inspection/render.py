@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
@@ -59,16 +60,43 @@ def head(told: Explanation) -> str:
 
 def text(told: Explanation) -> str:
     lines = [head(told)]
-    for g in told.graphs:
-        lines += ["", title(g)]
-        lines += [f"  {label}: {line}" if label else f"    {line}" for label, line in facts(g)]
+    for alike in groups(told.graphs):
+        lines += ["", title(alike)]
+        lines += [f"  {label}: {line}" if label else f"    {line}" for label, line in told_once(alike)]
     return "\n".join(lines)
 
 
-def title(g: GraphReport) -> str:
+def groups(graphs: list[GraphReport]) -> list[list[GraphReport]]:
+    """Graphs of which the same is to be said, but for their names, their times and the values that made them."""
+    found: dict[tuple, list[GraphReport]] = {}
+    for g in graphs:
+        same = (g.location, g.operators, g.break_reason, g.break_line, g.eager_reason, g.recompile_advice)
+        found.setdefault((*same, *(tuple(collapsed(_programs(g))))), []).append(g)
+    return list(found.values())
+
+
+def title(alike: list[GraphReport]) -> str:
+    g = alike[0]
+    names = g.name if len(alike) == 1 else f"{len(alike)} × {g.name} … {alike[-1].name}"
     place = f" at {g.location}" if g.location else ""
     how = "from the cache" if g.from_cache else "compiled"
-    return f"{g.name}{place} ({counted(g.operators, 'operator')}, {how} in {g.seconds:.2f} s)"
+    seconds = sum(one.seconds for one in alike)
+    return f"{names}{place} ({counted(g.operators, 'operator')}, {how} in {seconds:.2f} s)"
+
+
+def told_once(alike: list[GraphReport]) -> list[tuple[str, str]]:
+    """What there is to say of graphs that are alike: of the first of them, and why there are more."""
+    first, last = alike[0], alike[-1]
+    lines = collapsed(facts(first))
+    if last is not first and last.recompile_reason:
+        lines.append(("", f"last recompiled: {last.recompile_guard}"))
+    return lines
+
+
+def collapsed(lines: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Equal lines once, with how many there are: layers of a model that are alike."""
+    counts = Counter(lines)
+    return [(label, line if n == 1 or not label else f"{n} × {line}") for (label, line), n in counts.items()]
 
 
 def facts(g: GraphReport) -> Iterator[tuple[str, str]]:
@@ -91,6 +119,11 @@ def facts(g: GraphReport) -> Iterator[tuple[str, str]]:
         yield "runs eagerly", g.eager_reason
     if g.cuda_graph:
         yield "replay", g.cuda_graph
+    yield from _programs(g)
+
+
+def _programs(g: GraphReport) -> Iterator[tuple[str, str]]:
+    """Who runs what, what is saved, and memory."""
     for region in g.regions:
         what = "fused" if region.fused else "runs"
         why = f" ({region.why})" if region.why else ""
@@ -145,11 +178,11 @@ COLOURS = {"graph break": "red", "recompiled": "yellow", "runs eagerly": "red", 
 
 def rich_parts(told: Explanation) -> Iterator[RenderableType]:
     yield Text(head(told), style="bold")
-    for g in told.graphs:
-        table = Table(title=escape(title(g)), title_justify="left", show_header=False, box=None, padding=(0, 1))
+    for alike in groups(told.graphs):
+        table = Table(title=escape(title(alike)), title_justify="left", show_header=False, box=None, padding=(0, 1))
         table.add_column(style="cyan", no_wrap=True)
         table.add_column(overflow="fold")
-        for label, line in facts(g):
+        for label, line in told_once(alike):
             colour = COLOURS.get(label, "")
             table.add_row(Text(label, style=colour), Text(line, style=colour))
         yield Text()

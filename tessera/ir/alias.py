@@ -4,11 +4,16 @@ Every tensor of the recorded program has a `Ref`. Tensors that share memory hang
 a view knows its parent and the operator that made it. A write gives the written tensor a new value and
 carries it up to the root by scattering; the other views of that memory are made again from their parents
 when they are next read. The trace itself therefore never writes anything.
+
+Gradients follow eager's rules. A view belongs to the grad mode it was made in, whoever reads it later and in whatever
+mode. A write under no_grad changes what tensors hold and leaves every gradient history as it was. `detach` begins a
+history of its own: what is written on one side of it, the other side holds but does not differentiate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +21,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from tessera.ir.builder import Builder, aten
-from tessera.ir.equation import ACTIVE, Arg, Special, Value
+from tessera.ir.equation import ACTIVE, NO_GRAD, Arg, Special, Value
 from tessera.ir.schema import bind, schema_of
 from tessera.util.errors import CaptureError
 from tessera.util.names import names
@@ -38,6 +43,11 @@ class View:
     args: tuple[Arg, ...]  # the arguments after the parent
     kwargs: dict[str, Arg]
     index: int | None = None
+    no_grad: bool = False  # it was made under no_grad
+
+    @property
+    def detaches(self) -> bool:
+        return self.op._opname == "detach"
 
 
 @dataclass(eq=False)
@@ -47,28 +57,54 @@ class Ref:
     root: Root
     view: View | None = None
     version: int = 0
+    own_history: bool = False  # a detached view that was written with gradients on
 
     def read(self, builder: Builder) -> Value:
         """The value this tensor holds now."""
-        if self.version != self.root.version and self.view is not None:
-            parent = self.view.parent.read(builder)
-            out = builder.emit(self.view.op, parent, *self.view.args, **self.view.kwargs)
-            self.value = out if self.view.index is None else out[self.view.index]  # type: ignore[index,assignment]
-            self.version = self.root.version
+        view = self.view
+        if self.version != self.root.version and view is not None:
+            parent = view.parent.read(builder)
+            with _grad_mode(builder, not view.no_grad):
+                out = builder.emit(view.op, parent, *view.args, **view.kwargs)
+                made: Value = out if view.index is None else out[view.index]  # type: ignore[index,assignment]
+                if self.own_history:
+                    with builder:
+                        made = keep_grad(self.value, made, tangent=True)
+            self.value, self.version = made, self.root.version
         return self.value
 
     def write(self, new: Value, builder: Builder) -> None:
         """This tensor now holds `new`; so does the memory under it."""
-        views: list[tuple[Ref, Value]] = [(self, new)]
+        keep = NO_GRAD in builder.tags and new.tensor.is_differentiable
+        held: list[tuple[Ref, Value]] = []
         ref = self
-        while ref.view is not None:
-            parent_value = ref.view.parent.read(builder)
-            new = scatter(builder, ref.view, parent_value, new)
-            ref = ref.view.parent
-            views.append((ref, new))
+        while True:
+            held.append((ref, ref.kept(new, builder) if keep else new))
+            view = ref.view
+            if view is None:
+                break
+            ref.own_history |= view.detaches and not keep
+            new = scatter(builder, view, view.parent.read(builder), new)
+            ref = view.parent
         self.root.version += 1
-        for ref, value in views:
+        for ref, value in held:
             ref.value, ref.version = value, self.root.version
+
+    def kept(self, new: Value, builder: Builder) -> Value:
+        """`new` with the gradient history that this tensor has."""
+        old = self.read(builder)
+        with _grad_mode(builder, True), builder:
+            return keep_grad(old, new)
+
+
+@contextmanager
+def _grad_mode(builder: Builder, on: bool) -> Iterator[None]:
+    before = builder.tags
+    builder.tags = before - {NO_GRAD} if on else before | {NO_GRAD}
+    try:
+        yield
+    finally:
+        builder.tags = before
 
 
 # --- putting a view's new contents back into its parent -------------------------------------------
@@ -196,6 +232,11 @@ def _unfold(view: View, parent: Value, new: Value, dim: int, size: int, step: in
     raise CaptureError("a write through overlapping windows (unfold) has no single meaning; copy the windows first")
 
 
+def _index(view: View, parent: Value, new: Value, indices: Arg) -> Value:
+    """Places that a tensor names; the recorder is told where such a result counts as a view."""
+    return aten.index_put(parent, indices, new)
+
+
 def _view_dtype(view: View, parent: Value, new: Value, dtype: torch.dtype | list) -> Value:
     if isinstance(dtype, torch.dtype):
         return aten.view(new, parent.dtype)
@@ -211,7 +252,7 @@ _SCATTER: dict[str, Callable] = {
     "unsafe_split": _pieces, "unsafe_split_with_sizes": _pieces,
     "as_strided": _as_strided, "view_as_real": _view_as_real, "view_as_complex": _view_as_complex,
     "real": _real, "imag": _imag, "_conj": _conj, "conj": _conj, "_neg_view": _neg_view, "detach": _detach,
-    "unfold": _unfold, "view": _view_dtype,
+    "unfold": _unfold, "view": _view_dtype, "index": _index,
 }  # fmt: skip
 
 

@@ -50,6 +50,7 @@ class Builder:
         self.source: Source = NOWHERE
         self.tags: frozenset[str] = frozenset()
         self.again = False  # what is emitted may be differentiated once more
+        self.randomness = "different"  # where a batch is made: do the examples share what is drawn
         self.hooked: list[tuple[Value, Value]] = []  # tensors whose gradient a hook changes, before and behind it
         self.wanted: dict[str, str] = {}  # names that became free, by what they begin with
         self._names: dict[str, int] = {}

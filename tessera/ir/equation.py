@@ -105,6 +105,7 @@ class Source:
 
 NOWHERE = Source()
 NO_GRAD = "no_grad"  # tag of equations that ran under torch.no_grad
+NO_TANGENT = "no_tangent"  # tag of equations that ran while forward-mode AD was switched off
 
 
 def recompute_tag(region: object) -> str:

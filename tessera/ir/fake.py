@@ -6,6 +6,7 @@ the types of its arguments, so that a hundred equal layers ask once.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -51,6 +52,7 @@ def _resampled(ct: torch.Tensor, _: object, shape: Sequence[Size], *__: object) 
 
 
 _aten = torch.ops.aten
+_DRAWN = ("cauchy", "exponential", "geometric", "log_normal")
 # Where PyTorch's own rule is wrong (2.11 takes the out_dtype of addmm.dtype for beta) or knows no symbolic sizes.
 _RULES: dict[object, Callable] = {
     _aten.addmm.dtype: lambda x, a, b, dtype, **_: a.new_empty((a.shape[0], b.shape[1]), dtype=dtype),
@@ -64,6 +66,9 @@ _RULES: dict[object, Callable] = {
     _aten.multilabel_margin_loss_backward.default: lambda ct, x, *_: torch.empty_like(x),
     _aten.softshrink_backward.default: lambda ct, x, width: ct * x,
     _aten.hardshrink_backward.default: lambda ct, x, width: ct * x,
+    # PyTorch's rules of these refuse generators
+    **{getattr(_aten, name).default: lambda x, *_, **__: torch.empty_like(x) for name in (*_DRAWN, "uniform")},
+    **{getattr(_aten, f"{name}_").default: lambda x, *_, **__: x for name in _DRAWN},
     **{
         getattr(_aten, f"{name}_backward").default: _resampled
         for name in names(
@@ -178,7 +183,40 @@ def infer(op: Operator, args: tuple, kwargs: dict, mode: FakeTensorMode) -> obje
 
 def rule_of(op: OpOverload) -> Callable:
     """What tells the types of an operator's results, on fake tensors."""
-    return _RULES.get(op, op)
+    if op in _RULES or torch.Tag.pointwise not in op.tags or op._schema.is_mutable:
+        return _RULES.get(op, op)
+    return _as_wide(op)
+
+
+@functools.cache
+def _as_wide(op: OpOverload) -> Callable:
+    """The rule of an elementwise operator, whose results lie as its arguments do. PyTorch makes arguments of half
+    precision wider first, which unfolds expanded ones: what they say is true of the unfolded ones only."""
+
+    def rule(*args: object, **kwargs: object) -> object:
+        out = op(*args, **kwargs)
+        if not isinstance(out, torch.Tensor) or not any(map(_folded_half, args)):
+            return out
+        wide = op(*map(_widened, args), **kwargs)
+        return torch.empty_strided(out.shape, wide.stride(), dtype=out.dtype, device=out.device)
+
+    return rule
+
+
+def _is_half(x: object) -> bool:
+    return isinstance(x, torch.Tensor) and x.dtype in (torch.bfloat16, torch.float16)
+
+
+def _folded_half(x: object) -> bool:
+    return _is_half(x) and any(type(step) is int and step == 0 for step in x.stride())  # type: ignore[attr-defined]
+
+
+def _widened(x: object) -> object:
+    """The same sizes and strides in float32."""
+    if not _is_half(x):
+        return x
+    assert isinstance(x, torch.Tensor)
+    return torch.empty_strided(x.shape, x.stride(), dtype=torch.float32, device=x.device)
 
 
 def _run(op: Operator, args: tuple, kwargs: dict, mode: FakeTensorMode) -> object:

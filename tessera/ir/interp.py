@@ -7,20 +7,18 @@ been read before the first write, and outputs keep the contents they had before 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
-from torch.utils._sympy.printers import PythonPrinter
 
 from tessera.ir.equation import Arg, Value, map_values
+from tessera.ir.expression import NAMES, expression
 from tessera.ir.printer import callable_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC
 from tessera.util.errors import InputError
 
 Symbols = dict[str, object]
-SIZES = PythonPrinter()
 
 
 def run(trace: Trace, *args: object) -> list:
@@ -100,5 +98,5 @@ def number(symbolic: torch.SymInt | torch.SymFloat | torch.SymBool, symbols: Sym
     unbound = [str(s) for s in expr.free_symbols if str(s) not in symbols]
     if unbound:
         raise InputError(f"the size {expr} mentions {', '.join(unbound)}, which nothing in the trace binds")
-    text = SIZES.doprint(expr)  # as the generated code computes it, so that fake runs may stay symbolic
-    return eval(text, {"math": math, "torch": torch}, dict(symbols))
+    # As the generated code computes it, so that fake runs may stay symbolic.
+    return eval(expression(symbolic), dict(NAMES), dict(symbols))

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._sympy.printers import PythonPrinter
 
 from tessera.ir.equation import NO_GRAD, Arg, Equation, Operator, Special, Value, recompute_region, symbols_in
+from tessera.ir.expression import NAMES, expression
 from tessera.ir.schema import short_name
 from tessera.ir.stand_ins import StandIns
 from tessera.ir.types import SYMBOLIC
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from tessera.ir.trace import Trace
 
 INDENT = "    "
-HEADER = """import math
+HEADER = """import builtins
+import math
 
 import torch
 
@@ -40,9 +41,8 @@ aten = torch.ops.aten
 inf, nan = float("inf"), float("nan")
 """
 # What programs find around them, what nobody reads, and the list that a boxed program is given.
-RESERVED = frozenset(("math", "torch", "tessera", "aten", "inf", "nan", "_", "_given"))
+RESERVED = frozenset((*NAMES, "tessera", "aten", "inf", "nan", "_", "_given"))
 Around = Callable[[int, str], list[str]]
-_sympy_printer = PythonPrinter()
 
 
 def print_trace(trace: Trace, types: bool = True) -> str:
@@ -51,12 +51,13 @@ def print_trace(trace: Trace, types: bool = True) -> str:
 
 
 def print_module(trace: Trace, constants: str = "", title: str = "") -> str:
-    """A file that runs by itself; tensors closed over are read from `constants`, data beside it. What executors have
-    claimed stands above the program, as the operators it is (`stand_ins`)."""
+    """A program that runs by itself. Tensors it closes over are read from the file `constants`; without one, they are
+    called `constants` and whoever runs the text brings them. What executors have claimed stands above the program, as
+    the operators it is (`stand_ins`)."""
     head = f"# {title}\n{HEADER}" if title else HEADER
     if trace.constants:
         names = ", ".join(v.name for v in trace.constants)
-        head += f"{names}, = torch.load({constants!r}, weights_only=True)\n"
+        head += f"{names}, = {f'torch.load({constants!r}, weights_only=True)' if constants else 'constants'}\n"
     claimed = StandIns(trace, _value_names(trace))
 
     def reference(op: Operator, args: tuple, kwargs: dict) -> str:
@@ -100,7 +101,7 @@ def compile_trace(
     `around(i, line)` gives the lines that stand where equation i's would, for whoever measures a program; what they
     mention is found in `names_in_scope`.
     """
-    scope: dict[str, object] = {"math": math, "torch": torch, "aten": torch.ops.aten, "inf": math.inf, "nan": math.nan}
+    scope: dict[str, object] = {**NAMES, "aten": torch.ops.aten, "inf": math.inf, "nan": math.nan}
     scope.update(names_in_scope or {})
     names: dict[Operator, str] = {}
     values = _value_names(trace)
@@ -321,7 +322,7 @@ class _Function:
             case dict():
                 return "{" + ", ".join(f"{k!r}: {self.arg(v)}" for k, v in a.items()) + "}"
             case slice():
-                return f"slice({self.arg(a.start)}, {self.arg(a.stop)}, {self.arg(a.step)})"
+                return f"builtins.slice({self.arg(a.start)}, {self.arg(a.stop)}, {self.arg(a.step)})"
             case torch.device():
                 return f"torch.device({str(a)!r})"
             case None | bool() | int() | str() | float() | complex():
@@ -329,7 +330,7 @@ class _Function:
             case torch.dtype() | torch.layout() | torch.memory_format():
                 return repr(a)
             case _ if isinstance(a, SYMBOLIC):
-                return _sympy_printer.doprint(a.node.expr)
+                return expression(a)
             case _ if hasattr(a, "equations"):
                 return self.module.function(a, self)  # type: ignore[arg-type]
             case _:

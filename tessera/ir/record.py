@@ -25,12 +25,13 @@ from torch.utils._python_dispatch import (
 )
 
 from tessera.ir import fake
-from tessera.ir.alias import FUNCTIONAL, KEEP_GRAD, Ref, Root, View
+from tessera.ir.alias import FUNCTIONAL, Ref, Root, View
 from tessera.ir.builder import Builder
-from tessera.ir.equation import NO_GRAD, Arg, Source, Special, Value
-from tessera.ir.schema import bind, draws, functional_of, normalise, schema_of
+from tessera.ir.equation import NO_GRAD, NO_TANGENT, Arg, Source, Special, Value
+from tessera.ir.schema import DROPOUTS, bind, draws, functional_of, normalise, schema_of
+from tessera.ir.strided import STRIDED, record_strided
 from tessera.ir.trace import Trace
-from tessera.ir.types import SYMBOLIC, Symbolic, Type, type_of
+from tessera.ir.types import SYMBOLIC, Symbolic, Type, symbol_of, type_of
 from tessera.util.errors import CaptureError
 from tessera.util.stack import Stack
 
@@ -53,11 +54,12 @@ _SHAPE_CHANGES = {
     "set_",
     "resize_as_",
     "set_data",
+    "as_strided_",
     "_resize_output_",
     "sparse_resize_",
     "sparse_resize_and_clear_",
 }
-_VIEW_CHANGES = {"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_", "detach_"}
+_VIEW_CHANGES = {"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "detach_"}
 # Writes their schemas do not tell of: arguments 3 and 4 are running statistics.
 _RUNNING_STATISTICS = {
     "batch_norm",
@@ -67,8 +69,6 @@ _RUNNING_STATISTICS = {
     "native_batch_norm",
     "_batch_norm_impl_index",
 }
-
-_DROPOUTS = {"dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"}
 
 _recording: Stack[Recorder] = Stack()
 
@@ -85,6 +85,7 @@ class Recorder(TorchDispatchMode):
         self.bodies: dict[object, Any] = {}  # sub-traces recorded on the way, that another call may use again
         self.refs: dict[int, Ref] = {}
         self.base_grad = torch.is_grad_enabled()
+        self.base_tangent = torch._C._is_fwd_grad_enabled()
         self.extra_tags: frozenset[str] = frozenset()  # put on every equation recorded now
         self._alive: list[torch.Tensor] = []  # an id names a tensor only while it lives
         self.symbolic = False  # some size is a symbol
@@ -138,7 +139,7 @@ class Recorder(TorchDispatchMode):
         if func is torch.ops.aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self.literal(args[0])
         args, kwargs = pytree.tree_map_only(torch.Tensor, self.fake, (args, kwargs))
-        if func._opname in _DROPOUTS and not draws(func, args, kwargs):
+        if func._opname in DROPOUTS and not draws(func, args, kwargs):
             return args[0]  # as eager does: the argument itself, not a copy
         apart = not self.keep(func) and func._opname not in _RUNNING_STATISTICS
         if _is_composite(func) and (apart or _may_be_a_view(func, args)):
@@ -150,8 +151,12 @@ class Recorder(TorchDispatchMode):
         return self.operator(func, args, kwargs)
 
     def tags(self) -> frozenset[str]:
-        off = self.base_grad and not torch.is_grad_enabled()
-        return self.extra_tags | {NO_GRAD} if off else self.extra_tags
+        tags = self.extra_tags
+        if self.base_grad and not torch.is_grad_enabled():
+            tags = tags | {NO_GRAD}
+        if self.base_tangent and not torch._C._is_fwd_grad_enabled():
+            tags = tags | {NO_TANGENT}
+        return tags
 
     def special(
         self,
@@ -192,6 +197,8 @@ class Recorder(TorchDispatchMode):
             raise CaptureError(f"{func} changes a tensor's own storage; the graph that holds it runs eagerly")
         if name in _RUNNING_STATISTICS:
             return self.running_statistics(func, args, kwargs)
+        if name in STRIDED:
+            return record_strided(self, func, args, kwargs)
         if name in _VIEW_CHANGES:
             return self.view_change(func, args, kwargs)
         if schema.mutated:
@@ -241,7 +248,7 @@ class Recorder(TorchDispatchMode):
             self.refs[id(tensor)] = Ref(tensor, v, Root())
             return
         rest = self.lower(args[1:])
-        view = View(parent, func, rest, self.lower(kwargs), index)  # type: ignore[arg-type]
+        view = View(parent, func, rest, self.lower(kwargs), index, NO_GRAD in self.builder.tags)  # type: ignore[arg-type]
         self.refs[id(tensor)] = Ref(tensor, v, parent.root, view, parent.root.version)
 
     def parent_of(self, tensor: torch.Tensor, args: tuple) -> Ref | None:
@@ -252,16 +259,15 @@ class Recorder(TorchDispatchMode):
         return self.ref(args[0])
 
     def bind_symbol(self, symbol: Symbolic, v: Value) -> None:
-        if symbol.node.expr.is_symbol:
-            self.builder.symbols.setdefault(str(symbol.node.expr), (v, None))
+        if name := symbol_of(symbol):
+            self.builder.symbols.setdefault(name, (v, None))
 
     def bind_sizes(self, tensor: torch.Tensor) -> None:
         """Sizes known only at run time (nonzero, unique) are read off the result that brings them."""
         for dim, size in enumerate(tensor.shape):
-            if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
-                name = str(size.node.expr)
-                if name not in self.builder.symbols:
-                    self.builder.symbols[name] = (self.refs[id(tensor)].value, dim)
+            name = symbol_of(size) if isinstance(size, torch.SymInt) else None
+            if name and name not in self.builder.symbols:
+                self.builder.symbols[name] = (self.refs[id(tensor)].value, dim)
 
     # --- writes ---
 
@@ -275,11 +281,11 @@ class Recorder(TorchDispatchMode):
             targets += [t for t in pytree.tree_leaves(held) if isinstance(t, torch.Tensor)]
         before = [(tuple(t.shape), t.dtype) for t in targets]
         lowered_args, lowered_kwargs = self.lower((args, kwargs))  # type: ignore[misc]
-        out = func(*args, **kwargs)
+        out = fake.rule_of(func)(*args, **kwargs)
         if any((tuple(t.shape), t.dtype) != b for t, b in zip(targets, before, strict=True)):
             raise CaptureError(f"{func} resized a tensor it was given to write; give it one of the right shape")
         plain = functional_of(func)
-        if plain is not None:
+        if plain is not None and not _draws_in_other_order(func, args):
             # The two may differ in their defaults, so every argument is spelled out.
             positional, keyword = bind(func, lowered_args, lowered_kwargs)
             for i in schema.mutated if schema.is_out else ():
@@ -301,15 +307,12 @@ class Recorder(TorchDispatchMode):
     def write_to(self, ref: Ref, new: Value) -> None:
         """Give a tensor new contents of its own dtype and shape."""
         kept = ref.value.tensor
+        if kept.is_differentiable and not new.tensor.is_differentiable:  # y.eq_(z): the old contents get zeros
+            new = self.builder.emit(torch.ops.aten.copy.default, ref.read(self.builder), new)  # type: ignore[assignment]
         if new.tensor.dtype != kept.dtype:
             new = self.builder.emit(torch.ops.aten._to_copy.default, new, dtype=kept.dtype)  # type: ignore[assignment]
         if new.tensor.ndim != kept.ndim:
             new = self.builder.emit(torch.ops.aten.expand.default, new, list(kept.shape))  # type: ignore[assignment]
-        if NO_GRAD in self.builder.tags and kept.is_differentiable:
-            old = ref.read(self.builder)
-            tags, self.builder.tags = self.builder.tags, self.extra_tags
-            new = self.builder.emit(KEEP_GRAD, old, new)  # type: ignore[assignment]
-            self.builder.tags = tags
         ref.write(new, self.builder)
 
     def view_change(self, func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
@@ -321,11 +324,13 @@ class Recorder(TorchDispatchMode):
         plain = functional_of(func)
         if plain is None:
             raise CaptureError(f"{func} has no functional form")
-        old = Ref(tensor, ref.read(self.builder), ref.root, ref.view, ref.version)
+        old = ref.read(self.builder)
+        ref.tensor = torch.ops.aten.alias.default(tensor)  # what it was: views of that are still views of it
+        self.refs[id(ref.tensor)] = ref
         func(*args, **kwargs)
         rest = self.lower(args[1:])
-        v = self.builder.emit(plain, old.value, *rest, **kwargs)  # type: ignore[misc]
-        view = View(old, plain, rest, kwargs)  # type: ignore[arg-type]
+        v = self.builder.emit(plain, old, *rest, **kwargs)  # type: ignore[misc]
+        view = View(ref, plain, rest, kwargs, no_grad=NO_GRAD in self.builder.tags)  # type: ignore[arg-type]
         self.refs[id(tensor)] = Ref(tensor, v, ref.root, view, ref.root.version)  # type: ignore[arg-type]
         return tensor
 
@@ -418,6 +423,11 @@ def _is_composite(func: OpOverload) -> bool:
 def _may_be_a_view(func: OpOverload, args: tuple) -> bool:
     """einsum of one operand may only permute it, which its schema does not tell."""
     return func._opname == "einsum" and len(args[1]) == 1
+
+
+def _draws_in_other_order(func: OpOverload, args: tuple) -> bool:
+    """bernoulli fills a new tensor from front to back, bernoulli_ the given one as its strides have it."""
+    return func._opname == "bernoulli_" and not args[0].is_contiguous()
 
 
 def _same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:

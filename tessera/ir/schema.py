@@ -215,13 +215,18 @@ def is_random(op: object) -> bool:
     return isinstance(op, OpOverload) and schema_of(op).random
 
 
+# Composite dropouts: with a probability of zero, as in evaluation, they give their argument back.
+DROPOUTS = frozenset(("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout"))
+
+
 def draws(op: object, args: tuple, kwargs: dict) -> bool:
-    """This call draws random numbers: attention without dropout, or dropout in evaluation, does not."""
+    """This call draws random numbers: attention without dropout, or dropout in evaluation or of nothing, does not."""
     if not isinstance(op, OpOverload) or not is_random(op):
         return False
     positional, keyword = bind(op, args, kwargs)
     given = {p.name: a for p, a in zip(schema_of(op).positional, positional, strict=True)} | keyword
-    off = type(given.get("dropout_p")) in (int, float) and given["dropout_p"] == 0
+    p = given.get("dropout_p", given.get("p") if op._opname in DROPOUTS else None)
+    off = type(p) in (int, float) and p == 0
     return not off and given.get("train") is not False and given.get("training") is not False
 
 

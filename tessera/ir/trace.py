@@ -17,7 +17,7 @@ from tessera.ir import printer
 from tessera.ir.equation import Arg, Equation, Value, values_in
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Trace:
     """A program in SSA form: `print` it, `save` it; a pass gives another."""
 
@@ -51,6 +51,10 @@ class Trace:
 
     def __str__(self) -> str:
         return printer.print_trace(self)
+
+    def __repr__(self) -> str:
+        counts = f"{len(self.inputs)} inputs, {len(self.equations)} equations, {len(self.outputs)} outputs"
+        return f"<Trace {self.name}: {counts}>"
 
     def save(self, path: str, title: str = "") -> None:
         """Write the program as a Python file that runs by itself."""

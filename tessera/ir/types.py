@@ -51,7 +51,7 @@ def size_key(size: object) -> object:
     return size if isinstance(size, int) else str(size)
 
 
-def _row_major(shape: Sequence[Size], stride: Sequence[Size]) -> bool:
+def row_major(shape: Sequence[Size], stride: Sequence[Size]) -> bool:
     step: object = 1
     for size, own in zip(reversed(shape), reversed(stride), strict=True):
         if size_key(own) != size_key(step) and size_key(size) != 1:
@@ -67,7 +67,7 @@ def overlaps_itself(shape: Sequence[Size], stride: Sequence[Size]) -> bool:
         if size_key(size) == 1:
             continue
         if type(size) is not int or type(step) is not int:
-            return any(size_key(s) == 0 for s in stride) or not _row_major(shape, stride)
+            return any(size_key(s) == 0 for s in stride) or not row_major(shape, stride)
         known.append((step, size))
     extent = 1
     for step, size in sorted(known):
@@ -128,7 +128,7 @@ class TensorType:
     @property
     def is_row_major(self) -> bool:
         """Each stride is the product of the sizes after it."""
-        return _row_major(self.shape, self.stride)
+        return row_major(self.shape, self.stride)
 
     @property
     def is_dense(self) -> bool:
@@ -210,7 +210,18 @@ def symbol_hints(size: Size) -> dict[str, int]:
 
 def values_of(env: ShapeEnv) -> dict:
     """Symbols of a shape environment, with the numbers they stood for."""
-    return getattr(env, "backed_var_to_val", None) or getattr(env, "var_to_val", {})
+    return env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+
+
+def symbol_of(number: Symbolic) -> str:
+    """The symbol that a number is; empty where it is a formula. One known only at run time stays a symbol when the
+    program finds out what it must be: somebody has to check that it is. A truth value asks whether its symbol is 1."""
+    expr = number.node.expr
+    if not expr.is_symbol and number.node._expr.is_symbol and str(number.node._expr).startswith("u"):
+        expr = number.node._expr
+    if isinstance(number, torch.SymBool) and len(expr.free_symbols) == 1:
+        expr = next(iter(expr.free_symbols))
+    return str(expr) if expr.is_symbol else ""
 
 
 def type_of(x: object) -> Type:

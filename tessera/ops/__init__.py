@@ -24,6 +24,7 @@ from tessera.ops import (
     resample,
     rows,
     shape,
+    strided,
     uniform,
 )
 
@@ -51,5 +52,6 @@ __all__ = [
     "resample",
     "rows",
     "shape",
+    "strided",
     "uniform",
 ]

@@ -18,6 +18,7 @@ from tessera.ir.builder import aten
 from tessera.ir.equation import ACTIVE, Arg, Equation, Special, Value
 from tessera.ir.schema import schema_of
 from tessera.ir.types import Size, TensorType, size_hint
+from tessera.ops.fallback import dense
 from tessera.ops.families import is_one, pad_rank, product
 from tessera.ops.formula import finish, pytorch_batch, pytorch_jvp, pytorch_vjp
 from tessera.ops.op import declare
@@ -269,6 +270,18 @@ def _unfold(y: Value, size: Size) -> Value:
     return aten.reshape(y, [size, y.shape[0] // size, *y.shape[1:]])
 
 
+# --- layout ---------------------------------------------------------------------------------------------
+
+
+def by_token(t: TensorType) -> TensorType:
+    """The cotangent of attention on a GPU as [B, T, H, D] in memory: the projection that follows attention gives it so,
+    and the library's kernels, which all read that layout, need no copy."""
+    if t.device.type == "cpu" or len(t.shape) != 4:
+        return dense(t)
+    _, heads, tokens, width = t.shape
+    return TensorType(t.dtype, t.shape, (tokens * heads * width, width, heads * width, 1), t.device)
+
+
 # --- cost -----------------------------------------------------------------------------------------------
 
 
@@ -297,6 +310,7 @@ def _declare() -> None:
         applies=_without_dropout,
         jvp=jvp_attention(whole),
         batch=batch_attention(whole),
+        cotangent=by_token,
         cost=cost_attention(2),
     )
     for kernel in _KERNELS:

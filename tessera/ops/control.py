@@ -1,7 +1,6 @@
-"""Operators PyTorch lacks, as `Special`s: what a write under no_grad leaves, functions with a derivative of their
-own, and control flow. Those of the last two kinds hold sub-traces: programs with no constants, whose inputs are
-the equation's operands. Here stands what they are and how they run; their derivatives and batching, which
-transform the sub-traces, stand in `transforms/control` and `transforms/custom`.
+"""Operators PyTorch lacks, as `Special`s: what a write under no_grad leaves, and control flow. The latter holds
+sub-traces: programs with no constants, whose inputs are the equation's operands. Here stands what it is and how it
+runs; its derivatives and batching, which transform the sub-traces, stand in `transforms/control`.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from tessera.ir.alias import KEEP_GRAD
 from tessera.ir.call import Sub, runnable
 from tessera.ir.equation import ACTIVE, Special, Value
+from tessera.ops.custom import types_only
 from tessera.ops.op import declare
 
 # --- keep_grad(old, new, tangent): the value of `new` with the gradient history of `old` -----------
@@ -28,55 +28,25 @@ def _keep_grad_batch(size: object, on: Sequence[bool], old: Value, new: Value, t
     return builder.emit(KEEP_GRAD, *rows, tangent)  # type: ignore[attr-defined]
 
 
+def _keep_grad_jvp(ts: Sequence, y: Value, old: Value, new: Value, tangent: bool = False) -> object:
+    """A write under no_grad writes the tangent too, which keeps its own history as the value does."""
+    builder = ACTIVE[-1]
+    was, now = ts[:2]
+    if tangent or was is None:
+        return was if tangent else now
+    if now is None:
+        now = builder.call("zeros_like", was)
+    return builder.emit(KEEP_GRAD, was, now)  # type: ignore[attr-defined]
+
+
 declare(
     "tessera.keep_grad",
     "control",
     vjp=lambda ct, y, old, new, tangent=False: (ct, None),
-    jvp=lambda ts, y, old, new, tangent=False: ts[0] if tangent else ts[1],
+    jvp=_keep_grad_jvp,
     batch=_keep_grad_batch,
     real=False,
 )
-
-# --- functions with a derivative of their own -----------------------------------------------------
-
-
-def _custom_vjp(primal: Sub, fwd: Sub, bwd: Sub, *operands: object) -> list:
-    outs = list(runnable(primal)(*operands))
-    if _types_only(operands):
-        residuals = runnable(fwd)(*operands)[len(outs) :]
-        runnable(bwd)(*residuals, *_seeds(outs))
-    return outs
-
-
-def _autograd_function(results: int, fwd: Sub, bwd: Sub, push: Sub | None, *operands: object) -> list:
-    outs = list(runnable(fwd)(*operands))
-    if _types_only(operands):
-        runnable(bwd)(*operands, *outs, *_seeds(outs[:results]))
-        if push is not None:
-            runnable(push)(*operands, *_seeds(operands))
-    return outs
-
-
-def _types_only(operands: Sequence[object]) -> bool:
-    """Nothing is computed, only types are asked for: every sub-trace is called, as the derivatives will call it."""
-    return any(isinstance(x, FakeTensor) for x in operands)
-
-
-def _seeds(xs: Sequence) -> list[torch.Tensor]:
-    """Stand-ins for cotangents or tangents, which are contiguous."""
-    floating = [x for x in xs if isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())]
-    return [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in floating]
-
-
-# custom_vjp(primal, fwd, bwd, *operands): primal(operands); `fwd` gives results and residuals, `bwd` takes
-# residuals and cotangents and gives one gradient (or None) an operand.
-CUSTOM_VJP = Special("custom_vjp", _custom_vjp)
-
-# autograd_function(results, fwd, bwd, push, *operands): fwd(operands), of which the first `results` are the
-# function's and the others what it saved; `bwd` takes (operands, all of those, cotangents of the results), `push`
-# (operands, tangents).
-AUTOGRAD_FUNCTION = Special("autograd_function", _autograd_function)
-
 
 # --- control flow ---------------------------------------------------------------------------------
 
@@ -96,7 +66,7 @@ def _cond(pred: object, true: Sub, false: Sub, *operands: object) -> list:
 
 def _while_loop(test: Sub, body: Sub, carried: int, *operands: object) -> list:
     carry, rest = list(operands[:carried]), operands[carried:]
-    if _types_only(operands):
+    if types_only(operands):
         runnable(test)(*carry, *rest)
         return list(runnable(body)(*carry, *rest))
     while bool(runnable(test)(*carry, *rest)[0]):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch._decomp import decomposition_table
@@ -24,9 +25,10 @@ from tessera.ir import fake
 from tessera.ir.builder import Builder, aten
 from tessera.ir.equation import Equation, Special, Value, map_values, values_in
 from tessera.ir.record import record
-from tessera.ir.schema import bind, schema_of
+from tessera.ir.schema import bind, is_random, schema_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType, overlaps_itself, size_hint, size_key
+from tessera.ops.op import rules
 from tessera.ops.pullback import is_opaque, opaque_vjp
 from tessera.util.errors import RuleError
 
@@ -73,7 +75,7 @@ def vjp_formula(
     def formula() -> Formula:
         try:
             if not is_opaque(eqn):
-                return _attempt(eqn, make)
+                return _attempt(eqn, make, again)
         except DATA_DEPENDENT:
             pass  # the formula looks at data: it runs as one equation, whose own derivative is another such
         results = eqn.results()
@@ -114,9 +116,11 @@ def _trace_vjp(
         found = iter(grads)
         return [*results, *(next(found) if s else None for m, s in zip(mask, sought, strict=True) if m)]
 
-    fakes = [fake.fake_of(v.tensor, mode) for v in values] + [fake.fake_of(dense(v.tensor), mode) for v in floats]
+    found = rules(eqn.op)
+    layout = found.cotangent if found is not None and found.cotangent is not None else dense
+    fakes = [fake.fake_of(v.tensor, mode) for v in values] + [fake.fake_of(layout(v.tensor), mode) for v in floats]
     for x, wanted in zip(fakes, sought, strict=False):
-        x.requires_grad_(wanted)
+        x.requires_grad = wanted
     names = [f"x{i}" for i in range(len(values))] + [f"ct{i}" for i in range(len(floats))]
     with torch.enable_grad():
         trace, _ = record(run, fakes, names, _decompose, builder, whole=False, locate=False)
@@ -180,17 +184,30 @@ def _trace_jvp(
 
     fakes = [fake.fake_of(v.tensor, mode) for v in values] + [fake.fake_of(dense(v.tensor), mode) for v in moving]
     names = [f"x{i}" for i in range(len(values))] + [f"t{i}" for i in range(len(moving))]
+
+    def traced(how: Callable) -> Trace:
+        return record(how, fakes, names, _decompose, Builder("jvp_formula", mode), whole=False, locate=False)[0]
+
     try:
-        trace, _ = record(
-            forward_mode, fakes, names, _decompose, Builder("jvp_formula", mode), whole=False, locate=False
-        )
+        if eqn.op in _HELD:
+            raise NotImplementedError(f"forward mode of {eqn.op} is not to be differentiated")
+        trace = traced(forward_mode)
         if _strays(trace):
             raise NotImplementedError(f"forward mode of {eqn.op} computes on tensors without data")
     except (NotImplementedError, RuntimeError):
-        trace, _ = record(
-            double_reverse, fakes, names, _decompose, Builder("jvp_formula", mode), whole=False, locate=False
-        )
+        trace = traced(double_reverse)
     return _without_detach(trace, len(eqn.results()), 0)
+
+
+# PyTorch's tangents of these read the factors that the kernel noted, which carry no derivative: differentiated again
+# they would be wrong. Its reverse formulas are written over the operands where a gradient will be differentiated.
+_HELD = frozenset(
+    (
+        torch.ops.aten._linalg_det.default,
+        torch.ops.aten._linalg_slogdet.default,
+        torch.ops.aten._linalg_solve_ex.default,
+    )
+)
 
 
 def batch_formula(
@@ -224,7 +241,11 @@ def batch_formula(
         traced = record(run, fakes, names, _decompose, builder, whole=False, locate=False)[0]
         return Formula(traced, len(eqn.results()))
 
-    return _remember("batch", eqn, (mask, keys, size_key(size), randomness), mode, lambda: _attempt(eqn, make))
+    # What draws otherwise is no twin where all examples are to share a draw.
+    attempt = (
+        partial(make, eqn, frozenset()) if randomness == "same" and is_random(eqn.op) else partial(_attempt, eqn, make)
+    )
+    return _remember("batch", eqn, (mask, keys, size_key(size), randomness), mode, attempt)
 
 
 # --- helpers ---
@@ -251,10 +272,15 @@ def conform(t: Value, like: TensorType) -> Value:
 _FIXED = re.compile(r"not differentiable with respect to argument '(\w+)'")
 
 
-def _attempt(eqn: Equation, make: Callable[[Equation, frozenset[Value]], Formula]) -> Formula:
-    """PyTorch's formula of the equation, or of one that computes the same where PyTorch has none."""
+# PyTorch's gradients of these read what the kernel noted (norms) and hold it still when they are differentiated again.
+_NOTED = frozenset((torch.ops.aten._weight_norm_interface.default,))
+
+
+def _attempt(eqn: Equation, make: Callable[[Equation, frozenset[Value]], Formula], again: bool = True) -> Formula:
+    """PyTorch's formula of the equation, or of one that computes the same where PyTorch has none, or none to be
+    differentiated `again`."""
     failure: Exception | None = None
-    for twin in (eqn, *_twins(eqn)):
+    for twin in (*_twins(eqn), eqn) if again and eqn.op in _NOTED else (eqn, *_twins(eqn)):
         try:
             return make(twin, frozenset())
         except DATA_DEPENDENT:  # a formula that looks at data; what computes the same may differentiate otherwise

@@ -30,6 +30,7 @@ from tessera.ops.families import (
     wrap,
     zeros_for,
 )
+from tessera.ops.index_batch import batch_masked_read, batch_read, batch_write
 from tessera.ops.op import amend, declare
 
 # --- x[i, :, j] -----------------------------------------------------------------------------------
@@ -67,6 +68,7 @@ declare(
     "control",
     vjp=lambda ct, y, x, indices, size: (lambda: aten.index_put(zeros_for(x, ct), indices, ct, True),),
     jvp=lambda ts, y, x, indices, size: _emit_read(ts[0], indices, size),
+    batch=batch_masked_read,
     real=False,
 )
 
@@ -90,10 +92,11 @@ def _index(name: str, put: str) -> None:
     linear(
         name,
         lambda ct, x, indices: write(zeros_for(x, ct), indices, ct, True),
+        batch_read(read),
         family="index",
     )
     # Without accumulate, which of two values written to one place stays is not defined; nor is its gradient.
-    declare(put, "index", vjp=put_vjp, jvp=put_jvp, real=False)
+    declare(put, "index", vjp=put_vjp, jvp=put_jvp, batch=batch_write(write), real=False)
 
 
 _index("aten.index.Tensor", "aten.index_put.default")

@@ -6,6 +6,7 @@ registry, so that the page is always true. `python -m tessera.ops.matrix` writes
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 from tessera.ops.op import REGISTRY, Rules
@@ -64,5 +65,6 @@ def table() -> str:
 
 
 if __name__ == "__main__":
+    importlib.import_module("tessera.transforms")  # declares the operators that hold sub-traces
     PAGE.write_text(table())
     print(f"wrote {PAGE}")

@@ -12,10 +12,11 @@ from collections.abc import Callable, Generator, Sequence
 import torch
 
 from tessera.ir.builder import aten
-from tessera.ir.equation import Arg, Equation, Special, Value
+from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.types import Size
 from tessera.ops.families import carry, cast, fit, pad_rank, product, sum_to, total
-from tessera.ops.formula import finish, pytorch_batch, pytorch_jvp, pytorch_vjp
+from tessera.ops.formula import finish, pytorch_batch
+from tessera.ops.norm_backward import LAYER, RMS
 from tessera.ops.op import declare
 
 Rule = Generator[object, object, tuple]
@@ -84,32 +85,28 @@ def forward_layer_norm(
     return finish(rule, [ct, None, None])
 
 
-def jvp_native_layer_norm(
-    ts: Sequence[Value | None],
-    y: list[Value],
-    x: Value,
-    shape: list[Size],
-    w: Value | None,
-    b: Value | None,
-    eps: float,
-) -> list[Value | None]:
+def jvp_layer_norm(ts: Sequence[Value | None], y: Value, *args: Arg) -> Value | None:
+    """Over statistics that are arithmetic on x: those of the native operator carry no derivative, so a second one
+    of this rule would hold them still."""
     tx, _, tw, tb = ts[:4]
-    _, mean, rstd = y
-    dims = list(range(-len(shape), 0))
-    plain = (x - mean) * rstd
+    x, shape, w, _, eps = args[:5]
+    assert isinstance(x, Value)
+    dims = list(range(-len(shape), 0))  # type: ignore[arg-type]
+    up = cast(x, _wide(x.dtype))
+    centred = up - aten.mean(up, dims, True)
+    rstd = aten.rsqrt(aten.mean(centred * centred, dims, True) + eps)
+    plain = centred * rstd
     moved: list[Value | None] = [tb]
     if tx is not None:
         flow = (tx - aten.mean(tx, dims, True) - plain * aten.mean(tx * plain, dims, True)) * rstd
         moved.append(flow if w is None else flow * w)
     if tw is not None:
         moved.append(plain * tw)
-    return [fit(total(moved), y[0]), None, None]
+    return fit(total(moved), y)
 
 
-def jvp_layer_norm(ts: Sequence[Value | None], y: Value, *args: Arg) -> Value | None:
-    native = args[:5]  # all but cudnn_enable
-    statistics = aten.native_layer_norm(*native)
-    return jvp_native_layer_norm(ts, statistics, *native)[0]  # type: ignore[arg-type]
+def jvp_native_layer_norm(ts: Sequence[Value | None], y: list[Value], *args: Arg) -> list[Value | None]:
+    return [jvp_layer_norm(ts, y[0], *args), None, None]
 
 
 def batch_layer_norm(
@@ -214,69 +211,6 @@ def batch_rms_norm(
     return cast(_affine(y if on[0] else aten.unsqueeze(y, 0), w, None, (on[2], False)), x.dtype)
 
 
-def _rms_backward(
-    ct: torch.Tensor,
-    x: torch.Tensor,
-    w: torch.Tensor | None,
-    eps: torch.Tensor,
-    dims: list[int],
-    mask: list[bool],
-) -> list[torch.Tensor]:
-    """The fused backward as a function of its input alone, for derivatives of it."""
-    up, flow = x.to(eps.dtype), ct.to(eps.dtype)
-    rstd = (up.square().mean(dims, keepdim=True) + eps).rsqrt()
-    plain = up * rstd
-    scaled = flow if w is None else flow * w
-    grads = []
-    if mask[0]:
-        grads.append(((scaled - plain * (scaled * plain).mean(dims, keepdim=True)) * rstd).to(x.dtype))
-    if mask[1] and w is not None:
-        grads.append((flow * plain).sum(list(range(x.ndim - w.ndim))).to(w.dtype))
-    return grads
-
-
-RMS_BACKWARD = Special("rms_norm_backward", _rms_backward)
-
-
-def _eps(x: Value, rstd: Value, dims: list[int]) -> Value:
-    """What was added to the mean square: the fused backward is not told. It is constant."""
-    up = cast(x, rstd.dtype)
-    return aten.pow(rstd, -2) - aten.mean(up * up, dims, True)
-
-
-def forward_rms_backward(
-    need: Sequence[object],
-    ct: Value,
-    x: Value,
-    shape: list[Size],
-    rstd: Value,
-    w: Value | None,
-    mask: list[bool],
-) -> Rule:
-    cts = yield aten._fused_rms_norm_backward(ct, x, shape, rstd, w, mask)
-    dims = list(range(-len(shape), 0))
-    rule = pytorch_vjp([need[0], need[1], need[4]], RMS_BACKWARD, ct, x, w, _eps(x, rstd, dims), dims, mask)
-    next(rule)
-    g_ct, g_x, g_w, *_ = finish(rule, cts)
-    return g_ct, g_x, None, None, g_w
-
-
-def jvp_rms_backward(
-    ts: Sequence[Value | None],
-    y: list[Value | None],
-    ct: Value,
-    x: Value,
-    shape: list[Size],
-    rstd: Value,
-    w: Value | None,
-    mask: list[bool],
-) -> list[Value | None]:
-    dims = list(range(-len(shape), 0))
-    moved = [ts[0], ts[1], ts[4]]
-    out = iter(pytorch_jvp(RMS_BACKWARD, moved, ct, x, w, _eps(x, rstd, dims), dims, mask))
-    return [None if v is None else next(out) for v in y]
-
-
 def _declare() -> None:
     def family(name: str, **rules: object) -> None:
         declare(f"aten.{name}", "norm", **rules)
@@ -297,6 +231,8 @@ def _declare() -> None:
     )
     family(
         "native_layer_norm_backward.default",
+        forward=LAYER.forward,
+        jvp=LAYER.jvp,
         batch=batch_backward("native_layer_norm_backward"),
         cost=cost_norm(14),
     )
@@ -310,8 +246,8 @@ def _declare() -> None:
     family("_fused_rms_norm.default", forward=forward_fused_rms_norm, cost=cost_norm(5))
     family(
         "_fused_rms_norm_backward.default",
-        forward=forward_rms_backward,
-        jvp=jvp_rms_backward,
+        forward=RMS.forward,
+        jvp=RMS.jvp,
         cost=cost_norm(12),
     )
 

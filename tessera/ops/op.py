@@ -12,7 +12,8 @@ The forms of a rule, over Values, inside an active builder. Arguments come bound
     forward(need, *args, **kw)  -> a generator in place of vjp: emits a forward that keeps what backward wants,
                                    yields the result, receives its cotangent, returns as vjp does
     jvp(ts, y, *args, **kw)     -> the tangent of the result; ts[i] is the tangent of args[i] or None
-    batch(size, on, *args, **kw)-> the result with the batch at dimension 0; args[i] carries it there iff on[i]
+    batch(size, on, *args, **kw)-> the result with the batch at dimension 0; args[i] carries it there iff on[i];
+                                   NotImplemented where it has no answer
     cost(eqn)                   -> floating-point operations
 
 For several results `ct`, `y` and what jvp and batch give are lists, with None where one is missing.
@@ -50,6 +51,7 @@ class Rules:
     applies: Callable[[Equation], bool] | None = None  # the derivative rules hold for these equations only
     zero: bool = False  # its derivative is zero everywhere, so nothing flows back through it
     passive: tuple[int, ...] = ()  # results that carry no gradient, such as running statistics
+    cotangent: Callable[[TensorType], TensorType] | None = None  # the layout in which PyTorch's formula is given it
     free: bool = False  # a view: moves no data
     where: str = ""  # file and line of the declaration
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 
 from tessera.ir.equation import Value
-from tessera.util.errors import OptionError
 
 Group = dict
 Form = tuple[Hashable, ...]
@@ -47,22 +46,25 @@ def register(rule: Rule) -> Rule:
     return rule
 
 
-def rule_of(optimizer: torch.optim.Optimizer) -> Rule:
-    """The rule of exactly this class: a subclass may do anything in its step."""
-    rule = _rules.get(type(optimizer))
-    if rule is None:
-        known = ", ".join(dict.fromkeys(kind.__name__ for kind in _rules))
-        raise OptionError(
-            f"expected one of the optimizers {known}, got {type(optimizer).__name__}; with another one, compile the "
-            "model with tessera.jit and call the optimizer yourself"
-        )
-    for group in optimizer.param_groups:
-        if group.get("differentiable"):
-            raise OptionError(f"{type(optimizer).__name__}: differentiable=True is not compiled; leave it False")
-        for p in group["params"]:
-            if p.is_complex():
-                raise OptionError(f"{type(optimizer).__name__}: expected real parameters, got one of {p.dtype}")
-    return rule
+# What a subclass may write anew without changing what a step computes. `step` and `zero_grad` are not settled here:
+# they can also be replaced on the object, so whoever relies on them looks at the functions that are really there.
+_HARMLESS = ("add_param_group", "state_dict", "load_state_dict", "step", "zero_grad")
+
+
+def described_by(kind: type) -> type | None:
+    """The optimizer whose rule holds for this class: itself, or a base of which it changes nothing that counts."""
+    for place, base in enumerate(kind.__mro__):
+        if base in _rules:
+            changed = {name for above in kind.__mro__[:place] for name in vars(above) if hasattr(base, name)}
+            counts = [name for name in changed if name not in _HARMLESS and not name.startswith("__")]
+            return None if counts else base
+    return None
+
+
+def rule_of(optimizer: torch.optim.Optimizer) -> Rule | None:
+    """The rule of an optimizer's class, or None where none describes it."""
+    known = described_by(type(optimizer))
+    return _rules[known] if known is not None else None
 
 
 def signed(grad: Value, maximize: bool) -> Value:

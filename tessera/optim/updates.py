@@ -49,12 +49,12 @@ class Plan:
     rule: Rule
     members: tuple[Member, ...]
     families: tuple[Family, ...]
-    clips: str = ""  # "norm": gradients together · "value": each element · "": not at all; slot 0 is the limit
+    clips: tuple[str, ...] = ()  # in order; "norm": gradients together · "value": each element; first slots: limits
     updates: bool = True  # False: gradients are added to sums; those without a sum yet are further outputs
     keeps: bool = False  # give the gradients as further outputs
 
     def slots(self) -> int:
-        return bool(self.clips) + sum(len(f.names) for f in self.families)
+        return len(self.clips) + sum(len(f.names) for f in self.families)
 
 
 @dataclass(frozen=True)
@@ -109,26 +109,23 @@ class _Appender:
         return found
 
     def clipped(self, grads: list[Value]) -> list[Value]:
-        """Gradients within the limit of slot 0."""
-        match self.plan.clips if grads else "":
-            case "norm":
-                return self.scaled(grads)
-            case "value":
-                return [self.clamped(g) for g in grads]
+        """Gradients within the limits, each of which has a slot."""
+        for slot, how in enumerate(self.plan.clips if grads else ()):
+            grads = self.scaled(grads, slot) if how == "norm" else [self.clamped(g, slot) for g in grads]
         return grads
 
-    def clamped(self, grad: Value) -> Value:
+    def clamped(self, grad: Value, slot: int) -> Value:
         """Every element at most as far from zero as the limit."""
-        limit, wide = self.numbers(_wide(grad), grad.tensor.device)[0], _wide(grad)
+        limit, wide = self.numbers(_wide(grad), grad.tensor.device)[slot], _wide(grad)
         return _in(aten.minimum(aten.maximum(_in(grad, wide), -limit), limit), grad.dtype)
 
-    def scaled(self, grads: list[Value]) -> list[Value]:
+    def scaled(self, grads: list[Value], slot: int) -> list[Value]:
         """Gradients scaled down so that all of them together have at most the limit as their norm."""
         device = grads[0].tensor.device
         wide = torch.float64 if any(g.dtype == torch.float64 for g in grads) else torch.float32
         norms: list[Value] = aten._foreach_norm(grads, 2, dtype=wide)
         total = aten.linalg_vector_norm(aten.stack(norms))
-        scale = aten.clamp_max(self.numbers(wide, device)[0] / (total + LITTLE), 1.0)
+        scale = aten.clamp_max(self.numbers(wide, device)[slot] / (total + LITTLE), 1.0)
         return [_in(_in(g, _wide(g)) * _in(scale, _wide(g)), g.dtype) for g in grads]
 
     # --- updates ---
@@ -158,7 +155,7 @@ class _Appender:
         if not self.plan.updates:
             return [g for member, g in zip(self.plan.members, totals, strict=True) if member.total is None]
         grads = self.clipped(totals)
-        first, place = {}, int(bool(self.plan.clips))
+        first, place = {}, len(self.plan.clips)
         for i, family in enumerate(self.plan.families):
             first[i], place = place, place + len(family.names)
         for index, (member, grad) in enumerate(zip(self.plan.members, grads, strict=True)):

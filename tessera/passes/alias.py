@@ -14,9 +14,10 @@ from collections.abc import Iterable
 from torch._ops import OpOverload
 
 from tessera.ir.equation import Equation, Special, Value, values_in
-from tessera.ir.schema import Schema, schema_of
+from tessera.ir.schema import DROPOUTS, Schema, schema_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
+from tessera.ops.custom import ONCE
 from tessera.ops.launch import LAUNCH
 from tessera.util.names import names
 
@@ -67,6 +68,8 @@ def shared_by(eqn: Equation) -> list[Value]:
             return shared_by(eqn.with_(op=op.of))
         if op is LAUNCH:
             return [eqn.args[4][name] for name in eqn.kwargs.get("over", ())]  # type: ignore[index,union-attr]
+        if op is ONCE:
+            return values_in(eqn.args[:1])
         known = op.namespace == "tessera" and op.name in ("keep_grad", "functional")
         return [] if known else eqn.inputs()
     kind = _kind(op)
@@ -95,7 +98,7 @@ def _computes(eqn: Equation) -> bool:
     name, args = eqn.op._opname, eqn.args  # type: ignore[union-attr]
     if name == "einsum":
         return isinstance(args[1], (list, tuple)) and len(args[1]) > 1
-    if name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout"):
+    if name in DROPOUTS:
         return len(args) == 3 and args[2] is True and type(args[1]) is float and args[1] > 0
     return False
 
@@ -141,6 +144,11 @@ def _maybe_fresh(eqn: Equation) -> bool:
     if isinstance(eqn.op, Special):
         return True
     return eqn.op._opname in _MAYBE or _kind(eqn.op) == "any"
+
+
+def always_view(op: OpOverload) -> bool:
+    """Is the result its argument's memory whatever the arguments are? Others copy where a view cannot be."""
+    return schema_of(op).is_view and op._opname not in _MAYBE and not op._can_decompose()
 
 
 def shown(values: Iterable[Value], of: Roots) -> set[Value]:

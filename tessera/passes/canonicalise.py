@@ -2,8 +2,9 @@
 
 In: a functional trace. Out: a trace that gives the same values bit for bit, of the same types, with nothing
 done that does nothing: no additions of zero, no casts to the same dtype, no views of views, no copies nobody
-can tell from their source. With `differentiable=False`, where no differentiation follows, marks that
-only derivatives see (`detach`, `keep_grad`) go too.
+can tell from their source. What differentiation sees stays: a value that is overwritten whole gets a gradient of zeros,
+not none. With `differentiable=False`, where no differentiation follows, marks that only derivatives see (`detach`,
+`keep_grad`, `once_differentiable`) go too.
 
 What is fresh memory for the caller stays fresh: a result that reaches an output is never replaced by a value
 it did not share memory with before, and what stands in for a copy is not an input's memory or the caller's.
@@ -11,7 +12,8 @@ it did not share memory with before, and what stands in for a copy is not an inp
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -36,7 +38,8 @@ def anything(_: Arg) -> bool:
 
 
 def zero(n: Arg) -> bool:
-    return type(n) in (int, float) and n == 0
+    """Not -0.0: x - -0.0 is x + 0.0, which makes 0.0 of -0.0."""
+    return type(n) in (int, float) and n == 0 and math.copysign(1, n) == 1  # type: ignore[operator,arg-type]
 
 
 def one(n: Arg) -> bool:
@@ -169,6 +172,7 @@ FORGET_GRAD = Table(
     [
         (P("aten.detach", x), lambda x: x),
         (P("tessera.keep_grad", lambda old: True, x), lambda x: x),
+        (P("tessera.once_differentiable", x, ...), lambda x: x),
     ]
 )
 
@@ -178,12 +182,12 @@ def _keeps_all(eqn: Equation) -> bool:
     return len(rest) == 2 and (rest[1] is False or rest[0] == 0)
 
 
-def canonicalise(trace: Trace, differentiable: bool = True) -> Trace:
-    """Rewrite by the tables above until nothing changes."""
+def canonicalise(trace: Trace, differentiable: bool = True, wrt: Collection[Value] | None = None) -> Trace:
+    """Rewrite by the tables above until nothing changes. `wrt`: the inputs that will be differentiated, if not all."""
     table = TABLE if differentiable else _ALL
     if not any(table.rules_for(eqn.op) for eqn in trace.equations):
         return trace
-    return rewrite(trace, table, _Legal(trace, differentiable).allow)
+    return rewrite(trace, table, _Legal(trace, differentiable, wrt).allow)
 
 
 _ALL = TABLE + FORGET_GRAD
@@ -195,8 +199,9 @@ _STORES = names("slice_scatter select_scatter diagonal_scatter as_strided_scatte
 class _Legal:
     """May a value stand in for a result, given what shares memory with whom?"""
 
-    def __init__(self, trace: Trace, differentiable: bool) -> None:
+    def __init__(self, trace: Trace, differentiable: bool, wrt: Collection[Value] | None = None) -> None:
         self.differentiable = differentiable
+        self.active = _active(trace, trace.inputs if wrt is None else wrt) if differentiable else set()
         self.of: Roots = roots(trace)
         self.given = set(values_in(trace.outputs))
         self.mutated = set(trace.mutations)
@@ -223,6 +228,8 @@ class _Legal:
         old = eqn.out
         if self.differentiable and NO_GRAD in eqn.tags and _differentiable(old):
             return False  # the value may carry a gradient that the result must not
+        if _is_copy(eqn) and eqn.args[0] in self.active and not self.goes_into_active(old):
+            return False  # what is overwritten gets a gradient of zeros, and the result requires grad
         if new not in self.of or old not in self.of or not _alike(new, old):
             return False
         stored = old not in self.results and all(_only_stores(user, old) for user in self.users.get(old, ()))
@@ -237,6 +244,30 @@ class _Legal:
             return True
         return its.isdisjoint(self.outside) and its <= self.own
 
+    def goes_into_active(self, v: Value) -> bool:
+        """It is only stored into part of something that carries a gradient: what was there before does so still."""
+        users = self.users.get(v, ())
+        return v not in self.results and all(_only_stores(e, v) and e.args[0] in self.active for e in users)
+
+
+def _active(trace: Trace, wrt: Collection[Value]) -> set[Value]:
+    """Values through which gradients of these inputs flow; found only where something is overwritten."""
+    if not any(map(_is_copy, trace.equations)):
+        return set()
+    found = {v for v in wrt if _differentiable(v)}
+    for eqn in trace.equations:
+        if NO_GRAD not in eqn.tags and any(v in found for v in eqn.inputs()):
+            found.update(filter(_differentiable, () if _opname(eqn) == "detach" else eqn.results()))
+    return found
+
+
+def _opname(eqn: Equation) -> str:
+    return getattr(eqn.op, "_opname", "")
+
+
+def _is_copy(eqn: Equation) -> bool:
+    return _opname(eqn) == "copy"
+
 
 def _alike(new: Value, old: Value) -> bool:
     """Equal but for their strides."""
@@ -246,8 +277,7 @@ def _alike(new: Value, old: Value) -> bool:
 
 
 def _only_stores(eqn: Equation, v: Value) -> bool:
-    name = getattr(eqn.op, "_opname", "")
-    return name in _STORES and eqn.args[0] is not v and len(eqn.args) > 1 and eqn.args[1] is v
+    return _opname(eqn) in _STORES and eqn.args[0] is not v and len(eqn.args) > 1 and eqn.args[1] is v
 
 
 def _differentiable(v: Value) -> bool:

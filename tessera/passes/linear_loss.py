@@ -1,7 +1,7 @@
 """Cross-entropy of a linear layer whose logits nothing else reads, as one operator and then in chunks of rows.
 
 `linear_loss`, before differentiation. In: a trace. Out: the same program, where `cross_entropy(linear(x, w))` over
-large logits is one `tessera.linear_loss`.
+large logits, all in one grad mode, is one `tessera.linear_loss`.
 
 `chunk_loss`, after it. In: a trace that may hold `tessera.linear_loss_grads`. Out: that operator in terms of PyTorch's,
 a chunk of rows at a time: logits, then losses and the logits' gradient in one go (a kernel reads the logits once and
@@ -54,7 +54,8 @@ def _is_loss(eqn: Equation) -> bool:
 
 
 def _layer(eqn: Equation, makers: dict, users: dict, results: set[Value]) -> Equation | None:
-    """The linear layer whose logits go into this loss and nowhere else."""
+    """The linear layer whose logits go into this loss and nowhere else. All that leads there has the loss's tags: what
+    ran under no_grad, or in a region of its own to be run again, is no part of one operator with it."""
     if not _is_loss(eqn):
         return None
     (logits, target, weight, reduction, _, smoothing), _ = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
@@ -64,6 +65,8 @@ def _layer(eqn: Equation, makers: dict, users: dict, results: set[Value]) -> Equ
     v, reader = logits, eqn
     while isinstance(v, Value) and users[v] == [reader] and v not in results and v in makers:
         reader = makers[v]
+        if reader.tags != eqn.tags:
+            return None
         name = getattr(reader.op, "_opname", "")
         if name == "linear":
             return reader if _large(reader, logits) else None  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from tessera.ir.builder import Builder
 from tessera.ir.equation import Arg, Equation, Value, map_values
 from tessera.ir.mode import mode_of
 from tessera.ir.trace import Trace
+from tessera.ir.verify import same_type
 from tessera.passes.alias import roots
 from tessera.passes.dce import dce
 from tessera.passes.launch_over import launch_over
@@ -92,14 +93,18 @@ class _Writer:
         )
 
     def show(self, v: Value, path: Path, result: Value | None = None) -> Value:
-        """The part of an input that a path shows; under the name of `result` where given."""
-        for number, (op, args, kwargs) in enumerate(path):
+        """The part of an input that a path shows; under the name of `result` where given. One that lies otherwise than
+        `result` is read by other updates only (`writes.layouts_agree`), and has a name of its own."""
+        for op, args, kwargs in path:
             made = self.builder.emit(op, v, *self.rename(args), **self.rename(kwargs))  # type: ignore[misc,arg-type]
             assert isinstance(made, Value)
             v = made
-            if result is not None and number == len(path) - 1:
-                last = self.builder.equations[-1]
-                self.builder.equations[-1] = last.with_(outputs=(result,))
+        if result is None:
+            return v
+        if same_type(v.type, result.type):
+            self.builder.equations[-1] = self.builder.equations[-1].with_(outputs=(result,))
+            return result
+        self.names[result] = v
         return v
 
 

@@ -54,7 +54,7 @@ class Again:
         for s, place in zip(saved[len(plan.own) :], getattr(ctx, "stood_for", ()), strict=True):
             found[plan.stand_ins[place]] = s
         for i in plan.wrt:
-            if i not in plan.still and found[i] is None and (node := ctx.next_functions[self.edges[i]][0]) is not None:  # type: ignore[attr-defined]
+            if found[i] is None and (node := ctx.next_functions[self.edges[i]][0]) is not None:  # type: ignore[attr-defined]
                 found[i] = getattr(node, "variable", None)  # of a leaf
                 lost -= {i} if found[i] is not None else set()
         if missing := sorted(lost & derivative.reads):

@@ -19,7 +19,8 @@ from torch.autograd import forward_ad
 from tessera.ir.types import overlaps_itself
 from tessera.runtime import batched, stand_in
 
-below_autograd = torch._C._AutoDispatchBelowAutograd
+# Below views as well: a result that a program made as a view is a tensor of its own to autograd, and may be written.
+below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
 # A user's function that asks for gradients between two graphs runs under Dynamo, which looks at every frame that
 # begins: what was compiled already, and all it calls, is left alone.
 _UNSEEN = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
@@ -39,8 +40,9 @@ class Bridge:
     tensors: tuple[int, ...]  # saved values that are tensors, by position among the saved
     numbers: tuple[int, ...]  # saved values that are numbers
     own: tuple[int, ...]  # of each saved value, the input that it is, or -1
-    still: tuple[int, ...]  # inputs of `wrt` that get no gradient, whatever the cotangents are
     stand_ins: tuple[int, ...]  # inputs that gradients depend on and nothing saves: something is saved in their place
+    reached: tuple[tuple[int, ...], ...]  # cotangents that each gradient is made of, by position in `pulled`
+    cut: tuple[int, ...]  # inputs that no result depends on: autograd does not hear of them, nor do their hooks
 
 
 def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable) -> Callable:
@@ -80,11 +82,11 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
     class TesseraGraph(torch.autograd.Function):
         @staticmethod
         def forward(ctx, *inputs):  # noqa: ANN001, ANN002, ANN205
-            if still:  # hidden from autograd, which would go on to where they come from
-                inputs = [x[0] if i in still else x for i, x in enumerate(inputs)]
             with below_autograd():
                 out = forward(*inputs)
             saved = out[results:]
+            ctx.set_materialize_grads(False)  # a result that takes no part in what is differentiated says so
+            ctx.results = [(x.shape, x.dtype, x.device) for x in [out[i] for i in pulled]]
             ctx.strides = [out[i].stride() for i in pulled]
             if plan.passive:
                 ctx.mark_non_differentiable(*[out[i] for i in plan.passive if isinstance(out[i], torch.Tensor)])
@@ -93,7 +95,7 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
                 ctx.numbers = [saved[i] for i in numbers]
                 saved = [saved[i] for i in tensors]
             if stand_ins:
-                made = stand_in.make(ctx, [inputs[i] for i in stand_ins], [out[i] for i in pulled])
+                made = stand_in.make(ctx, [inputs[i] for i in stand_ins])
                 saved, given = (*saved, *made), (*given, *made)
             ctx.save_for_backward(*saved)
             return given
@@ -101,19 +103,43 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
         @staticmethod
         def backward(ctx, *cts):  # noqa: ANN001, ANN002, ANN205
             aligned: list = [None] * plan.inputs
+            if stand_ins:
+                stand_in.arrive(ctx, cts[results:], aligned, stand_ins)
             seeds = [cts[i] for i in pulled]
-            if stand_ins and not stand_in.arrive(ctx, seeds, cts[results:], aligned, stand_ins):
+            missing = {k for k, ct in enumerate(seeds) if ct is None}
+            if len(missing) == len(seeds):
                 return tuple(aligned)
+            for k in missing:
+                shape, dtype, device = ctx.results[k]
+                seeds[k] = torch.zeros(shape, dtype=dtype, device=device)
             grads = batched.rows(gradients, ctx, seeds) if batched.active() else gradients(ctx, seeds)
-            for position, grad in zip(plan.wrt, grads, strict=True):
+            for position, grad, reached in zip(plan.wrt, grads, plan.reached, strict=True):
+                if missing and reached and missing.issuperset(reached) and not _hooked(ctx, position):
+                    continue  # nothing flows here, and autograd gives no gradient
                 aligned[position] = grad if aligned[position] is None else _sum(aligned[position], grad)
             return tuple(aligned)
 
     set_code_exec_strategy(TesseraGraph.backward.__code__, _UNSEEN)
-    apply, still = TesseraGraph.apply, frozenset(plan.still)
-    if not stand_ins and not still:
-        return apply
-    return lambda *args: apply(*[(x,) if i in still else x for i, x in enumerate(args)])[:results]
+    apply = _apart(TesseraGraph.apply, plan.cut) if plan.cut else TesseraGraph.apply
+    return (lambda *args: apply(*args)[:results]) if stand_ins else apply
+
+
+def _apart(apply: Callable, cut: tuple[int, ...]) -> Callable:
+    """The same without a way back to some inputs."""
+
+    def call(*inputs: torch.Tensor) -> tuple:
+        given = list(inputs)
+        for i in cut:
+            given[i] = given[i].detach()
+        return apply(*given)
+
+    return call
+
+
+def _hooked(ctx: Context, position: int) -> bool:
+    """Hooks wait at this leaf. Autograd would call them with None: zeros are what they can bear."""
+    leaf = getattr(ctx.next_functions[position][0], "variable", None)  # type: ignore[attr-defined]
+    return leaf is not None and bool(leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None))
 
 
 def laid_out(ct: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:

@@ -71,8 +71,9 @@ def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -
 
 
 def copy_back(target: torch.Tensor, new: torch.Tensor) -> None:
-    """Write an input's new contents with autograd looking on, as the eager in-place operator would."""
-    if target.requires_grad and target.is_leaf:
+    """Write an input's new contents with autograd looking on, as the eager in-place operator would. To a leaf that
+    requires grad, or a view of one, only a program that kept autograd away can have written."""
+    if target.requires_grad and (target.is_leaf or ((base := target._base) is not None and base.is_leaf)):
         with torch.no_grad():
             target.copy_(new)
     else:

@@ -63,7 +63,6 @@ def bridge_of(
     tensors = tuple(i for i, v in enumerate(split.saved) if isinstance(v.type, TensorType))
     numbers = tuple(i for i, v in enumerate(split.saved) if not isinstance(v.type, TensorType))
     felt = _felt(joint, split, given)
-    gradients = joint.trace.outputs[len(joint.trace.outputs) - len(joint.wrt) :]
     return Bridge(
         len(results),
         passive,
@@ -73,9 +72,21 @@ def bridge_of(
         tensors,
         numbers,
         tuple(inputs.get(v, -1) for v in split.saved),
-        tuple(inputs[v] for v, grad in zip(joint.wrt, gradients, strict=True) if grad is None),
         tuple(inputs[v] for v in joint.wrt if v not in split.saved and v in felt),
+        _reached(joint),
+        tuple(inputs[v] for v, g in zip(joint.wrt, joint.trace.outputs[-len(joint.wrt) :], strict=True) if g is None),
     )
+
+
+def _reached(joint: Joint) -> tuple[tuple[int, ...], ...]:
+    """The cotangents that each gradient is made of: autograd gives none where all of them are missing."""
+    first = len(joint.trace.inputs) - len(joint.pulled)
+    behind: dict[Value, frozenset[int]] = {v: frozenset((k,)) for k, v in enumerate(joint.trace.inputs[first:])}
+    for e in joint.trace.equations:
+        found = frozenset[int]().union(*(behind.get(v, ()) for v in e.inputs()))
+        behind.update(dict.fromkeys(e.results(), found))
+    gradients = joint.trace.outputs[len(joint.trace.outputs) - len(joint.wrt) :]
+    return tuple(tuple(sorted(behind.get(g, ()))) if isinstance(g, Value) else () for g in gradients)
 
 
 def backward_graph(
@@ -107,7 +118,7 @@ def backward_graph(
         mutations={},
         symbols=joint.trace.symbols | _sizes([v for v in every if v in known]),
     )
-    felt = {*plan.own, *plan.stand_ins} & {*plan.wrt} - {*plan.still}
+    felt = {*plan.own, *plan.stand_ins} & {*plan.wrt}
     grads = (*(i in felt for i in range(len(inputs))), *(False for _ in extra), *wanted)
     aliased = {i: Aliased(every.index(g), ()) for i, g in enumerate(trace.outputs) if g in cts}
     made = Captured(trace, captured.spec, captured.mode, len(trace.outputs), aliased, grads)
@@ -133,10 +144,9 @@ def positions_read(trace: Trace) -> frozenset[int]:
     return frozenset(i for i, v in enumerate(trace.inputs) if v in read)
 
 
-def tensor_places(captured: Captured, plan: Bridge) -> list[int]:
+def tensor_places(captured: Captured) -> list[int]:
     """Of each input, how many tensors stand before it: autograd counts nothing else."""
-    inputs = enumerate(captured.trace.inputs)
-    tensors = [isinstance(v.type, TensorType) and i not in plan.still for i, v in inputs]
+    tensors = [isinstance(v.type, TensorType) for v in captured.trace.inputs]
     return [sum(tensors[:i]) for i in range(len(tensors))]
 
 

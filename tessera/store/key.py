@@ -73,7 +73,7 @@ def key_of(captured: Captured, executors: Sequence[str | Executor], more: dict[s
 
 
 def write_aliased(alias: Aliased, writer: Writer) -> list:
-    steps = [[writer.arg(op), writer.arg(args), writer.arg(kwargs), index] for op, args, kwargs, index in alias.steps]
+    steps = [[*map(writer.arg, (op, args, kwargs)), index, off] for op, args, kwargs, index, off in alias.steps]
     return [alias.source, alias.of_output, steps]
 
 

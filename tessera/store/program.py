@@ -110,7 +110,7 @@ def read_layout(data: dict, reader: Reader) -> Layout:
         if kind == "constant":
             return ("constant", reader.arg(what))
         source, of_output, steps = what
-        made = tuple((reader.arg(op), reader.arg(args), reader.arg(kwargs), index) for op, args, kwargs, index in steps)
+        made = tuple((*map(reader.arg, (op, args, kwargs)), index, off) for op, args, kwargs, index, off in steps)
         return Aliased(source, made, of_output)  # type: ignore[arg-type]
 
     back = tuple((source, position) for source, position in data["write_back"])

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from xdsl.ir import SSAValue
 
+from tessera.machines import Machine, machine
+from tessera.machines.describe import Figure
 from tessera.ops.uniform import COST as COST_OF_RANDOM
 from tessera.tile.dialect import (
     ApplyOp,
@@ -46,18 +48,7 @@ class Cost:
         return self.read + self.written
 
 
-@dataclass(frozen=True)
-class Machine:
-    """Rates that were measured, not promised."""
-
-    name: str
-    bandwidth: float  # bytes a second, of a copy
-    flops: float  # a second, f32
-    matrix_flops: float  # a second, bf16 where there are matrix units
-    units: int  # programs that run side by side at the least
-
-
-H200 = Machine("H200", 4.0e12, 6.0e13, 7.9e14, 132)
+H200 = machine("h200")
 
 
 def axis_sizes(kernel: KernelOp, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -89,7 +80,7 @@ def roofline(of: Cost, machine: Machine) -> float:
 
 
 def machine_for(device: torch.device | str) -> Machine:
-    """The rates of a device: from the table if it is there, else measured once."""
+    """The rates of a device: as described where they were measured on such a one, else measured here, once."""
     device = torch.device(device)
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
@@ -147,7 +138,9 @@ def _measured(device: str, name: str) -> Machine:
     copy, product = _seconds(lambda: b.copy_(a), cuda), _seconds(lambda: x @ x, cuda)
     matrix = 2 * m**3 / product
     units = torch.cuda.get_device_properties(device).multi_processor_count if cuda else torch.get_num_threads()
-    return Machine(name, 2 * n / copy, matrix / (12 if cuda else 1), matrix, units)
+    rates = {"bandwidth": 2 * n / copy, "flops.float32": matrix / (12 if cuda else 1), "matrix.bfloat16": matrix}
+    figures = {name: Figure(value, "measured here") for name, value in {"units": units, **rates}.items()}
+    return Machine(device, name, "gpu" if cuda else "cpu", "", figures)
 
 
 def _seconds(work, cuda: bool, turns: int = 5) -> float:

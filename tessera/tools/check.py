@@ -1,12 +1,13 @@
 """`tessera check script.py`: is every graph that a script compiles right? If not, who is to blame?
 
 The script runs as it is; each compiled graph is checked afterwards on the inputs of its first call, against float64.
+`tessera check --battery` needs no script: it tries everything that can be tried on this machine (`tools/battery/`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from argparse import Namespace
+from argparse import REMAINDER, Action, ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -17,6 +18,7 @@ from tessera import pipelines
 from tessera.inspection.check import check_graphs, eager_notes, record_first
 from tessera.inspection.graph_check import Fault, GraphCheck
 from tessera.pipelines import Compilation
+from tessera.tools import battery
 from tessera.tools.command import Command, console, write_json
 from tessera.tools.run import check_states, run_chosen, script_arguments
 from tessera.tools.session import Session
@@ -57,6 +59,8 @@ def checked(args: Namespace) -> tuple[Session, list[GraphCheck], list[Fault], li
 
 
 def run(args: Namespace) -> int:
+    if args.battery is not None:
+        return battery.main(args.battery)
     session, graphs, faults, notes = checked(args)
     facts = {
         "ok": not faults,
@@ -85,4 +89,20 @@ def _show(graphs: list[GraphCheck], faults: list[Fault], notes: list[str]) -> No
         out.print(f"note: {note}", markup=False)
 
 
-COMMAND = Command("check what a script compiles against float64, and name what is wrong", script_arguments, run)
+def arguments(parser: ArgumentParser) -> None:
+    of_script = script_arguments(parser)
+
+    class Battery(Action):
+        """What follows is the battery's, and no script is needed."""
+
+        def __call__(self, parser: ArgumentParser, namespace: Namespace, values: object, option: object = None) -> None:
+            namespace.battery = values
+            for argument in of_script:
+                argument.required = False
+
+    parser.add_argument(
+        "--battery", action=Battery, nargs=REMAINDER, help="check this machine instead of a script; --battery --help"
+    )
+
+
+COMMAND = Command("check what a script compiles against float64, and name what is wrong", arguments, run)

@@ -27,7 +27,12 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    case = _find(args)
+    case, graphs = _find(args)
+    if case is None:
+        facts = {"path": None, "outcome": "", "graphs": graphs}
+        if not write_json(args, facts):
+            print(f"nothing fails in {args.script}: its {graphs} graphs compile and are right; nothing was written")
+        return 0
     outcome, whole = case.outcome(), len(case.trace.equations)
     if not outcome:
         raise OptionError("a graph fails in the script, but not by itself on made-up inputs; run tessera check instead")
@@ -41,17 +46,18 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def _find(args: Namespace) -> Case:
+def _find(args: Namespace) -> tuple[Case | None, int]:
+    """The first failure of a script, if there is one, and how many graphs were looked at."""
     session, graphs, faults, _ = checked(args)
     for state in session.states:
         for record in state.backend.graphs if isinstance(state.backend, Backend) else ():
             if record.failure is not None:
-                return of_failure(record.failure)
+                return of_failure(record.failure), len(graphs)
     wrong = {fault.graph for fault in faults}
     for graph in graphs:
         if graph.compilation.name in wrong:
-            return of_compilation(graph.compilation, graph.inputs)
-    raise OptionError(f"nothing fails in {args.script}: its {len(graphs)} graphs compile and are right")
+            return of_compilation(graph.compilation, graph.inputs), len(graphs)
+    return None, len(graphs)
 
 
 COMMAND = Command("write a small script that shows the first failure of a script", arguments, run)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 
@@ -17,12 +17,14 @@ from tessera.util.config import config, override
 from tessera.util.errors import OptionError
 
 
-def script_arguments(parser: ArgumentParser) -> None:
-    """What every command that runs a script takes. What stands after the script is the script's own."""
+def script_arguments(parser: ArgumentParser) -> tuple[Action, Action]:
+    """What every command that runs a script takes. What stands after the script is the script's own. Gives back
+    both arguments."""
     parser.add_argument("--executors", help="who may run what, such as sdpa,tile,aten, where the script does not say")
     json_argument(parser)
-    parser.add_argument("script", help="a Python script")
-    parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    script = parser.add_argument("script", help="a Python script")
+    given = parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    return script, given
 
 
 @contextmanager

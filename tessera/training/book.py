@@ -10,19 +10,56 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch.optim import optimizer as torch_optimizer
 
-from tessera.optim import rule_of
+from tessera.optim import Rule, rule_of
 from tessera.optim.updates import Extra, Family, Plan
+from tessera.training.methods import Method
 from tessera.util.errors import InputError
 
 
 class Book:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.optimizer, self.rule = optimizer, rule_of(optimizer)
-        self.sums: dict[torch.Tensor, torch.Tensor] = {}  # gradients of earlier calls that wait for an update
+        self.optimizer, self._rule = optimizer, rule_of(optimizer)
+        self._step, self._zero_grad = Method(optimizer, "step"), Method(optimizer, "zero_grad")
         self._new: dict[torch.Tensor, torch.Tensor] = {}  # state that no step has used yet -> its parameter
         self._counted: dict[torch.Tensor, tuple[int, int]] = {}  # counter -> (its version, what it holds)
         self._sent: dict[tuple, tuple[list[float], torch.Tensor]] = {}  # the last numbers that went to a device
+
+    # --- who carries out the step ---
+
+    def own_step(self) -> str:
+        """Why the optimizer must run its own `step`; empty where equations can stand for it."""
+        if self._rule is None:
+            return f"Tessera has no equations for the optimizer {type(self.optimizer).__name__}"
+        if self._hooks():
+            return "hooks are registered on the optimizer"
+        if any(group.get("differentiable") for group in self.optimizer.param_groups):
+            return "the optimizer's step is differentiable"
+        return self._step.replaced()
+
+    def own_zero_grad(self) -> str:
+        """Why the optimizer's `zero_grad` must be called; empty where it only takes gradients away."""
+        return self._zero_grad.replaced()
+
+    def _hooks(self) -> bool:
+        registered = (
+            self.optimizer._optimizer_step_pre_hooks, self.optimizer._optimizer_step_post_hooks,
+            torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks,
+        )  # fmt: skip
+        return any(registered)
+
+    @property
+    def rule(self) -> Rule:
+        assert self._rule is not None, "an optimizer without a rule runs its own step"
+        return self._rule
+
+    def drop_grads(self) -> None:
+        """As `zero_grad` does."""
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.grad = None
 
     def groups(self) -> dict[torch.Tensor, int]:
         return {p: i for i, group in enumerate(self.optimizer.param_groups) for p in group["params"]}
@@ -103,10 +140,10 @@ class Book:
             made.append(Family(g, forms[g], tuple(names)))
         return tuple(made), of
 
-    def numbers(self, plan: Plan, ages: Sequence[int], limit: float) -> list[float]:
+    def numbers(self, plan: Plan, ages: Sequence[int], limits: Sequence[float]) -> list[float]:
         """Every slot of the plan, now."""
         age = {m.family: a for m, a in zip(plan.members, ages, strict=True)}
-        values: list[float] = [float(limit)] if plan.clips else []
+        values = list(limits) if plan.clips else []
         for i, family in enumerate(plan.families):
             group = self.optimizer.param_groups[family.group]
             found = self.rule.numbers(group, family.form, age[i])
@@ -121,7 +158,9 @@ class Book:
             case "state":
                 return self.optimizer.state[params[extra.member]][extra.name]
             case "sum":
-                return self.sums[params[extra.member]]
+                grad = params[extra.member].grad
+                assert grad is not None
+                return grad
         return self._send(numbers, extra)
 
     def _send(self, numbers: list[float], extra: Extra) -> torch.Tensor:

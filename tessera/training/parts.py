@@ -1,16 +1,15 @@
 """The training step part by part, where it cannot be one program: compiled forward and backward, then the update.
 
 `loss` runs the user's function on a batch, `finish` does the rest of the step on what it gave. The update is one
-compiled program too, or the optimizer's own step where hooks are registered on it, or where memory is shared.
+compiled program too, or the optimizer's own `step` where equations cannot stand for it (`Book.own_step`), or where
+memory is shared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
-from torch.optim import optimizer as torch_optimizer
 
 from tessera.compiled import compiled_state, jit
 from tessera.training.backend import StepBackend, reason_of
@@ -45,45 +44,29 @@ class Parts:
         """The rest of the step; gives what the caller gets."""
         settings, optimizer = self.settings, self.book.optimizer
         if settings.calls == 0:
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad()
         with torch.enable_grad():
             loss = _loss_of(out)
             (loss if settings.accumulate == 1 else loss / settings.accumulate).backward()  # type: ignore[union-attr,operator]
         if settings.updates:
             self._update()
-            if not settings.keep_grads:
-                optimizer.zero_grad(set_to_none=True)
+            if not settings.keep_grads and not self.book.own_zero_grad():  # who wrote one may want gradients to stay
+                self.book.drop_grads()
         settings.done()
         return torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, out)
 
     def _update(self) -> None:
-        if not self.own and not optimizer_hooks(self.book.optimizer):
+        if not self.own and not self.book.own_step():
             try:
                 return self.update()
             except CaptureError as error:
                 self.own = True
                 self.backend.refuse(f"the optimizer runs by itself: {reason_of(error)}")
                 self.book.unmake()
-        if self.settings.clips:
-            clip = torch.nn.utils.clip_grad_norm_ if self.settings.clips == "norm" else torch.nn.utils.clip_grad_value_
-            clip(list(self.book.groups()), self.settings.limit)
+        for how, limit in self.settings.clips.items():
+            clip = torch.nn.utils.clip_grad_norm_ if how == "norm" else torch.nn.utils.clip_grad_value_
+            clip(list(self.book.groups()), limit)
         self.book.optimizer.step()
-
-
-@contextmanager
-def handed_over(book: Book) -> Iterator[None]:
-    """Sums of gradients that wait for an update go where autograd adds to them; they stay where the loss fails."""
-    waiting = dict(book.sums)
-    for p, total in waiting.items():
-        p.grad = total
-    book.sums.clear()
-    try:
-        yield
-    except BaseException:
-        book.sums.update(waiting)
-        for p in waiting:
-            p.grad = None
-        raise
 
 
 def _loss_of(out: object) -> object:
@@ -104,11 +87,3 @@ def _check_loss(loss: object) -> None:
         )
     if not loss.requires_grad:
         raise InputError("train_step: the loss depends on no parameter that requires grad")
-
-
-def optimizer_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    registered = (
-        optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks,
-        torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks,
-    )  # fmt: skip
-    return any(registered)

@@ -27,7 +27,6 @@ from tessera.passes.dce import dce
 from tessera.passes.linear_loss import linear_loss
 from tessera.passes.offload import Halves
 from tessera.pipelines import (
-    CLEAN,
     Compilation,
     Options,
     Program,
@@ -154,7 +153,7 @@ class StepCompilation(StepProgram):
         captured = self.keep("captured", self.captured.trace)
         core = core_of(captured, self.captured)
         place = core.outputs.index(captured.outputs[self.loss_at])
-        core = self.run(core, CLEAN)
+        core = self.clean(core, [core.inputs[i] for i in self.wrt])
         if self.fusers():  # as in every training graph: the loss's gradient is made beside the loss
             core = self.keep("linear_loss", dce(linear_loss(core)))
         loss = core.outputs[place]

@@ -7,7 +7,7 @@ update), and hands it the optimizer's tensors. `Updater` does the same for gradi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -32,13 +32,13 @@ class Settings:
     def __init__(
         self,
         options: Options,
-        clip: tuple[str, float],
+        clips: dict[str, float],
         accumulate: int,
         keep_grads: bool,
         names: dict[torch.Tensor, str],
     ) -> None:
         self.options, self.accumulate, self.keep_grads = options, accumulate, keep_grads
-        self.clips, self.limit = clip  # "norm", "value" or "", and how large gradients may be
+        self.clips = clips  # how gradients are clipped, in order, and to what: `Plan.clips`
         self.names = names
         self.calls = 0  # since the last update
 
@@ -52,8 +52,16 @@ class Settings:
 
 
 def make_plan(
-    book: Book, settings: Settings, params: Sequence[torch.Tensor], ages: Sequence[int], updates: bool
+    book: Book,
+    settings: Settings,
+    params: Sequence[torch.Tensor],
+    ages: Sequence[int],
+    updates: bool,
+    waiting: Collection[torch.Tensor] = (),
 ) -> Plan:
+    """`waiting`: the parameters to whose `.grad` this call adds."""
+    if any(p.is_complex() for p in params):
+        raise CaptureError("the optimizer has complex parameters")
     groups, forms = book.groups(), book.forms()
     places = [groups[p] for p in params]
     families, of = book.families(places, ages, forms)
@@ -61,13 +69,13 @@ def make_plan(
     for i, (p, g, family) in enumerate(zip(params, places, of, strict=True)):
         names = book.rule.state(forms[g]) if updates else ()
         state = tuple(_type(book.optimizer.state[p][name]) for name in names)
-        total = _type(book.sums[p]) if p in book.sums else None
+        total = _type(p.grad) if p in waiting else None
         members.append(Member(settings.names.get(p, f"param_{i}"), _type(p), family, None, state, total))
-    clips = settings.clips if updates else ""
+    clips = tuple(settings.clips) if updates else ()
     return Plan(book.rule, tuple(members), families, clips, updates, settings.keep_grads and updates)
 
 
-def _type(x: torch.Tensor) -> TensorType:
+def _type(x: torch.Tensor | None) -> TensorType:
     found = type_of(x)
     assert isinstance(found, TensorType)
     return found
@@ -93,9 +101,9 @@ class Prepared:
         known: dict[int, int] = {}
         return all(known.setdefault(m.family, a) == a for m, a in zip(plan.members, ages, strict=True))
 
-    def tensors(self, ages: list[int], limit: float) -> list[torch.Tensor]:
+    def tensors(self, ages: list[int], settings: Settings) -> list[torch.Tensor]:
         plan = self.compilation.plan
-        numbers = self.book.numbers(plan, ages, limit) if plan.updates else []
+        numbers = self.book.numbers(plan, ages, [*settings.clips.values()]) if plan.updates else []
         return [self.book.tensor(extra, self.params, numbers) for extra in self.compilation.extras]
 
     def run(self, tensors: Sequence[object]) -> tuple:
@@ -124,20 +132,31 @@ class Prepared:
 
     def keep(self, grads: Sequence[torch.Tensor]) -> None:
         if self.compilation.plan.keeps:
-            for p, grad in zip(self.params, grads, strict=True):
+            for p, grad in zip(self.params, grads_of(self.params, grads), strict=True):
                 p.grad = grad
 
 
-def owned(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The same tensors, each in memory of its own: a gradient may be a view, or two parameters' at once."""
+def grads_of(params: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What a program gave as gradients, as autograd would leave them in `.grad`: each in memory of its own (one may be
+    a view, or two parameters' at once), laid out as its parameter is."""
     seen: set[int] = set()
     found = []
-    for x in tensors:
+    for p, x in zip(params, given, strict=True):
+        if x.layout != torch.strided:
+            found.append(x)
+            continue
         storage = x.untyped_storage()
         whole = storage.nbytes() == x.numel() * x.element_size() and storage.data_ptr() not in seen
-        found.append(x if whole else x.clone(memory_format=torch.contiguous_format))
+        found.append(x if whole and _laid_out_alike(x, p) else torch.empty_like(p, dtype=x.dtype).copy_(x))
         seen.add(storage.data_ptr())
     return found
+
+
+def _laid_out_alike(x: torch.Tensor, p: torch.Tensor) -> bool:
+    if x.stride() == p.stride():
+        return True
+    longer = (i for i, n in enumerate(p.shape) if n != 1)
+    return all(x.stride(i) == p.stride(i) for i in longer)
 
 
 class Graph:
@@ -151,9 +170,9 @@ class Graph:
         book, settings = self.book, self.settings
         groups = book.groups()
         wrt = tuple(i for i in self.tensor_inputs if self.captured.requires_grad[i] and args[i] in groups)
-        waiting = [p for p in book.sums if p in groups]
-        sums = tuple((id(p), type_of(book.sums[p])) for p in waiting)
-        key = settings.updates, book.forms(), tuple(id(args[i]) for i in wrt), sums
+        waiting = [p for p in groups if p.grad is not None] if settings.calls else []
+        sums = tuple((id(p), groups[p], type_of(p.grad)) for p in waiting)
+        key = settings.updates, book.forms(), tuple((id(args[i]), groups[args[i]]) for i in wrt), sums
         prepared = self.prepared.get(key)
         ages = prepared.ages() if prepared is not None else []
         if prepared is None or not prepared.fits(ages):
@@ -171,7 +190,7 @@ class Graph:
             chosen[:] = [*here, *(p for p in waiting if p not in here and updates)]
             groups = self.book.groups()
             ages = self.book.ages(chosen, [groups[p] for p in chosen]) if updates else [0] * len(chosen)
-            made = make_plan(self.book, self.settings, chosen, ages, updates)
+            made = make_plan(self.book, self.settings, chosen, ages, updates, set(waiting))
             return made, [here.get(p) for p in chosen]
 
         name = f"{self.name}_step" if updates else f"{self.name}_accumulate"
@@ -188,14 +207,16 @@ class Graph:
     def _run(self, prepared: Prepared, ages: list[int], args: tuple) -> object:
         made, book = prepared.compilation, self.book
         assert isinstance(made, StepCompilation)
-        out = prepared.run([*args, *prepared.tensors(ages, self.settings.limit)])
-        more = owned(out[made.results :])
+        out = prepared.run([*args, *prepared.tensors(ages, self.settings)])
+        more = out[made.results :]
+        if made.plan.updates or not self.settings.calls:
+            book.drop_grads()
         if not made.plan.updates:
             new = [p for p, m in zip(prepared.params, made.plan.members, strict=True) if m.total is None]
-            book.sums.update(zip(new, more, strict=True))
+            for p, grad in zip(new, grads_of(new, more), strict=True):
+                p.grad = grad
         else:
             book.advance(prepared.params)
-            book.sums.clear()
             prepared.keep(more)
         return made.hand_out(out, args)
 
@@ -209,19 +230,19 @@ class Updater:
 
     def __call__(self) -> None:
         book = self.book
-        params = [p for p in book.groups() if p.grad is not None]
+        places = book.groups()
+        params = [p for p in places if p.grad is not None]
         grads = [p.grad for p in params]
-        key = book.forms(), *((id(p), type_of(g)) for p, g in zip(params, grads, strict=True))
+        key = book.forms(), *((id(p), places[p], type_of(g)) for p, g in zip(params, grads, strict=True))
         prepared = self.prepared.get(key)
         ages = prepared.ages() if prepared is not None else []
         if prepared is None or not prepared.fits(ages):
-            groups = book.groups()
-            ages = book.ages(params, [groups[p] for p in params])
+            ages = book.ages(params, [places[p] for p in params])
             plan = make_plan(book, self.settings, params, ages, updates=True)
             types = [_type(g) for g in grads if g is not None]
             made = UpdateCompilation(f"update_{len(self.prepared)}", plan, types, self.settings.options)
             self.note(made)
             prepared = self.prepared[key] = Prepared(made, params, book)
-        out = prepared.run([*grads, *prepared.tensors(ages, self.settings.limit)])
+        out = prepared.run([*grads, *prepared.tensors(ages, self.settings)])
         book.advance(params)
-        prepared.keep(owned(out))
+        prepared.keep(out)

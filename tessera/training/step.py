@@ -2,8 +2,8 @@
 
 TorchDynamo captures `loss_fn(model, *batch)` whole, with its guards; the graph it hands over becomes a `Graph`, which
 runs the step. Where that cannot be (a graph break, hooks on parameters, memory that overlaps) the step runs in parts
-instead, with the same results: compiled forward and backward, then one compiled update, or the optimizer's own step
-where hooks are registered on it. `explain` says which, and why.
+instead, with the same results: compiled forward and backward, then one compiled update, or the optimizer's own `step`
+where somebody replaced it or hung hooks on it. `explain` says which, and why.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import torch
 import torch._dynamo
 
 from tessera.compiled import Compiled, argument_names, compiled_state, under_dynamo
-from tessera.frontends.frames import MODEL, own_frames
+from tessera.frontends.frames import MODEL, looking_at_hooks, own_frames
 from tessera.pipelines import Options
 from tessera.training.backend import StepBackend, reason_of
 from tessera.training.book import Book
-from tessera.training.parts import Parts, handed_over, optimizer_hooks
+from tessera.training.methods import wants_closure
+from tessera.training.parts import Parts
 from tessera.training.program import LOSS
 from tessera.training.run import Settings, StepFailure
 from tessera.util.config import config
@@ -41,7 +42,7 @@ class TrainStep:
     def __call__(self, *batch: object, **named: object) -> object:
         if torch.is_inference_mode_enabled():
             raise InputError("train_step: expected a call outside torch.inference_mode, which makes no gradients")
-        reason = self.in_parts or _hooks(self.book.optimizer)
+        reason = self.in_parts or self.book.own_step() or self.book.own_zero_grad() or _hooks(self.book.optimizer)
         if not reason:
             try:
                 with torch.enable_grad():
@@ -59,8 +60,7 @@ class TrainStep:
 
     def _run_in_parts(self, reason: str, batch: tuple, named: dict) -> object:
         """From now on in parts, unless it is the loss itself that fails: the next batch may be a better one."""
-        with handed_over(self.book):
-            out = self.parts.loss(batch, named)
+        out = self.parts.loss(batch, named)
         if not self.in_parts:
             self.in_parts = reason
             self.backend.refuse(f"the step runs in parts: {reason}")
@@ -72,9 +72,7 @@ def _again(*_: object) -> Callable:
 
 
 def _hooks(optimizer: torch.optim.Optimizer) -> str:
-    """Why autograd or the optimizer must run themselves, where they must."""
-    if optimizer_hooks(optimizer):
-        return "hooks are registered on the optimizer"
+    """Why autograd must run itself, where it must."""
     for group in optimizer.param_groups:
         for p in group["params"]:
             if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
@@ -87,6 +85,7 @@ def loss(*args, **kwargs):
     return {call}*args, **kwargs)
 
 def step(*args, **kwargs):
+    {look}
     out = {call}*args, **kwargs)
     if isinstance(out, tuple):
         return (mark(out[0]), *out[1:])
@@ -99,8 +98,9 @@ def step(*args, **kwargs):
 
 def _frames(model: torch.nn.Module, loss_fn: Callable | None) -> tuple[Callable, Callable]:
     """The loss as a function of a batch alone, plain and with the loss marked, each in a frame of its own."""
-    scope: dict[str, object] = {MODEL: model, "loss_fn": loss_fn, "mark": LOSS}
-    made = own_frames(_FRAMES.format(call=f"{MODEL}(" if loss_fn is None else f"loss_fn({MODEL}, "), scope)
+    look, hooks = looking_at_hooks(model)
+    scope: dict[str, object] = {MODEL: model, "loss_fn": loss_fn, "mark": LOSS, **hooks}
+    made = own_frames(_FRAMES.format(look=look, call=f"{MODEL}(" if loss_fn is None else f"loss_fn({MODEL}, "), scope)
     return made["loss"], made["step"]
 
 
@@ -109,16 +109,23 @@ def _batch_names(model: torch.nn.Module, loss_fn: Callable | None) -> tuple[str,
     return names if loss_fn is None else names[1:]
 
 
-def _clip(norm: float | None, value: float | None) -> tuple[str, float]:
-    """How gradients are clipped, and to what."""
-    if norm is not None and value is not None:
-        raise OptionError(f"expected clip_norm or clip_value, got both: {norm!r} and {value!r}")
-    for name, limit in (("norm", norm), ("value", value)):
-        if limit is not None:
-            if not limit > 0:
-                raise OptionError(f"clip_{name}: expected a number above 0 or None, got {limit!r}")
-            return name, float(limit)
-    return "", 0.0
+def _clips(norm: float | None, value: float | None) -> dict[str, float]:
+    """How gradients are clipped, in order, and to what."""
+    asked = {name: limit for name, limit in (("norm", norm), ("value", value)) if limit is not None}
+    for name, limit in asked.items():
+        if not limit > 0:
+            raise OptionError(f"clip_{name}: expected a number above 0 or None, got {limit!r}")
+    return {name: float(limit) for name, limit in asked.items()}
+
+
+def _check_optimizer(optimizer: object) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise OptionError(f"expected a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    if wants_closure(optimizer):
+        raise OptionError(
+            f"expected an optimizer that steps once a batch, got {type(optimizer).__name__}, whose step wants a "
+            "closure to compute the loss again; compile the model with tessera.jit and call the optimizer yourself"
+        )
 
 
 def train_step(
@@ -141,10 +148,11 @@ def train_step(
 
     loss_fn        `loss_fn(model, *batch)` gives the loss, a tuple that starts with it or a dict with a "loss"; None:
                    the model itself gives it
-    optimizer      torch.optim.SGD, Adam, AdamW or tessera.optim.Lion; its state and counters stay its own
+    optimizer      torch.optim.SGD, Adam, AdamW or tessera.optim.Lion; another one runs its own step after a compiled
+                   backward. State and counters stay the optimizer's
     clip_norm      the norm that all gradients together are scaled down to, as clip_grad_norm_ does
-    clip_value     how far from zero an element of a gradient may be, as clip_grad_value_ does
-    accumulate     how many calls share one update; gradients are averaged over them
+    clip_value     how far from zero an element of a gradient may be, as clip_grad_value_ does; after clip_norm
+    accumulate     how many calls share one update; gradients are averaged over them, and wait in `.grad`
     keep_grads     leave the gradients of the last update in `.grad`
     cuda_graph     replay the step as one CUDA graph: True, False, or "auto", where the host is measured to limit it
     executors, memory_budget, recompute, offload, strict  as for `jit`
@@ -157,7 +165,8 @@ def train_step(
         raise OptionError(f"loss_fn: expected a function of the model and a batch, or None, got {loss_fn!r}")
     if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
         raise OptionError(f"accumulate: expected a number of calls, at least 1, got {accumulate!r}")
-    clip = _clip(clip_norm, clip_value)
+    _check_optimizer(optimizer)
+    clips = _clips(clip_norm, clip_value)
     book = Book(optimizer)
     names = {p: name.replace(".", "_") for name, p in model.named_parameters()}
     options = Options.of(executors, recompute, memory_budget, cuda_graph, offload)
@@ -166,6 +175,6 @@ def train_step(
             "cuda_graph=True: expected a step that stays on the device, got offload='host', which copies to the host "
             "and back; leave one of the two out"
         )
-    settings = Settings(options, clip, accumulate, keep_grads, names)
+    settings = Settings(options, clips, accumulate, keep_grads, names)
     backend = StepBackend(book, settings, strict, type(model).__name__, _batch_names(model, loss_fn))
     return TrainStep(*_frames(model, loss_fn), book, settings, backend)

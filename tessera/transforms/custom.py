@@ -6,23 +6,25 @@ backward, which is linear in its cotangent; batching maps the sub-traces and sum
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 
-from tessera.ir.builder import aten
+from tessera.ir.builder import Builder, aten
 from tessera.ir.equation import Arg, Value
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size
-from tessera.ops.control import AUTOGRAD_FUNCTION, CUSTOM_VJP
+from tessera.ops.custom import AUTOGRAD_FUNCTION, CUSTOM_VJP, Deferred, backward_of
 from tessera.ops.op import declare
 from tessera.transforms.jvp import Pushed
 from tessera.transforms.subtrace import (
     Values,
+    active_mode,
     batch_type,
     emit,
     filled,
     floats,
     plain_type,
     pull,
+    randomness,
     rows,
     splice,
     sub_trace,
@@ -76,51 +78,115 @@ def rows_or_none(trace: Trace, on: Sequence[bool], operands: Values, size: Size)
     return [next(made) if isinstance(o, Value) else o for o in trace.outputs]
 
 
-def _function_vjp(cts: list, y: list, results: int, fwd: Trace, bwd: Trace, push_: object, *operands: Value) -> tuple:
-    seeds = [filled(ct, v) for ct, v in zip(cts[:results], y[:results], strict=True) if floats(v)]
-    if all(ct is None for ct in cts[:results]):
-        return (None,) * (4 + len(operands))
-    return (None, None, None, None, *splice(bwd, [*operands, *y, *seeds]))
+# --- torch.autograd.Function ------------------------------------------------------------------------------
+
+
+def _function_forward(
+    need: Sequence[object],
+    results: int,
+    fwd: Trace,
+    bwd: Trace | Deferred,
+    push_: Trace | Deferred | None,
+    rows_: Callable[..., Trace] | None,
+    *operands: Value,
+) -> Generator[list[Value], object, tuple]:
+    """The equation stays one: differentiated again, it is the function's own backward that is used again."""
+    y = emit(AUTOGRAD_FUNCTION, results, fwd, bwd, push_, rows_, *operands, types=types_of(fwd.outputs))
+    received = yield y
+    cts = received[:results] if isinstance(received, list) else [received]
+    given = tuple(ct is not None for ct in cts)
+    nothing = (None,) * (_HEAD + len(operands))
+    if not any(given):
+        return nothing
+    chosen = backward_of(bwd, tuple(bool(n) for n in need[_HEAD:]), given)
+    seeds = [filled(ct, v) for ct, v in zip(cts, y[:results], strict=True) if floats(v)]
+    return (*nothing[:_HEAD], *splice(chosen, [*operands, *y, *seeds]))  # type: ignore[arg-type]
+
+
+_HEAD = 5  # arguments of the equation before its operands
 
 
 def _function_jvp(
-    ts: Sequence, y: list, results: int, fwd: Trace, bwd: Trace, push_: Trace | None, *operands: Value
+    ts: Sequence,
+    y: list,
+    results: int,
+    fwd: Trace,
+    bwd: Trace | Deferred,
+    push_: Trace | Deferred | None,
+    rows_: Callable[..., Trace] | None,
+    *operands: Value,
 ) -> list:
-    moving = ts[4:]
+    moving = ts[_HEAD:]
     saved = [None] * (len(y) - results)  # what the function saved moves with nothing, as in PyTorch
     if push_ is not None:
         tangents = [filled(t, a) for t, a in zip(moving, operands, strict=True) if floats(a)]
-        return [*splice(push_, [*operands, *tangents]), *saved]
+        chosen = push_() if isinstance(push_, Deferred) else push_
+        return [*splice(chosen, [*operands, *tangents]), *saved]
     inputs = [*operands, *y]
+    chosen = backward_of(bwd, tuple(t is not None for t in moving), (True,) * results)
     seeds = [zeros(v.tensor) for v in y[:results] if floats(v)]
-    tangents = [t if floats(g) else None for t, g in zip(moving, bwd.outputs, strict=True)]
+    tangents = [t if floats(g) else None for t, g in zip(moving, chosen.outputs, strict=True)]  # type: ignore[union-attr]
     wrt = [False] * len(inputs) + [True] * len(seeds)
-    grads = iter(pull(bwd, [*inputs, *seeds], tangents, wrt)[len(inputs) :])
+    grads = iter(pull(chosen, [*inputs, *seeds], tangents, wrt)[len(inputs) :])  # type: ignore[arg-type]
     return [*(next(grads) if floats(v) else None for v in y[:results]), *saved]
 
 
 def _function_batch(
-    size: Size, on: list, results: int, fwd: Trace, bwd: Trace, push_: Trace | None, *operands: Value
+    size: Size,
+    on: list,
+    results: int,
+    fwd: Trace,
+    bwd: Trace | Deferred,
+    push_: Trace | Deferred | None,
+    rows_: Callable[..., Trace] | None,
+    *operands: Value,
 ) -> list[Value]:
-    flags = [bool(b) for b in on[4:]]
+    flags = tuple(bool(b) for b in on[_HEAD:])
     types = types_of(operands)
+    if rows_ is not None:  # the function says itself how it is batched; what it saved beside its results does not
+        own = splice(rows_(size, flags, tuple(types), randomness()), operands)
+        saved = rows(fwd.with_(outputs=fwd.outputs[results:]), flags, operands, size) if fwd.outputs[results:] else []
+        return [*own, *saved]  # type: ignore[list-item]
     new_fwd = sub_trace(fwd.name, types, lambda *xs: rows(fwd, flags, xs, size))
     seeds = [batch_type(v.type, size) for v in fwd.outputs[:results] if floats(v)]  # type: ignore[union-attr]
 
-    def backward(*xs: Value) -> list[Arg]:
-        made = rows_or_none(bwd, [*flags, *[True] * (len(xs) - len(flags))], xs, size)
-        return [g if g is None or b else aten.sum(g, [0]) for g, b in zip(made, flags, strict=True)]
+    def batched(one: Trace) -> Trace:
+        def backward(*xs: Value) -> list[Arg]:
+            made = rows_or_none(one, [*flags, *[True] * (len(xs) - len(flags))], xs, size)
+            # an operand all examples share gets the sum of what they give
+            return [g if g is None or b else aten.sum(g, [0]) for g, b in zip(made, flags, strict=True)]
 
-    new_bwd = sub_trace(bwd.name, [*types, *types_of(new_fwd.outputs), *seeds], backward)
-    new_push = None
-    if push_ is not None:
+        return sub_trace(one.name, [*types, *types_of(new_fwd.outputs), *seeds], backward)
+
+    def batched_push(one: Trace) -> Trace:
         moving = [b for b, a in zip(flags, operands, strict=True) if floats(a)]
         tangents = [plain_type(a.tensor) for a in operands if floats(a)]
-        new_push = sub_trace(
-            push_.name, [*types, *tangents], lambda *xs: rows_or_none(push_, [*flags, *moving], xs, size)
-        )
-    return emit(AUTOGRAD_FUNCTION, results, new_fwd, new_bwd, new_push, *operands, types=types_of(new_fwd.outputs))
+        return sub_trace(one.name, [*types, *tangents], lambda *xs: rows_or_none(one, [*flags, *moving], xs, size))
+
+    new_bwd, new_push = _mapped(bwd, batched), None if push_ is None else _mapped(push_, batched_push)
+    made = AUTOGRAD_FUNCTION, results, new_fwd, new_bwd, new_push, None, *operands
+    return emit(*made, types=types_of(new_fwd.outputs))  # type: ignore[arg-type]
+
+
+def _mapped(sub: Trace | Deferred, change: Callable[[Trace], Trace]) -> Trace | Deferred:
+    """The sub-trace changed, when it is asked for if that is when it is made."""
+    if isinstance(sub, Trace):
+        return change(sub)
+    mode = active_mode()
+
+    def make(*question: object) -> Trace:
+        with Builder(sub.name, mode):
+            return change(sub(*question))
+
+    return Deferred(sub.name, make)
 
 
 declare("tessera.custom_vjp", "custom", forward=_custom_forward, jvp=_custom_jvp, batch=_custom_batch, real=False)
-declare("tessera.autograd_function", "custom", vjp=_function_vjp, jvp=_function_jvp, batch=_function_batch, real=False)
+declare(
+    "tessera.autograd_function",
+    "custom",
+    forward=_function_forward,
+    jvp=_function_jvp,
+    batch=_function_batch,
+    real=False,
+)

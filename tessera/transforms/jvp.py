@@ -3,7 +3,7 @@
 In: a trace and which of its inputs move. Out: a trace with one more input for each of them, its tangent, whose
 outputs are those of the trace and then one tangent for each (None where nothing moves). Declared rules are used
 where they hold; other operators through PyTorch's own forward-mode formula. As in PyTorch, `detach` stops a
-tangent and `no_grad` does not.
+tangent and `no_grad` does not; what ran while forward mode was switched off has none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tessera.ir.builder import Builder, aten
 from tessera.ir.call import in_place
-from tessera.ir.equation import Arg, Equation, Value, map_values, values_in
+from tessera.ir.equation import NO_TANGENT, Arg, Equation, Value, map_values, values_in
 from tessera.ir.mode import mode_of
 from tessera.ir.schema import bind
 from tessera.ir.trace import Trace
@@ -72,7 +72,7 @@ class _Forward:
 
     def equation(self, eqn: Equation) -> None:
         moving = [v for v in dict.fromkeys(eqn.inputs()) if v in self.tangents]
-        if not moving or not any(map(_differentiable, eqn.results())) or _stops(eqn):
+        if not moving or NO_TANGENT in eqn.tags or not any(map(_differentiable, eqn.results())) or _stops(eqn):
             self.builder.append(eqn)
             return
         found = rules(eqn.op)

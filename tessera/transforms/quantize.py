@@ -68,8 +68,9 @@ class Quantized:
         lines = [f"{self.kind}: no linear layer was changed"]
         if self.errors:
             name, worst = max(self.errors.items(), key=lambda item: item[1])
+            layers = "1 linear layer" if len(self.errors) == 1 else f"{len(self.errors)} linear layers"
             lines = [
-                f"{self.kind}: {len(self.errors)} linear layers, {self.bytes_before / 2**20:.1f} MiB of weights "
+                f"{self.kind}: {layers}, {self.bytes_before / 2**20:.1f} MiB of weights "
                 f"are {self.bytes_after / 2**20:.1f} MiB; relative error of a weight at most {worst:.4f} ({name})"
             ]
         lines += [f"  {name} stayed as it is: {why}" for name, why in self.left.items()]

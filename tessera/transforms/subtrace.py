@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from torch._subclasses.fake_tensor import FakeTensorMode
+
 from tessera.ir.builder import Builder, aten
 from tessera.ir.equation import ACTIVE, Arg, Special, Value
 from tessera.ir.replay import sweep
@@ -23,6 +25,15 @@ Values = Sequence[Value]
 
 def _builder() -> Builder:
     return ACTIVE[-1]  # type: ignore[return-value]
+
+
+def active_mode() -> FakeTensorMode:
+    return _builder().mode
+
+
+def randomness() -> str:
+    """What the batching at work says about random numbers."""
+    return _builder().randomness
 
 
 def emit(op: Special, *args: Arg, types: Sequence[Type]) -> list[Value]:

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tessera.ir.builder import Builder, aten
 from tessera.ir.call import in_place
 from tessera.ir.equation import Arg, Equation, Value, map_values
 from tessera.ir.record import NO_GRAD
-from tessera.ir.schema import bind
+from tessera.ir.schema import bind, schema_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ops.fallback import Formula, conform, dense, vjp_formula
@@ -99,6 +100,10 @@ class _Reverse:
         wanted = [v for v in dict.fromkeys(eqn.inputs()) if v in self.active]
         if not wanted or NO_GRAD in eqn.tags or not any(map(_differentiable, eqn.results())) or _stops(eqn):
             self.builder.append(eqn)
+            if wanted and NO_GRAD in eqn.tags and _is_view(eqn):
+                # PyTorch says of a view that it requires grad if its base does, also of one made under no_grad.
+                # What is computed from it gives gradients, which go no further than to the view itself.
+                self.active.update(filter(_differentiable, eqn.results()))
             return
         found = differentiates(eqn)
         if found is None:
@@ -276,6 +281,10 @@ def _stops(eqn: Equation) -> bool:
     """Nothing flows back through it: detach, and operators whose derivative is zero everywhere."""
     found = rules(eqn.op)
     return getattr(eqn.op, "_opname", "") in ("detach", "detach_copy") or (found is not None and found.zero)
+
+
+def _is_view(eqn: Equation) -> bool:
+    return isinstance(eqn.op, OpOverload) and schema_of(eqn.op).is_view and not _stops(eqn)
 
 
 def _differentiable(v: Value) -> bool:

@@ -2,8 +2,9 @@
 
 In: a trace of one example, and for each batched input its type with the batch and where the batch stands. Out:
 a trace of the whole batch; batched values carry it at dimension 0. Equations that read nothing batched stay as
-they are. Declared rules are used; other operators through PyTorch's own batching rule. Random operators draw
-once ("same"), once for every example ("different"), or are refused ("error").
+they are. Declared rules are used; other operators through PyTorch's own batching rule, or once for every example
+where there is none. Random operators draw once ("same"), once for every example ("different"), or are refused
+("error").
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from tessera.ir.alias import FUNCTIONAL
 from tessera.ir.builder import Builder, aten
 from tessera.ir.call import in_place
-from tessera.ir.equation import Arg, Equation, Value, values_in
+from tessera.ir.equation import Arg, Equation, Value, map_values, values_in
 from tessera.ir.mode import mode_of
-from tessera.ir.schema import bind, draws, is_random, schema_of
+from tessera.ir.schema import bind, schema_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType
 from tessera.ops.fallback import batch_formula
-from tessera.ops.op import Rules, rules
+from tessera.ops.families import pad_rank
+from tessera.ops.op import rules
+from tessera.transforms.draws import is_draw, lender, no_common_draw, refused_draw
 from tessera.transforms.jvp import inline
-from tessera.util.errors import InputError, OptionError, RuleError
+from tessera.util.errors import BatchError, OptionError, RuleError
 
 _STRIDED = frozenset(("as_strided", "as_strided_copy", "as_strided_scatter"))
 RANDOMNESS = ("error", "different", "same")
@@ -54,6 +57,7 @@ def vmap(
     builder = Builder(trace.name, mode or mode_of(trace))
     builder.constants.update(trace.constants)
     builder.reserve(list(trace.constants))
+    builder.randomness = randomness
     with builder:
         return _Batch(builder, trace, size, randomness).run(batched)
 
@@ -83,7 +87,7 @@ class _Batch:
                 dim = batched[target][1]
                 mutations[inputs[target]] = row if dim == 0 else aten.movedim(row, 0, dim)
             elif new in self.rows:
-                raise InputError(
+                raise BatchError(
                     f"vmap: the function writes batched data into {target.name}, which is not batched; there is one "
                     "tensor and a different result for every example. Batch that argument too, or write a copy of it."
                 )
@@ -120,22 +124,15 @@ class _Batch:
 
     def equation(self, eqn: Equation) -> None:
         values = list(dict.fromkeys(eqn.inputs()))
-        drawn = draws(eqn.op, eqn.args, eqn.kwargs) or (eqn.op is FUNCTIONAL and is_random(eqn.args[0]))
+        drawn = is_draw(eqn)
         if drawn and self.randomness == "error":
-            raise InputError(
-                f"vmap: {eqn.op} draws random numbers ({eqn.source or 'unknown line'}); say whether every example "
-                'gets its own (randomness="different") or all share one draw (randomness="same")'
-            )
+            raise refused_draw("vmap", eqn)
         with self.builder.at(eqn):
             if not any(v in self.rows for v in values) and not (drawn and self.randomness == "different"):
                 self.unbatched(eqn)
-                return
-            found = rules(eqn.op)
-            if getattr(eqn.op, "_opname", "") in _STRIDED and (found is None or found.batch is None):
-                self.strided(eqn)
-            elif not drawn and found is not None and found.batch is not None and self.holds(eqn):
-                self.by_rule(eqn, found)
-            else:
+            elif drawn:
+                self.draw(eqn, values)
+            elif not self.by_rule(eqn):
                 self.by_formula(eqn, values)
 
     def unbatched(self, eqn: Equation) -> None:
@@ -146,20 +143,27 @@ class _Batch:
             eqn = eqn.with_(outputs=outputs)
         self.builder.append(eqn)
 
-    def holds(self, eqn: Equation) -> bool:
-        """A rule hears of the batches of positional arguments only."""
-        return not any(v in self.rows for v in values_in(tuple(_bound(eqn)[1].values())))
-
-    def by_rule(self, eqn: Equation, found: Rules) -> None:
-        assert found.batch is not None
+    def by_rule(self, eqn: Equation) -> bool:
+        """Whether a declared rule batched the equation."""
+        found = rules(eqn.op)
+        if found is None or found.batch is None:
+            if getattr(eqn.op, "_opname", "") in _STRIDED:
+                self.strided(eqn)
+                return True
+            return False
         positional, keyword = _bound(eqn)
+        if any(v in self.rows for v in values_in(tuple(keyword.values()))):
+            return False  # a rule hears of the batches of positional arguments only
         on = [self.on(a) for a in positional]
         args = [self.lookup(a) for a in positional]
         made = found.batch(self.size, on, *args, **{k: self.lookup(a) for k, a in keyword.items()})
-        listed = list(made) if eqn.many else [made]  # type: ignore[call-overload]
+        if made is NotImplemented:
+            return False
+        listed = list(made) if eqn.many else [made]
         if len(listed) != len(eqn.outputs):
             raise RuleError(f"the batch rule of {eqn.op} gave {len(listed)} results, expected {len(eqn.outputs)}")
         self.rows.update({v: r for v, r in zip(eqn.outputs, listed, strict=True) if v is not None})
+        return True
 
     def on(self, a: Arg) -> object:
         if isinstance(a, (list, tuple)) and values_in(a):
@@ -174,8 +178,8 @@ class _Batch:
         return a
 
     def strided(self, eqn: Equation) -> None:
-        """as_strided and its kin address memory. That of a result computed for one example is its own, laid out as the
-        trace saw it; that of an argument is the whole batch's, where an example has no place to count from."""
+        """as_strided of a vector and its kin: those of the rows, in one memory. That of an argument is the whole
+        batch's: an example's addresses count from where it begins if examples lie there one after another."""
         x, *rest = _bound(eqn)[0]
         size, stride, offset = rest[-3:]
         assert isinstance(x, Value)
@@ -184,8 +188,8 @@ class _Batch:
             count = count * n  # type: ignore[assignment]
         for n, s in zip(size, stride, strict=True):  # type: ignore[call-overload]
             reach = reach + max(n - 1, 0) * s  # type: ignore[operator]
-        if not self.owned(x) or not _contiguous(x.tensor) or (count and reach >= count):  # type: ignore[operator]
-            raise InputError(
+        if not self.in_rows(x) or not _contiguous(x.tensor) or (count and reach >= count):  # type: ignore[operator]
+            raise BatchError(
                 f"vmap: {eqn.op} addresses the memory behind {x.name}: {x.type} ({eqn.source}), which is not one "
                 "example's own; use indexing or unfold, or clone it first"
             )
@@ -194,19 +198,74 @@ class _Batch:
         where = [[self.size, *size], [count, *stride], offset or 0]  # type: ignore[misc]
         self.rows[eqn.out] = self.builder.emit(eqn.op, memory, *part, *where)  # type: ignore[assignment]
 
-    def owned(self, v: Value) -> bool:
-        """Computed by the program into memory of its own, not a view of anything."""
+    def in_rows(self, v: Value) -> bool:
+        """Its memory is laid out for one example as the trace saw it."""
+        if v in self.trace.inputs:
+            return v not in self.rows or (self.rows[v] in self.builder.inputs and self.rows[v].tensor.is_row_major)
         made = next((e for e in self.trace.equations if v in e.results()), None)
-        return made is not None and not (isinstance(made.op, OpOverload) and schema_of(made.op).is_view)
+        if made is not None and isinstance(made.op, OpOverload) and schema_of(made.op).is_view:
+            return all(map(self.in_rows, made.inputs()))
+        return True
 
     def by_formula(self, eqn: Equation, values: list[Value]) -> None:
+        """By PyTorch's batching rule; example by example where it has none that can be traced."""
         if eqn.op is FUNCTIONAL:  # it writes copies of its arguments: they must have room for the batch
             for v in values:
                 self.rows[v] = self.row(v)
+        try:
+            made = self.formula(eqn, values)
+        except RuleError:
+            if not isinstance(self.size, int):
+                raise
+            made = self.examples(eqn, values, self.size)
+        self.rows.update(dict(zip(eqn.results(), made, strict=True)))
+
+    def formula(self, eqn: Equation, values: list[Value]) -> list[Value]:
         batched = {v: self.rows[v].tensor for v in values if v in self.rows}
         formula = batch_formula(eqn, batched, self.builder.mode, self.size, self.randomness)
-        made = inline(self.builder, formula.trace, [self.now(v) for v in values])
-        self.rows.update(dict(zip(eqn.results(), made, strict=True)))  # type: ignore[arg-type]
+        return inline(self.builder, formula.trace, [self.now(v) for v in values])  # type: ignore[return-value]
+
+    def examples(self, eqn: Equation, values: list[Value], size: int) -> list[Value]:
+        """The results of the equation for one example after the other, stacked."""
+        if size == 0:
+            return [aten.empty([0, *v.shape], dtype=v.dtype, device=v.tensor.device) for v in eqn.results()]
+        columns: list[list[Value]] = [[] for _ in eqn.results()]
+        for i in range(size):
+            env = {v: aten.select(self.rows[v], 0, i) if v in self.rows else self.now(v) for v in values}
+            args, kwargs = (map_values(a, env.__getitem__) for a in (eqn.args, eqn.kwargs))
+            made = self.builder.emit(eqn.op, *args, **kwargs)  # type: ignore[misc]
+            listed = [v for v in (made if eqn.many else [made]) if v is not None]  # type: ignore[union-attr]
+            for column, v in zip(columns, listed, strict=True):
+                column.append(v)  # type: ignore[arg-type]
+        return [aten.stack(column) for column in columns]
+
+    def draw(self, eqn: Equation, values: list[Value]) -> None:
+        shape = lender(eqn)
+        if shape is None:
+            self.draw_by_formula(eqn, values)
+            return
+        parameters = [v for v in values if v is not shape and v in self.rows]
+        if self.randomness == "different":
+            env = {shape: self.row(shape)} | {v: pad_rank(self.rows[v], shape.ndim + 1) for v in parameters}
+            drawn = self.rows
+        elif parameters:
+            raise no_common_draw(eqn)
+        else:
+            env = {shape: aten.new_empty(self.now(shape), list(shape.shape))}
+            drawn = self.plain
+        args, kwargs = (map_values(a, lambda v: env.get(v) or self.now(v)) for a in (eqn.args, eqn.kwargs))
+        made = self.builder.emit(eqn.op, *args, **kwargs)  # type: ignore[misc]
+        drawn.update(dict(zip(eqn.results(), made if eqn.many else [made], strict=True)))  # type: ignore[arg-type]
+
+    def draw_by_formula(self, eqn: Equation, values: list[Value]) -> None:
+        if self.randomness == "different":
+            self.by_formula(eqn, values)
+            return
+        try:
+            made = self.formula(eqn, values)
+        except RuleError as error:
+            raise no_common_draw(eqn) from error
+        self.rows.update(dict(zip(eqn.results(), made, strict=True)))
 
 
 def _bound(eqn: Equation) -> tuple[list[Arg], dict[str, Arg]]:

@@ -28,7 +28,7 @@ class Config:
 
     strict: bool = False  # raise on an internal failure instead of running that graph eagerly
     dump: str = ""  # folder that receives every stage of every compilation, numbered
-    verify: bool = False  # run the trace verifier after every stage
+    verify: bool = False  # run the trace verifier after every stage, and hold every kernel to the types of its results
     log: int = 0  # 0 silent · 1 one line a compilation · 2 one line a stage · 3 traces
     executors: str = "auto"  # who may run what, in priority order, such as "sdpa,aten"; auto: see executors/default.py
     recompute: str = "auto"  # what backward may recompute: none · views · cheap · auto

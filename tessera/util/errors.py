@@ -1,4 +1,8 @@
-"""The one small hierarchy of errors. Every message says what was expected, what came and what to try."""
+"""The one small hierarchy of errors. Every message says what was expected, what came and what to try.
+
+What `torch.func` or eager PyTorch would refuse with a RuntimeError, ValueError or TypeError is one of those here as
+well, so that a user's `except` goes on working.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ class TesseraError(Exception):
     """Base of everything Tessera raises on purpose."""
 
 
-class CaptureError(TesseraError):
+class CaptureError(TesseraError, RuntimeError):
     """A program could not be written down as a Trace; the message names the operator and the user's line."""
 
 
@@ -15,7 +19,14 @@ class VerifyError(TesseraError):
     """A Trace breaks one of its own rules; the message shows the equations around the fault."""
 
 
-class RuleError(TesseraError):
+class ContractError(TesseraError):
+    """A kernel gave something else than the Trace says: which equation, what was expected and what came.
+
+    Raised where `config.verify` is on.
+    """
+
+
+class RuleError(TesseraError, RuntimeError):
     """An operator's rule (vjp, jvp, batching) is missing or returned something of the wrong form."""
 
 
@@ -31,8 +42,17 @@ class OptionError(TesseraError, ValueError):
     """An unknown option or value; the message lists the valid ones."""
 
 
-class InputError(TesseraError, TypeError):
-    """Arguments of the wrong structure, type or layout were given to a transform or a compiled function."""
+class InputError(TesseraError, TypeError, ValueError, RuntimeError):
+    """Arguments of the wrong structure, type or layout were given to a transform or a compiled function. Of these
+    PyTorch raises now one class, now another."""
+
+
+class MapError(InputError, ValueError):
+    """The dimensions given to vmap do not fit the arguments or the results."""
+
+
+class BatchError(InputError, RuntimeError):
+    """A function that has a meaning for one example and none for a batch, as it was called."""
 
 
 class DoubleBackwardError(TesseraError, RuntimeError):

@@ -308,6 +308,17 @@ add("slice_backward", call(f(3, 2), [5, 2], 0, 1, 4, 1), call(f(2, 3), [2, 6], -
 add("select_backward", call(f(3), [2, 3], 0, 1), call(f(2), [2, 3], -1, -1))
 add("diagonal_backward", call(f(3), [3, 3], 0, 0, 1), call(f(2, 3), [2, 3, 4], 1, -2, -1))
 add("slice_scatter.default", call(f(5, 3), f(2, 3), 0, 1, 3), call(f(2, 5), f(2, 2), -1, 0, None, 3))
+add("as_strided.default", call(f(12), [2, 3], [4, 1]), call(f(9), [4, 3], [2, 1]))
+
+
+def _strided_scatter(x: torch.Tensor, part: torch.Tensor, size: list[int], stride: list[int]) -> torch.Tensor:
+    """PyTorch's own derivative of the operator is that of another."""
+    out = x.clone()
+    out.as_strided(size, stride).copy_(part)
+    return out
+
+
+add("as_strided_scatter.default", call(f(12), f(2, 3), [2, 3], [4, 1]), eager=_strided_scatter)
 add("select_scatter.default", call(f(2, 3), f(3), 0, 1), call(f(2, 3), f(2), -1, -1))
 add("diagonal_scatter.default", call(f(3, 3), f(3)), call(f(2, 3, 4), f(2, 3), 1, -2, -1))
 add("constant_pad_nd", call(f(2, 3), [1, 2]), call(f(2, 3), [1, 0, 0, 2], 3.5), call(f(2, 4), [-1, 1]))

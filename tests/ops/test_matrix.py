@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from samples import TABLE
 
-import tessera.ops  # noqa: F401  (registers the declarations)
+import tessera.ops
+import tessera.transforms  # noqa: F401  (both register declarations)
 from tessera.ir.schema import schema_of
 from tessera.ops import matrix
 from tessera.ops.op import REGISTRY, rules

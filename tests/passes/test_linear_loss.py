@@ -170,3 +170,32 @@ def test_padded_logits_have_aligned_rows(monkeypatch: pytest.MonkeyPatch) -> Non
     products = [eqn for eqn in trace.equations if getattr(eqn.op, "_opname", "") in ("linear", "mm")]
     assert {eqn.out.shape[1] for eqn in products} == {64, 32}
     assert [v.shape for v in trace.results()] == [(), (64, 32), (61, 32), (61,)]
+
+
+@pytest.mark.parametrize("where", ["layer", "between", "loss", "everything"])
+def test_what_ran_under_no_grad_is_left_alone(where: str) -> None:
+    """Gradients stop where eager stops them, and results say so."""
+
+    def off(part: str) -> torch.no_grad | torch.enable_grad:
+        return torch.no_grad() if where in (part, "everything") else torch.enable_grad()
+
+    def program(x: Tensor, w: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        with off("layer"):
+            logits = F.linear(x, w)
+        with off("between"):
+            rows = logits.flatten(0, 1).float() if where != "between" else logits.flatten(0, 1).double().float()
+        with off("loss"):
+            loss = F.cross_entropy(rows, target.flatten())
+        return loss, loss + x.square().mean() + (w * w).mean()
+
+    def run(fn: object) -> list[object]:
+        x, target = batch(torch.float32)
+        torch.manual_seed(1)
+        leaves = [x.requires_grad_(), torch.randn(CLASSES, WIDTH, requires_grad=True)]
+        loss, total = fn(*leaves, target)  # type: ignore[operator]
+        total.backward()
+        return [loss.requires_grad, loss.detach(), *(leaf.grad for leaf in leaves)]
+
+    want, got = run(program), run(tessera.jit(program, executors=EXECUTORS, strict=True))
+    assert got[0] == want[0]
+    torch.testing.assert_close(got[1:], want[1:])

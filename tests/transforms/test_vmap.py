@@ -12,7 +12,7 @@ from tessera.ir.interp import run
 from tessera.ir.types import type_of
 from tessera.ir.verify import verify
 from tessera.transforms.vmap import vmap
-from tessera.util.errors import InputError, OptionError
+from tessera.util.errors import CaptureError, InputError, OptionError
 
 ROWS = torch.randn(5, 3, 4, generator=torch.Generator().manual_seed(0))
 
@@ -67,6 +67,10 @@ def test_draws() -> None:
         batched(f, ROWS, 0, "other")
 
 
-def test_memory_of_the_batch_is_not_addressed() -> None:
-    with pytest.raises(InputError, match="clone"):
-        batched(lambda x: x.as_strided((2, 2), (4, 1), 1), ROWS, 0)
+def test_memory_of_the_batch_is_addressed_where_examples_lie_one_after_another() -> None:
+    def part(x: torch.Tensor) -> torch.Tensor:
+        return x.as_strided((2, 2), (4, 1), 1)
+
+    assert_close(batched(part, ROWS, 0)[0], torch.vmap(part)(ROWS))
+    with pytest.raises((InputError, CaptureError), match="as_strided"):
+        batched(part, ROWS.movedim(0, 1).contiguous(), 1)

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from tessera.tools.profile.chrome import trace_events
 from tessera.util.errors import OptionError
+from tessera.util.html import as_html
 
 GROUPS = ("equation", "operator", "line", "module")
 
@@ -68,7 +69,7 @@ class Rates:
     matrix_flops: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Profile:
     """Where the time of a step goes; `print` it."""
 
@@ -129,6 +130,11 @@ class Profile:
         console = Console(file=io.StringIO(), width=160)
         console.print(self.table())
         return console.file.getvalue()  # type: ignore[attr-defined]
+
+    __repr__ = __str__  # what a prompt shows
+
+    def _repr_html_(self) -> str:
+        return as_html(self.table())
 
     def to_dict(self) -> dict[str, object]:
         """Everything, in plain lists, dictionaries and numbers."""

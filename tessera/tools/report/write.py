@@ -18,6 +18,7 @@ from tessera.compiled import Compiled
 from tessera.inspection.programs import state_of
 from tessera.tools.profile import Profile, profile
 from tessera.tools.report.collect import collect
+from tessera.util.files import check_writable
 
 # In the order in which they build on each other.
 SCRIPTS = (
@@ -36,11 +37,13 @@ def report(
 ) -> None:
     """Write an HTML report of a jitted function.
 
-    args, kwargs  call it with these and measure `steps` steps (see `tessera.profile`); without args nothing is run,
+    args, kwargs  call it with these and measure `steps` steps (see `tessera.profile`); without either nothing is run,
                   and the report shows what was compiled by earlier calls
     """
     state = state_of(fast)
-    measured = None if args is None else profile(fast, *args, steps=steps, backward=backward, **(kwargs or {}))
+    check_writable(path)
+    run = args is not None or kwargs is not None
+    measured = profile(fast, *(args or ()), steps=steps, backward=backward, **(kwargs or {})) if run else None
     write(path, [state], measured, getattr(state.backend, "name", type(fast).__name__))
 
 

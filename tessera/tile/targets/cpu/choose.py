@@ -15,7 +15,7 @@ from tessera.tile.targets.cpu.elements import element
 from tessera.tile.targets.cpu.host import Host
 from tessera.tile.targets.cpu.layout import Layout, cost, layout, numbers, piece_of, vector_axis
 from tessera.tile.targets.cpu.lower import Choice
-from tessera.tile.targets.cpu.product import COLUMNS, LANES, product_of
+from tessera.tile.targets.cpu.product import COLUMNS, SIDE, product_of
 from tessera.tile.targets.cpu.transpose import tile_axis
 
 HEAVY = 24  # instructions a point above which fewer lanes are handled at once, for want of registers
@@ -28,13 +28,13 @@ FEW_ROWS = 4  # fewer leave threads without work; a row that is walked again in 
 
 def choose(seen: Layout, schedule: Schedule, host: Host) -> Choice:
     if (product := product_of(seen, host)) is not None:
-        return Choice(product.columns, LANES, LANES, COLUMNS, product.rows, product)
+        return Choice(product.columns, SIDE, product.block, COLUMNS, product.rows, product)
     extra = dict(schedule.extra)
     sizes = numbers(seen, {})
-    vector = extra.get("vector", "") or vector_axis(seen, sizes)
-    if vector not in seen.sizes or seen.walked is not None:
-        vector = vector_axis(seen, sizes)
     native = _native(seen.kernel, host)
+    vector = extra.get("vector", "") or vector_axis(seen, sizes, native)
+    if vector not in seen.sizes or seen.walked is not None:
+        vector = vector_axis(seen, sizes, native)
     lanes = int(extra.get("lanes", 0) or native * _unroll(seen))  # type: ignore[call-overload]
     if vector is None:
         return Choice(None, 0, 0, 1)
@@ -46,7 +46,7 @@ def choose(seen: Layout, schedule: Schedule, host: Host) -> Choice:
     while size is not None and native > 2 and native >= 2 * size:
         native //= 2
         lanes = max(native, lanes // 2)
-    tile = tile_axis(seen, vector)
+    tile = tile_axis(seen, vector, native)
     lanes = native if tile is not None else lanes
     piece = piece_of(seen, lanes, native) if vector == seen.reduced and tile is None else 0
     while piece and lanes > max(piece, native):
@@ -60,13 +60,13 @@ def proposals(kernel: KernelOp, sizes: dict[str, int], host: Host) -> list[Sched
     """Best guess first, then with more and fewer lanes at once."""
     seen = layout(kernel)
     if (product := product_of(seen, host)) is not None:  # which leaves nothing open
-        return [Schedule(extra=(("vector", product.columns), ("lanes", LANES)))]
+        return [Schedule(extra=(("vector", product.columns), ("lanes", SIDE)))]
     found = numbers(seen, sizes)
-    vector = vector_axis(seen, found)
+    native = _native(kernel, host)
+    vector = vector_axis(seen, found, native)
     parts = _parts(seen, found, bool(kernel.symbol_names))
     if vector is None:
         return [Schedule(extra=(("vector", ""), ("lanes", 0)))]
-    native = _native(kernel, host)
     guess = native * _unroll(seen)
     tried: list[Schedule] = []
     for lanes in (guess, guess * 2, guess // 2, native):

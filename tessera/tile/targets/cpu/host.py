@@ -1,7 +1,13 @@
-"""The machine that kernels are compiled for, and the few instructions that only some machines have."""
+"""The machine that kernels are compiled for, and the few instructions that only some machines have.
+
+`Host` is the one place that says what a machine has: how long its vector registers are, how many there are, what they
+can do. Every choice (lanes of a chunk, blocks of a product, what a function is computed with) follows from it, and none
+asks for a machine by name. A `Host` can describe another machine than this one: its code is then made and not run.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,13 +16,36 @@ import llvmlite.binding as llvm
 
 from tessera.tile.targets.cpu.code import Code, V
 
+PR_SVE_GET_VL, SVE_LENGTH = 51, 0xFFFF  # prctl's question, and where its answer holds the length
+
 
 @dataclass(frozen=True)
 class Host:
     triple: str
     cpu: str
     features: str
-    width: int  # bytes of a vector register
+    sve: int = 0  # bytes of an ARM machine's scalable registers, where they are longer than the others
+
+    @property
+    def width(self) -> int:
+        """Bytes of a vector register."""
+        if self.arm:
+            return max(self.sve, 16)
+        return 64 if self.avx512 else 32 if "avx2" in self._on else 16
+
+    @property
+    def lanes(self) -> int:
+        """Numbers of 32 bits in a register."""
+        return self.width // 4
+
+    @property
+    def registers(self) -> int:
+        return 32 if self.arm or self.avx512 else 16
+
+    @property
+    def by_lane(self) -> bool:
+        """Whether one lane of a register can be a factor of all of another; others repeat an element from memory."""
+        return self.arm and not self.sve
 
     @property
     def arm(self) -> bool:
@@ -29,6 +58,13 @@ class Host:
     @property
     def avx512(self) -> bool:
         return {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= self._on
+
+    @property
+    def attributes(self) -> list[str]:
+        """What LLVM is told of every function."""
+        told = ['"reciprocal-estimates"="vec-divf:1"'] if self.avx512 else []
+        # Registers of a known length, so that vectors of a fixed number of lanes may lie in them.
+        return [*told, f"vscale_range({self.sve // 16},{self.sve // 16})"] if self.sve else told
 
     @property
     def fma(self) -> bool:
@@ -45,10 +81,17 @@ def host() -> Host:
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     features = llvm.get_host_cpu_features()
-    wide = 64 if features.get("avx512f") and features.get("avx512vl") else 32 if features.get("avx2") else 16
     # Sorted, because the text is part of cache keys.
     text = ",".join(sorted(("+" if on else "-") + name for name, on in features.items()))
-    return Host(llvm.get_process_triple(), llvm.get_host_cpu_name(), text, wide)
+    sve = _sve_bytes() if features.get("sve") else 0
+    return Host(llvm.get_process_triple(), llvm.get_host_cpu_name(), text, sve if sve > 16 else 0)
+
+
+def _sve_bytes() -> int:
+    """How long this thread's scalable registers are, as Linux tells; 0 where it does not."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    answer = -1 if prctl is None else prctl(PR_SVE_GET_VL, 0, 0, 0, 0)
+    return answer & SVE_LENGTH if answer > 0 else 0
 
 
 class HostCode(Code):

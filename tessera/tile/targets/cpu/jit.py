@@ -53,7 +53,7 @@ class MethodDef(ctypes.Structure):
 def version(machine: Host) -> str:
     """What object code depends on besides the LLVM text."""
     compiler = f"{PASSES} llvmlite {llvmlite.__version__} {llvm.llvm_version_info}"
-    return f"{compiler} {machine.triple} {machine.cpu} {machine.features}"
+    return f"{compiler} {machine.triple} {machine.cpu} {machine.features} {machine.sve}"
 
 
 @functools.cache

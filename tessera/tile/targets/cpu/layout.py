@@ -175,14 +175,17 @@ def bound(expr: Index, sizes: dict[str, int]) -> int | None:
     return total
 
 
-def vector_axis(seen: Layout, sizes: dict[str, int]) -> str | None:
-    """The axis whose neighbours are neighbours in memory for most accesses; None if there is no axis."""
+def vector_axis(seen: Layout, sizes: dict[str, int], native: int) -> str | None:
+    """The axis whose neighbours are neighbours in memory for most accesses; None if there is no axis.
+
+    `native` is how many lanes a register has.
+    """
     if seen.walked is not None:
         return seen.reduced  # sums along the walked axis are kept as rows
     best, least = None, float("inf")
-    piece = piece_of(seen, 32, 16)
+    piece = piece_of(seen, 2 * native, native)
     for axis in seen.sizes:
-        run = piece if piece and axis == seen.reduced else 16
+        run = piece if piece and axis == seen.reduced else native
         price = sum(_price(seen, op, axis, sizes, run) for op in seen.at)
         short = sizes.get(axis, 1024)
         price = price + 1 + (8.0 / max(short, 1)) * (1 + len(seen.at))  # a short axis leaves lanes empty

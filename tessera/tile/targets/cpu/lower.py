@@ -32,7 +32,7 @@ from tessera.tile.targets.cpu.host import HostCode as Code
 from tessera.tile.targets.cpu.layout import Layout
 from tessera.tile.targets.cpu.memory import Chunk
 from tessera.tile.targets.cpu.online import pair
-from tessera.tile.targets.cpu.product import Product, Squares, room_for
+from tessera.tile.targets.cpu.product import Blocks, Product, room_for
 from tessera.tile.targets.cpu.reduce import Carried, fold, kind
 from tessera.tile.targets.cpu.stages import Stage, closure, keep_between, stages
 from tessera.tile.targets.cpu.transpose import read_tile, turned
@@ -75,8 +75,8 @@ class Lowering:
     def function(self) -> str:
         self._arguments()
         if self.choice.product is not None:
-            with self._tasks_of_product(self.choice.product) as squares:
-                self._vector_loop(lambda: self._square(squares))
+            with self._tasks_of_product(self.choice.product) as made:
+                self._vector_loop(lambda: self._block(made))
             return self._finished()
         before, inside = stages(self.seen, self.choice.vector)
         if self._may_keep():
@@ -121,7 +121,7 @@ class Lowering:
         count = b.call("smin", b.bin("sub", size, first), b.const("i64", lanes))
         known = self.seen.sizes[axis].constant
         columns = None if known is not None and known % lanes == 0 else self._mask(first, size, lanes)
-        for op in turned(self.seen, self.choice.vector or "", axis):
+        for op in turned(self.seen, self.choice.vector or "", axis, lanes):
             e = element(element_of(op.buffer))
             slot = self.body.turned.setdefault(op, b.slot(e.memory, 0, "square", lanes * lanes))
             base = self.body.buffers[op.buffer]
@@ -135,30 +135,30 @@ class Lowering:
         self.names[axis] = first
 
     @contextmanager
-    def _tasks_of_product(self, product: Product) -> Iterator[Squares]:
+    def _tasks_of_product(self, product: Product) -> Iterator[Blocks]:
         """Tasks that are blocks of rows and columns; neighbours share the rows of x, turned over once."""
         b, none = self.b, self.b.const("i64", -1)
         room = self._memory(Index.of(room_for(product)), "float")
-        squares = Squares(b, self.memory, self.body.buffers, self.seen, product, room)
+        made = Blocks(b, self.memory, self.body.buffers, self.seen, product, room)
         ready = b.slot("i64", 0, "ready")
         b.store(none, ready)
         with self._tasks():
             first = self.names[product.rows]
             with b.when(b.compare("ne", b.load("i64", 0, ready), first), "pack"):
-                squares.pack()
+                made.pack()
                 b.store(first, ready)
-            yield squares
+            yield made
 
-    def _square(self, squares: Squares) -> None:
-        """A square of a product, then the rest of the kernel, row by row."""
-        b, product = self.b, squares.p
-        squares.square()
+    def _block(self, made: Blocks) -> None:
+        """A block of a product, then the rest of the kernel, row by row."""
+        b, product = self.b, made.p
+        made.block()
         first, rest = self.names[product.rows], [Stage(False, product.rest(self.seen))]
         left = b.bin("sub", self.sizes[product.rows], first)
-        count = b.call("smin", left, b.const("i64", self.choice.native))
+        count = b.call("smin", left, b.const("i64", product.block))
         with b.loop(b.const("i64", 0), count, 1, "row") as row, self._at(product.rows, first, self.body.chunk):
             self.names[product.rows] = b.bin("add", first, row)
-            self.body.values[product.op.result] = squares.row(row)
+            self.body.values[product.op.result] = made.row(row)
             self._stages(rest)
         self.names[product.rows] = first
 
@@ -227,8 +227,8 @@ class Lowering:
         with b.loop(b.const("i64", 0), self.sizes[walked], 1, walked) as at, self._at(walked, at, self.body.chunk):
             self._stages(inside)
         later = after_walk(self.seen.kernel)
-        ready = {op.result for op in sums}
-        ops = closure([op for op in self.seen.kernel.block.ops if op not in sums], set(later), ready)
+        ready = [op.result for op in sums]
+        ops = closure([op for op in self.seen.kernel.block.ops if op not in sums], set(later), set(ready))
         self._stages([Stage(True, ops, take=ready)])
 
     def _add_to_row(self, op: ReduceOp, where: V) -> None:

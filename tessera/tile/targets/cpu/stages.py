@@ -26,7 +26,7 @@ class Stage:
     loop: bool
     ops: list[Operation]
     keep: set[SSAValue] = field(default_factory=set)  # written to scratch here
-    take: set[SSAValue] = field(default_factory=set)  # read from scratch here
+    take: list[SSAValue] = field(default_factory=list)  # read from scratch here, in an order that every process has
 
 
 def stages(seen: Layout, vector: str | None) -> tuple[list[Stage], list[Stage]]:
@@ -82,8 +82,8 @@ def keep_between(listed: list[Stage]) -> None:
                     taken.add(v)
         if taken:
             left = closure(stage.ops, ends, taken)
-            needed = {v for op in left for v in op.operands}
-            stage.ops, stage.take = left, taken & needed
+            needed = dict.fromkeys(v for op in left for v in op.operands)
+            stage.ops, stage.take = left, [v for v in needed if v in taken]
             for v in stage.take:
                 made[v].keep.add(v)
         for op in stage.ops:

@@ -148,7 +148,6 @@ def module_text(kernel: KernelOp, schedule: Schedule, machine: Host) -> str:
     function = lowering.function()
     start = entry(seen, choice, machine, jit.openmp())
     declared = [d for n, d in lowering.b.declared.items() if d not in start and n not in lowering.b.helpers]
-    estimates = '"reciprocal-estimates"="vec-divf:1"' if machine.avx512 else ""
     return "\n".join(
         [
             f"; {kernel.sym_name.data}: lanes along {choice.vector}, {choice.lanes} at a time",
@@ -157,7 +156,7 @@ def module_text(kernel: KernelOp, schedule: Schedule, machine: Host) -> str:
             *lowering.b.helpers.values(),
             function,
             start,
-            f"attributes #0 = {{ nounwind {estimates} }}",
+            f"attributes #0 = {{ {' '.join(['nounwind', *machine.attributes])} }}",
             "",
         ]
     )

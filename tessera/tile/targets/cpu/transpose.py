@@ -18,7 +18,7 @@ from tessera.tile.targets.cpu.layout import Layout, chunk_stride
 from tessera.tile.targets.cpu.memory import Chunk, Memory
 
 
-def tile_axis(seen: Layout, vector: str | None) -> str | None:
+def tile_axis(seen: Layout, vector: str | None, native: int) -> str | None:
     """The axis to go by squares with the vector axis, if turned loads are worth it and legal."""
     if seen.reduced is not None or vector is None or len(seen.parallel) < 2:
         return None
@@ -27,22 +27,22 @@ def tile_axis(seen: Layout, vector: str | None) -> str | None:
         return None
     for axis in seen.parallel:
         small = seen.sizes[axis].constant
-        if axis != vector and turned(seen, vector, axis) and (small is None or small >= 8):
+        if axis != vector and turned(seen, vector, axis, native) and (small is None or small >= 8):
             return axis
     return None
 
 
-def turned(seen: Layout, vector: str, axis: str) -> list[LoadOp]:
-    """Loads whose neighbours lie along `axis` and not along the vector axis."""
+def turned(seen: Layout, vector: str, axis: str, native: int) -> list[LoadOp]:
+    """Loads whose neighbours lie along `axis` and not, within a register's lanes, along the vector axis."""
     return [
         op
         for op in seen.at
-        if isinstance(op, LoadOp) and not op.indices and op.mask is None and _runs(seen, op, vector, axis)
+        if isinstance(op, LoadOp) and not op.indices and op.mask is None and _runs(seen, op, vector, axis, native)
     ]
 
 
-def _runs(seen: Layout, op: Operation, vector: str, axis: str) -> bool:
-    across, along = chunk_stride(seen.at[op], vector, 16), seen.at[op].stride(axis)
+def _runs(seen: Layout, op: Operation, vector: str, axis: str, native: int) -> bool:
+    across, along = chunk_stride(seen.at[op], vector, native), seen.at[op].stride(axis)
     return along is not None and along.constant == 1 and (across is None or across.constant not in (0, 1))
 
 

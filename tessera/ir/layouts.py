@@ -1,0 +1,53 @@
+"""Operators whose results lie in memory as the kernel that is chosen has it.
+
+PyTorch promises nothing about the strides of what these give: a library picks a kernel by the machine, its version and
+the arguments, and the kernel picks the order of dimensions. Of operators that users define only the user knows. A trace
+says strides all the same, since a type has them. So nobody may rely on them: `passes/lay_out.py` restores them where
+somebody reads them, and `runtime/contracts.py`, which compares all other results with their types, leaves these alone.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from tessera.ir.equation import Equation, Special
+from tessera.util.names import names
+
+UNPROMISED = names(
+    """
+    scaled_dot_product_attention _scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_for_cpu
+    _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention _scaled_dot_product_attention_math
+    _scaled_dot_product_flash_attention_backward _scaled_dot_product_flash_attention_for_cpu_backward
+    _scaled_dot_product_efficient_attention_backward _scaled_dot_product_cudnn_attention_backward
+    _scaled_dot_product_fused_attention_overrideable _scaled_dot_product_fused_attention_overrideable_backward
+    convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution_backward
+    cudnn_convolution cudnn_convolution_transpose mkldnn_convolution
+    _cudnn_rnn _cudnn_rnn_backward mkldnn_rnn_layer mkldnn_rnn_layer_backward
+    cudnn_batch_norm cudnn_batch_norm_backward
+    native_layer_norm_backward native_batch_norm native_batch_norm_backward _native_batch_norm_legit batch_norm_backward
+    _native_batch_norm_legit_functional _native_batch_norm_legit_no_training _batch_norm_with_update_functional
+    log_sigmoid_forward glu_backward binary_cross_entropy_backward hardswish_backward hardtanh_backward
+    multilabel_margin_loss_backward max_unpool2d max_unpool3d
+    reflection_pad2d reflection_pad2d_backward reflection_pad3d reflection_pad3d_backward
+    replication_pad2d replication_pad2d_backward replication_pad3d replication_pad3d_backward
+    upsample_nearest3d_backward _upsample_nearest_exact3d_backward
+    """
+)
+
+
+def unpromised(eqn: Equation) -> bool:
+    """Are the strides of this equation's results up to the kernel?"""
+    op = eqn.op.of if isinstance(eqn.op, Special) else eqn.op
+    return isinstance(op, torch._ops.OpOverload) and is_unpromised(op)
+
+
+@functools.cache
+def is_unpromised(op: torch._ops.OpOverload) -> bool:
+    """Are the strides of this operator's results up to the kernel?"""
+    if op.namespace == "tessera":
+        return False
+    if op.namespace in ("aten", "prims"):
+        return op._opname in UNPROMISED
+    return not any(a.alias_info is not None for a in op._schema.arguments)  # what it is given back lies as it did

@@ -1,0 +1,5 @@
+"""What machines are: their figures, and where each comes from. One JSON file a machine, in `data/`."""
+
+from tessera.machines.describe import Machine, known, machine
+
+__all__ = ["Machine", "known", "machine"]

@@ -1,0 +1,71 @@
+"""Restores the strides that a trace says, where the kernel that runs chooses its own.
+
+In: a final Trace. Out: the same with `tessera.laid_out` after every equation whose results lie as a library has it
+(`ir/layouts.py`) and are read by somebody who takes their type's word. It looks at the strides when the program runs,
+and copies only where they are others. So kernels that were compiled for these strides, and views of such a result, see
+what they were promised on every machine, and whatever version of a library is installed.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from tessera.ir.equation import Equation, Special, Value, values_in
+from tessera.ir.layouts import unpromised
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType
+
+
+def laid_out(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """The same tensor where it lies as said, a copy that does so otherwise."""
+    return x if x.stride() == stride else _restored(x, stride)
+
+
+def _restored(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """Strides of dimensions of one element, or of no elements at all, tell nothing."""
+    if not x.numel() or all(a == b or size == 1 for a, b, size in zip(x.stride(), stride, x.shape, strict=True)):
+        return x
+    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
+
+
+LAID_OUT = Special("laid_out", laid_out)
+
+
+def lay_out(trace: Trace) -> Trace:
+    """Every result whose strides nobody promises, behind a look at them."""
+    if not any(map(unpromised, trace.equations)):
+        return trace
+    believed, taken = _believed(trace), {v.name for v in trace.values()}
+    equations: list[Equation] = []
+    for eqn in trace.equations:
+        looked_at = [v for v in eqn.results() if v in believed and _has_order(v)] if unpromised(eqn) else []
+        given = {v: Value(_new(v.name, taken), v.type) for v in looked_at}
+        equations.append(eqn.with_(outputs=tuple(given.get(v, v) for v in eqn.outputs)) if given else eqn)  # type: ignore[call-overload]
+        for v, before in given.items():
+            args = (before, tuple(v.tensor.stride))
+            equations.append(Equation(LAID_OUT, args, {}, (v,), source=eqn.source, tags=eqn.tags))
+    return trace.with_(equations=tuple(equations))
+
+
+def _new(name: str, taken: set[str]) -> str:
+    """The name of a result as the kernel gives it."""
+    made = f"{name}_given"
+    while made in taken:
+        made += "_"
+    taken.add(made)
+    return made
+
+
+def _has_order(v: Value) -> bool:
+    """More than one dimension: one alone can only lie in one way."""
+    return isinstance(v.type, TensorType) and v.ndim > 1 and v.type.layout is torch.strided
+
+
+def _believed(trace: Trace) -> set[Value]:
+    """Values that somebody reads as their types have it: all but those that go only into such operators again, whose
+    kernels look at the strides they are given."""
+    found = set(values_in(trace.outputs)) | set(trace.mutations.values())
+    for eqn in trace.equations:
+        if not unpromised(eqn):
+            found.update(eqn.inputs())
+    return found

@@ -1,0 +1,151 @@
+"""A whole model, eager and compiled: evaluation and training, against eager and float64.
+
+In: what builds a model and its inputs, the same each time. Dropout is off, since a compiled program may draw other
+numbers; parameters that are zero everywhere are drawn anew, since they hide what is wrong.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import tessera
+from tessera.tools.battery.case import Part, Skip, Wrong
+from tessera.tools.battery.compare import FACTOR, distance, plain
+
+Build = Callable[[], tuple[nn.Module, tuple, dict]]
+# Besides twice eager's own distance from float64; many small sums are rounded in a model.
+SMALL = {torch.float32: 2e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a model gave: its results, every parameter's gradient, its buffers afterwards."""
+
+    results: list[Tensor]
+    gradients: dict[str, Tensor | None]
+    buffers: dict[str, Tensor]
+
+
+def model_parts(build: Build, device: str, half: bool = True) -> Iterator[Part]:
+    for dtype in (torch.float32, torch.bfloat16) if device == "cuda" and half else (torch.float32,):
+        for training in (False, True):
+            name = f"{'training' if training else 'evaluation'} {str(dtype).removeprefix('torch.')}"
+            yield name, _trial(build, device, dtype, training)
+
+
+def _trial(build: Build, device: str, dtype: torch.dtype, training: bool) -> Callable[[], None]:
+    return lambda: check_model(build, device, dtype, training)
+
+
+def check_model(build: Build, device: str, dtype: torch.dtype, training: bool, **options: object) -> None:
+    try:
+        model, args, kwargs = prepared(build, training)
+        exact = answer(*placed(model, args, kwargs, device, torch.float64), training=training)
+        eager = answer(*placed(model, args, kwargs, device, dtype), training=training)
+    except Skip:
+        raise
+    except Exception as error:
+        raise Skip(f"eager: {type(error).__name__}: {error}") from error
+    mine, args, kwargs = placed(model, args, kwargs, device, dtype)
+    fast = tessera.jit(mine, strict=True, **options)  # type: ignore[arg-type]
+    for call in range(2):  # the second call must not see what the first left
+        mine.load_state_dict(placed(model, (), {}, device, dtype)[0].state_dict())
+        compare(answer(fast, args, kwargs, training=training), eager, exact, dtype, call)
+
+
+def prepared(build: Build, training: bool) -> tuple[nn.Module, tuple, dict]:
+    model, args, kwargs = build()
+    generator = torch.Generator().manual_seed(0)
+    for module in model.modules():
+        for name, held in list(vars(module).items()):
+            if "drop" in name and isinstance(held, float):
+                setattr(module, name, 0.0)
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+    with torch.no_grad():
+        for p in model.parameters():
+            if p.is_floating_point() and not p.any():
+                p.copy_(torch.randn(p.shape, generator=generator) * 0.02)
+    return model.train(training), args, kwargs
+
+
+def placed(
+    model: nn.Module, args: tuple, kwargs: dict, device: str, dtype: torch.dtype
+) -> tuple[nn.Module, tuple, dict]:
+    """Copies there, in that precision."""
+
+    def moved(t: Tensor) -> Tensor:
+        return t.to(device, dtype if t.is_floating_point() else t.dtype, copy=True)
+
+    args, kwargs = pytree.tree_map_only(Tensor, moved, (args, kwargs))
+    return copy.deepcopy(model).to(device, dtype), args, kwargs
+
+
+def answer(model: Callable, args: tuple, kwargs: dict, training: bool) -> Answer:
+    held: nn.Module = model  # type: ignore[assignment]
+    torch.manual_seed(0)
+    held.zero_grad(set_to_none=True)
+    with torch.set_grad_enabled(training):
+        out = model(*args, **kwargs)
+        if training:
+            loss_of(out).backward()
+    gradients = {n: p.grad for n, p in held.named_parameters()} if training else {}
+    buffers = {n: b.detach().clone() for n, b in held.named_buffers()}
+    return Answer([t.detach() for t in flat(out)], gradients, buffers)
+
+
+def flat(out: object) -> list[Tensor]:
+    if hasattr(out, "to_tuple"):
+        out = out.to_tuple()  # type: ignore[attr-defined]
+    if isinstance(out, dict):
+        out = list(out.values())
+    if isinstance(out, (list, tuple)):
+        return [t for item in out for t in flat(item)]
+    return [out] if isinstance(out, Tensor) else []
+
+
+def loss_of(out: object) -> Tensor:
+    loss = out.get("loss") if isinstance(out, dict) else getattr(out, "loss", None)
+    if loss is not None:
+        return loss
+    found = [t for t in flat(out) if t.is_floating_point() and t.requires_grad]
+    return torch.stack([t.float().square().mean() for t in found]).sum()
+
+
+def compare(mine: Answer, eager: Answer, exact: Answer, dtype: torch.dtype, call: int) -> None:
+    when = "" if call == 0 else " of the second call"
+    if len(mine.results) != len(eager.results):
+        raise Wrong(f"expected {len(eager.results)} results, got {len(mine.results)}{when}")
+    for place, (a, b, c) in enumerate(zip(mine.results, eager.results, exact.results, strict=True)):
+        one(f"result {place}{when}", a, b, c, dtype)
+    scale = max((float(plain(g).norm()) for g in exact.gradients.values() if g is not None), default=0.0)
+    for name, b in eager.gradients.items():
+        a, c = mine.gradients[name], exact.gradients[name]
+        if (a is None) != (b is None):
+            given = ["None" if g is None else "a tensor" for g in (b, a)]
+            raise Wrong(f"gradient of {name}{when}: expected {given[0]}, got {given[1]}")
+        if a is not None and b is not None and c is not None:
+            one(f"gradient of {name}{when}", a, b, c, dtype, scale)
+    for name, b in eager.buffers.items():
+        one(f"buffer {name}{when}", mine.buffers[name], b, exact.buffers[name], dtype)
+
+
+def one(what: str, a: Tensor, b: Tensor, exact: Tensor, dtype: torch.dtype, scale: float = 0.0) -> None:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        raise Wrong(f"{what}: expected {b.dtype} {tuple(b.shape)}, got {a.dtype} {tuple(a.shape)}")
+    if not b.is_floating_point():
+        if not torch.equal(a, b):
+            raise Wrong(f"{what}: {int((a != b).sum())} of {b.numel()} elements differ")
+        return
+    if not torch.equal(a.isfinite(), b.isfinite()):
+        raise Wrong(f"{what}: not finite where eager is, or the reverse")
+    floor = 1e-3 * scale / max(float(plain(exact).norm()), 1e-30)  # gradients that are nothing but rounding
+    mine, theirs = distance(a, exact), distance(b, exact)
+    if mine > FACTOR * theirs + SMALL.get(dtype, 1e-9) * (1 + min(floor, 1e6)):
+        raise Wrong(f"{what}: {mine:.2g} from float64, eager {theirs:.2g} ({dtype}, {tuple(b.shape)})")

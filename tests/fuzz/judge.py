@@ -1,0 +1,183 @@
+"""Runs a program by eager PyTorch and by Tessera, and says what differs.
+
+Where TorchDynamo differs from eager by itself, with a backend that changes nothing, the program is `dynamo`'s. Where
+eager refuses a gradient because something was written that it needs, the program is `written`: a functional program
+need not refuse. `refused` is what functional tracing says it does not take, `beyond` what torch.func does not do.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch._dynamo
+from torch import nn
+
+import tessera
+from tessera.util.errors import CaptureError
+
+from .observe import ALL, EXACT, Observer, Sight, difference
+from .prelude import NAMES
+
+UNDER_DYNAMO = ("jit", "tile", "backend", "second", "transform", "train")
+
+SECOND = "backward through the graph a second"  # a graph that saved nothing is not refused by eager
+# Autograd's own book-keeping refuses these; a functional program has no such book.
+REFUSALS = (
+    "modified by an inplace operation",
+    SECOND,
+    "A view was created in no_grad mode",
+    "is a view and is being modified inplace",
+    "is a view and its base or another view of its base has been modified inplace",
+)
+# What torch.func does not do.
+MISSING = (
+    "override the setup_context",
+    "don't yet support saved tensor hooks",
+    "vmap: ",
+    "under vmap transform",
+    "Batching rule not implemented",
+)
+
+
+@dataclass
+class Ran:
+    sights: list[Sight]
+    error: BaseException | None
+    complaints: list[str]  # what Tessera asks its users to report
+
+
+@dataclass(frozen=True)
+class Verdict:
+    outcome: str  # same · wrong · dynamo · written · refused · beyond · invalid
+    reason: str = ""
+    raised: bool = False  # eager refuses the program
+    graphs: int = 0  # compiled
+    eager: int = 0  # graphs that ran eagerly
+
+
+class Eager:
+    """What `T` is for eager PyTorch."""
+
+    def __getattr__(self, name: str) -> Callable:
+        return getattr(torch.func, name)
+
+    @staticmethod
+    def train_step(
+        model: nn.Module, loss_fn: Callable, optimizer: torch.optim.Optimizer, clip_norm: float = 0
+    ) -> Callable:
+        def step(*batch: object) -> object:
+            optimizer.zero_grad()
+            loss = loss_fn(model, *batch)
+            loss.backward()
+            if clip_norm:
+                found = [p for group in optimizer.param_groups for p in group["params"]]
+                torch.nn.utils.clip_grad_norm_(found, clip_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        return step
+
+
+class Ours:
+    """What `T` is for Tessera."""
+
+    def __init__(self, executors: list[str] | None) -> None:
+        self.executors = executors
+
+    def __getattr__(self, name: str) -> Callable:
+        return getattr(tessera, name)
+
+    def train_step(self, *args: object, **options: object) -> Callable:
+        return tessera.train_step(*args, executors=self.executors, **options)  # type: ignore[arg-type]
+
+
+def run(text: str, compiled: Callable, T: object) -> Ran:  # noqa: N803
+    torch._dynamo.reset()
+    observer = Observer()
+    scope = NAMES | {"compiled": compiled, "see": observer.see, "T": T}
+    error = None
+    grad = torch.is_grad_enabled()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            exec(compile(text, "<program>", "exec"), scope)
+            scope["scenario"]()  # type: ignore[operator]
+        except Exception as raised:  # whatever it is, the other run must do the same
+            error = raised
+        finally:
+            torch.set_grad_enabled(grad)
+    complaints = [
+        str(w.message) for w in caught if "Please report" in str(w.message) or "cannot trace" in str(w.message)
+    ]
+    return Ran(observer.sights, error, complaints)
+
+
+def ways(kind: str, made: list) -> tuple[Callable, object]:
+    """How Tessera compiles a program of this kind; functions that it made are added to `made`."""
+    executors = None if kind == "tile" else ["aten"]
+
+    def jit(fn: Callable) -> Callable:
+        made.append(tessera.jit(fn, executors=executors, frontend="functional" if kind == "functional" else "dynamo"))
+        return made[-1]
+
+    if kind == "backend":
+        return (lambda fn: torch.compile(fn, backend="tessera", options={"executors": ["aten"]})), Ours(executors)
+    return jit, Ours(executors)
+
+
+def judge(text: str, kind: str) -> Verdict:
+    eager = run(text, lambda fn: fn, Eager())
+    if isinstance(eager.error, NameError | SyntaxError | UnboundLocalError):
+        return Verdict("invalid", repr(eager.error))
+    made: list = []
+    ours = run(text, *ways(kind, made))
+    graphs, given_up = counted(made)
+    reason = compared(eager, ours, text, kind)
+    about = {"raised": eager.error is not None, "graphs": graphs, "eager": given_up}
+    if not reason:
+        return Verdict("same", **about)
+    if any(words in str(eager.error) for words in REFUSALS) or SECOND in str(ours.error):
+        return Verdict("written", reason, **about)
+    if kind == "functional" and isinstance(ours.error, CaptureError):
+        return Verdict("refused", reason, **about)
+    if kind == "transform" and any(words in str(eager.error) for words in MISSING):
+        return Verdict("beyond", reason, **about)
+    if kind in UNDER_DYNAMO and "train_step" not in text:
+        plain = run(text, lambda fn: torch.compile(fn, backend="eager"), Eager())
+        if compared(eager, plain, text, kind):
+            return Verdict("dynamo", reason, **about)
+    return Verdict("wrong", reason, **about)
+
+
+def counted(made: list) -> tuple[int, int]:
+    """Graphs that were compiled, and those that run eagerly."""
+    compiled = given_up = 0
+    for fn in made:
+        state = fn.__tessera__
+        compiled += len(state.compilations())
+        given_up += sum(bool(g.eager_reason) and g.nodes > 0 for g in getattr(state.backend, "graphs", ()))
+    return compiled, given_up
+
+
+def compared(eager: Ran, other: Ran, text: str, kind: str) -> str:
+    grain = 0.05 if "bf16" in text else 1e-4 if "f32" in text or "torch.ones(" in text else 1e-8
+    if reason := difference(eager.sights, other.sights, grain, EXACT.get(kind, ALL)):
+        return reason
+    if eager.error is None and other.error is not None:
+        return f"raised {type(other.error).__name__}: {first_line(other.error)}"
+    if eager.error is not None and other.error is None:
+        return f"expected {type(eager.error).__name__}: {first_line(eager.error)}; nothing was raised"
+    if len(eager.sights) != len(other.sights):
+        late = len(other.sights) - len(eager.sights)
+        return f"expected {eager.error!r}, got {other.error!r} {late} sights later"
+    if other.complaints:
+        return f"gave up: {other.complaints[0]}"
+    return ""
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:300]

@@ -1,0 +1,135 @@
+"""What the text of a random program may name: tensors made from a seed, functions with derivatives of their own, hooks.
+
+`NAMES` is the scope that a program runs in. Everything here is deterministic: a program is its text alone.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+DTYPES = {
+    "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "i64": torch.int64, "i32": torch.int32,
+    "b": torch.bool, "c128": torch.complex128,
+}  # fmt: skip
+
+
+def t(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0, special: bool = False) -> Tensor:
+    """A tensor of this shape whose numbers follow from the seed; `special`: some are ±0.0, ±inf or NaN."""
+    source = torch.Generator().manual_seed(seed)
+    if dtype is torch.bool:
+        return torch.rand(shape, generator=source) < 0.6
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return torch.randint(-3, 4, shape, generator=source).to(dtype)
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    x = torch.randn(shape, generator=source, dtype=wide).to(dtype)
+    if special and x.numel():
+        odd = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1.0]).to(dtype)
+        picked = odd[torch.randint(0, 6, shape, generator=source)]
+        x = torch.where(torch.rand(shape, generator=source) < 0.3, picked, x)
+    return x
+
+
+def floats(out: object) -> list[Tensor]:
+    """The tensors of a result that a gradient can begin at."""
+    found = [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor) and x.requires_grad]
+    return list({id(x): x for x in found}.values())
+
+
+def loss(out: object, *places: int) -> Tensor:
+    """A number made of all, or of some, of the tensors of a result that have a gradient."""
+    found = floats(out)
+    chosen = [found[i % len(found)] for i in places] if places and found else found
+    parts = [((x.abs() if x.is_complex() else x).double() * (i + 1.5)).sum() for i, x in enumerate(chosen)]
+    return sum(parts, torch.zeros((), dtype=torch.float64))  # type: ignore[return-value]
+
+
+def backward(out: object, *places: int, keep: bool = False) -> None:
+    """Gradients of all, or of some, of what a call gave."""
+    if floats(out):
+        loss(out, *places).backward(retain_graph=keep)
+
+
+def outs(out: object) -> tuple[Tensor, ...]:
+    """The tensors of a result that float."""
+    return tuple(x for x in pytree.tree_leaves(out) if isinstance(x, Tensor) and x.is_floating_point())
+
+
+def total(out: object) -> Tensor:
+    """One number made of all tensors that float."""
+    parts = [(x.double() * (i + 1.5)).sum() for i, x in enumerate(outs(out))]
+    return sum(parts, torch.zeros((), dtype=torch.float64))  # type: ignore[return-value]
+
+
+class Scale(torch.autograd.Function):
+    """Its gradient is not its derivative, so that one can tell whose formula ran."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, k: float) -> Tensor:  # noqa: ANN001
+        ctx.k = k
+        return x * k
+
+    @staticmethod
+    def backward(ctx, g: Tensor) -> tuple:  # noqa: ANN001
+        return g * (ctx.k + 1), None
+
+
+class Gate(torch.autograd.Function):
+    """Saves tensors, gives two results of which one has no gradient, and asks what is needed."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN001
+        ctx.save_for_backward(x, y)
+        sign = (x > 0).to(x.dtype)
+        ctx.mark_non_differentiable(sign)
+        return x * torch.sigmoid(y), sign
+
+    @staticmethod
+    def backward(ctx, g: Tensor, _: object) -> tuple:  # noqa: ANN001
+        x, y = ctx.saved_tensors
+        s = torch.sigmoid(y)
+        return (g * s if ctx.needs_input_grad[0] else None), (g * x * s * (1 - s) if ctx.needs_input_grad[1] else None)
+
+
+LOG: list[tuple[str, Tensor]] = []  # what hooks were called with
+
+
+def note(g: Tensor) -> None:
+    LOG.append(("note", g.detach().clone()))
+
+
+def note_half(g: Tensor) -> Tensor:
+    LOG.append(("half", g.detach().clone()))
+    return g * 0.5
+
+
+def double(g: Tensor) -> Tensor:
+    return g * 2
+
+
+def note_module(_: object, given: object, got: object) -> None:
+    LOG.extend(("module", x.detach().clone()) for x in pytree.tree_leaves((given, got)) if isinstance(x, Tensor))
+
+
+def add_one(_: object, given: object, got: object) -> object:
+    return pytree.tree_map_only(Tensor, lambda x: x + 1 if x.is_floating_point() else x, got)
+
+
+def note_parameter(p: Tensor) -> None:
+    if p.grad is not None:
+        LOG.append(("parameter", p.grad.detach().clone()))
+
+
+NAMES: dict[str, object] = {
+    "torch": torch, "F": F, "nn": nn, "math": math, "nan": math.nan, "inf": math.inf, "checkpoint": checkpoint,
+    **DTYPES,
+    **{f.__name__: f for f in (
+        t, floats, loss, backward, outs, total, Scale, Gate, note, note_half, double, note_module, add_one,
+        note_parameter,
+    )},
+}  # fmt: skip

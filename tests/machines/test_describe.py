@@ -1,0 +1,81 @@
+"""Descriptions of machines: every file is read, every figure makes sense and says where it comes from."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tessera.machines import known, machine
+from tessera.util.errors import OptionError
+
+GPUS = [name for name in known() if machine(name).kind == "gpu"]
+CPUS = [name for name in known() if machine(name).kind == "cpu"]
+
+
+def test_the_machines_that_people_have_are_described():
+    assert {"a100", "h100", "h200", "b200", "l40s", "rtx4090", "xeon_avx512", "neoverse_n1", "neoverse_v1"} <= set(
+        known()
+    )
+    assert {machine(name).architecture for name in GPUS} >= {"sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"}
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_figures_of_a_gpu_agree_with_each_other(name):
+    m = machine(name)
+    assert m["bandwidth"] <= m["peak_bandwidth"]
+    assert m["shared_block"] < m["shared"] < m["l2"] < m["memory"]
+    assert m.flops < m.matrix_flops
+    assert m["matrix.float16"] >= m["matrix.bfloat16"] >= m["matrix.tfloat32"]
+    # A multiply-add a lane and cycle: 64 or 128 lanes of float32 a multiprocessor.
+    lanes = m["flops.float32"] / (2 * m.units * m["clock"])
+    assert 55 < lanes < 135
+
+
+@pytest.mark.parametrize("name", CPUS)
+def test_figures_of_a_cpu_agree_with_each_other(name):
+    m = machine(name)
+    assert m["flops.float32"] == 2 * m["flops.float64"]
+    assert m["vector_bits"] in (128, 256, 512) and m["vector_registers"] in (16, 32)
+    assert m["l1"] < m["l2"]
+
+
+def test_a_machine_prints_every_number_with_its_source():
+    m = machine("H200")
+    lines = str(m).splitlines()
+    assert len(lines) == 1 + len(m.figures)
+    assert any("bandwidth" in line and "4 TB/s" in line and "measured" in line for line in lines)
+    assert repr(m) == "<Machine h200: NVIDIA H200 SXM, sm_90>"
+
+
+def test_a_file_describes_a_machine(tmp_path):
+    told = {"name": "mine", "kind": "gpu", "architecture": "sm_90", "figures": {"units": [4, "counted"]}}
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(told))
+    m = machine(path)
+    assert m.units == 4 and m.key == "mine"
+    with pytest.raises(OptionError, match="mine: nothing is known of 'bandwidth'"):
+        _ = m.bandwidth
+
+
+@pytest.mark.parametrize(
+    ("figures", "told"),
+    [
+        ({"speed": [1, "x"]}, "unknown figure 'speed'"),
+        ({"units": [-1, "x"]}, "positive"),
+        ({"units": [1, ""]}, "source"),
+        ({"units": 3}, "expected name, kind"),
+    ],
+)
+def test_a_wrong_description_is_refused(figures, told, tmp_path):
+    path = tmp_path / "wrong.json"
+    path.write_text(json.dumps({"name": "w", "kind": "gpu", "architecture": "sm_90", "figures": figures}))
+    with pytest.raises(OptionError, match=told):
+        machine(path)
+
+
+def test_an_unknown_name_lists_the_known_ones(tmp_path):
+    with pytest.raises(OptionError, match="h200"):
+        machine("h300")
+    with pytest.raises(OptionError, match="no file"):
+        machine(tmp_path / "none.json")

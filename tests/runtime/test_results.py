@@ -1,0 +1,152 @@
+"""What a caller may do with the results of a compiled program: write them, differentiate some, compare objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import tessera
+
+FRONTENDS = ["dynamo", "functional"]
+
+
+def compiled(fn: Callable, frontend: str) -> Callable:
+    torch._dynamo.reset()
+    return tessera.jit(fn, executors=["aten"], frontend=frontend)
+
+
+def joined(x: torch.Tensor) -> torch.Tensor:
+    return torch.cat([x, x], 1).t()
+
+
+def part(x: torch.Tensor) -> torch.Tensor:
+    return (x * 2)[1:]
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("fn", [joined, part])
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_result_that_is_a_view_may_be_written(fn: Callable, frontend: str, grad: bool) -> None:
+    found = []
+    for f in (fn, compiled(fn, frontend)):
+        x = torch.arange(6.0).reshape(3, 2).requires_grad_()
+        out = f(x)
+        with torch.set_grad_enabled(grad):
+            out.mul_(3)
+        out.square().sum().backward()
+        found.append((out.detach(), x.grad))
+    for want, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_what_a_partial_gradient_does_not_reach_has_none(frontend: str) -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (x * z).sum(), y.exp() * z
+
+    for place, reached in ((0, (True, False, True)), (1, (False, True, True))):
+        args = [torch.ones(3, requires_grad=True) for _ in range(3)]
+        compiled(fn, frontend)(*args)[place].sum().backward()
+        assert tuple(x.grad is not None for x in args) == reached
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_a_partial_gradient_is_not_spoilt_by_results_left_out(frontend: str) -> None:
+    """Zero times the infinite derivative of another result would be NaN, also where that is accumulated later."""
+
+    def fn(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 2, y.sqrt()
+
+    x, y = torch.ones(2, requires_grad=True), torch.zeros(2, requires_grad=True)
+    first, second = compiled(fn, frontend)(x, y)
+    first.sum().backward(retain_graph=True)
+    assert y.grad is None
+    second.sum().backward()
+    assert y.grad is not None and bool(y.grad.isinf().all())
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_contents_of_a_view_of_a_leaf_are_written_behind_autograds_back(frontend: str) -> None:
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        x.detach().mul_(2)
+        return x * 3
+
+    found = []
+    for f in (fn, compiled(fn, frontend)):
+        leaf = torch.ones(4, requires_grad=True)
+        out = f(leaf[1:])
+        out.sum().backward()
+        found.append((leaf.detach(), out.detach(), leaf.grad))
+    for want, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_hooks_of_what_no_result_depends_on_are_silent(frontend: str) -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * 2 + (y > 0)
+
+    x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    seen: list[torch.Tensor] = []
+    y.register_hook(seen.append)
+    compiled(fn, frontend)(x, y).sum().backward()
+    assert not seen and y.grad is None and torch.equal(x.grad, torch.full((3,), 2.0))
+
+
+def test_functional_tracing_gives_the_same_tensor_twice() -> None:
+    def fn(x: torch.Tensor) -> tuple:
+        y = x * 2
+        view = y.t()
+        return view, y, {"again": view}, x[0], None
+
+    view, y, again, row, nothing = compiled(fn, "functional")(torch.ones(2, 3))
+    assert again["again"] is view and view._base is not None and view.data_ptr() == y.data_ptr()
+    assert row.shape == (3,) and nothing is None
+
+
+def test_functional_tracing_gives_what_it_closes_over_itself() -> None:
+    held = torch.nn.Parameter(torch.ones(2, 3))
+
+    def fn(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return held, held.t(), x @ held
+
+    same, view, product = compiled(fn, "functional")(torch.ones(4, 2))
+    assert same is held and view.data_ptr() == held.data_ptr()
+    (view.sum() + product.sum()).backward()
+    assert held.grad is not None and torch.equal(held.grad, torch.full((2, 3), 5.0))
+
+
+def _written_part(x: torch.Tensor) -> torch.Tensor:
+    part = (x * 2)[..., 1:]
+    part.add_(part)
+    return part
+
+
+def _written_transposed(x: torch.Tensor) -> torch.Tensor:
+    turned = (x * 2).t()
+    turned.scatter_(0, turned.argsort(0), 0.5)
+    return turned
+
+
+def _written_whole(x: torch.Tensor) -> torch.Tensor:
+    y = x.t() * 2
+    y.index_fill_(0, torch.tensor([0]), 1.0)
+    return y
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("fn", [_written_part, _written_transposed, _written_whole])
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_written_result_keeps_its_layout(fn: Callable, frontend: str, grad: bool) -> None:
+    found = []
+    for f in (fn, compiled(fn, frontend)):
+        x = torch.arange(12.0).reshape(4, 3).requires_grad_(grad)
+        out = f(x)
+        if grad:
+            out.square().sum().backward()
+        found.append((out, x.grad))
+    (want, want_grad), (got, got_grad) = found
+    assert got.stride() == want.stride() and torch.equal(got, want)
+    assert got_grad is want_grad is None if not grad else torch.equal(got_grad, want_grad)

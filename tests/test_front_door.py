@@ -1,0 +1,200 @@
+"""What somebody meets who tries Tessera for the first time: texts that run, short reprs, errors that say what to do."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn as nn
+
+import tessera
+from tessera.inspection import Stage
+from tessera.util.errors import EditError, InputError, OptionError
+
+
+class Deep(nn.Module):
+    def __init__(self, layers: int = 6) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 8), nn.GELU()) for _ in range(layers))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+@pytest.fixture(scope="module")
+def deep():
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Deep()
+    fast = tessera.jit(model)
+    fast(torch.randn(4, 8)).sum().backward()
+    return fast
+
+
+def test_the_text_of_a_stage_runs():
+    def f(x, y):
+        return torch.where(x > 0, x / y, float("-inf")).exp()
+
+    torch._dynamo.reset()
+    fast, given = tessera.jit(f), (torch.randn(3, 4), torch.rand(3, 4) + 1)
+    want = fast(*given)
+    for stage in tessera.stages(fast):
+        scope: dict = {}
+        exec(str(stage), scope)
+        torch.testing.assert_close(scope[stage.trace.name](*given)[0], want)
+
+
+def test_a_stage_is_called(deep):
+    stage = tessera.stages(deep)["captured"]
+    named = dict(deep.named_parameters())
+    x = torch.randn(4, 8)
+    names = {name.replace(".", "_"): p for name, p in named.items()}
+    given = [x if v.name == "x" else names[v.name] for v in stage.trace.inputs]
+    torch.testing.assert_close(stage(*given)[0], deep(x))
+
+
+def test_the_text_of_a_stage_names_what_it_closes_over():
+    weight = torch.randn(3)
+
+    def scale(x):
+        return x * weight
+
+    x = torch.randn(3)
+    want = scale(x)
+    stage = Stage("scale", "traced", tessera.trace(scale, x))
+    scope: dict = {"constants": stage.constants}
+    exec(str(stage), scope)
+    torch.testing.assert_close(scope[stage.trace.name](x)[0], want)
+    torch.testing.assert_close(stage(x)[0], want)
+
+
+def test_reprs_are_short(deep):
+    found = tessera.stages(deep)
+    assert len(repr(found[0])) < 80 and len(repr(found[0].trace)) < 80
+    assert len(repr(found)) < 100 * len(found)
+    assert repr(tessera.explain(deep)) == str(tessera.explain(deep))
+    assert "<pre" in tessera.explain(deep)._repr_html_()
+
+
+def test_equal_layers_are_told_once(deep):
+    few, many = Deep(2), Deep(12)
+    torch._dynamo.reset()
+    lengths = []
+    for model in (few, many):
+        fast = tessera.jit(model, executors=["aten"])
+        fast(torch.randn(4, 8)).sum().backward()
+        lengths.append(len(str(tessera.explain(fast)).splitlines()))
+    assert lengths[1] <= lengths[0] + 2
+
+
+def test_graphs_that_are_alike_are_told_once():
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return x * self.calls
+
+    torch._dynamo.reset()
+    fast = tessera.jit(Counts())
+    for _ in range(10):
+        fast(torch.ones(3))
+    told = str(tessera.explain(fast))
+    assert len(told) < 4000
+    assert told.count("to do:") <= 2
+
+
+MISTAKES = {
+    "name": ("aten.sin(x)", "aten.sin(missing)", r"4: expected a name .* got 'missing'"),
+    "operator": ("aten.sin(x)", "aten.sinus(x)", r"expected an operator of PyTorch, got aten.sinus"),
+    "shape": ("aten.sin(x)", "aten.mm(x, x)", r"\d+: expected arguments that the operator takes"),
+    "syntax": ("aten.sin(x)", "aten.sin(x", r"\d+: expected Python"),
+    "branch": ("sin = aten.sin(x)", "sin = aten.sin(x) if x.sum() > 0 else x", r"depends on a tensor"),
+    "arguments": ("(x)", "(x, more)", r"expected a function of \(x\), got \(x, more\)"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_wrong_edit_says_what_and_where(mistake, tmp_path):
+    torch._dynamo.reset()
+
+    def f(x):
+        return x.sin()
+
+    fast = tessera.jit(f)
+    fast(torch.ones(3))
+    path = tmp_path / "f.py"
+    tessera.stages(fast)["captured"].save(str(path))
+    before, after, told = MISTAKES[mistake]
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after, 1))
+    if mistake == "name":
+        told = told.removeprefix("4")
+    with pytest.raises(EditError, match=told) as error:
+        tessera.edit(fast, str(path))
+    assert re.search(r"f\.py(:\d+)?: expected", str(error.value))
+
+
+def test_outputs_that_cannot_be_written_are_found_first(tmp_path):
+    calls = []
+
+    def f(x):
+        calls.append(1)
+        return x + 1
+
+    fast = tessera.jit(f)
+    for path in (tmp_path, tmp_path / "missing" / "report.html"):
+        with pytest.raises(OptionError, match=re.escape(str(path))):
+            tessera.report(fast, path, args=(torch.ones(2),))
+    assert not calls
+
+
+def test_a_report_is_measured_with_keywords_alone(tmp_path):
+    torch._dynamo.reset()
+    fast = tessera.jit(lambda x: x.sin())
+    tessera.report(fast, tmp_path / "report.html", kwargs={"x": torch.ones(3)}, steps=1)
+    assert (tmp_path / "report.html").stat().st_size > 1000
+
+
+def test_importing_loads_nothing_until_something_is_used():
+    code = (
+        "import sys, torch; before = set(sys.modules); import tessera; "
+        "print(sorted(set(sys.modules) - before)); assert 'jit' in dir(tessera); tessera.jit(torch.sin)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "['tessera']"
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error():
+    assert not hasattr(tessera, "compile") and not hasattr(tessera, "_nothing")
+    assert {"jit", "profile", "ops"} <= set(dir(tessera))
+
+
+def test_options_that_make_no_sense_are_named():
+    model = nn.Linear(2, 2)
+    mistakes = {
+        "executors": lambda: tessera.jit(model, executors=[None]),
+        "executors: expected a list": lambda: tessera.jit(model, executors=3),
+        "claims": lambda: tessera.register_executor("nonsense", torch.sin),
+        "dynamic": lambda: tessera.jit(model, dynamic="yes"),
+    }
+    for told, mistake in mistakes.items():
+        with pytest.raises(OptionError, match=told):
+            mistake()
+    with pytest.raises(InputError, match="got a set"):
+        tessera.jit(lambda x, names: x, frontend="functional")(torch.ones(2), {1, 2})
+
+
+def test_shapes_that_do_not_fit_are_told_as_eager_tells_them(caplog):
+    torch._dynamo.reset()
+    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+        tessera.jit(nn.Linear(3, 3))(torch.ones(2, 4))
+    assert "failed while attempting to run meta" not in caplog.text
