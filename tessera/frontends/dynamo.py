@@ -66,10 +66,10 @@ def capture_graph(
 
 
 def enables_grad(gm: torch.fx.GraphModule) -> bool:
-    """Called under no_grad, the program turns gradients on. Under inference_mode it does so in vain."""
-    if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
-        return False
-    return any(n.target is torch._C._set_grad_enabled and n.args[0] is True for n in gm.graph.nodes)
+    """Called under no_grad, the program turns gradients on."""
+    return not torch.is_grad_enabled() and any(
+        n.target is torch._C._set_grad_enabled and n.args[0] is True for n in gm.graph.nodes
+    )
 
 
 def given_fakes(gm: torch.fx.GraphModule) -> bool:
