@@ -63,6 +63,8 @@ class Call:
                 )
             tree = tree[0]
         places, spec = pytree.tree_flatten(tree)
+        if not places:
+            raise InputError(f"{self.name}: expected the function to have a non-empty output, got {tree!r}")
         for i in places:
             if not isinstance(self.trace.outputs[i], Value):
                 raise InputError(f"{self.name}: expected the function to give tensors, got {self.trace.outputs[i]!r}")
@@ -123,11 +125,13 @@ def _choose(name: str, places: tuple, argnums: Argnums | None) -> object:
 def _check_like(name: str, what: str, t: object, v: Value) -> torch.Tensor:
     if not isinstance(t, torch.Tensor):
         raise InputError(f"{name}: {what}s must only contain Tensors, got {type(t).__name__}")
-    if tuple(t.shape) != tuple(v.shape) or t.dtype != v.dtype:
+    # autograd rounds a cotangent to the dtype of its value; forward mode does nothing of the kind
+    rounds = what == "cotangent" and t.is_floating_point() and v.tensor.is_differentiable
+    if tuple(t.shape) != tuple(v.shape) or not (t.dtype == v.dtype or rounds):
         raise InputError(
             f"{name}: expected a {what} of type {v.type}, got {TensorType(t.dtype, t.shape, (), t.device)}"
         )
-    return t
+    return t if t.dtype == v.dtype else t.to(v.dtype)
 
 
 def or_zeros(t: object, like: object) -> torch.Tensor:

@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from tessera.frontends.captured import Aliased, aliases
 from tessera.ir import fake
@@ -205,7 +205,22 @@ def _refused(name: str) -> Callable[[Any], object]:
     return lambda _: method
 
 
+def _deepcopy(original: Callable) -> Callable:
+    """A tensor that is closed over is copied as it is, outside the program; one of the program has no data to copy."""
+
+    def method(self: torch.Tensor, memo: dict) -> torch.Tensor:
+        if not tracing():
+            return original(self, memo)
+        if isinstance(self, FakeTensor):
+            raise CaptureError("copy.deepcopy of a tensor inside a transform; use clone")
+        with _disable_current_modes():
+            return original(self, memo)
+
+    return method
+
+
 WATCHED += [(torch.Tensor, name, _refused(name)) for name in ("requires_grad_", "retain_grad")]
+WATCHED += [(owner, "__deepcopy__", _deepcopy) for owner in (torch.Tensor, torch.nn.Parameter)]
 
 
 def mode_for(leaves: Sequence[object]) -> FakeTensorMode:
@@ -223,7 +238,7 @@ def _close(
     outer = {
         v: t for v, t in trace.constants.items() if everything or (isinstance(t, FakeTensor) and t.fake_mode is mode)
     }
-    leaked = [v for v, t in outer.items() if isinstance(t, FakeTensor)]
+    leaked = [v for v, t in trace.constants.items() if isinstance(t, FakeTensor)]
     if leaked and recording() is None and not fakes_known:
         raise CaptureError(
             f"the function uses a tensor ({leaked[0].type}) that was made inside another traced function and kept "

@@ -25,7 +25,7 @@ try:
 except ImportError:  # Dynamo ends its graph at a hook
     REGISTER_HOOK = None
 
-_ASKS = re.compile(r"register_(multi_grad_)?hook|retain_grad|autograd\.grad|\.backward\(|trace_autograd_ops")
+_ASKS = re.compile(r"register_(multi_grad_)?hook|retain_grad|autograd\.grad")
 
 
 def record_hook(

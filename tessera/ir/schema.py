@@ -220,7 +220,7 @@ DROPOUTS = frozenset(("dropout", "feature_dropout", "alpha_dropout", "feature_al
 
 
 def draws(op: object, args: tuple, kwargs: dict) -> bool:
-    """This call draws random numbers: attention without dropout, or dropout in evaluation, does not."""
+    """This call draws random numbers: attention without dropout, or dropout in evaluation or of nothing, does not."""
     if not isinstance(op, OpOverload) or not is_random(op):
         return False
     positional, keyword = bind(op, args, kwargs)

@@ -7,8 +7,12 @@ below, for second derivatives; the others go through PyTorch's formula.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tessera.ir.builder import aten
+from tessera.ir.equation import Value
 from tessera.ops.families import pointwise, unary
+from tessera.ops.op import declare
 
 unary("aten.relu", by=lambda t, x, y: aten.threshold_backward(t, y, 0), cost=1)
 unary("aten.sigmoid", by=lambda t, x, y: aten.sigmoid_backward(t, y), cost=10)
@@ -35,6 +39,18 @@ unary("aten.hardshrink", by=lambda t, x, y, width: aten.hardshrink_backward(t, x
 unary("aten.softshrink", by=lambda t, x, y, width: aten.softshrink_backward(t, x, width), cost=2)
 unary("aten.threshold", by=lambda t, x, y, limit, value: aten.threshold_backward(t, x, limit), cost=1)
 unary("aten.logit", by=lambda t, x, y, eps: aten.logit_backward(t, x, eps), cost=10)
+
+
+def _glu_jvp(ts: Sequence[Value], y: Value, x: Value, dim: int) -> Value:
+    """PyTorch's tangent of it is a kernel that has no derivative."""
+    half = x.shape[dim] // 2
+    a, ta = (aten.slice(t, dim, 0, half) for t in (x, ts[0]))
+    b, tb = (aten.slice(t, dim, half, x.shape[dim]) for t in (x, ts[0]))
+    gate = aten.sigmoid(b)
+    return ta * gate + a * aten.sigmoid_backward(tb, gate)
+
+
+declare("aten.glu.default", "activation", jvp=_glu_jvp)
 
 # --- the kernels above, by their gradient and by the point they were taken at ----------------------
 

@@ -28,11 +28,22 @@ def _keep_grad_batch(size: object, on: Sequence[bool], old: Value, new: Value, t
     return builder.emit(KEEP_GRAD, *rows, tangent)  # type: ignore[attr-defined]
 
 
+def _keep_grad_jvp(ts: Sequence, y: Value, old: Value, new: Value, tangent: bool = False) -> object:
+    """A write under no_grad writes the tangent too, which keeps its own history as the value does."""
+    builder = ACTIVE[-1]
+    was, now = ts[:2]
+    if tangent or was is None:
+        return was if tangent else now
+    if now is None:
+        now = builder.call("zeros_like", was)
+    return builder.emit(KEEP_GRAD, was, now)  # type: ignore[attr-defined]
+
+
 declare(
     "tessera.keep_grad",
     "control",
     vjp=lambda ct, y, old, new, tangent=False: (ct, None),
-    jvp=lambda ts, y, old, new, tangent=False: ts[0] if tangent else ts[1],
+    jvp=_keep_grad_jvp,
     batch=_keep_grad_batch,
     real=False,
 )

@@ -75,7 +75,7 @@ def vjp_formula(
     def formula() -> Formula:
         try:
             if not is_opaque(eqn):
-                return _attempt(eqn, make)
+                return _attempt(eqn, make, again)
         except DATA_DEPENDENT:
             pass  # the formula looks at data: it runs as one equation, whose own derivative is another such
         results = eqn.results()
@@ -190,7 +190,7 @@ def _trace_jvp(
 
     try:
         if eqn.op in _HELD:
-            raise NotImplementedError(f"forward mode of {eqn.op} holds still what moves")
+            raise NotImplementedError(f"forward mode of {eqn.op} is not to be differentiated")
         trace = traced(forward_mode)
         if _strays(trace):
             raise NotImplementedError(f"forward mode of {eqn.op} computes on tensors without data")
@@ -272,10 +272,15 @@ def conform(t: Value, like: TensorType) -> Value:
 _FIXED = re.compile(r"not differentiable with respect to argument '(\w+)'")
 
 
-def _attempt(eqn: Equation, make: Callable[[Equation, frozenset[Value]], Formula]) -> Formula:
-    """PyTorch's formula of the equation, or of one that computes the same where PyTorch has none."""
+# PyTorch's gradients of these read what the kernel noted (norms) and hold it still when they are differentiated again.
+_NOTED = frozenset((torch.ops.aten._weight_norm_interface.default,))
+
+
+def _attempt(eqn: Equation, make: Callable[[Equation, frozenset[Value]], Formula], again: bool = True) -> Formula:
+    """PyTorch's formula of the equation, or of one that computes the same where PyTorch has none, or none to be
+    differentiated `again`."""
     failure: Exception | None = None
-    for twin in (eqn, *_twins(eqn)):
+    for twin in (*_twins(eqn), eqn) if again and eqn.op in _NOTED else (eqn, *_twins(eqn)):
         try:
             return make(twin, frozenset())
         except DATA_DEPENDENT:  # a formula that looks at data; what computes the same may differentiate otherwise

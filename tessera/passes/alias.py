@@ -13,8 +13,9 @@ from collections.abc import Iterable
 
 from torch._ops import OpOverload
 
+from tessera.ir.alias import FUNCTIONAL_OVER, written_by
 from tessera.ir.equation import Equation, Special, Value, values_in
-from tessera.ir.schema import Schema, schema_of
+from tessera.ir.schema import DROPOUTS, Schema, schema_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ops.custom import ONCE
@@ -68,6 +69,9 @@ def shared_by(eqn: Equation) -> list[Value]:
             return shared_by(eqn.with_(op=op.of))
         if op is LAUNCH:
             return [eqn.args[4][name] for name in eqn.kwargs.get("over", ())]  # type: ignore[index,union-attr]
+        if op is FUNCTIONAL_OVER:
+            targets = written_by(eqn.args[0], eqn.args[2:], eqn.kwargs)  # type: ignore[arg-type]
+            return [targets[i] for i in eqn.args[1]]  # type: ignore[attr-defined]
         if op is ONCE:
             return values_in(eqn.args[:1])
         known = op.namespace == "tessera" and op.name in ("keep_grad", "functional")
@@ -98,7 +102,7 @@ def _computes(eqn: Equation) -> bool:
     name, args = eqn.op._opname, eqn.args  # type: ignore[union-attr]
     if name == "einsum":
         return isinstance(args[1], (list, tuple)) and len(args[1]) > 1
-    if name in ("dropout", "alpha_dropout", "feature_dropout", "feature_alpha_dropout"):
+    if name in DROPOUTS:
         return len(args) == 3 and args[2] is True and type(args[1]) is float and args[1] > 0
     return False
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch._dynamo
 
 from tessera.compiled import Compiled, argument_names, compiled_state, under_dynamo
-from tessera.frontends.frames import MODEL, own_frames
+from tessera.frontends.frames import MODEL, looking_at_hooks, own_frames
 from tessera.pipelines import Options
 from tessera.training.backend import StepBackend, reason_of
 from tessera.training.book import Book
@@ -27,6 +28,9 @@ from tessera.util.config import config
 from tessera.util.errors import CaptureError, InputError, OptionError
 
 _UNCAPTURED = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit, CaptureError)
+
+
+_FAKE_MODE = partial(torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE)
 
 
 class TrainStep:
@@ -42,6 +46,8 @@ class TrainStep:
     def __call__(self, *batch: object, **named: object) -> object:
         if torch.is_inference_mode_enabled():
             raise InputError("train_step: expected a call outside torch.inference_mode, which makes no gradients")
+        if _FAKE_MODE() is not None:
+            raise InputError("train_step: expected a call on real tensors, got one under a FakeTensorMode")
         reason = self.in_parts or self.book.own_step() or self.book.own_zero_grad() or _hooks(self.book.optimizer)
         if not reason:
             try:
@@ -85,6 +91,7 @@ def loss(*args, **kwargs):
     return {call}*args, **kwargs)
 
 def step(*args, **kwargs):
+    {look}
     out = {call}*args, **kwargs)
     if isinstance(out, tuple):
         return (mark(out[0]), *out[1:])
@@ -97,8 +104,9 @@ def step(*args, **kwargs):
 
 def _frames(model: torch.nn.Module, loss_fn: Callable | None) -> tuple[Callable, Callable]:
     """The loss as a function of a batch alone, plain and with the loss marked, each in a frame of its own."""
-    scope: dict[str, object] = {MODEL: model, "loss_fn": loss_fn, "mark": LOSS}
-    made = own_frames(_FRAMES.format(call=f"{MODEL}(" if loss_fn is None else f"loss_fn({MODEL}, "), scope)
+    look, hooks = looking_at_hooks(model)
+    scope: dict[str, object] = {MODEL: model, "loss_fn": loss_fn, "mark": LOSS, **hooks}
+    made = own_frames(_FRAMES.format(look=look, call=f"{MODEL}(" if loss_fn is None else f"loss_fn({MODEL}, "), scope)
     return made["loss"], made["step"]
 
 

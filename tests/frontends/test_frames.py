@@ -131,3 +131,19 @@ def test_texts_go_with_their_functions():
     del frame
     gc.collect()
     assert file not in linecache.cache
+
+
+def test_hooks_of_a_model_that_come_and_go_between_calls() -> None:
+    model, x = torch.nn.Linear(2, 2), torch.ones(3, 2, requires_grad=True)
+    fast, seen = tessera.jit(model, executors=["aten"]), []
+    plain = fast(x)
+    for much in (1.0, 5.0):
+        handle = model.register_forward_hook(lambda m, args, out, much=much: out + much)
+        torch.testing.assert_close(fast(x), plain + much)
+        handle.remove()
+        torch.testing.assert_close(fast(x), plain)
+    model.register_forward_pre_hook(lambda m, args: (args[0] * 0,))
+    torch.testing.assert_close(fast(x), model.bias.expand(3, 2))
+    model.register_full_backward_hook(lambda m, gave, got: seen.append(got[0]))
+    fast(x).sum().backward()
+    assert len(seen) == 1 and torch.equal(seen[0], torch.ones(3, 2))

@@ -33,7 +33,13 @@ REFUSALS = (
     "is a view and its base or another view of its base has been modified inplace",
 )
 # What torch.func does not do.
-MISSING = ("override the setup_context", "don't yet support saved tensor hooks", "vmap: ", "escape")
+MISSING = (
+    "override the setup_context",
+    "don't yet support saved tensor hooks",
+    "vmap: ",
+    "under vmap transform",
+    "Batching rule not implemented",
+)
 
 
 @dataclass

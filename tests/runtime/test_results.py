@@ -83,6 +83,18 @@ def test_contents_of_a_view_of_a_leaf_are_written_behind_autograds_back(frontend
         torch.testing.assert_close(got, want)
 
 
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_hooks_of_what_no_result_depends_on_are_silent(frontend: str) -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x * 2 + (y > 0)
+
+    x, y = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    seen: list[torch.Tensor] = []
+    y.register_hook(seen.append)
+    compiled(fn, frontend)(x, y).sum().backward()
+    assert not seen and y.grad is None and torch.equal(x.grad, torch.full((3,), 2.0))
+
+
 def test_functional_tracing_gives_the_same_tensor_twice() -> None:
     def fn(x: torch.Tensor) -> tuple:
         y = x * 2

@@ -1,0 +1,142 @@
+"""Second derivatives: every mix of forward and reverse mode, against finite differences of eager's gradient.
+
+A rule may read results that an operator gives beside its own (statistics, factors, norms). Where those carry no
+derivative, a second derivative by one mix of modes is wrong and by another right; so all four are compared.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+import tessera
+from tessera.util.config import override
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "ops"))
+from samples import TABLE, Sample  # noqa: E402
+
+from tessera.ops.op import REGISTRY  # noqa: E402
+
+Tensors = tuple[torch.Tensor, ...]
+_draw = torch.Generator().manual_seed(3)
+
+
+def f(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=_draw, dtype=torch.float64)
+
+
+W, B, MEAN, VAR = f(4), f(4), f(4), f(4).abs() + 0.5
+TALL = torch.eye(3, dtype=torch.float64)
+
+# Operators with auxiliary results, and others whose formulas PyTorch keeps in C++: functions of a 3x4 matrix.
+FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "layer_norm": lambda x: F.layer_norm(x, (4,), W, B),
+    "layer_norm_weight": lambda x: F.layer_norm(W.repeat(2, 1), (4,), x[0], x[1]),
+    "rms_norm": lambda x: F.rms_norm(x, (4,), x[0]),
+    "group_norm": lambda x: F.group_norm(x.reshape(1, 4, 3), 2, x[0], x[1]),
+    "batch_norm": lambda x: F.batch_norm(x.reshape(1, 4, 3), None, None, x[0], x[1], True),
+    "batch_norm_running": lambda x: F.batch_norm(x, MEAN.clone(), VAR.clone(), W, B, True),
+    "batch_norm_eval": lambda x: F.batch_norm(x, MEAN, VAR, x[0], B, False),
+    "instance_norm": lambda x: F.instance_norm(x.reshape(1, 4, 3), weight=x[0], bias=x[1]),
+    "weight_norm": lambda x: torch._weight_norm(x, x[:, :1] ** 2 + 1, 0),
+    "cosine_similarity": lambda x: F.cosine_similarity(x, W, dim=1),
+    "glu": F.glu,
+    "attention": lambda x: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None]),
+    "det": lambda x: torch.linalg.det(x[:, :3] + TALL),
+    "slogdet": lambda x: torch.linalg.slogdet(x[:, :3])[1],
+    "solve": lambda x: torch.linalg.solve(x[:, :3] + 3 * TALL, x[:, 3:]),
+    "lu_factor": lambda x: torch.linalg.lu_factor(x[:, :3])[0],
+    "qr": lambda x: torch.linalg.qr(x.T)[1],
+    "eigvalsh": lambda x: torch.linalg.eigvalsh(x[:, :3] + x[:, :3].T),
+}
+
+
+def loss_of(outputs: Callable[..., list[torch.Tensor]]) -> Callable[..., torch.Tensor]:
+    """A scalar that is not linear in the outputs."""
+    return lambda *xs: sum(
+        ((o + 0.3 * o * o) * torch.linspace(0.5, 1.5, o.numel()).view(o.shape)).sum() for o in outputs(*xs)
+    )  # type: ignore[return-value]  # noqa: E501
+
+
+def eager_gradient(loss: Callable, xs: Tensors) -> Tensors:
+    leaves = [x.detach().clone().requires_grad_() for x in xs]
+    grads = torch.autograd.grad(loss(*leaves), leaves, allow_unused=True)
+    return tuple(torch.zeros_like(x) if g is None else g for g, x in zip(grads, xs, strict=True))
+
+
+def along(loss: Callable, xs: Tensors, ts: Tensors, step: float = 1e-5) -> Tensors:
+    """How eager's gradient changes along ts."""
+    ahead = eager_gradient(loss, tuple(x + step * t for x, t in zip(xs, ts, strict=True)))
+    behind = eager_gradient(loss, tuple(x - step * t for x, t in zip(xs, ts, strict=True)))
+    return tuple((a - b) / (2 * step) for a, b in zip(ahead, behind, strict=True))
+
+
+def dot(a: Tensors, b: Tensors) -> torch.Tensor:
+    return sum((u * v).sum() for u, v in zip(a, b, strict=True))  # type: ignore[return-value]
+
+
+def check(loss: Callable, xs: Tensors, every_mix: bool = True) -> None:
+    draw = torch.Generator().manual_seed(1)
+    ts, ss = (tuple(torch.randn(x.shape, generator=draw, dtype=x.dtype) for x in xs) for _ in range(2))
+    every = tuple(range(len(xs)))
+    gradient = tessera.grad(loss, every)
+
+    def tangent(*xs: torch.Tensor) -> torch.Tensor:
+        return tessera.jvp(loss, xs, ts)[1]
+
+    want = along(loss, xs, ts)
+    with override(strict=True):
+        mixes = {"grad of jvp": tessera.grad(tangent, every)(*xs)}
+        if every_mix:
+            mixes["grad of grad"] = tessera.grad(lambda *xs: dot(gradient(*xs), ts), every)(*xs)
+            mixes["jvp of grad"] = tessera.jvp(gradient, xs, ts)[1]
+        twice = tessera.jvp(tangent, xs, ss)[1]
+    for name, got in mixes.items():
+        for g, w in zip(got, want, strict=True):
+            assert_close(g, w, rtol=1e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
+    assert_close(twice, dot(want, ss), rtol=1e-5, atol=1e-5, msg=lambda m: f"jvp of jvp: {m}")
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name: str) -> None:
+    x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    check(loss_of(lambda x: [FUNCTIONS[name](x)]), (x,))
+
+
+def smooth(sample: Sample) -> bool:
+    tensors = [a for a in (*sample.args, *sample.kwargs.values()) if isinstance(a, torch.Tensor)]
+    moving = [t for t in tensors if t.is_floating_point()]
+    return bool(moving) and not sample.edge and all(t.dtype == torch.float64 and t.numel() for t in moving)
+
+
+LINEAR = {"view", "shape", "copy", "constructor", "index", "step", "predicate", "random"}
+RULED = [
+    name
+    for name, found in REGISTRY.items()
+    if found.jvp is not None and found.family not in LINEAR and any(map(smooth, TABLE.get(name, ())))
+]
+
+
+@pytest.mark.parametrize("name", RULED)
+def test_declared_operators(name: str) -> None:
+    """Reverse mode twice is compared with eager's where the operators' rules are tested."""
+    sample = next(s for s in TABLE[name] if smooth(s))
+    places = [i for i, a in enumerate(sample.args) if isinstance(a, torch.Tensor) and a.is_floating_point()]
+
+    def outputs(*xs: torch.Tensor) -> list[torch.Tensor]:
+        args = list(sample.args)
+        for i, x in zip(places, xs, strict=True):
+            args[i] = x
+        out = (sample.eager or sample.op)(*args, **sample.kwargs)
+        return [o for o in (out if isinstance(out, (tuple, list)) else [out]) if o.is_floating_point()]
+
+    xs = tuple(sample.args[i] for i in places)
+    loss = loss_of(outputs)
+    if loss(*(x.clone().requires_grad_() for x in xs)).requires_grad:
+        check(loss, xs, every_mix=False)
