@@ -30,7 +30,9 @@ UNPROMISED = names(
     _native_batch_norm_legit_functional _native_batch_norm_legit_no_training _batch_norm_with_update_functional
     _softmax_backward_data _log_softmax_backward_data pow.Scalar ldexp
     log_sigmoid_forward glu_backward binary_cross_entropy_backward hardswish_backward hardtanh_backward
-    multilabel_margin_loss_backward max_unpool2d max_unpool3d
+    multilabel_margin_loss_backward max_unpool2d max_unpool3d index_fill normal xlogy.Tensor channel_shuffle
+    mse_loss_backward smooth_l1_loss_backward huber_loss_backward logit_backward native_dropout_backward
+    nll_loss2d_forward
     reflection_pad2d reflection_pad2d_backward reflection_pad3d reflection_pad3d_backward
     replication_pad2d replication_pad2d_backward replication_pad3d replication_pad3d_backward
     upsample_nearest3d_backward _upsample_nearest_exact3d_backward
