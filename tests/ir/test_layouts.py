@@ -11,6 +11,10 @@ from tessera.ir.types import type_of
 from tessera.ops import uniform  # noqa: F401  (defines the operator)
 
 aten = torch.ops.aten
+NAMES = [
+    "mul.Tensor", "add.Tensor", "div.Tensor", "maximum.default", "atan2.default", "copysign.Tensor",
+    "floor_divide.default", "logaddexp.default", "logical_and.default", "heaviside.default",
+]  # fmt: skip
 
 
 def said(op: torch._ops.OpOverload, *args: object) -> tuple[int, ...]:
@@ -26,14 +30,24 @@ def turned(dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("expanded", [(0, 0), (0, 1), (1, 0)], ids=str)
-@pytest.mark.parametrize("name", ["mul.Tensor", "add.Tensor", "div.Tensor", "maximum.default", "atan2.default"])
+@pytest.mark.parametrize("name", NAMES)
 def test_elementwise_results_of_expanded_arguments(dtype: torch.dtype, expanded: tuple[int, int], name: str) -> None:
     """As the cotangent of a sum is, over something that is laid out otherwise."""
     packet, overload = name.split(".")
     op = getattr(getattr(aten, packet), overload)
     x = torch.ones(6, dtype=dtype).as_strided((4, 6), expanded)
-    for args in ((x, turned(dtype)), (turned(dtype), x), (x, x), (x, turned(dtype).contiguous())):
+    y = turned(dtype)
+    for args in ((x, y), (y, x), (x, x), (x, y.contiguous()), (y, x[0, 0]), (y.unsqueeze(1), y)):
         assert said(op, *args) == op(*args).stride()
+
+
+@pytest.mark.parametrize("rounding", ["floor", "trunc"])
+def test_division_that_rounds(rounding: str) -> None:
+    args, mode = (turned(torch.float32), torch.ones(())), fake.default_mode()
+    with mode, fake.below_autograd():
+        fakes = [fake.fake_of(type_of(t), mode) for t in args]
+        made = fake.rule_of(aten.div.Tensor_mode)(*fakes, rounding_mode=rounding)
+    assert made.stride() == torch.div(*args, rounding_mode=rounding).stride()
 
 
 def test_random_functions_of_gapped_arguments() -> None:
@@ -45,7 +59,8 @@ def test_random_functions_of_gapped_arguments() -> None:
 def test_what_nobody_promises() -> None:
     assert is_unpromised(aten.conv2d.default) and is_unpromised(aten.scaled_dot_product_attention.default)
     assert not is_unpromised(aten.mul.Tensor) and not is_unpromised(torch.ops.tessera.uniform.default)
-    assert not [name for name in UNPROMISED if not hasattr(aten, name)]
+    assert is_unpromised(aten.pow.Scalar) and not is_unpromised(aten.pow.Tensor_Scalar)
+    assert not [name for name in UNPROMISED if not hasattr(aten, name.partition(".")[0])]
 
 
 def test_operators_of_users_promise_nothing() -> None:
