@@ -75,7 +75,7 @@ _warned: set[str] = set()
 def _warn(error: Exception) -> None:
     """Once for each place: the result is right, but nothing of the program was ours."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    line, _ = error_line(error)
+    line = error_line(error)
     reason = text if line == UNKNOWN_LINE else f"{line}: {text}"
     if reason not in _warned:
         _warned.add(reason)
