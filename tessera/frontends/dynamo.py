@@ -77,10 +77,16 @@ def _levels_kept() -> Iterator[None]:
 
 
 def enables_grad(gm: torch.fx.GraphModule) -> bool:
-    """Called under no_grad, the program turns gradients on. Under inference_mode it does so in vain."""
-    if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
-        return False
-    return any(n.target is torch._C._set_grad_enabled and n.args[0] is True for n in gm.graph.nodes)
+    """Called under no_grad, the program turns gradients on."""
+    return not torch.is_grad_enabled() and any(
+        n.target is torch._C._set_grad_enabled and n.args[0] is True for n in gm.graph.nodes
+    )
+
+
+def given_fakes(gm: torch.fx.GraphModule) -> bool:
+    """Whether the user called with fake tensors of their own: there is nothing that a kernel could read."""
+    arguments = (n.meta.get("grapharg") for n in gm.graph.nodes if n.op == "placeholder")
+    return any(a is not None and isinstance(a.example, FakeTensor) for a in arguments)
 
 
 def fake_mode(placeholders: list[torch.fx.Node], inputs: list[object]) -> FakeTensorMode:

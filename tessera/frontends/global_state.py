@@ -20,6 +20,7 @@ from tessera.util.names import names
 _OPERATORS = (str, OpOverload, OpOverloadPacket, HigherOrderOperator)
 _FOLLOWED = (torch._C._set_grad_enabled, torch._C._set_fwd_grad_enabled)
 _SETTERS = ("set_", "_set_", "enable_", "use_")
+_TRANSFORMS = "torch._C._functorch"  # switches of torch.func's, which its transforms set and put back
 
 
 def refuse_setter(node: torch.fx.Node) -> None:
@@ -27,9 +28,8 @@ def refuse_setter(node: torch.fx.Node) -> None:
     target = node.target
     if node.users or node.all_input_nodes or isinstance(target, _OPERATORS):
         return
-    name = getattr(target, "__name__", "")
-    followed = target in _FOLLOWED or getattr(torch._C._functorch, name, None) is target  # a transform's own levels
-    if name.startswith(_SETTERS) and not followed:
+    name, ours = getattr(target, "__name__", ""), getattr(target, "__module__", "") == _TRANSFORMS
+    if name.startswith(_SETTERS) and not ours and target not in _FOLLOWED:
         raise CaptureError(f"the program calls {name}, on which later operators depend; the graph runs eagerly")
 
 
