@@ -143,11 +143,23 @@ def same(got: list, want: list) -> None:
             torch.testing.assert_close(g, w, rtol=1e-7, atol=1e-9)
 
 
+def normalised(x, dim, w, b):  # noqa: ANN001, ANN201
+    x = x - x.mean(dim, keepdim=True)
+    return (x * (x.square().mean(dim, keepdim=True) + 1e-5).rsqrt() * w + b).tanh()
+
+
+# Eager's third derivatives of these hold the statistics still, and are wrong; so the arithmetic stands for them.
+WRITTEN_OUT: dict[str, Callable] = {
+    "layer_norm": lambda x, w, b: normalised(x, -1, w, b),
+    "batch_norm": lambda x, w, b: normalised(x, 0, w, b),
+}
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_three_orders(name: str) -> None:
     f, shapes = FUNCTIONS[name]
     fast = tessera.jit(f, frontend="functional", strict=True, executors=PLAIN)
-    same(orders(fast, shapes, 3), orders(f, shapes, 3))
+    same(orders(fast, shapes, 3), orders(WRITTEN_OUT.get(name, f), shapes, 3))
 
 
 # What these save are results; their inputs are gone when a gradient is differentiated.
