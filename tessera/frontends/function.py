@@ -325,7 +325,7 @@ def record_function(function: type, args: tuple, recorder: Recorder) -> object:
     given = iter(made)
     outputs = call.first.trace.outputs
     leaves = [next(given) if isinstance(outputs[i], Value) else outputs[i] for i in call.out_places]
-    leaves = [written.get(id(x), x) for x in leaves]
+    leaves = [written.get(id(x), x.detach() if f else x) for x, f in zip(leaves, call.fixed, strict=True)]
     return pytree.tree_unflatten(leaves, call.out_spec)
 
 

@@ -51,9 +51,14 @@ def types_only(operands: Sequence[object]) -> bool:
     return any(isinstance(x, FakeTensor) for x in operands)
 
 
+_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
+
+
 def _watched(operands: Sequence[object]) -> bool:
-    """Eager autograd notes what is computed from these."""
-    return torch.is_grad_enabled() and any(isinstance(x, torch.Tensor) and x.requires_grad for x in operands)
+    """Eager autograd notes what is computed from these: not in a compiled program, which runs below it."""
+    if not torch.is_grad_enabled() or _excluded(torch._C.DispatchKey.AutogradFunctionality):
+        return False
+    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in operands)
 
 
 def is_float(x: object) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from .maker import Maker, Refused
 
 ANY = (
@@ -36,19 +38,23 @@ def one(m: Maker, a: str) -> str:
     return m.rng.choice(forms).format(a, d=m.dim(a) if x.ndim else 0, p=", ".join(map(str, order)))
 
 
+def _based(m: Maker, rank: int = 0) -> str:
+    """A tensor to view. A view that no_grad makes of a tensor with a history is a leaf to eager, which is left out."""
+    return m.any(lambda x: x.ndim >= rank and (torch.is_grad_enabled() or not x.requires_grad))
+
+
 def view(m: Maker) -> None:
-    m.assign(one(m, m.any()))
+    m.assign(one(m, _based(m)))
 
 
 def view_of_view(m: Maker) -> None:
-    a = m.any()
-    name = m.assign(one(m, a))
+    name = m.assign(one(m, _based(m)))
     m.assign(one(m, name))
 
 
 def parts(m: Maker) -> None:
     """Several views at once."""
-    a = m.any(lambda x: x.ndim > 0)
+    a = _based(m, 1)
     d = m.dim(a, 2)
     first, second = m.new(), m.new()
     form = m.rng.choice(

@@ -150,3 +150,24 @@ def test_a_written_result_keeps_its_layout(fn: Callable, frontend: str, grad: bo
     (want, want_grad), (got, got_grad) = found
     assert got.stride() == want.stride() and torch.equal(got, want)
     assert got_grad is want_grad is None if not grad else torch.equal(got_grad, want_grad)
+
+
+class Sign(torch.autograd.Function):
+    """The second result has no gradient, though it floats."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # noqa: ANN001
+        sign = (x > 0).to(x.dtype)
+        ctx.mark_non_differentiable(sign)
+        return x * sign, sign
+
+    @staticmethod
+    def backward(ctx, g: torch.Tensor, _: object) -> torch.Tensor:  # noqa: ANN001
+        return g
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_results_of_a_function_that_it_marks_have_no_gradient(place: int) -> None:
+    x = torch.ones(3, requires_grad=True)
+    fast = compiled(lambda x: Sign.apply(x)[place].reshape(3, 1) * 2, "functional")
+    assert fast(x).requires_grad is (place == 0)

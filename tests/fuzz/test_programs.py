@@ -1,0 +1,90 @@
+"""A few random programs of every kind at each run, many under `-m sweep`; `python -m tests.fuzz.run` runs any number.
+
+A failure prints the program, made small, with its kind and seed: `--replay SEED --kind KIND` runs it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from .judge import compared, judge, run
+from .programs import KINDS, kind_of, make
+from .run import one, sweep
+from .text import Block, render, size, smaller
+
+
+def judged(seeds: range, kind: str) -> None:
+    """In this process: the tests of a worker share what PyTorch and Tessera have to load."""
+    same = 0
+    for seed in seeds:
+        verdict, text = one(seed, kind)
+        assert verdict.outcome != "wrong", f"{kind} {seed}: {verdict.reason}\n{text}"
+        same += verdict.outcome == "same"
+    assert same > 0.6 * len(seeds), f"only {same} of {len(seeds)} programs could be compared"
+
+
+@pytest.mark.parametrize(
+    ("kind", "count"), [("functional", 60), ("jit", 40), ("tile", 12), ("backend", 8), ("transform", 20), ("train", 10)]
+)
+def test_programs(kind: str, count: int) -> None:
+    judged(range(count), kind)
+
+
+@pytest.mark.sweep
+def test_many_programs() -> None:
+    report = sweep([(seed, kind_of(seed)) for seed in range(1000, 3000)], jobs=2)
+    texts = [f"{f['kind']} {f['seed']}: {f['reason']}\n{f['text']}" for f in report.failures]
+    assert not texts, "\n\n".join(texts[:5])
+
+
+# --- the programs themselves ---
+
+
+def test_a_seed_always_gives_the_same_program() -> None:
+    for kind in KINDS:
+        assert [make(s, kind).text for s in range(5)] == [make(s, kind).text for s in range(5)]
+
+
+def test_programs_cover_what_they_should() -> None:
+    text = "\n".join(make(seed, "jit").text for seed in range(150))
+    wanted = (
+        "no_grad() enable_grad() requires_grad_() register_hook backward( for if else: .detach() copy_( masked_fill_("
+        " fill_diagonal_( scatter_( out= as_strided( unbind( split( expand( checkpoint( Scale.apply( Gate.apply("
+        " special=True dtype=i64 M(nn.Module) register_buffer m.eval() nn.Parameter .item() keep=True"
+    )
+    assert not [word for word in wanted.split() if word not in text]
+
+
+PROGRAM = """
+def program(x):
+    y = x * 2
+    z = y + 1
+    return y
+def scenario():
+    x = t(3, seed=1)
+    f = compiled(program)
+    out = f(x)
+    see(out=out, x=x)
+"""
+
+
+def test_what_is_right_is_the_same_and_what_is_not_is_found() -> None:
+    assert judge(PROGRAM, "jit").outcome == "same"
+
+    def wrong(fn: Callable) -> Callable:
+        return lambda *args: fn(*args) * 1.5
+
+    eager = run(PROGRAM, lambda fn: fn, None)
+    assert "expected" in compared(eager, run(PROGRAM, wrong, None), PROGRAM, "jit")
+    assert "memory" in compared(eager, run(PROGRAM, lambda fn: lambda x: x.copy_(fn(x)), None), PROGRAM, "jit")
+    assert not compared(eager, run(PROGRAM, lambda fn: fn, None), PROGRAM, "jit")
+
+
+def test_a_smaller_program_has_one_part_less() -> None:
+    program = [Block("def program(x):", ["y = x", Block("with torch.no_grad():", ["z = y"]), "return (y, z)"])]
+    found = {render(nodes) for nodes in smaller(program)}
+    assert "def program(x):\n    y = x\n    z = y\n    return (y, z)" in found
+    assert "def program(x):\n    y = x\n    with torch.no_grad():\n        z = y\n    return z" in found
+    assert all(size(nodes) <= size(program) for nodes in smaller(program))
