@@ -47,6 +47,8 @@ def scan(combine_fn: Callable, init: object, xs: object, *, dim: int = 0, revers
     leaves, spec = pytree.tree_flatten(xs)
     if not leaves:
         raise InputError("scan: expected at least one tensor to go through, got none")
+    if any(type(x.shape[dim]) is int and x.shape[dim] == 0 for x in leaves):
+        raise InputError("scan: expected at least one slice to go through, got none")
     xs = pytree.tree_unflatten([x.movedim(dim, 0) for x in leaves], spec)
     recorder = recording()
     if recorder is not None:
@@ -64,8 +66,7 @@ def _eager_scan(combine_fn: Callable, init: object, xs: object, reverse: bool) -
         carry, y = combine_fn(carry, pytree.tree_unflatten([x[t] for x in leaves], spec))
         row, out_spec = pytree.tree_flatten(y)
         rows.append(row)
-    if out_spec is None:
-        raise InputError("scan: expected at least one slice to go through, got none")
+    assert out_spec is not None, "there is at least one slice"
     columns = zip(*(reversed(rows) if reverse else rows), strict=True)
     return carry, pytree.tree_unflatten([torch.stack(c) for c in columns], out_spec)
 

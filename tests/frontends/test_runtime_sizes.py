@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import tessera
+from tessera.util.errors import InputError
 
 
 @pytest.fixture(autouse=True)
@@ -130,3 +131,10 @@ def test_a_traced_claim_keeps_its_error_and_its_words() -> None:
     assert torch.equal(fast(torch.tensor(3)), fn(torch.tensor(3)))
     with pytest.raises(ValueError, match="fewer than five, please"):
         fast(torch.tensor(7))
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, tessera.jit(frontend="functional")], ids=["plain", "functional"])
+def test_a_scan_over_nothing_is_refused(wrap: Callable) -> None:
+    fast = wrap(lambda carry, xs: tessera.scan(lambda c, x: (c + x, c * 2), carry, xs))
+    with pytest.raises(InputError, match="at least one slice"):
+        fast(torch.ones(3), torch.ones(0, 3))
