@@ -29,7 +29,7 @@ from torch.utils.hooks import RemovableHandle
 from tessera.dispatch import Dispatcher, build
 from tessera.frontends.breaks import last_counted, why_it_ended
 from tessera.frontends.callables import refuse_suspended
-from tessera.frontends.dynamo import capture_graph
+from tessera.frontends.dynamo import capture_graph, given_fakes
 from tessera.frontends.export import capture_export
 from tessera.frontends.frames import entry_of
 from tessera.frontends.lines import QUIET, calling_line
@@ -84,6 +84,9 @@ class Backend:
         self.graphs.append(record)
         if not record.nodes:
             record.eager_reason = "the graph has no operators"
+            return gm.forward
+        if given_fakes(gm):
+            record.eager_reason = "the inputs are fake tensors, which only PyTorch's own operators take"
             return gm.forward
         try:
             captured = capture_graph(gm, example_inputs, record.name, self.arguments)

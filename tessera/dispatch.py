@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch._dynamo.convert_frame import compile_lock
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from tessera.frontends import claims  # noqa: F401  (torch._check becomes part of the program)
@@ -38,6 +38,8 @@ class Dispatcher:
 
     def compile(self, key: object, args: tuple, kwargs: dict) -> Entry:
         leaves, spec = pytree.tree_flatten((args, kwargs))
+        if any(isinstance(x, FakeTensor) for x in leaves):  # the user's own: there is nothing that a kernel could read
+            return lambda args, kwargs: self.fn(*args, **kwargs)
         captured, lifted, given = self.capture(leaves, spec)
         places = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
 

@@ -48,12 +48,12 @@ from tessera.passes.reinplace import reinplace
 from tessera.passes.schedule import lifetimes, schedule
 from tessera.runtime import decode as decode_kernels
 from tessera.runtime.again import Again, Derivative, no_forward_mode
-from tessera.runtime.autograd import Bridge, bridge
+from tessera.runtime.autograd import Bridge, bridge, with_grad
 from tessera.runtime.call import Layout, build_call
 from tessera.runtime.capturable import device_of, why_not_captured
 from tessera.runtime.contracts import checked_inputs, contracts
 from tessera.runtime.cudagraph import Graphed
-from tessera.runtime.plan import backward_graph, bridge_of, core_of, layout_of, positions_read, tensor_places
+from tessera.runtime.plan import backward_graph, bridge_of, core_of, layout_of, positions_read
 from tessera.store.key import Key, key_of, own_function
 from tessera.store.program import (
     COUNTS,
@@ -296,10 +296,9 @@ class Compilation:
         if self.bridge is None:
             return build_call(runs[0], self.layout, self.eager, guarded=True)
         forward, backward = runs
-        edges = tensor_places(self.captured)
-        core = bridge(forward, backward, self.bridge, Again(self.bridge, edges, self.derivative), edges)
+        core = bridge(forward, backward, self.bridge, Again(self.bridge, self.derivative))
         if self.captured.enables_grad:
-            core = torch.enable_grad()(core)
+            core = with_grad(core)
         return build_call(core, self.layout, self.eager, guarded=False)
 
     def derivative(self, wanted: tuple[bool, ...]) -> Derivative:

@@ -26,7 +26,7 @@ from tessera.frontends.batch import batched_call
 from tessera.frontends.bodies import record_function_call
 from tessera.frontends.calls import Argnums, Call, Pullback, Pushforward, check_primals, or_zeros
 from tessera.frontends.custom import eager_custom_vjp, record_custom_vjp
-from tessera.frontends.functional import UNKNOWN_LINE, ValueNeeded, error_line
+from tessera.frontends.functional import UNKNOWN_LINE, error_line
 from tessera.frontends.jacobian import forward_jacobian, reverse_jacobian
 from tessera.ir import fake
 from tessera.ir.call import CHECKPOINT
@@ -44,44 +44,25 @@ def elsewhere() -> bool:
 
 
 def run(ours: Callable[[], object], theirs: Callable[[], object]) -> object:
-    """Ours; torch.func's where it is at work already, or where the program cannot be traced.
+    """Ours; where it fails, torch.func has the last word: it may know how, or refuse in the way its users know.
 
-    What fails here for whatever reason runs there: if it runs, the result is PyTorch's, with a warning; if it fails
-    there as well, the fault is the program's own, and what PyTorch raises is what its user expects.
+    What runs there has PyTorch's result, with a warning. Where both refuse, what we say comes first if a user's
+    `except` takes it for what PyTorch raises. A gradient that may not be differentiated is refused here alone.
     """
     if elsewhere():
         return theirs()
     try:
         return ours()
-    except (InputError, DoubleBackwardError):
+    except DoubleBackwardError:
         raise
     except Exception as error:
         if recording() is not None or config.strict:
             raise
         try:
             out = theirs()
-        except Exception as same:
-            # a rule names the operator; who asks for a value is told what to do instead
-            if isinstance(error, (RuleError, ValueNeeded)) or type(same) is type(error):
-                raise error from None
-            raise same from error
-        _warn(error)
-        return out
-
-
-def run_vmap(ours: Callable[[], object], theirs: Callable[[], object]) -> object:
-    """Ours; where it fails, torch.func has the last word: it may know how, or refuse in the way its users know."""
-    if elsewhere():
-        return theirs()
-    try:
-        return ours()
-    except Exception as error:
-        if recording() is not None or config.strict:
-            raise
-        try:
-            out = theirs()
         except Exception as refusal:
-            if not isinstance(error, TesseraError) or not isinstance(error, type(refusal)):
+            known = isinstance(error, RuleError)  # it names the operator that has no derivative
+            if not known and not (isinstance(error, TesseraError) and isinstance(error, type(refusal))):
                 raise refusal from error
             raise type(error)(f"{error}\n(torch.func: {refusal})") from refusal
         _warn(error)
@@ -94,7 +75,7 @@ _warned: set[str] = set()
 def _warn(error: Exception) -> None:
     """Once for each place: the result is right, but nothing of the program was ours."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    line, _ = error_line(error)
+    line = error_line(error)
     reason = text if line == UNKNOWN_LINE else f"{line}: {text}"
     if reason not in _warned:
         _warned.add(reason)
@@ -214,7 +195,7 @@ def vmap(
 
     @functools.wraps(func)
     def wrapper(*args: object, **kwargs: object) -> object:
-        return run_vmap(
+        return run(
             lambda: batched_call(func, args, kwargs, in_dims, out_dims, randomness, chunk_size),
             lambda: torch.func.vmap(func, in_dims, out_dims, randomness, chunk_size=chunk_size)(*args, **kwargs),
         )
@@ -254,7 +235,7 @@ def jacfwd(func: Callable, argnums: Argnums = 0, has_aux: bool = False, *, rando
 
     @functools.wraps(func)
     def wrapper(*args: object) -> object:
-        return run_vmap(
+        return run(
             lambda: forward_jacobian(func, args, argnums, has_aux, randomness),
             lambda: torch.func.jacfwd(func, argnums, has_aux, randomness=randomness)(*args),
         )

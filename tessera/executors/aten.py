@@ -48,11 +48,13 @@ METHODS = names(
 )
 
 
-@functools.cache
 def bind(op: Operator) -> Callable:
     """The fastest callable that means exactly this operator, for arguments as a trace spells them."""
-    if isinstance(op, Special):
-        return op.fn
+    return op.fn if isinstance(op, Special) else _bind(op)
+
+
+@functools.cache
+def _bind(op: OpOverload) -> Callable:
     return adapted(op) or _fast_form(op) or getattr(op, "_op", op)
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch._higher_order_ops  # noqa: F401  (registers the operators named below)
@@ -59,17 +59,34 @@ def capture_graph(
     grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
     run, enables = run_graph(gm, builder), enables_grad(gm)
     # Gradients are on around the program then, so that the equations it runs without them are marked.
-    with torch.enable_grad() if enables else nullcontext():
+    with torch.enable_grad() if enables else nullcontext(), _levels_kept():
         captured = capture(torch.no_grad()(run) if enables else run, fakes, names, keep_whole, builder, locate=False)
     trace = behind_hooks(captured.trace, builder.hooked)
     return dataclasses.replace(captured, trace=trace, requires_grad=grads, enables_grad=enables)
 
 
+@contextmanager
+def _levels_kept() -> Iterator[None]:
+    """A graph enters and leaves the levels of torch.func's transforms; one that fails half way has left none."""
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    except Exception:
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        raise
+
+
 def enables_grad(gm: torch.fx.GraphModule) -> bool:
-    """Called under no_grad, the program turns gradients on. Under inference_mode it does so in vain."""
-    if torch.is_grad_enabled() or torch.is_inference_mode_enabled():
-        return False
-    return any(n.target is torch._C._set_grad_enabled and n.args[0] is True for n in gm.graph.nodes)
+    """Called under no_grad, the program turns gradients on."""
+    return not torch.is_grad_enabled() and any(
+        n.target is torch._C._set_grad_enabled and n.args[0] is True for n in gm.graph.nodes
+    )
+
+
+def given_fakes(gm: torch.fx.GraphModule) -> bool:
+    """Whether the user called with fake tensors of their own: there is nothing that a kernel could read."""
+    arguments = (n.meta.get("grapharg") for n in gm.graph.nodes if n.op == "placeholder")
+    return any(a is not None and isinstance(a.example, FakeTensor) for a in arguments)
 
 
 def fake_mode(placeholders: list[torch.fx.Node], inputs: list[object]) -> FakeTensorMode:

@@ -18,7 +18,10 @@ import weakref
 from collections.abc import Callable
 
 import torch
+from torch._C._dynamo.eval_frame import reset_code
 from torch._dynamo.eval_frame import innermost_fn
+from torch._dynamo.resume_execution import ContinueExecutionCache
+from torch._dynamo.utils import CleanupManager, orig_code_map
 
 MODEL = "tessera_model"  # the name under which a frame knows what it calls
 OWN_FILE = "<tessera call"  # how the file names of these frames begin
@@ -52,7 +55,26 @@ def _own_code(function: types.FunctionType) -> types.FunctionType:
     )
     copied.__kwdefaults__ = function.__kwdefaults__
     copied.__dict__.update(function.__dict__)
+    _forgotten_with(copied, copied)
     return copied
+
+
+def _forgotten_with(owner: Callable, *functions: types.FunctionType) -> None:
+    """When the owner goes, so does what Dynamo compiled for these functions. By itself it keeps that for good: the code
+    holds what was compiled of it, and a table of Dynamo's holds the code for as long as that lives."""
+    for f in functions:
+        weakref.finalize(owner, _forget, f.__code__).atexit = False
+
+
+def _forget(code: types.CodeType) -> None:
+    for resumed in (ContinueExecutionCache.cache.get(code) or {}).values():  # what follows a graph break
+        _forget(resumed)
+    ContinueExecutionCache.cache._remove_id(id(code))  # it holds what resumes, which holds what it resumes
+    made = [place for place, origin in orig_code_map.values.items() if origin is code]
+    reset_code(code)
+    for place in made:  # code that ended in a graph break lives on, but nothing runs it: take what it put into globals
+        if place in CleanupManager.instance.values:
+            CleanupManager.instance._remove_id(place)
 
 
 def own_frame(fn: Callable, name: str) -> Callable:
@@ -89,6 +111,7 @@ def own_frames(text: str, scope: dict[str, object]) -> dict[str, Callable]:
     first = next(iter(made.values()))
     weakref.finalize(first, linecache.cache.pop, file, None)
     weakref.finalize(first, _empty, scope)
+    _forgotten_with(first, *made.values())
     return made  # type: ignore[return-value]
 
 

@@ -39,13 +39,9 @@ from tessera.util.errors import CaptureError
 Leaf = object
 
 
-class ValueNeeded(CaptureError):
-    """The user's own code asks for a number that only a run would give."""
-
-
 ASKS_A_VALUE = (DataDependentOutputException, GuardOnDataDependentSymNode)
 # Functions of PyTorch that a traced program must not run as they are, since what they rely on (autograd, TorchDynamo)
-# is not at work: (owner, name, what to put in place of the original). `custom` and `control` enter theirs.
+# is not at work: (owner, name, what to put in place of the original). `function`, `control` and others enter theirs.
 WATCHED: list[tuple[Any, str, Callable[[Any], object]]] = []
 _tracing: list[Builder] = []
 _ABSENT = object()
@@ -130,8 +126,7 @@ def _written(made: Recorded) -> dict[int, Aliased]:
 
 def value_needed(error: Exception) -> CaptureError:
     """The error that says, with the user's line, that a program asks for a number only a run would give."""
-    line, asked = error_line(error)
-    return (ValueNeeded if asked else CaptureError)(f"{line}: {_ASKS}")
+    return CaptureError(f"{error_line(error)}: {_ASKS}")
 
 
 def _refuse_unknown_sizes(trace: Trace) -> None:
@@ -289,29 +284,18 @@ _ASKS = (
     "Choose with torch.where or torch.cond, or pass that number as a Python argument."
 )
 UNKNOWN_LINE = "an unknown line"
-_QUESTIONS = frozenset(("item", "_local_scalar_dense", "is_nonzero", "equal"))
 
 
-def error_line(error: Exception) -> tuple[str, bool]:
-    """The user's line that an error passed through, and whether that line itself asked for a tensor's value: if
-    not, an operator or a function of PyTorch's that it called did."""
+def error_line(error: Exception) -> str:
+    """The user's line that an error passed through."""
     hidden = (torch.__path__[0], __file__.rsplit("/frontends/", 1)[0] + "/", "<")
-    line, asked, frame = UNKNOWN_LINE, False, error.__traceback__
+    line, frame = UNKNOWN_LINE, error.__traceback__
     while frame is not None:
         code = frame.tb_frame.f_code
         if not code.co_filename.startswith(hidden):
-            line, asked = f"{code.co_filename}:{frame.tb_lineno}", True
-        elif code.co_name == "__torch_dispatch__":
-            func = frame.tb_frame.f_locals.get("func")
-            asked = asked and getattr(func, "_opname", "") in _QUESTIONS
-        elif code.co_filename.startswith(_LIBRARY):
-            asked = False
+            line = f"{code.co_filename}:{frame.tb_lineno}"
         frame = frame.tb_next
-    return line, asked
-
-
-# PyTorch's functions in Python; its machinery (dispatch, fake tensors) stands elsewhere.
-_LIBRARY = tuple(f"{torch.__path__[0]}/{part}" for part in ("nn/", "functional.py", "distributions/", "masked/"))
+    return line
 
 
 def autocast_state() -> list[tuple[str, torch.dtype]]:

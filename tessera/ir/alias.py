@@ -12,7 +12,8 @@ history of its own: what is written on one side of it, the other side holds but 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from tessera.ir.builder import Builder, aten
-from tessera.ir.equation import ACTIVE, NO_GRAD, Arg, Special, Value
+from tessera.ir.equation import ACTIVE, NO_GRAD, Arg, Special, Value, values_in
 from tessera.ir.schema import bind, schema_of
 from tessera.util.errors import CaptureError
 from tessera.util.names import names
@@ -276,22 +277,35 @@ def keep_grad(old: Value, new: Value, tangent: bool = False) -> Value:
 
 def _functional(op: OpOverload, *args: object, **kwargs: object) -> object:
     """Run an operator that writes its arguments on copies; give (its result, what the written ones hold)."""
+    return _functional_over(op, (), *args, **kwargs)
+
+
+def _functional_over(op: OpOverload, over: Sequence[int], *args: object, **kwargs: object) -> object:
+    """The same, where the written tensors of these numbers are written themselves, not copies of them."""
     positional, keyword = bind(op, args, kwargs)
-    copies = []
+    number = itertools.count()
+    written: list[torch.Tensor] = []
+
+    def target(x: torch.Tensor) -> torch.Tensor:
+        written.append(x if next(number) in over else x.clone())
+        return written[-1]
+
     for index, param in enumerate(schema_of(op).params):
-        if not param.writes:
-            continue
-        given = keyword[param.name] if param.keyword else positional[index]
-        copy = pytree.tree_map_only(torch.Tensor, torch.clone, given)
-        if param.keyword:
-            keyword[param.name] = copy
-        else:
-            positional[index] = copy
-        copies.append(copy)
+        if param.writes and param.keyword:
+            keyword[param.name] = pytree.tree_map_only(torch.Tensor, target, keyword[param.name])
+        elif param.writes:
+            positional[index] = pytree.tree_map_only(torch.Tensor, target, positional[index])
     out = op(*positional, **keyword)
     fresh = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
-    written = [t for t in pytree.tree_leaves(copies) if isinstance(t, torch.Tensor)]
     return [t for t in fresh if all(t is not w for w in written)] + written
 
 
+def written_by(op: OpOverload, args: Sequence[Arg], kwargs: dict[str, Arg]) -> list[Value]:
+    """The tensors that a call of an operator writes, as `functional` numbers and gives them."""
+    positional, keyword = bind(op, tuple(args), kwargs)
+    params = schema_of(op).params
+    return values_in([keyword[p.name] if p.keyword else positional[i] for i, p in enumerate(params) if p.writes])
+
+
 FUNCTIONAL = Special("functional", _functional)
+FUNCTIONAL_OVER = Special("functional_over", _functional_over, pure=False)  # functional(op, …) in a final program

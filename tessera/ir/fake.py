@@ -51,6 +51,16 @@ def _resampled(ct: torch.Tensor, _: object, shape: Sequence[Size], *__: object) 
     return torch.empty(shape, dtype=ct.dtype, device=ct.device, memory_format=channels_last if last else None)
 
 
+def _laid_as_product(op: OpOverload) -> Callable:
+    """The rule of an elementwise operator of two tensors that PyTorch computes from others, which lie otherwise."""
+
+    def rule(x: torch.Tensor, y: torch.Tensor, **kwargs: object) -> torch.Tensor:
+        out, like = op(x, y, **kwargs), rule_of(torch.ops.aten.mul.Tensor)(x, y)
+        return torch.empty_strided(out.shape, like.stride(), dtype=out.dtype, device=out.device)
+
+    return rule
+
+
 _aten = torch.ops.aten
 _DRAWN = ("cauchy", "exponential", "geometric", "log_normal")
 # Where PyTorch's own rule is wrong (2.11 takes the out_dtype of addmm.dtype for beta) or knows no symbolic sizes.
@@ -66,6 +76,11 @@ _RULES: dict[object, Callable] = {
     _aten.multilabel_margin_loss_backward.default: lambda ct, x, *_: torch.empty_like(x),
     _aten.softshrink_backward.default: lambda ct, x, width: ct * x,
     _aten.hardshrink_backward.default: lambda ct, x, width: ct * x,
+    **{op: _laid_as_product(op) for op in (_aten.copysign.Tensor, _aten.div.Tensor_mode)},
+    **{
+        getattr(_aten, name).default: _laid_as_product(getattr(_aten, name).default)
+        for name in names("floor_divide logaddexp logaddexp2 logical_and logical_or logical_xor heaviside")
+    },
     # PyTorch's rules of these refuse generators
     **{getattr(_aten, name).default: lambda x, *_, **__: torch.empty_like(x) for name in (*_DRAWN, "uniform")},
     **{getattr(_aten, f"{name}_").default: lambda x, *_, **__: x for name in _DRAWN},

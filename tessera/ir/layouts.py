@@ -28,6 +28,7 @@ UNPROMISED = names(
     cudnn_batch_norm cudnn_batch_norm_backward
     native_layer_norm_backward native_batch_norm native_batch_norm_backward _native_batch_norm_legit batch_norm_backward
     _native_batch_norm_legit_functional _native_batch_norm_legit_no_training _batch_norm_with_update_functional
+    _softmax_backward_data _log_softmax_backward_data pow.Scalar ldexp
     log_sigmoid_forward glu_backward binary_cross_entropy_backward hardswish_backward hardtanh_backward
     multilabel_margin_loss_backward max_unpool2d max_unpool3d
     reflection_pad2d reflection_pad2d_backward reflection_pad3d reflection_pad3d_backward
@@ -49,5 +50,5 @@ def is_unpromised(op: torch._ops.OpOverload) -> bool:
     if op.namespace == "tessera":
         return False
     if op.namespace in ("aten", "prims"):
-        return op._opname in UNPROMISED
+        return op._opname in UNPROMISED or f"{op._opname}.{op._overloadname}" in UNPROMISED
     return not any(a.alias_info is not None for a in op._schema.arguments)  # what it is given back lies as it did

@@ -9,11 +9,13 @@ stands inside that program.
 
 from __future__ import annotations
 
+import itertools
 import keyword
 import linecache
 import math
 import os
 import re
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -43,6 +45,7 @@ inf, nan = float("inf"), float("nan")
 # What programs find around them, what nobody reads, and the list that a boxed program is given.
 RESERVED = frozenset((*NAMES, "tessera", "aten", "inf", "nan", "_", "_given"))
 Around = Callable[[int, str], list[str]]
+_numbers = itertools.count()
 
 
 def print_trace(trace: Trace, types: bool = True) -> str:
@@ -118,11 +121,12 @@ def compile_trace(
 
     text = _Module(trace, reference, types=False, scope=scope).text(dead, around, boxed)
     scope.update({v.name: tensor for v, tensor in trace.constants.items()})
-    # The text stands in linecache, so that a traceback shows the generated line.
-    filename = f"<tessera {trace.name} {len(linecache.cache)}>"
+    # The text stands in linecache, so that a traceback shows the generated line, for as long as the function lives.
+    filename = f"<tessera {trace.name} {next(_numbers)}>"
     linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
     exec(compile(text, filename, "exec"), scope)
     fn = scope[identifier(trace.name)]
+    weakref.finalize(fn, linecache.cache.pop, filename, None).atexit = False
     fn.source = text  # type: ignore[attr-defined]
     return fn  # type: ignore[return-value]
 

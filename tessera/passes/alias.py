@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from torch._ops import OpOverload
 
+from tessera.ir.alias import FUNCTIONAL_OVER, written_by
 from tessera.ir.equation import Equation, Special, Value, values_in
 from tessera.ir.schema import DROPOUTS, Schema, schema_of
 from tessera.ir.trace import Trace
@@ -68,6 +69,9 @@ def shared_by(eqn: Equation) -> list[Value]:
             return shared_by(eqn.with_(op=op.of))
         if op is LAUNCH:
             return [eqn.args[4][name] for name in eqn.kwargs.get("over", ())]  # type: ignore[index,union-attr]
+        if op is FUNCTIONAL_OVER:
+            targets = written_by(eqn.args[0], eqn.args[2:], eqn.kwargs)  # type: ignore[arg-type]
+            return [targets[i] for i in eqn.args[1]]  # type: ignore[attr-defined]
         if op is ONCE:
             return values_in(eqn.args[:1])
         known = op.namespace == "tessera" and op.name in ("keep_grad", "functional")

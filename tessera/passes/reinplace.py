@@ -19,9 +19,9 @@ from tessera.ir.trace import Trace
 from tessera.ir.verify import same_type
 from tessera.passes.alias import roots
 from tessera.passes.dce import dce
-from tessera.passes.launch_over import launch_over
 from tessera.passes.region_writes import write_regions
 from tessera.passes.reuse import reuse
+from tessera.passes.write_over import write_over
 from tessera.passes.writes import Leaf, Path, Plan, aten, plan
 
 
@@ -29,7 +29,7 @@ def reinplace(trace: Trace) -> Trace:
     """Write into mutated inputs and dead values where legal."""
     trace = write_inputs(trace)
     trace = write_regions(trace)
-    trace = separate(launch_over(trace))
+    trace = separate(write_over(trace))
     return reuse(trace)
 
 

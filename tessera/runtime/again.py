@@ -7,7 +7,7 @@ it is first asked for, and is differentiated by the same bridge: so any order wo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -27,10 +27,9 @@ class Derivative:
 
 
 class Again:
-    def __init__(self, plan: Bridge, edges: Sequence[int], make: Callable[[tuple[bool, ...]], Derivative]) -> None:
-        """`edges` says at which place of a node's `next_functions` each input stands; `make` compiles for cotangents
-        that do or do not need gradients themselves."""
-        self.plan, self.edges, self.make = plan, edges, make
+    def __init__(self, plan: Bridge, make: Callable[[tuple[bool, ...]], Derivative]) -> None:
+        """`make` compiles for cotangents that do or do not need gradients themselves."""
+        self.plan, self.make = plan, make
         self.made: dict[tuple[bool, ...], Derivative] = {}
 
     def __call__(self, ctx: Context, saved: list, cts: list[torch.Tensor]) -> tuple:
@@ -54,7 +53,7 @@ class Again:
         for s, place in zip(saved[len(plan.own) :], getattr(ctx, "stood_for", ()), strict=True):
             found[plan.stand_ins[place]] = s
         for i in plan.wrt:
-            if found[i] is None and (node := ctx.next_functions[self.edges[i]][0]) is not None:  # type: ignore[attr-defined]
+            if found[i] is None and (node := ctx.next_functions[plan.edges[i]][0]) is not None:  # type: ignore[attr-defined]
                 found[i] = getattr(node, "variable", None)  # of a leaf
                 lost -= {i} if found[i] is not None else set()
         if missing := sorted(lost & derivative.reads):

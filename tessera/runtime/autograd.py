@@ -43,12 +43,12 @@ class Bridge:
     stand_ins: tuple[int, ...]  # inputs that gradients depend on and nothing saves: something is saved in their place
     reached: tuple[tuple[int, ...], ...]  # cotangents that each gradient is made of, by position in `pulled`
     cut: tuple[int, ...]  # inputs that no result depends on: autograd does not hear of them, nor do their hooks
+    edges: tuple[int, ...]  # of each input, its place among a node's `next_functions`, which are those of tensors
 
 
-def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable, edges: Sequence[int]) -> Callable:
+def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable) -> Callable:
     """The forward as a differentiable function of its inputs.
 
-    `edges` says at which place of a node's `next_functions` each input stands.
     `again(ctx, saved, cts)` gives the gradients as differentiable functions of what they depend on.
     """
     results, tensors, numbers, pulled = plan.results, plan.tensors, plan.numbers, plan.pulled
@@ -115,7 +115,7 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable,
                 seeds[k] = torch.zeros(shape, dtype=dtype, device=device)
             grads = batched.rows(gradients, ctx, seeds) if batched.active() else gradients(ctx, seeds)
             for position, grad, reached in zip(plan.wrt, grads, plan.reached, strict=True):
-                if missing and reached and missing.issuperset(reached) and not _hooked(ctx, edges[position]):
+                if missing and reached and missing.issuperset(reached) and not _hooked(ctx, plan.edges[position]):
                     continue  # nothing flows here, and autograd gives no gradient
                 aligned[position] = grad if aligned[position] is None else _sum(aligned[position], grad)
             return tuple(aligned)
@@ -148,6 +148,16 @@ def laid_out(ct: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     if overlaps_itself(ct.shape, stride):
         return ct.contiguous()
     return torch.empty_strided(ct.shape, stride, dtype=ct.dtype, device=ct.device).copy_(ct)
+
+
+def with_grad(core: Callable) -> Callable:
+    """The same under no_grad, with gradients. Under inference_mode there are none, whoever turns them on."""
+
+    def call(*args):  # noqa: ANN002, ANN202
+        with torch.set_grad_enabled(not torch.is_inference_mode_enabled()):
+            return core(*args)
+
+    return call
 
 
 def _moves(ct: torch.Tensor) -> bool:

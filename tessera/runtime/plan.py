@@ -75,6 +75,7 @@ def bridge_of(
         tuple(inputs[v] for v in joint.wrt if v not in split.saved and v in felt),
         _reached(joint),
         tuple(inputs[v] for v, g in zip(joint.wrt, joint.trace.outputs[-len(joint.wrt) :], strict=True) if g is None),
+        _edges(captured),
     )
 
 
@@ -144,10 +145,10 @@ def positions_read(trace: Trace) -> frozenset[int]:
     return frozenset(i for i, v in enumerate(trace.inputs) if v in read)
 
 
-def tensor_places(captured: Captured) -> list[int]:
+def _edges(captured: Captured) -> tuple[int, ...]:
     """Of each input, how many tensors stand before it: autograd counts nothing else."""
     tensors = [isinstance(v.type, TensorType) for v in captured.trace.inputs]
-    return [sum(tensors[:i]) for i in range(len(tensors))]
+    return tuple(sum(tensors[:i]) for i in range(len(tensors)))
 
 
 def _felt(joint: Joint, split: Split, given: tuple[Given, ...]) -> set[Value]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import weakref
 from collections.abc import Callable, Sequence
 
 import torch
@@ -150,4 +151,5 @@ def _compile(lines: list[str], scope: dict[str, object]) -> Callable[..., tuple]
     exec(compile(source, file, "exec"), scope)  # noqa: S102
     launch = scope["launch"]
     launch.source = source  # type: ignore[attr-defined]
+    weakref.finalize(launch, linecache.cache.pop, file, None).atexit = False
     return launch  # type: ignore[return-value]

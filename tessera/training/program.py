@@ -130,7 +130,7 @@ class StepCompilation(StepProgram):
         if more is None:
             raise Unserial(f"the optimizer {self.plan.rule.name} is not one of Tessera's own rules")
         super().store(key.with_more(more))
-        save_note(key, self.given)
+        save_note(key, self.with_grads)
 
     def details(self, writer: Writer) -> dict:
         extras = [[e.kind, e.member, e.name, writer.arg(e.dtype), writer.arg(e.device)] for e in self.extras]
@@ -178,7 +178,7 @@ class StepCompilation(StepProgram):
         grads = split.backward.outputs
         position = {i: k for k, i in enumerate(self.wrt)}
         given = [i for i in self.wrt if isinstance(grads[position[i]], Value)]
-        self.given = given
+        self.with_grads = given
         self.plan, members = self.plan_of(given)
         self.members = members
         values = {i: self.captured.trace.inputs[i] for i in self.wrt}

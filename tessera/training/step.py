@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch._dynamo
@@ -29,6 +30,9 @@ from tessera.util.errors import CaptureError, InputError, OptionError
 _UNCAPTURED = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit, CaptureError)
 
 
+_FAKE_MODE = partial(torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE)
+
+
 class TrainStep:
     """A training step: call it with a batch, it gives the loss (what `loss_fn` gave, without history)."""
 
@@ -42,6 +46,8 @@ class TrainStep:
     def __call__(self, *batch: object, **named: object) -> object:
         if torch.is_inference_mode_enabled():
             raise InputError("train_step: expected a call outside torch.inference_mode, which makes no gradients")
+        if _FAKE_MODE() is not None:
+            raise InputError("train_step: expected a call on real tensors, got one under a FakeTensorMode")
         reason = self.in_parts or self.book.own_step() or self.book.own_zero_grad() or _hooks(self.book.optimizer)
         if not reason:
             try:

@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
-from tessera.frontends.functional import ValueNeeded, trace_function
+from tessera.frontends.functional import trace_function
 from tessera.ir import fake
 from tessera.ir.interp import run
 from tessera.ir.record import recording
@@ -88,12 +88,6 @@ def test_high_level_operators_stay_whole() -> None:
 def test_values_are_not_known(f: object) -> None:
     with pytest.raises(CaptureError, match=r"test_functional.py:\d+: .*torch.cond"):
         trace_function(f, (torch.randn(3),))  # type: ignore[arg-type]
-
-
-def test_python_of_pytorch_that_asks_is_told_apart() -> None:
-    with pytest.raises(CaptureError) as caught:
-        trace_function(torch.nn.functional.gaussian_nll_loss, (torch.ones(3), torch.ones(3), torch.ones(3)))
-    assert not isinstance(caught.value, ValueNeeded)
 
 
 def test_writes_to_shared_memory_are_refused() -> None:

@@ -138,6 +138,19 @@ def test_nothing_is_there_without_the_flag() -> None:
     assert "contract" not in fast.__tessera__.compilations()[0].programs[0].run.source
 
 
+def test_a_write_into_a_part() -> None:
+    """What is scattered into a part of a tensor is a copy of the whole memory, of which the result is that part."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        part = x.split([1, 3])[1]
+        part[0] = 7.0
+        return part * 2
+
+    with tessera.override(verify=True):
+        x, y = torch.zeros(4, 4), torch.zeros(4, 4)
+        assert torch.equal(tessera.jit(f, strict=True, executors=["aten"])(x), f(y)) and torch.equal(x, y)
+
+
 # --- what nobody promises ---
 
 

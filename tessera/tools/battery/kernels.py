@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tessera.ir import fake
 from tessera.ir.layouts import is_unpromised
 from tessera.ir.schema import schema_of
+from tessera.ir.types import type_of
 from tessera.tools.battery.case import Case, Part, Wrong
 from tessera.tools.battery.compare import leaves, tensors
 from tessera.tools.battery.operators import COTANGENTS, database, strided
@@ -32,6 +33,7 @@ class Watch(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
         self.seen: set[object] = set()
         self.found: dict[str, str] = {}
 
@@ -43,7 +45,7 @@ class Watch(TorchDispatchMode):
         if key in self.seen or schema_of(func).mutated or func.namespace not in ("aten", "prims"):
             return func(*args, **kwargs)
         self.seen.add(key)
-        told = promised(func, args, kwargs)
+        told = promised(func, args, kwargs, self.mode)
         out = func(*args, **kwargs)
         if told is not None and (difference := differs(func, told, out)):
             self.found.setdefault(str(func), difference)
@@ -56,11 +58,10 @@ def _key(x: object) -> object:
     return repr(x)
 
 
-def promised(func: OpOverload, args: tuple, kwargs: dict) -> list[object] | None:
+def promised(func: OpOverload, args: tuple, kwargs: dict, mode: FakeTensorMode) -> list[object] | None:
     """What the rule says; None where there is no rule, or the answer lies in the data."""
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
-        args, kwargs = pytree.tree_map_only(Tensor, mode.from_tensor, (args, kwargs))
+        args, kwargs = pytree.tree_map_only(Tensor, lambda t: fake.fake_of(type_of(t), mode), (args, kwargs))
         with mode, fake.below_autograd():
             return leaves(fake.rule_of(func)(*args, **kwargs))
     except Exception:  # whatever the reason is: a trace of this operator is refused in the same way

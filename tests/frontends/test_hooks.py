@@ -1,0 +1,216 @@
+"""Hooks on gradients, set in the forward or on modules, before and after compiling, against eager PyTorch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import tessera
+from tessera.frontends.hooks import REGISTER_HOOK
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    torch._dynamo.reset()
+
+
+class Model(nn.Module):
+    def __init__(self, how: Callable) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.how = nn.Linear(4, 4, dtype=torch.float64), how
+        self.log: list = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.how(self, x)
+
+
+def changed(m, x):  # noqa: ANN001, ANN201
+    h = m.linear(x)
+    h.register_hook(lambda g: g * 10)
+    return h.tanh()
+
+
+def read_before(m, x):  # noqa: ANN001, ANN201
+    """A hook sees the whole gradient, that of earlier readers too."""
+    h = m.linear(x)
+    a = h * 2
+    h.register_hook(lambda g: g * 10 + 1)
+    return a.sin() + h * 3
+
+
+def looked_at(m, x):  # noqa: ANN001, ANN201
+    h = m.linear(x)
+    h.register_hook(lambda g: m.log.append(g.sum().item()))
+    return h.tanh()
+
+
+def read_before_and_looked_at(m, x):  # noqa: ANN001, ANN201
+    h = m.linear(x)
+    a = h * 2
+    h.register_hook(lambda g: m.log.append(g.sum().item()))
+    return a.sin() + h
+
+
+def two(m, x):  # noqa: ANN001, ANN201
+    h = m.linear(x)
+    h.register_hook(lambda g: g * 2)
+    h.register_hook(lambda g: g + 1)
+    return h.tanh()
+
+
+def removed(m, x):  # noqa: ANN001, ANN201
+    h = m.linear(x)
+    h.register_hook(lambda g: g * 2).remove()
+    return h.tanh()
+
+
+def on_argument(m, x):  # noqa: ANN001, ANN201
+    x.register_hook(lambda g: g * 2)
+    return m.linear(x).tanh()
+
+
+def retained(m, x):  # noqa: ANN001, ANN201
+    h = m.linear(x)
+    h.retain_grad()
+    m.log.append(h)
+    return h.tanh()
+
+
+def closing_over(m, x):  # noqa: ANN001, ANN201
+    h, k = m.linear(x), x * 3
+    h.register_hook(lambda g: g * k)
+    return h.tanh() * k
+
+
+def on_view(m, x):  # noqa: ANN001, ANN201
+    h = m.linear(x).view(-1)
+    h.register_hook(lambda g: g * 2)
+    return h.tanh()
+
+
+def then_written(m, x):  # noqa: ANN001, ANN201
+    h = m.linear(x)
+    h.register_hook(lambda g: g * 2)
+    return h.mul_(3).tanh()
+
+
+def on_result(m, x):  # noqa: ANN001, ANN201
+    h = m.linear(x)
+    h.register_hook(lambda g: g.clamp(-0.1, 0.1))
+    return h
+
+
+IN_FORWARD = (
+    changed, read_before, looked_at, read_before_and_looked_at, two, removed, on_argument, retained, closing_over,
+    on_view, then_written, on_result,
+)  # fmt: skip
+
+
+def gradients(how: Callable, compiled: Callable) -> list:
+    model, x = Model(how), torch.arange(8, dtype=torch.float64).view(2, 4).requires_grad_()
+    fast = compiled(model)
+    for _ in range(2):
+        fast(x).sum().backward()
+    logged = [y.grad if isinstance(y, torch.Tensor) else y for y in model.log]
+    return [x.grad, *(p.grad for p in model.parameters()), *logged]
+
+
+def same(got: list, want: list) -> None:
+    assert len(got) == len(want)
+    for g, w in zip(got, want, strict=True):
+        torch.testing.assert_close(g, w)
+
+
+@pytest.mark.parametrize("how", IN_FORWARD, ids=lambda f: f.__name__)
+def test_hooks_in_the_forward(how: Callable) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "Tessera could not")  # one that cannot be compiled is expected, no failure
+        same(gradients(how, tessera.jit), gradients(how, lambda m: m))
+
+
+@pytest.mark.skipif(REGISTER_HOOK is None, reason="Dynamo ends its graph at a hook")
+@pytest.mark.parametrize("how", (changed, read_before, closing_over, then_written), ids=lambda f: f.__name__)
+def test_hooks_that_are_compiled(how: Callable) -> None:
+    made: list = []
+    gradients(how, lambda m: made.append(tessera.jit(m, strict=True, fullgraph=True)) or made[-1])
+    (graph,) = tessera.explain(made[0]).graphs
+    assert not graph.eager_reason and not graph.break_reason
+
+
+def test_why_a_graph_with_a_hook_runs_eagerly() -> None:
+    fast = tessera.jit(Model(read_before_and_looked_at))
+    fast(torch.ones(2, 4, dtype=torch.float64, requires_grad=True)).sum().backward()
+    assert any("between results" in g.eager_reason for g in tessera.explain(fast).graphs)
+
+
+def test_a_hook_that_raises() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        def refuse(g: torch.Tensor) -> torch.Tensor:
+            raise ValueError("no such gradient")
+
+        h = x * 2
+        h.register_hook(refuse)
+        return h.sin()
+
+    out = tessera.jit(f)(torch.ones(3, requires_grad=True))
+    with pytest.raises(ValueError, match="no such gradient"):
+        out.sum().backward()
+
+
+# --- hooks that are set on modules and parameters ---
+
+SET: dict[str, Callable] = {
+    "parameter": lambda m, log: m[0].weight.register_hook(lambda g: log.append(g.sum().item()) or g * 2),
+    "accumulated": lambda m, log: m[0].bias.register_post_accumulate_grad_hook(lambda p: log.append(p.grad[0].item())),
+    "backward": lambda m, log: m[0].register_full_backward_hook(lambda _, gi, go: log.append(go[0].sum().item())),
+    "backward, changing": lambda m, log: m[2].register_full_backward_hook(lambda _, gi, go: (gi[0] * 2,)),
+    "before backward": lambda m, log: m[0].register_full_backward_pre_hook(lambda _, go: (go[0] * 3,)),
+    "forward": lambda m, log: m[0].register_forward_hook(lambda _, args, y: y * 2),
+    "before forward": lambda m, log: m[0].register_forward_pre_hook(lambda _, args: (args[0] + 1,)),
+    "of the whole": lambda m, log: m.register_full_backward_hook(lambda _, gi, go: (gi[0] * 2,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before compiling", "after compiling"])
+@pytest.mark.parametrize("name", SET)
+def test_hooks_of_modules_come_and_go(name: str, late: bool) -> None:
+    def run(compiled: Callable) -> list:
+        torch.manual_seed(0)
+        model, log = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), []
+        handle = None if late else SET[name](model, log)
+        fast, x = compiled(model), torch.arange(8.0).view(2, 4).requires_grad_()
+        fast(x).sum().backward()
+        if late:
+            handle = SET[name](model, log)
+            fast(x).sum().backward()
+        handle.remove()
+        fast(x).sum().backward()
+        return [x.grad, *(p.grad for p in model.parameters()), *log]
+
+    same(run(lambda m: tessera.jit(m, executors=("sdpa", "aten"))), run(lambda m: m))
+
+
+@torch._dynamo.config.patch(compiled_autograd=True)
+def test_hooks_of_modules_with_compiled_autograd() -> None:
+    def run(compiled: Callable) -> list:
+        torch.manual_seed(0)
+        model, log = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), []
+        model[0].register_full_backward_hook(lambda _, gi, go: log.append(go[0].sum().item()))
+        x = torch.ones(2, 4, requires_grad=True)
+        compiled(model)(x).sum().backward()
+        return [x.grad, *(p.grad for p in model.parameters()), *log]
+
+    same(run(tessera.jit), run(lambda m: m))
+
+
+def test_explain_does_not_send_users_to_compiled_autograd() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    model[0].register_full_backward_hook(lambda *_: None)
+    fast = tessera.jit(model)
+    fast(torch.ones(2, 4, requires_grad=True))
+    assert "config.compiled_autograd" not in str(tessera.explain(fast))
