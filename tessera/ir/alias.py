@@ -84,7 +84,7 @@ class Ref:
             view = ref.view
             if view is None:
                 break
-            ref.own_history |= view.detaches and not keep
+            ref.own_history |= view.detaches and not keep and ref.value.tensor.is_differentiable
             new = scatter(builder, view, view.parent.read(builder), new)
             ref = view.parent
         self.root.version += 1

@@ -95,7 +95,7 @@ _HOOKS = [
     "m.p0.register_hook(note)",
     "m.p0.register_hook(note_half)",
     "m.p0.register_post_accumulate_grad_hook(note_parameter)",
-    "m.register_full_backward_hook(note_module)",
+    "m.register_forward_pre_hook(lambda m, args: None)",
 ]
 
 

@@ -22,7 +22,7 @@ def judged(seeds: range, kind: str) -> None:
         verdict, text = one(seed, kind)
         assert verdict.outcome != "wrong", f"{kind} {seed}: {verdict.reason}\n{text}"
         same += verdict.outcome == "same"
-    assert same > 0.6 * len(seeds), f"only {same} of {len(seeds)} programs could be compared"
+    assert same >= 0.4 * len(seeds), f"only {same} of {len(seeds)} programs could be compared"
 
 
 @pytest.mark.parametrize(
