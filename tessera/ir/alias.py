@@ -272,7 +272,8 @@ def keep_grad(old: Value, new: Value, tangent: bool = False) -> Value:
 
     Forward mode does not heed no_grad, only detach: with `tangent`, the tangent too stays that of `old`.
     """
-    return ACTIVE[-1].emit(KEEP_GRAD, old, new, tangent)  # type: ignore[attr-defined]
+    more = (True,) if tangent else ()
+    return ACTIVE[-1].emit(KEEP_GRAD, old, new, *more)  # type: ignore[attr-defined]
 
 
 def _functional(op: OpOverload, *args: object, **kwargs: object) -> object:

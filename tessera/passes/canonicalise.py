@@ -171,7 +171,7 @@ TABLE = Table(
 FORGET_GRAD = Table(
     [
         (P("aten.detach", x), lambda x: x),
-        (P("tessera.keep_grad", lambda old: True, x), lambda x: x),
+        (P("tessera.keep_grad", lambda old: True, x, ...), lambda x: x),
         (P("tessera.once_differentiable", x, ...), lambda x: x),
     ]
 )

@@ -87,9 +87,9 @@ class _Contract:
         self.fresh = [shared[v] == {v} for v in self.results]
         self.view = isinstance(eqn.op, OpOverload) and always_view(eqn.op) and bool(self.read)
         self.strides = not unpromised(eqn)
-        # A scatter copies all of the memory that its argument is a part of; a region's result may be a view of another.
-        region = isinstance(eqn.op, Special) and eqn.op.body is not None
-        self.anywhere = region or (isinstance(eqn.op, OpOverload) and eqn.op._opname.endswith("_scatter"))
+        # A scatter, and a user's kernel, copy all of the memory that their argument is a part of; a region's result may
+        # be a view of another.
+        self.anywhere = isinstance(eqn.op, Special) or eqn.op._opname.endswith("_scatter")
 
     def __call__(self, results: tuple, read: tuple, symbols: Symbols) -> None:
         for v, fresh, got in zip(self.results, self.fresh, results, strict=True):
