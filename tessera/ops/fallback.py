@@ -199,11 +199,14 @@ def _trace_jvp(
     return _without_detach(trace, len(eqn.results()), 0)
 
 
-# PyTorch's tangents of these read the factors that the kernel noted, which carry no derivative: differentiated again
-# they would be wrong. Its reverse formulas are written over the operands where a gradient will be differentiated.
+# PyTorch's tangents of these read the factors that the kernel noted, which carry no derivative, or divide by zero and
+# write over it (an eigenvalue less itself): differentiated again they would be wrong. Its reverse formulas are written
+# over the operands where a gradient will be differentiated.
 _HELD = frozenset(
     (
         torch.ops.aten._linalg_det.default,
+        torch.ops.aten.linalg_eig.default,
+        torch.ops.aten._linalg_eigh.default,
         torch.ops.aten._linalg_slogdet.default,
         torch.ops.aten._linalg_solve_ex.default,
     )

@@ -33,6 +33,9 @@ def f(*shape: int) -> torch.Tensor:
 
 W, B, MEAN, VAR = f(4), f(4), f(4), f(4).abs() + 0.5
 TALL = torch.eye(3, dtype=torch.float64)
+HOLES = torch.tensor([[1, 0, 1, 1], [1, 0, 2, 0], [0, 1, 1, 3]], dtype=torch.float64)  # rows with one zero and with two
+MASKED = torch.zeros(3, 4, dtype=torch.float64)
+MASKED[0, 1] = MASKED[1] = MASKED[2, 3] = -torch.inf  # nothing is left of the second row
 
 # Operators with auxiliary results, and others whose formulas PyTorch keeps in C++: functions of a 3x4 matrix.
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -54,6 +57,13 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "lu_factor": lambda x: torch.linalg.lu_factor(x[:, :3])[0],
     "qr": lambda x: torch.linalg.qr(x.T)[1],
     "eigvalsh": lambda x: torch.linalg.eigvalsh(x[:, :3] + x[:, :3].T),
+    "eigh": lambda x: torch.linalg.eigh(x[:, :3] + x[:, :3].T)[1] ** 2,
+    "eig": lambda x: torch.linalg.eig(x[:, :3])[1].abs(),
+    "safe_softmax": lambda x: torch._safe_softmax(x + MASKED, -1),
+    "attention_masked": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], MASKED[:, :3] == 0),
+    "cumprod": lambda x: (x * HOLES).cumprod(1),
+    "cumprod_down": lambda x: (x * HOLES).cumprod(0),
+    "prod": lambda x: (x * HOLES).prod(1),
 }
 
 
@@ -107,6 +117,17 @@ def check(loss: Callable, xs: Tensors, every_mix: bool = True) -> None:
 def test_functions(name: str) -> None:
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     check(loss_of(lambda x: [FUNCTIONS[name](x)]), (x,))
+
+
+def test_sinc_at_zero() -> None:
+    """Its second derivative there is -π²/3; eager's is not a number."""
+    x = torch.zeros((), dtype=torch.float64)
+    want = torch.tensor(-(torch.pi**2) / 3, dtype=torch.float64)
+    modes = (tessera.grad, tessera.jacfwd, tessera.jacrev)
+    with override(strict=True):
+        for outer in modes:
+            for inner in modes:
+                assert_close(outer(inner(torch.sinc))(x), want)
 
 
 def smooth(sample: Sample) -> bool:
