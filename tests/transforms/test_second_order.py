@@ -130,6 +130,35 @@ def test_sinc_at_zero() -> None:
                 assert_close(outer(inner(torch.sinc))(x), want)
 
 
+@torch.library.custom_op("tessera_test::sine_times", mutates_args=())
+def sine_times(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.sin() * y, x.argsort()
+
+
+@sine_times.register_fake
+def _(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.int64)
+
+
+def _pull_sine_times(ctx, ct: torch.Tensor, _: object) -> Tensors:  # noqa: ANN001
+    x, y = ctx.saved_tensors
+    return ct * x.cos() * y, ct * x.sin()
+
+
+sine_times.register_autograd(_pull_sine_times, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+
+
+def test_operators_of_a_library() -> None:
+    """One with a backward alone: tangents are the transpose of that, where torch.func gives zeros."""
+    x, y, s, t = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with override(strict=True):
+        both = tessera.jvp(lambda x, y: sine_times(x, y)[0], (x, y), (s, t))[1]
+        one = tessera.jvp(lambda y: sine_times(x, y)[0], (y,), (t,))[1]
+    assert_close(both, x.cos() * y * s + x.sin() * t)
+    assert_close(one, x.sin() * t)
+    check(loss_of(lambda x, y: [sine_times(x, y)[0]]), (x, y))
+
+
 def smooth(sample: Sample) -> bool:
     tensors = [a for a in (*sample.args, *sample.kwargs.values()) if isinstance(a, torch.Tensor)]
     moving = [t for t in tensors if t.is_floating_point()]
