@@ -130,6 +130,28 @@ def test_sinc_at_zero() -> None:
                 assert_close(outer(inner(torch.sinc))(x), want)
 
 
+@pytest.mark.skipif(not hasattr(torch.nn, "LinearCrossEntropyOptions"), reason="it came with a later PyTorch")
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_chunked_linear_cross_entropy(reduction: str) -> None:
+    """Eager refuses its second derivative, or gives a wrong one. A compiled program has eager's gradient."""
+    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=2, chunking_method=None)
+    x, w, bias = f(5, 4), f(3, 4), f(3)
+    target, share = torch.tensor([0, 2, -100, 1, 1]), f(3).abs()
+    given = {"weight": share, "reduction": reduction, "ignore_index": -100}
+
+    def chunked(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.linear_cross_entropy(x, w, target, linear_bias=bias, options=options, **given).sum()
+
+    def plain(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(F.linear(x, w, bias), target, **given).sum()
+
+    want = eager_gradient(plain, (x, w, bias))
+    with override(strict=True):
+        assert_close(tessera.grad(chunked, (0, 1, 2))(x, w, bias), want)
+    assert_close(eager_gradient(tessera.jit(chunked), (x, w, bias)), want)
+    check(chunked, (x, w, bias))
+
+
 @torch.library.custom_op("tessera_test::sine_times", mutates_args=())
 def sine_times(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return x.sin() * y, x.argsort()
