@@ -374,3 +374,25 @@ def test_while_loop_refuses_reverse_mode(x: torch.Tensor) -> None:
 
     with pytest.raises(RuleError, match="scan"):
         t.grad(f)(x)
+
+
+@pytest.mark.parametrize("name", ["grad", "value_and_grad", "vjp", "jacrev", "hessian"])
+def test_saved_tensor_hooks_are_refused_by_reverse_mode(name):
+    """What a transform keeps is not what autograd saves; torch.func refuses them too. Forward mode keeps nothing."""
+
+    def hooked(x):
+        with torch.autograd.graph.save_on_cpu():
+            return x.sin().sum()
+
+    def call(func, x):
+        return tessera.vjp(func, x) if name == "vjp" else getattr(tessera, name)(func)(x)
+
+    x = torch.randn(3)
+    for strict in (False, True):
+        with override(strict=strict), pytest.raises(RuntimeError, match="saved tensor hooks"):
+            call(hooked, x)
+        refused = pytest.raises(RuntimeError, match="saved tensor hooks")
+        with override(strict=strict), refused, torch.autograd.graph.save_on_cpu():
+            call(lambda x: x.sin().sum(), x)
+    with torch.autograd.graph.save_on_cpu():
+        torch.testing.assert_close(tessera.jvp(hooked, (x,), (x,))[1], (x.cos() * x).sum())

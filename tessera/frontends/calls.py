@@ -8,9 +8,11 @@ cotangents or tangents. All that does not depend on those is computed once, in t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
+from torch.autograd.graph import disable_saved_tensors_hooks
 from torch.utils import _pytree as pytree
 
 from tessera.frontends.functional import Traced, trace_function
@@ -25,6 +27,7 @@ from tessera.transforms.vjp import vjp
 from tessera.util.errors import InputError, RuleError
 
 Argnums = int | tuple[int, ...]
+REVERSE = frozenset(("grad", "vjp", "jacrev"))
 
 
 class Call:
@@ -39,14 +42,15 @@ class Call:
         # places of the arguments to differentiate by, in their structure
         chosen, self.wrt_spec = pytree.tree_flatten(_choose(name, places, argnums))
         self.primals: list[torch.Tensor] = [_check_primal(name, flat[i]) for i in chosen]
-        self.traced: Traced = trace_function(func, args, kwargs)
+        with _without_hooks(name):
+            self.traced: Traced = trace_function(func, args, kwargs)
         self.trace: Trace = self.traced.trace
         self.wrt = [self.check_input(i) for i in chosen]
         self.results, self.result_spec = self.find_results()
 
     def check_input(self, place: int) -> Value:
         v = self.traced.input(place)
-        if v in self.trace.mutations and self.name in ("grad", "vjp", "jacrev"):
+        if v in self.trace.mutations and self.name in REVERSE:
             raise InputError(
                 f"{self.name}: the function writes into an argument it is differentiated by ({v.name}: {v.type}); "
                 "write a copy of it"
@@ -88,6 +92,16 @@ class Call:
                 f"got {spec}"
             )
         return [_check_like(self.name, "tangent", t, v) for t, v in zip(leaves, self.wrt, strict=True)]
+
+
+def _without_hooks(name: str) -> AbstractContextManager[None]:
+    """What reverse mode keeps is no tensor that autograd saves: hooks around the call or in it would not see it."""
+    if name not in REVERSE:
+        return nullcontext()
+    return disable_saved_tensors_hooks(
+        f"{name}: saved tensor hooks do nothing in a transform, which keeps its own tensors; leave them out, or call "
+        "tessera.checkpoint in the function to keep less"
+    )
 
 
 def check_primals(name: str, primals: object) -> None:

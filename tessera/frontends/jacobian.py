@@ -37,7 +37,7 @@ def reverse_jacobian(
     chunks = _basis(outs, chunk_size)
     columns = _copied(chunks, rows, inputs) if copied and len(chunks) > 1 else _joined(map(rows, chunks))
     by_input = [c.split([o.numel() for o in outs]) for c in columns]
-    table = [[by_input[j][i].reshape(*o.shape, *x.shape) for j, x in enumerate(inputs)] for i, o in enumerate(outs)]
+    table = [[by_input[j][i].reshape((*o.shape, *x.shape)) for j, x in enumerate(inputs)] for i, o in enumerate(outs)]
     return _arrange(table, program, has_aux)
 
 
@@ -55,7 +55,7 @@ def forward_jacobian(func: Callable, args: tuple, argnums: Argnums, has_aux: boo
     table = []
     for o, column in zip(outs, columns, strict=True):
         parts = column.movedim(0, -1).split([x.numel() for x in inputs], -1)
-        table.append([p.reshape(*o.shape, *x.shape) for p, x in zip(parts, inputs, strict=True)])
+        table.append([p.reshape((*o.shape, *x.shape)) for p, x in zip(parts, inputs, strict=True)])
     return _arrange(table, program, has_aux)
 
 

@@ -46,9 +46,12 @@ unary("aten.rad2deg", d=lambda x, y: 180 / math.pi, cost=1)
 
 
 def _sinc(x: Value, y: Value) -> Value:
-    px = x * math.pi
-    slope = (px * aten.cos(px) - aten.sin(px)) / (px * x)
-    return aten.masked_fill(slope, aten.eq(px, 0), 0)
+    """At zero by its series, and elsewhere of something else than zero: so both can be differentiated again."""
+    origin = aten.eq(x * math.pi, 0)
+    away = aten.masked_fill(x, origin, 1)
+    px = away * math.pi
+    slope = (px * aten.cos(px) - aten.sin(px)) / (px * away)
+    return aten.where(origin, x * (x * x * (math.pi**4 / 30) - math.pi**2 / 3), slope)
 
 
 unary("aten.sinc", d=_sinc, cost=12)

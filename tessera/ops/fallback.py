@@ -182,12 +182,29 @@ def _trace_jvp(
         pull_pull = torch.func.vjp(lambda *cts: pull(cts), *seeds)[1]
         return arrange(diff, other, pull_pull(used(fakes[len(values) :])))
 
+    def registered(*fakes: torch.Tensor) -> list[object]:
+        """The same by plain autograd, which alone knows a backward that was registered in Python."""
+        sources, op = split(fakes[: len(values)])
+        inputs = [x.detach().requires_grad_() for x in sources]
+        diff, other = op(*inputs)
+        seeds = [torch.zeros_like(o, requires_grad=True) for o in diff]
+        heads = [(o, seed) for o, seed in zip(diff, seeds, strict=True) if o.requires_grad]
+        if not heads:
+            raise NotImplementedError(f"{eqn.op} has no derivative")
+        outs, cts = zip(*heads, strict=True)
+        pulled = torch.autograd.grad(outs, inputs, cts, create_graph=True, materialize_grads=True)
+        tied = [(g, t) for g, t in zip(pulled, used(fakes[len(values) :]), strict=True) if g.requires_grad]
+        grads, ts = zip(*tied, strict=True) if tied else ((), ())
+        return arrange(diff, other, torch.autograd.grad(grads, seeds, ts, materialize_grads=True))
+
     fakes = [fake.fake_of(v.tensor, mode) for v in values] + [fake.fake_of(dense(v.tensor), mode) for v in moving]
     names = [f"x{i}" for i in range(len(values))] + [f"t{i}" for i in range(len(moving))]
 
     def traced(how: Callable) -> Trace:
         return record(how, fakes, names, _decompose, Builder("jvp_formula", mode), whole=False, locate=False)[0]
 
+    if _from_a_library(eqn):
+        return _without_detach(traced(registered), len(eqn.results()), 0)
     try:
         if eqn.op in _HELD:
             raise NotImplementedError(f"forward mode of {eqn.op} is not to be differentiated")
@@ -199,15 +216,23 @@ def _trace_jvp(
     return _without_detach(trace, len(eqn.results()), 0)
 
 
-# PyTorch's tangents of these read the factors that the kernel noted, which carry no derivative: differentiated again
-# they would be wrong. Its reverse formulas are written over the operands where a gradient will be differentiated.
+# PyTorch's tangents of these read the factors that the kernel noted, which carry no derivative, or divide by zero and
+# write over it (an eigenvalue less itself): differentiated again they would be wrong. Its reverse formulas are written
+# over the operands where a gradient will be differentiated.
 _HELD = frozenset(
     (
         torch.ops.aten._linalg_det.default,
+        torch.ops.aten.linalg_eig.default,
+        torch.ops.aten._linalg_eigh.default,
         torch.ops.aten._linalg_slogdet.default,
         torch.ops.aten._linalg_solve_ex.default,
     )
 )
+
+
+def _from_a_library(eqn: Equation) -> bool:
+    """An operator whose backward is registered in Python has no tangent: forward mode would give zeros in silence."""
+    return not isinstance(eqn.op, Special) and eqn.op.namespace not in ("aten", "prims")
 
 
 def batch_formula(

@@ -148,7 +148,8 @@ def _declare() -> None:
         along(f"aten.{name}", "softmax", vjp=vjp_softmax, jvp=jvp_softmax, cost=per_element(6))
     for name in ("log_softmax.int", "_log_softmax.default"):
         along(f"aten.{name}", "softmax", vjp=vjp_log_softmax, jvp=jvp_log_softmax, cost=per_element(6))
-    along("aten._safe_softmax.default", "softmax", cost=per_element(6))
+    # a row of -inf gives zeros; PyTorch's tangent divides by that row's sum, whose derivative is not finite
+    along("aten._safe_softmax.default", "softmax", jvp=jvp_softmax, cost=per_element(6))
     declare(
         "aten.embedding.default",
         "embedding",

@@ -337,7 +337,36 @@ along(
     vjp=_cumsum_vjp,
     jvp=lambda ts, y, x, dim, dtype: aten.cumsum(ts[0], dim, dtype=dtype),
 )
-along("aten.cumprod.default", "scan")
+
+
+def _cumprod_jvp(ts: Sequence[Value], y: Value, x: Value, dim: int, dtype: torch.dtype | None) -> Value:
+    """Products of dual numbers, by doubling: element i holds what the `step` elements up to it give.
+
+    PyTorch's tangent divides by x and mends the zeros afterwards, which its own derivative does not survive. Sums
+    and products alone are right at any order.
+    """
+    t, p = cast(ts[0], y.dtype), cast(x, y.dtype)
+    if not x.ndim:
+        return t
+    size, before = x.shape[dim], [0] * (2 * (x.ndim - 1 - dim % x.ndim))
+    step = 1
+    while step < size:
+        past_p, past_t = (
+            aten.constant_pad_nd(aten.slice(v, dim, 0, size - step), [*before, step, 0], neutral)
+            for v, neutral in ((p, 1), (t, 0))
+        )
+        t, p = t * past_p + p * past_t, p * past_p
+        step *= 2
+    return t
+
+
+along(
+    "aten.cumprod.default",
+    "scan",
+    jvp=_cumprod_jvp,
+    real=False,
+    applies=lambda eqn: all(isinstance(n, int) for n in eqn.out.shape),  # the number of steps is part of the program
+)
 along("aten.logcumsumexp.default", "scan")
 
 # --- no derivative --------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from tessera.ir.record import record
 from tessera.ir.schema import bind, normalise
 from tessera.ir.trace import Trace
 from tessera.ir.types import type_of
-from tessera.ops.op import differentiates, keep_whole, rules
+from tessera.ops.op import is_real, keep_whole, rules
 from tessera.transforms.vjp import vjp
 
 
@@ -148,7 +148,7 @@ def check_jvp(flat: Flat) -> bool:
 
     def emit(builder: Builder, values: list[Value]) -> list:
         eqn = flat.equation(values[:count], builder)
-        if differentiates(eqn) is None:
+        if found.real and not is_real(eqn) or found.applies is not None and not found.applies(eqn):
             return []
         rest = iter(values[count:])
         ts = {v: next(rest) for v, m in zip(values, flat.moving, strict=False) if m}

@@ -31,7 +31,7 @@ def test_names_are_operators() -> None:
     """A declaration names a packet or an overload that PyTorch has."""
     for name in REGISTRY:
         namespace, packet_name, *overload = name.split(".")
-        if namespace == "tessera":
+        if namespace in ("tessera", "torch_nn"):  # the latter stands in PyTorch's Python, registered at its first call
             continue
         packet = getattr(getattr(torch.ops, namespace), packet_name)
         assert not overload or overload[0] in packet.overloads(), name

@@ -33,6 +33,9 @@ def f(*shape: int) -> torch.Tensor:
 
 W, B, MEAN, VAR = f(4), f(4), f(4), f(4).abs() + 0.5
 TALL = torch.eye(3, dtype=torch.float64)
+HOLES = torch.tensor([[1, 0, 1, 1], [1, 0, 2, 0], [0, 1, 1, 3]], dtype=torch.float64)  # rows with one zero and with two
+MASKED = torch.zeros(3, 4, dtype=torch.float64)
+MASKED[0, 1] = MASKED[1] = MASKED[2, 3] = -torch.inf  # nothing is left of the second row
 
 # Operators with auxiliary results, and others whose formulas PyTorch keeps in C++: functions of a 3x4 matrix.
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -54,6 +57,13 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "lu_factor": lambda x: torch.linalg.lu_factor(x[:, :3])[0],
     "qr": lambda x: torch.linalg.qr(x.T)[1],
     "eigvalsh": lambda x: torch.linalg.eigvalsh(x[:, :3] + x[:, :3].T),
+    "eigh": lambda x: torch.linalg.eigh(x[:, :3] + x[:, :3].T)[1] ** 2,
+    "eig": lambda x: torch.linalg.eig(x[:, :3])[1].abs(),
+    "safe_softmax": lambda x: torch._safe_softmax(x + MASKED, -1),
+    "attention_masked": lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None], MASKED[:, :3] == 0),
+    "cumprod": lambda x: (x * HOLES).cumprod(1),
+    "cumprod_down": lambda x: (x * HOLES).cumprod(0),
+    "prod": lambda x: (x * HOLES).prod(1),
 }
 
 
@@ -107,6 +117,68 @@ def check(loss: Callable, xs: Tensors, every_mix: bool = True) -> None:
 def test_functions(name: str) -> None:
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     check(loss_of(lambda x: [FUNCTIONS[name](x)]), (x,))
+
+
+def test_sinc_at_zero() -> None:
+    """Its second derivative there is -π²/3; eager's is not a number."""
+    x = torch.zeros((), dtype=torch.float64)
+    want = torch.tensor(-(torch.pi**2) / 3, dtype=torch.float64)
+    modes = (tessera.grad, tessera.jacfwd, tessera.jacrev)
+    with override(strict=True):
+        for outer in modes:
+            for inner in modes:
+                assert_close(outer(inner(torch.sinc))(x), want)
+
+
+@pytest.mark.skipif(not hasattr(torch.nn, "LinearCrossEntropyOptions"), reason="it came with a later PyTorch")
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_chunked_linear_cross_entropy(reduction: str) -> None:
+    """Eager refuses its second derivative, or gives a wrong one. A compiled program has eager's gradient."""
+    options = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=2, chunking_method=None)
+    x, w, bias = f(5, 4), f(3, 4), f(3)
+    target, share = torch.tensor([0, 2, -100, 1, 1]), f(3).abs()
+    given = {"weight": share, "reduction": reduction, "ignore_index": -100}
+
+    def chunked(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.linear_cross_entropy(x, w, target, linear_bias=bias, options=options, **given).sum()
+
+    def plain(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(F.linear(x, w, bias), target, **given).sum()
+
+    want = eager_gradient(plain, (x, w, bias))
+    with override(strict=True):
+        assert_close(tessera.grad(chunked, (0, 1, 2))(x, w, bias), want)
+    assert_close(eager_gradient(tessera.jit(chunked), (x, w, bias)), want)
+    check(chunked, (x, w, bias))
+
+
+@torch.library.custom_op("tessera_test::sine_times", mutates_args=())
+def sine_times(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.sin() * y, x.argsort()
+
+
+@sine_times.register_fake
+def _(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x), torch.empty_like(x, dtype=torch.int64)
+
+
+def _pull_sine_times(ctx, ct: torch.Tensor, _: object) -> Tensors:  # noqa: ANN001
+    x, y = ctx.saved_tensors
+    return ct * x.cos() * y, ct * x.sin()
+
+
+sine_times.register_autograd(_pull_sine_times, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+
+
+def test_operators_of_a_library() -> None:
+    """One with a backward alone: tangents are the transpose of that, where torch.func gives zeros."""
+    x, y, s, t = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with override(strict=True):
+        both = tessera.jvp(lambda x, y: sine_times(x, y)[0], (x, y), (s, t))[1]
+        one = tessera.jvp(lambda y: sine_times(x, y)[0], (y,), (t,))[1]
+    assert_close(both, x.cos() * y * s + x.sin() * t)
+    assert_close(one, x.sin() * t)
+    check(loss_of(lambda x, y: [sine_times(x, y)[0]]), (x, y))
 
 
 def smooth(sample: Sample) -> bool:
