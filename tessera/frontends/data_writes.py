@@ -16,7 +16,7 @@ import torch
 
 from tessera.util.errors import CaptureError
 
-_DATA = torch._C._autograd._get_data_attr
+_DATA = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]
 
 
 def refuse_hidden_writes(gm: torch.fx.GraphModule) -> None:
