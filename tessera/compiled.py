@@ -141,7 +141,8 @@ class Compiled:
     ) -> None:
         """`anew` gives a call that has compiled nothing yet."""
         self.fn, self.backend, self.call = fn, backend, call
-        self.hooks = ModuleHooks(fn) if isinstance(fn, torch.nn.Module) and anew is not None else None
+        looks = isinstance(fn, torch.nn.Module) and anew is not None
+        self.hooks: ModuleHooks[Callable] | None = ModuleHooks(fn) if looks else None
         self.anew = anew
         self.failures = 0
         self.owner: object = None  # the function that carries this state

@@ -22,6 +22,7 @@ from torch.fx.experimental._backward_state import BackwardState
 from tessera.frontends import control  # noqa: F401  (records torch.cond and its like as sub-traces)
 from tessera.frontends.bodies import record_call
 from tessera.frontends.captured import Captured, capture
+from tessera.frontends.data_writes import refuse_hidden_writes
 from tessera.frontends.frames import MODEL, OWN_FILE
 from tessera.frontends.function import record_function
 from tessera.frontends.global_state import refuse_setter
@@ -51,6 +52,7 @@ def capture_graph(
             "hooks of modules in a graph made for compiled autograd; they run as the graph does, eagerly"
         )
     check_between_results(gm)
+    refuse_hidden_writes(gm)
     mode = fake_mode(placeholders, example_inputs)
     mode.epoch += 1  # sizes that Dynamo learned of its inputs' contents are forgotten: the trace has symbols of its own
     fakes = [_fake_input(n, x, mode) for n, x in zip(placeholders, example_inputs, strict=True)]

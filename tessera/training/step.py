@@ -14,9 +14,11 @@ from functools import partial
 
 import torch
 import torch._dynamo
+from torch.utils.hooks import RemovableHandle
 
 from tessera.compiled import Compiled, argument_names, compiled_state, under_dynamo
 from tessera.frontends.frames import MODEL, looking_at_hooks, own_frames
+from tessera.frontends.module_hooks import ModuleHooks
 from tessera.pipelines import Options
 from tessera.training.backend import StepBackend, reason_of
 from tessera.training.book import Book
@@ -36,10 +38,18 @@ _FAKE_MODE = partial(torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey
 class TrainStep:
     """A training step: call it with a batch, it gives the loss (what `loss_fn` gave, without history)."""
 
-    def __init__(self, loss: Callable, whole: Callable, book: Book, settings: Settings, backend: StepBackend) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss_fn: Callable | None,
+        book: Book,
+        settings: Settings,
+        backend: StepBackend,
+    ) -> None:
+        self.model, self.loss_fn = model, loss_fn
         self.book, self.settings, self.backend = book, settings, backend
-        self.whole = under_dynamo(whole, backend, fullgraph=True)
-        self.parts = Parts(loss, book, settings, backend)
+        self.hooks: ModuleHooks[tuple[Callable, Parts]] = ModuleHooks(model)
+        self.whole, self.parts = self._anew()
         self.in_parts = ""  # why the step does not run as one program
         self.__tessera__ = Compiled(self.__call__, backend, self.__call__, _again)
 
@@ -48,6 +58,8 @@ class TrainStep:
             raise InputError("train_step: expected a call outside torch.inference_mode, which makes no gradients")
         if _FAKE_MODE() is not None:
             raise InputError("train_step: expected a call on real tensors, got one under a FakeTensorMode")
+        if self.hooks.seen != RemovableHandle.next_id or self.hooks.some:
+            self._look_at_hooks()
         reason = self.in_parts or self.book.own_step() or self.book.own_zero_grad() or _hooks(self.book.optimizer)
         if not reason:
             try:
@@ -63,6 +75,18 @@ class TrainStep:
                     message = f"Tessera could not compile the step as one program and runs it in parts: {error}"
                     warnings.warn(f"{message}. Please report this; TESSERA_STRICT=1 raises it.", stacklevel=2)
         return self._run_in_parts(reason, batch, named)
+
+    def _anew(self) -> tuple[Callable, Parts]:
+        """The step as one program and in parts; nothing is compiled yet."""
+        loss, whole = _frames(self.model, self.loss_fn)
+        parts = Parts(loss, self.book, self.settings, self.backend)
+        return under_dynamo(whole, self.backend, fullgraph=True), parts
+
+    def _look_at_hooks(self) -> None:
+        """Dynamo compiles a module's hooks with it and does not see when they change: then the step begins anew."""
+        changed, made = self.hooks.changed((self.whole, self.parts))
+        if changed:
+            self.whole, self.parts = made or self._anew()
 
     def _run_in_parts(self, reason: str, batch: tuple, named: dict) -> object:
         """From now on in parts, unless it is the loss itself that fails: the next batch may be a better one."""
@@ -183,4 +207,4 @@ def train_step(
         )
     settings = Settings(options, clips, accumulate, keep_grads, names)
     backend = StepBackend(book, settings, strict, type(model).__name__, _batch_names(model, loss_fn))
-    return TrainStep(*_frames(model, loss_fn), book, settings, backend)
+    return TrainStep(model, loss_fn, book, settings, backend)

@@ -125,3 +125,17 @@ def test_a_number_that_only_the_run_knows() -> None:
     fast = tessera.jit(model, dynamic=True, strict=True)
     with override(verify=True):
         assert torch.equal(fast(x), model(x))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_what_embedding_bag_gives_its_backward_has_sizes_of_its_own(mode):
+    """They differ with whether the table wants gradients, which types do not say."""
+    weight = torch.randn(3, 10).t().requires_grad_()
+    indices, offsets = torch.randint(0, 10, (12,))[::2], torch.tensor([0, 3, 6])
+
+    def bags(w):
+        return torch.nn.functional.embedding_bag(indices, w, offsets, mode=mode, include_last_offset=True)
+
+    with override(verify=True):
+        out = tessera.jit(bags, strict=True)(weight)
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), weight), torch.autograd.grad(bags(weight).sum(), weight))

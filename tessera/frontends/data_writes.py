@@ -1,0 +1,65 @@
+"""Writes through `.data` to what a backward pass may read.
+
+In: one of Dynamo's graphs, with the example value of every node. Out: nothing, or a CaptureError.
+
+What eager saves for backward shares the memory of the tensor, and a write through `.data` is hidden from autograd: the
+gradient is computed from the new contents. Which values those are is a matter of each operator's formula, which a
+functional program no longer shows. So a graph that writes so after a differentiable use runs eagerly; one that writes
+first (weights clamped before they are used) is compiled.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import torch
+
+from tessera.util.errors import CaptureError
+
+_DATA = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]
+
+
+def refuse_hidden_writes(gm: torch.fx.GraphModule) -> None:
+    nodes = list(gm.graph.nodes)
+    hidden = {_memory(n.args[0]) for n in nodes if n.target is _DATA and _differentiable(n.args[0])}
+    if not hidden:  # nearly always
+        return
+    read: set[int | None] = set()
+    for node in nodes:
+        if node.op != "placeholder" and _differentiable(node):
+            # A formula may save its operands or its result; a view saves nothing of its base.
+            read |= {_memory(a) for a in node.all_input_nodes if _differentiable(a)} ^ {_memory(node)}
+        written = _written(node)
+        if written is not None and not _differentiable(written) and _memory(written) in hidden & read:
+            raise CaptureError(f"a write through .data to what {written.name} shares, after a differentiable use of it")
+
+
+def _example(node: object) -> object:
+    return node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
+
+
+def _differentiable(node: object) -> bool:
+    value = _example(node)
+    parts = value if isinstance(value, (list, tuple)) else (value,)
+    return any(isinstance(v, torch.Tensor) and v.requires_grad for v in parts)
+
+
+def _memory(node: object) -> int | None:
+    """What tells tensors that share memory; views share, and so do a tensor and its `.data`."""
+    value = _example(node)
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    return value.untyped_storage()._cdata
+
+
+def _written(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The tensor that the node writes to, if any."""
+    out = node.kwargs.get("out")
+    if isinstance(out, torch.fx.Node):
+        return out
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    in_place = name.endswith("_") and not name.endswith("__")
+    updates = node.target is operator.setitem or getattr(operator, name, None) is node.target and name.startswith("i")
+    first = node.args[0] if node.args else None
+    called = node.op in ("call_method", "call_function")
+    return first if called and (in_place or updates) and isinstance(first, torch.fx.Node) else None

@@ -1,0 +1,73 @@
+"""Writes through `.data`, which autograd does not see: gradients are those of eager, which reads the new contents."""
+
+import pytest
+import torch
+
+import tessera
+
+
+def operand_saved(x):
+    out = x.sin()
+    x.data.mul_(2)
+    return out
+
+
+def result_saved(x):
+    out = x.exp()
+    out.data.zero_()
+    return out * 2
+
+
+def made_inside(x):
+    h = x * 2
+    out = h.sin()
+    h.data.mul_(3)
+    return out
+
+
+def view_saved(x):
+    out = x[1:].sin()
+    x.data[1] = 5.0
+    return out
+
+
+def updated(x):
+    out, d = x.sin(), x.data
+    d += 1
+    return out
+
+
+def written_first(x):
+    x.data.clamp_(-0.2, 0.2)
+    return x.sin()
+
+
+def read_without_gradients(x):
+    with torch.no_grad():
+        out = x.sin()
+    x.data.mul_(2)
+    return out + x.cos()
+
+
+def never_written(x):
+    return x.sin() + x.data.cos()
+
+
+EAGER = (operand_saved, result_saved, made_inside, view_saved, updated)
+COMPILED = (written_first, read_without_gradients, never_written)
+
+
+def run(fn, start):
+    x = start.clone().requires_grad_()
+    out = fn(x)
+    out.sum().backward()
+    return out.detach(), x.detach(), x.grad
+
+
+@pytest.mark.filterwarnings("ignore:Tessera could not compile")
+@pytest.mark.parametrize("fn", EAGER + COMPILED, ids=lambda f: f.__name__)
+def test_gradients_after_a_write_through_data(fn):
+    start, fast = torch.randn(4), tessera.jit(fn)
+    for _ in range(2):
+        torch.testing.assert_close(run(fast, start), run(fn, start))
+    assert bool(tessera.explain(fast).eager) == (fn in EAGER)
