@@ -35,7 +35,13 @@ UNPROMISED = names(
     nll_loss2d_forward
     reflection_pad2d reflection_pad2d_backward reflection_pad3d reflection_pad3d_backward
     replication_pad2d replication_pad2d_backward replication_pad3d replication_pad3d_backward
-    upsample_nearest3d_backward _upsample_nearest_exact3d_backward
+    upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d upsample_nearest1d upsample_nearest2d
+    upsample_nearest3d _upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d
+    _upsample_bilinear2d_aa _upsample_bicubic2d_aa upsample_linear1d_backward upsample_bilinear2d_backward
+    upsample_trilinear3d_backward upsample_bicubic2d_backward upsample_nearest1d_backward upsample_nearest2d_backward
+    upsample_nearest3d_backward _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward
+    _upsample_nearest_exact3d_backward _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward
+    _fused_rms_norm _fused_rms_norm_backward diagonal_scatter
     """
 )
 

@@ -54,12 +54,11 @@ _SHAPE_CHANGES = {
     "set_",
     "resize_as_",
     "set_data",
-    "as_strided_",
     "_resize_output_",
     "sparse_resize_",
     "sparse_resize_and_clear_",
 }
-_VIEW_CHANGES = {"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "detach_"}
+_VIEW_CHANGES = {"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_", "detach_"}
 # Writes their schemas do not tell of: arguments 3 and 4 are running statistics.
 _RUNNING_STATISTICS = {
     "batch_norm",
@@ -330,6 +329,11 @@ class Recorder(TorchDispatchMode):
         old = ref.read(self.builder)
         ref.tensor = torch.ops.aten.alias.default(tensor)  # what it was: views of that are still views of it
         self.refs[id(ref.tensor)] = ref
+        if plain._opname in STRIDED:
+            shown = self.ref(record_strided(self, plain, (ref.tensor, *args[1:]), kwargs))  # type: ignore[arg-type]
+            func(*args, **kwargs)
+            self.refs[id(tensor)] = Ref(tensor, shown.value, shown.root, shown.view, shown.version)
+            return tensor
         func(*args, **kwargs)
         rest = self.lower(args[1:])
         v = self.builder.emit(plain, old, *rest, **kwargs)  # type: ignore[misc]

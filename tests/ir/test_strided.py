@@ -162,3 +162,23 @@ def test_transforms(name: str) -> None:
     assert_close(tessera.hessian(total)(x), functional.hessian(plain_total, x))
     each = torch.stack([functional.jacobian(plain_total, row.clone()) for row in rows])
     assert_close(tessera.vmap(tessera.grad(total))(rows), each)
+
+
+def test_a_tensor_that_becomes_another_view_of_its_memory():
+    def f(x):
+        y = x * 2
+        y.as_strided_((3, 2), (1, 3))
+        return y.sin() + 1
+
+    assert_like_eager(f, lambda: [torch.arange(6.0).view(2, 3).requires_grad_()])
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_adaptive_pools_of_images_with_channels_last(size):
+    def f(x):
+        return torch.nn.functional.adaptive_avg_pool2d(x * 1, size).square()
+
+    def image():
+        return [torch.arange(256.0).view(2, 8, 4, 4).to(memory_format=torch.channels_last).requires_grad_()]
+
+    assert_like_eager(f, image)

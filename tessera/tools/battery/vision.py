@@ -14,19 +14,12 @@ from tessera.tools.models import GPT, GPTConfig
 
 TORCHVISION = {
     "resnet18": 64,
-    "resnext50_32x4d": 64,
-    "densenet121": 64,
     "vgg11_bn": 64,
     "squeezenet1_1": 64,
-    "googlenet": 96,
     "mobilenet_v3_small": 64,
     "shufflenet_v2_x0_5": 64,
     "mnasnet0_5": 64,
-    "efficientnet_b0": 64,
-    "regnet_y_400mf": 64,
-    "convnext_tiny": 64,
     "vit_b_32": 224,
-    "swin_t": 64,
     "alexnet": 96,
 }
 TIMM = {
@@ -36,15 +29,12 @@ TIMM = {
     "mixer_s32_224": 224,
     "convnext_atto": 64,
     "mobilenetv4_conv_small": 64,
-    "ghostnet_050": 64,
-    "tf_efficientnetv2_b0": 64,
     "resmlp_12_224": 224,
     "poolformer_s12": 64,
     "edgenext_xx_small": 64,
     "eva02_tiny_patch14_224": 224,
     "levit_128s": 224,
     "regnetx_002": 64,
-    "nfnet_l0": 64,
 }
 
 
@@ -71,8 +61,8 @@ def made(library: str, name: str) -> tuple[nn.Module, tuple, dict]:
     if library == "torchvision":
         import torchvision
 
-        size, more = TORCHVISION[name], {"init_weights": False} if name == "googlenet" else {}
-        model = torchvision.models.get_model(name, weights=None, num_classes=5, **more)
+        size = TORCHVISION[name]
+        model = torchvision.models.get_model(name, weights=None, num_classes=5)
     else:
         import timm
 
