@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from tessera.frontends import claims  # noqa: F401  (torch._check becomes part of the program)
 from tessera.frontends.captured import Captured, capture
 from tessera.frontends.functional import ASKS_A_VALUE, argument_names, value_needed, watching
+from tessera.frontends.requires_grad import requires_grad_known
 from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.record import recording
@@ -48,7 +49,7 @@ class Dispatcher:
             for place, x in zip(places, tensors, strict=False):
                 full[place] = x
             inner, named = pytree.tree_unflatten(full, spec)
-            return tuple(pytree.tree_leaves(self.fn(*inner, **named)))
+            return given.different(pytree.tree_leaves(self.fn(*inner, **named)))
 
         name = f"{self.name}_{len(self.compilations)}"
         call, compilation = compile_captured(captured, eager, name, self.options)
@@ -72,14 +73,22 @@ class Dispatcher:
             given.append(once)
             return different
 
-        fakes: list[object] = [_fake_of_its_own(leaves[i], mode) for i in places]  # type: ignore[arg-type]
         every = argument_names(self.fn, *pytree.tree_unflatten(leaves, spec))
-        builder = Builder(self.name, mode)
-        try:
-            with watching(builder):
-                captured = capture(run, fakes, [every[i] for i in places], keep_whole, builder, close=True)
-        except ASKS_A_VALUE as error:
-            raise value_needed(error) from error
+
+        def record(run: Callable) -> tuple[Captured, bool]:
+            fakes: list[object] = [_fake_of_its_own(leaves[i], mode) for i in places]  # type: ignore[arg-type]
+            builder = Builder(self.name, mode)
+            try:
+                with watching(builder), requires_grad_known(builder, fakes):
+                    names = [every[i] for i in places]
+                    return capture(run, fakes, names, keep_whole, builder, close=True), builder.enables_grad
+            except ASKS_A_VALUE as error:
+                raise value_needed(error) from error
+
+        captured, enables = record(run)
+        if enables:  # Gradients are on around the program then, so that what it runs without them is marked.
+            with torch.enable_grad():
+                captured = replace(record(torch.no_grad()(run))[0], enables_grad=True)
         lifted = tuple(captured.trace.constants.values())
         trace = captured.trace.with_(inputs=(*captured.trace.inputs, *captured.trace.constants), constants={})
         grads = tuple(x.requires_grad for x in (*(leaves[i] for i in places), *lifted))  # type: ignore[attr-defined]
@@ -106,6 +115,10 @@ class Given:
         places: dict[int, int] = {}
         order = tuple(places.setdefault(id(x), len(places)) for x in leaves)
         return list({id(x): x for x in leaves}.values()), Given(spec, order)
+
+    def different(self, leaves: Sequence[object]) -> tuple[object, ...]:
+        """Of all leaves those that `pack` takes."""
+        return tuple(dict(zip(self.order, leaves, strict=True)).values())
 
     def pack(self, out: Sequence[object]) -> object:
         return pytree.tree_unflatten([out[i] for i in self.order], self.spec)

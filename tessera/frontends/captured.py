@@ -8,7 +8,7 @@ shared memory and autograd history are eager's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from tessera.frontends.grad_mode import kept_grad_mode
+from tessera.frontends.requires_grad import with_history
 from tessera.ir.alias import Ref
 from tessera.ir.builder import Builder, aten
 from tessera.ir.checks import record_assumptions
@@ -75,9 +76,10 @@ def capture(
     with kept_grad_mode() as left:
         made = record_with(Recorder(builder, keep, locate), fn, fakes, names)
     record_assumptions(builder)
+    _drop_empty_histories(made)
     aliased, bases = aliases(made, tuple(made.trace.constants.values()) if close else ())
     outputs = [_laid_out(builder, v, x, made.refs) for v, x in zip(made.trace.outputs, made.outputs, strict=True)]
-    bases = [_laid_out(builder, base.value, base.tensor, made.refs) for base in bases]
+    bases = [_laid_out(builder, base.read(builder), base.tensor, made.refs) for base in bases]
     trace = numbers_as_values(made.trace.with_(outputs=(*outputs, *bases)), builder)
     grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in fakes)
     return Captured(trace, made.spec, builder.mode, len(made.outputs), aliased, grads, left[0] if left else None)
@@ -86,8 +88,9 @@ def capture(
 def aliases(made: Recorded, closed: Sequence[object] = ()) -> tuple[dict[int, Aliased], list[Ref]]:
     """Outputs that are views of an input or of one result, and such results that are no outputs themselves. `closed`
     are tensors that become inputs after the others."""
+    inputs = [x for x in (*made.inputs, *closed) if isinstance(x, torch.Tensor)]
     aliased = _input_aliases([*made.inputs, *closed], made.outputs, made.refs)
-    bases = _shared_bases(made.outputs, made.refs, aliased)
+    bases = _shared_bases(made.outputs, made.refs, aliased, {id(made.refs[id(x)].root) for x in inputs})
     return aliased, bases
 
 
@@ -97,30 +100,34 @@ def _input_aliases(inputs: Sequence[object], outputs: list[object], refs: dict[i
     for position, out in enumerate(outputs):
         if isinstance(out, torch.Tensor) and id(refs[id(out)].root) in by_root:
             source = by_root[id(refs[id(out)].root)]
-            steps = _steps(refs[id(out)], refs[id(inputs[source])].tensor)
-            if steps is not None:
+            base, steps = _climb(refs[id(out)])
+            if base.tensor is refs[id(inputs[source])].tensor:
                 aliased[position] = Aliased(source, steps)
     return aliased
 
 
-def _shared_bases(outputs: list[object], refs: dict[int, Ref], aliased: dict[int, Aliased]) -> list[Ref]:
-    """Note outputs that are views of one result; give results that are not outputs themselves.
+def _shared_bases(
+    outputs: list[object], refs: dict[int, Ref], aliased: dict[int, Aliased], given: Collection[int]
+) -> list[Ref]:
+    """Note outputs that are views of one result; give results that are not outputs themselves. `given` are the ids of
+    the inputs' roots: what the program itself makes of an input is left to it.
 
     One view alone is a value of the program, unless it was written: its new contents have a layout of their own.
     """
     groups: dict[int, list[int]] = {}
+    climbs: dict[int, tuple[Ref, tuple[Step, ...]]] = {}
     for position, out in enumerate(outputs):
         if isinstance(out, torch.Tensor) and position not in aliased:
-            groups.setdefault(id(refs[id(out)].root), []).append(position)
+            base, steps = climbs[position] = _climb(refs[id(out)])
+            if base.view is None or id(base.root) not in given:
+                groups.setdefault(id(base), []).append(position)
     extra: list[Ref] = []
     for members in groups.values():
-        base = refs[id(outputs[members[0]])]
+        base = climbs[members[0]][0]
         if len({id(outputs[m]) for m in members}) < 2 and not base.root.version:
             continue
-        while base.view is not None:
-            base = base.view.parent
         home = next((m for m in members if outputs[m] is base.tensor), None)
-        made = {m: steps for m in members if (steps := _steps(refs[id(outputs[m])], base.tensor))}
+        made = {m: steps for m in members if (steps := climbs[m][1])}
         if home is None and made:
             home = len(outputs) + len(extra)
             extra.append(base)
@@ -150,15 +157,25 @@ def numbers_as_values(trace: Trace, builder: Builder) -> Trace:
     return trace.with_(equations=tuple(builder.equations), outputs=tuple(outputs))
 
 
-def _steps(ref: Ref, source: object) -> tuple[Step, ...] | None:
-    """The views that lead from the input to this tensor; None where one needs a value of the program, or a symbolic
-    size, which only the program computes: it then makes the view itself. So it does where a detached view has a
-    gradient history of its own, which no view of the input has."""
+def _climb(ref: Ref) -> tuple[Ref, tuple[Step, ...]]:
+    """The views that lead to this tensor, and the tensor that they start from. That is where the memory begins, or
+    where a view needs a value of the program, or a symbolic size, which only the program computes: it then makes the
+    view itself. So it does where a detached view has a gradient history of its own, which no view of its base has."""
     steps: list[Step] = []
-    while ref.view is not None:
-        view = ref.view
+    while (view := ref.view) is not None:
         if ref.own_history or values_in((view.args, view.kwargs)) or symbols_in((view.args, view.kwargs)):
-            return None
+            break
         steps.append((view.op, view.args, view.kwargs, view.index, view.no_grad))
         ref = view.parent
-    return tuple(reversed(steps)) if ref.tensor is source else None
+    return ref, tuple(reversed(steps))
+
+
+def _drop_empty_histories(made: Recorded) -> None:
+    """A detached view into which nothing with a gradient was written is a view like any other."""
+    own = [ref for ref in made.refs.values() if ref.own_history]
+    if not own:
+        return
+    tensors = (*zip(made.trace.inputs, made.inputs, strict=True), *made.trace.constants.items())
+    found = with_history(tensors, made.trace.equations)
+    for ref in own:
+        ref.own_history = ref.value in found

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from tessera.ir.builder import Builder, aten
 from tessera.ir.equation import ACTIVE, NO_GRAD, Arg, Special, Value, values_in
 from tessera.ir.schema import bind, schema_of
+from tessera.ir.types import size_key
 from tessera.util.errors import CaptureError
 from tessera.util.names import names
 
@@ -78,14 +79,19 @@ class Ref:
         """This tensor now holds `new`; so does the memory under it."""
         keep = NO_GRAD in builder.tags and new.tensor.is_differentiable
         held: list[tuple[Ref, Value]] = []
-        ref = self
+        ref, detached = self, False
         while True:
             held.append((ref, ref.kept(new, builder) if keep else new))
             view = ref.view
             if view is None:
                 break
             ref.own_history |= view.detaches and not keep and ref.value.tensor.is_differentiable
-            new = scatter(builder, view, view.parent.read(builder), new)
+            detached |= view.detaches
+            old = view.parent.read(builder)
+            new = scatter(builder, view, old, new)
+            if detached and view.no_grad and new.tensor.is_differentiable:  # that view brings no history back
+                with _grad_mode(builder, True), builder:
+                    new = keep_grad(old, new, tangent=True)
             ref = view.parent
         self.root.version += 1
         for ref, value in held:
@@ -129,7 +135,7 @@ def scatter(builder: Builder, view: View, parent: Value, new: Value) -> Value:
 
 _RESHAPES = names(
     "view _unsafe_view reshape flatten unflatten unsqueeze squeeze alias view_as reshape_as ravel contiguous to"
-    " _to_copy lift_fresh pin_memory expand expand_as positive resolve_conj resolve_neg atleast_1d atleast_2d"
+    " _to_copy lift_fresh pin_memory positive resolve_conj resolve_neg atleast_1d atleast_2d"
     " atleast_3d squeeze_ unsqueeze_ _reshape_alias"
 )
 
@@ -233,6 +239,13 @@ def _unfold(view: View, parent: Value, new: Value, dim: int, size: int, step: in
     raise CaptureError("a write through overlapping windows (unfold) has no single meaning; copy the windows first")
 
 
+def _expand(view: View, parent: Value, new: Value, *args: Arg, **kwargs: Arg) -> Value:
+    added = new.ndim - parent.ndim
+    if list(map(size_key, new.shape)) == [size_key(1)] * added + list(map(size_key, parent.shape)):
+        return _reshape(parent, new)
+    raise CaptureError("a write through an expanded tensor writes one element several times; copy it first")
+
+
 def _index(view: View, parent: Value, new: Value, indices: Arg) -> Value:
     """Places that a tensor names; the recorder is told where such a result counts as a view."""
     return aten.index_put(parent, indices, new)
@@ -253,7 +266,7 @@ _SCATTER: dict[str, Callable] = {
     "unsafe_split": _pieces, "unsafe_split_with_sizes": _pieces,
     "as_strided": _as_strided, "view_as_real": _view_as_real, "view_as_complex": _view_as_complex,
     "real": _real, "imag": _imag, "_conj": _conj, "conj": _conj, "_neg_view": _neg_view, "detach": _detach,
-    "unfold": _unfold, "view": _view_dtype, "index": _index,
+    "unfold": _unfold, "expand": _expand, "expand_as": _expand, "view": _view_dtype, "index": _index,
 }  # fmt: skip
 
 

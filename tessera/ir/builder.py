@@ -49,6 +49,7 @@ class Builder:
         self.symbols: dict[str, tuple[Value, int | None]] = {}
         self.source: Source = NOWHERE
         self.tags: frozenset[str] = frozenset()
+        self.enables_grad = False  # called under no_grad, the program turned gradients on
         self.again = False  # what is emitted may be differentiated once more
         self.randomness = "different"  # where a batch is made: do the examples share what is drawn
         self.hooked: list[tuple[Value, Value]] = []  # tensors whose gradient a hook changes, before and behind it

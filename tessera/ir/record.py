@@ -151,8 +151,11 @@ class Recorder(TorchDispatchMode):
 
     def tags(self) -> frozenset[str]:
         tags = self.extra_tags
-        if self.base_grad and not torch.is_grad_enabled():
-            tags = tags | {NO_GRAD}
+        if self.base_grad != torch.is_grad_enabled():
+            if self.base_grad:
+                tags = tags | {NO_GRAD}
+            else:
+                self.builder.enables_grad = True
         if self.base_tangent and not torch._C._is_fwd_grad_enabled():
             tags = tags | {NO_TANGENT}
         return tags

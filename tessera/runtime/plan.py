@@ -74,7 +74,7 @@ def bridge_of(
         tuple(inputs.get(v, -1) for v in split.saved),
         tuple(inputs[v] for v in joint.wrt if v not in split.saved and v in felt),
         _reached(joint),
-        tuple(inputs[v] for v, g in zip(joint.wrt, joint.trace.outputs[-len(joint.wrt) :], strict=True) if g is None),
+        _cut(joint),
         _edges(captured),
     )
 
@@ -88,6 +88,15 @@ def _reached(joint: Joint) -> tuple[tuple[int, ...], ...]:
         behind.update(dict.fromkeys(e.results(), found))
     gradients = joint.trace.outputs[len(joint.trace.outputs) - len(joint.wrt) :]
     return tuple(tuple(sorted(behind.get(g, ()))) if isinstance(g, Value) else () for g in gradients)
+
+
+def _cut(joint: Joint) -> tuple[int, ...]:
+    """Inputs that get no gradient, which autograd is not to see. Where that is all of them it sees them nevertheless: a
+    view made under no_grad requires a gradient that goes nowhere."""
+    inputs = {v: i for i, v in enumerate(joint.trace.inputs)}
+    gradients = joint.trace.outputs[-len(joint.wrt) :]
+    found = tuple(inputs[v] for v, g in zip(joint.wrt, gradients, strict=True) if g is None)
+    return found if len(found) < len(joint.wrt) else ()
 
 
 def backward_graph(

@@ -29,6 +29,7 @@ REFUSALS = (
     "modified by an inplace operation",
     SECOND,
     "A view was created in no_grad mode",
+    "is a view of a view which was created in no_grad mode",
     "is a view and is being modified inplace",
     "is a view and its base or another view of its base has been modified inplace",
 )
@@ -41,6 +42,8 @@ MISSING = (
     "Batching rule not implemented",
     "more than one element of the written-to tensor",
     "don't support automatic differentiation",
+    "ZeroTensors are immutable",
+    "because it is an out= function",
 )
 
 

@@ -35,7 +35,19 @@ def one(m: Maker, a: str) -> str:
         forms += ["{0}.real", "{0}.imag", "torch.view_as_real({0})"] * 4
     order = list(range(x.ndim))
     m.rng.shuffle(order)
+    if not _whole(x):
+        forms = [form for form in forms if "as_strided" not in form]
     return m.rng.choice(forms).format(a, d=m.dim(a) if x.ndim else 0, p=", ".join(map(str, order)))
+
+
+def _whole(x: torch.Tensor) -> bool:
+    """Whether what `as_strided` shows lies within the tensor. Eager drops gradients of what lies beside a view in the
+    memory of its base, and says that they are undefined."""
+    floats = x.is_floating_point() or x.is_complex()
+    # Sizes and strides alone tell: eager may refuse any further view of this tensor.
+    reach = sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
+    dense = reach == x.numel() - 1 and 0 not in x.stride()
+    return not floats or (x.storage_offset() == 0 and x.numel() >= 4 and dense)
 
 
 def _based(m: Maker, rank: int = 0) -> str:

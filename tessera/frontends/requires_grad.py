@@ -1,0 +1,67 @@
+"""Which tensors of a program that is being traced autograd would follow.
+
+Autograd is not at work while a program is recorded, so a result's own flag says nothing. In: the equations so far and
+which inputs require gradients. Out: the values that have a gradient history, as eager has it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+
+from tessera.ir.alias import KEEP_GRAD
+from tessera.ir.builder import Builder
+from tessera.ir.equation import NO_GRAD, Equation, Value, values_in
+from tessera.ir.record import recording
+from tessera.ir.schema import schema_of
+from tessera.ir.types import TensorType
+
+_FLAG: Any = torch._C.TensorBase.requires_grad
+_INSIDE = (torch.__path__[0], __file__.rsplit("/frontends/", 1)[0] + "/")
+
+
+def with_history(tensors: Iterable[tuple[Value, object]], equations: Sequence[Equation]) -> set[Value]:
+    """The values that depend on tensors which require gradients; `tensors` are the program's inputs and constants."""
+    found = {v for v, x in tensors if isinstance(x, torch.Tensor) and _FLAG.__get__(x)}
+    for eqn in equations:
+        keeps = eqn.op is KEEP_GRAD  # its history is that of its first argument, in whatever mode
+        silent = NO_GRAD in eqn.tags and not _is_view(eqn)  # a view requires gradients if its base does
+        stops = not keeps and (silent or getattr(eqn.op, "_opname", "") == "detach")
+        if not stops and any(v in found for v in (values_in(eqn.args[:1]) if keeps else eqn.inputs())):
+            found.update(v for v in eqn.results() if isinstance(v.type, TensorType) and v.type.is_differentiable)
+    return found
+
+
+def _is_view(eqn: Equation) -> bool:
+    return isinstance(eqn.op, OpOverload) and schema_of(eqn.op).is_view
+
+
+@contextmanager
+def requires_grad_known(builder: Builder, inputs: Sequence[object]) -> Iterator[None]:
+    """While this program is recorded, its results say as eager's do whether they require gradients."""
+
+    def answer(self: torch.Tensor) -> bool:
+        given: bool = _FLAG.__get__(self)
+        recorder = recording()
+        if given or recorder is None or recorder.builder is not builder or not recorder.base_grad:
+            return given
+        if sys._getframe(1).f_code.co_filename.startswith(_INSIDE):  # PyTorch asks about the tensors it works on
+            return given
+        if not isinstance(self, FakeTensor) or id(self) not in recorder.refs:
+            return given
+        builder.tags = recorder.tags()
+        value = recorder.value(self)
+        tensors = (*zip(builder.inputs, inputs, strict=True), *builder.constants.items())
+        return value in with_history(tensors, builder.equations)
+
+    torch.Tensor.requires_grad = property(answer, _FLAG.__set__)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del torch.Tensor.requires_grad

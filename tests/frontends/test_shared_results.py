@@ -1,0 +1,154 @@
+"""Results that share memory, detached views, and flags that a traced program asks for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tessera
+from tessera.util.errors import CaptureError
+
+FRONTENDS = ["dynamo", "functional"]
+
+
+def compiled(fn, frontend="functional"):  # noqa: ANN001, ANN201
+    return tessera.jit(fn, executors=["aten"], frontend=frontend)
+
+
+def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_detached_view_that_is_written_without_gradients_stays_a_view(frontend, grad):  # noqa: ANN001
+    def program(x):  # noqa: ANN001, ANN202
+        v = x.detach()
+        v[1:].abs_()
+        return v
+
+    x = torch.tensor([-1.0, -2.0, 3.0]).requires_grad_(grad)
+    out = compiled(program, frontend)(x)
+    assert same_memory(out, x) and not out.requires_grad
+    assert torch.equal(x.detach(), torch.tensor([-1.0, 2.0, 3.0]))
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_a_detached_view_that_is_written_with_gradients_has_a_history_of_its_own(frontend):  # noqa: ANN001
+    def program(x, w):  # noqa: ANN001, ANN202
+        v = (x * 2).detach()
+        v.mul_(w)
+        return v, v[0]
+
+    results = []
+    for f in (program, compiled(program, frontend)):
+        x, w = torch.ones(3).requires_grad_(), torch.full((3,), 2.0).requires_grad_()
+        v, first = f(x, w)
+        assert same_memory(v, first)
+        (v.sum() + first).backward()
+        assert x.grad is None
+        results.append(w.grad)
+    assert torch.equal(*results)
+
+
+def test_two_views_of_a_literal_share_it():
+    def program(x):  # noqa: ANN001, ANN202
+        v = x.new_tensor([1, 2])
+        v.imag.pow_(2)
+        return v.real, v.imag
+
+    a, b = compiled(program)(torch.ones(2, dtype=torch.complex128))
+    assert same_memory(a, b)
+
+
+def test_a_written_view_of_a_reshaped_result_keeps_its_strides():
+    def program(x):  # noqa: ANN001, ANN202
+        v = torch.ones(4, 3).reshape(x.shape).diagonal(1)
+        v.cumsum_(0)
+        return v
+
+    x = torch.ones(4, 3)
+    want, out = program(x), compiled(program)(x)
+    assert torch.equal(want, out) and want.stride() == out.stride()
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_a_write_behind_a_view_that_no_grad_made_keeps_the_history(frontend):  # noqa: ANN001
+    def program(x):  # noqa: ANN001, ANN202
+        with torch.no_grad():
+            v = x.view(-1)
+        v.detach().mul_(3.0)
+        return x * 2
+
+    results = []
+    for f in (program, compiled(program, frontend)):
+        leaf = torch.ones(2, 2).requires_grad_()
+        out = f(leaf * 1)
+        out.sum().backward()
+        results.append((out.detach(), leaf.grad))
+    for want, got in zip(*results, strict=True):
+        assert torch.equal(want, got)
+
+
+def test_a_traced_program_may_ask_whether_a_result_requires_gradients():
+    def program(x):  # noqa: ANN001, ANN202
+        y = x * 2
+        with torch.no_grad():
+            quiet = y + 1
+        return y if y.requires_grad and not y.detach().requires_grad and not quiet.requires_grad else -y
+
+    f = compiled(program)
+    for grad in (True, False):
+        x = torch.ones(2).requires_grad_(grad)
+        assert torch.equal(f(x), program(x))
+    assert "requires_grad" not in vars(torch.Tensor)
+
+
+def test_a_traced_program_turns_gradients_on():
+    def program(x):  # noqa: ANN001, ANN202
+        quiet = x * 3
+        with torch.enable_grad():
+            return quiet, x * 2
+
+    x = torch.ones(2).requires_grad_()
+    with torch.no_grad():
+        quiet, loud = compiled(program)(x)
+    assert not quiet.requires_grad and loud.requires_grad
+    loud.sum().backward()
+    assert torch.equal(x.grad, torch.full((2,), 2.0))
+
+
+def test_a_result_given_twice_by_a_call_that_runs_eagerly():
+    def program(x, y):  # noqa: ANN001, ANN202
+        x.mul_(2)
+        a = y * 1
+        return a, a, y * 3
+
+    x = torch.ones(2)
+    first, second, third = compiled(program)(x, x.view(-1))  # one program cannot say what a write does to both
+    assert first is second
+    assert torch.equal(first, torch.full((2,), 2.0)) and torch.equal(third, torch.full((2,), 6.0))
+
+
+def _write_expanded(x):  # noqa: ANN001, ANN202
+    v = x.expand(2, *x.shape)
+    v[0] += 1
+    return x * 1
+
+
+def test_a_write_through_an_expanded_tensor_is_refused_by_tracing():
+    with pytest.raises(CaptureError, match="expanded"):
+        compiled(_write_expanded)(torch.zeros(3))
+
+
+@pytest.mark.filterwarnings("error:Tessera could not compile")
+def test_a_write_through_an_expanded_tensor_runs_eagerly():
+    assert torch.equal(compiled(_write_expanded, "dynamo")(torch.zeros(3)), torch.ones(3))
+
+
+def test_an_expanded_tensor_that_repeats_nothing_is_written():
+    def program(x):  # noqa: ANN001, ANN202
+        x.expand(1, *x.shape)[0].add_(1)
+        return x * 1
+
+    assert torch.equal(compiled(program)(torch.zeros(3)), torch.ones(3))
