@@ -41,7 +41,9 @@ UNPROMISED = names(
     upsample_trilinear3d_backward upsample_bicubic2d_backward upsample_nearest1d_backward upsample_nearest2d_backward
     upsample_nearest3d_backward _upsample_nearest_exact1d_backward _upsample_nearest_exact2d_backward
     _upsample_nearest_exact3d_backward _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa_backward
-    _fused_rms_norm _fused_rms_norm_backward diagonal_scatter
+    _fused_rms_norm _fused_rms_norm_backward diagonal_scatter select_scatter slice_scatter special_xlog1py _unique
+    softshrink_backward hardshrink_backward _fft_c2c _fft_r2c _fft_c2r
+    _efficient_attention_forward _efficient_attention_backward
     """
 )
 
