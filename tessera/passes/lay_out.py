@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from tessera.ir.equation import Equation, Special, Value, values_in
+from tessera.ir.equation import Equation, Special, Value, symbols_in, values_in
 from tessera.ir.layouts import unpromised
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
@@ -36,9 +36,13 @@ def lay_out(trace: Trace) -> Trace:
     if not any(map(unpromised, trace.equations)):
         return trace
     believed, taken = _believed(trace), {v.name for v in trace.values()}
+    bound = {symbol for symbol, (v, _) in trace.symbols.items() if v in trace.inputs}
     equations: list[Equation] = []
     for eqn in trace.equations:
+        bound.update(symbol for symbol, (v, _) in trace.symbols.items() if v in eqn.results())
         looked_at = [v for v in eqn.results() if v in believed and _has_order(v)] if unpromised(eqn) else []
+        # Strides by sizes that the program does not have cannot be told: they stay as the kernel has them.
+        looked_at = [v for v in looked_at if symbols_in(v.tensor.stride) <= bound]
         given = {v: Value(_new(v.name, taken), v.type) for v in looked_at}
         equations.append(eqn.with_(outputs=tuple(given.get(v, v) for v in eqn.outputs)) if given else eqn)  # type: ignore[call-overload]
         for v, before in given.items():

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 import tessera
 from tessera.compiled import compiled_state
-from tessera.tile.cost import Machine
+from tessera.machines import machine
 from tessera.tools.models import GPT, GPTConfig
 from tessera.tools.profile import result, run
 from tessera.tools.profile.rows import rows_of, spans_of
@@ -219,7 +219,7 @@ def test_an_executors_operator_counts_as_the_operator():
     q = torch.randn(1, 2, 16, 8)
     fast = tessera.jit(lambda q: F.scaled_dot_product_attention(q, q, q), executors=["sdpa", "aten"])
     fast(q)
-    (eqn,) = compiled_state(fast).compilations()[0].programs[0].trace.equations
+    eqn = compiled_state(fast).compilations()[0].programs[0].trace.equations[0]
     assert work(eqn).matrix_flops == pytest.approx(4 * 2 * 16 * 16 * 8, rel=0.2)
 
 
@@ -270,7 +270,7 @@ def test_rows_of_a_gpu_take_the_time_of_kernels():
     fast(torch.ones(8))
     (compilation,) = compiled_state(fast).compilations()
     programs = [(compilation.name, p) for p in compilation.programs]
-    rows = rows_of(programs, from_torch_profile(EVENTS), Machine("m", 1e9, 1e9, 1e9, 1))
+    rows = rows_of(programs, from_torch_profile(EVENTS), machine("h200"))
     assert [(r.operator, round(r.seconds * 1e6), round(r.host_seconds * 1e6)) for r in rows] == [
         ("aten.sin", 20, 10), ("aten.cumsum", 15, 10),
     ]  # fmt: skip

@@ -28,10 +28,14 @@ UNWRITTEN = ("empty", "resize", "new_empty")
 
 @functools.cache
 def database() -> dict[str, object]:
+    # PyTorch's test helpers forbid the whole process to set its flags. The process is not theirs alone.
+    forbid, torch.backends.disable_global_flags = torch.backends.disable_global_flags, lambda: None
     try:
         import torch.testing._internal.common_methods_invocations as invocations
     except ImportError as error:  # it wants numpy, and on some machines more
         raise Missing(f"PyTorch's samples cannot be imported: {error}") from error
+    finally:
+        torch.backends.disable_global_flags = forbid
     # Random operators are wrapped in a function that seeds a generator; the operator itself is what is tried.
     for module in (invocations, torch.testing._internal.opinfo.core):
         if hasattr(module, "wrapper_set_seed"):
