@@ -27,7 +27,7 @@ WAYS: dict[str, dict] = {
 def assert_like_eager(fn: Callable, make: Callable[[], list], **options: object) -> Callable:
     """Gives the compiled function."""
     torch._dynamo.reset()
-    fast = tessera.jit(fn, strict=True, **options)
+    fast = tessera.jit(fn, **{"strict": True, **options})
     for (what, want), (_, got) in zip(seen(fn, make()), seen(fast, make()), strict=True):
         if isinstance(want, Tensor) and isinstance(got, Tensor):
             torch.testing.assert_close(got, want, equal_nan=True, msg=lambda text, what=what: f"{what}: {text}")

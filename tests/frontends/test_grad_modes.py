@@ -443,10 +443,14 @@ def split_write(x, w, b):
     return h * x
 
 
+# They write through .data what a derivative reads: under Dynamo such a graph runs eagerly (frontends/data_writes.py).
+EAGERLY = {("ste4", "dynamo"), ("setdiag_data", "dynamo")}
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_like_eager(name: str, way: str) -> None:
-    assert_like_eager(PROGRAMS[name], inputs, **WAYS[way])
+    assert_like_eager(PROGRAMS[name], inputs, **WAYS[way], strict=(name, way) not in EAGERLY)
 
 
 def test_a_view_made_under_no_grad_is_one_outside_too() -> None:

@@ -19,7 +19,7 @@ from tessera.tools.profile.sample import Ran, Step, from_torch_profile
 from tessera.tools.profile.work import is_view, work
 from tessera.util.errors import InputError, OptionError
 
-SMALL = GPTConfig(layers=2, width=32, heads=2, context=5, vocab=16)  # too few rows for product kernels of our own
+SMALL = GPTConfig(layers=2, width=32, heads=2, context=40, vocab=16)  # more rows than product kernels of our own take
 
 
 @pytest.fixture(autouse=True)
