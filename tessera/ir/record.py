@@ -195,11 +195,6 @@ class Recorder(TorchDispatchMode):
     def operator(self, func: OpOverload, args: tuple, kwargs: dict) -> object:
         schema = schema_of(func)
         name = func._opname
-        if schema.mutated or schema.is_view:
-            # PyTorch runs such a call on a literal's contents aside: it would neither share nor write its memory.
-            for x in args:
-                if isinstance(x, FakeTensor) and x.constant is not None:
-                    x.constant = None
         if name in _SHAPE_CHANGES:
             raise CaptureError(f"{func} changes a tensor's own storage; the graph that holds it runs eagerly")
         if name in _RUNNING_STATISTICS:

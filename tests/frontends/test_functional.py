@@ -9,7 +9,6 @@ import torch
 from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
-import tessera
 from tessera.frontends.functional import trace_function
 from tessera.ir import fake
 from tessera.ir.interp import run
@@ -104,17 +103,3 @@ def test_autocast_around_the_call_is_recorded() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         traced = trace_function(net, (torch.randn(4, 3),))
     assert traced.trace.equations[-1].out.dtype == torch.bfloat16
-
-
-@pytest.mark.parametrize("through", [lambda v: v, lambda v: v.detach(), lambda v: v[None], lambda v: v.view(1)])
-def test_a_literal_is_written(through):
-    def f(x):
-        v = torch.tensor(0.5)
-        through(v).add_(3)
-        return v + x
-
-    x = torch.zeros(3)
-    want = torch.full((3,), 3.5)
-    torch.testing.assert_close(tessera.vmap(f)(x), want)
-    torch.testing.assert_close(tessera.jit(f, frontend="functional")(x), want)
-    torch.testing.assert_close(tessera.grad(lambda x: f(x).sum())(x), torch.ones(3))
