@@ -24,6 +24,14 @@ WAYS: dict[str, dict] = {
 }
 
 
+class Programs(dict[str, Callable]):
+    """Programs by their names; a decorator enters them."""
+
+    def __call__(self, fn: Callable) -> Callable:
+        self[fn.__name__] = fn
+        return fn
+
+
 def assert_like_eager(fn: Callable, make: Callable[[], list], **options: object) -> Callable:
     """Gives the compiled function."""
     torch._dynamo.reset()

@@ -6,21 +6,14 @@ begins a history of its own. Every program here is compiled in each way and comp
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from against_eager import WAYS, assert_like_eager
+from against_eager import WAYS, Programs, assert_like_eager
 from torch import enable_grad, no_grad
 
 import tessera
 
-PROGRAMS: dict[str, Callable] = {}
-
-
-def program(fn: Callable) -> Callable:
-    PROGRAMS[fn.__name__] = fn
-    return fn
+PROGRAMS = program = Programs()
 
 
 def inputs() -> list:

@@ -5,20 +5,13 @@ So the result requires grad, and inputs that only had a part in what was overwri
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
-from against_eager import WAYS, assert_like_eager
+from against_eager import WAYS, Programs, assert_like_eager
 
 import tessera
 
-PROGRAMS: dict[str, Callable] = {}
-
-
-def program(fn: Callable) -> Callable:
-    PROGRAMS[fn.__name__] = fn
-    return fn
+PROGRAMS = program = Programs()
 
 
 def inputs() -> list:
