@@ -1,4 +1,4 @@
-"""A program beside eager's: values, gradients, `requires_grad`, None against zeros, and what inputs hold afterwards.
+"""A program beside eager's: values, strides, gradients, `requires_grad`, None against zeros, what inputs hold after.
 
 `assert_like_eager(fn, make)` runs `fn(*make())` and `tessera.jit(fn)(*make())`, each with inputs of its own, gives
 every result that asks for gradients a cotangent, and compares all that a caller can see.
@@ -54,6 +54,7 @@ def seen(fn: Callable, inputs: list) -> Seen:
     for kind, tensors in (("result", results), ("input", inside)):
         for i, x in enumerate(tensors):
             found += [(f"{kind} {i}", x.detach().clone()), (f"requires_grad of {kind} {i}", x.requires_grad)]
+            found += [(f"strides of {kind} {i}", x.stride())]
     heads = [x for x in (*results, *inside) if x.requires_grad]
     if heads:
         torch.manual_seed(2)
