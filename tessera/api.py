@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from tessera.compiled import backend, jit
 from tessera.executors.kernels import register_kernel
 from tessera.executors.register import register_executor, register_operator
-from tessera.inspection import check, edit, explain, reproduce, stages, trace
-from tessera.ir.trace import Trace
-from tessera.runtime.buckets import Buckets
-from tessera.training import train_step
-from tessera.transform_api import (
+from tessera.func.api import (
     checkpoint,
     cond,
     custom_vjp,
@@ -26,6 +21,11 @@ from tessera.transform_api import (
     vmap,
     while_loop,
 )
+from tessera.inspection import check, edit, explain, reproduce, stages, trace
+from tessera.ir.trace import Trace
+from tessera.just_in_time.api import backend, jit
+from tessera.runtime.buckets import Buckets
+from tessera.training import train_step
 from tessera.transforms.quantize import quantize
 from tessera.util.config import config, override
 

@@ -10,8 +10,8 @@ import torch
 from programs import same_bits
 
 import tessera
-from tessera.compiled import compiled_state
 from tessera.executors import tile
+from tessera.just_in_time.api import compiled_state
 from tessera.store.program import COUNTS
 from tessera.tile.targets import named
 

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 
 import tessera
-from tessera import pipelines
 from tessera.executors import aten as aten_executor
 from tessera.executors.register import unregister_executor
 from tessera.ops.op import REGISTRY
+from tessera.pipeline import compilation as pipelines
 from tessera.tools.models import Block, GPTConfig
 
 MLP = ["tile", "aten"]

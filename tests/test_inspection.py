@@ -16,8 +16,8 @@ from rich.console import Console
 
 import tessera
 from tessera.inspection.advice import changed, for_break, for_recompile
-from tessera.tile import interp
-from tessera.tile.text import kernels, parse
+from tessera.tile.dialect import interp
+from tessera.tile.dialect.text import kernels, parse
 from tessera.tools.models import Block, GPTConfig
 from tessera.util.errors import CaptureError, EditError, InputError
 

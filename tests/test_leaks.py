@@ -13,7 +13,7 @@ from torch import nn
 
 import tessera
 from tessera.ir.trace import Trace
-from tessera.pipelines import Compilation
+from tessera.pipeline.compilation import Compilation
 
 ROUNDS = 4
 

@@ -45,7 +45,7 @@ def test_stages_of_a_function_that_runs_eagerly(monkeypatch: pytest.MonkeyPatch)
     def broken(trace: tessera.Trace) -> tessera.Trace:
         raise ValueError("a pass of mine")
 
-    monkeypatch.setattr("tessera.pipelines.CLEAN", [("broken", broken)])
+    monkeypatch.setattr("tessera.pipeline.compilation.CLEAN", [("broken", broken)])
     fast = tessera.jit(lambda x: x.sin() + 1)
     with pytest.warns(UserWarning, match="could not compile"):
         fast(X)

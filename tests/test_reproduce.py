@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 
 import tessera
-from tessera import pipelines
 from tessera.executors.base import unregister
 from tessera.inspection.case import of_compilation
 from tessera.inspection.examples import example, range_of
 from tessera.inspection.minimise import minimise
 from tessera.ops.op import REGISTRY
+from tessera.pipeline import compilation as pipelines
 from tessera.util.errors import InputError
 
 
@@ -134,7 +134,7 @@ def test_no_data_is_written(tmp_path):
 def test_minimise_keeps_only_what_fails(monkeypatch):
     fast = tessera.jit(model, strict=True)
     fast(*args())
-    compilation = tessera.compiled.compiled_state(fast).compilations()[0]
+    compilation = tessera.just_in_time.api.compiled_state(fast).compilations()[0]
     whole = of_compilation(compilation)
     assert minimise(whole) is whole  # nothing fails: nothing is made smaller
     plant(monkeypatch, refuse_erf)

@@ -11,7 +11,7 @@ import torch.func as tf
 from torch.testing import assert_close
 
 import tessera
-from tessera import transform_api as t
+from tessera.func import api as t
 from tessera.util.config import override
 from tessera.util.errors import CaptureError, InputError, RuleError
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import torch
 from hosts import SKYLAKE
 
-from tessera.tile import interp
-from tessera.tile.dialect import KernelOp
-from tessera.tile.schedule import Schedule
+from tessera.tile.dialect import interp
+from tessera.tile.dialect.ops import KernelOp
+from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets.cpu.product import no_product
 
 

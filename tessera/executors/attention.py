@@ -19,9 +19,9 @@ from tessera.ir.equation import Equation, Value
 from tessera.ir.schema import bind
 from tessera.ir.types import size_hint
 from tessera.tile.attention import Attention, attention, attention_parts, attention_whole
-from tessera.tile.cost import H200
-from tessera.tile.elements import element_of_dtype
-from tessera.tile.schedule import Schedule
+from tessera.tile.dialect.elements import element_of_dtype
+from tessera.tile.schedules.cost import H200
+from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets import CompiledKernel, named, target_for
 
 NAME = "scaled_dot_product_attention"

@@ -16,7 +16,7 @@ from tessera.ir.equation import Equation, Recipe, Special
 from tessera.ir.printer import identifier
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
-from tessera.passes.dce import dce
+from tessera.passes.clean.dce import dce
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tessera.ir.equation import Special
 from tessera.ir.trace import Trace
-from tessera.tile.text import to_text
+from tessera.tile.dialect.text import to_text
 
 
 def dump_kernels(trace: Trace, start: str) -> None:

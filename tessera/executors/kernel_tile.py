@@ -14,14 +14,14 @@ from pathlib import Path
 import torch
 from xdsl.dialects.builtin import ModuleOp
 
-from tessera.tile.autotune import choose
-from tessera.tile.bounds import reach
-from tessera.tile.dialect import KernelOp, LoadOp, StoreOp, element_of
-from tessera.tile.elements import torch_dtype
-from tessera.tile.schedule import Schedule
+from tessera.tile.dialect.bounds import reach
+from tessera.tile.dialect.elements import torch_dtype
+from tessera.tile.dialect.ops import KernelOp, LoadOp, StoreOp, element_of
+from tessera.tile.dialect.text import kernels, parse
+from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets import missing, target_for
+from tessera.tile.targets.autotune import choose
 from tessera.tile.targets.base import CompiledKernel
-from tessera.tile.text import kernels, parse
 from tessera.util.config import config
 from tessera.util.errors import InputError, OptionError
 

@@ -17,7 +17,7 @@ import torch
 from tessera.executors.kernel_tile import TileKernel, is_tile_program, tile_kernel
 from tessera.executors.kernel_triton import TritonKernel
 from tessera.executors.register import register_executor, register_operator
-from tessera.tile.schedule import Schedule
+from tessera.tile.schedules.schedule import Schedule
 from tessera.util.errors import OptionError, RuleError
 
 Program = TileKernel | TritonKernel

@@ -2,7 +2,8 @@
 
 A library's product is hard to beat; a kernel of ours wins by what it does not move: what is computed from the product
 point by point is computed before it is written. `refusal` says why an equation can be in no such kernel, `loses` why a
-kernel would be slower than the library's product and a kernel after it. The rates are measured ones (`tile/cost`).
+kernel would be slower than the library's product and a kernel after it. The rates are measured ones
+(`tile/schedules/cost`).
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from tessera.ir.equation import Equation, Value
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_hint
 from tessera.ops.uniform import uniform
-from tessera.tile.cost import H200
-from tessera.tile.lower import CONTRACT, Call, rule_of
+from tessera.tile.from_trace.lower.rule import CONTRACT, Call, rule_of
+from tessera.tile.schedules.cost import H200
 from tessera.tile.targets import Target
 
 # What our kernels lose of the library's rate, as measured on an H200

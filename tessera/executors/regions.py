@@ -20,9 +20,9 @@ from tessera.ir.equation import Equation, Special, Value, symbols_in
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
-from tessera.passes.dce import mentioned
-from tessera.passes.depend import dependencies, written
-from tessera.passes.fuse_graph import Groups
+from tessera.passes.clean.dce import mentioned
+from tessera.passes.fuse.graph import Groups
+from tessera.passes.memory.depend import dependencies, written
 
 SMALL = 1 << 16  # elements
 SMALL_VIEWS = (torch.ops.aten.view.default, torch.ops.aten.unsqueeze.default, torch.ops.aten.squeeze.dim)

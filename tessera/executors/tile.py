@@ -25,21 +25,22 @@ from tessera.ir.types import UNKNOWN, TensorType, size_hint, symbol_hints
 from tessera.ops.fp8 import in_hardware
 from tessera.ops.pool import max_pool, max_pool_backward
 from tessera.ops.uniform import uniform
-from tessera.passes import fuse, pool_offsets
-from tessera.passes.compute_again import compute_again
-from tessera.passes.compute_random import compute_random
-from tessera.passes.decompose import decompose as take_apart
-from tessera.passes.fuse_copies import own_copies
-from tessera.passes.horizontal import horizontal
-from tessera.passes.split_bias import split_bias
-from tessera.tile.autotune import choose
-from tessera.tile.from_trace import Lowered, Unlowerable, check, kind_of, lower, why_not
-from tessera.tile.from_trace_batch import batch, form
-from tessera.tile.from_trace_launch import launcher
-from tessera.tile.lower import Call, rule_of
-from tessera.tile.overwrite import overwrites
-from tessera.tile.schedule import Schedule
+from tessera.passes.decompose import pool_offsets
+from tessera.passes.decompose.apply import decompose as take_apart
+from tessera.passes.decompose.random import compute_random
+from tessera.passes.decompose.split_bias import split_bias
+from tessera.passes.fuse import regions as fuse
+from tessera.passes.fuse.duplicate import own_copies
+from tessera.passes.fuse.horizontal import horizontal
+from tessera.passes.fuse.recompute import compute_again
+from tessera.tile.dialect.overwrite import overwrites
+from tessera.tile.from_trace.batch import batch, form
+from tessera.tile.from_trace.launch import launcher
+from tessera.tile.from_trace.lower.rule import Call, rule_of
+from tessera.tile.from_trace.region import Lowered, Unlowerable, check, kind_of, lower, why_not
+from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets import CompiledKernel, Target, target_for
+from tessera.tile.targets.autotune import choose
 from tessera.util.config import config, override
 from tessera.util.names import names
 

@@ -14,10 +14,10 @@ import torch
 
 from tessera.ir.equation import Recipe, Value
 from tessera.ir.trace import Trace
-from tessera.tile.from_trace import Around, lower
-from tessera.tile.from_trace_batch import OneByOne, Segment, flat_kernel
-from tessera.tile.from_trace_batch import launcher as batch_launcher
-from tessera.tile.from_trace_launch import launcher
+from tessera.tile.from_trace.batch import OneByOne, Segment, flat_kernel
+from tessera.tile.from_trace.batch import launcher as batch_launcher
+from tessera.tile.from_trace.launch import launcher
+from tessera.tile.from_trace.region import Around, lower
 from tessera.tile.targets import CompiledKernel, Target, target_for
 
 

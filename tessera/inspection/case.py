@@ -21,7 +21,7 @@ from tessera.ir.equation import Value
 from tessera.ir.mode import mode_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
-from tessera.pipelines import Compilation, Failure, Options
+from tessera.pipeline.compilation import Compilation, Failure, Options
 from tessera.runtime.plan import core_of
 from tessera.util.config import config, override
 

@@ -18,13 +18,13 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 from torch.utils import _pytree as pytree
 
-from tessera.compiled import Backend, Compiled, compiled_state, jit
 from tessera.inspection.compare import LAST_PLACES, Comparison, compare
 from tessera.inspection.graph_check import Fault, GraphCheck, copied
 from tessera.inspection.precise import gradients, widen
 from tessera.inspection.programs import state_of
 from tessera.inspection.saved import Saved, modules_of
-from tessera.pipelines import Compilation
+from tessera.just_in_time.api import Backend, Compiled, compiled_state, jit
+from tessera.pipeline.compilation import Compilation
 from tessera.util.config import override
 
 SEED = 99

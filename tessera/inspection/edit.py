@@ -14,7 +14,6 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from tessera.compiled import Compiled
 from tessera.frontends.captured import Aliased, numbers_as_values
 from tessera.inspection.programs import state_of, why_none
 from tessera.ir import fake
@@ -25,8 +24,9 @@ from tessera.ir.printer import identifier
 from tessera.ir.record import record
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
+from tessera.just_in_time.api import Compiled
 from tessera.ops.op import keep_whole
-from tessera.pipelines import EDITABLE, Compilation
+from tessera.pipeline.compilation import EDITABLE, Compilation
 from tessera.util.errors import CaptureError, EditError, InputError
 
 _TITLE = re.compile(r"^# tessera stage '([^']+)' of graph '([^']+)'", re.M)

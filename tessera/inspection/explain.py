@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 from rich.console import Console, ConsoleOptions, RenderResult
 
-from tessera.compiled import Backend, Compiled, GraphRecord
 from tessera.inspection import render
 from tessera.inspection.advice import changed, for_break, for_recompile
 from tessera.inspection.guards import guards, limits_hit, plain
@@ -21,7 +20,8 @@ from tessera.inspection.programs import state_of
 from tessera.ir.equation import Equation, Special, short_path
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
-from tessera.pipelines import Compilation
+from tessera.just_in_time.api import Backend, Compiled, GraphRecord
+from tessera.pipeline.compilation import Compilation
 from tessera.util.html import as_html
 
 

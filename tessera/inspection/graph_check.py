@@ -26,7 +26,7 @@ from tessera.ir.printer import equation_lines, operator_name
 from tessera.ir.trace import Trace
 from tessera.ir.types import size_hint
 from tessera.ops.custom import AUTOGRAD_FUNCTION, CUSTOM_VJP
-from tessera.pipelines import Compilation
+from tessera.pipeline.compilation import Compilation
 from tessera.runtime.plan import core_of
 
 Values = dict[str, torch.Tensor]

@@ -26,9 +26,9 @@ from tessera.ir.equation import Equation, Value, values_in
 from tessera.ir.printer import operator_name
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
-from tessera.passes.offload import Halves
-from tessera.passes.schedule import live_bytes
-from tessera.pipelines import Compilation
+from tessera.passes.memory.offload import Halves
+from tessera.passes.memory.schedule import live_bytes
+from tessera.pipeline.compilation import Compilation
 
 _MARK = "tessera equation "
 

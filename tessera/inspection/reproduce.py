@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch._ops import OpOverload
 
-from tessera.compiled import Backend, Compiled, compiled_state, jit
 from tessera.executors.base import in_order
 from tessera.executors.default import WITH_KERNELS
 from tessera.inspection.case import Case, of_compilation, of_failure
@@ -25,8 +24,9 @@ from tessera.inspection.minimise import minimise as make_small
 from tessera.ir.equation import Value
 from tessera.ir.printer import HEADER, identifier, print_trace
 from tessera.ir.types import ScalarType, TensorType, size_hint
+from tessera.just_in_time.api import Backend, Compiled, compiled_state, jit
 from tessera.ops.op import REGISTRY
-from tessera.pipelines import Failure
+from tessera.pipeline.compilation import Failure
 from tessera.util.config import override
 from tessera.util.errors import InputError
 

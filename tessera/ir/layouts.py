@@ -2,8 +2,9 @@
 
 PyTorch promises nothing about the strides of what these give: a library picks a kernel by the machine, its version and
 the arguments, and the kernel picks the order of dimensions. Of operators that users define only the user knows. A trace
-says strides all the same, since a type has them. So nobody may rely on them: `passes/lay_out.py` restores them where
-somebody reads them, and `runtime/contracts.py`, which compares all other results with their types, leaves these alone.
+says strides all the same, since a type has them. So nobody may rely on them: `passes/memory/lay_out.py` restores them
+where somebody reads them, and `runtime/contracts.py`, which compares all other results with their types, leaves these
+alone.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     linear_loss(x, w, bias, target, mean, ignore)        -> loss
     linear_loss_grads(x, w, bias, target, mean, ignore)  -> loss, dx, dw, dbias
 
-x is `(rows, width)`, w `(classes, width)`, target one class a row. A loss is one number, so its gradients are known
-up to a factor when it is computed: differentiation turns the first form into the second, which works through the rows
-in chunks and keeps dx and dw in place of the logits, and backward only multiplies. `passes/linear_loss` finds the
+x is `(rows, width)`, w `(classes, width)`, target one class a row. A loss is one number, so its gradients are known up
+to a factor when it is computed: differentiation turns the first form into the second, which works through the rows in
+chunks and keeps dx and dw in place of the logits, and backward only multiplies. `passes/patterns/linear_loss` finds the
 first form in a program and writes the second one out.
 """
 

@@ -7,7 +7,7 @@
 
 Each pair is one copy: what begins it stands early in a program, what waits for it stands late. Here stands what they
 compute, in PyTorch, with nothing going on beside it; `runtime/transfer` runs them on a stream of their own on CUDA.
-Strides stay as they are, so these take tensors without gaps. `passes/offload` finds the places for them.
+Strides stay as they are, so these take tensors without gaps. `passes/memory/offload` finds the places for them.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
     max_pool_backward  from those offsets, the gradient of what was pooled
 
 PyTorch's own operators are kept whole and differentiated by its formula, which keeps an index of 64 bits for every
-window. The two operators here carry the same in one byte; `passes/pool_offsets` puts them where kernels compute them.
-Here stands what they compute, in PyTorch: the offsets are its indices, told otherwise. Spatial dimensions are the last
-ones, as many as `kernel` has. As in PyTorch the first of equal elements is the largest, and the last NaN.
+window. The two operators here carry the same in one byte; `passes/decompose/pool_offsets` puts them where kernels
+compute them. Here stands what they compute, in PyTorch: the offsets are its indices, told otherwise. Spatial dimensions
+are the last ones, as many as `kernel` has. As in PyTorch the first of equal elements is the largest, and the last NaN.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from torch._ops import OpOverload
 from tessera.ir.equation import Equation, Value
 from tessera.ir.schema import schema_of
 from tessera.ir.trace import Trace
-from tessera.passes.alias import Roots, roots
+from tessera.passes.memory.alias import Roots, roots
 
 ops = torch.ops.tessera
 PLAIN = (None, 0.0, 0.0, None, None)  # neither normalised nor turned

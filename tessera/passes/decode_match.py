@@ -17,7 +17,7 @@ from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.mode import mode_of
 from tessera.ir.schema import bind
 from tessera.ir.trace import Trace
-from tessera.passes.dce import dce
+from tessera.passes.clean.dce import dce
 from tessera.util.names import names
 
 DTYPES = (torch.bfloat16, torch.float16)

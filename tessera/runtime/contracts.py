@@ -2,8 +2,9 @@
 
 In: a trace that is about to become Python. Out: `around` and the names it needs, for `printer.compile_trace`; and a
 check of the program's inputs. Shape, dtype, device, strides, the offset of new memory, and what shares memory must be
-as the types and `passes/alias.py` say: kernels of ours are compiled for these strides, and passes write over what is
-said to be nobody else's. A difference raises a `ContractError`. Nothing of this is there unless `config.verify` is on.
+as the types and `passes/memory/alias.py` say: kernels of ours are compiled for these strides, and passes write over
+what is said to be nobody else's. A difference raises a `ContractError`. Nothing of this is there unless `config.verify`
+is on.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tessera.ir.layouts import unpromised
 from tessera.ir.printer import print_line
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, TensorType, size_key
-from tessera.passes.alias import Roots, always_view, roots
+from tessera.passes.memory.alias import Roots, always_view, roots
 from tessera.util.errors import ContractError
 
 NAME = "_tessera_contract"

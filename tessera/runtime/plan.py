@@ -14,7 +14,7 @@ from tessera.frontends.captured import Aliased, Captured
 from tessera.ir.equation import Value, values_in
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
-from tessera.passes.known import Given
+from tessera.passes.clean.known import Given
 from tessera.runtime.autograd import Bridge
 from tessera.runtime.call import Layout
 from tessera.transforms.remat import Split
@@ -110,7 +110,7 @@ def backward_graph(
     """The backward as a graph of its own: gradients as functions of the inputs, what was saved, and cotangents.
 
     It computes the forward too, from the inputs, since the gradients' own gradients lead through it; what was saved is
-    put in place of what is computed again (`passes/known.py`) once it has been differentiated.
+    put in place of what is computed again (`passes/clean/known.py`) once it has been differentiated.
     """
     inputs = list(core.inputs)
     joint = vjp(core, [inputs[i] for i in plan.wrt], captured.mode, again=True)

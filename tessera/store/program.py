@@ -20,7 +20,7 @@ from tessera.ir.trace import Trace
 from tessera.runtime.autograd import Bridge
 from tessera.runtime.call import Layout
 from tessera.store.key import Key, facts_of, write_aliased
-from tessera.tile import cache
+from tessera.util import disk as cache
 from tessera.util.errors import Unserial
 
 KIND, NOTE = "program", "program_note"

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from xdsl.ir import Attribute, SSAValue
 
-from tessera.tile.build import KernelBuilder, bf16, f32, i1
-from tessera.tile.dialect import KernelOp
-from tessera.tile.index import Index, name
+from tessera.tile.dialect.build import KernelBuilder, bf16, f32, i1
+from tessera.tile.dialect.index import Index, name
+from tessera.tile.dialect.ops import KernelOp
 
 LEAST = float("-inf")
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from xdsl.ir import Attribute, Operation
 from xdsl.irdl import OptOperandDef, VarOperandDef
 
-from tessera.tile import dialect
-from tessera.tile.build import KernelBuilder, f32, module
-from tessera.tile.functions import FUNCTIONS
-from tessera.tile.passes.pipeline import PASSES, PIPELINE
-from tessera.tile.text import to_text
+from tessera.tile.dialect import ops as dialect
+from tessera.tile.dialect.build import KernelBuilder, f32, module
+from tessera.tile.dialect.functions import FUNCTIONS
+from tessera.tile.dialect.text import to_text
+from tessera.tile.rewrites.pipeline import PASSES, PIPELINE
 
 PAGE = Path(__file__).parents[2] / "docs" / "tile.md"
 

@@ -8,8 +8,8 @@ from argparse import ArgumentParser, Namespace
 from rich.table import Table
 
 from tessera.inspection.render import size
-from tessera.tile import cache
 from tessera.tools.command import Command, console, json_argument, write_json
+from tessera.util import disk as cache
 from tessera.util.errors import OptionError
 
 ACTIONS = ("size", "list", "clear")

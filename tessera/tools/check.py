@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from rich.progress import Progress
 from rich.table import Table
 
-from tessera import pipelines
 from tessera.inspection.check import check_graphs, eager_notes, record_first
 from tessera.inspection.graph_check import Fault, GraphCheck
-from tessera.pipelines import Compilation
+from tessera.pipeline import compilation as pipelines
+from tessera.pipeline.compilation import Compilation
 from tessera.tools import battery
 from tessera.tools.command import Command, console, write_json
 from tessera.tools.run import check_states, run_chosen, script_arguments

@@ -19,9 +19,9 @@ from torch._ops import OpOverload, OpOverloadPacket
 
 from tessera.ops.matrix import derivative
 from tessera.ops.op import REGISTRY, Rules, rules
-from tessera.passes.decompose import TORCH
-from tessera.passes.decompose_nn import DECOMPOSITIONS
-from tessera.tile.lower import rule_of
+from tessera.passes.decompose.apply import TORCH
+from tessera.passes.decompose.nn import DECOMPOSITIONS
+from tessera.tile.from_trace.lower.rule import rule_of
 from tessera.tools.command import Command, console, json_argument, write_json
 from tessera.util.errors import OptionError
 

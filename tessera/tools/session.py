@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 import torch
 from torch._dynamo import utils as dynamo_utils
 
-from tessera import compiled
-from tessera.compiled import Backend, Compiled, Handle
-from tessera.pipelines import Options
+from tessera.just_in_time import api as compiled
+from tessera.just_in_time.api import Backend, Compiled, Handle
+from tessera.pipeline.compilation import Options
 from tessera.util.errors import InputError
 
 METRICS = 100_000  # compilations that Dynamo keeps its account of; it keeps 64 by itself

@@ -14,11 +14,11 @@ import torch
 from rich.table import Table
 
 from tessera.inspection.examples import example
-from tessera.tile import interp
-from tessera.tile.dialect import KernelOp, StoreOp
-from tessera.tile.elements import torch_dtype
-from tessera.tile.passes.pipeline import PASSES, PIPELINE, optimise
-from tessera.tile.text import kernels, parse, to_text
+from tessera.tile.dialect import interp
+from tessera.tile.dialect.elements import torch_dtype
+from tessera.tile.dialect.ops import KernelOp, StoreOp
+from tessera.tile.dialect.text import kernels, parse, to_text
+from tessera.tile.rewrites.pipeline import PASSES, PIPELINE, optimise
 from tessera.tools.command import Command, console, json_argument, write_json
 from tessera.util.errors import InputError, OptionError
 

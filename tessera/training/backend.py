@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import torch
 
-from tessera.compiled import Backend, GraphRecord
-from tessera.frontends.dynamo import capture_graph
-from tessera.frontends.lines import is_library
-from tessera.pipelines import Compilation
+from tessera.frontends.dynamo.graphs import capture_graph
+from tessera.frontends.dynamo.lines import is_library
+from tessera.just_in_time.api import Backend, GraphRecord
+from tessera.pipeline.compilation import Compilation
 from tessera.training.book import Book
 from tessera.training.run import Graph, Settings
 

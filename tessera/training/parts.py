@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from tessera.compiled import compiled_state, jit
+from tessera.just_in_time.api import compiled_state, jit
 from tessera.training.backend import StepBackend, reason_of
 from tessera.training.book import Book
 from tessera.training.run import Settings, Updater

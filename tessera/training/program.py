@@ -23,10 +23,10 @@ from tessera.ir.serial import Writer
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.optim.updates import Extra, Plan, append_updates
-from tessera.passes.dce import dce
-from tessera.passes.linear_loss import linear_loss
-from tessera.passes.offload import Halves
-from tessera.pipelines import (
+from tessera.passes.clean.dce import dce
+from tessera.passes.memory.offload import Halves
+from tessera.passes.patterns.linear_loss import linear_loss
+from tessera.pipeline.compilation import (
     Compilation,
     Options,
     Program,

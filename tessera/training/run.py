@@ -14,7 +14,7 @@ import torch
 from tessera.frontends.captured import Captured
 from tessera.ir.types import TensorType, type_of
 from tessera.optim.updates import Member, Plan
-from tessera.pipelines import Options
+from tessera.pipeline.compilation import Options
 from tessera.runtime.autograd import below_autograd
 from tessera.runtime.call import overlaps
 from tessera.training.book import Book

@@ -14,7 +14,9 @@ from tessera.executors.regions import partition
 from tessera.ir.equation import Special
 from tessera.ir.interp import run
 from tessera.ir.printer import compile_trace
-from tessera.passes import canonicalise, cse, dce, lifetimes, reinplace, schedule
+from tessera.passes import lifetimes
+from tessera.passes.clean import canonicalise, cse, dce
+from tessera.passes.memory import reinplace, schedule
 from tessera.util.errors import OptionError
 
 

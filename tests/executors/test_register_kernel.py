@@ -13,11 +13,11 @@ import torch
 
 import tessera
 from tessera.executors.kernels import register_kernel
-from tessera.tile.bounds import reach
-from tessera.tile.build import KernelBuilder, f32
-from tessera.tile.dialect import KernelOp
-from tessera.tile.index import name as axis_name
-from tessera.tile.schedule import Schedule
+from tessera.tile.dialect.bounds import reach
+from tessera.tile.dialect.build import KernelBuilder, f32
+from tessera.tile.dialect.index import name as axis_name
+from tessera.tile.dialect.ops import KernelOp
+from tessera.tile.schedules.schedule import Schedule
 from tessera.util.config import override
 from tessera.util.errors import InputError, OptionError, RuleError
 

@@ -11,13 +11,13 @@ from programs import copies, random_program, trace_of
 from tile_reference import Reference
 
 import tessera
-from tessera.compiled import compiled_state
 from tessera.executors import tile
 from tessera.executors.claim import claim
 from tessera.ir.equation import Special
 from tessera.ir.interp import run
 from tessera.ir.trace import Trace
 from tessera.ir.verify import verify
+from tessera.just_in_time.api import compiled_state
 from tessera.tile.targets import target_for
 from tessera.transforms.vjp import vjp
 

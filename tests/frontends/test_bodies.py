@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import tessera
-from tessera.frontends.bodies import structure
+from tessera.frontends.functional.bodies import structure
 from tessera.ir.call import CALL, CHECKPOINT, in_place
 from tessera.ir.equation import recompute_region
 from tessera.ir.interp import run

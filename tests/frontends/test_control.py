@@ -8,8 +8,8 @@ import torch.func as tf
 from torch.testing import assert_close
 
 import tessera
-from tessera import transform_api as t
-from tessera.frontends.functional import trace_function
+from tessera.frontends.functional.trace import trace_function
+from tessera.func import api as t
 from tessera.ir.interp import run
 from tessera.ir.printer import compile_trace
 from tessera.ir.verify import verify

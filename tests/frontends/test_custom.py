@@ -8,8 +8,8 @@ import torch.func as tf
 import torch.utils.checkpoint
 from torch.testing import assert_close
 
-from tessera import transform_api as t
-from tessera.frontends.functional import trace_function
+from tessera.frontends.functional.trace import trace_function
+from tessera.func import api as t
 from tessera.ir.call import in_place
 from tessera.ir.verify import verify
 from tessera.transforms.vjp import vjp

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import tessera
-from tessera.frontends.frames import OWN_FILE, own_frame
+from tessera.frontends.dynamo.frames import OWN_FILE, own_frame
 
 MANY = 10  # more than the entries Dynamo keeps for one code object
 

@@ -9,7 +9,7 @@ import torch
 from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
-from tessera.frontends.functional import trace_function
+from tessera.frontends.functional.trace import trace_function
 from tessera.ir import fake
 from tessera.ir.interp import run
 from tessera.ir.record import recording

@@ -436,7 +436,8 @@ def split_write(x, w, b):
     return h * x
 
 
-# They write through .data what a derivative reads: under Dynamo such a graph runs eagerly (frontends/data_writes.py).
+# They write through .data what a derivative reads: under Dynamo such a graph runs eagerly
+# (frontends/dynamo/data_writes.py).
 EAGERLY = {("ste4", "dynamo"), ("setdiag_data", "dynamo")}
 
 

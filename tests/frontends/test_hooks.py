@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import tessera
-from tessera.frontends.hooks import REGISTER_HOOK
+from tessera.frontends.dynamo.hooks import REGISTER_HOOK
 
 
 @pytest.fixture(autouse=True)

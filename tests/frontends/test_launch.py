@@ -12,11 +12,11 @@ from torch._higher_order_ops import triton_kernel_wrap
 from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
 
 import tessera
-from tessera.frontends import launch
-from tessera.frontends.dynamo import capture_graph
+from tessera.frontends.dynamo import launch
+from tessera.frontends.dynamo.graphs import capture_graph
 from tessera.ir.types import type_of
 from tessera.ops.launch import LAUNCH
-from tessera.pipelines import Options, compile_captured
+from tessera.pipeline.compilation import Options, compile_captured
 from tessera.transforms.vmap import vmap
 from tessera.util.config import override
 from tessera.util.errors import CaptureError, RuleError

@@ -108,7 +108,7 @@ def test_a_tuned_kernel() -> None:
 
 
 def test_a_tile_program_on_the_gpu() -> None:
-    from tessera.tile.build import KernelBuilder, f32
+    from tessera.tile.dialect.build import KernelBuilder, f32
 
     k = KernelBuilder("scaled_sum", ["n"])
     i = k.axis("i", "n")

@@ -10,8 +10,8 @@ from programs import copies, random_program, same_bits, trace_of
 
 from tessera.ir.interp import run
 from tessera.ir.printer import compile_trace, print_module, print_trace
-from tessera.passes.reinplace import separate
-from tessera.passes.schedule import lifetimes
+from tessera.passes.memory.reinplace import separate
+from tessera.passes.memory.schedule import lifetimes
 
 
 def check(trace, fn, args):

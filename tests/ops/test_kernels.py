@@ -13,7 +13,7 @@ from whole import CASES, r
 
 from tessera.ir.printer import compile_trace
 from tessera.ir.schema import schema_of
-from tessera.passes.dce import dce
+from tessera.passes.clean.dce import dce
 from tessera.transforms.jvp import jvp
 from tessera.transforms.vjp import vjp
 

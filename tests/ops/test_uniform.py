@@ -9,9 +9,9 @@ import torch
 from programs import trace_of
 
 from tessera.ops.uniform import BITS, uniform
-from tessera.tile import interp
-from tessera.tile.from_trace import lower
-from tessera.tile.from_trace_launch import launcher
+from tessera.tile.dialect import interp
+from tessera.tile.from_trace.launch import launcher
+from tessera.tile.from_trace.region import lower
 from tessera.tile.targets import missing, named
 
 SEEDS = (0, 42, -1, 2**40 + 3, -(2**63))

@@ -11,7 +11,7 @@ from tessera.ir.equation import Value
 from tessera.ir.printer import compile_trace
 from tessera.ir.trace import Trace
 from tessera.ir.types import type_of
-from tessera.passes.dce import dce
+from tessera.passes.clean.dce import dce
 from tessera.transforms.jvp import jvp
 from tessera.transforms.vjp import Joint, vjp
 from tessera.transforms.vmap import vmap

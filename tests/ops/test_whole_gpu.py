@@ -12,7 +12,7 @@ from whole import CASES, attention
 
 from tessera.ir.printer import compile_trace
 from tessera.ir.types import type_of
-from tessera.passes.dce import dce
+from tessera.passes.clean.dce import dce
 from tessera.transforms.jvp import jvp
 from tessera.transforms.vjp import vjp
 from tessera.transforms.vmap import vmap

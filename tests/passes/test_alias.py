@@ -9,7 +9,7 @@ from programs import random_program, trace_of
 
 from tessera.ir.equation import map_values, values_in
 from tessera.ir.printer import callable_of
-from tessera.passes.alias import escaping, roots
+from tessera.passes.memory.alias import escaping, roots
 
 
 def shares(fn, *args):

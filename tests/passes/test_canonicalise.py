@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from programs import assert_same, trace_of
 
-from tessera.passes.canonicalise import canonicalise
-from tessera.passes.dce import dce
+from tessera.passes.clean.canonicalise import canonicalise
+from tessera.passes.clean.dce import dce
 
 FLOAT = torch.tensor([[1.5, -0.0, float("nan"), float("inf")]] * 4)
 WHOLE = torch.arange(16).reshape(4, 4)

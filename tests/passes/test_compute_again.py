@@ -9,8 +9,8 @@ from programs import assert_same, trace_of
 
 from tessera.executors.tile import COMPILER
 from tessera.ir.trace import Trace
-from tessera.passes.compute_again import compute_again
-from tessera.passes.fuse import fuse
+from tessera.passes.fuse.recompute import compute_again
+from tessera.passes.fuse.regions import fuse
 
 
 def between(trace: Trace) -> list[torch.dtype]:

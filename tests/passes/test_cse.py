@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from programs import assert_same, trace_of
 
-from tessera.passes.cse import cse
-from tessera.passes.dce import dce
+from tessera.passes.clean.cse import cse
+from tessera.passes.clean.dce import dce
 
 
 def names(trace):

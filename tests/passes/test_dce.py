@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from programs import trace_of
 
-from tessera.passes.dce import dce
+from tessera.passes.clean.dce import dce
 
 
 def names(trace):

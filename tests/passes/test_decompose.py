@@ -12,9 +12,9 @@ from programs import trace_of
 from tessera.ir.equation import Equation
 from tessera.ir.interp import run
 from tessera.ir.verify import verify
-from tessera.passes.decompose import decompose
-from tessera.passes.decompose_loss import CLASS_LOGIT
-from tessera.tile.from_trace import why_not
+from tessera.passes.decompose.apply import decompose
+from tessera.passes.decompose.loss import CLASS_LOGIT
+from tessera.tile.from_trace.region import why_not
 
 aten = torch.ops.aten
 torch.manual_seed(0)

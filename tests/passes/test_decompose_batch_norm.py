@@ -15,8 +15,8 @@ from programs import trace_of
 from torch import Tensor, nn
 
 import tessera
-from tessera.passes import decompose_batch_norm
-from tessera.passes.decompose import decompose
+from tessera.passes.decompose import batch_norm as decompose_batch_norm
+from tessera.passes.decompose.apply import decompose
 
 
 @pytest.fixture(autouse=True)

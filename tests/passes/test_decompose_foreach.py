@@ -8,8 +8,8 @@ from programs import trace_of
 
 from tessera.ir.interp import run
 from tessera.ir.verify import verify
-from tessera.passes.decompose import decompose
-from tessera.tile.from_trace import why_not
+from tessera.passes.decompose.apply import decompose
+from tessera.tile.from_trace.region import why_not
 
 A = [torch.rand(s) + 0.5 for s in ((4,), (2, 3), (1, 5))]
 B = [torch.rand_like(a) + 0.5 for a in A]

@@ -12,7 +12,7 @@ from programs import trace_of
 from tessera.ir.interp import run
 from tessera.ir.trace import Trace
 from tessera.ir.verify import verify
-from tessera.passes.decompose import decompose
+from tessera.passes.decompose.apply import decompose
 
 
 def apart(fn: Callable, *args: object) -> tuple[Trace, Trace]:

@@ -10,7 +10,9 @@ from programs import assert_same, random_program, trace_of
 
 from tessera.executors.aten import bind
 from tessera.ir.printer import compile_trace
-from tessera.passes import canonicalise, cse, dce, fold, lifetimes, peak_memory, reinplace, schedule
+from tessera.passes import lifetimes, peak_memory
+from tessera.passes.clean import canonicalise, cse, dce, fold
+from tessera.passes.memory import reinplace, schedule
 
 forget_grad = functools.partial(canonicalise, differentiable=False)
 PASSES = [canonicalise, forget_grad, fold, cse, dce, schedule, reinplace]

@@ -7,7 +7,7 @@ from programs import assert_same, trace_of
 
 import tessera
 from tessera.ir.interp import run
-from tessera.passes.fold import LIMIT, fold
+from tessera.passes.clean.fold import LIMIT, fold
 
 
 def left(fn, *args):

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import tessera
-from tessera.compiled import compiled_state
+from tessera.just_in_time.api import compiled_state
 from tessera.ops import fp8 as fp8_op
 from tessera.ops.fp8 import ERROR, FLOOR, refusal
 from tessera.ops.rows import dequantized
-from tessera.passes import fp8 as fp8_pass
-from tessera.tile import lower_pointwise
+from tessera.passes.patterns import fp8 as fp8_pass
+from tessera.tile.from_trace.lower import pointwise as lower_pointwise
 from tessera.tools.llama import Llama, LlamaConfig
 
 SDPA_TILE = ["sdpa", "tile", "aten"]

@@ -21,8 +21,8 @@ from tessera.ir.record import record
 from tessera.ir.trace import Trace
 from tessera.ir.verify import verify
 from tessera.ops.op import keep_whole
-from tessera.passes.depend import dependencies
-from tessera.passes.fuse_graph import Groups
+from tessera.passes.fuse.graph import Groups
+from tessera.passes.memory.depend import dependencies
 
 
 @pytest.fixture(autouse=True)

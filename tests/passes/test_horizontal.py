@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from programs import trace_of
 
-from tessera.passes import horizontal as module
-from tessera.passes.horizontal import horizontal
+from tessera.passes.fuse import horizontal as module
+from tessera.passes.fuse.horizontal import horizontal
 
 
 def regions_of(trace):

@@ -17,9 +17,9 @@ from torch import Tensor
 
 import tessera
 from tessera.ir.interp import run
-from tessera.passes.canonicalise import canonicalise
-from tessera.passes.cse import cse
-from tessera.passes.fold import fold
+from tessera.passes.clean.canonicalise import canonicalise
+from tessera.passes.clean.cse import cse
+from tessera.passes.clean.fold import fold
 
 NUMBERS = (0, 1, -1, 0.0, -0.0, 1.0, 2.0)
 

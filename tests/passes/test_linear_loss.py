@@ -15,8 +15,8 @@ from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.types import type_of
 from tessera.ops.linear_loss import LINEAR_LOSS, LINEAR_LOSS_GRADS
-from tessera.passes import linear_loss as passes
-from tessera.passes.schedule import peak_memory
+from tessera.passes.memory.schedule import peak_memory
+from tessera.passes.patterns import linear_loss as passes
 
 ROWS, WIDTH, CLASSES = 60, 24, 50
 EXECUTORS = ["tile", "sdpa", "aten"]

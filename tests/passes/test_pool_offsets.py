@@ -12,8 +12,8 @@ from programs import trace_of
 from tessera.ir.interp import run
 from tessera.ir.trace import Trace
 from tessera.ir.verify import verify
-from tessera.passes.pool_offsets import pool_offsets, reasons
-from tessera.tile.from_trace import why_not
+from tessera.passes.decompose.pool_offsets import pool_offsets, reasons
+from tessera.tile.from_trace.region import why_not
 
 aten = torch.ops.aten
 STEM = ([3, 3], [2, 2], [1, 1])

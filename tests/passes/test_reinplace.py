@@ -10,7 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tessera.ir.interp import run
 from tessera.ir.printer import compile_trace
-from tessera.passes import canonicalise, cse, dce, fold, lifetimes, reinplace, schedule
+from tessera.passes import lifetimes
+from tessera.passes.clean import canonicalise, cse, dce, fold
+from tessera.passes.memory import reinplace, schedule
 
 
 def final(fn, *args):

@@ -13,7 +13,7 @@ from tessera.executors import tile
 from tessera.executors.claim import claim
 from tessera.ir.interp import run
 from tessera.ir.trace import Trace
-from tessera.passes.reuse import reuse
+from tessera.passes.memory.reuse import reuse
 from tessera.tile.targets import missing
 
 pytestmark = pytest.mark.skipif(bool(missing("cpu")), reason=missing("cpu"))

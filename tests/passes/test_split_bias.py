@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from programs import assert_same, trace_of
 
 from tessera.ir.equation import Equation
-from tessera.passes.split_bias import split_bias
-from tessera.tile.from_trace import kind_of, why_not
+from tessera.passes.decompose.split_bias import split_bias
+from tessera.tile.from_trace.region import kind_of, why_not
 
 X, W, B, Y = torch.randn(3, 5, 8), torch.randn(6, 8), torch.randn(6), torch.randn(3, 5, 6)
 

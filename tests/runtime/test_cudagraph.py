@@ -242,7 +242,7 @@ def test_a_whole_step_is_replayed(monkeypatch):
         made.append(Graphed(run, written, CPU, Fake(*state)))
         return made[-1]
 
-    monkeypatch.setattr("tessera.pipelines.Compilation.replayed", replayed)
+    monkeypatch.setattr("tessera.pipeline.compilation.Compilation.replayed", replayed)
     for _ in range(6):
         x = torch.randint(0, 16, (2, 8))
         theirs.zero_grad()

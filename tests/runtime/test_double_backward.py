@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import tessera
-from tessera import pipelines
+from tessera.pipeline import compilation as pipelines
 from tessera.store.program import COUNTS
 
 PLAIN = ("sdpa", "aten")

@@ -15,13 +15,13 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import tessera
-from tessera import pipelines
 from tessera.executors.base import in_order, register, unregister
 from tessera.executors.register import unregister_executor
 from tessera.frontends.captured import Captured
 from tessera.ir import fake
 from tessera.ir.match import P, Table, Var, rewrite
 from tessera.ir.trace import Trace
+from tessera.pipeline import compilation as pipelines
 from tessera.store.key import key_of
 from tessera.store.surroundings import own_text, surroundings, switches
 from tessera.util.errors import Unserial

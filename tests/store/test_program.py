@@ -19,11 +19,11 @@ from programs import same_bits
 from torch import nn
 
 import tessera
-from tessera.compiled import compiled_state
+from tessera.just_in_time.api import compiled_state
 from tessera.store import program
-from tessera.tile import cache
 from tessera.tools.llama import Cache, Llama, LlamaConfig
 from tessera.tools.models import GPT, GPTConfig
+from tessera.util import disk as cache
 
 
 class Norms(nn.Module):
@@ -364,7 +364,7 @@ def test_a_fault_in_storing_costs_nothing_but_the_file(place: str, monkeypatch: 
     def broken(*_: object) -> None:
         raise RuntimeError("cannot be written down")
 
-    monkeypatch.setattr(f"tessera.pipelines.{place}", broken)
+    monkeypatch.setattr(f"tessera.pipeline.compilation.{place}", broken)
     forget()
     with counting() as found, tessera.override(log=1), redirect_stderr(io.StringIO()) as written:
         out, *_ = called(torch.sin, (torch.ones(3),))

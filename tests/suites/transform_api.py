@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tessera import transform_api
+from tessera.func import api as transform_api
 
 
 class tessera_api:  # noqa: N801 - the suite names an API in this form

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from tessera.tile.attention import Attention, attention, attention_parts, attention_whole
-from tessera.tile.build import bf16, f16, f32
-from tessera.tile.dialect import KernelOp
+from tessera.tile.dialect.build import bf16, f16, f32
+from tessera.tile.dialect.ops import KernelOp
 
 
 @dataclass(frozen=True)

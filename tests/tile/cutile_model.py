@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 
-from tessera.tile.dialect import KernelOp
-from tessera.tile.elements import torch_dtype
-from tessera.tile.passes.offline import without_reduce_exp
-from tessera.tile.schedule import Schedule
+from tessera.tile.dialect.elements import torch_dtype
+from tessera.tile.dialect.ops import KernelOp
+from tessera.tile.rewrites.offline import without_reduce_exp
+from tessera.tile.rewrites.split_walk import halves
+from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets.cuda_tile.arrays import arrays, place
 from tessera.tile.targets.cuda_tile.emit import blocks_of, programs_of
 from tessera.tile.targets.cuda_tile.propose import of_halves
 from tessera.tile.targets.cuda_tile.write import write
-from tessera.tile.walk import halves
 
 
 class PaddingMode(enum.Enum):

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from xdsl.ir import Attribute, SSAValue
 
-from tessera.tile.build import KernelBuilder, bf16, f8, f16, f32, f64, i1, i8, i16, i32, i64
-from tessera.tile.dialect import KernelOp
-from tessera.tile.index import Index, gathered
+from tessera.tile.dialect.build import KernelBuilder, bf16, f8, f16, f32, f64, i1, i8, i16, i32, i64
+from tessera.tile.dialect.index import Index, gathered
+from tessera.tile.dialect.ops import KernelOp
 
 ELEMENTS: dict[torch.dtype, Attribute] = {
     torch.float16: f16, torch.bfloat16: bf16, torch.float32: f32, torch.float64: f64, torch.bool: i1,

@@ -16,9 +16,9 @@ from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.record import record
 from tessera.ops.op import keep_whole
-from tessera.tile.dialect import KernelOp
-from tessera.tile.from_trace import lower
-from tessera.tile.schedule import Schedule
+from tessera.tile.dialect.ops import KernelOp
+from tessera.tile.from_trace.region import lower
+from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets.triton.halves import halves, in_two, schedules
 from tessera.tile.targets.triton.propose import propose
 

@@ -41,17 +41,17 @@ from tessera.ir.record import record
 from tessera.ir.trace import Trace
 from tessera.ir.verify import verify
 from tessera.ops.op import keep_whole
-from tessera.passes import fuse
-from tessera.passes.compute_again import compute_again
-from tessera.passes.dce import dce
-from tessera.passes.decompose import decompose
-from tessera.passes.fuse_copies import own_copies
-from tessera.tile import interp
-from tessera.tile.dialect import ApplyOp, KernelOp
-from tessera.tile.from_trace import Unlowerable, kind_of, lower, why_not
-from tessera.tile.lower import rule_of
-from tessera.tile.schedule import Schedule
-from tessera.tile.split import can_split
+from tessera.passes.clean.dce import dce
+from tessera.passes.decompose.apply import decompose
+from tessera.passes.fuse import regions as fuse
+from tessera.passes.fuse.duplicate import own_copies
+from tessera.passes.fuse.recompute import compute_again
+from tessera.tile.dialect import interp
+from tessera.tile.dialect.ops import ApplyOp, KernelOp
+from tessera.tile.from_trace.lower.rule import rule_of
+from tessera.tile.from_trace.region import Unlowerable, kind_of, lower, why_not
+from tessera.tile.rewrites.split_reduction import can_split
+from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets import Target, named
 from tessera.tile.targets.cuda_tile import TARGET
 

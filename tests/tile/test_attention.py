@@ -11,12 +11,12 @@ from xdsl.dialects.builtin import StringAttr
 
 from tessera.executors.attention import attends, parts_for
 from tessera.executors.claim import claim
-from tessera.tile import interp
 from tessera.tile.attention import Attention, attention, attention_parts
-from tessera.tile.build import KernelBuilder, f16, f32
-from tessera.tile.dialect import KernelOp, StoreOp, index_attr
-from tessera.tile.index import name
-from tessera.tile.schedule import Schedule, inner_axis, reduced_axis
+from tessera.tile.dialect import interp
+from tessera.tile.dialect.build import KernelBuilder, f16, f32
+from tessera.tile.dialect.index import name
+from tessera.tile.dialect.ops import KernelOp, StoreOp, index_attr
+from tessera.tile.schedules.schedule import Schedule, inner_axis, reduced_axis
 from tessera.tile.targets import named
 from tessera.tile.targets.cuda_tile import TARGET, toolchain
 from tessera.tile.targets.cuda_tile.write import write as write_cutile
@@ -86,7 +86,7 @@ def test_what_is_not_attention_is_refused() -> None:
 
 def test_scores_are_not_stored() -> None:
     pytest.importorskip("triton")
-    from tessera.tile.flash import flash_of
+    from tessera.tile.rewrites.flash import flash_of
 
     kernel = attention(Attention(16, 16, element=f32))
     flash = flash_of(kernel)

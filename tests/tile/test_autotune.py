@@ -9,11 +9,12 @@ import kernels
 import pytest
 import torch
 
-from tessera.tile import autotune, cache
-from tessera.tile.cost import H200, Cost, cost, machine_for, roofline
-from tessera.tile.dialect import KernelOp
-from tessera.tile.schedule import Schedule
+from tessera.tile.dialect.ops import KernelOp
+from tessera.tile.schedules.cost import H200, Cost, cost, machine_for, roofline
+from tessera.tile.schedules.schedule import Schedule
+from tessera.tile.targets import autotune
 from tessera.tile.targets.base import Target
+from tessera.util import disk as cache
 from tessera.util.config import override
 
 SCHEDULES = [Schedule((("i", n),), warps=n, extra=(("switch", True),)) for n in (1, 2, 4)]

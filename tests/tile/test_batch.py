@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import tessera
-from tessera.tile.from_trace_batch import SYMBOL, flat_kernel, form
-from tessera.tile.interp import run as interpret
+from tessera.tile.dialect.interp import run as interpret
+from tessera.tile.from_trace.batch import SYMBOL, flat_kernel, form
 from tessera.tile.targets import named
 
 SHAPES = [(3, 5), (64,), (1000,), (4, 8, 16), (1,), (2048, 3)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.tile import cache
+from tessera.util import disk as cache
 from tessera.util.config import override
 from tessera.util.errors import OptionError
 

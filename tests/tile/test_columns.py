@@ -9,10 +9,10 @@ import re
 
 import pytest
 
-from tessera.tile.build import KernelBuilder, bf16, f32
-from tessera.tile.dialect import KernelOp, LoadOp, ReduceOp
-from tessera.tile.index import Index
-from tessera.tile.schedule import Schedule, plan
+from tessera.tile.dialect.build import KernelBuilder, bf16, f32
+from tessera.tile.dialect.index import Index
+from tessera.tile.dialect.ops import KernelOp, LoadOp, ReduceOp
+from tessera.tile.schedules.schedule import Schedule, plan
 from tessera.tile.targets import missing
 
 pytestmark = pytest.mark.skipif(bool(missing("triton")), reason=missing("triton"))

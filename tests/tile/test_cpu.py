@@ -13,14 +13,15 @@ import pytest
 import torch
 from xdsl.ir import SSAValue
 
-from tessera.tile import cache, interp
-from tessera.tile.build import KernelBuilder, bf16, f16, f32, f64, i1, i8, i16, i32, i64
-from tessera.tile.dialect import KernelOp
-from tessera.tile.elements import torch_dtype
-from tessera.tile.functions import FUNCTIONS
-from tessera.tile.index import gathered
-from tessera.tile.schedule import Schedule
+from tessera.tile.dialect import interp
+from tessera.tile.dialect.build import KernelBuilder, bf16, f16, f32, f64, i1, i8, i16, i32, i64
+from tessera.tile.dialect.elements import torch_dtype
+from tessera.tile.dialect.functions import FUNCTIONS
+from tessera.tile.dialect.index import gathered
+from tessera.tile.dialect.ops import KernelOp
+from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets.cpu import TARGET, CpuTarget, jit
+from tessera.util import disk as cache
 from tessera.util.errors import OptionError
 
 
@@ -731,7 +732,7 @@ def test_compiled_once_a_process_and_kept_on_disk(monkeypatch):
 
 def test_a_fresh_process_exits_quietly(tmp_path):
     script = (
-        "import torch\nfrom kernels import softmax\nfrom tessera.tile.schedule import Schedule\n"
+        "import torch\nfrom kernels import softmax\nfrom tessera.tile.schedules.schedule import Schedule\n"
         "from tessera.tile.targets.cpu import TARGET\n"
         "case = softmax()\nTARGET.compile(case.kernel, Schedule())(case.tensors)\n"
         "assert torch.allclose(case.tensors[1], case.expected[1]); print('fine')\n"

@@ -14,19 +14,20 @@ import torch
 from kernels import Case, cases, matmul, norm_backward, softmax, walked_cases
 from tile_kernels import matmul as row_major_matmul
 
-from tessera.tile import cache, interp
-from tessera.tile.build import KernelBuilder, bf16, f32, f64, i1, i64
-from tessera.tile.dialect import KernelOp, Tile
-from tessera.tile.elements import torch_dtype
-from tessera.tile.functions import FUNCTIONS
-from tessera.tile.schedule import Schedule, reduced_axis
-from tessera.tile.split import can_split
+from tessera.tile.dialect import interp
+from tessera.tile.dialect.build import KernelBuilder, bf16, f32, f64, i1, i64
+from tessera.tile.dialect.elements import torch_dtype
+from tessera.tile.dialect.functions import FUNCTIONS
+from tessera.tile.dialect.ops import KernelOp, Tile
+from tessera.tile.rewrites.split_reduction import can_split
+from tessera.tile.schedules.schedule import Schedule, reduced_axis
 from tessera.tile.targets.cuda_tile import TARGET, driver, toolchain
 from tessera.tile.targets.cuda_tile.arrays import Variant, arrays, place, variant
 from tessera.tile.targets.cuda_tile.emit import Emitter
 from tessera.tile.targets.cuda_tile.functions import template
 from tessera.tile.targets.cuda_tile.target import kernels_of
 from tessera.tile.targets.cuda_tile.write import write
+from tessera.util import disk as cache
 from tessera.util.errors import OptionError
 
 CASES = {f"{case.name}{'-dynamic' if case.symbols else ''}": case for case in (*cases(), *walked_cases())}

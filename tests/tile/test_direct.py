@@ -12,9 +12,10 @@ from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.record import record
 from tessera.ops.op import keep_whole
-from tessera.tile import from_trace_launch, interp
-from tessera.tile.from_trace import lower
-from tessera.tile.schedule import Schedule
+from tessera.tile.dialect import interp
+from tessera.tile.from_trace import launch as from_trace_launch
+from tessera.tile.from_trace.region import lower
+from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets import named
 
 pytest.importorskip("triton")

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from programs import trace_of
 
 from tessera.ir.interp import run
-from tessera.tile import interp
-from tessera.tile.dialect import LoadOp, ReduceOp
-from tessera.tile.from_trace import Unlowerable, lower
-from tessera.tile.from_trace_index import ONE, ZERO, Index, Ranges
-from tessera.tile.from_trace_launch import fit, launcher
-from tessera.tile.index import name
+from tessera.tile.dialect import interp
+from tessera.tile.dialect.index import name
+from tessera.tile.dialect.ops import LoadOp, ReduceOp
+from tessera.tile.from_trace.index import ONE, ZERO, Index, Ranges
+from tessera.tile.from_trace.launch import fit, launcher
+from tessera.tile.from_trace.region import Unlowerable, lower
 from tessera.util.names import names
 
 

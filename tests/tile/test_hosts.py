@@ -13,9 +13,9 @@ import torch
 from hosts import HOSTS, know_all_machines
 from test_cpu import EDGES, PLAIN, ULPS, bf16, data, f32, few_rows, one_function, random_kernel, reduction, softmax
 
-from tessera.tile import interp
-from tessera.tile.dialect import KernelOp
-from tessera.tile.elements import torch_dtype
+from tessera.tile.dialect import interp
+from tessera.tile.dialect.elements import torch_dtype
+from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.targets.cpu import CpuTarget, jit
 from tessera.tile.targets.cpu.host import Host, host
 from tessera.tile.targets.cpu.product import at_once, block_rows

@@ -16,11 +16,11 @@ import torch
 from programs import trace_of
 
 from tessera.ir.interp import run
-from tessera.tile import interp
-from tessera.tile.from_trace import lower
-from tessera.tile.from_trace_index import Ranges
-from tessera.tile.from_trace_launch import launcher
-from tessera.tile.index import Index, Quotient, name
+from tessera.tile.dialect import interp
+from tessera.tile.dialect.index import Index, Quotient, name
+from tessera.tile.from_trace.index import Ranges
+from tessera.tile.from_trace.launch import launcher
+from tessera.tile.from_trace.region import lower
 
 Point = dict[str, int]
 

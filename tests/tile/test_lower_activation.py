@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from fresh import compiled
 
-from tessera.tile.build import KernelBuilder, f32
-from tessera.tile.dialect import KernelOp
-from tessera.tile.from_trace_emit import Emit, T
-from tessera.tile.interp import run
-from tessera.tile.lower_activation import erfc_of_minus
-from tessera.tile.schedule import Schedule
+from tessera.tile.dialect.build import KernelBuilder, f32
+from tessera.tile.dialect.interp import run
+from tessera.tile.dialect.ops import KernelOp
+from tessera.tile.from_trace.lower.activation import erfc_of_minus
+from tessera.tile.from_trace.values import Emit, T
+from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets.cpu.target import CpuTarget
 
 HALF = [torch.bfloat16, torch.float16]

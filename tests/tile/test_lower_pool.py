@@ -14,10 +14,10 @@ import torch
 from programs import trace_of
 
 from tessera.ir.interp import run
-from tessera.tile import interp
-from tessera.tile.dialect import LoadOp
-from tessera.tile.from_trace import lower, why_not
-from tessera.tile.from_trace_launch import launcher
+from tessera.tile.dialect import interp
+from tessera.tile.dialect.ops import LoadOp
+from tessera.tile.from_trace.launch import launcher
+from tessera.tile.from_trace.region import lower, why_not
 from tessera.tile.targets import missing
 
 ops = torch.ops.tessera

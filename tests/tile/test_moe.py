@@ -19,9 +19,9 @@ import tessera
 from tessera.executors import tile
 from tessera.executors.regions import body_of
 from tessera.ir.trace import Trace
-from tessera.tile.dialect import KernelOp
-from tessera.tile.from_trace import lower
-from tessera.tile.lower import RULES
+from tessera.tile.dialect.ops import KernelOp
+from tessera.tile.from_trace.lower.rule import RULES
+from tessera.tile.from_trace.region import lower
 from tessera.tile.targets.triton.propose import propose
 from tessera.tools.networks import MoE
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from xdsl.utils.exceptions import VerifyException
 
-from tessera.tile.build import KernelBuilder, bf16, f32, i32, i64
-from tessera.tile.dialect import KernelOp, ReduceExpOp, ReduceOp, StoreOp
-from tessera.tile.interp import run
-from tessera.tile.passes.offline import offline
-from tessera.tile.passes.one_hot import one_hot
-from tessera.tile.passes.online import online, with_reduce_exp
-from tessera.tile.schedule import Schedule, plan
+from tessera.tile.dialect.build import KernelBuilder, bf16, f32, i32, i64
+from tessera.tile.dialect.interp import run
+from tessera.tile.dialect.ops import KernelOp, ReduceExpOp, ReduceOp, StoreOp
+from tessera.tile.rewrites.offline import offline
+from tessera.tile.rewrites.one_hot import one_hot
+from tessera.tile.rewrites.online import online, with_reduce_exp
+from tessera.tile.schedules.schedule import Schedule, plan
 from tessera.tile.targets.cpu.target import CpuTarget
 
 FORMS = list(itertools.product(("exp", "exp2"), ("itself", "zero")))

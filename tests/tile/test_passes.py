@@ -9,16 +9,16 @@ import torch
 from kernels import Case, cases
 from xdsl.ir import Attribute, SSAValue
 
-from tessera.tile.build import KernelBuilder, bf16, f16, f32, f64, i1, i8, i32, i64
-from tessera.tile.dialect import ApplyOp, KernelOp, LoadOp, StoreOp
-from tessera.tile.index import gathered
-from tessera.tile.interp import run
-from tessera.tile.passes.canonicalise import canonicalise
-from tessera.tile.passes.cse import cse
-from tessera.tile.passes.dce import dce
-from tessera.tile.passes.fma import fma
-from tessera.tile.passes.identities import TABLE
-from tessera.tile.passes.pipeline import PASSES, optimise
+from tessera.tile.dialect.build import KernelBuilder, bf16, f16, f32, f64, i1, i8, i32, i64
+from tessera.tile.dialect.index import gathered
+from tessera.tile.dialect.interp import run
+from tessera.tile.dialect.ops import ApplyOp, KernelOp, LoadOp, StoreOp
+from tessera.tile.rewrites.canonicalise import canonicalise
+from tessera.tile.rewrites.cse import cse
+from tessera.tile.rewrites.dce import dce
+from tessera.tile.rewrites.fma import fma
+from tessera.tile.rewrites.identities import TABLE
+from tessera.tile.rewrites.pipeline import PASSES, optimise
 from tessera.util.errors import OptionError
 
 CASES = {case.name: case for case in cases()}
@@ -37,7 +37,7 @@ def test_optimised_kernels_store_the_same(name: str) -> None:
 
 def test_every_pass_has_its_own_file() -> None:
     for name, function in PASSES.items():
-        assert function.__module__ == f"tessera.tile.passes.{name}"
+        assert function.__module__ == f"tessera.tile.rewrites.{name}"
 
 
 def test_an_unknown_pass_is_refused() -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tessera.tile import interp
-from tessera.tile.build import KernelBuilder, bf16, f32, f64, i32
-from tessera.tile.dialect import KernelOp
-from tessera.tile.elements import torch_dtype
-from tessera.tile.schedule import Schedule
+from tessera.tile.dialect import interp
+from tessera.tile.dialect.build import KernelBuilder, bf16, f32, f64, i32
+from tessera.tile.dialect.elements import torch_dtype
+from tessera.tile.dialect.ops import KernelOp
+from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets.cpu import TARGET
 from tessera.tile.targets.cpu.host import host
 from tessera.tile.targets.cpu.layout import layout, piece_of

@@ -21,8 +21,8 @@ from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.record import record
 from tessera.ir.trace import Trace
-from tessera.tile.from_trace import Unlowerable, lower
-from tessera.tile.schedule import Schedule
+from tessera.tile.from_trace.region import Unlowerable, lower
+from tessera.tile.schedules.schedule import Schedule
 
 BF16 = torch.bfloat16
 
@@ -244,7 +244,7 @@ def test_accesses_that_no_descriptor_describes() -> None:
     pytest.importorskip("triton")
     import kernels
 
-    from tessera.tile.dialect import LoadOp, StoreOp
+    from tessera.tile.dialect.ops import LoadOp, StoreOp
     from tessera.tile.targets.triton.tiles import bulks, walks_tiles
 
     schedule = Schedule((("i", 16), ("j", 64), ("r", 16)), loop=True, persistent=True, extra=(("bulk", True),))
@@ -286,7 +286,7 @@ def test_cuda_tile_gives_the_right_numbers(name: str) -> None:
     from programs import trace_of
 
     from tessera.ir.interp import run
-    from tessera.tile.from_trace_launch import launcher
+    from tessera.tile.from_trace.launch import launcher
 
     fn, *shapes = SMALL[name]
     given = [rand(*shape, dtype=BF16) for shape in shapes]

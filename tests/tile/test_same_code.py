@@ -8,9 +8,9 @@ import sys
 
 from hosts import NEOVERSE_N1
 
-from tessera.tile.build import KernelBuilder, f32
-from tessera.tile.dialect import KernelOp
-from tessera.tile.schedule import Schedule
+from tessera.tile.dialect.build import KernelBuilder, f32
+from tessera.tile.dialect.ops import KernelOp
+from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets.cpu.layout import layout
 from tessera.tile.targets.cpu.stages import keep_between, stages
 from tessera.tile.targets.cpu.target import module_text

@@ -9,13 +9,13 @@ import pytest
 import torch
 from kernels import Case
 
-from tessera.tile.build import KernelBuilder, f32
-from tessera.tile.dialect import PARALLEL, KernelOp
-from tessera.tile.elements import torch_dtype
-from tessera.tile.interp import run
-from tessera.tile.parting import Split
-from tessera.tile.schedule import reduced_axis
-from tessera.tile.split import can_split, ends_all, split
+from tessera.tile.dialect.build import KernelBuilder, f32
+from tessera.tile.dialect.elements import torch_dtype
+from tessera.tile.dialect.interp import run
+from tessera.tile.dialect.ops import PARALLEL, KernelOp
+from tessera.tile.rewrites.split_kernel import Split
+from tessera.tile.rewrites.split_reduction import can_split, ends_all, split
+from tessera.tile.schedules.schedule import reduced_axis
 from tessera.tile.targets import named
 from tessera.util.names import names
 

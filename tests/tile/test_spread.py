@@ -8,12 +8,12 @@ import pytest
 import torch
 from programs import trace_of
 
-from tessera.tile.dialect import KernelOp, LoadOp
-from tessera.tile.elements import torch_dtype
-from tessera.tile.from_trace import Lowered, lower
-from tessera.tile.interp import run
-from tessera.tile.schedule import plan
-from tessera.tile.split import can_split, split
+from tessera.tile.dialect.elements import torch_dtype
+from tessera.tile.dialect.interp import run
+from tessera.tile.dialect.ops import KernelOp, LoadOp
+from tessera.tile.from_trace.region import Lowered, lower
+from tessera.tile.rewrites.split_reduction import can_split, split
+from tessera.tile.schedules.schedule import plan
 from tessera.tile.targets import named
 
 

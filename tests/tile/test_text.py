@@ -10,9 +10,9 @@ from kernels import cases
 from tile_kernels import softmax
 
 from tessera.tile import document
-from tessera.tile.build import KernelBuilder, bf16, f16, f32, f64, module
-from tessera.tile.passes.pipeline import PASSES
-from tessera.tile.text import TileTextError, kernels, parse, to_text
+from tessera.tile.dialect.build import KernelBuilder, bf16, f16, f32, f64, module
+from tessera.tile.dialect.text import TileTextError, kernels, parse, to_text
+from tessera.tile.rewrites.pipeline import PASSES
 from tessera.tools import cli
 
 CASES = {case.name: case for case in cases()}

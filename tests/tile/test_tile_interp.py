@@ -8,12 +8,12 @@ import pytest
 import torch
 from tile_kernels import attention, matmul, pointwise, rms_norm, softmax
 
-from tessera.tile.build import KernelBuilder, bf16, f32, f64, i1, i8, i32, i64
-from tessera.tile.dialect import KernelOp
-from tessera.tile.elements import element_of_dtype
-from tessera.tile.functions import FUNCTIONS
-from tessera.tile.index import gathered
-from tessera.tile.interp import philox, run
+from tessera.tile.dialect.build import KernelBuilder, bf16, f32, f64, i1, i8, i32, i64
+from tessera.tile.dialect.elements import element_of_dtype
+from tessera.tile.dialect.functions import FUNCTIONS
+from tessera.tile.dialect.index import gathered
+from tessera.tile.dialect.interp import philox, run
+from tessera.tile.dialect.ops import KernelOp
 from tessera.util.errors import InputError
 
 

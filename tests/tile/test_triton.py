@@ -22,15 +22,15 @@ import torch
 from kernels import Case
 from xdsl.dialects.builtin import IntegerType
 
-from tessera.tile.build import KernelBuilder, f32, f64, i32, i64
-from tessera.tile.dialect import KernelOp, element_of
-from tessera.tile.elements import torch_dtype
-from tessera.tile.functions import FUNCTIONS
-from tessera.tile.index import parse
-from tessera.tile.schedule import Schedule
-from tessera.tile.split import can_split
+from tessera.tile.dialect.build import KernelBuilder, f32, f64, i32, i64
+from tessera.tile.dialect.elements import torch_dtype
+from tessera.tile.dialect.functions import FUNCTIONS
+from tessera.tile.dialect.index import parse
+from tessera.tile.dialect.ops import KernelOp, element_of
+from tessera.tile.rewrites.split_reduction import can_split
+from tessera.tile.rewrites.split_walk import share
+from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets import missing, named, target_for
-from tessera.tile.walk import share
 from tessera.util.errors import InputError, OptionError
 
 pytest.importorskip("triton")

@@ -8,14 +8,14 @@ import torch
 from kernels import Case
 from xdsl.utils.exceptions import VerifyException
 
-from tessera.tile.apart import apart, can_part
-from tessera.tile.build import KernelBuilder, bf16, f32
-from tessera.tile.dialect import KernelOp, ReduceOp, StoreOp
-from tessera.tile.elements import torch_dtype
-from tessera.tile.interp import run
-from tessera.tile.schedule import after_walk, plan
-from tessera.tile.split import Split, can_split
-from tessera.tile.walk import share
+from tessera.tile.dialect.build import KernelBuilder, bf16, f32
+from tessera.tile.dialect.elements import torch_dtype
+from tessera.tile.dialect.interp import run
+from tessera.tile.dialect.ops import KernelOp, ReduceOp, StoreOp
+from tessera.tile.rewrites.split_reduction import Split, can_split
+from tessera.tile.rewrites.split_rows import apart, can_part
+from tessera.tile.rewrites.split_walk import share
+from tessera.tile.schedules.schedule import after_walk, plan
 
 CASES = kernels.walked_cases()
 

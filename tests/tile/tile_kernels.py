@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from xdsl.ir import Attribute
 
-from tessera.tile.build import KernelBuilder, bf16, f32, f64
-from tessera.tile.dialect import KernelOp
+from tessera.tile.dialect.build import KernelBuilder, bf16, f32, f64
+from tessera.tile.dialect.ops import KernelOp
 
 
 def pointwise(name: str = "silu_add", element: Attribute = f32) -> KernelOp:

@@ -20,10 +20,10 @@ import kernels
 import torch
 from kernels import Case
 
-from tessera.tile.build import KernelBuilder, f32, f64, i1, i64
-from tessera.tile.dialect import KernelOp
-from tessera.tile.functions import FUNCTIONS
-from tessera.tile.schedule import Schedule, reduced_axis
+from tessera.tile.dialect.build import KernelBuilder, f32, f64, i1, i64
+from tessera.tile.dialect.functions import FUNCTIONS
+from tessera.tile.dialect.ops import KernelOp
+from tessera.tile.schedules.schedule import Schedule, reduced_axis
 from tessera.tile.targets.base import CompiledKernel
 from tessera.tile.targets.triton.emit import emit
 from tessera.tile.targets.triton.functions import FLOAT, INTEGER

@@ -11,8 +11,8 @@ import torch
 from programs import trace_of
 from rich.console import Console
 
-from tessera.tile.build import KernelBuilder, f32
-from tessera.tile.schedule import Schedule
+from tessera.tile.dialect.build import KernelBuilder, f32
+from tessera.tile.schedules.schedule import Schedule
 from tessera.tools import cli
 from tessera.tools.bench import kernel_cpu, kernel_cuda, kernel_tune
 from tessera.tools.bench.kernel_cases import BY_NAME, CASES, Case, mistake, results_of

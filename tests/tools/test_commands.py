@@ -11,12 +11,12 @@ import pytest
 import torch
 
 import tessera
-from tessera import pipelines
 from tessera.ops.op import REGISTRY
-from tessera.tile import cache as disk
-from tessera.tile.text import to_text
+from tessera.pipeline import compilation as pipelines
+from tessera.tile.dialect.text import to_text
 from tessera.tools import cli, doctor
 from tessera.tools.op import overloads
+from tessera.util import disk
 
 SCRIPT = """
 import sys
@@ -173,7 +173,7 @@ def test_op_tells_where_rules_stand(capsys):
     assert cli.main(["op", "--json", "gelu"]) == 0
     rows = {row["rule"]: row for row in json.loads(capsys.readouterr().out)["aten.gelu.default"]}
     assert rows["vjp"]["where"].startswith("tessera/ops/activation.py:")
-    assert rows["tile lowering"]["where"].startswith("tessera/tile/lower")
+    assert rows["tile lowering"]["where"].startswith("tessera/tile/from_trace/lower/rule")
     assert list(rows) == [
         "declared", "type", "vjp", "jvp", "batching", "cost", "tile lowering", "decomposition",
     ]  # fmt: skip

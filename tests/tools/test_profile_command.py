@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 
-from tessera import pipelines
+from tessera.pipeline import compilation as pipelines
 from tessera.tools import cli
 from tessera.util.config import config
 

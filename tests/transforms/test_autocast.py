@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.testing import assert_close
 
-from tessera.frontends.functional import trace_function
+from tessera.frontends.functional.trace import trace_function
 from tessera.ir.interp import run
 from tessera.ir.verify import verify
 from tessera.transforms.autocast import autocast

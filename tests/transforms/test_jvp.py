@@ -7,7 +7,7 @@ import torch
 import torch.func as tf
 from torch.testing import assert_close
 
-from tessera.frontends.functional import trace_function
+from tessera.frontends.functional.trace import trace_function
 from tessera.ir.interp import run
 from tessera.ir.verify import verify
 from tessera.transforms.jvp import jvp

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tessera.frontends.functional import trace_function
+from tessera.frontends.functional.trace import trace_function
 from tessera.ir.printer import compile_trace
 from tessera.ir.schema import has_effect
 from tessera.ir.verify import verify

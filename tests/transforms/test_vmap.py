@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tessera.frontends.batch import example_type
-from tessera.frontends.functional import trace_function
+from tessera.frontends.functional.trace import trace_function
+from tessera.func.batch import example_type
 from tessera.ir.interp import run
 from tessera.ir.types import type_of
 from tessera.ir.verify import verify

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import torch
 
-from tessera.tile.dialect import KernelOp
-from tessera.tile.schedule import Schedule
+from tessera.tile.dialect.ops import KernelOp
+from tessera.tile.schedules.schedule import Schedule
 
 
 class CompiledKernel(Protocol):

@@ -11,11 +11,11 @@ from typing import Generic, Self, TypeVar
 
 import torch
 
-from tessera.tile.dialect import KernelOp
-from tessera.tile.elements import torch_dtype
-from tessera.tile.index import Index
-from tessera.tile.parting import Split
-from tessera.tile.schedule import Schedule
+from tessera.tile.dialect.elements import torch_dtype
+from tessera.tile.dialect.index import Index
+from tessera.tile.dialect.ops import KernelOp
+from tessera.tile.rewrites.split_kernel import Split
+from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets.base import CompiledKernel
 
 REMEMBERED = 4096  # symbols whose sizes are kept

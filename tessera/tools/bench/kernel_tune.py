@@ -16,11 +16,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from tessera.executors import tile
-from tessera.tile.autotune import to_text
-from tessera.tile.cost import cost
-from tessera.tile.dialect import KernelOp
-from tessera.tile.schedule import Schedule, reduced_axis
+from tessera.tile.dialect.ops import KernelOp
+from tessera.tile.schedules.cost import cost
+from tessera.tile.schedules.schedule import Schedule, reduced_axis
 from tessera.tile.targets import target_for
+from tessera.tile.targets.autotune import to_text
 from tessera.tile.targets.base import Target
 from tessera.tools.bench.kernel_cases import Case, Size, cotangents, results_of, with_grads
 from tessera.tools.bench.kernel_cuda import DTYPES, Clock, Options, Say, copy_rate

@@ -20,7 +20,7 @@ from tessera.executors import tile
 from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.record import record
-from tessera.tile.schedule import Schedule
+from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets import named
 from tessera.tools.bench.kernel_cases import linear_gelu, linear_residual, linear_silu, linear_swiglu
 from tessera.tools.bench.kernel_cuda import Clock

@@ -11,8 +11,8 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-from tessera import pipelines
-from tessera.pipelines import Compilation
+from tessera.pipeline import compilation as pipelines
+from tessera.pipeline.compilation import Compilation
 from tessera.runtime.autograd import below_autograd
 from tessera.tools.profile.gradients import pull
 

@@ -15,8 +15,8 @@ import torch
 
 from tessera.executors.aten import bind
 from tessera.ir.printer import compile_trace
-from tessera.passes.schedule import lifetimes
-from tessera.pipelines import Compilation, Program
+from tessera.passes.memory.schedule import lifetimes
+from tessera.pipeline.compilation import Compilation, Program
 
 Log = list[tuple[int, int, int, int]]  # program, equation (or WHOLE), start and end in nanoseconds
 WHOLE = -1

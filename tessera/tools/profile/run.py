@@ -18,8 +18,8 @@ from statistics import median
 
 import torch
 
-from tessera.compiled import compiled_state
-from tessera.tile.cost import machine_for
+from tessera.just_in_time.api import compiled_state
+from tessera.tile.schedules.cost import machine_for
 from tessera.tools.profile.gradients import pull
 from tessera.tools.profile.instrument import Labelled, Log, clocked, in_place, labelled, ranged
 from tessera.tools.profile.result import Profile, Rates

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tessera
-from tessera.compiled import Compiled
 from tessera.inspection.explain import GraphReport, explain_states
 from tessera.ir.equation import short_path
-from tessera.pipelines import Compilation
+from tessera.just_in_time.api import Compiled
+from tessera.pipeline.compilation import Compilation
 from tessera.tools.machine import machine
 from tessera.tools.profile import Profile
 from tessera.tools.profile.instrument import labelled

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tessera.ir.equation import Equation, Special
-from tessera.tile.schedule import Schedule
-from tessera.tile.text import to_text
+from tessera.tile.dialect.text import to_text
+from tessera.tile.schedules.schedule import Schedule
 from tessera.tools.profile.rows import executor_of, operator_of
 
 

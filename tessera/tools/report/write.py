@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from tessera.compiled import Compiled
 from tessera.inspection.programs import state_of
+from tessera.just_in_time.api import Compiled
 from tessera.tools.profile import Profile, profile
 from tessera.tools.report.collect import collect
 from tessera.util.files import check_writable

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from xdsl.dialects.builtin import FloatAttr, IntegerAttr
 from xdsl.ir import Operation, SSAValue
 
-from tessera.tile.dialect import (
+from tessera.tile.dialect.ops import (
     ApplyOp,
     CastOp,
     ConstantOp,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 
-from tessera.tile.dialect import ApplyOp, KernelOp, RandomOp, StoreOp, element_of
-from tessera.tile.schedule import Schedule
-from tessera.tile.split import can_split, ends_all
+from tessera.tile.dialect.ops import ApplyOp, KernelOp, RandomOp, StoreOp, element_of
+from tessera.tile.rewrites.split_reduction import can_split, ends_all
+from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets.cpu.elements import element
 from tessera.tile.targets.cpu.host import Host
 from tessera.tile.targets.cpu.layout import Layout, cost, layout, numbers, piece_of, vector_axis

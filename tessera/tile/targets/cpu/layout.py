@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, SSAValue
 
-from tessera.tile.dialect import (
+from tessera.tile.dialect.functions import FUNCTIONS
+from tessera.tile.dialect.index import Index, Name, Quotient
+from tessera.tile.dialect.ops import (
     ApplyOp,
     ContractOp,
     IotaOp,
@@ -24,9 +26,7 @@ from tessera.tile.dialect import (
     StoreOp,
     ValueType,
 )
-from tessera.tile.functions import FUNCTIONS
-from tessera.tile.index import Index, Name, Quotient
-from tessera.tile.schedule import reduced_axis
+from tessera.tile.schedules.schedule import reduced_axis
 
 MOST_CHUNKS = 256  # of a piece of the reduced axis, which is summed without a break
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from xdsl.ir import Operation, SSAValue
 
-from tessera.tile.dialect import (
+from tessera.tile.dialect.index import Index
+from tessera.tile.dialect.ops import (
     ContractOp,
     ReduceExpOp,
     ReduceOp,
@@ -22,8 +23,7 @@ from tessera.tile.dialect import (
     StoreOp,
     element_of,
 )
-from tessera.tile.index import Index
-from tessera.tile.schedule import after_walk
+from tessera.tile.schedules.schedule import after_walk
 from tessera.tile.targets.cpu.body import Body
 from tessera.tile.targets.cpu.code import SIZES, V
 from tessera.tile.targets.cpu.elements import F32, element

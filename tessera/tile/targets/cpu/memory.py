@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tessera.tile.index import Index
+from tessera.tile.dialect.index import Index
 from tessera.tile.targets.cpu.code import SIZES, V, suffix, type_of
 from tessera.tile.targets.cpu.elements import Element, narrow, widen
 from tessera.tile.targets.cpu.host import HostCode as Code

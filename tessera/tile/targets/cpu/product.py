@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from xdsl.ir import Operation
 
-from tessera.tile.dialect import ContractOp, LoadOp, StoreOp, element_of
-from tessera.tile.index import Index
+from tessera.tile.dialect.index import Index
+from tessera.tile.dialect.ops import ContractOp, LoadOp, StoreOp, element_of
 from tessera.tile.targets.cpu.code import V
 from tessera.tile.targets.cpu.elements import F32, element
 from tessera.tile.targets.cpu.host import Host

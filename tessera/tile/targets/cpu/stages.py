@@ -11,9 +11,19 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, SSAValue
 
-from tessera.tile.dialect import ApplyOp, CastOp, ConstantOp, ContractOp, LoadOp, ReduceExpOp, ReduceOp, ScanOp, StoreOp
-from tessera.tile.functions import FUNCTIONS
-from tessera.tile.schedule import plan
+from tessera.tile.dialect.functions import FUNCTIONS
+from tessera.tile.dialect.ops import (
+    ApplyOp,
+    CastOp,
+    ConstantOp,
+    ContractOp,
+    LoadOp,
+    ReduceExpOp,
+    ReduceOp,
+    ScanOp,
+    StoreOp,
+)
+from tessera.tile.schedules.schedule import plan
 from tessera.tile.targets.cpu.layout import Layout
 
 WORTH_KEEPING = 6  # instructions an element, against one store and one load

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tessera.tile import cache
-from tessera.tile.dialect import KernelOp
-from tessera.tile.passes.offline import without_reduce_exp
-from tessera.tile.passes.online import with_reduce_exp
-from tessera.tile.schedule import Schedule, inner_axis, reduced_axis
+from tessera.tile.dialect.ops import KernelOp
+from tessera.tile.rewrites.offline import without_reduce_exp
+from tessera.tile.rewrites.online import with_reduce_exp
+from tessera.tile.rewrites.split_walk import halves
+from tessera.tile.schedules.schedule import Schedule, inner_axis, reduced_axis
 from tessera.tile.targets.base import CompiledKernel
 from tessera.tile.targets.cpu import jit
 from tessera.tile.targets.cpu.choose import choose, proposals
@@ -27,7 +27,7 @@ from tessera.tile.targets.cpu.layout import layout
 from tessera.tile.targets.cpu.lower import Lowering
 from tessera.tile.targets.cpu.product import no_product
 from tessera.tile.targets.pair import Pair, read_scratch
-from tessera.tile.walk import halves
+from tessera.util import disk as cache
 
 KIND = "cpu"  # of what is kept on disk
 LONGEST_ROW = 1 << 16  # elements that stay in the caches

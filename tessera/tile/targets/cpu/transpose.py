@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from xdsl.ir import Operation
 
-from tessera.tile.dialect import LoadOp, StoreOp
-from tessera.tile.index import Index
+from tessera.tile.dialect.index import Index
+from tessera.tile.dialect.ops import LoadOp, StoreOp
 from tessera.tile.targets.cpu.code import V
 from tessera.tile.targets.cpu.elements import Element
 from tessera.tile.targets.cpu.host import HostCode as Code

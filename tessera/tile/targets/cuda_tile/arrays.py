@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from xdsl.dialects.builtin import IntegerType
 from xdsl.ir import Attribute
 
-from tessera.tile.dialect import BufferType, KernelOp, LoadOp, StoreOp, axes_of
-from tessera.tile.index import Index
+from tessera.tile.dialect.index import Index
+from tessera.tile.dialect.ops import BufferType, KernelOp, LoadOp, StoreOp, axes_of
 
 ALIGNMENT = 16  # bytes: what the tensor memory accelerator and wide loads ask for
 

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Sequence
 from xdsl.dialects.builtin import AnyFloat, FloatAttr, IntegerAttr, IntegerType
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from tessera.tile.copying import zero_outside
-from tessera.tile.dialect import (
+from tessera.tile.dialect.index import Index
+from tessera.tile.dialect.ops import (
     PARALLEL,
     ApplyOp,
     CastOp,
@@ -34,8 +34,8 @@ from tessera.tile.dialect import (
     axes_of,
     element_of,
 )
-from tessera.tile.index import Index
-from tessera.tile.schedule import Schedule, inner_axis, plan, reduced_axis
+from tessera.tile.rewrites.copying import zero_outside
+from tessera.tile.schedules.schedule import Schedule, inner_axis, plan, reduced_axis
 from tessera.tile.targets.cuda_tile.arrays import Arrays, arrays
 from tessera.tile.targets.cuda_tile.functions import helpers, template, type_name
 from tessera.tile.targets.cuda_tile.reductions import combine_text, identity, literal, whole_text

@@ -1,9 +1,9 @@
 """Writes attention as one cuTile loop over the keys.
 
-In: a kernel in which `tile/flash` finds attention. Out: the module's text. For a block of queries the loop carries the
-largest score so far, the sum of exponentials and the sum of values; whenever a larger score comes, both sums are scaled
-down by the exponential of the difference. What is done to scores, and what follows the loop, is written as it stands.
-Keys past the last have a score of -inf, so that their exponentials are zero wherever they are summed.
+In: a kernel in which `tile/rewrites/flash` finds attention. Out: the module's text. For a block of queries the loop
+carries the largest score so far, the sum of exponentials and the sum of values; whenever a larger score comes, both
+sums are scaled down by the exponential of the difference. What is done to scores, and what follows the loop, is written
+as it stands. Keys past the last have a score of -inf, so that their exponentials are zero wherever they are summed.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import math
 
 from xdsl.ir import Operation, SSAValue
 
-from tessera.tile.copying import needed_for
-from tessera.tile.dialect import ContractOp, KernelOp, StoreOp, axes_of
-from tessera.tile.flash import after_keys, flash_of, is_causal, made_over
-from tessera.tile.schedule import Schedule
+from tessera.tile.dialect.ops import ContractOp, KernelOp, StoreOp, axes_of
+from tessera.tile.rewrites.copying import needed_for
+from tessera.tile.rewrites.flash import after_keys, flash_of, is_causal, made_over
+from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets.cuda_tile.emit import Emitter
 from tessera.tile.targets.cuda_tile.writing import Tile
 

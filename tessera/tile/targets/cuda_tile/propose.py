@@ -10,12 +10,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from tessera.tile.cost import H200
-from tessera.tile.dialect import PARALLEL, REDUCE, ContractOp, KernelOp, LoadOp, ScanOp, StoreOp, axes_of
-from tessera.tile.flash import flash_of
-from tessera.tile.parting import PART
-from tessera.tile.schedule import Schedule, inner_axis, reduced_axis
-from tessera.tile.split import can_split
+from tessera.tile.dialect.ops import PARALLEL, REDUCE, ContractOp, KernelOp, LoadOp, ScanOp, StoreOp, axes_of
+from tessera.tile.rewrites.flash import flash_of
+from tessera.tile.rewrites.split_kernel import PART
+from tessera.tile.rewrites.split_reduction import can_split
+from tessera.tile.schedules.cost import H200
+from tessera.tile.schedules.schedule import Schedule, inner_axis, reduced_axis
 from tessera.tile.targets.cuda_tile.emit import SMALLEST, power_of_two
 
 PROGRAMS = 4 * H200.units  # enough to keep every multiprocessor busy

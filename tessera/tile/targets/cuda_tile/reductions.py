@@ -8,7 +8,7 @@ import torch
 from xdsl.dialects.builtin import AnyFloat, IntegerType
 from xdsl.ir import Attribute
 
-from tessera.tile.elements import torch_dtype
+from tessera.tile.dialect.elements import torch_dtype
 from tessera.util.errors import OptionError
 
 I1 = IntegerType(1)

@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tessera.tile import interp
-from tessera.tile.dialect import KernelOp
-from tessera.tile.passes.offline import without_reduce_exp
-from tessera.tile.schedule import Schedule, reduced_axis
+from tessera.tile.dialect import interp
+from tessera.tile.dialect.ops import KernelOp
+from tessera.tile.rewrites.offline import without_reduce_exp
+from tessera.tile.rewrites.split_walk import halves
+from tessera.tile.schedules.schedule import Schedule, reduced_axis
 from tessera.tile.targets.cuda_tile import driver, toolchain
 from tessera.tile.targets.cuda_tile.arrays import Arrays, Variant, arrays, place, variant
 from tessera.tile.targets.cuda_tile.emit import blocks_of, programs_of
 from tessera.tile.targets.cuda_tile.propose import LONGEST_WALK, of_halves, propose
 from tessera.tile.targets.cuda_tile.write import write
 from tessera.tile.targets.pair import Pair
-from tessera.tile.walk import halves
 from tessera.util.errors import OptionError
 
 ALIGNED = Variant(aligned=True)  # what tensors of PyTorch's own allocator nearly always are

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
 
-from tessera.tile import cache
-from tessera.tile.dialect import KernelOp
+from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.targets.cuda_tile.arrays import ALIGNMENT, Array, Arrays, Variant
 from tessera.tile.targets.cuda_tile.functions import type_name
+from tessera.util import disk as cache
 from tessera.util.errors import TesseraError
 
 KIND = "cuda_tile"  # of the cache's entries

@@ -6,9 +6,9 @@ along the walked axis and carries a row of sums for each row of a block; these a
 
 from __future__ import annotations
 
-from tessera.tile.dialect import KernelOp, StoreOp
-from tessera.tile.flash import made_over
-from tessera.tile.schedule import Schedule, after_walk
+from tessera.tile.dialect.ops import KernelOp, StoreOp
+from tessera.tile.rewrites.flash import made_over
+from tessera.tile.schedules.schedule import Schedule, after_walk
 from tessera.tile.targets.cuda_tile.emit import Emitter
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tessera.tile.dialect import KernelOp
-from tessera.tile.schedule import Schedule, inner_axis
+from tessera.tile.dialect.ops import KernelOp
+from tessera.tile.schedules.schedule import Schedule, inner_axis
 from tessera.tile.targets.cuda_tile.emit import Emitter
 from tessera.tile.targets.cuda_tile.flash import Flash
 from tessera.tile.targets.cuda_tile.walk import Walk

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from xdsl.dialects.builtin import Float32Type, IntegerType
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from tessera.tile.copying import op_axes, zero_outside
-from tessera.tile.dialect import (
+from tessera.tile.dialect.elements import torch_dtype
+from tessera.tile.dialect.ops import (
     PARALLEL,
     ApplyOp,
     CastOp,
@@ -32,10 +32,10 @@ from tessera.tile.dialect import (
     axes_of,
     element_of,
 )
-from tessera.tile.elements import torch_dtype
-from tessera.tile.passes.offline import without_reduce_exp
-from tessera.tile.passes.online import with_reduce_exp
-from tessera.tile.schedule import Pass, Schedule, after_walk, plan, reduced_axis
+from tessera.tile.rewrites.copying import op_axes, zero_outside
+from tessera.tile.rewrites.offline import without_reduce_exp
+from tessera.tile.rewrites.online import with_reduce_exp
+from tessera.tile.schedules.schedule import Pass, Schedule, after_walk, plan, reduced_axis
 from tessera.tile.targets.triton.functions import all_narrow, template, type_name
 from tessera.tile.targets.triton.hazard import loop_hazard
 from tessera.tile.targets.triton.layout import Dim, layout, needs_wide

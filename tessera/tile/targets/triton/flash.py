@@ -1,8 +1,8 @@
 """Writes attention, two contractions with a softmax between them, as one loop over the keys.
 
-In: a kernel in which `tile/flash` finds attention. Out: the module's text, whose loop walks along the keys. Whenever a
-larger score comes, what was summed so far is scaled down by the exponential of the difference. What follows the
-division, and what is done to scores (scaling, masks, a bias), is written as it stands.
+In: a kernel in which `tile/rewrites/flash` finds attention. Out: the module's text, whose loop walks along the keys.
+Whenever a larger score comes, what was summed so far is scaled down by the exponential of the difference. What follows
+the division, and what is done to scores (scaling, masks, a bias), is written as it stands.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from xdsl.dialects.builtin import Float32Type
 from xdsl.ir import Operation, SSAValue
 
-from tessera.tile.dialect import ContractOp, KernelOp, axes_of, element_of
-from tessera.tile.flash import after_keys, flash_of, is_causal, made_over
-from tessera.tile.schedule import Schedule
+from tessera.tile.dialect.ops import ContractOp, KernelOp, axes_of, element_of
+from tessera.tile.rewrites.flash import after_keys, flash_of, is_causal, made_over
+from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets.triton.emit import DEFAULT, Emitter, Options, Val
 from tessera.tile.targets.triton.layout import Dim
 from tessera.tile.targets.triton.module import module_text

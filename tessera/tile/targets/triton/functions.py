@@ -23,7 +23,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute
 
 from tessera.ops.uniform import ROUNDS
-from tessera.tile.dialect import KernelOp, LoadOp, StoreOp, element_of
+from tessera.tile.dialect.ops import KernelOp, LoadOp, StoreOp, element_of
 
 _COMMON = {
     "add": "{0} + {1}",

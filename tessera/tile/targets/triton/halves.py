@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tessera.tile.apart import apart
-from tessera.tile.copying import points
-from tessera.tile.dialect import PARALLEL, KernelOp
-from tessera.tile.parting import PART, Split
-from tessera.tile.schedule import Schedule, reduced_axis
+from tessera.tile.dialect.ops import PARALLEL, KernelOp
+from tessera.tile.rewrites.copying import points
+from tessera.tile.rewrites.split_kernel import PART, Split
+from tessera.tile.rewrites.split_rows import apart
+from tessera.tile.rewrites.split_walk import halves as shared
+from tessera.tile.schedules.schedule import Schedule, reduced_axis
 from tessera.tile.targets.triton.layout import power_of_two
 from tessera.tile.targets.triton.unroll import LOADS_FIRST
-from tessera.tile.walk import halves as shared
 
 ROW_BLOCK, ROW_WARPS = "row_block", "row_warps"  # what `extra` says of the rows where they come first
 EARLY = ((LOADS_FIRST, True),)  # of a kernel that joins parts: it is as long as its loads are one after another

@@ -6,8 +6,8 @@ just written; then the axis must lie in one block, where every element is loaded
 
 from __future__ import annotations
 
-from tessera.tile.dialect import KernelOp, LoadOp, StoreOp
-from tessera.tile.schedule import plan
+from tessera.tile.dialect.ops import KernelOp, LoadOp, StoreOp
+from tessera.tile.schedules.schedule import plan
 
 
 def loop_hazard(kernel: KernelOp) -> bool:

@@ -19,10 +19,9 @@ from types import ModuleType
 
 import torch
 
-from tessera.tile import cache
-from tessera.tile.dialect import KernelOp, element_of
-from tessera.tile.elements import torch_dtype
-from tessera.tile.schedule import Schedule, read_schedule, reduced_axis
+from tessera.tile.dialect.elements import torch_dtype
+from tessera.tile.dialect.ops import KernelOp, element_of
+from tessera.tile.schedules.schedule import Schedule, read_schedule, reduced_axis
 from tessera.tile.targets.base import CompiledKernel
 from tessera.tile.targets.pair import Pair, read_scratch
 from tessera.tile.targets.triton import ahead, direct, shim
@@ -32,6 +31,7 @@ from tessera.tile.targets.triton.emit import Options
 from tessera.tile.targets.triton.halves import halves, in_two, schedules
 from tessera.tile.targets.triton.layout import layout, needs_wide
 from tessera.tile.targets.triton.tiles import bulks, walks_tiles, write
+from tessera.util import disk as cache
 from tessera.util.errors import InputError
 
 REMEMBERED = 4096  # symbols and alignments whose decisions are kept

@@ -13,9 +13,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tessera.tile.dialect import PARALLEL, IotaOp, KernelOp, LoadOp, StoreOp
-from tessera.tile.index import Index, Quotient, name
-from tessera.tile.schedule import Schedule, inner_axis, reduced_axis
+from tessera.tile.dialect.index import Index, Quotient, name
+from tessera.tile.dialect.ops import PARALLEL, IotaOp, KernelOp, LoadOp, StoreOp
+from tessera.tile.schedules.schedule import Schedule, inner_axis, reduced_axis
 from tessera.util.errors import OptionError
 
 LARGEST = 2**31 - 2**17  # a 32-bit position, with room for the last block

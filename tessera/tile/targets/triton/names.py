@@ -6,7 +6,7 @@ import keyword
 import re
 from collections.abc import Callable, Iterable
 
-from tessera.tile.index import Index, Name, Quotient
+from tessera.tile.dialect.index import Index, Name, Quotient
 
 _TAKEN = {
     "tl",

@@ -15,16 +15,16 @@ from dataclasses import replace
 
 from xdsl.dialects.builtin import Float32Type
 
-from tessera.tile.apart import apart, can_part
-from tessera.tile.cost import H200, axis_sizes
-from tessera.tile.dialect import (
+from tessera.tile.dialect.ops import (
     ContractOp,
     KernelOp,
     LoadOp,
     axes_of,
     element_of,
 )
-from tessera.tile.schedule import Schedule, inner_axis, reduced_axis
+from tessera.tile.rewrites.split_rows import apart, can_part
+from tessera.tile.schedules.cost import H200, axis_sizes
+from tessera.tile.schedules.schedule import Schedule, inner_axis, reduced_axis
 from tessera.tile.targets.triton.halves import ROW_BLOCK, ROW_WARPS
 from tessera.tile.targets.triton.hazard import loop_hazard
 from tessera.tile.targets.triton.layout import power_of_two

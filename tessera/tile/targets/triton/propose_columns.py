@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tessera.tile.cost import H200
-from tessera.tile.schedule import Schedule
+from tessera.tile.schedules.cost import H200
+from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets.triton.layout import power_of_two
 from tessera.tile.targets.triton.shape import PROGRAMS, Shape, blocks_of, warps_for
 from tessera.tile.targets.triton.unroll import BLOCKS

@@ -7,8 +7,8 @@ import math
 from xdsl.dialects.builtin import Float32Type
 from xdsl.ir import Operation
 
-from tessera.tile.cost import H200, axis_sizes
-from tessera.tile.dialect import (
+from tessera.tile.dialect.elements import torch_dtype
+from tessera.tile.dialect.ops import (
     PARALLEL,
     ContractOp,
     KernelOp,
@@ -19,10 +19,10 @@ from tessera.tile.dialect import (
     axes_of,
     element_of,
 )
-from tessera.tile.elements import torch_dtype
-from tessera.tile.passes.online import with_reduce_exp
-from tessera.tile.schedule import plan, reduced_axis
-from tessera.tile.split import can_split, ends_all
+from tessera.tile.rewrites.online import with_reduce_exp
+from tessera.tile.rewrites.split_reduction import can_split, ends_all
+from tessera.tile.schedules.cost import H200, axis_sizes
+from tessera.tile.schedules.schedule import plan, reduced_axis
 from tessera.tile.targets.triton.layout import power_of_two
 
 PROGRAMS = 4 * H200.units  # enough to keep every multiprocessor busy

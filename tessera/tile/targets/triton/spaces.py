@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tessera.tile.dialect import KernelOp
-from tessera.tile.index import Index, name
+from tessera.tile.dialect.index import Index, name
+from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.targets.triton.layout import Dim, Layout, Run, run_name, unwrap
 from tessera.tile.targets.triton.names import Namer, grouped, render
 

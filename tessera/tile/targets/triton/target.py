@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tessera.tile.dialect import KernelOp
-from tessera.tile.schedule import Schedule
+from tessera.tile.dialect.ops import KernelOp
+from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets.base import CompiledKernel
 from tessera.tile.targets.triton import shim
 from tessera.tile.targets.triton.batch import BatchLauncher

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from xdsl.ir import Operation
 
-from tessera.tile.dialect import ApplyOp, CastOp, ConstantOp, IotaOp, LoadOp, ReduceExpOp, ScanOp, StoreOp
-from tessera.tile.schedule import Schedule
+from tessera.tile.dialect.ops import ApplyOp, CastOp, ConstantOp, IotaOp, LoadOp, ReduceExpOp, ScanOp, StoreOp
+from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets.triton.layout import Dim
 
 # what `extra` says: so many blocks in a step; all that a small kernel reads is asked for before it computes

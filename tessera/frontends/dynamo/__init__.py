@@ -1,0 +1,1 @@
+"""TorchDynamo's graphs become Traces."""

@@ -1,0 +1,54 @@
+"""Switches of PyTorch's that a program sets: what it does to them, it must do at every call.
+
+Grad mode is followed: the recorder notes what runs without gradients or tangents, and `Captured.grad_after` says how
+the program leaves the switch (`grad_mode.py`). So are the levels of `torch.func`'s transforms. Any other switch (the
+default dtype, deterministic algorithms, the state of random numbers) decides what later operators compute, and no
+equation says so: a graph that sets one runs eagerly, and a traced function that does is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+from tessera.frontends.functional.trace import WATCHED, tracing
+from tessera.util.errors import CaptureError
+from tessera.util.names import names
+
+_OPERATORS = (str, OpOverload, OpOverloadPacket, HigherOrderOperator)
+_FOLLOWED = (torch._C._set_grad_enabled, torch._C._set_fwd_grad_enabled)
+_SETTERS = ("set_", "_set_", "enable_", "use_")
+_TRANSFORMS = "torch._C._functorch"  # switches of torch.func's, which its transforms set and put back
+
+
+def refuse_setter(node: torch.fx.Node) -> None:
+    """A node of Dynamo's that is called for nothing but the switch it sets."""
+    target = node.target
+    if node.users or node.all_input_nodes or isinstance(target, _OPERATORS):
+        return
+    name, ours = getattr(target, "__name__", ""), getattr(target, "__module__", "") == _TRANSFORMS
+    if name.startswith(_SETTERS) and not ours and target not in _FOLLOWED:
+        raise CaptureError(f"the program calls {name}, on which later operators depend; the graph runs eagerly")
+
+
+def _refused(name: str) -> Callable[[Callable], Callable]:
+    def replace(original: Callable) -> Callable:
+        def call(*args: object, **kwargs: object) -> object:
+            if tracing():
+                raise CaptureError(
+                    f"the function calls torch.{name}, which acts once, while the function is traced; call it outside, "
+                    'or use frontend="dynamo"'
+                )
+            return original(*args, **kwargs)
+
+        return call
+
+    return replace
+
+
+for _name in sorted(
+    names("set_default_dtype use_deterministic_algorithms set_deterministic_debug_mode manual_seed seed set_rng_state")
+):
+    WATCHED.append((torch, _name, _refused(_name)))

@@ -1,0 +1,311 @@
+"""TorchDynamo's graphs become Traces.
+
+In: the graph module and inputs that Dynamo gives a backend. Out: a `Captured` trace over ATen in which
+high-level operators stay whole, with the user's lines and module paths on its equations. Dynamo keeps the
+guards and the Python around the graph; nothing here runs on real data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+import torch._higher_order_ops  # noqa: F401  (registers the operators named below)
+from torch._guards import TracingContext, detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.fx.experimental._backward_state import BackwardState
+
+from tessera.frontends.captured import Captured, capture
+from tessera.frontends.dynamo.data_writes import refuse_hidden_writes
+from tessera.frontends.dynamo.frames import MODEL, OWN_FILE
+from tessera.frontends.dynamo.global_state import refuse_setter
+from tessera.frontends.dynamo.hooks import REGISTER_HOOK, behind_hooks, check_between_results, record_hook
+from tessera.frontends.dynamo.launch import record_launch
+from tessera.frontends.functional import control  # noqa: F401  (records torch.cond and its like as sub-traces)
+from tessera.frontends.functional.bodies import record_call
+from tessera.frontends.functional.function import record_function
+from tessera.ir import fake
+from tessera.ir.builder import Builder
+from tessera.ir.call import CALL, CHECKPOINT
+from tessera.ir.checks import record_check
+from tessera.ir.equation import Source, Special
+from tessera.ir.record import Recorder, recording
+from tessera.ops.op import keep_whole
+from tessera.util.errors import CaptureError
+
+_HIDDEN_PARTS = {"L", "G", "self", MODEL, "_modules", "_parameters", "_buffers", "__dict__"}
+_LINE = re.compile(r"File \"([^\"]+)\", line (\d+)")
+_FRAMES = re.compile(r"File \"[^\"]+\", line \d+, in (\S+)")
+
+
+def capture_graph(
+    gm: torch.fx.GraphModule, example_inputs: list[object], name: str = "forward", arguments: tuple[str, ...] = ()
+) -> Captured:
+    """The trace of one Dynamo graph. `arguments` are the names of what the user passes by position."""
+    placeholders = [n for n in gm.graph.nodes if n.op == "placeholder"]
+    if any(isinstance(x, BackwardState) for x in example_inputs):
+        raise CaptureError(
+            "hooks of modules in a graph made for compiled autograd; they run as the graph does, eagerly"
+        )
+    check_between_results(gm)
+    refuse_hidden_writes(gm)
+    mode = fake_mode(placeholders, example_inputs)
+    mode.epoch += 1  # sizes that Dynamo learned of its inputs' contents are forgotten: the trace has symbols of its own
+    fakes = [_fake_input(n, x, mode) for n, x in zip(placeholders, example_inputs, strict=True)]
+    builder = Builder(name, mode)
+    names = [input_name(n, arguments) for n in placeholders]
+    grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
+    run, enables = run_graph(gm, builder), enables_grad(gm)
+    # Gradients are on around the program then, so that the equations it runs without them are marked.
+    with torch.enable_grad() if enables else nullcontext(), _levels_kept():
+        captured = capture(torch.no_grad()(run) if enables else run, fakes, names, keep_whole, builder, locate=False)
+    trace = behind_hooks(captured.trace, builder.hooked)
+    return dataclasses.replace(captured, trace=trace, requires_grad=grads, enables_grad=enables)
+
+
+@contextmanager
+def _levels_kept() -> Iterator[None]:
+    """A graph enters and leaves the levels of torch.func's transforms; one that fails half way has left none."""
+    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    try:
+        yield
+    except Exception:
+        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        raise
+
+
+def enables_grad(gm: torch.fx.GraphModule) -> bool:
+    """Called under no_grad, the program turns gradients on."""
+    return not torch.is_grad_enabled() and any(
+        n.target is torch._C._set_grad_enabled and n.args[0] is True for n in gm.graph.nodes
+    )
+
+
+def given_fakes(gm: torch.fx.GraphModule) -> bool:
+    """Whether the user called with fake tensors of their own: there is nothing that a kernel could read."""
+    arguments = (n.meta.get("grapharg") for n in gm.graph.nodes if n.op == "placeholder")
+    return any(a is not None and isinstance(a.example, FakeTensor) for a in arguments)
+
+
+def fake_mode(placeholders: list[torch.fx.Node], inputs: list[object]) -> FakeTensorMode:
+    """The mode Dynamo traced this graph in: its fake inputs carry the symbolic sizes."""
+    for node in placeholders:
+        if isinstance(known := node.meta.get("example_value"), FakeTensor):
+            return known.fake_mode
+    context = TracingContext.try_get()
+    mode = (context.fake_mode if context is not None else None) or detect_fake_mode(inputs)
+    return mode or FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def _fake_input(node: torch.fx.Node, x: object, mode: FakeTensorMode) -> object:
+    """What Dynamo traced this input as: symbolic sizes are its choice."""
+    known = node.meta.get("example_value", x)
+    if not isinstance(known, torch.Tensor):
+        return known
+    if type(x) not in (torch.Tensor, torch.nn.Parameter, FakeTensor, torch.nn.Buffer):
+        raise CaptureError(f"input {node.name} is a {type(x).__name__}, a tensor subclass that runs its own code")
+    if not isinstance(known, FakeTensor):
+        return mode.from_tensor(known)
+    if isinstance(x, torch.Tensor) and not _agrees(known, x):
+        raise CaptureError(f"the program changes the shape or dtype of its input {node.name} itself")
+    return known
+
+
+def _agrees(fake: torch.Tensor, real: torch.Tensor) -> bool:
+    """Dynamo's fake input still describes the real one (the program did not reshape it in place)."""
+    if fake.dtype != real.dtype or fake.layout != real.layout or fake.ndim != real.ndim:
+        return False
+    if fake.layout is not torch.strided:
+        return True
+    mine, theirs = (*fake.shape, *fake.stride()), (*real.shape, *real.stride())
+    return all(a == b for a, b in zip(mine, theirs, strict=True) if type(a) is int and type(b) is int)
+
+
+def input_name(node: torch.fx.Node, arguments: tuple[str, ...] = ()) -> str:
+    """`L['self']._modules['fc']._parameters['weight']` reads `fc_weight`, `L['args'][0]` the argument's name."""
+    source = getattr(node.meta.get("grapharg"), "source", None)
+    if source is None:
+        return node.name
+    text = source.name if isinstance(source.name, str) else source.name()
+    parts = _parts(text)
+    if parts[:1] == ["args"] and len(parts) > 1 and parts[1].isdigit() and int(parts[1]) < len(arguments):
+        parts[:2] = [arguments[int(parts[1])]]
+    elif parts[:1] == ["kwargs"]:
+        parts = parts[1:]
+    return "_".join(parts) or node.name
+
+
+def run_graph(gm: torch.fx.GraphModule, builder: Builder) -> Callable:
+    """A function that runs the graph node by node, telling the builder where each comes from."""
+
+    def run(*inputs: object) -> object:
+        given = iter(inputs)
+        env: dict[torch.fx.Node, object] = {}
+        for node in gm.graph.nodes:
+            if node.op == "placeholder":
+                env[node] = next(given)
+                continue
+            builder.source = node_source(node)
+            args = torch.fx.map_arg(node.args, env.__getitem__)
+            kwargs = torch.fx.map_arg(node.kwargs, env.__getitem__)
+            match node.op:
+                case "call_function" if node.target in BODIES:
+                    env[node] = BODIES[node.target](node, builder, *args, **kwargs)
+                case "call_function":
+                    refuse_setter(node)
+                    env[node] = node.target(*args, **kwargs)
+                case "call_method":
+                    env[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
+                case "call_module":
+                    env[node] = gm.get_submodule(node.target)(*args, **kwargs)
+                case "get_attr":
+                    env[node] = _attribute(gm, node.target)
+                case "output":
+                    return args[0]
+        raise CaptureError("the graph has no output node")
+
+    return run
+
+
+# --- graphs inside graphs: what a higher-order operator does with its body ---
+
+
+def _checkpoint(
+    node: torch.fx.Node, builder: Builder, body: torch.fx.GraphModule, *args: object, **kwargs: object
+) -> object:
+    """What backward runs again: an equation that holds the body."""
+    if kwargs.get("context_fn") is not None:
+        raise CaptureError("checkpoint with a context_fn chooses its own saved tensors; the graph runs eagerly")
+    return _call(CHECKPOINT, node, body, args)
+
+
+def _inline(_: torch.fx.Node, builder: Builder, body: torch.fx.GraphModule, *args: object, **__: object) -> object:
+    return run_graph(body, builder)(*args)
+
+
+def _region(
+    node: torch.fx.Node, builder: Builder, body: torch.fx.GraphModule, identifier: object, *args: object
+) -> object:
+    """A region the user asked to be compiled once: every call refers to the same body."""
+    return _call(CALL, node, body, args, key=body)
+
+
+def _call(op: Special, node: torch.fx.Node, body: torch.fx.GraphModule, args: tuple, key: object = None) -> object:
+    recorder = recording()
+    assert recorder is not None
+    name, module = _owner(node, body)
+    source = node_source(node)
+    recorder.builder.source = dataclasses.replace(source, module=module or source.module)
+    names = list({id(x): _operand_name(x, recorder, module) for x in args}.values())
+    return record_call(op, recorder, lambda b: run_graph(body, b), args, {}, name, names, key)
+
+
+def _operand_name(x: object, recorder: Recorder, module: str) -> str:
+    """A parameter by its name in the module that is called, a size by its symbol, what is computed is `x`."""
+    if not isinstance(x, torch.Tensor):
+        return str(x) if str(x).isidentifier() else "n"
+    with fake.alone():
+        v = recorder.value(recorder.fake(x))
+    return v.name.removeprefix(module.replace(".", "_") + "_") if v in recorder.builder.inputs else "x"
+
+
+def _owner(node: torch.fx.Node, body: torch.fx.GraphModule) -> tuple[str, str]:
+    """What of the user's the body is: a function's or a class's name, and the module that all of it ran in."""
+    inside = [n for n in body.graph.nodes if n.meta.get("stack_trace")]
+    stacks = [list((n.meta.get("nn_module_stack") or {}).values()) for n in inside]
+    common = os.path.commonprefix(stacks) or list((node.meta.get("nn_module_stack") or {}).values())
+    module, cls = common[-1] if common else ("", None)
+    outer = _FRAMES.findall(node.meta.get("stack_trace") or "")
+    frames = [name for name in _FRAMES.findall(inside[0].meta["stack_trace"])[len(outer) :]] if inside else []
+    name = frames[0] if frames and frames[0].isidentifier() and frames[0] != "forward" else ""
+    return name or (cls.__name__ if frames[:1] == ["forward"] and isinstance(cls, type) else "body"), _path(module)
+
+
+def _autograd_function(
+    _: torch.fx.Node,
+    builder: Builder,
+    fwd: torch.fx.GraphModule,
+    bwd: torch.fx.GraphModule,
+    *args: object,
+    **kwargs: object,
+) -> object:
+    """A torch.autograd.Function of the user's, which Dynamo hands over as two graphs."""
+    older = "args_tensor_mask" in kwargs  # until 2.11 both graphs took the context first
+    context = (None,) if older else ()
+    if older:
+        args = args[: sum(kwargs["args_tensor_mask"])]  # type: ignore[call-overload,arg-type]
+    fixed = kwargs.get("non_differentiable_idx") or ()
+
+    class FromGraphs(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *xs):  # noqa: ANN001, ANN002, ANN205
+            versions = [x._version if isinstance(x, torch.Tensor) else 0 for x in xs]
+            out, ctx.saved = fwd(*context, *xs)
+            listed = out if isinstance(out, (tuple, list)) else (out,)
+            ctx.mark_dirty(*(x for x, n in zip(xs, versions, strict=True) if n != getattr(x, "_version", 0)))
+            ctx.mark_non_differentiable(*(x for i, x in enumerate(listed) if i in fixed))  # type: ignore[operator]
+            return tuple(out) if isinstance(out, list) else out
+
+        @staticmethod
+        def backward(ctx, *cts):  # noqa: ANN001, ANN002, ANN205
+            return bwd(*context, *cts, *ctx.saved)
+
+    recorder = recording()
+    assert recorder is not None
+    return record_function(FromGraphs, args, recorder)
+
+
+def _check(_: torch.fx.Node, builder: Builder, condition: object, message: str) -> None:
+    """What the program claims about a number known only when it runs; the shape environment may rely on it from now."""
+    record_check(builder, condition, message)
+    torch._check(condition)  # type: ignore[arg-type]
+
+
+_higher = torch.ops.higher_order
+BODIES: dict[object, Callable] = {
+    _higher.tag_activation_checkpoint: _checkpoint,
+    _higher.wrap: _inline,
+    _higher.invoke_subgraph: _region,
+    _higher.autograd_function_apply: _autograd_function,
+    _higher.triton_kernel_wrapper_mutation: record_launch,
+    torch.ops.aten._assert_scalar.default: _check,
+}
+if REGISTER_HOOK is not None:
+    BODIES[REGISTER_HOOK] = record_hook
+
+
+def _attribute(gm: torch.fx.GraphModule, path: str) -> object:
+    owner: object = gm
+    for part in path.split("."):
+        owner = getattr(owner, part)
+    return owner
+
+
+_sources: dict[tuple[str, str], Source] = {}
+
+
+def node_source(node: torch.fx.Node) -> Source:
+    text = node.meta.get("stack_trace") or ""
+    stack = node.meta.get("nn_module_stack") or {}
+    module = next(reversed(stack.values()))[0] if stack else ""
+    key = (text, module)
+    if key not in _sources:
+        lines = [place for place in _LINE.findall(text) if not place[0].startswith(OWN_FILE)]
+        file, line = lines[-1] if lines else ("", 0)
+        _sources[key] = Source(file, int(line), _path(module))
+    return _sources[key]
+
+
+def _path(module: str) -> str:
+    """`L['self'].blocks.0` reads `blocks.0`."""
+    return ".".join(_parts(module))
+
+
+def _parts(text: str) -> list[str]:
+    """The user's own names in one of Dynamo's. A model that has none is given one by some versions, made of its id."""
+    parts = re.findall(r"\w+", text)
+    return [p for p in parts if p not in _HIDDEN_PARTS and not p.startswith("___unnamed_scope")]

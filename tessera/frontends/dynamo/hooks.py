@@ -1,0 +1,104 @@
+"""Hooks on gradients, in a graph that Dynamo hands over.
+
+A tensor's hook that Dynamo could follow is in the graph with its body: it becomes a function with a derivative of its
+own, the identity, whose backward is the hook. Eager runs a hook on the whole gradient of its tensor, so everybody who
+reads the tensor reads it behind that function, those before the hook was set too. What cannot be written down so is
+refused; the graph then runs eagerly, and is right.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from tessera.frontends.functional.function import record_function
+from tessera.ir.builder import Builder
+from tessera.ir.equation import Equation, Value
+from tessera.ir.record import recording
+from tessera.ir.trace import Trace
+from tessera.passes.clean.cse import rename
+from tessera.util.errors import CaptureError
+
+try:
+    from torch._higher_order_ops.register_hook import register_hook_op as REGISTER_HOOK
+except ImportError:  # Dynamo ends its graph at a hook
+    REGISTER_HOOK = None
+
+_ASKS = re.compile(r"register_(multi_grad_)?hook|retain_grad|autograd\.grad")
+
+
+def record_hook(
+    _: torch.fx.Node, builder: Builder, x: torch.Tensor, body: torch.fx.GraphModule, *free: object
+) -> object:
+    """The tensor behind its hook."""
+    recorder = recording()
+    assert recorder is not None
+    if not all(isinstance(v, torch.Tensor) for v in free):
+        raise CaptureError("a hook that reads numbers of the program; the graph runs eagerly")
+    ref = recorder.ref(recorder.fake(x))
+    before = recorder.value(x)
+    if ref.view is not None or before in builder.inputs or any(before is after for _, after in builder.hooked):
+        raise CaptureError("a hook on a view, or a second one on a tensor; the graph runs eagerly")
+
+    class Hooked(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, *free):  # noqa: ANN001, ANN002, ANN205
+            ctx.free = free
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, ct):  # noqa: ANN001, ANN205
+            changed = body(ct, *ctx.free)
+            changed = changed[0] if isinstance(changed, tuple) else changed
+            return ct if changed is None else changed, *(None for _ in ctx.free)
+
+    out = record_function(Hooked, (x, *free), recorder)
+    builder.hooked.append((before, recorder.value(out)))  # type: ignore[arg-type]
+    return out
+
+
+def behind_hooks(trace: Trace, hooked: list[tuple[Value, Value]]) -> Trace:
+    """The program in which every reader of a tensor reads it behind its hook."""
+    for before, after in hooked:
+        hook = next(e for e in trace.equations if after in e.results())
+        made = [i for i, e in enumerate(trace.equations) if any(v in hook.inputs() for v in e.results())]
+        first, rest = trace.equations[: made[-1] + 1], trace.equations[made[-1] + 1 :]
+        if any(before in e.inputs() for e in first):
+            raise CaptureError("a hook that reads what is made of its tensor; the graph runs eagerly")
+        trace = trace.with_(
+            equations=(*first, hook, *(_behind(e, before, after) for e in rest if e is not hook)),
+            outputs=rename(trace.outputs, {before: after}),
+            mutations={target: after if v is before else v for target, v in trace.mutations.items()},
+        )
+    return trace
+
+
+def _behind(eqn: Equation, before: Value, after: Value) -> Equation:
+    return eqn.substitute({before: after}) if before in eqn.inputs() else eqn
+
+
+def check_between_results(gm: torch.fx.GraphModule) -> None:
+    """Refuse a graph that ends where its program asks for the gradient of one of its results by another, or sets a hook
+    on one that others are made of: compiled, the results of a graph do not know of each other."""
+    ended = getattr(gm, "compile_subgraph_reason", None)
+    if ended is None or not getattr(ended, "graph_break", False):
+        return
+    lines = [str(frame.line) for frame in ended.user_stack]
+    if any(map(_ASKS.search, (str(ended.reason), *lines))) and _results_depend(gm):
+        raise CaptureError("the program asks for gradients between results of this graph; it runs eagerly")
+
+
+def _results_depend(gm: torch.fx.GraphModule) -> bool:
+    output = next(n for n in gm.graph.nodes if n.op == "output")
+    results = {n for n in output.all_input_nodes if n.op != "placeholder" and _requires_grad(n)}
+    behind: set[torch.fx.Node] = set()  # made of a result
+    for node in gm.graph.nodes:
+        if any(n in behind or n in results for n in node.all_input_nodes):
+            behind.add(node)
+    return bool(results & behind)
+
+
+def _requires_grad(node: torch.fx.Node) -> bool:
+    known = node.meta.get("example_value")
+    return isinstance(known, torch.Tensor) and known.requires_grad

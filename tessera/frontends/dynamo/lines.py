@@ -1,0 +1,44 @@
+"""Whose line it is: the user's, or that of PyTorch, Python or Tessera, where a user cannot change anything."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+
+import torch
+
+from tessera.frontends.dynamo.frames import OWN_FILE
+
+QUIET = (torch.__path__[0], os.path.dirname(os.path.dirname(__file__)))  # how file names of PyTorch's and ours begin
+_STDLIB = os.path.dirname(os.__file__) + "/"
+
+
+def is_library(file: str) -> bool:
+    """PyTorch's, ours, or Python's own."""
+    return file.startswith((*QUIET, OWN_FILE)) or (file.startswith(_STDLIB) and "site-packages" not in file)
+
+
+def calling_line() -> str:
+    """The innermost frame that is neither PyTorch's nor ours: whose call is being compiled."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith((*QUIET, "<")):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+
+
+class _EagerSaysIt(logging.Filter):
+    """PyTorch logs a whole traceback when the shapes of a call do not fit, before the call fails. What is jitted here
+    then runs eagerly, and eager PyTorch says the same in one line."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        frame = inspect.currentframe()
+        while frame is not None:
+            if frame.f_code.co_filename == _JIT:
+                return False
+            frame = frame.f_back
+        return True
+
+
+_JIT = os.path.join(os.path.dirname(os.path.dirname(__file__)), "compiled.py")
+logging.getLogger("torch._subclasses.fake_tensor").addFilter(_EagerSaysIt())

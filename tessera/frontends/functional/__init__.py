@@ -1,0 +1,1 @@
+"""Plain Python functions over tensors become Traces, by running them once."""

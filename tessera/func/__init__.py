@@ -1,0 +1,1 @@
+"""The functional transforms a user calls: grad, vjp, jvp, vmap and what is made of them."""

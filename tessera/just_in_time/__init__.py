@@ -1,0 +1,1 @@
+"""`jit`: functions and modules that compile themselves when called."""

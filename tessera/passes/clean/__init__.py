@@ -1,0 +1,1 @@
+"""Passes that leave less to do: local rewrites, constants, common subexpressions, dead code."""

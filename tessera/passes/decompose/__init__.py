@@ -1,0 +1,1 @@
+"""Operators written out as parts that kernels can hold."""

@@ -1,0 +1,1 @@
+"""Which equations are computed in one kernel."""

@@ -1,0 +1,177 @@
+"""Gives every sum over outer dimensions its own copy of the cheap arithmetic before it, and every reader its own cast.
+
+A cast to a wider type is never worth memory: its argument is read in fewer bytes. With a copy for every reader, each
+kernel casts for itself. (What else a kernel computes again is the business of `compute_again`.)
+
+The gradient of a norm's weight sums, over all rows, a product that a kernel working row by row computes too. Shared,
+that product would be written by the one kernel and read by the other; computed twice, each kernel reads the inputs
+only. In: a trace. Out: the same program, where such a sum has copies of the equations it reads, as far as they are
+cheap and the values they start from are not larger than what would be written and read. Where one kernel computes
+both and nobody else reads what is shared, there is nothing to copy.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+from tessera.ir.builder import Builder
+from tessera.ir.equation import Equation, Value
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType
+from tessera.passes.clean.dce import dce
+from tessera.passes.fuse.regions import CONTRACT, POINTWISE, REDUCE, VIEW, Compiler, fuse, is_outer, widens
+from tessera.passes.memory.depend import dependencies
+
+OUTSIDE = ("", CONTRACT)  # kinds of equations that read and write memory whatever is fused
+MOST = 10  # operations on every element that are copied for one sum
+SMALL = 16  # so many times less is not worth counting
+
+
+def own_copies(trace: Trace, compiler: Compiler) -> Trace:
+    trace = _own_casts(trace, compiler)
+    copies = _Copies(trace, compiler)
+    for eqn in trace.equations:
+        copies.equation(eqn)
+    return dce(trace.with_(equations=tuple(copies.equations))) if copies.changed else trace
+
+
+def _own_casts(trace: Trace, compiler: Compiler) -> Trace:
+    """Every computing reader of a widening cast with a cast of its own."""
+    users = trace.users()
+    shared = {
+        eqn.out: eqn
+        for eqn in trace.equations
+        if widens(eqn) and compiler.kind(eqn) == POINTWISE and len(users.get(eqn.out, ())) > 1
+    }
+    if not shared:
+        return trace
+    names = Builder(trace.name)
+    names.reserve(list(trace.values()))
+    equations: list[Equation] = []
+    for eqn in trace.equations:
+        rename = {}
+        if compiler.kind(eqn) not in (VIEW, *OUTSIDE):
+            for v in dict.fromkeys(eqn.inputs()):
+                if v in shared:
+                    rename[v] = names.value(v.name, v.type)
+                    equations.append(shared[v].with_(outputs=(rename[v],)))
+        equations.append(eqn.substitute(rename) if rename else eqn)
+    return dce(trace.with_(equations=tuple(equations)))
+
+
+class _Copies:
+    def __init__(self, trace: Trace, compiler: Compiler) -> None:
+        self.trace, self.compiler, self.changed = trace, compiler, False
+        self.equations: list[Equation] = []
+        self.number = {eqn: i for i, eqn in enumerate(trace.equations)}
+        self.maker = {v: eqn for eqn in trace.equations for v in eqn.results()}
+        self.users = trace.users()
+        self.results = set(trace.results())
+        self.names = Builder(trace.name)
+        self.names.reserve(list(trace.values()))
+
+    def equation(self, eqn: Equation) -> None:
+        if self.compiler.kind(eqn) == REDUCE and is_outer(eqn, self.compiler.reduced(eqn)):
+            chain = self.chain(eqn.inputs()[0])
+            if chain and self.pays(eqn, chain) and not self.one_kernel(eqn, chain):
+                eqn = self.copied(eqn, chain)
+        self.equations.append(eqn)
+
+    def chain(self, v: Value) -> list[Equation]:
+        """Cheap equations that lead to a value, from those whose arguments are in memory anyway."""
+        found: dict[Equation, None] = {}
+
+        def visit(v: Value) -> None:
+            eqn = self.maker.get(v)
+            if eqn is None or eqn in found or not self.cheap(eqn) or self.kept(v):
+                return
+            for x in eqn.inputs():
+                visit(x)
+            found[eqn] = None
+
+        visit(v)
+        chain: list[Equation] = []
+        for eqn in found:  # a view of what is in memory is in memory itself
+            made = {x for e in chain for x in e.results()}
+            if self.compiler.kind(eqn) != VIEW or eqn.inputs()[0] in made:
+                chain.append(eqn)
+        return chain
+
+    def cheap(self, eqn: Equation) -> bool:
+        plain = self.compiler.kind(eqn) in (POINTWISE, VIEW) and len(eqn.outputs) == 1
+        return plain and not self.compiler.expensive(eqn)
+
+    def kept(self, v: Value) -> bool:
+        """In memory whatever is fused: a result of the program, or read by a product or by what no kernel computes, or
+        by something that comes after those."""
+        if v in self.results:
+            return True
+        made = self.number[self.maker[v]]
+        for user in self.users.get(v, ()):
+            kind = self.compiler.kind(user)
+            if kind in OUTSIDE or (kind == VIEW and any(map(self.kept, user.results()))):
+                return True
+            if self.before_outside[self.number[user]] >> made & 1:
+                return True
+        return False
+
+    @functools.cached_property
+    def before_outside(self) -> list[int]:
+        """For every equation, as bits: those that an equation outside of kernels needs which this one needs in turn."""
+        above: list[int] = []
+        found: list[int] = []
+        for needs in dependencies(self.trace):
+            above.append(functools.reduce(int.__or__, (above[n] | 1 << n for n in needs), 0))
+            behind = (found[n] | (above[n] if self.outside[n] else 0) for n in needs)
+            found.append(functools.reduce(int.__or__, behind, 0))
+        return found
+
+    @functools.cached_property
+    def outside(self) -> list[bool]:
+        return [self.compiler.kind(eqn) in OUTSIDE for eqn in self.trace.equations]
+
+    def pays(self, eqn: Equation, chain: list[Equation]) -> bool:
+        """Something in the chain is shared, and reading what it starts from moves no more than sharing does."""
+        made = {v for e in chain for v in e.results()}
+        inside = {*chain, eqn}
+        shared = any(user not in inside for v in made for user in self.users.get(v, ()))
+        if not shared or sum(self.works(e, eqn) for e in chain) > MOST:
+            return False
+        leaves = {v for e in chain for v in e.inputs() if v not in made}
+        shared_bytes = 2 * eqn.inputs()[0].tensor.nbytes()
+        sizes = [v.type.nbytes() for v in leaves if isinstance(v.type, TensorType)]
+        return sum(n for n in sizes if n > shared_bytes / SMALL) <= shared_bytes
+
+    def works(self, e: Equation, reduction: Equation) -> bool:
+        """Takes an instruction for every element that is summed; views, widening casts and small things do not."""
+        small = e.out.tensor.numel() * SMALL <= reduction.inputs()[0].tensor.numel()
+        return not (small or widens(e) or self.compiler.kind(e) == VIEW)
+
+    @functools.cached_property
+    def kernels(self) -> list[set[Equation]]:
+        """What would be computed together without any copies."""
+        return [{self.trace.equations[i] for i in region} for region in fuse(self.trace, self.compiler)]
+
+    def one_kernel(self, eqn: Equation, chain: list[Equation]) -> bool:
+        """One kernel computes the sum and all that it shares with others, who are in that kernel too."""
+        readers = [user for e in chain for v in e.results() for user in self.readers(v)]
+        return any(kernel.issuperset([*chain, eqn, *readers]) for kernel in self.kernels)
+
+    def readers(self, v: Value) -> Iterator[Equation]:
+        """Who computes with a value, directly or through views and casts, which go wherever their reader is."""
+        for user in self.users.get(v, ()):
+            if self.compiler.kind(user) == VIEW or widens(user):
+                for x in user.results():
+                    yield from self.readers(x)
+            else:
+                yield user
+
+    def copied(self, eqn: Equation, chain: list[Equation]) -> Equation:
+        self.changed = True
+        rename: dict[Value, Value] = {}
+        for e in chain:
+            new = self.names.value(e.out.name, e.out.type)
+            self.equations.append(e.substitute(rename).with_(outputs=(new,)))
+            rename[e.out] = new
+        return eqn.substitute(rename)

@@ -1,0 +1,114 @@
+"""Regions that write a mutated input where it stands.
+
+An executor's callable may offer to write a result over one of its arguments: `fn.overwrites[result]` are the arguments
+it could be, by position, and `fn.writing({result: argument})` is the same callable with these results written in place
+and not given back. `plan_regions` finds the mutated inputs whose new contents such a region computes, and what must
+come before it; `write_regions` puts the writing callables in. Nobody may read the old contents after the region, and
+nobody outside may hold them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from tessera.ir.equation import Equation, Special, Value, map_values, values_in
+from tessera.ir.trace import Trace
+from tessera.passes.memory.alias import Roots, roots
+
+
+@dataclass
+class RegionWrite:
+    """Equation `index` writes its result number `result` over its argument `place`, the input `target`."""
+
+    target: Value
+    index: int
+    result: int
+    place: int
+    waits: list[tuple[int, int]] = field(default_factory=list)  # (equation, this one) in this order
+
+
+def plan_regions(trace: Trace, of: Roots | None = None) -> list[RegionWrite]:
+    """The mutated inputs that a region can write itself."""
+    offered = {
+        v: (index, k)
+        for index, eqn in enumerate(trace.equations)
+        if isinstance(eqn.op, Special) and getattr(eqn.op.fn, "overwrites", None)
+        for k, v in enumerate(eqn.results())
+    }
+    wanted = {t: offered[v] for t, v in trace.mutations.items() if t is not v and v in offered}
+    if not wanted:
+        return []
+    of = of if of is not None else roots(trace)
+    readers = _readers(trace, of, set(wanted))
+    held = {root for v in values_in(trace.outputs) for root in of[v]}
+    found = []
+    for target, (index, k) in wanted.items():
+        eqn = trace.equations[index]
+        value = trace.mutations[target]
+        offers = eqn.op.fn.overwrites.get(k, ())  # type: ignore[union-attr]
+        place = next((j for j in offers if eqn.args[j] is target), -1)
+        legal = (
+            place >= 0
+            and value.type == target.type
+            and target not in held
+            and value not in held
+            and eqn.inputs().count(target) == 1
+            and all(v is target or target not in of[v] for v in eqn.inputs())
+            and all(target not in of[v] for t, v in trace.mutations.items() if t is not target)
+            and all(reader <= index for reader in readers[target])
+        )
+        if legal:
+            found.append(RegionWrite(target, index, k, place, [(r, index) for r in readers[target] if r != index]))
+    return found
+
+
+def _readers(trace: Trace, of: Roots, targets: set[Value]) -> dict[Value, list[int]]:
+    """Who reads each target's memory."""
+    found: dict[Value, list[int]] = {t: [] for t in targets}
+    for index, eqn in enumerate(trace.equations):
+        for root in {root for v in eqn.inputs() for root in of[v]} & targets:
+            found[root].append(index)
+    return found
+
+
+def write_regions(trace: Trace) -> Trace:
+    """Let regions write what they can."""
+    planned = plan_regions(trace)
+    if not planned:
+        return trace
+    chosen: dict[int, list[RegionWrite]] = {}
+    for write in planned:
+        chosen.setdefault(write.index, []).append(write)
+    names: dict[Value, Value] = {}
+    equations: list[Equation] = []
+    for index, eqn in enumerate(trace.equations):
+        eqn = eqn.substitute(names) if names else eqn
+        writes = chosen.get(index, ())
+        if writes:
+            names |= {eqn.results()[w.result]: w.target for w in writes}
+            eqn = writing(eqn, {w.result: w.place for w in writes})
+        equations.append(eqn)
+    done = {w.target for w in planned}
+    return trace.with_(
+        equations=tuple(equations),
+        outputs=map_values(trace.outputs, lambda v: names.get(v, v)),
+        mutations={t: names.get(v, v) for t, v in trace.mutations.items() if t not in done},
+    )
+
+
+def writing(eqn: Equation, results: dict[int, int]) -> Equation:
+    """The region with these results written over these arguments, and not given back."""
+    op = eqn.op
+    assert isinstance(op, Special)
+    left = tuple(v for k, v in enumerate(eqn.outputs) if k not in results)
+    body: Trace = op.body
+    rest = tuple(v for k, v in enumerate(body.outputs) if k not in results)
+    made = replace(
+        op,
+        name=f"{op.name}_",
+        fn=op.fn.writing(results),
+        pure=False,
+        body=body.with_(outputs=rest),  # type: ignore[attr-defined]
+        recipe=None if op.recipe is None else replace(op.recipe, over=tuple(results.items())),
+    )
+    return eqn.with_(op=made, outputs=left)

@@ -1,0 +1,196 @@
+"""The order of equations and the lives of values.
+
+`schedule` reorders a functional trace so that less memory is held at once: data dependencies, the order of
+effects and the binding of run-time sizes are kept, and the predicted peak never grows. `lifetimes` says which
+values die after which equation. `peak_memory` predicts the bytes a trace holds at once beyond its inputs.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection
+
+from tessera.ir.equation import Value, values_in
+from tessera.ir.schema import has_effect
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType
+from tessera.ops.offload import TO_HOST
+from tessera.passes.memory.alias import Roots, roots
+from tessera.passes.memory.depend import dependencies
+from tessera.passes.memory.region_writes import plan_regions
+from tessera.passes.memory.writes import plan
+
+
+def schedule(trace: Trace) -> Trace:
+    """The same equations in an order that holds less memory at its peak, or the trace itself."""
+    of = roots(trace)
+    memory = _Memory(trace, of)
+    graph = _Graph(trace, of, memory)
+    best: list[int] | range = range(len(trace.equations))
+    least = memory.peak(best)
+    for order in (graph.late(), graph.greedy()):
+        peak = memory.peak(order)
+        if peak < least:
+            best, least = order, peak
+    return trace.with_(equations=tuple(trace.equations[i] for i in best)) if isinstance(best, list) else trace
+
+
+def lifetimes(trace: Trace, inputs: bool = False) -> dict[int, list[Value]]:
+    """Equation index -> the values that nothing reads after it; those of inputs too where asked."""
+    kept = {*values_in(trace.outputs), *trace.mutations, *trace.mutations.values()}
+    last: dict[Value, int] = {}
+    for index, eqn in enumerate(trace.equations):
+        for v in eqn.outputs:
+            if v is not None:
+                last[v] = index
+        for v in eqn.inputs():
+            last[v] = index
+    own = {v for eqn in trace.equations for v in eqn.outputs}
+    if inputs:
+        own.update(trace.inputs)
+    dead: dict[int, list[Value]] = {}
+    for v, index in last.items():
+        if v in own and v not in kept:
+            dead.setdefault(index, []).append(v)
+    return dead
+
+
+def peak_memory(trace: Trace, owned: Collection[Value] = ()) -> int:
+    """Bytes that the trace's own allocations reach at once; symbolic sizes count as their hints. Inputs in `owned` are
+    the trace's too: they are there from the start and die with their last reader."""
+    memory = _Memory(trace, roots(trace), owned)
+    return max(memory.peak(range(len(trace.equations))), memory.given)
+
+
+def live_bytes(trace: Trace, owned: Collection[Value] = ()) -> list[tuple[int, int]]:
+    """For each equation, the bytes of the trace's own allocations that live while it runs and after it."""
+    memory = _Memory(trace, roots(trace), owned)
+    return memory.steps(range(len(trace.equations)))
+
+
+def nbytes(v: Value) -> int:
+    return v.type.nbytes() if isinstance(v.type, TensorType) else 0
+
+
+class _Memory:
+    """What each equation allocates and which of the trace's own memory it touches. What waits on the host costs
+    nothing here."""
+
+    def __init__(self, trace: Trace, of: Roots, owned: Collection[Value] = ()) -> None:
+        outside = {*trace.inputs, *trace.constants} - set(owned)
+        self.size: dict[Value, int] = {v: nbytes(v) for v in owned}
+        self.given = sum(self.size.values())  # bytes that are there before the first equation
+        self.takes: list[int] = []
+        self.touches: list[list[Value]] = []
+        for eqn in trace.equations:
+            taken = 0
+            for v in eqn.outputs:
+                if v is not None and v in of[v]:
+                    self.size[v] = 0 if eqn.op is TO_HOST else nbytes(v)
+                    taken += self.size[v]
+            self.takes.append(taken)
+            values = [*eqn.inputs(), *(v for v in eqn.outputs if v is not None)]
+            self.touches.append([root for root in {r for v in values for r in of[v]} if root not in outside])
+        self.held = {root for v in trace.results() for root in of[v]} - outside
+
+    def peak(self, order: list[int] | range) -> int:
+        return max((during for during, _ in self.steps(order)), default=0)
+
+    def steps(self, order: list[int] | range) -> list[tuple[int, int]]:
+        """Bytes that live during each equation and after it, in this order."""
+        last: dict[Value, int] = {}
+        for place, index in enumerate(order):
+            for root in self.touches[index]:
+                last[root] = place
+        gives = [0] * len(self.takes)
+        for root, place in last.items():
+            if root not in self.held:
+                gives[place] += self.size[root]
+        now, found = self.given, []
+        for place, index in enumerate(order):
+            now += self.takes[index]
+            found.append((now, now - gives[place]))
+            now -= gives[place]
+        return found
+
+
+class _Graph:
+    """What must come before what, and two ways to put it in order."""
+
+    def __init__(self, trace: Trace, of: Roots, memory: _Memory) -> None:
+        self.trace, self.memory = trace, memory
+        self.equations = trace.equations
+        self.needs = dependencies(trace, of)
+        for planned in (
+            *plan(trace, of),
+            *plan_regions(trace, of),
+        ):  # an input that can be written in place stays one that can
+            for before, after in planned.waits:
+                self.needs[after].add(before)
+        self.feeds: list[list[int]] = [[] for _ in self.equations]
+        for index, needs in enumerate(self.needs):
+            for need in needs:
+                self.feeds[need].append(index)
+
+    def late(self) -> list[int]:
+        """Every equation as shortly before its first reader as possible, readers in their old order."""
+        order: list[int] = []
+        done = [False] * len(self.equations)
+        wanted = set(self.trace.results())
+        targets = [
+            i
+            for i, eqn in enumerate(self.equations)
+            if not self.feeds[i] or has_effect(eqn) or not wanted.isdisjoint(eqn.outputs)
+        ]
+        for target in targets:
+            stack = [target]
+            while stack:
+                index = stack[-1]
+                missing = [] if done[index] else sorted(i for i in self.needs[index] if not done[i])
+                if missing:
+                    stack.extend(reversed(missing))
+                    continue
+                stack.pop()
+                if not done[index]:
+                    done[index] = True
+                    order.append(index)
+        return order
+
+    def greedy(self) -> list[int]:
+        """Always the ready equation that gives back most memory on balance; ties in the old order."""
+        size, takes = self.memory.size, self.memory.takes
+        reads = [[r for r in touched if r not in self.memory.held] for touched in self.memory.touches]
+        readers: dict[Value, set[int]] = {}
+        for index, touched in enumerate(reads):
+            for root in touched:
+                readers.setdefault(root, set()).add(index)
+
+        def balance(index: int) -> int:
+            return takes[index] - sum([size[r] for r in reads[index] if len(readers[r]) == 1])
+
+        waiting = [len(needs) for needs in self.needs]
+        ready = [(balance(i), i) for i, n in enumerate(waiting) if n == 0]
+        heapq.heapify(ready)
+        done = [False] * len(self.equations)
+        order: list[int] = []
+        while ready:
+            cost, index = heapq.heappop(ready)
+            if done[index]:
+                continue
+            now = balance(index)
+            if now != cost:  # its turn has moved since it was put in
+                heapq.heappush(ready, (now, index))
+                continue
+            done[index] = True
+            order.append(index)
+            for follower in self.feeds[index]:
+                waiting[follower] -= 1
+                if waiting[follower] == 0:
+                    heapq.heappush(ready, (balance(follower), follower))
+            for root in reads[index]:
+                readers[root].discard(index)
+                if len(readers[root]) == 1:  # its last reader has become cheaper
+                    (only,) = readers[root]
+                    if waiting[only] == 0 and not done[only]:
+                        heapq.heappush(ready, (balance(only), only))
+        return order

@@ -1,0 +1,1 @@
+"""Groups of operators that one operator computes better."""

@@ -1,0 +1,1 @@
+"""From a captured program to one that runs."""

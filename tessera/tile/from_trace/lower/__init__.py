@@ -1,0 +1,1 @@
+"""How operators of a trace are lowered, by family."""

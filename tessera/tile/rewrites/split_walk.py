@@ -1,0 +1,35 @@
+"""A walk shared by many programs.
+
+    before:  y[i, r] = f(x[i, r], sum over r of x[i, r]);  z[r] = g(sum over i < n of x[i, r])
+    -->
+    first:   y as before, for the rows part, part + parts, part + 2 * parts, …
+             scratch[part, r] = sum over those rows of x[i, r]
+    second:  z[r] = g(sum over part of scratch[part, r])
+
+It is for kernels that work row by row and sum over the rows as well: the gradients of norms.
+"""
+
+from __future__ import annotations
+
+from tessera.tile.dialect.index import name
+from tessera.tile.dialect.ops import KernelOp
+from tessera.tile.rewrites.copying import needed_for
+from tessera.tile.rewrites.split_kernel import PART, Cut, Split, parted
+from tessera.tile.rewrites.split_reduction import split
+from tessera.tile.schedules.schedule import after_walk
+
+
+def halves(kernel: KernelOp, parts: int) -> Split:
+    """A kernel's walk, or else its reduction, in parts."""
+    return (split if kernel.walked is None else share)(kernel, parts)
+
+
+def share(kernel: KernelOp, parts: int) -> Split:
+    walked = kernel.walked
+    assert walked is not None, f"{kernel.sym_name.data} walks along no axis"
+    ends, later = tuple(kernel.sums_along(walked)), after_walk(kernel)
+    first = set(kernel.block.ops) - set(later)
+    second = needed_for(kernel, later, given=ends)
+    # Rows in turn, so that programs that run together read what lies together.
+    part, whole = (kernel.axis(walked).size.expr + (parts - 1)) // parts, name(walked) * parts + name(PART)
+    return parted(kernel, Cut(walked, part, whole, ends, first, second), parts)

@@ -1,0 +1,1 @@
+"""How a kernel is run: schedules, and their cost on a machine."""
