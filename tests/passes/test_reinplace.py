@@ -10,9 +10,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tessera.ir.interp import run
 from tessera.ir.printer import compile_trace
-from tessera.passes import lifetimes
-from tessera.passes.clean import canonicalise, cse, dce, fold
-from tessera.passes.memory import reinplace, schedule
+from tessera.passes.clean.canonicalise import canonicalise
+from tessera.passes.clean.cse import cse
+from tessera.passes.clean.dce import dce
+from tessera.passes.clean.fold import fold
+from tessera.passes.memory.reinplace import reinplace
+from tessera.passes.memory.schedule import lifetimes, schedule
 
 
 def final(fn, *args):
