@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
-from torch._ops import OpOverload
 
 from tessera.ir.types import SYMBOLIC, Size, TensorType, Type
+from tessera.torch_internals.operators import OpOverload
 from tessera.util.stack import Stack
 
 Arg = object

@@ -20,13 +20,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
-from torch._ops import OpOverload
 
 from tessera.ir.equation import NO_GRAD, Arg, Equation, Operator, Special, Value, recompute_region, symbols_in
 from tessera.ir.expression import NAMES, expression
 from tessera.ir.schema import short_name
 from tessera.ir.stand_ins import StandIns
 from tessera.ir.types import SYMBOLIC
+from tessera.torch_internals.operators import OpOverload, op_name, overload_name
 
 if TYPE_CHECKING:
     from tessera.ir.trace import Trace
@@ -343,7 +343,7 @@ class _Function:
     def opaque(self, a: Arg) -> str:
         """An object with no text of its own: bound by name where the program is run, shown where it is read."""
         if isinstance(a, OpOverload):
-            return f"torch.ops.{a.namespace}.{a._opname}.{a._overloadname}"
+            return f"torch.ops.{a.namespace}.{op_name(a)}.{overload_name(a)}"
         scope = self.module.scope
         if scope is None:
             return f"<{type(a).__name__}>"

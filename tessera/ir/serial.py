@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from tessera.ir.equation import SPECIALS, Arg, Equation, Operator, Source, Special, Value
 from tessera.ir.serial_size import Sizes, write_size
 from tessera.ir.trace import Trace
 from tessera.ir.types import OpaqueType, ScalarType, TensorType, Type
+from tessera.torch_internals.fake import FakeTensor, unset_fake_temporarily
+from tessera.torch_internals.operators import OpOverload, op_name, overload_name
 from tessera.util.errors import Unserial
 
 VERSION = 1  # of the form; whoever stores tables stores it too
@@ -140,7 +140,7 @@ class Writer:
     def _overload(self, op: OpOverload) -> Data:
         if op.namespace not in NAMESPACES:
             raise Unserial(f"the operator {op} is another library's")
-        return ["op", op.namespace, op._opname, op._overloadname]
+        return ["op", op.namespace, op_name(op), overload_name(op)]
 
     # --- arguments ---
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from tessera.ir.equation import Operator, Special
+from tessera.torch_internals.operators import op_name, overload_name
 
 if TYPE_CHECKING:
     from tessera.ir.trace import Trace
@@ -56,7 +57,7 @@ def _function(name: str, op: Special, body: Body) -> list[str]:
     if op.body is not None:
         return body(op.body, name, {})
     if op.of is not None:
-        return [f"{name} = torch.ops.{op.of.namespace}.{op.of._opname}.{op.of._overloadname}"]
+        return [f"{name} = torch.ops.{op.of.namespace}.{op_name(op.of)}.{overload_name(op.of)}"]
     return [
         f"def {name}(*_):",
         f"{INDENT}raise NotImplementedError('{op!r} is a function inside Tessera and has no text of its own')",

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch._ops import OpOverload
 
 from tessera.ir.schema import bind
 from tessera.ir.types import Size, row_major, size_key
+from tessera.torch_internals.operators import OpOverload, op_name
 from tessera.util.errors import CaptureError
 from tessera.util.names import names
 
@@ -56,7 +56,7 @@ def record_strided(recorder: Recorder, func: OpOverload, args: tuple, kwargs: di
     with recorder:
         if part:
             return back(made if rest is memory else torch.slice_scatter(memory, made, 0, at))  # type: ignore[arg-type]
-        return made.clone(memory_format=torch.contiguous_format) if func._opname == "as_strided_copy" else made
+        return made.clone(memory_format=torch.contiguous_format) if op_name(func) == "as_strided_copy" else made
 
 
 def _owner(recorder: Recorder, x: torch.Tensor, size: list, stride: list, start: Size) -> torch.Tensor:
@@ -64,7 +64,7 @@ def _owner(recorder: Recorder, x: torch.Tensor, size: list, stride: list, start:
     ref: Ref = recorder.ref(x)
     while not _holds(ref.tensor, size, stride, start) or ref.tensor.dtype != x.dtype:
         view = ref.view
-        if view is None or view.op._opname not in _GEOMETRY or view.no_grad:
+        if view is None or op_name(view.op) not in _GEOMETRY or view.no_grad:
             raise _refused(view.op if view else "as_strided", "it reaches memory that no tensor of the program holds")
         ref = view.parent
     return ref.tensor

@@ -31,13 +31,13 @@ from tessera.frontends.dynamo.frames import entry_of
 from tessera.frontends.dynamo.graphs import capture_graph, given_fakes
 from tessera.frontends.dynamo.lines import QUIET, calling_line
 from tessera.frontends.dynamo.module_hooks import ModuleHooks
-from tessera.frontends.dynamo.same_object import guard_same_objects
 from tessera.frontends.export import capture_export
 from tessera.frontends.functional.callables import refuse_suspended
 from tessera.func.dispatch import Dispatcher, build
 from tessera.ir.record import recording
 from tessera.pipeline.compilation import Compilation, Failure, Options, compile_captured
 from tessera.runtime.buckets import Buckets, bucketed
+from tessera.torch_internals.dynamo import guard_same_objects
 from tessera.util.config import config
 from tessera.util.errors import CaptureError, OptionError, TesseraError
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tessera.ir import fake
 from tessera.ir.builder import Builder
@@ -18,6 +17,8 @@ from tessera.ir.equation import Equation, Special, Value, map_values
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
+from tessera.torch_internals.dispatch import DispatchKey, is_key_excluded
+from tessera.torch_internals.fake import FakeTensor, FakeTensorMode
 from tessera.util.errors import RuleError
 
 NAMESPACE = "autograd"
@@ -48,7 +49,7 @@ def opaque_vjp(eqn: Equation, values: list[Value], mask: tuple[bool, ...], mode:
 
 def _noted() -> bool:
     """Whether autograd notes what runs now; a compiled program runs below it, whatever its parameters require."""
-    below = torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)
+    below = is_key_excluded(DispatchKey.AutogradFunctionality)
     return torch.is_grad_enabled() and not below
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from tessera.runtime.autograd import Bridge, Context
+from tessera.runtime.autograd import Bridge
+from tessera.runtime.proxies import Context
 from tessera.util.errors import DoubleBackwardError
 
 
@@ -43,15 +44,15 @@ class Again:
         return derivative.call(*map(_moved, args, derivative.devices))
 
     def inputs(self, ctx: Context, saved: list, derivative: Derivative) -> list[object]:
-        """The graph's inputs as far as they are still known: what was saved of them, leaves, and stand-ins."""
+        """The graph's inputs as far as they are still known: what was saved of them, leaves, and proxies."""
         plan = self.plan
         found: list[object] = [None] * plan.inputs
         for s, i in zip(saved, plan.own, strict=False):
             if i >= 0:
                 found[i] = s
         lost = set(range(plan.inputs)) - {i for i in plan.own if i >= 0}
-        for s, place in zip(saved[len(plan.own) :], getattr(ctx, "stood_for", ()), strict=True):
-            found[plan.stand_ins[place]] = s
+        for s, place in zip(saved[len(plan.own) :], getattr(ctx, "proxied", ()), strict=True):
+            found[plan.unsaved[place]] = s
         for i in plan.wrt:
             if found[i] is None and (node := ctx.next_functions[plan.edges[i]][0]) is not None:  # type: ignore[attr-defined]
                 found[i] = getattr(node, "variable", None)  # of a leaf

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch.utils import _pytree as pytree
 
+from tessera.torch_internals import pytree
 from tessera.util.errors import InputError, OptionError
 
 

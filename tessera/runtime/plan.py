@@ -128,7 +128,7 @@ def backward_graph(
         mutations={},
         symbols=joint.trace.symbols | _sizes([v for v in every if v in known]),
     )
-    felt = {*plan.own, *plan.stand_ins} & {*plan.wrt}
+    felt = {*plan.own, *plan.unsaved} & {*plan.wrt}
     grads = (*(i in felt for i in range(len(inputs))), *(False for _ in extra), *wanted)
     aliased = {i: Aliased(every.index(g), ()) for i, g in enumerate(trace.outputs) if g in cts}
     made = Captured(trace, captured.spec, captured.mode, len(trace.outputs), aliased, grads)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 
 import torch
-from torch._dynamo.utils import counters
 
 from tessera.frontends.dynamo.lines import is_library
+from tessera.torch_internals.dynamo import counters
 
 UNTOLD = "step_unsupported"  # the words for having gone back
 

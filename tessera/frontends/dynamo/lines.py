@@ -9,8 +9,10 @@ import os
 import torch
 
 from tessera.frontends.dynamo.frames import OWN_FILE
+from tessera.torch_internals.fake import LOGGER
+from tessera.util.files import PACKAGE
 
-QUIET = (torch.__path__[0], os.path.dirname(os.path.dirname(__file__)))  # how file names of PyTorch's and ours begin
+QUIET = (torch.__path__[0], PACKAGE)  # how file names of PyTorch's and ours begin
 _STDLIB = os.path.dirname(os.__file__) + "/"
 
 
@@ -34,11 +36,11 @@ class _EagerSaysIt(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         frame = inspect.currentframe()
         while frame is not None:
-            if frame.f_code.co_filename == _JIT:
+            if frame.f_code.co_filename.startswith(_JIT):
                 return False
             frame = frame.f_back
         return True
 
 
-_JIT = os.path.join(os.path.dirname(os.path.dirname(__file__)), "compiled.py")
-logging.getLogger("torch._subclasses.fake_tensor").addFilter(_EagerSaysIt())
+_JIT = os.path.join(PACKAGE, "just_in_time", "")
+logging.getLogger(LOGGER).addFilter(_EagerSaysIt())

@@ -10,14 +10,12 @@ share memory while one of them is written) stands in the program itself.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 import torch.utils.checkpoint
-from torch.utils import _pytree as pytree
 
 from tessera.frontends.captured import Aliased, aliases
 from tessera.frontends.functional.trace import WATCHED, argument_names, autocast_state, tracing, watching
@@ -29,6 +27,8 @@ from tessera.ir.record import Recorded, Recorder, record_with, recording
 from tessera.ir.replay import sweep
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, type_of
+from tessera.torch_internals import pytree
+from tessera.torch_internals.higher_order import REGION
 
 
 @dataclass(frozen=True)
@@ -256,6 +256,4 @@ def _watched_region(original: Callable) -> Callable:
 # What a program imports runs what stands at this attribute, so one that holds the function from before is seen too.
 _checkpoint = torch.utils.checkpoint.checkpoint.__wrapped__  # type: ignore[attr-defined]
 WATCHED.append((_checkpoint, "__dynamo_disable", _watched_checkpoint))
-# the module's name is also that of an operator in its package, which an import statement would find
-_regions = importlib.import_module("torch._higher_order_ops.invoke_subgraph")
-WATCHED.append((_regions, "invoke_subgraph_placeholder", _watched_region))
+WATCHED.append((*REGION, _watched_region))

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.utils import _pytree as pytree
 
 from tessera.frontends.functional.trace import Traced, mode_for, trace_function
 from tessera.ir import fake
@@ -20,6 +19,7 @@ from tessera.ir.replay import sweep
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, Type, type_of
 from tessera.ops.custom import CUSTOM_VJP
+from tessera.torch_internals import pytree
 from tessera.util.errors import CaptureError, InputError
 
 
@@ -66,7 +66,7 @@ def pure(traced: Traced, what: str) -> Traced:
 
 
 def examples(values: Sequence[Arg], leaves: Sequence[object]) -> list[object]:
-    """Stand-ins for what a trace gives: fake tensors for values, other results as they are."""
+    """What a trace gives, without data: fake tensors for values, other results as they are."""
     mode = mode_for([])
     with fake.alone():
         return [
@@ -92,9 +92,9 @@ def record_custom_vjp(primal: Callable, fwd: Callable, bwd: Callable, args: tupl
             f"custom_vjp: expected fwd's result to be like the function's, {first.out_spec}, got {out_spec}"
         )
     res_places, res_spec = pytree.tree_flatten(places[1])
-    stand_ins = examples(second.trace.outputs, second.trace.outputs)
-    residuals = pytree.tree_unflatten([stand_ins[i] for i in res_places], res_spec)
-    cts = pytree.tree_unflatten([seed_like(stand_ins[i]) for i in out_places], out_spec)
+    fakes = examples(second.trace.outputs, second.trace.outputs)
+    residuals = pytree.tree_unflatten([fakes[i] for i in res_places], res_spec)
+    cts = pytree.tree_unflatten([seed_like(fakes[i]) for i in out_places], out_spec)
     third = pure(
         trace_function(_spread_grads(bwd, args), (residuals, cts), name="bwd", close=True),
         "the bwd of a custom_vjp function",
@@ -122,7 +122,7 @@ def record_custom_vjp(primal: Callable, fwd: Callable, bwd: Callable, args: tupl
 
 
 def seed_like(x: object) -> object:
-    """A stand-in for the cotangent or tangent of a tensor: contiguous."""
+    """A fake cotangent or tangent of a tensor: contiguous."""
     if isinstance(x, torch.Tensor):
         with fake.alone():
             t = type_of(x)

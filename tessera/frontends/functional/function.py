@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch._functorch.autograd_function import VmapInfo
-from torch.utils import _pytree as pytree
 
 from tessera.frontends.functional.custom import Operands, examples, pure, rewire, seed_like
 from tessera.frontends.functional.trace import WATCHED, Traced, trace_function, tracing
@@ -21,9 +19,11 @@ from tessera.ir.record import Recorder, recording
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType, Type, type_of
 from tessera.ops.custom import AUTOGRAD_FUNCTION, ONCE, Deferred, Flags, is_float
+from tessera.torch_internals import pytree
+from tessera.torch_internals.autograd import SingleLevelFunction
+from tessera.torch_internals.functorch import VmapInfo
 from tessera.util.errors import CaptureError, InputError, TesseraError
 
-_BASE = torch.autograd.function._SingleLevelFunction
 _ONCE_CODE = torch.autograd.function.once_differentiable(lambda ctx: None).__code__
 
 
@@ -78,7 +78,7 @@ class Context:
 
 
 def _has_setup(function: type) -> bool:
-    return function.setup_context is not _BASE.setup_context  # type: ignore[attr-defined]
+    return function.setup_context is not SingleLevelFunction.setup_context  # type: ignore[attr-defined]
 
 
 def _run_forward(function: type, args: tuple) -> tuple[object, Context]:
@@ -113,7 +113,7 @@ class _Recorded:
         self.out_places, self.out_spec = pytree.tree_flatten(places[0])
         self.state_places, self.state_spec = pytree.tree_flatten(places[1])
         self.fixed, self.dirty = ([outputs[i] for i in pytree.tree_leaves(part)] for part in places[2:])
-        self.stand_ins = examples(outputs, outputs)
+        self.fakes = examples(outputs, outputs)
         self.looked = False
         if set(self.first.trace.mutations) - {v for v, d in zip(self.argument_values(), self.dirty, strict=True) if d}:
             raise CaptureError(f"{self.name}.forward writes into an argument that it does not mark_dirty")
@@ -150,12 +150,12 @@ class _Recorded:
         """Over what was saved and the cotangents of the results that float; `needs` is about the arguments, `given`
         about the results, and None stands for all."""
         needs = tuple(map(is_float, self.args)) if needs is None else needs
-        state = pytree.tree_unflatten([self.stand_ins[i] for i in self.state_places], self.state_spec)
-        outs = [self.stand_ins[i] for i in self.out_places]
+        state = pytree.tree_unflatten([self.fakes[i] for i in self.state_places], self.state_spec)
+        outs = [self.fakes[i] for i in self.out_places]
         there = iter(given or [True] * len(outs))
         pulled = [isinstance(o, torch.Tensor) and next(there) for o in outs]
         rule = self.function.backward  # type: ignore[attr-defined]
-        rule = self.function.vjp if rule is _BASE.backward else rule  # type: ignore[attr-defined]
+        rule = self.function.vjp if rule is SingleLevelFunction.backward else rule  # type: ignore[attr-defined]
         once = getattr(rule, "__code__", None) is _ONCE_CODE
 
         def backward(state: dict, cts: list) -> list:
@@ -233,7 +233,7 @@ class _Recorded:
 
     def push(self) -> Trace | Deferred | None:
         """The function's own forward-mode rule over (operands, tangents of the differentiable ones)."""
-        if self.function.jvp is _BASE.jvp:  # type: ignore[attr-defined]
+        if self.function.jvp is SingleLevelFunction.jvp:  # type: ignore[attr-defined]
             return None
         return Deferred(f"{self.name}_jvp", self.trace_push)
 
@@ -302,7 +302,7 @@ def _batch_first(name: str, made: object, out_spec: pytree.TreeSpec, size: Size)
     if not isinstance(made, tuple) or len(made) != 2:
         raise InputError(f"{name}.vmap: expected it to have two returns, the output and out_dims, got {made!r}")
     leaves, spec = pytree.tree_flatten(made[0])
-    dims = pytree._broadcast_to_and_flatten(made[1], spec, is_leaf=lambda d: d is None)
+    dims = pytree.broadcast_to_and_flatten(made[1], spec, is_leaf=lambda d: d is None)
     if spec != out_spec or dims is None:
         raise InputError(f"{name}.vmap returned an incompatible output or out_dims: {spec}, {made[1]!r}")
     return [
@@ -352,7 +352,7 @@ def _watched_apply(_: object) -> classmethod:
     def apply(cls: type, *args: object, **kwargs: object) -> object:
         recorder = recording()
         if recorder is None or not tracing():
-            return super(_BASE, cls).apply(*args, **kwargs)  # type: ignore[misc]
+            return super(SingleLevelFunction, cls).apply(*args, **kwargs)  # type: ignore[misc]
         if kwargs:  # those that have a place were put there
             raise CaptureError(f"{cls.__name__}.apply: expected positional arguments, got {', '.join(kwargs)} by name")
         return record_function(cls, args, recorder)
@@ -360,4 +360,4 @@ def _watched_apply(_: object) -> classmethod:
     return classmethod(apply)
 
 
-WATCHED.append((_BASE, "apply", _watched_apply))
+WATCHED.append((SingleLevelFunction, "apply", _watched_apply))

@@ -14,9 +14,10 @@ import torch
 from tessera.frontends.functional.trace import WATCHED, tracing
 from tessera.ir.alias import Ref, View
 from tessera.ir.record import recording
+from tessera.torch_internals.autograd import TensorBase
 
 _INDEX = torch.ops.aten.index.Tensor
-_GET, _SET = torch._C.TensorBase.__getitem__, torch._C.TensorBase.__setitem__
+_GET, _SET = TensorBase.__getitem__, TensorBase.__setitem__
 _NOT_NUMBERS = (torch.bool, torch.uint8)  # masks
 
 
