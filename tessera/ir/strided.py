@@ -10,19 +10,16 @@ through, differentiated and batched like any other operator. What cannot be put 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
+from tessera.ir.alias import Ref
 from tessera.ir.schema import bind
 from tessera.ir.types import Size, row_major, size_key
 from tessera.torch_internals.operators import OpOverload, op_name
 from tessera.util.errors import CaptureError
 from tessera.util.names import names
-
-if TYPE_CHECKING:
-    from tessera.ir.alias import Ref
-    from tessera.ir.record import Recorder
 
 STRIDED = names("as_strided as_strided_copy as_strided_scatter")
 # Views that only choose and order elements: what they show lies in their parent's memory as it is.
@@ -33,7 +30,17 @@ _GEOMETRY = names(
 )
 
 
-def record_strided(recorder: Recorder, func: OpOverload, args: tuple, kwargs: dict) -> object:
+class Recording(Protocol):
+    """What is needed of the recorder."""
+
+    def ref(self, tensor: torch.Tensor) -> Ref: ...
+    def outcome(self, func: OpOverload, args: tuple, kwargs: dict) -> object: ...
+    def pure(self, func: OpOverload, args: tuple, kwargs: dict, out: object) -> object: ...
+    def __enter__(self) -> object: ...
+    def __exit__(self, *exc: object) -> None: ...
+
+
+def record_strided(recorder: Recording, func: OpOverload, args: tuple, kwargs: dict) -> object:
     """The result of the call, recorded."""
     (x, *part, size, stride, offset), _ = bind(func, args, kwargs)
     assert isinstance(x, torch.Tensor)
@@ -59,9 +66,9 @@ def record_strided(recorder: Recorder, func: OpOverload, args: tuple, kwargs: di
         return made.clone(memory_format=torch.contiguous_format) if op_name(func) == "as_strided_copy" else made
 
 
-def _owner(recorder: Recorder, x: torch.Tensor, size: list, stride: list, start: Size) -> torch.Tensor:
+def _owner(recorder: Recording, x: torch.Tensor, size: list, stride: list, start: Size) -> torch.Tensor:
     """The nearest tensor, going up from `x`, that holds every address."""
-    ref: Ref = recorder.ref(x)
+    ref = recorder.ref(x)
     while not _holds(ref.tensor, size, stride, start) or ref.tensor.dtype != x.dtype:
         view = ref.view
         if view is None or op_name(view.op) not in _GEOMETRY or view.no_grad:
