@@ -44,7 +44,6 @@ from tessera.util.errors import CaptureError, OptionError, TesseraError
 # Some of Dynamo's own assertions come as they are.
 DYNAMO_ERRORS = (torch._dynamo.exc.TorchRuntimeError, torch._dynamo.exc.InternalTorchDynamoError, AssertionError)
 FRONTENDS = ("dynamo", "functional")
-guard_same_objects()
 
 
 @dataclasses.dataclass
@@ -298,6 +297,7 @@ _PYTORCHS_LIMIT = 8
 
 def under_dynamo(entry: Callable, backend: Backend, **options: bool | None) -> Callable:
     """torch.compile, with room for more programs than it has by itself. A limit that the user set is kept."""
+    guard_same_objects()
     ours = torch._dynamo.config.recompile_limit == _PYTORCHS_LIMIT
     if ours and "recompile_limit" in inspect.signature(torch.compile).parameters:  # PyTorch 2.11 has one for all
         options["recompile_limit"] = PROGRAMS  # type: ignore[assignment]
