@@ -97,8 +97,8 @@ class _Replay:
     def special(self, eqn: Equation, args: tuple, kwargs: dict) -> object:
         assert isinstance(eqn.op, Special)
         if self.recorder is not None:  # stays one equation, sub-traces and all
-            made = iter(self.recorder.special(eqn.op, args, kwargs, [v.type for v in eqn.results()], eqn.many))
-            outs = [None if v is None else next(made) for v in eqn.outputs]
+            given = iter(self.recorder.special(eqn.op, args, kwargs, [v.type for v in eqn.results()], eqn.many))
+            outs = [None if v is None else next(given) for v in eqn.outputs]
             return outs if eqn.many else outs[0]
         if eqn.op is KEEP_GRAD and torch.is_grad_enabled():
             return _KeepGrad.apply(*args[:2])

@@ -58,12 +58,12 @@ def record_strided(recorder: Recording, func: OpOverload, args: tuple, kwargs: d
         rest = memory if _is_zero(at) else memory[at:]
     op = torch.ops.aten.as_strided_scatter.default if part else torch.ops.aten.as_strided.default
     call = (rest, *part, size, stride)
-    made = recorder.pure(op, call, {}, recorder.outcome(op, call, {}))
-    assert isinstance(made, torch.Tensor)
+    out = recorder.pure(op, call, {}, recorder.outcome(op, call, {}))
+    assert isinstance(out, torch.Tensor)
     with recorder:
         if part:
-            return back(made if rest is memory else torch.slice_scatter(memory, made, 0, at))  # type: ignore[arg-type]
-        return made.clone(memory_format=torch.contiguous_format) if op_name(func) == "as_strided_copy" else made
+            return back(out if rest is memory else torch.slice_scatter(memory, out, 0, at))  # type: ignore[arg-type]
+        return out.clone(memory_format=torch.contiguous_format) if op_name(func) == "as_strided_copy" else out
 
 
 def _owner(recorder: Recording, x: torch.Tensor, size: list, stride: list, start: Size) -> torch.Tensor:

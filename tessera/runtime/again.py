@@ -31,13 +31,13 @@ class Again:
     def __init__(self, plan: Bridge, make: Callable[[tuple[bool, ...]], Derivative]) -> None:
         """`make` compiles for cotangents that do or do not need gradients themselves."""
         self.plan, self.make = plan, make
-        self.made: dict[tuple[bool, ...], Derivative] = {}
+        self.compiled: dict[tuple[bool, ...], Derivative] = {}
 
     def __call__(self, ctx: Context, saved: list, cts: list[torch.Tensor]) -> tuple:
         wanted = tuple(ct.requires_grad for ct in cts)
-        if wanted not in self.made:
-            self.made[wanted] = self.make(wanted)
-        derivative = self.made[wanted]
+        if wanted not in self.compiled:
+            self.compiled[wanted] = self.make(wanted)
+        derivative = self.compiled[wanted]
         others = [_still(s) for s, i in zip(saved, self.plan.own, strict=False) if i < 0]
         args = [*self.inputs(ctx, saved, derivative), *others, *cts]
         ctx.maybe_clear_saved_tensors()  # type: ignore[attr-defined]
@@ -46,17 +46,17 @@ class Again:
     def inputs(self, ctx: Context, saved: list, derivative: Derivative) -> list[object]:
         """The graph's inputs as far as they are still known: what was saved of them, leaves, and proxies."""
         plan = self.plan
-        found: list[object] = [None] * plan.inputs
+        inputs: list[object] = [None] * plan.inputs
         for s, i in zip(saved, plan.own, strict=False):
             if i >= 0:
-                found[i] = s
+                inputs[i] = s
         lost = set(range(plan.inputs)) - {i for i in plan.own if i >= 0}
         for s, place in zip(saved[len(plan.own) :], getattr(ctx, "proxied", ()), strict=True):
-            found[plan.unsaved[place]] = s
+            inputs[plan.unsaved[place]] = s
         for i in plan.wrt:
-            if found[i] is None and (node := ctx.next_functions[plan.edges[i]][0]) is not None:  # type: ignore[attr-defined]
-                found[i] = getattr(node, "variable", None)  # of a leaf
-                lost -= {i} if found[i] is not None else set()
+            if inputs[i] is None and (node := ctx.next_functions[plan.edges[i]][0]) is not None:  # type: ignore[attr-defined]
+                inputs[i] = getattr(node, "variable", None)  # of a leaf
+                lost -= {i} if inputs[i] is not None else set()
         if missing := sorted(lost & derivative.reads):
             raise DoubleBackwardError(
                 f"expected the contents of the input {derivative.names[missing[0]]!r} of a compiled graph, which the "
@@ -64,7 +64,7 @@ class Again:
                 "make it a leaf (requires_grad_()), or compile the function that computes the first gradient with "
                 "tessera.grad inside"
             )
-        return found
+        return inputs
 
 
 def no_forward_mode(*_: object) -> tuple:

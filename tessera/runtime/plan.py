@@ -84,8 +84,8 @@ def _reached(joint: Joint) -> tuple[tuple[int, ...], ...]:
     first = len(joint.trace.inputs) - len(joint.pulled)
     behind: dict[Value, frozenset[int]] = {v: frozenset((k,)) for k, v in enumerate(joint.trace.inputs[first:])}
     for e in joint.trace.equations:
-        found = frozenset[int]().union(*(behind.get(v, ()) for v in e.inputs()))
-        behind.update(dict.fromkeys(e.results(), found))
+        cotangents = frozenset[int]().union(*(behind.get(v, ()) for v in e.inputs()))
+        behind.update(dict.fromkeys(e.results(), cotangents))
     gradients = joint.trace.outputs[len(joint.trace.outputs) - len(joint.wrt) :]
     return tuple(tuple(sorted(behind.get(g, ()))) if isinstance(g, Value) else () for g in gradients)
 
@@ -95,8 +95,8 @@ def _cut(joint: Joint) -> tuple[int, ...]:
     view made under no_grad requires a gradient that goes nowhere."""
     inputs = {v: i for i, v in enumerate(joint.trace.inputs)}
     gradients = joint.trace.outputs[-len(joint.wrt) :]
-    found = tuple(inputs[v] for v, g in zip(joint.wrt, gradients, strict=True) if g is None)
-    return found if len(found) < len(joint.wrt) else ()
+    cut = tuple(inputs[v] for v, g in zip(joint.wrt, gradients, strict=True) if g is None)
+    return cut if len(cut) < len(joint.wrt) else ()
 
 
 def backward_graph(
@@ -131,21 +131,21 @@ def backward_graph(
     felt = {*plan.own, *plan.unsaved} & {*plan.wrt}
     grads = (*(i in felt for i in range(len(inputs))), *(False for _ in extra), *wanted)
     aliased = {i: Aliased(every.index(g), ()) for i, g in enumerate(trace.outputs) if g in cts}
-    made = Captured(trace, captured.spec, captured.mode, len(trace.outputs), aliased, grads)
-    return made, Given(program, saved, brought)
+    graph = Captured(trace, captured.spec, captured.mode, len(trace.outputs), aliased, grads)
+    return graph, Given(program, saved, brought)
 
 
 def _sizes(values: list[Value]) -> dict[str, tuple[Value, int | None]]:
     """Where symbolic sizes can be read off."""
-    found: dict[str, tuple[Value, int | None]] = {}
+    sizes: dict[str, tuple[Value, int | None]] = {}
     for v in values:
         if isinstance(v.type, TensorType):
             for dim, size in enumerate(v.type.shape):
                 if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
-                    found.setdefault(str(size.node.expr), (v, dim))
-        elif v.name.removeprefix("saved_") in found or v.name.startswith("saved_"):
-            found[v.name.removeprefix("saved_")] = (v, None)
-    return found
+                    sizes.setdefault(str(size.node.expr), (v, dim))
+        elif v.name.removeprefix("saved_") in sizes or v.name.startswith("saved_"):
+            sizes[v.name.removeprefix("saved_")] = (v, None)
+    return sizes
 
 
 def positions_read(trace: Trace) -> frozenset[int]:

@@ -90,15 +90,15 @@ def own_frames(text: str, scope: dict[str, object]) -> dict[str, Callable]:
     file = f"{OWN_FILE} {next(_numbers)}>"
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
     exec(compile(text, file, "exec"), scope)
-    made = {n: f for n, f in scope.items() if inspect.isfunction(f) and f.__code__.co_filename == file}
-    for n, f in made.items():
+    functions = {n: f for n, f in scope.items() if inspect.isfunction(f) and f.__code__.co_filename == file}
+    for n, f in functions.items():
         del scope[n]
-        f.__dict__["together"] = made  # one of them keeps the others alive
-    first = next(iter(made.values()))
+        f.__dict__["together"] = functions  # one of them keeps the others alive
+    first = next(iter(functions.values()))
     weakref.finalize(first, linecache.cache.pop, file, None)
     weakref.finalize(first, _empty, scope)
-    _forgotten_with(first, *made.values())
-    return made  # type: ignore[return-value]
+    _forgotten_with(first, *functions.values())
+    return functions  # type: ignore[return-value]
 
 
 def _empty(scope: dict[str, object]) -> None:

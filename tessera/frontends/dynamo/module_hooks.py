@@ -24,8 +24,8 @@ class ModuleHooks(Generic[Made]):
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
         self.seen = RemovableHandle.next_id  # the number of the next hook, when the modules were last looked at
-        self.found = self.signature()
-        self.some = bool(self.found)
+        self.hooks = self.signature()
+        self.some = bool(self.hooks)
         self.calls: dict[Signature, Made] = {}  # what was compiled for other hooks than the present ones
 
     def signature(self) -> Signature:
@@ -41,9 +41,9 @@ class ModuleHooks(Generic[Made]):
         """Whether the hooks are others than before, and what was compiled for them, if anything. `call` is what was
         compiled for those before."""
         self.seen = RemovableHandle.next_id
-        found = self.signature()
-        if found == self.found:
+        hooks = self.signature()
+        if hooks == self.hooks:
             return False, None
-        self.calls[self.found] = call
-        self.found, self.some = found, bool(found)
-        return True, self.calls.pop(found, None)
+        self.calls[self.hooks] = call
+        self.hooks, self.some = hooks, bool(hooks)
+        return True, self.calls.pop(hooks, None)

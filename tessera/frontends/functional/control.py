@@ -200,8 +200,8 @@ def _torch_scan(mode: Recorder, combine_fn: Callable, init: list, xs: list, addi
     count = len(init)
 
     def body(carry: list, row: list) -> tuple:
-        made = list(combine_fn(*carry, *row, *additional))
-        return made[:count], made[count:]
+        outs = list(combine_fn(*carry, *row, *additional))
+        return outs[:count], outs[count:]
 
     carry, ys = record_scan(mode, body, list(init), list(xs), reverse=False)
     return [*carry, *ys]

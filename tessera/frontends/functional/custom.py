@@ -111,13 +111,13 @@ def record_custom_vjp(primal: Callable, fwd: Callable, bwd: Callable, args: tupl
     plain = rewire(first.trace, first_slots, types)
     plain = plain.with_(outputs=tuple(o for o in plain.outputs if isinstance(o, Value)))
     backward = _backward(third, [v.type for v in saved], [v.type for v in results], len(kept), operands, args)  # type: ignore[union-attr]
-    made = recorder.special(
+    outs = recorder.special(
         CUSTOM_VJP,
         (plain, forward, backward, *operands.tensors),
         {},
         [v.type for v in plain.outputs],  # type: ignore[union-attr]
     )
-    given = iter(made)
+    given = iter(outs)
     return first.pack([next(given) if isinstance(o, Value) else o for o in first.trace.outputs])
 
 
@@ -179,12 +179,12 @@ def _backward(
     n_ct = len(inputs) - kept - len(third.captured)
     slots = [*range(kept), *range(len(saved), len(saved) + n_ct), *range(kept, len(saved))]
     cotangents = [v.type for v in inputs[kept : kept + n_ct]]
-    made = rewire(trace, slots, [*saved, *cotangents])
+    trace = rewire(trace, slots, [*saved, *cotangents])
     live = [i for i, t in enumerate(results) if t.is_differentiable]  # type: ignore[union-attr]
     if len(live) != n_ct:  # cotangents of whole numbers are not passed
-        keep = [*made.inputs[: len(saved)], *(made.inputs[len(saved) + i] for i in live)]
-        made = made.with_(inputs=tuple(keep))
-    return made.with_(outputs=_by_operand(made.outputs, operands, args))
+        keep = [*trace.inputs[: len(saved)], *(trace.inputs[len(saved) + i] for i in live)]
+        trace = trace.with_(inputs=tuple(keep))
+    return trace.with_(outputs=_by_operand(trace.outputs, operands, args))
 
 
 def _by_operand(grads: Sequence[Arg], operands: Operands, args: tuple) -> tuple:
@@ -231,5 +231,5 @@ def eager_custom_vjp(func: Callable, fwd: Callable, bwd: Callable, args: tuple) 
             outs = pytree.tree_unflatten(list(cts[: shape["count"]]), shape["out"])  # type: ignore[arg-type,misc]
             return tuple(_spread_grads(bwd, args)(residuals, outs))
 
-    made = Function.apply(*leaves)
-    return pytree.tree_unflatten(list(made[: shape["count"]]), shape["out"])  # type: ignore[arg-type,misc]
+    outs = Function.apply(*leaves)
+    return pytree.tree_unflatten(list(outs[: shape["count"]]), shape["out"])  # type: ignore[arg-type,misc]

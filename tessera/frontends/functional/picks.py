@@ -58,9 +58,9 @@ def _pick(x: torch.Tensor, dim: int, i: torch.Tensor) -> torch.Tensor:
     assert recorder is not None
     where = [None] * dim + [i.reshape(1)]
     out = _INDEX(x, where)
-    parent, made = recorder.ref(x), recorder.ref(out)
+    parent, own = recorder.ref(x), recorder.ref(out)
     view = View(parent, _INDEX, (recorder.lower(where),), {})
-    recorder.refs[id(out)] = Ref(out, made.value, parent.root, view, parent.root.version)
+    recorder.refs[id(out)] = Ref(out, own.value, parent.root, view, parent.root.version)
     return out
 
 

@@ -105,21 +105,21 @@ def trace_function(
         fakes = [fake.fake_of((types or {}).get(i) or _type(leaves[i], i), mode) for i in places]
         try:
             with watching(builder):
-                made = record_with(Recorder(builder, keep_whole), run, fakes, names)
+                recorded = record_with(Recorder(builder, keep_whole), run, fakes, names)
         except ASKS_A_VALUE as error:
             raise value_needed(error) from error
-        _refuse_unknown_sizes(made.trace)
-        _refuse_shared_writes(made.trace, [leaves[i] for i in places])
-        trace, captured = _close(made.trace, mode, close, any(isinstance(x, FakeTensor) for x in leaves))
-    return Traced(trace, tuple(leaves), places, captured, in_spec, made.spec, mode, _written(made))
+        _refuse_unknown_sizes(recorded.trace)
+        _refuse_shared_writes(recorded.trace, [leaves[i] for i in places])
+        trace, captured = _close(recorded.trace, mode, close, any(isinstance(x, FakeTensor) for x in leaves))
+    return Traced(trace, tuple(leaves), places, captured, in_spec, recorded.spec, mode, _written(recorded))
 
 
-def _written(made: Recorded) -> dict[int, Aliased]:
+def _written(recorded: Recorded) -> dict[int, Aliased]:
     """Outputs that show an input after it was written: running the trace gives copies of them."""
-    if not made.trace.mutations:
+    if not recorded.trace.mutations:
         return {}
-    views = {i: a for i, a in aliases(made)[0].items() if not a.of_output}
-    return {i: a for i, a in views.items() if made.trace.inputs[a.source] in made.trace.mutations}
+    views = {i: a for i, a in aliases(recorded)[0].items() if not a.of_output}
+    return {i: a for i, a in views.items() if recorded.trace.inputs[a.source] in recorded.trace.mutations}
 
 
 def value_needed(error: Exception) -> CaptureError:
