@@ -10,6 +10,7 @@ from tessera.torch_internals.lookup import symbol
 
 _LEVELS = "graphs that enter levels of torch.func's transforms"
 _BATCHED = "gradients with is_grads_batched"
+HOME = "torch._functorch"  # how Dynamo's guards on its state begin
 SWITCHES = "torch._C._functorch"  # the module of the functions by which its transforms set their switches
 functorch_interpreters: Callable[[], list] = symbol(
     "torch._functorch.pyfunctorch.retrieve_all_functorch_interpreters", "telling whether torch.func is at work"

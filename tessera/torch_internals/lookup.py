@@ -51,10 +51,15 @@ def symbol(
     return given
 
 
+def missing(given: object) -> str:
+    """Why what `symbol` gave is not there; empty where it is."""
+    return str(given.cause) if isinstance(given, _Missing) else ""
+
+
 def owner_of(path: str, why: str) -> Any:
     """The module or class in which PyTorch itself looks up what has this path: who replaces it, replaces it there."""
-    if isinstance(missing := symbol(path, why), _Missing):
-        missing()
+    if isinstance(absent := symbol(path, why), _Missing):
+        absent()
     owner = path.rpartition(".")[0]
     return sys.modules.get(owner) or _resolve(owner)
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from tessera.torch_internals.lookup import symbol
 
-operators: list = symbol(
-    "torch.testing._internal.common_methods_invocations.op_db", "trying every operator", otherwise=None
-)
+operators: list = symbol("torch.testing._internal.common_methods_invocations.op_db", "trying every operator")
 # Both hold a wrapper that seeds random operators.
 MODULES = (
-    symbol("torch.testing._internal.common_methods_invocations", "trying every operator", otherwise=None),
-    symbol("torch.testing._internal.opinfo.core", "trying every operator", otherwise=None),
+    symbol("torch.testing._internal.common_methods_invocations", "trying every operator"),
+    symbol("torch.testing._internal.opinfo.core", "trying every operator"),
 )
