@@ -107,8 +107,9 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
             missing = {k for k, ct in enumerate(seeds) if ct is None}
             if len(missing) == len(seeds):
                 return tuple(aligned)
+            known = result_metadata(ctx) if missing else ()
             for k in missing:
-                like = result_metadata(ctx)[pulled[k]]
+                like = known[pulled[k]]
                 seeds[k] = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
             grads = batched.rows(gradients, ctx, seeds) if batched.active() else gradients(ctx, seeds)
             for position, grad, reached in zip(plan.wrt, grads, plan.reached, strict=True):

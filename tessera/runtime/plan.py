@@ -62,7 +62,7 @@ def bridge_of(
     inputs = {v: i for i, v in enumerate(joint.trace.inputs)}
     tensors = tuple(i for i, v in enumerate(split.saved) if isinstance(v.type, TensorType))
     numbers = tuple(i for i, v in enumerate(split.saved) if not isinstance(v.type, TensorType))
-    felt = _felt(joint, split, given)
+    influences = _influences(joint, split, given)
     return Bridge(
         len(results),
         passive,
@@ -72,7 +72,7 @@ def bridge_of(
         tensors,
         numbers,
         tuple(inputs.get(v, -1) for v in split.saved),
-        tuple(inputs[v] for v in joint.wrt if v not in split.saved and v in felt),
+        tuple(inputs[v] for v in joint.wrt if v not in split.saved and v in influences),
         _reached(joint),
         _cut(joint),
         _edges(captured),
@@ -128,8 +128,8 @@ def backward_graph(
         mutations={},
         symbols=joint.trace.symbols | _sizes([v for v in every if v in known]),
     )
-    felt = {*plan.own, *plan.unsaved} & {*plan.wrt}
-    grads = (*(i in felt for i in range(len(inputs))), *(False for _ in extra), *wanted)
+    influences = {*plan.own, *plan.unsaved} & {*plan.wrt}
+    grads = (*(i in influences for i in range(len(inputs))), *(False for _ in extra), *wanted)
     aliased = {i: Aliased(every.index(g), ()) for i, g in enumerate(trace.outputs) if g in cts}
     graph = Captured(trace, captured.spec, captured.mode, len(trace.outputs), aliased, grads)
     return graph, Given(program, saved, brought)
@@ -160,21 +160,21 @@ def _edges(captured: Captured) -> tuple[int, ...]:
     return tuple(sum(tensors[:i]) for i in range(len(tensors)))
 
 
-def _felt(joint: Joint, split: Split, given: tuple[Given, ...]) -> set[Value]:
+def _influences(joint: Joint, split: Split, given: tuple[Given, ...]) -> set[Value]:
     """What the saved values depend on: gradients change with it."""
-    felt = {v for v in split.saved if _floats(v)}
-    _before(felt, joint.trace)
-    _before(felt, split.forward)
+    influences = {v for v in split.saved if _floats(v)}
+    _add_operands(influences, joint.trace)
+    _add_operands(influences, split.forward)
     for one in reversed(given):
-        felt.update(v for v, x in zip(one.kept, one.inputs, strict=True) if x in felt)
-        _before(felt, one.program)
-    return felt
+        influences.update(v for v, x in zip(one.kept, one.inputs, strict=True) if x in influences)
+        _add_operands(influences, one.program)
+    return influences
 
 
-def _before(felt: set[Value], trace: Trace) -> None:
+def _add_operands(influences: set[Value], trace: Trace) -> None:
     for eqn in reversed(trace.equations):
-        if any(v in felt for v in eqn.results()):
-            felt.update(v for v in eqn.inputs() if _floats(v))
+        if any(v in influences for v in eqn.results()):
+            influences.update(v for v in eqn.inputs() if _floats(v))
 
 
 def _floats(v: Value) -> bool:
