@@ -106,7 +106,7 @@ def stages(fast: Callable) -> Stages:
     """Every stage of the compilations of a jitted function."""
     found = Stages()
     for compilation in state_of(fast).compilations():
-        found += [Stage(compilation.name, name, trace) for name, trace in compilation.stages]
+        found += [Stage(compilation.name, name, trace) for name, trace in compilation.account.stages]
     if not found:
         raise InputError(why_none(state_of(fast)))
     return found

@@ -36,7 +36,8 @@ from tessera.frontends.export import capture_export
 from tessera.frontends.functional.callables import refuse_suspended
 from tessera.func.dispatch import Dispatcher, build
 from tessera.ir.record import recording
-from tessera.pipeline.compilation import Compilation, Failure, Options, compile_captured
+from tessera.pipeline.compilation import Compilation, Failure, compile_captured
+from tessera.pipeline.options import Options
 from tessera.runtime.buckets import Buckets, bucketed
 from tessera.util.config import config
 from tessera.util.errors import CaptureError, OptionError, TesseraError

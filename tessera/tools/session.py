@@ -22,7 +22,7 @@ from torch._dynamo import utils as dynamo_utils
 
 from tessera.just_in_time import api as compiled
 from tessera.just_in_time.api import Backend, Compiled, Handle
-from tessera.pipeline.compilation import Options
+from tessera.pipeline.options import Options
 from tessera.util.errors import InputError
 
 METRICS = 100_000  # compilations that Dynamo keeps its account of; it keeps 64 by itself

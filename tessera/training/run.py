@@ -14,7 +14,7 @@ import torch
 from tessera.frontends.captured import Captured
 from tessera.ir.types import TensorType, type_of
 from tessera.optim.updates import Member, Plan
-from tessera.pipeline.compilation import Options
+from tessera.pipeline.options import Options
 from tessera.runtime.autograd import below_autograd
 from tessera.runtime.call import overlaps
 from tessera.training.book import Book
@@ -104,14 +104,14 @@ class Prepared:
     def tensors(self, ages: list[int], settings: Settings) -> list[torch.Tensor]:
         plan = self.compilation.plan
         numbers = self.book.numbers(plan, ages, [*settings.clips.values()]) if plan.updates else []
-        return [self.book.tensor(extra, self.params, numbers) for extra in self.compilation.extras]
+        return [self.book.tensor(extra, self.params, numbers) for extra in self.compilation.executable.extras]
 
     def run(self, tensors: Sequence[object]) -> tuple:
         """The program on these tensors, which it writes in place."""
-        written = self.compilation.written
+        written = self.compilation.executable.ends.written
         self._check_memory(tensors, written)
         with below_autograd():
-            out = self.compilation.call(*tensors)
+            out = self.compilation.executable.call(*tensors)
         torch.autograd.graph.increment_version([tensors[i] for i in written])  # type: ignore[misc]
         return out
 

@@ -57,7 +57,7 @@ def test_equal_gradients_and_a_lower_peak(executors):
     for a, b in zip(want, got, strict=True):
         assert torch.equal(a, b)
     (compilation,) = compiled_state(fast).compilations()
-    moved = sum(compilation.offloaded.values())
+    moved = sum(compilation.account.offloaded.values())
     assert moved >= 6 * ROWS * WIDTH * 4
     assert before - after > moved // 2, (before, after, moved)
     (graph,) = tessera.explain(fast, measure=True).graphs

@@ -165,7 +165,7 @@ def test_changing_sizes() -> None:
         return [*outs, *(p.grad for p in model.parameters()), fast]
 
     _, loaded = both(run)
-    symbols = compiled_state(loaded).compilations()[0].programs[0].trace.symbols  # type: ignore[union-attr]
+    symbols = compiled_state(loaded).compilations()[0].account.programs[0].trace.symbols  # type: ignore[union-attr]
     assert symbols
 
 
@@ -237,12 +237,12 @@ def test_stages_of_a_step_after_it_has_run() -> None:
 def test_stages_explanations_and_edits_of_a_loaded_program(tmp_path: Path) -> None:
     model, x = mlp(), torch.randn(3, 8)
     compiled, loaded = both(lambda: trained(model, (x,)))
-    call = compiled_state(loaded).compilations()[0].call  # type: ignore[union-attr]
+    call = compiled_state(loaded).compilations()[0].executable.call  # type: ignore[union-attr]
     told = str(tessera.explain(loaded))
     assert "from the cache" in told and "tile fused" in told
     assert "compiled in" in str(tessera.explain(compiled))
     assert [str(s) for s in tessera.stages(loaded)] == [str(s) for s in tessera.stages(compiled)]
-    assert compiled_state(loaded).compilations()[0].call is call  # type: ignore[union-attr]  # what runs stays
+    assert compiled_state(loaded).compilations()[0].executable.call is call  # type: ignore[union-attr]  # what runs stays
     path = tmp_path / "edited.py"
     stage = next(s for s in tessera.stages(loaded) if s.name == "captured")
     stage.trace.save(str(path))

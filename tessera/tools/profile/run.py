@@ -57,7 +57,7 @@ def measure(step: Callable[[], None], compilations: list[Labelled], steps: int) 
     if steps < 1:
         raise InputError(f"expected at least 1 step, got {steps}")
     step()  # warms up
-    device = main_device([(label, p) for c, label in compilations for p in c.programs])
+    device = main_device([(label, p) for c, label in compilations for p in c.account.programs])
     plain = _plain(step, steps, device)
     programs, measured = (_on_gpu if device.type == "cuda" else _on_cpu)(compilations, step, steps)
     return _profile(programs, measured, plain, device, steps)
