@@ -128,7 +128,7 @@ def wrong_sines(trace):
     return trace.with_(equations=tuple(e.with_(op=swap.get(e.op, e.op)) for e in trace.equations))
 
 
-@pytest.mark.parametrize(("before", "over"), [("dce", ""), ("joint cse", "joint"), ("backward lay_out", "backward")])
+@pytest.mark.parametrize(("before", "over"), [("dce", ""), ("joint cse", "joint"), ("forward lay_out", "forward")])
 def test_a_wrong_pass_is_named(before, over, monkeypatch):
     plant(monkeypatch, wrong_sines, before, over)
     report = tessera.check(tessera.jit(tangled, executors=PLAIN), args())

@@ -40,8 +40,9 @@ class FusionExecutor:
 
     `compile` may refuse a region by giving None: its equations then go to the executors after this one. `together` may
     find sets of regions that are one launch, single equations outside the regions among them; `compile_together` makes
-    a callable of such a set, from the region that it makes up and from each of them. `save` gives what a callable was made of as data, None where that cannot be, and
-    `restore` makes one that does the same from a recipe of that form and that data, None where something is gone.
+    a callable of such a set, from the region that it makes up and from each of them. `save` gives what a callable was
+    made of as data, None where that cannot be, and `restore` makes one that does the same from a recipe of that form
+    and that data, None where something is gone.
     """
 
     name: str

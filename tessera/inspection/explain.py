@@ -209,7 +209,7 @@ def _lines(names: Iterable[str], made: dict[str, Equation]) -> tuple[str, ...]:
 
 def _regions(compilation: Compilation) -> tuple[RegionReport, ...]:
     made = _makers(compilation)
-    fusers = {e.name for e in compilation.fusers()}
+    fusers = {e.name for e in compilation.account.fusers()}
     return tuple(
         RegionReport(c.executor, c.executor in fusers, c.operators, c.results, _lines(c.results, made), c.why)
         for c in compilation.account.claims
@@ -218,7 +218,7 @@ def _regions(compilation: Compilation) -> tuple[RegionReport, ...]:
 
 def _unfused(compilation: Compilation) -> tuple[UnfusedReport, ...]:
     made = _makers(compilation)
-    if not compilation.fusers():
+    if not compilation.account.fusers():
         return _no_fuser(made)
     return tuple(
         UnfusedReport(reason, tuple(names), _operators(names, made), _lines(names, made))

@@ -42,13 +42,15 @@ class Account:
     offload_note: str = ""  # what there is to say of them
     fp8: Layers = field(default_factory=Layers)  # layers that multiply in 8 bits, and those that could not
 
+    def fusers(self) -> list[FusionExecutor]:
+        return [e for e in in_order(self.executors) if isinstance(e, FusionExecutor)]
+
     def unfused(self) -> dict[str, list[str]]:
         """Why equations are in no fused region: reason -> names. Computed when asked for."""
-        reasons: dict[str, list[str]] = {}
-        fusers = [e for e in in_order(self.executors) if isinstance(e, FusionExecutor) and e.reasons is not None]
+        told: dict[str, list[str]] = {}
         for trace in self.to_claim:
-            for executor in fusers:
-                assert executor.reasons is not None
-                for name, reason in executor.reasons(trace).items():
-                    reasons.setdefault(reason, []).append(name)
-        return reasons
+            for executor in self.fusers():
+                if executor.reasons is not None:
+                    for name, reason in executor.reasons(trace).items():
+                        told.setdefault(reason, []).append(name)
+        return told

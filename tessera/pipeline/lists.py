@@ -45,7 +45,8 @@ CLEAN: list[Row] = [
 
 DIFFERENTIATE: list[Row] = [
     Stage(
-        "linear_loss", _linear_loss, "kernels make the loss's gradient beside the loss, so before vjp", when=parts.fuses
+        "linear_loss", _linear_loss, "kernels make the loss's gradient beside the loss, so before vjp",
+        when=parts.with_kernels,
     ),
     Stage(
         "vjp", parts.differentiate, "on the clean program: fewer rules to apply",
@@ -55,7 +56,7 @@ DIFFERENTIATE: list[Row] = [
     Stage("canonicalise", last, "detach and its like go", JOINT),
     Stage("fold", fold, "cotangents that are numbers", JOINT),
     Stage("cse", cse, "what forward and backward both compute", JOINT),
-    Stage("known", known, "what an earlier program saved", JOINT, needs=("given",), when=parts.has_given),
+    Stage("known", known, "what an earlier program saved", JOINT, needs=("given",), when=parts.differentiated_again),
 ]  # fmt: skip
 
 
@@ -73,8 +74,8 @@ def finishing(over: str) -> list[Row]:
     return [
         Stage("schedule", schedule, "regions are whole: their order decides how much memory is held", over),
         Stage(
-            "prefetch", prefetch, "in the final order, before anything is written over what is still being copied",
-            over, needs=("backward",), when=parts.moves,
+            "prefetch", prefetch, "in the final order, before anything is written over what is being copied",
+            over, needs=("backward",), when=parts.offloads,
         ),
         Stage("reinplace", reinplace, "late: it reads the final order", over),
         Stage("cached_attention", cached_attention, "after reinplace", over),
@@ -85,8 +86,8 @@ def finishing(over: str) -> list[Row]:
 
 INFERENCE: list[Row] = [
     *CLEAN,
-    Stage("decode", parts.decoded, "on whole operators", when=parts.fuses),
     Hook("rewrite", "on whole operators, where there is no gradient"),
+    Stage("decode", parts.decoded, "on whole operators", when=parts.with_kernels),
     Stage("fp8", parts.narrow, "on whole layers", needs=("account",), quiet=True),
     Hook("decompose", "operators in parts that kernels hold"),
     Stage("inference canonicalise", last, "nothing carries gradients"),

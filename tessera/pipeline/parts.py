@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 # --- when a stage applies ---
 
 
-def fuses(run: Run, _: Trace) -> bool:
+def with_kernels(run: Run, _: Trace) -> bool:
     """Kernels of ours take part."""
     return any(isinstance(e, FusionExecutor) for e in run.executors)
 
 
-def has_given(run: Run, _: Trace) -> bool:
+def differentiated_again(run: Run, _: Trace) -> bool:
     """Earlier programs saved something."""
     return bool(run.given)
 
 
-def moves(_: Run, trace: Trace) -> bool:
+def offloads(_: Run, trace: Trace) -> bool:
     """Saved tensors wait on the host."""
     return any(eqn.op in MOVES for eqn in trace.equations)
 

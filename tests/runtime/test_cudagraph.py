@@ -49,7 +49,7 @@ CPU = torch.device("cpu")
 
 
 def graphed(run, *state, written=(), **more):
-    return Graphed(run, self.ends.written, CPU, Fake(*state), **more)
+    return Graphed(run, written, CPU, Fake(*state), **more)
 
 
 def test_every_call_is_carried_out_once():

@@ -352,7 +352,7 @@ def test_a_fault_of_ours_runs_in_parts_with_a_warning(monkeypatch):
     def broken(*_: object) -> None:
         raise AssertionError("a broken pass")
 
-    monkeypatch.setattr("tessera.training.program.remat", broken)
+    monkeypatch.setattr("tessera.pipeline.parts.remat", broken)
     model, other, theirs, step = net_pair(lambda m: torch.optim.SGD(m.parameters(), lr=0.05), strict=False)
     batch = net_batch()
     with pytest.warns(UserWarning, match="in parts: AssertionError: a broken pass"):
