@@ -102,6 +102,8 @@ def test_the_page_shows_the_list_as_it_is() -> None:
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["pipeline", "inference", "--executors", "aten"]) == 0
     printed = capsys.readouterr().out
-    assert printed.splitlines()[0].startswith("stage") and "inference canonicalise" in printed and "random" not in printed
+    assert (
+        printed.splitlines()[0].startswith("stage") and "inference canonicalise" in printed and "random" not in printed
+    )
     assert cli.main(["pipeline", "step", "--json"]) == 0
     assert [row["stage"] for row in json.loads(capsys.readouterr().out)][-1] == "step lay_out"

@@ -23,8 +23,8 @@ from tessera.ir import fake
 from tessera.ir.match import P, Table, Var, rewrite
 from tessera.ir.trace import Trace
 from tessera.pipeline.lists import remove
+from tessera.store.environment import environment, own_text, switches
 from tessera.store.key import key_of
-from tessera.store.surroundings import own_text, surroundings, switches
 from tessera.util.errors import Unserial
 
 
@@ -231,8 +231,8 @@ def test_the_flag() -> None:
         assert outcome(scaled, (X,)) == "neither"
 
 
-def test_surroundings_know_this_machine() -> None:
-    told = surroundings([torch.device("cpu")])
+def test_environment_know_this_machine() -> None:
+    told = environment([torch.device("cpu")])
     assert own_text() in told["process"] and torch.__version__ in str(told["process"])  # type: ignore[operator]
     assert "llvmlite" in str(told["targets"]) and told["flags"]["reinplace"] is True  # type: ignore[index]
     assert not any("Error" in answer for answer in switches().values()), switches()
