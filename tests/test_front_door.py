@@ -173,6 +173,16 @@ def test_importing_loads_nothing_until_something_is_used():
     assert run.stdout.strip() == "['tessera']"
 
 
+def test_arithmetic_is_fused_by_default_in_a_new_process():
+    """Nothing else has been imported there: rules that fill tables must be loaded by whoever reads the tables."""
+    code = (
+        "import torch, tessera; fast = tessera.jit(lambda x: (x * 2 + 1).exp()); fast(torch.ones(100)); "
+        "print([r.operators for g in tessera.explain(fast).graphs for r in g.regions if r.fused])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[('aten.mul', 'aten.add', 'aten.exp')]"
+
+
 def test_a_name_that_is_not_there_is_an_attribute_error():
     assert not hasattr(tessera, "compile") and not hasattr(tessera, "_nothing")
     assert {"jit", "profile", "ops"} <= set(dir(tessera))
