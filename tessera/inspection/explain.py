@@ -15,68 +15,15 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from tessera.inspection import render
 from tessera.inspection.advice import changed, for_break, for_recompile
 from tessera.inspection.guards import guards, limits_hit, plain
-from tessera.inspection.memory import Memory, memory
+from tessera.inspection.memory import memory
 from tessera.inspection.programs import state_of
+from tessera.inspection.reports import GraphReport, RegionReport, UnfusedReport
 from tessera.ir.equation import Equation, Special, short_path
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.just_in_time.api import Backend, Compiled, GraphRecord
 from tessera.pipeline.compilation import Compilation
 from tessera.util.html import as_html
-
-
-@dataclass(frozen=True)
-class RegionReport:
-    """What one executor took at once: a fused region, or the single operators it runs."""
-
-    executor: str
-    fused: bool
-    operators: tuple[str, ...]
-    results: tuple[str, ...]
-    lines: tuple[str, ...]  # the user's lines it comes from
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class UnfusedReport:
-    """Equations in no fused region, for one reason."""
-
-    reason: str
-    results: tuple[str, ...]
-    operators: tuple[str, ...]
-    lines: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class GraphReport:
-    name: str
-    compile_id: str
-    operators: int
-    location: str  # the user's first line in the graph
-    called_at: str  # the user's line whose call made it be compiled
-    inputs: tuple[str, ...]
-    guards: tuple[str, ...]
-    break_reason: str
-    break_line: str
-    break_advice: str
-    recompile_reason: str
-    recompile_guard: str
-    recompile_change: str
-    recompile_advice: str
-    eager_reason: str
-    executors: tuple[str, ...]
-    regions: tuple[RegionReport, ...]
-    equations: dict[str, int]
-    saved_bytes: int
-    saved: tuple[str, ...]
-    offloaded: dict[str, int]  # saved tensors that wait on the host, and their bytes
-    offload_note: str
-    seconds: float
-    from_cache: bool  # its programs came from disk
-    unfused: tuple[UnfusedReport, ...]
-    memory: tuple[Memory, ...]
-    fp8: tuple[str, ...] = ()  # which layers multiply in 8 bits, which do not and why
-    cuda_graph: str = ""  # how often the program was captured and replayed, or why it is not
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,7 +55,7 @@ class Explanation:
         }
 
     def __str__(self) -> str:
-        return render.text(self)
+        return render.text(self.graphs)
 
     __repr__ = __str__  # what a prompt shows
 
@@ -116,7 +63,7 @@ class Explanation:
         return as_html(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from render.rich_parts(self)
+        yield from render.rich_parts(self.graphs)
 
 
 def explain(fast: Callable, measure: bool = False) -> Explanation:

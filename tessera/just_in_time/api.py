@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
 from tessera.frontends.dynamo.breaks import last_counted, why_it_ended
+from tessera.frontends.dynamo.changing_numbers import make_dynamic
 from tessera.frontends.dynamo.frames import entry_of
 from tessera.frontends.dynamo.graphs import capture_graph, given_fakes
 from tessera.frontends.dynamo.lines import QUIET, calling_line
@@ -77,6 +78,7 @@ class Backend:
     ) -> None:
         self.options, self.strict, self.name, self.arguments = options, strict, name, arguments
         self.graphs: list[GraphRecord] = []
+        self.changed: set[str] = set()  # integer attributes of the model that have changed
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[object], **_: object) -> Callable:
         record = self.begin()
@@ -99,8 +101,9 @@ class Backend:
 
     def begin(self) -> GraphRecord:
         """A record of the graph that Dynamo hands over now, with what it says of it."""
-        compile_id = str(CompileContext.current_compile_id())
-        return self.next_record(compile_id, called_at=calling_line(), recompile_reason=_recompile_reason())
+        compile_id, reason = str(CompileContext.current_compile_id()), _recompile_reason()
+        make_dynamic(reason, self.changed)
+        return self.next_record(compile_id, called_at=calling_line(), recompile_reason=reason)
 
     def next_record(self, compile_id: str = "", **about: str) -> GraphRecord:
         """What there is to say of one graph more, under a name that no other has."""

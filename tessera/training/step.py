@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import partial
+from numbers import Real
 
 import torch
 import torch._dynamo
@@ -143,7 +144,7 @@ def _clips(norm: float | None, value: float | None) -> dict[str, float]:
     """How gradients are clipped, in order, and to what."""
     asked = {name: limit for name, limit in (("norm", norm), ("value", value)) if limit is not None}
     for name, limit in asked.items():
-        if not limit > 0:
+        if not isinstance(limit, (Real, torch.Tensor)) or not limit > 0:
             raise OptionError(f"clip_{name}: expected a number above 0 or None, got {limit!r}")
     return {name: float(limit) for name, limit in asked.items()}
 
@@ -156,6 +157,15 @@ def _check_optimizer(optimizer: object) -> None:
             f"expected an optimizer that steps once a batch, got {type(optimizer).__name__}, whose step wants a "
             "closure to compute the loss again; compile the model with tessera.jit and call the optimizer yourself"
         )
+
+
+def _check_owns(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
+    """An optimizer of another model, or of this one before its parameters were replaced, trains nothing."""
+    owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if trained and not any(id(p) in owned for p in trained):
+        message = f"train_step: the optimizer owns no parameter of {type(model).__name__}, so no step changes the model"
+        warnings.warn(f"{message}; expected torch.optim.SGD(model.parameters(), …) or the like", stacklevel=3)
 
 
 def train_step(
@@ -197,6 +207,7 @@ def train_step(
         raise OptionError(f"accumulate: expected a number of calls, at least 1, got {accumulate!r}")
     _check_optimizer(optimizer)
     clips = _clips(clip_norm, clip_value)
+    _check_owns(optimizer, model)
     state = OptimizerState(optimizer)
     names = {p: name.replace(".", "_") for name, p in model.named_parameters()}
     options = Options.of(executors, recompute, memory_budget, cuda_graph, offload)

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tessera
-from tessera.inspection.explain import GraphReport, explain_states
+from tessera.inspection.explain import explain_states
+from tessera.inspection.reports import GraphReport
 from tessera.ir.equation import short_path
 from tessera.just_in_time.api import Compiled
 from tessera.pipeline.compilation import Compilation
