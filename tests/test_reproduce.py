@@ -130,7 +130,7 @@ def test_no_data_is_written(tmp_path):
 def test_minimise_keeps_only_what_fails(monkeypatch):
     fast = tessera.jit(model, strict=True)
     fast(*args())
-    compilation = tessera.just_in_time.api.compiled_state(fast).compilations()[0]
+    compilation = tessera.just_in_time.compiled.compiled_state(fast).compilations()[0]
     whole = of_compilation(compilation)
     assert minimise(whole) is whole  # nothing fails: nothing is made smaller
     plant(monkeypatch, refuse_erf)

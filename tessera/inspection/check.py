@@ -23,7 +23,9 @@ from tessera.inspection.graph_check import Fault, GraphCheck, copied
 from tessera.inspection.precise import gradients, widen
 from tessera.inspection.programs import state_of
 from tessera.inspection.saved import Saved, modules_of
-from tessera.just_in_time.api import Backend, Compiled, compiled_state, jit
+from tessera.just_in_time.api import jit
+from tessera.just_in_time.backend import Backend
+from tessera.just_in_time.compiled import Compiled, compiled_state
 from tessera.pipeline.compilation import Compilation
 from tessera.util.config import override
 

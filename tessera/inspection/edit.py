@@ -24,7 +24,7 @@ from tessera.ir.printer import identifier
 from tessera.ir.record import record
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
-from tessera.just_in_time.api import Compiled
+from tessera.just_in_time.compiled import Compiled
 from tessera.ops.op import keep_whole
 from tessera.pipeline.compilation import Compilation
 from tessera.pipeline.lists import editable

@@ -21,7 +21,8 @@ from tessera.inspection.reports import GraphReport, RegionReport, UnfusedReport
 from tessera.ir.equation import Equation, Special, short_path
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
-from tessera.just_in_time.api import Backend, Compiled, GraphRecord
+from tessera.just_in_time.backend import Backend, GraphRecord
+from tessera.just_in_time.compiled import Compiled
 from tessera.pipeline.compilation import Compilation
 from tessera.util.html import as_html
 

@@ -15,7 +15,7 @@ from tessera.frontends.functional.trace import trace_function
 from tessera.ir.equation import Value, map_values
 from tessera.ir.printer import compile_trace, identifier, print_module
 from tessera.ir.trace import Trace
-from tessera.just_in_time.api import Compiled, compiled_state
+from tessera.just_in_time.compiled import Compiled, compiled_state
 from tessera.util.errors import InputError
 
 

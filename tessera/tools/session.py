@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 import torch
 from torch._dynamo import utils as dynamo_utils
 
-from tessera.just_in_time import api as compiled
-from tessera.just_in_time.api import Backend, Compiled, Handle
+from tessera.just_in_time import compiled
+from tessera.just_in_time.backend import Backend, Handle
+from tessera.just_in_time.compiled import Compiled
 from tessera.pipeline.options import Options
 from tessera.util.errors import InputError
 

@@ -10,7 +10,7 @@ import torch
 
 from tessera.frontends.dynamo.graphs import capture_graph
 from tessera.frontends.dynamo.lines import is_library
-from tessera.just_in_time.api import Backend, GraphRecord
+from tessera.just_in_time.backend import Backend, GraphRecord
 from tessera.pipeline.compilation import Compilation
 from tessera.training.optimizer_state import OptimizerState
 from tessera.training.run import Graph, Settings

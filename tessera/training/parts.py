@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import torch
 
-from tessera.just_in_time.api import compiled_state, jit
+from tessera.just_in_time.api import jit
+from tessera.just_in_time.compiled import compiled_state
 from tessera.training.backend import StepBackend, reason_of
 from tessera.training.optimizer_state import OptimizerState
 from tessera.training.run import Settings, Updater

@@ -19,7 +19,8 @@ from torch.utils.hooks import RemovableHandle
 
 from tessera.frontends.dynamo.frames import MODEL, looking_at_hooks, own_frames
 from tessera.frontends.dynamo.module_hooks import ModuleHooks
-from tessera.just_in_time.api import Compiled, argument_names, compiled_state, under_dynamo
+from tessera.just_in_time.api import argument_names, under_dynamo
+from tessera.just_in_time.compiled import Compiled, compiled_state
 from tessera.pipeline.options import Options
 from tessera.training.backend import StepBackend, reason_of
 from tessera.training.methods import wants_closure

@@ -17,7 +17,7 @@ from tessera.ir.equation import Special
 from tessera.ir.interp import run
 from tessera.ir.trace import Trace
 from tessera.ir.verify import verify
-from tessera.just_in_time.api import compiled_state
+from tessera.just_in_time.compiled import compiled_state
 from tessera.tile.targets import target_for
 from tessera.transforms.vjp import vjp
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import tessera
-from tessera.just_in_time.api import compiled_state
+from tessera.just_in_time.compiled import compiled_state
 from tessera.ops.fp8 import ERROR, FLOOR
 from tessera.ops.rows import dequantized
 from tessera.tools.llama import Llama, LlamaConfig

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tessera
-from tessera.just_in_time.api import compiled_state
+from tessera.just_in_time.compiled import compiled_state
 from tessera.runtime import transfer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

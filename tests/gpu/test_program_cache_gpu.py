@@ -13,7 +13,7 @@ from cached import both, trained
 from torch import nn
 
 import tessera
-from tessera.just_in_time.api import compiled_state
+from tessera.just_in_time.compiled import compiled_state
 from tessera.tile.targets.triton import ahead
 from tessera.tools.models import GPT, GPTConfig
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import tessera
-from tessera.just_in_time.api import compiled_state
+from tessera.just_in_time.compiled import compiled_state
 from tessera.ops import fp8 as fp8_op
 from tessera.ops.fp8 import ERROR, FLOOR, refusal
 from tessera.ops.rows import dequantized

@@ -11,7 +11,7 @@ from tessera.inspection.examples import example_inputs
 from tessera.ir.equation import Value
 from tessera.ir.printer import compile_trace
 from tessera.ir.types import TensorType
-from tessera.just_in_time.api import compiled_state
+from tessera.just_in_time.compiled import compiled_state
 from tessera.ops.offload import ARRIVED, FROM_HOST, SENT, TO_HOST
 from tessera.passes.memory.offload import Halves, candidates
 from tessera.passes.memory.schedule import lifetimes

@@ -19,7 +19,7 @@ from programs import same_bits
 from torch import nn
 
 import tessera
-from tessera.just_in_time.api import compiled_state
+from tessera.just_in_time.compiled import compiled_state
 from tessera.store import program
 from tessera.tools.llama import Cache, Llama, LlamaConfig
 from tessera.tools.models import GPT, GPTConfig

@@ -10,7 +10,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import tessera
-from tessera.just_in_time.api import compiled_state
+from tessera.just_in_time.compiled import compiled_state
 from tessera.machines import machine
 from tessera.tools.models import GPT, GPTConfig
 from tessera.tools.profile import result, run

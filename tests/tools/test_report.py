@@ -11,7 +11,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import tessera
-from tessera.just_in_time.api import compiled_state
+from tessera.just_in_time.compiled import compiled_state
 from tessera.tools.models import GPT, GPTConfig
 from tessera.tools.report.collect import collect
 from tessera.tools.report.write import embedded, page

@@ -18,7 +18,7 @@ from statistics import median
 
 import torch
 
-from tessera.just_in_time.api import compiled_state
+from tessera.just_in_time.compiled import compiled_state
 from tessera.tile.schedules.cost import machine_for
 from tessera.tools.profile.gradients import pull
 from tessera.tools.profile.instrument import Labelled, Log, clocked, in_place, labelled, ranged

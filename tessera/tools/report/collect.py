@@ -13,7 +13,7 @@ import tessera
 from tessera.inspection.explain import explain_states
 from tessera.inspection.reports import GraphReport
 from tessera.ir.equation import short_path
-from tessera.just_in_time.api import Compiled
+from tessera.just_in_time.compiled import Compiled
 from tessera.pipeline.compilation import Compilation
 from tessera.tools.machine import machine
 from tessera.tools.profile import Profile
