@@ -107,6 +107,7 @@ class Compilation:
         name, flags, bridge = f"{self.name}_again", {"dump": "", **self.flags}, self.executable.ends.bridge
         with compile_lock, fake.alone(), torch.enable_grad(), override(**flags):
             account = self.account
+            assert account.core is not None and account.kept is not None and bridge is not None
             captured, given = backward_graph(self.captured, account.core, bridge, account.kept, wanted, name)
             second = Compilation(name, captured, no_forward_mode, self.options, (*self.given, given)).executable
         inputs = captured.trace.inputs
@@ -213,7 +214,7 @@ def compile_captured(captured: Captured, eager: Callable, name: str, options: Op
 
     def switching(*args):  # noqa: ANN002, ANN202
         out = compilation.executable.call(*args)
-        torch._C._set_grad_enabled(captured.grad_after)
+        torch._C._set_grad_enabled(captured.grad_after)  # type: ignore[arg-type]
         return out
 
     return entry if captured.grad_after is None else switching, compilation
