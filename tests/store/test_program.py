@@ -226,9 +226,9 @@ def test_stages_of_a_step_after_it_has_run() -> None:
     """The plan that runs stays, though the optimizer has gone on."""
     _, step = both(stepped)
     made = compiled_state(step).compilations()[0]  # type: ignore[union-attr]
-    plan, call = made.plan, made.call
-    assert "step" in dict(made.stages) and made.programs[0].name == "step"
-    assert made.plan is plan and made.call is call
+    plan, call = made.plan, made.executable.call
+    assert "step" in dict(made.account.stages) and made.account.programs[0].name == "step"
+    assert made.plan is plan and made.executable.call is call
 
 
 # --- looking in ---
@@ -388,7 +388,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
 MEET = """
 import os, time
 from pathlib import Path
-from tessera.tile import cache
+from tessera.util import disk as cache
 
 def meet(kind, key, data, store=cache.store):
     if kind == "program":
