@@ -14,7 +14,7 @@ import torch
 from torch._ops import OpOverload
 
 from tessera.executors import products
-from tessera.executors.base import FusionExecutor, Region, register
+from tessera.executors.base import FusionExecutor, Passes, Region, register
 from tessera.executors.regions import body_of
 from tessera.executors.tile_saved import compile_ahead, restore, save
 from tessera.ir import fake
@@ -25,6 +25,7 @@ from tessera.ir.types import UNKNOWN, TensorType, size_hint, symbol_hints
 from tessera.ops.fp8 import in_hardware
 from tessera.ops.pool import max_pool, max_pool_backward
 from tessera.ops.uniform import uniform
+from tessera.passes.clean.dce import dce
 from tessera.passes.decompose import pool_offsets
 from tessera.passes.decompose.apply import decompose as take_apart
 from tessera.passes.decompose.random import compute_random
@@ -160,14 +161,24 @@ def _writes(eqn: Equation) -> bool:
 COMPILER = fuse.Compiler(_kind, refusal, _reduced, _expensive, _check, _alone, products.loses, _writes)
 
 
-def apart(trace: Trace) -> Trace:
-    """Operators in parts that kernels can be made of."""
+def _holds(eqn: Equation) -> bool:
+    return not refusal(eqn)
 
-    def holds(eqn: Equation) -> bool:
-        return not refusal(eqn)
 
-    trace = pool_offsets.pool_offsets(compute_random(trace, _computes_random, holds), refusal)
-    return split_bias(take_apart(trace, holds), _adds_bias_apart, _kind)
+def _random(trace: Trace) -> Trace:
+    return compute_random(trace, _computes_random, _holds)
+
+
+def _pool_offsets(trace: Trace) -> Trace:
+    return pool_offsets.pool_offsets(trace, refusal)
+
+
+def _decompose(trace: Trace) -> Trace:
+    return take_apart(trace, _holds)
+
+
+def _split_bias(trace: Trace) -> Trace:
+    return split_bias(trace, _adds_bias_apart, _kind)
 
 
 def _adds_bias_apart(layer: Equation) -> bool:
@@ -181,15 +192,34 @@ def _computes_random(device: torch.device) -> bool:
     return config.fused_random == "on" or config.fused_random == "auto" and device.type == "cuda"
 
 
-def copies(trace: Trace) -> Trace:
-    """Sums over outer dimensions with arithmetic of their own, and kernels with what others would write for them in
-    more bytes than it is made of, just before regions are chosen."""
-    return compute_again(own_copies(trace, COMPILER), COMPILER)
+def _duplicate(trace: Trace) -> Trace:
+    """Sums over outer dimensions with arithmetic of their own."""
+    return own_copies(trace, COMPILER)
+
+
+def _recompute(trace: Trace) -> Trace:
+    """Kernels with what others would write for them in more bytes than it is made of."""
+    return dce(compute_again(trace, COMPILER))
+
+
+DECOMPOSE: Passes = (
+    ("random", _random),
+    ("pool_offsets", _pool_offsets),
+    ("decompose", _decompose),
+    ("split_bias", _split_bias),
+)
+PREPARE: Passes = (("duplicate", _duplicate), ("recompute", _recompute))
 
 
 def decompose(trace: Trace) -> Trace:
-    """Both, one after the other."""
-    return copies(apart(trace))
+    """A program as regions are chosen in it."""
+    return apply((*DECOMPOSE, *PREPARE), trace)
+
+
+def apply(passes: Passes, trace: Trace) -> Trace:
+    for _, step in passes:
+        trace = step(trace)
+    return trace
 
 
 def regions(trace: Trace) -> list[Region]:
@@ -346,7 +376,7 @@ def compile_together(whole: Trace, bodies: list[Trace]) -> Callable | None:
 
 register(
     FusionExecutor(
-        "tile", regions, compile_region, apart=apart, prepare=copies, reasons=reasons, together=together,
+        "tile", regions, compile_region, decompose=DECOMPOSE, prepare=PREPARE, reasons=reasons, together=together,
         compile_together=compile_together, save=save, restore=restore,
     )
 )  # fmt: skip

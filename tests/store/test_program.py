@@ -19,7 +19,7 @@ from programs import same_bits
 from torch import nn
 
 import tessera
-from tessera.just_in_time.api import compiled_state
+from tessera.just_in_time.compiled import compiled_state
 from tessera.store import program
 from tessera.tools.llama import Cache, Llama, LlamaConfig
 from tessera.tools.models import GPT, GPTConfig
@@ -165,7 +165,7 @@ def test_changing_sizes() -> None:
         return [*outs, *(p.grad for p in model.parameters()), fast]
 
     _, loaded = both(run)
-    symbols = compiled_state(loaded).compilations()[0].programs[0].trace.symbols  # type: ignore[union-attr]
+    symbols = compiled_state(loaded).compilations()[0].account.programs[0].trace.symbols  # type: ignore[union-attr]
     assert symbols
 
 
@@ -226,9 +226,9 @@ def test_stages_of_a_step_after_it_has_run() -> None:
     """The plan that runs stays, though the optimizer has gone on."""
     _, step = both(stepped)
     made = compiled_state(step).compilations()[0]  # type: ignore[union-attr]
-    plan, call = made.plan, made.call
-    assert "step" in dict(made.stages) and made.programs[0].name == "step"
-    assert made.plan is plan and made.call is call
+    plan, call = made.plan, made.executable.call
+    assert "step" in dict(made.account.stages) and made.account.programs[0].name == "step"
+    assert made.plan is plan and made.executable.call is call
 
 
 # --- looking in ---
@@ -237,12 +237,12 @@ def test_stages_of_a_step_after_it_has_run() -> None:
 def test_stages_explanations_and_edits_of_a_loaded_program(tmp_path: Path) -> None:
     model, x = mlp(), torch.randn(3, 8)
     compiled, loaded = both(lambda: trained(model, (x,)))
-    call = compiled_state(loaded).compilations()[0].call  # type: ignore[union-attr]
+    call = compiled_state(loaded).compilations()[0].executable.call  # type: ignore[union-attr]
     told = str(tessera.explain(loaded))
     assert "from the cache" in told and "tile fused" in told
     assert "compiled in" in str(tessera.explain(compiled))
     assert [str(s) for s in tessera.stages(loaded)] == [str(s) for s in tessera.stages(compiled)]
-    assert compiled_state(loaded).compilations()[0].call is call  # type: ignore[union-attr]  # what runs stays
+    assert compiled_state(loaded).compilations()[0].executable.call is call  # type: ignore[union-attr]  # what runs stays
     path = tmp_path / "edited.py"
     stage = next(s for s in tessera.stages(loaded) if s.name == "captured")
     stage.trace.save(str(path))
@@ -388,7 +388,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
 MEET = """
 import os, time
 from pathlib import Path
-from tessera.tile import cache
+from tessera.util import disk as cache
 
 def meet(kind, key, data, store=cache.store):
     if kind == "program":

@@ -1,7 +1,8 @@
 """Random programs through the whole tile compiler: eager PyTorch and float64 say what is right.
 
-A default share runs always; the rest is marked slow. A failure prints the seed and the text of the program:
-`make(seed)` in `regions` gives it again. What no kernel takes is counted, so that the tests cannot pass by declining.
+A share runs always, more run in the sweep, and `run_regions.py MODE START COUNT` runs any number. A failure prints the
+seed and the text of the program: `make(seed)` in `regions` gives it again. What no kernel takes is counted, so that the
+tests cannot pass by declining.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from tessera.tile.targets import missing, named
 HERE = Path(__file__).parent
 
 
-def batches(start: int, default: int, slow: int, size: int) -> list:
-    """Ranges of seeds: as many programs by default, and so many more that are slow."""
-    firsts = range(start, start + default + slow, size)
+def batches(start: int, always: int, sweep: int, size: int) -> list:
+    """Ranges of seeds: so many programs run always, and so many more in the sweep."""
+    firsts = range(start, start + always + sweep, size)
     return [
         pytest.param(
             range(first, first + size),
             id=f"{first}+{size}",
-            marks=[pytest.mark.slow] if first >= start + default else [],
+            marks=[pytest.mark.sweep] if first >= start + always else [],
         )
         for first in firsts
     ]
@@ -140,7 +141,7 @@ def test_model_of_cutile(seeds: range) -> None:
     "seeds",
     [
         pytest.param(range(30_000, 30_060), id="30000+60"),
-        pytest.param(range(30_060, 30_300), id="30060+240", marks=pytest.mark.slow),
+        pytest.param(range(30_060, 30_300), id="30060+240", marks=pytest.mark.sweep),
     ],
 )
 def test_triton_interpreter(seeds: range) -> None:
@@ -155,7 +156,7 @@ def test_triton_interpreter(seeds: range) -> None:
 @pytest.mark.skipif(bool(missing("triton")), reason=missing("triton"))
 @pytest.mark.parametrize("arch", [90, 100])
 @pytest.mark.parametrize(
-    ("start", "count"), [pytest.param(40_000, 12, id="12"), pytest.param(41_000, 48, id="48", marks=pytest.mark.slow)]
+    ("start", "count"), [pytest.param(40_000, 12, id="12"), pytest.param(41_000, 48, id="48", marks=pytest.mark.sweep)]
 )
 def test_kernels_compile_for_gpus_that_are_not_here(arch: int, start: int, count: int) -> None:
     from tessera.tile.targets.triton.resources import compile_only
