@@ -23,6 +23,7 @@ from tessera.tile.dialect.elements import element_of_dtype
 from tessera.tile.schedules.cost import H200
 from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets import CompiledKernel, named, target_for
+from tessera.torch_internals.operators import aten_name
 
 NAME = "scaled_dot_product_attention"
 TAKEN = (torch.bfloat16, torch.float16, torch.float32)
@@ -33,7 +34,7 @@ MOST_PARTS, SHORTEST_PART = 32, 128
 
 
 def claims(eqn: Equation) -> Callable | None:
-    if getattr(eqn.op, "_opname", "") != NAME or refusal(eqn):
+    if aten_name(eqn.op) != NAME or refusal(eqn):
         return None
     strides = [size_hint(s) for s in eqn.out.tensor.stride]
     return attends(tuple(sorted(range(4), key=lambda d: -strides[d])))

@@ -13,7 +13,6 @@ from collections.abc import Callable
 
 import torch
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
 from tessera.frontends.dynamo.frames import entry_of
 from tessera.frontends.export import capture_export
@@ -24,6 +23,7 @@ from tessera.just_in_time.compiled import Compiled, compiled_state, wrap
 from tessera.pipeline.compilation import compile_captured
 from tessera.pipeline.options import Options
 from tessera.runtime.buckets import Buckets, bucketed
+from tessera.torch_internals import dynamo, pytree
 from tessera.torch_internals.dynamo import guard_same_objects
 from tessera.util.config import config
 from tessera.util.errors import OptionError
@@ -125,7 +125,7 @@ _PYTORCHS_LIMIT = 8
 def under_dynamo(entry: Callable, backend: Backend, **options: bool | None) -> Callable:
     """torch.compile, with room for more programs than it has by itself. A limit that the user set is kept."""
     guard_same_objects()
-    ours = torch._dynamo.config.recompile_limit == _PYTORCHS_LIMIT
+    ours = dynamo.config.recompile_limit == _PYTORCHS_LIMIT
     if ours and "recompile_limit" in inspect.signature(torch.compile).parameters:  # PyTorch 2.11 has one for all
         options["recompile_limit"] = PROGRAMS  # type: ignore[assignment]
     return torch.compile(entry, backend=Handle(backend), **options)  # type: ignore[call-overload]

@@ -8,12 +8,12 @@ in between touches the caches or writes anything else: the writes may then as we
 from __future__ import annotations
 
 import torch
-from torch._ops import OpOverload
 
 from tessera.ir.equation import Equation, Value
 from tessera.ir.schema import schema_of
 from tessera.ir.trace import Trace
 from tessera.passes.memory.alias import Roots, roots
+from tessera.torch_internals.operators import OpOverload
 
 ops = torch.ops.tessera
 PLAIN = (None, 0.0, 0.0, None, None)  # neither normalised nor turned

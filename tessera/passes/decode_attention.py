@@ -16,6 +16,8 @@ from tessera.ir.builder import aten
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.schema import bind
 from tessera.passes.decode_match import DTYPES, Rewrite, pairs
+from tessera.torch_internals.dispatch import DisableTorchDispatch
+from tessera.torch_internals.operators import aten_name, op_name
 
 HEADS = (32, 64, 128, 256)
 tessera = torch.ops.tessera
@@ -40,7 +42,7 @@ class Heads:
 class Attention(Rewrite):
     def find(self) -> None:
         for eqn in self.trace.equations:
-            if getattr(eqn.op, "_opname", "") == "scaled_dot_product_attention" and self.runs(eqn.out.tensor.device):
+            if aten_name(eqn.op) == "scaled_dot_product_attention" and self.runs(eqn.out.tensor.device):
                 self.attention(eqn)
 
     def attention(self, eqn: Equation) -> None:
@@ -111,7 +113,7 @@ class Attention(Rewrite):
             v = eqn.inputs()[0]
         tensor = self.trace.constants.get(v)
         if tensor is not None:
-            with torch._C._DisableTorchDispatch():
+            with DisableTorchDispatch():
                 return torch.equal(tensor, torch.arange(len(tensor), device=tensor.device))
         eqn = self.made_by(v, "arange")
         return eqn is not None and len(eqn.args) == 1
@@ -164,7 +166,7 @@ class Attention(Rewrite):
         eqn = self.made_by(low, "chunk", "split")
         size = x.shape[-1]
         if eqn is not None:
-            whole = eqn.args[0] is x and eqn.args[1] == (2 if eqn.op._opname == "chunk" else size // 2)  # type: ignore[union-attr]
+            whole = eqn.args[0] is x and eqn.args[1] == (2 if op_name(eqn.op) == "chunk" else size // 2)  # type: ignore[union-attr]
             return whole and list(eqn.outputs) == [low, high] and self.last(eqn.with_(args=eqn.args[1:]), x.ndim)
         return self.slice_of(low, x) == (0, size // 2) and self.slice_of(high, x) == (size // 2, size)
 

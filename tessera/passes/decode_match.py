@@ -18,6 +18,7 @@ from tessera.ir.mode import mode_of
 from tessera.ir.schema import bind
 from tessera.ir.trace import Trace
 from tessera.passes.clean.dce import dce
+from tessera.torch_internals.operators import aten_name, op_name
 from tessera.util.names import names
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -74,7 +75,7 @@ class Rewrite:
 
     def made_by(self, v: Arg, *names: str) -> Equation | None:
         eqn = self.makers.get(v) if isinstance(v, Value) else None
-        return eqn if eqn is not None and getattr(eqn.op, "_opname", "") in names else None
+        return eqn if eqn is not None and aten_name(eqn.op) in names else None
 
     def only(self, v: Value, *readers: Equation) -> bool:
         """Nothing but these equations wants a value."""
@@ -111,7 +112,7 @@ class Rewrite:
 
     def keeps_order(self, eqn: Equation) -> bool:
         """A view that leaves elements in their order: dimensions move only past those of size one."""
-        name = getattr(eqn.op, "_opname", "")
+        name = aten_name(eqn.op)
         if name not in MOVING:
             return name in ORDERED
         shape = eqn.inputs()[0].shape
@@ -184,7 +185,7 @@ class Rewrite:
         eqn = self.made_by(squares, "pow", "mul", "square")
         if eqn is None or eqn.args[0] is not x:
             return False
-        return eqn.op._opname == "square" or eqn.args[1] == 2 or eqn.args[1] is x  # type: ignore[union-attr]
+        return op_name(eqn.op) == "square" or eqn.args[1] == 2 or eqn.args[1] is x  # type: ignore[union-attr]
 
 
 def pairs(eqn: Equation | None) -> list[tuple[Arg, Arg]]:

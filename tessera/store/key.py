@@ -25,6 +25,7 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, TensorType
 from tessera.ops.op import REGISTRY
 from tessera.store.environment import environment
+from tessera.torch_internals.operators import aten_name
 from tessera.torch_internals.shapes import symbol_values
 from tessera.util.errors import Unserial
 
@@ -121,7 +122,7 @@ def _check_executors(executors: Sequence[str | Executor]) -> None:
 
 def _check_operators(trace: Trace) -> None:
     for eqn in _equations(trace):
-        name = f"{getattr(eqn.op, 'namespace', '')}.{getattr(eqn.op, '_opname', '')}"
+        name = f"{getattr(eqn.op, 'namespace', '')}.{aten_name(eqn.op)}"
         if name in REGISTRY and REGISTRY[name].family == "user":
             raise Unserial(f"the operator {name} is a user's")
 

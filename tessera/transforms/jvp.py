@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch._subclasses.fake_tensor import FakeTensorMode
-
 from tessera.ir.builder import Builder, aten
 from tessera.ir.call import in_place
 from tessera.ir.equation import NO_TANGENT, Arg, Equation, Value, map_values, values_in
@@ -23,6 +21,8 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_key
 from tessera.ops.fallback import conform, jvp_formula
 from tessera.ops.op import Rules, is_real, rules
+from tessera.torch_internals.fake import FakeTensorMode
+from tessera.torch_internals.operators import OpOverload, aten_name
 from tessera.util.errors import RuleError
 
 Tangent = Value | None
@@ -147,18 +147,18 @@ def inline(builder: Builder, trace: Trace, args: Sequence[Arg]) -> list[Arg]:
 
 
 def _bound(eqn: Equation) -> tuple[list[Arg], dict[str, Arg]]:
-    if hasattr(eqn.op, "_schema"):
+    if isinstance(eqn.op, OpOverload):
         return bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
     return list(eqn.args), eqn.kwargs
 
 
 def _stops(eqn: Equation) -> bool:
     found = rules(eqn.op)
-    return getattr(eqn.op, "_opname", "") in ("detach", "detach_copy") or (found is not None and found.zero)
+    return aten_name(eqn.op) in ("detach", "detach_copy") or (found is not None and found.zero)
 
 
 def _name(eqn: Equation) -> str:
-    return str(getattr(eqn.op, "_opname", None) or eqn.op.name).strip("_")  # type: ignore[union-attr]
+    return str(aten_name(eqn.op) or eqn.op.name).strip("_")  # type: ignore[union-attr]
 
 
 def _differentiable(v: Value) -> bool:

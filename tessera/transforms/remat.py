@@ -20,6 +20,7 @@ from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import ScalarType, TensorType
 from tessera.ops.op import flops, rules
+from tessera.torch_internals.operators import OpOverload
 from tessera.transforms.mincut import INFINITE, min_cut
 from tessera.transforms.vjp import Joint
 from tessera.util.errors import OptionError
@@ -421,8 +422,7 @@ def _is_library(eqn: Equation) -> bool:
 
 
 def _is_view(eqn: Equation) -> bool:
-    schema = getattr(eqn.op, "_schema", None)
-    return schema is not None and getattr(eqn.op, "is_view", False)
+    return isinstance(eqn.op, OpOverload) and eqn.op.is_view
 
 
 # What these read is saved, not computed again: between convolutions moving activations is much of the time, and the

@@ -11,9 +11,6 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
-
 from tessera.ir.builder import Builder, aten
 from tessera.ir.call import in_place
 from tessera.ir.equation import Arg, Equation, Value, map_values
@@ -23,6 +20,8 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ops.fallback import Formula, conform, dense, vjp_formula
 from tessera.ops.op import Rules, differentiates, rules
+from tessera.torch_internals.fake import FakeTensorMode
+from tessera.torch_internals.operators import OpOverload, aten_name
 from tessera.util.errors import RuleError
 
 
@@ -177,7 +176,7 @@ class _Reverse:
             if isinstance(how, Generator):
                 how.close()
             return
-        name = getattr(eqn.op, "_opname", None) or eqn.op.name
+        name = aten_name(eqn.op) or eqn.op.name
         with self.builder.at(eqn, note=f"grad of {str(name).strip('_')}"):
             match how:
                 case Rules():
@@ -255,7 +254,7 @@ class _Reverse:
 
 
 def _bound(eqn: Equation) -> tuple[list[Arg], dict[str, Arg]]:
-    if hasattr(eqn.op, "_schema"):
+    if isinstance(eqn.op, OpOverload):
         return bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
     return list(eqn.args), eqn.kwargs
 
@@ -280,7 +279,7 @@ def _needs(a: Arg, active: set[Value]) -> object:
 def _stops(eqn: Equation) -> bool:
     """Nothing flows back through it: detach, and operators whose derivative is zero everywhere."""
     found = rules(eqn.op)
-    return getattr(eqn.op, "_opname", "") in ("detach", "detach_copy") or (found is not None and found.zero)
+    return aten_name(eqn.op) in ("detach", "detach_copy") or (found is not None and found.zero)
 
 
 def _is_view(eqn: Equation) -> bool:

@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tessera.ir.alias import FUNCTIONAL
 from tessera.ir.builder import Builder, aten
@@ -27,6 +25,8 @@ from tessera.ir.types import Size, TensorType
 from tessera.ops.fallback import batch_formula
 from tessera.ops.families import pad_rank
 from tessera.ops.op import rules
+from tessera.torch_internals.fake import FakeTensorMode
+from tessera.torch_internals.operators import OpOverload, aten_name
 from tessera.transforms.draws import is_draw, lender, no_common_draw, refused_draw
 from tessera.transforms.jvp import inline
 from tessera.util.errors import BatchError, OptionError, RuleError
@@ -147,7 +147,7 @@ class _Batch:
         """Whether a declared rule batched the equation."""
         found = rules(eqn.op)
         if found is None or found.batch is None:
-            if getattr(eqn.op, "_opname", "") in _STRIDED:
+            if aten_name(eqn.op) in _STRIDED:
                 self.strided(eqn)
                 return True
             return False
@@ -269,7 +269,7 @@ class _Batch:
 
 
 def _bound(eqn: Equation) -> tuple[list[Arg], dict[str, Arg]]:
-    if hasattr(eqn.op, "_schema"):
+    if isinstance(eqn.op, OpOverload):
         return bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
     return list(eqn.args), eqn.kwargs
 

@@ -24,6 +24,7 @@ from tessera.ir.record import NO_GRAD
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_key
 from tessera.passes.memory.alias import Roots, roots
+from tessera.torch_internals.operators import aten_name, op_name
 from tessera.util.names import names
 
 x, y, src = Var("x"), Var("y"), Var("src")
@@ -81,7 +82,7 @@ def undo(m: Match) -> bool:
 def inner_is_free(m: Match) -> bool:
     """The inner reshape moves no data; merging one that does could move it twice."""
     t = m.captures["x"].tensor  # type: ignore[union-attr]
-    return m.inner[0].op._opname != "reshape" or _is_contiguous(t)  # type: ignore[union-attr]
+    return op_name(m.inner[0].op) != "reshape" or _is_contiguous(t)  # type: ignore[union-attr]
 
 
 def _is_contiguous(t: TensorType) -> bool:
@@ -262,7 +263,7 @@ def _active(trace: Trace, wrt: Collection[Value]) -> set[Value]:
 
 
 def _opname(eqn: Equation) -> str:
-    return getattr(eqn.op, "_opname", "")
+    return aten_name(eqn.op)
 
 
 def _is_copy(eqn: Equation) -> bool:

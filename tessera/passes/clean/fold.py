@@ -10,14 +10,15 @@ memory; and plain fills, which cost nothing.
 from __future__ import annotations
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from tessera.ir.equation import Equation, Special, Value, map_values, symbols_in
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.passes.memory.alias import escaping, roots
+from tessera.torch_internals.autograd import is_view
+from tessera.torch_internals.fake import FakeTensor, unset_fake_temporarily
+from tessera.torch_internals.operators import OpOverload, aten_name, op_name
 from tessera.util.names import names
 
 LIMIT = 1024
@@ -65,7 +66,7 @@ def fold(trace: Trace) -> Trace:
 
 def _is_literal(eqn: Equation, trace: Trace) -> bool:
     """A tensor written in the program itself. One that the program closes over may change between calls."""
-    if getattr(eqn.op, "_opname", "") != "lift_fresh_copy" or eqn.args[0] not in trace.constants:
+    if aten_name(eqn.op) != "lift_fresh_copy" or eqn.args[0] not in trace.constants:
         return False
     return type(trace.constants[eqn.args[0]]) is torch.Tensor  # type: ignore[index]
 
@@ -78,7 +79,7 @@ def _foldable(eqn: Equation, known: dict[Value, torch.Tensor | None]) -> bool:
     op = eqn.op
     if isinstance(op, Special) or not isinstance(op, OpOverload) or eqn.many or len(eqn.outputs) != 1:
         return False
-    if op.namespace != "aten" or op._opname in _UNINITIALISED or eqn.outputs[0] is None or not _small(eqn.out):
+    if op.namespace != "aten" or op_name(op) in _UNINITIALISED or eqn.outputs[0] is None or not _small(eqn.out):
         return False
     if any(v not in known for v in eqn.inputs()) or has_effect(eqn) or symbols_in((eqn.args, eqn.kwargs)):
         return False
@@ -105,9 +106,9 @@ def _plain(a: object) -> bool:
 
 def _is_fill(v: Value, maker: dict[Value, Equation]) -> bool:
     """One number everywhere, or a view of that."""
-    while v in maker and maker[v].op._opname in _SHOWS:  # type: ignore[union-attr]
+    while v in maker and op_name(maker[v].op) in _SHOWS:  # type: ignore[union-attr]
         (v,) = maker[v].inputs()
-    return v in maker and maker[v].op._opname in _FILLS  # type: ignore[union-attr]
+    return v in maker and op_name(maker[v].op) in _FILLS  # type: ignore[union-attr]
 
 
 def _keep(v: Value, maker: dict[Value, Equation], kept: set[Value]) -> None:
@@ -138,7 +139,7 @@ def _compute(v: Value, known: dict[Value, torch.Tensor | None], maker: dict[Valu
                 args, kwargs = map_values((eqn.args, eqn.kwargs), known.__getitem__)  # type: ignore[misc]
                 made = eqn.op(*args, **kwargs)  # type: ignore[operator]
                 # a view of a constant would keep all of it alive and let one be written through the other
-                known[top] = _copied(made) if made._is_view() else made
+                known[top] = _copied(made) if is_view(made) else made
         except (RuntimeError, NotImplementedError):
             return None
         if isinstance(known[top], FakeTensor):

@@ -14,6 +14,7 @@ from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
 from tessera.ir.types import size_hint
 from tessera.passes.decompose.nn import Results, rule
+from tessera.torch_internals.operators import aten_name
 from tessera.util.names import names
 
 LONG = 64  # elements of a slice from which it is worth an index of its own
@@ -52,9 +53,9 @@ def index_copy(
 
 def _is_filled(makers: dict[Value, Equation], x: Value) -> bool:
     maker = makers.get(x)
-    while maker is not None and getattr(maker.op, "_opname", "") == "detach":
+    while maker is not None and aten_name(maker.op) == "detach":
         maker = makers.get(maker.inputs()[0])
-    return maker is not None and getattr(maker.op, "_opname", "") in FILLS
+    return maker is not None and aten_name(maker.op) in FILLS
 
 
 WITH_MAKERS = {"index_copy": index_copy}

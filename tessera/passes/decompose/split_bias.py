@@ -14,6 +14,7 @@ from tessera.ir.builder import Builder
 from tessera.ir.equation import Equation, Value
 from tessera.ir.mode import mode_of
 from tessera.ir.trace import Trace
+from tessera.torch_internals.operators import aten_name
 
 VIEW = "view"
 
@@ -47,4 +48,4 @@ def split_bias(trace: Trace, layer: Callable[[Equation], bool], kind: Callable[[
 
 
 def _has_bias(eqn: Equation) -> bool:
-    return getattr(eqn.op, "_opname", "") == "linear" and len(eqn.args) == 3 and isinstance(eqn.args[2], Value)
+    return aten_name(eqn.op) == "linear" and len(eqn.args) == 3 and isinstance(eqn.args[2], Value)

@@ -27,6 +27,7 @@ from tessera.ir.schema import bind
 from tessera.ir.trace import Trace
 from tessera.ir.types import size_hint
 from tessera.ops.fp8 import LARGEST, LEAST, scales_rows
+from tessera.torch_internals.operators import aten_name
 
 F8, BF16, F32 = torch.float8_e4m3fn, torch.bfloat16, torch.float32
 DTYPES = (torch.bfloat16, torch.float16)
@@ -69,7 +70,7 @@ def fp8(trace: Trace, refusal: Callable[[torch.device], str]) -> tuple[Trace, La
 
 
 def _is_layer(eqn: Equation) -> bool:
-    if getattr(eqn.op, "_opname", "") != "quantized_linear":
+    if aten_name(eqn.op) != "quantized_linear":
         return False
     return bind(eqn.op, eqn.args, eqn.kwargs)[0][4] == "fp8"  # type: ignore[arg-type]
 

@@ -21,6 +21,7 @@ from tessera.ir.mode import mode_of
 from tessera.ir.schema import bind
 from tessera.ir.trace import Trace
 from tessera.ops.linear_loss import LINEAR_LOSS, LINEAR_LOSS_GRADS
+from tessera.torch_internals.operators import aten_name
 
 LARGE = 32 * 2**20  # bytes of logits that are worth the trouble
 CHUNK = 256 * 2**20  # bytes of logits to hold at a time
@@ -50,7 +51,7 @@ def linear_loss(trace: Trace) -> Trace:
 
 
 def _is_loss(eqn: Equation) -> bool:
-    return getattr(eqn.op, "_opname", "") == "cross_entropy_loss"
+    return aten_name(eqn.op) == "cross_entropy_loss"
 
 
 def _layer(eqn: Equation, makers: dict, users: dict, results: set[Value]) -> Equation | None:
@@ -67,7 +68,7 @@ def _layer(eqn: Equation, makers: dict, users: dict, results: set[Value]) -> Equ
         reader = makers[v]
         if reader.tags != eqn.tags:
             return None
-        name = getattr(reader.op, "_opname", "")
+        name = aten_name(reader.op)
         if name == "linear":
             return reader if _large(reader, logits) else None  # type: ignore[arg-type]
         if name not in _BETWEEN or not v.tensor.is_float:

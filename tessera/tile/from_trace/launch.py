@@ -20,11 +20,11 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType
 from tessera.tile.from_trace.index import Unlowerable, sizes_of, strides_of
 from tessera.tile.from_trace.region import Around
-from tessera.tile.targets.allocate import empty_cpu, empty_cuda
+from tessera.torch_internals.cuda import current_device
+from tessera.torch_internals.memory import empty_cpu, empty_cuda
 
 Kernel = Callable[[Sequence[torch.Tensor], Sequence[int]], None]
 _numbers = itertools.count()
-current_device: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)  # none in a build without CUDA
 
 
 def launcher(body: Trace, lowered: Around, kernel: Kernel, over: dict[int, int] | None = None) -> Callable[..., tuple]:
