@@ -85,7 +85,7 @@ def test_colours_are_explained(report):
 
 @needs_node
 def test_what_lies_far_off_does_not_make_the_rest_small(report, tmp_path):
-    """One equation that is a million times as fast: the others stay where they were, but for the two clamped decades."""
+    """One equation that is a million times as fast leaves the others where they were, but for two decades."""
     data, views = report
     columns = {name: i for i, name in enumerate(data["profile"]["columns"])}
 
