@@ -84,9 +84,9 @@ class Value:
 
 
 def short_path(file: str) -> str:
-    """Relative to the current folder where the file stands in it."""
-    here = os.getcwd() + os.sep
-    return file.removeprefix(here)
+    """Of a library, from its package on; otherwise relative to the current folder where the file stands in it."""
+    _, library, inside = file.rpartition("site-packages/")
+    return inside if library else file.removeprefix(os.getcwd() + os.sep)
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ def _entry(eqn: Equation, fn: Callable, number: int) -> dict[str, object]:
         "source": source,
         "tile": to_text(kernel) if kernel is not None else "",
         "launch": getattr(fn, "source", ""),
-        "schedule": _schedule(getattr(fn, "schedule", None)),
+        "schedule": _schedule(getattr(fn, "schedule", None), _language(source)),
     }
 
 
@@ -55,11 +55,13 @@ def _language(source: str) -> str:
     return "LLVM IR" if "target triple" in source else "cuTile"
 
 
-def _schedule(schedule: Schedule | None) -> str:
+def _schedule(schedule: Schedule | None, language: str) -> str:
+    """How a kernel is run. Warps and stages are a GPU's: a kernel in LLVM IR has none."""
     if schedule is None:
         return ""
     blocks = " × ".join(f"{axis} {size}" for axis, size in schedule.blocks)
-    parts = [f"blocks {blocks}" if blocks else "", f"{schedule.warps} warps", f"{schedule.stages} stages"]
+    parts = [f"blocks {blocks}" if blocks else ""]
+    parts += [] if language == "LLVM IR" else [f"{schedule.warps} warps", f"{schedule.stages} stages"]
     parts += [name for name in ("loop", "persistent") if getattr(schedule, name)]
     parts += [f"split {schedule.split}"] if schedule.split > 1 else []
     parts += [f"{name} {value}" for name, value in schedule.extra]
