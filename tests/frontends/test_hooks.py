@@ -214,3 +214,17 @@ def test_explain_does_not_send_users_to_compiled_autograd() -> None:
     fast = tessera.jit(model)
     fast(torch.ones(2, 4, requires_grad=True))
     assert "config.compiled_autograd" not in str(tessera.explain(fast))
+
+
+def test_a_hook_where_there_is_no_gradient_is_refused() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y.register_hook(lambda g: g * 2)
+        return y
+
+    for compiled in (tessera.jit(f), torch.compile(f, backend="tessera")):
+        x = torch.ones(3, requires_grad=True)
+        with torch.no_grad(), pytest.raises(RuntimeError, match="doesn't require gradient"):
+            compiled(x)
+        compiled(x).sum().backward()
+        torch.testing.assert_close(x.grad, torch.full((3,), 4.0))

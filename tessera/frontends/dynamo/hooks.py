@@ -29,11 +29,13 @@ _ASKS = re.compile(r"register_(multi_grad_)?hook|retain_grad|autograd\.grad")
 
 
 def record_hook(
-    _: torch.fx.Node, builder: Builder, x: torch.Tensor, body: torch.fx.GraphModule, *free: object
+    node: torch.fx.Node, builder: Builder, x: torch.Tensor, body: torch.fx.GraphModule, *free: object
 ) -> object:
     """The tensor behind its hook."""
     recorder = recording()
     assert recorder is not None
+    if not _requires_grad(node.args[0]):  # type: ignore[arg-type]
+        raise CaptureError("a hook on a tensor that has no gradient; the graph runs eagerly, and refuses it")
     if not all(isinstance(v, torch.Tensor) for v in free):
         raise CaptureError("a hook that reads numbers of the program; the graph runs eagerly")
     ref = recorder.ref(recorder.fake(x))
