@@ -28,6 +28,7 @@ from tessera.ir import fake, literals
 from tessera.ir.alias import FUNCTIONAL, Ref, Root, View
 from tessera.ir.builder import Builder
 from tessera.ir.equation import NO_GRAD, NO_TANGENT, Arg, Source, Special, Value
+from tessera.ir.layouts import laid_as
 from tessera.ir.schema import DROPOUTS, bind, draws, functional_of, normalise, schema_of
 from tessera.ir.strided import STRIDED, record_strided
 from tessera.ir.trace import Trace
@@ -316,6 +317,8 @@ class Recorder(TorchDispatchMode):
             new = self.builder.emit(torch.ops.aten._to_copy.default, new, dtype=kept.dtype)  # type: ignore[assignment]
         if new.tensor.ndim != kept.ndim:
             new = self.builder.emit(torch.ops.aten.expand.default, new, list(kept.shape))  # type: ignore[assignment]
+        if not new.tensor.is_symbolic:  # what is made of it follows its strides
+            new = laid_as(self.builder, new, ref.tensor)
         ref.write(new, self.builder)
 
     def view_change(self, func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:

@@ -293,13 +293,11 @@ class Compilation:
 
     def join(self, *runs: Callable) -> Callable:
         """Programs as one call. Kept apart from them, so that a profiler can join others that do the same."""
-        if self.bridge is None:
-            return build_call(runs[0], self.layout, self.eager, guarded=True)
-        forward, backward = runs
-        core = bridge(forward, backward, self.bridge, Again(self.bridge, self.derivative))
-        if self.captured.enables_grad:
-            core = with_grad(core)
-        return build_call(core, self.layout, self.eager, guarded=False)
+        core = runs[0] if self.bridge is None else bridge(*runs, self.bridge, Again(self.bridge, self.derivative))
+        guarded = self.bridge is None
+        if self.captured.enables_grad:  # views that it gives back have histories too
+            return with_grad(build_call(core, self.layout, torch.no_grad()(self.eager), guarded))
+        return build_call(core, self.layout, self.eager, guarded)
 
     def derivative(self, wanted: tuple[bool, ...]) -> Derivative:
         """The backward as a graph that can be differentiated in turn; `wanted` says by which cotangents."""

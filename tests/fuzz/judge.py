@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch._dynamo
 from torch import nn
+from torch.autograd import forward_ad
 
 import tessera
 from tessera.util.errors import CaptureError
@@ -115,8 +116,16 @@ def run(text: str, compiled: Callable, T: object) -> Ran:  # noqa: N803
             error = raised
         finally:
             torch.set_grad_enabled(grad)
+            _leave_transforms()
     complaints = [str(w.message) for w in caught if "Please report" in str(w.message)]
     return Ran(observer.sights, error, complaints)
+
+
+def _leave_transforms() -> None:
+    """Close the levels of torch.func and of forward mode that a program which raised has left open."""
+    torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(0)
+    while forward_ad._current_level >= 0:
+        forward_ad.exit_dual_level()
 
 
 def ways(kind: str, made: list) -> tuple[Callable, object]:
