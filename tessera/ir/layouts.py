@@ -68,7 +68,7 @@ def is_unpromised(op: torch._ops.OpOverload) -> bool:
 
 
 def laid_as(builder: Builder, v: Value, tensor: torch.Tensor) -> Value:
-    """`v` with its dimensions in memory in the order of `tensor`'s: so lie results of PyTorch that follow an argument."""
+    """`v` with its dimensions in memory in the order of `tensor`'s: results of PyTorch follow that of an argument."""
     if all(a == b for a, b, n in zip(v.tensor.stride, tensor.stride(), tensor.shape, strict=True) if n != 1):
         return v
     order = sorted(range(tensor.ndim), key=lambda d: (tensor.stride(d), tensor.shape[d]), reverse=True)
