@@ -47,7 +47,7 @@ from tessera.passes.memory.schedule import lifetimes, schedule
 from tessera.passes.patterns.fp8 import Layers, fp8
 from tessera.passes.patterns.linear_loss import chunk_loss, linear_loss
 from tessera.runtime import decode as decode_kernels
-from tessera.runtime.again import Again, Derivative, no_forward_mode
+from tessera.runtime.again import Again, Derivative, Wanted, no_forward_mode
 from tessera.runtime.autograd import Bridge, bridge, with_grad
 from tessera.runtime.call import Layout, build_call
 from tessera.runtime.capturable import device_of, why_not_captured
@@ -299,11 +299,12 @@ class Compilation:
             return with_grad(build_call(core, self.layout, torch.no_grad()(self.eager), guarded))
         return build_call(core, self.layout, self.eager, guarded)
 
-    def derivative(self, wanted: tuple[bool, ...]) -> Derivative:
-        """The backward as a graph that can be differentiated in turn; `wanted` says by which cotangents."""
+    def derivative(self, wanted: Wanted, again: bool) -> Derivative:
+        """The backward as a graph that can be differentiated in turn, if `again` is true; `wanted` says by which
+        cotangents, and which are missing (None)."""
         name, flags = f"{self.name}_again", {"dump": "", **self.flags}
         with compile_lock, fake.alone(), torch.enable_grad(), override(**flags):
-            captured, given = backward_graph(self.captured, self.core, self.bridge, self.kept, wanted, name)
+            captured, given = backward_graph(self.captured, self.core, self.bridge, self.kept, wanted, again, name)
             made = Compilation(name, captured, no_forward_mode, self.options, (*self.given, given))
         inputs = captured.trace.inputs
         devices = tuple(v.type.device if isinstance(v.type, TensorType) else None for v in inputs)
@@ -509,14 +510,22 @@ def compile_captured(captured: Captured, eager: Callable, name: str, options: Op
 
 def _inference(compilation: Compilation, core: Trace) -> None:
     """Generates the one program."""
+    if compilation.given:  # gradients of what ran before
+        core = compilation.run(compilation.apart(core), CLEAN_JOINT)
+        core = compilation.keep("known", dce(known(core, compilation.given)))
+    else:
+        core = _for_inference(compilation, core)
+    compilation.layout = layout_of(compilation.captured, core, list(core.outputs), {})  # type: ignore[arg-type]
+    compilation.generate(core)
+
+
+def _for_inference(compilation: Compilation, core: Trace) -> Trace:
     if compilation.fusers():
         core = compilation.keep("decode", decode(core, decode_kernels.runs))
     narrow, compilation.fp8 = fp8(core, refusal)
     if narrow is not core:
         core = compilation.keep("fp8", narrow)
-    core = compilation.run(compilation.apart(core), [("inference canonicalise", last), ("inference dce", dce)])
-    compilation.layout = layout_of(compilation.captured, core, list(core.outputs), {})  # type: ignore[arg-type]
-    compilation.generate(core)
+    return compilation.run(compilation.apart(core), [("inference canonicalise", last), ("inference dce", dce)])
 
 
 def _training(compilation: Compilation, joint: Joint) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import warnings
 from collections.abc import Callable
 
@@ -228,3 +229,34 @@ def test_a_hook_where_there_is_no_gradient_is_refused() -> None:
             compiled(x)
         compiled(x).sum().backward()
         torch.testing.assert_close(x.grad, torch.full((3,), 4.0))
+
+
+NO_SOURCE = """
+def program(x):
+    h = x * x
+    y = h.exp()
+    h.register_hook(seen)
+    return y
+"""
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["source", "no source"])
+def test_a_hook_that_ends_a_graph_sees_what_its_results_bring(known: bool) -> None:
+    """Also where nobody can read the line that sets it."""
+    log: list = []
+
+    def seen(g: torch.Tensor) -> torch.Tensor:
+        log.append(g.clone())
+        return g * 2
+
+    name = "<known program>" if known else "<unknown program>"
+    if known:
+        linecache.cache[name] = (len(NO_SOURCE), None, NO_SOURCE.splitlines(keepends=True), name)
+    scope: dict = {"seen": seen}
+    exec(compile(NO_SOURCE, name, "exec"), scope)
+    results = []
+    for f in (scope["program"], tessera.jit(scope["program"])):
+        x = torch.tensor([1.0, 2.0], requires_grad=True)
+        f(x).sum().backward()
+        results.append([x.grad, log.pop()])
+    torch.testing.assert_close(results[1], results[0])

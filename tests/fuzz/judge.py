@@ -7,6 +7,7 @@ need not refuse. `refused` is what functional tracing says it does not take, `be
 
 from __future__ import annotations
 
+import linecache
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -45,6 +46,7 @@ MISSING = (
     "don't support automatic differentiation",
     "ZeroTensors are immutable",
     "because it is an out= function",
+    "element 0 of tensors does not require grad and does not have a grad_fn",  # of a view made under no_grad
 )
 
 
@@ -107,6 +109,7 @@ def run(text: str, compiled: Callable, T: object) -> Ran:  # noqa: N803
     scope = NAMES | {"compiled": compiled, "see": observer.see, "T": T}
     error = None
     grad = torch.is_grad_enabled()
+    linecache.cache["<program>"] = (len(text), None, text.splitlines(keepends=True), "<program>")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -86,8 +86,9 @@ def check_between_results(gm: torch.fx.GraphModule) -> None:
     ended = getattr(gm, "compile_subgraph_reason", None)
     if ended is None or not getattr(ended, "graph_break", False):
         return
-    lines = [str(frame.line) for frame in ended.user_stack]
-    if any(map(_ASKS.search, (str(ended.reason), *lines))) and _results_depend(gm):
+    lines = [frame.line or "" for frame in ended.user_stack]
+    asks = any(map(_ASKS.search, (str(ended.reason), *lines))) or not all(lines)  # or nobody knows: there is no source
+    if asks and _results_depend(gm):
         raise CaptureError("the program asks for gradients between results of this graph; it runs eagerly")
 
 
