@@ -17,7 +17,7 @@ from tessera.passes.clean.cse import cse
 from tessera.passes.clean.dce import dce
 from tessera.passes.clean.fold import fold
 from tessera.passes.clean.inline import inline
-from tessera.passes.clean.known import known
+from tessera.passes.clean.known import Given, known
 from tessera.passes.memory.lay_out import lay_out
 from tessera.passes.memory.prefetch import prefetch
 from tessera.passes.memory.reinplace import reinplace
@@ -33,6 +33,10 @@ last = partial(canonicalise, differentiable=False)
 
 def _linear_loss(trace: Trace) -> Trace:
     return dce(linear_loss(trace))
+
+
+def _known(trace: Trace, given: tuple[Given, ...]) -> Trace:
+    return dce(known(trace, given))
 
 
 CLEAN: list[Row] = [
@@ -96,6 +100,17 @@ INFERENCE: list[Row] = [
     *finishing(PROGRAM),
 ]
 
+DERIVATIVE: list[Row] = [
+    *CLEAN,
+    Hook("decompose", "as in the program that saved them, so that equal equations look equal"),
+    Stage("again canonicalise", last, "as there"),
+    Stage("again fold", fold, "as there"),
+    Stage("again cse", cse, "as there"),
+    Stage("known", _known, "what that program saved", needs=("given",)),
+    *claiming(PROGRAM),
+    *finishing(PROGRAM),
+]
+
 SPLIT: list[Row] = [
     Stage(
         "forward", parts.split, "the minimum cut of what is saved", JOINT, gives=FORWARD, needs=("run",)
@@ -109,7 +124,7 @@ TRAINING: list[Row] = [
     *claiming(BACKWARD), *finishing(BACKWARD),
 ]  # fmt: skip
 
-PIPELINES: dict[str, list[Row]] = {"inference": INFERENCE, "training": TRAINING}
+PIPELINES: dict[str, list[Row]] = {"inference": INFERENCE, "training": TRAINING, "derivative": DERIVATIVE}
 
 # Stages whose program a user may replace: those before executors put their own callables in.
 HALVES = ("forward", "backward")

@@ -104,6 +104,8 @@ class _Reuse:
         memory = self.memory(target)
         if not memory or any(root in self.held or self.last[root] > index for root in memory):
             return False
+        if result in self.held and not all(root is target or _as_large(root.tensor, result.tensor) for root in memory):
+            return False  # the caller would hold more memory than it sees
         return all(v is target or self.memory(v).isdisjoint(memory) for v in others)
 
     def take(self, result: Value, target: Value, index: int) -> None:
@@ -128,6 +130,11 @@ def _orders(eqn: Equation) -> list[tuple[Arg, ...]]:
     if eqn.op._opname in ("add", "mul") and len(eqn.args) == 2 and not eqn.kwargs:  # type: ignore[union-attr]
         orders.append((eqn.args[1], eqn.args[0]))
     return orders
+
+
+def _as_large(a: TensorType, b: TensorType) -> bool:
+    known = not a.is_symbolic and not b.is_symbolic
+    return known and a.nbytes() == b.nbytes()
 
 
 def _same_elements(a: TensorType, b: TensorType) -> bool:
