@@ -30,9 +30,9 @@ from tessera.passes.decompose.apply import decompose as take_apart
 from tessera.passes.decompose.random import compute_random
 from tessera.passes.decompose.split_bias import split_bias
 from tessera.passes.fuse import regions as fuse
-from tessera.passes.fuse.duplicate import own_copies
+from tessera.passes.fuse.duplicate import duplicate
 from tessera.passes.fuse.horizontal import horizontal
-from tessera.passes.fuse.recompute import compute_again
+from tessera.passes.fuse.recompute import recompute
 from tessera.tile.dialect.overwrite import overwrites
 from tessera.tile.from_trace.batch import batch, form
 from tessera.tile.from_trace.launch import launcher
@@ -184,7 +184,7 @@ def _computes_random(device: torch.device) -> bool:
 def copies(trace: Trace) -> Trace:
     """Sums over outer dimensions with arithmetic of their own, and kernels with what others would write for them in
     more bytes than it is made of, just before regions are chosen."""
-    return compute_again(own_copies(trace, COMPILER), COMPILER)
+    return recompute(duplicate(trace, COMPILER), COMPILER)
 
 
 def decompose(trace: Trace) -> Trace:

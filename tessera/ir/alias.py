@@ -21,8 +21,8 @@ import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from tessera.ir.builder import Builder, aten
-from tessera.ir.equation import ACTIVE, NO_GRAD, Arg, Special, Value, values_in
+from tessera.ir.builder import Builder, aten, emit
+from tessera.ir.equation import NO_GRAD, Arg, Special, Value, values_in
 from tessera.ir.schema import bind, schema_of
 from tessera.ir.types import size_key
 from tessera.util.errors import CaptureError
@@ -286,7 +286,7 @@ def keep_grad(old: Value, new: Value, tangent: bool = False) -> Value:
     Forward mode does not heed no_grad, only detach: with `tangent`, the tangent too stays that of `old`.
     """
     more = (True,) if tangent else ()
-    return ACTIVE[-1].emit(KEEP_GRAD, old, new, *more)  # type: ignore[attr-defined]
+    return emit(KEEP_GRAD, old, new, *more)
 
 
 def _functional(op: OpOverload, *args: object, **kwargs: object) -> object:

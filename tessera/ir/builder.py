@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
@@ -27,7 +28,7 @@ from tessera.ir.equation import (
     Source,
     Special,
     Value,
-    map_values,
+    substitute,
     without_recompute,
 )
 from tessera.ir.printer import identifier
@@ -146,17 +147,12 @@ class Builder:
                 self.constants[v] = tensor
                 self.reserve([v])
 
-        def look(v: Value) -> Arg:
-            return env.get(v, v)
-
         for eqn in trace.equations:
             with self.at(eqn):
                 outputs = tuple(None if v is None else self.value(v.name, v.type) for v in eqn.outputs)
-                self.equations.append(
-                    eqn.with_(args=map_values(eqn.args, look), kwargs=map_values(eqn.kwargs, look), outputs=outputs)
-                )
+                self.equations.append(eqn.substitute(env).with_(outputs=outputs))
             env.update({old: new for old, new in zip(eqn.outputs, outputs, strict=True) if old is not None})  # type: ignore[misc]
-        return [map_values(o, look) for o in trace.outputs]
+        return [substitute(o, env) for o in trace.outputs]
 
     # --- state ---
 
@@ -192,6 +188,11 @@ class Builder:
             dict(self.constants),
             dict(self.symbols),
         )
+
+
+def emit(op: Operator, *args: Arg, **kwargs: Arg) -> Any:
+    """Add an equation to the innermost builder; gives its results."""
+    return ACTIVE[-1].emit(op, *args, **kwargs)  # type: ignore[attr-defined]
 
 
 class _Operators:

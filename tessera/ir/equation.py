@@ -9,7 +9,7 @@ An equation is immutable. `op` is a PyTorch operator overload, or a `Special` wh
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -76,6 +76,14 @@ class Value:
     @property
     def dtype(self) -> torch.dtype:
         return self.tensor.dtype
+
+    def numel(self) -> int:
+        """Elements; a number is one."""
+        return self.type.numel() if isinstance(self.type, TensorType) else 1
+
+    def nbytes(self) -> int:
+        """Bytes of memory; a number has none."""
+        return self.type.nbytes() if isinstance(self.type, TensorType) else 0
 
     @property
     def tensor(self) -> TensorType:
@@ -179,6 +187,11 @@ class Equation:
         assert len(self.outputs) == 1 and self.outputs[0] is not None
         return self.outputs[0]
 
+    @property
+    def opname(self) -> str:
+        """The short name of PyTorch's operator; empty where it is a Special."""
+        return getattr(self.op, "_opname", "")
+
     def inputs(self) -> list[Value]:
         """Values this equation reads, in order, with repeats; those its sub-traces capture are arguments too."""
         if self._reads is None:
@@ -191,13 +204,13 @@ class Equation:
     def with_(self, **changes: object) -> Equation:
         return replace(self, **changes)  # type: ignore[arg-type]
 
-    def substitute(self, rename: dict[Value, Value]) -> Equation:
+    def substitute(self, names: Mapping[Value, Arg]) -> Equation:
         """The same equation reading other values."""
+        return replace(self, args=substitute(self.args, names), kwargs=substitute(self.kwargs, names))  # type: ignore[arg-type]
 
-        def look(v: Value) -> Value:
-            return rename.get(v, v)
-
-        return replace(self, args=map_values(self.args, look), kwargs=map_values(self.kwargs, look))  # type: ignore[arg-type]
+    def renamed(self, names: Mapping[Value, Value]) -> Equation:
+        """The same equation reading and giving other values."""
+        return self.substitute(names).with_(outputs=tuple(None if v is None else names.get(v, v) for v in self.outputs))
 
 
 def values_in(tree: Arg) -> list[Value]:
@@ -239,6 +252,11 @@ def map_values(tree: Arg, fn: Callable[[Value], Arg]) -> Arg:
     if isinstance(tree, slice):
         return slice(map_values(tree.start, fn), map_values(tree.stop, fn), map_values(tree.step, fn))
     return tree
+
+
+def substitute(tree: Arg, names: Mapping[Value, Arg]) -> Arg:
+    """The same structure with some Values replaced."""
+    return map_values(tree, lambda v: names.get(v, v))
 
 
 def symbols_in(tree: Arg) -> set[str]:

@@ -175,7 +175,7 @@ def _apply(rewrite: Rewrite, rule: Rule, eqn: Equation, makers: dict[Value, Equa
         return False
     start = len(rewrite.equations)
 
-    def make() -> Value | None:
+    def make(_: Equation) -> Value | None:
         new = rule[1](**found.captures)
         if not isinstance(new, Value) or new is eqn.out:
             return None

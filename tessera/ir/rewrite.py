@@ -9,7 +9,7 @@ equation that it leaves alone stays. Out: `finish()`, the new trace, or the old 
         if is_double_negation(eqn):
             rewrite.rename(eqn.out, inner)
         elif is_square(eqn):
-            rewrite.replace(eqn, lambda: aten.mul(x, x))
+            rewrite.replace(eqn, lambda eqn: aten.mul(eqn.args[0], eqn.args[0]))
     return rewrite.finish()
 
 Results that are written anew keep their names and their types. What is emitted has the source and the tags of the
@@ -24,13 +24,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from tessera.ir.builder import Builder
-from tessera.ir.equation import Arg, Equation, Value, map_values
+from tessera.ir.equation import Arg, Equation, Value, substitute
 from tessera.ir.mode import mode_of
 from tessera.ir.trace import Trace
 from tessera.ir.verify import same_type
 
 Results = Sequence[Value | None] | Value | None
-Make = Callable[[], Results]
+Rule = Callable[[Equation], Results]
 
 
 class Rewrite:
@@ -68,7 +68,7 @@ class Rewrite:
     def maker(self, v: Arg, *names: str) -> Equation | None:
         """The equation that makes a value, if its operator has one of these names."""
         eqn = self.makers.get(v) if isinstance(v, Value) else None
-        return eqn if eqn is not None and getattr(eqn.op, "_opname", "") in names else None
+        return eqn if eqn is not None and eqn.opname in names else None
 
     def reader(self, v: Value) -> Equation | None:
         """The only equation that wants a value."""
@@ -105,21 +105,21 @@ class Rewrite:
         self._handled = True
         self.renamed[old] = new
 
-    def replace(self, eqn: Equation, make: Make, results: Sequence[Value | None] | None = None) -> bool:
-        """Write what `make` emits in place of an equation; False where `parts` gives none."""
-        parts = self.parts(eqn, make, results)
+    def replace(self, eqn: Equation, rule: Rule, results: Sequence[Value | None] | None = None) -> bool:
+        """Write what `rule` emits in place of an equation; False where `parts` gives none."""
+        parts = self.parts(eqn, rule, results)
         if parts is None:
             return False
         self.keep(*parts)
         return True
 
-    def parts(self, eqn: Equation, make: Make, results: Sequence[Value | None] | None = None) -> list[Equation] | None:
-        """What `make` emits in an equation's place, not yet written. What it gives takes the names of `results`, which
+    def parts(self, eqn: Equation, rule: Rule, results: Sequence[Value | None] | None = None) -> list[Equation] | None:
+        """What `rule` emits in an equation's place, not yet written. What it gives takes the names of `results`, which
         are the equation's own unless given. None where it gives None, or a result of another type."""
         start = len(self.equations)
         try:
             with self.at(eqn):
-                made = make()
+                made = rule(eqn)
             parts = self.equations[start:]
         finally:
             del self.equations[start:]
@@ -167,25 +167,19 @@ def named(
         if new is None or new not in own or new in names or not same_type(old.type, new.type):
             return None
         names[new] = old
-    return [
-        eqn.substitute(names).with_(outputs=tuple(v if v is None else names.get(v, v) for v in eqn.outputs))
-        for eqn in parts
-    ]
+    return [eqn.renamed(names) for eqn in parts]
 
 
 def with_equations(trace: Trace, equations: Sequence[Equation], renamed: dict[Value, Value]) -> Trace:
     """The trace with other equations; outputs, mutations and symbols go by their new names. Symbols whose value is gone
     go too."""
 
-    def look(v: Value) -> Value:
-        return renamed.get(v, v)
-
     there = {*trace.inputs, *trace.constants, *(v for eqn in equations for v in eqn.outputs)}
-    symbols = {s: (look(v), dim) for s, (v, dim) in trace.symbols.items()}
+    symbols = {s: (renamed.get(v, v), dim) for s, (v, dim) in trace.symbols.items()}
     return trace.with_(
         equations=tuple(equations),
-        outputs=map_values(trace.outputs, look) if renamed else trace.outputs,
-        mutations={target: look(v) for target, v in trace.mutations.items()},
+        outputs=substitute(trace.outputs, renamed),
+        mutations={target: renamed.get(v, v) for target, v in trace.mutations.items()},
         symbols={s: where for s, where in symbols.items() if where[0] in there},
     )
 

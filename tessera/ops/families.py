@@ -16,7 +16,7 @@ from functools import partial, reduce
 
 import torch
 
-from tessera.ir.builder import aten
+from tessera.ir.builder import aten, emit
 from tessera.ir.equation import ACTIVE, Arg, Equation, Value
 from tessera.ir.types import Size, TensorType, size_key
 from tessera.ops.op import Rules, declare
@@ -33,7 +33,7 @@ def call(name: str) -> Callable:
     packet = getattr(getattr(torch.ops, namespace), packet_name)
     if overload:
         op = getattr(packet, overload[0])
-        return lambda *args, **kwargs: ACTIVE[-1].emit(op, *args, **kwargs)  # type: ignore[attr-defined]
+        return lambda *args, **kwargs: emit(op, *args, **kwargs)
     return lambda *args, **kwargs: ACTIVE[-1].call_packet(packet, args, kwargs)  # type: ignore[attr-defined]
 
 

@@ -59,7 +59,7 @@ class _Plan:
         self.cts = self.trace.inputs[len(self.primals) :]
         self.outputs = self.trace.outputs[: len(self.trace.outputs) - len(joint.wrt)]
         self.grads = self.trace.outputs[len(self.outputs) :]
-        self.maker = {v: e for e in self.trace.equations for v in e.results()}
+        self.maker = self.trace.makers()
         self.early = set(self.trace.equations[: joint.split])
         self.late = self._depends_on_cotangents()
         self.needed = self._needed()

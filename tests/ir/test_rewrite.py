@@ -34,7 +34,7 @@ def test_replacements_keep_name_source_and_tags():
     rewrite = Rewrite(trace)
     for eqn in rewrite:
         if len(eqn.inputs()) == 1 and eqn.op._opname in ("square", "pow"):
-            assert rewrite.replace(eqn, lambda x=eqn.args[0]: aten.mul(aten.neg(aten.neg(x)), x))
+            assert rewrite.replace(eqn, lambda eqn: aten.mul(aten.neg(aten.neg(eqn.args[0])), eqn.args[0]))
     after = rewrite.finish()
     assert ops(after) == ["neg", "neg", "mul", "add"]
     old, new = trace.equations[0], after.equations[2]
@@ -48,10 +48,9 @@ def test_what_has_another_type_is_taken_back():
     trace = trace_of(lambda a: a + 1, torch.randn(3))
     rewrite = Rewrite(trace)
     for eqn in rewrite:
-        x = eqn.args[0]
-        assert not rewrite.replace(eqn, lambda x=x: aten._to_copy(x, dtype=torch.float64))
-        assert not rewrite.replace(eqn, lambda x=x: x)  # nothing was emitted that could have the name
-        assert not rewrite.replace(eqn, lambda x=x: aten.neg(x) and None)
+        assert not rewrite.replace(eqn, lambda eqn: aten._to_copy(eqn.args[0], dtype=torch.float64))
+        assert not rewrite.replace(eqn, lambda eqn: eqn.args[0])  # nothing was emitted that could have the name
+        assert not rewrite.replace(eqn, lambda eqn: aten.neg(eqn.args[0]) and None)
         assert rewrite.equations == []
     assert rewrite.finish() is trace
 
@@ -59,13 +58,13 @@ def test_what_has_another_type_is_taken_back():
 def test_an_error_leaves_nothing_behind():
     rewrite = Rewrite(trace_of(lambda a: a + 1, torch.randn(3)))
 
-    def fails(x):
-        aten.neg(x)
+    def fails(eqn):
+        aten.neg(eqn.args[0])
         raise RuntimeError("no")
 
     for eqn in rewrite:
         try:
-            rewrite.replace(eqn, lambda x=eqn.args[0]: fails(x))
+            rewrite.replace(eqn, fails)
         except RuntimeError:
             assert rewrite.equations == []
     assert rewrite.finish() is rewrite.trace

@@ -81,7 +81,7 @@ def undo(m: Match) -> bool:
 def inner_is_free(m: Match) -> bool:
     """The inner reshape moves no data; merging one that does could move it twice."""
     t = m.captures["x"].tensor  # type: ignore[union-attr]
-    return m.inner[0].op._opname != "reshape" or _is_contiguous(t)  # type: ignore[union-attr]
+    return m.inner[0].opname != "reshape" or _is_contiguous(t)
 
 
 def _is_contiguous(t: TensorType) -> bool:
@@ -257,16 +257,12 @@ def _active(trace: Trace, wrt: Collection[Value]) -> set[Value]:
     found = {v for v in wrt if _differentiable(v)}
     for eqn in trace.equations:
         if NO_GRAD not in eqn.tags and any(v in found for v in eqn.inputs()):
-            found.update(filter(_differentiable, () if _opname(eqn) == "detach" else eqn.results()))
+            found.update(filter(_differentiable, () if eqn.opname == "detach" else eqn.results()))
     return found
 
 
-def _opname(eqn: Equation) -> str:
-    return getattr(eqn.op, "_opname", "")
-
-
 def _is_copy(eqn: Equation) -> bool:
-    return _opname(eqn) == "copy"
+    return eqn.opname == "copy"
 
 
 def _alike(new: Value, old: Value) -> bool:
@@ -277,7 +273,7 @@ def _alike(new: Value, old: Value) -> bool:
 
 
 def _only_stores(eqn: Equation, v: Value) -> bool:
-    return _opname(eqn) in _STORES and eqn.args[0] is not v and len(eqn.args) > 1 and eqn.args[1] is v
+    return eqn.opname in _STORES and eqn.args[0] is not v and len(eqn.args) > 1 and eqn.args[1] is v
 
 
 def _differentiable(v: Value) -> bool:

@@ -65,7 +65,7 @@ def fold(trace: Trace) -> Trace:
 
 def _is_literal(eqn: Equation, trace: Trace) -> bool:
     """A tensor written in the program itself. One that the program closes over may change between calls."""
-    if getattr(eqn.op, "_opname", "") != "lift_fresh_copy" or eqn.args[0] not in trace.constants:
+    if eqn.opname != "lift_fresh_copy" or eqn.args[0] not in trace.constants:
         return False
     return type(trace.constants[eqn.args[0]]) is torch.Tensor  # type: ignore[index]
 

@@ -52,9 +52,9 @@ def index_copy(
 
 def _is_filled(makers: dict[Value, Equation], x: Value) -> bool:
     maker = makers.get(x)
-    while maker is not None and getattr(maker.op, "_opname", "") == "detach":
+    while maker is not None and maker.opname == "detach":
         maker = makers.get(maker.inputs()[0])
-    return maker is not None and getattr(maker.op, "_opname", "") in FILLS
+    return maker is not None and maker.opname in FILLS
 
 
 WITH_MAKERS = {"index_copy": index_copy}

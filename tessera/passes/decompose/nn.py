@@ -14,7 +14,7 @@ import torch
 from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
 from tessera.ir.types import Size, size_hint
-from tessera.ops.families import product
+from tessera.ops.families import cast, product
 
 Results = list[Value | None] | Value | None
 Rule = Callable[..., Results]
@@ -28,10 +28,6 @@ def rule(names: str) -> Callable[[Rule], Rule]:
         return fn
 
     return add
-
-
-def cast(x: Value, dtype: torch.dtype) -> Value:
-    return x if x.dtype == dtype else aten._to_copy(x, dtype=dtype)
 
 
 def wide(x: Value) -> Value:

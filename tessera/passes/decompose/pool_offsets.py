@@ -22,9 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch._ops import OpOverload
 
-from tessera.ir.builder import Builder
 from tessera.ir.equation import Arg, Equation, Value
-from tessera.ir.mode import mode_of
+from tessera.ir.rewrite import Rewrite
 from tessera.ir.schema import bind
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_hint
@@ -98,10 +97,7 @@ def reasons(trace: Trace, refusal: Why) -> dict[str, str]:
 
 class _Pools:
     def __init__(self, trace: Trace, refusal: Why) -> None:
-        self.refusal = refusal
-        self.users, self.results = trace.users(), set(trace.results())
-        self.builder = Builder(trace.name, mode_of(trace))
-        self.builder.reserve(list(trace.values()))
+        self.refusal, self.rewrite = refusal, Rewrite(trace)
 
     def over_offsets(self, eqn: Equation) -> dict[Equation, Equation] | str:
         """A pool and its gradients over offsets, by what they replace; or why they stay as they are."""
@@ -109,12 +105,12 @@ class _Pools:
         assert isinstance(x, Value)
         values, indices, *_ = (*eqn.outputs, None)
         pool = Pool.of(FORWARD[eqn.op], *rest)  # type: ignore[index]
-        readers = [] if indices is None else self.users.get(indices, [])
+        readers = [] if indices is None else self.rewrite.users.get(indices, [])
         if values is None or not x.tensor.is_float:
             return "nothing reads its result" if values is None else f"it pools {x.dtype}"
         if math.prod(pool.kernel) > MOST:
             return f"its windows have more than {MOST} elements"
-        if indices in self.results or not all(self._is_gradient(user, eqn) for user in readers):
+        if indices in self.rewrite.results or not all(self._is_gradient(user, eqn) for user in readers):
             return "its indices are read by something else than its gradient"
         forward = self._emitted(eqn, max_pool, x, *pool.windows, pool.ceil_mode)
         _, offsets = forward.outputs
@@ -142,9 +138,9 @@ class _Pools:
         return same and grad is not indices and _shape(x) == _shape(y)
 
     def _emitted(self, eqn: Equation, op: OpOverload, *args: Arg) -> Equation:
-        with self.builder, self.builder.at(eqn):
-            self.builder.emit(op, *args)
-        return self.builder.equations.pop()
+        with self.rewrite.at(eqn) as builder:
+            builder.emit(op, *args)
+        return builder.equations.pop()
 
     def _unlike(self, old: Equation, new: Equation) -> str:
         """Why an equation cannot stand for another; empty where it can."""

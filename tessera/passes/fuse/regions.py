@@ -116,7 +116,7 @@ class _Fusion:
         self.groups = Groups(self.needs)
         partly = written_in_part(trace)
         self.kinds = ["" if i in partly else self._kind(eqn) for i, eqn in enumerate(trace.equations)]
-        self.maker = {v: i for i, eqn in enumerate(trace.equations) for v in eqn.results()}
+        self.maker = trace.places()
         self.readers: dict[Value, list[int]] = {}
         for i, eqn in enumerate(trace.equations):
             for v in dict.fromkeys(eqn.inputs()):
@@ -474,7 +474,7 @@ class _Fusion:
 
 def written_in_part(trace: Trace) -> set[int]:
     """Equations of updates that write a part of an input in place: a kernel would write all of it anew."""
-    index = {v: i for i, eqn in enumerate(trace.equations) for v in eqn.results()}
+    index = trace.places()
     found: set[int] = set()
     for update in plan(trace):
         if any(leaf.path or torch.Tag.pointwise not in leaf.op.tags for leaf in update.leaves):

@@ -129,7 +129,7 @@ class _Uses:
 
     def __init__(self, trace: Trace, of: Roots) -> None:
         self.of = of
-        self.maker = {v: i for i, eqn in enumerate(trace.equations) for v in eqn.results()}
+        self.places = trace.places()
         self.users = trace.users()
         self.readers: dict[Value, list[int]] = {}  # memory -> the equations that read it
         for index, eqn in enumerate(trace.equations):
@@ -145,7 +145,7 @@ class _Uses:
 class _Finder:
     def __init__(self, trace: Trace, uses: _Uses, target: Value) -> None:
         self.trace, self.uses, self.of, self.target = trace, uses, uses.of, target
-        self.index = uses.maker
+        self.index = uses.places
         self.plan = Plan(target)
         self.mode = mode_of(trace)
 
