@@ -10,7 +10,8 @@ import torch
 
 from tessera.frontends.dynamo.frames import OWN_FILE
 
-QUIET = (torch.__path__[0], os.path.dirname(os.path.dirname(__file__)))  # how file names of PyTorch's and ours begin
+_OURS = __file__.rsplit("/frontends/", 1)[0]
+QUIET = (torch.__path__[0], _OURS)  # how file names of PyTorch's and ours begin
 _STDLIB = os.path.dirname(os.__file__) + "/"
 
 
@@ -40,5 +41,5 @@ class _EagerSaysIt(logging.Filter):
         return True
 
 
-_JIT = os.path.join(os.path.dirname(os.path.dirname(__file__)), "compiled.py")
+_JIT = os.path.join(_OURS, "just_in_time", "api.py")
 logging.getLogger("torch._subclasses.fake_tensor").addFilter(_EagerSaysIt())
