@@ -81,11 +81,7 @@ class _Inliner:
     def without_calls(self, trace: Trace) -> Trace:
         if not any(is_call(e) or any(self.trace(sub) is not sub for sub in sub_traces(e)) for e in trace.equations):
             return trace
-        builder = Builder(trace.name)
-        builder.inputs.extend(trace.inputs)
-        builder.constants.update(trace.constants)
-        builder.symbols.update(trace.symbols)
-        builder.reserve(list(trace.values()))
+        builder = Builder.over(trace)
         for eqn in trace.equations:
             if is_call(eqn):
                 self.expand(eqn, builder)

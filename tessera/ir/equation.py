@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch._ops import OpOverload
 
+from tessera.ir.schema import bind
 from tessera.ir.types import SYMBOLIC, Size, TensorType, Type
 from tessera.util.stack import Stack
 
@@ -76,6 +77,11 @@ class Value:
     @property
     def dtype(self) -> torch.dtype:
         return self.tensor.dtype
+
+    @property
+    def is_differentiable(self) -> bool:
+        """A tensor of floating-point or complex numbers."""
+        return isinstance(self.type, TensorType) and self.type.is_differentiable
 
     def numel(self) -> int:
         """Elements; a number is one."""
@@ -198,6 +204,13 @@ class Equation:
             object.__setattr__(self, "_reads", tuple(values_in((self.args, self.kwargs))))
         return list(self._reads)  # type: ignore[arg-type]
 
+    def bound(self) -> tuple[list[Any], dict[str, Any]]:
+        """All arguments in the order of the schema, defaults filled in: positional and keyword-only. Those of a Special
+        as they are."""
+        if isinstance(self.op, Special):
+            return list(self.args), self.kwargs
+        return bind(self.op, self.args, self.kwargs)
+
     def results(self) -> list[Value]:
         return [v for v in self.outputs if v is not None]
 
@@ -206,7 +219,7 @@ class Equation:
 
     def substitute(self, names: Mapping[Value, Arg]) -> Equation:
         """The same equation reading other values."""
-        return replace(self, args=substitute(self.args, names), kwargs=substitute(self.kwargs, names))  # type: ignore[arg-type]
+        return replace(self, args=substitute(self.args, names), kwargs=substitute(self.kwargs, names))
 
     def renamed(self, names: Mapping[Value, Value]) -> Equation:
         """The same equation reading and giving other values."""
@@ -254,7 +267,7 @@ def map_values(tree: Arg, fn: Callable[[Value], Arg]) -> Arg:
     return tree
 
 
-def substitute(tree: Arg, names: Mapping[Value, Arg]) -> Arg:
+def substitute(tree: Arg, names: Mapping[Value, Arg]) -> Any:
     """The same structure with some Values replaced."""
     return map_values(tree, lambda v: names.get(v, v))
 

@@ -25,7 +25,6 @@ from contextlib import contextmanager
 
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Arg, Equation, Value, substitute
-from tessera.ir.mode import mode_of
 from tessera.ir.trace import Trace
 from tessera.ir.verify import same_type
 
@@ -41,9 +40,7 @@ class Rewrite:
 
     @functools.cached_property
     def builder(self) -> Builder:
-        builder = Builder(self.trace.name, mode_of(self.trace))
-        builder.reserve(list(self.trace.values()))
-        return builder
+        return Builder.over(self.trace)
 
     @property
     def equations(self) -> list[Equation]:
@@ -150,8 +147,8 @@ class Rewrite:
         )
         if same and not self.renamed and not changes:
             return self.trace
-        constants = {**self.trace.constants, **self.builder.constants}
-        return with_equations(self.trace, self.equations, self.renamed).with_(constants=constants, **changes)
+        rewritten = with_equations(self.trace, self.equations, self.renamed)
+        return rewritten.with_(constants=self.builder.constants, **changes)
 
 
 def named(

@@ -15,7 +15,6 @@ import torch
 
 from tessera.ir.builder import Builder, aten
 from tessera.ir.equation import Arg, Source, Value
-from tessera.ir.mode import mode_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ops.families import cast
@@ -167,12 +166,8 @@ class _Appender:
 
 def append_updates(trace: Trace, plan: Plan, grads: Sequence[Value | None]) -> tuple[Trace, tuple[Extra, ...]]:
     """The trace with the plan carried out at its end. `grads[i]` belongs to `plan.members[i]`."""
-    builder = Builder(trace.name, mode_of(trace))
-    builder.reserve(list(trace.values()))
-    builder.inputs += trace.inputs
+    builder = Builder.over(trace)
     builder.equations += trace.equations
-    builder.constants.update(trace.constants)
-    builder.symbols.update(trace.symbols)
     with builder:
         appender = _Appender(builder, plan, list(grads))
         kept: list[Arg] = list(appender.run())

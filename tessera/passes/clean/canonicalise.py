@@ -22,7 +22,7 @@ from tessera.ir.equation import Arg, Equation, Value, values_in
 from tessera.ir.match import Match, P, Table, Var, rewrite
 from tessera.ir.record import NO_GRAD
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType, size_key
+from tessera.ir.types import size_key
 from tessera.passes.memory.alias import Roots, roots
 from tessera.util.names import names
 
@@ -81,16 +81,7 @@ def undo(m: Match) -> bool:
 def inner_is_free(m: Match) -> bool:
     """The inner reshape moves no data; merging one that does could move it twice."""
     t = m.captures["x"].tensor  # type: ignore[union-attr]
-    return m.inner[0].opname != "reshape" or _is_contiguous(t)
-
-
-def _is_contiguous(t: TensorType) -> bool:
-    step = 1
-    for size, stride in zip(reversed(t.shape), reversed(t.stride), strict=True):
-        if type(size) is not int or type(stride) is not int or (size != 1 and stride != step):
-            return False
-        step *= size
-    return True
+    return m.inner[0].opname != "reshape" or (not t.is_symbolic and t.is_row_major)
 
 
 # --- replacements that need a line or two ---
@@ -226,7 +217,7 @@ class _Legal:
 
     def legal(self, eqn: Equation, new: Value) -> bool:
         old = eqn.out
-        if self.differentiable and NO_GRAD in eqn.tags and _differentiable(old):
+        if self.differentiable and NO_GRAD in eqn.tags and old.is_differentiable:
             return False  # the value may carry a gradient that the result must not
         if _is_copy(eqn) and eqn.args[0] in self.active and not self.goes_into_active(old):
             return False  # what is overwritten gets a gradient of zeros, and the result requires grad
@@ -254,11 +245,11 @@ def _active(trace: Trace, wrt: Collection[Value]) -> set[Value]:
     """Values through which gradients of these inputs flow; found only where something is overwritten."""
     if not any(map(_is_copy, trace.equations)):
         return set()
-    found = {v for v in wrt if _differentiable(v)}
+    active = {v for v in wrt if v.is_differentiable}
     for eqn in trace.equations:
-        if NO_GRAD not in eqn.tags and any(v in found for v in eqn.inputs()):
-            found.update(filter(_differentiable, () if eqn.opname == "detach" else eqn.results()))
-    return found
+        if NO_GRAD not in eqn.tags and eqn.opname != "detach" and any(v in active for v in eqn.inputs()):
+            active.update(v for v in eqn.results() if v.is_differentiable)
+    return active
 
 
 def _is_copy(eqn: Equation) -> bool:
@@ -274,7 +265,3 @@ def _alike(new: Value, old: Value) -> bool:
 
 def _only_stores(eqn: Equation, v: Value) -> bool:
     return eqn.opname in _STORES and eqn.args[0] is not v and len(eqn.args) > 1 and eqn.args[1] is v
-
-
-def _differentiable(v: Value) -> bool:
-    return isinstance(v.type, TensorType) and v.type.is_differentiable

@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from tessera.ir.equation import Equation, Special, Value, map_values, symbols_in
+from tessera.ir.layouts import copied
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
@@ -138,7 +139,7 @@ def _compute(v: Value, known: dict[Value, torch.Tensor | None], maker: dict[Valu
                 args, kwargs = map_values((eqn.args, eqn.kwargs), known.__getitem__)  # type: ignore[misc]
                 made = eqn.op(*args, **kwargs)  # type: ignore[operator]
                 # a view of a constant would keep all of it alive and let one be written through the other
-                known[top] = _copied(made) if made._is_view() else made
+                known[top] = copied(made, made.stride()) if made._is_view() else made
         except (RuntimeError, NotImplementedError):
             return None
         if isinstance(known[top], FakeTensor):
@@ -146,11 +147,3 @@ def _compute(v: Value, known: dict[Value, torch.Tensor | None], maker: dict[Valu
             return None
         stack.pop()
     return known[v]
-
-
-def _copied(view: torch.Tensor) -> torch.Tensor:
-    """The same numbers in memory of their own, in the view's strides: programs were made for those."""
-    layout = zip(view.shape, view.stride(), strict=True)
-    once = view[tuple(slice(0, 1) if stride == 0 and size > 1 else slice(None) for size, stride in layout)]
-    own = torch.empty_strided(once.shape, once.stride(), dtype=view.dtype, device=view.device)
-    return own.copy_(once).expand(view.shape)

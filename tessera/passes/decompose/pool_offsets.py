@@ -24,7 +24,6 @@ from torch._ops import OpOverload
 
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.rewrite import Rewrite
-from tessera.ir.schema import bind
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_hint
 from tessera.ir.verify import same_type
@@ -101,7 +100,7 @@ class _Pools:
 
     def over_offsets(self, eqn: Equation) -> dict[Equation, Equation] | str:
         """A pool and its gradients over offsets, by what they replace; or why they stay as they are."""
-        (x, *rest), _ = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+        (x, *rest), _ = eqn.bound()
         assert isinstance(x, Value)
         values, indices, *_ = (*eqn.outputs, None)
         pool = Pool.of(FORWARD[eqn.op], *rest)  # type: ignore[index]
@@ -116,7 +115,7 @@ class _Pools:
         _, offsets = forward.outputs
         made = {eqn: forward}
         for user in readers:
-            (grad, *_), _ = bind(user.op, user.args, user.kwargs)  # type: ignore[arg-type]
+            (grad, *_), _ = user.bound()
             last = _channels_last(user.out.tensor)
             made[user] = self._emitted(user, max_pool_backward, grad, offsets, list(x.shape), *pool.windows, last)
         for old, new in made.items():
@@ -131,8 +130,8 @@ class _Pools:
         """The gradient of this very pool: the same windows over something of the same shape."""
         if BACKWARD.get(user.op) is not pool.op:  # type: ignore[arg-type]
             return False
-        (x, *own), _ = bind(pool.op, pool.args, pool.kwargs)  # type: ignore[arg-type]
-        (grad, y, *windows, indices), _ = bind(user.op, user.args, user.kwargs)  # type: ignore[arg-type]
+        (x, *own), _ = pool.bound()
+        (grad, y, *windows, indices), _ = user.bound()
         n = FORWARD[pool.op]  # type: ignore[index]
         same = Pool.of(n, *own) == Pool.of(n, *windows) and indices is pool.outputs[1]
         return same and grad is not indices and _shape(x) == _shape(y)

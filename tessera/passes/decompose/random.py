@@ -23,7 +23,6 @@ from torch._ops import OpOverload
 from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Equation, Value
 from tessera.ir.rewrite import Rewrite
-from tessera.ir.schema import bind
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_hint
 from tessera.ops.families import cast
@@ -59,7 +58,7 @@ class _Draws:
         rule, out = _rule(eqn), next(iter(eqn.results()), None)
         if rule is None or out is None or not out.tensor.is_float or not self.wanted(out.tensor.device):
             return None
-        positional, keyword = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+        positional, keyword = eqn.bound()
         if keyword.pop("generator", None) is not None or out.tensor.numel() == 0:
             return None
         seeds: list[Value] = []

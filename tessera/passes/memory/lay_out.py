@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from tessera.ir.equation import Equation, Special, Value, symbols_in, values_in
-from tessera.ir.layouts import unpromised
+from tessera.ir.layouts import unpromised, with_strides
 from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
@@ -19,14 +19,7 @@ from tessera.ir.types import TensorType
 
 def laid_out(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     """The same tensor where it lies as said, a copy that does so otherwise."""
-    return x if x.stride() == stride else _restored(x, stride)
-
-
-def _restored(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """Strides of dimensions of one element, or of no elements at all, tell nothing."""
-    if not x.numel() or all(a == b or size == 1 for a, b, size in zip(x.stride(), stride, x.shape, strict=True)):
-        return x
-    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
+    return x if x.stride() == stride else with_strides(x, stride)
 
 
 LAID_OUT = Special("laid_out", laid_out)

@@ -71,7 +71,7 @@ class _Writer:
         builder = self.rewrite.builder
         target = self.show(owner.target, leaf.path)
         args: tuple[Arg, ...]
-        args, kwargs = substitute((leaf.args, leaf.kwargs), self.rewrite.renamed)  # type: ignore[misc,assignment]
+        args, kwargs = substitute((leaf.args, leaf.kwargs), self.rewrite.renamed)
         if leaf.clone:
             args = map_values(args, lambda v: builder.emit(aten.clone.default, v))  # type: ignore[assignment]
         args = (*args[: leaf.place], target, *args[leaf.place :])
@@ -81,7 +81,7 @@ class _Writer:
         """The part of an input that a path shows; under the name of `result` where given. One that lies otherwise than
         `result` is read by other updates only (`writes.layouts_agree`), and has a name of its own."""
         for op, args, kwargs in path:
-            args, kwargs = substitute((args, kwargs), self.rewrite.renamed)  # type: ignore[misc]
+            args, kwargs = substitute((args, kwargs), self.rewrite.renamed)
             v = self.rewrite.builder.emit(op, v, *args, **kwargs)  # type: ignore[assignment]
         if result is None:
             return v

@@ -23,7 +23,6 @@ import torch
 from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
 from tessera.ir.rewrite import Rewrite
-from tessera.ir.schema import bind
 from tessera.ir.trace import Trace
 from tessera.ir.types import size_hint
 from tessera.ops.families import cast
@@ -74,7 +73,7 @@ def fp8(trace: Trace, refusal: Callable[[torch.device], str]) -> tuple[Trace, La
 
 
 def _is_layer(eqn: Equation) -> bool:
-    return eqn.opname == "quantized_linear" and bind(eqn.op, eqn.args, eqn.kwargs)[0][4] == "fp8"  # type: ignore[arg-type]
+    return eqn.opname == "quantized_linear" and eqn.bound()[0][4] == "fp8"
 
 
 def why_not(eqn: Equation, refusal: Callable[[torch.device], str]) -> str:
@@ -102,7 +101,7 @@ class _Products:
         self.rows: dict[Value, tuple[Value, Value]] = {}  # x -> its rows in 8 bits, and their scales
 
     def layer(self, eqn: Equation) -> Value:
-        (x, w, scale, bias, _), _ = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+        (x, w, scale, bias, _), _ = eqn.bound()
         if x not in self.rows:
             self.rows[x] = self.quantized(x)
         q, own = self.rows[x]

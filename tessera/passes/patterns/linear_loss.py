@@ -19,7 +19,6 @@ import torch
 from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Equation, Value
 from tessera.ir.rewrite import Rewrite
-from tessera.ir.schema import bind
 from tessera.ir.trace import Trace
 from tessera.ops.families import cast
 from tessera.ops.linear_loss import LINEAR_LOSS, LINEAR_LOSS_GRADS
@@ -51,7 +50,7 @@ def _is_loss(eqn: Equation) -> bool:
 def _layer(eqn: Equation, rewrite: Rewrite) -> Equation | None:
     """The linear layer whose logits go into this loss and nowhere else. All that leads there has the loss's tags: what
     ran under no_grad, or in a region of its own to be run again, is no part of one operator with it."""
-    (logits, target, weight, reduction, _, smoothing), _ = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+    (logits, target, weight, reduction, _, smoothing), _ = eqn.bound()
     plain = weight is None and reduction in (MEAN, SUM) and smoothing == 0.0
     if not plain or logits.ndim != 2 or target.ndim != 1 or target.dtype != torch.int64:  # type: ignore[union-attr]
         return None
@@ -78,8 +77,8 @@ def _large(layer: Equation, logits: Value) -> bool:
 
 
 def _joined(layer: Equation, eqn: Equation) -> Value:
-    positional, _ = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
-    (x, w, bias), _ = bind(layer.op, layer.args, layer.kwargs)  # type: ignore[arg-type]
+    positional, _ = eqn.bound()
+    (x, w, bias), _ = layer.bound()
     rows = x if x.ndim == 2 else aten.reshape(x, [-1, x.shape[-1]])  # type: ignore[union-attr]
     loss = emit(LINEAR_LOSS, rows, w, bias, positional[1], positional[3] == MEAN, positional[4])
     assert isinstance(loss, Value)
