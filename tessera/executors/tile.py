@@ -30,6 +30,7 @@ from tessera.passes.decompose.apply import decompose as take_apart
 from tessera.passes.decompose.random import compute_random
 from tessera.passes.decompose.split_bias import split_bias
 from tessera.passes.fuse import regions as fuse
+from tessera.passes.fuse.compiler import CONTRACT, POINTWISE, REDUCE, SCAN, Compiler, is_outer
 from tessera.passes.fuse.duplicate import duplicate
 from tessera.passes.fuse.horizontal import horizontal
 from tessera.passes.fuse.recompute import recompute
@@ -74,7 +75,7 @@ def refusal(eqn: Equation) -> str:
     rule = rule_of(eqn.op)
     if rule is not None and rule.raises is not None and device.type == "cpu" and (why := rule.raises(Call.of(eqn))):
         return why
-    return products.refusal(eqn, target) if rule is not None and rule.kind == fuse.CONTRACT else ""
+    return products.refusal(eqn, target) if rule is not None and rule.kind == CONTRACT else ""
 
 
 def _has_float8(eqn: Equation) -> bool:
@@ -125,14 +126,14 @@ def _alone(eqn: Equation) -> bool:
         return True
     t = eqn.results()[0].tensor
     if t.device.type == "cpu":
-        lone = _kind(eqn) == fuse.CONTRACT or _lone_activation(eqn, t.numel()) or _column_sum(eqn)
+        lone = _kind(eqn) == CONTRACT or _lone_activation(eqn, t.numel()) or _column_sum(eqn)
         return t.dtype == torch.float32 and lone
-    if t.device.type == "cuda" and _kind(eqn) == fuse.SCAN:
+    if t.device.type == "cuda" and _kind(eqn) == SCAN:
         dims = _reduced(eqn)
-        return fuse.is_outer(eqn, dims) and size_hint(t.shape[dims[0]]) >= MANY_ROWS
+        return is_outer(eqn, dims) and size_hint(t.shape[dims[0]]) >= MANY_ROWS
     if t.device.type != "cuda" or max(v.tensor.numel() for v in (*eqn.inputs(), *eqn.results())) < 2**18:
         return False
-    if _kind(eqn) == fuse.REDUCE:
+    if _kind(eqn) == REDUCE:
         return bool(_reduced(eqn)) and t.numel() >= 256
     if eqn.op._opname in ("gelu", "gelu_backward") and t.dtype in (torch.float16, torch.bfloat16):  # type: ignore[union-attr]
         return True
@@ -148,7 +149,7 @@ def _lone_activation(eqn: Equation, points: int) -> bool:
 
 
 def _column_sum(eqn: Equation) -> bool:
-    return eqn.op._opname == "sum" and _kind(eqn) == fuse.REDUCE and fuse.is_outer(eqn, _reduced(eqn))  # type: ignore[union-attr]
+    return eqn.opname == "sum" and _kind(eqn) == REDUCE and is_outer(eqn, _reduced(eqn))
 
 
 def _writes(eqn: Equation) -> bool:
@@ -157,7 +158,7 @@ def _writes(eqn: Equation) -> bool:
     return rule is not None and rule.walks and eqn.results()[0].tensor.device.type == "cuda"
 
 
-COMPILER = fuse.Compiler(_kind, refusal, _reduced, _expensive, _check, _alone, products.loses, _writes)
+COMPILER = Compiler(_kind, refusal, _reduced, _expensive, _check, _alone, products.loses, _writes)
 
 
 def apart(trace: Trace) -> Trace:
@@ -182,8 +183,8 @@ def _computes_random(device: torch.device) -> bool:
 
 
 def copies(trace: Trace) -> Trace:
-    """Sums over outer dimensions with arithmetic of their own, and kernels with what others would write for them in
-    more bytes than it is made of, just before regions are chosen."""
+    """Just before regions are chosen: sums over outer dimensions get arithmetic of their own, and a kernel recomputes a
+    value from its inputs where those take fewer bytes than the value."""
     return recompute(duplicate(trace, COMPILER), COMPILER)
 
 
@@ -327,7 +328,7 @@ def together(trace: Trace, regions: list[Region]) -> list[list[Region]]:
 
 def _may_be_lone(eqn: Equation) -> bool:
     """A counter alone is worth no more on a CPU than the library's addition."""
-    if not isinstance(eqn.op, OpOverload) or has_effect(eqn) or _kind(eqn) != fuse.POINTWISE:
+    if not isinstance(eqn.op, OpOverload) or has_effect(eqn) or _kind(eqn) != POINTWISE:
         return False
     return bool(eqn.out.ndim) or eqn.out.tensor.device.type != "cpu"
 

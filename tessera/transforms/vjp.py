@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tessera.ir.builder import Builder, aten
 from tessera.ir.call import in_place
 from tessera.ir.equation import Arg, Equation, Value, substitute
 from tessera.ir.record import NO_GRAD
-from tessera.ir.schema import schema_of
+from tessera.ir.schema import is_view
 from tessera.ir.trace import Trace
 from tessera.ops.fallback import Formula, conform, dense, vjp_formula
 from tessera.ops.families import cast
@@ -96,7 +95,7 @@ class _Reverse:
         wanted = [v for v in dict.fromkeys(eqn.inputs()) if v in self.active]
         if not wanted or NO_GRAD in eqn.tags or not any(v.is_differentiable for v in eqn.results()) or stops(eqn):
             self.builder.append(eqn)
-            if wanted and NO_GRAD in eqn.tags and _is_view(eqn):
+            if wanted and NO_GRAD in eqn.tags and is_view(eqn.op) and not stops(eqn):
                 # PyTorch says of a view that it requires grad if its base does, also of one made under no_grad.
                 # What is computed from it gives gradients, which go no further than to the view itself.
                 self.active.update(v for v in eqn.results() if v.is_differentiable)
@@ -243,7 +242,3 @@ def _needs(a: Arg, active: set[Value]) -> object:
     if isinstance(a, (list, tuple)):
         return [_needs(item, active) for item in a]
     return isinstance(a, Value) and a in active
-
-
-def _is_view(eqn: Equation) -> bool:
-    return isinstance(eqn.op, OpOverload) and schema_of(eqn.op).is_view and not stops(eqn)

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tessera.ir.alias import FUNCTIONAL
@@ -21,16 +20,16 @@ from tessera.ir.builder import Builder, aten
 from tessera.ir.call import in_place
 from tessera.ir.equation import Arg, Equation, Value, map_values, values_in
 from tessera.ir.mode import mode_of
-from tessera.ir.schema import schema_of
+from tessera.ir.schema import is_view
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType
+from tessera.ir.views import STRIDED
 from tessera.ops.fallback import batch_formula
 from tessera.ops.families import pad_rank
 from tessera.ops.op import rules
 from tessera.transforms.draws import is_draw, lender, no_common_draw, refused_draw
 from tessera.util.errors import BatchError, OptionError, RuleError
 
-_STRIDED = frozenset(("as_strided", "as_strided_copy", "as_strided_scatter"))
 RANDOMNESS = ("error", "different", "same")
 
 
@@ -146,7 +145,7 @@ class _Batch:
         """Whether a declared rule batched the equation."""
         found = rules(eqn.op)
         if found is None or found.batch is None:
-            if getattr(eqn.op, "_opname", "") in _STRIDED:
+            if eqn.opname in STRIDED:
                 self.strided(eqn)
                 return True
             return False
@@ -202,7 +201,7 @@ class _Batch:
         if v in self.trace.inputs:
             return v not in self.rows or (self.rows[v] in self.builder.inputs and self.rows[v].tensor.is_row_major)
         made = next((e for e in self.trace.equations if v in e.results()), None)
-        if made is not None and isinstance(made.op, OpOverload) and schema_of(made.op).is_view:
+        if made is not None and is_view(made.op):
             return all(map(self.in_rows, made.inputs()))
         return True
 

@@ -44,6 +44,7 @@ from tessera.ops.op import keep_whole
 from tessera.passes.clean.dce import dce
 from tessera.passes.decompose.apply import decompose
 from tessera.passes.fuse import regions as fuse
+from tessera.passes.fuse.compiler import VIEW
 from tessera.passes.fuse.duplicate import duplicate
 from tessera.passes.fuse.recompute import recompute
 from tessera.tile.dialect import interp
@@ -198,7 +199,7 @@ def compiled(program: Program, trace: Trace, mode: str, report: Report) -> Calla
         verify(trace)
     done, claims = claim(trace, [executor, "aten"])
     if not program.empty:
-        computing = [e.results()[0].name for e in trace.equations if _kind(e) not in ("", fuse.VIEW)]
+        computing = [e.results()[0].name for e in trace.equations if _kind(e) not in ("", VIEW)]
         inside = {name for c in claims if c.executor == "random" for name in c.results}
         report.computing += len(computing)
         report.claimed += sum(name in inside for name in computing)

@@ -22,7 +22,7 @@ from tessera.ir.equation import Arg, Equation, Value, values_in
 from tessera.ir.match import Match, P, Table, Var, rewrite
 from tessera.ir.record import NO_GRAD
 from tessera.ir.trace import Trace
-from tessera.ir.types import size_key
+from tessera.ops.families import same_shape
 from tessera.passes.memory.alias import Roots, roots
 from tessera.util.names import names
 
@@ -102,17 +102,13 @@ def again(name: str) -> Callable[[Value, Arg], Value]:
     return lambda x, shape: getattr(aten, name.removeprefix("aten."))(x, shape)
 
 
-def same_shape(x: Value, shape: Arg = None) -> Value:
+def if_same(x: Value, shape: Arg = None) -> Value:
     return x  # refused unless the types are equal
 
 
 def last_writer(x: Value, src: Arg) -> Value | None:
     """copy(x, src) holds src; a smaller src is spread over x's shape."""
-    if not isinstance(src, Value) or src.dtype != x.dtype or src.tensor.device != x.tensor.device:
-        return None
-    if tuple(map(size_key, src.shape)) != tuple(map(size_key, x.shape)):
-        return None
-    return src
+    return src if isinstance(src, Value) and _alike(src, x) else None
 
 
 cast = P("aten._to_copy", x, dtype=anything)
@@ -129,28 +125,28 @@ TABLE = Table(
         (P("aten.neg", P("aten.neg", x)), lambda x: x),  # -(-x) -> x
         (P("aten.relu", P("aten.relu", x)), lambda x: aten.relu(x)),  # relu(relu(x)) -> relu(x)
         # casts and copies
-        (cast, same_shape),  # to its own dtype
-        (P("aten._to_copy", x), same_shape),
+        (cast, if_same),  # to its own dtype
+        (P("aten._to_copy", x), if_same),
         (P("aten._to_copy", cast, dtype=anything), lambda x: x, is_round_trip),
-        (P("aten.clone", x, ...), same_shape),
-        (P("aten.contiguous", x, ...), same_shape),
+        (P("aten.clone", x, ...), if_same),
+        (P("aten.contiguous", x, ...), if_same),
         (P("aten.copy", x, src, ...), last_writer),  # copy(x, src) -> src
         # dropout that drops nothing
         (P("aten.dropout", x, ...), lambda x: x, lambda m: _keeps_all(m.root)),
         # views of views
-        *((P(v, x, shape), same_shape) for v in VIEWS),  # x.view(x.shape) -> x
+        *((P(v, x, shape), if_same) for v in VIEWS),  # x.view(x.shape) -> x
         *(
             (P(outer, P(inner, x, ...), shape), again(outer), inner_is_free)
             for outer in ("aten.view", "aten.reshape")
             for inner in VIEWS
         ),
-        (P("aten.expand", x, shape), same_shape),
+        (P("aten.expand", x, shape), if_same),
         (P("aten.expand", P("aten.expand", x, ...), shape), lambda x, shape: aten.expand(x, shape)),
         (P("aten.t", P("aten.t", x)), lambda x: x),
         (P("aten.transpose", P("aten.transpose", x, ...), ...), lambda x: x, undo),
         (P("aten.permute", P("aten.permute", x, a), b), merge_permutes),
         (P("aten.permute", x, dims), unless_moved),
-        (P("aten.slice", x), same_shape),
+        (P("aten.slice", x), if_same),
         (P("aten.slice", x, dims, anything, anything), lambda x, dims: x),  # x[:, -1:] of one, refused of more
         (P("aten.squeeze", P("aten.unsqueeze", x, a), a), lambda x, a: x),
         (P("aten.alias", x), lambda x: x),
@@ -258,9 +254,8 @@ def _is_copy(eqn: Equation) -> bool:
 
 def _alike(new: Value, old: Value) -> bool:
     """Equal but for their strides."""
-    return (new.dtype, new.tensor.device, tuple(map(size_key, new.shape))) == (
-        old.dtype, old.tensor.device, tuple(map(size_key, old.shape))
-    )  # fmt: skip
+    same = new.dtype == old.dtype and new.tensor.device == old.tensor.device
+    return same and same_shape(new.shape, old.shape)
 
 
 def _only_stores(eqn: Equation, v: Value) -> bool:

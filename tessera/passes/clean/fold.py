@@ -18,14 +18,14 @@ from tessera.ir.layouts import copied
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
+from tessera.ir.views import REPEATS, RESHAPES
+from tessera.ops.copies import FILLS
 from tessera.passes.memory.alias import escaping, roots
 from tessera.util.names import names
 
 LIMIT = 1024
 _UNINITIALISED = names("empty empty_like new_empty empty_strided new_empty_strided empty_permuted")
-_FILLS = names("zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full scalar_tensor")
-
-_SHOWS = names("detach expand view reshape unsqueeze squeeze alias")
+_SHOWS = RESHAPES | REPEATS | {"alias", "detach"}
 
 
 def fold(trace: Trace) -> Trace:
@@ -106,9 +106,9 @@ def _plain(a: object) -> bool:
 
 def _is_fill(v: Value, maker: dict[Value, Equation]) -> bool:
     """One number everywhere, or a view of that."""
-    while v in maker and maker[v].op._opname in _SHOWS:  # type: ignore[union-attr]
-        (v,) = maker[v].inputs()
-    return v in maker and maker[v].op._opname in _FILLS  # type: ignore[union-attr]
+    while v in maker and maker[v].opname in _SHOWS:
+        v = maker[v].inputs()[0]
+    return v in maker and maker[v].opname in FILLS
 
 
 def _keep(v: Value, maker: dict[Value, Equation], kept: set[Value]) -> None:

@@ -13,11 +13,10 @@ import torch
 from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
 from tessera.ir.types import size_hint
+from tessera.ops.copies import FILLS
 from tessera.passes.decompose.nn import Results, rule
-from tessera.util.names import names
 
 LONG = 64  # elements of a slice from which it is worth an index of its own
-FILLS = names("zeros zeros_like new_zeros ones ones_like new_ones full full_like new_full")
 BETWEEN = (torch.ops.aten.index_copy.default,)  # the library's part, between kernels
 
 

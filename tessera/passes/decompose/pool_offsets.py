@@ -27,6 +27,7 @@ from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_hint
 from tessera.ir.verify import same_type
+from tessera.ops.families import same_shape
 from tessera.ops.pool import FORMATS, MOST, max_pool, max_pool_backward
 
 aten = torch.ops.aten
@@ -134,7 +135,7 @@ class _Pools:
         (grad, y, *windows, indices), _ = user.bound()
         n = FORWARD[pool.op]  # type: ignore[index]
         same = Pool.of(n, *own) == Pool.of(n, *windows) and indices is pool.outputs[1]
-        return same and grad is not indices and _shape(x) == _shape(y)
+        return same and grad is not indices and same_shape(x.shape, y.shape)
 
     def _emitted(self, eqn: Equation, op: OpOverload, *args: Arg) -> Equation:
         with self.rewrite.at(eqn) as builder:
@@ -145,11 +146,6 @@ class _Pools:
         """Why an equation cannot stand for another; empty where it can."""
         wanted, got = (eqn.outputs[0].type for eqn in (old, new))  # type: ignore[union-attr]
         return self.refusal(new) or ("" if same_type(wanted, got) else f"its result is {wanted}, a kernel's {got}")
-
-
-def _shape(x: Arg) -> tuple:
-    assert isinstance(x, Value)
-    return x.type.key()[1] if isinstance(x.type, TensorType) else ()
 
 
 def _channels_last(t: TensorType) -> bool:

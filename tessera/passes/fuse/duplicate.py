@@ -20,7 +20,8 @@ from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.passes.clean.dce import dce
-from tessera.passes.fuse.regions import CONTRACT, POINTWISE, REDUCE, VIEW, Compiler, fuse, is_outer, widens
+from tessera.passes.fuse.compiler import CONTRACT, POINTWISE, REDUCE, VIEW, Compiler, is_outer, widens
+from tessera.passes.fuse.regions import fuse
 from tessera.passes.memory.depend import dependencies
 
 OUTSIDE = ("", CONTRACT)  # kinds of equations that read and write memory whatever is fused

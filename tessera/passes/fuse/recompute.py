@@ -13,7 +13,8 @@ from tessera.ir.equation import Equation, Value
 from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
 from tessera.passes.clean.dce import dce
-from tessera.passes.fuse.regions import CONTRACT, POINTWISE, VIEW, Compiler, fuse
+from tessera.passes.fuse.compiler import CONTRACT, POINTWISE, VIEW, Compiler
+from tessera.passes.fuse.regions import fuse
 
 MOST = 4  # equations that lead to a value
 SMALL = 16  # a value this many times smaller is read from memory

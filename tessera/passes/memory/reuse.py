@@ -8,10 +8,9 @@ may have to be made first, and its lines are not in the caches. On a GPU it come
 
 from __future__ import annotations
 
-import torch
-
 from tessera.ir.equation import Arg, Equation, Special, Value, values_in
 from tessera.ir.rewrite import Rewrite
+from tessera.ir.schema import is_pointwise
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, overlaps_itself
 from tessera.passes.memory.alias import roots
@@ -49,7 +48,7 @@ class _Reuse:
         op = inplace_of(eqn.op)
         if op is None or not isinstance(eqn.args[0], Value):
             return None
-        by_element = torch.Tag.pointwise in eqn.op.tags  # type: ignore[union-attr]
+        by_element = is_pointwise(eqn.op)
         for args in _orders(eqn):
             target, others = args[0], values_in((args[1:], eqn.kwargs))
             if not isinstance(target, Value) or (target in others and not by_element):

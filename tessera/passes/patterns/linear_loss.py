@@ -20,6 +20,7 @@ from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Equation, Value
 from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
+from tessera.ir.views import RESHAPES
 from tessera.ops.families import cast
 from tessera.ops.linear_loss import LINEAR_LOSS, LINEAR_LOSS_GRADS
 
@@ -27,7 +28,7 @@ LARGE = 32 * 2**20  # bytes of logits that are worth the trouble
 CHUNK = 256 * 2**20  # bytes of logits to hold at a time
 ROWS = 64  # a multiple of so many classes, where their number is padded at all
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)  # gradients without the loss's scale may underflow in float16
-_BETWEEN = ("view", "reshape", "_unsafe_view", "flatten", "_to_copy", "to", "float", "contiguous", "alias")
+_BETWEEN = RESHAPES | {"_to_copy", "to", "float", "contiguous", "alias"}
 MEAN, SUM = 1, 2
 
 
