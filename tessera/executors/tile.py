@@ -31,9 +31,10 @@ from tessera.passes.decompose.apply import decompose as take_apart
 from tessera.passes.decompose.random import compute_random
 from tessera.passes.decompose.split_bias import split_bias
 from tessera.passes.fuse import regions as fuse
-from tessera.passes.fuse.duplicate import own_copies
+from tessera.passes.fuse.compiler import CONTRACT, POINTWISE, REDUCE, SCAN, Compiler, is_outer
+from tessera.passes.fuse.duplicate import duplicate
 from tessera.passes.fuse.horizontal import horizontal
-from tessera.passes.fuse.recompute import compute_again
+from tessera.passes.fuse.recompute import recompute
 from tessera.tile.dialect.overwrite import overwrites
 from tessera.tile.from_trace.batch import batch, form
 from tessera.tile.from_trace.launch import launcher
@@ -75,7 +76,7 @@ def refusal(eqn: Equation) -> str:
     rule = rule_of(eqn.op)
     if rule is not None and rule.raises is not None and device.type == "cpu" and (why := rule.raises(Call.of(eqn))):
         return why
-    return products.refusal(eqn, target) if rule is not None and rule.kind == fuse.CONTRACT else ""
+    return products.refusal(eqn, target) if rule is not None and rule.kind == CONTRACT else ""
 
 
 def _has_float8(eqn: Equation) -> bool:
@@ -126,14 +127,14 @@ def _alone(eqn: Equation) -> bool:
         return True
     t = eqn.results()[0].tensor
     if t.device.type == "cpu":
-        lone = _kind(eqn) == fuse.CONTRACT or _lone_activation(eqn, t.numel()) or _column_sum(eqn)
+        lone = _kind(eqn) == CONTRACT or _lone_activation(eqn, t.numel()) or _column_sum(eqn)
         return t.dtype == torch.float32 and lone
-    if t.device.type == "cuda" and _kind(eqn) == fuse.SCAN:
+    if t.device.type == "cuda" and _kind(eqn) == SCAN:
         dims = _reduced(eqn)
-        return fuse.is_outer(eqn, dims) and size_hint(t.shape[dims[0]]) >= MANY_ROWS
+        return is_outer(eqn, dims) and size_hint(t.shape[dims[0]]) >= MANY_ROWS
     if t.device.type != "cuda" or max(v.tensor.numel() for v in (*eqn.inputs(), *eqn.results())) < 2**18:
         return False
-    if _kind(eqn) == fuse.REDUCE:
+    if _kind(eqn) == REDUCE:
         return bool(_reduced(eqn)) and t.numel() >= 256
     if eqn.op._opname in ("gelu", "gelu_backward") and t.dtype in (torch.float16, torch.bfloat16):  # type: ignore[union-attr]
         return True
@@ -149,7 +150,7 @@ def _lone_activation(eqn: Equation, points: int) -> bool:
 
 
 def _column_sum(eqn: Equation) -> bool:
-    return eqn.op._opname == "sum" and _kind(eqn) == fuse.REDUCE and fuse.is_outer(eqn, _reduced(eqn))  # type: ignore[union-attr]
+    return eqn.opname == "sum" and _kind(eqn) == REDUCE and is_outer(eqn, _reduced(eqn))
 
 
 def _writes(eqn: Equation) -> bool:
@@ -158,7 +159,7 @@ def _writes(eqn: Equation) -> bool:
     return rule is not None and rule.walks and eqn.results()[0].tensor.device.type == "cuda"
 
 
-COMPILER = fuse.Compiler(_kind, refusal, _reduced, _expensive, _check, _alone, products.loses, _writes)
+COMPILER = Compiler(_kind, refusal, _reduced, _expensive, _check, _alone, products.loses, _writes)
 
 
 def _holds(eqn: Equation) -> bool:
@@ -194,12 +195,12 @@ def _computes_random(device: torch.device) -> bool:
 
 def _duplicate(trace: Trace) -> Trace:
     """Sums over outer dimensions with arithmetic of their own."""
-    return own_copies(trace, COMPILER)
+    return duplicate(trace, COMPILER)
 
 
 def _recompute(trace: Trace) -> Trace:
     """Kernels with what others would write for them in more bytes than it is made of."""
-    return dce(compute_again(trace, COMPILER))
+    return dce(recompute(trace, COMPILER))
 
 
 DECOMPOSE: Passes = (
@@ -357,7 +358,7 @@ def together(trace: Trace, regions: list[Region]) -> list[list[Region]]:
 
 def _may_be_lone(eqn: Equation) -> bool:
     """A counter alone is worth no more on a CPU than the library's addition."""
-    if not isinstance(eqn.op, OpOverload) or has_effect(eqn) or _kind(eqn) != fuse.POINTWISE:
+    if not isinstance(eqn.op, OpOverload) or has_effect(eqn) or _kind(eqn) != POINTWISE:
         return False
     return bool(eqn.out.ndim) or eqn.out.tensor.device.type != "cpu"
 
