@@ -3,6 +3,10 @@
 An operator executor claims single equations: it is asked for a callable that computes what the equation's
 operator computes. A fusion executor claims regions: it names sets of equations and compiles each into one
 callable. Executors are asked in the order in which they are listed; what nobody claims is run by ATen.
+
+Either kind may bring two passes along, each a stage under its function's name: `rewrite` turns a functional program
+without gradients into operators of the executor's own, before operators are decomposed; `finish` rewrites the final
+program, where writes happen in place.
 """
 
 from __future__ import annotations
@@ -25,6 +29,8 @@ class OperatorExecutor:
     claims: Callable[[Equation], Callable | None]
     why: Callable[[Equation], str] | None = None  # a word on what it does with an equation, or why not
     operators: tuple[str, ...] | None = None  # those it looks at ("aten.gelu"); None: any
+    rewrite: Callable[[Trace], Trace] | None = None
+    finish: Callable[[Trace], Trace] | None = None
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,8 @@ class FusionExecutor:
     compile_together: Callable[[Trace, list[Trace]], Callable | None] | None = None
     save: Callable[[Callable], dict | None] | None = None
     restore: Callable[[Recipe, dict], Callable | None] | None = None
+    rewrite: Callable[[Trace], Trace] | None = None
+    finish: Callable[[Trace], Trace] | None = None
 
 
 Executor = OperatorExecutor | FusionExecutor

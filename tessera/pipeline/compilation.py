@@ -31,14 +31,12 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ir.verify import verify
 from tessera.ops.fp8 import refusal
-from tessera.passes.cached_attention import cached_attention
 from tessera.passes.clean.canonicalise import canonicalise
 from tessera.passes.clean.cse import cse
 from tessera.passes.clean.dce import dce
 from tessera.passes.clean.fold import fold
 from tessera.passes.clean.inline import inline
 from tessera.passes.clean.known import Given, known
-from tessera.passes.decode import decode
 from tessera.passes.memory.lay_out import lay_out
 from tessera.passes.memory.offload import Halves, candidates, fitting, offload, peak
 from tessera.passes.memory.prefetch import MOVES, prefetch
@@ -46,7 +44,6 @@ from tessera.passes.memory.reinplace import reinplace
 from tessera.passes.memory.schedule import lifetimes, schedule
 from tessera.passes.patterns.fp8 import Layers, fp8
 from tessera.passes.patterns.linear_loss import chunk_loss, linear_loss
-from tessera.runtime import decode as decode_kernels
 from tessera.runtime.again import Again, Derivative, no_forward_mode
 from tessera.runtime.autograd import Bridge, bridge, with_grad
 from tessera.runtime.call import Layout, build_call
@@ -89,12 +86,11 @@ CLEAN: list[tuple[str, Pass]] = [
 # After differentiation nothing carries gradients any more: detach and its like are only names.
 last = partial(canonicalise, differentiable=False)
 CLEAN_JOINT: list[tuple[str, Pass]] = [("canonicalise", last), ("fold", fold), ("cse", cse)]
-# After claiming, so that executors see functional operators; reinplace late, since it reads the final order, and what
-# joins writes with their readers after it, since before it nothing is written.
+# After claiming, so that executors see functional operators; reinplace late, since it reads the final order. What
+# executors `finish` comes right before the last, since before `reinplace` nothing is written.
 FINAL: list[tuple[str, Pass]] = [
     ("schedule", schedule),
     ("reinplace", reinplace),
-    ("cached_attention", cached_attention),
     ("lay_out", lay_out),  # last: it must stand right behind whatever calls the kernel
 ]
 
@@ -439,9 +435,10 @@ class Compilation:
     def final(self, trace: Trace, prefix: str = "", backward: Collection[Value] = ()) -> Trace:
         """The last passes. Copies to and from the host find their places in the final order, before anything is written
         over what is still being copied."""
-        passes = FINAL
+        executors = in_order(self.options.executors)
+        passes = [*FINAL[:-1], *((e.finish.__name__, e.finish) for e in executors if e.finish is not None), FINAL[-1]]
         if any(eqn.op in MOVES for eqn in trace.equations):
-            passes = [FINAL[0], ("prefetch", partial(prefetch, backward=backward)), *FINAL[1:]]
+            passes.insert(1, ("prefetch", partial(prefetch, backward=backward)))
         return self.run(trace, passes, prefix)
 
     def replayed(self, run: Callable, trace: Trace, written: tuple[int, ...]) -> Callable:
@@ -511,8 +508,9 @@ def compile_captured(captured: Captured, eager: Callable, name: str, options: Op
 
 def _inference(compilation: Compilation, core: Trace) -> None:
     """Generates the one program."""
-    if compilation.fusers():
-        core = compilation.keep("decode", decode(core, decode_kernels.runs))
+    for executor in in_order(compilation.options.executors):
+        if executor.rewrite is not None:
+            core = compilation.keep(executor.rewrite.__name__, executor.rewrite(core))
     narrow, compilation.fp8 = fp8(core, refusal)
     if narrow is not core:
         core = compilation.keep("fp8", narrow)

@@ -1,6 +1,6 @@
-"""Every kernel of `runtime/decode` against the operator it stands for, on `device`. Prints how many agreed.
+"""Every kernel against what its operator means, on `device`. Prints how many agreed.
 
-Run as a program with TRITON_INTERPRET=1, the kernels run as Python on the CPU; `test_decode` does that, and calls
+Run as a program with TRITON_INTERPRET=1, the kernels run as Python on the CPU; `test_rows_kernels` does that, and calls
 `check` itself on a GPU.
 """
 
@@ -11,8 +11,9 @@ import itertools
 import torch
 from torch import Tensor
 
-from tessera.ops import rows as meaning
-from tessera.runtime import decode
+from tessera.executors.rows import operators as meaning
+from tessera.executors.rows.kernels import attention, linear
+from tessera.ops.quantized import quantized
 
 
 def agree(found: Tensor, wanted: Tensor, tolerance: float) -> None:
@@ -32,7 +33,7 @@ def linears(device: str, dtype: torch.dtype) -> int:
         sizes = {"norm": (20, 9, 16), "gate": (20, 20), "tanh": (20, 20), "residual": (20,), "bias": (9, 20)}[form]
         x = torch.randn(rows, 1, k, device=device, dtype=dtype)
         full = [torch.randn(n, k, device=device, dtype=dtype) / k**0.5 for n in sizes]
-        stored = [meaning.quantized(w, kind) for w in full] if kind else [(w, None) for w in full]
+        stored = [quantized(w, kind) for w in full] if kind else [(w, None) for w in full]
         args = (
             x,
             [w for w, _ in stored],
@@ -45,7 +46,7 @@ def linears(device: str, dtype: torch.dtype) -> int:
             {"gate": "silu", "tanh": "gelu_tanh"}.get(form, ""),
             kind,
         )
-        for found, wanted in zip(decode.rows_linear(*args), meaning.rows_linear(*args), strict=True):
+        for found, wanted in zip(linear.rows_linear(*args), meaning.rows_linear(*args), strict=True):
             agree(found, wanted, 2e-2)
         count += 1
     return count
@@ -71,12 +72,12 @@ def attentions(device: str, dtype: torch.dtype) -> int:
         cosine, sine = (torch.randn(angles, device=device, dtype=dtype) for _ in range(2))
         how = (norm, 1e-5, 1.0, *((None, None) if form == "all" else (cosine, sine)))
         args = (q, k, v, position if form == "position" else None, mask, *how, head**-0.5)
-        found, wanted = decode.decode_attention(*args), meaning.decode_attention(*args)
+        found, wanted = attention.decode_attention(*args), meaning.decode_attention(*args)
         assert found.shape == q.shape
         agree(found, wanted, 2e-2)
         caches = [torch.zeros_like(k) for _ in range(2)]
-        decode.cache_write(caches[0], new, position, *how)
-        meaning.cache_write(caches[1], new, position, *how)
+        attention.cache_write(caches[0], new, position, 2, *how)
+        meaning.cache_write(caches[1], new, position, 2, *how)
         agree(caches[0], caches[1], 1e-2)
         count += 1
     return count
@@ -106,7 +107,7 @@ def cached(device: str, dtype: torch.dtype) -> int:
         rest = (new_k, new_v, torch.tensor([at], device=device), form == "position", mask)
         rest = (*rest, norm, *turn, None if form == "bool" else norm, *turn, head**-0.5)
         others = [cache.nan_to_num() for cache in caches]
-        found, wanted = decode.cached_attention(q, *caches, *rest), meaning.cached_attention(q, *others, *rest)
+        found, wanted = attention.cached_attention(q, *caches, *rest), meaning.cached_attention(q, *others, *rest)
         agree(found, wanted, 2e-2)
         for one, two in zip(caches, others, strict=True):
             assert not one[:, :, at].isnan().any()
