@@ -51,6 +51,21 @@ def test_a_step_of_generation(batch: int) -> None:
     assert not {"aten.linear", "aten.index_copy", "aten.scaled_dot_product_attention", "aten.copy_"} & set(final)
 
 
+def test_claims_say_who_runs_it() -> None:
+    model = Llama(CONFIG).bfloat16()
+    ours = {"tessera.rows_linear", "tessera.cache_write", "tessera.decode_attention"}
+    for executors in (EXECUTORS, EXECUTORS[1:]):
+        fast = tessera.jit(model.decode, executors=executors, strict=True)
+        with torch.no_grad():
+            fast(torch.tensor([[3]]), torch.tensor([0]), Cache.empty(CONFIG, 1, 16, model.head.weight))
+        (graph,) = fast.__tessera__.compilations()
+        of_rows = {op for claim in graph.claims if claim.executor == "rows" for op in claim.operators}
+        others = {op for claim in graph.claims if claim.executor != "rows" for op in claim.operators}
+        assert of_rows == (ours if executors is EXECUTORS else set())
+        assert not others & {*ours, "tessera.functional"}
+        assert [s.name for s in tessera.stages(fast)].count("decode") == (executors is EXECUTORS)
+
+
 def test_many_rows_stay_with_the_library() -> None:
     model = Llama(CONFIG).bfloat16()
     fast = tessera.jit(model, executors=EXECUTORS, strict=True)
