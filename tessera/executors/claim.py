@@ -41,7 +41,7 @@ def claim(trace: Trace, executors: Iterable[str | Executor] = ("aten",)) -> tupl
         if isinstance(executor, FusionExecutor):
             trace = _claim_regions(trace, executor, report)
         else:
-            trace = _claim_operators(trace, executor, report)
+            trace = claim_operators(trace, executor, report)
     reported = {name for entry in report for name in entry.results}
     rest = [
         eqn
@@ -57,7 +57,7 @@ def _reported(eqn: Equation, names: set[str]) -> bool:
     return eqn.op is FUNCTIONAL and all(v.name in names for v in eqn.results())
 
 
-def _claim_operators(trace: Trace, executor: OperatorExecutor, report: list[Claim]) -> Trace:
+def claim_operators(trace: Trace, executor: OperatorExecutor, report: list[Claim]) -> Trace:
     specials: dict[tuple, Special] = {}
     equations = list(trace.equations)
     taken: dict[str, list[Equation]] = {}

@@ -36,6 +36,7 @@ from tessera.frontends.export import capture_export
 from tessera.frontends.functional.callables import refuse_suspended
 from tessera.func.dispatch import Dispatcher, build
 from tessera.ir.record import recording
+from tessera.just_in_time.transformers import keep_own_call, own_call
 from tessera.pipeline.compilation import Compilation, Failure, Options, compile_captured
 from tessera.runtime.buckets import Buckets, bucketed
 from tessera.util.config import config
@@ -275,7 +276,6 @@ def jit(
     if isinstance(fn, ExportedProgram):
         return _compiled_export(fn, options, again)
     refuse_suspended(fn, generators=how == "functional")
-    _keep_own_calls(fn)
     name, names = name_of(fn), argument_names(fn)
     if how == "functional":
         dispatcher = Dispatcher(fn, name, options)
@@ -374,26 +374,8 @@ def _compiled_function(fn: Callable, state: Compiled) -> Callable:
 
     state.owner = compiled
     compiled.__tessera__ = state  # type: ignore[attr-defined]
+    keep_own_call(fn, compiled)
     return compiled
-
-
-def _keep_own_calls(fn: Callable) -> None:
-    """A model of transformers compiles its call itself, with Inductor, where `generate` uses a static cache on a GPU.
-
-    One in which something is compiled already is called as it is.
-    """
-    model = fn if isinstance(fn, torch.nn.Module) else getattr(fn, "__self__", None)
-    owner = next((cls for cls in type(model).__mro__ if "get_compiled_call" in vars(cls)), None)
-    if owner is None or hasattr(owner.get_compiled_call, "__wrapped__"):
-        return
-    theirs = owner.get_compiled_call
-
-    @functools.wraps(theirs)
-    def get_compiled_call(self: torch.nn.Module, *args, **kwargs) -> Callable:  # noqa: ANN002, ANN003
-        compiled = any(compiled_state(m) or compiled_state(m.forward) for m in (self, *self.modules()))
-        return self.__call__ if compiled else theirs(self, *args, **kwargs)
-
-    owner.get_compiled_call = get_compiled_call
 
 
 _module_classes: dict[type, type] = {}
@@ -403,7 +385,9 @@ def _compiled_module(module: torch.nn.Module, state: Compiled) -> torch.nn.Modul
     """An object of the model's own class that shares its `__dict__`; only calling it differs."""
     cls = type(module)
     if cls not in _module_classes:
-        _module_classes[cls] = type(f"Compiled{cls.__name__}", (_ModuleCall, cls), {"__module__": cls.__module__})
+        _module_classes[cls] = type(
+            f"Compiled{cls.__name__}", (_ModuleCall, cls), {"__module__": cls.__module__, **own_call(cls)}
+        )
     made = object.__new__(_module_classes[cls])
     object.__setattr__(made, "__dict__", module.__dict__)
     _states[id(made)] = state

@@ -14,16 +14,15 @@ import importlib
 from collections.abc import Callable
 
 from torch import Tensor
-from torch._ops import OpOverload
 
 from tessera.executors.base import OperatorExecutor, register
+from tessera.executors.claim import claim_operators
 from tessera.executors.rows import limits
 from tessera.executors.rows.operators import OPERATORS, library
 from tessera.executors.rows.patterns.attention import Attention
 from tessera.executors.rows.patterns.cached_attention import joined
 from tessera.executors.rows.patterns.linear import Linears
-from tessera.ir.equation import Equation, Special
-from tessera.ir.schema import schema_of
+from tessera.ir.equation import Equation
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ops import quantized
@@ -53,10 +52,7 @@ def decode(trace: Trace) -> Trace:
 
 def cached_attention(trace: Trace) -> Trace:
     """Attention that writes what is new in its caches; it, and the writes that are left, have our kernels."""
-    trace = joined(trace)
-    equations = [_claimed(eqn) for eqn in trace.equations]
-    changed = any(one is not two for one, two in zip(equations, trace.equations, strict=True))
-    return trace.with_(equations=tuple(equations)) if changed else trace
+    return claim_operators(joined(trace), ROWS, [])
 
 
 def claims(eqn: Equation) -> Callable | None:
@@ -72,22 +68,12 @@ def claims(eqn: Equation) -> Callable | None:
     return kernel(op._opname) if has_kernels else OPERATORS.get(op, quantized.quantized_linear)
 
 
-def _claimed(eqn: Equation) -> Equation:
-    fn = None if isinstance(eqn.op, Special) else claims(eqn)
-    return eqn if fn is None else eqn.with_(op=_special(eqn.op, fn))
-
-
-@functools.cache
-def _special(op: OpOverload, fn: Callable) -> Special:
-    return Special(op._opname, fn, NAME, pure=not schema_of(op).mutated, of=op)
-
-
 def why(eqn: Equation) -> str:
     return _WHY.get(eqn.op._opname, "one query a head over a cache, split")  # type: ignore[union-attr]
 
 
-NAME = "rows"
-register(OperatorExecutor(NAME, claims, why=why, rewrite=decode, finish=cached_attention))
+ROWS = OperatorExecutor("rows", claims, why=why, rewrite=decode, finish=cached_attention)
+register(ROWS)
 
 
 # --- where the operators are called as such ---

@@ -50,17 +50,9 @@ def wide(x: Tensor) -> Tensor:
 
 
 def rows_linear(
-    x: Tensor,
-    weights: list[Tensor],
-    scales: list[Tensor],
-    biases: list[Tensor],
-    norm: Tensor | None,
-    eps: float,
-    shift: float,
-    residual: Tensor | None,
-    gate: str,
-    kind: str,
-) -> list[Tensor]:
+    x: Tensor, weights: list[Tensor], scales: list[Tensor], biases: list[Tensor],
+    norm: Tensor | None, eps: float, shift: float, residual: Tensor | None, gate: str, kind: str,
+) -> list[Tensor]:  # fmt: skip
     h = wide(x)
     if norm is not None:
         h = normalised(h, norm, eps, shift)
@@ -79,15 +71,9 @@ def normalised(h: Tensor, norm: Tensor, eps: float, shift: float) -> Tensor:
 
 
 def prepared(
-    x: Tensor,
-    batch: int,
-    head: int,
-    norm: Tensor | None,
-    eps: float,
-    shift: float,
-    cosine: Tensor | None,
-    sine: Tensor | None,
-) -> Tensor:
+    x: Tensor, batch: int, head: int,
+    norm: Tensor | None, eps: float, shift: float, cosine: Tensor | None, sine: Tensor | None,
+) -> Tensor:  # fmt: skip
     """`(batch, heads, head)`, normalised and turned."""
     h = wide(x).reshape(batch, -1, head)
     if norm is not None:
@@ -119,16 +105,9 @@ def decode_attention(
 
 
 def cached_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    new_k: Tensor,
-    new_v: Tensor,
-    positions: Tensor,
-    limited: bool,
-    mask: Tensor | None,
-    *rest: object,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, new_k: Tensor, new_v: Tensor,
+    positions: Tensor, limited: bool, mask: Tensor | None, *rest: object,
+) -> Tensor:  # fmt: skip
     """Both writes, then attention up to `positions` where it is `limited` to that. `rest` is `prepare` of the query,
     `prepare` of the keys, and the scale."""
     cache_write(k, new_k, positions, 2, *rest[5:10])

@@ -32,16 +32,9 @@ def _apart(rows: Tensor) -> int:
 
 
 def cache_write(
-    cache: Tensor,
-    new: Tensor,
-    positions: Tensor,
-    dim: int,
-    norm: Tensor | None,
-    eps: float,
-    shift: float,
-    cosine: Tensor | None,
-    sine: Tensor | None,
-) -> None:
+    cache: Tensor, new: Tensor, positions: Tensor, dim: int,
+    norm: Tensor | None, eps: float, shift: float, cosine: Tensor | None, sine: Tensor | None,
+) -> None:  # fmt: skip
     batch, heads, head = cache.shape[0], cache.shape[3 - dim], cache.shape[3]
     new = new.reshape(batch, heads, head)
     cosine, sine, cosines, sines = angles(cosine, sine, head, new)
@@ -61,31 +54,16 @@ def decode_attention(
 
 
 def cached_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    new_k: Tensor,
-    new_v: Tensor,
-    positions: Tensor,
-    limited: bool,
-    mask: Tensor | None,
-    *rest: object,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, new_k: Tensor, new_v: Tensor,
+    positions: Tensor, limited: bool, mask: Tensor | None, *rest: object,
+) -> Tensor:  # fmt: skip
     return _attention(q, k, v, (new_k, new_v), positions, limited, mask, rest[:5], rest[5:10], rest[10])
 
 
 def _attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    new: tuple[Tensor, Tensor] | None,
-    positions: Tensor | None,
-    limited: bool,
-    mask: Tensor | None,
-    prepare: tuple,
-    prepare_key: tuple,
-    scale: float,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, new: tuple[Tensor, Tensor] | None,
+    positions: Tensor | None, limited: bool, mask: Tensor | None, prepare: tuple, prepare_key: tuple, scale: float,
+) -> Tensor:  # fmt: skip
     """Over a cache, into which the `new` key and value go first."""
     batch, groups, length, head = k.shape
     out = torch.empty_like(q, memory_format=torch.contiguous_format)

@@ -21,17 +21,9 @@ _GATE = {"": 0, "silu": 1, "gelu": 2, "gelu_tanh": 3}
 
 
 def rows_linear(
-    x: Tensor,
-    weights: list[Tensor],
-    scales: list[Tensor],
-    biases: list[Tensor],
-    norm: Tensor | None,
-    eps: float,
-    shift: float,
-    residual: Tensor | None,
-    gate: str,
-    kind: str,
-) -> list[Tensor]:
+    x: Tensor, weights: list[Tensor], scales: list[Tensor], biases: list[Tensor],
+    norm: Tensor | None, eps: float, shift: float, residual: Tensor | None, gate: str, kind: str,
+) -> list[Tensor]:  # fmt: skip
     k = x.shape[-1]
     rows = x.numel() // k
     x = x.contiguous()

@@ -24,17 +24,10 @@ from tessera.executors.rows.kernels.gemv import activated, of_program
 def _nibbles(packed, ASM: tl.constexpr):
     """Bytes of two whole numbers from -8 to 7 -> those in the low bits and those in the high ones, times 16."""
     if ASM:
-        low = tl.inline_asm_elementwise(
-            "{ .reg .b32 t; shl.b32 t, $1, 4; and.b32 $0, t, 0xF0F0F0F0; }",
-            "=r,r",
-            [packed],
-            dtype=tl.int8,
-            is_pure=True,
-            pack=4,
-        )
-        high = tl.inline_asm_elementwise(
-            "and.b32 $0, $1, 0xF0F0F0F0;", "=r,r", [packed], dtype=tl.int8, is_pure=True, pack=4
-        )
+        shift: tl.constexpr = "{ .reg .b32 t; shl.b32 t, $1, 4; and.b32 $0, t, 0xF0F0F0F0; }"
+        mask: tl.constexpr = "and.b32 $0, $1, 0xF0F0F0F0;"
+        low = tl.inline_asm_elementwise(shift, "=r,r", [packed], dtype=tl.int8, is_pure=True, pack=4)
+        high = tl.inline_asm_elementwise(mask, "=r,r", [packed], dtype=tl.int8, is_pure=True, pack=4)
     else:
         low, high = packed << 4, (packed >> 4) << 4
     return low, high
