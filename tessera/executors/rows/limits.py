@@ -59,11 +59,12 @@ def few_rows(x: TensorType) -> bool:
     return static and x.dtype in DTYPES and 0 < math.prod(x.shape[:-1]) <= ROWS and x.shape[-1] % COLUMNS == 0
 
 
-def linear(x: TensorType, weight: TensorType, quantized: bool) -> bool:
+def linear(x: TensorType, weight: TensorType, bias: TensorType | None, quantized: bool) -> bool:
     """A product of few rows and a weight that lies row by row, of the same type or quantized."""
     static = len(weight.shape) == 2 and all(type(n) is int for n in weight.shape)
     same = quantized or weight.dtype == x.dtype
-    return static and same and weight.stride == (weight.shape[1], 1) and few_rows(x) and runs(x.device)
+    plain = bias is None or bias.stride == (1,)
+    return static and same and plain and weight.stride == (weight.shape[1], 1) and few_rows(x) and runs(x.device)
 
 
 def attention(q: TensorType, k: TensorType, v: TensorType) -> bool:

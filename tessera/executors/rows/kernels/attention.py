@@ -26,6 +26,12 @@ def angles(cosine: Tensor | None, sine: Tensor | None, head: int, other: Tensor)
     return cosine, sine, _apart(cosine), _apart(sine)
 
 
+def _heads(x: Tensor, batch: int, head: int) -> Tensor:
+    """`(batch, heads, head)`, of which every head lies in one piece."""
+    x = x.reshape(batch, -1, head)
+    return x if x.stride(2) == 1 else x.contiguous()
+
+
 def _apart(rows: Tensor) -> int:
     """From one sequence to the next; nothing where all have the same."""
     return rows.stride(0) if rows.shape[0] > 1 else 0
@@ -36,7 +42,7 @@ def cache_write(
     norm: Tensor | None, eps: float, shift: float, cosine: Tensor | None, sine: Tensor | None,
 ) -> None:  # fmt: skip
     batch, heads, head = cache.shape[0], cache.shape[3 - dim], cache.shape[3]
-    new = new.reshape(batch, heads, head)
+    new = _heads(new, batch, head)
     cosine, sine, cosines, sines = angles(cosine, sine, head, new)
     split_attention.write[(batch * heads,)](
         cache, new, positions, new if norm is None else norm, cosine, sine, heads, cache.shape[dim],
@@ -67,13 +73,13 @@ def _attention(
     """Over a cache, into which the `new` key and value go first."""
     batch, groups, length, head = k.shape
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    q = q.reshape(batch, -1, head)
+    q = _heads(q, batch, head)
     heads = q.shape[1]
     norm, eps, shift, *turn = prepare
     cosine, sine, cosines, sines = angles(*turn, head, q)
     key_norm, key_eps, key_shift, *key_turn = prepare_key
     key_cosine, key_sine, key_cosines, key_sines = angles(*key_turn, head, q)
-    new_k, new_v = (q, q) if new is None else (x.reshape(batch, -1, head) for x in new)
+    new_k, new_v = (q, q) if new is None else (_heads(x, batch, head) for x in new)
     split, step, registers, parts = attention_plan(batch * groups, length, head, UNITS)
     span = math.ceil(math.ceil(length / parts) / (split * step)) * split * step
     parts = math.ceil(length / span)

@@ -55,7 +55,7 @@ def counts(p: Pattern, v: Arg) -> bool:
     tensor = p.trace.constants.get(v)
     if tensor is not None:
         with torch._C._DisableTorchDispatch():
-            return torch.equal(tensor.flatten(), torch.arange(tensor.numel(), device=tensor.device))
+            return torch.equal(tensor.flatten(), torch.arange(tensor.numel(), dtype=tensor.dtype, device=tensor.device))
     eqn = p.made_by(v, "arange")
     return eqn is not None and len(eqn.args) == 1
 

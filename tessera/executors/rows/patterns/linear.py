@@ -41,6 +41,11 @@ class Layer:
         return None
 
     @property
+    def taken(self) -> bool:
+        bias = None if self.bias is None else self.bias.tensor
+        return limits.linear(self.x.tensor, self.weight.tensor, bias, bool(self.kind))
+
+    @property
     def held(self) -> list[Value]:
         return [v for v in (self.weight, self.scale, self.bias) if v is not None]
 
@@ -50,7 +55,7 @@ class Linears(Pattern):
         together: dict[object, list[Layer]] = {}
         for eqn in self.trace.equations:
             layer = Layer.of(eqn)
-            if layer is not None and limits.linear(layer.x.tensor, layer.weight.tensor, bool(layer.kind)):
+            if layer is not None and layer.taken:
                 computed = any(v in self.makers for v in layer.held)
                 key = eqn if computed else (layer.x, layer.kind, layer.bias is None)
                 together.setdefault(key, []).append(layer)

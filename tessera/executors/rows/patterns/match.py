@@ -134,7 +134,9 @@ class Pattern:
         norm = self.whole_norm(v) or self.written_norm(v)
         if norm is None or norm.source.dtype not in DTYPES or v.dtype != norm.source.dtype:
             return None
-        return norm if norm.weight.shape == norm.source.shape[-1:] and v.shape == norm.source.shape else None
+        source, weight = norm.source, norm.weight.tensor
+        along = weight.shape == source.shape[-1:] and weight.stride == (1,)
+        return norm if along and v.shape == source.shape else None
 
     def whole_norm(self, v: Value) -> Norm | None:
         eqn = self.made_by(v, "rms_norm")
