@@ -8,8 +8,9 @@ asks for it is told which machine lacks it.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -47,9 +48,9 @@ class Figure:
     source: str
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Machine:
-    """What one device can do; `print` it, or read `machine["matrix.bfloat16"]`."""
+    """What one device can do; `print` it, or read `machine["matrix.bfloat16"]`. A machine is equal to itself alone."""
 
     key: str  # the name it is asked for by
     name: str
@@ -65,9 +66,23 @@ class Machine:
     def __contains__(self, figure: str) -> bool:
         return figure in self.figures
 
+    def size(self, figure: str) -> int:
+        """A figure that counts something: bytes, registers, threads."""
+        return int(self[figure])
+
     @property
     def units(self) -> int:
-        return int(self["units"])
+        return self.size("units")
+
+    @property
+    def capability(self) -> int:
+        """Of a GPU, as `sm_90` says it: 90."""
+        return int(self.architecture.removeprefix("sm_"))
+
+    @property
+    def copies_in_bulk(self) -> bool:
+        """Whether one instruction of a GPU copies a tile between memory and shared memory (TMA)."""
+        return self.capability >= 90
 
     @property
     def bandwidth(self) -> float:
@@ -96,8 +111,9 @@ def unit_of(figure: str) -> str:
     return FIGURES[figure.partition(".")[0]][0]
 
 
+@functools.cache
 def machine(which: str | Path) -> Machine:
-    """The machine of that name, or the one that a file describes."""
+    """The machine of that name, or the one that a file describes; the same object every time."""
     path = Path(which)
     if path.suffix == ".json":
         if not path.is_file():
@@ -110,14 +126,10 @@ def machine(which: str | Path) -> Machine:
     return read(key, (files(__package__) / _DATA / f"{key}.json").read_text(encoding="utf-8"))
 
 
+@functools.cache
 def known() -> tuple[str, ...]:
-    return tuple(sorted(_keys()))
-
-
-def _keys() -> Iterator[str]:
-    for file in (files(__package__) / _DATA).iterdir():
-        if file.name.endswith(".json"):
-            yield file.name.removesuffix(".json")
+    names = (file.name for file in (files(__package__) / _DATA).iterdir())
+    return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
 
 
 def read(key: str, text: str) -> Machine:

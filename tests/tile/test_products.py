@@ -304,7 +304,9 @@ def test_cuda_tile_gives_the_right_numbers(name: str) -> None:
 
 def test_cuda_tile_keeps_two_accumulators_in_registers() -> None:
     pytest.importorskip("cuda.tile")
-    from tessera.tile.targets.cuda_tile import TARGET, toolchain
+    from on_h200 import CUDA_TILE as TARGET
+
+    from tessera.tile.targets.cuda_tile import toolchain
 
     if not toolchain.available():
         pytest.skip("needs cuda-tile[tileiras]")

@@ -35,6 +35,8 @@ from tessera.util.errors import InputError, OptionError
 
 pytest.importorskip("triton")
 
+from on_h200 import H200, propose  # noqa: E402
+from on_h200 import TRITON as TARGET  # noqa: E402
 from triton_cases import NO_LOOP, TRIALS, function_cases, run, sizes_of  # noqa: E402
 
 from tessera.tile.targets.triton import ahead  # noqa: E402
@@ -43,9 +45,7 @@ from tessera.tile.targets.triton.functions import FLOAT, INTEGER, TRUTH  # noqa:
 from tessera.tile.targets.triton.halves import halves, schedules  # noqa: E402
 from tessera.tile.targets.triton.launch import Launcher  # noqa: E402
 from tessera.tile.targets.triton.layout import needs_wide, unwrap  # noqa: E402
-from tessera.tile.targets.triton.propose import propose  # noqa: E402
 from tessera.tile.targets.triton.resources import compile_only  # noqa: E402
-from tessera.tile.targets.triton.target import TARGET  # noqa: E402
 
 
 def test_under_the_interpreter(tmp_path: Path) -> None:
@@ -328,7 +328,8 @@ def test_proposals_know_the_measured_facts() -> None:
 
 
 def test_targets_by_device_and_name() -> None:
-    assert missing("triton") == "" and named("triton") is TARGET and target_for("cuda") is TARGET
+    assert missing("triton") == "" and named("triton", H200) is named("triton", H200)
+    assert named("triton") is target_for("cuda") and target_for("cuda").machine.kind == "gpu"
     assert target_for("meta") is None
 
 
