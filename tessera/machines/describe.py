@@ -24,6 +24,8 @@ FIGURES = {
     "memory": ("B", "main memory"),
     "bandwidth": ("B/s", "of main memory, as a copy reaches it, bytes read and written"),
     "peak_bandwidth": ("B/s", "of main memory, as promised"),
+    "triad_bandwidth": ("B/s", "of main memory, as the sum of two vectors reaches it"),
+    "l2_bandwidth": ("B/s", "as a copy reaches it that stays in the cache which all units share"),
     "l2": ("B", "cache that all units share"),
     "l1": ("B", "cache of a unit"),
     "shared": ("B", "shared memory of a unit"),
@@ -38,6 +40,8 @@ FIGURES = {
     "matrix": ("FLOP/s", "of matrix units, by dtype"),
     "link": ("B/s", "to other devices, all links together, one way, by kind"),
     "launch": ("s", "of the host, for one kernel"),
+    "call": ("s", "of the host, for one operator of PyTorch"),
+    "fork": ("s", "to start a team of threads"),
 }
 _DATA = "data"
 
@@ -97,18 +101,19 @@ class Machine:
         """In 16 bits; what plain units do where there are no matrix units."""
         return self.figures["matrix.bfloat16"].value if "matrix.bfloat16" in self.figures else self.flops
 
+    def data(self) -> dict[str, object]:
+        """As a description's file holds it."""
+        figures = {name: [f.value, f.source] for name, f in self.figures.items()}
+        return {"name": self.name, "kind": self.kind, "architecture": self.architecture, "figures": figures}
+
     def __repr__(self) -> str:
         return f"<Machine {self.key}: {self.name}, {self.architecture}>"
 
     def __str__(self) -> str:
         lines = [f"{self.name} ({self.architecture})"]
-        rows = [(name, _told(f.value, unit_of(name)), f.source) for name, f in self.figures.items()]
+        rows = [(name, told(name, f.value), f.source) for name, f in self.figures.items()]
         widths = [max(len(row[i]) for row in rows) for i in range(2)]
         return "\n".join([*lines, *(f"  {a:<{widths[0]}}  {b:>{widths[1]}}  {c}" for a, b, c in rows)])
-
-
-def unit_of(figure: str) -> str:
-    return FIGURES[figure.partition(".")[0]][0]
 
 
 @functools.cache
@@ -135,12 +140,12 @@ def known() -> tuple[str, ...]:
 def read(key: str, text: str) -> Machine:
     """A description, checked: every figure is one of `FIGURES`, is a positive number and says where it comes from."""
     try:
-        told = json.loads(text)
-        head = [told["name"], told["kind"], told["architecture"]]
-        figures = {name: Figure(float(value), str(source)) for name, (value, source) in told["figures"].items()}
+        data = json.loads(text)
+        head = [data["name"], data["kind"], data["architecture"]]
+        figures = {name: Figure(float(value), str(source)) for name, (value, source) in data["figures"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        told = f"{type(error).__name__}: {error}"
-        raise OptionError(f"{key}: expected name, kind, architecture and figures as [value, source]; {told}") from None
+        why = f"{type(error).__name__}: {error}"
+        raise OptionError(f"{key}: expected name, kind, architecture and figures as [value, source]; {why}") from None
     for name, figure in figures.items():
         if name.partition(".")[0] not in FIGURES:
             raise OptionError(f"{key}: unknown figure {name!r}; the figures are {', '.join(FIGURES)}")
@@ -153,11 +158,13 @@ _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BINARY = ((2**30, "Gi"), (2**20, "Mi"), (2**10, "Ki"))
 
 
-def _told(value: float, unit: str) -> str:
+def told(figure: str, value: float) -> str:
+    """The value of a figure with its unit."""
+    unit, _ = FIGURES[figure.partition(".")[0]]
     if not unit:
         return f"{value:g}"
     if unit == "s":
-        return f"{value * 1e6:g} µs"
+        return f"{value * 1e6:.4g} µs"
     steps = _BINARY if unit == "B" and value < 2**30 else _PREFIXES
     for size, prefix in steps:
         if value >= size:

@@ -60,7 +60,7 @@ def _cpu() -> Machine:
     arm = platform.machine() in ("aarch64", "arm64")
     told = {"units": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1}
     bits = {"AVX512": 512, "AVX2": 256, "SVE256": 256}.get(torch.backends.cpu.get_cpu_capability(), 128)
-    return with_told(described_cpu(arm, bits), told, "the operating system")
+    return with_told(_of_size(described_cpu(arm, bits), told["units"]), told, "the operating system")
 
 
 def described_gpu(properties) -> Machine:
@@ -76,12 +76,17 @@ def described_gpu(properties) -> Machine:
     named = replace(found, architecture=f"sm_{capability}")
     if found.key in short and found.units == units:
         return with_told(named, told, "the driver")
-    named = replace(named, name=properties.name)
-    rates = {name: f.value * units / found.units for name, f in found.figures.items() if name.startswith(RATES)}
     # Both edges of the memory's clock, in kHz, carry a bit a line.
     promised = 2e3 * getattr(properties, "memory_clock_rate", 0) * getattr(properties, "memory_bus_width", 0) / 8
     moved = {"peak_bandwidth": promised, "bandwidth": COPIED * promised}
-    return with_told(with_told(named, rates, f"{found.name}, by the number of units"), told | moved, "the driver")
+    return with_told(_of_size(replace(named, name=properties.name), units), told | moved, "the driver")
+
+
+def _of_size(described: Machine, units: int) -> Machine:
+    """With the rates of so many units."""
+    rates = {name: f.value for name, f in described.figures.items() if name.startswith(RATES)}
+    scaled = {name: value * units / described.units for name, value in rates.items()}
+    return with_told(described, scaled, f"that of {described.key}, by the number of units")
 
 
 def described_cpu(arm: bool, vector_bits: int) -> Machine:
