@@ -10,7 +10,7 @@ import torch
 
 from tessera.frontends.dynamo.frames import OWN_FILE
 
-_OURS = __file__.rsplit("/frontends/", 1)[0]
+_OURS = __file__.rsplit("/frontends/", 1)[0] + "/"
 QUIET = (torch.__path__[0], _OURS)  # how file names of PyTorch's and ours begin
 _STDLIB = os.path.dirname(os.__file__) + "/"
 
@@ -35,11 +35,11 @@ class _EagerSaysIt(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         frame = inspect.currentframe()
         while frame is not None:
-            if frame.f_code.co_filename == _JIT:
+            if frame.f_code.co_filename.startswith(_JIT):
                 return False
             frame = frame.f_back
         return True
 
 
-_JIT = os.path.join(_OURS, "just_in_time", "api.py")
+_JIT = f"{_OURS}just_in_time/"
 logging.getLogger("torch._subclasses.fake_tensor").addFilter(_EagerSaysIt())
