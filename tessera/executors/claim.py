@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tessera.executors.base import Executor, FusionExecutor, OperatorExecutor, Region, in_order
 from tessera.executors.regions import body_of, contract, small_views, with_views
 from tessera.ir.equation import Equation, Recipe, Special
+from tessera.ir.kernel import bound
 from tessera.ir.printer import identifier
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
@@ -87,7 +88,8 @@ def _claim_regions(trace: Trace, executor: FusionExecutor, report: list[Claim]) 
 
 
 def _region(name: str, fn: Callable, executor: FusionExecutor, recipe: Recipe) -> Special:
-    return Special(identifier(name), fn, executor.name, body=recipe.body, recipe=recipe)
+    run, kernel = bound(fn)
+    return Special(identifier(name), run, executor.name, body=recipe.body, recipe=recipe, kernel=kernel)
 
 
 def _claim_together(
