@@ -28,7 +28,7 @@ from tessera.tile.dialect.functions import FUNCTIONS
 from tessera.tile.dialect.index import parse
 from tessera.tile.dialect.ops import KernelOp, element_of
 from tessera.tile.rewrites.split_reduction import can_split
-from tessera.tile.rewrites.split_walk import share
+from tessera.tile.rewrites.split_walk import split_walk
 from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets import missing, named, target_for
 from tessera.util.errors import InputError, OptionError
@@ -132,10 +132,10 @@ def test_walks_keep_their_sums_in_registers(
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
     kernel = kernels.norm_backward(2, m, torch.bfloat16, dynamic=True).kernel
     schedule = propose(kernel, {"n": n})[0]
-    parted = share(kernel, schedule.split)
+    made = split_walk(kernel, schedule.split)
     first, second = (
         compile_only(half, s, arch)
-        for half, s in zip((parted.first, parted.second), schedules(kernel, schedule, parted), strict=True)
+        for half, s in zip((made.first, made.second), schedules(kernel, schedule, made), strict=True)
     )
     assert first.spills == 0 and second.spills == 0
     assert first.registers * 32 * schedule.warps * max(16 // schedule.warps, 1) <= 65536  # as many as were meant fit
@@ -149,9 +149,9 @@ def test_long_rows_come_before_their_columns(
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
     kernel = kernels.norm_backward(2, 32768, dtype, dynamic=True).kernel
     schedule = propose(kernel, {"n": 2048})[0]
-    parted = halves(kernel, schedule)
-    assert schedule.loop and parted.second.axis_names("reduce") == (kernel.walked,)
-    for half, own in zip((parted.first, parted.second), schedules(kernel, schedule, parted), strict=True):
+    made = halves(kernel, schedule)
+    assert schedule.loop and made.second.axis_names("reduce") == (kernel.walked,)
+    for half, own in zip((made.first, made.second), schedules(kernel, schedule, made), strict=True):
         found = compile_only(half, replace(own, split=1))
         assert found.spills == 0 and found.registers <= 128 and "ld.global.v4" in found.ptx
 

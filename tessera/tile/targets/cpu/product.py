@@ -129,9 +129,9 @@ def _fits(seen: Layout, p: Product) -> bool:
     plain = all(not x.indices and x.mask is None and element(element_of(x.buffer)) == F32 for x in (p.lhs, p.rhs))
     along = (_steps(seen.at[x], p.rows, p.columns, k) for x in (p.lhs, p.rhs))
     (left_row, left_column, left_k), (right_row, right_column, right_k) = along
-    apart = left_k == right_k == 1 and left_column == right_row == 0 and left_row and right_column
+    separate = left_k == right_k == 1 and left_column == right_row == 0 and left_row and right_column
     stores = [op for op in seen.kernel.block.ops if isinstance(op, StoreOp)]
-    return bool(plain and apart) and all(op.mode.data == "set" for op in stores)
+    return bool(plain and separate) and all(op.mode.data == "set" for op in stores)
 
 
 def _steps(at: Index, *axes: str) -> list[int | None]:

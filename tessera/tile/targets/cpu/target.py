@@ -18,7 +18,7 @@ from tessera.machines import Machine
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.rewrites.offline import without_reduce_exp
 from tessera.tile.rewrites.online import with_reduce_exp
-from tessera.tile.rewrites.split_walk import halves
+from tessera.tile.rewrites.split_walk import split
 from tessera.tile.schedules.schedule import Schedule, inner_axis, reduced_axis
 from tessera.tile.targets.base import CompiledKernel
 from tessera.tile.targets.cpu import jit
@@ -132,7 +132,7 @@ def _load(data: dict, host: Host) -> CpuKernel | None:
 
 
 def _build_halves(kernel: KernelOp, schedule: Schedule, host: Host) -> Pair[CpuKernel]:
-    made = halves(kernel, schedule.split)
+    made = split(kernel, schedule.split)
     start = without_reduce_exp(made.first) if _row_stays(made.first, host) else made.first
     first = _build(start, replace(schedule, split=1), host)
     second = _build(made.second, Schedule(), host)

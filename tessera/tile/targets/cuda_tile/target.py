@@ -16,7 +16,7 @@ from tessera.machines import Machine
 from tessera.tile.dialect import interp
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.rewrites.offline import without_reduce_exp
-from tessera.tile.rewrites.split_walk import halves
+from tessera.tile.rewrites.split_walk import split
 from tessera.tile.schedules.limits import Limits
 from tessera.tile.schedules.schedule import Schedule, reduced_axis
 from tessera.tile.targets.cuda_tile import driver, toolchain
@@ -98,7 +98,7 @@ class CudaTile:
     def compile(self, kernel: KernelOp, schedule: Schedule) -> CudaTileKernel | Pair[CudaTileKernel]:
         if schedule.split == 1:
             return _compile(kernel, schedule)
-        made = halves(kernel, schedule.split)
+        made = split(kernel, schedule.split)
         first, second = of_halves(kernel, schedule, made.second)
         return Pair(kernel, made, _compile(made.first, first), _compile(made.second, second))
 

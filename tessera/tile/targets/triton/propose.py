@@ -23,7 +23,7 @@ from tessera.tile.dialect.ops import (
     axes_of,
     element_of,
 )
-from tessera.tile.rewrites.split_rows import apart, can_part
+from tessera.tile.rewrites.split_rows import can_split_rows, split_rows
 from tessera.tile.schedules.cost import axis_sizes
 from tessera.tile.schedules.limits import Limits
 from tessera.tile.schedules.schedule import Schedule, inner_axis, reduced_axis
@@ -183,12 +183,12 @@ def _split_rows(shape: Shape, key: str, size: int) -> Iterator[Schedule]:
 def _short(shape: Shape) -> bool:
     """Rows whose sums fit into registers, and those that cannot be done otherwise."""
     assert shape.axis is not None
-    return shape.sizes[shape.axis] <= shape.limits.carried_row or not can_part(shape.kernel)
+    return shape.sizes[shape.axis] <= shape.limits.carried_row or not can_split_rows(shape.kernel)
 
 
 def _rows_then_columns(kernel: KernelOp, sizes: dict[str, int], limits: Limits) -> Iterator[Schedule]:
     """Long rows: what their reductions give first, then columns with their sums, each kernel as if it were alone."""
-    halves = apart(kernel)
+    halves = split_rows(kernel)
     rows, second = Shape(halves.first, sizes, limits), Shape(halves.second, sizes, limits)
     assert rows.axis is not None
     walk = next(s for s in _rows(rows) if s.loop and s.split == 1)
