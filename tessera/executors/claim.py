@@ -14,6 +14,7 @@ from tessera.executors.base import Executor, FusionExecutor, OperatorExecutor, R
 from tessera.executors.regions import body_of, contract, small_views, with_views
 from tessera.ir.alias import FUNCTIONAL
 from tessera.ir.equation import Equation, Recipe, Special
+from tessera.ir.kernel import bound
 from tessera.ir.printer import identifier
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
@@ -101,7 +102,8 @@ def _claim_regions(trace: Trace, executor: FusionExecutor, report: list[Claim]) 
 
 
 def _region(name: str, fn: Callable, executor: FusionExecutor, recipe: Recipe) -> Special:
-    return Special(identifier(name), fn, executor.name, body=recipe.body, recipe=recipe)
+    run, kernel = bound(fn)
+    return Special(identifier(name), run, executor.name, body=recipe.body, recipe=recipe, kernel=kernel)
 
 
 def _claim_together(
