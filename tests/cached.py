@@ -55,7 +55,7 @@ def called(fn: Callable, args: tuple, **options: object) -> Results:
     return [*(out if isinstance(out, tuple) else (out,)), *args, fast]
 
 
-def both(
+def check_loaded(
     run: Callable[[], Results], graphs: int = 1, same: Callable[[object, object], bool] = same_bits
 ) -> tuple[object, object]:
     """Compiled, then loaded: the same, bit for bit unless said otherwise. Gives the two jitted functions."""

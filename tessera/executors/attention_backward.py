@@ -21,6 +21,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from tessera.ir.layouts import with_strides
+from tessera.ir.types import contiguous_strides
 from tessera.torch_internals.operators import OpOverload, raw_callable
 
 BY_TOKEN = (0, 2, 1, 3)  # [B, H, T, D] with T before H in memory: what a projection after attention gives back
@@ -28,12 +30,7 @@ BY_TOKEN = (0, 2, 1, 3)  # [B, H, T, D] with T before H in memory: what a projec
 
 def laid_out(x: Tensor, order: tuple[int, ...]) -> Tensor:
     """`x` with its dimensions dense in memory in this order; itself where it is so already."""
-    step = 1
-    for d in reversed(order):
-        if x.shape[d] > 1 and x.stride(d) != step:
-            return x.permute(order).contiguous().permute([order.index(i) for i in range(x.ndim)])
-        step *= x.shape[d]
-    return x
+    return with_strides(x, contiguous_strides(x.shape, order))  # type: ignore[arg-type]
 
 
 def order_of(x: Tensor) -> tuple[int, ...]:

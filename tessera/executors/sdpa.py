@@ -14,7 +14,6 @@ from torch.nn.attention import SDPBackend
 from tessera.executors.base import OperatorExecutor, register
 from tessera.ir import fake
 from tessera.ir.equation import Equation, Value, map_values
-from tessera.ir.schema import bind
 from tessera.torch_internals.fake import unset_fake_temporarily
 from tessera.torch_internals.operators import aten_name, fused_sdp_choice, sdp_priority_order
 
@@ -37,7 +36,7 @@ def claims(eqn: Equation) -> Callable | None:
 
 def backend(eqn: Equation) -> str:
     """The kernel eager PyTorch would choose for this call, in words."""
-    positional, keyword = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+    positional, keyword = eqn.bound()
     query, key, value, mask, dropout, causal = positional[:6]
     tensors = (query, key, value, mask)
     try:

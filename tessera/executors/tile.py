@@ -7,8 +7,9 @@ region that has no kernel, or whose device has no target here, is left to the ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -30,16 +31,18 @@ from tessera.passes.decompose.apply import decompose as take_apart
 from tessera.passes.decompose.random import compute_random
 from tessera.passes.decompose.split_bias import split_bias
 from tessera.passes.fuse import regions as fuse
-from tessera.passes.fuse.duplicate import own_copies
+from tessera.passes.fuse.compiler import CONTRACT, POINTWISE, REDUCE, SCAN, Compiler, is_outer
+from tessera.passes.fuse.duplicate import duplicate
 from tessera.passes.fuse.horizontal import horizontal
-from tessera.passes.fuse.recompute import compute_again
+from tessera.passes.fuse.recompute import recompute
 from tessera.tile.dialect.overwrite import overwrites
 from tessera.tile.from_trace.batch import batch, form
+from tessera.tile.from_trace.kernel import TileKernel, examples
 from tessera.tile.from_trace.launch import launcher
 from tessera.tile.from_trace.lower.rule import Call, rule_of
 from tessera.tile.from_trace.region import Lowered, Unlowerable, check, kind_of, lower, why_not
 from tessera.tile.schedules.schedule import Schedule
-from tessera.tile.targets import CompiledKernel, Target, target_for
+from tessera.tile.targets import Target, target_for
 from tessera.tile.targets.autotune import choose
 from tessera.torch_internals.operators import OpOverload, op_name
 from tessera.util.config import config, override
@@ -51,7 +54,7 @@ LONE_ON_CPU = names("gelu gelu_backward silu silu_backward")
 LARGE_GELU = 1 << 16
 MANY_ROWS = 128  # of a running sum: a kernel of ours takes as long as some thirty of PyTorch's steps
 LONE = 4  # equations outside of regions that are worth a launch of their own together
-_launchers: dict[tuple, Callable | None] = {}
+_launchers: dict[tuple, TileKernel | None] = {}
 _refused: dict[tuple, str] = {}  # why a region has no kernel
 _checked: dict[tuple, tuple[float, str]] = {}
 
@@ -75,7 +78,7 @@ def refusal(eqn: Equation) -> str:
     rule = rule_of(eqn.op)
     if rule is not None and rule.raises is not None and device.type == "cpu" and (why := rule.raises(Call.of(eqn))):
         return why
-    return products.refusal(eqn, target) if rule is not None and rule.kind == fuse.CONTRACT else ""
+    return products.refusal(eqn, target) if rule is not None and rule.kind == CONTRACT else ""
 
 
 def _has_float8(eqn: Equation) -> bool:
@@ -126,14 +129,14 @@ def _alone(eqn: Equation) -> bool:
         return True
     t = eqn.results()[0].tensor
     if t.device.type == "cpu":
-        lone = _kind(eqn) == fuse.CONTRACT or _lone_activation(eqn, t.numel()) or _column_sum(eqn)
+        lone = _kind(eqn) == CONTRACT or _lone_activation(eqn, t.numel()) or _column_sum(eqn)
         return t.dtype == torch.float32 and lone
-    if t.device.type == "cuda" and _kind(eqn) == fuse.SCAN:
+    if t.device.type == "cuda" and _kind(eqn) == SCAN:
         dims = _reduced(eqn)
-        return fuse.is_outer(eqn, dims) and size_hint(t.shape[dims[0]]) >= MANY_ROWS
+        return is_outer(eqn, dims) and size_hint(t.shape[dims[0]]) >= MANY_ROWS
     if t.device.type != "cuda" or max(v.tensor.numel() for v in (*eqn.inputs(), *eqn.results())) < 2**18:
         return False
-    if _kind(eqn) == fuse.REDUCE:
+    if _kind(eqn) == REDUCE:
         return bool(_reduced(eqn)) and t.numel() >= 256
     if op_name(eqn.op) in ("gelu", "gelu_backward") and t.dtype in (torch.float16, torch.bfloat16):  # type: ignore[union-attr]
         return True
@@ -149,7 +152,7 @@ def _lone_activation(eqn: Equation, points: int) -> bool:
 
 
 def _column_sum(eqn: Equation) -> bool:
-    return op_name(eqn.op) == "sum" and _kind(eqn) == fuse.REDUCE and fuse.is_outer(eqn, _reduced(eqn))  # type: ignore[union-attr]
+    return eqn.opname == "sum" and _kind(eqn) == REDUCE and is_outer(eqn, _reduced(eqn))
 
 
 def _writes(eqn: Equation) -> bool:
@@ -158,7 +161,7 @@ def _writes(eqn: Equation) -> bool:
     return rule is not None and rule.walks and eqn.results()[0].tensor.device.type == "cuda"
 
 
-COMPILER = fuse.Compiler(_kind, refusal, _reduced, _expensive, _check, _alone, products.loses, _writes)
+COMPILER = Compiler(_kind, refusal, _reduced, _expensive, _check, _alone, products.loses, _writes)
 
 
 def _holds(eqn: Equation) -> bool:
@@ -194,12 +197,12 @@ def _computes_random(device: torch.device) -> bool:
 
 def _duplicate(trace: Trace) -> Trace:
     """Sums over outer dimensions with arithmetic of their own."""
-    return own_copies(trace, COMPILER)
+    return duplicate(trace, COMPILER)
 
 
 def _recompute(trace: Trace) -> Trace:
     """Kernels with what others would write for them in more bytes than it is made of."""
-    return dce(compute_again(trace, COMPILER))
+    return dce(recompute(trace, COMPILER))
 
 
 DECOMPOSE: Passes = (
@@ -239,7 +242,7 @@ def reasons(trace: Trace) -> dict[str, str]:
 # --- kernels ------------------------------------------------------------------------------------------
 
 
-def compile_region(body: Trace) -> Callable | None:
+def compile_region(body: Trace) -> TileKernel | None:
     key = structure(body)
     if key not in _launchers:
         target = target_for(body.outputs[0].tensor.device) if body.outputs else None  # type: ignore[union-attr]
@@ -251,7 +254,7 @@ def compile_region(body: Trace) -> Callable | None:
 
 
 @contextmanager
-def own_kernels() -> Iterator[dict[tuple, Callable | None]]:
+def own_kernels() -> Iterator[dict[tuple, TileKernel | None]]:
     """While this is open every region is compiled anew, and no program comes from the disk; what was made stands in
     what it gives."""
     before = dict(_launchers)
@@ -265,40 +268,33 @@ def own_kernels() -> Iterator[dict[tuple, Callable | None]]:
         _launchers.update(before | made)
 
 
-def build(body: Trace, target: Target, schedule: Schedule | None = None) -> Callable:
-    """A callable for a region; `Unlowerable` or `NotImplementedError` says why no kernel can be made of it."""
+def build(body: Trace, target: Target, schedule: Schedule | None = None) -> TileKernel:
+    """The kernel of a region; `Unlowerable` or `NotImplementedError` says why no kernel can be made of it."""
     lowered = lower(body, body.name)
     if schedule is None:
-        examples = _examples(lowered) if config.autotune else []
-        schedule = choose(target, lowered.kernel, _hints(body, lowered), examples)
-    kernel = target.compile(lowered.kernel, schedule)
-    launch = _launch(body, lowered, kernel, schedule)
-    _offer_writes(launch, body, lowered, lambda over: _launch(body, lowered, kernel, schedule, over))
-    compile_ahead(kernel, lowered.buffers[0].tensor.device)
-    return launch
+        given = examples(lowered) if config.autotune else []
+        schedule = choose(target, lowered.kernel, _hints(body, lowered), given)
+    compiled = target.compile(lowered.kernel, schedule)
+
+    def made(over: dict[int, int], **offers: Any) -> TileKernel:
+        launch = launcher(body, lowered, compiled, over)
+        return TileKernel(
+            run=launch.run, source=launch.source, body=body, lowered=lowered, schedule=schedule, compiled=compiled,
+            **offers,
+        )  # fmt: skip
+
+    kernel = made({}) if lowered.tail else made({}, overwrites=_overwrites(body, lowered), writing=made)
+    compile_ahead(compiled, lowered.buffers[0].tensor.device)
+    return kernel
 
 
-def _launch(
-    body: Trace, lowered: Lowered, kernel: CompiledKernel, schedule: Schedule, over: dict[int, int] | None = None
-) -> Callable:
-    """What a region's callable does, and what can be asked about it."""
-    launch = launcher(body, lowered, kernel, over)
-    launch.kernel, launch.compiled, launch.schedule = lowered.kernel, kernel, schedule  # type: ignore[attr-defined]
-    launch.body, launch.lowered = body, lowered  # type: ignore[attr-defined]
-    launch.examples = lambda: _examples(lowered)  # type: ignore[attr-defined]
-    return launch
-
-
-def _offer_writes(launch: Callable, body: Trace, lowered: Lowered, make: Callable[[dict[int, int]], Callable]) -> None:
-    """Results that the kernel may as well write over an argument (see `passes.region_writes`)."""
-    if lowered.tail:
-        return
+def _overwrites(body: Trace, lowered: Lowered) -> dict[int, tuple[int, ...]]:
+    """Results that the kernel may as well write over an argument."""
     inputs, results = len(lowered.inputs), {v: k for k, v in enumerate(body.outputs)}
-    launch.overwrites = {  # type: ignore[attr-defined]
+    return {
         results[lowered.stored[k - inputs]]: tuple(body.inputs.index(lowered.inputs[j]) for j in reads if j < inputs)
         for k, reads in overwrites(lowered.kernel).items()
     }
-    launch.writing = make  # type: ignore[attr-defined]
 
 
 def _hints(body: Trace, lowered: Lowered) -> dict[str, int]:
@@ -308,15 +304,6 @@ def _hints(body: Trace, lowered: Lowered) -> dict[str, int]:
         for size in (*v.type.shape, *v.type.stride) if isinstance(v.type, TensorType) else ():
             found |= {s: n for s, n in symbol_hints(size).items() if s in found}
     return found
-
-
-def _examples(lowered: Lowered) -> list[torch.Tensor]:
-    """Tensors to measure on. Zeros are valid indices, and no slower than other numbers."""
-    made = []
-    for v in lowered.buffers:
-        shape, stride = ([size_hint(s) for s in sizes] for sizes in (v.shape, v.tensor.stride))
-        made.append(torch.empty_strided(shape, stride, dtype=v.dtype, device=v.tensor.device).zero_())
-    return made
 
 
 def structure(body: Trace) -> tuple:
@@ -357,7 +344,7 @@ def together(trace: Trace, regions: list[Region]) -> list[list[Region]]:
 
 def _may_be_lone(eqn: Equation) -> bool:
     """A counter alone is worth no more on a CPU than the library's addition."""
-    if not isinstance(eqn.op, OpOverload) or has_effect(eqn) or _kind(eqn) != fuse.POINTWISE:
+    if not isinstance(eqn.op, OpOverload) or has_effect(eqn) or _kind(eqn) != POINTWISE:
         return False
     return bool(eqn.out.ndim) or eqn.out.tensor.device.type != "cpu"
 
@@ -366,7 +353,7 @@ def _lone(eqn: Equation) -> Trace:
     return Trace("region", tuple(dict.fromkeys(eqn.inputs())), (eqn,), tuple(eqn.results()))
 
 
-def compile_together(whole: Trace, bodies: list[Trace]) -> Callable | None:
+def compile_together(whole: Trace, bodies: list[Trace]) -> TileKernel | None:
     target = target_for(whole.outputs[0].tensor.device)  # type: ignore[union-attr]
     try:
         return None if target is None else batch(whole, bodies, target)

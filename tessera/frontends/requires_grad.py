@@ -17,11 +17,11 @@ from tessera.ir.alias import KEEP_GRAD
 from tessera.ir.builder import Builder
 from tessera.ir.equation import NO_GRAD, Equation, Value, values_in
 from tessera.ir.record import recording
-from tessera.ir.schema import schema_of
+from tessera.ir.schema import is_view
 from tessera.ir.types import TensorType
 from tessera.torch_internals.autograd import TensorBase
 from tessera.torch_internals.fake import FakeTensor
-from tessera.torch_internals.operators import OpOverload, aten_name
+from tessera.torch_internals.operators import aten_name
 from tessera.util.files import PACKAGE
 
 _FLAG: Any = TensorBase.requires_grad
@@ -33,15 +33,11 @@ def with_history(tensors: Iterable[tuple[Value, object]], equations: Sequence[Eq
     found = {v for v, x in tensors if isinstance(x, torch.Tensor) and _FLAG.__get__(x)}
     for eqn in equations:
         keeps = eqn.op is KEEP_GRAD  # its history is that of its first argument, in whatever mode
-        silent = NO_GRAD in eqn.tags and not _is_view(eqn)  # a view requires gradients if its base does
+        silent = NO_GRAD in eqn.tags and not is_view(eqn.op)  # a view requires gradients if its base does
         stops = not keeps and (silent or aten_name(eqn.op) == "detach")
         if not stops and any(v in found for v in (values_in(eqn.args[:1]) if keeps else eqn.inputs())):
             found.update(v for v in eqn.results() if isinstance(v.type, TensorType) and v.type.is_differentiable)
     return found
-
-
-def _is_view(eqn: Equation) -> bool:
-    return isinstance(eqn.op, OpOverload) and schema_of(eqn.op).is_view
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 from tessera.ir.equation import Arg, Operator, Special, Value, map_values
+from tessera.ir.schema import is_pointwise
 from tessera.ir.types import SYMBOLIC, Size, TensorType, type_of
 from tessera.torch_internals.autograd import lazy_conj, lazy_neg
 from tessera.torch_internals.dispatch import (
@@ -226,7 +227,7 @@ def infer(op: Operator, args: tuple, kwargs: dict, mode: FakeTensorMode) -> obje
 
 def rule_of(op: OpOverload) -> Callable:
     """What tells the types of an operator's results, on fake tensors."""
-    if op in _RULES or torch.Tag.pointwise not in op.tags or op_schema(op).is_mutable:
+    if op in _RULES or not is_pointwise(op) or op_schema(op).is_mutable:
         return _RULES.get(op, op)
     return _as_wide(op)
 

@@ -24,7 +24,7 @@ from tessera.pipeline.lists import PIPELINES, cleaned, editable
 from tessera.pipeline.options import Options
 from tessera.pipeline.run import Edits, Run
 from tessera.pipeline.stage import Stage
-from tessera.runtime.again import Derivative, no_forward_mode
+from tessera.runtime.again import Derivative, Wanted, no_forward_mode
 from tessera.runtime.plan import backward_graph
 from tessera.store.key import Key, key_of, own_function
 from tessera.store.program import (
@@ -103,13 +103,14 @@ class Compilation:
     def made(self, programs: list[Program], ends: Ends, captured: Captured) -> Executable:
         return Executable(programs, ends, self.eager, self.options, self.derivative, captured.enables_grad)
 
-    def derivative(self, wanted: tuple[bool, ...]) -> Derivative:
-        """The backward as a graph that can be differentiated in turn; `wanted` says by which cotangents."""
+    def derivative(self, wanted: Wanted, again: bool) -> Derivative:
+        """The backward as a graph that can be differentiated in turn, if `again` is true; `wanted` says by which
+        cotangents, and which are missing (None)."""
         name, flags, bridge = f"{self.name}_again", {"dump": "", **self.flags}, self.executable.ends.bridge
         with compile_lock, fake.alone(), torch.enable_grad(), override(**flags):
             account = self.account
             assert account.core is not None and account.kept is not None and bridge is not None
-            captured, given = backward_graph(self.captured, account.core, bridge, account.kept, wanted, name)
+            captured, given = backward_graph(self.captured, account.core, bridge, account.kept, wanted, again, name)
             second = Compilation(name, captured, no_forward_mode, self.options, (*self.given, given)).executable
         inputs = captured.trace.inputs
         devices = tuple(v.type.device if isinstance(v.type, TensorType) else None for v in inputs)

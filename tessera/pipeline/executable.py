@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from tessera.executors.aten import bind
 from tessera.ir.printer import compile_trace
 from tessera.ir.trace import Trace
@@ -72,11 +74,10 @@ class Executable:
     def join(self, *runs: Callable) -> Callable:
         """Programs as one call. Kept apart from them, so that a profiler can join others that do the same."""
         layout, plan = self.ends.layout, self.ends.bridge
-        if plan is None:
-            return build_call(runs[0], layout, self.eager, guarded=True)
-        forward, backward = runs
-        core = bridge(forward, backward, plan, Again(plan, self.derivative))
-        return build_call(with_grad(core) if self.enables_grad else core, layout, self.eager, guarded=False)
+        core = runs[0] if plan is None else bridge(*runs, plan, Again(plan, self.derivative))
+        if self.enables_grad:  # views that it gives back have histories too
+            return with_grad(build_call(core, layout, torch.no_grad()(self.eager), guarded=plan is None))
+        return build_call(core, layout, self.eager, guarded=plan is None)
 
     def replayed(self, run: Callable, trace: Trace, options: Options) -> Callable:
         """A program as one that is replayed as a CUDA graph, where that is wanted and can be."""

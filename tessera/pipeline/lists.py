@@ -11,13 +11,12 @@ from functools import partial
 from itertools import takewhile
 
 from tessera.ir.trace import Trace
-from tessera.passes.cached_attention import cached_attention
 from tessera.passes.clean.canonicalise import canonicalise
 from tessera.passes.clean.cse import cse
 from tessera.passes.clean.dce import dce
 from tessera.passes.clean.fold import fold
 from tessera.passes.clean.inline import inline
-from tessera.passes.clean.known import known
+from tessera.passes.clean.known import Given, known
 from tessera.passes.memory.lay_out import lay_out
 from tessera.passes.memory.prefetch import prefetch
 from tessera.passes.memory.reinplace import reinplace
@@ -33,6 +32,10 @@ last = partial(canonicalise, differentiable=False)
 
 def _linear_loss(trace: Trace) -> Trace:
     return dce(linear_loss(trace))
+
+
+def _known(trace: Trace, given: tuple[Given, ...]) -> Trace:
+    return dce(known(trace, given))
 
 
 CLEAN: list[Row] = [
@@ -78,7 +81,6 @@ def finishing(over: str) -> list[Row]:
             over, needs=("backward",), when=parts.offloads,
         ),
         Stage("reinplace", reinplace, "late: it reads the final order", over),
-        Stage("cached_attention", cached_attention, "after reinplace", over),
         Hook("finish", "after reinplace: before it nothing is written", over),
         Stage("lay_out", lay_out, "last: it stands right behind whatever calls the kernel", over),
     ]  # fmt: skip
@@ -87,11 +89,21 @@ def finishing(over: str) -> list[Row]:
 INFERENCE: list[Row] = [
     *CLEAN,
     Hook("rewrite", "on whole operators, where there is no gradient"),
-    Stage("decode", parts.decoded, "on whole operators", when=parts.with_kernels),
     Stage("fp8", parts.narrow, "on whole layers", needs=("account",), quiet=True),
     Hook("decompose", "operators in parts that kernels hold"),
     Stage("inference canonicalise", last, "nothing carries gradients"),
     Stage("inference dce", dce, "what decomposition left"),
+    *claiming(PROGRAM),
+    *finishing(PROGRAM),
+]
+
+DERIVATIVE: list[Row] = [
+    *CLEAN,
+    Hook("decompose", "as in the program that saved them, so that equal equations look equal"),
+    Stage("again canonicalise", last, "as there"),
+    Stage("again fold", fold, "as there"),
+    Stage("again cse", cse, "as there"),
+    Stage("known", _known, "what that program saved", needs=("given",)),
     *claiming(PROGRAM),
     *finishing(PROGRAM),
 ]
@@ -109,7 +121,7 @@ TRAINING: list[Row] = [
     *claiming(BACKWARD), *finishing(BACKWARD),
 ]  # fmt: skip
 
-PIPELINES: dict[str, list[Row]] = {"inference": INFERENCE, "training": TRAINING}
+PIPELINES: dict[str, list[Row]] = {"inference": INFERENCE, "training": TRAINING, "derivative": DERIVATIVE}
 
 # Stages whose program a user may replace: those before executors put their own callables in.
 HALVES = ("forward", "backward")

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch.autograd import forward_ad
 
+from tessera.ir.layouts import with_strides
 from tessera.ir.types import overlaps_itself
-from tessera.runtime import batched
+from tessera.runtime import batched, leaf_hooks
 from tessera.runtime.proxies import Context, make_proxies, pass_on
-from tessera.torch_internals.autograd import DUAL_LEVEL, has_hooks, result_metadata
+from tessera.torch_internals.autograd import DUAL_LEVEL, result_metadata
 from tessera.torch_internals.dispatch import BelowADInplaceOrView
 from tessera.torch_internals.frames import skip_frames
 
@@ -42,6 +43,7 @@ class Bridge:
     reached: tuple[tuple[int, ...], ...]  # cotangents that each gradient is made of, by position in `pulled`
     cut: tuple[int, ...]  # inputs that no result depends on: autograd does not hear of them, nor do their hooks
     edges: tuple[int, ...]  # of each input, its place among a node's `next_functions`, which are those of tensors
+    merges: tuple[tuple[tuple[int, ...], ...] | None, ...]  # of each cotangent, what it is added to before it is used
 
 
 def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable) -> Callable:
@@ -65,12 +67,17 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
             merged[position] = n
         return [*merged, *saved[count:]]
 
-    def gradients(ctx: Context, cts: list[torch.Tensor]) -> Sequence[torch.Tensor | None]:
-        """One for each of `wrt`."""
+    def some_alone(missing: set[int]) -> bool:
+        """Whether something is computed of a missing cotangent. Zeros do in its place where they are only added."""
+        parts = [plan.merges[k] for k in missing]
+        return any(part is None or any(missing.issuperset(other) for other in part) for part in parts)
+
+    def gradients(ctx: Context, cts: list[torch.Tensor | None], partly: bool = False) -> Sequence[torch.Tensor | None]:
+        """One for each of `wrt`. `partly`: some cotangents are missing."""
         laid = zip(cts, ctx.strides, strict=True)  # type: ignore[attr-defined]
-        seeds = [ct if ct.stride() == s else laid_out(ct, s) for ct, s in laid]
+        seeds = [ct if ct is None or ct.stride() == s else laid_out(ct, s) for ct, s in laid]
         given = restore(ctx)
-        if torch.is_grad_enabled() or (getattr(forward_ad, DUAL_LEVEL) >= 0 and any(map(_moves, cts))):
+        if partly or torch.is_grad_enabled() or (getattr(forward_ad, DUAL_LEVEL) >= 0 and any(map(_moves, cts))):
             return again(ctx, given, seeds)
         given[whole:] = seeds
         # Unless the graph is kept, the list is all that holds them now.
@@ -105,15 +112,22 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
                 pass_on(ctx, cts[results:], aligned, unsaved)
             seeds = [cts[i] for i in pulled]
             missing = {k for k, ct in enumerate(seeds) if ct is None}
+            unreached = [missing.issuperset(reached) for reached in plan.reached] if missing else []
+            for position, spared in zip(plan.wrt, unreached, strict=False):
+                if spared:
+                    leaf_hooks.spare(ctx.next_functions[plan.edges[position]][0])
             if len(missing) == len(seeds):
                 return tuple(aligned)
-            known = result_metadata(ctx) if missing else ()
-            for k in missing:
-                like = known[pulled[k]]
-                seeds[k] = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
-            grads = batched.rows(gradients, ctx, seeds) if batched.active() else gradients(ctx, seeds)
-            for position, grad, reached in zip(plan.wrt, grads, plan.reached, strict=True):
-                if missing and reached and missing.issuperset(reached) and not _hooked(ctx, plan.edges[position]):
+            if missing and some_alone(missing) and not batched.active():
+                grads = gradients(ctx, seeds, partly=True)
+            else:
+                known = result_metadata(ctx) if missing else ()
+                for k in missing:
+                    like = known[pulled[k]]
+                    seeds[k] = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
+                grads = batched.rows(gradients, ctx, seeds) if batched.active() else gradients(ctx, seeds)
+            for k, (position, grad) in enumerate(zip(plan.wrt, grads, strict=True)):
+                if missing and unreached[k]:
                     continue  # nothing flows here, and autograd gives no gradient
                 aligned[position] = grad if aligned[position] is None else _sum(aligned[position], grad)
             return tuple(aligned)
@@ -137,17 +151,11 @@ def _detached(apply: Callable, cut: tuple[int, ...]) -> Callable:
     return call
 
 
-def _hooked(ctx: Context, edge: int) -> bool:
-    """Hooks wait at this leaf. Autograd would call them with None: zeros are what they can bear."""
-    leaf = getattr(ctx.next_functions[edge][0], "variable", None)  # type: ignore[attr-defined]
-    return leaf is not None and has_hooks(leaf)
-
-
 def laid_out(ct: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     """A cotangent in the layout of the result it belongs to: the backward program was made for that layout."""
     if overlaps_itself(ct.shape, stride):
         return ct.contiguous()
-    return torch.empty_strided(ct.shape, stride, dtype=ct.dtype, device=ct.device).copy_(ct)
+    return with_strides(ct, stride)
 
 
 def with_grad(core: Callable) -> Callable:

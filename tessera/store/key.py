@@ -76,7 +76,7 @@ def key_of(captured: Captured, executors: Sequence[str | Executor], more: dict[s
 
 def write_aliased(alias: Aliased, writer: Writer) -> list:
     steps = [[*map(writer.arg, (op, args, kwargs)), index, off] for op, args, kwargs, index, off in alias.steps]
-    return [alias.source, alias.of_output, steps]
+    return [alias.source, alias.of_output, steps, alias.same]
 
 
 def facts_of(sizes: Sizes) -> str:

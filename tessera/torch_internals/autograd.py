@@ -32,15 +32,19 @@ BackwardState = symbol(
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
 view_base: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("_base")
 # Whether it is a view, of anything.
-is_view: Callable[[torch.Tensor], bool] = torch.Tensor._is_view
+is_tensor_view: Callable[[torch.Tensor], bool] = torch.Tensor._is_view
 # Views that conjugate or negate when they are read.
 lazy_conj: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor._conj
 lazy_neg: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor._neg_view
 
 
+def hooks_of(leaf: torch.Tensor) -> tuple[dict, dict]:
+    """The hooks that wait for the gradient of this leaf, before and after it is accumulated."""
+    return leaf._backward_hooks or {}, getattr(leaf, "_post_accumulate_grad_hooks", None) or {}
+
+
 def has_hooks(leaf: torch.Tensor) -> bool:
-    """Hooks wait for the gradient of this leaf, before or after it is accumulated."""
-    return bool(leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None))
+    return any(hooks_of(leaf))
 
 
 # Of a node, which the context of a Function is: the shape, dtype and device of each result.

@@ -39,7 +39,7 @@ def batches(start: int, always: int, sweep: int, size: int) -> list:
     ]
 
 
-def judge(report: Report) -> None:
+def check_report(report: Report) -> None:
     many = f"{report.programs} programs, {report.woven} of them woven"
     print(f"{many}; {report.kernels} kernels, {report.share:.0%} of the equations in them")
     many = f"{len(report.failures)} of {report.programs} programs failed\n\n"
@@ -109,31 +109,31 @@ def test_eager_is_right_and_a_wrong_result_is_not() -> None:
 @pytest.mark.skipif(bool(missing("cpu")), reason=missing("cpu"))
 @pytest.mark.parametrize("seeds", batches(0, 240, 1800, 80))
 def test_cpu(seeds: range) -> None:
-    judge(run_regions.run("cpu", seeds))
+    check_report(run_regions.run("cpu", seeds))
 
 
 @pytest.mark.skipif(bool(missing("cpu")), reason=missing("cpu"))
 @pytest.mark.parametrize("seeds", batches(10_000, 40, 160, 40))
 def test_cpu_with_one_kernel_a_program(seeds: range) -> None:
-    judge(run_regions.run("whole", seeds))
+    check_report(run_regions.run("whole", seeds))
 
 
 @pytest.mark.skipif(bool(missing("cpu")), reason=missing("cpu"))
 @pytest.mark.parametrize("seeds", batches(50_000, 40, 160, 40))
 def test_cpu_with_sizes_that_change(seeds: range) -> None:
     report = run_regions.run("dynamic", seeds)
-    judge(report)
+    check_report(report)
     assert report.resized > 0.6 * report.programs, f"only {report.resized} of {report.programs} ran at another size"
 
 
 @pytest.mark.parametrize("seeds", batches(20_000, 80, 240, 80))
 def test_interpreter(seeds: range) -> None:
-    judge(run_regions.run("interp", seeds))
+    check_report(run_regions.run("interp", seeds))
 
 
 @pytest.mark.parametrize("seeds", batches(70_000, 30, 240, 30))
 def test_model_of_cutile(seeds: range) -> None:
-    judge(run_regions.run("cutile", seeds))
+    check_report(run_regions.run("cutile", seeds))
 
 
 @pytest.mark.skipif(bool(missing("triton")), reason=missing("triton"))
@@ -150,7 +150,7 @@ def test_triton_interpreter(seeds: range) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    judge(Report(**json.loads(done.stdout.splitlines()[-1])))
+    check_report(Report(**json.loads(done.stdout.splitlines()[-1])))
 
 
 @pytest.mark.skipif(bool(missing("triton")), reason=missing("triton"))

@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from tessera.ir.builder import aten
-from tessera.ir.equation import ACTIVE, Equation, Special, Value
-from tessera.passes.decompose.nn import Results, cast, out, rule, wide
+from tessera.ir.builder import aten, emit
+from tessera.ir.equation import Equation, Special, Value
+from tessera.ops.families import cast
+from tessera.passes.decompose.nn import Results, out, rule, wide
 from tessera.torch_internals.fake import FakeTensor
 from tessera.torch_internals.operators import OpOverload, op_name
 
@@ -38,7 +39,7 @@ CLASS_LOGIT = Special("class_logit", _class_logit)
 def _at_class(x: Value, target: Value, ignored: int) -> Value:
     """The logit of every row's class, in single precision at least."""
     if x.tensor.device.type == "cpu":
-        return wide(ACTIVE[-1].emit(CLASS_LOGIT, x, target, ignored))  # type: ignore[attr-defined]
+        return wide(emit(CLASS_LOGIT, x, target, ignored))
     return aten.squeeze(aten.gather(wide(x), 1, aten.unsqueeze(_safe(target, ignored)[1], 1)), 1)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.ops.fp8 import refusal
-from tessera.ops.rows import dequantized
+from tessera.ops.quantized import dequantized
 from tessera.tools.bench.measure import timed_block
 from tessera.tools.llama import Cache
 from tessera.torch_internals.dispatch import TorchDispatchMode

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from tessera.tools.profile.chrome import trace_events
 from tessera.tools.profile.measured import Row, Span
+from tessera.tools.units import percent
 from tessera.util.errors import OptionError
 from tessera.util.html import as_html
 
@@ -72,7 +73,7 @@ class Profile:
         total = sum(g.seconds for g in shown) or 1.0
         for g in shown[:limit]:
             table.add_row(
-                f"{g.seconds * 1e6:.1f} µs", f"{g.seconds / total:.1%}", _percent(g.reached), g.limit,
+                f"{g.seconds * 1e6:.1f} µs", f"{g.seconds / total:.1%}", percent(g.reached), g.limit,
                 _scaled(g.bytes, "B"), _scaled(g.flops, ""), g.what, g.where, g.module,
             )  # fmt: skip
         if limit is not None and len(shown) > limit:
@@ -158,10 +159,6 @@ def _group(rows: list[Row], by: str) -> Group:
         sum(row.roofline_seconds for row in rows),
         max(longest, key=lambda limit: longest[limit]),
     )
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.0%}"
 
 
 def _scaled(number: float, unit: str) -> str:

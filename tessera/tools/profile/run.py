@@ -19,7 +19,7 @@ from statistics import median
 import torch
 
 from tessera.just_in_time.compiled import compiled_state
-from tessera.tile.schedules.cost import machine_for
+from tessera.machines.measure import rates
 from tessera.tools.profile.gradients import pull
 from tessera.tools.profile.instrument import Labelled, Log, clocked, in_place, labelled, ranged
 from tessera.tools.profile.result import Profile, Rates
@@ -124,7 +124,7 @@ def _on_gpu(compilations: list[Labelled], step: Callable[[], None], steps: int) 
 
 
 def _profile(programs: Programs, measured: list[Step], plain: float, device: torch.device, steps: int) -> Profile:
-    machine = machine_for(device)
+    machine = rates(device)
     rows = rows_of(programs, measured, machine)
     if not rows:
         raise InputError("no compiled program ran in these steps; was the function called with other arguments before?")

@@ -14,7 +14,6 @@ from typing import Protocol
 import torch
 
 from tessera.ir.equation import Arg, Equation, Value
-from tessera.ir.schema import bind
 from tessera.tile.from_trace.index import Index, Indices, Ranges
 from tessera.tile.from_trace.values import Emit, T
 from tessera.torch_internals.operators import OpOverload, op_name, overload_name
@@ -49,7 +48,7 @@ class Call:
 
     @staticmethod
     def of(eqn: Equation, number: int = 0) -> Call:
-        positional, keyword = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+        positional, keyword = eqn.bound()
         return Call(eqn, tuple(positional), keyword, number)
 
     @property
