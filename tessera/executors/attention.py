@@ -16,7 +16,6 @@ from torch import Tensor
 
 from tessera.executors.base import OperatorExecutor, register
 from tessera.ir.equation import Equation, Value
-from tessera.ir.schema import bind
 from tessera.ir.types import size_hint
 from tessera.machines import Machine
 from tessera.tile.attention import Attention, attention, attention_parts, attention_whole
@@ -43,7 +42,7 @@ def claims(eqn: Equation) -> Callable | None:
 
 def refusal(eqn: Equation) -> str:
     """Why this call is left to other executors; empty where it is ours."""
-    positional, keyword = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+    positional, keyword = eqn.bound()
     query, key, value, mask, dropout, causal = positional[:6]
     assert isinstance(query, Value) and isinstance(key, Value) and isinstance(value, Value)
     if target_for(query.tensor.device) is None or query.tensor.device.type != "cuda":

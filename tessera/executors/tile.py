@@ -15,7 +15,7 @@ import torch
 from torch._ops import OpOverload
 
 from tessera.executors import products
-from tessera.executors.base import FusionExecutor, Region, register
+from tessera.executors.base import FusionExecutor, Passes, Region, register
 from tessera.executors.regions import body_of
 from tessera.executors.tile_saved import compile_ahead, restore, save
 from tessera.ir import fake
@@ -26,14 +26,16 @@ from tessera.ir.types import UNKNOWN, TensorType, size_hint, symbol_hints
 from tessera.ops.fp8 import in_hardware
 from tessera.ops.pool import max_pool, max_pool_backward
 from tessera.ops.uniform import uniform
+from tessera.passes.clean.dce import dce
 from tessera.passes.decompose import pool_offsets
 from tessera.passes.decompose.apply import decompose as take_apart
 from tessera.passes.decompose.random import compute_random
 from tessera.passes.decompose.split_bias import split_bias
 from tessera.passes.fuse import regions as fuse
-from tessera.passes.fuse.duplicate import own_copies
+from tessera.passes.fuse.compiler import CONTRACT, POINTWISE, REDUCE, SCAN, Compiler, is_outer
+from tessera.passes.fuse.duplicate import duplicate
 from tessera.passes.fuse.horizontal import horizontal
-from tessera.passes.fuse.recompute import compute_again
+from tessera.passes.fuse.recompute import recompute
 from tessera.tile.dialect.overwrite import overwrites
 from tessera.tile.from_trace.batch import batch, form
 from tessera.tile.from_trace.kernel import TileKernel, examples
@@ -76,7 +78,7 @@ def refusal(eqn: Equation) -> str:
     rule = rule_of(eqn.op)
     if rule is not None and rule.raises is not None and device.type == "cpu" and (why := rule.raises(Call.of(eqn))):
         return why
-    return products.refusal(eqn, target) if rule is not None and rule.kind == fuse.CONTRACT else ""
+    return products.refusal(eqn, target) if rule is not None and rule.kind == CONTRACT else ""
 
 
 def _has_float8(eqn: Equation) -> bool:
@@ -127,14 +129,14 @@ def _alone(eqn: Equation) -> bool:
         return True
     t = eqn.results()[0].tensor
     if t.device.type == "cpu":
-        lone = _kind(eqn) == fuse.CONTRACT or _lone_activation(eqn, t.numel()) or _column_sum(eqn)
+        lone = _kind(eqn) == CONTRACT or _lone_activation(eqn, t.numel()) or _column_sum(eqn)
         return t.dtype == torch.float32 and lone
-    if t.device.type == "cuda" and _kind(eqn) == fuse.SCAN:
+    if t.device.type == "cuda" and _kind(eqn) == SCAN:
         dims = _reduced(eqn)
-        return fuse.is_outer(eqn, dims) and size_hint(t.shape[dims[0]]) >= MANY_ROWS
+        return is_outer(eqn, dims) and size_hint(t.shape[dims[0]]) >= MANY_ROWS
     if t.device.type != "cuda" or max(v.tensor.numel() for v in (*eqn.inputs(), *eqn.results())) < 2**18:
         return False
-    if _kind(eqn) == fuse.REDUCE:
+    if _kind(eqn) == REDUCE:
         return bool(_reduced(eqn)) and t.numel() >= 256
     if eqn.op._opname in ("gelu", "gelu_backward") and t.dtype in (torch.float16, torch.bfloat16):  # type: ignore[union-attr]
         return True
@@ -150,7 +152,7 @@ def _lone_activation(eqn: Equation, points: int) -> bool:
 
 
 def _column_sum(eqn: Equation) -> bool:
-    return eqn.op._opname == "sum" and _kind(eqn) == fuse.REDUCE and fuse.is_outer(eqn, _reduced(eqn))  # type: ignore[union-attr]
+    return eqn.opname == "sum" and _kind(eqn) == REDUCE and is_outer(eqn, _reduced(eqn))
 
 
 def _writes(eqn: Equation) -> bool:
@@ -159,17 +161,27 @@ def _writes(eqn: Equation) -> bool:
     return rule is not None and rule.walks and eqn.results()[0].tensor.device.type == "cuda"
 
 
-COMPILER = fuse.Compiler(_kind, refusal, _reduced, _expensive, _check, _alone, products.loses, _writes)
+COMPILER = Compiler(_kind, refusal, _reduced, _expensive, _check, _alone, products.loses, _writes)
 
 
-def apart(trace: Trace) -> Trace:
-    """Operators in parts that kernels can be made of."""
+def _holds(eqn: Equation) -> bool:
+    return not refusal(eqn)
 
-    def holds(eqn: Equation) -> bool:
-        return not refusal(eqn)
 
-    trace = pool_offsets.pool_offsets(compute_random(trace, _computes_random, holds), refusal)
-    return split_bias(take_apart(trace, holds), _adds_bias_apart, _kind)
+def _random(trace: Trace) -> Trace:
+    return compute_random(trace, _computes_random, _holds)
+
+
+def _pool_offsets(trace: Trace) -> Trace:
+    return pool_offsets.pool_offsets(trace, refusal)
+
+
+def _decompose(trace: Trace) -> Trace:
+    return take_apart(trace, _holds)
+
+
+def _split_bias(trace: Trace) -> Trace:
+    return split_bias(trace, _adds_bias_apart, _kind)
 
 
 def _adds_bias_apart(layer: Equation) -> bool:
@@ -183,15 +195,34 @@ def _computes_random(device: torch.device) -> bool:
     return config.fused_random == "on" or config.fused_random == "auto" and device.type == "cuda"
 
 
-def copies(trace: Trace) -> Trace:
-    """Sums over outer dimensions with arithmetic of their own, and kernels with what others would write for them in
-    more bytes than it is made of, just before regions are chosen."""
-    return compute_again(own_copies(trace, COMPILER), COMPILER)
+def _duplicate(trace: Trace) -> Trace:
+    """Sums over outer dimensions with arithmetic of their own."""
+    return duplicate(trace, COMPILER)
+
+
+def _recompute(trace: Trace) -> Trace:
+    """Kernels with what others would write for them in more bytes than it is made of."""
+    return dce(recompute(trace, COMPILER))
+
+
+DECOMPOSE: Passes = (
+    ("random", _random),
+    ("pool_offsets", _pool_offsets),
+    ("decompose", _decompose),
+    ("split_bias", _split_bias),
+)
+PREPARE: Passes = (("duplicate", _duplicate), ("recompute", _recompute))
 
 
 def decompose(trace: Trace) -> Trace:
-    """Both, one after the other."""
-    return copies(apart(trace))
+    """A program as regions are chosen in it."""
+    return apply((*DECOMPOSE, *PREPARE), trace)
+
+
+def apply(passes: Passes, trace: Trace) -> Trace:
+    for _, step in passes:
+        trace = step(trace)
+    return trace
 
 
 def regions(trace: Trace) -> list[Region]:
@@ -313,7 +344,7 @@ def together(trace: Trace, regions: list[Region]) -> list[list[Region]]:
 
 def _may_be_lone(eqn: Equation) -> bool:
     """A counter alone is worth no more on a CPU than the library's addition."""
-    if not isinstance(eqn.op, OpOverload) or has_effect(eqn) or _kind(eqn) != fuse.POINTWISE:
+    if not isinstance(eqn.op, OpOverload) or has_effect(eqn) or _kind(eqn) != POINTWISE:
         return False
     return bool(eqn.out.ndim) or eqn.out.tensor.device.type != "cpu"
 
@@ -332,7 +363,7 @@ def compile_together(whole: Trace, bodies: list[Trace]) -> TileKernel | None:
 
 register(
     FusionExecutor(
-        "tile", regions, compile_region, apart=apart, prepare=copies, reasons=reasons, together=together,
+        "tile", regions, compile_region, decompose=DECOMPOSE, prepare=PREPARE, reasons=reasons, together=together,
         compile_together=compile_together, save=save, restore=restore,
     )
 )  # fmt: skip

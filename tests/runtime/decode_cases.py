@@ -15,7 +15,7 @@ from tessera.ops import rows as meaning
 from tessera.runtime import decode
 
 
-def agree(found: Tensor, wanted: Tensor, tolerance: float) -> None:
+def assert_agree(found: Tensor, wanted: Tensor, tolerance: float) -> None:
     error = (found.float() - wanted.float()).abs().max() / wanted.float().abs().max()
     assert error <= tolerance, f"relative error {error:.4f}"
 
@@ -46,7 +46,7 @@ def linears(device: str, dtype: torch.dtype) -> int:
             kind,
         )
         for found, wanted in zip(decode.rows_linear(*args), meaning.rows_linear(*args), strict=True):
-            agree(found, wanted, 2e-2)
+            assert_agree(found, wanted, 2e-2)
         count += 1
     return count
 
@@ -73,11 +73,11 @@ def attentions(device: str, dtype: torch.dtype) -> int:
         args = (q, k, v, position if form == "position" else None, mask, *how, head**-0.5)
         found, wanted = decode.decode_attention(*args), meaning.decode_attention(*args)
         assert found.shape == q.shape
-        agree(found, wanted, 2e-2)
+        assert_agree(found, wanted, 2e-2)
         caches = [torch.zeros_like(k) for _ in range(2)]
         decode.cache_write(caches[0], new, position, *how)
         meaning.cache_write(caches[1], new, position, *how)
-        agree(caches[0], caches[1], 1e-2)
+        assert_agree(caches[0], caches[1], 1e-2)
         count += 1
     return count
 
@@ -107,10 +107,10 @@ def cached(device: str, dtype: torch.dtype) -> int:
         rest = (*rest, norm, *turn, None if form == "bool" else norm, *turn, head**-0.5)
         others = [cache.nan_to_num() for cache in caches]
         found, wanted = decode.cached_attention(q, *caches, *rest), meaning.cached_attention(q, *others, *rest)
-        agree(found, wanted, 2e-2)
+        assert_agree(found, wanted, 2e-2)
         for one, two in zip(caches, others, strict=True):
             assert not one[:, :, at].isnan().any()
-            agree(one.nan_to_num(), two, 1e-2)
+            assert_agree(one.nan_to_num(), two, 1e-2)
         count += 1
     return count
 

@@ -248,7 +248,7 @@ def test_emitted_programs_compile(name: str, arch: str, fresh_cache) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90", "sm_100", "sm_120"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "sm_120"])
 def test_a_matrix_product_compiles_without_spilling(arch: str, fresh_cache) -> None:
     kernel, sizes = row_major_matmul(bf16), {"m": 4096, "n": 4096, "k": 4096}
     best = next(s for s in TARGET.propose(kernel, sizes) if not TARGET.compile(kernel, s).resources(arch).spills)
@@ -274,7 +274,7 @@ def test_schedules_that_fit(fresh_cache) -> None:
 
 
 @needs_compiler
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", CASES)
 def test_every_kernel_compiles_in_every_variant(name: str, fresh_cache) -> None:
     case = CASES[name]

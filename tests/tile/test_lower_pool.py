@@ -35,7 +35,7 @@ def test_random_windows(mode: str, start: int, count: int) -> None:
     assert not failures, "\n\n".join(failures[:3])
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("mode", ["interp", "whole", "cutile"])
 def test_more_random_windows(mode: str) -> None:
     failures = pool_cases.run(mode, range(1000, 1150))

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from tessera.ir.equation import Equation, Special, Value, map_values, values_in
+from tessera.ir.equation import Equation, Special, Value, values_in
+from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
 from tessera.passes.memory.alias import Roots, roots
 
@@ -85,21 +86,14 @@ def write_regions(trace: Trace) -> Trace:
     chosen: dict[int, list[RegionWrite]] = {}
     for write in planned:
         chosen.setdefault(write.index, []).append(write)
-    names: dict[Value, Value] = {}
-    equations: list[Equation] = []
-    for index, eqn in enumerate(trace.equations):
-        eqn = eqn.substitute(names) if names else eqn
-        writes = chosen.get(index, ())
-        if writes:
-            names |= {eqn.results()[w.result]: w.target for w in writes}
-            eqn = writing(eqn, {w.result: w.place for w in writes})
-        equations.append(eqn)
-    done = {w.target for w in planned}
-    return trace.with_(
-        equations=tuple(equations),
-        outputs=map_values(trace.outputs, lambda v: names.get(v, v)),
-        mutations={t: names.get(v, v) for t, v in trace.mutations.items() if t not in done},
-    )
+    rewrite = Rewrite(trace)
+    for index, eqn in enumerate(rewrite):
+        if writes := chosen.get(index):
+            for w in writes:
+                rewrite.rename(eqn.results()[w.result], w.target)
+            rewrite.keep(writing(eqn, {w.result: w.place for w in writes}))
+    rewritten, done = rewrite.finish(), {w.target for w in planned}
+    return rewritten.with_(mutations={t: v for t, v in rewritten.mutations.items() if t not in done})
 
 
 def writing(eqn: Equation, results: dict[int, int]) -> Equation:

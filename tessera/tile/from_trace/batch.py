@@ -19,13 +19,13 @@ from xdsl.dialects.builtin import ArrayAttr, IndexType, StringAttr
 
 from tessera.ir import fake
 from tessera.ir.equation import Arg, Value
+from tessera.ir.layouts import with_strides
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.tile.dialect.index import name
 from tessera.tile.dialect.ops import AxisAttr, KernelOp, index_attr
 from tessera.tile.dialect.overwrite import overwrites
 from tessera.tile.from_trace.kernel import Run, Segment, TileKernel
-from tessera.tile.from_trace.launch import fit
 from tessera.tile.from_trace.lower.rule import POINTWISE, SOURCE
 from tessera.tile.from_trace.region import Lowered, kind_of, lower, why_not
 from tessera.tile.targets.autotune import choose
@@ -194,7 +194,7 @@ def launcher(whole: Trace, segments: Sequence[Segment], run: Run, over: dict[int
         given = list(args)
         for i in shaped:
             if given[i].stride() != strides[i]:
-                given[i] = fit(given[i], strides[i])
+                given[i] = with_strides(given[i].detach(), strides[i])
         made: dict[int, torch.Tensor] = {k: given[j] for k, j in over.items()}
         for k in fresh:
             t = outputs[k]

@@ -17,6 +17,7 @@ import torch
 
 from tessera.ir.equation import Value
 from tessera.ir.kernel import Kernel
+from tessera.ir.layouts import with_strides
 from tessera.ir.printer import compile_trace
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType
@@ -35,7 +36,8 @@ def launcher(body: Trace, lowered: Around, kernel: CompiledKernel, over: dict[in
     into = {body.outputs[k]: body.inputs[j] for k, j in over.items()}
     names = {v: f"x{i}" for i, v in enumerate(body.inputs)}
     names |= {v: f"y{i}" for i, v in enumerate(lowered.stored)}
-    scope: dict[str, object] = {"empty": torch.empty_strided, "empty_cpu": empty_cpu, "kernel": kernel, "fit": fit}
+    scope: dict[str, object] = {"empty": torch.empty_strided, "empty_cpu": empty_cpu}
+    scope |= {"kernel": kernel, "with_strides": with_strides}
     lines = [f"def launch({', '.join(names[v] for v in body.inputs)}):"]
     device = lowered.stored[0].tensor.device if lowered.stored else None
     quick = device is not None and device.type == "cuda" and device.index is not None and current_device is not None
@@ -47,7 +49,7 @@ def launcher(body: Trace, lowered: Around, kernel: CompiledKernel, over: dict[in
     lines += [f"t{names[v]} = {names[v]}" for v in into.values()]
     for v in lowered.inputs:
         expected = _strides(v.tensor)
-        lines.append(f"if {_differs(v, names[v])}: {names[v]} = fit({names[v]}, {expected})")
+        lines.append(f"if {_differs(v, names[v])}: {names[v]} = with_strides({names[v]}.detach(), {expected})")
     for i, v in enumerate(lowered.stored):
         if v in into:
             lines.append(f"{names[v]} = {names[into[v]]}")
@@ -134,16 +136,6 @@ def _tuple(sizes: Sequence[Size]) -> str:
 
 def _strides(t: TensorType) -> str:
     return f"({''.join(f'{s}, ' for s in strides_of(t.stride))})"
-
-
-def fit(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """The tensor with these strides; those of dimensions with one element do not count."""
-    if all(a == b or n == 1 for a, b, n in zip(x.stride(), stride, x.shape, strict=True)):
-        return x
-    if 0 in stride:  # an expanded tensor: its elements once, for nothing can be copied into one place several times
-        once = x[tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)]
-        return fit(once, tuple(step or 1 for step in stride)).expand(x.shape)
-    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x.detach())
 
 
 def _compile(lines: list[str], scope: dict[str, object]) -> Kernel:

@@ -25,8 +25,9 @@ from tessera.tile.targets.autotune import to_text
 from tessera.tile.targets.base import Target
 from tessera.tools.bench.kernel_cases import Case, Size, cotangents, results_of, with_grads
 from tessera.tools.bench.kernel_cuda import DTYPES, Clock, Options, Say, copy_rate
-from tessera.tools.bench.kernel_report import OURS, duration
+from tessera.tools.bench.kernel_report import OURS
 from tessera.tools.bench.probe import CONTESTANTS, fresh
+from tessera.tools.units import duration
 
 ROUNDS, SHOWN = 4, 4
 

@@ -14,6 +14,7 @@ import torch
 from tessera.ir.equation import Equation, Special, Value
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_hint
+from tessera.ir.views import MAY_COPY
 from tessera.machines import Machine
 from tessera.ops.op import flops as declared_flops
 from tessera.ops.op import rules
@@ -22,7 +23,6 @@ from tessera.util.names import names
 MATRIX = ("matmul", "attention", "conv")  # families that run on matrix units
 GATHERS = names("embedding index _unsafe_index gather index_select take masked_select")
 OVERWRITES = names("copy_ fill_ zero_")  # do not read what they write over
-MAYBE_COPIES = names("reshape flatten contiguous")  # views where the layout allows it
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def is_view(eqn: Equation) -> bool:
     found = rules(_plain(eqn).op)
     if found is None or not found.free:
         return False
-    if _name(eqn) in MAYBE_COPIES and eqn.inputs() and eqn.results():
+    if _name(eqn) in MAY_COPY and eqn.inputs() and eqn.results():
         return _views(eqn.inputs()[0].tensor, eqn.results()[0].tensor)
     return True
 

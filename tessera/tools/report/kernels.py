@@ -44,7 +44,7 @@ def _entry(eqn: Equation, kernel: Kernel | None, number: int) -> dict[str, objec
         "source": source,
         "tile": "" if ours is None else to_text(ours.tile),
         "launch": "" if kernel is None else kernel.source,
-        "schedule": "" if ours is None else _schedule(ours.schedule),
+        "schedule": "" if ours is None else _schedule(ours.schedule, _language(source)),
     }
 
 
@@ -57,9 +57,11 @@ def _language(source: str) -> str:
     return "LLVM IR" if "target triple" in source else "cuTile"
 
 
-def _schedule(schedule: Schedule) -> str:
+def _schedule(schedule: Schedule, language: str) -> str:
+    """How a kernel is run. Warps and stages are a GPU's: a kernel in LLVM IR has none."""
     blocks = " × ".join(f"{axis} {size}" for axis, size in schedule.blocks)
-    parts = [f"blocks {blocks}" if blocks else "", f"{schedule.warps} warps", f"{schedule.stages} stages"]
+    parts = [f"blocks {blocks}" if blocks else ""]
+    parts += [] if language == "LLVM IR" else [f"{schedule.warps} warps", f"{schedule.stages} stages"]
     parts += [name for name in ("loop", "persistent") if getattr(schedule, name)]
     parts += [f"split {schedule.split}"] if schedule.split > 1 else []
     parts += [f"{name} {value}" for name, value in schedule.extra]
