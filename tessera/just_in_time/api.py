@@ -102,7 +102,6 @@ def jit(
     if isinstance(fn, ExportedProgram):
         return _compiled_export(fn, options, again)
     refuse_suspended(fn, generators=how == "functional")
-    _keep_own_calls(fn)
     name, names = name_of(fn), argument_names(fn)
     if how == "functional":
         dispatcher = Dispatcher(fn, name, options)
@@ -149,25 +148,6 @@ def _compiled_export(program: ExportedProgram, options: Options, again: Callable
     backend.graphs.append(GraphRecord("exported", "", compilation))
     run.__tessera__ = Compiled(run, backend, run, again)  # type: ignore[attr-defined]
     return run
-
-
-def _keep_own_calls(fn: Callable) -> None:
-    """A model of transformers compiles its call itself, with Inductor, where `generate` uses a static cache on a GPU.
-
-    One in which something is compiled already is called as it is.
-    """
-    model = fn if isinstance(fn, torch.nn.Module) else getattr(fn, "__self__", None)
-    owner = next((cls for cls in type(model).__mro__ if "get_compiled_call" in vars(cls)), None)
-    if owner is None or hasattr(owner.get_compiled_call, "__wrapped__"):
-        return
-    theirs = owner.get_compiled_call
-
-    @functools.wraps(theirs)
-    def get_compiled_call(self: torch.nn.Module, *args, **kwargs) -> Callable:  # noqa: ANN002, ANN003
-        compiled = any(compiled_state(m) or compiled_state(m.forward) for m in (self, *self.modules()))
-        return self.__call__ if compiled else theirs(self, *args, **kwargs)
-
-    owner.get_compiled_call = get_compiled_call
 
 
 def name_of(fn: Callable) -> str:

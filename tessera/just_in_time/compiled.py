@@ -22,6 +22,7 @@ from tessera.frontends.dynamo.module_hooks import ModuleHooks
 from tessera.func.dispatch import Dispatcher
 from tessera.ir.record import recording
 from tessera.just_in_time.backend import Backend
+from tessera.just_in_time.transformers import keep_own_call, own_call
 from tessera.pipeline.compilation import Compilation
 from tessera.util.config import config
 from tessera.util.errors import TesseraError
@@ -132,6 +133,7 @@ def _compiled_function(fn: Callable, state: Compiled) -> Callable:
 
     state.owner = compiled
     compiled.__tessera__ = state  # type: ignore[attr-defined]
+    keep_own_call(fn, compiled)
     return compiled
 
 
@@ -142,7 +144,9 @@ def _compiled_module(module: torch.nn.Module, state: Compiled) -> torch.nn.Modul
     """An object of the model's own class that shares its `__dict__`; only calling it differs."""
     cls = type(module)
     if cls not in _module_classes:
-        _module_classes[cls] = type(f"Compiled{cls.__name__}", (_ModuleCall, cls), {"__module__": cls.__module__})
+        _module_classes[cls] = type(
+            f"Compiled{cls.__name__}", (_ModuleCall, cls), {"__module__": cls.__module__, **own_call(cls)}
+        )
     made = object.__new__(_module_classes[cls])
     object.__setattr__(made, "__dict__", module.__dict__)
     _states[id(made)] = state

@@ -11,7 +11,6 @@ from functools import partial
 from itertools import takewhile
 
 from tessera.ir.trace import Trace
-from tessera.passes.cached_attention import cached_attention
 from tessera.passes.clean.canonicalise import canonicalise
 from tessera.passes.clean.cse import cse
 from tessera.passes.clean.dce import dce
@@ -82,7 +81,6 @@ def finishing(over: str) -> list[Row]:
             over, needs=("backward",), when=parts.offloads,
         ),
         Stage("reinplace", reinplace, "late: it reads the final order", over),
-        Stage("cached_attention", cached_attention, "after reinplace", over),
         Hook("finish", "after reinplace: before it nothing is written", over),
         Stage("lay_out", lay_out, "last: it stands right behind whatever calls the kernel", over),
     ]  # fmt: skip
@@ -91,7 +89,6 @@ def finishing(over: str) -> list[Row]:
 INFERENCE: list[Row] = [
     *CLEAN,
     Hook("rewrite", "on whole operators, where there is no gradient"),
-    Stage("decode", parts.decoded, "on whole operators", when=parts.with_kernels),
     Stage("fp8", parts.narrow, "on whole layers", needs=("account",), quiet=True),
     Hook("decompose", "operators in parts that kernels hold"),
     Stage("inference canonicalise", last, "nothing carries gradients"),

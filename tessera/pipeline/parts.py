@@ -15,14 +15,12 @@ from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ops.fp8 import refusal
 from tessera.passes.clean.dce import dce
-from tessera.passes.decode import decode
 from tessera.passes.memory.offload import Halves, candidates, fitting, offload, peak
 from tessera.passes.memory.prefetch import MOVES
 from tessera.passes.memory.schedule import schedule
 from tessera.passes.patterns.fp8 import fp8
 from tessera.passes.patterns.linear_loss import chunk_loss
 from tessera.pipeline.account import Account
-from tessera.runtime import decode as decode_kernels
 from tessera.transforms.remat import remat
 from tessera.transforms.vjp import Joint, vjp
 
@@ -48,10 +46,6 @@ def offloads(_: Run, trace: Trace) -> bool:
 
 
 # --- what more than one kind of compilation does ---
-
-
-def decoded(trace: Trace) -> Trace:
-    return decode(trace, decode_kernels.runs)
 
 
 def narrow(trace: Trace, account: Account) -> Trace:

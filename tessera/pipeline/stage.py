@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tessera.executors.base import Executor, FusionExecutor
+from tessera.executors.base import Executor
 from tessera.ir.trace import Trace
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ class Hook:
         return [
             Stage(name, apply, f"{executor.name}: {self.why}", self.over, quiet=True)
             for executor in executors
-            if isinstance(executor, FusionExecutor)
-            for name, apply in getattr(executor, self.place)
+            for name, apply in getattr(executor, self.place, ())
         ]
 
 

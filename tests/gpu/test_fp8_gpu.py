@@ -11,7 +11,7 @@ from torch import nn
 import tessera
 from tessera.just_in_time.compiled import compiled_state
 from tessera.ops.fp8 import ERROR, FLOOR
-from tessera.ops.rows import dequantized
+from tessera.ops.quantized import dequantized
 from tessera.tools.llama import Llama, LlamaConfig
 
 CAN = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 9)

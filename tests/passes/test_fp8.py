@@ -13,7 +13,7 @@ import tessera
 from tessera.just_in_time.compiled import compiled_state
 from tessera.ops import fp8 as fp8_op
 from tessera.ops.fp8 import ERROR, FLOOR, refusal
-from tessera.ops.rows import dequantized
+from tessera.ops.quantized import dequantized
 from tessera.passes.patterns import fp8 as fp8_pass
 from tessera.tile.from_trace.lower import pointwise as lower_pointwise
 from tessera.tools.llama import Llama, LlamaConfig

@@ -19,6 +19,7 @@ from programs import same_bits
 from torch import nn
 
 import tessera
+from tessera.executors.rows import limits
 from tessera.just_in_time.compiled import compiled_state
 from tessera.store import program
 from tessera.tools.llama import Cache, Llama, LlamaConfig
@@ -151,6 +152,26 @@ def test_a_cache_written_in_place() -> None:
         return [out, *held.keys, *held.values, decode]
 
     check_loaded(run)
+
+
+def test_a_program_over_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operators that an executor put in after claiming find their callables again."""
+    monkeypatch.setattr(limits, "runs", lambda device: True)
+    config = LlamaConfig(layers=1, width=64, heads=2, kv_heads=1, hidden=64, vocab=64)
+    torch.manual_seed(0)
+    model = Llama(config).bfloat16().eval()
+
+    def run() -> list:
+        held = Cache.empty(config, batch=2, length=8, like=model.tokens.weight)
+        decode = tessera.jit(model.decode, strict=True)
+        with torch.no_grad():
+            out = decode(torch.tensor([[3], [4]]), torch.tensor([5]), held)
+        return [out, *held.keys, *held.values, decode]
+
+    _, loaded = check_loaded(run)
+    (program,) = loaded.__tessera__.compilations()[0].account.programs  # type: ignore[attr-defined]
+    operators = {str(eqn.op) for eqn in program.trace.equations}
+    assert {"rows.cached_attention", "rows.rows_linear"} <= operators
 
 
 def test_changing_sizes() -> None:

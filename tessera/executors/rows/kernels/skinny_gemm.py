@@ -1,8 +1,8 @@
-"""The Triton program for two to sixteen rows of x: weights go from memory to the matrix units without a stop.
+"""Skinny GEMM: two to sixteen rows of x; weights go from memory to the matrix units without a stop.
 
 The matrix units want a thread to hold, of every 16 columns, two and two that stand eight apart; memory wants it to read
 eight columns that stand together. Which column is which does not matter to a sum over columns, so w and x are both
-loaded as memory wants and their columns called as the matrix units want (`_left`, `_right`): nothing passes through
+loaded as memory wants and their columns called as the matrix units want (`left`, `_right`): nothing passes through
 shared memory but one sum over the warps, each of which has columns of its own. What is in flight is in registers.
 """
 
@@ -12,14 +12,14 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tessera.runtime.decode_kernels import _activated
+from tessera.executors.rows.kernels.gemv import activated, of_program
 
 FROM_LAST = tl.constexpr(tuple(int(n) for n in triton.__version__.split(".")[:2]) >= (3, 7))
 
 
 @triton.jit
-def _along(COUNT: tl.constexpr, AXIS: tl.constexpr):  # noqa: ANN001, ANN202
-    """0, 1, … along one of the five axes of a tile, counted as Triton hands them to threads (see `_tile`)."""
+def iota(COUNT: tl.constexpr, AXIS: tl.constexpr):
+    """0, 1, … along one of the five axes of a tile, counted as Triton hands them to threads (see `tile`)."""
     axis: tl.constexpr = 3 - AXIS if FROM_LAST and AXIS < 4 else AXIS
     numbers = tl.arange(0, COUNT)
     if axis == 0:
@@ -36,7 +36,7 @@ def _along(COUNT: tl.constexpr, AXIS: tl.constexpr):  # noqa: ANN001, ANN202
 
 
 @triton.jit
-def _tile(at, columns, k, EVEN: tl.constexpr, EVICT: tl.constexpr):  # noqa: ANN001, ANN202
+def tile(at, columns, k, EVEN: tl.constexpr, EVICT: tl.constexpr):
     """Elements at a tile of addresses, axes in their order; nothing where columns end, unless k is `EVEN`.
 
     The last axis stands together in memory. Triton gives threads to it first, then to the first axis, then warps to the
@@ -52,84 +52,50 @@ def _tile(at, columns, k, EVEN: tl.constexpr, EVICT: tl.constexpr):  # noqa: ANN
 
 
 @triton.jit
-def _columns(start, SPLIT: tl.constexpr, DEPTH: tl.constexpr):  # noqa: ANN001, ANN202
+def _columns(start, SPLIT: tl.constexpr, DEPTH: tl.constexpr):
     """Columns as (1, warp, 1, 32 at a time, 32 that stand together)."""
-    return start + _along(SPLIT, 1) * DEPTH + _along(DEPTH // 32, 3) * 32 + _along(32, 4)
+    return start + iota(SPLIT, 1) * DEPTH + iota(DEPTH // 32, 3) * 32 + iota(32, 4)
 
 
 @triton.jit
-def _numbers(first, COUNT: tl.constexpr):  # noqa: ANN001, ANN202
+def _numbers(first, COUNT: tl.constexpr):
     """COUNT numbers from `first`, as (8, 1, eights, 1, 1)."""
-    return first + _along(COUNT // 8, 2) * 8 + _along(8, 0)
+    return first + iota(COUNT // 8, 2) * 8 + iota(8, 0)
 
 
 @triton.jit
-def _left(w, BLOCK: tl.constexpr, SPLIT: tl.constexpr, DEPTH: tl.constexpr):  # noqa: ANN001, ANN202
+def left(w, BLOCK: tl.constexpr, SPLIT: tl.constexpr, DEPTH: tl.constexpr):
     """Loaded weights as (warp, row, column)."""
     w = tl.reshape(w, (8, SPLIT, BLOCK // 8, DEPTH // 32, 4, 2, 2, 2))
     return tl.reshape(tl.permute(w, (1, 2, 0, 3, 5, 6, 4, 7)), (SPLIT, BLOCK, DEPTH))
 
 
 @triton.jit
-def _right(x, ROWS: tl.constexpr, SPLIT: tl.constexpr, DEPTH: tl.constexpr):  # noqa: ANN001, ANN202
-    """Loaded inputs as (warp, column, row), the columns as in `_left`."""
+def _right(x, ROWS: tl.constexpr, SPLIT: tl.constexpr, DEPTH: tl.constexpr):
+    """Loaded inputs as (warp, column, row), the columns as in `left`."""
     x = tl.reshape(x, (8, SPLIT, ROWS // 8, DEPTH // 32, 4, 2, 2, 2))
     return tl.reshape(tl.permute(x, (1, 3, 5, 6, 4, 7, 2, 0)), (SPLIT, DEPTH, ROWS))
 
 
 @triton.jit
-def _stored(w_ptr, rows, columns, k, EVEN: tl.constexpr):  # noqa: ANN001, ANN202
+def _stored(w_ptr, rows, columns, k, EVEN: tl.constexpr):
     """A block of weights; nothing before it in the stream makes them."""
-    return _tile(w_ptr + rows.to(tl.int64) * k + columns, columns, k, EVEN, "evict_first")
+    return tile(w_ptr + rows.to(tl.int64) * k + columns, columns, k, EVEN, "evict_first")
 
 
 @triton.jit
-def few_rows(
-    x_ptr,
-    g_ptr,
-    r_ptr,
-    w0,
-    w1,
-    w2,
-    s0,
-    s1,
-    s2,
-    b0,
-    b1,
-    b2,
-    y0,
-    y1,
-    y2,
-    n0,
-    n1,
-    n2,
-    second,
-    third,
-    rows,
-    k,
-    eps,
-    shift,
-    NORM: tl.constexpr,
-    RESIDUAL: tl.constexpr,
-    BIAS: tl.constexpr,
-    GATE: tl.constexpr,
-    SCALED: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    DEPTH: tl.constexpr,
-    SPLIT: tl.constexpr,
-    EVEN: tl.constexpr,
+def skinny_gemm(
+    x_ptr, g_ptr, r_ptr, w0, w1, w2, s0, s1, s2, b0, b1, b2, y0, y1, y2, n0, n1, n2, second, third, rows, k, eps, shift,
+    NORM: tl.constexpr, RESIDUAL: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, SCALED: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr, SPLIT: tl.constexpr, EVEN: tl.constexpr,
     PDL: tl.constexpr,
-):  # noqa: ANN001, ANN201, E501
-    """A block of one weight's outputs for all rows of x; `second` and `third` are where other weights begin."""
+):  # fmt: skip
+    """A block of one weight's outputs for all rows of x."""
     if PDL:
         gdc_launch_dependents()
-    pid = tl.program_id(0)
-    w_ptr, s_ptr, b_ptr, y_ptr, n, block = w0, s0, b0, y0, n0, pid
-    if pid >= third:
-        w_ptr, s_ptr, b_ptr, y_ptr, n, block = w2, s2, b2, y2, n2, pid - third
-    elif pid >= second:
-        w_ptr, s_ptr, b_ptr, y_ptr, n, block = w1, s1, b1, y1, n1, pid - second
+    w_ptr, s_ptr, b_ptr, y_ptr, n, block = of_program(
+        tl.program_id(0), second, third, w0, w1, w2, s0, s1, s2, b0, b1, b2, y0, y1, y2, n0, n1, n2
+    )
     dtype = x_ptr.dtype.element_ty
     outputs = tl.minimum(_numbers(block * BLOCK, BLOCK), n - 1)  # what is computed twice is stored once
     which = tl.minimum(_numbers(0, ROWS), rows - 1)
@@ -143,18 +109,18 @@ def few_rows(
         if GATE > 0:
             u = _stored(w1, outputs, columns, k, EVEN)
         if NORM:  # as a tile like that of x: it lands where it is needed
-            weight = _tile(g_ptr + (columns + which * 0), columns, k, EVEN, "")
+            weight = tile(g_ptr + (columns + which * 0), columns, k, EVEN, "")
         if PDL:
             gdc_wait()
-        x = _tile(x_ptr + which * k + columns, columns, k, EVEN, "")
+        x = tile(x_ptr + which * k + columns, columns, k, EVEN, "")
         if NORM:
             full = x.to(tl.float32)
             squares += tl.sum(full * full, axis=3)
             x = (full * (weight.to(tl.float32) + shift)).to(dtype)
         right = _right(x, ROWS, SPLIT, DEPTH)
-        y = tl.dot(_left(w, BLOCK, SPLIT, DEPTH).to(dtype), right, y)
+        y = tl.dot(left(w, BLOCK, SPLIT, DEPTH).to(dtype), right, y)
         if GATE > 0:
-            up = tl.dot(_left(u, BLOCK, SPLIT, DEPTH).to(dtype), right, up)
+            up = tl.dot(left(u, BLOCK, SPLIT, DEPTH).to(dtype), right, up)
     total = tl.sum(y, axis=0)
     more = total
     if GATE > 0:
@@ -175,7 +141,7 @@ def few_rows(
         if GATE > 0:
             more += tl.load(b1 + here, mask=inside, other=0.0).to(tl.float32)[:, None]
     if GATE > 0:
-        total = _activated(total, GATE) * more
+        total = activated(total, GATE) * more
     at = row[None, :] * n + here[:, None]
     stored = inside[:, None] & (row < rows)[None, :]
     if RESIDUAL:

@@ -1,6 +1,7 @@
-"""The Triton programs for attention over a cache: the new row is written, keys and values read once.
+"""Split-K attention of one query a head over a cache: the new row is written, keys and values are read once.
 
-As in `decode_rows`, keys and values are loaded as memory wants and multiplied as they lie: keys are the rows of one
+Every sequence has its place in the cache: `positions`, whose numbers stand `pb` apart, 0 where all have the same. As in
+`skinny_gemm`, keys and values are loaded as memory wants and multiplied as they lie: keys are the rows of one
 product, with the queries; the dimensions of the values, in an order of their own, those of another, with the weights.
 Eight heads that share keys fill one matrix unit. A warp has keys of its own, and its own maximum, until the end.
 """
@@ -11,27 +12,18 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tessera.runtime.decode_rows import _along, _left, _tile
+from tessera.executors.rows.kernels.skinny_gemm import iota, left, tile
 
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
 def _heads(
-    source,
-    norm,
-    cosine,
-    sine,
-    along,
-    there,
-    eps,
-    shift,
-    HEAD: tl.constexpr,
-    HALF: tl.constexpr,
-    NORM: tl.constexpr,
-    TURN: tl.constexpr,
-):  # noqa: ANN001, ANN202
+    source, norm, cosine, sine, along, there, eps, shift,
+    HEAD: tl.constexpr, NORM: tl.constexpr, TURN: tl.constexpr,
+):  # fmt: skip
     """Heads, a row each, normalised and turned; `source` is where they begin, a column."""
+    HALF: tl.constexpr = HEAD // 2
     given = tl.load(source + along[None, :], mask=there, other=0.0)
     x = given.to(tl.float32)
     factor = tl.full((1, 1), 1.0, tl.float32)
@@ -49,30 +41,18 @@ def _heads(
 
 
 @triton.jit
+def _place(positions, b, pb, length):
+    """The position of a sequence, and the row of the cache it means: an index may count from the end."""
+    at = tl.load(positions + b * pb).to(tl.int32)
+    return at, tl.where(at < 0, at + length, at)
+
+
+@triton.jit
 def write(
-    cache,
-    new,
-    positions,
-    norm,
-    cosine,
-    sine,
-    heads,
-    cb,
-    ch,
-    cl,
-    nb,
-    nh,
-    tc,
-    ts,
-    eps,
-    shift,
-    HEAD: tl.constexpr,
-    HALF: tl.constexpr,
-    NORM: tl.constexpr,
-    TURN: tl.constexpr,
-    PDL: tl.constexpr,
-):  # noqa: ANN001, ANN201, E501
-    """One head's new row, normalised and turned, at its position in the cache."""
+    cache, new, positions, norm, cosine, sine, heads, length, cb, ch, cl, nb, nh, pb, tc, ts, eps, shift,
+    HEAD: tl.constexpr, NORM: tl.constexpr, TURN: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """One head's new row, normalised and turned, at its place in the cache."""
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
@@ -81,13 +61,14 @@ def write(
     along = tl.arange(0, HEAD)
     one = tl.arange(0, 1)[:, None]
     source = new + b * nb + head * nh + one
-    x = _heads(source, norm, cosine + b * tc, sine + b * ts, along, one == 0, eps, shift, HEAD, HALF, NORM, TURN)
-    at = tl.load(positions)
-    tl.store(cache + b * cb + head * ch + at * cl + one + along[None, :], x)
+    x = _heads(source, norm, cosine + b * tc, sine + b * ts, along, one == 0, eps, shift, HEAD, NORM, TURN)
+    _, place = _place(positions, b, pb, length)
+    if (place >= 0) & (place < length):
+        tl.store(cache + b.to(tl.int64) * cb + head * ch + place.to(tl.int64) * cl + one + along[None, :], x)
 
 
 @triton.jit
-def _seen(mask, at, ml, there, first, last, MASK: tl.constexpr):  # noqa: ANN001, ANN202
+def _seen(mask, at, ml, there, first, last, MASK: tl.constexpr):
     """The first key of a span that any head sees, and the one after the last; a mask of numbers hides none."""
     low, high = first, last
     if MASK == 1:
@@ -103,65 +84,14 @@ def _seen(mask, at, ml, there, first, last, MASK: tl.constexpr):  # noqa: ANN001
 
 @triton.jit
 def attend(
-    q_ptr,
-    k_ptr,
-    v_ptr,
-    new_k,
-    new_v,
-    positions,
-    mask,
-    norm,
-    cosine,
-    sine,
-    key_norm,
-    key_cosine,
-    key_sine,
-    sums,
-    tops,
-    out,
-    heads,
-    groups,
-    length,
-    span,
-    scale,
-    qb,
-    qh,
-    kb,
-    kh,
-    kl,
-    vb,
-    vh,
-    vl,
-    nkb,
-    nkh,
-    nvb,
-    nvh,
-    mb,
-    mh,
-    ml,
-    tc,
-    ts,
-    ktc,
-    kts,
-    eps,
-    shift,
-    key_eps,
-    key_shift,
-    parts,
-    HEAD: tl.constexpr,
-    SHARE: tl.constexpr,
-    STEP: tl.constexpr,
-    SPLIT: tl.constexpr,
-    LIMIT: tl.constexpr,
-    MASK: tl.constexpr,
-    WRITE: tl.constexpr,
-    NORM: tl.constexpr,
-    TURN: tl.constexpr,
-    KEY_NORM: tl.constexpr,
-    KEY_TURN: tl.constexpr,
-    ONE: tl.constexpr,
-    PDL: tl.constexpr,
-):  # noqa: ANN001, ANN201, E501
+    q_ptr, k_ptr, v_ptr, new_k, new_v, positions, mask, norm, cosine, sine, key_norm, key_cosine, key_sine,
+    sums, tops, out, heads, groups, length, span, scale,
+    qb, qh, kb, kh, kl, vb, vh, vl, nkb, nkh, nvb, nvh, mb, mh, ml, pb, tc, ts, ktc, kts,
+    eps, shift, key_eps, key_shift, parts,
+    HEAD: tl.constexpr, SHARE: tl.constexpr, STEP: tl.constexpr, SPLIT: tl.constexpr, LIMIT: tl.constexpr,
+    MASK: tl.constexpr, WRITE: tl.constexpr, NORM: tl.constexpr, TURN: tl.constexpr, KEY_NORM: tl.constexpr,
+    KEY_TURN: tl.constexpr, ONE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """The query heads that share one key head, over one span of the cache; the new key and value go into the cache.
 
     A warp has keys of its own until the end. Scores are kept times log2(e), so that exp2 makes weights of them.
@@ -182,66 +112,69 @@ def attend(
     head = group * share + each
     first = part * span
     last = tl.minimum(first + span, length)
-    at = length
+    at, place = length, length
     if LIMIT or WRITE:
-        at = tl.load(positions).to(tl.int32)
+        at, place = _place(positions, b, pb, length)
     if LIMIT:
         last = tl.minimum(last, at if WRITE else at + 1)
     source = q_ptr + b * qb + head[:, None] * qh
-    q = _heads(source, norm, cosine + b * tc, sine + b * ts, along, mine[:, None], eps, shift, HEAD, HEAD // 2, NORM, TURN)  # noqa: E501  # fmt: skip
+    q = _heads(source, norm, cosine + b * tc, sine + b * ts, along, mine[:, None], eps, shift, HEAD, NORM, TURN)
     seen = b * mb + head * mh
     piece: tl.constexpr = 64 if HEAD > 64 else HEAD
     pieces: tl.constexpr = HEAD // piece
-    column = (
-        along // piece * piece + along % 8 * (piece // 8) + along % piece // 8
-    )  # what the matrix units call `along`
+    # what the matrix units call `along`
+    column = along // piece * piece + along % 8 * (piece // 8) + along % piece // 8
     top = tl.full((SPLIT, SHARE), float("-inf"), tl.float32)
     weight = tl.zeros((SPLIT, SHARE), tl.float32)
     total = tl.zeros((SPLIT, HEAD, SHARE), tl.float32)
     if WRITE:  # the new row, if it belongs to this span, is the first that one of the warps has seen
-        owns = (at >= first) & (at < first + span)
+        owns = (place >= first) & (place < tl.minimum(first + span, length))
         one = tl.arange(0, 1)[:, None]
-        key = _heads(new_k + b * nkb + group * nkh + one, key_norm, key_cosine + b * ktc, key_sine + b * kts, along, one == 0, key_eps, key_shift, HEAD, HEAD // 2, KEY_NORM, KEY_TURN)  # noqa: E501  # fmt: skip
+        key = _heads(
+            new_k + b * nkb + group * nkh + one, key_norm, key_cosine + b * ktc, key_sine + b * kts,
+            along, one == 0, key_eps, key_shift, HEAD, KEY_NORM, KEY_TURN,
+        )  # fmt: skip
         value = tl.load(new_v + b * nvb + group * nvh + column)
         if owns:
-            tl.store(k_base + at.to(tl.int64) * kl + one + along[None, :], key)
-            tl.store(v_base + at.to(tl.int64) * vl + column, value)
+            tl.store(k_base + place.to(tl.int64) * kl + one + along[None, :], key)
+            tl.store(v_base + place.to(tl.int64) * vl + column, value)
         mark = tl.sum(q.to(tl.float32) * key.to(tl.float32), axis=1) * scale
         if MASK > 0:
-            visible = tl.load(mask + seen + at * ml, mask=mine, other=0)
+            row = tl.minimum(tl.maximum(place, 0), length - 1)
+            visible = tl.load(mask + seen + row * ml, mask=mine, other=0)
             mark = tl.where(visible != 0, mark, float("-inf")) if MASK == 1 else mark + visible.to(tl.float32) * LOG2E
-        starts = owns & (tl.arange(0, SPLIT)[:, None] == 0)
+        starts = (owns & (at >= 0) if LIMIT else owns) & (tl.arange(0, SPLIT)[:, None] == 0)
         top = tl.where(starts, mark[None, :], float("-inf"))
         weight = tl.where(top > float("-inf"), 1.0, 0.0)
         total = value.to(tl.float32)[None, :, None] * weight[:, None, :]
     low, high = _seen(mask, seen, ml, mine, first, last, MASK)
     if WRITE and not LIMIT:  # what is in the cache where the new row goes is never read
-        low = tl.where(low == at, low + 1, low)
-        high = tl.where(high == at + 1, at, high)
+        low = tl.where(low == place, low + 1, low)
+        high = tl.where(high == place + 1, place, high)
 
     turned = tl.permute(tl.reshape(q, (SHARE, HEAD // 32, 4, 2, 2, 2)), (1, 3, 4, 2, 5, 0))
     queries = tl.broadcast_to(tl.reshape(turned, (1, HEAD, SHARE)), (SPLIT, HEAD, SHARE))
     numbers = tl.arange(0, SPLIT)[:, None, None] * STEP + tl.arange(0, STEP)[None, :, None]
-    ours = _along(SPLIT, 1) * STEP + _along(STEP // 8, 2) * 8 + _along(8, 0)
-    many = _along(STEP // 4 * pieces, 3)
-    theirs = _along(SPLIT, 2) * STEP + many // pieces // 2 * 8 + _along(4, 0) * 2 + many // pieces % 2
-    inner = many % pieces * piece + _along(8, 1) * (piece // 8) + _along(piece // 8, 4)
+    ours = iota(SPLIT, 1) * STEP + iota(STEP // 8, 2) * 8 + iota(8, 0)
+    many = iota(STEP // 4 * pieces, 3)
+    theirs = iota(SPLIT, 2) * STEP + many // pieces // 2 * 8 + iota(4, 0) * 2 + many // pieces % 2
+    inner = many % pieces * piece + iota(8, 1) * (piece // 8) + iota(piece // 8, 4)
     for start in range(low, high, SPLIT * STEP):
         own, other = tl.minimum(start + ours, high - 1), tl.minimum(start + theirs, high - 1)
         if WRITE and not LIMIT:
-            other = tl.where(other == at, low, other)
-        here = own.to(tl.int64) * kl + _along(HEAD // 32, 3) * 32 + _along(32, 4)
+            other = tl.where(other == place, low, other)
+        here = own.to(tl.int64) * kl + iota(HEAD // 32, 3) * 32 + iota(32, 4)
         there = other.to(tl.int64) * vl + inner
-        k = _tile(k_base + here, here, 0, True, "evict_first")
-        v = _tile(v_base + there, there, 0, True, "evict_first")
+        k = tile(k_base + here, here, 0, True, "evict_first")
+        v = tile(v_base + there, there, 0, True, "evict_first")
         keys = start + numbers
-        score = tl.dot(_left(k, STEP, SPLIT, HEAD), queries) * scale
+        score = tl.dot(left(k, STEP, SPLIT, HEAD), queries) * scale
         if MASK > 0:
             shown = tl.load(mask + seen[None, None, :] + keys * ml, mask=mine[None, None, :] & (keys < high), other=0)
             score = tl.where(shown != 0, score, float("-inf")) if MASK == 1 else score + shown.to(tl.float32) * LOG2E
         inside = keys < high
         if WRITE and not LIMIT:
-            inside = inside & (keys != at)
+            inside = inside & (keys != place)
         score = tl.where(inside, score, float("-inf"))
         higher = tl.maximum(top, tl.max(score, axis=1))
         base = tl.where(higher == float("-inf"), 0.0, higher)
@@ -258,7 +191,7 @@ def attend(
     sum_of = tl.sum(weight * factor, axis=0)
     query = b * heads + head
     if ONE:
-        made = result * (1.0 / sum_of)[None, :]
+        made = result * (1.0 / tl.where(sum_of == 0.0, 1.0, sum_of))[None, :]  # zeros where nothing is seen
         tl.store(out + query[None, :] * HEAD + column[:, None], made.to(out.dtype.element_ty), mask=mine[None, :])
     else:
         into = query * parts + part
@@ -268,7 +201,7 @@ def attend(
 
 
 @triton.jit
-def combine(sums, tops, out, rows, parts, HEAD: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr):  # noqa: ANN001, ANN201
+def combine(sums, tops, out, rows, parts, HEAD: tl.constexpr, PARTS: tl.constexpr, PDL: tl.constexpr):
     """One head's parts as one: each counts for its share of the whole. Maxima are times log2(e)."""
     if PDL:
         gdc_launch_dependents()
@@ -282,5 +215,6 @@ def combine(sums, tops, out, rows, parts, HEAD: tl.constexpr, PARTS: tl.constexp
     highest = tl.max(top, axis=0)
     factor = tl.exp2(top - tl.where(highest == float("-inf"), 0.0, highest))
     part = tl.load(sums + (row * parts + each)[:, None] * HEAD + along[None, :], mask=there[:, None], other=0.0)
-    total = tl.sum(part * factor[:, None], axis=0) / tl.sum(weight * factor, axis=0)
+    sum_of = tl.sum(weight * factor, axis=0)
+    total = tl.sum(part * factor[:, None], axis=0) / tl.where(sum_of == 0.0, 1.0, sum_of)
     tl.store(out + row * HEAD + along, total.to(out.dtype.element_ty))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -10,21 +11,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from decode_cases import check
+from kernel_cases import check
 
 triton = pytest.importorskip("triton")
 
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from tessera.runtime import decode_attend, decode_kernels, decode_rows  # noqa: E402
+from tessera.executors.rows.kernels import split_attention  # noqa: E402
+from tessera.executors.rows.kernels.gemv import gemv  # noqa: E402
+from tessera.executors.rows.kernels.skinny_gemm import skinny_gemm  # noqa: E402
 
-CASES = 2 * (4 * 4 + 1) + 4 + 2 * 6 + 3 * 5
+CASES = 2 * (4 * 4 + 1) + 4 + 2 * 6 + 3 * 5 + 2 * 2 * 3 + 1
 
 
 def test_kernels_compute_what_their_operators_mean() -> None:
     env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(Path(__file__).with_name("decode_cases.py"))]
+    command = [sys.executable, str(Path(__file__).with_name("kernel_cases.py"))]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert int(done.stdout.split()[-1]) == CASES
@@ -52,8 +55,9 @@ def ptx(
     warps: int,
     even: tuple[str, ...],
     stages: int = 3,
+    capability: int = 90,
 ) -> str:
-    """Pointers, and numbers among `even`, are multiples of sixteen."""
+    """Pointers, and numbers among `even`, are multiples of sixteen. The cubin is made too."""
     aligned = [i for i, name in enumerate(kernel.arg_names) if types[name][0] == "*" or name in even]
     source = ASTSource(
         kernel,
@@ -61,8 +65,10 @@ def ptx(
         {(kernel.arg_names.index(name),): value for name, value in constants.items()},
         {(i,): [["tt.divisibility", 16]] for i in aligned},
     )
-    options = {"num_warps": warps, "num_stages": stages, "launch_pdl": True}
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    options = {"num_warps": warps, "num_stages": stages, "launch_pdl": capability >= 90}
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    assert made.asm["cubin"].startswith(b"\x7fELF")
+    return made.asm["ptx"]
 
 
 PLAIN = {"NORM": True, "RESIDUAL": False, "BIAS": False, "GATE": 1, "PDL": True}
@@ -70,7 +76,7 @@ PLAIN = {"NORM": True, "RESIDUAL": False, "BIAS": False, "GATE": 1, "PDL": True}
 
 def test_weights_are_read_in_wide_pieces_before_the_wait() -> None:
     constants = {**PLAIN, "SCALED": False, "BLOCK": 8, "DEPTH": 1024}
-    text = compiled(decode_kernels.one_row, constants, "*bf16", 4)
+    text = compiled(gemv, constants, "*bf16", 4)
     assert re.search(r"ld\.global\S*\.v4", text)
     assert text.index("griddepcontrol.launch_dependents") < text.index("ld.global") < text.index("griddepcontrol.wait")
 
@@ -79,13 +85,13 @@ def test_weights_are_read_in_wide_pieces_before_the_wait() -> None:
 def test_weights_go_to_the_matrix_units_without_a_stop(gate: int) -> None:
     """They are loaded in the layout in which they are multiplied: none passes through shared memory."""
     constants = {**PLAIN, "GATE": gate, "SCALED": False, "ROWS": 8, "BLOCK": 16, "DEPTH": 64, "SPLIT": 4, "EVEN": True}
-    text = compiled(decode_rows.few_rows, constants, "*bf16", 4, stages=1)
+    text = compiled(skinny_gemm, constants, "*bf16", 4, stages=1)
     assert "mma.sync.aligned.m16n8k16" in text and "ldmatrix" not in text
     assert len(re.findall(r"ld\.global\S*\.v4", text)) >= 4 + 4 * gate
     assert text.index("griddepcontrol.launch_dependents") < text.index("ld.global") < text.index("griddepcontrol.wait")
 
 
-HEADS = {"HEAD": 128, "HALF": 64, "NORM": True, "TURN": True, "PDL": True}
+HEADS = {"HEAD": 128, "NORM": True, "TURN": True, "PDL": True}
 
 
 def head_types(kernel: triton.JITFunction, constants: dict, **others: str) -> dict[str, str]:
@@ -94,21 +100,24 @@ def head_types(kernel: triton.JITFunction, constants: dict, **others: str) -> di
     return types | {"positions": "*i64", **others}
 
 
-@pytest.mark.parametrize("mask", [0, 1, 2])
-@pytest.mark.parametrize("write", [False, True])
-def test_keys_and_values_go_to_the_matrix_units_without_a_stop(mask: int, write: bool) -> None:
+@pytest.mark.parametrize(
+    ("mask", "write", "capability"), [*itertools.product((0, 1, 2), (False, True), (90,)), (0, True, 80)]
+)
+def test_keys_and_values_go_to_the_matrix_units_without_a_stop(mask: int, write: bool, capability: int) -> None:
     constants = {"HEAD": 64, "SHARE": 8, "STEP": 32, "SPLIT": 4, "LIMIT": mask == 0, "MASK": mask, "WRITE": write}
-    constants |= {"NORM": True, "TURN": True, "KEY_NORM": True, "KEY_TURN": True, "ONE": False, "PDL": True}
+    constants |= {"NORM": True, "TURN": True, "KEY_NORM": True, "KEY_TURN": True, "ONE": False, "PDL": capability >= 90}
     names = ("q_ptr", "k_ptr", "v_ptr", "new_k", "new_v", "out", "key_norm", "key_cosine", "key_sine")
     given = dict.fromkeys(names, "*bf16") | {"mask": "*i1" if mask == 1 else "*bf16", "sums": "*fp32", "tops": "*fp32"}
     given |= dict.fromkeys(("scale", "key_eps", "key_shift"), "fp32")
-    types = head_types(decode_attend.attend, constants, **given)
+    types = head_types(split_attention.attend, constants, **given)
     strides = ("qb", "qh", "kb", "kh", "kl", "vb", "vh", "vl", "nkb", "nkh", "nvb", "nvh")
-    text = ptx(decode_attend.attend, constants, types, 4, strides, stages=1)
+    text = ptx(split_attention.attend, constants, types, 4, strides, 1, capability)
     assert "mma.sync" in text and "cp.async" not in text
     assert len(re.findall(r"ld\.global\S*\.v4", text)) >= 16  # keys and values
 
 
-def test_writing_a_cache_compiles() -> None:
-    types = head_types(decode_attend.write, HEADS, cache="*bf16", new="*bf16")
-    assert "rsqrt" in ptx(decode_attend.write, HEADS, types, 1, ("nh", "cl", "ch"))
+@pytest.mark.parametrize("capability", [80, 90])
+def test_writing_a_cache_compiles(capability: int) -> None:
+    constants = HEADS | {"PDL": capability >= 90}
+    types = head_types(split_attention.write, constants, cache="*bf16", new="*bf16")
+    assert "rsqrt" in ptx(split_attention.write, constants, types, 1, ("nh", "cl", "ch"), capability=capability)

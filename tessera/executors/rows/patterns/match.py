@@ -1,6 +1,6 @@
-"""What the rewrites of `decode` ask of a trace: who made a value, who reads it, what it is a view or a norm of.
+"""What the patterns ask of a trace: who made a value, who reads it, what it is a view or a norm of.
 
-In: a functional trace. `Rewrite.find` fills `replaced`, equation -> what is emitted at its place; what nobody wants
+In: a functional trace. `Pattern.find` fills `replaced`, equation -> what is emitted at its place; what nobody wants
 any more is swept away after it. Norms are recognised whole (`aten.rms_norm`) and written out in single precision, with
 the cast before or after the weight: what stands in for them rounds once, at the end.
 """
@@ -8,10 +8,11 @@ the cast before or after the weight: what stands in for them rounds once, at the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
+from tessera.executors.rows.limits import DTYPES
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.mode import mode_of
@@ -20,13 +21,11 @@ from tessera.ir.trace import Trace
 from tessera.passes.clean.dce import dce
 from tessera.util.names import names
 
-DTYPES = (torch.bfloat16, torch.float16)
 ORDERED = names("view reshape _unsafe_view unsqueeze squeeze flatten unflatten contiguous clone alias detach")
 MOVING = names("transpose permute")
 
 
-@dataclass(frozen=True)
-class Norm:
+class Norm(NamedTuple):
     """`source / rms(source) * (weight + shift)` along the last dimension."""
 
     source: Value
@@ -35,11 +34,11 @@ class Norm:
     shift: float
 
 
-class Rewrite:
-    """One rewrite of a whole trace."""
+class Pattern:
+    """One pattern, rewritten wherever a trace has it."""
 
-    def __init__(self, trace: Trace, runs: Callable[[torch.device], bool]) -> None:
-        self.trace, self.runs = trace, runs
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
         self.makers = {v: eqn for eqn in trace.equations for v in eqn.results()}
         self.users = trace.users()
         self.results = {*trace.results(), *(v for v, _ in trace.symbols.values())}
@@ -115,22 +114,29 @@ class Rewrite:
         if name not in MOVING:
             return name in ORDERED
         shape = eqn.inputs()[0].shape
-        order = list(range(len(shape)))
-        if name == "transpose":
-            one, two = eqn.args[1:3]
-            order[one], order[two] = order[two], order[one]  # type: ignore[index,call-overload]
-        else:
-            order = [d % len(shape) for d in eqn.args[1]]  # type: ignore[union-attr,operator]
-        moved = [d for d in order if shape[d] != 1]
+        moved = [d for d in self.order(eqn) if shape[d] != 1]
         return moved == sorted(moved)
+
+    @staticmethod
+    def order(eqn: Equation) -> list[int]:
+        """Where the dimensions of a transposition's result stood before."""
+        rank = eqn.out.ndim
+        if eqn.op._opname == "permute":  # type: ignore[union-attr]
+            return [d % rank for d in eqn.args[1]]  # type: ignore[union-attr,operator]
+        order = list(range(rank))
+        one, two = eqn.args[1:3]
+        order[one], order[two] = order[two], order[one]  # type: ignore[index,call-overload]
+        return order
 
     # --- norms ---
 
     def norm(self, v: Value) -> Norm | None:
-        found = self.whole_norm(v) or self.written_norm(v)
-        if found is None or found.source.dtype not in DTYPES or v.dtype != found.source.dtype:
+        norm = self.whole_norm(v) or self.written_norm(v)
+        if norm is None or norm.source.dtype not in DTYPES or v.dtype != norm.source.dtype:
             return None
-        return found if found.weight.shape == found.source.shape[-1:] and v.shape == found.source.shape else None
+        source, weight = norm.source, norm.weight.tensor
+        along = weight.shape == source.shape[-1:] and weight.stride == (1,)
+        return norm if along and v.shape == source.shape else None
 
     def whole_norm(self, v: Value) -> Norm | None:
         eqn = self.made_by(v, "rms_norm")
@@ -144,10 +150,9 @@ class Rewrite:
     def written_norm(self, v: Value) -> Norm | None:
         """`weight * unit(x)`, either cast from single precision."""
         for weight, unit in pairs(self.made_by(self.uncast(v), "mul")):
-            found = self.unit(self.uncast(unit))
-            if found is None:
+            source, eps = self.unit(self.uncast(unit)) or (None, 0.0)
+            if source is None:
                 continue
-            source, eps = found
             given, shift = self.shifted(self.uncast(weight))
             if isinstance(given, Value):
                 return Norm(source, given, eps, shift)

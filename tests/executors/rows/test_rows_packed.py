@@ -12,14 +12,14 @@ import pytest
 import torch
 from packed_cases import SIZES, check, product
 
-from tessera.ops import rows as meaning
-from tessera.runtime import decode
+from tessera.executors.rows.kernels import linear
+from tessera.ops import quantized as meaning
 
 triton = pytest.importorskip("triton")
 
-from test_decode_kernels import PLAIN, compiled  # noqa: E402
+from test_rows_kernels import PLAIN, compiled  # noqa: E402
 
-from tessera.runtime import decode_packed  # noqa: E402
+from tessera.executors.rows.kernels.packed_gemm import packed_gemm  # noqa: E402
 
 OUTPUTS = 2 * sum(rows * n for rows, _, n in SIZES) + 32
 
@@ -44,7 +44,7 @@ def test_assembly_gives_the_same_bits(kind: str, monkeypatch: pytest.MonkeyPatch
     weight, scale = meaning.quantized(torch.randn(32, 512, device="cuda"), kind)
     x = torch.randn(1, 512, device="cuda", dtype=torch.bfloat16)
     found = product(x, weight, scale, kind)
-    monkeypatch.setattr(decode, "assembly", lambda: False)
+    monkeypatch.setattr(linear, "interpreted", lambda: True)
     assert torch.equal(found, product(x, weight, scale, kind))
 
 
@@ -55,7 +55,7 @@ def constants(bits: int, **others: object) -> dict[str, object]:
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_weights_go_straight_to_the_matrix_units(bits: int) -> None:
-    text = compiled(decode_packed.packed_rows, constants(bits), "*i8", 8)
+    text = compiled(packed_gemm, constants(bits), "*i8", 8)
     wide = [m.start() for m in re.finditer(r"ld\.global\S*evict_first\S*\.v4", text)]
     assert len(wide) == 2 * 2 * bits // 2  # two groups a warp, two tiles
     assert text.index("griddepcontrol.launch_dependents") < wide[0]
@@ -66,7 +66,7 @@ def test_weights_go_straight_to_the_matrix_units(bits: int) -> None:
 @pytest.mark.parametrize("rows", [1, 8])
 def test_compiles_without_assembly_and_for_odd_sizes(rows: int) -> None:
     odd = constants(4, ASM=False, MORE=True, EVEN=False, ROWS=rows, TILES=2, BIAS=True)
-    assert "m16n8k32" in compiled(decode_packed.packed_rows, odd, "*i8", 16)
+    assert "m16n8k32" in compiled(packed_gemm, odd, "*i8", 16)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
@@ -75,7 +75,7 @@ def test_compiles_without_assembly_and_for_odd_sizes(rows: int) -> None:
 def test_plans_fit(bits: int, rows: int, gated: bool) -> None:
     for k in (128, 384, 2048, 4096, 8192, 14336):
         for outputs in (16, 2048, 3072, 8192, 32000):
-            step, warps, tiles, registers = decode.packed_plan(rows, k, outputs, gated, bits)
+            step, warps, tiles, registers = linear.packed_plan(rows, k, outputs, gated, bits)
             assert step % warps == 0 and step & (step - 1) == 0 and warps <= 16
             assert not gated or tiles % 2 == 0
             assert step // warps * tiles * bits * 2 <= 128  # registers of a thread that hold weights

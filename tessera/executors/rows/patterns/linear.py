@@ -6,16 +6,15 @@ far as nothing else wants what is between. What stands together needs weights th
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 
+from tessera.executors.rows import limits
+from tessera.executors.rows.patterns.match import Pattern, pairs
 from tessera.ir.equation import Equation, Value
 from tessera.ir.schema import bind
-from tessera.passes.decode_match import DTYPES, Norm, Rewrite, pairs
 
-MOST_ROWS, MOST_WEIGHTS = 16, 3
 tessera = torch.ops.tessera
 
 
@@ -42,31 +41,28 @@ class Layer:
         return None
 
     @property
+    def taken(self) -> bool:
+        bias = None if self.bias is None else self.bias.tensor
+        return limits.linear(self.x.tensor, self.weight.tensor, bias, bool(self.kind))
+
+    @property
     def held(self) -> list[Value]:
         return [v for v in (self.weight, self.scale, self.bias) if v is not None]
 
 
-class Linears(Rewrite):
+class Linears(Pattern):
     def find(self) -> None:
         together: dict[object, list[Layer]] = {}
         for eqn in self.trace.equations:
             layer = Layer.of(eqn)
-            if layer is not None and self.suits(layer):
-                made = any(v in self.makers for v in layer.held)
-                key = eqn if made else (layer.x, layer.kind, layer.bias is None)
+            if layer is not None and layer.taken:
+                computed = any(v in self.makers for v in layer.held)
+                key = eqn if computed else (layer.x, layer.kind, layer.bias is None)
                 together.setdefault(key, []).append(layer)
         for layers in together.values():
             if not self.gated(layers):
-                for start in range(0, len(layers), MOST_WEIGHTS):
-                    self.side_by_side(layers[start : start + MOST_WEIGHTS])
-
-    def suits(self, layer: Layer) -> bool:
-        x, w = layer.x.tensor, layer.weight.tensor
-        static = all(type(n) is int for n in (*x.shape, *w.shape))
-        if not static or x.dtype not in DTYPES or not self.runs(x.device) or (not layer.kind and w.dtype != x.dtype):
-            return False
-        few = 0 < math.prod(x.shape[:-1]) <= MOST_ROWS
-        return few and len(w.shape) == 2 and w.stride == (w.shape[1], 1) and x.shape[-1] % 64 == 0
+                for start in range(0, len(layers), limits.WEIGHTS):
+                    self.side_by_side(layers[start : start + limits.WEIGHTS])
 
     def replace(
         self, at: Equation, layers: list[Layer], outs: list[Value], residual: Value | None = None, gate: str = ""
@@ -74,7 +70,7 @@ class Linears(Rewrite):
         """Layers that read the same, at the place of one equation."""
         x = layers[0].x
         norm = self.norm(x) if self.only(x, *(layer.eqn for layer in layers)) else None
-        source, weight, eps, shift = (x, None, 0.0, 0.0) if norm is None else _fields(norm)
+        source, weight, eps, shift = norm or (x, None, 0.0, 0.0)
         weights = [layer.weight for layer in layers]
         scales = [layer.scale for layer in layers if layer.scale is not None]
         biases = [layer.bias for layer in layers if layer.bias is not None]
@@ -127,7 +123,3 @@ def gate_of(eqn: Equation | None) -> str:
         case "gelu":
             return {"none": "gelu", "tanh": "gelu_tanh"}.get(eqn.kwargs.get("approximate", "none"), "")  # type: ignore[union-attr,arg-type]
     return ""
-
-
-def _fields(norm: Norm) -> tuple[Value, Value, float, float]:
-    return norm.source, norm.weight, norm.eps, norm.shift

@@ -1,6 +1,6 @@
 """Products with packed weights against float64, by a bound; on `device`. Prints how many outputs were compared.
 
-Run as a program with TRITON_INTERPRET=1 the kernel runs as Python on the CPU, as in `decode_cases`.
+Run as a program with TRITON_INTERPRET=1 the kernel runs as Python on the CPU, as in `kernel_cases`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tessera.ops import rows as meaning
-from tessera.runtime import decode
+from tessera.executors.rows.kernels.linear import rows_linear
+from tessera.ops import quantized as meaning
 
 SIZES = ((1, 384, 40), (1, 1024, 32), (5, 384, 24), (2, 2176, 16))  # rows, columns, outputs
 
@@ -23,7 +23,7 @@ def bound(x: Tensor, full: Tensor, wanted: Tensor, dtype: torch.dtype) -> Tensor
 
 
 def product(x: Tensor, weight: Tensor, scale: Tensor, kind: str) -> Tensor:
-    return decode.rows_linear(x, [weight], [scale], [], None, 0.0, 0.0, None, "", kind)[0]
+    return rows_linear(x, [weight], [scale], [], None, 0.0, 0.0, None, "", kind)[0]
 
 
 def check_bound(device: str, dtype: torch.dtype) -> int:

@@ -10,17 +10,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tessera
-from tessera.runtime import decode as kernels
+from tessera.executors.rows import limits
 from tessera.tools.llama import Cache, Llama, LlamaConfig
 
 CONFIG = LlamaConfig(layers=2, width=256, heads=8, kv_heads=2, hidden=512, vocab=128)
-EXECUTORS = ["tile", "sdpa", "aten"]
+EXECUTORS = ["rows", "tile", "sdpa", "aten"]
 
 
 @pytest.fixture(autouse=True)
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were kernels for the CPU: the operators' meaning runs in their place."""
-    monkeypatch.setattr(kernels, "runs", lambda device: True)
+    monkeypatch.setattr(limits, "runs", lambda device: True)
     torch._dynamo.reset()
     torch.manual_seed(0)
 
@@ -44,11 +44,26 @@ def test_a_step_of_generation(batch: int) -> None:
         torch.testing.assert_close(one, two, rtol=0.05, atol=0.05)
         assert (two[:, :, 4:] == 0).all()
     final = operators(fast, "cached_attention")
-    assert final.count("tessera.rows_linear") == 4 * CONFIG.layers + 1
-    assert final.count("tessera.cached_attention") == CONFIG.layers  # in place: no copy of a cache
+    assert final.count("rows.rows_linear") == 4 * CONFIG.layers + 1
+    assert final.count("rows.cached_attention") == CONFIG.layers  # in place: no copy of a cache
     assert operators(fast, "reinplace").count("tessera.cache_write") == 2 * CONFIG.layers
-    assert not {"tessera.cache_write", "tessera.decode_attention"} & set(final)
+    assert not {"tessera.cache_write", "rows.cache_write", "rows.decode_attention"} & set(final)
     assert not {"aten.linear", "aten.index_copy", "aten.scaled_dot_product_attention", "aten.copy_"} & set(final)
+
+
+def test_claims_say_who_runs_it() -> None:
+    model = Llama(CONFIG).bfloat16()
+    ours = {"tessera.rows_linear", "tessera.cache_write", "tessera.decode_attention"}
+    for executors in (EXECUTORS, EXECUTORS[1:]):
+        fast = tessera.jit(model.decode, executors=executors, strict=True)
+        with torch.no_grad():
+            fast(torch.tensor([[3]]), torch.tensor([0]), Cache.empty(CONFIG, 1, 16, model.head.weight))
+        (graph,) = fast.__tessera__.compilations()
+        of_rows = {op for claim in graph.claims if claim.executor == "rows" for op in claim.operators}
+        others = {op for claim in graph.claims if claim.executor != "rows" for op in claim.operators}
+        assert of_rows == (ours if executors is EXECUTORS else set())
+        assert not others & {*ours, "tessera.functional"}
+        assert [s.name for s in tessera.stages(fast)].count("decode") == (executors is EXECUTORS)
 
 
 def test_many_rows_stay_with_the_library() -> None:

@@ -1,7 +1,7 @@
-"""The Triton program for few rows of x and weights of small integers, on the matrix units' integer side.
+"""Packed GEMM: few rows of x and weights of small integers, on the matrix units' integer side.
 
 A program has sixteen outputs or a few times that; its warps share the columns, group by group. Weights lie in memory as
-the matrix unit wants them in registers (`ops/rows` packs them so): 16 bytes a thread, nothing moves between threads.
+the matrix unit wants them in registers (`ops/quantized` packs them): 16 bytes a thread, nothing moves between threads.
 They are asked for before the kernel waits for the one before it. Four bits become eight by one or two instructions for
 every four. x becomes, group by group, whole numbers of 16 bits in two halves, whose products with the weights are added
 up without any rounding and scaled at the end: x loses 2^-16 of the largest value of its group.
@@ -17,31 +17,24 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from tessera.runtime.decode_kernels import _activated
+from tessera.executors.rows.kernels.gemv import activated, of_program
 
 
 @triton.jit
-def _nibbles(packed, ASM: tl.constexpr):  # noqa: ANN001, ANN202
+def _nibbles(packed, ASM: tl.constexpr):
     """Bytes of two whole numbers from -8 to 7 -> those in the low bits and those in the high ones, times 16."""
     if ASM:
-        low = tl.inline_asm_elementwise(
-            "{ .reg .b32 t; shl.b32 t, $1, 4; and.b32 $0, t, 0xF0F0F0F0; }",
-            "=r,r",
-            [packed],
-            dtype=tl.int8,
-            is_pure=True,
-            pack=4,
-        )
-        high = tl.inline_asm_elementwise(
-            "and.b32 $0, $1, 0xF0F0F0F0;", "=r,r", [packed], dtype=tl.int8, is_pure=True, pack=4
-        )
+        shift: tl.constexpr = "{ .reg .b32 t; shl.b32 t, $1, 4; and.b32 $0, t, 0xF0F0F0F0; }"
+        mask: tl.constexpr = "and.b32 $0, $1, 0xF0F0F0F0;"
+        low = tl.inline_asm_elementwise(shift, "=r,r", [packed], dtype=tl.int8, is_pure=True, pack=4)
+        high = tl.inline_asm_elementwise(mask, "=r,r", [packed], dtype=tl.int8, is_pure=True, pack=4)
     else:
         low, high = packed << 4, (packed >> 4) << 4
     return low, high
 
 
 @triton.jit
-def _bytes(whole, ASM: tl.constexpr):  # noqa: ANN001, ANN202
+def _bytes(whole, ASM: tl.constexpr):
     """The low eight bits of words, four together."""
     if ASM:  # not pure, or the compiler would have all of x's arithmetic done by all who want the result
         made = tl.inline_asm_elementwise(
@@ -58,12 +51,12 @@ def _bytes(whole, ASM: tl.constexpr):  # noqa: ANN001, ANN202
 
 
 @triton.jit
-def _larger(a, b):  # noqa: ANN001, ANN202
+def _larger(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
-def _largest(x, ASM: tl.constexpr):  # noqa: ANN001, ANN202
+def _largest(x, ASM: tl.constexpr):
     """Of every group, and no number if one of it is none."""
     if ASM:
         top = tl.reduce(tl.abs(x), 2, _larger)
@@ -73,7 +66,7 @@ def _largest(x, ASM: tl.constexpr):  # noqa: ANN001, ANN202
 
 
 @triton.jit
-def _whole(x, STEP: tl.constexpr, ROWS: tl.constexpr, ASM: tl.constexpr):  # noqa: ANN001, ANN202
+def _whole(x, STEP: tl.constexpr, ROWS: tl.constexpr, ASM: tl.constexpr):
     """Rows of x -> the high and the low halves of whole numbers, and what one is worth (groups, rows).
 
     The largest of a group becomes 127 * 256, so that its high half fits. Added to 1.5 * 2^23, a small float ends in the
@@ -87,7 +80,7 @@ def _whole(x, STEP: tl.constexpr, ROWS: tl.constexpr, ASM: tl.constexpr):  # noq
 
 
 @triton.jit
-def _columns(x, STEP: tl.constexpr, ROWS: tl.constexpr):  # noqa: ANN001, ANN202
+def _columns(x, STEP: tl.constexpr, ROWS: tl.constexpr):
     """(rows, groups, 128) -> (groups, 128, rows); one row twice: Triton 3.6 adds up single columns wrongly."""
     x = tl.permute(x, (1, 2, 0))
     if ROWS == 1:
@@ -96,7 +89,7 @@ def _columns(x, STEP: tl.constexpr, ROWS: tl.constexpr):  # noqa: ANN001, ANN202
 
 
 @triton.jit
-def _piece(w_ptr, block, there, group, groups, i: tl.constexpr, BITS: tl.constexpr, EVEN: tl.constexpr):  # noqa: ANN001, ANN202, E501
+def _piece(w_ptr, block, there, group, groups, i: tl.constexpr, BITS: tl.constexpr, EVEN: tl.constexpr):  # noqa: E501
     """One piece of some groups of blocks of sixteen rows, 512 bytes each: (groups, blocks, 512)."""
     start = (block.to(tl.int64) * groups)[None, :] + group[:, None]
     at = w_ptr + (start * (BITS * 256) + i * 512)[:, :, None] + tl.arange(0, 512)[None, None, :]
@@ -109,7 +102,7 @@ def _piece(w_ptr, block, there, group, groups, i: tl.constexpr, BITS: tl.constex
 
 
 @triton.jit
-def _pieces(w_ptr, block, there, group, groups, BITS: tl.constexpr, EVEN: tl.constexpr):  # noqa: ANN001, ANN202
+def _pieces(w_ptr, block, there, group, groups, BITS: tl.constexpr, EVEN: tl.constexpr):
     p0 = _piece(w_ptr, block, there, group, groups, 0, BITS, EVEN)
     p1 = _piece(w_ptr, block, there, group, groups, 1, BITS, EVEN)
     p2, p3 = p0, p1
@@ -120,14 +113,14 @@ def _pieces(w_ptr, block, there, group, groups, BITS: tl.constexpr, EVEN: tl.con
 
 
 @triton.jit
-def _ordered(piece, STEP: tl.constexpr, TILES: tl.constexpr):  # noqa: ANN001, ANN202
+def _ordered(piece, STEP: tl.constexpr, TILES: tl.constexpr):
     """A piece as it lies in memory -> (groups, rows, 32)."""
     piece = tl.permute(tl.reshape(piece, (STEP, TILES, 8, 4, 2, 8)), (0, 1, 4, 2, 3, 5))
     return tl.reshape(piece, (STEP, TILES * 16, 32))
 
 
 @triton.jit
-def _matrix(p0, p1, p2, p3, BITS: tl.constexpr, STEP: tl.constexpr, TILES: tl.constexpr, ASM: tl.constexpr):  # noqa: ANN001, ANN202, E501
+def _matrix(p0, p1, p2, p3, BITS: tl.constexpr, STEP: tl.constexpr, TILES: tl.constexpr, ASM: tl.constexpr):  # noqa: E501
     """Pieces -> (groups, rows, 128), the columns in their own order; four bits come out times 16."""
     w0, w1 = _ordered(p0, STEP, TILES), _ordered(p1, STEP, TILES)
     if BITS == 4:
@@ -141,7 +134,7 @@ def _matrix(p0, p1, p2, p3, BITS: tl.constexpr, STEP: tl.constexpr, TILES: tl.co
 
 
 @triton.jit
-def _scales(s_ptr, row, inside, group, groups, EVEN: tl.constexpr):  # noqa: ANN001, ANN202
+def _scales(s_ptr, row, inside, group, groups, EVEN: tl.constexpr):
     at = s_ptr + row[None, :] * groups + group[:, None]
     if EVEN:
         scale = tl.load(at)
@@ -151,13 +144,13 @@ def _scales(s_ptr, row, inside, group, groups, EVEN: tl.constexpr):  # noqa: ANN
 
 
 @triton.jit
-def _within(columns, k, EVEN: tl.constexpr):  # noqa: ANN001, ANN202
+def _within(columns, k, EVEN: tl.constexpr):
     """Where there are columns of x: everywhere, if steps and tiles come out even."""
     return columns >= 0 if EVEN else columns < k
 
 
 @triton.jit
-def _gains(g_ptr, shift, columns, k, NORM: tl.constexpr, EVEN: tl.constexpr):  # noqa: ANN001, ANN202
+def _gains(g_ptr, shift, columns, k, NORM: tl.constexpr, EVEN: tl.constexpr):
     gain = shift
     if NORM:
         gain = tl.load(g_ptr + columns, mask=_within(columns, k, EVEN), other=0.0).to(tl.float32) + shift
@@ -165,7 +158,10 @@ def _gains(g_ptr, shift, columns, k, NORM: tl.constexpr, EVEN: tl.constexpr):  #
 
 
 @triton.jit
-def _dot(x_ptr, gain, columns, k, rows, p0, p1, p2, p3, scale, y, squares, NORM: tl.constexpr, BITS: tl.constexpr, STEP: tl.constexpr, TILES: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, ASM: tl.constexpr):  # noqa: ANN001, ANN202, E501  # fmt: skip
+def _dot(
+    x_ptr, gain, columns, k, rows, p0, p1, p2, p3, scale, y, squares, NORM: tl.constexpr, BITS: tl.constexpr,
+    STEP: tl.constexpr, TILES: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
     """Some columns of x times those of a weight, added to what came before; and the squares of x."""
     which = tl.arange(0, ROWS)
     there = (which < rows)[:, None] & _within(columns, k, EVEN)[None, :]
@@ -183,17 +179,18 @@ def _dot(x_ptr, gain, columns, k, rows, p0, p1, p2, p3, scale, y, squares, NORM:
 
 
 @triton.jit
-def packed_rows(x_ptr, g_ptr, r_ptr, w0, w1, w2, s0, s1, s2, b0, b1, b2, y0, y1, y2, n0, n1, n2, second, third, rows, k, eps, shift, NORM: tl.constexpr, RESIDUAL: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, STEP: tl.constexpr, TILES: tl.constexpr, MORE: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr):  # noqa: ANN001, ANN201, E501  # fmt: skip
-    """TILES times sixteen of one weight's outputs for up to ROWS rows, or half as many of two weights, gated; `second`
-    and `third` are where other weights begin."""
+def packed_gemm(
+    x_ptr, g_ptr, r_ptr, w0, w1, w2, s0, s1, s2, b0, b1, b2, y0, y1, y2, n0, n1, n2, second, third, rows, k, eps, shift,
+    NORM: tl.constexpr, RESIDUAL: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr, BITS: tl.constexpr,
+    GROUP: tl.constexpr, STEP: tl.constexpr, TILES: tl.constexpr, MORE: tl.constexpr, EVEN: tl.constexpr,
+    ROWS: tl.constexpr, ASM: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """TILES times sixteen of one weight's outputs for up to ROWS rows, or half as many of two weights, gated."""
     if PDL:
         gdc_launch_dependents()
-    pid = tl.program_id(0)
-    w_ptr, s_ptr, b_ptr, y_ptr, n, first = w0, s0, b0, y0, n0, pid
-    if pid >= third:
-        w_ptr, s_ptr, b_ptr, y_ptr, n, first = w2, s2, b2, y2, n2, pid - third
-    elif pid >= second:
-        w_ptr, s_ptr, b_ptr, y_ptr, n, first = w1, s1, b1, y1, n1, pid - second
+    w_ptr, s_ptr, b_ptr, y_ptr, n, first = of_program(
+        tl.program_id(0), second, third, w0, w1, w2, s0, s1, s2, b0, b1, b2, y0, y1, y2, n0, n1, n2
+    )
     EACH: tl.constexpr = TILES // 2 if GATE > 0 else TILES  # tiles of a weight
     groups = k // GROUP
     group = tl.arange(0, STEP)
@@ -239,7 +236,7 @@ def packed_rows(x_ptr, g_ptr, r_ptr, w0, w1, w2, s0, s1, s2, b0, b1, b2, y0, y1,
     if GATE > 0:
         if BIAS:
             up += tl.load(b1 + here, mask=inside, other=0.0).to(tl.float32)[:, None]
-        out = _activated(out, GATE) * up
+        out = activated(out, GATE) * up
     if RESIDUAL:
         out += residual
     tl.store(y_ptr + at, out.to(y_ptr.dtype.element_ty), mask=stored)

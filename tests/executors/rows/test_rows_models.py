@@ -8,14 +8,14 @@ import pytest
 import torch
 
 import tessera
+from tessera.executors.rows import limits
 from tessera.ir.trace import Trace
-from tessera.runtime import decode as kernels
 
 transformers = pytest.importorskip("transformers")
 
 from generation import CONFIGS, model_of  # noqa: E402
 
-EXECUTORS = ["tile", "sdpa", "aten"]
+EXECUTORS = ["rows", "tile", "sdpa", "aten"]
 LAYERS = 2
 # Equations a layer: the linears with norms, gate and residuals, attention with its writes, positions and their write
 # back. Gemma normalises also after its linears, GPT-2 has other linears and norms, Mixtral its experts.
@@ -26,7 +26,7 @@ LINEARS = {"llama": 4, "mistral": 4, "qwen3": 4, "gemma3": 4, "gpt2": 0, "mixtra
 @pytest.fixture(autouse=True)
 def everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if there were kernels for the CPU: the operators' meaning runs in their place."""
-    monkeypatch.setattr(kernels, "runs", lambda device: True)
+    monkeypatch.setattr(limits, "runs", lambda device: True)
     torch._dynamo.reset()
 
 
@@ -66,8 +66,8 @@ def operators(trace: Trace) -> list[str]:
 def test_a_token(name: str) -> None:
     step = step_of(name)
     found = operators(step)
-    assert found.count("tessera.cached_attention") == LAYERS
-    assert found.count("tessera.rows_linear") == LINEARS[name] * LAYERS + 1
+    assert found.count("rows.cached_attention") == LAYERS
+    assert found.count("rows.rows_linear") == LINEARS[name] * LAYERS + 1
     assert not {"aten.scaled_dot_product_attention", "aten.index_copy_", "aten.linear"} & set(found)
     caches = {v.shape for v in step.inputs if v.name.endswith(("_keys", "_values"))}
     assert not [v for eqn in step.equations for v in eqn.results() if getattr(v.type, "shape", None) in caches]
@@ -81,11 +81,11 @@ def test_a_token(name: str) -> None:
 
 def test_several_sequences() -> None:
     found = operators(step_of("qwen3", batch=3))
-    assert found.count("tessera.rows_linear") == 4 * LAYERS + 1
-    assert found.count("tessera.cached_attention") == LAYERS
+    assert found.count("rows.rows_linear") == 4 * LAYERS + 1
+    assert found.count("rows.cached_attention") == LAYERS
 
 
 def test_a_growing_cache() -> None:
     step = step_of("llama", static=False, tokens=3)
     assert any("+ 1" in str(v.type) for eqn in step.equations for v in eqn.results())  # lengths are symbols
-    assert operators(step).count("tessera.decode_attention") == LAYERS
+    assert operators(step).count("rows.decode_attention") == LAYERS
