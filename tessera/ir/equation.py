@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch._ops import OpOverload
 
+from tessera.ir.kernel import Kernel
 from tessera.ir.schema import bind
 from tessera.ir.types import SYMBOLIC, Size, TensorType, Type
 from tessera.util.stack import Stack
@@ -98,9 +99,9 @@ class Value:
 
 
 def short_path(file: str) -> str:
-    """Relative to the current folder where the file stands in it."""
-    here = os.getcwd() + os.sep
-    return file.removeprefix(here)
+    """Of a library, from its package on; otherwise relative to the current folder where the file stands in it."""
+    _, library, inside = file.rpartition("site-packages/")
+    return inside if library else file.removeprefix(os.getcwd() + os.sep)
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,7 @@ class Special:
 
     `fn` runs it on tensors, with sub-traces handed over as callables. An executor's callable remembers what it
     stands for: `of`, the operator it runs, or `body`, the region of equations it was compiled from, and how: `recipe`.
+    What else can be asked about a region's callable stands in `kernel`.
     """
 
     name: str
@@ -164,6 +166,7 @@ class Special:
     of: OpOverload | None = None
     body: Any = None  # a Trace
     recipe: Recipe | None = None
+    kernel: Kernel | None = None
 
     def __post_init__(self) -> None:
         if self.namespace == "tessera":

@@ -10,10 +10,12 @@ results with their types, leaves these alone.
 from __future__ import annotations
 
 import functools
+import itertools
 
 import torch
 
-from tessera.ir.equation import Equation, Special
+from tessera.ir.builder import Builder, aten
+from tessera.ir.equation import Equation, Special, Value
 from tessera.util.names import names
 
 UNPROMISED = names(
@@ -77,3 +79,17 @@ def is_unpromised(op: torch._ops.OpOverload) -> bool:
     if op.namespace in ("aten", "prims"):
         return op._opname in UNPROMISED or f"{op._opname}.{op._overloadname}" in UNPROMISED
     return not any(a.alias_info is not None for a in op._schema.arguments)  # what it is given back lies as it did
+
+
+def laid_as(builder: Builder, v: Value, tensor: torch.Tensor) -> Value:
+    """`v` with its dimensions in memory in the order of `tensor`'s: results of PyTorch follow that of an argument."""
+    if all(a == b for a, b, n in zip(v.tensor.stride, tensor.stride(), tensor.shape, strict=True) if n != 1):
+        return v
+    order = sorted(range(tensor.ndim), key=lambda d: (tensor.stride(d), tensor.shape[d]), reverse=True)
+    steps = [v.tensor.stride[d] for d in order if tensor.shape[d] != 1]
+    gaps = not tensor.permute(order).is_contiguous()  # no result has those
+    if gaps and (0 in tensor.stride() or all(a >= b for a, b in itertools.pairwise(steps))):
+        return v
+    with builder:
+        rows = aten.clone(aten.permute(v, order), memory_format=torch.contiguous_format)
+        return aten.permute(rows, [order.index(d) for d in range(tensor.ndim)])

@@ -23,7 +23,6 @@ from tessera.ops import (  # noqa: F401
     random,
     reduce,
     resample,
-    rows,
     shape,
     strided,
     uniform,

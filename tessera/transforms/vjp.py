@@ -8,7 +8,7 @@ nothing is chosen about memory: that is `remat`'s part. The same function serves
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from dataclasses import dataclass
 
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -46,17 +46,18 @@ def vjp(
     mode: FakeTensorMode | None = None,
     pull: list[Value] | None = None,
     again: bool = False,
+    missing: Collection[int] = (),
 ) -> Joint:
     """The joint program of a trace and the gradients of its results with respect to `wrt`.
 
-    `pull` names the results that get a cotangent, where not all shall. With `again`, PyTorch's formulas are those
-    it uses when a gradient will itself be differentiated.
+    `pull` names the results that get a cotangent, where not all shall; `missing` are places among those that could have
+    one and do not. With `again`, PyTorch's formulas are those it uses when a gradient will itself be differentiated.
     """
     trace = in_place(trace)
     builder = Builder.over(trace, mode)
     builder.again = again
     with builder:
-        return _Reverse(builder, trace, wrt).run(pull)
+        return _Reverse(builder, trace, wrt).run(pull, missing)
 
 
 class _Reverse:
@@ -67,12 +68,13 @@ class _Reverse:
         self.tape: list[tuple[Equation, object]] = []
         self.cts: dict[Value, Value] = {}
 
-    def run(self, pull: list[Value] | None) -> Joint:
+    def run(self, pull: list[Value] | None, missing: Collection[int]) -> Joint:
         for eqn in self.trace.equations:
             self.forward(eqn)
         split = len(self.builder.equations)
         results = [self.look(v) for v in dict.fromkeys(self.trace.results()) if pull is None or v in pull]
         pulled = [v for v in results if v in self.active]
+        pulled = [v for i, v in enumerate(pulled) if i not in missing]
         for v in pulled:
             ct = self.builder.input(f"ct_{v.name}", dense(v.tensor))
             self.accumulate(v, ct)

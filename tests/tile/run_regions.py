@@ -23,6 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import cutile_model
+from on_h200 import CUDA_TILE as TARGET
 from programs import trace_of
 from regions import DYNAMIC, Program, make, wrong
 from torch._dispatch.python import enable_python_dispatcher
@@ -54,7 +55,6 @@ from tessera.tile.from_trace.region import Unlowerable, kind_of, lower, why_not
 from tessera.tile.rewrites.split_reduction import can_split
 from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets import Target, named
-from tessera.tile.targets.cuda_tile import TARGET
 
 
 @dataclass

@@ -2,8 +2,9 @@
 
 In: a functional trace. Out: the same trace where an equation that repeats an earlier one, argument for
 argument, is gone and its results are the earlier one's. Not merged: random operators and others with
-effects, equations with different tags (`no_grad`, `recompute` are there for a reason), and results that would
-make two outputs share memory which are separate in the program as written.
+effects, equations with different tags (`no_grad`, `recompute` are there for a reason), results that would
+make two outputs share memory which are separate in the program as written, and what a gradient computes with an output
+of the forward: the caller may write to that before the gradient is asked for.
 """
 
 from __future__ import annotations
@@ -51,9 +52,14 @@ def _mergeable(earlier: Equation, eqn: Equation, of: Roots, outside: set[Value],
         if of[old] == of[new] and new not in of[new]:
             if old in given and new in given:
                 return False  # two views of the same memory, but two objects
-        elif not of[old].isdisjoint(outside) and not of[new].isdisjoint(outside):
-            return False  # both reach the caller, who may write to one of them
+        elif not of[new].isdisjoint(outside) and (not of[old].isdisjoint(outside) or _later(eqn, earlier)):
+            return False  # both reach the caller, who may write to one of them, or does so before the other is read
     return True
+
+
+def _later(eqn: Equation, earlier: Equation) -> bool:
+    """A gradient's equation beside one of the forward."""
+    return bool(eqn.source.note) and not earlier.source.note
 
 
 def key_of(a: Arg) -> object:

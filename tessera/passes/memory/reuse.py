@@ -1,7 +1,7 @@
 """Writes over dead values.
 
 In: a trace in its final order. Out: the same program, where an elementwise operator writes over its first argument, and
-a region on a CPU over an argument that its kernel reads only where it writes (`fn.overwrites`, see `region_writes`), if
+a region on a CPU over an argument that its kernel reads only where it writes (see `region_writes`), if
 that argument is memory of the program's own which nothing reads afterwards. On a CPU fresh memory is dear: its pages
 may have to be made first, and its lines are not in the caches. On a GPU it comes from a pool.
 """
@@ -14,7 +14,7 @@ from tessera.ir.schema import is_pointwise
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, overlaps_itself
 from tessera.passes.memory.alias import last_touches, roots
-from tessera.passes.memory.region_writes import writing
+from tessera.passes.memory.region_writes import offers_of, writing
 from tessera.passes.memory.writes import aten, inplace_of
 
 Memory = frozenset[Value]
@@ -57,7 +57,7 @@ class _Reuse:
 
     def region(self, eqn: Equation, index: int) -> list[Equation] | None:
         """The region with results written over dead arguments; one of another shape is a view of its argument."""
-        offers = getattr(eqn.op.fn, "overwrites", None)  # type: ignore[union-attr]
+        offers = offers_of(eqn)
         if not offers or None in eqn.outputs or eqn.results()[0].tensor.device.type != "cpu":
             return None
         places: dict[int, int] = {}
@@ -87,6 +87,8 @@ class _Reuse:
         memory = self.memory(target)
         if not memory or any(root in self.held or self.last[root] > index for root in memory):
             return False
+        if result in self.held and not all(root is target or _as_large(root.tensor, result.tensor) for root in memory):
+            return False  # the caller would hold more memory than it sees
         return all(v is target or self.memory(v).isdisjoint(memory) for v in others)
 
     def take(self, result: Value, target: Value, index: int) -> None:
@@ -111,6 +113,11 @@ def _orders(eqn: Equation) -> list[tuple[Arg, ...]]:
     if eqn.op._opname in ("add", "mul") and len(eqn.args) == 2 and not eqn.kwargs:  # type: ignore[union-attr]
         orders.append((eqn.args[1], eqn.args[0]))
     return orders
+
+
+def _as_large(a: TensorType, b: TensorType) -> bool:
+    known = not a.is_symbolic and not b.is_symbolic
+    return known and a.nbytes() == b.nbytes()
 
 
 def _same_elements(a: TensorType, b: TensorType) -> bool:

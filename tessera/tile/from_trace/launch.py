@@ -1,8 +1,9 @@
 """The Python around a kernel: what a region's callable does at every call.
 
-In: what stands around a kernel and something that runs it. Out: a function of the region's inputs, in order, that gives
-the tuple of its outputs. It is generated once as straight-line Python: sizes read off the inputs, results allocated,
-one call of the kernel, views of the results. An input whose strides are not those the kernel was made for is copied.
+In: what stands around a kernel and something that runs it. Out: a Kernel, a function of the region's inputs, in order,
+that gives the tuple of its outputs. It is generated once as straight-line Python: sizes read off the inputs, results
+allocated, one call of the kernel, views of the results. An input whose strides are not those the kernel was made for is
+copied.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tessera.ir.equation import Value
+from tessera.ir.kernel import Kernel
 from tessera.ir.layouts import with_strides
 from tessera.ir.printer import compile_trace
 from tessera.ir.trace import Trace
@@ -22,13 +24,13 @@ from tessera.ir.types import Size, TensorType
 from tessera.tile.from_trace.index import Unlowerable, sizes_of, strides_of
 from tessera.tile.from_trace.region import Around
 from tessera.tile.targets.allocate import empty_cpu, empty_cuda
+from tessera.tile.targets.base import CompiledKernel
 
-Kernel = Callable[[Sequence[torch.Tensor], Sequence[int]], None]
 _numbers = itertools.count()
 current_device: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)  # none in a build without CUDA
 
 
-def launcher(body: Trace, lowered: Around, kernel: Kernel, over: dict[int, int] | None = None) -> Callable[..., tuple]:
+def launcher(body: Trace, lowered: Around, kernel: CompiledKernel, over: dict[int, int] | None = None) -> Kernel:
     """`over[k] = j`: output k is written over input j, and not given back."""
     over = over or {}
     into = {body.outputs[k]: body.inputs[j] for k, j in over.items()}
@@ -74,7 +76,7 @@ def launcher(body: Trace, lowered: Around, kernel: Kernel, over: dict[int, int] 
     return _compile(lines, scope)
 
 
-def _call(buffers: Sequence[str], symbols: Sequence[str], kernel: Kernel, scope: dict[str, object]) -> str:
+def _call(buffers: Sequence[str], symbols: Sequence[str], kernel: CompiledKernel, scope: dict[str, object]) -> str:
     """The kernel on these tensors and sizes; one that takes addresses is handed them without a step between."""
     by_address = getattr(kernel, "by_address", None)
     if by_address is None:
@@ -136,12 +138,11 @@ def _strides(t: TensorType) -> str:
     return f"({''.join(f'{s}, ' for s in strides_of(t.stride))})"
 
 
-def _compile(lines: list[str], scope: dict[str, object]) -> Callable[..., tuple]:
+def _compile(lines: list[str], scope: dict[str, object]) -> Kernel:
     source = "\n    ".join(lines) + "\n"
     file = f"<tessera launch {next(_numbers)}>"
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)  # for tracebacks
     exec(compile(source, file, "exec"), scope)  # noqa: S102
-    launch = scope["launch"]
-    launch.source = source  # type: ignore[attr-defined]
+    launch: Callable[..., tuple] = scope["launch"]  # type: ignore[assignment]
     weakref.finalize(launch, linecache.cache.pop, file, None).atexit = False
-    return launch  # type: ignore[return-value]
+    return Kernel(run=launch, source=source)

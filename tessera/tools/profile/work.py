@@ -2,7 +2,7 @@
 
 Bytes are those that must cross memory if every tensor is read or written once: an expanded tensor counts what it holds,
 a gather what it takes, a view nothing. A region is one kernel: only what enters and leaves it counts. The machine's
-rates are measured ones (`tile/schedules/cost.py`), so a fraction of the roofline is a fraction of what was seen.
+rates are measured ones (`machines/measure.py`), so a fraction of the roofline is a fraction of what was seen.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from tessera.ir.equation import Equation, Special, Value
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_hint
 from tessera.ir.views import MAY_COPY
+from tessera.machines import Machine
 from tessera.ops.op import flops as declared_flops
 from tessera.ops.op import rules
-from tessera.tile.schedules.cost import Machine
 from tessera.util.names import names
 
 MATRIX = ("matmul", "attention", "conv")  # families that run on matrix units
