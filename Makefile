@@ -32,6 +32,7 @@ test: lint types imports unit tour
 docs: $(READY) $(DOCS_READY)
 	$(PY) -m tessera.ops.matrix
 	$(PY) -m tessera.tile.document
+	$(PY) -m tessera.pipeline.table
 	$(PY) -m tessera.tools.reference
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 	@echo "open site/index.html; to search it: python3 -m http.server -d site"

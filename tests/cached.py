@@ -11,7 +11,7 @@ from programs import same_bits
 
 import tessera
 from tessera.executors import tile
-from tessera.just_in_time.api import compiled_state
+from tessera.just_in_time.compiled import compiled_state
 from tessera.store.program import COUNTS
 from tessera.tile.targets import named
 

@@ -739,7 +739,7 @@ def test_internal_failure_falls_back_with_one_warning(monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError("planted")
 
-    monkeypatch.setattr("tessera.pipeline.compilation.vjp", broken)
+    monkeypatch.setattr("tessera.pipeline.parts.vjp", broken)
     x = torch.randn(3, requires_grad=True)
     fast = tessera.jit(lambda x: x.sin())
     with warnings.catch_warnings(record=True) as caught:

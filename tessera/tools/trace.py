@@ -30,7 +30,7 @@ def run(args: Namespace) -> int:
         for state in session.states
         for c in state.compilations()
         if _named(c.name, function)
-        for name, trace in c.stages
+        for name, trace in c.account.stages
     ]
     if not found:
         graphs = sorted({c.name for state in session.states for c in state.compilations()})

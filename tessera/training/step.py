@@ -19,11 +19,12 @@ from torch.utils.hooks import RemovableHandle
 
 from tessera.frontends.dynamo.frames import MODEL, looking_at_hooks, own_frames
 from tessera.frontends.dynamo.module_hooks import ModuleHooks
-from tessera.just_in_time.api import Compiled, argument_names, compiled_state, under_dynamo
-from tessera.pipeline.compilation import Options
+from tessera.just_in_time.api import argument_names, under_dynamo
+from tessera.just_in_time.compiled import Compiled, compiled_state
+from tessera.pipeline.options import Options
 from tessera.training.backend import StepBackend, reason_of
-from tessera.training.book import Book
 from tessera.training.methods import wants_closure
+from tessera.training.optimizer_state import OptimizerState
 from tessera.training.parts import Parts
 from tessera.training.program import LOSS
 from tessera.training.run import Settings, StepFailure
@@ -43,12 +44,12 @@ class TrainStep:
         self,
         model: torch.nn.Module,
         loss_fn: Callable | None,
-        book: Book,
+        state: OptimizerState,
         settings: Settings,
         backend: StepBackend,
     ) -> None:
         self.model, self.loss_fn = model, loss_fn
-        self.book, self.settings, self.backend = book, settings, backend
+        self.state, self.settings, self.backend = state, settings, backend
         self.hooks: ModuleHooks[tuple[Callable, Parts]] = ModuleHooks(model)
         self.whole, self.parts = self._anew()
         self.in_parts = ""  # why the step does not run as one program
@@ -61,7 +62,7 @@ class TrainStep:
             raise InputError("train_step: expected a call on real tensors, got one under a FakeTensorMode")
         if self.hooks.seen != RemovableHandle.next_id or self.hooks.some:
             self._look_at_hooks()
-        reason = self.in_parts or self.book.own_step() or self.book.own_zero_grad() or _hooks(self.book.optimizer)
+        reason = self.in_parts or self.state.own_step() or self.state.own_zero_grad() or _hooks(self.state.optimizer)
         if not reason:
             try:
                 with torch.enable_grad():
@@ -80,7 +81,7 @@ class TrainStep:
     def _anew(self) -> tuple[Callable, Parts]:
         """The step as one program and in parts; nothing is compiled yet."""
         loss, whole = _frames(self.model, self.loss_fn)
-        parts = Parts(loss, self.book, self.settings, self.backend)
+        parts = Parts(loss, self.state, self.settings, self.backend)
         return under_dynamo(whole, self.backend, fullgraph=True), parts
 
     def _look_at_hooks(self) -> None:
@@ -197,8 +198,8 @@ def train_step(
     cuda_graph     replay the step as one CUDA graph: True, False, or "auto", where the host is measured to limit it
     executors, memory_budget, recompute, offload, strict  as for `jit`
     """
-    if isinstance(state := compiled_state(model), Compiled):
-        model = state.fn  # type: ignore[assignment]
+    if isinstance(compiled := compiled_state(model), Compiled):
+        model = compiled.fn  # type: ignore[assignment]
     if not isinstance(model, torch.nn.Module):
         raise OptionError(f"expected a torch.nn.Module, got {type(model).__name__}")
     if loss_fn is not None and not callable(loss_fn):
@@ -208,7 +209,7 @@ def train_step(
     _check_optimizer(optimizer)
     clips = _clips(clip_norm, clip_value)
     _check_owns(optimizer, model)
-    book = Book(optimizer)
+    state = OptimizerState(optimizer)
     names = {p: name.replace(".", "_") for name, p in model.named_parameters()}
     options = Options.of(executors, recompute, memory_budget, cuda_graph, offload)
     if options.offload != "none" and cuda_graph is True:
@@ -217,5 +218,5 @@ def train_step(
             "and back; leave one of the two out"
         )
     settings = Settings(options, clips, accumulate, keep_grads, names)
-    backend = StepBackend(book, settings, strict, type(model).__name__, _batch_names(model, loss_fn))
-    return TrainStep(model, loss_fn, book, settings, backend)
+    backend = StepBackend(state, settings, strict, type(model).__name__, _batch_names(model, loss_fn))
+    return TrainStep(model, loss_fn, state, settings, backend)

@@ -14,16 +14,11 @@ from .programs import KINDS, kind_of, make
 from .run import one, sweep
 from .text import Block, render, size, smaller
 
-# Right, but with a warning that it could not be compiled: a batch norm of nothing, over a wrong number of channels.
-KNOWN = {("jit", 18)}
-
 
 def check_programs(seeds: range, kind: str) -> None:
     """In this process: the tests of a worker share what PyTorch and Tessera have to load."""
     same = 0
     for seed in seeds:
-        if (kind, seed) in KNOWN:
-            continue
         verdict, text = one(seed, kind)
         assert verdict.outcome != "wrong", f"{kind} {seed}: {verdict.reason}\n{text}"
         same += verdict.outcome == "same"

@@ -13,7 +13,7 @@ from cached import check_loaded, trained
 from torch import nn
 
 import tessera
-from tessera.just_in_time.api import compiled_state
+from tessera.just_in_time.compiled import compiled_state
 from tessera.tile.targets.triton import ahead
 from tessera.tools.models import GPT, GPTConfig
 
@@ -89,7 +89,7 @@ def test_inference_as_a_graph() -> None:
         return [*(o if isinstance(o, torch.Tensor) else o[0] for o in outs), fast]
 
     _, loaded = check_loaded(run)
-    assert "no CUDA graph" not in str(compiled_state(loaded).compilations()[0].cuda_graph)  # type: ignore[union-attr]
+    assert "no CUDA graph" not in str(compiled_state(loaded).compilations()[0].executable.cuda_graph)  # type: ignore[union-attr]
 
 
 def test_a_whole_step() -> None:

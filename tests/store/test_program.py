@@ -19,7 +19,8 @@ from programs import same_bits
 from torch import nn
 
 import tessera
-from tessera.just_in_time.api import compiled_state
+from tessera.executors.rows import limits
+from tessera.just_in_time.compiled import compiled_state
 from tessera.store import program
 from tessera.tools.llama import Cache, Llama, LlamaConfig
 from tessera.tools.models import GPT, GPTConfig
@@ -153,6 +154,26 @@ def test_a_cache_written_in_place() -> None:
     check_loaded(run)
 
 
+def test_a_program_over_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Operators that an executor put in after claiming find their callables again."""
+    monkeypatch.setattr(limits, "runs", lambda device: True)
+    config = LlamaConfig(layers=1, width=64, heads=2, kv_heads=1, hidden=64, vocab=64)
+    torch.manual_seed(0)
+    model = Llama(config).bfloat16().eval()
+
+    def run() -> list:
+        held = Cache.empty(config, batch=2, length=8, like=model.tokens.weight)
+        decode = tessera.jit(model.decode, strict=True)
+        with torch.no_grad():
+            out = decode(torch.tensor([[3], [4]]), torch.tensor([5]), held)
+        return [out, *held.keys, *held.values, decode]
+
+    _, loaded = check_loaded(run)
+    (program,) = loaded.__tessera__.compilations()[0].account.programs  # type: ignore[attr-defined]
+    operators = {str(eqn.op) for eqn in program.trace.equations}
+    assert {"rows.cached_attention", "rows.rows_linear"} <= operators
+
+
 def test_changing_sizes() -> None:
     def run() -> list:
         model = mlp()
@@ -165,7 +186,7 @@ def test_changing_sizes() -> None:
         return [*outs, *(p.grad for p in model.parameters()), fast]
 
     _, loaded = check_loaded(run)
-    symbols = compiled_state(loaded).compilations()[0].programs[0].trace.symbols  # type: ignore[union-attr]
+    symbols = compiled_state(loaded).compilations()[0].account.programs[0].trace.symbols  # type: ignore[union-attr]
     assert symbols
 
 
@@ -226,9 +247,9 @@ def test_stages_of_a_step_after_it_has_run() -> None:
     """The plan that runs stays, though the optimizer has gone on."""
     _, step = check_loaded(stepped)
     made = compiled_state(step).compilations()[0]  # type: ignore[union-attr]
-    plan, call = made.plan, made.call
-    assert "step" in dict(made.stages) and made.programs[0].name == "step"
-    assert made.plan is plan and made.call is call
+    plan, call = made.plan, made.executable.call
+    assert "step" in dict(made.account.stages) and made.account.programs[0].name == "step"
+    assert made.plan is plan and made.executable.call is call
 
 
 # --- looking in ---
@@ -237,12 +258,12 @@ def test_stages_of_a_step_after_it_has_run() -> None:
 def test_stages_explanations_and_edits_of_a_loaded_program(tmp_path: Path) -> None:
     model, x = mlp(), torch.randn(3, 8)
     compiled, loaded = check_loaded(lambda: trained(model, (x,)))
-    call = compiled_state(loaded).compilations()[0].call  # type: ignore[union-attr]
+    call = compiled_state(loaded).compilations()[0].executable.call  # type: ignore[union-attr]
     told = str(tessera.explain(loaded))
     assert "from the cache" in told and "tile fused" in told
     assert "compiled in" in str(tessera.explain(compiled))
     assert [str(s) for s in tessera.stages(loaded)] == [str(s) for s in tessera.stages(compiled)]
-    assert compiled_state(loaded).compilations()[0].call is call  # type: ignore[union-attr]  # what runs stays
+    assert compiled_state(loaded).compilations()[0].executable.call is call  # type: ignore[union-attr]  # what runs stays
     path = tmp_path / "edited.py"
     stage = next(s for s in tessera.stages(loaded) if s.name == "captured")
     stage.trace.save(str(path))
@@ -388,7 +409,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
 MEET = """
 import os, time
 from pathlib import Path
-from tessera.tile import cache
+from tessera.util import disk as cache
 
 def meet(kind, key, data, store=cache.store):
     if kind == "program":

@@ -12,6 +12,7 @@ import cutile_model
 import pytest
 import torch
 from kernels import Case, cases, matmul, norm_backward, softmax, walked_cases
+from on_h200 import CUDA_TILE as TARGET
 from tile_kernels import matmul as row_major_matmul
 
 from tessera.tile.dialect import interp
@@ -21,7 +22,7 @@ from tessera.tile.dialect.functions import FUNCTIONS
 from tessera.tile.dialect.ops import KernelOp, Tile
 from tessera.tile.rewrites.split_reduction import can_split
 from tessera.tile.schedules.schedule import Schedule, reduced_axis
-from tessera.tile.targets.cuda_tile import TARGET, driver, toolchain
+from tessera.tile.targets.cuda_tile import driver, toolchain
 from tessera.tile.targets.cuda_tile.arrays import Variant, arrays, place, variant
 from tessera.tile.targets.cuda_tile.emit import Emitter
 from tessera.tile.targets.cuda_tile.functions import template

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from on_h200 import propose
 from test_from_trace import check, rand
 from test_products import cuda_trace, regions
 
@@ -22,7 +23,6 @@ from tessera.ir.trace import Trace
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.from_trace.lower.rule import RULES
 from tessera.tile.from_trace.region import lower
-from tessera.tile.targets.triton.propose import propose
 from tessera.tools.networks import MoE
 
 I64 = torch.int64

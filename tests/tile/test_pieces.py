@@ -10,10 +10,11 @@ from tessera.tile.dialect.build import KernelBuilder, bf16, f32, f64, i32
 from tessera.tile.dialect.elements import torch_dtype
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.schedules.schedule import Schedule
-from tessera.tile.targets.cpu import TARGET
 from tessera.tile.targets.cpu.host import host
 from tessera.tile.targets.cpu.layout import layout, piece_of
-from tessera.tile.targets.cpu.target import module_text
+from tessera.tile.targets.cpu.target import CpuTarget, module_text
+
+TARGET = CpuTarget()
 
 SHAPES = [(6, 3, 196), (5, 4, 49), (3, 2, 17), (40, 2, 100), (300, 2, 33), (4, 3, 48), (7, 2, 5)]  # images, channels, …
 IDS = ["x".join(map(str, s)) for s in SHAPES]

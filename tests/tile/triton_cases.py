@@ -19,6 +19,8 @@ import attention_cases
 import kernels
 import torch
 from kernels import Case
+from on_h200 import TRITON as TARGET
+from on_h200 import propose
 
 from tessera.tile.dialect.build import KernelBuilder, f32, f64, i1, i64
 from tessera.tile.dialect.functions import FUNCTIONS
@@ -28,8 +30,6 @@ from tessera.tile.targets.base import CompiledKernel
 from tessera.tile.targets.triton.emit import emit
 from tessera.tile.targets.triton.functions import FLOAT, INTEGER
 from tessera.tile.targets.triton.launch import Launcher
-from tessera.tile.targets.triton.propose import propose
-from tessera.tile.targets.triton.target import TARGET
 
 
 def sizes_of(case: Case) -> dict[str, int]:

@@ -223,7 +223,7 @@ def test_groups_frozen_unused_and_buffers(make):
         assert not out.requires_grad
     for (name, p), q in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-4, msg=name)
-    assert_same_state(step.book.optimizer, theirs)
+    assert_same_state(step.state.optimizer, theirs)
 
 
 def test_keep_grads_and_state_loaded_before():
@@ -235,7 +235,7 @@ def test_keep_grads_and_state_loaded_before():
     for _ in range(3):
         net_step(other, theirs, batch)
     model.load_state_dict(other.state_dict())
-    step.book.optimizer.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    step.state.optimizer.load_state_dict(copy.deepcopy(theirs.state_dict()))
     batch = net_batch()
     assert_close(step(*batch)[0], net_step(other, theirs, batch)[0].detach())
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
@@ -243,7 +243,7 @@ def test_keep_grads_and_state_loaded_before():
         assert_close(p, q)
         if q.grad is not None:
             assert_close(p.grad, q.grad)
-    assert step.book.optimizer.state[model.first.weight]["step"].item() == 4
+    assert step.state.optimizer.state[model.first.weight]["step"].item() == 4
 
 
 def test_sizes_may_change():
@@ -259,7 +259,7 @@ def test_flags_may_change_back_and_forth():
     """Each way has a program of its own, made once."""
     model, other, theirs, step = net_pair(lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9))
     for i in range(6):
-        for group in (step.book.optimizer.param_groups[0], theirs.param_groups[0]):
+        for group in (step.state.optimizer.param_groups[0], theirs.param_groups[0]):
             group["maximize"], group["weight_decay"] = i % 2 == 1, 0.1 * (i % 2)
         batch = net_batch()
         assert_close(step(*batch)[0], net_step(other, theirs, batch)[0].detach())
@@ -345,14 +345,14 @@ def test_a_batch_that_fails_changes_nothing():
     assert not step.in_parts
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
         assert_close(p, q)
-    assert_same_state(step.book.optimizer, theirs)
+    assert_same_state(step.state.optimizer, theirs)
 
 
 def test_a_fault_of_ours_runs_in_parts_with_a_warning(monkeypatch):
     def broken(*_: object) -> None:
         raise AssertionError("a broken pass")
 
-    monkeypatch.setattr("tessera.training.program.remat", broken)
+    monkeypatch.setattr("tessera.pipeline.parts.remat", broken)
     model, other, theirs, step = net_pair(lambda m: torch.optim.SGD(m.parameters(), lr=0.05), strict=False)
     batch = net_batch()
     with pytest.warns(UserWarning, match="in parts: AssertionError: a broken pass"):
@@ -368,7 +368,7 @@ def test_hooks_are_run():
     calls = []
     for m in (model, other):
         m.first.weight.register_hook(lambda g: g * 0.5)
-    step.book.optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    step.state.optimizer.register_step_post_hook(lambda *_: calls.append(1))
     for _ in range(2):
         batch = net_batch()
         assert_close(step(*batch)[0], net_step(other, theirs, batch)[0].detach())

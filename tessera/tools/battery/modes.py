@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import tessera
-from tessera.ops.rows import KINDS
+from tessera.ops.quantized import KINDS
 from tessera.tools.battery.case import Case, Part, Skip, Wrong
 from tessera.tools.battery.compare import check, distance
 from tessera.tools.battery.language import made
