@@ -1,7 +1,7 @@
 """What a compiled program relies on, in words.
 
 In: the identifier of a compilation. Out: Dynamo's guards on the user's own values, one short line each. Guards that
-every program has (global state, that `torch` is torch, that an object has got no further attributes or hooks) and those on
+every program has (global state, that `torch` is torch, that an object has no further attributes or hooks) and those on
 objects' identities are left out.
 """
 
