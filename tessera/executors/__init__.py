@@ -5,8 +5,9 @@ from tessera.executors.base import FusionExecutor, OperatorExecutor
 from tessera.executors.claim import Claim, claim
 from tessera.executors.kernels import register_kernel
 from tessera.executors.register import register_executor, register_operator
+from tessera.executors.rows import executor as rows
 
 __all__ = [
     "Claim", "FusionExecutor", "OperatorExecutor", "aten", "claim", "inductor", "register_executor",
-    "attention", "register_kernel", "register_operator", "sdpa", "tile",
+    "attention", "register_kernel", "register_operator", "rows", "sdpa", "tile",
 ]  # fmt: skip

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from tessera.executors.base import Executor, FusionExecutor, OperatorExecutor, Region, in_order
 from tessera.executors.regions import body_of, contract, small_views, with_views
+from tessera.ir.alias import FUNCTIONAL
 from tessera.ir.equation import Equation, Recipe, Special
+from tessera.ir.kernel import bound
 from tessera.ir.printer import identifier
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
@@ -40,18 +42,31 @@ def claim(trace: Trace, executors: Iterable[str | Executor] = ("aten",)) -> tupl
         if isinstance(executor, FusionExecutor):
             trace = _claim_regions(trace, executor, report)
         else:
-            trace = _claim_operators(trace, executor, report)
-    rest = [eqn for eqn in trace.equations if not isinstance(eqn.op, Special) or eqn.op.namespace == "tessera"]
+            trace = claim_operators(trace, executor, report)
+    reported = {name for entry in report for name in entry.results}
+    rest = [
+        eqn
+        for eqn in trace.equations
+        if not isinstance(eqn.op, Special) or (eqn.op.namespace == "tessera" and not _reported(eqn, reported))
+    ]
     if rest:
         report.append(_entry("aten", rest))
     return trace, report
 
 
-def _claim_operators(trace: Trace, executor: OperatorExecutor, report: list[Claim]) -> Trace:
+def _reported(eqn: Equation, names: set[str]) -> bool:
+    return eqn.op is FUNCTIONAL and all(v.name in names for v in eqn.results())
+
+
+def claim_operators(trace: Trace, executor: OperatorExecutor, report: list[Claim]) -> Trace:
     specials: dict[tuple, Special] = {}
     equations = list(trace.equations)
     taken: dict[str, list[Equation]] = {}
     for index, eqn in enumerate(equations):
+        if eqn.op is FUNCTIONAL and executor.finish is not None:  # it finds the operator once that writes in place
+            inner = eqn.with_(op=eqn.args[0], args=eqn.args[1:])
+            if executor.claims(inner) is not None:
+                taken.setdefault(executor.why(inner) if executor.why else "", []).append(inner)
         if isinstance(eqn.op, Special):
             continue
         fn = executor.claims(eqn)
@@ -87,7 +102,8 @@ def _claim_regions(trace: Trace, executor: FusionExecutor, report: list[Claim]) 
 
 
 def _region(name: str, fn: Callable, executor: FusionExecutor, recipe: Recipe) -> Special:
-    return Special(identifier(name), fn, executor.name, body=recipe.body, recipe=recipe)
+    run, kernel = bound(fn)
+    return Special(identifier(name), run, executor.name, body=recipe.body, recipe=recipe, kernel=kernel)
 
 
 def _claim_together(

@@ -1,10 +1,10 @@
-"""How results lie in memory: where the kernel that is chosen has it its own way, and how a value is laid out anew.
+"""Where tensors lie: copies with other strides, and operators whose results lie as the kernel that is chosen has it.
 
-PyTorch promises nothing about the strides of what these give: a library picks a kernel by the machine, its version and
-the arguments, and the kernel picks the order of dimensions. Of operators that users define only the user knows. A trace
-says strides all the same, since a type has them. So nobody may rely on them: `passes/memory/lay_out.py` restores them
-where somebody reads them, and `runtime/contracts.py`, which compares all other results with their types, leaves these
-alone.
+PyTorch promises nothing about the strides of what the listed operators give: a library picks a kernel by the machine,
+its version and the arguments, and the kernel picks the order of dimensions. Of operators that users define only the
+user knows. A trace says strides all the same, since a type has them. So nobody may rely on them:
+`passes/memory/lay_out.py` restores them where somebody reads them, and `runtime/contracts.py`, which compares all other
+results with their types, leaves these alone.
 """
 
 from __future__ import annotations
@@ -49,6 +49,20 @@ UNPROMISED = names(
     _efficient_attention_forward _efficient_attention_backward
     """
 )
+
+
+def with_strides(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """The tensor itself where it lies so, otherwise a copy that does. Strides of dimensions of one element, or of no
+    elements at all, tell nothing."""
+    if not x.numel() or all(a == b or size == 1 for a, b, size in zip(x.stride(), stride, x.shape, strict=True)):
+        return x
+    return copied(x, stride)
+
+
+def copied(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """The same numbers in memory of their own, with these strides; those that one address shows are copied once."""
+    once = x[tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)] if 0 in stride else x
+    return torch.empty_strided(once.shape, stride, dtype=x.dtype, device=x.device).copy_(once).expand(x.shape)
 
 
 def unpromised(eqn: Equation) -> bool:

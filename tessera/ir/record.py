@@ -30,9 +30,10 @@ from tessera.ir.builder import Builder
 from tessera.ir.equation import NO_GRAD, NO_TANGENT, Arg, Source, Special, Value
 from tessera.ir.layouts import laid_as
 from tessera.ir.schema import DROPOUTS, bind, draws, functional_of, normalise, schema_of
-from tessera.ir.strided import STRIDED, record_strided
+from tessera.ir.strided import record_strided
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, Symbolic, Type, symbol_of, type_of
+from tessera.ir.views import STRIDED
 from tessera.util.errors import CaptureError
 from tessera.util.stack import Stack
 

@@ -65,6 +65,7 @@ def table() -> str:
 
 
 if __name__ == "__main__":
-    importlib.import_module("tessera.transforms")  # declares the operators that hold sub-traces
+    for package in ("transforms", "executors"):  # they declare operators over sub-traces, and executors' own
+        importlib.import_module(f"tessera.{package}")
     PAGE.write_text(table())
     print(f"wrote {PAGE}")

@@ -16,6 +16,7 @@ import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.autograd import forward_ad
 
+from tessera.ir.layouts import with_strides
 from tessera.ir.types import overlaps_itself
 from tessera.runtime import batched, leaf_hooks, stand_in
 
@@ -155,7 +156,7 @@ def laid_out(ct: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     """A cotangent in the layout of the result it belongs to: the backward program was made for that layout."""
     if overlaps_itself(ct.shape, stride):
         return ct.contiguous()
-    return torch.empty_strided(ct.shape, stride, dtype=ct.dtype, device=ct.device).copy_(ct)
+    return with_strides(ct, stride)
 
 
 def with_grad(core: Callable) -> Callable:

@@ -2,7 +2,7 @@
 
 In: a model and a kind. Out: the same model, its linear layers replaced in place, and what that cost in accuracy, layer
 by layer. Activations stay as they are. In a program such a layer is `tessera.quantized_linear`, one equation; over few
-rows the weights are read in their stored form and widened inside the kernel (see `passes/decode`).
+rows the weights are read in their stored form and widened inside the kernel (see `executors/rows`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tessera.ops.rows import GROUP, KINDS, dequantized, quantized
+from tessera.ops.quantized import GROUP, KINDS, dequantized, quantized
 from tessera.util.errors import InputError, OptionError
 
 

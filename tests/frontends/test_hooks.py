@@ -121,7 +121,7 @@ def gradients(how: Callable, compiled: Callable) -> list:
     return [x.grad, *(p.grad for p in model.parameters()), *logged]
 
 
-def same(got: list, want: list) -> None:
+def assert_same(got: list, want: list) -> None:
     assert len(got) == len(want)
     for g, w in zip(got, want, strict=True):
         torch.testing.assert_close(g, w)
@@ -131,7 +131,7 @@ def same(got: list, want: list) -> None:
 def test_hooks_in_the_forward(how: Callable) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "Tessera could not")  # one that cannot be compiled is expected, no failure
-        same(gradients(how, tessera.jit), gradients(how, lambda m: m))
+        assert_same(gradients(how, tessera.jit), gradients(how, lambda m: m))
 
 
 @pytest.mark.skipif(REGISTER_HOOK is None, reason="Dynamo ends its graph at a hook")
@@ -193,7 +193,7 @@ def test_hooks_of_modules_come_and_go(name: str, late: bool) -> None:
         fast(x).sum().backward()
         return [x.grad, *(p.grad for p in model.parameters()), *log]
 
-    same(run(lambda m: tessera.jit(m, executors=("sdpa", "aten"))), run(lambda m: m))
+    assert_same(run(lambda m: tessera.jit(m, executors=("sdpa", "aten"))), run(lambda m: m))
 
 
 @torch._dynamo.config.patch(compiled_autograd=True)
@@ -206,7 +206,7 @@ def test_hooks_of_modules_with_compiled_autograd() -> None:
         compiled(model)(x).sum().backward()
         return [x.grad, *(p.grad for p in model.parameters()), *log]
 
-    same(run(tessera.jit), run(lambda m: m))
+    assert_same(run(tessera.jit), run(lambda m: m))
 
 
 def test_explain_does_not_send_users_to_compiled_autograd() -> None:

@@ -15,7 +15,7 @@ from .run import one, sweep
 from .text import Block, render, size, smaller
 
 
-def judged(seeds: range, kind: str) -> None:
+def check_programs(seeds: range, kind: str) -> None:
     """In this process: the tests of a worker share what PyTorch and Tessera have to load."""
     same = 0
     for seed in seeds:
@@ -29,7 +29,7 @@ def judged(seeds: range, kind: str) -> None:
     ("kind", "count"), [("functional", 60), ("jit", 40), ("tile", 12), ("backend", 8), ("transform", 20), ("train", 10)]
 )
 def test_programs(kind: str, count: int) -> None:
-    judged(range(count), kind)
+    check_programs(range(count), kind)
 
 
 @pytest.mark.sweep

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from samples import TABLE
 
+import tessera.executors
 import tessera.ops
-import tessera.transforms  # noqa: F401  (both register declarations)
+import tessera.transforms  # noqa: F401  (all register declarations)
 from tessera.ir.schema import schema_of
 from tessera.ops import matrix
 from tessera.ops.op import REGISTRY, rules

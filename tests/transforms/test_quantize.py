@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import tessera
-from tessera.ops.rows import KINDS
+from tessera.ops.quantized import KINDS
 from tessera.transforms.quantize import QuantizedLinear
 from tessera.util.errors import InputError, OptionError
 

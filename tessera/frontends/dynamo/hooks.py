@@ -14,10 +14,9 @@ import torch
 
 from tessera.frontends.functional.function import record_function
 from tessera.ir.builder import Builder
-from tessera.ir.equation import Equation, Value
+from tessera.ir.equation import Equation, Value, substitute
 from tessera.ir.record import recording
 from tessera.ir.trace import Trace
-from tessera.passes.clean.cse import rename
 from tessera.util.errors import CaptureError
 
 try:
@@ -71,7 +70,7 @@ def behind_hooks(trace: Trace, hooked: list[tuple[Value, Value]]) -> Trace:
             raise CaptureError("a hook that reads what is made of its tensor; the graph runs eagerly")
         trace = trace.with_(
             equations=(*first, hook, *(_behind(e, before, after) for e in rest if e is not hook)),
-            outputs=rename(trace.outputs, {before: after}),
+            outputs=substitute(trace.outputs, {before: after}),
             mutations={target: after if v is before else v for target, v in trace.mutations.items()},
         )
     return trace

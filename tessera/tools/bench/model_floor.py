@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from tessera.ops.fp8 import refusal
-from tessera.ops.rows import dequantized
+from tessera.ops.quantized import dequantized
 from tessera.tools.bench.measure import timed_block
 from tessera.tools.llama import Cache
 

@@ -29,7 +29,7 @@ CONTESTANTS: dict[str, Compile] = {
     "thunder": lambda f: import_module("thunder").jit(f),
     "tessera": lambda f: tessera.jit(f),
     "tessera[aten]": lambda f: tessera.jit(f, executors=["aten"]),
-    "tessera[tile]": lambda f: tessera.jit(f, executors=["attention", "sdpa", "tile", "aten"]),
+    "tessera[tile]": lambda f: tessera.jit(f, executors=["rows", "attention", "sdpa", "tile", "aten"]),
     "tessera[functional]": lambda f: tessera.jit(f, frontend="functional"),
 }
 

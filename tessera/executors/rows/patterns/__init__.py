@@ -1,0 +1,1 @@
+"""What `rows` finds in programs."""
