@@ -36,7 +36,7 @@ from tessera.frontends.export import capture_export
 from tessera.frontends.functional.callables import refuse_suspended
 from tessera.func.dispatch import Dispatcher, build
 from tessera.ir.record import recording
-from tessera.just_in_time.transformers import keep_own_call, own_call
+from tessera.just_in_time.transformers import keep_own_call, own_call, watch
 from tessera.pipeline.compilation import Compilation, Failure, Options, compile_captured
 from tessera.runtime.buckets import Buckets, bucketed
 from tessera.util.config import config
@@ -374,7 +374,7 @@ def _compiled_function(fn: Callable, state: Compiled) -> Callable:
 
     state.owner = compiled
     compiled.__tessera__ = state  # type: ignore[attr-defined]
-    keep_own_call(fn, compiled)
+    keep_own_call(getattr(fn, "__self__", None), compiled)
     return compiled
 
 
@@ -391,6 +391,7 @@ def _compiled_module(module: torch.nn.Module, state: Compiled) -> torch.nn.Modul
     made = object.__new__(_module_classes[cls])
     object.__setattr__(made, "__dict__", module.__dict__)
     _states[id(made)] = state
+    watch(made)
     return made
 
 
