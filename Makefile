@@ -1,4 +1,4 @@
-# Two commands are all a newcomer needs: `make demo` and `make test`.
+# Two commands are all a newcomer needs: `make demo` and `make test`. Whoever edits runs `make quick`.
 # Both build .venv on first use. To use an interpreter that already has torch and the dev tools instead:
 #     TESSERA_PYTHON=/path/to/python make test
 
@@ -13,7 +13,7 @@ DOCS_READY := .venv/.docs-ready
 endif
 BIN := $(dir $(PY))
 
-.PHONY: demo test docs lint format types imports unit tour bench gpu clean
+.PHONY: demo test quick sweep docs lint format types imports unit tour bench gpu clean
 
 demo: $(READY)
 	$(PY) examples/demo.py
@@ -32,6 +32,7 @@ test: lint types imports unit tour
 docs: $(READY) $(DOCS_READY)
 	$(PY) -m tessera.ops.matrix
 	$(PY) -m tessera.tile.document
+	$(PY) -m tessera.pipeline.table
 	$(PY) -m tessera.tools.reference
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
 	@echo "open site/index.html; to search it: python3 -m http.server -d site"
@@ -54,9 +55,17 @@ types: $(READY)
 imports: $(READY)
 	$(BIN)lint-imports
 
-# One thread a worker: two workers already fill two cores.
+# Which tests are in which tier stands in tests/tiers.py. One thread a worker: two workers already fill two cores.
+PYTEST = OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal
+
 unit: $(READY)
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -m "not gpu and not sweep"
+	$(PYTEST) -m "not gpu and not sweep"
+
+quick: $(READY)
+	$(PYTEST) --quick -q
+
+sweep: $(READY)
+	$(PYTEST) -m "sweep and not gpu"
 
 tour: $(READY)
 	OMP_NUM_THREADS=1 $(PY) examples/tour.py

@@ -11,7 +11,7 @@ from programs import same_bits
 
 import tessera
 from tessera.executors import tile
-from tessera.just_in_time.api import compiled_state
+from tessera.just_in_time.compiled import compiled_state
 from tessera.store.program import COUNTS
 from tessera.tile.targets import named
 
@@ -55,7 +55,7 @@ def called(fn: Callable, args: tuple, **options: object) -> Results:
     return [*(out if isinstance(out, tuple) else (out,)), *args, fast]
 
 
-def both(
+def check_loaded(
     run: Callable[[], Results], graphs: int = 1, same: Callable[[object, object], bool] = same_bits
 ) -> tuple[object, object]:
     """Compiled, then loaded: the same, bit for bit unless said otherwise. Gives the two jitted functions."""

@@ -7,13 +7,34 @@ import os
 # Tests look at how programs are compiled, and change it: what an earlier run left on disk would hide that.
 os.environ.setdefault("TESSERA_PROGRAM_CACHE", "0")
 
+from pathlib import Path  # noqa: E402
+
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from tiers import in_quick, words_of  # noqa: E402
+
+# Kernels are written for a GPU in many tests; where there is none to ask, it is this one.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TESSERA_MACHINE", "h200")
 
 torch.set_num_threads(1)  # tests run side by side
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="the quick tier alone: a part of every folder (tiers.py)")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files outside the quick tier are not even imported."""
+    test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    return True if config.getoption("quick") and test and words_of(collection_path) is None else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("quick"):
+        chosen = [item for item in items if in_quick(item.path, getattr(item, "originalname", item.name))]
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
     if torch.cuda.is_available():
         return
     for item in items:

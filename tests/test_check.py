@@ -7,12 +7,12 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
+from planted import plant
 
 import tessera
 from tessera.executors import aten as aten_executor
 from tessera.executors.register import unregister_executor
 from tessera.ops.op import REGISTRY
-from tessera.pipeline import compilation as pipelines
 from tessera.tools.models import Block, GPTConfig
 
 MLP = ["tile", "aten"]
@@ -128,9 +128,9 @@ def wrong_sines(trace):
     return trace.with_(equations=tuple(e.with_(op=swap.get(e.op, e.op)) for e in trace.equations))
 
 
-@pytest.mark.parametrize("where", ["CLEAN", "CLEAN_JOINT", "FINAL"])
-def test_a_wrong_pass_is_named(where, monkeypatch):
-    monkeypatch.setattr(pipelines, where, [*getattr(pipelines, where), ("planted", wrong_sines)])
+@pytest.mark.parametrize(("before", "over"), [("dce", ""), ("joint cse", "joint"), ("forward lay_out", "forward")])
+def test_a_wrong_pass_is_named(before, over, monkeypatch):
+    plant(monkeypatch, wrong_sines, before, over)
     report = tessera.check(tessera.jit(tangled, executors=PLAIN), args())
     (fault,) = report.faults
     assert fault.guilty == "pass 'planted'", str(report)
@@ -138,7 +138,7 @@ def test_a_wrong_pass_is_named(where, monkeypatch):
 
 
 def test_a_wrong_pass_in_inference(monkeypatch):
-    monkeypatch.setattr(pipelines, "FINAL", [("planted", wrong_sines), *pipelines.FINAL])
+    plant(monkeypatch, wrong_sines, "schedule")
     with torch.no_grad():
         (fault,) = tessera.check(tessera.jit(tangled, executors=PLAIN), args()).faults
     assert fault.guilty == "pass 'planted'" and "cos = aten.sin(" in fault.equation
@@ -160,7 +160,7 @@ def test_a_wrong_binding_is_the_aten_executors(monkeypatch):
     def wrong(op):
         return torch.cos if op is torch.ops.aten.sin.default else right(op)
 
-    monkeypatch.setattr(pipelines, "bind", wrong)
+    monkeypatch.setattr("tessera.pipeline.executable.bind", wrong)
     monkeypatch.setattr("tessera.inspection.graph_check.bind", wrong)
     with torch.no_grad():
         (fault,) = tessera.check(tessera.jit(tangled, executors=PLAIN), args()).faults

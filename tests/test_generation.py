@@ -35,10 +35,10 @@ def test_static_caches(name: str) -> None:
     assert not told.breaks and len(told.graphs) == (3 if name == "gemma3" else 2)
     assert torch.equal(fast.generate(PROMPT, **STATIC), wanted)
     assert len(tessera.explain(fast).graphs) == len(told.graphs)  # nothing new for another cache of that size
-    only_written_in_place(fast.__tessera__.compilations()[1].programs[-1].trace)
+    assert_only_written_in_place(fast.__tessera__.compilations()[1].account.programs[-1].trace)
 
 
-def only_written_in_place(step: Trace) -> None:
+def assert_only_written_in_place(step: Trace) -> None:
     """Caches are written where they stand, and nothing else is made that is as they are."""
     caches = [v for v in step.inputs if v.name.endswith(("_keys", "_values"))]
     shapes = {v.shape for v in caches}

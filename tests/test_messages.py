@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from planted import plant
 
 import tessera
 from tessera.util.errors import CaptureError, InputError, OptionError
@@ -45,7 +46,7 @@ def test_stages_of_a_function_that_runs_eagerly(monkeypatch: pytest.MonkeyPatch)
     def broken(trace: tessera.Trace) -> tessera.Trace:
         raise ValueError("a pass of mine")
 
-    monkeypatch.setattr("tessera.pipeline.compilation.CLEAN", [("broken", broken)])
+    plant(monkeypatch, broken)
     fast = tessera.jit(lambda x: x.sin() + 1)
     with pytest.warns(UserWarning, match="could not compile"):
         fast(X)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from planted import plant
 
 import tessera
 from tessera.executors.base import unregister
@@ -17,7 +18,6 @@ from tessera.inspection.case import of_compilation
 from tessera.inspection.examples import example, range_of
 from tessera.inspection.minimise import minimise
 from tessera.ops.op import REGISTRY
-from tessera.pipeline import compilation as pipelines
 from tessera.util.errors import InputError
 
 
@@ -47,10 +47,6 @@ def refuse_erf(trace):
 def wrong_erf(trace):
     swap = {torch.ops.aten.erf.default: torch.ops.aten.tanh.default}
     return trace.with_(equations=tuple(e.with_(op=swap.get(e.op, e.op)) for e in trace.equations))
-
-
-def plant(monkeypatch, step):
-    monkeypatch.setattr(pipelines, "CLEAN", [*pipelines.CLEAN, ("planted", step)])
 
 
 def run_script(path: str) -> dict:
@@ -134,7 +130,7 @@ def test_no_data_is_written(tmp_path):
 def test_minimise_keeps_only_what_fails(monkeypatch):
     fast = tessera.jit(model, strict=True)
     fast(*args())
-    compilation = tessera.just_in_time.api.compiled_state(fast).compilations()[0]
+    compilation = tessera.just_in_time.compiled.compiled_state(fast).compilations()[0]
     whole = of_compilation(compilation)
     assert minimise(whole) is whole  # nothing fails: nothing is made smaller
     plant(monkeypatch, refuse_erf)

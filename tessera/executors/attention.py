@@ -16,32 +16,33 @@ from torch import Tensor
 
 from tessera.executors.base import OperatorExecutor, register
 from tessera.ir.equation import Equation, Value
-from tessera.ir.schema import bind
 from tessera.ir.types import size_hint
+from tessera.machines import Machine
 from tessera.tile.attention import Attention, attention, attention_parts, attention_whole
 from tessera.tile.dialect.elements import element_of_dtype
-from tessera.tile.schedules.cost import H200
 from tessera.tile.schedules.schedule import Schedule
-from tessera.tile.targets import CompiledKernel, named, target_for
+from tessera.tile.targets import CompiledKernel, Target, target_for
 
 NAME = "scaled_dot_product_attention"
 TAKEN = (torch.bfloat16, torch.float16, torch.float32)
-MOST_QUERIES, MOST_ROWS, WIDEST = 16, 64, 256
-FEWEST_KEYS = 256
-PROGRAMS = 2 * H200.units
-MOST_PARTS, SHORTEST_PART = 32, 128
+MOST_QUERIES, MOST_ROWS, WIDEST = 16, 64, 256  # of a group in one block, whose rows and width stay in registers
+FEWEST_KEYS = 256  # with fewer, one launch of the library's is done before two of ours
+PROGRAMS = 2  # a multiprocessor: one loads while the other computes
+MOST_PARTS, SHORTEST_PART = 32, 128  # of the keys: joining more costs more than they save; two steps of a program
 
 
 def claims(eqn: Equation) -> Callable | None:
     if getattr(eqn.op, "_opname", "") != NAME or refusal(eqn):
         return None
     strides = [size_hint(s) for s in eqn.out.tensor.stride]
-    return attends(tuple(sorted(range(4), key=lambda d: -strides[d])))
+    target = target_for(eqn.out.tensor.device)
+    assert target is not None
+    return attends(tuple(sorted(range(4), key=lambda d: -strides[d])), target)
 
 
 def refusal(eqn: Equation) -> str:
     """Why this call is left to other executors; empty where it is ours."""
-    positional, keyword = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+    positional, keyword = eqn.bound()
     query, key, value, mask, dropout, causal = positional[:6]
     assert isinstance(query, Value) and isinstance(key, Value) and isinstance(value, Value)
     if target_for(query.tensor.device) is None or query.tensor.device.type != "cuda":
@@ -68,7 +69,7 @@ def _why(eqn: Equation) -> str:
 
 
 @functools.cache
-def attends(order: tuple[int, ...]) -> Callable[..., Tensor]:
+def attends(order: tuple[int, ...], target: Target) -> Callable[..., Tensor]:
     """Attention whose result lies in memory with its dimensions in this order, from the widest stride on."""
 
     def attend(
@@ -84,13 +85,16 @@ def attends(order: tuple[int, ...]) -> Callable[..., Tensor]:
     ) -> Tensor:
         shape = (*query.shape[:3], value.shape[3])
         out = query.new_empty([shape[d] for d in order]).permute([order.index(d) for d in range(4)])
-        run(query, key, value, attn_mask, is_causal, query.shape[3] ** -0.5 if scale is None else scale, out)
+        scale = query.shape[3] ** -0.5 if scale is None else scale
+        run(target, query, key, value, attn_mask, is_causal, scale, out)
         return out
 
     return attend
 
 
-def run(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, out: Tensor) -> None:
+def run(
+    target: Target, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float, out: Tensor
+) -> None:
     """Write attention into `out`."""
     q, k, v = (x if x.stride(3) == 1 else x.contiguous() for x in (q, k, v))
     batch, heads, queries, width = q.shape
@@ -104,26 +108,24 @@ def run(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scal
         given.append(mask)
         symbols += mask.stride()
     of = Attention(width, v.shape[3], group, queries, True, causal, scale, kind, element_of_dtype(q.dtype))
-    parts = parts_for(batch * shared, keys)
+    parts = parts_for(batch * shared, keys, target.machine)
     if parts == 1:
-        _kernel("attention", of, 1)([*given, out], symbols)
+        _kernel(target, "attention", of, 1)([*given, out], symbols)
         return
     rows = parts * batch * heads * queries
     sums, maxima, totals = (q.new_empty(rows * n, dtype=torch.float32) for n in (v.shape[3], 1, 1))
-    _kernel("parts", of, parts)([*given, sums, maxima, totals], symbols)
-    _kernel("whole", of, parts)([sums, maxima, totals, out], symbols)
+    _kernel(target, "parts", of, parts)([*given, sums, maxima, totals], symbols)
+    _kernel(target, "whole", of, parts)([sums, maxima, totals, out], symbols)
 
 
-def parts_for(groups: int, keys: int) -> int:
+def parts_for(groups: int, keys: int, machine: Machine) -> int:
     """Programs that share the keys of a row: enough to fill the GPU, each with enough to read."""
-    wanted = min(-(-PROGRAMS // max(groups, 1)), keys // SHORTEST_PART, MOST_PARTS)
+    wanted = min(-(-PROGRAMS * machine.units // max(groups, 1)), keys // SHORTEST_PART, MOST_PARTS)
     return 1 << max(wanted.bit_length() - 1, 0)
 
 
 @functools.cache
-def _kernel(which: str, of: Attention, parts: int) -> CompiledKernel:
-    target = named("triton")
-    assert target is not None
+def _kernel(target: Target, which: str, of: Attention, parts: int) -> CompiledKernel:
     if which == "whole":
         wide = max(1 << (of.values - 1).bit_length(), 2)
         return target.compile(attention_whole(of, parts), Schedule((("c", wide), ("p", parts))))

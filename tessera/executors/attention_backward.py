@@ -22,17 +22,15 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from tessera.ir.layouts import with_strides
+from tessera.ir.types import contiguous_strides
+
 BY_TOKEN = (0, 2, 1, 3)  # [B, H, T, D] with T before H in memory: what a projection after attention gives back
 
 
 def laid_out(x: Tensor, order: tuple[int, ...]) -> Tensor:
     """`x` with its dimensions dense in memory in this order; itself where it is so already."""
-    step = 1
-    for d in reversed(order):
-        if x.shape[d] > 1 and x.stride(d) != step:
-            return x.permute(order).contiguous().permute([order.index(i) for i in range(x.ndim)])
-        step *= x.shape[d]
-    return x
+    return with_strides(x, contiguous_strides(x.shape, order))  # type: ignore[arg-type]
 
 
 def order_of(x: Tensor) -> tuple[int, ...]:

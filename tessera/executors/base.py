@@ -4,9 +4,9 @@ An operator executor claims single equations: it is asked for a callable that co
 operator computes. A fusion executor claims regions: it names sets of equations and compiles each into one
 callable. Executors are asked in the order in which they are listed; what nobody claims is run by ATen.
 
-Either kind may bring two passes along, each a stage under its function's name: `rewrite` turns a functional program
-without gradients into operators of the executor's own, before operators are decomposed; `finish` rewrites the final
-program, where writes happen in place.
+Either may bring passes of its own, which stand in the pipelines where these fields are named: `rewrite` on a program
+without gradients, whose operators are whole; `decompose` before it is decided what backward saves; `prepare` just
+before regions are chosen; `finish` on the final program, where writes happen in place.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tessera.ir.trace import Trace
 from tessera.util.errors import OptionError
 
 Region = list[int]  # indices of equations, in order
+Passes = tuple[tuple[str, Callable[[Trace], Trace]], ...]  # named passes that an executor brings along
 
 
 @dataclass(frozen=True)
@@ -29,35 +30,34 @@ class OperatorExecutor:
     claims: Callable[[Equation], Callable | None]
     why: Callable[[Equation], str] | None = None  # a word on what it does with an equation, or why not
     operators: tuple[str, ...] | None = None  # those it looks at ("aten.gelu"); None: any
-    rewrite: Callable[[Trace], Trace] | None = None
-    finish: Callable[[Trace], Trace] | None = None
+    rewrite: Passes = ()
+    finish: Passes = ()
 
 
 @dataclass(frozen=True)
 class FusionExecutor:
     """`regions(trace)` gives convex sets of equations, `compile(body)` a callable that gives a tuple.
 
-    `compile` may refuse a region by giving None: its equations then go to the executors after this one. `apart`,
-    if given, takes operators apart that would fuse better so, before it is decided what backward saves; `prepare`
-    rewrites a program just before it is claimed. `together` may find sets of regions that are one launch, single
-    equations outside the regions among them; `compile_together` makes a callable of such a set, from the region that
-    it makes up and from each of them. `save` gives what a callable was made of as data, None where that cannot be, and
-    `restore` makes one that does the same from a recipe of that form and that data, None where something is gone.
+    `compile` may refuse a region by giving None: its equations then go to the executors after this one. `together` may
+    find sets of regions that are one launch, single equations outside the regions among them; `compile_together` makes
+    a callable of such a set, from the region that it makes up and from each of them. `save` gives what a callable was
+    made of as data, None where that cannot be, and `restore` makes one that does the same from a recipe of that form
+    and that data, None where something is gone.
     """
 
     name: str
     regions: Callable[[Trace], list[Region]]
     compile: Callable[[Trace], Callable | None]
     why: Callable[[Equation], str] | None = None
-    apart: Callable[[Trace], Trace] | None = None
-    prepare: Callable[[Trace], Trace] | None = None
+    rewrite: Passes = ()
+    decompose: Passes = ()
+    prepare: Passes = ()
+    finish: Passes = ()
     reasons: Callable[[Trace], dict[str, str]] | None = None  # why each equation outside the regions stays out
     together: Callable[[Trace, list[Region]], list[list[Region]]] | None = None
     compile_together: Callable[[Trace, list[Trace]], Callable | None] | None = None
     save: Callable[[Callable], dict | None] | None = None
     restore: Callable[[Recipe, dict], Callable | None] | None = None
-    rewrite: Callable[[Trace], Trace] | None = None
-    finish: Callable[[Trace], Trace] | None = None
 
 
 Executor = OperatorExecutor | FusionExecutor

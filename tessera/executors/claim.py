@@ -14,6 +14,7 @@ from tessera.executors.base import Executor, FusionExecutor, OperatorExecutor, R
 from tessera.executors.regions import body_of, contract, small_views, with_views
 from tessera.ir.alias import FUNCTIONAL
 from tessera.ir.equation import Equation, Recipe, Special
+from tessera.ir.kernel import bound
 from tessera.ir.printer import identifier
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
@@ -62,7 +63,7 @@ def claim_operators(trace: Trace, executor: OperatorExecutor, report: list[Claim
     equations = list(trace.equations)
     taken: dict[str, list[Equation]] = {}
     for index, eqn in enumerate(equations):
-        if eqn.op is FUNCTIONAL and executor.finish is not None:  # it finds the operator once that writes in place
+        if eqn.op is FUNCTIONAL and executor.finish:  # it finds the operator once that writes in place
             inner = eqn.with_(op=eqn.args[0], args=eqn.args[1:])
             if executor.claims(inner) is not None:
                 taken.setdefault(executor.why(inner) if executor.why else "", []).append(inner)
@@ -101,7 +102,8 @@ def _claim_regions(trace: Trace, executor: FusionExecutor, report: list[Claim]) 
 
 
 def _region(name: str, fn: Callable, executor: FusionExecutor, recipe: Recipe) -> Special:
-    return Special(identifier(name), fn, executor.name, body=recipe.body, recipe=recipe)
+    run, kernel = bound(fn)
+    return Special(identifier(name), run, executor.name, body=recipe.body, recipe=recipe, kernel=kernel)
 
 
 def _claim_together(

@@ -2,8 +2,7 @@
 
 A library's product is hard to beat; a kernel of ours wins by what it does not move: what is computed from the product
 point by point is computed before it is written. `refusal` says why an equation can be in no such kernel, `loses` why a
-kernel would be slower than the library's product and a kernel after it. The rates are measured ones
-(`tile/schedules/cost`).
+kernel would be slower than the library's product and a kernel after it, by the figures of the device's machine.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ import torch
 from tessera.ir.equation import Equation, Value
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_hint
+from tessera.machines import machine_of
 from tessera.ops.uniform import uniform
 from tessera.tile.from_trace.lower.rule import CONTRACT, Call, rule_of
-from tessera.tile.schedules.cost import H200
 from tessera.tile.targets import Target
 
-# What our kernels lose of the library's rate, as measured on an H200
+# What our kernels lose of the library's rate, as shares that were measured on an H200
 LOSS = 0.01  # one product whose operands are contiguous along the depth, tiles by bulk copies
-STORING = 0.7e-12  # seconds for each element of its result: no tile is multiplied while one is stored
+STORING = 2.8  # bytes that could be moved while an element of its result is stored, and no tile is multiplied
 BESIDE_LOSS = 0.15  # two products in one kernel
 PLAIN_LOSS = 0.25  # every thread computes addresses
 ACROSS_LOSS = 0.5  # an operand is contiguous across the depth, as in the gradient of a weight
@@ -69,18 +68,19 @@ def loses(products: list[Equation], body: Trace, saved: int | None) -> str:
         return "the product's kernel would read or write more than the product"
     if saved is None:
         return ""
-    lost = 0.0
+    machine, lost = machine_of(products[0].out.tensor.device), 0.0
     for eqn in products:
         sides, flipped = _sides(eqn)
         flops = 2 * eqn.out.tensor.numel() * size_hint(sides[0].shape[-1])
         moved = sum(v.tensor.nbytes() for v in (*sides, eqn.out))
         share, stored = (LOSS, STORING) if len(products) == 1 else (BESIDE_LOSS, 0.0)
-        if not all(copies_in_bulk(v) for v in sides):
+        if not (machine.copies_in_bulk and all(copies_in_bulk(v) for v in sides)):
             share, stored = PLAIN_LOSS, 0.0
         if not _along_depth(*sides, flipped):
             share, stored = max(share, ACROSS_LOSS), 0.0
-        lost += share * max(flops / H200.matrix_flops, moved / H200.bandwidth) + stored * eqn.out.tensor.numel()
-    gained = saved / H200.bandwidth
+        lost += share * max(flops / machine.matrix_flops, moved / machine.bandwidth)
+        lost += stored * eqn.out.tensor.numel() / machine.bandwidth
+    gained = saved / machine.bandwidth
     if gained > lost:
         return ""
     return f"the library's product is {lost * 1e6:.0f} µs faster, the bytes saved are worth {gained * 1e6:.0f} µs"

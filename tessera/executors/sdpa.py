@@ -15,7 +15,6 @@ from torch.nn.attention import SDPBackend
 from tessera.executors.base import OperatorExecutor, register
 from tessera.ir import fake
 from tessera.ir.equation import Equation, Value, map_values
-from tessera.ir.schema import bind
 
 NAME = "scaled_dot_product_attention"
 _TOLD = {
@@ -36,7 +35,7 @@ def claims(eqn: Equation) -> Callable | None:
 
 def backend(eqn: Equation) -> str:
     """The kernel eager PyTorch would choose for this call, in words."""
-    positional, keyword = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+    positional, keyword = eqn.bound()
     query, key, value, mask, dropout, causal = positional[:6]
     tensors = (query, key, value, mask)
     try:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 from tessera.executors.base import Executor, FusionExecutor, OperatorExecutor, in_order
 from tessera.ir.equation import Equation, Recipe, Special
+from tessera.ir.kernel import Kernel, bound
 from tessera.ir.serial import Reader, Writer
 from tessera.ir.trace import Trace
 from tessera.util.errors import Unserial
@@ -39,14 +40,14 @@ class Claimed:
     def _region(self, op: Special, recipe: Recipe, executor: Executor, writer: Writer) -> list:
         parts, over = [writer.trace(t) for t in recipe.parts], [list(pair) for pair in recipe.over]
         body = writer.trace(recipe.body)
-        return ["region", op.namespace, op.name, op.pure, body, parts, over, self._kernel(op.fn, executor)]
+        return ["region", op.namespace, op.name, op.pure, body, parts, over, self._kernel(op.kernel, executor)]
 
-    def _kernel(self, fn: Callable, executor: Executor) -> int:
-        if not isinstance(executor, FusionExecutor) or executor.save is None:
+    def _kernel(self, kernel: Kernel | None, executor: Executor) -> int:
+        if kernel is None or not isinstance(executor, FusionExecutor) or executor.save is None:
             return NONE
-        origin = id(getattr(fn, "lowered", fn))  # one for a callable and those made of it that write over arguments
+        origin = id(kernel.origin)
         if origin not in self._saved:
-            data = executor.save(fn)
+            data = executor.save(kernel)
             self._saved[origin] = NONE if data is None else len(self.kernels)
             self.kernels += [] if data is None else [data]
         return self._saved[origin]
@@ -87,7 +88,8 @@ class Claims:
             gone = dict(recipe.over)
             fn = self._over(fn, gone)
             left = body.with_(outputs=tuple(v for k, v in enumerate(body.outputs) if k not in gone))
-        return Special(name, fn, namespace, pure, body=left, recipe=recipe)
+        run, made = bound(fn)
+        return Special(name, run, namespace, pure, body=left, recipe=recipe, kernel=made)
 
     def _callable(self, recipe: Recipe, kernel: int, executor: FusionExecutor) -> Callable:
         if kernel in self._made:
@@ -106,7 +108,9 @@ class Claims:
     def _over(self, fn: Callable, over: dict[int, int]) -> Callable:
         key = (fn, tuple(over.items()))
         if key not in self._writing:
-            self._writing[key] = fn.writing(over)  # type: ignore[attr-defined]
+            if not isinstance(fn, Kernel) or fn.writing is None:
+                raise Unserial("a region that wrote over its arguments does not offer that any more")
+            self._writing[key] = fn.writing(over)
         return self._writing[key]
 
 

@@ -7,14 +7,15 @@ region that has no kernel, or whose device has no target here, is left to the ex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
 from tessera.executors import products
-from tessera.executors.base import FusionExecutor, Region, register
+from tessera.executors.base import FusionExecutor, Passes, Region, register
 from tessera.executors.regions import body_of
 from tessera.executors.tile_saved import compile_ahead, restore, save
 from tessera.ir import fake
@@ -25,21 +26,24 @@ from tessera.ir.types import UNKNOWN, TensorType, size_hint, symbol_hints
 from tessera.ops.fp8 import in_hardware
 from tessera.ops.pool import max_pool, max_pool_backward
 from tessera.ops.uniform import uniform
+from tessera.passes.clean.dce import dce
 from tessera.passes.decompose import pool_offsets
 from tessera.passes.decompose.apply import decompose as take_apart
 from tessera.passes.decompose.random import compute_random
 from tessera.passes.decompose.split_bias import split_bias
 from tessera.passes.fuse import regions as fuse
-from tessera.passes.fuse.duplicate import own_copies
+from tessera.passes.fuse.compiler import CONTRACT, POINTWISE, REDUCE, SCAN, Compiler, is_outer
+from tessera.passes.fuse.duplicate import duplicate
 from tessera.passes.fuse.horizontal import horizontal
-from tessera.passes.fuse.recompute import compute_again
+from tessera.passes.fuse.recompute import recompute
 from tessera.tile.dialect.overwrite import overwrites
 from tessera.tile.from_trace.batch import batch, form
+from tessera.tile.from_trace.kernel import TileKernel, examples
 from tessera.tile.from_trace.launch import launcher
 from tessera.tile.from_trace.lower.rule import Call, rule_of
 from tessera.tile.from_trace.region import Lowered, Unlowerable, check, kind_of, lower, why_not
 from tessera.tile.schedules.schedule import Schedule
-from tessera.tile.targets import CompiledKernel, Target, target_for
+from tessera.tile.targets import Target, target_for
 from tessera.tile.targets.autotune import choose
 from tessera.util.config import config, override
 from tessera.util.names import names
@@ -50,7 +54,7 @@ LONE_ON_CPU = names("gelu gelu_backward silu silu_backward")
 LARGE_GELU = 1 << 16
 MANY_ROWS = 128  # of a running sum: a kernel of ours takes as long as some thirty of PyTorch's steps
 LONE = 4  # equations outside of regions that are worth a launch of their own together
-_launchers: dict[tuple, Callable | None] = {}
+_launchers: dict[tuple, TileKernel | None] = {}
 _refused: dict[tuple, str] = {}  # why a region has no kernel
 _checked: dict[tuple, tuple[float, str]] = {}
 
@@ -74,7 +78,7 @@ def refusal(eqn: Equation) -> str:
     rule = rule_of(eqn.op)
     if rule is not None and rule.raises is not None and device.type == "cpu" and (why := rule.raises(Call.of(eqn))):
         return why
-    return products.refusal(eqn, target) if rule is not None and rule.kind == fuse.CONTRACT else ""
+    return products.refusal(eqn, target) if rule is not None and rule.kind == CONTRACT else ""
 
 
 def _has_float8(eqn: Equation) -> bool:
@@ -125,14 +129,14 @@ def _alone(eqn: Equation) -> bool:
         return True
     t = eqn.results()[0].tensor
     if t.device.type == "cpu":
-        lone = _kind(eqn) == fuse.CONTRACT or _lone_activation(eqn, t.numel()) or _column_sum(eqn)
+        lone = _kind(eqn) == CONTRACT or _lone_activation(eqn, t.numel()) or _column_sum(eqn)
         return t.dtype == torch.float32 and lone
-    if t.device.type == "cuda" and _kind(eqn) == fuse.SCAN:
+    if t.device.type == "cuda" and _kind(eqn) == SCAN:
         dims = _reduced(eqn)
-        return fuse.is_outer(eqn, dims) and size_hint(t.shape[dims[0]]) >= MANY_ROWS
+        return is_outer(eqn, dims) and size_hint(t.shape[dims[0]]) >= MANY_ROWS
     if t.device.type != "cuda" or max(v.tensor.numel() for v in (*eqn.inputs(), *eqn.results())) < 2**18:
         return False
-    if _kind(eqn) == fuse.REDUCE:
+    if _kind(eqn) == REDUCE:
         return bool(_reduced(eqn)) and t.numel() >= 256
     if eqn.op._opname in ("gelu", "gelu_backward") and t.dtype in (torch.float16, torch.bfloat16):  # type: ignore[union-attr]
         return True
@@ -148,7 +152,7 @@ def _lone_activation(eqn: Equation, points: int) -> bool:
 
 
 def _column_sum(eqn: Equation) -> bool:
-    return eqn.op._opname == "sum" and _kind(eqn) == fuse.REDUCE and fuse.is_outer(eqn, _reduced(eqn))  # type: ignore[union-attr]
+    return eqn.opname == "sum" and _kind(eqn) == REDUCE and is_outer(eqn, _reduced(eqn))
 
 
 def _writes(eqn: Equation) -> bool:
@@ -157,17 +161,27 @@ def _writes(eqn: Equation) -> bool:
     return rule is not None and rule.walks and eqn.results()[0].tensor.device.type == "cuda"
 
 
-COMPILER = fuse.Compiler(_kind, refusal, _reduced, _expensive, _check, _alone, products.loses, _writes)
+COMPILER = Compiler(_kind, refusal, _reduced, _expensive, _check, _alone, products.loses, _writes)
 
 
-def apart(trace: Trace) -> Trace:
-    """Operators in parts that kernels can be made of."""
+def _holds(eqn: Equation) -> bool:
+    return not refusal(eqn)
 
-    def holds(eqn: Equation) -> bool:
-        return not refusal(eqn)
 
-    trace = pool_offsets.pool_offsets(compute_random(trace, _computes_random, holds), refusal)
-    return split_bias(take_apart(trace, holds), _adds_bias_apart, _kind)
+def _random(trace: Trace) -> Trace:
+    return compute_random(trace, _computes_random, _holds)
+
+
+def _pool_offsets(trace: Trace) -> Trace:
+    return pool_offsets.pool_offsets(trace, refusal)
+
+
+def _decompose(trace: Trace) -> Trace:
+    return take_apart(trace, _holds)
+
+
+def _split_bias(trace: Trace) -> Trace:
+    return split_bias(trace, _adds_bias_apart, _kind)
 
 
 def _adds_bias_apart(layer: Equation) -> bool:
@@ -181,15 +195,34 @@ def _computes_random(device: torch.device) -> bool:
     return config.fused_random == "on" or config.fused_random == "auto" and device.type == "cuda"
 
 
-def copies(trace: Trace) -> Trace:
-    """Sums over outer dimensions with arithmetic of their own, and kernels with what others would write for them in
-    more bytes than it is made of, just before regions are chosen."""
-    return compute_again(own_copies(trace, COMPILER), COMPILER)
+def _duplicate(trace: Trace) -> Trace:
+    """Sums over outer dimensions with arithmetic of their own."""
+    return duplicate(trace, COMPILER)
+
+
+def _recompute(trace: Trace) -> Trace:
+    """Kernels with what others would write for them in more bytes than it is made of."""
+    return dce(recompute(trace, COMPILER))
+
+
+DECOMPOSE: Passes = (
+    ("random", _random),
+    ("pool_offsets", _pool_offsets),
+    ("decompose", _decompose),
+    ("split_bias", _split_bias),
+)
+PREPARE: Passes = (("duplicate", _duplicate), ("recompute", _recompute))
 
 
 def decompose(trace: Trace) -> Trace:
-    """Both, one after the other."""
-    return copies(apart(trace))
+    """A program as regions are chosen in it."""
+    return apply((*DECOMPOSE, *PREPARE), trace)
+
+
+def apply(passes: Passes, trace: Trace) -> Trace:
+    for _, step in passes:
+        trace = step(trace)
+    return trace
 
 
 def regions(trace: Trace) -> list[Region]:
@@ -209,7 +242,7 @@ def reasons(trace: Trace) -> dict[str, str]:
 # --- kernels ------------------------------------------------------------------------------------------
 
 
-def compile_region(body: Trace) -> Callable | None:
+def compile_region(body: Trace) -> TileKernel | None:
     key = structure(body)
     if key not in _launchers:
         target = target_for(body.outputs[0].tensor.device) if body.outputs else None  # type: ignore[union-attr]
@@ -221,7 +254,7 @@ def compile_region(body: Trace) -> Callable | None:
 
 
 @contextmanager
-def own_kernels() -> Iterator[dict[tuple, Callable | None]]:
+def own_kernels() -> Iterator[dict[tuple, TileKernel | None]]:
     """While this is open every region is compiled anew, and no program comes from the disk; what was made stands in
     what it gives."""
     before = dict(_launchers)
@@ -235,40 +268,33 @@ def own_kernels() -> Iterator[dict[tuple, Callable | None]]:
         _launchers.update(before | made)
 
 
-def build(body: Trace, target: Target, schedule: Schedule | None = None) -> Callable:
-    """A callable for a region; `Unlowerable` or `NotImplementedError` says why no kernel can be made of it."""
+def build(body: Trace, target: Target, schedule: Schedule | None = None) -> TileKernel:
+    """The kernel of a region; `Unlowerable` or `NotImplementedError` says why no kernel can be made of it."""
     lowered = lower(body, body.name)
     if schedule is None:
-        examples = _examples(lowered) if config.autotune else []
-        schedule = choose(target, lowered.kernel, _hints(body, lowered), examples)
-    kernel = target.compile(lowered.kernel, schedule)
-    launch = _launch(body, lowered, kernel, schedule)
-    _offer_writes(launch, body, lowered, lambda over: _launch(body, lowered, kernel, schedule, over))
-    compile_ahead(kernel, lowered.buffers[0].tensor.device)
-    return launch
+        given = examples(lowered) if config.autotune else []
+        schedule = choose(target, lowered.kernel, _hints(body, lowered), given)
+    compiled = target.compile(lowered.kernel, schedule)
+
+    def made(over: dict[int, int], **offers: Any) -> TileKernel:
+        launch = launcher(body, lowered, compiled, over)
+        return TileKernel(
+            run=launch.run, source=launch.source, body=body, lowered=lowered, schedule=schedule, compiled=compiled,
+            **offers,
+        )  # fmt: skip
+
+    kernel = made({}) if lowered.tail else made({}, overwrites=_overwrites(body, lowered), writing=made)
+    compile_ahead(compiled, lowered.buffers[0].tensor.device)
+    return kernel
 
 
-def _launch(
-    body: Trace, lowered: Lowered, kernel: CompiledKernel, schedule: Schedule, over: dict[int, int] | None = None
-) -> Callable:
-    """What a region's callable does, and what can be asked about it."""
-    launch = launcher(body, lowered, kernel, over)
-    launch.kernel, launch.compiled, launch.schedule = lowered.kernel, kernel, schedule  # type: ignore[attr-defined]
-    launch.body, launch.lowered = body, lowered  # type: ignore[attr-defined]
-    launch.examples = lambda: _examples(lowered)  # type: ignore[attr-defined]
-    return launch
-
-
-def _offer_writes(launch: Callable, body: Trace, lowered: Lowered, make: Callable[[dict[int, int]], Callable]) -> None:
-    """Results that the kernel may as well write over an argument (see `passes.region_writes`)."""
-    if lowered.tail:
-        return
+def _overwrites(body: Trace, lowered: Lowered) -> dict[int, tuple[int, ...]]:
+    """Results that the kernel may as well write over an argument."""
     inputs, results = len(lowered.inputs), {v: k for k, v in enumerate(body.outputs)}
-    launch.overwrites = {  # type: ignore[attr-defined]
+    return {
         results[lowered.stored[k - inputs]]: tuple(body.inputs.index(lowered.inputs[j]) for j in reads if j < inputs)
         for k, reads in overwrites(lowered.kernel).items()
     }
-    launch.writing = make  # type: ignore[attr-defined]
 
 
 def _hints(body: Trace, lowered: Lowered) -> dict[str, int]:
@@ -278,15 +304,6 @@ def _hints(body: Trace, lowered: Lowered) -> dict[str, int]:
         for size in (*v.type.shape, *v.type.stride) if isinstance(v.type, TensorType) else ():
             found |= {s: n for s, n in symbol_hints(size).items() if s in found}
     return found
-
-
-def _examples(lowered: Lowered) -> list[torch.Tensor]:
-    """Tensors to measure on. Zeros are valid indices, and no slower than other numbers."""
-    made = []
-    for v in lowered.buffers:
-        shape, stride = ([size_hint(s) for s in sizes] for sizes in (v.shape, v.tensor.stride))
-        made.append(torch.empty_strided(shape, stride, dtype=v.dtype, device=v.tensor.device).zero_())
-    return made
 
 
 def structure(body: Trace) -> tuple:
@@ -327,7 +344,7 @@ def together(trace: Trace, regions: list[Region]) -> list[list[Region]]:
 
 def _may_be_lone(eqn: Equation) -> bool:
     """A counter alone is worth no more on a CPU than the library's addition."""
-    if not isinstance(eqn.op, OpOverload) or has_effect(eqn) or _kind(eqn) != fuse.POINTWISE:
+    if not isinstance(eqn.op, OpOverload) or has_effect(eqn) or _kind(eqn) != POINTWISE:
         return False
     return bool(eqn.out.ndim) or eqn.out.tensor.device.type != "cpu"
 
@@ -336,7 +353,7 @@ def _lone(eqn: Equation) -> Trace:
     return Trace("region", tuple(dict.fromkeys(eqn.inputs())), (eqn,), tuple(eqn.results()))
 
 
-def compile_together(whole: Trace, bodies: list[Trace]) -> Callable | None:
+def compile_together(whole: Trace, bodies: list[Trace]) -> TileKernel | None:
     target = target_for(whole.outputs[0].tensor.device)  # type: ignore[union-attr]
     try:
         return None if target is None else batch(whole, bodies, target)
@@ -346,7 +363,7 @@ def compile_together(whole: Trace, bodies: list[Trace]) -> Callable | None:
 
 register(
     FusionExecutor(
-        "tile", regions, compile_region, apart=apart, prepare=copies, reasons=reasons, together=together,
+        "tile", regions, compile_region, decompose=DECOMPOSE, prepare=PREPARE, reasons=reasons, together=together,
         compile_together=compile_together, save=save, restore=restore,
     )
 )  # fmt: skip

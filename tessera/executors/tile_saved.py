@@ -7,38 +7,39 @@ nothing, or only for known sizes, is not saved: it is made anew from the region.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
 
 import torch
 
 from tessera.ir.equation import Recipe, Value
+from tessera.ir.kernel import Kernel
 from tessera.ir.trace import Trace
-from tessera.tile.from_trace.batch import OneByOne, Segment, flat_kernel
+from tessera.tile.from_trace.batch import OneByOne, flat_kernel
 from tessera.tile.from_trace.batch import launcher as batch_launcher
+from tessera.tile.from_trace.kernel import Segment, TileKernel
 from tessera.tile.from_trace.launch import launcher
 from tessera.tile.from_trace.region import Around, lower
 from tessera.tile.targets import CompiledKernel, Target, target_for
 
 
-def save(launch: Callable) -> dict | None:
-    if getattr(launch, "lowered", None) is None:
+def save(kernel: Kernel) -> dict | None:
+    if not isinstance(kernel, TileKernel):
         return None
-    return _save_batch(launch) if hasattr(launch, "segments") else _save_region(launch)
+    return _save_batch(kernel) if kernel.segments else _save_region(kernel)
 
 
-def restore(recipe: Recipe, data: dict) -> Callable | None:
+def restore(recipe: Recipe, data: dict) -> Kernel | None:
     return _restore_batch(recipe, data) if "segments" in data else _restore_region(recipe.body, data)
 
 
 # --- one region ---
 
 
-def _save_region(launch: Any) -> dict | None:
-    lowered, body = launch.lowered, launch.body
+def _save_region(kernel: TileKernel) -> dict | None:
+    lowered, body = kernel.lowered, kernel.body
     keep = getattr(_target(lowered.stored[0]), "save", None)
-    kernel = None if keep is None else keep(launch.compiled)
-    if kernel is None:
+    saved = None if keep is None else keep(kernel.compiled)
+    if saved is None:
         return None
     number = {v: i for i, v in enumerate(_values(body))}
     place = {eqn: i for i, eqn in enumerate(body.equations)}
@@ -47,11 +48,11 @@ def _save_region(launch: Any) -> dict | None:
         "stored": [number[v] for v in lowered.stored],
         "symbols": list(lowered.symbols),
         "tail": [place[eqn] for eqn in lowered.tail],
-        "kernel": kernel,
+        "kernel": saved,
     }
 
 
-def _restore_region(body: Trace, data: dict) -> Callable | None:
+def _restore_region(body: Trace, data: dict) -> Kernel | None:
     values = _values(body)
     around = Around(
         tuple(values[i] for i in data["inputs"]),
@@ -63,10 +64,8 @@ def _restore_region(body: Trace, data: dict) -> Callable | None:
     kernel = None if load is None else load(data["kernel"], lambda: lower(body, body.name).kernel)
     if kernel is None:
         return None
-    launch = launcher(body, around, kernel)
-    launch.writing = lambda over: launcher(body, around, kernel, over)  # type: ignore[attr-defined]
     compile_ahead(kernel, around.stored[0].tensor.device)
-    return launch
+    return replace(launcher(body, around, kernel), writing=lambda over: launcher(body, around, kernel, over))
 
 
 def compile_ahead(kernel: CompiledKernel, device: torch.device) -> None:
@@ -86,21 +85,21 @@ def _target(v: Value) -> Target | None:
 # --- several in one launch ---
 
 
-def _save_batch(launch: Any) -> dict | None:
-    target, run = _target(launch.lowered.stored[0]), launch.run
+def _save_batch(kernel: TileKernel) -> dict | None:
+    target, run = _target(kernel.lowered.stored[0]), kernel.compiled
     if isinstance(run, OneByOne):
         keep = getattr(target, "save", None)
-        kernel = None if keep is None else keep(run.compiled)
+        saved = None if keep is None else keep(run.compiled)
     else:
         keep = getattr(target, "save_batch", None)
-        kernel = None if keep is None else keep(run, max(s.length for s in launch.segments))
-    if kernel is None:
+        saved = None if keep is None else keep(run, max(s.length for s in kernel.segments))
+    if saved is None:
         return None
-    segments = [[s.inputs, s.outputs, s.length] for s in launch.segments]
-    return {"segments": segments, "kernel": kernel, "alone": isinstance(run, OneByOne)}
+    segments = [[s.inputs, s.outputs, s.length] for s in kernel.segments]
+    return {"segments": segments, "kernel": saved, "alone": isinstance(run, OneByOne)}
 
 
-def _restore_batch(recipe: Recipe, data: dict) -> Callable | None:
+def _restore_batch(recipe: Recipe, data: dict) -> Kernel | None:
     whole: Trace = recipe.body
     target = _target(whole.outputs[0])  # type: ignore[arg-type]
     load = getattr(target, "load" if data["alone"] else "load_batch", None)
@@ -109,6 +108,8 @@ def _restore_batch(recipe: Recipe, data: dict) -> Callable | None:
         return None
     run = OneByOne(made) if data["alone"] else made
     segments = [Segment(tuple(inputs), tuple(outputs), length) for inputs, outputs, length in data["segments"]]
-    launch = batch_launcher(whole, segments, run, {})
-    launch.writing = lambda over: batch_launcher(whole, segments, run, over)  # type: ignore[attr-defined]
-    return launch
+
+    def over(places: dict[int, int]) -> Kernel:
+        return Kernel(run=batch_launcher(whole, segments, run, places))
+
+    return replace(over({}), writing=over)

@@ -9,7 +9,7 @@ shared memory and autograd history are eager's.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch._ops import OpOverload
@@ -19,9 +19,10 @@ from torch.utils import _pytree as pytree
 from tessera.frontends.grad_mode import kept_grad_mode
 from tessera.frontends.requires_grad import with_history
 from tessera.ir.alias import Ref
-from tessera.ir.builder import Builder, aten
+from tessera.ir.builder import Builder
 from tessera.ir.checks import record_assumptions
 from tessera.ir.equation import NUMBER, Value, symbols_in, values_in
+from tessera.ir.layouts import laid_as
 from tessera.ir.record import Keep, Recorded, Recorder, record_with
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, type_of
@@ -36,6 +37,7 @@ class Aliased:
     source: int  # position among the inputs, or among the trace's outputs
     steps: tuple[Step, ...]
     of_output: bool = False
+    same: int | None = None  # the output before this one that is the very same object
 
     def make(self, x: torch.Tensor) -> torch.Tensor:
         for op, args, kwargs, index, no_grad in self.steps:
@@ -91,6 +93,10 @@ def aliases(made: Recorded, closed: Sequence[object] = ()) -> tuple[dict[int, Al
     inputs = [x for x in (*made.inputs, *closed) if isinstance(x, torch.Tensor)]
     aliased = _input_aliases([*made.inputs, *closed], made.outputs, made.refs)
     bases = _shared_bases(made.outputs, made.refs, aliased, {id(made.refs[id(x)].root) for x in inputs})
+    first: dict[int, int] = {}
+    for i, alias in sorted(aliased.items()):
+        if first.setdefault(id(made.outputs[i]), i) != i:
+            aliased[i] = replace(alias, same=first[id(made.outputs[i])])
     return aliased, bases
 
 
@@ -137,18 +143,10 @@ def _shared_bases(
 
 
 def _laid_out(builder: Builder, v: object, tensor: object, refs: dict[int, Ref]) -> object:
-    """A written tensor keeps its strides. The functional operator that makes its new contents may choose others."""
+    """A written tensor keeps its strides. What is scattered into it may come with others."""
     if not isinstance(v, Value) or not isinstance(tensor, torch.Tensor) or not refs[id(tensor)].root.version:
         return v
-    strides = [(a, b) for a, b, n in zip(v.tensor.stride, tensor.stride(), tensor.shape, strict=True) if n != 1]
-    if all(a == b for a, b in strides):
-        return v
-    order = sorted(range(tensor.ndim), key=lambda d: (tensor.stride(d), tensor.shape[d]), reverse=True)
-    if not tensor.permute(order).is_contiguous():
-        return v
-    with builder:
-        rows = aten.clone(aten.permute(v, order), memory_format=torch.contiguous_format)
-        return aten.permute(rows, [order.index(d) for d in range(tensor.ndim)])
+    return laid_as(builder, v, tensor)
 
 
 def numbers_as_values(trace: Trace, builder: Builder) -> Trace:

@@ -12,14 +12,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
 from tessera.ir.alias import KEEP_GRAD
 from tessera.ir.builder import Builder
 from tessera.ir.equation import NO_GRAD, Equation, Value, values_in
 from tessera.ir.record import recording
-from tessera.ir.schema import schema_of
+from tessera.ir.schema import is_view
 from tessera.ir.types import TensorType
 
 _FLAG: Any = torch._C.TensorBase.requires_grad
@@ -31,15 +30,11 @@ def with_history(tensors: Iterable[tuple[Value, object]], equations: Sequence[Eq
     found = {v for v, x in tensors if isinstance(x, torch.Tensor) and _FLAG.__get__(x)}
     for eqn in equations:
         keeps = eqn.op is KEEP_GRAD  # its history is that of its first argument, in whatever mode
-        silent = NO_GRAD in eqn.tags and not _is_view(eqn)  # a view requires gradients if its base does
+        silent = NO_GRAD in eqn.tags and not is_view(eqn.op)  # a view requires gradients if its base does
         stops = not keeps and (silent or getattr(eqn.op, "_opname", "") == "detach")
         if not stops and any(v in found for v in (values_in(eqn.args[:1]) if keeps else eqn.inputs())):
             found.update(v for v in eqn.results() if isinstance(v.type, TensorType) and v.type.is_differentiable)
     return found
-
-
-def _is_view(eqn: Equation) -> bool:
-    return isinstance(eqn.op, OpOverload) and schema_of(eqn.op).is_view
 
 
 @contextmanager

@@ -23,7 +23,8 @@ from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.record import recording
 from tessera.ops.op import keep_whole
-from tessera.pipeline.compilation import Compilation, Options, compile_captured
+from tessera.pipeline.compilation import Compilation, compile_captured
+from tessera.pipeline.options import Options
 from tessera.util.errors import InputError
 
 Entry = Callable[..., object]

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from tessera.frontends.dynamo.frames import MODEL
+
 BREAKS: list[tuple[str, str]] = [
     (
         r"backwards? hooks|compiled.autograd",
@@ -102,6 +104,10 @@ RECOMPILES: list[tuple[str, str]] = [
     (
         r"len\(|dict_contains|keys",
         "a list or dict has another length or other keys: keep its structure, or stack its tensors into one",
+    ),
+    (
+        rf"G\['{MODEL}'\]\S* == -?\d+$",
+        "an integer attribute of the model changes; after its second change one program serves every value of it",
     ),
     (
         r"==|!=",

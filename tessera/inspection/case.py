@@ -21,7 +21,8 @@ from tessera.ir.equation import Value
 from tessera.ir.mode import mode_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
-from tessera.pipeline.compilation import Compilation, Failure, Options
+from tessera.pipeline.compilation import Compilation, Failure
+from tessera.pipeline.options import Options
 from tessera.runtime.plan import core_of
 from tessera.util.config import config, override
 
@@ -96,7 +97,7 @@ def of_failure(failure: Failure) -> Case:
 
 
 def of_compilation(compilation: Compilation, inputs: list[object] | None = None) -> Case:
-    case = Case.of(compilation.captured, compilation.options, inputs, grad=compilation.joint is not None)
+    case = Case.of(compilation.captured, compilation.options, inputs, grad=compilation.account.joint is not None)
     return replace(case, drawn=True)
 
 

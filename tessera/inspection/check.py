@@ -23,7 +23,9 @@ from tessera.inspection.graph_check import Fault, GraphCheck, copied
 from tessera.inspection.precise import gradients, widen
 from tessera.inspection.programs import state_of
 from tessera.inspection.saved import Saved, modules_of
-from tessera.just_in_time.api import Backend, Compiled, compiled_state, jit
+from tessera.just_in_time.api import jit
+from tessera.just_in_time.backend import Backend
+from tessera.just_in_time.compiled import Compiled, compiled_state
 from tessera.pipeline.compilation import Compilation
 from tessera.util.config import override
 
@@ -201,19 +203,19 @@ class recording:
 
 def record_first(compilation: Compilation, into: dict[Compilation, list[object]]) -> None:
     """Note the inputs of the next call of a graph."""
-    original = compilation.call
+    original = compilation.executable.call
 
     def call(*args: object) -> object:
         into.setdefault(compilation, [copied(x) for x in args])
-        compilation.call = original
+        compilation.executable.call = original
         return original(*args)
 
     call.original = original  # type: ignore[attr-defined]
-    compilation.call = call
+    compilation.executable.call = call
 
 
 def stop_recording(compilation: Compilation) -> None:
-    compilation.call = getattr(compilation.call, "original", compilation.call)
+    compilation.executable.call = getattr(compilation.executable.call, "original", compilation.executable.call)
 
 
 def check_graphs(recorded: dict[Compilation, list[object]]) -> tuple[list[GraphCheck], list[Fault], list[str]]:

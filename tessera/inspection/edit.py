@@ -24,9 +24,10 @@ from tessera.ir.printer import identifier
 from tessera.ir.record import record
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
-from tessera.just_in_time.api import Compiled
+from tessera.just_in_time.compiled import Compiled
 from tessera.ops.op import keep_whole
-from tessera.pipeline.compilation import EDITABLE, Compilation
+from tessera.pipeline.compilation import Compilation
+from tessera.pipeline.lists import editable
 from tessera.util.errors import CaptureError, EditError, InputError
 
 _TITLE = re.compile(r"^# tessera stage '([^']+)' of graph '([^']+)'", re.M)
@@ -47,11 +48,11 @@ def edit(fast: Callable, path: str, stage: str | None = None, graph: str | None 
     stage = stage or (title[1] if title else None)
     graph = graph or (title[2] if title else state.compilations()[-1].name)
     if stage is None:
-        raise EditError(f"{path} does not say which stage it is; pass stage=…, one of {', '.join(EDITABLE)}")
-    if stage not in EDITABLE:
-        raise EditError(f"stage {stage!r} cannot be edited; these can: {', '.join(EDITABLE)}")
+        raise EditError(f"{path} does not say which stage it is; pass stage=…, one of {', '.join(editable())}")
+    if stage not in editable():
+        raise EditError(f"stage {stage!r} cannot be edited; these can: {', '.join(editable())}")
     compilation = _named(state, graph)
-    known = dict(compilation.stages)
+    known = dict(compilation.account.stages)
     if stage not in known:
         raise EditError(f"graph {graph!r} has no stage {stage!r}; it has {', '.join(known)}")
     made = load(path, text, known[stage])

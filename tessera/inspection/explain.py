@@ -15,68 +15,16 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from tessera.inspection import render
 from tessera.inspection.advice import changed, for_break, for_recompile
 from tessera.inspection.guards import guards, limits_hit, plain
-from tessera.inspection.memory import Memory, memory
+from tessera.inspection.memory import memory
 from tessera.inspection.programs import state_of
+from tessera.inspection.reports import GraphReport, RegionReport, UnfusedReport
 from tessera.ir.equation import Equation, Special, short_path
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
-from tessera.just_in_time.api import Backend, Compiled, GraphRecord
+from tessera.just_in_time.backend import Backend, GraphRecord
+from tessera.just_in_time.compiled import Compiled
 from tessera.pipeline.compilation import Compilation
 from tessera.util.html import as_html
-
-
-@dataclass(frozen=True)
-class RegionReport:
-    """What one executor took at once: a fused region, or the single operators it runs."""
-
-    executor: str
-    fused: bool
-    operators: tuple[str, ...]
-    results: tuple[str, ...]
-    lines: tuple[str, ...]  # the user's lines it comes from
-    why: str = ""
-
-
-@dataclass(frozen=True)
-class UnfusedReport:
-    """Equations in no fused region, for one reason."""
-
-    reason: str
-    results: tuple[str, ...]
-    operators: tuple[str, ...]
-    lines: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class GraphReport:
-    name: str
-    compile_id: str
-    operators: int
-    location: str  # the user's first line in the graph
-    called_at: str  # the user's line whose call made it be compiled
-    inputs: tuple[str, ...]
-    guards: tuple[str, ...]
-    break_reason: str
-    break_line: str
-    break_advice: str
-    recompile_reason: str
-    recompile_guard: str
-    recompile_change: str
-    recompile_advice: str
-    eager_reason: str
-    executors: tuple[str, ...]
-    regions: tuple[RegionReport, ...]
-    equations: dict[str, int]
-    saved_bytes: int
-    saved: tuple[str, ...]
-    offloaded: dict[str, int]  # saved tensors that wait on the host, and their bytes
-    offload_note: str
-    seconds: float
-    from_cache: bool  # its programs came from disk
-    unfused: tuple[UnfusedReport, ...]
-    memory: tuple[Memory, ...]
-    fp8: tuple[str, ...] = ()  # which layers multiply in 8 bits, which do not and why
-    cuda_graph: str = ""  # how often the program was captured and replayed, or why it is not
 
 
 @dataclass(frozen=True, repr=False)
@@ -108,7 +56,7 @@ class Explanation:
         }
 
     def __str__(self) -> str:
-        return render.text(self)
+        return render.text(self.graphs)
 
     __repr__ = __str__  # what a prompt shows
 
@@ -116,7 +64,7 @@ class Explanation:
         return as_html(self)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from render.rich_parts(self)
+        yield from render.rich_parts(self.graphs)
 
 
 def explain(fast: Callable, measure: bool = False) -> Explanation:
@@ -150,7 +98,7 @@ def _beyond_limit(backend: Backend) -> Iterator[GraphRecord]:
 
 def _report(g: GraphRecord, measure: bool) -> GraphReport:
     c, recompiled = g.compilation, g.recompile_reason
-    first = c.stages[0][1] if c else g.failure.captured.trace if g.failure else None
+    first = c.account.stages[0][1] if c else g.failure.captured.trace if g.failure else None
     guard, change = changed(recompiled)
     return GraphReport(
         name=g.name,
@@ -168,19 +116,19 @@ def _report(g: GraphRecord, measure: bool) -> GraphReport:
         recompile_change=change,
         recompile_advice=for_recompile(recompiled) if recompiled else "",
         eager_reason=g.eager_reason,
-        executors=tuple(map(str, c.claims)) if c else (),
+        executors=tuple(map(str, c.account.claims)) if c else (),
         regions=_regions(c) if c else (),
-        equations={name: len(t.equations) for name, t in c.stages} if c else {},
-        saved_bytes=c.saved_bytes if c else 0,
-        saved=c.saved if c else (),
-        offloaded=c.offloaded if c else {},
-        offload_note=c.offload_note if c else "",
+        equations={name: len(t.equations) for name, t in c.account.stages} if c else {},
+        saved_bytes=c.account.saved_bytes if c else 0,
+        saved=c.account.saved if c else (),
+        offloaded=c.account.offloaded if c else {},
+        offload_note=c.account.offload_note if c else "",
         seconds=c.seconds if c else 0.0,
         from_cache=c is not None and c.from_cache,
         unfused=_unfused(c) if c else (),
         memory=memory(c, measure) if c else (),
-        fp8=tuple(c.fp8.told()) if c else (),
-        cuda_graph=str(c.cuda_graph) if c else "",
+        fp8=tuple(c.account.fp8.told()) if c else (),
+        cuda_graph=str(c.executable.cuda_graph) if c else "",
     )
 
 
@@ -199,7 +147,7 @@ def line_of(eqn: Equation) -> str:
 
 def _makers(compilation: Compilation) -> dict[str, Equation]:
     """The equation behind each name, in the programs that were handed out to executors."""
-    return {v.name: eqn for trace in compilation.to_claim for eqn in trace.equations for v in eqn.results()}
+    return {v.name: eqn for trace in compilation.account.to_claim for eqn in trace.equations for v in eqn.results()}
 
 
 def _lines(names: Iterable[str], made: dict[str, Equation]) -> tuple[str, ...]:
@@ -209,20 +157,20 @@ def _lines(names: Iterable[str], made: dict[str, Equation]) -> tuple[str, ...]:
 
 def _regions(compilation: Compilation) -> tuple[RegionReport, ...]:
     made = _makers(compilation)
-    fusers = {e.name for e in compilation.fusers()}
+    fusers = {e.name for e in compilation.account.fusers()}
     return tuple(
         RegionReport(c.executor, c.executor in fusers, c.operators, c.results, _lines(c.results, made), c.why)
-        for c in compilation.claims
+        for c in compilation.account.claims
     )
 
 
 def _unfused(compilation: Compilation) -> tuple[UnfusedReport, ...]:
     made = _makers(compilation)
-    if not compilation.fusers():
+    if not compilation.account.fusers():
         return _no_fuser(made)
     return tuple(
         UnfusedReport(reason, tuple(names), _operators(names, made), _lines(names, made))
-        for reason, names in compilation.unfused().items()
+        for reason, names in compilation.account.unfused().items()
     )
 
 

@@ -81,7 +81,7 @@ class GraphCheck:
         captured = self.compilation.captured
         self.core = core_of(captured.trace, captured)
         flags = enumerate(captured.requires_grad)
-        trains = self.compilation.joint is not None
+        trains = self.compilation.account.joint is not None
         self.wrt = [i for i, wanted in flags if trains and wanted and _is_float(self.inputs[i])]
         self.mutated = [i for i, v in enumerate(captured.trace.inputs) if v in captured.trace.mutations]
         places: dict[Value, int] = {}
@@ -160,7 +160,7 @@ class GraphCheck:
         found: list[Program] = []
         halves: dict[str, Trace] = {}
         joined = False
-        for stage, trace in self.compilation.stages:
+        for stage, trace in self.compilation.account.stages:
             head = stage.split(" ")[0]
             if self.wrt and head in ("forward", "backward"):
                 halves[head] = trace
@@ -179,8 +179,8 @@ class GraphCheck:
             case "core":
                 return self.evaluate(self.traced(program.traces[0], plain), self.inputs)
             case "split":
-                boxed = [p.boxed for p in self.compilation.programs]
-                call = self.compilation.join(*map(_stepping, program.traces, boxed))
+                boxed = [p.boxed for p in self.compilation.account.programs]
+                call = self.compilation.executable.join(*map(_stepping, program.traces, boxed))
                 return self.evaluate(lambda args: self.core_outputs(call(*args)), self.inputs)
         return self.joint_results(program.traces[0])
 
@@ -189,14 +189,14 @@ class GraphCheck:
         with _seeded(self.inputs), torch.no_grad():
             outputs = step(trace, [*args, *self.cotangents(trace)])
         count = len(self.core.outputs)
-        joint = self.compilation.joint
+        joint = self.compilation.account.joint
         assert joint is not None
         shown = [o if place is not None else None for o, place in zip(outputs[:count], self.places, strict=True)]
         return self.named(shown, args, outputs[count : count + len(joint.wrt)])
 
     def cotangents(self, trace: Trace) -> list[torch.Tensor]:
         """For each result that backward pulls on; of a written input, which nobody differentiates here, zeros."""
-        joint = self.compilation.joint
+        joint = self.compilation.account.joint
         assert joint is not None
         outputs = list(joint.trace.outputs[: len(self.core.outputs)])
         given = trace.inputs[len(self.core.inputs) :]
@@ -224,7 +224,7 @@ class GraphCheck:
 
     def results_are_right(self) -> bool:
         """Compare what the compiled graph computes."""
-        call = self.compilation.call
+        call = self.compilation.executable.call
         final = self.evaluate(lambda args: self.core_outputs(call(*args)), self.inputs)
         self.comparisons = self.compared(final)
         return all(c.ok for c in self.comparisons)
@@ -290,7 +290,7 @@ class GraphCheck:
             else:
                 forward, backward = program.traces
                 _run_named(forward, args, call, found)
-                joint = self.compilation.joint
+                joint = self.compilation.account.joint
                 assert joint is not None
                 names = [v.name for v in joint.trace.inputs[len(self.core.inputs) :]]
                 cts = dict(zip(names, self.cotangents(joint.trace), strict=True))

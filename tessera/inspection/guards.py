@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import torch
 from torch._dynamo import convert_frame, eval_frame
 
-from tessera.just_in_time.api import Backend, Handle
+from tessera.just_in_time.backend import Backend, Handle
 
 
 def guards(compile_id: str) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ def memory(compilation: Compilation, measure: bool) -> tuple[Memory, ...]:
     """The memory of every program of a compilation, in the order in which they run."""
     found = []
     known: dict[str, object] = {}  # the forward's values that the backward takes
-    for program in compilation.programs:
+    for program in compilation.account.programs:
         trace = program.trace
         owned = _owned(compilation) if program.boxed else []
         predicted = Timeline.of(trace, live_bytes(trace, owned))
@@ -87,8 +87,8 @@ def memory(compilation: Compilation, measure: bool) -> tuple[Memory, ...]:
 
 def _owned(compilation: Compilation) -> list[Value]:
     """What the backward takes that the forward made for it alone."""
-    forward, backward = (program.trace for program in compilation.programs)
-    saved = forward.outputs[compilation.results :]
+    forward, backward = (program.trace for program in compilation.account.programs)
+    saved = forward.outputs[compilation.account.results :]
     names = {v.name for v in Halves(forward, backward, values_in(saved)).own()}  # type: ignore[arg-type]
     return [v for v in backward.inputs if v.name in names]
 

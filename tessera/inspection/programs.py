@@ -15,7 +15,7 @@ from tessera.frontends.functional.trace import trace_function
 from tessera.ir.equation import Value, map_values
 from tessera.ir.printer import compile_trace, identifier, print_module
 from tessera.ir.trace import Trace
-from tessera.just_in_time.api import Compiled, compiled_state
+from tessera.just_in_time.compiled import Compiled, compiled_state
 from tessera.util.errors import InputError
 
 
@@ -106,7 +106,7 @@ def stages(fast: Callable) -> Stages:
     """Every stage of the compilations of a jitted function."""
     found = Stages()
     for compilation in state_of(fast).compilations():
-        found += [Stage(compilation.name, name, trace) for name, trace in compilation.stages]
+        found += [Stage(compilation.name, name, trace) for name, trace in compilation.account.stages]
     if not found:
         raise InputError(why_none(state_of(fast)))
     return found

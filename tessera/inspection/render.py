@@ -1,10 +1,9 @@
-"""An Explanation as text and in a terminal. Both say the same; the terminal has colour, tables and bars."""
+"""Reports of graphs as text and in a terminal. Both say the same; the terminal has colour, tables and bars."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
 from rich.markup import escape
@@ -12,9 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tessera.inspection.memory import Memory, Timeline
-
-if TYPE_CHECKING:
-    from tessera.inspection.explain import Explanation, GraphReport
+from tessera.inspection.reports import GraphReport
 
 SHOWN = 8  # names, guards or lines listed before "and n more"
 BARS = "▁▂▃▄▅▆▇█"
@@ -47,20 +44,20 @@ def counted(n: int, what: str) -> str:
     return f"{n} {what}" + ("" if n == 1 else "s")
 
 
-def head(told: Explanation) -> str:
+def head(graphs: list[GraphReport]) -> str:
     parts = [
-        counted(len(told.graphs), "graph"),
-        counted(len(told.breaks), "graph break"),
-        counted(len(told.recompiles), "recompile"),
+        counted(len(graphs), "graph"),
+        counted(sum(bool(g.break_reason) for g in graphs), "graph break"),
+        counted(sum(bool(g.recompile_reason) for g in graphs), "recompile"),
     ]
-    if told.eager:
-        parts.append(f"{len(told.eager)} run eagerly")
+    if eager := sum(bool(g.eager_reason) for g in graphs):
+        parts.append(f"{eager} run eagerly")
     return ", ".join(parts)
 
 
-def text(told: Explanation) -> str:
-    lines = [head(told)]
-    for alike in groups(told.graphs):
+def text(graphs: list[GraphReport]) -> str:
+    lines = [head(graphs)]
+    for alike in groups(graphs):
         lines += ["", title(alike)]
         lines += [f"  {label}: {line}" if label else f"    {line}" for label, line in told_once(alike)]
     return "\n".join(lines)
@@ -176,9 +173,9 @@ def _at(lines: tuple[str, ...]) -> str:
 COLOURS = {"graph break": "red", "recompiled": "yellow", "runs eagerly": "red", "not fused": "magenta"}
 
 
-def rich_parts(told: Explanation) -> Iterator[RenderableType]:
-    yield Text(head(told), style="bold")
-    for alike in groups(told.graphs):
+def rich_parts(graphs: list[GraphReport]) -> Iterator[RenderableType]:
+    yield Text(head(graphs), style="bold")
+    for alike in groups(graphs):
         table = Table(title=escape(title(alike)), title_justify="left", show_header=False, box=None, padding=(0, 1))
         table.add_column(style="cyan", no_wrap=True)
         table.add_column(overflow="fold")

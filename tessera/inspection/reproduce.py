@@ -24,7 +24,9 @@ from tessera.inspection.minimise import minimise as make_small
 from tessera.ir.equation import Value
 from tessera.ir.printer import HEADER, identifier, print_trace
 from tessera.ir.types import ScalarType, TensorType, size_hint
-from tessera.just_in_time.api import Backend, Compiled, compiled_state, jit
+from tessera.just_in_time.api import jit
+from tessera.just_in_time.backend import Backend
+from tessera.just_in_time.compiled import Compiled, compiled_state
 from tessera.ops.op import REGISTRY
 from tessera.pipeline.compilation import Failure
 from tessera.util.config import override

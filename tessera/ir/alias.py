@@ -21,10 +21,11 @@ import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from tessera.ir.builder import Builder, aten
-from tessera.ir.equation import ACTIVE, NO_GRAD, Arg, Special, Value, values_in
+from tessera.ir.builder import Builder, aten, emit
+from tessera.ir.equation import NO_GRAD, Arg, Special, Value, values_in
 from tessera.ir.schema import bind, schema_of
 from tessera.ir.types import size_key
+from tessera.ir.views import RESHAPES
 from tessera.util.errors import CaptureError
 from tessera.util.names import names
 
@@ -133,10 +134,9 @@ def scatter(builder: Builder, view: View, parent: Value, new: Value) -> Value:
         return rule(view, parent, new, *positional[1:], **keyword)
 
 
-_RESHAPES = names(
-    "view _unsafe_view reshape flatten unflatten unsqueeze squeeze alias view_as reshape_as ravel contiguous to"
-    " _to_copy lift_fresh pin_memory positive resolve_conj resolve_neg atleast_1d atleast_2d"
-    " atleast_3d squeeze_ unsqueeze_ _reshape_alias"
+_RESHAPES = RESHAPES | names(
+    "alias contiguous to _to_copy lift_fresh pin_memory positive resolve_conj resolve_neg atleast_1d atleast_2d"
+    " atleast_3d squeeze_ unsqueeze_"
 )
 
 
@@ -286,7 +286,7 @@ def keep_grad(old: Value, new: Value, tangent: bool = False) -> Value:
     Forward mode does not heed no_grad, only detach: with `tangent`, the tangent too stays that of `old`.
     """
     more = (True,) if tangent else ()
-    return ACTIVE[-1].emit(KEEP_GRAD, old, new, *more)  # type: ignore[attr-defined]
+    return emit(KEEP_GRAD, old, new, *more)
 
 
 def _functional(op: OpOverload, *args: object, **kwargs: object) -> object:

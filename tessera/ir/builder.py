@@ -10,8 +10,9 @@ PyTorch's operator namespace over Values, so that rules read like the traces the
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
@@ -27,9 +28,10 @@ from tessera.ir.equation import (
     Source,
     Special,
     Value,
-    map_values,
+    substitute,
     without_recompute,
 )
+from tessera.ir.mode import mode_of
 from tessera.ir.printer import identifier
 from tessera.ir.schema import normalise, resolve
 from tessera.ir.trace import Trace
@@ -55,6 +57,16 @@ class Builder:
         self.hooked: list[tuple[Value, Value]] = []  # tensors whose gradient a hook changes, before and behind it
         self.wanted: dict[str, str] = {}  # names that became free, by what they begin with
         self._names: dict[str, int] = {}
+
+    @classmethod
+    def over(cls, trace: Trace, mode: FakeTensorMode | None = None) -> Builder:
+        """A builder that goes on where a trace begins: its inputs, constants, symbols and names, without equations."""
+        builder = cls(trace.name, mode or mode_of(trace))
+        builder.inputs.extend(trace.inputs)
+        builder.constants.update(trace.constants)
+        builder.symbols.update(trace.symbols)
+        builder.reserve(trace.values())
+        return builder
 
     # --- names and values ---
 
@@ -87,7 +99,7 @@ class Builder:
         self.inputs.append(v)
         return v
 
-    def reserve(self, values: Iterator[Value] | list[Value] | tuple[Value, ...]) -> None:
+    def reserve(self, values: Iterable[Value]) -> None:
         for v in values:
             self._names.setdefault(v.name, 0)
 
@@ -138,25 +150,25 @@ class Builder:
             raise RuleError(f"no overload of {packet} takes {args} {kwargs}; it has {packet.overloads()}")
         return self.emit(overload, *args, **kwargs)
 
-    def inline(self, trace: Trace, args: list[Arg] | tuple[Arg, ...]) -> list[Arg]:
+    def inline(self, trace: Trace, args: Sequence[Arg], here: bool = False) -> list[Arg]:
         """Replay a trace's equations on other arguments; gives its outputs."""
         env: dict[Value, Arg] = dict(zip(trace.inputs, args, strict=True))
-        for v, tensor in trace.constants.items():
-            if v not in self.constants:
-                self.constants[v] = tensor
-                self.reserve([v])
+        self.share_constants(trace)
+        self.replay(trace.equations, env, here)
+        return [substitute(o, env) for o in trace.outputs]
 
-        def look(v: Value) -> Arg:
-            return env.get(v, v)
+    def share_constants(self, trace: Trace) -> None:
+        self.constants.update(trace.constants)
+        self.reserve(trace.constants)
 
-        for eqn in trace.equations:
-            with self.at(eqn):
-                outputs = tuple(None if v is None else self.value(v.name, v.type) for v in eqn.outputs)
-                self.equations.append(
-                    eqn.with_(args=map_values(eqn.args, look), kwargs=map_values(eqn.kwargs, look), outputs=outputs)
-                )
+    def replay(self, equations: Iterable[Equation], env: dict[Value, Arg], here: bool = False) -> None:
+        """Add equations over what `env` has for their values, under fresh names, which `env` then has too. `here`: they
+        come from where the builder is now, with its tags."""
+        for eqn in equations:
+            outputs = tuple(None if v is None else self.value(v.name, v.type) for v in eqn.outputs)
+            replayed = eqn.substitute(env).with_(outputs=outputs)
+            self.equations.append(replayed.with_(source=self.source, tags=self.tags) if here else replayed)
             env.update({old: new for old, new in zip(eqn.outputs, outputs, strict=True) if old is not None})  # type: ignore[misc]
-        return [map_values(o, look) for o in trace.outputs]
 
     # --- state ---
 
@@ -192,6 +204,11 @@ class Builder:
             dict(self.constants),
             dict(self.symbols),
         )
+
+
+def emit(op: Operator, *args: Arg, **kwargs: Arg) -> Any:
+    """Add an equation to the innermost builder; gives its results."""
+    return ACTIVE[-1].emit(op, *args, **kwargs)  # type: ignore[attr-defined]
 
 
 class _Operators:

@@ -23,9 +23,9 @@ from tessera.ir.equation import (
     Source,
     Special,
     Value,
-    map_values,
     recompute_region,
     recompute_tag,
+    substitute,
     without_recompute,
 )
 from tessera.ir.trace import Trace
@@ -81,11 +81,7 @@ class _Inliner:
     def without_calls(self, trace: Trace) -> Trace:
         if not any(is_call(e) or any(self.trace(sub) is not sub for sub in sub_traces(e)) for e in trace.equations):
             return trace
-        builder = Builder(trace.name)
-        builder.inputs.extend(trace.inputs)
-        builder.constants.update(trace.constants)
-        builder.symbols.update(trace.symbols)
-        builder.reserve(list(trace.values()))
+        builder = Builder.over(trace)
         for eqn in trace.equations:
             if is_call(eqn):
                 self.expand(eqn, builder)
@@ -111,7 +107,7 @@ class _Inliner:
             again, tags = str(self.regions), tags | {recompute_tag(self.regions)}
         for e in body.equations:
             outputs = [None if v is None else named.get(v) or builder.value(v.name, v.type) for v in e.outputs]
-            args, kwargs = _renamed(e.args, env), _renamed(e.kwargs, env)
+            args, kwargs = substitute(e.args, env), substitute(e.kwargs, env)
             source = _moved(e.source, home, eqn.source.module)
             own = e.tags if again is None else without_recompute(e.tags)  # what is inside a region is all of it
             builder.equations.append(
@@ -127,10 +123,6 @@ class _Inliner:
         for symbol, (v, dim) in body.symbols.items():
             if isinstance(made := env.get(v), Value):
                 builder.symbols.setdefault(symbol, (made, dim))
-
-
-def _renamed(tree: Arg, env: dict[Value, Arg]) -> Arg:
-    return map_values(tree, lambda v: env.get(v, v))
 
 
 def _moved(source: Source, home: str, here: str) -> Source:

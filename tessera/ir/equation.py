@@ -9,13 +9,15 @@ An equation is immutable. `op` is a PyTorch operator overload, or a `Special` wh
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from torch._ops import OpOverload
 
+from tessera.ir.kernel import Kernel
+from tessera.ir.schema import bind
 from tessera.ir.types import SYMBOLIC, Size, TensorType, Type
 from tessera.util.stack import Stack
 
@@ -78,15 +80,28 @@ class Value:
         return self.tensor.dtype
 
     @property
+    def is_differentiable(self) -> bool:
+        """A tensor of floating-point or complex numbers."""
+        return isinstance(self.type, TensorType) and self.type.is_differentiable
+
+    def numel(self) -> int:
+        """Elements; a number is one."""
+        return self.type.numel() if isinstance(self.type, TensorType) else 1
+
+    def nbytes(self) -> int:
+        """Bytes of memory; a number has none."""
+        return self.type.nbytes() if isinstance(self.type, TensorType) else 0
+
+    @property
     def tensor(self) -> TensorType:
         assert isinstance(self.type, TensorType), f"{self.name} is a {self.type}, not a tensor"
         return self.type
 
 
 def short_path(file: str) -> str:
-    """Relative to the current folder where the file stands in it."""
-    here = os.getcwd() + os.sep
-    return file.removeprefix(here)
+    """Of a library, from its package on; otherwise relative to the current folder where the file stands in it."""
+    _, library, inside = file.rpartition("site-packages/")
+    return inside if library else file.removeprefix(os.getcwd() + os.sep)
 
 
 @dataclass(frozen=True)
@@ -141,6 +156,7 @@ class Special:
 
     `fn` runs it on tensors, with sub-traces handed over as callables. An executor's callable remembers what it
     stands for: `of`, the operator it runs, or `body`, the region of equations it was compiled from, and how: `recipe`.
+    What else can be asked about a region's callable stands in `kernel`.
     """
 
     name: str
@@ -150,6 +166,7 @@ class Special:
     of: OpOverload | None = None
     body: Any = None  # a Trace
     recipe: Recipe | None = None
+    kernel: Kernel | None = None
 
     def __post_init__(self) -> None:
         if self.namespace == "tessera":
@@ -179,11 +196,23 @@ class Equation:
         assert len(self.outputs) == 1 and self.outputs[0] is not None
         return self.outputs[0]
 
+    @property
+    def opname(self) -> str:
+        """The short name of PyTorch's operator; empty where it is a Special."""
+        return getattr(self.op, "_opname", "")
+
     def inputs(self) -> list[Value]:
         """Values this equation reads, in order, with repeats; those its sub-traces capture are arguments too."""
         if self._reads is None:
             object.__setattr__(self, "_reads", tuple(values_in((self.args, self.kwargs))))
         return list(self._reads)  # type: ignore[arg-type]
+
+    def bound(self) -> tuple[list[Any], dict[str, Any]]:
+        """All arguments in the order of the schema, defaults filled in: positional and keyword-only. Those of a Special
+        as they are."""
+        if isinstance(self.op, Special):
+            return list(self.args), self.kwargs
+        return bind(self.op, self.args, self.kwargs)
 
     def results(self) -> list[Value]:
         return [v for v in self.outputs if v is not None]
@@ -191,13 +220,13 @@ class Equation:
     def with_(self, **changes: object) -> Equation:
         return replace(self, **changes)  # type: ignore[arg-type]
 
-    def substitute(self, rename: dict[Value, Value]) -> Equation:
+    def substitute(self, names: Mapping[Value, Arg]) -> Equation:
         """The same equation reading other values."""
+        return replace(self, args=substitute(self.args, names), kwargs=substitute(self.kwargs, names))
 
-        def look(v: Value) -> Value:
-            return rename.get(v, v)
-
-        return replace(self, args=map_values(self.args, look), kwargs=map_values(self.kwargs, look))  # type: ignore[arg-type]
+    def renamed(self, names: Mapping[Value, Value]) -> Equation:
+        """The same equation reading and giving other values."""
+        return self.substitute(names).with_(outputs=tuple(None if v is None else names.get(v, v) for v in self.outputs))
 
 
 def values_in(tree: Arg) -> list[Value]:
@@ -239,6 +268,11 @@ def map_values(tree: Arg, fn: Callable[[Value], Arg]) -> Arg:
     if isinstance(tree, slice):
         return slice(map_values(tree.start, fn), map_values(tree.stop, fn), map_values(tree.step, fn))
     return tree
+
+
+def substitute(tree: Arg, names: Mapping[Value, Arg]) -> Any:
+    """The same structure with some Values replaced."""
+    return map_values(tree, lambda v: names.get(v, v))
 
 
 def symbols_in(tree: Arg) -> set[str]:

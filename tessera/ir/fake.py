@@ -19,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tessera.ir.equation import Arg, Operator, Special, Value, map_values
+from tessera.ir.schema import is_pointwise
 from tessera.ir.types import SYMBOLIC, Size, TensorType, type_of
 from tessera.util.names import names
 
@@ -217,7 +218,7 @@ def infer(op: Operator, args: tuple, kwargs: dict, mode: FakeTensorMode) -> obje
 
 def rule_of(op: OpOverload) -> Callable:
     """What tells the types of an operator's results, on fake tensors."""
-    if op in _RULES or torch.Tag.pointwise not in op.tags or op._schema.is_mutable:
+    if op in _RULES or not is_pointwise(op) or op._schema.is_mutable:
         return _RULES.get(op, op)
     return _as_wide(op)
 

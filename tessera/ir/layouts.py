@@ -1,19 +1,21 @@
-"""Operators whose results lie in memory as the kernel that is chosen has it.
+"""Where tensors lie: copies with other strides, and operators whose results lie as the kernel that is chosen has it.
 
-PyTorch promises nothing about the strides of what these give: a library picks a kernel by the machine, its version and
-the arguments, and the kernel picks the order of dimensions. Of operators that users define only the user knows. A trace
-says strides all the same, since a type has them. So nobody may rely on them: `passes/memory/lay_out.py` restores them
-where somebody reads them, and `runtime/contracts.py`, which compares all other results with their types, leaves these
-alone.
+PyTorch promises nothing about the strides of what the listed operators give: a library picks a kernel by the machine,
+its version and the arguments, and the kernel picks the order of dimensions. Of operators that users define only the
+user knows. A trace says strides all the same, since a type has them. So nobody may rely on them:
+`passes/memory/lay_out.py` restores them where somebody reads them, and `runtime/contracts.py`, which compares all other
+results with their types, leaves these alone.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 
 import torch
 
-from tessera.ir.equation import Equation, Special
+from tessera.ir.builder import Builder, aten
+from tessera.ir.equation import Equation, Special, Value
 from tessera.util.names import names
 
 UNPROMISED = names(
@@ -49,6 +51,20 @@ UNPROMISED = names(
 )
 
 
+def with_strides(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """The tensor itself where it lies so, otherwise a copy that does. Strides of dimensions of one element, or of no
+    elements at all, tell nothing."""
+    if not x.numel() or all(a == b or size == 1 for a, b, size in zip(x.stride(), stride, x.shape, strict=True)):
+        return x
+    return copied(x, stride)
+
+
+def copied(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """The same numbers in memory of their own, with these strides; those that one address shows are copied once."""
+    once = x[tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)] if 0 in stride else x
+    return torch.empty_strided(once.shape, stride, dtype=x.dtype, device=x.device).copy_(once).expand(x.shape)
+
+
 def unpromised(eqn: Equation) -> bool:
     """Are the strides of this equation's results up to the kernel?"""
     op = eqn.op.of if isinstance(eqn.op, Special) else eqn.op
@@ -63,3 +79,17 @@ def is_unpromised(op: torch._ops.OpOverload) -> bool:
     if op.namespace in ("aten", "prims"):
         return op._opname in UNPROMISED or f"{op._opname}.{op._overloadname}" in UNPROMISED
     return not any(a.alias_info is not None for a in op._schema.arguments)  # what it is given back lies as it did
+
+
+def laid_as(builder: Builder, v: Value, tensor: torch.Tensor) -> Value:
+    """`v` with its dimensions in memory in the order of `tensor`'s: results of PyTorch follow that of an argument."""
+    if all(a == b for a, b, n in zip(v.tensor.stride, tensor.stride(), tensor.shape, strict=True) if n != 1):
+        return v
+    order = sorted(range(tensor.ndim), key=lambda d: (tensor.stride(d), tensor.shape[d]), reverse=True)
+    steps = [v.tensor.stride[d] for d in order if tensor.shape[d] != 1]
+    gaps = not tensor.permute(order).is_contiguous()  # no result has those
+    if gaps and (0 in tensor.stride() or all(a >= b for a, b in itertools.pairwise(steps))):
+        return v
+    with builder:
+        rows = aten.clone(aten.permute(v, order), memory_format=torch.contiguous_format)
+        return aten.permute(rows, [order.index(d) for d in range(tensor.ndim)])

@@ -24,9 +24,8 @@ from dataclasses import dataclass, field
 
 from torch._ops import OpOverload
 
-from tessera.ir.builder import Builder
-from tessera.ir.equation import Arg, Equation, Operator, Special, Value, map_values
-from tessera.ir.mode import mode_of
+from tessera.ir.equation import Arg, Equation, Operator, Special, Value
+from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC
 
@@ -147,79 +146,46 @@ def rewrite(trace: Trace, table: Table, allow: Allow | None = None) -> Trace:
     for _ in range(WALKS):
         if not any(table.rules_for(eqn.op) for eqn in trace.equations):
             return trace
-        after = _Walk(trace, table, allow).run()
+        after = _walk(trace, table, allow)
         if after is trace:
             return trace
         trace = after
     return trace
 
 
-class _Walk:
-    def __init__(self, trace: Trace, table: Table, allow: Allow | None) -> None:
-        self.trace, self.table, self.allow = trace, table, allow
-        self.builder = Builder(trace.name, mode_of(trace))
-        self.builder.reserve(list(trace.values()))
-        self.made_by: dict[Value, Equation] = {}
-        self.names: dict[Value, Value] = {}
+def _walk(trace: Trace, table: Table, allow: Allow | None) -> Trace:
+    rewrite = Rewrite(trace)
+    makers: dict[Value, Equation] = {}  # of what is written by now
+    done = 0
+    for eqn in rewrite:
+        for written in rewrite.equations[done:]:
+            makers.update((v, written) for v in written.results())
+        done = len(rewrite.equations)
+        rules = table.rules_for(eqn.op)
+        if rules and len(eqn.outputs) == 1 and eqn.outputs[0] is not None:
+            for rule in rules:
+                if _apply(rewrite, rule, eqn, makers, allow):
+                    break
+    return rewrite.finish()
 
-    def run(self) -> Trace:
-        changed = False
-        with self.builder:
-            for eqn in self.trace.equations:
-                if self.names and any(v in self.names for v in eqn.inputs()):
-                    eqn = eqn.with_(args=self.rename(eqn.args), kwargs=self.rename(eqn.kwargs))
-                rules = self.table.rules_for(eqn.op)
-                if rules and len(eqn.outputs) == 1 and eqn.outputs[0] is not None and self.try_rules(eqn, rules):
-                    changed = True
-                else:
-                    self.keep(eqn)
-        if not changed:
-            return self.trace
-        there = {*self.trace.inputs, *self.trace.constants, *self.made_by}
-        symbols = {s: (self.names.get(v, v), dim) for s, (v, dim) in self.trace.symbols.items()}
-        return self.trace.with_(
-            equations=tuple(self.builder.equations),
-            outputs=self.rename(self.trace.outputs),
-            mutations={t: self.names.get(v, v) for t, v in self.trace.mutations.items()},
-            symbols={s: where for s, where in symbols.items() if where[0] in there},
-        )
 
-    def rename(self, tree: Arg) -> Arg:
-        return map_values(tree, lambda v: self.names.get(v, v))
-
-    def keep(self, eqn: Equation) -> None:
-        self.builder.equations.append(eqn)
-        for v in eqn.outputs:
-            if v is not None:
-                self.made_by[v] = eqn
-
-    def try_rules(self, eqn: Equation, rules: list[Rule]) -> bool:
-        for rule in rules:
-            found = match(rule[0], eqn, self.made_by)
-            if found is None or (len(rule) == 3 and not rule[2](found)):
-                continue
-            if self.replace(eqn, rule[1], found):
-                return True
+def _apply(rewrite: Rewrite, rule: Rule, eqn: Equation, makers: dict[Value, Equation], allow: Allow | None) -> bool:
+    found = match(rule[0], eqn, makers)
+    if found is None or (len(rule) == 3 and not rule[2](found)):
         return False
+    start = len(rewrite.equations)
 
-    def replace(self, eqn: Equation, replacement: Replacement, found: Match) -> bool:
-        start = len(self.builder.equations)
-        try:
-            with self.builder.at(eqn):
-                new = replacement(**found.captures)
-        except RuntimeError:  # PyTorch refuses it for these strides: the equation stays as it is
-            new = None
-        old = eqn.out
-        if isinstance(new, Value) and new is not old:
-            emitted = self.builder.equations[start:]
-            if not emitted and (self.allow(eqn, new) if self.allow else new.type == old.type):
-                self.names[old] = new
-                return True
-            if emitted and emitted[-1].outputs == (new,) and new.type == old.type:
-                del self.builder.equations[start:]
-                for made in emitted[:-1]:
-                    self.keep(made)
-                self.keep(emitted[-1].with_(outputs=(old,)))  # the result keeps its name
-                return True
-        del self.builder.equations[start:]
+    def make(_: Equation) -> Value | None:
+        new = rule[1](**found.captures)
+        if not isinstance(new, Value) or new is eqn.out:
+            return None
+        if len(rewrite.equations) == start:
+            if allow(eqn, new) if allow else new.type == eqn.out.type:
+                rewrite.rename(eqn.out, new)
+            return None
+        return new if new.type == eqn.out.type else None
+
+    try:
+        return rewrite.replace(eqn, make) or eqn.out in rewrite.renamed
+    except RuntimeError:  # PyTorch refuses it for these strides: the equation stays as it is
         return False

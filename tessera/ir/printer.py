@@ -15,6 +15,7 @@ import linecache
 import math
 import os
 import re
+import sys
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -129,6 +130,19 @@ def compile_trace(
     weakref.finalize(fn, linecache.cache.pop, filename, None).atexit = False
     fn.source = text  # type: ignore[attr-defined]
     return fn  # type: ignore[return-value]
+
+
+# Where a slice's end stands among its arguments. PyTorch writes "to the end" as the largest number there is.
+_END = {torch.ops.aten.slice.Tensor: 3, torch.ops.aten.slice_scatter.default: 4}
+
+
+def _without_end(eqn: Equation) -> tuple[Arg, ...]:
+    """The arguments of an equation as a person writes them: `aten.slice(x, 0, 1)` goes to the end."""
+    place = _END.get(eqn.op, len(eqn.args))  # type: ignore[call-overload]
+    end, after = eqn.args[place : place + 1], eqn.args[place + 1 :]
+    if not end or type(end[0]) is not int or end[0] != sys.maxsize:
+        return eqn.args
+    return (*eqn.args[:place], None, *after) if after else eqn.args[:place]
 
 
 def callable_of(op: Operator) -> Callable:
@@ -299,7 +313,7 @@ class _Function:
         return lines
 
     def equation(self, eqn: Equation) -> str:
-        parts = [self.arg(a) for a in eqn.args] + [f"{k}={self.arg(a)}" for k, a in eqn.kwargs.items()]
+        parts = [self.arg(a) for a in _without_end(eqn)] + [f"{k}={self.arg(a)}" for k, a in eqn.kwargs.items()]
         call = f"{self.reference(eqn.op, eqn.args, eqn.kwargs)}({', '.join(parts)})"
         names = [v.name if v is not None else "_" for v in eqn.outputs]
         if not eqn.many:

@@ -24,14 +24,16 @@ from torch.utils._python_dispatch import (
     is_traceable_wrapper_subclass,
 )
 
-from tessera.ir import fake
+from tessera.ir import fake, literals
 from tessera.ir.alias import FUNCTIONAL, Ref, Root, View
 from tessera.ir.builder import Builder
 from tessera.ir.equation import NO_GRAD, NO_TANGENT, Arg, Source, Special, Value
+from tessera.ir.layouts import laid_as
 from tessera.ir.schema import DROPOUTS, bind, draws, functional_of, normalise, schema_of
-from tessera.ir.strided import STRIDED, record_strided
+from tessera.ir.strided import record_strided
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, Symbolic, Type, symbol_of, type_of
+from tessera.ir.views import STRIDED
 from tessera.util.errors import CaptureError
 from tessera.util.stack import Stack
 
@@ -186,9 +188,8 @@ class Recorder(TorchDispatchMode):
         made = self.fake(tensor)
         v = self.builder.emit(torch.ops.aten.lift_fresh_copy.default, self.value(made))
         out = made.clone()
-        if getattr(made, "constant", None) is None and tensor.numel() <= 1 and isinstance(out, FakeTensor):
-            with _disable_current_modes():
-                out.constant = tensor.clone()  # fake in-place operators write it
+        with _disable_current_modes():
+            literals.hold(out, tensor.clone())
         self.refs[id(out)] = Ref(out, v, Root())  # type: ignore[arg-type]
         return out
 
@@ -210,7 +211,7 @@ class Recorder(TorchDispatchMode):
     def outcome(self, func: OpOverload, args: tuple, kwargs: dict) -> Any:
         """What an operator gives on fake tensors."""
         with fake.symbolic_rules(self.symbolic):
-            return fake.rule_of(func)(*args, **kwargs)
+            return literals.call(fake.rule_of(func), func, args, kwargs)[0]
 
     def pure(self, func: OpOverload, args: tuple, kwargs: dict, out: object) -> object:
         """An operator that writes nothing: one equation, and views noted."""
@@ -224,7 +225,7 @@ class Recorder(TorchDispatchMode):
         ):
             return out  # a plain Python answer, such as a device
         if any(id(t) in self.refs for t in leaves):
-            out = pytree.tree_map_only(torch.Tensor, lambda t: t.view_as(t) if id(t) in self.refs else t, out)
+            out = pytree.tree_map_only(torch.Tensor, lambda t: _alias(t) if id(t) in self.refs else t, out)
         eqn_args, eqn_kwargs = normalise(func, *self.lower((args, kwargs)))  # type: ignore[misc]
         made = self.builder.record(func, eqn_args, eqn_kwargs, fake.types_of(out))
         if isinstance(out, SYMBOLIC):
@@ -283,7 +284,7 @@ class Recorder(TorchDispatchMode):
             targets += [t for t in pytree.tree_leaves(held) if isinstance(t, torch.Tensor)]
         before = [(tuple(t.shape), t.dtype) for t in targets]
         lowered_args, lowered_kwargs = self.lower((args, kwargs))  # type: ignore[misc]
-        out = fake.rule_of(func)(*args, **kwargs)
+        out, known = literals.call(fake.rule_of(func), func, args, kwargs)
         if any((tuple(t.shape), t.dtype) != b for t, b in zip(targets, before, strict=True)):
             raise CaptureError(f"{func} resized a tensor it was given to write; give it one of the right shape")
         plain = functional_of(func)
@@ -300,14 +301,16 @@ class Recorder(TorchDispatchMode):
             values = [v for v in made if v is not None]  # type: ignore[union-attr]
             extra, news = values[: -len(targets)], values[-len(targets) :]
         for tensor, new in zip(targets, news, strict=True):
-            self.write_to(self.ref(tensor), new)
+            self.write_to(self.ref(tensor), new, known)
         fresh = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor) and id(t) not in self.refs]
         for tensor, v in zip(fresh, extra, strict=True):
             self.refs[id(tensor)] = Ref(tensor, v, Root())
         return out
 
-    def write_to(self, ref: Ref, new: Value) -> None:
-        """Give a tensor new contents of its own dtype and shape."""
+    def write_to(self, ref: Ref, new: Value, known: bool = False) -> None:
+        """Give a tensor new contents of its own dtype and shape. `known`: its constant holds them already."""
+        if not known:
+            literals.forget(ref.tensor)
         kept = ref.value.tensor
         if kept.is_differentiable and not new.tensor.is_differentiable:  # y.eq_(z): the old contents get zeros
             new = self.builder.emit(torch.ops.aten.copy.default, ref.read(self.builder), new)  # type: ignore[assignment]
@@ -315,6 +318,8 @@ class Recorder(TorchDispatchMode):
             new = self.builder.emit(torch.ops.aten._to_copy.default, new, dtype=kept.dtype)  # type: ignore[assignment]
         if new.tensor.ndim != kept.ndim:
             new = self.builder.emit(torch.ops.aten.expand.default, new, list(kept.shape))  # type: ignore[assignment]
+        if not new.tensor.is_symbolic:  # what is made of it follows its strides
+            new = laid_as(self.builder, new, ref.tensor)
         ref.write(new, self.builder)
 
     def view_change(self, func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
@@ -327,14 +332,14 @@ class Recorder(TorchDispatchMode):
         if plain is None:
             raise CaptureError(f"{func} has no functional form")
         old = ref.read(self.builder)
-        ref.tensor = torch.ops.aten.alias.default(tensor)  # what it was: views of that are still views of it
+        ref.tensor = _alias(tensor)  # what it was: views of that are still views of it
         self.refs[id(ref.tensor)] = ref
         if plain._opname in STRIDED:
             shown = self.ref(record_strided(self, plain, (ref.tensor, *args[1:]), kwargs))  # type: ignore[arg-type]
-            func(*args, **kwargs)
+            literals.call(func, plain, args, kwargs)
             self.refs[id(tensor)] = Ref(tensor, shown.value, shown.root, shown.view, shown.version)
             return tensor
-        func(*args, **kwargs)
+        literals.call(func, plain, args, kwargs)
         rest = self.lower(args[1:])
         v = self.builder.emit(plain, old, *rest, **kwargs)  # type: ignore[misc]
         view = View(ref, plain, rest, kwargs, no_grad=NO_GRAD in self.builder.tags)  # type: ignore[arg-type]
@@ -346,7 +351,9 @@ class Recorder(TorchDispatchMode):
         schema = schema_of(func)
         bound = dict(zip((p.name for p in schema.params), args, strict=False)) | kwargs
         training = bound.get("training", bound.get("use_input_stats", False))
-        if not training or bound.get("running_mean") is None or func._opname != "batch_norm":
+        # A batch of nothing has no statistics, and leaves the old ones as they are.
+        empty = any(type(n) is int and n == 0 for n in bound["input"].shape)
+        if not training or bound.get("running_mean") is None or func._opname != "batch_norm" or empty:
             if _is_composite(func) and not (self.keep(func) and not training):
                 with self:
                     return func.decompose(*args, **kwargs)
@@ -435,6 +442,12 @@ def _may_be_a_view(func: OpOverload, args: tuple) -> bool:
 def _draws_in_other_order(func: OpOverload, args: tuple) -> bool:
     """bernoulli fills a new tensor from front to back, bernoulli_ the given one as its strides have it."""
     return func._opname == "bernoulli_" and not args[0].is_contiguous()
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Another object that shows the same memory."""
+    op = torch.ops.aten.alias.default
+    return literals.call(op, op, (tensor,), {})[0]  # type: ignore[return-value]
 
 
 def _same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -35,6 +35,7 @@ class Schema:
     is_inplace: bool  # writes its first argument and gives it back
     is_out: bool
     random: bool
+    pointwise: bool  # an element of the result is made of the elements at its place
     returns: tuple[str, ...]
 
     @property
@@ -68,6 +69,7 @@ def schema_of(op: OpOverload) -> Schema:
         is_inplace=mutated == (0,) and op._opname.endswith("_") and not op._opname.endswith("__"),
         is_out=bool(mutated) and all(params[i].keyword for i in mutated),
         random=torch.Tag.nondeterministic_seeded in op.tags,
+        pointwise=torch.Tag.pointwise in op.tags,
         returns=tuple(str(r.type) for r in schema.returns),
     )
 
@@ -209,6 +211,15 @@ def _functional_of(op: OpOverload) -> OpOverload | None:
         if not theirs.mutated and [(p.name, p.kind) for p in theirs.params] == wanted:
             return candidate
     return None
+
+
+def is_view(op: object) -> bool:
+    """Does its schema say that its result shows its argument's memory?"""
+    return isinstance(op, OpOverload) and schema_of(op).is_view
+
+
+def is_pointwise(op: object) -> bool:
+    return isinstance(op, OpOverload) and schema_of(op).pointwise
 
 
 def is_random(op: object) -> bool:

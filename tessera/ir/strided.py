@@ -17,20 +17,15 @@ from torch._ops import OpOverload
 
 from tessera.ir.schema import bind
 from tessera.ir.types import Size, row_major, size_key
+from tessera.ir.views import PARTS, PERMUTES, REPEATS, RESHAPES
 from tessera.util.errors import CaptureError
-from tessera.util.names import names
 
 if TYPE_CHECKING:
     from tessera.ir.alias import Ref
     from tessera.ir.record import Recorder
 
-STRIDED = names("as_strided as_strided_copy as_strided_scatter")
 # Views that only choose and order elements: what they show lies in their parent's memory as it is.
-_GEOMETRY = names(
-    "select slice narrow transpose swapaxes swapdims t numpy_T mT permute movedim moveaxis diagonal unbind split chunk"
-    " split_with_sizes tensor_split hsplit vsplit dsplit as_strided unfold view reshape flatten unflatten"
-    " unsqueeze squeeze alias view_as reshape_as ravel expand expand_as _reshape_alias"
-)
+_GEOMETRY = PARTS | PERMUTES | RESHAPES | REPEATS | {"alias"}
 
 
 def record_strided(recorder: Recorder, func: OpOverload, args: tuple, kwargs: dict) -> object:

@@ -42,6 +42,13 @@ class Trace:
         """Every Value that must be there at the end: outputs and the new contents of mutated inputs."""
         return [*values_in(self.outputs), *self.mutations.values()]
 
+    def makers(self) -> dict[Value, Equation]:
+        return {v: eqn for eqn in self.equations for v in eqn.outputs if v is not None}
+
+    def places(self) -> dict[Value, int]:
+        """Value -> the number of the equation that makes it."""
+        return {v: i for i, eqn in enumerate(self.equations) for v in eqn.outputs if v is not None}
+
     def users(self) -> dict[Value, list[Equation]]:
         users: dict[Value, list[Equation]] = {}
         for eqn in self.equations:

@@ -60,6 +60,16 @@ def row_major(shape: Sequence[Size], stride: Sequence[Size]) -> bool:
     return True
 
 
+def contiguous_strides(shape: Sequence[Size], order: Sequence[int] | None = None) -> tuple[Size, ...]:
+    """Strides without gaps, with the dimensions in this order in memory; row by row where none is given."""
+    strides: list[Size] = [1] * len(shape)
+    step: Size = 1
+    for d in reversed(range(len(shape)) if order is None else order):
+        strides[d] = step
+        step = step * shape[d]
+    return tuple(strides)
+
+
 def overlaps_itself(shape: Sequence[Size], stride: Sequence[Size]) -> bool:
     """Several elements at one address, as in an expanded tensor or in windows of one; or so for all that is known."""
     known = []

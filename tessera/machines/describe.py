@@ -8,8 +8,9 @@ asks for it is told which machine lacks it.
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -23,6 +24,8 @@ FIGURES = {
     "memory": ("B", "main memory"),
     "bandwidth": ("B/s", "of main memory, as a copy reaches it, bytes read and written"),
     "peak_bandwidth": ("B/s", "of main memory, as promised"),
+    "triad_bandwidth": ("B/s", "of main memory, as the sum of two vectors reaches it"),
+    "l2_bandwidth": ("B/s", "as a copy reaches it that stays in the cache which all units share"),
     "l2": ("B", "cache that all units share"),
     "l1": ("B", "cache of a unit"),
     "shared": ("B", "shared memory of a unit"),
@@ -37,6 +40,8 @@ FIGURES = {
     "matrix": ("FLOP/s", "of matrix units, by dtype"),
     "link": ("B/s", "to other devices, all links together, one way, by kind"),
     "launch": ("s", "of the host, for one kernel"),
+    "call": ("s", "of the host, for one operator of PyTorch"),
+    "fork": ("s", "to start a team of threads"),
 }
 _DATA = "data"
 
@@ -47,9 +52,9 @@ class Figure:
     source: str
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Machine:
-    """What one device can do; `print` it, or read `machine["matrix.bfloat16"]`."""
+    """What one device can do; `print` it, or read `machine["matrix.bfloat16"]`. A machine is equal to itself alone."""
 
     key: str  # the name it is asked for by
     name: str
@@ -65,9 +70,23 @@ class Machine:
     def __contains__(self, figure: str) -> bool:
         return figure in self.figures
 
+    def size(self, figure: str) -> int:
+        """A figure that counts something: bytes, registers, threads."""
+        return int(self[figure])
+
     @property
     def units(self) -> int:
-        return int(self["units"])
+        return self.size("units")
+
+    @property
+    def capability(self) -> int:
+        """Of a GPU, as `sm_90` says it: 90."""
+        return int(self.architecture.removeprefix("sm_"))
+
+    @property
+    def copies_in_bulk(self) -> bool:
+        """Whether one instruction of a GPU copies a tile between memory and shared memory (TMA)."""
+        return self.capability >= 90
 
     @property
     def bandwidth(self) -> float:
@@ -82,22 +101,24 @@ class Machine:
         """In 16 bits; what plain units do where there are no matrix units."""
         return self.figures["matrix.bfloat16"].value if "matrix.bfloat16" in self.figures else self.flops
 
+    def data(self) -> dict[str, object]:
+        """As a description's file holds it."""
+        figures = {name: [f.value, f.source] for name, f in self.figures.items()}
+        return {"name": self.name, "kind": self.kind, "architecture": self.architecture, "figures": figures}
+
     def __repr__(self) -> str:
         return f"<Machine {self.key}: {self.name}, {self.architecture}>"
 
     def __str__(self) -> str:
         lines = [f"{self.name} ({self.architecture})"]
-        rows = [(name, _told(f.value, unit_of(name)), f.source) for name, f in self.figures.items()]
+        rows = [(name, told(name, f.value), f.source) for name, f in self.figures.items()]
         widths = [max(len(row[i]) for row in rows) for i in range(2)]
         return "\n".join([*lines, *(f"  {a:<{widths[0]}}  {b:>{widths[1]}}  {c}" for a, b, c in rows)])
 
 
-def unit_of(figure: str) -> str:
-    return FIGURES[figure.partition(".")[0]][0]
-
-
+@functools.cache
 def machine(which: str | Path) -> Machine:
-    """The machine of that name, or the one that a file describes."""
+    """The machine of that name, or the one that a file describes; the same object every time."""
     path = Path(which)
     if path.suffix == ".json":
         if not path.is_file():
@@ -110,25 +131,21 @@ def machine(which: str | Path) -> Machine:
     return read(key, (files(__package__) / _DATA / f"{key}.json").read_text(encoding="utf-8"))
 
 
+@functools.cache
 def known() -> tuple[str, ...]:
-    return tuple(sorted(_keys()))
-
-
-def _keys() -> Iterator[str]:
-    for file in (files(__package__) / _DATA).iterdir():
-        if file.name.endswith(".json"):
-            yield file.name.removesuffix(".json")
+    names = (file.name for file in (files(__package__) / _DATA).iterdir())
+    return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
 
 
 def read(key: str, text: str) -> Machine:
     """A description, checked: every figure is one of `FIGURES`, is a positive number and says where it comes from."""
     try:
-        told = json.loads(text)
-        head = [told["name"], told["kind"], told["architecture"]]
-        figures = {name: Figure(float(value), str(source)) for name, (value, source) in told["figures"].items()}
+        data = json.loads(text)
+        head = [data["name"], data["kind"], data["architecture"]]
+        figures = {name: Figure(float(value), str(source)) for name, (value, source) in data["figures"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        told = f"{type(error).__name__}: {error}"
-        raise OptionError(f"{key}: expected name, kind, architecture and figures as [value, source]; {told}") from None
+        why = f"{type(error).__name__}: {error}"
+        raise OptionError(f"{key}: expected name, kind, architecture and figures as [value, source]; {why}") from None
     for name, figure in figures.items():
         if name.partition(".")[0] not in FIGURES:
             raise OptionError(f"{key}: unknown figure {name!r}; the figures are {', '.join(FIGURES)}")
@@ -141,11 +158,13 @@ _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BINARY = ((2**30, "Gi"), (2**20, "Mi"), (2**10, "Ki"))
 
 
-def _told(value: float, unit: str) -> str:
+def told(figure: str, value: float) -> str:
+    """The value of a figure with its unit."""
+    unit, _ = FIGURES[figure.partition(".")[0]]
     if not unit:
         return f"{value:g}"
     if unit == "s":
-        return f"{value * 1e6:g} µs"
+        return f"{value * 1e6:.4g} µs"
     steps = _BINARY if unit == "B" and value < 2**30 else _PREFIXES
     for size, prefix in steps:
         if value >= size:

@@ -14,9 +14,9 @@ from tessera.ir.equation import Value
 from tessera.ops.families import pointwise, unary
 from tessera.ops.op import declare
 
-unary("aten.relu", by=lambda t, x, y: aten.threshold_backward(t, y, 0), cost=1)
-unary("aten.sigmoid", by=lambda t, x, y: aten.sigmoid_backward(t, y), cost=10)
-unary("aten.tanh", by=lambda t, x, y: aten.tanh_backward(t, y), cost=10)
+unary("aten.relu", by=lambda t, x, y: aten.threshold_backward(t, y, 0))
+unary("aten.sigmoid", by=lambda t, x, y: aten.sigmoid_backward(t, y))
+unary("aten.tanh", by=lambda t, x, y: aten.tanh_backward(t, y))
 unary("aten.silu", by=lambda t, x, y: aten.silu_backward(t, x), cost=11)
 unary("aten.mish", by=lambda t, x, y: aten.mish_backward(t, x), cost=24)
 unary(
@@ -37,7 +37,7 @@ unary("aten.hardswish", by=lambda t, x, y: aten.hardswish_backward(t, x), cost=5
 unary("aten.hardsigmoid", by=lambda t, x, y: aten.hardsigmoid_backward(t, x), cost=4)
 unary("aten.hardshrink", by=lambda t, x, y, width: aten.hardshrink_backward(t, x, width), cost=2)
 unary("aten.softshrink", by=lambda t, x, y, width: aten.softshrink_backward(t, x, width), cost=2)
-unary("aten.threshold", by=lambda t, x, y, limit, value: aten.threshold_backward(t, x, limit), cost=1)
+unary("aten.threshold", by=lambda t, x, y, limit, value: aten.threshold_backward(t, x, limit))
 unary("aten.logit", by=lambda t, x, y, eps: aten.logit_backward(t, x, eps), cost=10)
 
 

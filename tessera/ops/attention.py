@@ -14,8 +14,8 @@ from collections.abc import Callable, Generator, Sequence
 import torch
 from torch._ops import OpOverload
 
-from tessera.ir.builder import aten
-from tessera.ir.equation import ACTIVE, Arg, Equation, Special, Value
+from tessera.ir.builder import aten, emit
+from tessera.ir.equation import Arg, Equation, Special, Value
 from tessera.ir.schema import schema_of
 from tessera.ir.types import Size, TensorType, size_hint
 from tessera.ops.fallback import dense
@@ -166,7 +166,7 @@ def forward_kernel(op: OpOverload, back: OpOverload) -> Callable:
     }
 
     def forward(need: Sequence[object], *args: Arg, **kw: Arg) -> Generator[object, object, tuple]:
-        outs = ACTIVE[-1].emit(op, *args, **kw)  # type: ignore[attr-defined]
+        outs = emit(op, *args, **kw)
         cts = yield outs
         ct = cts[0] if isinstance(cts, list) else cts
         if ct is None:
@@ -177,7 +177,7 @@ def forward_kernel(op: OpOverload, back: OpOverload) -> Callable:
         given["grad_input_mask"] = [asked.get(n, False) for n in ("query", "key", "value", "attn_bias")]
         params = schema_of(back).params
         values = {p.name: given[_ALIASES.get(p.name, p.name)] for p in params}
-        grads = ACTIVE[-1].emit(  # type: ignore[attr-defined]
+        grads = emit(
             back,
             *(values[p.name] for p in params if not p.keyword),
             **{p.name: values[p.name] for p in params if p.keyword},
@@ -192,7 +192,7 @@ def forward_backward(op: OpOverload) -> Callable:
 
     def forward(need: Sequence[object], *args: Arg, **kw: Arg) -> Generator[object, object, tuple]:
         given = _named(op, args, kw)
-        out = ACTIVE[-1].emit(op, *args, **kw)  # type: ignore[attr-defined]
+        out = emit(op, *args, **kw)
         cts = yield out
         values = (given["grad_out"], *_mathematical(op, given), _gives_mask(out))
         needed = {id(a) for a, n in zip(args, need, strict=False) if n is True}
@@ -236,7 +236,7 @@ def batch_kernel(op: OpOverload) -> Callable:
 
         lifted = [folded(n, a, bool(b)) for n, a, b in zip(names, args, on, strict=False)]
         named = {n: folded(n, a, False) for n, a in kw.items()}
-        out = ACTIVE[-1].emit(op, *lifted, **named)  # type: ignore[attr-defined]
+        out = emit(op, *lifted, **named)
         kinds = [r.name for r in op._schema.returns]
         return [_unfold(y, size) if _is_data(y, n) else y for y, n in zip(out, kinds, strict=True)]
 

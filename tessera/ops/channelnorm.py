@@ -11,8 +11,8 @@ from collections.abc import Callable, Generator, Sequence
 
 import torch
 
-from tessera.ir.builder import aten
-from tessera.ir.equation import ACTIVE, Arg, Value
+from tessera.ir.builder import aten, emit
+from tessera.ir.equation import Arg, Value
 from tessera.ir.types import Size
 from tessera.ops.families import carry, product
 from tessera.ops.formula import pytorch_jvp
@@ -67,7 +67,7 @@ def batch_channels(name: str) -> Callable:
                 return aten.reshape(y, [size, y.shape[0] // size])
             return aten.movedim(aten.reshape(y, [y.shape[0], size, y.shape[1] // size, *y.shape[2:]]), 1, 0)
 
-        out = ACTIVE[-1].emit(op, *map(fold, args, on))  # type: ignore[attr-defined]
+        out = emit(op, *map(fold, args, on))
         return [None if y is None else unfold(y) for y in out] if isinstance(out, list) else unfold(out)
 
     return batch

@@ -11,8 +11,8 @@ from collections.abc import Callable, Generator, Sequence
 import torch
 from torch._ops import OpOverload
 
-from tessera.ir.builder import aten
-from tessera.ir.equation import ACTIVE, Arg, Equation, Value
+from tessera.ir.builder import aten, emit
+from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.types import Size, size_hint
 from tessera.ops.families import product, total
 from tessera.ops.formula import pytorch_batch
@@ -48,7 +48,7 @@ def _has_batch(eqn: Equation) -> bool:
 
 def forward_conv(op: OpOverload) -> Callable:
     def forward(need: Sequence[object], x: Value, w: Value, b: Value | None, *rest: Arg) -> Rule:
-        ct = yield ACTIVE[-1].emit(op, x, w, b, *rest)  # type: ignore[attr-defined]
+        ct = yield emit(op, x, w, b, *rest)
         sizes = None if b is None else list(b.shape)
         mask = [bool(n) for n in need[:3]]
         return tuple(aten.convolution_backward(ct, x, w, sizes, *_geometry(op, rest, w.ndim - 2), mask))
@@ -59,7 +59,6 @@ def forward_conv(op: OpOverload) -> Callable:
 def jvp_conv(op: OpOverload) -> Callable:
     def jvp(ts: Sequence[Value | None], y: Value, x: Value, w: Value, b: Value | None, *rest: Arg) -> Value:
         tx, tw, tb = ts[:3]
-        emit = ACTIVE[-1].emit  # type: ignore[attr-defined]
         moved: list[Value | None] = [None if tx is None else emit(op, tx, w, None, *rest)]
         moved.append(None if tw is None else emit(op, x, tw, None, *rest))
         if tb is not None:
@@ -75,7 +74,7 @@ def batch_conv(op: OpOverload) -> Callable:
         if on[1] or on[2] or x.ndim - 1 != w.ndim:
             return pytorch_batch(op, on, x, w, b, *rest)
         rows = aten.reshape(x, [product(x.shape[:2]), *x.shape[2:]])
-        y = ACTIVE[-1].emit(op, rows, w, b, *rest)  # type: ignore[attr-defined]
+        y = emit(op, rows, w, b, *rest)
         return aten.reshape(y, [size, x.shape[1], *y.shape[1:]])
 
     return batch

@@ -15,6 +15,7 @@ from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.types import Size
 from tessera.ops.families import call, carry, fit, pad_rank, sum_to, view
 from tessera.ops.op import declare
+from tessera.util.names import names
 
 PLAIN_FORMATS = (None, 0, torch.contiguous_format, torch.preserve_format)
 
@@ -123,6 +124,9 @@ declare(
     jvp=lambda ts, y, x: aten.zeros_like(y),
     batch=lambda size, on, x: aten.zero(x),
 )
+
+# One number everywhere.
+FILLS = names("zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full scalar_tensor")
 
 # --- constructors ---------------------------------------------------------------------------------
 

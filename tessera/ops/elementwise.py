@@ -30,19 +30,19 @@ LN2, LN10, TWO_OVER_SQRT_PI = math.log(2), math.log(10), 2 / math.sqrt(math.pi)
 
 # --- trigonometry ---------------------------------------------------------------------------------
 
-unary("aten.sin", d=lambda x, y: aten.cos(x), cost=8)
-unary("aten.cos", by=lambda t, x, y: t * -aten.sin(x), cost=8)
-unary("aten.tan", d=lambda x, y: y * y + 1, cost=12)
-unary("aten.asin", d=lambda x, y: aten.rsqrt(1 - x * x), cost=12)
-unary("aten.acos", by=lambda t, x, y: t * -aten.rsqrt(1 - x * x), cost=12)
-unary("aten.atan", by=lambda t, x, y: t / (x * x + 1), cost=12)
-unary("aten.sinh", d=lambda x, y: aten.cosh(x), cost=12)
-unary("aten.cosh", d=lambda x, y: aten.sinh(x), cost=12)
-unary("aten.asinh", d=lambda x, y: aten.rsqrt(x * x + 1), cost=12)
-unary("aten.acosh", d=lambda x, y: aten.rsqrt(x * x - 1), cost=12)
-unary("aten.atanh", by=lambda t, x, y: t / (1 - x * x), cost=12)
-unary("aten.deg2rad", d=lambda x, y: math.pi / 180, cost=1)
-unary("aten.rad2deg", d=lambda x, y: 180 / math.pi, cost=1)
+unary("aten.sin", d=lambda x, y: aten.cos(x))
+unary("aten.cos", by=lambda t, x, y: t * -aten.sin(x))
+unary("aten.tan", d=lambda x, y: y * y + 1)
+unary("aten.asin", d=lambda x, y: aten.rsqrt(1 - x * x))
+unary("aten.acos", by=lambda t, x, y: t * -aten.rsqrt(1 - x * x))
+unary("aten.atan", by=lambda t, x, y: t / (x * x + 1))
+unary("aten.sinh", d=lambda x, y: aten.cosh(x))
+unary("aten.cosh", d=lambda x, y: aten.sinh(x))
+unary("aten.asinh", d=lambda x, y: aten.rsqrt(x * x + 1))
+unary("aten.acosh", d=lambda x, y: aten.rsqrt(x * x - 1))
+unary("aten.atanh", by=lambda t, x, y: t / (1 - x * x))
+unary("aten.deg2rad", d=lambda x, y: math.pi / 180)
+unary("aten.rad2deg", d=lambda x, y: 180 / math.pi)
 
 
 def _sinc(x: Value, y: Value) -> Value:
@@ -58,16 +58,16 @@ unary("aten.sinc", d=_sinc, cost=12)
 
 # --- exponentials, logarithms, roots --------------------------------------------------------------
 
-unary("aten.exp", d=lambda x, y: y, cost=8)
-unary("aten.exp2", d=lambda x, y: y * LN2, cost=8)
-unary("aten.expm1", d=lambda x, y: y + 1, cost=8)
-unary("aten.log", by=lambda t, x, y: t / x, cost=8)
-unary("aten.log2", by=lambda t, x, y: t / (x * LN2), cost=8)
-unary("aten.log10", by=lambda t, x, y: t / (x * LN10), cost=8)
-unary("aten.log1p", by=lambda t, x, y: t / (x + 1), cost=8)
-unary("aten.sqrt", by=lambda t, x, y: t / (y * 2), cost=4)
-unary("aten.rsqrt", by=lambda t, x, y: t * -0.5 * aten.pow(y, 3), cost=4)
-unary("aten.reciprocal", by=lambda t, x, y: -t * (y * y), cost=4)
+unary("aten.exp", d=lambda x, y: y)
+unary("aten.exp2", d=lambda x, y: y * LN2)
+unary("aten.expm1", d=lambda x, y: y + 1)
+unary("aten.log", by=lambda t, x, y: t / x)
+unary("aten.log2", by=lambda t, x, y: t / (x * LN2))
+unary("aten.log10", by=lambda t, x, y: t / (x * LN10))
+unary("aten.log1p", by=lambda t, x, y: t / (x + 1))
+unary("aten.sqrt", by=lambda t, x, y: t / (y * 2))
+unary("aten.rsqrt", by=lambda t, x, y: t * -0.5 * aten.pow(y, 3))
+unary("aten.reciprocal", by=lambda t, x, y: -t * (y * y))
 binary(
     "aten.logaddexp",
     by=(
@@ -87,8 +87,8 @@ binary(
 
 # --- special functions ----------------------------------------------------------------------------
 
-unary("aten.erf", by=lambda t, x, y: aten.exp(-(x * x)) * TWO_OVER_SQRT_PI * t, cost=12)
-unary("aten.erfc", by=lambda t, x, y: aten.exp(-(x * x)) * -TWO_OVER_SQRT_PI * t, cost=12)
+unary("aten.erf", by=lambda t, x, y: aten.exp(-(x * x)) * TWO_OVER_SQRT_PI * t)
+unary("aten.erfc", by=lambda t, x, y: aten.exp(-(x * x)) * -TWO_OVER_SQRT_PI * t)
 unary("aten.erfinv", d=lambda x, y: aten.exp(y * y) * (math.sqrt(math.pi) / 2), cost=24)
 unary("aten.special_erfcx", d=lambda x, y: y * x * 2 - TWO_OVER_SQRT_PI, cost=24)
 unary("aten.special_ndtri", d=lambda x, y: aten.exp(y * y / 2) * math.sqrt(2 * math.pi), cost=24)
@@ -103,10 +103,10 @@ pointwise(
 
 # --- sign, rounding, parts ------------------------------------------------------------------------
 
-unary("aten.neg", d=lambda x, y: -1, cost=1)
-unary("aten.abs", d=lambda x, y: aten.sgn(x), cost=1)
-unary("aten.frac", d=lambda x, y: 1, cost=1)
-unary("aten.nan_to_num", by=lambda t, x, y, nan, pos, neg: select(aten.isfinite(x), t), cost=1)
+unary("aten.neg", d=lambda x, y: -1)
+unary("aten.abs", d=lambda x, y: aten.sgn(x))
+unary("aten.frac", d=lambda x, y: 1)
+unary("aten.nan_to_num", by=lambda t, x, y, nan, pos, neg: select(aten.isfinite(x), t))
 for _name in ("sign", "sgn", "floor", "ceil", "trunc", "round"):
     step(f"aten.{_name}")
 
@@ -161,7 +161,7 @@ def _atan2(t: Value, other: Value, a: Value, b: Value) -> Value:
     return t * (other * aten.masked_fill(aten.reciprocal(square), aten.eq(square, 0), 0))
 
 
-binary("aten.atan2", by=(lambda t, a, b, y: _atan2(t, b, a, b), lambda t, a, b, y: -_atan2(t, a, a, b)), cost=16)
+binary("aten.atan2", by=(lambda t, a, b, y: _atan2(t, b, a, b), lambda t, a, b, y: -_atan2(t, a, a, b)))
 
 
 def _pow(t: Value, x: Value, e: Arg, y: Value) -> Value:
@@ -186,8 +186,8 @@ def _pow_exponent(t: Value, x: Arg, e: Value, y: Value) -> Value:
     return t * (y * math.log(x))  # type: ignore[arg-type]
 
 
-binary("aten.pow.Tensor_Scalar", by=(_pow,), cost=12)
-binary("aten.pow.Tensor_Tensor", by=(_pow, _pow_exponent), cost=16)
+binary("aten.pow.Tensor_Scalar", by=(_pow,), cost=12)  # most are a product or two
+binary("aten.pow.Tensor_Tensor", by=(_pow, _pow_exponent))
 binary(
     "aten.pow.Scalar",
     by=(_pow, _pow_exponent),

@@ -25,9 +25,10 @@ from tessera.ir import fake
 from tessera.ir.builder import Builder, aten
 from tessera.ir.equation import Equation, Special, Value, map_values, values_in
 from tessera.ir.record import record
-from tessera.ir.schema import bind, is_random, schema_of
+from tessera.ir.rewrite import Rewrite
+from tessera.ir.schema import is_random, schema_of
 from tessera.ir.trace import Trace
-from tessera.ir.types import Size, TensorType, overlaps_itself, size_hint, size_key
+from tessera.ir.types import Size, TensorType, contiguous_strides, overlaps_itself, size_hint, size_key
 from tessera.ops.op import rules
 from tessera.ops.pullback import is_opaque, opaque_vjp
 from tessera.util.errors import RuleError
@@ -78,8 +79,8 @@ def vjp_formula(
                 return _attempt(eqn, make, again)
         except DATA_DEPENDENT:
             pass  # the formula looks at data: it runs as one equation, whose own derivative is another such
-        results = eqn.results()
-        return Formula(opaque_vjp(eqn, values, mask, mode), len(results), 1, tuple(map(_differentiable, results)))
+        active = tuple(v.is_differentiable for v in eqn.results())
+        return Formula(opaque_vjp(eqn, values, mask, mode), len(active), 1, active)
 
     return _remember("vjp", eqn, (mask, pulled, again), mode, formula)
 
@@ -97,7 +98,7 @@ def _trace_vjp(
     builder = Builder("vjp_formula", mode)
     split = 0
     active: tuple[bool, ...] = ()
-    floats = [v for v in eqn.results() if _differentiable(v)]
+    floats = [v for v in eqn.results() if v.is_differentiable]
 
     def run(*fakes: torch.Tensor) -> list[object]:
         nonlocal split, active
@@ -165,8 +166,8 @@ def _trace_jvp(
         d, o, t = iter(diff), iter(other), iter(tangents)
         outs, moved = [], []
         for v in eqn.results():
-            outs.append(next(d) if _differentiable(v) else next(o))
-            moved.append(next(t) if _differentiable(v) else None)
+            outs.append(next(d) if v.is_differentiable else next(o))
+            moved.append(next(t) if v.is_differentiable else None)
         return [*outs, *moved]
 
     def forward_mode(*fakes: torch.Tensor) -> list[object]:
@@ -315,7 +316,7 @@ def _attempt(eqn: Equation, make: Callable[[Equation, frozenset[Value]], Formula
             fixed = _FIXED.search(str(error))
             if fixed and twin is eqn and str(eqn.op).endswith("_backward.default"):
                 # what a forward kernel noted for its backward (a count, a mask): no gradient ever reaches it
-                positional, keyword = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+                positional, keyword = eqn.bound()
                 names = [p.name for p in schema_of(eqn.op).params]  # type: ignore[arg-type]
                 held = dict(zip(names, [*positional, *keyword.values()], strict=True))[fixed[1]]
                 return make(eqn, frozenset(values_in(held)))
@@ -359,18 +360,14 @@ def _remember(kind: str, eqn: Equation, extra: object, mode: FakeTensorMode, mak
 def _without_detach(trace: Trace, results: int, split: int, active: tuple[bool, ...] = ()) -> Formula:
     """A formula that can be differentiated again. Autograd hands saved results on through detach although they
     stay tied to their history, and runs backward under no_grad: neither is part of the formula's meaning."""
-    env: dict[Value, Value] = {}
-    kept: list[Equation] = []
-    ahead = split
-    for index, eqn in enumerate(trace.equations):
+    rewrite, ahead = Rewrite(trace), split
+    for index, eqn in enumerate(rewrite):
         if eqn.op is torch.ops.aten.detach.default:
-            env[eqn.out] = env.get(eqn.args[0], eqn.args[0])  # type: ignore[arg-type,assignment]
+            rewrite.rename(eqn.out, eqn.inputs()[0])
             ahead -= index < split
         else:
-            args, kwargs = (map_values(a, lambda v: env.get(v, v)) for a in (eqn.args, eqn.kwargs))
-            kept.append(eqn.with_(args=args, kwargs=kwargs, tags=frozenset()))
-    outputs = tuple(map_values(o, lambda v: env.get(v, v)) for o in trace.outputs)
-    return Formula(trace.with_(equations=tuple(kept), outputs=outputs), results, ahead, active)
+            rewrite.keep(eqn.with_(tags=frozenset()))
+    return Formula(rewrite.finish(), results, ahead, active)
 
 
 def _strays(trace: Trace) -> bool:
@@ -414,25 +411,11 @@ def _floats(x: object) -> bool:
     return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
 
 
-def _differentiable(v: Value) -> bool:
-    return isinstance(v.type, TensorType) and v.type.is_differentiable
-
-
 def dense(t: TensorType) -> TensorType:
     """A cotangent or tangent has the shape and dtype of its value; its strides are the plain ones where the
     value's memory overlaps itself."""
-    return TensorType(t.dtype, t.shape, _plain_strides(t), t.device)
-
-
-def _plain_strides(t: TensorType) -> tuple:
-    if not overlaps_itself(t.shape, t.stride):
-        return t.stride
-    strides: list = []
-    step: object = 1
-    for size in reversed(t.shape):
-        strides.insert(0, step)
-        step = step * size  # type: ignore[operator]
-    return tuple(strides)
+    stride = contiguous_strides(t.shape) if overlaps_itself(t.shape, t.stride) else t.stride
+    return TensorType(t.dtype, t.shape, stride, t.device)
 
 
 def _decompose(_: object) -> bool:

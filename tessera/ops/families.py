@@ -16,10 +16,11 @@ from functools import partial, reduce
 
 import torch
 
-from tessera.ir.builder import aten
+from tessera.ir.builder import aten, emit
 from tessera.ir.equation import ACTIVE, Arg, Equation, Value
 from tessera.ir.types import Size, TensorType, size_key
 from tessera.ops.op import Rules, declare
+from tessera.util.cost import flops_per_element
 
 Map = Callable[..., Value]
 Factor = Callable[..., Arg]  # a Value or a number
@@ -33,7 +34,7 @@ def call(name: str) -> Callable:
     packet = getattr(getattr(torch.ops, namespace), packet_name)
     if overload:
         op = getattr(packet, overload[0])
-        return lambda *args, **kwargs: ACTIVE[-1].emit(op, *args, **kwargs)  # type: ignore[attr-defined]
+        return lambda *args, **kwargs: emit(op, *args, **kwargs)
     return lambda *args, **kwargs: ACTIVE[-1].call_packet(packet, args, kwargs)  # type: ignore[attr-defined]
 
 
@@ -179,7 +180,7 @@ def promoted(operands: list[tuple[torch.dtype, int]]) -> torch.dtype:
 
 
 def pointwise(
-    name: str, by: Sequence[Map | None] = (), family: str = "pointwise", cost: float = 1, **rules: object
+    name: str, by: Sequence[Map | None] = (), family: str = "pointwise", cost: float | None = None, **rules: object
 ) -> Rules:
     """An operator that works element by element, with broadcasting.
 
@@ -206,11 +207,14 @@ def pointwise(
         return again(*align(on, args), **kw)
 
     again = call(name)
+    cost = flops_per_element(name.split(".")[1]) if cost is None else cost
     own = {"vjp": vjp, "jvp": jvp} if by else {}
     return declare(name, family, **{**own, "batch": batch, "cost": per_element(cost), **rules})
 
 
-def unary(name: str, d: Factor | None = None, by: Map | None = None, cost: float = 4, **rules: object) -> Rules:
+def unary(
+    name: str, d: Factor | None = None, by: Map | None = None, cost: float | None = None, **rules: object
+) -> Rules:
     """`d(x, y, *params)` is the derivative, or `by(t, x, y, *params)` applies it."""
     if d is not None:
         factor = d
@@ -223,7 +227,9 @@ def unary(name: str, d: Factor | None = None, by: Map | None = None, cost: float
     return pointwise(name, maps, "unary", cost, **rules)
 
 
-def binary(name: str, d: Sequence[Factor] = (), by: Sequence[Map] = (), cost: float = 1, **rules: object) -> Rules:
+def binary(
+    name: str, d: Sequence[Factor] = (), by: Sequence[Map] = (), cost: float | None = None, **rules: object
+) -> Rules:
     """`d[i](a, b, y, *params)` is the derivative by operand i, or `by[i](t, a, b, y, *params)` applies it."""
 
     def scaled(factor: Factor) -> Map:

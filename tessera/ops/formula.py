@@ -36,7 +36,7 @@ def pytorch_vjp(need: Sequence[object], op: Operator, *args: Arg, **kwargs: Arg)
     cts = yield results if eqn.many else results[0]
     given = iter(cts if isinstance(cts, list) else [cts])
     pulled = [(v, next(given)) for v in eqn.results()]
-    asked = [(v, ct) for v, ct in pulled if _differentiable(v)]
+    asked = [(v, ct) for v, ct in pulled if v.is_differentiable]
     heads = [
         conform(ct, like.tensor) if isinstance(ct, Value) else _zeros(v, builder)
         for (v, ct), like in zip(asked, seeds, strict=True)
@@ -97,10 +97,6 @@ def _call(op: Operator, args: tuple, kwargs: dict) -> tuple[Builder, Equation]:
 def _row(a: Value) -> Value:
     t = a.tensor
     return Value(a.name, TensorType(t.dtype, t.shape[1:], t.stride[1:], t.device, t.layout))
-
-
-def _differentiable(v: Value) -> bool:
-    return isinstance(v.type, TensorType) and v.type.is_differentiable
 
 
 def _zeros(like: Value, builder: Builder) -> Arg:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from tessera.ir.builder import aten
-from tessera.ir.equation import ACTIVE, Arg, Equation, Special, Value, values_in
+from tessera.ir.builder import aten, emit
+from tessera.ir.equation import Arg, Equation, Special, Value, values_in
 from tessera.ir.types import Size
 from tessera.ops.families import (
     call,
@@ -54,7 +54,7 @@ MASKED_READ = Special("masked_read", _masked_read)
 
 
 def _emit_read(x: Value, indices: Arg, size: list) -> Value:
-    return ACTIVE[-1].emit(MASKED_READ, x, indices, size)  # type: ignore[attr-defined]
+    return emit(MASKED_READ, x, indices, size)
 
 
 def _read_masked(ct: Value, indices: Arg, values: Value) -> Value:

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tessera.ir.builder import aten
-from tessera.ir.equation import ACTIVE, Equation, Special, Value
+from tessera.ir.builder import aten, emit
+from tessera.ir.equation import Equation, Special, Value
 from tessera.ops.op import declare
 
 
@@ -47,7 +47,7 @@ LINEAR_LOSS_GRADS = Special("linear_loss_grads", _grads)
 def _forward(
     need: Sequence[object], x: Value, w: Value, bias: Value | None, target: Value, mean: bool, ignore: int
 ) -> Generator[Value, Value, tuple]:
-    made = ACTIVE[-1].emit(LINEAR_LOSS_GRADS, x, w, bias, target, mean, ignore)  # type: ignore[attr-defined]
+    made = emit(LINEAR_LOSS_GRADS, x, w, bias, target, mean, ignore)
     loss, *grads = made
     ct = yield loss
 

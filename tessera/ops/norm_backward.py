@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from tessera.ir.builder import aten
-from tessera.ir.equation import ACTIVE, Arg, Special, Value
+from tessera.ir.builder import aten, emit
+from tessera.ir.equation import Arg, Special, Value
 from tessera.ir.types import Size
 from tessera.ops.families import cast, product
 from tessera.ops.formula import finish, pytorch_jvp, pytorch_vjp
@@ -151,7 +151,7 @@ class Kernel:
     arithmetic: Callable[..., tuple[Special, tuple]]
 
     def forward(self, need: Sequence[object], *args: Arg) -> Rule:
-        cts = yield ACTIVE[-1].emit(getattr(torch.ops.aten, self.name).default, *args)  # type: ignore[attr-defined]
+        cts = yield emit(getattr(torch.ops.aten, self.name).default, *args)
         special, rest = self.arithmetic(*args)
         rule = pytorch_vjp([need[i] for i in self.places], special, *(args[i] for i in self.places), *rest)
         next(rule)

@@ -128,6 +128,17 @@ def differentiates(eqn: Equation) -> Rules | None:
     return found
 
 
+def stops(eqn: Equation) -> bool:
+    """No derivative flows through it: `detach`, and operators whose derivative is zero everywhere."""
+    found = rules(eqn.op)
+    return eqn.opname in ("detach", "detach_copy") or (found is not None and found.zero)
+
+
+def name_of(eqn: Equation) -> str:
+    """The short name of its operator, as notes about an equation have it."""
+    return (eqn.op.name if isinstance(eqn.op, Special) else eqn.opname).strip("_")
+
+
 def is_real(eqn: Equation) -> bool:
     values = [*values_in((eqn.args, eqn.kwargs)), *eqn.results()]
     return not any(isinstance(v.type, TensorType) and v.type.dtype.is_complex for v in values)

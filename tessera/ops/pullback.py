@@ -17,7 +17,6 @@ from tessera.ir.builder import Builder
 from tessera.ir.equation import Equation, Special, Value, map_values
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType
 from tessera.util.errors import RuleError
 
 NAMESPACE = "autograd"
@@ -37,7 +36,7 @@ def opaque_vjp(eqn: Equation, values: list[Value], mask: tuple[bool, ...], mode:
     rename = dict(zip(values, inputs, strict=True))
     outputs = tuple(None if v is None else builder.value(v.name, v.type) for v in eqn.outputs)
     builder.append(eqn.substitute(rename).with_(outputs=outputs))
-    floats = [v for v in outputs if v is not None and isinstance(v.type, TensorType) and v.type.is_differentiable]
+    floats = [v for v in outputs if v is not None and v.is_differentiable]
     cts = [builder.input(f"ct{i}", v.type) for i, v in enumerate(floats)]
     wanted = [v for v, m in zip(inputs, mask, strict=True) if m]
     run = Special(f"pullback_{getattr(eqn.op, '_opname', 'function')}", _pullback(eqn, values, mask), NAMESPACE)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tessera.ir.builder import ACTIVE, aten
+from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Value
 from tessera.ir.types import Size
 from tessera.ops.families import sum_to
@@ -110,7 +110,7 @@ def vjp_quantized(ct: Value, y: Value, x: Value, weight: Value, scale: Value, bi
     rows = fold(ct)
 
     def of_input() -> Value:
-        full = ACTIVE[-1].emit(WIDENED, weight, scale, kind)  # type: ignore[attr-defined]
+        full = emit(WIDENED, weight, scale, kind)
         full = full if ct.dtype == torch.float32 else aten._to_copy(full, dtype=ct.dtype)
         return unfold(aten.mm(rows, full), x.shape)
 
@@ -122,7 +122,7 @@ def jvp_quantized(
 ) -> Value:
     tx, tb = ts[0], ts[3]
     if tx is not None:
-        return ACTIVE[-1].emit(LINEAR, tx, weight, scale, tb, kind)  # type: ignore[attr-defined]
+        return emit(LINEAR, tx, weight, scale, tb, kind)
     assert tb is not None
     return aten.expand(tb, list(y.shape))
 
@@ -134,7 +134,7 @@ def batch_quantized(
     if on[1] or on[2]:
         raise RuleError("vmap: expected one weight for all examples of a quantized layer, got one for each")
     own = bool(on[3]) and bias is not None
-    y = ACTIVE[-1].emit(LINEAR, x, weight, scale, None if own else bias, kind)  # type: ignore[attr-defined]
+    y = emit(LINEAR, x, weight, scale, None if own else bias, kind)
     if not own or bias is None:
         return y
     inner = x.ndim - bool(on[0])

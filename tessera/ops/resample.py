@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch._ops import OpOverload
 
-from tessera.ir.builder import aten
-from tessera.ir.equation import ACTIVE, Arg, Value
+from tessera.ir.builder import aten, emit
+from tessera.ir.equation import Arg, Value
 from tessera.ir.types import Size
 from tessera.ops.families import per_element, product
 from tessera.ops.op import declare
@@ -30,7 +30,7 @@ _SMOOTH = {
 
 
 def _emit(op: OpOverload, *args: Arg) -> Value:
-    return ACTIVE[-1].emit(op, *args)  # type: ignore[attr-defined]
+    return emit(op, *args)
 
 
 def _fold(x: Value) -> Value:

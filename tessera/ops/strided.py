@@ -12,14 +12,13 @@ import torch
 
 from tessera.ir.builder import aten
 from tessera.ir.equation import Arg, Equation, Value
-from tessera.ir.schema import bind
 from tessera.ir.types import overlaps_itself
 from tessera.ops.families import or_zeros
 from tessera.ops.op import declare
 
 
 def _is_vector(eqn: Equation) -> bool:
-    x, (*_, offset) = eqn.args[0], bind(eqn.op, eqn.args, eqn.kwargs)[0]  # type: ignore[arg-type]
+    x, (*_, offset) = eqn.args[0], eqn.bound()[0]
     return isinstance(x, Value) and x.ndim == 1 and x.tensor.is_row_major and offset in (None, 0)
 
 

@@ -15,9 +15,9 @@ import torch
 
 from tessera.ir.builder import Builder, aten
 from tessera.ir.equation import Arg, Source, Value
-from tessera.ir.mode import mode_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
+from tessera.ops.families import cast
 from tessera.optim.rule import Form, Rule
 
 LITTLE = 1e-6  # what torch.nn.utils.clip_grad_norm_ adds to a norm before dividing by it
@@ -117,7 +117,7 @@ class _Appender:
     def clamped(self, grad: Value, slot: int) -> Value:
         """Every element at most as far from zero as the limit."""
         limit, wide = self.numbers(_wide(grad), grad.tensor.device)[slot], _wide(grad)
-        return _in(aten.minimum(aten.maximum(_in(grad, wide), -limit), limit), grad.dtype)
+        return cast(aten.minimum(aten.maximum(cast(grad, wide), -limit), limit), grad.dtype)
 
     def scaled(self, grads: list[Value], slot: int) -> list[Value]:
         """Gradients scaled down so that all of them together have at most the limit as their norm."""
@@ -126,7 +126,7 @@ class _Appender:
         norms: list[Value] = aten._foreach_norm(grads, 2, dtype=wide)
         total = aten.linalg_vector_norm(aten.stack(norms))
         scale = aten.clamp_max(self.numbers(wide, device)[slot] / (total + LITTLE), 1.0)
-        return [_in(_in(g, _wide(g)) * _in(scale, _wide(g)), g.dtype) for g in grads]
+        return [cast(cast(g, _wide(g)) * cast(scale, _wide(g)), g.dtype) for g in grads]
 
     # --- updates ---
 
@@ -143,11 +143,11 @@ class _Appender:
         start = first[member.family]
         slots = self.numbers(wide, member.type.device)[start : start + len(family.names)]
         numbers = dict(zip(family.names, slots, strict=True))
-        state = {name: _in(v, wide) for name, v in held.items()}
-        new, changed = self.plan.rule.update(family.form, _in(param, wide), _in(grad, wide), state, numbers)
-        self.mutations[param] = _in(new, param.dtype)
+        state = {name: cast(v, wide) for name, v in held.items()}
+        new, changed = self.plan.rule.update(family.form, cast(param, wide), cast(grad, wide), state, numbers)
+        self.mutations[param] = cast(new, param.dtype)
         for name, v in changed.items():
-            self.mutations[held[name]] = _in(v, held[name].dtype)
+            self.mutations[held[name]] = cast(v, held[name].dtype)
 
     def run(self) -> list[Value]:
         """Carry the plan out; gives what the program hands out besides."""
@@ -166,12 +166,8 @@ class _Appender:
 
 def append_updates(trace: Trace, plan: Plan, grads: Sequence[Value | None]) -> tuple[Trace, tuple[Extra, ...]]:
     """The trace with the plan carried out at its end. `grads[i]` belongs to `plan.members[i]`."""
-    builder = Builder(trace.name, mode_of(trace))
-    builder.reserve(list(trace.values()))
-    builder.inputs += trace.inputs
+    builder = Builder.over(trace)
     builder.equations += trace.equations
-    builder.constants.update(trace.constants)
-    builder.symbols.update(trace.symbols)
     with builder:
         appender = _Appender(builder, plan, list(grads))
         kept: list[Arg] = list(appender.run())
@@ -183,7 +179,3 @@ def append_updates(trace: Trace, plan: Plan, grads: Sequence[Value | None]) -> t
 def _wide(v: Value) -> torch.dtype:
     """The dtype of the arithmetic on a value: 16 bits are too few to add small steps up in."""
     return torch.float64 if v.dtype == torch.float64 else torch.float32
-
-
-def _in(v: Value, dtype: torch.dtype) -> Value:
-    return v if v.dtype == dtype else aten._to_copy(v, dtype=dtype)

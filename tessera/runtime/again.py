@@ -1,8 +1,9 @@
-"""Gradients that are differentiated again (`create_graph=True`).
+"""Gradients that are differentiated again (`create_graph=True`), and gradients of some results alone.
 
 In: the context of a graph whose backward runs, what its forward saved, cotangents. Out: the gradients, as results of
 another compiled graph over the inputs of the first one, what it saved, and the cotangents. That graph is compiled when
-it is first asked for, and is differentiated by the same bridge: so any order works.
+it is first asked for, and is differentiated by the same bridge: so any order works. A cotangent may be None: what eager
+would not compute is then not computed, where zeros times infinity would be NaN.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import torch
 
 from tessera.runtime.autograd import Bridge, Context
 from tessera.util.errors import DoubleBackwardError
+
+Wanted = tuple[bool | None, ...]
 
 
 @dataclass(frozen=True)
@@ -27,18 +30,20 @@ class Derivative:
 
 
 class Again:
-    def __init__(self, plan: Bridge, make: Callable[[tuple[bool, ...]], Derivative]) -> None:
-        """`make` compiles for cotangents that do or do not need gradients themselves."""
+    def __init__(self, plan: Bridge, make: Callable[[Wanted, bool], Derivative]) -> None:
+        """`make` compiles for cotangents that do or do not need gradients themselves, or are missing, and for gradients
+        that will or will not be differentiated again."""
         self.plan, self.make = plan, make
-        self.made: dict[tuple[bool, ...], Derivative] = {}
+        self.made: dict[tuple[Wanted, bool], Derivative] = {}
 
-    def __call__(self, ctx: Context, saved: list, cts: list[torch.Tensor]) -> tuple:
-        wanted = tuple(ct.requires_grad for ct in cts)
-        if wanted not in self.made:
-            self.made[wanted] = self.make(wanted)
-        derivative = self.made[wanted]
+    def __call__(self, ctx: Context, saved: list, cts: list[torch.Tensor | None]) -> tuple:
+        once = not torch.is_grad_enabled() and any(ct is None for ct in cts)
+        key = tuple(None if ct is None else ct.requires_grad and not once for ct in cts), not once
+        if key not in self.made:
+            self.made[key] = self.make(*key)
+        derivative = self.made[key]
         others = [_still(s) for s, i in zip(saved, self.plan.own, strict=False) if i < 0]
-        args = [*self.inputs(ctx, saved, derivative), *others, *cts]
+        args = [*self.inputs(ctx, saved, derivative), *others, *(ct for ct in cts if ct is not None)]
         ctx.maybe_clear_saved_tensors()  # type: ignore[attr-defined]
         return derivative.call(*map(_moved, args, derivative.devices))
 

@@ -16,8 +16,9 @@ import torch
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.autograd import forward_ad
 
+from tessera.ir.layouts import with_strides
 from tessera.ir.types import overlaps_itself
-from tessera.runtime import batched, stand_in
+from tessera.runtime import batched, leaf_hooks, stand_in
 
 # Below views as well: a result that a program made as a view is a tensor of its own to autograd, and may be written.
 below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
@@ -44,6 +45,7 @@ class Bridge:
     reached: tuple[tuple[int, ...], ...]  # cotangents that each gradient is made of, by position in `pulled`
     cut: tuple[int, ...]  # inputs that no result depends on: autograd does not hear of them, nor do their hooks
     edges: tuple[int, ...]  # of each input, its place among a node's `next_functions`, which are those of tensors
+    merges: tuple[tuple[tuple[int, ...], ...] | None, ...]  # of each cotangent, what it is added to before it is used
 
 
 def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable) -> Callable:
@@ -67,12 +69,17 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
             merged[position] = n
         return [*merged, *saved[count:]]
 
-    def gradients(ctx: Context, cts: list[torch.Tensor]) -> Sequence[torch.Tensor | None]:
-        """One for each of `wrt`."""
+    def some_alone(missing: set[int]) -> bool:
+        """Whether something is computed of a missing cotangent. Zeros do in its place where they are only added."""
+        parts = [plan.merges[k] for k in missing]
+        return any(part is None or any(missing.issuperset(other) for other in part) for part in parts)
+
+    def gradients(ctx: Context, cts: list[torch.Tensor | None], partly: bool = False) -> Sequence[torch.Tensor | None]:
+        """One for each of `wrt`. `partly`: some cotangents are missing."""
         laid = zip(cts, ctx.strides, strict=True)  # type: ignore[attr-defined]
-        seeds = [ct if ct.stride() == s else laid_out(ct, s) for ct, s in laid]
+        seeds = [ct if ct is None or ct.stride() == s else laid_out(ct, s) for ct, s in laid]
         given = restore(ctx)
-        if torch.is_grad_enabled() or (forward_ad._current_level >= 0 and any(map(_moves, cts))):
+        if partly or torch.is_grad_enabled() or (forward_ad._current_level >= 0 and any(map(_moves, cts))):
             return again(ctx, given, seeds)
         given[whole:] = seeds
         # Unless the graph is kept, the list is all that holds them now.
@@ -108,14 +115,21 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
                 stand_in.arrive(ctx, cts[results:], aligned, stand_ins)
             seeds = [cts[i] for i in pulled]
             missing = {k for k, ct in enumerate(seeds) if ct is None}
+            unreached = [missing.issuperset(reached) for reached in plan.reached] if missing else []
+            for position, spared in zip(plan.wrt, unreached, strict=False):
+                if spared:
+                    leaf_hooks.spare(ctx.next_functions[plan.edges[position]][0])
             if len(missing) == len(seeds):
                 return tuple(aligned)
-            for k in missing:
-                shape, dtype, device = ctx.results[k]
-                seeds[k] = torch.zeros(shape, dtype=dtype, device=device)
-            grads = batched.rows(gradients, ctx, seeds) if batched.active() else gradients(ctx, seeds)
-            for position, grad, reached in zip(plan.wrt, grads, plan.reached, strict=True):
-                if missing and reached and missing.issuperset(reached) and not _hooked(ctx, plan.edges[position]):
+            if missing and some_alone(missing) and not batched.active():
+                grads = gradients(ctx, seeds, partly=True)
+            else:
+                for k in missing:
+                    shape, dtype, device = ctx.results[k]
+                    seeds[k] = torch.zeros(shape, dtype=dtype, device=device)
+                grads = batched.rows(gradients, ctx, seeds) if batched.active() else gradients(ctx, seeds)
+            for k, (position, grad) in enumerate(zip(plan.wrt, grads, strict=True)):
+                if missing and unreached[k]:
                     continue  # nothing flows here, and autograd gives no gradient
                 aligned[position] = grad if aligned[position] is None else _sum(aligned[position], grad)
             return tuple(aligned)
@@ -137,17 +151,11 @@ def _apart(apply: Callable, cut: tuple[int, ...]) -> Callable:
     return call
 
 
-def _hooked(ctx: Context, edge: int) -> bool:
-    """Hooks wait at this leaf. Autograd would call them with None: zeros are what they can bear."""
-    leaf = getattr(ctx.next_functions[edge][0], "variable", None)  # type: ignore[attr-defined]
-    return leaf is not None and bool(leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None))
-
-
 def laid_out(ct: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     """A cotangent in the layout of the result it belongs to: the backward program was made for that layout."""
     if overlaps_itself(ct.shape, stride):
         return ct.contiguous()
-    return torch.empty_strided(ct.shape, stride, dtype=ct.dtype, device=ct.device).copy_(ct)
+    return with_strides(ct, stride)
 
 
 def with_grad(core: Callable) -> Callable:

@@ -56,6 +56,12 @@ def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -
         match part:
             case int():
                 parts.append(f"out[{part}]")
+            case Aliased(same=int(earlier)):
+                name = parts[earlier]
+                if "(" in name:  # a view that is to be made once
+                    lines.append(f"    view_{earlier} = {name}")
+                    parts[earlier] = name = f"view_{earlier}"
+                parts.append(name)
             case Aliased(source=source, steps=()):
                 parts.append(f"args[{source}]")
             case Aliased(source=source):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
+from torch._ops import OpOverload
 
 from tessera.frontends.captured import Aliased, Captured
 from tessera.ir.equation import Value, values_in
@@ -19,6 +20,7 @@ from tessera.runtime.autograd import Bridge
 from tessera.runtime.call import Layout
 from tessera.transforms.remat import Split
 from tessera.transforms.vjp import Joint, vjp
+from tessera.util.names import names
 
 
 def core_of(trace: Trace, captured: Captured) -> Trace:
@@ -76,18 +78,56 @@ def bridge_of(
         _reached(joint),
         _cut(joint),
         _edges(captured),
+        _merges(joint),
     )
 
 
 def _reached(joint: Joint) -> tuple[tuple[int, ...], ...]:
     """The cotangents that each gradient is made of: autograd gives none where all of them are missing."""
+    behind = _behind(joint)
+    gradients = joint.trace.outputs[len(joint.trace.outputs) - len(joint.wrt) :]
+    return tuple(tuple(sorted(behind.get(g, ()))) if isinstance(g, Value) else () for g in gradients)
+
+
+def _behind(joint: Joint) -> dict[Value, frozenset[int]]:
+    """The cotangents that values are made of, by their numbers."""
     first = len(joint.trace.inputs) - len(joint.pulled)
     behind: dict[Value, frozenset[int]] = {v: frozenset((k,)) for k, v in enumerate(joint.trace.inputs[first:])}
     for e in joint.trace.equations:
-        found = frozenset[int]().union(*(behind.get(v, ()) for v in e.inputs()))
-        behind.update(dict.fromkeys(e.results(), found))
-    gradients = joint.trace.outputs[len(joint.trace.outputs) - len(joint.wrt) :]
-    return tuple(tuple(sorted(behind.get(g, ()))) if isinstance(g, Value) else () for g in gradients)
+        if found := frozenset[int]().union(*(behind.get(v, ()) for v in e.inputs())):
+            behind.update(dict.fromkeys(e.results(), found))
+    return behind
+
+
+def _merges(joint: Joint) -> tuple[tuple[tuple[int, ...], ...] | None, ...]:
+    """Of each cotangent, what it is added to before anything is computed of it: the cotangents that each of those
+    gradients is made of. None where something is computed of it alone."""
+    first = len(joint.trace.inputs) - len(joint.pulled)
+    cts = joint.trace.inputs[first:]
+    behind = _behind(joint)
+    found: list[tuple[tuple[int, ...], ...] | None] = []
+    for ct in cts:
+        alone, merges = {ct}, []
+        for e in joint.trace.equations:
+            reads = [v for v in e.inputs() if v in alone]
+            if reads and e.op == torch.ops.aten.add.Tensor and len(e.args) == len(reads) + 1 == 2:
+                merges += [tuple(sorted(behind.get(v, ()))) for v in e.inputs() if v not in alone]
+            elif reads and len(e.inputs()) == 1 and isinstance(e.op, OpOverload) and e.op._opname in _MOVES:
+                alone.update(e.results())
+            elif reads:
+                break
+        else:
+            found.append(tuple(merges))
+            continue
+        found.append(None)
+    return tuple(found)
+
+
+# What makes of zeros nothing but zeros, whatever else the program holds.
+_MOVES = names(
+    "view reshape permute transpose t expand unsqueeze squeeze slice select alias detach clone contiguous _to_copy sum"
+    " neg _unsafe_view"
+)
 
 
 def _cut(joint: Joint) -> tuple[int, ...]:
@@ -104,18 +144,22 @@ def backward_graph(
     core: Trace,
     plan: Bridge,
     kept: tuple[Trace, tuple[Value, ...]],
-    wanted: tuple[bool, ...],
+    wanted: tuple[bool | None, ...],
+    again: bool,
     name: str,
 ) -> tuple[Captured, Given]:
     """The backward as a graph of its own: gradients as functions of the inputs, what was saved, and cotangents.
+    `wanted` says which of those need gradients themselves, None which are missing. With `again`, its results are
+    differentiated.
 
     It computes the forward too, from the inputs, since the gradients' own gradients lead through it; what was saved is
     put in place of what is computed again (`passes/clean/known.py`) once it has been differentiated.
     """
     inputs = list(core.inputs)
-    joint = vjp(core, [inputs[i] for i in plan.wrt], captured.mode, again=True)
+    missing = [i for i, w in enumerate(wanted) if w is None]
+    joint = vjp(core, [inputs[i] for i in plan.wrt], captured.mode, again=again, missing=missing)
     cts = joint.trace.inputs[len(inputs) :]
-    assert len(cts) == len(plan.pulled), "expected as many cotangents as the backward program has"
+    assert len(cts) + len(missing) == len(plan.pulled), "expected as many cotangents as the backward program has"
     program, saved = kept
     brought = tuple(v if i >= 0 else Value(f"saved_{v.name}", v.type) for v, i in zip(saved, plan.own, strict=True))
     extra = tuple(v for v, i in zip(brought, plan.own, strict=True) if i < 0)
@@ -128,8 +172,8 @@ def backward_graph(
         mutations={},
         symbols=joint.trace.symbols | _sizes([v for v in every if v in known]),
     )
-    felt = {*plan.own, *plan.stand_ins} & {*plan.wrt}
-    grads = (*(i in felt for i in range(len(inputs))), *(False for _ in extra), *wanted)
+    felt: set[int] = {*plan.own, *plan.stand_ins} & {*plan.wrt} if again else set()
+    grads = (*(i in felt for i in range(len(inputs))), *(False for _ in extra), *(w for w in wanted if w is not None))
     aliased = {i: Aliased(every.index(g), ()) for i, g in enumerate(trace.outputs) if g in cts}
     made = Captured(trace, captured.spec, captured.mode, len(trace.outputs), aliased, grads)
     return made, Given(program, saved, brought)

@@ -24,7 +24,7 @@ from tessera.ir.serial_size import Sizes
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, TensorType, values_of
 from tessera.ops.op import REGISTRY
-from tessera.store.surroundings import surroundings
+from tessera.store.environment import environment
 from tessera.util.errors import Unserial
 
 MOST_BYTES = 1 << 24  # of the tensors that a program closes over, which are compared by their contents
@@ -64,7 +64,7 @@ def key_of(captured: Captured, executors: Sequence[str | Executor], more: dict[s
         "held": [_contents(x) for x in held],
         "sizes": facts,
         "more": more,
-        "around": surroundings(_devices(captured.trace)),
+        "around": environment(_devices(captured.trace)),
     }
     tables = writer.tables()
     places = tuple((str(file), int(line)) for file, line in tables.pop("places"))  # type: ignore[attr-defined]
@@ -74,7 +74,7 @@ def key_of(captured: Captured, executors: Sequence[str | Executor], more: dict[s
 
 def write_aliased(alias: Aliased, writer: Writer) -> list:
     steps = [[*map(writer.arg, (op, args, kwargs)), index, off] for op, args, kwargs, index, off in alias.steps]
-    return [alias.source, alias.of_output, steps]
+    return [alias.source, alias.of_output, steps, alias.same]
 
 
 def facts_of(sizes: Sizes) -> str:

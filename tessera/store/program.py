@@ -109,9 +109,9 @@ def read_layout(data: dict, reader: Reader) -> Layout:
             return what
         if kind == "constant":
             return ("constant", reader.arg(what))
-        source, of_output, steps = what
+        source, of_output, steps, same = what
         made = tuple((*map(reader.arg, (op, args, kwargs)), index, off) for op, args, kwargs, index, off in steps)
-        return Aliased(source, made, of_output)  # type: ignore[arg-type]
+        return Aliased(source, made, of_output, same)  # type: ignore[arg-type]
 
     back = tuple((source, position) for source, position in data["write_back"])
     written, inside = tuple(data["written"]), tuple(data["inside"])

@@ -7,7 +7,7 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 
 import tessera
-from tessera.tools import bench, cache, check, doctor, explain, op, repro, run, tile_opt, trace
+from tessera.tools import bench, cache, check, doctor, explain, op, pipeline, repro, run, tile_opt, trace
 from tessera.tools.command import Command
 from tessera.tools.profile import command as profile_command
 from tessera.tools.report import command as report_command
@@ -17,6 +17,7 @@ COMMANDS: dict[str, Command] = {
     "run": run.COMMAND,
     "explain": explain.COMMAND,
     "trace": trace.COMMAND,
+    "pipeline": pipeline.COMMAND,
     "check": check.COMMAND,
     "repro": repro.COMMAND,
     "profile": profile_command.COMMAND,

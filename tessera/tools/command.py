@@ -12,7 +12,10 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from rich.console import Console
+
+from tessera.util.errors import OptionError
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,14 @@ def write_json(args: Namespace, data: object) -> bool:
     if args.json:
         sys.stdout.write(json.dumps(data, indent=2, default=str) + "\n")
     return args.json
+
+
+def chosen_device(args: Namespace, otherwise: str = "try --device cpu") -> str:
+    """The device that `--device` names, or the best there is."""
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise OptionError(f"expected a CUDA device, got none; {otherwise}")
+    return device
 
 
 def console(stderr: bool = False) -> Console:

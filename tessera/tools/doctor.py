@@ -31,7 +31,6 @@ OPTIONAL = {
     "cuda-tile": ("kernels by NVIDIA's tile compiler", "pip install 'tessera[cutile]'"),
     "xdsl": ("the tile dialect", "pip install xdsl"),
     "llvmlite": ("CPU kernels", "pip install llvmlite"),
-    "onnx": ("the ONNX frontend", "pip install 'tessera[onnx]'"),
     "transformers": ("tests on whole models", "pip install transformers"),
 }
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from tessera.inspection.case import Case, of_compilation, of_failure
 from tessera.inspection.minimise import minimise
 from tessera.inspection.reproduce import write
-from tessera.just_in_time.api import Backend
+from tessera.just_in_time.backend import Backend
 from tessera.tools.check import checked
 from tessera.tools.command import Command, write_json
 from tessera.tools.run import script_arguments

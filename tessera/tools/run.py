@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 
 from tessera.inspection.explain import explain_states
-from tessera.pipeline.compilation import Options
+from tessera.pipeline.options import Options
 from tessera.tools.command import Command, console, json_argument, write_json
 from tessera.tools.session import Session, run_script
 from tessera.tools.summary import Summary

@@ -20,9 +20,11 @@ from dataclasses import dataclass, field
 import torch
 from torch._dynamo import utils as dynamo_utils
 
-from tessera.just_in_time import api as compiled
-from tessera.just_in_time.api import Backend, Compiled, Handle
-from tessera.pipeline.compilation import Options
+from tessera.just_in_time import compiled
+from tessera.just_in_time.api import argument_names, name_of
+from tessera.just_in_time.backend import Backend, Handle
+from tessera.just_in_time.compiled import Compiled
+from tessera.pipeline.options import Options
 from tessera.util.errors import InputError
 
 METRICS = 100_000  # compilations that Dynamo keeps its account of; it keeps 64 by itself
@@ -120,7 +122,7 @@ def _compile(original: Callable, model: Callable | None = None, **given: object)
     ours = dict(given.get("options") or {}) if given.get("backend") == "tessera" else {}  # type: ignore[call-overload]
     chosen = [ours.get(name) for name in ("executors", "recompute", "memory_budget")]
     options = Options.of(*chosen, offload=ours.get("offload"))
-    backend = Backend(options, ours.get("strict"), compiled.name_of(model), compiled.argument_names(model))
+    backend = Backend(options, ours.get("strict"), name_of(model), argument_names(model))
     kept = {key: value for key, value in given.items() if key in ("fullgraph", "dynamic")}
     call = original(model, backend=backend, **kept)
     Compiled(model, backend, call, functools.partial(_compile, original, **given))

@@ -17,7 +17,8 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--stage", default="captured", help="which stage (default: captured; --list names them)")
     parser.add_argument("--list", action="store_true", help="list graphs and stages instead of printing one")
     parser.add_argument("-o", "--output", metavar="FILE", help="save the program as Python that runs by itself")
-    script_arguments(parser)
+    script, _ = script_arguments(parser)
+    script.help = "a Python script, or script.py:function for the graphs of one function"
 
 
 def run(args: Namespace) -> int:
@@ -29,7 +30,7 @@ def run(args: Namespace) -> int:
         for state in session.states
         for c in state.compilations()
         if _named(c.name, function)
-        for name, trace in c.stages
+        for name, trace in c.account.stages
     ]
     if not found:
         graphs = sorted({c.name for state in session.states for c in state.compilations()})

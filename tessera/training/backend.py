@@ -10,9 +10,9 @@ import torch
 
 from tessera.frontends.dynamo.graphs import capture_graph
 from tessera.frontends.dynamo.lines import is_library
-from tessera.just_in_time.api import Backend, GraphRecord
+from tessera.just_in_time.backend import Backend, GraphRecord
 from tessera.pipeline.compilation import Compilation
-from tessera.training.book import Book
+from tessera.training.optimizer_state import OptimizerState
 from tessera.training.run import Graph, Settings
 
 
@@ -20,10 +20,15 @@ class StepBackend(Backend):
     """What Dynamo calls with the graph of a loss."""
 
     def __init__(
-        self, book: Book, settings: Settings, strict: bool | None, name: str, arguments: tuple[str, ...]
+        self,
+        state: OptimizerState,
+        settings: Settings,
+        strict: bool | None,
+        name: str,
+        arguments: tuple[str, ...],
     ) -> None:
         super().__init__(settings.options, strict, name, arguments)
-        self.book, self.settings = book, settings
+        self.state, self.settings = state, settings
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[object], **_: object) -> Callable:
         told = self.begin()
@@ -34,7 +39,7 @@ class StepBackend(Backend):
             self.graphs.append(dataclasses.replace(told, name=compilation.name, compilation=compilation))
             told.recompile_reason = ""
 
-        return Graph(told.name, captured, self.book, self.settings, note)
+        return Graph(told.name, captured, self.state, self.settings, note)
 
     def note(self, compilation: Compilation) -> None:
         self.graphs.append(GraphRecord(compilation.name, "", compilation))

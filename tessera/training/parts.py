@@ -1,8 +1,8 @@
 """The training step part by part, where it cannot be one program: compiled forward and backward, then the update.
 
 `loss` runs the user's function on a batch, `finish` does the rest of the step on what it gave. The update is one
-compiled program too, or the optimizer's own `step` where equations cannot stand for it (`Book.own_step`), or where
-memory is shared.
+compiled program too, or the optimizer's own `step` where equations cannot stand for it (`OptimizerState.own_step`), or
+where memory is shared.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 import torch
 
-from tessera.just_in_time.api import compiled_state, jit
+from tessera.just_in_time.api import jit
+from tessera.just_in_time.compiled import compiled_state
 from tessera.training.backend import StepBackend, reason_of
-from tessera.training.book import Book
+from tessera.training.optimizer_state import OptimizerState
 from tessera.training.run import Settings, Updater
 from tessera.util.errors import CaptureError, InputError
 
@@ -21,15 +22,15 @@ from tessera.util.errors import CaptureError, InputError
 class Parts:
     """Forward and backward compiled apart, then one compiled update."""
 
-    def __init__(self, loss: Callable, book: Book, settings: Settings, backend: StepBackend) -> None:
-        self.book, self.settings = book, settings
+    def __init__(self, loss: Callable, state: OptimizerState, settings: Settings, backend: StepBackend) -> None:
+        self.state, self.settings = state, settings
         options = settings.options
         self.forward = jit(
             loss, executors=options.executors, strict=backend.strict, recompute=options.recompute,
             memory_budget=options.memory_budget, offload=options.offload, frontend="dynamo",
         )  # fmt: skip
         compiled_state(self.forward).backend.graphs = backend.graphs  # type: ignore[union-attr]  # one account
-        self.update = Updater(book, settings, backend.note)
+        self.update = Updater(state, settings, backend.note)
         self.backend = backend
         self.own = False  # the optimizer's own step runs, since a compiled one cannot
 
@@ -42,7 +43,7 @@ class Parts:
 
     def finish(self, out: object) -> object:
         """The rest of the step; gives what the caller gets."""
-        settings, optimizer = self.settings, self.book.optimizer
+        settings, optimizer = self.settings, self.state.optimizer
         if settings.calls == 0:
             optimizer.zero_grad()
         with torch.enable_grad():
@@ -50,23 +51,23 @@ class Parts:
             (loss if settings.accumulate == 1 else loss / settings.accumulate).backward()  # type: ignore[union-attr,operator]
         if settings.updates:
             self._update()
-            if not settings.keep_grads and not self.book.own_zero_grad():  # who wrote one may want gradients to stay
-                self.book.drop_grads()
+            if not settings.keep_grads and not self.state.own_zero_grad():  # who wrote one may want gradients to stay
+                self.state.drop_grads()
         settings.done()
         return torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, out)
 
     def _update(self) -> None:
-        if not self.own and not self.book.own_step():
+        if not self.own and not self.state.own_step():
             try:
                 return self.update()
             except CaptureError as error:
                 self.own = True
                 self.backend.refuse(f"the optimizer runs by itself: {reason_of(error)}")
-                self.book.unmake()
+                self.state.unmake()
         for how, limit in self.settings.clips.items():
             clip = torch.nn.utils.clip_grad_norm_ if how == "norm" else torch.nn.utils.clip_grad_value_
-            clip(list(self.book.groups()), limit)
-        self.book.optimizer.step()
+            clip(list(self.state.groups()), limit)
+        self.state.optimizer.step()
 
 
 def _loss_of(out: object) -> object:

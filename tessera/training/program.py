@@ -1,15 +1,12 @@
 """The programs of a training step, from a captured loss to one callable.
 
-    captured loss -> clean -> vjp -> clean -> remat -> forward | backward + clipping + update -> claim each -> join
-
-Forward and backward are claimed apart, so that kernels are those of an ordinary training graph and what backward
-computes again is not fused into the forward; then both are one program, with one order and one plan of memory, in
-which a gradient dies where its parameter is updated.
+Its pipelines are "step" and "update". Forward and backward are claimed apart, so that kernels are those of an ordinary
+training graph and what backward recomputes is not fused into the forward; then both are one program, with one order and
+one plan of memory, in which a gradient dies where its parameter is updated.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -23,23 +20,19 @@ from tessera.ir.serial import Writer
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.optim.updates import Extra, Plan, append_updates
-from tessera.passes.clean.dce import dce
-from tessera.passes.memory.offload import Halves
-from tessera.passes.patterns.linear_loss import linear_loss
-from tessera.pipeline.compilation import (
-    Compilation,
-    Options,
-    Program,
-    clean_joint,
-    finished,
-    recompute_budget,
-)
+from tessera.pipeline.account import Account, Program
+from tessera.pipeline.compilation import Compilation
+from tessera.pipeline.executable import Ends, Executable
+from tessera.pipeline.lists import CLEAN, DIFFERENTIATE, PIPELINES, SPLIT, claiming, finishing
+from tessera.pipeline.options import Options
+from tessera.pipeline.run import Edits, Run
+from tessera.pipeline.stage import BACKWARD, FORWARD, PROGRAM, STEP, Stage
 from tessera.runtime.call import Layout, build_call
-from tessera.runtime.plan import core_of, layout_of
+from tessera.runtime.plan import core_of
 from tessera.store.key import Key
 from tessera.store.program import Stored, load_note, read_layout, save_note, write_layout
-from tessera.transforms.remat import Split, remat
-from tessera.transforms.vjp import Joint, vjp
+from tessera.transforms.remat import Split
+from tessera.transforms.vjp import Joint
 from tessera.util.errors import CaptureError, Unserial
 
 
@@ -69,27 +62,129 @@ def without_mark(captured: Captured) -> tuple[Captured, Value]:
     return replace(captured, trace=trace.with_(equations=equations, outputs=outputs)), loss
 
 
-class StepProgram(Compilation):
-    """What both kinds of programs have: the plan they carry out, their further inputs, the inputs they write."""
+class StepRun(Run):
+    """A loss on its way to a step. `plan(grads)` is asked once it is known which parameters have gradients."""
 
-    plan: Plan
-    extras: tuple[Extra, ...]
-    written: tuple[int, ...]
+    def __init__(self, compilation: StepCompilation, captured: Captured, edits: Edits) -> None:
+        self.of = compilation
+        super().__init__(compilation.name, captured, compilation.options, True, (), edits)
 
-    def ready(self, final: Trace) -> None:
-        self.programs.append(Program("step", final, finished(final)))
-        self.finish(self.programs)
+    def begin(self, _: bool) -> None:
+        captured = self.keep("captured", self.captured.trace)
+        core = self.traces[PROGRAM] = self.account.core = core_of(captured, self.captured)
+        self.loss_at = core.outputs.index(captured.outputs[self.of.loss_at])
+        self.wrt = [core.inputs[i] for i in self.of.wrt]
+        self.kind = "step"
 
-    def finish(self, programs: list[Program]) -> None:
-        self.call = self.replayed(programs[0].run, programs[0].trace, self.written)
+    def pull(self, core: Trace) -> list[Value]:
+        if both := [v.name for v in self.wrt if v in core.mutations]:
+            raise CaptureError(f"the program writes the parameter {both[0]} itself")
+        loss = core.outputs[self.loss_at]
+        assert isinstance(loss, Value)
+        return [loss]
+
+    def without_gradient(self) -> None:
+        raise CaptureError("the loss depends on no parameter of the optimizer")
+
+    def backward_of(self, split: Split) -> Trace:
+        """Backward with clipping and the update at its end."""
+        of, grads = self.of, split.backward.outputs
+        position = {i: k for k, i in enumerate(of.wrt)}
+        self.with_grads = [i for i in of.wrt if isinstance(grads[position[i]], Value)]
+        self.plan, self.members = of.plan_of(self.with_grads)
+        inputs = self.captured.trace.inputs
+        placed = [
+            member if i is None else replace(member, value=inputs[i])
+            for member, i in zip(self.plan.members, self.members, strict=True)
+        ]
+        backward = _seeded(split.backward, self.joint, of.scale)
+        values = [member.value for member in placed if member.value]
+        backward = backward.with_(outputs=(), inputs=tuple(dict.fromkeys((*backward.inputs, *values))))
+        chosen = [None if i is None else grads[position[i]] for i in self.members]
+        backward, self.extras = append_updates(backward, replace(self.plan, members=tuple(placed)), chosen)  # type: ignore[arg-type]
+        return backward
+
+    def step(self, forward: Trace) -> Trace:
+        """Both halves as one program. An edited half has values of its own: they meet by position."""
+        backward, count = self.traces[BACKWARD], len(self.results)
+        links = dict(zip(self.halves.saved, forward.outputs[count:], strict=True))
+        names = {a: links.get(b, b) for a, b in zip(backward.inputs, self.halves.backward.inputs, strict=True)}
+        backward = renamed(backward, {a: b for a, b in names.items() if a is not b})  # type: ignore[misc]
+        step = joined(forward, backward, count, self.name)
+        late = step.equations[len(step.equations) - len(backward.equations) :]
+        self.backward = {v for eqn in late for v in eqn.results()}
+        self.written = tuple(step.mutations)
+        return step
+
+    def ends(self) -> Ends:
+        inputs = {v: i for i, v in enumerate(self.traces[STEP].inputs)}
+        layout = replace(self.layout(), written=(), inside=())
+        return Ends(layout, None, tuple(inputs[v] for v in self.written))
+
+    def programs(self) -> list[Program]:
+        return [self.program(STEP, self.traces[STEP])]
+
+
+class UpdateRun(Run):
+    """The optimizer's step alone, from gradients that are there already."""
+
+    def __init__(self, name: str, plan: Plan, grads: list[TensorType], options: Options) -> None:
+        self.plan, self.grads = plan, grads
+        super().__init__(name, None, options, False, (), {})  # type: ignore[arg-type]
+
+    def begin(self, _: bool) -> None:
+        builder = Builder(self.name)
+        given = [builder.input(f"{m.name}_grad", t) for m, t in zip(self.plan.members, self.grads, strict=True)]
+        trace, self.extras = append_updates(builder.finish([]), self.plan, given)
+        trace = self.traces[PROGRAM] = self.keep("update", trace)
+        self.written = tuple(i for i, v in enumerate(trace.inputs) if v in trace.mutations)
+        self.kind = "update"
+
+    def ends(self) -> Ends:
+        return Ends(Layout(()), None, self.written)
+
+    def programs(self) -> list[Program]:
+        return [self.program(STEP, self.traces[PROGRAM])]
+
+
+def _step(forward: Trace, run: StepRun) -> Trace:
+    return run.step(forward)
+
+
+PIPELINES["step"] = [
+    *CLEAN, *DIFFERENTIATE, *SPLIT, *claiming(FORWARD), *claiming(BACKWARD),
+    Stage("step", _step, "after claiming: what backward recomputes is not fused into the forward", FORWARD,
+          gives=STEP, needs=("run",)),
+    *finishing(STEP),
+]  # fmt: skip
+PIPELINES["update"] = [*claiming(PROGRAM), *finishing(PROGRAM)]
+
+
+class StepExecutable(Executable):
+    """A step's program: it is given more than the graph's inputs, and writes in place."""
+
+    def __init__(self, programs: list[Program], ends: Ends, options: Options, extras: tuple[Extra, ...]) -> None:
+        super().__init__(programs, ends, _never, options, _never)
+        self.extras = extras  # the inputs after the graph's own
 
     def join(self, *runs: Callable) -> Callable:
         (run,) = runs
         return run
 
 
+class StepProgram(Compilation):
+    """What both kinds of programs have: the plan they carry out."""
+
+    plan: Plan
+    executable: StepExecutable
+
+
 class StepCompilation(StepProgram):
-    """A loss on its way to a step. `plan(grads)` is asked once it is known which parameters have gradients."""
+    kinds = ("step",)
+    results: int  # how many of the program's outputs are the caller's; then come gradients
+    members: list[int | None]
+    with_grads: list[int]
+    hand_out: Callable[[tuple, tuple], tuple]
 
     def __init__(
         self,
@@ -105,6 +200,16 @@ class StepCompilation(StepProgram):
         self.loss_at = captured.trace.outputs.index(loss)  # an edited program has values of its own
         super().__init__(name, captured, _never, options)
 
+    def through(self, captured: Captured, edits: Edits) -> tuple[StepExecutable, Account]:
+        run = StepRun(self, captured, edits)
+        run.go()
+        programs, ends = run.programs(), run.ends()
+        run.account.programs = programs
+        executable = StepExecutable(programs, ends, self.options, run.extras)
+        self.plan, self.members, self.with_grads = run.plan, run.members, run.with_grads
+        self.results, self.hand_out = len(run.results), _outputs(ends.layout)
+        return executable, run.account
+
     # --- kept on disk: first which inputs have gradients, then, for the plan that follows from them, the program ---
 
     def identity(self) -> dict[str, object]:
@@ -118,7 +223,7 @@ class StepCompilation(StepProgram):
         more = plan_data(*decided)
         if more is None:
             return False
-        self.plan_of = lambda _: decided  # the optimizer goes on; who builds the stages later wants this plan
+        self.plan_of = lambda _: decided  # the optimizer goes on; who asks for the stages later wants this plan
         self.plan = decided[0]
         if super().load(key.with_more(more)):
             return True
@@ -133,91 +238,23 @@ class StepCompilation(StepProgram):
         save_note(key, self.with_grads)
 
     def details(self, writer: Writer) -> dict:
-        extras = [[e.kind, e.member, e.name, writer.arg(e.dtype), writer.arg(e.device)] for e in self.extras]
-        layout = write_layout(self.layout, writer)
-        return {"layout": layout, "extras": extras, "written": self.written, "results": self.results, "kept": self.kept}
+        executable = self.executable
+        extras = [[e.kind, e.member, e.name, writer.arg(e.dtype), writer.arg(e.device)] for e in executable.extras]
+        layout = write_layout(executable.ends.layout, writer)
+        return {"layout": layout, "extras": extras, "written": executable.ends.written, "results": self.results}
 
-    def restore(self, stored: Stored) -> None:
+    def restored(self, programs: list[Program], stored: Stored) -> StepExecutable:
         details, reader = stored.details, stored.reader
-        self.extras = tuple(
-            Extra(kind, i, name, reader.arg(t), reader.arg(d)) for kind, i, name, t, d in details["extras"]
-        )  # type: ignore[arg-type]
-        self.hand_out = _outputs(read_layout(details["layout"], reader))
-        self.written, self.results, self.kept = tuple(details["written"]), details["results"], details["kept"]
-        self.cuda_graph = ""
-        self.finish([Program(p.name, p.trace, finished(p.trace, p.boxed), p.boxed) for p in stored.parts])
-
-    def build(self) -> None:
-        start = time.perf_counter()
-        self.reset()
-        captured = self.keep("captured", self.captured.trace)
-        core = core_of(captured, self.captured)
-        place = core.outputs.index(captured.outputs[self.loss_at])
-        core = self.clean(core, [core.inputs[i] for i in self.wrt])
-        if self.fusers():  # as in every training graph: the loss's gradient is made beside the loss
-            core = self.keep("linear_loss", dce(linear_loss(core)))
-        loss = core.outputs[place]
-        assert isinstance(loss, Value)
-        joint = vjp(core, [core.inputs[i] for i in self.wrt], self.captured.mode, pull=[loss])
-        if not joint.pulled:
-            raise CaptureError("the loss depends on no parameter of the optimizer")
-        if both := [v.name for v in joint.wrt if v in joint.trace.mutations]:
-            raise CaptureError(f"the program writes the parameter {both[0]} itself")
-        self.keep("vjp", joint.trace)
-        joint = clean_joint(self, joint)
-        split = remat(joint, self.options.recompute, recompute_budget(self.options))
-        self.saved_bytes = split.saved_bytes
-        self.saved = tuple(v.name for v in split.saved if v not in joint.trace.inputs)
-        self._program(joint, split)
-        self.seconds = time.perf_counter() - start
-
-    def _program(self, joint: Joint, split: Split) -> None:
-        count = len(split.forward.outputs) - len(split.saved)
-        results = list(dict.fromkeys(split.forward.outputs[:count]))
-        forward = dce(split.forward.with_(outputs=(*results, *split.saved)))
-        grads = split.backward.outputs
-        position = {i: k for k, i in enumerate(self.wrt)}
-        given = [i for i in self.wrt if isinstance(grads[position[i]], Value)]
-        self.with_grads = given
-        self.plan, members = self.plan_of(given)
-        self.members = members
-        values = {i: self.captured.trace.inputs[i] for i in self.wrt}
-        plan = replace(
-            self.plan,
-            members=tuple(
-                m if i is None else replace(m, value=values[i]) for m, i in zip(self.plan.members, members, strict=True)
-            ),
-        )
-        backward = _seeded(split.backward, joint, self.scale)
-        backward = backward.with_(
-            outputs=(), inputs=tuple(dict.fromkeys((*backward.inputs, *(m.value for m in plan.members if m.value))))
-        )
-        chosen = [None if i is None else grads[position[i]] for i in members]
-        backward, self.extras = append_updates(backward, plan, chosen)  # type: ignore[arg-type]
-        made = self.offload(Halves(forward, dce(backward), split.saved))
-        forward, backward = self.keep("forward", made.forward), self.keep("backward", made.backward)
-        # An edited half is another program over values of its own: they meet by position.
-        links = dict(zip(made.saved, forward.outputs[len(results) :], strict=True))
-        names = {a: links.get(b, b) for a, b in zip(backward.inputs, made.backward.inputs, strict=True)}
-        backward = renamed(backward, {a: b for a, b in names.items() if a is not b})  # type: ignore[misc]
-        self.kept = len(backward.outputs)
-        outputs = joint.trace.outputs[: len(joint.trace.outputs) - len(joint.wrt)]
-        write_back = {t: joint.trace.mutations[t] for t in split.returned}
-        layout = layout_of(self.captured, joint.trace.with_(outputs=outputs), results, write_back)  # type: ignore[arg-type]
-        self.layout = replace(layout, written=(), inside=())
-        self.hand_out = _outputs(self.layout)
-        halves = self.claimed(forward, "forward "), self.claimed(backward, "backward ")
-        step = self.keep("step", joined(*halves, len(results), self.name))
-        late = step.equations[len(step.equations) - len(halves[1].equations) :]
-        final = self.final(step, "step ", {v for eqn in late for v in eqn.results()})
-        self.results = len(results)
-        inputs = {v: i for i, v in enumerate(final.inputs)}
-        self.written = tuple(inputs[v] for v in step.mutations)
-        self.ready(final)
+        extras = tuple(Extra(kind, i, name, reader.arg(t), reader.arg(d)) for kind, i, name, t, d in details["extras"])  # type: ignore[arg-type]
+        ends = Ends(read_layout(details["layout"], reader), None, tuple(details["written"]))
+        self.results, self.hand_out = details["results"], _outputs(ends.layout)
+        return StepExecutable(programs, ends, self.options, extras)
 
 
 class UpdateCompilation(StepProgram):
-    """The optimizer's step alone, from gradients that are there already."""
+    """The optimizer's step alone."""
+
+    kinds = ("update",)
 
     def __init__(self, name: str, plan: Plan, grads: list[TensorType], options: Options) -> None:
         self.plan, self.grads = plan, grads
@@ -227,17 +264,11 @@ class UpdateCompilation(StepProgram):
         """It is quickly made: nothing is kept on disk."""
         return None
 
-    def build(self) -> None:
-        start = time.perf_counter()
-        self.reset()
-        builder = Builder(self.name)
-        given = [builder.input(f"{m.name}_grad", t) for m, t in zip(self.plan.members, self.grads, strict=True)]
-        trace, self.extras = append_updates(builder.finish([]), self.plan, given)
-        trace = self.keep("update", trace)
-        self.written = tuple(i for i, v in enumerate(trace.inputs) if v in trace.mutations)
-        final = self.final(self.claimed(trace))
-        self.ready(final)
-        self.seconds = time.perf_counter() - start
+    def through(self, captured: Captured, edits: Edits) -> tuple[StepExecutable, Account]:
+        run = UpdateRun(self.name, self.plan, self.grads, self.options)
+        run.go()
+        run.account.programs = run.programs()
+        return StepExecutable(run.account.programs, run.ends(), self.options, run.extras), run.account
 
 
 def plan_data(plan: Plan, members: list[int | None]) -> dict[str, object] | None:

@@ -14,10 +14,10 @@ import torch
 from tessera.frontends.captured import Captured
 from tessera.ir.types import TensorType, type_of
 from tessera.optim.updates import Member, Plan
-from tessera.pipeline.compilation import Options
+from tessera.pipeline.options import Options
 from tessera.runtime.autograd import below_autograd
 from tessera.runtime.call import overlaps
-from tessera.training.book import Book
+from tessera.training.optimizer_state import OptimizerState
 from tessera.training.program import StepCompilation, StepProgram, UpdateCompilation, without_mark
 from tessera.util.errors import CaptureError, InputError, OptionError
 
@@ -52,7 +52,7 @@ class Settings:
 
 
 def make_plan(
-    book: Book,
+    state: OptimizerState,
     settings: Settings,
     params: Sequence[torch.Tensor],
     ages: Sequence[int],
@@ -62,17 +62,17 @@ def make_plan(
     """`waiting`: the parameters to whose `.grad` this call adds."""
     if any(p.is_complex() for p in params):
         raise CaptureError("the optimizer has complex parameters")
-    groups, forms = book.groups(), book.forms()
+    groups, forms = state.groups(), state.forms()
     places = [groups[p] for p in params]
-    families, of = book.families(places, ages, forms)
+    families, of = state.families(places, ages, forms)
     members = []
     for i, (p, g, family) in enumerate(zip(params, places, of, strict=True)):
-        names = book.rule.state(forms[g]) if updates else ()
-        state = tuple(_type(book.optimizer.state[p][name]) for name in names)
+        names = state.rule.state(forms[g]) if updates else ()
+        tensors = tuple(_type(state.optimizer.state[p][name]) for name in names)
         total = _type(p.grad) if p in waiting else None
-        members.append(Member(settings.names.get(p, f"param_{i}"), _type(p), family, None, state, total))
+        members.append(Member(settings.names.get(p, f"param_{i}"), _type(p), family, None, tensors, total))
     clips = tuple(settings.clips) if updates else ()
-    return Plan(book.rule, tuple(members), families, clips, updates, settings.keep_grads and updates)
+    return Plan(state.rule, tuple(members), families, clips, updates, settings.keep_grads and updates)
 
 
 def _type(x: torch.Tensor | None) -> TensorType:
@@ -84,16 +84,16 @@ def _type(x: torch.Tensor | None) -> TensorType:
 class Prepared:
     """A compiled program with the parameters it updates."""
 
-    def __init__(self, compilation: StepProgram, params: list[torch.Tensor], book: Book) -> None:
-        self.compilation, self.params, self.book = compilation, params, book
-        groups = book.groups()
+    def __init__(self, compilation: StepProgram, params: list[torch.Tensor], state: OptimizerState) -> None:
+        self.compilation, self.params, self.state = compilation, params, state
+        groups = state.groups()
         self.groups = [groups[p] for p in params]
         self.where: list[int] = []  # addresses at the last call
         self.memory: dict[int, int] = {}  # written input -> its storage
 
     def ages(self) -> list[int]:
         plan = self.compilation.plan
-        return self.book.ages(self.params, self.groups) if plan.updates else [0] * len(self.params)
+        return self.state.ages(self.params, self.groups) if plan.updates else [0] * len(self.params)
 
     def fits(self, ages: list[int]) -> bool:
         """Members of one family still are of one age."""
@@ -103,15 +103,15 @@ class Prepared:
 
     def tensors(self, ages: list[int], settings: Settings) -> list[torch.Tensor]:
         plan = self.compilation.plan
-        numbers = self.book.numbers(plan, ages, [*settings.clips.values()]) if plan.updates else []
-        return [self.book.tensor(extra, self.params, numbers) for extra in self.compilation.extras]
+        numbers = self.state.numbers(plan, ages, [*settings.clips.values()]) if plan.updates else []
+        return [self.state.tensor(extra, self.params, numbers) for extra in self.compilation.executable.extras]
 
     def run(self, tensors: Sequence[object]) -> tuple:
         """The program on these tensors, which it writes in place."""
-        written = self.compilation.written
+        written = self.compilation.executable.ends.written
         self._check_memory(tensors, written)
         with below_autograd():
-            out = self.compilation.call(*tensors)
+            out = self.compilation.executable.call(*tensors)
         torch.autograd.graph.increment_version([tensors[i] for i in written])  # type: ignore[misc]
         return out
 
@@ -160,19 +160,21 @@ def _laid_out_alike(x: torch.Tensor, p: torch.Tensor) -> bool:
 
 
 class Graph:
-    def __init__(self, name: str, captured: Captured, book: Book, settings: Settings, note: Callable) -> None:
-        self.name, self.book, self.settings, self.note = name, book, settings, note
+    def __init__(
+        self, name: str, captured: Captured, state: OptimizerState, settings: Settings, note: Callable
+    ) -> None:
+        self.name, self.state, self.settings, self.note = name, state, settings, note
         self.captured, self.loss = without_mark(captured)
         self.prepared: dict[tuple, Prepared] = {}
         self.tensor_inputs = [i for i, v in enumerate(self.captured.trace.inputs) if isinstance(v.type, TensorType)]
 
     def __call__(self, *args: object) -> object:
-        book, settings = self.book, self.settings
-        groups = book.groups()
+        state, settings = self.state, self.settings
+        groups = state.groups()
         wrt = tuple(i for i in self.tensor_inputs if self.captured.requires_grad[i] and args[i] in groups)
         waiting = [p for p in groups if p.grad is not None] if settings.calls else []
         sums = tuple((id(p), groups[p], type_of(p.grad)) for p in waiting)
-        key = settings.updates, book.forms(), tuple((id(args[i]), groups[args[i]]) for i in wrt), sums
+        key = settings.updates, state.forms(), tuple((id(args[i]), groups[args[i]]) for i in wrt), sums
         prepared = self.prepared.get(key)
         ages = prepared.ages() if prepared is not None else []
         if prepared is None or not prepared.fits(ages):
@@ -188,9 +190,9 @@ class Graph:
             """Parameters with a gradient here, then those that only an earlier call gave one."""
             here = {args[i]: i for i in given}
             chosen[:] = [*here, *(p for p in waiting if p not in here and updates)]
-            groups = self.book.groups()
-            ages = self.book.ages(chosen, [groups[p] for p in chosen]) if updates else [0] * len(chosen)
-            made = make_plan(self.book, self.settings, chosen, ages, updates, set(waiting))
+            groups = self.state.groups()
+            ages = self.state.ages(chosen, [groups[p] for p in chosen]) if updates else [0] * len(chosen)
+            made = make_plan(self.state, self.settings, chosen, ages, updates, set(waiting))
             return made, [here.get(p) for p in chosen]
 
         name = f"{self.name}_step" if updates else f"{self.name}_accumulate"
@@ -202,21 +204,21 @@ class Graph:
         except Exception as error:  # a fault of ours: nothing has run yet, so the step may still run in parts
             raise StepFailure(f"{type(error).__name__}: {error}".split("\n")[0]) from error
         self.note(made)
-        return Prepared(made, chosen, self.book)
+        return Prepared(made, chosen, self.state)
 
     def _run(self, prepared: Prepared, ages: list[int], args: tuple) -> object:
-        made, book = prepared.compilation, self.book
+        made, state = prepared.compilation, self.state
         assert isinstance(made, StepCompilation)
         out = prepared.run([*args, *prepared.tensors(ages, self.settings)])
         more = out[made.results :]
         if made.plan.updates or not self.settings.calls:
-            book.drop_grads()
+            state.drop_grads()
         if not made.plan.updates:
             new = [p for p, m in zip(prepared.params, made.plan.members, strict=True) if m.total is None]
             for p, grad in zip(new, grads_of(new, more), strict=True):
                 p.grad = grad
         else:
-            book.advance(prepared.params)
+            state.advance(prepared.params)
             prepared.keep(more)
         return made.hand_out(out, args)
 
@@ -224,25 +226,25 @@ class Graph:
 class Updater:
     """The optimizer's step on gradients that are in `.grad`, as one program."""
 
-    def __init__(self, book: Book, settings: Settings, note: Callable) -> None:
-        self.book, self.settings, self.note = book, settings, note
+    def __init__(self, state: OptimizerState, settings: Settings, note: Callable) -> None:
+        self.state, self.settings, self.note = state, settings, note
         self.prepared: dict[tuple, Prepared] = {}
 
     def __call__(self) -> None:
-        book = self.book
-        places = book.groups()
+        state = self.state
+        places = state.groups()
         params = [p for p in places if p.grad is not None]
         grads = [p.grad for p in params]
-        key = book.forms(), *((id(p), places[p], type_of(g)) for p, g in zip(params, grads, strict=True))
+        key = state.forms(), *((id(p), places[p], type_of(g)) for p, g in zip(params, grads, strict=True))
         prepared = self.prepared.get(key)
         ages = prepared.ages() if prepared is not None else []
         if prepared is None or not prepared.fits(ages):
-            ages = book.ages(params, [places[p] for p in params])
-            plan = make_plan(book, self.settings, params, ages, updates=True)
+            ages = state.ages(params, [places[p] for p in params])
+            plan = make_plan(state, self.settings, params, ages, updates=True)
             types = [_type(g) for g in grads if g is not None]
             made = UpdateCompilation(f"update_{len(self.prepared)}", plan, types, self.settings.options)
             self.note(made)
-            prepared = self.prepared[key] = Prepared(made, params, book)
+            prepared = self.prepared[key] = Prepared(made, params, state)
         out = prepared.run([*grads, *prepared.tensors(ages, self.settings)])
-        book.advance(params)
+        state.advance(params)
         prepared.keep(out)

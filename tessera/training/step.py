@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import partial
+from numbers import Real
 
 import torch
 import torch._dynamo
@@ -18,11 +19,12 @@ from torch.utils.hooks import RemovableHandle
 
 from tessera.frontends.dynamo.frames import MODEL, looking_at_hooks, own_frames
 from tessera.frontends.dynamo.module_hooks import ModuleHooks
-from tessera.just_in_time.api import Compiled, argument_names, compiled_state, under_dynamo
-from tessera.pipeline.compilation import Options
+from tessera.just_in_time.api import argument_names, under_dynamo
+from tessera.just_in_time.compiled import Compiled, compiled_state
+from tessera.pipeline.options import Options
 from tessera.training.backend import StepBackend, reason_of
-from tessera.training.book import Book
 from tessera.training.methods import wants_closure
+from tessera.training.optimizer_state import OptimizerState
 from tessera.training.parts import Parts
 from tessera.training.program import LOSS
 from tessera.training.run import Settings, StepFailure
@@ -42,12 +44,12 @@ class TrainStep:
         self,
         model: torch.nn.Module,
         loss_fn: Callable | None,
-        book: Book,
+        state: OptimizerState,
         settings: Settings,
         backend: StepBackend,
     ) -> None:
         self.model, self.loss_fn = model, loss_fn
-        self.book, self.settings, self.backend = book, settings, backend
+        self.state, self.settings, self.backend = state, settings, backend
         self.hooks: ModuleHooks[tuple[Callable, Parts]] = ModuleHooks(model)
         self.whole, self.parts = self._anew()
         self.in_parts = ""  # why the step does not run as one program
@@ -60,7 +62,7 @@ class TrainStep:
             raise InputError("train_step: expected a call on real tensors, got one under a FakeTensorMode")
         if self.hooks.seen != RemovableHandle.next_id or self.hooks.some:
             self._look_at_hooks()
-        reason = self.in_parts or self.book.own_step() or self.book.own_zero_grad() or _hooks(self.book.optimizer)
+        reason = self.in_parts or self.state.own_step() or self.state.own_zero_grad() or _hooks(self.state.optimizer)
         if not reason:
             try:
                 with torch.enable_grad():
@@ -79,7 +81,7 @@ class TrainStep:
     def _anew(self) -> tuple[Callable, Parts]:
         """The step as one program and in parts; nothing is compiled yet."""
         loss, whole = _frames(self.model, self.loss_fn)
-        parts = Parts(loss, self.book, self.settings, self.backend)
+        parts = Parts(loss, self.state, self.settings, self.backend)
         return under_dynamo(whole, self.backend, fullgraph=True), parts
 
     def _look_at_hooks(self) -> None:
@@ -143,7 +145,7 @@ def _clips(norm: float | None, value: float | None) -> dict[str, float]:
     """How gradients are clipped, in order, and to what."""
     asked = {name: limit for name, limit in (("norm", norm), ("value", value)) if limit is not None}
     for name, limit in asked.items():
-        if not limit > 0:
+        if not isinstance(limit, (Real, torch.Tensor)) or not limit > 0:
             raise OptionError(f"clip_{name}: expected a number above 0 or None, got {limit!r}")
     return {name: float(limit) for name, limit in asked.items()}
 
@@ -156,6 +158,15 @@ def _check_optimizer(optimizer: object) -> None:
             f"expected an optimizer that steps once a batch, got {type(optimizer).__name__}, whose step wants a "
             "closure to compute the loss again; compile the model with tessera.jit and call the optimizer yourself"
         )
+
+
+def _check_owns(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
+    """An optimizer of another model, or of this one before its parameters were replaced, trains nothing."""
+    owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    trained = [p for p in model.parameters() if p.requires_grad]
+    if trained and not any(id(p) in owned for p in trained):
+        message = f"train_step: the optimizer owns no parameter of {type(model).__name__}, so no step changes the model"
+        warnings.warn(f"{message}; expected torch.optim.SGD(model.parameters(), …) or the like", stacklevel=3)
 
 
 def train_step(
@@ -187,8 +198,8 @@ def train_step(
     cuda_graph     replay the step as one CUDA graph: True, False, or "auto", where the host is measured to limit it
     executors, memory_budget, recompute, offload, strict  as for `jit`
     """
-    if isinstance(state := compiled_state(model), Compiled):
-        model = state.fn  # type: ignore[assignment]
+    if isinstance(compiled := compiled_state(model), Compiled):
+        model = compiled.fn  # type: ignore[assignment]
     if not isinstance(model, torch.nn.Module):
         raise OptionError(f"expected a torch.nn.Module, got {type(model).__name__}")
     if loss_fn is not None and not callable(loss_fn):
@@ -197,7 +208,8 @@ def train_step(
         raise OptionError(f"accumulate: expected a number of calls, at least 1, got {accumulate!r}")
     _check_optimizer(optimizer)
     clips = _clips(clip_norm, clip_value)
-    book = Book(optimizer)
+    _check_owns(optimizer, model)
+    state = OptimizerState(optimizer)
     names = {p: name.replace(".", "_") for name, p in model.named_parameters()}
     options = Options.of(executors, recompute, memory_budget, cuda_graph, offload)
     if options.offload != "none" and cuda_graph is True:
@@ -206,5 +218,5 @@ def train_step(
             "and back; leave one of the two out"
         )
     settings = Settings(options, clips, accumulate, keep_grads, names)
-    backend = StepBackend(book, settings, strict, type(model).__name__, _batch_names(model, loss_fn))
-    return TrainStep(model, loss_fn, book, settings, backend)
+    backend = StepBackend(state, settings, strict, type(model).__name__, _batch_names(model, loss_fn))
+    return TrainStep(model, loss_fn, state, settings, backend)

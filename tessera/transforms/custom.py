@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from tessera.ir.builder import Builder, aten
 from tessera.ir.equation import Arg, Value
 from tessera.ir.trace import Trace
-from tessera.ir.types import Size
+from tessera.ir.types import Size, Type
 from tessera.ops.custom import AUTOGRAD_FUNCTION, CUSTOM_VJP, Deferred, backward_of
 from tessera.ops.op import declare
 from tessera.transforms.jvp import Pushed
@@ -48,11 +48,16 @@ def _custom_jvp(ts: Sequence, y: list, primal: Trace, fwd: Trace, bwd: Trace, *o
     """The user gave only the transpose; it is linear in the cotangent, so transposing it gives the tangent."""
     made = splice(fwd, operands)
     results, residuals = made[: len(primal.outputs)], made[len(primal.outputs) :]
-    seeds = [zeros(v.tensor) for v in results if floats(v)]  # type: ignore[union-attr]
-    tangents = [t if floats(g) else None for t, g in zip(ts[3:], bwd.outputs, strict=True)]
+    return Pushed(results, _transposed(bwd, residuals, results, ts[3:]))  # type: ignore[arg-type]
+
+
+def _transposed(bwd: Trace, residuals: Values, results: Values, tangents: Sequence) -> list[Value | None]:
+    """The tangents of the results: a backward, linear in its cotangents, turned round."""
+    seeds = [zeros(v.tensor) for v in results if floats(v)]
+    moving = [t if floats(g) else None for t, g in zip(tangents, bwd.outputs, strict=True)]
     wrt = [False] * len(residuals) + [True] * len(seeds)
-    grads = iter(pull(bwd, [*residuals, *seeds], tangents, wrt)[len(residuals) :])  # type: ignore[list-item]
-    return Pushed(results, [next(grads) if floats(v) else None for v in results])  # type: ignore[arg-type]
+    grads = iter(pull(bwd, [*residuals, *seeds], moving, wrt)[len(residuals) :])
+    return [next(grads) if floats(v) else None for v in results]
 
 
 def _custom_batch(size: Size, on: list, primal: Trace, fwd: Trace, bwd: Trace, *operands: Value) -> list[Value]:
@@ -61,14 +66,21 @@ def _custom_batch(size: Size, on: list, primal: Trace, fwd: Trace, bwd: Trace, *
     new_primal = sub_trace(primal.name, types, lambda *xs: rows(primal, flags, xs, size))
     new_fwd = sub_trace(fwd.name, types, lambda *xs: rows(fwd, flags, xs, size))
 
-    def backward(*xs: Value) -> list[Arg]:
-        made = rows_or_none(bwd, [True] * len(xs), xs, size)
-        # an operand all examples share gets the sum of what they give
-        return [g if g is None or b else aten.sum(g, [0]) for g, b in zip(made, flags, strict=True)]
-
-    seeds = [batch_type(v.type, size) for v in fwd.outputs[: len(primal.outputs)] if floats(v)]  # type: ignore[union-attr]
-    new_bwd = sub_trace(bwd.name, [*types_of(new_fwd.outputs[len(primal.outputs) :]), *seeds], backward)
+    count = len(primal.outputs)
+    seeds = [batch_type(v.type, size) for v in fwd.outputs[:count] if floats(v)]  # type: ignore[union-attr]
+    new_bwd = _batched(bwd, [*types_of(new_fwd.outputs[count:]), *seeds], [], flags, size)
     return emit(CUSTOM_VJP, new_primal, new_fwd, new_bwd, *operands, types=types_of(new_primal.outputs))
+
+
+def _batched(bwd: Trace, types: Sequence[Type], on: Sequence[bool], flags: Sequence[bool], size: Size) -> Trace:
+    """A backward over a batch: `on` says which of its first inputs carry it, the others do. An operand that all
+    examples share gets the sum of what they give."""
+
+    def backward(*xs: Value) -> list[Arg]:
+        grads = rows_or_none(bwd, [*on, *[True] * (len(xs) - len(on))], xs, size)
+        return [g if g is None or b else aten.sum(g, [0]) for g, b in zip(grads, flags, strict=True)]
+
+    return sub_trace(bwd.name, types, backward)
 
 
 def rows_or_none(trace: Trace, on: Sequence[bool], operands: Values, size: Size) -> list[Arg]:
@@ -122,13 +134,8 @@ def _function_jvp(
         tangents = [filled(t, a) for t, a in zip(moving, operands, strict=True) if floats(a)]
         chosen = push_() if isinstance(push_, Deferred) else push_
         return [*splice(chosen, [*operands, *tangents]), *saved]
-    inputs = [*operands, *y]
     chosen = backward_of(bwd, tuple(t is not None for t in moving), (True,) * results)
-    seeds = [zeros(v.tensor) for v in y[:results] if floats(v)]
-    tangents = [t if floats(g) else None for t, g in zip(moving, chosen.outputs, strict=True)]  # type: ignore[union-attr]
-    wrt = [False] * len(inputs) + [True] * len(seeds)
-    grads = iter(pull(chosen, [*inputs, *seeds], tangents, wrt)[len(inputs) :])  # type: ignore[arg-type]
-    return [*(next(grads) if floats(v) else None for v in y[:results]), *saved]
+    return [*_transposed(chosen, [*operands, *y], y[:results], moving), *saved]  # type: ignore[arg-type]
 
 
 def _function_batch(
@@ -151,12 +158,7 @@ def _function_batch(
     seeds = [batch_type(v.type, size) for v in fwd.outputs[:results] if floats(v)]  # type: ignore[union-attr]
 
     def batched(one: Trace) -> Trace:
-        def backward(*xs: Value) -> list[Arg]:
-            made = rows_or_none(one, [*flags, *[True] * (len(xs) - len(flags))], xs, size)
-            # an operand all examples share gets the sum of what they give
-            return [g if g is None or b else aten.sum(g, [0]) for g, b in zip(made, flags, strict=True)]
-
-        return sub_trace(one.name, [*types, *types_of(new_fwd.outputs), *seeds], backward)
+        return _batched(one, [*types, *types_of(new_fwd.outputs), *seeds], flags, flags, size)
 
     def batched_push(one: Trace) -> Trace:
         moving = [b for b, a in zip(flags, operands, strict=True) if floats(a)]

@@ -14,15 +14,14 @@ from typing import Any
 
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from tessera.ir.builder import Builder, aten
+from tessera.ir.builder import Builder
 from tessera.ir.call import in_place
-from tessera.ir.equation import NO_TANGENT, Arg, Equation, Value, map_values, values_in
-from tessera.ir.mode import mode_of
-from tessera.ir.schema import bind
+from tessera.ir.equation import NO_TANGENT, Arg, Equation, Value, substitute, values_in
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType, size_key
+from tessera.ir.types import TensorType
 from tessera.ops.fallback import conform, jvp_formula
-from tessera.ops.op import Rules, is_real, rules
+from tessera.ops.families import fit
+from tessera.ops.op import Rules, is_real, name_of, rules, stops
 from tessera.util.errors import RuleError
 
 Tangent = Value | None
@@ -39,11 +38,7 @@ class Pushed:
 def jvp(trace: Trace, moving: Sequence[Value], mode: FakeTensorMode | None = None) -> Trace:
     """The trace that also computes how its outputs move when the inputs `moving` do."""
     trace = in_place(trace)
-    builder = Builder(trace.name, mode or mode_of(trace))
-    builder.constants.update(trace.constants)
-    builder.symbols.update(trace.symbols)
-    builder.reserve(list(trace.values()))
-    builder.inputs.extend(trace.inputs)
+    builder = Builder.over(trace, mode)
     with builder:
         return _Forward(builder, trace).run(moving)
 
@@ -56,27 +51,24 @@ class _Forward:
 
     def run(self, moving: Sequence[Value]) -> Trace:
         for v in moving:
-            if not _differentiable(v):
+            if not v.is_differentiable:
                 raise RuleError(f"{v.name} is a {v.type}; only floating-point and complex tensors have tangents")
             t = v.tensor
             self.tangents[v] = self.builder.input(f"t_{v.name}", TensorType(t.dtype, t.shape, t.stride, t.device))
         for eqn in self.trace.equations:
             self.equation(eqn.substitute(self.rename) if self.rename else eqn)
-        outputs = [map_values(o, self.look) for o in self.trace.outputs]
+        outputs = substitute(list(self.trace.outputs), self.rename)
         moved = [self.tangents.get(o) if isinstance(o, Value) else None for o in outputs]
-        mutations = {target: self.look(v) for target, v in self.trace.mutations.items()}
+        mutations = {target: self.rename.get(v, v) for target, v in self.trace.mutations.items()}
         return self.builder.finish([*outputs, *moved], mutations)
-
-    def look(self, v: Value) -> Value:
-        return self.rename.get(v, v)
 
     def equation(self, eqn: Equation) -> None:
         moving = [v for v in dict.fromkeys(eqn.inputs()) if v in self.tangents]
-        if not moving or NO_TANGENT in eqn.tags or not any(map(_differentiable, eqn.results())) or _stops(eqn):
+        if not moving or NO_TANGENT in eqn.tags or not any(v.is_differentiable for v in eqn.results()) or stops(eqn):
             self.builder.append(eqn)
             return
         found = rules(eqn.op)
-        with self.builder.at(eqn, note=f"tangent of {_name(eqn)}"):
+        with self.builder.at(eqn, note=f"tangent of {name_of(eqn)}"):
             if found is not None and found.jvp is not None and self.holds(found, eqn):
                 self.by_rule(eqn, found)
             else:
@@ -84,14 +76,14 @@ class _Forward:
 
     def holds(self, found: Rules, eqn: Equation) -> bool:
         """A rule hears of the tangents of positional arguments only."""
-        named = values_in(tuple(_bound(eqn)[1].values()))
+        named = values_in(tuple(eqn.bound()[1].values()))
         fits = (not found.real or is_real(eqn)) and (found.applies is None or found.applies(eqn))
         return fits and not any(v in self.tangents for v in named)
 
     def by_rule(self, eqn: Equation, found: Rules) -> None:
         assert found.jvp is not None
         self.builder.append(eqn)
-        positional, keyword = _bound(eqn)
+        positional, keyword = eqn.bound()
         ts = [self.of(a) for a in positional]
         y: object = list(eqn.outputs) if eqn.many else eqn.out
         made = found.jvp(ts, y, *positional, **keyword)
@@ -116,13 +108,9 @@ class _Forward:
 
     def set(self, v: Value, t: Any) -> None:
         """A tangent has the dtype and shape of what it is the tangent of."""
-        if t is None or not _differentiable(v):
+        if t is None or not v.is_differentiable:
             return
-        if t.dtype != v.dtype:
-            t = aten._to_copy(t, dtype=v.dtype)
-        if list(map(size_key, t.shape)) != list(map(size_key, v.shape)):
-            t = aten.expand(t, list(v.shape))
-        self.tangents[v] = t
+        self.tangents[v] = fit(t, v)
 
     def by_formula(self, eqn: Equation, moving: list[Value]) -> None:
         """PyTorch's formula computes the results again with their tangents; it stands in place of the equation."""
@@ -130,36 +118,8 @@ class _Forward:
         values = list(dict.fromkeys(eqn.inputs()))
         given = formula.trace.inputs[len(values) :]
         tangents = [conform(self.tangents[v], like.tensor) for v, like in zip(moving, given, strict=True)]
-        made = inline(self.builder, formula.trace, [*values, *tangents])
+        made = self.builder.inline(formula.trace, [*values, *tangents], here=True)
         for old, new, t in zip(eqn.results(), made[: formula.results], made[formula.results :], strict=True):
             assert isinstance(new, Value)
             self.rename[old] = new
             self.set(new, t)
-
-
-def inline(builder: Builder, trace: Trace, args: Sequence[Arg]) -> list[Arg]:
-    """Replay a formula; its equations come from where the builder says it is now, with those tags."""
-    start = len(builder.equations)
-    made = builder.inline(trace, tuple(args))
-    added = [e.with_(source=builder.source, tags=builder.tags) for e in builder.equations[start:]]
-    builder.equations[start:] = added
-    return made
-
-
-def _bound(eqn: Equation) -> tuple[list[Arg], dict[str, Arg]]:
-    if hasattr(eqn.op, "_schema"):
-        return bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
-    return list(eqn.args), eqn.kwargs
-
-
-def _stops(eqn: Equation) -> bool:
-    found = rules(eqn.op)
-    return getattr(eqn.op, "_opname", "") in ("detach", "detach_copy") or (found is not None and found.zero)
-
-
-def _name(eqn: Equation) -> str:
-    return str(getattr(eqn.op, "_opname", None) or eqn.op.name).strip("_")  # type: ignore[union-attr]
-
-
-def _differentiable(v: Value) -> bool:
-    return isinstance(v.type, TensorType) and v.type.is_differentiable

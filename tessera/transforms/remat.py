@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from tessera.ir.equation import NUMBER, Equation, Value, recompute_region, symbols_in, values_in
-from tessera.ir.schema import has_effect
+from tessera.ir.schema import has_effect, is_view
 from tessera.ir.trace import Trace
 from tessera.ir.types import ScalarType, TensorType
 from tessera.ops.op import flops, rules
@@ -59,7 +59,7 @@ class _Plan:
         self.cts = self.trace.inputs[len(self.primals) :]
         self.outputs = self.trace.outputs[: len(self.trace.outputs) - len(joint.wrt)]
         self.grads = self.trace.outputs[len(self.outputs) :]
-        self.maker = {v: e for e in self.trace.equations for v in e.results()}
+        self.maker = self.trace.makers()
         self.early = set(self.trace.equations[: joint.split])
         self.late = self._depends_on_cotangents()
         self.needed = self._needed()
@@ -144,7 +144,7 @@ class _Plan:
         if eqn not in self.early:
             return 0
         found = rules(eqn.op)
-        if found is not None and found.free or _is_view(eqn):
+        if found is not None and found.free or is_view(eqn.op):
             return 1
         return 2 if found is not None and found.family in _ARITHMETIC else 3
 
@@ -284,7 +284,7 @@ class _Plan:
     def _input_root(self, v: Value) -> Value | None:
         while v not in self.primals:
             eqn = self.maker.get(v)
-            if eqn is None or not _is_view(eqn) or not eqn.inputs():
+            if eqn is None or not is_view(eqn.op) or not eqn.inputs():
                 return None
             v = eqn.inputs()[0]
         return v
@@ -417,12 +417,7 @@ def _is_library(eqn: Equation) -> bool:
     """What kernels are not made of: products, convolutions, attention and the like."""
     found = rules(eqn.op)
     fused = found is not None and (found.free or found.family in _ARITHMETIC or found.family in _REDUCTIONS)
-    return not fused and not _is_view(eqn)
-
-
-def _is_view(eqn: Equation) -> bool:
-    schema = getattr(eqn.op, "_schema", None)
-    return schema is not None and getattr(eqn.op, "is_view", False)
+    return not fused and not is_view(eqn.op)
 
 
 # What these read is saved, not computed again: between convolutions moving activations is much of the time, and the

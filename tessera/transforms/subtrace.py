@@ -14,9 +14,9 @@ from tessera.ir.builder import Builder, aten
 from tessera.ir.equation import ACTIVE, Arg, Special, Value
 from tessera.ir.replay import sweep
 from tessera.ir.trace import Trace
-from tessera.ir.types import Size, TensorType, Type
+from tessera.ir.types import Size, TensorType, Type, contiguous_strides
 from tessera.ops.fallback import conform
-from tessera.transforms.jvp import inline, jvp
+from tessera.transforms.jvp import jvp
 from tessera.transforms.vjp import Joint, vjp
 from tessera.transforms.vmap import vmap
 
@@ -43,7 +43,7 @@ def emit(op: Special, *args: Arg, types: Sequence[Type]) -> list[Value]:
 def splice(trace: Trace, args: Sequence[Arg]) -> list[Arg]:
     """The equations of a sub-trace here, on these arguments, in the layouts it was traced for."""
     fitted = [conform(a, v.tensor) if _is_tensor(a) else a for a, v in zip(args, trace.inputs, strict=True)]  # type: ignore[arg-type]
-    return inline(_builder(), trace, fitted)
+    return _builder().inline(trace, fitted, here=True)
 
 
 def sub_trace(name: str, types: Sequence[Type], body: Callable[..., Sequence[Arg]]) -> Trace:
@@ -61,7 +61,7 @@ def _is_tensor(a: object) -> bool:
 
 
 def floats(v: Arg) -> bool:
-    return isinstance(v, Value) and isinstance(v.type, TensorType) and v.type.is_differentiable
+    return isinstance(v, Value) and v.is_differentiable
 
 
 def types_of(values: Sequence[Arg]) -> list[Type]:
@@ -70,12 +70,7 @@ def types_of(values: Sequence[Arg]) -> list[Type]:
 
 def plain_type(t: TensorType) -> TensorType:
     """The type of a cotangent or a tangent: contiguous, whatever made it."""
-    stride: list[Size] = []
-    step: Size = 1
-    for size in reversed(t.shape):
-        stride.insert(0, step)
-        step = step * size
-    return TensorType(t.dtype, t.shape, tuple(stride), t.device)
+    return TensorType(t.dtype, t.shape, contiguous_strides(t.shape), t.device)
 
 
 def zeros(t: TensorType) -> Value:
@@ -122,7 +117,7 @@ def rows(trace: Trace, on: Sequence[bool], operands: Values, size: Size) -> list
     """Results of a sub-trace over a batch, all of them with the batch at dimension 0."""
     batched = {v: (a.tensor, 0) for v, a, b in zip(trace.inputs, operands, on, strict=True) if b}
     made = vmap(trace, batched, size, _builder().mode, randomness="different")
-    outs = inline(_builder(), made.trace, operands)
+    outs = _builder().inline(made.trace, operands, here=True)
     return [o if b else carried(o, size) for o, b in zip(outs, made.on, strict=True)]  # type: ignore[misc,arg-type]
 
 

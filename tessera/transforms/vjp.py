@@ -8,21 +8,20 @@ nothing is chosen about memory: that is `remat`'s part. The same function serves
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from dataclasses import dataclass
 
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tessera.ir.builder import Builder, aten
 from tessera.ir.call import in_place
-from tessera.ir.equation import Arg, Equation, Value, map_values
+from tessera.ir.equation import Arg, Equation, Value, substitute
 from tessera.ir.record import NO_GRAD
-from tessera.ir.schema import bind, schema_of
+from tessera.ir.schema import is_view
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType
 from tessera.ops.fallback import Formula, conform, dense, vjp_formula
-from tessera.ops.op import Rules, differentiates, rules
+from tessera.ops.families import cast
+from tessera.ops.op import Rules, differentiates, name_of, stops
 from tessera.util.errors import RuleError
 
 
@@ -47,44 +46,42 @@ def vjp(
     mode: FakeTensorMode | None = None,
     pull: list[Value] | None = None,
     again: bool = False,
+    missing: Collection[int] = (),
 ) -> Joint:
     """The joint program of a trace and the gradients of its results with respect to `wrt`.
 
-    `pull` names the results that get a cotangent, where not all shall. With `again`, PyTorch's formulas are those
-    it uses when a gradient will itself be differentiated.
+    `pull` names the results that get a cotangent, where not all shall; `missing` are places among those that could have
+    one and do not. With `again`, PyTorch's formulas are those it uses when a gradient will itself be differentiated.
     """
     trace = in_place(trace)
-    builder = Builder(trace.name, mode)
+    builder = Builder.over(trace, mode)
     builder.again = again
-    builder.constants.update(trace.constants)
-    builder.symbols.update(trace.symbols)
-    builder.reserve(list(trace.values()))
-    builder.inputs.extend(trace.inputs)
     with builder:
-        return _Reverse(builder, trace, wrt).run(pull)
+        return _Reverse(builder, trace, wrt).run(pull, missing)
 
 
 class _Reverse:
     def __init__(self, builder: Builder, trace: Trace, wrt: list[Value]) -> None:
         self.builder, self.trace, self.wrt = builder, trace, wrt
-        self.active: set[Value] = {v for v in wrt if _differentiable(v)}
+        self.active: set[Value] = {v for v in wrt if v.is_differentiable}
         self.rename: dict[Value, Value] = {}  # results a rule's own forward put in place of the trace's
         self.tape: list[tuple[Equation, object]] = []
         self.cts: dict[Value, Value] = {}
 
-    def run(self, pull: list[Value] | None) -> Joint:
+    def run(self, pull: list[Value] | None, missing: Collection[int]) -> Joint:
         for eqn in self.trace.equations:
             self.forward(eqn)
         split = len(self.builder.equations)
         results = [self.look(v) for v in dict.fromkeys(self.trace.results()) if pull is None or v in pull]
         pulled = [v for v in results if v in self.active]
+        pulled = [v for i, v in enumerate(pulled) if i not in missing]
         for v in pulled:
             ct = self.builder.input(f"ct_{v.name}", dense(v.tensor))
             self.accumulate(v, ct)
         for eqn, how in reversed(self.tape):
             self.backward(eqn, how)
         grads = [self.cts.get(v) for v in self.wrt]
-        outputs = [map_values(o, self.look) for o in self.trace.outputs]
+        outputs = substitute(list(self.trace.outputs), self.rename)
         mutations = {target: self.look(v) for target, v in self.trace.mutations.items()}
         joint = self.builder.finish([*outputs, *grads], mutations)
         return Joint(joint, tuple(self.wrt), tuple(pulled), split)
@@ -96,14 +93,14 @@ class _Reverse:
 
     def forward(self, eqn: Equation) -> None:
         if self.rename:
-            eqn = eqn.with_(args=map_values(eqn.args, self.look), kwargs=map_values(eqn.kwargs, self.look))
+            eqn = eqn.substitute(self.rename)
         wanted = [v for v in dict.fromkeys(eqn.inputs()) if v in self.active]
-        if not wanted or NO_GRAD in eqn.tags or not any(map(_differentiable, eqn.results())) or _stops(eqn):
+        if not wanted or NO_GRAD in eqn.tags or not any(v.is_differentiable for v in eqn.results()) or stops(eqn):
             self.builder.append(eqn)
-            if wanted and NO_GRAD in eqn.tags and _is_view(eqn):
+            if wanted and NO_GRAD in eqn.tags and is_view(eqn.op) and not stops(eqn):
                 # PyTorch says of a view that it requires grad if its base does, also of one made under no_grad.
                 # What is computed from it gives gradients, which go no further than to the view itself.
-                self.active.update(filter(_differentiable, eqn.results()))
+                self.active.update(v for v in eqn.results() if v.is_differentiable)
             return
         found = differentiates(eqn)
         if found is None:
@@ -117,13 +114,13 @@ class _Reverse:
     def note(self, eqn: Equation, how: object, passive: tuple[int, ...] = ()) -> None:
         self.tape.append((eqn, how))
         for index, v in enumerate(eqn.results()):
-            if _differentiable(v) and index not in passive:
+            if v.is_differentiable and index not in passive:
                 self.active.add(v)
 
     def forward_rule(self, eqn: Equation, found: Rules) -> None:
         """A rule with a forward of its own: run it up to its result."""
         assert found.forward is not None
-        positional, keyword = _bound(eqn)
+        positional, keyword = eqn.bound()
         need = [_needs(a, self.active) for a in positional]
         with self.builder.at(eqn), self.builder.in_place_of(eqn.results()):
             rule = found.forward(need, *positional, **keyword)
@@ -134,11 +131,10 @@ class _Reverse:
         """PyTorch's formula: its forward equations stand in place of this one."""
         formula = vjp_formula(eqn, wanted, self.builder.mode, again=self.builder.again)
         env: dict[Value, Arg] = dict(zip(formula.trace.inputs, dict.fromkeys(eqn.inputs()), strict=False))
-        self.builder.constants.update(formula.trace.constants)
-        self.builder.reserve(list(formula.trace.constants))
+        self.builder.share_constants(formula.trace)
         with self.builder.at(eqn), self.builder.in_place_of(eqn.results()):
-            self.replay(formula.trace.equations[: formula.split], env)
-        made = [map_values(o, lambda v: env.get(v, v)) for o in formula.trace.outputs[: formula.results]]
+            self.builder.replay(formula.trace.equations[: formula.split], env, here=True)
+        made = [substitute(o, env) for o in formula.trace.outputs[: formula.results]]
         passive = tuple(i for i, active in enumerate(formula.active) if not active)
         self.replace(eqn, made, (eqn, formula, env, wanted), passive)
 
@@ -151,24 +147,6 @@ class _Reverse:
             self.rename[old] = new
         self.note(eqn.with_(outputs=tuple(values), many=True), how, passive)
 
-    def replay(self, equations: tuple[Equation, ...] | list[Equation], env: dict[Value, Arg]) -> None:
-        """Emit equations of a formula with its names replaced."""
-
-        def look(v: Value) -> Arg:
-            return env.get(v, v)
-
-        for eqn in equations:
-            outputs = tuple(None if v is None else self.builder.value(v.name, v.type) for v in eqn.outputs)
-            made = eqn.with_(
-                args=map_values(eqn.args, look),
-                kwargs=map_values(eqn.kwargs, look),
-                outputs=outputs,
-                source=self.builder.source,
-                tags=self.builder.tags,
-            )
-            self.builder.equations.append(made)
-            env.update({old: new for old, new in zip(eqn.outputs, outputs, strict=True) if old is not None})  # type: ignore[misc]
-
     # --- backward ---
 
     def backward(self, eqn: Equation, how: object) -> None:
@@ -177,8 +155,7 @@ class _Reverse:
             if isinstance(how, Generator):
                 how.close()
             return
-        name = getattr(eqn.op, "_opname", None) or eqn.op.name
-        with self.builder.at(eqn, note=f"grad of {str(name).strip('_')}"):
+        with self.builder.at(eqn, note=f"grad of {name_of(eqn)}"):
             match how:
                 case Rules():
                     self.backward_rule(eqn, how, cts)
@@ -191,14 +168,14 @@ class _Reverse:
         if found.zero:
             return
         assert found.vjp is not None
-        positional, keyword = _bound(eqn)
+        positional, keyword = eqn.bound()
         y: object = list(eqn.outputs) if eqn.many else eqn.out
         by_output = iter(cts)
         ct: object = [next(by_output) if v is not None else None for v in eqn.outputs] if eqn.many else cts[0]
         self.collect(positional, found.vjp(ct, y, *positional, **keyword), eqn)
 
     def backward_generator(self, eqn: Equation, rule: Generator, cts: list[Value | None]) -> None:
-        positional, _ = _bound(eqn)
+        positional, _ = eqn.bound()
         try:
             rule.send(cts if len(cts) > 1 else cts[0])  # type: ignore[arg-type]
         except StopIteration as stop:
@@ -230,34 +207,26 @@ class _Reverse:
         self, eqn: Equation, formula: Formula, env: dict[Value, Arg], wanted: list[Value], cts: list[Value | None]
     ) -> None:
         """The formula's backward equations; one traced for just these cotangents if some are missing."""
-        floats = [ct for v, ct in zip(eqn.results(), cts, strict=True) if _differentiable(v)]
+        floats = [ct for v, ct in zip(eqn.results(), cts, strict=True) if v.is_differentiable]
         if any(ct is None for ct in floats):
             pulled = tuple(ct is not None for ct in floats)
             other = vjp_formula(eqn, wanted, self.builder.mode, pulled, self.builder.again)
             formula, env = _same_forward(formula, other, env)
-            self.builder.constants.update(formula.trace.constants)
-            self.builder.reserve(list(formula.trace.constants))
+            self.builder.share_constants(formula.trace)
         given = formula.trace.inputs[len(dict.fromkeys(eqn.inputs())) :]
         for like, ct in zip(given, floats, strict=True):
             if ct is not None:
                 env[like] = conform(ct, like.tensor)
-        self.replay(formula.trace.equations[formula.split :], env)
+        self.builder.replay(formula.trace.equations[formula.split :], env, here=True)
         for v, grad in zip(wanted, formula.trace.outputs[formula.results :], strict=True):
             if isinstance(grad, Value):
                 self.accumulate(v, env.get(grad, grad))  # type: ignore[arg-type]
 
     def accumulate(self, v: Value, ct: Value) -> None:
         """Sum the cotangents that reach a value, each in that value's own dtype."""
-        if ct.dtype != v.dtype:
-            ct = aten._to_copy(ct, dtype=v.dtype)
+        ct = cast(ct, v.dtype)
         before = self.cts.get(v)
         self.cts[v] = ct if before is None else aten.add(before, ct)
-
-
-def _bound(eqn: Equation) -> tuple[list[Arg], dict[str, Arg]]:
-    if hasattr(eqn.op, "_schema"):
-        return bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
-    return list(eqn.args), eqn.kwargs
 
 
 def _same_forward(formula: Formula, other: Formula, env: dict[Value, Arg]) -> tuple[Formula, dict[Value, Arg]]:
@@ -275,21 +244,3 @@ def _needs(a: Arg, active: set[Value]) -> object:
     if isinstance(a, (list, tuple)):
         return [_needs(item, active) for item in a]
     return isinstance(a, Value) and a in active
-
-
-def _stops(eqn: Equation) -> bool:
-    """Nothing flows back through it: detach, and operators whose derivative is zero everywhere."""
-    found = rules(eqn.op)
-    return getattr(eqn.op, "_opname", "") in ("detach", "detach_copy") or (found is not None and found.zero)
-
-
-def _is_view(eqn: Equation) -> bool:
-    return isinstance(eqn.op, OpOverload) and schema_of(eqn.op).is_view and not _stops(eqn)
-
-
-def _differentiable(v: Value) -> bool:
-    return isinstance(v.type, TensorType) and v.type.is_differentiable
-
-
-def _zeros(t: TensorType) -> Value:
-    return aten.zeros(list(t.shape), dtype=t.dtype, device=t.device)

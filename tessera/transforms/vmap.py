@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tessera.ir.alias import FUNCTIONAL
@@ -21,17 +20,16 @@ from tessera.ir.builder import Builder, aten
 from tessera.ir.call import in_place
 from tessera.ir.equation import Arg, Equation, Value, map_values, values_in
 from tessera.ir.mode import mode_of
-from tessera.ir.schema import bind, schema_of
+from tessera.ir.schema import is_view
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType
+from tessera.ir.views import STRIDED
 from tessera.ops.fallback import batch_formula
 from tessera.ops.families import pad_rank
 from tessera.ops.op import rules
 from tessera.transforms.draws import is_draw, lender, no_common_draw, refused_draw
-from tessera.transforms.jvp import inline
 from tessera.util.errors import BatchError, OptionError, RuleError
 
-_STRIDED = frozenset(("as_strided", "as_strided_copy", "as_strided_scatter"))
 RANDOMNESS = ("error", "different", "same")
 
 
@@ -147,11 +145,11 @@ class _Batch:
         """Whether a declared rule batched the equation."""
         found = rules(eqn.op)
         if found is None or found.batch is None:
-            if getattr(eqn.op, "_opname", "") in _STRIDED:
+            if eqn.opname in STRIDED:
                 self.strided(eqn)
                 return True
             return False
-        positional, keyword = _bound(eqn)
+        positional, keyword = eqn.bound()
         if any(v in self.rows for v in values_in(tuple(keyword.values()))):
             return False  # a rule hears of the batches of positional arguments only
         on = [self.on(a) for a in positional]
@@ -180,7 +178,7 @@ class _Batch:
     def strided(self, eqn: Equation) -> None:
         """as_strided of a vector and its kin: those of the rows, in one memory. That of an argument is the whole
         batch's: an example's addresses count from where it begins if examples lie there one after another."""
-        x, *rest = _bound(eqn)[0]
+        x, *rest = eqn.bound()[0]
         size, stride, offset = rest[-3:]
         assert isinstance(x, Value)
         count, reach = 1, offset or 0
@@ -188,7 +186,7 @@ class _Batch:
             count = count * n  # type: ignore[assignment]
         for n, s in zip(size, stride, strict=True):  # type: ignore[call-overload]
             reach = reach + max(n - 1, 0) * s  # type: ignore[operator]
-        if not self.in_rows(x) or not _contiguous(x.tensor) or (count and reach >= count):  # type: ignore[operator]
+        if not self.in_rows(x) or not x.tensor.is_row_major or (count and reach >= count):  # type: ignore[operator]
             raise BatchError(
                 f"vmap: {eqn.op} addresses the memory behind {x.name}: {x.type} ({eqn.source}), which is not one "
                 "example's own; use indexing or unfold, or clone it first"
@@ -203,7 +201,7 @@ class _Batch:
         if v in self.trace.inputs:
             return v not in self.rows or (self.rows[v] in self.builder.inputs and self.rows[v].tensor.is_row_major)
         made = next((e for e in self.trace.equations if v in e.results()), None)
-        if made is not None and isinstance(made.op, OpOverload) and schema_of(made.op).is_view:
+        if made is not None and is_view(made.op):
             return all(map(self.in_rows, made.inputs()))
         return True
 
@@ -223,7 +221,7 @@ class _Batch:
     def formula(self, eqn: Equation, values: list[Value]) -> list[Value]:
         batched = {v: self.rows[v].tensor for v in values if v in self.rows}
         formula = batch_formula(eqn, batched, self.builder.mode, self.size, self.randomness)
-        return inline(self.builder, formula.trace, [self.now(v) for v in values])  # type: ignore[return-value]
+        return self.builder.inline(formula.trace, [self.now(v) for v in values], here=True)  # type: ignore[return-value]
 
     def examples(self, eqn: Equation, values: list[Value], size: int) -> list[Value]:
         """The results of the equation for one example after the other, stacked."""
@@ -270,14 +268,5 @@ class _Batch:
 
 def _bound(eqn: Equation) -> tuple[list[Arg], dict[str, Arg]]:
     if hasattr(eqn.op, "_schema"):
-        return bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+        return eqn.bound()
     return list(eqn.args), eqn.kwargs
-
-
-def _contiguous(t: TensorType) -> bool:
-    step: Size = 1
-    for size, stride in zip(reversed(t.shape), reversed(t.stride), strict=True):
-        if str(size) != "1" and str(stride) != str(step):
-            return False
-        step = step * size
-    return True

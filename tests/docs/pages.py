@@ -99,7 +99,7 @@ def apart(folder: Path, work: Callable[..., None], *args: object) -> str:
     The process is forked from a server that has imported Tessera: an import a page would be most of the time.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tessera"])
+    context.set_forkserver_preload(["tessera.api", "tessera.tools.report"])  # `import tessera` alone loads nothing
     log = folder / "output.txt"
     process = context.Process(target=_child, args=(str(folder), str(log), work, args))
     process.start()

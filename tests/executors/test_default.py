@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import tessera
 from tessera.executors import default
-from tessera.pipeline.compilation import Options
+from tessera.pipeline.options import Options
 from tessera.tools import doctor
 from tessera.util.config import override
 

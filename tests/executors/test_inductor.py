@@ -29,7 +29,6 @@ def block(x, w):
     return F.gelu(h) * h.sum(-1, keepdim=True) + x.shape[0], h.t()
 
 
-@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize("dynamic", [(), (0,)], ids=["static", "symbolic"])
 def test_region_compiles(dynamic):

@@ -17,7 +17,7 @@ from tessera.ir.equation import Special
 from tessera.ir.interp import run
 from tessera.ir.trace import Trace
 from tessera.ir.verify import verify
-from tessera.just_in_time.api import compiled_state
+from tessera.just_in_time.compiled import compiled_state
 from tessera.tile.targets import target_for
 from tessera.transforms.vjp import vjp
 
@@ -222,7 +222,7 @@ def test_sizes_that_only_other_values_tell(target) -> None:  # noqa: ANN001
         mine, eagers = (torch.autograd.grad(y.square().sum(), w)[0] for y in (got, want))
         torch.testing.assert_close(mine, eagers, rtol=1e-3, atol=1e-3)
     symbolic = compiled_state(fast).compilations()[-1]
-    assert symbolic.programs[0].trace.symbols and any(claim.executor == "tile" for claim in symbolic.claims)
+    assert symbolic.account.programs[0].trace.symbols and any(c.executor == "tile" for c in symbolic.account.claims)
 
 
 def test_symbolic_strides_of_what_may_be_empty(target) -> None:  # noqa: ANN001

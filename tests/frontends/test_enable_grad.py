@@ -155,3 +155,30 @@ def test_errors_are_eagers() -> None:
     y.backward()
     with pytest.raises(RuntimeError, match="Trying to backward through the graph a second time"):
         y.backward()
+
+
+def views(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    with torch.enable_grad():
+        shown = x[::2]
+        y = shown * 3
+    return y, shown, y[:1], x[1:]
+
+
+def views_alone(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    with torch.enable_grad():
+        shown = x[::2]
+    return shown, x[1:]
+
+
+@pytest.mark.parametrize("program", [views, views_alone])
+@pytest.mark.parametrize("frontend", ["dynamo", "functional"])
+def test_views_made_with_gradients_have_histories(program: Callable, frontend: str) -> None:
+    results = []
+    for f in (program, tessera.jit(program, executors=["aten"], frontend=frontend)):
+        x = torch.arange(4.0).requires_grad_()
+        with torch.no_grad():
+            out = f(x)
+        flags = [y.requires_grad for y in out]
+        sum(y.sum() * (i + 1) for i, y in enumerate(out) if y.requires_grad).backward()
+        results.append((flags, x.grad.tolist()))
+    assert results[0] == results[1]

@@ -84,9 +84,9 @@ def test_sizes_of_one_model_are_not_anothers():
     one, other = (tessera.jit(nn.Linear(3, 4), executors="aten") for _ in range(2))
     one(torch.randn(2, 3))
     other(torch.randn(5, 3))
-    assert not any(v.tensor.is_symbolic for v in graphs(other)[0].compilation.stages[0][1].outputs)
+    assert not any(v.tensor.is_symbolic for v in graphs(other)[0].compilation.account.stages[0][1].outputs)
     one(torch.randn(5, 3))
-    assert any(v.tensor.is_symbolic for v in graphs(one)[1].compilation.stages[0][1].outputs)
+    assert any(v.tensor.is_symbolic for v in graphs(one)[1].compilation.account.stages[0][1].outputs)
 
 
 def test_our_own_lines_are_nobodys_source():

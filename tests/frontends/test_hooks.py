@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import warnings
 from collections.abc import Callable
 
@@ -120,7 +121,7 @@ def gradients(how: Callable, compiled: Callable) -> list:
     return [x.grad, *(p.grad for p in model.parameters()), *logged]
 
 
-def same(got: list, want: list) -> None:
+def assert_same(got: list, want: list) -> None:
     assert len(got) == len(want)
     for g, w in zip(got, want, strict=True):
         torch.testing.assert_close(g, w)
@@ -130,7 +131,7 @@ def same(got: list, want: list) -> None:
 def test_hooks_in_the_forward(how: Callable) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "Tessera could not")  # one that cannot be compiled is expected, no failure
-        same(gradients(how, tessera.jit), gradients(how, lambda m: m))
+        assert_same(gradients(how, tessera.jit), gradients(how, lambda m: m))
 
 
 @pytest.mark.skipif(REGISTER_HOOK is None, reason="Dynamo ends its graph at a hook")
@@ -192,7 +193,7 @@ def test_hooks_of_modules_come_and_go(name: str, late: bool) -> None:
         fast(x).sum().backward()
         return [x.grad, *(p.grad for p in model.parameters()), *log]
 
-    same(run(lambda m: tessera.jit(m, executors=("sdpa", "aten"))), run(lambda m: m))
+    assert_same(run(lambda m: tessera.jit(m, executors=("sdpa", "aten"))), run(lambda m: m))
 
 
 @torch._dynamo.config.patch(compiled_autograd=True)
@@ -205,7 +206,7 @@ def test_hooks_of_modules_with_compiled_autograd() -> None:
         compiled(model)(x).sum().backward()
         return [x.grad, *(p.grad for p in model.parameters()), *log]
 
-    same(run(tessera.jit), run(lambda m: m))
+    assert_same(run(tessera.jit), run(lambda m: m))
 
 
 def test_explain_does_not_send_users_to_compiled_autograd() -> None:
@@ -214,3 +215,48 @@ def test_explain_does_not_send_users_to_compiled_autograd() -> None:
     fast = tessera.jit(model)
     fast(torch.ones(2, 4, requires_grad=True))
     assert "config.compiled_autograd" not in str(tessera.explain(fast))
+
+
+def test_a_hook_where_there_is_no_gradient_is_refused() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y.register_hook(lambda g: g * 2)
+        return y
+
+    for compiled in (tessera.jit(f), torch.compile(f, backend="tessera")):
+        x = torch.ones(3, requires_grad=True)
+        with torch.no_grad(), pytest.raises(RuntimeError, match="doesn't require gradient"):
+            compiled(x)
+        compiled(x).sum().backward()
+        torch.testing.assert_close(x.grad, torch.full((3,), 4.0))
+
+
+NO_SOURCE = """
+def program(x):
+    h = x * x
+    y = h.exp()
+    h.register_hook(seen)
+    return y
+"""
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["source", "no source"])
+def test_a_hook_that_ends_a_graph_sees_what_its_results_bring(known: bool) -> None:
+    """Also where nobody can read the line that sets it."""
+    log: list = []
+
+    def seen(g: torch.Tensor) -> torch.Tensor:
+        log.append(g.clone())
+        return g * 2
+
+    name = "<known program>" if known else "<unknown program>"
+    if known:
+        linecache.cache[name] = (len(NO_SOURCE), None, NO_SOURCE.splitlines(keepends=True), name)
+    scope: dict = {"seen": seen}
+    exec(compile(NO_SOURCE, name, "exec"), scope)
+    results = []
+    for f in (scope["program"], tessera.jit(scope["program"])):
+        x = torch.tensor([1.0, 2.0], requires_grad=True)
+        f(x).sum().backward()
+        results.append([x.grad, log.pop()])
+    torch.testing.assert_close(results[1], results[0])

@@ -16,7 +16,8 @@ from tessera.frontends.dynamo import launch
 from tessera.frontends.dynamo.graphs import capture_graph
 from tessera.ir.types import type_of
 from tessera.ops.launch import LAUNCH
-from tessera.pipeline.compilation import Options, compile_captured
+from tessera.pipeline.compilation import compile_captured
+from tessera.pipeline.options import Options
 from tessera.transforms.vmap import vmap
 from tessera.util.config import override
 from tessera.util.errors import CaptureError, RuleError
@@ -97,7 +98,7 @@ def add(graph: torch.fx.Graph, nodes: list) -> list:
 
 
 def final(compilation) -> str:  # noqa: ANN001
-    return str(compilation.stages[-1][1])
+    return str(compilation.account.stages[-1][1])
 
 
 def test_one_equation_that_writes_a_fresh_tensor() -> None:

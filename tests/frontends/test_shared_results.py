@@ -152,3 +152,32 @@ def test_an_expanded_tensor_that_repeats_nothing_is_written():
         return x * 1
 
     assert torch.equal(compiled(program)(torch.zeros(3)), torch.ones(3))
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("of_input", [True, False])
+def test_a_view_that_is_given_back_twice_is_one_object(frontend, of_input):  # noqa: ANN001
+    def program(x):  # noqa: ANN001, ANN202
+        view = (x if of_input else x * 2)[1:]
+        view.mul_(2)
+        return [view, view.type(torch.float64), view.contiguous(), view.view_as(view), view.view_as(view), view]
+
+    want, got = (f(torch.arange(3.0, dtype=torch.float64)) for f in (program, compiled(program, frontend)))
+    torch.testing.assert_close(got, want)
+    assert [[a is b for b in got] for a in got] == [[a is b for b in want] for a in want]
+    assert all(same_memory(y, got[0]) for y in got)
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_what_follows_a_written_tensor_lies_as_it_does(frontend):  # noqa: ANN001
+    def program(x):  # noqa: ANN001, ANN202
+        y = torch.full_like(x, 2).movedim(0, -1)
+        y.triu_()
+        wide = torch.zeros(3, 8, dtype=x.dtype).t()[::2, :]
+        wide.tril_()
+        filled, sums = torch.full_like(y, 2), wide + 1
+        return filled.reshape(y.shape), y.exp(), sums.view_as(sums), torch.empty_like(wide).fill_(1)
+
+    want, got = (f(torch.arange(12.0).view(3, 4)) for f in (program, compiled(program, frontend)))
+    torch.testing.assert_close(got, want)
+    assert [y.stride() for y in got] == [y.stride() for y in want]

@@ -126,7 +126,7 @@ def test_a_training_step(change):
     slow, ours = (torch.optim.SGD(m.parameters(), lr=0.01) for m in (model, other))
     fast = tessera.train_step(other, loss_fn, ours)
 
-    def both():
+    def check_step():
         slow.zero_grad()
         loss = loss_fn(model, x)
         loss.backward()
@@ -134,9 +134,9 @@ def test_a_training_step(change):
         torch.testing.assert_close(fast(x), loss.detach())
         torch.testing.assert_close(other.state_dict(), model.state_dict())
 
-    both()
+    check_step()
     for _ in alike(change(model), change(other)):
-        both()
+        check_step()
 
 
 EVERYWHERE = (

@@ -7,6 +7,7 @@ need not refuse. `refused` is what functional tracing says it does not take, `be
 
 from __future__ import annotations
 
+import linecache
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import torch
 import torch._dynamo
 from torch import nn
+from torch.autograd import forward_ad
 
 import tessera
 from tessera.util.errors import CaptureError
@@ -44,6 +46,7 @@ MISSING = (
     "don't support automatic differentiation",
     "ZeroTensors are immutable",
     "because it is an out= function",
+    "element 0 of tensors does not require grad and does not have a grad_fn",  # of a view made under no_grad
 )
 
 
@@ -106,6 +109,7 @@ def run(text: str, compiled: Callable, T: object) -> Ran:  # noqa: N803
     scope = NAMES | {"compiled": compiled, "see": observer.see, "T": T}
     error = None
     grad = torch.is_grad_enabled()
+    linecache.cache["<program>"] = (len(text), None, text.splitlines(keepends=True), "<program>")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -115,8 +119,16 @@ def run(text: str, compiled: Callable, T: object) -> Ran:  # noqa: N803
             error = raised
         finally:
             torch.set_grad_enabled(grad)
+            _leave_transforms()
     complaints = [str(w.message) for w in caught if "Please report" in str(w.message)]
     return Ran(observer.sights, error, complaints)
+
+
+def _leave_transforms() -> None:
+    """Close the levels of torch.func and of forward mode that a program which raised has left open."""
+    torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(0)
+    while forward_ad._current_level >= 0:
+        forward_ad.exit_dual_level()
 
 
 def ways(kind: str, made: list) -> tuple[Callable, object]:

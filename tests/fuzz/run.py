@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
 
-from .judge import Verdict, judge  # noqa: E402
+from .judge import Eager, Verdict, judge, run  # noqa: E402
 from .programs import KINDS, OPTIONAL, kind_of, make  # noqa: E402
 from .shrink import manner, shrink  # noqa: E402
 from .text import render  # noqa: E402
@@ -125,8 +125,22 @@ def _ended(child: tuple, report: Report, why: str) -> list[list[tuple[int, str]]
     if not left:
         return []
     (seed, kind), *rest = left
-    report.add(seed, kind, Verdict("wrong", f"{why} (exit code {process.exitcode})"), make(seed, kind).text)
+    text, outcome = make(seed, kind).text, "wrong"
+    if process.exitcode < 0 and _dies_eagerly(text):
+        outcome = "invalid"
+    report.add(seed, kind, Verdict(outcome, f"{why} (exit code {process.exitcode})"), text)
     return [rest] if rest else []
+
+
+def _dies_eagerly(text: str) -> bool:
+    """Eager PyTorch does not survive this program either."""
+    process = mp.get_context("fork").Process(target=run, args=(text, lambda fn: fn, Eager()))
+    process.start()
+    process.join(PATIENCE)
+    died = (process.exitcode or 0) < 0
+    process.kill()
+    process.join()
+    return died
 
 
 def main() -> int:

@@ -96,6 +96,8 @@ _HOOKS = [
     "m.p0.register_hook(note_half)",
     "m.p0.register_post_accumulate_grad_hook(note_parameter)",
     "m.register_forward_pre_hook(lambda m, args: None)",
+    "m.register_full_backward_hook(note_module)",
+    "m.register_full_backward_pre_hook(lambda m, given: tuple(None if g is None else g * 2 for g in given))",
 ]
 
 

@@ -52,10 +52,24 @@ def with_other(m: Maker) -> None:
     if m.chance(0.3):
         name = m.assign(one(m, name))
     b = m.beside(name, lambda x: not x.is_complex())
-    memory = {m.value(x).untyped_storage()._cdata for x in (name, b)}
-    if m.kind == "transform" and len(memory) == 1:
+    shared = {m.value(x).untyped_storage()._cdata for x in (name, b)}
+    if m.kind == "transform" and len(shared) == 1:
         raise Refused  # torch.func's forward mode over forward mode gives a wrong tangent of `x *= x`
+    if _laid(m.value(name)) != _laid(m.value(b)) and _addresses(m.value(name)) & _addresses(m.value(b)):
+        raise Refused  # what eager reads there, before or after it was written, is chance
     m.take(m.rng.choice(WITH.split("|")).format(name, b, k=m.number()))
+
+
+def _laid(x: torch.Tensor) -> tuple:
+    return x.untyped_storage()._cdata, x.storage_offset(), x.shape, x.stride()
+
+
+def _addresses(x: torch.Tensor) -> set[tuple[int, int]]:
+    """Where the elements of a tensor lie."""
+    places = {x.storage_offset()}
+    for size, step in zip(x.shape, x.stride(), strict=True):
+        places = {p + i * step for p in places for i in range(size)}
+    return {(x.untyped_storage()._cdata, p) for p in places}
 
 
 def placed(m: Maker) -> None:

@@ -24,7 +24,7 @@ def test_a_call_finds_what_was_compiled(dtype: torch.dtype) -> None:
         got = fast(x, mask)
         torch.testing.assert_close(got, torch.softmax(torch.where(mask, x * 2, x), -1))
         launchers = [
-            launch.compiled for launch in made.values() if isinstance(getattr(launch, "compiled", None), Launcher)
+            kernel.compiled for kernel in made.values() if kernel is not None and isinstance(kernel.compiled, Launcher)
         ]
     assert launchers
     for launcher in launchers:

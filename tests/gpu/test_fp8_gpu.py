@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import tessera
-from tessera.just_in_time.api import compiled_state
+from tessera.just_in_time.compiled import compiled_state
 from tessera.ops.fp8 import ERROR, FLOOR
 from tessera.ops.quantized import dequantized
 from tessera.tools.llama import Llama, LlamaConfig
@@ -39,7 +39,7 @@ def test_the_error_is_bounded(dtype, rows, width, height, bias):
     layer = model[0]
     x = (torch.randn(rows, width, device="cuda") * 10 ** (3 * (torch.rand(rows, width, device="cuda") - 1))).to(dtype)
     found, compilation = compiled(model, x)
-    assert len(compilation.fp8.multiplied) == 1 and found.dtype is dtype
+    assert len(compilation.account.fp8.multiplied) == 1 and found.dtype is dtype
     w = dequantized(layer.weight, layer.scale, "fp8").double()
     exact = x.double() @ w.t() + (0 if layer.bias is None else layer.bias.double())
     allowed = ERROR * x.double().abs() @ w.abs().t() + FLOOR * x.double().abs().amax(1, keepdim=True) * w.abs().sum(1)
@@ -65,7 +65,7 @@ def test_kernels_round_as_the_library_does():
         return (x * 1.0 + 0.0).to(torch.float8_e4m3fn)
 
     found, compilation = compiled(f, x, executors=["tile", "aten"])
-    assert any(claim.executor == "tile" for claim in compilation.claims)
+    assert any(claim.executor == "tile" for claim in compilation.account.claims)
     torch.testing.assert_close(found.float(), f(x).float(), equal_nan=True, rtol=0, atol=0)
 
 
@@ -80,8 +80,8 @@ def test_prefill_of_a_llama():
     exact = copy.deepcopy(model).float()
     torch._dynamo.reset()
     found, compilation = compiled(model, tokens)
-    assert len(compilation.fp8.multiplied) == 7 * config.layers + 1 and not compilation.fp8.left
-    fused = [claim.operators for claim in compilation.claims if claim.executor == "tile"]
+    assert len(compilation.account.fp8.multiplied) == 7 * config.layers + 1 and not compilation.account.fp8.left
+    fused = [claim.operators for claim in compilation.account.claims if claim.executor == "tile"]
     assert sum("aten.amax" in ops for ops in fused) >= 3 * config.layers
     with torch.no_grad():
         wanted, before = exact(tokens), full(tokens)

@@ -51,6 +51,6 @@ def test_the_operators_over_few_rows_are_used(name: str) -> None:
     model = model_of(name).cuda().bfloat16()
     fast = tessera.jit(model, executors=EXECUTORS, strict=True)
     logits(fast, torch.randint(2, 64, (1, 5)).cuda())
-    step = fast.__tessera__.compilations()[1].programs[-1].trace
+    step = fast.__tessera__.compilations()[1].account.programs[-1].trace
     found = [str(eqn.op).removesuffix(".default") for eqn in step.equations]
     assert found.count("rows.cached_attention") == 2 and found.count("rows.rows_linear") == 4 * 2 + 1

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tessera
-from tessera.just_in_time.api import compiled_state
+from tessera.just_in_time.compiled import compiled_state
 from tessera.runtime import transfer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -57,7 +57,7 @@ def test_equal_gradients_and_a_lower_peak(executors):
     for a, b in zip(want, got, strict=True):
         assert torch.equal(a, b)
     (compilation,) = compiled_state(fast).compilations()
-    moved = sum(compilation.offloaded.values())
+    moved = sum(compilation.account.offloaded.values())
     assert moved >= 6 * ROWS * WIDTH * 4
     assert before - after > moved // 2, (before, after, moved)
     (graph,) = tessera.explain(fast, measure=True).graphs

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from cached import both, trained
+from cached import check_loaded, trained
 from torch import nn
 
 import tessera
-from tessera.just_in_time.api import compiled_state
+from tessera.just_in_time.compiled import compiled_state
 from tessera.tile.targets.triton import ahead
 from tessera.tools.models import GPT, GPTConfig
 
@@ -59,7 +59,7 @@ def test_a_small_gpt(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[torch.device] = []
     begin = ahead.begin
     monkeypatch.setattr(ahead, "begin", lambda device, work: (begun.append(device), begin(device, work))[1])
-    both(lambda: (begun.clear(), trained(model, args))[1], same=close)  # type: ignore[arg-type]
+    check_loaded(lambda: (begun.clear(), trained(model, args))[1], same=close)  # type: ignore[arg-type]
     assert begun  # of the second run, whose program came from the cache
     found = trained(model, args)[0]
     torch.testing.assert_close(found, copy.deepcopy(model)(*args), rtol=2e-2, atol=2e-2)
@@ -73,7 +73,7 @@ def test_a_small_resnet() -> None:
         torch.arange(16).cuda() % 10,
     )
     with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True):
-        both(lambda: trained(model, args), same=close)  # type: ignore[arg-type]
+        check_loaded(lambda: trained(model, args), same=close)  # type: ignore[arg-type]
         out, *_ = trained(model, args)
         torch.testing.assert_close(out, copy.deepcopy(model)(*args), rtol=1e-3, atol=1e-3)
 
@@ -88,8 +88,8 @@ def test_inference_as_a_graph() -> None:
             outs = [fast(tokens) for _ in range(5)]
         return [*(o if isinstance(o, torch.Tensor) else o[0] for o in outs), fast]
 
-    _, loaded = both(run)
-    assert "no CUDA graph" not in str(compiled_state(loaded).compilations()[0].cuda_graph)  # type: ignore[union-attr]
+    _, loaded = check_loaded(run)
+    assert "no CUDA graph" not in str(compiled_state(loaded).compilations()[0].executable.cuda_graph)  # type: ignore[union-attr]
 
 
 def test_a_whole_step() -> None:
@@ -99,4 +99,4 @@ def test_a_whole_step() -> None:
         step = tessera.train_step(model, None, optimizer, clip_norm=1.0, strict=True)
         return [*(step(*args) for _ in range(5)), *model.parameters(), step]
 
-    both(run, same=close)  # type: ignore[arg-type]
+    check_loaded(run, same=close)  # type: ignore[arg-type]

@@ -63,7 +63,7 @@ class Flat:
         return builder.equations[-1]
 
 
-def same(got: object, want: torch.Tensor, what: str) -> None:
+def assert_like(got: object, want: torch.Tensor, what: str) -> None:
     got = torch.zeros_like(want) if got is None else got
     assert isinstance(got, torch.Tensor)
     assert got.dtype == want.dtype and got.shape == want.shape, f"{what}: {got.dtype} {tuple(got.shape)}"
@@ -79,7 +79,7 @@ def check_forward(flat: Flat) -> None:
     got = compile_trace(flat.trace())(*flat.tensors)
     want = flat.outputs(*flat.tensors)
     for g, w in zip(got, want, strict=True):
-        same(g, w, "forward")
+        assert_like(g, w, "forward")
 
 
 def eager(flat: Flat) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -102,7 +102,7 @@ def check_vjp(flat: Flat, second: bool = False) -> bool:
     want = torch.autograd.grad(heads, sources, cts, allow_unused=True, create_graph=second)
     got = compile_trace(joint.trace)(*flat.tensors, *(c.detach() for c in cts))[len(outs) :]
     for g, w, x in zip(got, want, sources, strict=True):
-        same(g, torch.zeros_like(x) if w is None else w.detach(), "gradient")
+        assert_like(g, torch.zeros_like(x) if w is None else w.detach(), "gradient")
     return check_second(flat, joint.trace, len(outs), sources, cts, want) if second else True
 
 
@@ -124,7 +124,7 @@ def check_second(
     )
     got = compile_trace(twice.trace)(*flat.tensors, *(c.detach() for c in cts), *given)[len(made) :]
     for g, w, x in zip(got, want, [*sources, *cts], strict=True):
-        same(g, torch.zeros_like(x) if w is None else w, "second derivative")
+        assert_like(g, torch.zeros_like(x) if w is None else w, "second derivative")
     return True
 
 
@@ -172,7 +172,7 @@ def check_jvp(flat: Flat) -> bool:
     except (NotImplementedError, RuntimeError):  # no forward mode in PyTorch: reverse twice
         want = torch.autograd.functional.jvp(moved_alone, tuple(sources), tuple(tangents))[1]
     for g, w in zip([g for g in got if g is not None], want, strict=True):
-        same(g.expand(w.shape).to(w.dtype), w, "tangent")
+        assert_like(g.expand(w.shape).to(w.dtype), w, "tangent")
     return True
 
 
@@ -215,4 +215,4 @@ def check_batch_of(flat: Flat, rule: Callable, on: list[bool], size: int) -> Non
     if NotImplemented in got:
         return  # the rule leaves these arguments to PyTorch's
     for i, g in enumerate(got):
-        same(g, torch.stack([row[i] for row in want]), f"batch {on}")
+        assert_like(g, torch.stack([row[i] for row in want]), f"batch {on}")

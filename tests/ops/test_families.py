@@ -56,7 +56,7 @@ def test_symbolic_sizes(name: str) -> None:
             torch.testing.assert_close(g, v, rtol=1e-3, atol=1e-4)
 
 
-def gradients(program, *tensors: torch.Tensor) -> None:  # noqa: ANN001
+def check_gradients(program, *tensors: torch.Tensor) -> None:  # noqa: ANN001
     """Compare the trace's gradients with eager's, dtypes included."""
     mode = fake.default_mode()
     names = [f"x{i}" for i in range(len(tensors))]
@@ -74,20 +74,20 @@ def gradients(program, *tensors: torch.Tensor) -> None:  # noqa: ANN001
 
 def test_mixed_dtypes() -> None:
     half, single, double = torch.randn(3, 4).bfloat16(), torch.randn(4), torch.randn((), dtype=torch.float64)
-    gradients(lambda a, b: a * b + a, half, single)
-    gradients(lambda a, b: (a + b) * b, single, double)
-    gradients(lambda a, b: a * b, single, torch.arange(4))
-    gradients(lambda a, b: torch.cat([a, b.to(torch.bfloat16)], 0), half[0], single)
-    gradients(lambda a: a.sum(0, dtype=torch.float32).exp(), half)
+    check_gradients(lambda a, b: a * b + a, half, single)
+    check_gradients(lambda a, b: (a + b) * b, single, double)
+    check_gradients(lambda a, b: a * b, single, torch.arange(4))
+    check_gradients(lambda a, b: torch.cat([a, b.to(torch.bfloat16)], 0), half[0], single)
+    check_gradients(lambda a: a.sum(0, dtype=torch.float32).exp(), half)
 
 
 def test_complex_numbers() -> None:
     """Derivatives declared for real numbers give way to PyTorch's; movements are their own."""
     z, x = torch.randn(3, 4, dtype=torch.complex128), torch.randn(4, dtype=torch.float64)
-    gradients(lambda a, b: (a * b).exp(), z, x)
-    gradients(lambda a, b: a.abs() + b, z, x)
-    gradients(lambda a, b: torch.cat([a[1:], a.flip(0)[1:]], 1).t().reshape(-1)[::2] * b.sum(), z, x)
-    gradients(lambda a, b: a.sum(0) / (b + 2j), z, x)
+    check_gradients(lambda a, b: (a * b).exp(), z, x)
+    check_gradients(lambda a, b: a.abs() + b, z, x)
+    check_gradients(lambda a, b: torch.cat([a[1:], a.flip(0)[1:]], 1).t().reshape(-1)[::2] * b.sum(), z, x)
+    check_gradients(lambda a, b: a.sum(0) / (b + 2j), z, x)
 
 
 def test_sum_to_is_one_sum() -> None:

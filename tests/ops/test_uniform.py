@@ -53,6 +53,7 @@ def test_targets_agree_bit_for_bit(target: str, dtype: torch.dtype, shape: tuple
 @pytest.mark.parametrize("shape", [(4096, 8192), (4096, 8191)])
 def test_neighbours_share_a_block_on_a_gpu(shape: tuple, tmp_path, monkeypatch) -> None:  # noqa: ANN001
     """A thread that holds eight neighbours computes two blocks of Philox, of fourteen products each, not eight."""
+    from tessera.machines import machine
     from tessera.tile.targets.triton.propose import propose
     from tessera.tile.targets.triton.resources import compile_only
 
@@ -62,7 +63,7 @@ def test_neighbours_share_a_block_on_a_gpu(shape: tuple, tmp_path, monkeypatch) 
         return x * (uniform(seed, list(x.shape), dtype=torch.float32) < 0.9)
 
     kernel = lower(trace_of(dropped, seed_of(0), torch.empty(shape, dtype=torch.bfloat16))).kernel
-    schedule = propose(kernel, {})[0]
+    schedule = propose(kernel, {}, machine("h200"))[0]
     found = compile_only(kernel, schedule, 90)
     held = schedule.blocks[0][1] // (32 * schedule.warps)
     products = found.ptx.count("mul.wide.u32") + found.ptx.count("mul.hi.u32")

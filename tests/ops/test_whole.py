@@ -54,7 +54,7 @@ def gradients(fn, tensors: tuple, where: list[int], ct: torch.Tensor, graph: boo
     return xs, y, torch.autograd.grad(y, [xs[i] for i in where], ct, create_graph=graph, allow_unused=True)
 
 
-def agree(got: object, want: torch.Tensor | None, tolerance: float = 1e-9) -> None:
+def assert_agree(got: object, want: torch.Tensor | None, tolerance: float = 1e-9) -> None:
     if got is None or want is None:
         there = want if got is None else got
         assert there is None or not there.any()  # type: ignore[attr-defined]
@@ -83,9 +83,9 @@ def test_gradients(name: str, dtype: torch.dtype) -> None:
     _, y, want = gradients(c.fn, tensors, places(c), ct)
     got = run(joint.trace, *tensors, ct)
     tolerance = 1e-9 if dtype == torch.float64 else 1e-4
-    agree(got[0], y, tolerance)
+    assert_agree(got[0], y, tolerance)
     for g, w in zip(got[1:], want, strict=True):
-        agree(g, w, tolerance)
+        assert_agree(g, w, tolerance)
 
 
 @every
@@ -108,7 +108,7 @@ def test_gradients_of_gradients(name: str) -> None:
     heads, given = zip(*pairs, strict=True)
     want = torch.autograd.grad(heads, [xs[i] for i in where], given, allow_unused=True)
     for g, w in zip(got, want, strict=True):
-        agree(g, w, 1e-8)
+        assert_agree(g, w, 1e-8)
 
 
 # PyTorch's forward mode moves a padding row that its reverse mode holds still, and has no embedding_bag.
@@ -152,7 +152,7 @@ def test_batches(name: str, what: str) -> None:
         got = run(made.trace, *full)
         want = [single(*(x[k] if i in chosen else x for i, x in enumerate(full))) for k in range(3)]
         for g, on, w in zip(got, made.on, zip(*want, strict=True), strict=True):
-            agree(g, w[0] if not on or w[0] is None else torch.stack(w))
+            assert_agree(g, w[0] if not on or w[0] is None else torch.stack(w))
 
 
 SIZES = [
@@ -183,4 +183,4 @@ def test_one_trace_serves_every_size(name: str) -> None:
         ct = torch.randn_like(fn(*tensors))
         want = gradients(fn, tensors, places(c), ct)[2]
         for g, w in zip(compiled(*tensors, ct)[1:], want, strict=True):
-            agree(g, w)
+            assert_agree(g, w)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from programs import trace_of
 from test_kernels import eager_kernels, our_kernels
-from test_whole import agree, gradients, like, places
+from test_whole import assert_agree, gradients, like, places
 from whole import CASES, attention
 
 from tessera.ir.printer import compile_trace
@@ -37,7 +37,7 @@ def test_gradients(name: str) -> None:
     _, y, want = gradients(c.fn, tensors, places(c), ct)
     got = compile_trace(dce(joint.trace))(*tensors, ct)
     for g, w in zip(got, (y, *want), strict=True):
-        agree(g, w)
+        assert_agree(g, w)
     assert len(our_kernels(c.fn, tensors, ct)) <= len(eager_kernels(c.fn, tensors, ct))
 
 
@@ -57,7 +57,7 @@ def test_second_derivatives(name: str) -> None:
     by_value = dict(zip(twice.trace.outputs[: len(tensors)], seeds, strict=True))
     got = compile_trace(dce(twice.trace))(*tensors, ct, *(by_value[v] for v in twice.pulled))
     for g, w in zip(got[len(tensors) :], want, strict=True):
-        agree(g if g is None else g.cpu(), w, 1e-7)
+        assert_agree(g if g is None else g.cpu(), w, 1e-7)
 
 
 QKV = (
@@ -86,7 +86,7 @@ def test_fused_attention(dtype: torch.dtype, causal: bool) -> None:
     _, y, want = gradients(fn, tensors, [0, 1, 2], ct)
     got = compile_trace(dce(joint.trace))(*tensors, ct)
     for g, w in zip(got, (y, *want), strict=True):
-        agree(g, w, 1e-2 if dtype == torch.float16 else 1e-4)
+        assert_agree(g, w, 1e-2 if dtype == torch.float16 else 1e-4)
     ours = [name for name in our_kernels(fn, tensors, ct) if name != "clone"]  # of the cotangent, laid out by token
     assert ours == eager_kernels(fn, tensors, ct)
     # second derivatives, both ways, against single-precision arithmetic
@@ -116,7 +116,7 @@ def test_batched_attention(dtype: torch.dtype) -> None:
     single = compile_trace(dce(joint))
     for i in range(2):
         for g, w in zip(got, single(*(x[i] for x in full)), strict=True):
-            agree(g[i], w, 1e-2 if dtype == torch.float16 else 1e-4)
+            assert_agree(g[i], w, 1e-2 if dtype == torch.float16 else 1e-4)
 
 
 def test_dropout_draws_the_bits_eager_draws() -> None:

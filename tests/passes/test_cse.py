@@ -7,6 +7,7 @@ from programs import assert_same, trace_of
 
 from tessera.passes.clean.cse import cse
 from tessera.passes.clean.dce import dce
+from tessera.transforms.vjp import vjp
 
 
 def names(trace):
@@ -50,3 +51,13 @@ def test_outputs_stay_separate_memory():
 def test_views_are_merged():
     trace = trace_of(lambda x: x.t().exp() + x.t().sin(), torch.randn(3, 3))
     assert names(dce(cse(trace))).count("t") == 1
+
+
+def test_gradients_do_not_read_what_the_caller_may_have_written():
+    trace = trace_of(lambda x, y: (x / y, x.exp() + x.exp()), torch.randn(3), torch.randn(3))
+    joint = vjp(trace, list(trace.inputs)).trace
+    after = cse(joint)
+    quotients = [eqn for eqn in after.equations if eqn.op._opname == "div"]
+    assert any(eqn.out is after.outputs[0] for eqn in quotients)
+    assert all(after.outputs[0] not in eqn.inputs() for eqn in after.equations)
+    assert names(after).count("exp") == 1  # no output: it is computed once for both

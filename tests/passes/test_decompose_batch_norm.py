@@ -36,7 +36,7 @@ class Net(nn.Module):
         return F.relu(y + x if self.residual else y)
 
 
-def close(got: Tensor | None, want: Tensor | None, like: Tensor) -> None:
+def assert_close(got: Tensor | None, want: Tensor | None, like: Tensor) -> None:
     """As near as numbers of the data's dtype let them be."""
     loose = {"rtol": 3e-2, "atol": 3e-2} if like.dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 2e-5}
     torch.testing.assert_close(got, want, **loose)
@@ -53,15 +53,15 @@ def check(make: Callable[[], nn.Module], *inputs: Tensor, steps: int = 3, train:
         x, y = ((inputs[step % len(inputs)].clone().requires_grad_()) for _ in range(2))
         want, got = eager(x), fast(y)
         assert got.stride() == want.stride()
-        close(got, want, x)
+        assert_close(got, want, x)
         weight = torch.linspace(-1, 1, want.numel(), dtype=want.dtype).view(want.shape)
         (want * weight).sum().backward()
         (got * weight).sum().backward()
-        close(y.grad, x.grad, x)
+        assert_close(y.grad, x.grad, x)
     for (name, a), b in zip(eager.named_parameters(), own.parameters(), strict=True):
         assert (a.grad is None) == (b.grad is None), name
         if a.grad is not None:
-            close(b.grad, a.grad, inputs[0])
+            assert_close(b.grad, a.grad, inputs[0])
     for a, b in zip(eager.buffers(), own.buffers(), strict=True):
         assert a.dtype == b.dtype
         torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-5)

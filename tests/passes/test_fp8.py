@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import tessera
-from tessera.just_in_time.api import compiled_state
+from tessera.just_in_time.compiled import compiled_state
 from tessera.ops import fp8 as fp8_op
 from tessera.ops.fp8 import ERROR, FLOOR, refusal
 from tessera.ops.quantized import dequantized
@@ -78,7 +78,7 @@ def test_the_error_is_bounded(dtype, executors, shape, spread):
     x = (torch.randn(shape) * 10.0 ** (spread * (torch.rand(shape) - 1))).to(dtype)
     found, compilation, _ = compiled(model, x, executors=executors)
     assert found.shape == (*shape[:-1], 48) and found.dtype is dtype and found.is_contiguous()
-    assert len(compilation.fp8.multiplied) == 1
+    assert len(compilation.account.fp8.multiplied) == 1
     exact, allowed = bound(x, model[0])
     assert ((found.double().flatten(0, -2) - exact).abs() <= allowed).all()
 
@@ -88,14 +88,14 @@ def test_what_a_layer_becomes():
     model = quantized(Gated())
     x = torch.randn(4, 8, 64, dtype=torch.bfloat16)
     _, compilation, fast = compiled(model, x)
-    trace = dict(compilation.stages)["fp8"]
+    trace = dict(compilation.account.stages)["fp8"]
     assert count(trace, "_scaled_mm") == 3 and count(trace, "quantized_linear") == 0
     assert count(trace, "amax") == 2  # the two layers that read the norm share their input
     assert "dtype=torch.float8_e4m3fn" in str(trace)
     assert "multiplied in 8 bits: quantized_linear, quantized_linear_1, quantized_linear_2" in str(
         tessera.explain(fast)
     )
-    assert [v.name for v in trace.outputs] == [v.name for v in compilation.stages[0][1].outputs]
+    assert [v.name for v in trace.outputs] == [v.name for v in compilation.account.stages[0][1].outputs]
 
 
 @LIBRARY
@@ -103,7 +103,7 @@ def test_rounding_fuses_with_what_comes_before():
     model = quantized(Gated())
     x = torch.randn(4, 8, 64, dtype=torch.bfloat16)
     found, compilation, _ = compiled(model, x, executors=SDPA_TILE)
-    taken = [claim.operators for claim in compilation.claims if claim.executor == "tile"]
+    taken = [claim.operators for claim in compilation.account.claims if claim.executor == "tile"]
     norm = next(ops for ops in taken if "aten.rsqrt" in ops)
     gate = next(ops for ops in taken if "aten.silu" in ops)
     for ops in (norm, gate):
@@ -117,7 +117,7 @@ def test_where_the_library_cannot_the_product_is_written_out(monkeypatch):
     x = torch.randn(4, 8, 64, dtype=torch.bfloat16)
     monkeypatch.setattr(fp8_pass, "scales_rows", lambda kind: False)
     found, compilation, _ = compiled(model, x)
-    trace = dict(compilation.stages)["fp8"]
+    trace = dict(compilation.account.stages)["fp8"]
     assert count(trace, "_scaled_mm") == 0 and count(trace, "mm") == 3
     with tessera.override(fp8_matmul="off"), torch.no_grad():
         assert (found - model(x)).norm() < 0.03 * found.norm()
@@ -136,7 +136,7 @@ def test_layers_that_stay_say_why(layer, shape, dtype, reason):
     model = quantized(nn.Sequential(layer), dtype)
     x = torch.randn(shape, dtype=dtype)
     found, compilation, fast = compiled(model, x)
-    assert "fp8" not in dict(compilation.stages) and compilation.fp8.left[0][1] == reason
+    assert "fp8" not in dict(compilation.account.stages) and compilation.account.fp8.left[0][1] == reason
     assert f"not quantized_linear: {reason}" in str(tessera.explain(fast))
     with torch.no_grad():
         torch.testing.assert_close(found, model(x))
@@ -146,7 +146,7 @@ def test_a_weight_that_was_cast_stays():
     model = quantized(nn.Sequential(nn.Linear(64, 32)))
     model[0].weight = model[0].weight.to(torch.bfloat16)
     _, compilation, _ = compiled(model, torch.randn(32, 64, dtype=torch.bfloat16))
-    assert compilation.fp8.left[0][1] == "its weight was turned into bf16[32, 64]"
+    assert compilation.account.fp8.left[0][1] == "its weight was turned into bf16[32, 64]"
 
 
 def test_flags_and_devices():
@@ -157,7 +157,7 @@ def test_flags_and_devices():
     with tessera.override(fp8_matmul="off"):
         assert refusal(torch.device("cuda")) == "the flag fp8_matmul is off"
         _, compilation, _ = compiled(quantized(Gated()), torch.randn(32, 64, dtype=torch.bfloat16))
-        assert not compilation.fp8.multiplied
+        assert not compilation.account.fp8.multiplied
 
 
 def test_older_gpus_are_refused(monkeypatch):
@@ -196,7 +196,7 @@ def test_sizes_may_be_symbolic():
         with torch.no_grad():
             found, wanted = fast(x), model(x)
         assert (found - wanted).norm() < 0.06 * wanted.norm()
-    assert compiled_state(fast).compilations()[-1].fp8.multiplied
+    assert compiled_state(fast).compilations()[-1].account.fp8.multiplied
 
 
 def test_prefill_of_a_llama():
@@ -207,7 +207,7 @@ def test_prefill_of_a_llama():
     exact = copy.deepcopy(model).float()
     tokens = torch.randint(96, (2, 24))
     found, compilation, _ = compiled(model, tokens, executors=SDPA_TILE)
-    assert len(compilation.fp8.multiplied) == 7 * config.layers + 1
+    assert len(compilation.account.fp8.multiplied) == 7 * config.layers + 1
     with torch.no_grad():
         weights = (exact(tokens) - full(tokens)).norm()
         wanted = exact(tokens)
@@ -223,7 +223,7 @@ def test_kernels_round_as_the_library_does(value):
         return (x * 1.0 + 0.0).to(torch.float8_e4m3fn)
 
     found, compilation, _ = compiled(f, x, executors=["tile", "aten"])
-    assert any(claim.executor == "tile" for claim in compilation.claims)
+    assert any(claim.executor == "tile" for claim in compilation.account.claims)
     assert torch.equal(found.view(torch.uint8)[0], f(x).view(torch.uint8)[0])
 
 

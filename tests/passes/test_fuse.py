@@ -96,7 +96,7 @@ def test_sums_over_the_rows_beside_reductions_along_them(rows: tuple[int, ...]) 
     before = trace_of(norm_backward, *args)
     trace, regions = fused(norm_backward, *args)
     assert len(regions) == 1 and {"mean", "sum"} <= regions[0]
-    assert len(trace.equations) == len(tile.apart(before).equations)  # nothing is computed twice
+    assert len(trace.equations) == len(tile.apply(tile.DECOMPOSE, before).equations)  # nothing is computed twice
 
 
 def test_where_a_target_cannot_the_sums_are_a_kernel_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,7 @@ def bits(x: Tensor) -> list[object]:
     return [repr(n) for n in x.flatten().tolist()]
 
 
-def compare(program: Callable, x: Tensor, got: object, listed: list[tuple[str, Callable]]) -> None:
+def check_program(program: Callable, x: Tensor, got: object, listed: list[tuple[str, Callable]]) -> None:
     for (name, _), mine, theirs in zip(listed, got, program(x), strict=True):  # type: ignore[call-overload]
         assert mine.dtype == theirs.dtype and mine.shape == theirs.shape, name
         assert bits(mine) == bits(theirs), f"{name}: {mine}, not {theirs}"
@@ -128,7 +128,7 @@ def test_passes_keep_every_bit(dtype: torch.dtype) -> None:
     trace = trace_of(program, x)
     for differentiable in (True, False):
         after = cse(fold(canonicalise(trace, differentiable=differentiable)))
-        compare(program, x, run(after, x), listed)
+        check_program(program, x, run(after, x), listed)
     assert len(after.equations) < len(trace.equations)
 
 
@@ -138,7 +138,7 @@ def test_kernels_keep_every_bit(dtype: torch.dtype) -> None:
     few = ("add ", "sub ", "mul ", "div ", "sub_tensor", "neg_neg", "minus_negative", "zero_dim")
     listed = [(name, fn) for name, fn in expressions(x) if name.startswith(few)]
     program = program_of(listed)
-    compare(program, x, tessera.jit(program, frontend="functional", strict=True)(x), listed)
+    check_program(program, x, tessera.jit(program, frontend="functional", strict=True)(x), listed)
 
 
 def test_minus_zero_through_the_whole_compiler() -> None:

@@ -55,7 +55,7 @@ def names(fast: object) -> set[str]:
     return {str(eqn.op) for stage in tessera.stages(fast) for eqn in stage.trace.equations}
 
 
-def agree(model: nn.Module, x: Tensor, target: Tensor, tolerance: float) -> object:
+def check_agrees(model: nn.Module, x: Tensor, target: Tensor, tolerance: float) -> object:
     exact = step(copy.deepcopy(model).double(), x.double(), target)
     fast = tessera.jit(copy.deepcopy(model), executors=EXECUTORS, strict=True)
     for found, wanted in zip(step(fast, x, target), exact, strict=True):
@@ -72,7 +72,7 @@ def test_chunks_give_the_same_loss_and_gradients(
     monkeypatch.setattr(passes, "padded", lambda weight: padded)
     x, target = batch(dtype)
     target[0, :7] = -100
-    fast = agree(Model(bias, reduction).to(dtype), x, target, tolerance)
+    fast = check_agrees(Model(bias, reduction).to(dtype), x, target, tolerance)
     assert "tessera.linear_loss" in names(fast) and "aten.cross_entropy_loss.default" in names(fast)
     chunks = next(s.trace for s in tessera.stages(fast) if s.name == "forward chunk_loss")
     assert sum(str(eqn.op) == "aten.linear.default" for eqn in chunks.equations) > 2
@@ -86,7 +86,7 @@ def test_all_rows_ignored() -> None:
 
 def test_another_ignored_class() -> None:
     x, target = batch(torch.float32)
-    agree(Model(ignore=3), x, target, 1e-5)
+    check_agrees(Model(ignore=3), x, target, 1e-5)
 
 
 class Shown(Model):
@@ -100,7 +100,7 @@ class Shown(Model):
 @pytest.mark.parametrize("model", [Model(smoothing=0.1), Model(reduction="mean").half(), Shown()])
 def test_what_stays_as_it_is(model: Model) -> None:
     x, target = batch(next(model.parameters()).dtype)
-    fast = agree(model, x, target, 2e-2)
+    fast = check_agrees(model, x, target, 2e-2)
     assert "tessera.linear_loss" not in names(fast)
 
 

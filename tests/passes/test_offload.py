@@ -11,7 +11,7 @@ from tessera.inspection.examples import example_inputs
 from tessera.ir.equation import Value
 from tessera.ir.printer import compile_trace
 from tessera.ir.types import TensorType
-from tessera.just_in_time.api import compiled_state
+from tessera.just_in_time.compiled import compiled_state
 from tessera.ops.offload import ARRIVED, FROM_HOST, SENT, TO_HOST
 from tessera.passes.memory.offload import Halves, candidates
 from tessera.passes.memory.schedule import lifetimes
@@ -61,27 +61,28 @@ def test_gradients_are_the_same_bits(executors, keep):
     _, _, plain = gradients(model, x, keep, executors=executors)
     _, compilation, moved = gradients(model, x, keep, executors=executors, offload="host")
     assert same(plain, moved)
-    assert len(compilation.offloaded) >= 3 and all(n == UNIT for n in compilation.offloaded.values())
+    assert len(compilation.account.offloaded) >= 3 and all(n == UNIT for n in compilation.account.offloaded.values())
 
 
 def test_the_programs_show_the_copies():
     fast, compilation, _ = gradients(stack(), torch.randn(ROWS, WIDTH), offload="host")
-    stages = dict(compilation.stages)
+    stages = dict(compilation.account.stages)
     for name in ("forward", "forward prefetch"):
         trace = stages[name]
-        assert len(places(trace, TO_HOST)) == len(places(trace, SENT)) == len(compilation.offloaded)
+        assert len(places(trace, TO_HOST)) == len(places(trace, SENT)) == len(compilation.account.offloaded)
         assert "torch.ops.tessera.to_host(linear)" in str(trace) and "torch.ops.tessera.sent(linear_copy" in str(trace)
+    count = len(compilation.account.offloaded)
     for name in ("backward", "backward prefetch"):
-        assert len(places(stages[name], FROM_HOST)) == len(places(stages[name], ARRIVED)) == len(compilation.offloaded)
+        assert len(places(stages[name], FROM_HOST)) == len(places(stages[name], ARRIVED)) == count
     told = tessera.explain(fast)
     (graph,) = told.graphs
-    assert graph.offloaded == compilation.offloaded and not set(graph.offloaded) & set(graph.saved)
+    assert graph.offloaded == compilation.account.offloaded and not set(graph.offloaded) & set(graph.saved)
     assert "to the host and back a step" in str(told)
 
 
 def test_copies_begin_early_and_are_waited_for_late():
     _, compilation, _ = gradients(stack(8), torch.randn(ROWS, WIDTH), offload="host")
-    forward, backward = (program.trace for program in compilation.programs)
+    forward, backward = (program.trace for program in compilation.account.programs)
     made = {v: i for i, eqn in enumerate(forward.equations) for v in eqn.results()}
     waits = {eqn.args[0]: i for i, eqn in enumerate(forward.equations) if eqn.op is SENT}
     for eqn in (forward.equations[i] for i in places(forward, TO_HOST)):
@@ -98,7 +99,7 @@ def test_copies_begin_early_and_are_waited_for_late():
         first = next(j for j, e in enumerate(backward.equations) if eqn.out in e.inputs())
         assert first == i + 1  # waited for just before its first reader
         early += any(e.op not in (FROM_HOST, ARRIVED) for e in backward.equations[begun[eqn.args[0]] : i])
-    assert early == len(compilation.offloaded)
+    assert early == len(compilation.account.offloaded)
 
 
 def test_less_is_predicted_to_be_held():
@@ -122,7 +123,7 @@ def test_a_budget_bounds_the_predicted_peak(executors):
     for budget in (whole, whole - UNIT, whole - 2 * UNIT):
         fast, compilation, got = gradients(model, x, executors=executors, offload="host", memory_budget=budget)
         assert _peak(fast) <= budget and same(want, got)
-        counts.append(len(compilation.offloaded))
+        counts.append(len(compilation.account.offloaded))
     assert counts[0] == 0 < counts[1] < counts[2]
 
 
@@ -132,11 +133,11 @@ def _peak(fast) -> int:
 
 def test_a_budget_that_cannot_be_met_is_told():
     fast, compilation, _ = gradients(stack(), torch.randn(ROWS, WIDTH), offload="host", memory_budget="1KB")
-    assert "above the budget" in compilation.offload_note and "checkpoint" in str(tessera.explain(fast))
+    assert "above the budget" in compilation.account.offload_note and "checkpoint" in str(tessera.explain(fast))
     fast, compilation, _ = gradients(stack(), torch.randn(ROWS, WIDTH), offload="host", memory_budget="1GB")
-    assert not compilation.offloaded and "fit the budget without it" in str(tessera.explain(fast))
+    assert not compilation.account.offloaded and "fit the budget without it" in str(tessera.explain(fast))
     fast, compilation, _ = gradients(stack(), torch.randn(8, WIDTH), offload="host")
-    assert not compilation.offloaded and "nothing that is saved is large" in str(tessera.explain(fast))
+    assert not compilation.account.offloaded and "nothing that is saved is large" in str(tessera.explain(fast))
 
 
 def test_what_lives_anyway_stays():
@@ -153,15 +154,15 @@ def test_what_lives_anyway_stays():
     y, rest = fast(x, w)
     sum(r.sum() for r in rest).backward()
     (compilation,) = compiled_state(fast).compilations()
-    forward = dict(compilation.stages)["forward"]
-    given = {v.name for v in forward.inputs} | {v.name for v in forward.outputs[: compilation.results]}
-    assert compilation.offloaded and not given & set(compilation.offloaded)
+    forward = dict(compilation.account.stages)["forward"]
+    given = {v.name for v in forward.inputs} | {v.name for v in forward.outputs[: compilation.account.results]}
+    assert compilation.account.offloaded and not given & set(compilation.account.offloaded)
 
 
 def test_tensors_that_backward_reads_at_once_stay():
     _, compilation, _ = gradients(stack(8), torch.randn(ROWS, WIDTH), offload="host")
-    kept = [n for n in compilation.saved if n.startswith(("linear", "gelu"))]
-    assert kept and not any(name in compilation.offloaded for name in kept)
+    kept = [n for n in compilation.account.saved if n.startswith(("linear", "gelu"))]
+    assert kept and not any(name in compilation.account.offloaded for name in kept)
     assert kept[-1] == "linear_7"  # the last of forward is the first of backward
 
 
@@ -177,14 +178,14 @@ def test_sizes_may_be_symbolic():
             run(x).square().mean().backward()
             found.append([p.grad.clone() for p in model.parameters()])
         assert same(*found)
-    assert all(c.offloaded for c in compiled_state(fast).compilations())
+    assert all(c.account.offloaded for c in compiled_state(fast).compilations())
 
 
 def test_an_edited_program_is_used(tmp_path):
     model, x = stack(), torch.randn(ROWS, WIDTH)
     fast, compilation, want = gradients(model, x, offload="host")
     path = tmp_path / "forward.py"
-    dict(compilation.stages)["forward"].save(str(path))
+    dict(compilation.account.stages)["forward"].save(str(path))
     lines = path.read_text().splitlines()
     moved = [line for line in lines if "to_host(linear)" in line or "sent(linear_copy," in line]
     lines = [line for line in lines if line not in moved]
@@ -192,7 +193,7 @@ def test_an_edited_program_is_used(tmp_path):
     lines[later + 1 : later + 1] = moved  # it leaves later
     path.write_text("\n".join(lines) + "\n")
     tessera.edit(fast, str(path), stage="forward")
-    edited = dict(compilation.stages)["forward"]
+    edited = dict(compilation.account.stages)["forward"]
     assert len(moved) == 2 and places(edited, TO_HOST)[0] > 1
     model.zero_grad()
     fast(x).square().mean().backward()
@@ -231,7 +232,7 @@ def test_options_are_checked():
         )
     with tessera.override(offload="host"):
         _, compilation, _ = gradients(stack(), torch.randn(ROWS, WIDTH))
-        assert compilation.offloaded
+        assert compilation.account.offloaded
 
 
 def test_operators_copy_and_keep_strides():
@@ -259,8 +260,8 @@ def test_only_tensors_without_gaps_leave(shape, stride, dense):
 
 def test_nothing_is_saved_nothing_moves():
     _, compilation, _ = gradients(stack(1), torch.randn(8, WIDTH), offload="host")
-    forward, backward = (program.trace for program in compilation.programs)
-    saved = tuple(v for v in forward.outputs[compilation.results :] if isinstance(v, Value))
+    forward, backward = (program.trace for program in compilation.account.programs)
+    saved = tuple(v for v in forward.outputs[compilation.account.results :] if isinstance(v, Value))
     assert candidates(Halves(forward, backward, saved)) == []
 
 
@@ -269,7 +270,7 @@ def test_nothing_touches_a_tensor_while_it_is_copied(executors):
     """Copies that happen only where they are waited for, as late as a stream may be, give the same numbers."""
     model = torch.nn.Sequential(*[m for _ in range(5) for m in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.Sigmoid())])
     _, compilation, _ = gradients(model, torch.randn(ROWS, WIDTH), executors=executors, offload="host")
-    forward, backward = (program.trace for program in compilation.programs)
+    forward, backward = (program.trace for program in compilation.account.programs)
     begun: dict[int, torch.Tensor] = {}
 
     def begin(source, *_):
@@ -289,5 +290,5 @@ def test_nothing_touches_a_tensor_while_it_is_copied(executors):
         with torch.no_grad():
             run, back = (compile_trace(t, bind=how, dead=lifetimes(t)) for t in (forward, backward))
             out = run(*given)
-            found.append([*out[: compilation.results], *back(*out[compilation.results :], cotangent)])
-    assert compilation.offloaded and not begun and same(*found)
+            found.append([*out[: compilation.account.results], *back(*out[compilation.account.results :], cotangent)])
+    assert compilation.account.offloaded and not begun and same(*found)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from programs import copies, trace_of
 
+import tessera
 from tessera.executors import tile
 from tessera.executors.claim import claim
 from tessera.ir.interp import run
@@ -86,3 +87,14 @@ def test_a_value_is_not_scattered_into_itself():
     where = torch.arange(40)
     final(lambda x, w: (y := x @ w).index_add(0, where, y), X, W)
     final(lambda x, w: (y := x @ w).scatter(1, where[:32].flip(0).expand(40, 32), y), X, W)
+
+
+def test_results_take_no_larger_memory() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        small, whole = (x * 2)[2:], x * 3
+        return small.tanh(), small.exp() + 1, whole.tanh()
+
+    for frontend in ("dynamo", "functional"):
+        out = tessera.jit(program, executors=["aten"], frontend=frontend)(torch.ones(3))
+        assert [y.untyped_storage().nbytes() for y in out] == [4, 4, 12]
+        assert all(y.storage_offset() == 0 for y in out)

@@ -135,7 +135,7 @@ def test_cotangents_of_any_layout(layout: str) -> None:
 def test_nothing_is_there_without_the_flag() -> None:
     fast = tessera.jit(lambda x: x.sin() + 1, strict=True)
     fast(torch.randn(3))
-    assert "contract" not in fast.__tessera__.compilations()[0].programs[0].run.source
+    assert "contract" not in fast.__tessera__.compilations()[0].account.programs[0].run.source
 
 
 def test_a_write_into_a_part() -> None:

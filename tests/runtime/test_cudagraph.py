@@ -237,12 +237,12 @@ def test_a_whole_step_is_replayed(monkeypatch):
     step = tessera.train_step(model, None, mine, clip_norm=1.0, executors=["tile", "aten"], strict=True)
     made = []
 
-    def replayed(self, run, trace, written):
+    def replayed(self, run, trace, options):
         state = [*model.parameters(), *(x for s in mine.state.values() for k, x in s.items() if k != "step")]
-        made.append(Graphed(run, written, CPU, Fake(*state)))
+        made.append(Graphed(run, self.ends.written, CPU, Fake(*state)))
         return made[-1]
 
-    monkeypatch.setattr("tessera.pipeline.compilation.Compilation.replayed", replayed)
+    monkeypatch.setattr("tessera.pipeline.executable.Executable.replayed", replayed)
     for _ in range(6):
         x = torch.randint(0, 16, (2, 8))
         theirs.zero_grad()

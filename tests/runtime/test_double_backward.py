@@ -134,7 +134,7 @@ def orders(f: Callable, shapes: tuple, count: int, leaves: bool = True) -> list[
     return found
 
 
-def same(got: list, want: list) -> None:
+def assert_same(got: list, want: list) -> None:
     assert len(got) == len(want)
     for g, w in zip(got, want, strict=True):
         if w is None or g is None:  # zeros and nothing mean the same where a derivative ends
@@ -159,7 +159,7 @@ WRITTEN_OUT: dict[str, Callable] = {
 def test_three_orders(name: str) -> None:
     f, shapes = FUNCTIONS[name]
     fast = tessera.jit(f, frontend="functional", strict=True, executors=PLAIN)
-    same(orders(fast, shapes, 3), orders(WRITTEN_OUT.get(name, f), shapes, 3))
+    assert_same(orders(fast, shapes, 3), orders(WRITTEN_OUT.get(name, f), shapes, 3))
 
 
 # What these save are results; their inputs are gone when a gradient is differentiated.
@@ -169,7 +169,7 @@ SAVE_RESULTS = ("exp", "linear and bias", "softmax", "relu", "views", "cross_ent
 @pytest.mark.parametrize("name", SAVE_RESULTS)
 def test_three_orders_of_inputs_that_nobody_holds(name: str) -> None:
     f, shapes = FUNCTIONS[name]
-    same(orders(tessera.jit(f, strict=True), shapes, 3, leaves=False), orders(f, shapes, 3, leaves=False))
+    assert_same(orders(tessera.jit(f, strict=True), shapes, 3, leaves=False), orders(f, shapes, 3, leaves=False))
 
 
 def check(program: Callable, **options: object) -> None:
@@ -428,7 +428,7 @@ def test_a_program_from_the_disk_is_differentiated_again(tmp_path: Path, monkeyp
         loaded = COUNTS["loaded"]
         want, got = grads(), grads()
         assert COUNTS["loaded"] == loaded + 1
-    same(got, want)
+    assert_same(got, want)
 
 
 def test_penalty_inside_a_training_step() -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from cached import called, counting, forget, trained
+from planted import own_pipelines, plant
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -21,9 +22,9 @@ from tessera.frontends.captured import Captured
 from tessera.ir import fake
 from tessera.ir.match import P, Table, Var, rewrite
 from tessera.ir.trace import Trace
-from tessera.pipeline import compilation as pipelines
+from tessera.pipeline.lists import remove
+from tessera.store.environment import environment, own_text, switches
 from tessera.store.key import key_of
-from tessera.store.surroundings import own_text, surroundings, switches
 from tessera.util.errors import Unserial
 
 
@@ -202,23 +203,18 @@ def test_a_users_operator_is_not_stored_and_harms_nobody_else() -> None:
         unregister_executor("store_test")
 
 
-def test_a_users_pass_is_not_stored_and_no_stored_program_is_used() -> None:
+def test_a_users_pass_is_not_stored_and_no_stored_program_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_softmax(trace: Trace) -> Trace:
         return rewrite(trace, Table([(P("aten.softmax", Var("x"), Var("dim")), lambda x, dim: x)]))
 
     assert outcome(scaled, (X,)) == "stored"
-    before = list(pipelines.CLEAN)
-    pipelines.CLEAN.insert(-1, ("no_softmax", no_softmax))
-    try:
+    with monkeypatch.context() as patch:
+        plant(patch, no_softmax)
         assert outcome(scaled, (X,)) == "neither"
-    finally:
-        pipelines.CLEAN[:] = before
     assert outcome(scaled, (X,)) == "loaded"
-    pipelines.CLEAN.remove(next(stage for stage in before if stage[0] == "cse"))
-    try:
-        assert outcome(scaled, (X,)) == "stored"
-    finally:
-        pipelines.CLEAN[:] = before
+    own_pipelines(monkeypatch)
+    remove("cse")
+    assert outcome(scaled, (X,)) == "stored"
 
 
 def test_an_executor_with_one_part_of_a_users() -> None:
@@ -235,8 +231,8 @@ def test_the_flag() -> None:
         assert outcome(scaled, (X,)) == "neither"
 
 
-def test_surroundings_know_this_machine() -> None:
-    told = surroundings([torch.device("cpu")])
+def test_environment_know_this_machine() -> None:
+    told = environment([torch.device("cpu")])
     assert own_text() in told["process"] and torch.__version__ in str(told["process"])  # type: ignore[operator]
     assert "llvmlite" in str(told["targets"]) and told["flags"]["reinplace"] is True  # type: ignore[index]
     assert not any("Error" in answer for answer in switches().values()), switches()

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from cached import both, called, counting, forget, trained
+from cached import called, check_loaded, counting, forget, trained
 from programs import same_bits
 from torch import nn
 
 import tessera
 from tessera.executors.rows import limits
-from tessera.just_in_time.api import compiled_state
+from tessera.just_in_time.compiled import compiled_state
 from tessera.store import program
 from tessera.tools.llama import Cache, Llama, LlamaConfig
 from tessera.tools.models import GPT, GPTConfig
@@ -54,12 +54,12 @@ def gpt() -> tuple[nn.Module, tuple]:
 
 def test_training() -> None:
     model, args = gpt()
-    both(lambda: trained(model, args))
+    check_loaded(lambda: trained(model, args))
 
 
 def test_training_with_executors_of_no_kernels() -> None:
     model, args = gpt()
-    both(lambda: trained(model, args, executors=["sdpa", "aten"], recompute="views"))
+    check_loaded(lambda: trained(model, args, executors=["sdpa", "aten"], recompute="views"))
 
 
 @pytest.mark.parametrize("random", ["off", "on"])
@@ -67,20 +67,20 @@ def test_buffers_and_random_numbers(random: str) -> None:
     torch.manual_seed(0)
     model, args = Norms(), (torch.randn(6, 8), torch.randint(4, (6,)))
     with tessera.override(fused_random=random):
-        both(lambda: trained(model, args))
-        both(lambda: trained(model.eval(), args))
+        check_loaded(lambda: trained(model, args))
+        check_loaded(lambda: trained(model.eval(), args))
 
 
 def test_inference() -> None:
     model, x = mlp(), torch.randn(3, 8)
     with torch.no_grad():
-        both(lambda: called(model, (x,)))
+        check_loaded(lambda: called(model, (x,)))
 
 
 def test_autocast() -> None:
     model, x = mlp(), torch.randn(3, 8)
     with torch.autocast("cpu", torch.bfloat16):
-        both(lambda: trained(model, (x,)))
+        check_loaded(lambda: trained(model, (x,)))
 
 
 def test_results_that_are_views_of_arguments_and_of_each_other() -> None:
@@ -90,7 +90,7 @@ def test_results_that_are_views_of_arguments_and_of_each_other() -> None:
         return x[1:], z, z.view(-1)[2:], 3, x.t()
 
     x, y = torch.randn(3, 4), torch.randn(2, 4)
-    _, loaded = both(lambda: called(f, (x, y)))
+    _, loaded = check_loaded(lambda: called(f, (x, y)))
     a, b = x.clone(), y.clone()
     rows, z, tail, three, turned = loaded(a, b)  # type: ignore[operator]
     assert rows.data_ptr() == a[1:].data_ptr() and turned.data_ptr() == a.data_ptr() and three == 3
@@ -102,8 +102,8 @@ def test_control_flow() -> None:
         y = torch.cond(x.sum() > 0, lambda x: x.sin() * 2, lambda x: x.cos() - 1, (x,))
         return y * x
 
-    both(lambda: called(f, (torch.ones(4),)))
-    both(lambda: called(f, (-torch.ones(5),)))
+    check_loaded(lambda: called(f, (torch.ones(4),)))
+    check_loaded(lambda: called(f, (-torch.ones(5),)))
 
 
 def test_checkpoints() -> None:
@@ -116,7 +116,7 @@ def test_checkpoints() -> None:
             return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False).sum()
 
     model, x = Again(), torch.randn(3, 8)
-    both(lambda: trained(model, (x,)))
+    check_loaded(lambda: trained(model, (x,)))
 
 
 def test_tensors_in_the_program() -> None:
@@ -124,7 +124,7 @@ def test_tensors_in_the_program() -> None:
         return x * torch.tensor([1.0, 2.0, 3.0]) + torch.arange(3) * 2
 
     x = torch.randn(3)
-    both(lambda: called(f, (x,)))
+    check_loaded(lambda: called(f, (x,)))
 
 
 def test_tensors_closed_over_stay_the_same_tensors() -> None:
@@ -134,7 +134,7 @@ def test_tensors_closed_over_stay_the_same_tensors() -> None:
         return x * held
 
     x = torch.randn(3)
-    _, loaded = both(lambda: called(f, (x,)))
+    _, loaded = check_loaded(lambda: called(f, (x,)))
     held.mul_(2)
     assert same_bits(loaded(x), f(x))  # type: ignore[operator]
 
@@ -151,7 +151,7 @@ def test_a_cache_written_in_place() -> None:
             out = decode(torch.tensor([[3]]), torch.tensor([0]), held)
         return [out, *held.keys, *held.values, decode]
 
-    both(run)
+    check_loaded(run)
 
 
 def test_a_program_over_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,8 +168,8 @@ def test_a_program_over_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
             out = decode(torch.tensor([[3], [4]]), torch.tensor([5]), held)
         return [out, *held.keys, *held.values, decode]
 
-    _, loaded = both(run)
-    (program,) = loaded.__tessera__.compilations()[0].programs  # type: ignore[attr-defined]
+    _, loaded = check_loaded(run)
+    (program,) = loaded.__tessera__.compilations()[0].account.programs  # type: ignore[attr-defined]
     operators = {str(eqn.op) for eqn in program.trace.equations}
     assert {"rows.cached_attention", "rows.rows_linear"} <= operators
 
@@ -185,8 +185,8 @@ def test_changing_sizes() -> None:
             outs.append(out)
         return [*outs, *(p.grad for p in model.parameters()), fast]
 
-    _, loaded = both(run)
-    symbols = compiled_state(loaded).compilations()[0].programs[0].trace.symbols  # type: ignore[union-attr]
+    _, loaded = check_loaded(run)
+    symbols = compiled_state(loaded).compilations()[0].account.programs[0].trace.symbols  # type: ignore[union-attr]
     assert symbols
 
 
@@ -201,14 +201,14 @@ def test_what_compiling_finds_out_about_sizes_is_not_stored(monkeypatch: pytest.
 
 def test_other_ways_to_capture() -> None:
     model, x = mlp(), torch.randn(3, 8)
-    both(lambda: trained(model, (x,), frontend="functional"))
+    check_loaded(lambda: trained(model, (x,), frontend="functional"))
     program = torch.export.export(model, (x,))
 
     def exported() -> list:
         fast = tessera.jit(program)
         return [fast(x), fast]
 
-    both(exported)
+    check_loaded(exported)
 
 
 # --- whole steps ---
@@ -224,12 +224,12 @@ def stepped(clip: float | None = None, accumulate: int = 1, steps: int = 3) -> l
 
 
 def test_train_step() -> None:
-    both(stepped)
-    both(lambda: stepped(clip=0.1))
+    check_loaded(stepped)
+    check_loaded(lambda: stepped(clip=0.1))
 
 
 def test_train_step_that_accumulates() -> None:
-    both(lambda: stepped(accumulate=2, steps=4), graphs=2)
+    check_loaded(lambda: stepped(accumulate=2, steps=4), graphs=2)
 
 
 def test_a_step_of_another_optimizer_is_another_program() -> None:
@@ -245,11 +245,11 @@ def test_a_step_of_another_optimizer_is_another_program() -> None:
 
 def test_stages_of_a_step_after_it_has_run() -> None:
     """The plan that runs stays, though the optimizer has gone on."""
-    _, step = both(stepped)
+    _, step = check_loaded(stepped)
     made = compiled_state(step).compilations()[0]  # type: ignore[union-attr]
-    plan, call = made.plan, made.call
-    assert "step" in dict(made.stages) and made.programs[0].name == "step"
-    assert made.plan is plan and made.call is call
+    plan, call = made.plan, made.executable.call
+    assert "step" in dict(made.account.stages) and made.account.programs[0].name == "step"
+    assert made.plan is plan and made.executable.call is call
 
 
 # --- looking in ---
@@ -257,13 +257,13 @@ def test_stages_of_a_step_after_it_has_run() -> None:
 
 def test_stages_explanations_and_edits_of_a_loaded_program(tmp_path: Path) -> None:
     model, x = mlp(), torch.randn(3, 8)
-    compiled, loaded = both(lambda: trained(model, (x,)))
-    call = compiled_state(loaded).compilations()[0].call  # type: ignore[union-attr]
+    compiled, loaded = check_loaded(lambda: trained(model, (x,)))
+    call = compiled_state(loaded).compilations()[0].executable.call  # type: ignore[union-attr]
     told = str(tessera.explain(loaded))
     assert "from the cache" in told and "tile fused" in told
     assert "compiled in" in str(tessera.explain(compiled))
     assert [str(s) for s in tessera.stages(loaded)] == [str(s) for s in tessera.stages(compiled)]
-    assert compiled_state(loaded).compilations()[0].call is call  # type: ignore[union-attr]  # what runs stays
+    assert compiled_state(loaded).compilations()[0].executable.call is call  # type: ignore[union-attr]  # what runs stays
     path = tmp_path / "edited.py"
     stage = next(s for s in tessera.stages(loaded) if s.name == "captured")
     stage.trace.save(str(path))
@@ -278,14 +278,14 @@ def test_stages_explanations_and_edits_of_a_loaded_program(tmp_path: Path) -> No
 
 def test_check_of_a_loaded_program() -> None:
     model, x = mlp(), torch.randn(3, 8)
-    _, loaded = both(lambda: trained(model, (x,)))
+    _, loaded = check_loaded(lambda: trained(model, (x,)))
     assert tessera.check(loaded, x).ok
 
 
 def test_flags_of_the_call_hold_for_stages_that_are_built_later() -> None:
     model, args = Norms(), (torch.randn(6, 8), torch.randint(4, (6,)))
     with tessera.override(fused_random="on"):
-        _, loaded = both(lambda: trained(model, args))
+        _, loaded = check_loaded(lambda: trained(model, args))
     assert any("uniform" in str(stage.trace) for stage in tessera.stages(loaded))
 
 
@@ -394,7 +394,7 @@ def test_a_fault_in_storing_costs_nothing_but_the_file(place: str, monkeypatch: 
 
 
 def test_constants_of_one_element_with_any_stride() -> None:
-    both(lambda: called(lambda x: torch.quantile(x, 0.5, dim=0), (torch.arange(15.0).view(3, 5),)))
+    check_loaded(lambda: called(lambda x: torch.quantile(x, 0.5, dim=0), (torch.arange(15.0).view(3, 5),)))
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,7 +409,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
 MEET = """
 import os, time
 from pathlib import Path
-from tessera.tile import cache
+from tessera.util import disk as cache
 
 def meet(kind, key, data, store=cache.store):
     if kind == "program":

@@ -10,10 +10,10 @@ import sys
 
 import attention_cases
 import torch
+from on_h200 import CUDA_TILE as TARGET
 from test_attention import cutile_schedule
 from test_cuda_tile import CASES, schedules
 
-from tessera.tile.targets.cuda_tile import TARGET
 from tessera.tile.targets.cuda_tile.arrays import Variant
 from tessera.tile.targets.cuda_tile.target import kernels_of
 

@@ -17,7 +17,7 @@ import torch
 from tessera.tile.dialect.elements import torch_dtype
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.rewrites.offline import without_reduce_exp
-from tessera.tile.rewrites.split_walk import halves
+from tessera.tile.rewrites.split_walk import split
 from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets.cuda_tile.arrays import arrays, place
 from tessera.tile.targets.cuda_tile.emit import blocks_of, programs_of
@@ -183,7 +183,7 @@ def run(kernel: KernelOp, schedule: Schedule, tensors: Sequence[torch.Tensor], s
     if schedule.split == 1:
         _run(without_reduce_exp(kernel), schedule, tensors, symbols)
         return
-    made = halves(kernel, schedule.split)
+    made = split(kernel, schedule.split)
     values = {s.data: n for s, n in zip(kernel.symbol_names, symbols, strict=True)}
     sizes = [(s.size.evaluate(values.__getitem__, int), torch_dtype(s.element)) for s in made.scratch]
     every = [*tensors, *(torch.full((n,), 99).to(dtype) for n, dtype in sizes)]

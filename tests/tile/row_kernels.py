@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
+from on_h200 import propose
 
 from tessera.executors import tile
 from tessera.executors.regions import body_of
@@ -20,7 +21,6 @@ from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.from_trace.region import lower
 from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets.triton.halves import halves, in_two, schedules
-from tessera.tile.targets.triton.propose import propose
 
 aten = torch.ops.aten
 X, W, ROW, TARGET = "matrix", "row", "column", "target"  # what an argument is

@@ -23,6 +23,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import cutile_model
+from on_h200 import CUDA_TILE as TARGET
 from programs import trace_of
 from regions import DYNAMIC, Program, make, wrong
 from torch._dispatch.python import enable_python_dispatcher
@@ -44,8 +45,9 @@ from tessera.ops.op import keep_whole
 from tessera.passes.clean.dce import dce
 from tessera.passes.decompose.apply import decompose
 from tessera.passes.fuse import regions as fuse
-from tessera.passes.fuse.duplicate import own_copies
-from tessera.passes.fuse.recompute import compute_again
+from tessera.passes.fuse.compiler import VIEW
+from tessera.passes.fuse.duplicate import duplicate
+from tessera.passes.fuse.recompute import recompute
 from tessera.tile.dialect import interp
 from tessera.tile.dialect.ops import ApplyOp, KernelOp
 from tessera.tile.from_trace.lower.rule import rule_of
@@ -53,7 +55,6 @@ from tessera.tile.from_trace.region import Unlowerable, kind_of, lower, why_not
 from tessera.tile.rewrites.split_reduction import can_split
 from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets import Target, named
-from tessera.tile.targets.cuda_tile import TARGET
 
 
 @dataclass
@@ -191,14 +192,14 @@ def compiled(program: Program, trace: Trace, mode: str, report: Report) -> Calla
         trace = tile.decompose(trace)
         executor = FusionExecutor("random", tile.regions, compile_region)
     else:
-        trace = compute_again(own_copies(decompose(trace, _holds), COMPILER), COMPILER)
+        trace = recompute(duplicate(decompose(trace, _holds), COMPILER), COMPILER)
         regions = _whole if mode == "whole" else partial(fuse.fuse, compiler=COMPILER)
         executor = FusionExecutor("random", regions, compile_region)
     if mode == "interp":
         verify(trace)
     done, claims = claim(trace, [executor, "aten"])
     if not program.empty:
-        computing = [e.results()[0].name for e in trace.equations if _kind(e) not in ("", fuse.VIEW)]
+        computing = [e.results()[0].name for e in trace.equations if _kind(e) not in ("", VIEW)]
         inside = {name for c in claims if c.executor == "random" for name in c.results}
         report.computing += len(computing)
         report.claimed += sum(name in inside for name in computing)
@@ -256,7 +257,7 @@ def kernels(seeds: Iterable[int]) -> Iterator[tuple[Program, KernelOp]]:
     """The kernels of programs, not run."""
     for seed in seeds:
         program = make(seed)
-        trace = own_copies(decompose(dce(trace_of(program.function(), *program.inputs)), _holds), COMPILER)
+        trace = duplicate(decompose(dce(trace_of(program.function(), *program.inputs)), _holds), COMPILER)
         for number, region in enumerate(fuse.fuse(trace, COMPILER)):
             yield program, lower(body_of(trace, region, f"program_{seed}_{number}"), f"program_{seed}_{number}").kernel
 

@@ -17,9 +17,10 @@ from tessera.tile.targets import missing
 
 pytestmark = pytest.mark.skipif(bool(missing("triton")), reason=missing("triton"))
 
+from on_h200 import propose  # noqa: E402
+
 from tessera.tile.targets.triton.halves import halves, schedules  # noqa: E402
 from tessera.tile.targets.triton.layout import Dim  # noqa: E402
-from tessera.tile.targets.triton.propose import propose  # noqa: E402
 from tessera.tile.targets.triton.resources import compile_only  # noqa: E402
 from tessera.tile.targets.triton.tiles import write  # noqa: E402
 from tessera.tile.targets.triton.unroll import BLOCKS, blocks_of_a_step, loads_first  # noqa: E402

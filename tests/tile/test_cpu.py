@@ -20,7 +20,8 @@ from tessera.tile.dialect.functions import FUNCTIONS
 from tessera.tile.dialect.index import gathered
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.schedules.schedule import Schedule
-from tessera.tile.targets.cpu import TARGET, CpuTarget, jit
+from tessera.tile.targets.cpu import jit
+from tessera.tile.targets.cpu.target import CpuTarget
 from tessera.util import disk as cache
 from tessera.util.errors import OptionError
 
@@ -37,6 +38,7 @@ def private_cache(tmp_path_factory):
 
 
 PLAIN = Schedule()
+TARGET = CpuTarget()
 
 
 def check(kernel: KernelOp, tensors, symbols=(), schedule=PLAIN, rtol=2e-6, atol=1e-6) -> None:
@@ -473,7 +475,7 @@ def test_product_with_few_rows(sizes):
     for flipped in (False, True):
         kernel, tensors = few_rows(*sizes, flipped=flipped)
         check(kernel, tensors, rtol=1e-4, atol=1e-4)
-        assert ("%block" in TARGET.compile(kernel, PLAIN).source) == TARGET.machine.fma
+        assert ("%block" in TARGET.compile(kernel, PLAIN).source) == TARGET.host.fma
 
 
 def test_product_on_several_threads():
@@ -733,8 +735,8 @@ def test_compiled_once_a_process_and_kept_on_disk(monkeypatch):
 def test_a_fresh_process_exits_quietly(tmp_path):
     script = (
         "import torch\nfrom kernels import softmax\nfrom tessera.tile.schedules.schedule import Schedule\n"
-        "from tessera.tile.targets.cpu import TARGET\n"
-        "case = softmax()\nTARGET.compile(case.kernel, Schedule())(case.tensors)\n"
+        "from tessera.tile.targets.cpu.target import CpuTarget\n"
+        "case = softmax()\nCpuTarget().compile(case.kernel, Schedule())(case.tensors)\n"
         "assert torch.allclose(case.tensors[1], case.expected[1]); print('fine')\n"
     )
     env = {**os.environ, "TESSERA_CACHE": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}

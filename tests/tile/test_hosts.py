@@ -16,10 +16,10 @@ from test_cpu import EDGES, PLAIN, ULPS, bf16, data, f32, few_rows, one_function
 from tessera.tile.dialect import interp
 from tessera.tile.dialect.elements import torch_dtype
 from tessera.tile.dialect.ops import KernelOp
-from tessera.tile.targets.cpu import CpuTarget, jit
+from tessera.tile.targets.cpu import jit
 from tessera.tile.targets.cpu.host import Host, host
 from tessera.tile.targets.cpu.product import at_once, block_rows
-from tessera.tile.targets.cpu.target import module_text
+from tessera.tile.targets.cpu.target import CpuTarget, module_text
 
 MULTIPLY = r"\bv?fm(?:la|ad)"  # and add
 LOOP = re.compile(r"(?s)(\n(?P<label>\.L\w+):(?:(?!\n\.L).)*?\n\t[\w.]+\t(?:[^\n]*, )?(?P=label)\b)")
@@ -37,7 +37,7 @@ TAKEN = {
 @pytest.mark.parametrize("name", HOSTS)
 def test_products_that_stay_with_the_library(name):
     """Rows fill registers, so that how many are taken follows from a register's length."""
-    target = CpuTarget(HOSTS[name])
+    target = CpuTarget(host=HOSTS[name])
     assert {rows for rows in range(1, 80) if not target.no_product(rows, 64, 64)} == TAKEN[name]
     if TAKEN[name]:
         assert "multiples" in target.no_product(16, 60, 64) and "multiples" in target.no_product(16, 64, 2)
@@ -87,7 +87,7 @@ def lesser_machines() -> dict[str, Host]:
 
 @pytest.mark.parametrize("name", lesser_machines())
 def test_lesser_machines(name):
-    target = CpuTarget(lesser_machines()[name])
+    target = CpuTarget(host=lesser_machines()[name])
     for kernel, tensors in samples():
         mine, theirs = [t.clone() for t in tensors], [t.clone() for t in tensors]
         target.compile(kernel, PLAIN)(mine)

@@ -112,7 +112,7 @@ def scan(x: torch.Tensor) -> torch.Tensor:
     return weave(even, pairs)
 
 
-def agrees(fn: Callable, *args: torch.Tensor) -> None:
+def check_agrees(fn: Callable, *args: torch.Tensor) -> None:
     trace = trace_of(fn, *args)
     lowered = lower(trace)
     launch = launcher(trace, lowered, lambda tensors, symbols: interp.run(lowered.kernel, tensors, symbols))
@@ -122,10 +122,10 @@ def agrees(fn: Callable, *args: torch.Tensor) -> None:
 @pytest.mark.parametrize("rows", [2, 4, 8, 16])
 def test_a_scan_by_halves(rows: int) -> None:
     x = torch.arange(rows * 6, dtype=torch.float64).reshape(6, rows).T
-    agrees(scan, x)
+    check_agrees(scan, x)
 
 
 def test_a_mirror_of_an_odd_number_of_copies() -> None:
     x = torch.arange(5.0)
-    agrees(lambda x: torch.repeat_interleave(x, 2)[:9].flip(0) + 1, x)
-    agrees(lambda x: x[:, None].expand(5, 2).reshape(10)[:9].flip(0).exp(), x)
+    check_agrees(lambda x: torch.repeat_interleave(x, 2)[:9].flip(0) + 1, x)
+    check_agrees(lambda x: x[:, None].expand(5, 2).reshape(10)[:9].flip(0).exp(), x)

@@ -20,7 +20,7 @@ def compiled(fn: Callable) -> Callable:
     return tessera.jit(fn, executors=["tile", "aten"], frontend="functional", strict=True)
 
 
-def same_bits(fn: Callable[..., tuple[Tensor, ...]], *args: Tensor) -> None:
+def check_same_bits(fn: Callable[..., tuple[Tensor, ...]], *args: Tensor) -> None:
     fast = compiled(fn)
     for got, want in zip(fast(*args), fn(*args), strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
@@ -30,21 +30,23 @@ def same_bits(fn: Callable[..., tuple[Tensor, ...]], *args: Tensor) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_numbers_are_rounded_where_a_step_hangs_on_them(dtype: torch.dtype) -> None:
     x = torch.tensor([0.1, 0.2, 0.3, -0.1, 0.7, 1 / 3], dtype=dtype)
-    same_bits(lambda x: (x == 0.1, x != 0.2, x <= 0.3, x < 0.7, x > 0.1), x)
-    same_bits(lambda x: (x == torch.full_like(x, 0.1), x.masked_fill(x > 0.5, 0.1) == 0.1), x)
-    same_bits(lambda x: (torch.where(x > 0, 0.1, x) == x, x.clamp(0.1, 0.3) == x), x)
-    same_bits(lambda x: (torch.remainder(x, 0.1) + 0, torch.fmod(x, 0.1) + 0), x)
-    same_bits(lambda x: (F.hardshrink(x, 0.1), F.hardtanh(x, -0.1, 0.3) == x), x)
+    check_same_bits(lambda x: (x == 0.1, x != 0.2, x <= 0.3, x < 0.7, x > 0.1), x)
+    check_same_bits(lambda x: (x == torch.full_like(x, 0.1), x.masked_fill(x > 0.5, 0.1) == 0.1), x)
+    check_same_bits(lambda x: (torch.where(x > 0, 0.1, x) == x, x.clamp(0.1, 0.3) == x), x)
+    check_same_bits(lambda x: (torch.remainder(x, 0.1) + 0, torch.fmod(x, 0.1) + 0), x)
+    check_same_bits(lambda x: (F.hardshrink(x, 0.1), F.hardtanh(x, -0.1, 0.3) == x), x)
 
 
 def test_a_number_to_the_left() -> None:
     x = torch.tensor([0.5, -1.5, 3.0, 7.0])
-    same_bits(lambda x: (-2 // x + 1, 2 % x, 3 - x, 2 / x, x.new_full((4,), 2) - x), x)
-    same_bits(lambda x: (5 // x.to(torch.bfloat16), 0.25 // x.double()), x)
+    check_same_bits(lambda x: (-2 // x + 1, 2 % x, 3 - x, 2 / x, x.new_full((4,), 2) - x), x)
+    check_same_bits(lambda x: (5 // x.to(torch.bfloat16), 0.25 // x.double()), x)
 
 
 def test_a_truth_value_filled_with_a_number() -> None:
-    same_bits(lambda x: (torch.full_like(x > 0, 3) & (x > 0), (x > 1) | torch.full_like(x > 0, 0)), torch.randn(5))
+    check_same_bits(
+        lambda x: (torch.full_like(x > 0, 3) & (x > 0), (x > 1) | torch.full_like(x > 0, 0)), torch.randn(5)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
@@ -68,7 +70,7 @@ def test_integers_divided_by_zero_raise_as_in_pytorch() -> None:
     with pytest.raises(RuntimeError, match="ZeroDivisionError"):
         fast(a, b - 1)
     assert "division of integers by zero" in str(tessera.explain(fast))
-    same_bits(lambda a: (a // 3 + 1, a % -3 * 2, torch.fmod(a, 5) - 1), a)  # a number is known not to be zero
+    check_same_bits(lambda a: (a // 3 + 1, a % -3 * 2, torch.fmod(a, 5) - 1), a)  # a number is known not to be zero
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

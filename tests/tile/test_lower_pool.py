@@ -35,7 +35,7 @@ def test_random_windows(mode: str, start: int, count: int) -> None:
     assert not failures, "\n\n".join(failures[:3])
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("mode", ["interp", "whole", "cutile"])
 def test_more_random_windows(mode: str) -> None:
     failures = pool_cases.run(mode, range(1000, 1150))
@@ -75,7 +75,8 @@ def test_what_varies_along_channels_alone_is_loaded_once() -> None:
 
 @pytest.mark.skipif(bool(missing("triton")), reason=missing("triton"))
 def test_channels_are_read_sixteen_bytes_at_once() -> None:
-    from tessera.tile.targets.triton.propose import propose
+    from on_h200 import propose
+
     from tessera.tile.targets.triton.resources import compile_only
 
     x = torch.empty(32, 64, 112, 112, dtype=torch.bfloat16, memory_format=torch.channels_last)  # only its type counts

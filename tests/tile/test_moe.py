@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from on_h200 import propose
 from test_from_trace import check, rand
 from test_products import cuda_trace, regions
 
@@ -22,7 +23,6 @@ from tessera.ir.trace import Trace
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.from_trace.lower.rule import RULES
 from tessera.tile.from_trace.region import lower
-from tessera.tile.targets.triton.propose import propose
 from tessera.tools.networks import MoE
 
 I64 = torch.int64
@@ -145,7 +145,7 @@ def gathers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_gradients_of_router_and_experts(dtype: torch.dtype, near: float) -> None:
     model, x, targets = _block(dtype, "cpu")
     with tile.own_kernels():
-        _agrees(model, x, targets, near, "index_select")
+        _check_agrees(model, x, targets, near, "index_select")
 
 
 def _block(dtype: torch.dtype, device: str) -> tuple[MoE, torch.Tensor, torch.Tensor]:
@@ -159,7 +159,7 @@ def _block(dtype: torch.dtype, device: str) -> tuple[MoE, torch.Tensor, torch.Te
     return model.to(device, dtype), x.to(device, dtype), targets.to(device, dtype)
 
 
-def _agrees(model: MoE, x: torch.Tensor, targets: torch.Tensor, near: float, shown: str) -> None:
+def _check_agrees(model: MoE, x: torch.Tensor, targets: torch.Tensor, near: float, shown: str) -> None:
     results = []
     fast = tessera.jit(model, executors=["tile", "aten"], strict=True)
     for call, on in ((fast, model), (model, model)):
@@ -200,4 +200,4 @@ def test_places_on_the_gpu() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "near"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)], ids=["f32", "bf16"])
 def test_gradients_on_the_gpu(dtype: torch.dtype, near: float) -> None:
-    _agrees(*_block(dtype, "cuda"), near, "cumsum")
+    _check_agrees(*_block(dtype, "cuda"), near, "cumsum")

@@ -10,10 +10,11 @@ from tessera.tile.dialect.build import KernelBuilder, bf16, f32, f64, i32
 from tessera.tile.dialect.elements import torch_dtype
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.schedules.schedule import Schedule
-from tessera.tile.targets.cpu import TARGET
 from tessera.tile.targets.cpu.host import host
 from tessera.tile.targets.cpu.layout import layout, piece_of
-from tessera.tile.targets.cpu.target import module_text
+from tessera.tile.targets.cpu.target import CpuTarget, module_text
+
+TARGET = CpuTarget()
 
 SHAPES = [(6, 3, 196), (5, 4, 49), (3, 2, 17), (40, 2, 100), (300, 2, 33), (4, 3, 48), (7, 2, 5)]  # images, channels, …
 IDS = ["x".join(map(str, s)) for s in SHAPES]
@@ -23,7 +24,7 @@ def at(i, r, channels: int, pixels: int):
     return i * pixels + r % pixels + r // pixels * (channels * pixels)
 
 
-def run(kernel: KernelOp, tensors: list[torch.Tensor], schedule: Schedule | None = None, rtol: float = 1e-5) -> None:
+def check(kernel: KernelOp, tensors: list[torch.Tensor], schedule: Schedule | None = None, rtol: float = 1e-5) -> None:
     mine, theirs = [t.clone() for t in tensors], [t.clone() for t in tensors]
     TARGET.compile(kernel, schedule or Schedule())(mine, [])
     interp.run(kernel, theirs, [])
@@ -52,7 +53,7 @@ def test_reductions(shape):
     for kind, element in [("sum", f32), ("sum", bf16), ("sum", f64), ("max", f32), ("min", i32), ("argmax", f32)]:
         kernel = reduction(kind, element, shape)
         out = torch.zeros(shape[1], dtype=torch_dtype(kernel.buffers[1].type.element))
-        run(kernel, [numbers(element, shape[0] * shape[1] * shape[2]), out])
+        check(kernel, [numbers(element, shape[0] * shape[1] * shape[2]), out])
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=IDS)
@@ -68,7 +69,7 @@ def test_what_is_computed_between_reductions(shape, lanes):
     k.store(k.apply("div", e, k.reduce("sum", e, "r")), y, at(i, r, channels, pixels))
     count = images * channels * pixels
     schedule = Schedule(extra=(("vector", "r"), ("lanes", lanes)))
-    run(k.finish(), [numbers(f32, count), torch.full((count + 1,), 9.0)], schedule)
+    check(k.finish(), [numbers(f32, count), torch.full((count + 1,), 9.0)], schedule)
 
 
 def test_all_accesses_are_runs():

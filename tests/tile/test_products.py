@@ -224,7 +224,7 @@ def test_compiles_for_hopper(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
     launch = kernel_of(cuda_trace(CASES[name][0], *CASES[name][1:]))
     assert launch is not None and launch.schedule.persistent
-    found = compile_only(launch.kernel, launch.schedule, 90)
+    found = compile_only(launch.tile, launch.schedule, 90)
     assert found.spills == 0 and found.shared <= 227 * 1024, found
     assert "wgmma" in found.ptx and "cp.async.bulk.tensor" in found.ptx
 
@@ -235,7 +235,7 @@ def test_compiles_for_blackwell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
     launch = kernel_of(cuda_trace(*CASES["residual"]))
-    found = compile_only(launch.kernel, launch.schedule, 100)
+    found = compile_only(launch.tile, launch.schedule, 100)
     assert found.spills == 0 and "tcgen05.mma" in found.ptx and "cp.async.bulk.tensor" in found.ptx
 
 
@@ -304,7 +304,9 @@ def test_cuda_tile_gives_the_right_numbers(name: str) -> None:
 
 def test_cuda_tile_keeps_two_accumulators_in_registers() -> None:
     pytest.importorskip("cuda.tile")
-    from tessera.tile.targets.cuda_tile import TARGET, toolchain
+    from on_h200 import CUDA_TILE as TARGET
+
+    from tessera.tile.targets.cuda_tile import toolchain
 
     if not toolchain.available():
         pytest.skip("needs cuda-tile[tileiras]")

@@ -1,7 +1,8 @@
 """Random programs through the whole tile compiler: eager PyTorch and float64 say what is right.
 
-A default share runs always; the rest is marked slow. A failure prints the seed and the text of the program:
-`make(seed)` in `regions` gives it again. What no kernel takes is counted, so that the tests cannot pass by declining.
+A share runs always, more run in the sweep, and `run_regions.py MODE START COUNT` runs any number. A failure prints the
+seed and the text of the program: `make(seed)` in `regions` gives it again. What no kernel takes is counted, so that the
+tests cannot pass by declining.
 """
 
 from __future__ import annotations
@@ -25,20 +26,20 @@ from tessera.tile.targets import missing, named
 HERE = Path(__file__).parent
 
 
-def batches(start: int, default: int, slow: int, size: int) -> list:
-    """Ranges of seeds: as many programs by default, and so many more that are slow."""
-    firsts = range(start, start + default + slow, size)
+def batches(start: int, always: int, sweep: int, size: int) -> list:
+    """Ranges of seeds: so many programs run always, and so many more in the sweep."""
+    firsts = range(start, start + always + sweep, size)
     return [
         pytest.param(
             range(first, first + size),
             id=f"{first}+{size}",
-            marks=[pytest.mark.slow] if first >= start + default else [],
+            marks=[pytest.mark.sweep] if first >= start + always else [],
         )
         for first in firsts
     ]
 
 
-def judge(report: Report) -> None:
+def check_report(report: Report) -> None:
     many = f"{report.programs} programs, {report.woven} of them woven"
     print(f"{many}; {report.kernels} kernels, {report.share:.0%} of the equations in them")
     many = f"{len(report.failures)} of {report.programs} programs failed\n\n"
@@ -108,31 +109,31 @@ def test_eager_is_right_and_a_wrong_result_is_not() -> None:
 @pytest.mark.skipif(bool(missing("cpu")), reason=missing("cpu"))
 @pytest.mark.parametrize("seeds", batches(0, 240, 1800, 80))
 def test_cpu(seeds: range) -> None:
-    judge(run_regions.run("cpu", seeds))
+    check_report(run_regions.run("cpu", seeds))
 
 
 @pytest.mark.skipif(bool(missing("cpu")), reason=missing("cpu"))
 @pytest.mark.parametrize("seeds", batches(10_000, 40, 160, 40))
 def test_cpu_with_one_kernel_a_program(seeds: range) -> None:
-    judge(run_regions.run("whole", seeds))
+    check_report(run_regions.run("whole", seeds))
 
 
 @pytest.mark.skipif(bool(missing("cpu")), reason=missing("cpu"))
 @pytest.mark.parametrize("seeds", batches(50_000, 40, 160, 40))
 def test_cpu_with_sizes_that_change(seeds: range) -> None:
     report = run_regions.run("dynamic", seeds)
-    judge(report)
+    check_report(report)
     assert report.resized > 0.6 * report.programs, f"only {report.resized} of {report.programs} ran at another size"
 
 
 @pytest.mark.parametrize("seeds", batches(20_000, 80, 240, 80))
 def test_interpreter(seeds: range) -> None:
-    judge(run_regions.run("interp", seeds))
+    check_report(run_regions.run("interp", seeds))
 
 
 @pytest.mark.parametrize("seeds", batches(70_000, 30, 240, 30))
 def test_model_of_cutile(seeds: range) -> None:
-    judge(run_regions.run("cutile", seeds))
+    check_report(run_regions.run("cutile", seeds))
 
 
 @pytest.mark.skipif(bool(missing("triton")), reason=missing("triton"))
@@ -140,7 +141,7 @@ def test_model_of_cutile(seeds: range) -> None:
     "seeds",
     [
         pytest.param(range(30_000, 30_060), id="30000+60"),
-        pytest.param(range(30_060, 30_300), id="30060+240", marks=pytest.mark.slow),
+        pytest.param(range(30_060, 30_300), id="30060+240", marks=pytest.mark.sweep),
     ],
 )
 def test_triton_interpreter(seeds: range) -> None:
@@ -149,13 +150,13 @@ def test_triton_interpreter(seeds: range) -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    judge(Report(**json.loads(done.stdout.splitlines()[-1])))
+    check_report(Report(**json.loads(done.stdout.splitlines()[-1])))
 
 
 @pytest.mark.skipif(bool(missing("triton")), reason=missing("triton"))
 @pytest.mark.parametrize("arch", [90, 100])
 @pytest.mark.parametrize(
-    ("start", "count"), [pytest.param(40_000, 12, id="12"), pytest.param(41_000, 48, id="48", marks=pytest.mark.slow)]
+    ("start", "count"), [pytest.param(40_000, 12, id="12"), pytest.param(41_000, 48, id="48", marks=pytest.mark.sweep)]
 )
 def test_kernels_compile_for_gpus_that_are_not_here(arch: int, start: int, count: int) -> None:
     from tessera.tile.targets.triton.resources import compile_only

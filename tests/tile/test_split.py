@@ -1,4 +1,4 @@
-"""Reductions in parts: which kernels can be parted, that the parts give the whole, and where few long rows are."""
+"""Reductions in parts: which kernels can be split, that the parts give the whole, and where few long rows are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tessera.tile.dialect.elements import torch_dtype
 from tessera.tile.dialect.interp import run
 from tessera.tile.dialect.ops import PARALLEL, KernelOp
 from tessera.tile.rewrites.split_kernel import Split
-from tessera.tile.rewrites.split_reduction import can_split, ends_all, split
+from tessera.tile.rewrites.split_reduction import can_split, ends_all, split_reduction
 from tessera.tile.schedules.schedule import reduced_axis
 from tessera.tile.targets import named
 from tessera.util.names import names
@@ -40,7 +40,7 @@ def by_interpreter(made: Split, case: Case) -> list[torch.Tensor]:
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name + ("-dynamic" if c.symbols else ""))
 def test_parts_give_the_whole(case: Case) -> None:
     for parts in (2, 3, 8, 50):  # of the last, some parts are empty
-        case.check(by_interpreter(split(case.kernel, parts), case))
+        case.check(by_interpreter(split_reduction(case.kernel, parts), case))
 
 
 def test_which_can_be_split() -> None:
@@ -53,11 +53,11 @@ def test_which_can_be_split() -> None:
 
 
 def test_a_softmax_is_two_kernels_and_one_read_more() -> None:
-    made = split(kernels.softmax(8, 4096).kernel, 16)
+    made = split_reduction(kernels.softmax(8, 4096).kernel, 16)
     assert reduced_axis(made.first) == "r" and len(made.scratch) == 2
     assert made.second.axis_names(PARALLEL) == ("i", "r")
     assert not ends_all(kernels.softmax().kernel) and ends_all(kernels.cross_entropy().kernel)
-    lone = split(kernels.cross_entropy(8, 4096).kernel, 16)
+    lone = split_reduction(kernels.cross_entropy(8, 4096).kernel, 16)
     assert lone.second.axis_names(PARALLEL) == ("i",)
 
 

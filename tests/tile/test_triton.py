@@ -28,13 +28,15 @@ from tessera.tile.dialect.functions import FUNCTIONS
 from tessera.tile.dialect.index import parse
 from tessera.tile.dialect.ops import KernelOp, element_of
 from tessera.tile.rewrites.split_reduction import can_split
-from tessera.tile.rewrites.split_walk import share
+from tessera.tile.rewrites.split_walk import split_walk
 from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets import missing, named, target_for
 from tessera.util.errors import InputError, OptionError
 
 pytest.importorskip("triton")
 
+from on_h200 import H200, propose  # noqa: E402
+from on_h200 import TRITON as TARGET  # noqa: E402
 from triton_cases import NO_LOOP, TRIALS, function_cases, run, sizes_of  # noqa: E402
 
 from tessera.tile.targets.triton import ahead  # noqa: E402
@@ -43,9 +45,7 @@ from tessera.tile.targets.triton.functions import FLOAT, INTEGER, TRUTH  # noqa:
 from tessera.tile.targets.triton.halves import halves, schedules  # noqa: E402
 from tessera.tile.targets.triton.launch import Launcher  # noqa: E402
 from tessera.tile.targets.triton.layout import needs_wide, unwrap  # noqa: E402
-from tessera.tile.targets.triton.propose import propose  # noqa: E402
 from tessera.tile.targets.triton.resources import compile_only  # noqa: E402
-from tessera.tile.targets.triton.target import TARGET  # noqa: E402
 
 
 def test_under_the_interpreter(tmp_path: Path) -> None:
@@ -132,10 +132,10 @@ def test_walks_keep_their_sums_in_registers(
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
     kernel = kernels.norm_backward(2, m, torch.bfloat16, dynamic=True).kernel
     schedule = propose(kernel, {"n": n})[0]
-    parted = share(kernel, schedule.split)
+    made = split_walk(kernel, schedule.split)
     first, second = (
         compile_only(half, s, arch)
-        for half, s in zip((parted.first, parted.second), schedules(kernel, schedule, parted), strict=True)
+        for half, s in zip((made.first, made.second), schedules(kernel, schedule, made), strict=True)
     )
     assert first.spills == 0 and second.spills == 0
     assert first.registers * 32 * schedule.warps * max(16 // schedule.warps, 1) <= 65536  # as many as were meant fit
@@ -149,9 +149,9 @@ def test_long_rows_come_before_their_columns(
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
     kernel = kernels.norm_backward(2, 32768, dtype, dynamic=True).kernel
     schedule = propose(kernel, {"n": 2048})[0]
-    parted = halves(kernel, schedule)
-    assert schedule.loop and parted.second.axis_names("reduce") == (kernel.walked,)
-    for half, own in zip((parted.first, parted.second), schedules(kernel, schedule, parted), strict=True):
+    made = halves(kernel, schedule)
+    assert schedule.loop and made.second.axis_names("reduce") == (kernel.walked,)
+    for half, own in zip((made.first, made.second), schedules(kernel, schedule, made), strict=True):
         found = compile_only(half, replace(own, split=1))
         assert found.spills == 0 and found.registers <= 128 and "ld.global.v4" in found.ptx
 
@@ -328,7 +328,8 @@ def test_proposals_know_the_measured_facts() -> None:
 
 
 def test_targets_by_device_and_name() -> None:
-    assert missing("triton") == "" and named("triton") is TARGET and target_for("cuda") is TARGET
+    assert missing("triton") == "" and named("triton", H200) is named("triton", H200)
+    assert named("triton") is target_for("cuda") and target_for("cuda").machine.kind == "gpu"
     assert target_for("meta") is None
 
 

@@ -19,6 +19,8 @@ import attention_cases
 import kernels
 import torch
 from kernels import Case
+from on_h200 import TRITON as TARGET
+from on_h200 import propose
 
 from tessera.tile.dialect.build import KernelBuilder, f32, f64, i1, i64
 from tessera.tile.dialect.functions import FUNCTIONS
@@ -28,8 +30,6 @@ from tessera.tile.targets.base import CompiledKernel
 from tessera.tile.targets.triton.emit import emit
 from tessera.tile.targets.triton.functions import FLOAT, INTEGER
 from tessera.tile.targets.triton.launch import Launcher
-from tessera.tile.targets.triton.propose import propose
-from tessera.tile.targets.triton.target import TARGET
 
 
 def sizes_of(case: Case) -> dict[str, int]:
@@ -246,7 +246,7 @@ def interpreted() -> dict[str, str]:
     for blocks in ((("i j", 16),), (("i", 2), ("j", 4)), (("j", 8),), ()):
         works.append((f"add_once-{blocks}", partial(run, add_once_case(), Schedule(blocks))))
     works += [(f"attention-{i}", partial(_attention, case)) for i, case in enumerate(attention_cases.CASES)]
-    works += [("grows", _grows), ("wide", _wide), ("alone", _alone), ("empty", _empty)]
+    works += [("grows", _grows), ("wide", _check_wide), ("alone", _check_alone), ("empty", _check_empty)]
     found = {}
     for name, work in works:
         try:
@@ -278,7 +278,7 @@ def _grows() -> None:
         case.check(tensors)
 
 
-def _wide() -> None:
+def _check_wide() -> None:
     """Offsets of 64 bits."""
     for case, schedule in (
         (kernels.softmax(dynamic=True), Schedule((("i", 2), ("r", 16)), loop=True)),
@@ -299,7 +299,7 @@ def _wide() -> None:
         assert "tl.int64" in launcher._variants[False, True, False].source
 
 
-def _alone() -> None:
+def _check_alone() -> None:
     """The emitted module needs nothing of ours."""
     case = kernels.column_sum(dynamic=True)
     path = Path(os.environ["TESSERA_CACHE"]) / "alone.py"
@@ -314,7 +314,7 @@ def _alone() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def _empty() -> None:
+def _check_empty() -> None:
     """No elements: nothing runs; an empty row reduces to the identity."""
     case = kernels.pointwise(1, dynamic=True)
     TARGET.compile(case.kernel, Schedule((("i", 128),)))([torch.zeros(0)] * 3, [0])

@@ -155,7 +155,6 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "modes train_step adamw" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A few cases of every section on the CPU, each kernel held to its types: nothing is wrong."""
     file = tmp_path / "battery.json"

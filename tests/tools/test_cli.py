@@ -141,14 +141,13 @@ def test_failing_probe_says_what_and_why():
         in_fresh_process(probe.__name__, "compile_cost", who="nobody", layers=1, backward=False)
 
 
-@pytest.mark.parametrize("backward", [False, True])
-def test_compile_cost_is_measured_in_a_fresh_process(backward):
-    options = {"who": "dynamo", "layers": 1, "backward": backward}
+def test_compile_cost_is_measured_in_a_fresh_process():
+    options = {"who": "dynamo", "layers": 1, "backward": True}
     assert in_fresh_process(probe.__name__, "compile_cost", **options) > 0
 
 
 def test_bench_measures_and_writes_json(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(core, "BLOCKS", 2)
+    monkeypatch.setattr(core, "BLOCKS", 1)
     path = tmp_path / "core.json"
     who = ["--who", "eager", "aot_eager"]
     only = ["--only", "call-train", "step"]
@@ -160,7 +159,7 @@ def test_bench_measures_and_writes_json(tmp_path, capsys, monkeypatch):
         ("GPT training step", "eager"),
         ("GPT training step", "aot_eager"),
     ]
-    assert all(len(row["samples"]) == 2 and row["value"] > 0 for row in found)
+    assert all(len(row["samples"]) == 1 and row["value"] > 0 for row in found)
     assert "GPT training step" in capsys.readouterr().out
 
 

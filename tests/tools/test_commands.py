@@ -9,10 +9,10 @@ import textwrap
 
 import pytest
 import torch
+from planted import own_pipelines
 
 import tessera
 from tessera.ops.op import REGISTRY
-from tessera.pipeline import compilation as pipelines
 from tessera.tile.dialect.text import to_text
 from tessera.tools import cli, doctor
 from tessera.tools.op import overloads
@@ -173,12 +173,12 @@ def test_op_tells_where_rules_stand(capsys):
     assert cli.main(["op", "--json", "gelu"]) == 0
     rows = {row["rule"]: row for row in json.loads(capsys.readouterr().out)["aten.gelu.default"]}
     assert rows["vjp"]["where"].startswith("tessera/ops/activation.py:")
-    assert rows["tile lowering"]["where"].startswith("tessera/tile/from_trace/lower/rule")
+    assert rows["tile lowering"]["where"].startswith("tessera/tile/from_trace/lower/activation.py:")
     assert list(rows) == [
         "declared", "type", "vjp", "jvp", "batching", "cost", "tile lowering", "decomposition",
     ]  # fmt: skip
     assert cli.main(["op", "aten::softmax.int"]) == 0
-    assert "decompose_nn.py" in capsys.readouterr().out
+    assert "decompose/nn.py" in capsys.readouterr().out
 
 
 def test_op_lines_are_the_declarations():
@@ -204,8 +204,8 @@ def test_tile_opt_runs_kernels(tmp_path, capsys):
     fast = tessera.jit(lambda x: torch.softmax(x.sin(), -1), executors=["tile", "aten"], dynamic=True)
     fast(torch.randn(4, 16))
     (region,) = tessera.stages(fast)["claim"].trace.equations
-    (tmp_path / "k.mlir").write_text(to_text(region.op.fn.kernel))
-    names = [s.data for s in region.op.fn.kernel.symbol_names]
+    (tmp_path / "k.mlir").write_text(to_text(region.op.kernel.tile))
+    names = [s.data for s in region.op.kernel.tile.symbol_names]
     assert cli.main(["tile-opt", "--run", "--json", "--sizes", ",".join(f"{n}=5" for n in names), "k.mlir"]) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert cli.main(["tile-opt", "--run", "--sizes", "nothing=5", "k.mlir"]) == 2
@@ -234,7 +234,8 @@ def test_the_command_in_a_process_of_its_own(script):
 
 PLANTED = """
 import torch
-from tessera import pipelines
+from tessera.pipeline.lists import insert
+from tessera.pipeline.stage import Stage
 
 def wrong(trace):
     swap = {torch.ops.aten.erf.default: torch.ops.aten.tanh.default}
@@ -245,7 +246,7 @@ def refuse(trace):
         raise KeyError("planted")
     return trace
 
-pipelines.CLEAN.append(("planted", STEP))
+insert(Stage("planted", STEP, "a test"), before="dce")
 
 @torch.compile
 def f(x, w):
@@ -258,7 +259,7 @@ f(x, w).backward()
 
 @pytest.fixture
 def unplanted(monkeypatch):
-    monkeypatch.setattr(pipelines, "CLEAN", [*pipelines.CLEAN])
+    own_pipelines(monkeypatch)
 
 
 def test_check_names_what_is_wrong_in_a_script(tmp_path, capsys, unplanted):
@@ -266,7 +267,7 @@ def test_check_names_what_is_wrong_in_a_script(tmp_path, capsys, unplanted):
     assert cli.main(["check", "--json", path]) == 1
     found = json.loads(capsys.readouterr().out)
     assert not found["ok"] and found["faults"][0]["guilty"] == "pass 'planted'"
-    assert found["faults"][0]["line"] == "other.py:17"
+    assert found["faults"][0]["line"] == "other.py:18"
     assert cli.main(["check", path]) == 1
     assert "first wrong equation: erf = aten.tanh(" in capsys.readouterr().out
 

@@ -10,7 +10,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import tessera
-from tessera.just_in_time.api import compiled_state
+from tessera.just_in_time.compiled import compiled_state
 from tessera.machines import machine
 from tessera.tools.models import GPT, GPTConfig
 from tessera.tools.profile import result, run
@@ -38,7 +38,7 @@ def trained():
 
 def test_every_equation_has_a_row(trained):
     fast, _, profile = trained
-    programs = compiled_state(fast).compilations()[0].programs
+    programs = compiled_state(fast).compilations()[0].account.programs
     assert [p.name for p in programs] == ["forward", "backward"]
     assert len(profile.rows) == sum(len(p.trace.equations) for p in programs)
     assert {(r.program, r.index) for r in profile.rows} == {
@@ -87,11 +87,11 @@ def test_the_compiled_function_is_left_as_it_was():
     fast, x = tessera.jit(nn.Linear(4, 4)), torch.randn(2, 4)
     fast(x)
     compilation = compiled_state(fast).compilations()[0]
-    call, runs = compilation.call, [p.run for p in compilation.programs]
+    call, runs = compilation.executable.call, [p.run for p in compilation.account.programs]
     tessera.profile(fast, x, steps=1)
-    assert compilation.call is call
-    assert all(p.run is run for p, run in zip(compilation.programs, runs, strict=True))
-    assert all("_tessera_" not in p.run.source for p in compilation.programs)
+    assert compilation.executable.call is call
+    assert all(p.run is run for p, run in zip(compilation.account.programs, runs, strict=True))
+    assert all("_tessera_" not in p.run.source for p in compilation.account.programs)
     assert len(compiled_state(fast).compilations()) == 1
 
 
@@ -104,15 +104,15 @@ def test_the_function_is_back_after_a_failure():
     fast = tessera.jit(f)
     fast(torch.ones(3))
     compilation = compiled_state(fast).compilations()[0]
-    call = compilation.call
+    call = compilation.executable.call
 
     def failing():
-        calls.append(compilation.call is not call)
+        calls.append(compilation.executable.call is not call)
         raise RuntimeError("on purpose")
 
     with pytest.raises(RuntimeError, match="on purpose"):
         run._on_cpu([(compilation, "f")], failing, 1)
-    assert calls == [True] and compilation.call is call
+    assert calls == [True] and compilation.executable.call is call
 
 
 def test_no_gradient_is_left_behind_and_none_is_touched():
@@ -219,7 +219,7 @@ def test_an_executors_operator_counts_as_the_operator():
     q = torch.randn(1, 2, 16, 8)
     fast = tessera.jit(lambda q: F.scaled_dot_product_attention(q, q, q), executors=["sdpa", "aten"])
     fast(q)
-    eqn = compiled_state(fast).compilations()[0].programs[0].trace.equations[0]
+    eqn = compiled_state(fast).compilations()[0].account.programs[0].trace.equations[0]
     assert work(eqn).matrix_flops == pytest.approx(4 * 2 * 16 * 16 * 8, rel=0.2)
 
 
@@ -269,7 +269,7 @@ def test_rows_of_a_gpu_take_the_time_of_kernels():
     fast = tessera.jit(lambda x: x.sin().cumsum(0), executors=["aten"])
     fast(torch.ones(8))
     (compilation,) = compiled_state(fast).compilations()
-    programs = [(compilation.name, p) for p in compilation.programs]
+    programs = [(compilation.name, p) for p in compilation.account.programs]
     rows = rows_of(programs, from_torch_profile(EVENTS), machine("h200"))
     assert [(r.operator, round(r.seconds * 1e6), round(r.host_seconds * 1e6)) for r in rows] == [
         ("aten.sin", 20, 10), ("aten.cumsum", 15, 10),

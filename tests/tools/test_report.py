@@ -11,7 +11,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import tessera
-from tessera.just_in_time.api import compiled_state
+from tessera.just_in_time.compiled import compiled_state
 from tessera.tools.models import GPT, GPTConfig
 from tessera.tools.report.collect import collect
 from tessera.tools.report.write import embedded, page
@@ -88,15 +88,15 @@ def test_programs_have_their_equations_and_memory(written, data):
     compilation = compiled_state(written[0]).compilations()[0]
     (graph,) = data["graphs"]
     assert [p["name"] for p in graph["programs"]] == ["forward", "backward"]
-    for told, program in zip(graph["programs"], compilation.programs, strict=True):
+    for told, program in zip(graph["programs"], compilation.account.programs, strict=True):
         assert len(told["equations"]) == len(told["live"]) == len(told["measured"]) == len(program.trace.equations)
         for line, eqn in zip(told["equations"], program.trace.equations, strict=True):
             assert all(v.name in data["lines"]["text"][line] for v in eqn.results())
         stage = graph["stages"][told["stage"]]
         assert set(told["equations"]) <= set(stage["lines"])
     forward, backward = graph["programs"]
-    assert forward["base"] == 0 and backward["base"] == compilation.saved_bytes > 0
-    assert forward["live"][-1] >= compilation.saved_bytes  # what backward needs is alive at the end
+    assert forward["base"] == 0 and backward["base"] == compilation.account.saved_bytes > 0
+    assert forward["live"][-1] >= compilation.account.saved_bytes  # what backward needs is alive at the end
 
 
 def test_profile_rows_name_their_equations(data):
@@ -158,8 +158,8 @@ def test_without_arguments_nothing_is_run(tmp_path):
         tessera.report(fast, tmp_path / "r.html")
     fast(torch.ones(3))
     compilation = compiled_state(fast).compilations()[0]
-    call = compilation.call
-    compilation.call = lambda *args: calls.append(1) or call(*args)
+    call = compilation.executable.call
+    compilation.executable.call = lambda *args: calls.append(1) or call(*args)
     tessera.report(fast, tmp_path / "r.html")
     assert not calls and data_of((tmp_path / "r.html").read_text())["profile"] is None
     with pytest.raises(InputError, match="expected what tessera.jit gave"):

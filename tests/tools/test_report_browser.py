@@ -7,7 +7,7 @@ import torch
 from browser import Browser
 
 import tessera
-from tessera.just_in_time.api import compiled_state
+from tessera.just_in_time.compiled import compiled_state
 from tessera.tools.models import GPT, GPTConfig
 from tessera.tools.report.write import write
 

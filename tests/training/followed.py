@@ -71,7 +71,9 @@ def compiled_steps(run, step, data, between, around):
         between(run, i)
 
 
-def follow(make, *, model=Tied, begin=None, between=None, around=None, steps=5, clips=None, accumulate=1, **options):
+def check_follows(
+    make, *, model=Tied, begin=None, between=None, around=None, steps=5, clips=None, accumulate=1, **options
+):
     """Both runs, compared; gives the step and the run that it made."""
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -90,8 +92,8 @@ def follow(make, *, model=Tied, begin=None, between=None, around=None, steps=5, 
     with warnings.catch_warnings(record=True) as expected:
         warnings.simplefilter("always")
         want = list(eager_steps(theirs, data, between, around, accumulate, clips))
-    close(torch.stack(got), torch.stack(want))
-    same(mine, theirs, bool(options.get("keep_grads")))
+    assert_close(torch.stack(got), torch.stack(want))
+    assert_same(mine, theirs, bool(options.get("keep_grads")))
     assert schedulers(told) == schedulers(expected)
     return step, mine
 
@@ -100,21 +102,21 @@ def schedulers(caught):
     return sorted(str(w.message) for w in caught if "lr_scheduler" in str(w.message))
 
 
-def close(got, want, tolerance=1e-4):
+def assert_close(got, want, tolerance=1e-4):
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
-def same(mine, theirs, grads):
-    close(mine.model.state_dict(), theirs.model.state_dict())
+def assert_same(mine, theirs, grads):
+    assert_close(mine.model.state_dict(), theirs.model.state_dict())
     assert mine.log == theirs.log
     a, b = mine.optimizer.state_dict()["state"], theirs.optimizer.state_dict()["state"]
     assert a.keys() == b.keys()
     for key, state in b.items():
         assert a[key].keys() == state.keys()
         for name, value in state.items():
-            close(a[key][name], value)
+            assert_close(a[key][name], value)
     for p, q in zip(mine.model.parameters(), theirs.model.parameters(), strict=True) if grads else ():
         assert (p.grad is None) == (q.grad is None)
         if q.grad is not None:
-            close(p.grad, q.grad)
+            assert_close(p.grad, q.grad)
             assert p.grad.stride() == q.grad.stride()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from followed import follow
+from followed import check_follows
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
@@ -27,7 +27,7 @@ FLAGS = {
 
 @pytest.mark.parametrize("name", FLAGS)
 def test_flags(name):
-    step, _ = follow(lambda m: adam(m, **FLAGS[name]))
+    step, _ = check_follows(lambda m: adam(m, **FLAGS[name]))
     assert not step.in_parts
 
 
@@ -37,7 +37,7 @@ def test_clipping_by_norm_then_by_value(own):
         if own:
             run.optimizer.register_step_post_hook(lambda *_: None)
 
-    step, _ = follow(sgd, begin=begin, clips={"clip_norm": 0.5, "clip_value": 0.02}, keep_grads=True)
+    step, _ = check_follows(sgd, begin=begin, clips={"clip_norm": 0.5, "clip_value": 0.02}, keep_grads=True)
     assert bool(step.in_parts) == own
 
 
@@ -53,7 +53,7 @@ def freeze_every_other(run, i):
 @pytest.mark.parametrize("between", [use_every_other, freeze_every_other])
 def test_parameters_that_come_and_go(between, keep_grads):
     """One without a gradient has None, not zeros: its momentum rests."""
-    step, _ = follow(sgd, between=between, keep_grads=keep_grads)
+    step, _ = check_follows(sgd, between=between, keep_grads=keep_grads)
     assert not step.in_parts
 
 
@@ -64,8 +64,8 @@ def test_gradients_that_were_there_before():
         for p in run.model.parameters():
             p.grad = torch.ones_like(p)
 
-    follow(sgd, begin=begin, keep_grads=True)
-    _, run = follow(sgd, begin=begin)
+    check_follows(sgd, begin=begin, keep_grads=True)
+    _, run = check_follows(sgd, begin=begin)
     assert all(p.grad is None for p in run.model.parameters())
 
 
@@ -81,7 +81,7 @@ def zero_in_between(run, i):
 
 @pytest.mark.parametrize("between", [None, add_backward, zero_in_between, use_every_other])
 def test_accumulated_gradients_wait_where_eager_keeps_them(between):
-    step, _ = follow(sgd, between=between, accumulate=2, steps=6, keep_grads=True)
+    step, _ = check_follows(sgd, between=between, accumulate=2, steps=6, keep_grads=True)
     assert not step.in_parts
 
 
@@ -92,7 +92,7 @@ def test_accumulation_goes_on_in_parts():
         if i == 2:
             run.model.hidden.weight.register_hook(lambda g: g * 0.5)
 
-    step, _ = follow(sgd, between=between, accumulate=2, steps=6)
+    step, _ = check_follows(sgd, between=between, accumulate=2, steps=6)
     assert "hooks are registered on a parameter" in step.in_parts
 
 
@@ -104,7 +104,7 @@ def test_hooks_after_accumulation():
 
         run.model.hidden.weight.register_post_accumulate_grad_hook(halve)
 
-    follow(sgd, begin=begin)
+    check_follows(sgd, begin=begin)
 
 
 def in_groups(model):
@@ -135,7 +135,7 @@ def add(run, i):
 
 @pytest.mark.parametrize("between", [use_every_other, edit, move, add])
 def test_groups(between):
-    step, _ = follow(in_groups, between=between)
+    step, _ = check_follows(in_groups, between=between)
     assert not step.in_parts
 
 
@@ -147,11 +147,11 @@ def test_averages_of_a_model():
         run.average.update_parameters(run.model)
         run.log.append([round(p.detach().double().sum().item(), 2) for p in run.average.parameters()])
 
-    follow(sgd, begin=begin, between=between)
+    check_follows(sgd, begin=begin, between=between)
 
 
 def test_autocast_around_a_step():
-    step, _ = follow(sgd, around=lambda: torch.autocast("cpu", torch.bfloat16), steps=3)
+    step, _ = check_follows(sgd, around=lambda: torch.autocast("cpu", torch.bfloat16), steps=3)
     assert not step.in_parts
 
 
@@ -164,7 +164,7 @@ def test_state_and_parameters_that_are_replaced():
         if i == 3:
             run.optimizer.state.clear()
 
-    step, _ = follow(adam, between=between)
+    step, _ = check_follows(adam, between=between)
     assert not step.in_parts
 
 
@@ -183,7 +183,7 @@ class Turned(nn.Module):
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_gradients_are_laid_out_as_their_parameters(accumulate):
-    follow(sgd, model=Turned, accumulate=accumulate, steps=4, keep_grads=True)
+    check_follows(sgd, model=Turned, accumulate=accumulate, steps=4, keep_grads=True)
 
 
 class Complex(nn.Module):
@@ -196,5 +196,5 @@ class Complex(nn.Module):
 
 
 def test_complex_parameters_run_the_optimizers_own_step():
-    step, _ = follow(sgd, model=Complex, steps=3)
+    step, _ = check_follows(sgd, model=Complex, steps=3)
     assert "complex" in step.in_parts

@@ -7,7 +7,7 @@ from types import MethodType
 
 import pytest
 import torch
-from followed import Tied, follow
+from followed import Tied, check_follows
 from torch.optim import lr_scheduler
 
 import tessera
@@ -80,7 +80,7 @@ def an_object(run):
 
 @pytest.mark.parametrize("begin", [on_the_object, under_a_scheduler, over_a_scheduler, an_object])
 def test_a_step_that_was_replaced_runs(begin):
-    step, _ = follow(sgd, begin=begin)
+    step, _ = check_follows(sgd, begin=begin)
     (told,) = (g.eager_reason for g in tessera.explain(step).graphs if g.eager_reason)
     assert "the optimizer's step was replaced by a" in told
 
@@ -95,7 +95,7 @@ def test_a_step_that_was_replaced_on_the_class_runs(monkeypatch):
         return result
 
     monkeypatch.setattr(torch.optim.SGD, "step", patched)
-    step, _ = follow(sgd)
+    step, _ = check_follows(sgd)
     assert "test_methods.py" in step.in_parts
 
 
@@ -106,7 +106,7 @@ def test_a_step_may_be_replaced_between_steps_and_put_back():
         elif i == 3:
             del run.optimizer.step
 
-    step, _ = follow(adam, between=between)
+    step, _ = check_follows(adam, between=between)
     assert step.in_parts
 
 
@@ -141,7 +141,7 @@ class OtherState(torch.optim.SGD):
 )
 def test_other_classes_run_their_own_step(make, reason):
     """Of a subclass that changes nothing a step does, the base's equations hold."""
-    step, _ = follow(make, clips={"clip_norm": 0.5, "clip_value": 0.05}, accumulate=2, steps=4)
+    step, _ = check_follows(make, clips={"clip_norm": 0.5, "clip_value": 0.05}, accumulate=2, steps=4)
     assert reason in step.in_parts and bool(reason) == bool(step.in_parts)
 
 
@@ -158,14 +158,14 @@ def test_zero_grad_that_was_replaced_is_called():
     def between(run, i):  # zeros are not None: momentum moves what has no gradient this time
         run.model.uses_extra = i % 2 == 0
 
-    step, run = follow(sgd, begin=begin, between=between, keep_grads=True)
+    step, run = check_follows(sgd, begin=begin, between=between, keep_grads=True)
     assert run.log == ["zero_grad"] * 5
     assert "zero_grad was replaced" in step.in_parts
 
 
 @pytest.mark.parametrize("name", ["register_step_pre_hook", "register_step_post_hook"])
 def test_hooks_of_an_optimizer(name):
-    step, run = follow(sgd, begin=lambda run: getattr(run.optimizer, name)(lambda *_: run.log.append(1)))
+    step, run = check_follows(sgd, begin=lambda run: getattr(run.optimizer, name)(lambda *_: run.log.append(1)))
     assert len(run.log) == 5 and "hooks" in step.in_parts
 
 
@@ -190,7 +190,7 @@ def test_schedulers_leave_one_program(name):
         run.schedule.step(*([1.0 + i] if name == "plateau" else []))
         run.log.append(run.optimizer.param_groups[0]["lr"])
 
-    step, _ = follow(sgd, begin=begin, between=between)
+    step, _ = check_follows(sgd, begin=begin, between=between)
     assert not step.in_parts
 
 
@@ -201,7 +201,7 @@ def test_a_scheduler_that_comes_late():
         elif i > 1:
             run.schedule.step()
 
-    step, _ = follow(adam, between=between)
+    step, _ = check_follows(adam, between=between)
     assert not step.in_parts
 
 

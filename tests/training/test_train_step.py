@@ -47,18 +47,18 @@ def eager_step(model, optimizer, batch, clip=None):
     return loss.detach()
 
 
-def close(got, want, tolerance=2e-4):
+def assert_close(got, want, tolerance=2e-4):
     torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
 
 
-def same_state(mine: torch.optim.Optimizer, theirs: torch.optim.Optimizer, tolerance=2e-4):
+def assert_same_state(mine: torch.optim.Optimizer, theirs: torch.optim.Optimizer, tolerance=2e-4):
     a, b = mine.state_dict(), theirs.state_dict()
     assert a["state"].keys() == b["state"].keys()
     for key, state in b["state"].items():
         assert a["state"][key].keys() == state.keys()
         for name, tensor in state.items():
             assert a["state"][key][name].device == tensor.device
-            close(a["state"][key][name], tensor, tolerance)
+            assert_close(a["state"][key][name], tensor, tolerance)
 
 
 CASES = [*((name, EXECUTORS[0]) for name in OPTIMIZERS), *((n, EXECUTORS[1]) for n in ("nesterov", "adamw", "lion"))]
@@ -74,17 +74,17 @@ def test_twenty_steps_of_a_gpt_follow_eager(name, executors):
     step = tessera.train_step(model, None, mine, clip_norm=0.5, executors=executors, strict=True)
     for i, batch in enumerate(batches(20)):
         got, want = step(*batch), eager_step(other, theirs, batch, clip=0.5)
-        close(got, want, 1e-3)
+        assert_close(got, want, 1e-3)
         assert not got.requires_grad
         for s in schedules:
             s.step()
         if i == 9:
             mine.load_state_dict(copy.deepcopy(mine.state_dict()))
     assert all(p.grad is None for p in model.parameters())
-    same_state(mine, theirs, 1e-3)
+    assert_same_state(mine, theirs, 1e-3)
     bound = 2e-3 if name == "lion" else 1e-3  # a sign may differ where the momentum is nearly zero
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
-        close(p, q, bound)
+        assert_close(p, q, bound)
     assert len(tessera.stages(step).graphs()) == 1  # no schedule, no restored state compiles again
     assert not tessera.explain(step).eager
 
@@ -100,14 +100,14 @@ def test_accumulation(executors):
         for k, batch in enumerate(batches(3)):
             loss = other(*batch)
             (loss / 3).backward()
-            close(step(*batch), loss.detach())
+            assert_close(step(*batch), loss.detach())
             if k < 2:
                 assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
         torch.nn.utils.clip_grad_norm_(other.parameters(), 1.0)
         theirs.step()
         theirs.zero_grad()
         for p, q in zip(model.parameters(), other.parameters(), strict=True):
-            close(p, q)
+            assert_close(p, q)
 
 
 @pytest.mark.parametrize("executors", EXECUTORS, ids=["aten", "tile"])
@@ -125,11 +125,11 @@ def test_clipping_by_value(executors, dtype):
         loss.backward()
         torch.nn.utils.clip_grad_value_(other.parameters(), 0.02)
         theirs.step()
-        close(step(x), loss.detach(), 2e-4 if dtype == torch.float32 else 2e-2)
+        assert_close(step(x), loss.detach(), 2e-4 if dtype == torch.float32 else 2e-2)
         assert max(p.grad.abs().max() for p in model.parameters()) == torch.tensor(0.02, dtype=dtype)
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
-        close(p, q, 2e-4 if dtype == torch.float32 else 2e-2)
-        close(p.grad, q.grad, 2e-4 if dtype == torch.float32 else 2e-2)
+        assert_close(p, q, 2e-4 if dtype == torch.float32 else 2e-2)
+        assert_close(p.grad, q.grad, 2e-4 if dtype == torch.float32 else 2e-2)
 
 
 @pytest.mark.parametrize("broken", [False, True])
@@ -153,8 +153,8 @@ def test_a_loss_in_a_dict(broken):
         batch = net_batch()
         found, (loss, out) = step(*batch), net_step(other.net, theirs, batch)
         assert type(found) is OrderedDict and list(found) == ["out", "loss"]
-        close(found["loss"], loss.detach())
-        close(found["out"], out.detach())
+        assert_close(found["loss"], loss.detach())
+        assert_close(found["out"], out.detach())
     assert bool(step.in_parts) is broken
     with pytest.raises(InputError, match='has it as "loss"'):
         tessera.train_step(model, lambda m, *batch: {"cost": m(*batch)["loss"]}, mine)(*net_batch())
@@ -218,12 +218,12 @@ def test_groups_frozen_unused_and_buffers(make):
         batch = net_batch()
         loss, out = step(*batch)
         want, want_out = net_step(other, theirs, batch)
-        close(loss, want.detach())
-        close(out, want_out.detach())
+        assert_close(loss, want.detach())
+        assert_close(out, want_out.detach())
         assert not out.requires_grad
     for (name, p), q in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-4, msg=name)
-    same_state(step.book.optimizer, theirs)
+    assert_same_state(step.state.optimizer, theirs)
 
 
 def test_keep_grads_and_state_loaded_before():
@@ -235,37 +235,37 @@ def test_keep_grads_and_state_loaded_before():
     for _ in range(3):
         net_step(other, theirs, batch)
     model.load_state_dict(other.state_dict())
-    step.book.optimizer.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    step.state.optimizer.load_state_dict(copy.deepcopy(theirs.state_dict()))
     batch = net_batch()
-    close(step(*batch)[0], net_step(other, theirs, batch)[0].detach())
+    assert_close(step(*batch)[0], net_step(other, theirs, batch)[0].detach())
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
         assert (p.grad is None) == (q.grad is None)
-        close(p, q)
+        assert_close(p, q)
         if q.grad is not None:
-            close(p.grad, q.grad)
-    assert step.book.optimizer.state[model.first.weight]["step"].item() == 4
+            assert_close(p.grad, q.grad)
+    assert step.state.optimizer.state[model.first.weight]["step"].item() == 4
 
 
 def test_sizes_may_change():
     model, other, theirs, step = net_pair(lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9))
     for n in (5, 7, 9, 11):
         batch = net_batch(n)
-        close(step(*batch)[0], net_step(other, theirs, batch)[0].detach())
+        assert_close(step(*batch)[0], net_step(other, theirs, batch)[0].detach())
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
-        close(p, q)
+        assert_close(p, q)
 
 
 def test_flags_may_change_back_and_forth():
     """Each way has a program of its own, made once."""
     model, other, theirs, step = net_pair(lambda m: torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9))
     for i in range(6):
-        for group in (step.book.optimizer.param_groups[0], theirs.param_groups[0]):
+        for group in (step.state.optimizer.param_groups[0], theirs.param_groups[0]):
             group["maximize"], group["weight_decay"] = i % 2 == 1, 0.1 * (i % 2)
         batch = net_batch()
-        close(step(*batch)[0], net_step(other, theirs, batch)[0].detach())
+        assert_close(step(*batch)[0], net_step(other, theirs, batch)[0].detach())
     assert len(tessera.explain(step).graphs) == 2
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
-        close(p, q)
+        assert_close(p, q)
 
 
 def test_train_and_eval_mode_are_told_apart():
@@ -274,7 +274,7 @@ def test_train_and_eval_mode_are_told_apart():
         model.train(mode)
         other.train(mode)
         batch = net_batch()
-        close(step(*batch)[0], net_step(other, theirs, batch)[0].detach())
+        assert_close(step(*batch)[0], net_step(other, theirs, batch)[0].detach())
 
 
 def test_parameters_of_16_bits():
@@ -284,7 +284,7 @@ def test_parameters_of_16_bits():
     theirs = torch.optim.AdamW(other.parameters(), lr=1e-3)
     step = tessera.train_step(model, None, mine, executors=["tile", "sdpa", "aten"], strict=True)
     for batch in batches(5):
-        close(step(*batch), eager_step(other, theirs, batch), 3e-2)
+        assert_close(step(*batch), eager_step(other, theirs, batch), 3e-2)
     assert all(s["exp_avg"].dtype == torch.bfloat16 for s in mine.state.values())
 
 
@@ -307,15 +307,15 @@ def test_a_graph_break_runs_in_parts():
             batch = net_batch()
             loss = loss_of(other, *batch)[0]
             (loss / 2).backward()
-            close(step(*batch), loss.detach())
+            assert_close(step(*batch), loss.detach())
         torch.nn.utils.clip_grad_norm_(other.parameters(), 0.1)
         theirs.step()
         theirs.zero_grad()
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
-        close(p, q)
+        assert_close(p, q)
         assert p.grad is None
     assert any("in parts" in g.eager_reason for g in tessera.explain(step).graphs)
-    same_state(mine, theirs)
+    assert_same_state(mine, theirs)
 
 
 def test_a_value_that_is_asked_for_runs_in_parts():
@@ -344,20 +344,20 @@ def test_a_batch_that_fails_changes_nothing():
         theirs.step()
     assert not step.in_parts
     for p, q in zip(model.parameters(), other.parameters(), strict=True):
-        close(p, q)
-    same_state(step.book.optimizer, theirs)
+        assert_close(p, q)
+    assert_same_state(step.state.optimizer, theirs)
 
 
 def test_a_fault_of_ours_runs_in_parts_with_a_warning(monkeypatch):
     def broken(*_: object) -> None:
         raise AssertionError("a broken pass")
 
-    monkeypatch.setattr("tessera.training.program.remat", broken)
+    monkeypatch.setattr("tessera.pipeline.parts.remat", broken)
     model, other, theirs, step = net_pair(lambda m: torch.optim.SGD(m.parameters(), lr=0.05), strict=False)
     batch = net_batch()
     with pytest.warns(UserWarning, match="in parts: AssertionError: a broken pass"):
-        close(step(*batch)[0], net_step(other, theirs, batch)[0].detach())
-    close(model.first.weight, other.first.weight)
+        assert_close(step(*batch)[0], net_step(other, theirs, batch)[0].detach())
+    assert_close(model.first.weight, other.first.weight)
     *_, step = net_pair(lambda m: torch.optim.SGD(m.parameters(), lr=0.05))
     with pytest.raises(CaptureError, match="a broken pass"):
         step(*batch)
@@ -368,11 +368,11 @@ def test_hooks_are_run():
     calls = []
     for m in (model, other):
         m.first.weight.register_hook(lambda g: g * 0.5)
-    step.book.optimizer.register_step_post_hook(lambda *_: calls.append(1))
+    step.state.optimizer.register_step_post_hook(lambda *_: calls.append(1))
     for _ in range(2):
         batch = net_batch()
-        close(step(*batch)[0], net_step(other, theirs, batch)[0].detach())
-    close(model.first.weight, other.first.weight)
+        assert_close(step(*batch)[0], net_step(other, theirs, batch)[0].detach())
+    assert_close(model.first.weight, other.first.weight)
     assert len(calls) == 2
 
 
@@ -394,7 +394,7 @@ def test_parameters_that_share_memory_run_in_parts():
     total = 2 * ((x * start).sum() + start[:2].sum())
     want = start - 0.01 * total * x
     want[:2] -= 0.01 * total
-    close(model.a.detach(), want)
+    assert_close(model.a.detach(), want)
     assert any("share memory" in g.eager_reason for g in tessera.explain(step).graphs)
 
 

@@ -72,7 +72,9 @@ def why(eqn: Equation) -> str:
     return _WHY.get(eqn.op._opname, "one query a head over a cache, split")  # type: ignore[union-attr]
 
 
-ROWS = OperatorExecutor("rows", claims, why=why, rewrite=decode, finish=cached_attention)
+ROWS = OperatorExecutor(
+    "rows", claims, why=why, rewrite=(("decode", decode),), finish=(("cached_attention", cached_attention),)
+)
 register(ROWS)
 
 

@@ -14,10 +14,9 @@ import torch
 
 from tessera.frontends.functional.function import record_function
 from tessera.ir.builder import Builder
-from tessera.ir.equation import Equation, Value
+from tessera.ir.equation import Equation, Value, substitute
 from tessera.ir.record import recording
 from tessera.ir.trace import Trace
-from tessera.passes.clean.cse import rename
 from tessera.util.errors import CaptureError
 
 try:
@@ -29,11 +28,13 @@ _ASKS = re.compile(r"register_(multi_grad_)?hook|retain_grad|autograd\.grad")
 
 
 def record_hook(
-    _: torch.fx.Node, builder: Builder, x: torch.Tensor, body: torch.fx.GraphModule, *free: object
+    node: torch.fx.Node, builder: Builder, x: torch.Tensor, body: torch.fx.GraphModule, *free: object
 ) -> object:
     """The tensor behind its hook."""
     recorder = recording()
     assert recorder is not None
+    if not _requires_grad(node.args[0]):  # type: ignore[arg-type]
+        raise CaptureError("a hook on a tensor that has no gradient; the graph runs eagerly, and refuses it")
     if not all(isinstance(v, torch.Tensor) for v in free):
         raise CaptureError("a hook that reads numbers of the program; the graph runs eagerly")
     ref = recorder.ref(recorder.fake(x))
@@ -68,7 +69,7 @@ def behind_hooks(trace: Trace, hooked: list[tuple[Value, Value]]) -> Trace:
             raise CaptureError("a hook that reads what is made of its tensor; the graph runs eagerly")
         trace = trace.with_(
             equations=(*first, hook, *(_behind(e, before, after) for e in rest if e is not hook)),
-            outputs=rename(trace.outputs, {before: after}),
+            outputs=substitute(trace.outputs, {before: after}),
             mutations={target: after if v is before else v for target, v in trace.mutations.items()},
         )
     return trace
@@ -84,8 +85,9 @@ def check_between_results(gm: torch.fx.GraphModule) -> None:
     ended = getattr(gm, "compile_subgraph_reason", None)
     if ended is None or not getattr(ended, "graph_break", False):
         return
-    lines = [str(frame.line) for frame in ended.user_stack]
-    if any(map(_ASKS.search, (str(ended.reason), *lines))) and _results_depend(gm):
+    lines = [frame.line or "" for frame in ended.user_stack]
+    asks = any(map(_ASKS.search, (str(ended.reason), *lines))) or not all(lines)  # or nobody knows: there is no source
+    if asks and _results_depend(gm):
         raise CaptureError("the program asks for gradients between results of this graph; it runs eagerly")
 
 

@@ -18,7 +18,7 @@ from tessera.ir.equation import Arg, Value, map_values
 from tessera.ir.record import Recorder
 from tessera.ir.replay import sweep
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType, Type, type_of
+from tessera.ir.types import TensorType, Type, contiguous_strides, type_of
 from tessera.ops.custom import CUSTOM_VJP
 from tessera.util.errors import CaptureError, InputError
 
@@ -126,17 +126,8 @@ def seed_like(x: object) -> object:
     if isinstance(x, torch.Tensor):
         with fake.alone():
             t = type_of(x)
-            return fake.fake_of(TensorType(t.dtype, t.shape, _contiguous(t.shape), t.device), mode_for([]))  # type: ignore[union-attr]
+            return fake.fake_of(TensorType(t.dtype, t.shape, contiguous_strides(t.shape), t.device), mode_for([]))  # type: ignore[union-attr]
     return x
-
-
-def _contiguous(shape: Sequence) -> tuple:
-    stride: list = []
-    step = 1
-    for size in reversed(shape):
-        stride.insert(0, step)
-        step = step * size
-    return tuple(stride)
 
 
 def _spread_grads(bwd: Callable, args: tuple) -> Callable:

@@ -13,6 +13,7 @@ import torch
 
 from tessera.frontends.functional.trace import WATCHED, tracing
 from tessera.ir.alias import Ref, View
+from tessera.ir.literals import constant_of
 from tessera.ir.record import recording
 
 _INDEX = torch.ops.aten.index.Tensor
@@ -24,7 +25,7 @@ def _is_number(i: object) -> bool:
     """A tensor of one whole number that only a run would tell."""
     if not isinstance(i, torch.Tensor) or i.dim() or i.dtype in _NOT_NUMBERS or i.is_floating_point():
         return False
-    return not i.is_complex() and getattr(i, "constant", None) is None
+    return not i.is_complex() and constant_of(i) is None
 
 
 def picked(x: torch.Tensor, index: object) -> tuple[torch.Tensor, object]:

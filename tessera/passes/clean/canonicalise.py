@@ -22,7 +22,7 @@ from tessera.ir.equation import Arg, Equation, Value, values_in
 from tessera.ir.match import Match, P, Table, Var, rewrite
 from tessera.ir.record import NO_GRAD
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType, size_key
+from tessera.ops.families import same_shape
 from tessera.passes.memory.alias import Roots, roots
 from tessera.util.names import names
 
@@ -81,16 +81,7 @@ def undo(m: Match) -> bool:
 def inner_is_free(m: Match) -> bool:
     """The inner reshape moves no data; merging one that does could move it twice."""
     t = m.captures["x"].tensor  # type: ignore[union-attr]
-    return m.inner[0].op._opname != "reshape" or _is_contiguous(t)  # type: ignore[union-attr]
-
-
-def _is_contiguous(t: TensorType) -> bool:
-    step = 1
-    for size, stride in zip(reversed(t.shape), reversed(t.stride), strict=True):
-        if type(size) is not int or type(stride) is not int or (size != 1 and stride != step):
-            return False
-        step *= size
-    return True
+    return m.inner[0].opname != "reshape" or (not t.is_symbolic and t.is_row_major)
 
 
 # --- replacements that need a line or two ---
@@ -111,17 +102,13 @@ def again(name: str) -> Callable[[Value, Arg], Value]:
     return lambda x, shape: getattr(aten, name.removeprefix("aten."))(x, shape)
 
 
-def same_shape(x: Value, shape: Arg = None) -> Value:
+def if_same(x: Value, shape: Arg = None) -> Value:
     return x  # refused unless the types are equal
 
 
 def last_writer(x: Value, src: Arg) -> Value | None:
     """copy(x, src) holds src; a smaller src is spread over x's shape."""
-    if not isinstance(src, Value) or src.dtype != x.dtype or src.tensor.device != x.tensor.device:
-        return None
-    if tuple(map(size_key, src.shape)) != tuple(map(size_key, x.shape)):
-        return None
-    return src
+    return src if isinstance(src, Value) and _alike(src, x) else None
 
 
 cast = P("aten._to_copy", x, dtype=anything)
@@ -138,28 +125,28 @@ TABLE = Table(
         (P("aten.neg", P("aten.neg", x)), lambda x: x),  # -(-x) -> x
         (P("aten.relu", P("aten.relu", x)), lambda x: aten.relu(x)),  # relu(relu(x)) -> relu(x)
         # casts and copies
-        (cast, same_shape),  # to its own dtype
-        (P("aten._to_copy", x), same_shape),
+        (cast, if_same),  # to its own dtype
+        (P("aten._to_copy", x), if_same),
         (P("aten._to_copy", cast, dtype=anything), lambda x: x, is_round_trip),
-        (P("aten.clone", x, ...), same_shape),
-        (P("aten.contiguous", x, ...), same_shape),
+        (P("aten.clone", x, ...), if_same),
+        (P("aten.contiguous", x, ...), if_same),
         (P("aten.copy", x, src, ...), last_writer),  # copy(x, src) -> src
         # dropout that drops nothing
         (P("aten.dropout", x, ...), lambda x: x, lambda m: _keeps_all(m.root)),
         # views of views
-        *((P(v, x, shape), same_shape) for v in VIEWS),  # x.view(x.shape) -> x
+        *((P(v, x, shape), if_same) for v in VIEWS),  # x.view(x.shape) -> x
         *(
             (P(outer, P(inner, x, ...), shape), again(outer), inner_is_free)
             for outer in ("aten.view", "aten.reshape")
             for inner in VIEWS
         ),
-        (P("aten.expand", x, shape), same_shape),
+        (P("aten.expand", x, shape), if_same),
         (P("aten.expand", P("aten.expand", x, ...), shape), lambda x, shape: aten.expand(x, shape)),
         (P("aten.t", P("aten.t", x)), lambda x: x),
         (P("aten.transpose", P("aten.transpose", x, ...), ...), lambda x: x, undo),
         (P("aten.permute", P("aten.permute", x, a), b), merge_permutes),
         (P("aten.permute", x, dims), unless_moved),
-        (P("aten.slice", x), same_shape),
+        (P("aten.slice", x), if_same),
         (P("aten.slice", x, dims, anything, anything), lambda x, dims: x),  # x[:, -1:] of one, refused of more
         (P("aten.squeeze", P("aten.unsqueeze", x, a), a), lambda x, a: x),
         (P("aten.alias", x), lambda x: x),
@@ -226,7 +213,7 @@ class _Legal:
 
     def legal(self, eqn: Equation, new: Value) -> bool:
         old = eqn.out
-        if self.differentiable and NO_GRAD in eqn.tags and _differentiable(old):
+        if self.differentiable and NO_GRAD in eqn.tags and old.is_differentiable:
             return False  # the value may carry a gradient that the result must not
         if _is_copy(eqn) and eqn.args[0] in self.active and not self.goes_into_active(old):
             return False  # what is overwritten gets a gradient of zeros, and the result requires grad
@@ -254,31 +241,22 @@ def _active(trace: Trace, wrt: Collection[Value]) -> set[Value]:
     """Values through which gradients of these inputs flow; found only where something is overwritten."""
     if not any(map(_is_copy, trace.equations)):
         return set()
-    found = {v for v in wrt if _differentiable(v)}
+    active = {v for v in wrt if v.is_differentiable}
     for eqn in trace.equations:
-        if NO_GRAD not in eqn.tags and any(v in found for v in eqn.inputs()):
-            found.update(filter(_differentiable, () if _opname(eqn) == "detach" else eqn.results()))
-    return found
-
-
-def _opname(eqn: Equation) -> str:
-    return getattr(eqn.op, "_opname", "")
+        if NO_GRAD not in eqn.tags and eqn.opname != "detach" and any(v in active for v in eqn.inputs()):
+            active.update(v for v in eqn.results() if v.is_differentiable)
+    return active
 
 
 def _is_copy(eqn: Equation) -> bool:
-    return _opname(eqn) == "copy"
+    return eqn.opname == "copy"
 
 
 def _alike(new: Value, old: Value) -> bool:
     """Equal but for their strides."""
-    return (new.dtype, new.tensor.device, tuple(map(size_key, new.shape))) == (
-        old.dtype, old.tensor.device, tuple(map(size_key, old.shape))
-    )  # fmt: skip
+    same = new.dtype == old.dtype and new.tensor.device == old.tensor.device
+    return same and same_shape(new.shape, old.shape)
 
 
 def _only_stores(eqn: Equation, v: Value) -> bool:
-    return _opname(eqn) in _STORES and eqn.args[0] is not v and len(eqn.args) > 1 and eqn.args[1] is v
-
-
-def _differentiable(v: Value) -> bool:
-    return isinstance(v.type, TensorType) and v.type.is_differentiable
+    return eqn.opname in _STORES and eqn.args[0] is not v and len(eqn.args) > 1 and eqn.args[1] is v

@@ -14,17 +14,18 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from tessera.ir.equation import Equation, Special, Value, map_values, symbols_in
+from tessera.ir.layouts import copied
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
+from tessera.ir.views import REPEATS, RESHAPES
+from tessera.ops.copies import FILLS
 from tessera.passes.memory.alias import escaping, roots
 from tessera.util.names import names
 
 LIMIT = 1024
 _UNINITIALISED = names("empty empty_like new_empty empty_strided new_empty_strided empty_permuted")
-_FILLS = names("zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full scalar_tensor")
-
-_SHOWS = names("detach expand view reshape unsqueeze squeeze alias")
+_SHOWS = RESHAPES | REPEATS | {"alias", "detach"}
 
 
 def fold(trace: Trace) -> Trace:
@@ -65,7 +66,7 @@ def fold(trace: Trace) -> Trace:
 
 def _is_literal(eqn: Equation, trace: Trace) -> bool:
     """A tensor written in the program itself. One that the program closes over may change between calls."""
-    if getattr(eqn.op, "_opname", "") != "lift_fresh_copy" or eqn.args[0] not in trace.constants:
+    if eqn.opname != "lift_fresh_copy" or eqn.args[0] not in trace.constants:
         return False
     return type(trace.constants[eqn.args[0]]) is torch.Tensor  # type: ignore[index]
 
@@ -105,9 +106,9 @@ def _plain(a: object) -> bool:
 
 def _is_fill(v: Value, maker: dict[Value, Equation]) -> bool:
     """One number everywhere, or a view of that."""
-    while v in maker and maker[v].op._opname in _SHOWS:  # type: ignore[union-attr]
-        (v,) = maker[v].inputs()
-    return v in maker and maker[v].op._opname in _FILLS  # type: ignore[union-attr]
+    while v in maker and maker[v].opname in _SHOWS:
+        v = maker[v].inputs()[0]
+    return v in maker and maker[v].opname in FILLS
 
 
 def _keep(v: Value, maker: dict[Value, Equation], kept: set[Value]) -> None:
@@ -138,7 +139,7 @@ def _compute(v: Value, known: dict[Value, torch.Tensor | None], maker: dict[Valu
                 args, kwargs = map_values((eqn.args, eqn.kwargs), known.__getitem__)  # type: ignore[misc]
                 made = eqn.op(*args, **kwargs)  # type: ignore[operator]
                 # a view of a constant would keep all of it alive and let one be written through the other
-                known[top] = _copied(made) if made._is_view() else made
+                known[top] = copied(made, made.stride()) if made._is_view() else made
         except (RuntimeError, NotImplementedError):
             return None
         if isinstance(known[top], FakeTensor):
@@ -146,11 +147,3 @@ def _compute(v: Value, known: dict[Value, torch.Tensor | None], maker: dict[Valu
             return None
         stack.pop()
     return known[v]
-
-
-def _copied(view: torch.Tensor) -> torch.Tensor:
-    """The same numbers in memory of their own, in the view's strides: programs were made for those."""
-    layout = zip(view.shape, view.stride(), strict=True)
-    once = view[tuple(slice(0, 1) if stride == 0 and size > 1 else slice(None) for size, stride in layout)]
-    own = torch.empty_strided(once.shape, once.stride(), dtype=view.dtype, device=view.device)
-    return own.copy_(once).expand(view.shape)

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import torch
 
 from tessera.ir.alias import KEEP_GRAD
-from tessera.ir.equation import Arg, Equation, Value, map_values
+from tessera.ir.equation import Arg, Value, map_values
+from tessera.ir.rewrite import needed, with_equations
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
-from tessera.passes.clean.cse import key_of, renamed
+from tessera.passes.clean.cse import key_of
 from tessera.util.errors import DoubleBackwardError
 
 SMALL = 4096  # elements
@@ -50,32 +51,32 @@ def _known(trace: Trace, given: Given) -> Trace:
     inputs = {theirs[v]: x for v, x in zip(given.kept, given.inputs, strict=True) if v in theirs}
     names = {v: inputs[n] for v, n in ours.items() if n in inputs and inputs[n].type.key() == v.type.key()}
     equations = [e.substitute(names) if any(v in names for v in e.inputs()) else e for e in trace.equations]
-    return renamed(trace, equations, {v: x for v, x in names.items() if v is not x})
+    return with_equations(trace, equations, names)
 
 
 def _numbered(trace: Trace, numbers: dict[object, int]) -> dict[Value, int]:
     """A number for every value, equal where two programs compute the same."""
-    found: dict[Value, int] = {}
+    number_of: dict[Value, int] = {}
     drawn = 0
 
     def number(key: object) -> int:
         return numbers.setdefault(key, len(numbers))
 
     for v in trace.inputs:
-        found[v] = number(("input", v))
+        number_of[v] = number(("input", v))
     for v, tensor in trace.constants.items():
-        found[v] = number(("constant", *_contents(tensor)))
+        number_of[v] = number(("constant", *_contents(tensor)))
     for eqn in trace.equations:
         if eqn.op in _HANDED_ON and isinstance(source := eqn.args[_HANDED_ON[eqn.op]], Value):
-            found[eqn.out] = found[source]
+            number_of[eqn.out] = number_of[source]
             continue
-        key: tuple[object, ...] = (eqn.op, _key(eqn.args, found), _key(eqn.kwargs, found))
+        key: tuple[object, ...] = (eqn.op, _key(eqn.args, number_of), _key(eqn.kwargs, number_of))
         if has_effect(eqn):
             key, drawn = (eqn.op, "turn", drawn), drawn + 1
         for place, v in enumerate(eqn.outputs):
             if v is not None:
-                found[v] = number((*key, place))
-    return found
+                number_of[v] = number((*key, place))
+    return number_of
 
 
 def _contents(tensor: torch.Tensor) -> tuple[object, ...]:
@@ -85,21 +86,16 @@ def _contents(tensor: torch.Tensor) -> tuple[object, ...]:
     return (tensor.dtype, tensor.shape, tensor.stride(), tensor.device, repr(tensor.tolist()))
 
 
-def _key(args: Arg, found: dict[Value, int]) -> object:
-    return key_of(map_values(args, lambda v: ("value", found[v])))
+def _key(args: Arg, number_of: dict[Value, int]) -> object:
+    return key_of(map_values(args, lambda v: ("value", number_of[v])))
 
 
 def _without_effects(trace: Trace) -> Trace:
-    wanted: set[Value] = set(trace.results()) | {v for v, _ in trace.symbols.values()}
-    kept: list[Equation] = []
-    for eqn in reversed(trace.equations):
-        if any(v in wanted for v in eqn.results()):
-            kept.append(eqn)
-            wanted.update(eqn.inputs())
+    kept = needed(trace.equations, [*trace.results(), *(v for v, _ in trace.symbols.values())])
     for eqn in kept:
         if has_effect(eqn) and any(isinstance(v.type, TensorType) for v in eqn.results()):
             raise DoubleBackwardError(
                 f"expected a gradient that can be differentiated again, got one through {eqn.op} "
                 f"({eqn.source or 'of an unknown line'}), whose random numbers are not kept"
             )
-    return trace.with_(equations=tuple(reversed(kept)))
+    return trace.with_(equations=tuple(kept))

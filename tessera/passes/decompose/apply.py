@@ -16,14 +16,15 @@ from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 
 from tessera.ir import fake
-from tessera.ir.builder import Builder
+from tessera.ir.builder import Builder, aten
 from tessera.ir.equation import Equation, Special, Value, map_values
-from tessera.ir.mode import mode_of
 from tessera.ir.record import record
+from tessera.ir.rewrite import Rewrite, needed
 from tessera.ir.schema import bind, has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ir.verify import same_type
+from tessera.ops.families import cast
 from tessera.passes.decompose import batch_norm  # noqa: F401  (its rules are in DECOMPOSITIONS)
 from tessera.passes.decompose import index as decompose_index
 from tessera.passes.decompose import loss as decompose_loss
@@ -53,43 +54,29 @@ _memory: dict[tuple, Trace | None] = {}
 
 def decompose(trace: Trace, holds: Holds) -> Trace:
     """Every operator with a decomposition that kernels can hold, and which they cannot hold whole, in its parts."""
-    walk = _Walk(trace, holds)
-    for eqn in trace.equations:
-        walk.equation(eqn)
-    if not walk.changed:
-        return trace
-    return trace.with_(equations=tuple(walk.builder.equations), constants={**trace.constants, **walk.builder.constants})
+    return _Decompose(trace, holds).run()
 
 
-class _Walk:
+class _Decompose:
     def __init__(self, trace: Trace, holds: Holds) -> None:
-        self.holds, self.changed = holds, False
-        self.wanted = {*trace.results(), *(v for v, _ in trace.symbols.values()), *trace.users()}
-        self.makers = {v: eqn for eqn in trace.equations for v in eqn.results()}
-        self.builder = Builder(trace.name, mode_of(trace))
-        self.builder.reserve(list(trace.values()))
+        self.holds, self.rewrite = holds, Rewrite(trace)
+        self.wanted = {*self.rewrite.results, *self.rewrite.users}
 
-    def equation(self, eqn: Equation) -> None:
-        if isinstance(eqn.op, OpOverload) and not has_effect(eqn) and not self.holds(eqn):
-            parts = self.parts(eqn)
-            if parts:
-                self.builder.equations += parts
-                self.changed = True
-                return
-        self.builder.equations.append(eqn)
+    def run(self) -> Trace:
+        for eqn in self.rewrite:
+            if isinstance(eqn.op, OpOverload) and not has_effect(eqn) and not self.holds(eqn):
+                # results that nothing reads need no parts
+                read = eqn.with_(outputs=tuple(v if v in self.wanted else None for v in eqn.outputs))
+                if parts := self.parts(read, DEPTH):
+                    self.rewrite.keep(*parts)
+        return self.rewrite.finish()
 
-    def parts(self, eqn: Equation, depth: int = DEPTH) -> list[Equation] | None:
-        """Equations that compute what this one does, under its results' names."""
-        start = len(self.builder.equations)
-        if depth == DEPTH:  # results that nothing reads need no parts
-            eqn = eqn.with_(outputs=tuple(v if v in self.wanted else None for v in eqn.outputs))
+    def parts(self, eqn: Equation, depth: int) -> list[Equation] | None:
+        """Equations that compute what this one does, under its results' names, all of which kernels hold."""
         if not eqn.results():
             return None
-        with self.builder, self.builder.at(eqn):
-            made = self.ours(eqn) or self.torchs(eqn)
-            found = None if made is None else self.named(eqn, made, start)
-        del self.builder.equations[start:]
-        return None if not found else self.held(found, depth)
+        parts = self.rewrite.parts(eqn, self.written_out)
+        return None if not parts else self.held(needed(parts, eqn.results()), depth)
 
     def held(self, equations: list[Equation], depth: int) -> list[Equation] | None:
         """The equations, those that kernels cannot hold in their own parts; None where some have none."""
@@ -103,74 +90,51 @@ class _Walk:
             kept += inner
         return kept
 
+    def written_out(self, eqn: Equation) -> list[Value | None] | None:
+        """The results by a decomposition; those that lie otherwise are copied into their layout."""
+        start = len(self.rewrite.equations)
+        results = self.ours(eqn) or self.torchs(eqn)
+        if results is None:
+            return None
+        fresh = {v for part in self.rewrite.equations[start:] for v in part.results()}
+        laid_out: list[Value | None] = []
+        for old, new in zip(eqn.outputs, results, strict=True):
+            if old is not None and new is not None:
+                if new not in fresh or not same_type(old.type, new.type):
+                    new = _contiguous(new, old.dtype)
+                fresh.discard(new)  # a second result that is the same value is a copy
+            laid_out.append(new)
+        return laid_out
+
     def ours(self, eqn: Equation) -> list[Value | None] | None:
         op = eqn.op
         assert isinstance(op, OpOverload)
         if op.namespace != "aten":
             return None
         if op._opname.startswith("_foreach_"):
-            return foreach_parts(op._opname, op._overloadname, *bind(op, eqn.args, eqn.kwargs), self.builder)
+            bound = bind(op, eqn.args, eqn.kwargs)
+            return foreach_parts(op._opname, op._overloadname, *bound, self.rewrite.builder)
         rule = DECOMPOSITIONS.get(f"{op._opname}.{op._overloadname}") or DECOMPOSITIONS.get(op._opname)
         if op._opname in WITH_MAKERS:
-            rule = partial(WITH_MAKERS[op._opname], self.makers)
+            rule = partial(WITH_MAKERS[op._opname], self.rewrite.makers)
         if rule is None:
             return None
         positional, keyword = bind(op, eqn.args, eqn.kwargs)
-        made = rule(eqn, *positional, **keyword)
-        return [made] if isinstance(made, Value) else made
+        results = rule(eqn, *positional, **keyword)
+        return [results] if isinstance(results, Value) else results
 
     def torchs(self, eqn: Equation) -> list[Value | None] | None:
-        if eqn.op._opname not in TORCH or eqn.op not in decomposition_table:  # type: ignore[union-attr]
+        if eqn.opname not in TORCH or eqn.op not in decomposition_table:
             return None
-        formula = _traced(eqn, self.builder)
+        formula = _traced(eqn, self.rewrite.builder)
         if formula is None:
             return None
-        made = self.builder.inline(formula, list(dict.fromkeys(eqn.inputs())))
-        return made if all(v is None or isinstance(v, Value) for v in made) else None  # type: ignore[return-value]
-
-    def named(self, eqn: Equation, made: list[Value | None], start: int) -> list[Equation] | None:
-        """The emitted equations with the results called as before; a result in another layout is copied into it."""
-        rename: dict[Value, Value] = {}
-        for old, new in zip(eqn.outputs, made, strict=True):
-            if old is None:
-                continue
-            if new is None:
-                return None
-            fresh = any(new in e.outputs for e in self.builder.equations[start:]) and new not in rename
-            if not fresh or not same_type(old.type, new.type):
-                new = self.laid_out(new, old.tensor)
-            if not same_type(old.type, new.type):
-                return None
-            rename[new] = old
-
-        def look(v: Value) -> Value:
-            return rename.get(v, v)
-
-        return _needed(
-            [
-                e.with_(
-                    args=map_values(e.args, look),
-                    kwargs=map_values(e.kwargs, look),
-                    outputs=tuple(None if v is None else look(v) for v in e.outputs),
-                )
-                for e in self.builder.equations[start:]
-            ],
-            set(eqn.results()),
-        )
-
-    def laid_out(self, v: Value, like: TensorType) -> Value:
-        if v.dtype != like.dtype:
-            v = self.builder.call("_to_copy", v, dtype=like.dtype)  # type: ignore[assignment]
-        return self.builder.call("clone", v, memory_format=torch.contiguous_format)  # type: ignore[return-value]
+        results = self.rewrite.builder.inline(formula, list(dict.fromkeys(eqn.inputs())))
+        return results if all(v is None or isinstance(v, Value) for v in results) else None  # type: ignore[return-value]
 
 
-def _needed(equations: list[Equation], wanted: set[Value]) -> list[Equation]:
-    kept: list[Equation] = []
-    for eqn in reversed(equations):
-        if any(v in wanted for v in eqn.results()):
-            kept.append(eqn)
-            wanted.update(eqn.inputs())
-    return kept[::-1]
+def _contiguous(v: Value, dtype: torch.dtype) -> Value:
+    return aten.clone(cast(v, dtype), memory_format=torch.contiguous_format)
 
 
 def _traced(eqn: Equation, builder: Builder) -> Trace | None:
@@ -197,10 +161,10 @@ def _trace(eqn: Equation, values: list[Value], builder: Builder) -> Trace | None
     fakes = [fake.fake_of(v.tensor, builder.mode) for v in values]
     try:
         inner = Builder("parts", builder.mode)
-        found, _ = record(run, fakes, [f"x{i}" for i in range(len(fakes))], _apart, inner, whole=False, locate=False)
+        formula, _ = record(run, fakes, [f"x{i}" for i in range(len(fakes))], _apart, inner, whole=False, locate=False)
     except (RuntimeError, NotImplementedError, TypeError):  # PyTorch's decomposition does not take these arguments
         return None
-    return None if found.mutations or found.constants else found
+    return None if formula.mutations or formula.constants else formula
 
 
 def _apart(_: object) -> bool:

@@ -13,11 +13,10 @@ import torch
 from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
 from tessera.ir.types import size_hint
+from tessera.ops.copies import FILLS
 from tessera.passes.decompose.nn import Results, rule
-from tessera.util.names import names
 
 LONG = 64  # elements of a slice from which it is worth an index of its own
-FILLS = names("zeros zeros_like new_zeros ones ones_like new_ones full full_like new_full")
 BETWEEN = (torch.ops.aten.index_copy.default,)  # the library's part, between kernels
 
 
@@ -52,9 +51,9 @@ def index_copy(
 
 def _is_filled(makers: dict[Value, Equation], x: Value) -> bool:
     maker = makers.get(x)
-    while maker is not None and getattr(maker.op, "_opname", "") == "detach":
+    while maker is not None and maker.opname == "detach":
         maker = makers.get(maker.inputs()[0])
-    return maker is not None and getattr(maker.op, "_opname", "") in FILLS
+    return maker is not None and maker.opname in FILLS
 
 
 WITH_MAKERS = {"index_copy": index_copy}

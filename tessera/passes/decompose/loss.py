@@ -13,9 +13,10 @@ import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 
-from tessera.ir.builder import aten
-from tessera.ir.equation import ACTIVE, Equation, Special, Value
-from tessera.passes.decompose.nn import Results, cast, out, rule, wide
+from tessera.ir.builder import aten, emit
+from tessera.ir.equation import Equation, Special, Value
+from tessera.ops.families import cast
+from tessera.passes.decompose.nn import Results, out, rule, wide
 
 Makers = Mapping[Value, Equation]
 FROM_LOGITS: dict[str, Callable[..., Results]] = {}
@@ -38,7 +39,7 @@ CLASS_LOGIT = Special("class_logit", _class_logit)
 def _at_class(x: Value, target: Value, ignored: int) -> Value:
     """The logit of every row's class, in single precision at least."""
     if x.tensor.device.type == "cpu":
-        return wide(ACTIVE[-1].emit(CLASS_LOGIT, x, target, ignored))  # type: ignore[attr-defined]
+        return wide(emit(CLASS_LOGIT, x, target, ignored))
     return aten.squeeze(aten.gather(wide(x), 1, aten.unsqueeze(_safe(target, ignored)[1], 1)), 1)
 
 

@@ -14,7 +14,7 @@ import torch
 from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
 from tessera.ir.types import Size, size_hint
-from tessera.ops.families import product
+from tessera.ops.families import cast, product
 
 Results = list[Value | None] | Value | None
 Rule = Callable[..., Results]
@@ -28,10 +28,6 @@ def rule(names: str) -> Callable[[Rule], Rule]:
         return fn
 
     return add
-
-
-def cast(x: Value, dtype: torch.dtype) -> Value:
-    return x if x.dtype == dtype else aten._to_copy(x, dtype=dtype)
 
 
 def wide(x: Value) -> Value:
@@ -201,7 +197,7 @@ def _groups(x: Value, groups: int) -> Value:
 def native_group_norm(
     eqn: Equation, x: Value, w: Value | None, b: Value | None, n: Size, c: Size, hw: Size, groups: int, eps: float
 ) -> Results:
-    if not x.tensor.is_float or x.ndim < 2 or not _contiguous(x):
+    if not x.tensor.is_float or x.ndim < 2 or not x.tensor.is_row_major:
         return None
     rows = _groups(wide(x), groups)
     variance, mean = aten.var_mean(rows, [2], correction=0, keepdim=True)
@@ -216,18 +212,9 @@ def native_group_norm(
 def group_norm(
     eqn: Equation, x: Value, groups: int, w: Value | None, b: Value | None, eps: float, *_: object
 ) -> Results:
-    if x.ndim < 2 or not _contiguous(x):
+    if x.ndim < 2 or not x.tensor.is_row_major:
         return None
     rows = _groups(wide(x), groups)
     variance, mean = aten.var_mean(rows, [2], correction=0, keepdim=True)
     y = aten.view(aten.mul(aten.sub(rows, mean), aten.rsqrt(aten.add(variance, eps))), list(x.shape))
     return [out(eqn, 0, affine(y, channels(w, x), channels(b, x)))]
-
-
-def _contiguous(x: Value) -> bool:
-    step: Size = 1
-    for size, stride in zip(reversed(x.shape), reversed(x.tensor.stride), strict=True):
-        if str(size) != "1" and str(stride) != str(step):
-            return False
-        step = step * size
-    return True

@@ -22,13 +22,12 @@ from dataclasses import dataclass
 import torch
 from torch._ops import OpOverload
 
-from tessera.ir.builder import Builder
 from tessera.ir.equation import Arg, Equation, Value
-from tessera.ir.mode import mode_of
-from tessera.ir.schema import bind
+from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_hint
 from tessera.ir.verify import same_type
+from tessera.ops.families import same_shape
 from tessera.ops.pool import FORMATS, MOST, max_pool, max_pool_backward
 
 aten = torch.ops.aten
@@ -98,29 +97,26 @@ def reasons(trace: Trace, refusal: Why) -> dict[str, str]:
 
 class _Pools:
     def __init__(self, trace: Trace, refusal: Why) -> None:
-        self.refusal = refusal
-        self.users, self.results = trace.users(), set(trace.results())
-        self.builder = Builder(trace.name, mode_of(trace))
-        self.builder.reserve(list(trace.values()))
+        self.refusal, self.rewrite = refusal, Rewrite(trace)
 
     def over_offsets(self, eqn: Equation) -> dict[Equation, Equation] | str:
         """A pool and its gradients over offsets, by what they replace; or why they stay as they are."""
-        (x, *rest), _ = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+        (x, *rest), _ = eqn.bound()
         assert isinstance(x, Value)
         values, indices, *_ = (*eqn.outputs, None)
         pool = Pool.of(FORWARD[eqn.op], *rest)  # type: ignore[index]
-        readers = [] if indices is None else self.users.get(indices, [])
+        readers = [] if indices is None else self.rewrite.users.get(indices, [])
         if values is None or not x.tensor.is_float:
             return "nothing reads its result" if values is None else f"it pools {x.dtype}"
         if math.prod(pool.kernel) > MOST:
             return f"its windows have more than {MOST} elements"
-        if indices in self.results or not all(self._is_gradient(user, eqn) for user in readers):
+        if indices in self.rewrite.results or not all(self._is_gradient(user, eqn) for user in readers):
             return "its indices are read by something else than its gradient"
         forward = self._emitted(eqn, max_pool, x, *pool.windows, pool.ceil_mode)
         _, offsets = forward.outputs
         made = {eqn: forward}
         for user in readers:
-            (grad, *_), _ = bind(user.op, user.args, user.kwargs)  # type: ignore[arg-type]
+            (grad, *_), _ = user.bound()
             last = _channels_last(user.out.tensor)
             made[user] = self._emitted(user, max_pool_backward, grad, offsets, list(x.shape), *pool.windows, last)
         for old, new in made.items():
@@ -135,26 +131,21 @@ class _Pools:
         """The gradient of this very pool: the same windows over something of the same shape."""
         if BACKWARD.get(user.op) is not pool.op:  # type: ignore[arg-type]
             return False
-        (x, *own), _ = bind(pool.op, pool.args, pool.kwargs)  # type: ignore[arg-type]
-        (grad, y, *windows, indices), _ = bind(user.op, user.args, user.kwargs)  # type: ignore[arg-type]
+        (x, *own), _ = pool.bound()
+        (grad, y, *windows, indices), _ = user.bound()
         n = FORWARD[pool.op]  # type: ignore[index]
         same = Pool.of(n, *own) == Pool.of(n, *windows) and indices is pool.outputs[1]
-        return same and grad is not indices and _shape(x) == _shape(y)
+        return same and grad is not indices and same_shape(x.shape, y.shape)
 
     def _emitted(self, eqn: Equation, op: OpOverload, *args: Arg) -> Equation:
-        with self.builder, self.builder.at(eqn):
-            self.builder.emit(op, *args)
-        return self.builder.equations.pop()
+        with self.rewrite.at(eqn) as builder:
+            builder.emit(op, *args)
+        return builder.equations.pop()
 
     def _unlike(self, old: Equation, new: Equation) -> str:
         """Why an equation cannot stand for another; empty where it can."""
         wanted, got = (eqn.outputs[0].type for eqn in (old, new))  # type: ignore[union-attr]
         return self.refusal(new) or ("" if same_type(wanted, got) else f"its result is {wanted}, a kernel's {got}")
-
-
-def _shape(x: Arg) -> tuple:
-    assert isinstance(x, Value)
-    return x.type.key()[1] if isinstance(x.type, TensorType) else ()
 
 
 def _channels_last(t: TensorType) -> bool:

@@ -20,13 +20,12 @@ from dataclasses import dataclass, field
 import torch
 from torch._ops import OpOverload
 
-from tessera.ir.builder import Builder, aten
-from tessera.ir.equation import ACTIVE, Equation, Value
-from tessera.ir.mode import mode_of
-from tessera.ir.schema import bind
+from tessera.ir.builder import aten, emit
+from tessera.ir.equation import Equation, Value
+from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_hint
-from tessera.ir.verify import same_type
+from tessera.ops.families import cast
 from tessera.ops.uniform import BITS, uniform
 
 Draw = Callable[[torch.dtype], Value]  # numbers in [0, 1), as many as there are results, from a seed of their own
@@ -37,66 +36,55 @@ def compute_random(trace: Trace, wanted: Callable[[torch.device], bool], holds: 
     """Write random equations on wanted devices as arithmetic, where kernels can hold all of it."""
     if not any(_rule(eqn) for eqn in trace.equations):
         return trace
-    walk = _Walk(trace, wanted, holds)
-    for eqn in trace.equations:
-        walk.equation(eqn)
-    return trace.with_(equations=(*walk.seeds(), *walk.builder.equations)) if walk.drawn else trace
+    return _Draws(Rewrite(trace), wanted, holds).run()
 
 
 @dataclass
-class _Walk:
-    trace: Trace
+class _Draws:
+    rewrite: Rewrite
     wanted: Callable[[torch.device], bool]
     holds: Callable[[Equation], bool]
-    drawn: dict[torch.device, list[Value]] = field(default_factory=dict)
+    drawn: dict[torch.device, list[Value]] = field(default_factory=dict)  # the seeds of a device
 
-    def __post_init__(self) -> None:
-        self.builder = Builder(self.trace.name, mode_of(self.trace))
-        self.builder.reserve(list(self.trace.values()))
+    def run(self) -> Trace:
+        for eqn in self.rewrite:
+            if parts := self.parts(eqn):
+                self.rewrite.keep(*parts)
+        self.rewrite.equations[:0] = self.seeds()
+        return self.rewrite.finish()
 
-    def equation(self, eqn: Equation) -> None:
-        if not self._rewritten(eqn):
-            self.builder.equations.append(eqn)
-
-    def _rewritten(self, eqn: Equation) -> bool:
+    def parts(self, eqn: Equation) -> list[Equation] | None:
+        """The equation as arithmetic over numbers drawn from seeds."""
         rule, out = _rule(eqn), next(iter(eqn.results()), None)
         if rule is None or out is None or not out.tensor.is_float or not self.wanted(out.tensor.device):
-            return False
-        positional, keyword = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+            return None
+        positional, keyword = eqn.bound()
         if keyword.pop("generator", None) is not None or out.tensor.numel() == 0:
-            return False
-        equations, seeds = self.builder.equations, []
-        start = len(equations)
+            return None
+        seeds: list[Value] = []
 
         def draw(dtype: torch.dtype) -> Value:
-            seeds.append(self._seed(out.tensor.device))
+            seed = TensorType(torch.int64, (2,), (1,), out.tensor.device)
+            seeds.append(self.rewrite.builder.value("seed", seed))
             return _laid_out(seeds[-1], out.tensor, dtype)
 
-        with self.builder, self.builder.at(eqn):
-            made = rule(draw, eqn, *positional)
-        parts = None if made is None else _named(eqn, made, equations[start:])
+        parts = self.rewrite.parts(eqn, lambda eqn: rule(draw, eqn, *positional))
         if parts is None or not all(map(self.holds, parts)):
-            del equations[start:]
-            return False
-        equations[start:] = parts
+            return None
         self.drawn.setdefault(out.tensor.device, []).extend(seeds)
-        return True
-
-    def _seed(self, device: torch.device) -> Value:
-        return self.builder.value("seed", TensorType(torch.int64, (2,), (1,), device))
+        return parts
 
     def seeds(self) -> list[Equation]:
         """The draws of all seeds, one of every device."""
-        before, self.builder.equations = self.builder.equations, []
         low, high = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
+        equations: list[Equation] = []
         for device, rows in self.drawn.items():
-            size, options = [len(rows), 2], {"dtype": torch.int64, "device": device}
-            type_ = TensorType(torch.int64, tuple(size), (2, 1), device)
-            seeds = self.builder.record(torch.ops.aten.randint.low, (low, high, size), options, type_, "seeds")
-            unbind = Equation(torch.ops.aten.unbind.int, (seeds,), {}, tuple(rows), many=True)
-            self.builder.equations.append(unbind)
-        made, self.builder.equations = self.builder.equations, before
-        return made
+            size = [len(rows), 2]
+            seeds = self.rewrite.builder.value("seeds", TensorType(torch.int64, tuple(size), (2, 1), device))
+            options = {"dtype": torch.int64, "device": device}
+            equations.append(Equation(torch.ops.aten.randint.low, (low, high, size), options, (seeds,)))
+            equations.append(Equation(torch.ops.aten.unbind.int, (seeds,), {}, tuple(rows), many=True))
+        return equations
 
 
 def _rule(eqn: Equation) -> Rule | None:
@@ -106,25 +94,10 @@ def _rule(eqn: Equation) -> Rule | None:
     return RULES.get(f"{op._opname}.{op._overloadname}")
 
 
-def _named(eqn: Equation, made: list[Value | None], parts: list[Equation]) -> list[Equation] | None:
-    """The parts with results under the names that the equation gave them; None where a type would change."""
-    rename: dict[Value, Value] = {}
-    for old, new in zip(eqn.outputs, made, strict=True):
-        if old is None:
-            continue
-        if new is None or new in rename or not same_type(old.type, new.type):
-            return None
-        rename[new] = old
-    return [
-        e.substitute(rename).with_(outputs=tuple(v if v is None else rename.get(v, v) for v in e.outputs))
-        for e in parts
-    ]
-
-
 def _laid_out(seed: Value, like: TensorType, dtype: torch.dtype) -> Value:
     """Numbers drawn in the order in which the results lie in memory: then neighbours share a block of random words."""
     order = sorted(range(like.ndim), key=lambda d: -size_hint(like.stride[d]))
-    drawn = ACTIVE[-1].emit(uniform, seed, [like.shape[d] for d in order], dtype=dtype)  # type: ignore[attr-defined]
+    drawn = emit(uniform, seed, [like.shape[d] for d in order], dtype=dtype)
     if order == list(range(like.ndim)):
         return drawn
     return aten.permute(drawn, sorted(range(like.ndim), key=order.__getitem__))
@@ -143,10 +116,6 @@ def rule(names: str) -> Callable[[Rule], Rule]:
     return add
 
 
-def _cast(x: Value, like: Value) -> Value:
-    return x if x.dtype == like.dtype else aten._to_copy(x, dtype=like.dtype)
-
-
 def _happens(draw: Draw, p: float | Value) -> Value:
     """True with probability p."""
     return aten.lt(draw(torch.float32), p)
@@ -163,12 +132,12 @@ def dropout(draw: Draw, eqn: Equation, x: Value, p: float, train: bool | None = 
 
 @rule("bernoulli.p")
 def bernoulli(draw: Draw, eqn: Equation, x: Value, p: float) -> list[Value | None] | None:
-    return [_cast(_happens(draw, p), x)]
+    return [cast(_happens(draw, p), x.dtype)]
 
 
 @rule("bernoulli.default")
 def bernoulli_of(draw: Draw, eqn: Equation, p: Value) -> list[Value | None] | None:
-    return [_cast(_happens(draw, p), p)]
+    return [cast(_happens(draw, p), p.dtype)]
 
 
 @rule("rand.default rand_like.default uniform.default")
@@ -193,4 +162,4 @@ def normal(draw: Draw, eqn: Equation, mean: float, std: float, *_: object) -> li
     distance = aten.sqrt(aten.mul(aten.log(aten.rsub(left, 1)), -2.0))  # 1 - u is never 0
     x = aten.mul(distance, aten.cos(aten.mul(angle, 2 * math.pi)))
     x = x if std == 1 else aten.mul(x, std)
-    return [_cast(x if mean == 0 else aten.add(x, mean), eqn.out)]
+    return [cast(x if mean == 0 else aten.add(x, mean), eqn.out.dtype)]

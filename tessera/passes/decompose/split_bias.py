@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tessera.ir.builder import Builder
+from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
-from tessera.ir.mode import mode_of
+from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
 
 VIEW = "view"
@@ -31,20 +31,12 @@ def split_bias(trace: Trace, layer: Callable[[Equation], bool], kind: Callable[[
     chosen = {e for e in trace.equations if _has_bias(e) and layer(e) and fused(e.out)}
     if not chosen:
         return trace
-    builder = Builder(trace.name, mode_of(trace))
-    builder.reserve(list(trace.values()))
-    for eqn in trace.equations:
-        if eqn not in chosen:
-            builder.equations.append(eqn)
-            continue
-        x, weight, bias = eqn.args
-        with builder, builder.at(eqn):
-            product = builder.call("linear", x, weight)
-            builder.call("add", product, bias)
-        total = builder.equations.pop()
-        builder.equations.append(total.with_(outputs=eqn.outputs))
-    return trace.with_(equations=tuple(builder.equations))
+    rewrite = Rewrite(trace)
+    for eqn in rewrite:
+        if eqn in chosen:
+            rewrite.replace(eqn, lambda eqn: aten.add(aten.linear(*eqn.args[:2]), eqn.args[2]))
+    return rewrite.finish()
 
 
 def _has_bias(eqn: Equation) -> bool:
-    return getattr(eqn.op, "_opname", "") == "linear" and len(eqn.args) == 3 and isinstance(eqn.args[2], Value)
+    return eqn.opname == "linear" and len(eqn.args) == 3 and isinstance(eqn.args[2], Value)

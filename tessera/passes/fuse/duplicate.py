@@ -1,7 +1,7 @@
 """Gives every sum over outer dimensions its own copy of the cheap arithmetic before it, and every reader its own cast.
 
 A cast to a wider type is never worth memory: its argument is read in fewer bytes. With a copy for every reader, each
-kernel casts for itself. (What else a kernel computes again is the business of `compute_again`.)
+kernel casts for itself. (What else a kernel computes again is the business of `recompute`.)
 
 The gradient of a norm's weight sums, over all rows, a product that a kernel working row by row computes too. Shared,
 that product would be written by the one kernel and read by the other; computed twice, each kernel reads the inputs
@@ -15,12 +15,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 
-from tessera.ir.builder import Builder
 from tessera.ir.equation import Equation, Value
+from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.passes.clean.dce import dce
-from tessera.passes.fuse.regions import CONTRACT, POINTWISE, REDUCE, VIEW, Compiler, fuse, is_outer, widens
+from tessera.passes.fuse.compiler import CONTRACT, POINTWISE, REDUCE, VIEW, Compiler, is_outer, widens
+from tessera.passes.fuse.regions import fuse
 from tessera.passes.memory.depend import dependencies
 
 OUTSIDE = ("", CONTRACT)  # kinds of equations that read and write memory whatever is fused
@@ -28,12 +29,8 @@ MOST = 10  # operations on every element that are copied for one sum
 SMALL = 16  # so many times less is not worth counting
 
 
-def own_copies(trace: Trace, compiler: Compiler) -> Trace:
-    trace = _own_casts(trace, compiler)
-    copies = _Copies(trace, compiler)
-    for eqn in trace.equations:
-        copies.equation(eqn)
-    return dce(trace.with_(equations=tuple(copies.equations))) if copies.changed else trace
+def duplicate(trace: Trace, compiler: Compiler) -> Trace:
+    return _Sums(_own_casts(trace, compiler), compiler).run()
 
 
 def _own_casts(trace: Trace, compiler: Compiler) -> Trace:
@@ -46,44 +43,40 @@ def _own_casts(trace: Trace, compiler: Compiler) -> Trace:
     }
     if not shared:
         return trace
-    names = Builder(trace.name)
-    names.reserve(list(trace.values()))
-    equations: list[Equation] = []
-    for eqn in trace.equations:
-        rename = {}
+    rewrite = Rewrite(trace)
+    for eqn in rewrite:
         if compiler.kind(eqn) not in (VIEW, *OUTSIDE):
-            for v in dict.fromkeys(eqn.inputs()):
-                if v in shared:
-                    rename[v] = names.value(v.name, v.type)
-                    equations.append(shared[v].with_(outputs=(rename[v],)))
-        equations.append(eqn.substitute(rename) if rename else eqn)
-    return dce(trace.with_(equations=tuple(equations)))
+            own = {v: rewrite.copy(shared[v]).out for v in dict.fromkeys(eqn.inputs()) if v in shared}
+            rewrite.keep(eqn.substitute(own) if own else eqn)
+    return dce(rewrite.finish())
 
 
-class _Copies:
+class _Sums:
+    """Sums over outer dimensions, and what leads to them."""
+
     def __init__(self, trace: Trace, compiler: Compiler) -> None:
-        self.trace, self.compiler, self.changed = trace, compiler, False
-        self.equations: list[Equation] = []
+        self.trace, self.compiler, self.rewrite = trace, compiler, Rewrite(trace)
         self.number = {eqn: i for i, eqn in enumerate(trace.equations)}
-        self.maker = {v: eqn for eqn in trace.equations for v in eqn.results()}
-        self.users = trace.users()
         self.results = set(trace.results())
-        self.names = Builder(trace.name)
-        self.names.reserve(list(trace.values()))
 
-    def equation(self, eqn: Equation) -> None:
-        if self.compiler.kind(eqn) == REDUCE and is_outer(eqn, self.compiler.reduced(eqn)):
-            chain = self.chain(eqn.inputs()[0])
-            if chain and self.pays(eqn, chain) and not self.one_kernel(eqn, chain):
-                eqn = self.copied(eqn, chain)
-        self.equations.append(eqn)
+    def run(self) -> Trace:
+        for eqn in self.rewrite:
+            if self.compiler.kind(eqn) == REDUCE and is_outer(eqn, self.compiler.reduced(eqn)):
+                chain = self.chain(eqn.inputs()[0])
+                if chain and self.pays(eqn, chain) and not self.one_kernel(eqn, chain):
+                    own: dict[Value, Value] = {}
+                    for e in chain:
+                        own[e.out] = self.rewrite.copy(e, own).out
+                    self.rewrite.keep(eqn.substitute(own))
+        copied = self.rewrite.finish()
+        return self.trace if copied is self.trace else dce(copied)
 
     def chain(self, v: Value) -> list[Equation]:
         """Cheap equations that lead to a value, from those whose arguments are in memory anyway."""
         found: dict[Equation, None] = {}
 
         def visit(v: Value) -> None:
-            eqn = self.maker.get(v)
+            eqn = self.rewrite.makers.get(v)
             if eqn is None or eqn in found or not self.cheap(eqn) or self.kept(v):
                 return
             for x in eqn.inputs():
@@ -107,8 +100,8 @@ class _Copies:
         by something that comes after those."""
         if v in self.results:
             return True
-        made = self.number[self.maker[v]]
-        for user in self.users.get(v, ()):
+        made = self.number[self.rewrite.makers[v]]
+        for user in self.rewrite.users.get(v, ()):
             kind = self.compiler.kind(user)
             if kind in OUTSIDE or (kind == VIEW and any(map(self.kept, user.results()))):
                 return True
@@ -135,7 +128,7 @@ class _Copies:
         """Something in the chain is shared, and reading what it starts from moves no more than sharing does."""
         made = {v for e in chain for v in e.results()}
         inside = {*chain, eqn}
-        shared = any(user not in inside for v in made for user in self.users.get(v, ()))
+        shared = any(user not in inside for v in made for user in self.rewrite.users.get(v, ()))
         if not shared or sum(self.works(e, eqn) for e in chain) > MOST:
             return False
         leaves = {v for e in chain for v in e.inputs() if v not in made}
@@ -160,18 +153,9 @@ class _Copies:
 
     def readers(self, v: Value) -> Iterator[Equation]:
         """Who computes with a value, directly or through views and casts, which go wherever their reader is."""
-        for user in self.users.get(v, ()):
+        for user in self.rewrite.users.get(v, ()):
             if self.compiler.kind(user) == VIEW or widens(user):
                 for x in user.results():
                     yield from self.readers(x)
             else:
                 yield user
-
-    def copied(self, eqn: Equation, chain: list[Equation]) -> Equation:
-        self.changed = True
-        rename: dict[Value, Value] = {}
-        for e in chain:
-            new = self.names.value(e.out.name, e.out.type)
-            self.equations.append(e.substitute(rename).with_(outputs=(new,)))
-            rename[e.out] = new
-        return eqn.substitute(rename)

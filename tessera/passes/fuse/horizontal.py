@@ -12,7 +12,6 @@ from collections.abc import Hashable, Sequence
 
 from tessera.ir.equation import Value
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType
 from tessera.passes.fuse.graph import Groups
 from tessera.passes.memory.depend import dependencies
 
@@ -29,7 +28,7 @@ def horizontal(trace: Trace, regions: Sequence[Sequence[int]], forms: Sequence[H
     for region in regions:
         groups.join({groups.of[i] for i in region})
     waiting: dict[Hashable, list[int]] = {}
-    found: list[list[int]] = []
+    launches: list[list[int]] = []
     moved: dict[Hashable, int] = {}
     held: dict[Hashable, int] = {}
 
@@ -38,7 +37,7 @@ def horizontal(trace: Trace, regions: Sequence[Sequence[int]], forms: Sequence[H
         moved.pop(key, None)
         held.pop(key, None)
         if len(chosen) > 1:
-            found.append(chosen)
+            launches.append(chosen)
 
     for number, key in enumerate(forms):
         move, hold = _bytes(trace, regions[number], written)
@@ -57,7 +56,7 @@ def horizontal(trace: Trace, regions: Sequence[Sequence[int]], forms: Sequence[H
             close(key)
     for key in list(waiting):
         close(key)
-    return found
+    return launches
 
 
 def _independent(groups: Groups, nodes: list[int]) -> bool:
@@ -72,9 +71,5 @@ def _bytes(trace: Trace, region: Sequence[int], written: set[Value]) -> tuple[in
     reads = {v for i in region for v in trace.equations[i].inputs() if v not in made}
     last = trace.equations[region[-1]].results()
     results = [v for v in made if v in written] or last
-    fresh = sum(_size(v) for v in last if v not in written)
-    return sum(map(_size, reads)) + sum(map(_size, results)), fresh
-
-
-def _size(v: Value) -> int:
-    return v.type.nbytes() if isinstance(v.type, TensorType) else 0
+    fresh = sum(v.nbytes() for v in last if v not in written)
+    return sum(v.nbytes() for v in (*reads, *results)), fresh

@@ -18,6 +18,7 @@ from tessera.ir.equation import Equation, Special, Value, values_in
 from tessera.ir.schema import DROPOUTS, Schema, schema_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
+from tessera.ir.views import MAY_COPY, UNANNOTATED
 from tessera.ops.custom import ONCE
 from tessera.ops.launch import LAUNCH
 from tessera.util.names import names
@@ -32,23 +33,20 @@ _FRESH = names(
     """
     linear matmul layer_norm rms_norm _fused_rms_norm group_norm batch_norm instance_norm softmax
     log_softmax scaled_dot_product_attention cross_entropy_loss nll_loss nll_loss2d nll_loss_nd l1_loss
-    mse_loss kl_div binary_cross_entropy_with_logits embedding embedding_bag conv1d conv2d conv3d
+    kl_div embedding_bag conv1d conv2d conv3d
     conv_transpose1d conv_transpose2d conv_transpose3d max_pool1d max_pool2d max_pool3d avg_pool1d
-    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d silu silu_backward
-    mish_backward gelu relu log_sigmoid isfinite ger outer bmm cumsum std var std_mean var_mean max min
-    one_hot where tile repeat_interleave square rsub logsumexp cosine_similarity stack hstack vstack
-    lstm gru
+    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d silu_backward
+    mish_backward log_sigmoid isfinite ger outer std var std_mean var_mean max min one_hot where tile
+    repeat_interleave square cosine_similarity hstack vstack lstm gru
     """
 )
-# Not annotated, and no composite either: their result is their argument's memory all the same.
-_HIDDEN_VIEWS = names("_unsafe_view _reshape_alias lift_fresh lift")
 
 
 @functools.cache
 def _kind(op: OpOverload) -> str:
     """'fresh', 'view' (the schema says what is shared) or 'any' (it may give any argument back)."""
     schema = schema_of(op)
-    if op._opname in _HIDDEN_VIEWS:
+    if op._opname in UNANNOTATED:
         return "view"
     if any(p.alias for p in schema.params) and _returns_alias(op):
         return "view"
@@ -85,7 +83,7 @@ def shared_by(eqn: Equation) -> list[Value]:
 
 
 def _annotated(eqn: Equation, schema: Schema) -> list[Value]:
-    if eqn.op._opname in _HIDDEN_VIEWS:  # type: ignore[union-attr]
+    if eqn.op._opname in UNANNOTATED:  # type: ignore[union-attr]
         return values_in(eqn.args[:1])
     found: list[Value] = []
     for index, param in enumerate(schema.params):
@@ -140,19 +138,16 @@ def _region(eqn: Equation, body: Trace, found: Roots) -> None:
         found[result] = mine
 
 
-_MAYBE = names("reshape contiguous to flatten type_as expand_as ravel positive reshape_as")
-
-
 def _maybe_fresh(eqn: Equation) -> bool:
     """Shares memory or allocates, as its arguments have it: its result is a root too."""
     if isinstance(eqn.op, Special):
         return True
-    return eqn.op._opname in _MAYBE or _kind(eqn.op) == "any"
+    return eqn.op._opname in MAY_COPY or _kind(eqn.op) == "any"
 
 
 def always_view(op: OpOverload) -> bool:
     """Is the result its argument's memory whatever the arguments are? Others copy where a view cannot be."""
-    return schema_of(op).is_view and op._opname not in _MAYBE and not op._can_decompose()
+    return schema_of(op).is_view and op._opname not in MAY_COPY and not op._can_decompose()
 
 
 def shown(values: Iterable[Value], of: Roots) -> set[Value]:

@@ -18,7 +18,7 @@ from tessera.passes.memory.alias import Roots, roots
 
 def dependencies(trace: Trace, of: Roots | None = None) -> list[set[int]]:
     """`needs[i]` are the equations that equation i must come after."""
-    maker = {v: i for i, eqn in enumerate(trace.equations) for v in eqn.results()}
+    maker = trace.places()
     late_symbols = {s: maker[v] for s, (v, _) in trace.symbols.items() if v in maker}
     writes = any(map(written, trace.equations))
     if writes and of is None:

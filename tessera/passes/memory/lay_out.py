@@ -11,21 +11,15 @@ from __future__ import annotations
 import torch
 
 from tessera.ir.equation import Equation, Special, Value, symbols_in, values_in
-from tessera.ir.layouts import unpromised
+from tessera.ir.layouts import unpromised, with_strides
+from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 
 
 def laid_out(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     """The same tensor where it lies as said, a copy that does so otherwise."""
-    return x if x.stride() == stride else _restored(x, stride)
-
-
-def _restored(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """Strides of dimensions of one element, or of no elements at all, tell nothing."""
-    if not x.numel() or all(a == b or size == 1 for a, b, size in zip(x.stride(), stride, x.shape, strict=True)):
-        return x
-    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
+    return x if x.stride() == stride else with_strides(x, stride)
 
 
 LAID_OUT = Special("laid_out", laid_out)
@@ -35,29 +29,21 @@ def lay_out(trace: Trace) -> Trace:
     """Every result whose strides nobody promises, behind a look at them."""
     if not any(map(unpromised, trace.equations)):
         return trace
-    believed, taken = _believed(trace), {v.name for v in trace.values()}
+    believed = _believed(trace)
     bound = {symbol for symbol, (v, _) in trace.symbols.items() if v in trace.inputs}
-    equations: list[Equation] = []
-    for eqn in trace.equations:
+    rewrite = Rewrite(trace)
+    for eqn in rewrite:
         bound.update(symbol for symbol, (v, _) in trace.symbols.items() if v in eqn.results())
         looked_at = [v for v in eqn.results() if v in believed and _has_order(v)] if unpromised(eqn) else []
         # Strides by sizes that the program does not have cannot be told: they stay as the kernel has them.
         looked_at = [v for v in looked_at if symbols_in(v.tensor.stride) <= bound]
-        given = {v: Value(_new(v.name, taken), v.type) for v in looked_at}
-        equations.append(eqn.with_(outputs=tuple(given.get(v, v) for v in eqn.outputs)) if given else eqn)  # type: ignore[call-overload]
-        for v, before in given.items():
-            args = (before, tuple(v.tensor.stride))
-            equations.append(Equation(LAID_OUT, args, {}, (v,), source=eqn.source, tags=eqn.tags))
-    return trace.with_(equations=tuple(equations))
-
-
-def _new(name: str, taken: set[str]) -> str:
-    """The name of a result as the kernel gives it."""
-    made = f"{name}_given"
-    while made in taken:
-        made += "_"
-    taken.add(made)
-    return made
+        if looked_at:
+            given = {v: rewrite.builder.value(f"{v.name}_given", v.type) for v in looked_at}
+            rewrite.keep(eqn.with_(outputs=tuple(given.get(v, v) for v in eqn.outputs)))  # type: ignore[call-overload]
+            for v, before in given.items():
+                args = (before, tuple(v.tensor.stride))
+                rewrite.keep(Equation(LAID_OUT, args, {}, (v,), source=eqn.source, tags=eqn.tags))
+    return rewrite.finish()
 
 
 def _has_order(v: Value) -> bool:

@@ -1,17 +1,19 @@
 """Regions that write a mutated input where it stands.
 
-An executor's callable may offer to write a result over one of its arguments: `fn.overwrites[result]` are the arguments
-it could be, by position, and `fn.writing({result: argument})` is the same callable with these results written in place
-and not given back. `plan_regions` finds the mutated inputs whose new contents such a region computes, and what must
-come before it; `write_regions` puts the writing callables in. Nobody may read the old contents after the region, and
+A region's kernel may offer to write a result over one of its arguments (`ir/kernel.py`): `overwrites[result]` are the
+arguments it could be, by position, and `writing({result: argument})` is the same kernel with these results written in
+place and not given back. `plan_regions` finds the mutated inputs whose new contents such a region computes, and what
+must come before it; `write_regions` puts the writing kernels in. Nobody may read the old contents after the region, and
 nobody outside may hold them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from tessera.ir.equation import Equation, Special, Value, map_values, values_in
+from tessera.ir.equation import Equation, Special, Value, values_in
+from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
 from tessera.passes.memory.alias import Roots, roots
 
@@ -32,7 +34,7 @@ def plan_regions(trace: Trace, of: Roots | None = None) -> list[RegionWrite]:
     offered = {
         v: (index, k)
         for index, eqn in enumerate(trace.equations)
-        if isinstance(eqn.op, Special) and getattr(eqn.op.fn, "overwrites", None)
+        if offers_of(eqn)
         for k, v in enumerate(eqn.results())
     }
     wanted = {t: offered[v] for t, v in trace.mutations.items() if t is not v and v in offered}
@@ -45,7 +47,7 @@ def plan_regions(trace: Trace, of: Roots | None = None) -> list[RegionWrite]:
     for target, (index, k) in wanted.items():
         eqn = trace.equations[index]
         value = trace.mutations[target]
-        offers = eqn.op.fn.overwrites.get(k, ())  # type: ignore[union-attr]
+        offers = offers_of(eqn).get(k, ())
         place = next((j for j in offers if eqn.args[j] is target), -1)
         legal = (
             place >= 0
@@ -60,6 +62,11 @@ def plan_regions(trace: Trace, of: Roots | None = None) -> list[RegionWrite]:
         if legal:
             found.append(RegionWrite(target, index, k, place, [(r, index) for r in readers[target] if r != index]))
     return found
+
+
+def offers_of(eqn: Equation) -> Mapping[int, tuple[int, ...]]:
+    """By the number of a result, the arguments that it may be written over."""
+    return eqn.op.kernel.overwrites if isinstance(eqn.op, Special) and eqn.op.kernel is not None else {}
 
 
 def _readers(trace: Trace, of: Roots, targets: set[Value]) -> dict[Value, list[int]]:
@@ -79,36 +86,31 @@ def write_regions(trace: Trace) -> Trace:
     chosen: dict[int, list[RegionWrite]] = {}
     for write in planned:
         chosen.setdefault(write.index, []).append(write)
-    names: dict[Value, Value] = {}
-    equations: list[Equation] = []
-    for index, eqn in enumerate(trace.equations):
-        eqn = eqn.substitute(names) if names else eqn
-        writes = chosen.get(index, ())
-        if writes:
-            names |= {eqn.results()[w.result]: w.target for w in writes}
-            eqn = writing(eqn, {w.result: w.place for w in writes})
-        equations.append(eqn)
-    done = {w.target for w in planned}
-    return trace.with_(
-        equations=tuple(equations),
-        outputs=map_values(trace.outputs, lambda v: names.get(v, v)),
-        mutations={t: names.get(v, v) for t, v in trace.mutations.items() if t not in done},
-    )
+    rewrite = Rewrite(trace)
+    for index, eqn in enumerate(rewrite):
+        if writes := chosen.get(index):
+            for w in writes:
+                rewrite.rename(eqn.results()[w.result], w.target)
+            rewrite.keep(writing(eqn, {w.result: w.place for w in writes}))
+    rewritten, done = rewrite.finish(), {w.target for w in planned}
+    return rewritten.with_(mutations={t: v for t, v in rewritten.mutations.items() if t not in done})
 
 
 def writing(eqn: Equation, results: dict[int, int]) -> Equation:
     """The region with these results written over these arguments, and not given back."""
     op = eqn.op
-    assert isinstance(op, Special)
+    assert isinstance(op, Special) and op.kernel is not None and op.kernel.writing is not None
+    kernel = op.kernel.writing(results)
     left = tuple(v for k, v in enumerate(eqn.outputs) if k not in results)
     body: Trace = op.body
     rest = tuple(v for k, v in enumerate(body.outputs) if k not in results)
     made = replace(
         op,
         name=f"{op.name}_",
-        fn=op.fn.writing(results),
+        fn=kernel.run,
         pure=False,
         body=body.with_(outputs=rest),  # type: ignore[attr-defined]
         recipe=None if op.recipe is None else replace(op.recipe, over=tuple(results.items())),
+        kernel=kernel,
     )
     return eqn.with_(op=made, outputs=left)

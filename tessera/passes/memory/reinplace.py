@@ -12,9 +12,8 @@ same values in its outputs and inputs:
 
 from __future__ import annotations
 
-from tessera.ir.builder import Builder
-from tessera.ir.equation import Arg, Equation, Value, map_values
-from tessera.ir.mode import mode_of
+from tessera.ir.equation import Arg, Equation, Value, map_values, substitute
+from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
 from tessera.ir.verify import same_type
 from tessera.passes.clean.dce import dce
@@ -46,65 +45,51 @@ def write_inputs(trace: Trace) -> Trace:
 
 class _Writer:
     def __init__(self, trace: Trace, plans: list[Plan]) -> None:
-        self.trace = trace
-        self.builder = Builder(trace.name, mode_of(trace))
-        self.builder.reserve(list(trace.values()))
+        self.trace, self.rewrite = trace, Rewrite(trace)
         self.leaves: dict[int, tuple[Plan, Leaf]] = {leaf.index: (p, leaf) for p in plans for leaf in p.leaves}
         self.shows: dict[Value, tuple[Plan, Path]] = {v: (p, path) for p in plans for v, (path, _) in p.shows.items()}
         self.done = {p.target for p in plans}
-        self.names: dict[Value, Value] = {}
 
     def run(self) -> Trace:
-        users = self.trace.users()
-        for index, eqn in enumerate(self.trace.equations):
-            eqn = eqn.with_(args=self.rename(eqn.args), kwargs=self.rename(eqn.kwargs)) if self.names else eqn
-            with self.builder.at(eqn):
+        needed = {*self.rewrite.results, *self.rewrite.users}
+        for index, eqn in enumerate(self.rewrite):
+            with self.rewrite.builder.at(eqn):
                 if index in self.leaves:
                     self.write(*self.leaves[index])
-                replaced = [v for v in eqn.results() if v in self.shows]
-                if not replaced:
-                    self.builder.append(eqn)
-                for v in replaced:
-                    owner, path = self.shows[v]
-                    if path and (v in users or v in self.trace.results()):
-                        self.show(owner.target, path, v)
-                    elif not path:
-                        self.names[v] = owner.target
-        mutations = {t: self.names.get(v, v) for t, v in self.trace.mutations.items() if t not in self.done}
-        return self.trace.with_(
-            equations=tuple(self.builder.equations),
-            outputs=self.rename(self.trace.outputs),
-            mutations=mutations,
-            symbols={s: (self.names.get(v, v), dim) for s, (v, dim) in self.trace.symbols.items()},
-        )
-
-    def rename(self, tree: Arg) -> Arg:
-        return map_values(tree, lambda v: self.names.get(v, v))
+                for v in eqn.results():
+                    if v in self.shows:
+                        self.rewrite.erase()
+                        owner, path = self.shows[v]
+                        if path and v in needed:
+                            self.show(owner.target, path, v)
+                        elif not path:
+                            self.rewrite.rename(v, owner.target)
+        rewritten = self.rewrite.finish()
+        return rewritten.with_(mutations={t: v for t, v in rewritten.mutations.items() if t not in self.done})
 
     def write(self, owner: Plan, leaf: Leaf) -> None:
+        builder = self.rewrite.builder
         target = self.show(owner.target, leaf.path)
         args: tuple[Arg, ...]
-        args, kwargs = self.rename((leaf.args, leaf.kwargs))  # type: ignore[misc,assignment]
+        args, kwargs = substitute((leaf.args, leaf.kwargs), self.rewrite.renamed)
         if leaf.clone:
-            args = map_values(args, lambda v: self.builder.emit(aten.clone.default, v))  # type: ignore[assignment]
+            args = map_values(args, lambda v: builder.emit(aten.clone.default, v))  # type: ignore[assignment]
         args = (*args[: leaf.place], target, *args[leaf.place :])
-        self.builder.equations.append(
-            Equation(leaf.op, args, kwargs, (), False, self.builder.source, self.builder.tags)
-        )
+        builder.equations.append(Equation(leaf.op, args, kwargs, (), False, builder.source, builder.tags))
 
     def show(self, v: Value, path: Path, result: Value | None = None) -> Value:
         """The part of an input that a path shows; under the name of `result` where given. One that lies otherwise than
         `result` is read by other updates only (`writes.layouts_agree`), and has a name of its own."""
         for op, args, kwargs in path:
-            made = self.builder.emit(op, v, *self.rename(args), **self.rename(kwargs))  # type: ignore[misc,arg-type]
-            assert isinstance(made, Value)
-            v = made
+            args, kwargs = substitute((args, kwargs), self.rewrite.renamed)
+            v = self.rewrite.builder.emit(op, v, *args, **kwargs)  # type: ignore[assignment]
         if result is None:
             return v
         if same_type(v.type, result.type):
-            self.builder.equations[-1] = self.builder.equations[-1].with_(outputs=(result,))
+            last = self.rewrite.equations[-1]
+            self.rewrite.equations[-1] = last.with_(outputs=(result,))
             return result
-        self.names[result] = v
+        self.rewrite.rename(result, v)
         return v
 
 
@@ -117,24 +102,20 @@ def separate(trace: Trace) -> Trace:
     if not targets:
         return trace
     of = roots(trace)
-    builder = Builder(trace.name, mode_of(trace))
-    builder.reserve(list(trace.values()))
+    rewrite = Rewrite(trace)
+    rewrite.keep(*trace.equations)
     copies: dict[Value, Value] = {}
 
-    def apart(v: Value) -> Value:
+    def separated(v: Value) -> Value:
         if of[v].isdisjoint(targets):
             return v
         if v not in copies:
-            made = builder.emit(aten.clone.default, v)
-            assert isinstance(made, Value)
-            copies[v] = made
+            copies[v] = rewrite.builder.emit(aten.clone.default, v)  # type: ignore[assignment]
         return copies[v]
 
-    mutations = {t: t if t is v else apart(v) for t, v in trace.mutations.items()}
-    outputs = map_values(trace.outputs, apart)
-    if not copies:
-        return trace
-    return trace.with_(equations=(*trace.equations, *builder.equations), mutations=mutations, outputs=outputs)
+    mutations = {t: t if t is v else separated(v) for t, v in trace.mutations.items()}
+    outputs = map_values(trace.outputs, separated)
+    return rewrite.finish(mutations=mutations, outputs=outputs) if copies else trace
 
 
 __all__ = ["reinplace", "reuse", "separate", "write_inputs"]

@@ -1,20 +1,20 @@
 """Writes over dead values.
 
 In: a trace in its final order. Out: the same program, where an elementwise operator writes over its first argument, and
-a region on a CPU over an argument that its kernel reads only where it writes (`fn.overwrites`, see `region_writes`), if
+a region on a CPU over an argument that its kernel reads only where it writes (see `region_writes`), if
 that argument is memory of the program's own which nothing reads afterwards. On a CPU fresh memory is dear: its pages
 may have to be made first, and its lines are not in the caches. On a GPU it comes from a pool.
 """
 
 from __future__ import annotations
 
-import torch
-
-from tessera.ir.equation import Arg, Equation, Special, Value, map_values, values_in
+from tessera.ir.equation import Arg, Equation, Special, Value, values_in
+from tessera.ir.rewrite import Rewrite
+from tessera.ir.schema import is_pointwise
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, overlaps_itself
 from tessera.passes.memory.alias import roots
-from tessera.passes.memory.region_writes import writing
+from tessera.passes.memory.region_writes import offers_of, writing
 from tessera.passes.memory.writes import aten, inplace_of
 
 Memory = frozenset[Value]
@@ -27,33 +27,19 @@ def reuse(trace: Trace) -> Trace:
 
 class _Reuse:
     def __init__(self, trace: Trace) -> None:
-        self.trace, self.of = trace, roots(trace)
+        self.rewrite, self.of = Rewrite(trace), roots(trace)
         self.held = {root for v in trace.results() for root in self.of[v]} | {*trace.inputs, *trace.constants}
         self.last: dict[Value, int] = {}  # memory -> the last equation that touches it
         for index, eqn in enumerate(trace.equations):
             for v in eqn.inputs():
                 self.last.update(dict.fromkeys(self.of[v], index))
         self.took: dict[Value, Memory] = {}  # a result written over its argument is that argument's memory
-        self.names: dict[Value, Value] = {}  # what a region wrote goes by its argument's name
 
     def run(self) -> Trace:
-        equations: list[Equation] = []
-        for index, eqn in enumerate(self.trace.equations):
-            eqn = eqn.substitute(self.names) if self.names else eqn
+        for index, eqn in enumerate(self.rewrite):
             over = self.region if isinstance(eqn.op, Special) else self.operator
-            equations += over(eqn, index) or [eqn]
-        if not self.took:
-            return self.trace
-
-        def look(v: Value) -> Value:
-            return self.names.get(v, v)
-
-        return self.trace.with_(
-            equations=tuple(equations),
-            outputs=map_values(self.trace.outputs, look),
-            mutations={t: look(v) for t, v in self.trace.mutations.items()},
-            symbols={s: (look(v), dim) for s, (v, dim) in self.trace.symbols.items()},
-        )
+            self.rewrite.keep(*(over(eqn, index) or [eqn]))
+        return self.rewrite.finish()
 
     def operator(self, eqn: Equation, index: int) -> list[Equation] | None:
         """The equation as a write over a dead argument, if there is one to write over."""
@@ -62,7 +48,7 @@ class _Reuse:
         op = inplace_of(eqn.op)
         if op is None or not isinstance(eqn.args[0], Value):
             return None
-        by_element = torch.Tag.pointwise in eqn.op.tags  # type: ignore[union-attr]
+        by_element = is_pointwise(eqn.op)
         for args in _orders(eqn):
             target, others = args[0], values_in((args[1:], eqn.kwargs))
             if not isinstance(target, Value) or (target in others and not by_element):
@@ -74,7 +60,7 @@ class _Reuse:
 
     def region(self, eqn: Equation, index: int) -> list[Equation] | None:
         """The region with results written over dead arguments; one of another shape is a view of its argument."""
-        offers = getattr(eqn.op.fn, "overwrites", None)  # type: ignore[union-attr]
+        offers = offers_of(eqn)
         if not offers or None in eqn.outputs or eqn.results()[0].tensor.device.type != "cpu":
             return None
         places: dict[int, int] = {}
@@ -89,7 +75,7 @@ class _Reuse:
                     places[k] = j
                     self.take(result, target, index)
                     if target.type == result.type:
-                        self.names[result] = target
+                        self.rewrite.rename(result, target)  # what a region wrote goes by its argument's name
                     else:
                         args = (target, list(result.shape))
                         views.append(Equation(aten.view.default, args, {}, (result,), False, eqn.source, eqn.tags))
@@ -104,6 +90,8 @@ class _Reuse:
         memory = self.memory(target)
         if not memory or any(root in self.held or self.last[root] > index for root in memory):
             return False
+        if result in self.held and not all(root is target or _as_large(root.tensor, result.tensor) for root in memory):
+            return False  # the caller would hold more memory than it sees
         return all(v is target or self.memory(v).isdisjoint(memory) for v in others)
 
     def take(self, result: Value, target: Value, index: int) -> None:
@@ -128,6 +116,11 @@ def _orders(eqn: Equation) -> list[tuple[Arg, ...]]:
     if eqn.op._opname in ("add", "mul") and len(eqn.args) == 2 and not eqn.kwargs:  # type: ignore[union-attr]
         orders.append((eqn.args[1], eqn.args[0]))
     return orders
+
+
+def _as_large(a: TensorType, b: TensorType) -> bool:
+    known = not a.is_symbolic and not b.is_symbolic
+    return known and a.nbytes() == b.nbytes()
 
 
 def _same_elements(a: TensorType, b: TensorType) -> bool:

@@ -13,7 +13,6 @@ from collections.abc import Collection
 from tessera.ir.equation import Value, values_in
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType
 from tessera.ops.offload import TO_HOST
 from tessera.passes.memory.alias import Roots, roots
 from tessera.passes.memory.depend import dependencies
@@ -68,17 +67,13 @@ def live_bytes(trace: Trace, owned: Collection[Value] = ()) -> list[tuple[int, i
     return memory.steps(range(len(trace.equations)))
 
 
-def nbytes(v: Value) -> int:
-    return v.type.nbytes() if isinstance(v.type, TensorType) else 0
-
-
 class _Memory:
     """What each equation allocates and which of the trace's own memory it touches. What waits on the host costs
     nothing here."""
 
     def __init__(self, trace: Trace, of: Roots, owned: Collection[Value] = ()) -> None:
         outside = {*trace.inputs, *trace.constants} - set(owned)
-        self.size: dict[Value, int] = {v: nbytes(v) for v in owned}
+        self.size: dict[Value, int] = {v: v.nbytes() for v in owned}
         self.given = sum(self.size.values())  # bytes that are there before the first equation
         self.takes: list[int] = []
         self.touches: list[list[Value]] = []
@@ -86,7 +81,7 @@ class _Memory:
             taken = 0
             for v in eqn.outputs:
                 if v is not None and v in of[v]:
-                    self.size[v] = 0 if eqn.op is TO_HOST else nbytes(v)
+                    self.size[v] = 0 if eqn.op is TO_HOST else v.nbytes()
                     taken += self.size[v]
             self.takes.append(taken)
             values = [*eqn.inputs(), *(v for v in eqn.outputs if v is not None)]
@@ -121,10 +116,7 @@ class _Graph:
         self.trace, self.memory = trace, memory
         self.equations = trace.equations
         self.needs = dependencies(trace, of)
-        for planned in (
-            *plan(trace, of),
-            *plan_regions(trace, of),
-        ):  # an input that can be written in place stays one that can
+        for planned in (*plan(trace, of), *plan_regions(trace, of)):  # what can be written in place stays so
             for before, after in planned.waits:
                 self.needs[after].add(before)
         self.feeds: list[list[int]] = [[] for _ in self.equations]

@@ -19,10 +19,12 @@ from tessera.ir import fake
 from tessera.ir.alias import FUNCTIONAL
 from tessera.ir.equation import Arg, Equation, Special, Value, values_in
 from tessera.ir.mode import mode_of
-from tessera.ir.schema import bind, schema_of
+from tessera.ir.schema import bind, is_pointwise, schema_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_key
 from tessera.ir.verify import same_type
+from tessera.ir.views import RESHAPES, SWAPS
+from tessera.ops.families import same_shape
 from tessera.passes.memory.alias import Roots, roots
 from tessera.util.names import names
 
@@ -84,7 +86,7 @@ _UPDATES = names(
 @functools.cache
 def inplace_of(op: OpOverload) -> OpOverload | None:
     """The overload that writes an update or elementwise operator's result into its first argument."""
-    if op.namespace != "aten" or not (op._opname in _UPDATES or torch.Tag.pointwise in op.tags):
+    if op.namespace != "aten" or not (op._opname in _UPDATES or is_pointwise(op)):
         return None
     packet = getattr(torch.ops.aten, f"{op._opname}_", None)
     wanted = [(p.name, p.kind, p.keyword) for p in schema_of(op).params]
@@ -129,7 +131,7 @@ class _Uses:
 
     def __init__(self, trace: Trace, of: Roots) -> None:
         self.of = of
-        self.maker = {v: i for i, eqn in enumerate(trace.equations) for v in eqn.results()}
+        self.places = trace.places()
         self.users = trace.users()
         self.readers: dict[Value, list[int]] = {}  # memory -> the equations that read it
         for index, eqn in enumerate(trace.equations):
@@ -145,7 +147,7 @@ class _Uses:
 class _Finder:
     def __init__(self, trace: Trace, uses: _Uses, target: Value) -> None:
         self.trace, self.uses, self.of, self.target = trace, uses, uses.of, target
-        self.index = uses.maker
+        self.index = uses.places
         self.plan = Plan(target)
         self.mode = mode_of(trace)
 
@@ -254,7 +256,7 @@ class _Finder:
 
     def view_step(self, view: Equation, base: Value) -> Step | None:
         """The view as one that certainly shares memory: a reshape that copies cannot be written through."""
-        if view.op._opname in _RESHAPES:  # type: ignore[union-attr]
+        if view.op._opname in RESHAPES:  # type: ignore[union-attr]
             shape = list(view.out.shape)
             try:
                 fake.infer(aten.view.default, (base, shape), {}, self.mode)
@@ -333,18 +335,16 @@ class _Finder:
         return True
 
 
-_RESHAPES = names("view reshape _unsafe_view unsqueeze squeeze flatten unflatten view_as reshape_as ravel")
-_SWAPS = names("transpose t swapaxes swapdims")
-_INVERSES = frozenset((*_RESHAPES, *_SWAPS, "permute"))
+_INVERSES = RESHAPES | SWAPS | {"permute"}
 
 
 def _undoes(outer: Equation, view: Equation) -> bool:
     """Does `outer` turn `view` back? Both are over the same number of elements."""
     first, second = view.op._opname, outer.op._opname  # type: ignore[union-attr]
-    if first in _RESHAPES and second in _RESHAPES:
+    if first in RESHAPES and second in RESHAPES:
         return True
     rank = view.out.ndim
-    if first in _SWAPS and second in _SWAPS:
+    if first in SWAPS and second in SWAPS:
         return _swapped(view, rank) == _swapped(outer, rank)
     if first == second == "permute":
         there, back = view.args[1], outer.args[1]
@@ -357,7 +357,7 @@ def _swapped(eqn: Equation, rank: int) -> frozenset:
 
 
 def _alike(a: Value, b: Value) -> bool:
-    return a.dtype == b.dtype and tuple(map(size_key, a.shape)) == tuple(map(size_key, b.shape))
+    return a.dtype == b.dtype and same_shape(a.shape, b.shape)
 
 
 def _plain(tree: object) -> object:

@@ -20,12 +20,12 @@ from dataclasses import dataclass
 
 import torch
 
-from tessera.ir.builder import Builder, aten
+from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
-from tessera.ir.mode import mode_of
-from tessera.ir.schema import bind
+from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
 from tessera.ir.types import size_hint
+from tessera.ops.families import cast
 from tessera.ops.fp8 import LARGEST, LEAST, scales_rows
 
 F8, BF16, F32 = torch.float8_e4m3fn, torch.bfloat16, torch.float32
@@ -47,7 +47,7 @@ class Layers:
         reasons: dict[str, list[str]] = {}
         for name, reason in self.left:
             reasons.setdefault(reason, []).append(name)
-        left = [f"not {_few(found)}: {reason}" for reason, found in reasons.items()]
+        left = [f"not {_few(names)}: {reason}" for reason, names in reasons.items()]
         return (lines if self.multiplied else []) + left
 
 
@@ -58,20 +58,22 @@ def _few(names: Sequence[str], most: int = 8) -> str:
 
 def fp8(trace: Trace, refusal: Callable[[torch.device], str]) -> tuple[Trace, Layers]:
     """Multiply in 8 bits where `refusal(device)` is empty and the layer's sizes allow it."""
-    found = [eqn for eqn in trace.equations if _is_layer(eqn)]
-    reasons = {eqn: why_not(eqn, refusal) for eqn in found}
-    chosen = [eqn for eqn in found if not reasons[eqn]]
+    reasons = {eqn: why_not(eqn, refusal) for eqn in trace.equations if _is_layer(eqn)}
     layers = Layers(
-        tuple(eqn.out.name for eqn in chosen),
-        tuple((eqn.out.name, reasons[eqn]) for eqn in found if reasons[eqn]),
+        tuple(eqn.out.name for eqn, why in reasons.items() if not why),
+        tuple((eqn.out.name, why) for eqn, why in reasons.items() if why),
     )
-    return (_Writer(trace).run(set(chosen)) if chosen else trace), layers
+    if not layers.multiplied:
+        return trace, layers
+    rewrite, products = Rewrite(trace), _Products()
+    for eqn in rewrite:
+        if reasons.get(eqn) == "":
+            assert rewrite.replace(eqn, products.layer), f"{eqn.out} became another type"
+    return rewrite.finish(), layers
 
 
 def _is_layer(eqn: Equation) -> bool:
-    if getattr(eqn.op, "_opname", "") != "quantized_linear":
-        return False
-    return bind(eqn.op, eqn.args, eqn.kwargs)[0][4] == "fp8"  # type: ignore[arg-type]
+    return eqn.opname == "quantized_linear" and eqn.bound()[0][4] == "fp8"
 
 
 def why_not(eqn: Equation, refusal: Callable[[torch.device], str]) -> str:
@@ -94,38 +96,19 @@ def why_not(eqn: Equation, refusal: Callable[[torch.device], str]) -> str:
     return "" if w.tensor.is_row_major else "its weight does not lie row by row"
 
 
-class _Writer:
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-        self.builder = Builder(trace.name, mode_of(trace))
-        self.builder.reserve(list(trace.values()))
+class _Products:
+    def __init__(self) -> None:
         self.rows: dict[Value, tuple[Value, Value]] = {}  # x -> its rows in 8 bits, and their scales
 
-    def run(self, chosen: set[Equation]) -> Trace:
-        for eqn in self.trace.equations:
-            if eqn not in chosen:
-                self.builder.append(eqn)
-                continue
-            with self.builder, self.builder.at(eqn):
-                self.layer(eqn)
-                last = self.builder.equations[-1]
-                self.builder.equations[-1] = last.with_(outputs=(eqn.out,))
-        return self.trace.with_(equations=tuple(self.builder.equations))
-
-    def layer(self, eqn: Equation) -> None:
-        (x, w, scale, bias, _), _ = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+    def layer(self, eqn: Equation) -> Value:
+        (x, w, scale, bias, _), _ = eqn.bound()
         if x not in self.rows:
             self.rows[x] = self.quantized(x)
         q, own = self.rows[x]
-        theirs = scale if scale.dtype is F32 else aten._to_copy(scale, dtype=F32)
-        theirs = aten.unsqueeze(theirs, 0)
-        y = _product(q, own, aten.t(w), theirs)
-        if x.dtype is not BF16:
-            y = aten._to_copy(y, dtype=x.dtype)
+        y = cast(_product(q, own, aten.t(w), aten.unsqueeze(cast(scale, F32), 0)), x.dtype)
         if bias is not None:
             y = aten.add(y, bias)
-        if x.ndim != 2:
-            aten.view(y, list(eqn.out.shape))
+        return y if x.ndim == 2 else aten.view(y, list(eqn.out.shape))
 
     def quantized(self, x: Value) -> tuple[Value, Value]:
         """The rows of x in 8 bits, one after another, and a scale for each."""

@@ -11,22 +11,24 @@ single precision if the model is not.
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
 
-from tessera.ir.builder import Builder, aten
+from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Equation, Value
-from tessera.ir.mode import mode_of
-from tessera.ir.schema import bind
+from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
+from tessera.ir.views import RESHAPES
+from tessera.ops.families import cast
 from tessera.ops.linear_loss import LINEAR_LOSS, LINEAR_LOSS_GRADS
 
 LARGE = 32 * 2**20  # bytes of logits that are worth the trouble
 CHUNK = 256 * 2**20  # bytes of logits to hold at a time
 ROWS = 64  # a multiple of so many classes, where their number is padded at all
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)  # gradients without the loss's scale may underflow in float16
-_BETWEEN = ("view", "reshape", "_unsafe_view", "flatten", "_to_copy", "to", "float", "contiguous", "alias")
+_BETWEEN = RESHAPES | {"_to_copy", "to", "float", "contiguous", "alias"}
 MEAN, SUM = 1, 2
 
 
@@ -34,45 +36,35 @@ def linear_loss(trace: Trace) -> Trace:
     """One operator for a loss and the linear layer before it, where the logits are large and end there."""
     if not any(map(_is_loss, trace.equations)):
         return trace
-    makers = {v: eqn for eqn in trace.equations for v in eqn.results()}
-    users, results = trace.users(), set(trace.results())
-    builder = Builder(trace.name, mode_of(trace))
-    builder.reserve(list(trace.values()))
-    changed = False
-    for eqn in trace.equations:
-        layer = _layer(eqn, makers, users, results)
-        if layer is None:
-            builder.equations.append(eqn)
-        else:
-            with builder, builder.at(eqn):
-                changed |= _joined(builder, eqn, layer)
-    return trace.with_(equations=tuple(builder.equations)) if changed else trace
+    rewrite = Rewrite(trace)
+    for eqn in rewrite:
+        layer = _layer(eqn, rewrite) if _is_loss(eqn) else None
+        if layer is not None:
+            rewrite.replace(eqn, functools.partial(_joined, layer))
+    return rewrite.finish()
 
 
 def _is_loss(eqn: Equation) -> bool:
-    return getattr(eqn.op, "_opname", "") == "cross_entropy_loss"
+    return eqn.opname == "cross_entropy_loss"
 
 
-def _layer(eqn: Equation, makers: dict, users: dict, results: set[Value]) -> Equation | None:
+def _layer(eqn: Equation, rewrite: Rewrite) -> Equation | None:
     """The linear layer whose logits go into this loss and nowhere else. All that leads there has the loss's tags: what
     ran under no_grad, or in a region of its own to be run again, is no part of one operator with it."""
-    if not _is_loss(eqn):
-        return None
-    (logits, target, weight, reduction, _, smoothing), _ = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+    (logits, target, weight, reduction, _, smoothing), _ = eqn.bound()
     plain = weight is None and reduction in (MEAN, SUM) and smoothing == 0.0
     if not plain or logits.ndim != 2 or target.ndim != 1 or target.dtype != torch.int64:  # type: ignore[union-attr]
         return None
-    v, reader = logits, eqn
-    while isinstance(v, Value) and users[v] == [reader] and v not in results and v in makers:
-        reader = makers[v]
-        if reader.tags != eqn.tags:
+    v = logits
+    while isinstance(v, Value) and rewrite.reader(v) is not None and v in rewrite.makers:
+        maker = rewrite.makers[v]
+        if maker.tags != eqn.tags:
             return None
-        name = getattr(reader.op, "_opname", "")
-        if name == "linear":
-            return reader if _large(reader, logits) else None  # type: ignore[arg-type]
-        if name not in _BETWEEN or not v.tensor.is_float:
+        if maker.opname == "linear":
+            return maker if _large(maker, logits) else None  # type: ignore[arg-type]
+        if maker.opname not in _BETWEEN or not v.tensor.is_float:
             return None
-        v = reader.inputs()[0]
+        v = maker.inputs()[0]
     return None
 
 
@@ -85,17 +77,13 @@ def _large(layer: Equation, logits: Value) -> bool:
     return same and exact and out.dtype in DTYPES and out.nbytes() >= LARGE
 
 
-def _joined(builder: Builder, eqn: Equation, layer: Equation) -> bool:
-    positional, _ = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
-    (x, w, bias), _ = bind(layer.op, layer.args, layer.kwargs)  # type: ignore[arg-type]
+def _joined(layer: Equation, eqn: Equation) -> Value:
+    positional, _ = eqn.bound()
+    (x, w, bias), _ = layer.bound()
     rows = x if x.ndim == 2 else aten.reshape(x, [-1, x.shape[-1]])  # type: ignore[union-attr]
-    loss = builder.emit(LINEAR_LOSS, rows, w, bias, positional[1], positional[3] == MEAN, positional[4])
+    loss = emit(LINEAR_LOSS, rows, w, bias, positional[1], positional[3] == MEAN, positional[4])
     assert isinstance(loss, Value)
-    if loss.dtype != eqn.out.dtype:
-        loss = aten._to_copy(loss, dtype=eqn.out.dtype)
-    last = builder.equations[-1]
-    builder.equations[-1] = last.with_(outputs=(eqn.out,))
-    return True
+    return cast(loss, eqn.out.dtype)
 
 
 # --- after differentiation ---------------------------------------------------------------------------------
@@ -105,24 +93,17 @@ def chunk_loss(trace: Trace) -> Trace:
     """`linear_loss_grads` written out, a chunk of rows at a time."""
     if not any(eqn.op is LINEAR_LOSS_GRADS for eqn in trace.equations):
         return trace
-    builder = Builder(trace.name, mode_of(trace))
-    builder.reserve(list(trace.values()))
-    wanted = {*trace.results(), *trace.users()}
-    for eqn in trace.equations:
-        if eqn.op is not LINEAR_LOSS_GRADS:
-            builder.equations.append(eqn)
-            continue
-        start = len(builder.equations)
-        with builder, builder.at(eqn):
-            made = _Chunks(*eqn.args, wanted=[v in wanted for v in eqn.outputs]).run()  # type: ignore[arg-type]
-        names = {new: old for old, new in zip(eqn.outputs, made, strict=True) if old is not None and new is not None}
-        builder.equations[start:] = [_called(e, names) for e in builder.equations[start:]]
-    return trace.with_(equations=tuple(builder.equations))
+    rewrite = Rewrite(trace)
+    wanted = {*rewrite.results, *rewrite.users}
+    for eqn in rewrite:
+        if eqn.op is LINEAR_LOSS_GRADS:
+            read = eqn.with_(outputs=tuple(v if v in wanted else None for v in eqn.outputs))
+            rewrite.replace(read, _in_chunks)
+    return rewrite.finish()
 
 
-def _called(eqn: Equation, names: dict[Value, Value]) -> Equation:
-    """The equation with the values of `names` under their other names, read and made."""
-    return eqn.substitute(names).with_(outputs=tuple(v if v is None else names.get(v, v) for v in eqn.outputs))
+def _in_chunks(eqn: Equation) -> list[Value | None]:
+    return _Chunks(*eqn.args, wanted=[v is not None for v in eqn.outputs]).run()  # type: ignore[arg-type]
 
 
 def padded(weight: Value) -> bool:
@@ -209,4 +190,4 @@ class _Chunks:
         if grad is None or like is None:
             return grad
         own = grad if grad.shape[0] == like.shape[0] else aten.slice(grad, 0, 0, self.classes)
-        return own if own.dtype == like.dtype else aten._to_copy(own, dtype=like.dtype)
+        return cast(own, like.dtype)

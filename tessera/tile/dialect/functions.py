@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from tessera.util.cost import flops_per_element
+
 
 @dataclass(frozen=True)
 class Function:
@@ -18,7 +20,11 @@ class Function:
     arity: int
     reference: Callable[..., torch.Tensor]
     predicate: bool = False  # gives i1
-    cost: int = 1  # rough instructions an element
+
+    @property
+    def cost(self) -> int:
+        """Rough instructions an element."""
+        return flops_per_element(self.name)
 
 
 def _logical(fn: Callable) -> Callable:
@@ -30,11 +36,11 @@ _TABLE = [
     Function("add", 2, torch.add),
     Function("sub", 2, torch.sub),
     Function("mul", 2, torch.mul),
-    Function("div", 2, torch.true_divide, cost=4),  # floats only
-    Function("floordiv", 2, lambda a, b: torch.div(a, b, rounding_mode="floor"), cost=8),
-    Function("truncdiv", 2, lambda a, b: torch.div(a, b, rounding_mode="trunc"), cost=8),
-    Function("mod", 2, torch.remainder, cost=8),
-    Function("fmod", 2, torch.fmod, cost=8),
+    Function("div", 2, torch.true_divide),  # floats only
+    Function("floordiv", 2, lambda a, b: torch.div(a, b, rounding_mode="floor")),
+    Function("truncdiv", 2, lambda a, b: torch.div(a, b, rounding_mode="trunc")),
+    Function("mod", 2, torch.remainder),
+    Function("fmod", 2, torch.fmod),
     Function("neg", 1, torch.neg),
     Function("abs", 1, torch.abs),
     Function("sign", 1, torch.sign),
@@ -44,30 +50,30 @@ _TABLE = [
     Function("fmin", 2, torch.fmin),
     Function("fma", 3, lambda a, b, c: a * b + c),
     # functions of a float
-    Function("exp", 1, torch.exp, cost=8),
-    Function("exp2", 1, torch.exp2, cost=8),
-    Function("expm1", 1, torch.expm1, cost=12),
-    Function("log", 1, torch.log, cost=10),
-    Function("log2", 1, torch.log2, cost=10),
-    Function("log10", 1, torch.log10, cost=10),
-    Function("log1p", 1, torch.log1p, cost=12),
-    Function("sqrt", 1, torch.sqrt, cost=4),
-    Function("rsqrt", 1, torch.rsqrt, cost=4),
-    Function("reciprocal", 1, torch.reciprocal, cost=4),
-    Function("sigmoid", 1, torch.sigmoid, cost=10),
-    Function("tanh", 1, torch.tanh, cost=12),
-    Function("erf", 1, torch.erf, cost=14),
-    Function("erfc", 1, torch.erfc, cost=16),
-    Function("sin", 1, torch.sin, cost=16),
-    Function("cos", 1, torch.cos, cost=16),
-    Function("tan", 1, torch.tan, cost=20),
-    Function("asin", 1, torch.asin, cost=20),
-    Function("acos", 1, torch.acos, cost=20),
-    Function("atan", 1, torch.atan, cost=20),
-    Function("atan2", 2, torch.atan2, cost=24),
-    Function("sinh", 1, torch.sinh, cost=16),
-    Function("cosh", 1, torch.cosh, cost=16),
-    Function("pow", 2, torch.pow, cost=24),
+    Function("exp", 1, torch.exp),
+    Function("exp2", 1, torch.exp2),
+    Function("expm1", 1, torch.expm1),
+    Function("log", 1, torch.log),
+    Function("log2", 1, torch.log2),
+    Function("log10", 1, torch.log10),
+    Function("log1p", 1, torch.log1p),
+    Function("sqrt", 1, torch.sqrt),
+    Function("rsqrt", 1, torch.rsqrt),
+    Function("reciprocal", 1, torch.reciprocal),
+    Function("sigmoid", 1, torch.sigmoid),
+    Function("tanh", 1, torch.tanh),
+    Function("erf", 1, torch.erf),
+    Function("erfc", 1, torch.erfc),
+    Function("sin", 1, torch.sin),
+    Function("cos", 1, torch.cos),
+    Function("tan", 1, torch.tan),
+    Function("asin", 1, torch.asin),
+    Function("acos", 1, torch.acos),
+    Function("atan", 1, torch.atan),
+    Function("atan2", 2, torch.atan2),
+    Function("sinh", 1, torch.sinh),
+    Function("cosh", 1, torch.cosh),
+    Function("pow", 2, torch.pow),
     Function("floor", 1, torch.floor),
     Function("ceil", 1, torch.ceil),
     Function("trunc", 1, torch.trunc),

@@ -12,18 +12,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 from xdsl.dialects.builtin import ArrayAttr, IndexType, StringAttr
 
 from tessera.ir import fake
 from tessera.ir.equation import Arg, Value
+from tessera.ir.layouts import with_strides
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.tile.dialect.index import name
 from tessera.tile.dialect.ops import AxisAttr, KernelOp, index_attr
 from tessera.tile.dialect.overwrite import overwrites
-from tessera.tile.from_trace.launch import fit
+from tessera.tile.from_trace.kernel import Run, Segment, TileKernel
 from tessera.tile.from_trace.lower.rule import POINTWISE, SOURCE
 from tessera.tile.from_trace.region import Lowered, kind_of, lower, why_not
 from tessera.tile.targets.autotune import choose
@@ -32,8 +34,6 @@ from tessera.tile.targets.base import CompiledKernel, Target
 LENGTH = 4096  # a length to lower with; the kernel does not remember it
 VECTOR = 16  # elements: segments of whole vectors are launched apart from others
 SYMBOL = "length"
-
-Run = Callable[[Sequence[Sequence[torch.Tensor]], Sequence[int]], None]
 
 
 def form(body: Trace) -> tuple | None:
@@ -128,43 +128,32 @@ def _of_any_length(kernel: KernelOp) -> KernelOp:
     return made
 
 
-@dataclass(frozen=True)
-class Segment:
-    """One of the regions: where its buffers stand among the arguments and results of the whole."""
-
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    length: int
-
-
-def batch(whole: Trace, bodies: Sequence[Trace], target: Target) -> Callable[..., tuple] | None:
-    """One callable for all these regions, over the inputs and outputs of the region `whole` that they make up."""
+def batch(whole: Trace, bodies: Sequence[Trace], target: Target) -> TileKernel | None:
+    """One kernel for all these regions, over the inputs and outputs of the region `whole` that they make up."""
     lowered = flat_kernel(bodies[0], bodies[0].name)
     if lowered.tail or len(lowered.stored) != len(bodies[0].outputs):
         return None
     places = {v: i for i, v in enumerate(whole.inputs)}
     results = {v: i for i, v in enumerate(whole.outputs)}
-    segments = [_segment(body, bodies[0], lowered, places, results) for body in bodies]
+    segments = tuple(_segment(body, bodies[0], lowered, places, results) for body in bodies)
     longest = max(s.length for s in segments)
     schedule = choose(target, lowered.kernel, {SYMBOL: longest})
     make = getattr(target, "batch", None)
     run: Run = make(lowered.kernel, schedule) if make else OneByOne(target.compile(lowered.kernel, schedule))
     inputs, offered = len(lowered.inputs), overwrites(lowered.kernel)
 
-    def launching(over: dict[int, int]) -> Callable[..., tuple]:
+    def made(over: dict[int, int], **offers: Any) -> TileKernel:
         launch = launcher(whole, segments, run, over)
-        launch.kernel, launch.schedule, launch.segments = lowered.kernel, schedule, segments  # type: ignore[attr-defined]
-        launch.lowered, launch.run = lowered, run  # type: ignore[attr-defined]
-        return launch
+        return TileKernel(
+            run=launch, body=whole, lowered=lowered, schedule=schedule, compiled=run, segments=segments, **offers
+        )
 
-    launch = launching({})
-    launch.overwrites = {  # type: ignore[attr-defined]
+    may = {
         s.outputs[k - inputs]: tuple(s.inputs[j] for j in reads if j < inputs)
         for s in segments
         for k, reads in offered.items()
     }
-    launch.writing = launching  # type: ignore[attr-defined]
-    return launch
+    return made({}, overwrites=may, writing=made)
 
 
 def _segment(body: Trace, first: Trace, lowered: Lowered, places: dict, results: dict) -> Segment:
@@ -183,12 +172,16 @@ class OneByOne:
 
     compiled: CompiledKernel
 
+    @property
+    def source(self) -> str:
+        return self.compiled.source
+
     def __call__(self, rows: Sequence[Sequence[torch.Tensor]], lengths: Sequence[int]) -> None:
         for tensors, length in zip(rows, lengths, strict=True):
             self.compiled(tensors, (length,))
 
 
-def launcher(whole: Trace, segments: list[Segment], run: Run, over: dict[int, int]) -> Callable[..., tuple]:
+def launcher(whole: Trace, segments: Sequence[Segment], run: Run, over: dict[int, int]) -> Callable[..., tuple]:
     """A function of the whole's inputs. Output k is written over input `over[k]`; the others are given back."""
     strides = [tuple(v.tensor.stride) for v in whole.inputs]
     shaped = [i for i, v in enumerate(whole.inputs) if v.ndim]
@@ -201,7 +194,7 @@ def launcher(whole: Trace, segments: list[Segment], run: Run, over: dict[int, in
         given = list(args)
         for i in shaped:
             if given[i].stride() != strides[i]:
-                given[i] = fit(given[i], strides[i])
+                given[i] = with_strides(given[i].detach(), strides[i])
         made: dict[int, torch.Tensor] = {k: given[j] for k, j in over.items()}
         for k in fresh:
             t = outputs[k]

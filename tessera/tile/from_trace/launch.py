@@ -1,8 +1,9 @@
 """The Python around a kernel: what a region's callable does at every call.
 
-In: what stands around a kernel and something that runs it. Out: a function of the region's inputs, in order, that gives
-the tuple of its outputs. It is generated once as straight-line Python: sizes read off the inputs, results allocated,
-one call of the kernel, views of the results. An input whose strides are not those the kernel was made for is copied.
+In: what stands around a kernel and something that runs it. Out: a Kernel, a function of the region's inputs, in order,
+that gives the tuple of its outputs. It is generated once as straight-line Python: sizes read off the inputs, results
+allocated, one call of the kernel, views of the results. An input whose strides are not those the kernel was made for is
+copied.
 """
 
 from __future__ import annotations
@@ -15,25 +16,28 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tessera.ir.equation import Value
+from tessera.ir.kernel import Kernel
+from tessera.ir.layouts import with_strides
 from tessera.ir.printer import compile_trace
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType
 from tessera.tile.from_trace.index import Unlowerable, sizes_of, strides_of
 from tessera.tile.from_trace.region import Around
 from tessera.tile.targets.allocate import empty_cpu, empty_cuda
+from tessera.tile.targets.base import CompiledKernel
 
-Kernel = Callable[[Sequence[torch.Tensor], Sequence[int]], None]
 _numbers = itertools.count()
 current_device: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)  # none in a build without CUDA
 
 
-def launcher(body: Trace, lowered: Around, kernel: Kernel, over: dict[int, int] | None = None) -> Callable[..., tuple]:
+def launcher(body: Trace, lowered: Around, kernel: CompiledKernel, over: dict[int, int] | None = None) -> Kernel:
     """`over[k] = j`: output k is written over input j, and not given back."""
     over = over or {}
     into = {body.outputs[k]: body.inputs[j] for k, j in over.items()}
     names = {v: f"x{i}" for i, v in enumerate(body.inputs)}
     names |= {v: f"y{i}" for i, v in enumerate(lowered.stored)}
-    scope: dict[str, object] = {"empty": torch.empty_strided, "empty_cpu": empty_cpu, "kernel": kernel, "fit": fit}
+    scope: dict[str, object] = {"empty": torch.empty_strided, "empty_cpu": empty_cpu}
+    scope |= {"kernel": kernel, "with_strides": with_strides}
     lines = [f"def launch({', '.join(names[v] for v in body.inputs)}):"]
     device = lowered.stored[0].tensor.device if lowered.stored else None
     quick = device is not None and device.type == "cuda" and device.index is not None and current_device is not None
@@ -45,7 +49,7 @@ def launcher(body: Trace, lowered: Around, kernel: Kernel, over: dict[int, int] 
     lines += [f"t{names[v]} = {names[v]}" for v in into.values()]
     for v in lowered.inputs:
         expected = _strides(v.tensor)
-        lines.append(f"if {_differs(v, names[v])}: {names[v]} = fit({names[v]}, {expected})")
+        lines.append(f"if {_differs(v, names[v])}: {names[v]} = with_strides({names[v]}.detach(), {expected})")
     for i, v in enumerate(lowered.stored):
         if v in into:
             lines.append(f"{names[v]} = {names[into[v]]}")
@@ -72,7 +76,7 @@ def launcher(body: Trace, lowered: Around, kernel: Kernel, over: dict[int, int] 
     return _compile(lines, scope)
 
 
-def _call(buffers: Sequence[str], symbols: Sequence[str], kernel: Kernel, scope: dict[str, object]) -> str:
+def _call(buffers: Sequence[str], symbols: Sequence[str], kernel: CompiledKernel, scope: dict[str, object]) -> str:
     """The kernel on these tensors and sizes; one that takes addresses is handed them without a step between."""
     by_address = getattr(kernel, "by_address", None)
     if by_address is None:
@@ -134,22 +138,11 @@ def _strides(t: TensorType) -> str:
     return f"({''.join(f'{s}, ' for s in strides_of(t.stride))})"
 
 
-def fit(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """The tensor with these strides; those of dimensions with one element do not count."""
-    if all(a == b or n == 1 for a, b, n in zip(x.stride(), stride, x.shape, strict=True)):
-        return x
-    if 0 in stride:  # an expanded tensor: its elements once, for nothing can be copied into one place several times
-        once = x[tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)]
-        return fit(once, tuple(step or 1 for step in stride)).expand(x.shape)
-    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x.detach())
-
-
-def _compile(lines: list[str], scope: dict[str, object]) -> Callable[..., tuple]:
+def _compile(lines: list[str], scope: dict[str, object]) -> Kernel:
     source = "\n    ".join(lines) + "\n"
     file = f"<tessera launch {next(_numbers)}>"
     linecache.cache[file] = (len(source), None, source.splitlines(True), file)  # for tracebacks
     exec(compile(source, file, "exec"), scope)  # noqa: S102
-    launch = scope["launch"]
-    launch.source = source  # type: ignore[attr-defined]
+    launch: Callable[..., tuple] = scope["launch"]  # type: ignore[assignment]
     weakref.finalize(launch, linecache.cache.pop, file, None).atexit = False
-    return launch  # type: ignore[return-value]
+    return Kernel(run=launch, source=source)

@@ -118,7 +118,7 @@ class Copy:
             case ScanOp():
                 made = k.scan(op.kind.data, values[op.arg], op.axis.data)
             case _:
-                raise NotImplementedError(f"a kernel parted in two has no rule for {op.name}")
+                raise NotImplementedError(f"a kernel split in two has no rule for {op.name}")
         values[op.results[0]] = made
 
     def reduction(self, op: Reduction, inside: SSAValue | None) -> list[SSAValue]:

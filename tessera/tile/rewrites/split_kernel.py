@@ -2,8 +2,9 @@
 
 In: a kernel and a Cut: the axis that many programs share, the reductions along it, what runs before and what after
 them. Out: a first kernel, whose programs each reduce one part and store what they found, and a second one, which joins
-the parts and goes on. `split` cuts reductions, `walk` cuts sums along a parallel axis. Of a sum of squares about a mean
-a part gives three numbers, with which the squares can be taken about the mean of the whole: see `spread`.
+the parts and goes on. `split_reduction` cuts reductions, `split_walk` cuts sums along a parallel axis. Of a sum of
+squares about a mean a part gives three numbers, with which the squares can be taken about the mean of the whole: see
+`split_variance`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tessera.tile.dialect.build import KernelBuilder
 from tessera.tile.dialect.index import Index, name
 from tessera.tile.dialect.ops import REDUCE, KernelOp, ReduceExpOp, ReduceOp, axes_of, element_of
 from tessera.tile.rewrites.copying import Copy, Reduction, op_axes, place, points
-from tessera.tile.rewrites.split_variance import Middle, Parts, Spread, part_of, share_of
+from tessera.tile.rewrites.split_variance import Middle, Parts, Variance, part_of, share_of
 
 PART = "part"
 
@@ -44,11 +45,11 @@ class Cut:
     first: set[Operation]  # what the first kernel runs, beside them
     second: set[Operation]
     again: bool = False  # the second kernel runs along the axis too, which is then a parallel one
-    spreads: dict[Operation, Spread] = field(default_factory=dict)  # of the ends, those that wait for another
+    variances: dict[Operation, Variance] = field(default_factory=dict)  # of the ends, those that wait for another
 
     def kept(self, op: Reduction) -> list[SSAValue]:
         """Values of the whole kernel that look like what a part gives."""
-        return [*op.results] * (3 if op in self.spreads else 1)
+        return [*op.results] * (3 if op in self.variances else 1)
 
     def parts(self, kernel: KernelOp, count: int) -> Parts:
         size = kernel.axis(self.axis).size.expr
@@ -56,7 +57,7 @@ class Cut:
         return Parts(self.axis, size, self.part, self.whole.substitute({self.axis: 0}), exact)
 
 
-def parted(kernel: KernelOp, cut: Cut, parts: int) -> Split:
+def split_kernel(kernel: KernelOp, cut: Cut, parts: int) -> Split:
     kept = [Scratch(element_of(v), points(kernel, axes_of(v)) * parts) for op in cut.ends for v in cut.kept(op)]
     return Split(_first(kernel, cut, parts), _second(kernel, cut, parts), kept)
 
@@ -70,7 +71,7 @@ def _first(kernel: KernelOp, cut: Cut, parts: int) -> KernelOp:
         k.axis(a.axis.data, mine, reduce=a.kind.data == REDUCE)
     copy, kept = _start(kernel, k, cut, {cut.axis: cut.whole})
     inside = None if shares.exact else k.apply("lt", k.iota(cut.whole), k.iota(shares.size))
-    centred = {spread.x for spread in cut.spreads.values()}
+    centred = {variance.x for variance in cut.variances.values()}
     middles: dict[SSAValue, Middle] = {}
     for op in kernel.block.ops:
         if op in kept:
@@ -85,8 +86,8 @@ def _first(kernel: KernelOp, cut: Cut, parts: int) -> KernelOp:
 
 def _known(op: Operation, cut: Cut, middles: dict[SSAValue, Middle]) -> list[SSAValue]:
     """What a part gives of a sum of squares, or of the plain sum beside it; nothing of other reductions."""
-    if op in cut.spreads:
-        middle = middles[cut.spreads[op].x]
+    if op in cut.variances:
+        middle = middles[cut.variances[op].x]
         return [middle.left, middle.first, middle.off]
     if isinstance(op, ReduceOp) and op.kind.data == "sum" and op.arg in middles:
         return [middles[op.arg].total]
@@ -103,9 +104,9 @@ def _second(kernel: KernelOp, cut: Cut, parts: int) -> KernelOp:
     for op in kernel.block.ops:
         if op in kept:
             found = [k.load(buffer, at) for buffer, at in kept[op]]
-            if op in cut.spreads:
+            if op in cut.variances:
                 left, first, off = found
-                centre = copy.values[cut.spreads[op].centre]
+                centre = copy.values[cut.variances[op].centre]
                 found = [share_of(k, first, off, left, centre, cut.parts(kernel, parts))]
             copy.values.update(zip(op.results, _joined(k, op, found), strict=True))  # type: ignore[arg-type]
         elif op in cut.second:

@@ -1,4 +1,4 @@
-"""One reduction shared by many programs: which kernels can be parted so, and how.
+"""One reduction shared by many programs: which kernels can be split so, and how.
 
     before:  y[j] = f(sum over r < n of x[r, j])
     -->
@@ -20,8 +20,8 @@ from tessera.tile.dialect.ops import ContractOp, KernelOp, LoadOp, ReduceExpOp, 
 from tessera.tile.dialect.overwrite import overwrites
 from tessera.tile.rewrites.copying import Reduction, needed_for, op_axes
 from tessera.tile.rewrites.online import with_reduce_exp
-from tessera.tile.rewrites.split_kernel import PART, Cut, Split, parted
-from tessera.tile.rewrites.split_variance import spreads
+from tessera.tile.rewrites.split_kernel import PART, Cut, Split, split_kernel
+from tessera.tile.rewrites.split_variance import variances
 from tessera.tile.schedules.schedule import inner_axis, reduced_axis
 from tessera.util.names import names
 
@@ -40,11 +40,11 @@ def ends_all(kernel: KernelOp) -> bool:
     return cut is not None and not cut.again
 
 
-def split(kernel: KernelOp, parts: int) -> Split:
+def split_reduction(kernel: KernelOp, parts: int) -> Split:
     kernel = with_reduce_exp(kernel)
     cut = _cut(kernel, parts)
     assert cut is not None, f"{kernel.sym_name.data} cannot be split"
-    return parted(kernel, cut, parts)
+    return split_kernel(kernel, cut, parts)
 
 
 def _cut(kernel: KernelOp, parts: int) -> Cut | None:
@@ -55,7 +55,7 @@ def _cut(kernel: KernelOp, parts: int) -> Cut | None:
     if not ends or any(isinstance(op, ScanOp) for op in kernel.block.ops):
         return None
     later = _later(kernel, ends)
-    late = {op: spread for op, spread in spreads(kernel, axis).items() if op in later}
+    late = {op: variance for op, variance in variances(kernel, axis).items() if op in later}
     waits = later & set(ends) - late.keys() or _later(kernel, tuple(late)) & set(ends)
     if waits or not all(op.kind.data in KINDS for op in ends if isinstance(op, ReduceOp)):
         return None
@@ -66,9 +66,9 @@ def _cut(kernel: KernelOp, parts: int) -> Cut | None:
         return None
     early = [] if again else along
     sums = [op for op in ends if op not in late]
-    first = needed_for(kernel, [*sums, *early, *(spread.x.owner for spread in late.values())])  # type: ignore[list-item]
+    first = needed_for(kernel, [*sums, *early, *(variance.x.owner for variance in late.values())])  # type: ignore[list-item]
     results = [op for op in stores if op not in early]
-    centres = [spread.centre.owner for spread in late.values()]
+    centres = [variance.centre.owner for variance in late.values()]
     second = needed_for(kernel, [*results, *centres], given=ends)  # type: ignore[list-item]
     part = _part(kernel.axis(axis).size.expr, parts)
     return Cut(axis, part, name(PART) * part + name(axis), ends, first, second, again, dict(late))
@@ -96,5 +96,5 @@ def _may_run_again(kernel: KernelOp) -> bool:
     """Whether points along the axis may be programs of their own: none reads what another has written."""
     loaded = {op.buffer for op in kernel.block.ops if isinstance(op, LoadOp)}
     stores = [op for op in kernel.block.ops if isinstance(op, StoreOp)]
-    apart = all(op.mode.data == "set" and op.buffer not in loaded for op in stores)
-    return apart and not any(overwrites(kernel).values())
+    distinct = all(op.mode.data == "set" and op.buffer not in loaded for op in stores)
+    return distinct and not any(overwrites(kernel).values())

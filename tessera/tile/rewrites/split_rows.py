@@ -6,8 +6,8 @@
     second:  y[i, r] = f(x[i, r], scratch[i]);  z[r] = g(sum over i of x[i, r]), for some columns a program
 
 Rows are read twice, but both kernels stream, and neither holds more than a small block. The second is an ordinary sum
-over columns, which many programs may share (`split`). It begins with the last row: the rows that the first kernel
-read last are still in the cache.
+over columns, which many programs may share (`split_reduction`). It begins with the last row: the rows that the first
+kernel read last are still in the cache.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tessera.tile.rewrites.split_kernel import Scratch, Split
 from tessera.tile.schedules.schedule import after_walk, reduced_axis
 
 
-def can_part(kernel: KernelOp) -> bool:
+def can_split_rows(kernel: KernelOp) -> bool:
     """Whether nothing runs along a row but reductions, and nothing is read that is written."""
     if kernel.walked is None or any(isinstance(op, ScanOp) for op in kernel.block.ops):
         return False
@@ -31,9 +31,9 @@ def can_part(kernel: KernelOp) -> bool:
     return not loaded & stored
 
 
-def apart(kernel: KernelOp) -> Split:
+def split_rows(kernel: KernelOp) -> Split:
     kernel = without_reduce_exp(kernel)
-    assert can_part(kernel), f"{kernel.sym_name.data} cannot be taken apart into rows and columns"
+    assert can_split_rows(kernel), f"{kernel.sym_name.data} cannot be split into rows and columns"
     rows = _of_rows(kernel)
     kept = [op for op in kernel.block.ops if op in rows and _leaves(op, rows)]
     scratch = [Scratch(element_of(op.results[0]), points(kernel, axes_of(op.results[0]))) for op in kept]

@@ -7,7 +7,7 @@
     whole:   t = sum over parts of left + m (k - c + off)^2
 
 What cancels in b - a^2 / m is the distance of one element from the mean of its part, which is at most m times the
-variance of the part; how far the mean lies from zero does not matter. For the same reason k and off are kept apart.
+variance of the part; how far the mean lies from zero does not matter. For the same reason k and off stay two numbers.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tessera.tile.rewrites.copying import Copy, needed_for, op_axes
 
 
 @dataclass(frozen=True)
-class Spread:
+class Variance:
     """sum over the axis of (x - centre)^2."""
 
     x: SSAValue
     centre: SSAValue
 
 
-def spreads(kernel: KernelOp, axis: str) -> dict[ReduceOp, Spread]:
+def variances(kernel: KernelOp, axis: str) -> dict[ReduceOp, Variance]:
     """The sums of squares along an axis, by the operation that takes each."""
     found = {}
     for op in kernel.block.ops:
@@ -38,7 +38,7 @@ def spreads(kernel: KernelOp, axis: str) -> dict[ReduceOp, Spread]:
             square = _applied(op.arg, "mul")
             left = None if square is None or square.args[0] is not square.args[1] else _applied(square.args[0], "sub")
             if left is not None and axis in axes_of(left.args[0]) and axis not in axes_of(left.args[1]):
-                found[op] = Spread(left.args[0], left.args[1])
+                found[op] = Variance(left.args[0], left.args[1])
     return found
 
 
@@ -48,7 +48,7 @@ def _applied(v: SSAValue, fn: str) -> ApplyOp | None:
 
 @dataclass(frozen=True)
 class Parts:
-    """How the positions of an axis are shared out: `part` of them each from `start` on, the last ones perhaps fewer."""
+    """How the positions of an axis are divided: `part` of them each from `start` on, the last ones perhaps fewer."""
 
     axis: str
     size: Index
@@ -95,10 +95,10 @@ def part_of(kernel: KernelOp, x: SSAValue, copy: Copy, parts: Parts, inside: SSA
     """In the kernel of parts, where `copy` has written x already."""
     k, element = copy.k, element_of(x)
     first = parts.first(kernel, x, copy)
-    apart = k.apply("sub", copy.values[x], first)
+    deviation = k.apply("sub", copy.values[x], first)
     if inside is not None:
-        apart = k.apply("select", inside, apart, k.constant(0, element))
-    a, b = (k.reduce("sum", v, parts.axis) for v in (apart, k.apply("mul", apart, apart)))
+        deviation = k.apply("select", inside, deviation, k.constant(0, element))
+    a, b = (k.reduce("sum", v, parts.axis) for v in (deviation, k.apply("mul", deviation, deviation)))
     many = parts.members(k, first)
     some = many if parts.exact else k.apply("maximum", many, k.constant(1, element))
     off = k.apply("div", a, some)
@@ -110,5 +110,5 @@ def share_of(
     k: KernelBuilder, first: SSAValue, off: SSAValue, left: SSAValue, centre: SSAValue, parts: Parts
 ) -> SSAValue:
     """In the kernel of the whole: what a part adds to the sum of squares about the centre."""
-    apart = k.apply("add", k.apply("sub", first, centre), off)
-    return k.apply("add", left, k.apply("mul", parts.members(k, left), k.apply("mul", apart, apart)))
+    deviation = k.apply("add", k.apply("sub", first, centre), off)
+    return k.apply("add", left, k.apply("mul", parts.members(k, left), k.apply("mul", deviation, deviation)))

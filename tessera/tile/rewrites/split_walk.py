@@ -1,4 +1,4 @@
-"""A walk shared by many programs.
+"""A walk that many programs share.
 
     before:  y[i, r] = f(x[i, r], sum over r of x[i, r]);  z[r] = g(sum over i < n of x[i, r])
     -->
@@ -14,17 +14,17 @@ from __future__ import annotations
 from tessera.tile.dialect.index import name
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.rewrites.copying import needed_for
-from tessera.tile.rewrites.split_kernel import PART, Cut, Split, parted
-from tessera.tile.rewrites.split_reduction import split
+from tessera.tile.rewrites.split_kernel import PART, Cut, Split, split_kernel
+from tessera.tile.rewrites.split_reduction import split_reduction
 from tessera.tile.schedules.schedule import after_walk
 
 
-def halves(kernel: KernelOp, parts: int) -> Split:
+def split(kernel: KernelOp, parts: int) -> Split:
     """A kernel's walk, or else its reduction, in parts."""
-    return (split if kernel.walked is None else share)(kernel, parts)
+    return (split_reduction if kernel.walked is None else split_walk)(kernel, parts)
 
 
-def share(kernel: KernelOp, parts: int) -> Split:
+def split_walk(kernel: KernelOp, parts: int) -> Split:
     walked = kernel.walked
     assert walked is not None, f"{kernel.sym_name.data} walks along no axis"
     ends, later = tuple(kernel.sums_along(walked)), after_walk(kernel)
@@ -32,4 +32,4 @@ def share(kernel: KernelOp, parts: int) -> Split:
     second = needed_for(kernel, later, given=ends)
     # Rows in turn, so that programs that run together read what lies together.
     part, whole = (kernel.axis(walked).size.expr + (parts - 1)) // parts, name(walked) * parts + name(PART)
-    return parted(kernel, Cut(walked, part, whole, ends, first, second), parts)
+    return split_kernel(kernel, Cut(walked, part, whole, ends, first, second), parts)

@@ -6,17 +6,13 @@ split into those of the matrix units and the rest. The roofline is the longer of
 
 from __future__ import annotations
 
-import functools
 import math
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from xdsl.ir import SSAValue
 
-from tessera.machines import Machine, machine
-from tessera.machines.describe import Figure
+from tessera.machines import Machine
 from tessera.ops.uniform import COST as COST_OF_RANDOM
 from tessera.tile.dialect.elements import torch_dtype
 from tessera.tile.dialect.functions import FUNCTIONS
@@ -48,9 +44,6 @@ class Cost:
         return self.read + self.written
 
 
-H200 = machine("h200")
-
-
 def axis_sizes(kernel: KernelOp, sizes: Mapping[str, int]) -> dict[str, int]:
     """The number of positions of every axis, for these values of the symbols."""
     return {a.axis.data: a.size.expr.evaluate(sizes.__getitem__, int) for a in kernel.axes}
@@ -77,15 +70,6 @@ def cost(kernel: KernelOp, sizes: Mapping[str, int]) -> Cost:
 def roofline(of: Cost, machine: Machine) -> float:
     """Seconds that the machine needs at best."""
     return max(of.bytes / machine.bandwidth, of.flops / machine.flops + of.matrix_flops / machine.matrix_flops)
-
-
-def machine_for(device: torch.device | str) -> Machine:
-    """The rates of a device: as described where they were measured on such a one, else measured here, once."""
-    device = torch.device(device)
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-        return H200 if "H200" in name else _measured(str(device), name)
-    return _measured(str(device), "cpu")
 
 
 def _points(axes: Mapping[str, int], names: tuple[str, ...]) -> int:
@@ -126,31 +110,3 @@ def _largest(expr: Index, axes: Mapping[str, int], sizes: Mapping[str, int]) -> 
                 part *= max(axes[atom.name] - 1, 0) if atom.name in axes else sizes.get(atom.name, 0)
         total += max(part, 0)
     return total
-
-
-@functools.cache
-def _measured(device: str, name: str) -> Machine:
-    """A copy larger than caches and a matrix product, timed for some tens of milliseconds."""
-    cuda = torch.device(device).type == "cuda"
-    n, m = (1 << 28, 4096) if cuda else (1 << 24, 512)
-    a, b = torch.empty(n, dtype=torch.uint8, device=device), torch.empty(n, dtype=torch.uint8, device=device)
-    x = torch.ones(m, m, device=device, dtype=torch.bfloat16 if cuda else torch.float32)
-    copy, product = _seconds(lambda: b.copy_(a), cuda), _seconds(lambda: x @ x, cuda)
-    matrix = 2 * m**3 / product
-    units = torch.cuda.get_device_properties(device).multi_processor_count if cuda else torch.get_num_threads()
-    rates = {"bandwidth": 2 * n / copy, "flops.float32": matrix / (12 if cuda else 1), "matrix.bfloat16": matrix}
-    figures = {name: Figure(value, "measured here") for name, value in {"units": units, **rates}.items()}
-    return Machine(device, name, "gpu" if cuda else "cpu", "", figures)
-
-
-def _seconds(work, cuda: bool, turns: int = 5) -> float:
-    best = math.inf
-    for _ in range(turns):
-        if cuda:
-            torch.cuda.synchronize()
-        start = time.perf_counter()
-        work()
-        if cuda:
-            torch.cuda.synchronize()
-        best = min(best, time.perf_counter() - start)
-    return best

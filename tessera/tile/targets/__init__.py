@@ -8,16 +8,18 @@ import importlib.util
 
 import torch
 
+from tessera.machines import Machine, machine_of
 from tessera.tile.targets.base import CompiledKernel, Target
 
 __all__ = ["CompiledKernel", "Target", "missing", "named", "target_for"]
 
-# target: (the package it stands on, how to get it, our module that holds TARGET)
+# target: (the package it stands on, how to get it, the class in the target's own package)
 TARGETS = {
-    "cpu": ("llvmlite", "pip install llvmlite", "tessera.tile.targets.cpu"),
-    "triton": ("triton", "pip install triton", "tessera.tile.targets.triton"),
-    "cuda_tile": ("cuda.tile", "pip install 'cuda-tile[tileiras]'", "tessera.tile.targets.cuda_tile"),
+    "cpu": ("llvmlite", "pip install llvmlite", "CpuTarget"),
+    "triton": ("triton", "pip install triton", "TritonTarget"),
+    "cuda_tile": ("cuda.tile", "pip install 'cuda-tile[tileiras]'", "CudaTile"),
 }
+DEVICES = {"cuda": "triton", "cpu": "cpu"}  # the target that runs kernels on a device
 
 
 def missing(name: str) -> str:
@@ -26,19 +28,18 @@ def missing(name: str) -> str:
     return "" if _installed(package) else f"target {name!r} needs the package {package!r}; try: {remedy}"
 
 
-def named(name: str) -> Target | None:
-    """The target of that name, or None where its package is absent."""
-    return None if missing(name) else _load(name)
+def named(name: str, machine: Machine | None = None) -> Target | None:
+    """The target of that name for a machine, by default the one at hand; None where its package is absent."""
+    if missing(name):
+        return None
+    return _make(name, machine or machine_of("cpu" if name == "cpu" else "cuda"))
 
 
 def target_for(device: torch.device | str) -> Target | None:
     """The target that runs kernels on this device, or None where nothing here can."""
-    match torch.device(device).type:
-        case "cuda":
-            return named("triton")
-        case "cpu":
-            return named("cpu")
-    return None
+    device = torch.device(device)
+    name = DEVICES.get(device.type)
+    return None if name is None or missing(name) else _make(name, machine_of(device))
 
 
 def _installed(package: str) -> bool:
@@ -49,5 +50,5 @@ def _installed(package: str) -> bool:
 
 
 @functools.cache
-def _load(name: str) -> Target:
-    return importlib.import_module(TARGETS[name][2]).TARGET
+def _make(name: str, machine: Machine) -> Target:
+    return getattr(importlib.import_module(f"{__package__}.{name}.target"), TARGETS[name][2])(machine)

@@ -1,8 +1,9 @@
-"""What a machine must offer to run tile kernels.
+"""What has to be offered to run tile kernels.
 
-A target turns a kernel and a schedule into something that runs, and proposes schedules for a kernel at given sizes.
-A compiled kernel is called with the tensors of its buffers and the values of its symbols, in the kernel's order; it
-writes into the tensors, on their device (a GPU kernel goes to the current stream), and returns nothing.
+A target belongs to one machine, whose figures decide what it proposes. It turns a kernel and a schedule into something
+that runs, and proposes schedules for a kernel at given sizes. A compiled kernel is called with the tensors of its
+buffers and the values of its symbols, in the kernel's order; it writes into the tensors, on their device (a GPU kernel
+goes to the current stream), and returns nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Protocol
 
 import torch
 
+from tessera.machines import Machine
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.schedules.schedule import Schedule
 
@@ -44,6 +46,9 @@ class Keeps(Protocol):
 
 class Target(Protocol):
     name: str
+
+    @property
+    def machine(self) -> Machine: ...
 
     def compile(self, kernel: KernelOp, schedule: Schedule) -> CompiledKernel: ...
 

@@ -15,13 +15,11 @@ from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 
-import torch
-
 from tessera.tools.battery.case import BAD, Case, Missing, Outcome
 from tessera.tools.battery.pool import Pool
 from tessera.tools.battery.sections import QUICK, SECTIONS
 from tessera.tools.battery.table import bad, facts, line, table
-from tessera.tools.command import console
+from tessera.tools.command import chosen_device, console
 from tessera.tools.machine import machine
 from tessera.util.errors import OptionError
 
@@ -48,9 +46,7 @@ def main(argv: Sequence[str]) -> int:
 
 def run_battery(args: Namespace) -> int:
     """Choose, run, show, write."""
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise OptionError("--device cuda: there is no GPU here")
+    device = chosen_device(args)
     cases, notes = chosen(args, device)
     out = console()
     if args.list:

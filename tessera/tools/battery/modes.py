@@ -16,6 +16,8 @@ import tessera
 from tessera.ops.quantized import KINDS
 from tessera.tools.battery.case import Case, Part, Skip, Wrong
 from tessera.tools.battery.compare import check, distance
+from tessera.tools.battery.language import made
+from tessera.tools.battery.language_inputs import tokens
 from tessera.tools.models import GPT, GPTConfig
 
 Trial = Callable[[str], None]
@@ -235,9 +237,6 @@ GENERATORS = ("llama", "qwen3", "gpt2", "gemma2", "mistral")
 def generated(device: str, name: str, cache: str) -> None:
     if find_spec("transformers") is None:
         raise Skip("transformers is not installed")
-    from tessera.tools.battery.language import made
-    from tessera.tools.battery.language_inputs import tokens
-
     model = made(name).eval().to(device)
     with torch.no_grad():
         for weight in model.parameters():  # large enough that tokens differ clearly

@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from tessera.tools.bench import core, kernels, models
+from tessera.tools.bench import machine as machine_suite
 from tessera.tools.bench.probe import CONTESTANTS
 from tessera.tools.bench.report import to_json
 from tessera.tools.command import Command
@@ -17,7 +18,7 @@ from tessera.tools.machine import machine
 from tessera.util.errors import OptionError
 
 STDOUT = "-"
-SUITES = {"core": core, "kernels": kernels, "models": models}
+SUITES = {"core": core, "kernels": kernels, "models": models, "machine": machine_suite}
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -34,7 +35,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--first", action="store_true", help="models: first calls in fresh processes, cold and warm")
     parser.add_argument("--deadline", type=float, metavar="SECONDS", help="kernels, models: start nothing new after it")
     parser.add_argument("--tune", action="store_true", help="kernels: search for fast schedules of our own kernels")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="kernels, models: where (CUDA if there is one)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="where (CUDA if there is one); not core")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="kernels: threads of a CPU (1 2)")
     parser.add_argument(
         "--json",
@@ -54,7 +55,7 @@ def run(args: Namespace) -> int:
     with Console(stderr=True).status("measuring") as status:
         found = suite.outcome(args, status.update)
     if args.json:
-        text = json.dumps(to_json(args.suite, here, found.rows), indent=2) + "\n"
+        text = json.dumps(found.document or to_json(args.suite, here, found.rows), indent=2) + "\n"
         sys.stdout.write(text) if args.json == STDOUT else Path(args.json).write_text(text)
     if args.json != STDOUT:
         console = Console(width=None if sys.stdout.isatty() else 200)  # a file is as wide as the table

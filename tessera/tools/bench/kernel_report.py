@@ -9,6 +9,8 @@ from statistics import geometric_mean
 from rich.markup import escape
 from rich.table import Table
 
+from tessera.tools.units import duration, percent, times
+
 OURS = "tessera[tile]"
 # What is promised of a CPU, against TorchInductor: every steady time, their geometric mean, every first call.
 MOST, MOST_MEAN, MOST_FIRST = 1.0, 0.9, 1 / 3
@@ -66,17 +68,17 @@ def table(found: Sequence[Measured], title: str) -> Table:
     for row in found:
         if before and row.case != before:
             shown.add_section()
-        times = [duration(row.seconds.get(who)) for who in ("eager", "inductor", OURS)]
-        ratios = [_number(row.ratio(peer)) for peer in ("eager", "inductor")]
-        share = [_percent(row.fraction(who)) for who in (OURS, "eager", "inductor")] if cuda else []
-        first = [duration(row.first.get(OURS)), _number(row.first_ratio("inductor"))]
+        seconds = [duration(row.seconds.get(who)) for who in ("eager", "inductor", OURS)]
+        ratios = [times(row.ratio(peer)) for peer in ("eager", "inductor")]
+        share = [percent(row.fraction(who)) for who in (OURS, "eager", "inductor")] if cuda else []
+        first = [duration(row.first.get(OURS)), times(row.first_ratio("inductor"))]
         start = [
             row.case if row.case != before else "",
             row.direction,
             row.size,
             row.dtype if cuda else str(row.threads),
         ]
-        shown.add_row(*start, *times, *ratios, *share, *first)
+        shown.add_row(*start, *seconds, *ratios, *share, *first)
         before = row.case
     told = [] if cuda else [*summary(found), *(f"[red]{escape(line)}" for line in missed_targets(found))]
     told += [
@@ -131,20 +133,3 @@ def listed(found: Sequence[Measured]) -> list[dict[str, object]]:
         }
         for row in found
     ]
-
-
-def duration(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    for unit, scale in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        if seconds * scale >= 1 or unit == "µs":
-            return f"{seconds * scale:.3g} {unit}"
-    return ""
-
-
-def _number(x: float | None) -> str:
-    return "" if x is None else f"{x:.2f}"
-
-
-def _percent(x: float | None) -> str:
-    return "" if x is None else f"{x:.0%}"

@@ -8,7 +8,7 @@ Results are not kept: they are for whoever writes the proposals.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -17,6 +17,7 @@ from rich.table import Table
 
 from tessera.executors import tile
 from tessera.tile.dialect.ops import KernelOp
+from tessera.tile.from_trace.kernel import TileKernel
 from tessera.tile.schedules.cost import cost
 from tessera.tile.schedules.schedule import Schedule, reduced_axis
 from tessera.tile.targets import target_for
@@ -24,8 +25,9 @@ from tessera.tile.targets.autotune import to_text
 from tessera.tile.targets.base import Target
 from tessera.tools.bench.kernel_cases import Case, Size, cotangents, results_of, with_grads
 from tessera.tools.bench.kernel_cuda import DTYPES, Clock, Options, Say, copy_rate
-from tessera.tools.bench.kernel_report import OURS, duration
+from tessera.tools.bench.kernel_report import OURS
 from tessera.tools.bench.probe import CONTESTANTS, fresh
+from tessera.tools.units import duration
 
 ROUNDS, SHOWN = 4, 4
 
@@ -55,10 +57,10 @@ def run(options: Options, say: Say) -> list[Tuned]:
     found = []
     for case, dtype, size in options.cases():
         for launch in made_for(case, DTYPES[dtype], size, options.device):
-            kernel: KernelOp = launch.kernel  # type: ignore[attr-defined]
+            kernel = launch.tile
             text, name = "x".join(map(str, size)), kernel.sym_name.data
             say(f"{case.name} {text} {dtype} {name}")
-            times = tune(target, kernel, launch.examples(), clock)  # type: ignore[attr-defined]
+            times = tune(target, kernel, launch.examples(), clock)
             if times:
                 ordered = sorted(times.items(), key=lambda item: item[1])
                 best = tuple((seconds, schedule) for schedule, seconds in ordered[:SHOWN])
@@ -67,16 +69,15 @@ def run(options: Options, say: Say) -> list[Tuned]:
     return found
 
 
-def made_for(case: Case, dtype: torch.dtype, size: Size, device: str) -> list[Callable]:
-    """The launchers of all kernels without symbols that a case needs, with its gradients where it has any."""
+def made_for(case: Case, dtype: torch.dtype, size: Size, device: str) -> list[TileKernel]:
+    """All kernels without symbols that a case needs, with its gradients where it has any."""
     inputs = with_grads(case, case.make(size, dtype, device))
     function = CONTESTANTS[OURS](fresh(case.function))
     with tile.own_kernels() as launchers, torch.set_grad_enabled(case.back is not None):
         made = results_of(function(*inputs))
         if case.back is not None:
             torch.autograd.grad(made, inputs[: case.grads], cotangents(tuple(y.detach() for y in made)))
-        kept = [x for x in launchers.values() if x is not None and hasattr(x, "examples")]
-    return [x for x in kept if not x.kernel.symbol_names]  # type: ignore[attr-defined]
+        return [x for x in launchers.values() if x is not None and not x.tile.symbol_names]
 
 
 def tune(target: Target, kernel: KernelOp, tensors: list[torch.Tensor], clock: Clock) -> dict[Schedule, float]:

@@ -11,12 +11,11 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable
 
-import torch
-
 from tessera.tools.bench import kernel_cpu, kernel_cuda, kernel_tune
 from tessera.tools.bench.kernel_cases import BY_NAME
 from tessera.tools.bench.kernel_report import Measured, listed, missed_targets, table
 from tessera.tools.bench.report import Outcome
+from tessera.tools.command import chosen_device
 from tessera.util.errors import OptionError
 
 Say = Callable[[str], None]
@@ -27,9 +26,7 @@ QUICK_SECONDS = 110.0  # after which a quick run on CUDA starts nothing new
 
 def outcome(args: Namespace, say: Say) -> Outcome:
     """Measure what the command line asks for, on the device it names or the best there is."""
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise OptionError("expected a CUDA device, got none; try --device cpu")
+    device = chosen_device(args)
     if args.tune:
         return _tune(args, device, say)
     found = _cuda(args, say) if device == "cuda" else _cpu(args, say)

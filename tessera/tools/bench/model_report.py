@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from rich.markup import escape
 from rich.table import Table
 
-from tessera.tools.bench.kernel_report import duration
 from tessera.tools.bench.measure import Samples
 from tessera.tools.bench.model_contestants import EAGER, INDUCTOR, OURS
+from tessera.tools.units import duration, percent, times
 
 GIB = 2**30
 
@@ -56,9 +56,9 @@ class Row:
 
     def line(self) -> str:
         """The row in a line, for those who wait."""
-        times = [f"{who} {duration(s)}" for who, s in self.seconds.items()]
-        times += [f"{who}: {error}" for who, error in self.errors.items()]
-        return f"{self.job} {self.size}: {'; '.join(times)} ({self.wall:.0f} s)"
+        told = [f"{who} {duration(s)}" for who, s in self.seconds.items()]
+        told += [f"{who}: {error}" for who, error in self.errors.items()]
+        return f"{self.job} {self.size}: {'; '.join(told)} ({self.wall:.0f} s)"
 
 
 def peers(found: Sequence[Row]) -> list[str]:
@@ -89,7 +89,7 @@ def table(found: Sequence[Row]) -> Table:
 def _below(row: Row) -> list[str]:
     rivals = [
         f"{row.job} {row.size} takes {row.ratios[who]:.2f} of {who}'s {duration(row.seconds[who])} "
-        f"({_percent(row.fraction(who))} of its own floor)"
+        f"({percent(row.fraction(who))} of its own floor)"
         for who in row.rivals
         if who in row.ratios
     ]
@@ -100,13 +100,13 @@ def _cells(row: Row, others: list[str], apart: bool, peak: bool) -> list[str]:
     best = [row.best(who) or who for who in others] + [OURS]
     compiled = [who for who in best if who != EAGER]
     cells = [duration(row.seconds.get(who)) for who in best]
-    cells += [_number(row.ratio(who)) for who in others]
-    cells += [_percent(row.fraction(who)) for who in (OURS, *best[:-1])]
+    cells += [times(row.ratio(who)) for who in others]
+    cells += [percent(row.fraction(who)) for who in (OURS, *best[:-1])]
     if peak:
         cells += ["" if who not in row.peak else f"{row.peak[who] / GIB:.2f}" for who in (OURS, *best[:-1])]
     cells += [duration(row.first.get(who)) for who in compiled]
-    for times in (row.cold, row.warm) if apart else ():
-        cells += [duration(times.get(who)) for who in compiled]
+    for measured in (row.cold, row.warm) if apart else ():
+        cells += [duration(measured.get(who)) for who in compiled]
     return cells
 
 
@@ -121,11 +121,3 @@ def listed(found: Sequence[Row]) -> list[dict[str, object]]:
         }
         for row in found
     ]
-
-
-def _number(x: float | None) -> str:
-    return "" if x is None else f"{x:.2f}"
-
-
-def _percent(x: float | None) -> str:
-    return "" if x is None else f"{x:.0%}"

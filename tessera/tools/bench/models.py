@@ -13,12 +13,11 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
-import torch
-
 from tessera.tools.bench.model_contestants import EAGER, INDUCTOR, MODES, OURS, THUNDER
 from tessera.tools.bench.model_report import Row, listed, table
 from tessera.tools.bench.model_run import Options, run, sections
 from tessera.tools.bench.report import Outcome, to_json
+from tessera.tools.command import chosen_device
 from tessera.tools.machine import machine
 from tessera.util.errors import OptionError
 
@@ -42,9 +41,7 @@ def outcome(args: Namespace, say: Callable[[str], None]) -> Outcome:
 
 
 def options_of(args: Namespace) -> Options:
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise OptionError("expected a CUDA device, got none; try --device cpu --tiny")
+    device = chosen_device(args, "try --device cpu --tiny")
     if device == "cpu" and not args.tiny:
         raise OptionError("whole models want a CUDA device; --tiny runs them at sizes for a CPU")
     return Options(

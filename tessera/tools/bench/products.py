@@ -20,6 +20,7 @@ from tessera.executors import tile
 from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.record import record
+from tessera.tile.from_trace.kernel import TileKernel
 from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets import named
 from tessera.tools.bench.kernel_cases import linear_gelu, linear_residual, linear_silu, linear_swiglu
@@ -64,7 +65,7 @@ def candidates(products: int) -> list[Schedule]:
     ]  # fmt: skip
 
 
-def kernel(function: Callable, given: Sequence[Tensor], schedule: Schedule | None = None) -> Callable[..., tuple]:
+def kernel(function: Callable, given: Sequence[Tensor], schedule: Schedule | None = None) -> TileKernel:
     """Our kernel of a function under a schedule, or under the target's first proposal."""
     mode = fake.default_mode()
     fakes = [mode.from_tensor(x, static_shapes=True) for x in given]
@@ -89,7 +90,7 @@ def rows(name: str, size: int, clock: Clock, dtype: torch.dtype = torch.bfloat16
     want = function(*given).float()
     lines = [_line("cuBLAS, the product alone", alone, flops, alone)]
     lines.append(_line("eager", clock(lambda: function(*given)), flops, alone))
-    proposed = kernel(function, given).schedule  # type: ignore[attr-defined]
+    proposed = kernel(function, given).schedule
     for schedule in dict.fromkeys((proposed, *candidates(products))):
         told = _told(schedule) + (" (proposed)" if schedule == proposed else "")
         try:

@@ -35,6 +35,7 @@ class Outcome:
     table: Table
     rows: list[dict[str, object]]
     missed: bool
+    document: dict[str, object] | None = None  # what `--json` writes, where that is not the rows
 
 
 @dataclass(frozen=True)

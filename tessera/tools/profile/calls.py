@@ -27,14 +27,14 @@ class Calls:
         originals = {}
 
         def see(compilation: Compilation) -> None:
-            call = originals[compilation] = compilation.call
+            call = originals[compilation] = compilation.executable.call
 
             def remembering(*args: object) -> object:
                 self.last.pop(compilation, None)  # the order is that of the last calls
                 self.last[compilation] = args
                 return call(*args)
 
-            compilation.call = remembering
+            compilation.executable.call = remembering
 
         pipelines.WATCHERS.append(see)
         try:
@@ -42,15 +42,15 @@ class Calls:
         finally:
             pipelines.WATCHERS.remove(see)
             for compilation, call in originals.items():
-                compilation.call = call
+                compilation.executable.call = call
 
     def step(self, backward: bool = True) -> None:
         """Every remembered call once more."""
         for compilation, args in self.last.items():
-            trains = any(program.name == "backward" for program in compilation.programs)
+            trains = any(program.name == "backward" for program in compilation.account.programs)
             given = [_apart(x) for x in args]
             with nullcontext() if trains else below_autograd():
-                out = compilation.call(*given)
+                out = compilation.executable.call(*given)
             if trains and backward:
                 pull(out)
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tessera.tools.profile.result import Row, Span
+from tessera.tools.profile.measured import Row, Span
 
 PROCESS = 1
 

@@ -16,7 +16,8 @@ import torch
 from tessera.executors.aten import bind
 from tessera.ir.printer import compile_trace
 from tessera.passes.memory.schedule import lifetimes
-from tessera.pipeline.compilation import Compilation, Program
+from tessera.pipeline.account import Program
+from tessera.pipeline.compilation import Compilation
 
 Log = list[tuple[int, int, int, int]]  # program, equation (or WHOLE), start and end in nanoseconds
 WHOLE = -1
@@ -28,16 +29,17 @@ Labelled = tuple[Compilation, str]  # with the name it is shown by
 @contextmanager
 def in_place(compilations: Sequence[Labelled], instrument: Instrument) -> Iterator[list[tuple[str, Program]]]:
     """Run instrumented programs; gives each with the name of its graph, in the order of their numbers."""
-    before = [c.call for c, _ in compilations]
-    programs = [(label, program) for c, label in compilations for program in c.programs]
+    before = [c.executable.call for c, _ in compilations]
+    programs = [(label, program) for c, label in compilations for program in c.account.programs]
     numbers = iter(range(len(programs)))
     try:
         for c, _ in compilations:
-            c.call = c.join(*(instrument(next(numbers), program) for program in c.programs))
+            runs = [instrument(next(numbers), program) for program in c.account.programs]
+            c.executable.call = c.executable.join(*runs)
         yield programs
     finally:
         for (c, _), call in zip(compilations, before, strict=True):
-            c.call = call
+            c.executable.call = call
 
 
 def labelled(compilations: Sequence[Compilation]) -> list[Labelled]:

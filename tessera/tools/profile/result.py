@@ -1,4 +1,4 @@
-"""What a profile holds: rows (one an equation of a final program), the spans of one step, and the sums.
+"""A profile: its rows (one an equation of a final program), the spans of one step, and the sums.
 
 All times are seconds, medians over the measured steps; a step is the sum of its parts. On a GPU a row's time is
 that of its kernels; on the CPU it is that of its call. `table` is for people, `to_dict` and `save_chrome` for programs.
@@ -14,49 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from tessera.tools.profile.chrome import trace_events
+from tessera.tools.profile.measured import Row, Span
+from tessera.tools.units import percent
 from tessera.util.errors import OptionError
 from tessera.util.html import as_html
 
 GROUPS = ("equation", "operator", "line", "module")
-
-
-@dataclass(frozen=True)
-class Span:
-    """Something that took time in the step that is shown."""
-
-    name: str
-    track: str  # "step", "program", "host", or a stream of the GPU
-    start: float  # since the step began
-    seconds: float
-    row: int | None = None  # the equation it belongs to
-
-
-@dataclass(frozen=True)
-class Row:
-    """One equation of a final program; a region that one kernel runs is one equation."""
-
-    graph: str
-    program: str  # "inference", "forward" or "backward"
-    index: int  # position in the program
-    results: tuple[str, ...]
-    executor: str
-    operator: str  # "aten.mm", or the operators of a region joined by " + "
-    lines: tuple[tuple[str, int], ...]  # the user's (file, line), most mentioned first
-    module: str
-    note: str
-    calls: int  # a step
-    seconds: float
-    host_seconds: float
-    kernels: tuple[tuple[str, float], ...]  # names and seconds of what ran on a GPU
-    bytes: float
-    flops: float
-    roofline_seconds: float
-    limit: str  # "memory", "compute", or "" where nothing is moved or computed
-    reached: float | None  # roofline over time
-
-    @property
-    def where(self) -> str:
-        return f"{self.lines[0][0].rsplit('/', 1)[-1]}:{self.lines[0][1]}" if self.lines else ""
 
 
 @dataclass(frozen=True)
@@ -110,7 +73,7 @@ class Profile:
         total = sum(g.seconds for g in shown) or 1.0
         for g in shown[:limit]:
             table.add_row(
-                f"{g.seconds * 1e6:.1f} µs", f"{g.seconds / total:.1%}", _percent(g.reached), g.limit,
+                f"{g.seconds * 1e6:.1f} µs", f"{g.seconds / total:.1%}", percent(g.reached), g.limit,
                 _scaled(g.bytes, "B"), _scaled(g.flops, ""), g.what, g.where, g.module,
             )  # fmt: skip
         if limit is not None and len(shown) > limit:
@@ -196,10 +159,6 @@ def _group(rows: list[Row], by: str) -> Group:
         sum(row.roofline_seconds for row in rows),
         max(longest, key=lambda limit: longest[limit]),
     )
-
-
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.0%}"
 
 
 def _scaled(number: float, unit: str) -> str:

@@ -9,10 +9,10 @@ import torch
 
 from tessera.ir.equation import Equation, Special
 from tessera.ir.types import TensorType
-from tessera.pipeline.compilation import Program
-from tessera.tile.schedules.cost import Machine
+from tessera.machines import Machine
+from tessera.pipeline.account import Program
 from tessera.tools.profile.instrument import WHOLE
-from tessera.tools.profile.result import Row, Span
+from tessera.tools.profile.measured import Row, Span
 from tessera.tools.profile.sample import Ran, Step
 from tessera.tools.profile.work import work
 

@@ -18,8 +18,8 @@ from statistics import median
 
 import torch
 
-from tessera.just_in_time.api import compiled_state
-from tessera.tile.schedules.cost import machine_for
+from tessera.just_in_time.compiled import compiled_state
+from tessera.machines.measure import rates
 from tessera.tools.profile.gradients import pull
 from tessera.tools.profile.instrument import Labelled, Log, clocked, in_place, labelled, ranged
 from tessera.tools.profile.result import Profile, Rates
@@ -57,7 +57,7 @@ def measure(step: Callable[[], None], compilations: list[Labelled], steps: int) 
     if steps < 1:
         raise InputError(f"expected at least 1 step, got {steps}")
     step()  # warms up
-    device = main_device([(label, p) for c, label in compilations for p in c.programs])
+    device = main_device([(label, p) for c, label in compilations for p in c.account.programs])
     plain = _plain(step, steps, device)
     programs, measured = (_on_gpu if device.type == "cuda" else _on_cpu)(compilations, step, steps)
     return _profile(programs, measured, plain, device, steps)
@@ -124,7 +124,7 @@ def _on_gpu(compilations: list[Labelled], step: Callable[[], None], steps: int) 
 
 
 def _profile(programs: Programs, measured: list[Step], plain: float, device: torch.device, steps: int) -> Profile:
-    machine = machine_for(device)
+    machine = rates(device)
     rows = rows_of(programs, measured, machine)
     if not rows:
         raise InputError("no compiled program ran in these steps; was the function called with other arguments before?")

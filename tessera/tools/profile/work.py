@@ -2,7 +2,7 @@
 
 Bytes are those that must cross memory if every tensor is read or written once: an expanded tensor counts what it holds,
 a gather what it takes, a view nothing. A region is one kernel: only what enters and leaves it counts. The machine's
-rates are measured ones (`tile/schedules/cost.py`), so a fraction of the roofline is a fraction of what was seen.
+rates are measured ones (`machines/measure.py`), so a fraction of the roofline is a fraction of what was seen.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import torch
 from tessera.ir.equation import Equation, Special, Value
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_hint
+from tessera.ir.views import MAY_COPY
+from tessera.machines import Machine
 from tessera.ops.op import flops as declared_flops
 from tessera.ops.op import rules
-from tessera.tile.schedules.cost import Machine
 from tessera.util.names import names
 
 MATRIX = ("matmul", "attention", "conv")  # families that run on matrix units
 GATHERS = names("embedding index _unsafe_index gather index_select take masked_select")
 OVERWRITES = names("copy_ fill_ zero_")  # do not read what they write over
-MAYBE_COPIES = names("reshape flatten contiguous")  # views where the layout allows it
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def is_view(eqn: Equation) -> bool:
     found = rules(_plain(eqn).op)
     if found is None or not found.free:
         return False
-    if _name(eqn) in MAYBE_COPIES and eqn.inputs() and eqn.results():
+    if _name(eqn) in MAY_COPY and eqn.inputs() and eqn.results():
         return _views(eqn.inputs()[0].tensor, eqn.results()[0].tensor)
     return True
 

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import tessera
-from tessera.inspection.explain import GraphReport, explain_states
+from tessera.inspection.explain import explain_states
+from tessera.inspection.reports import GraphReport
 from tessera.ir.equation import short_path
-from tessera.just_in_time.api import Compiled
+from tessera.just_in_time.compiled import Compiled
 from tessera.pipeline.compilation import Compilation
 from tessera.tools.machine import machine
 from tessera.tools.profile import Profile
@@ -63,7 +64,7 @@ def _eager(told: GraphReport) -> dict[str, object]:
 def _graph(told: GraphReport, compilation: Compilation, label: str, lines: Lines) -> dict[str, object]:
     """One graph: what is told about it, its stages as line numbers, its programs with their memory."""
     stages, numbers = [], {}
-    for name, trace in compilation.stages:
+    for name, trace in compilation.account.stages:
         numbers[id(trace)] = len(stages)
         stages.append({"name": name, "equations": len(trace.equations), "lines": lines.stage(trace)})
     programs = [
@@ -73,18 +74,18 @@ def _graph(told: GraphReport, compilation: Compilation, label: str, lines: Lines
             "equations": lines.equations(program.trace),
             "live": memory.predicted.during,
             "measured": memory.measured.during if memory.measured is not None else None,
-            "base": compilation.saved_bytes if program.name == "backward" else 0,
+            "base": compilation.account.saved_bytes if program.name == "backward" else 0,
         }
-        for program, memory in zip(compilation.programs, told.memory, strict=True)
+        for program, memory in zip(compilation.account.programs, told.memory, strict=True)
     ]
     return _eager(told) | {
         "name": label,
         "stages": stages,
         "programs": programs,
-        "claims": [[c.executor, len(c.operators), sorted(set(c.operators)), c.why] for c in compilation.claims],
+        "claims": [[c.executor, len(c.operators), sorted(set(c.operators)), c.why] for c in compilation.account.claims],
         "unfused": [[why.reason, why.results, why.lines] for why in told.unfused],
-        "saved": list(compilation.saved),
-        "saved_bytes": compilation.saved_bytes,
+        "saved": list(compilation.account.saved),
+        "saved_bytes": compilation.account.saved_bytes,
     }
 
 

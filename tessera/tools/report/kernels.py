@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tessera.ir.equation import Equation, Special
+from tessera.ir.kernel import Kernel
 from tessera.tile.dialect.text import to_text
+from tessera.tile.from_trace.kernel import TileKernel
 from tessera.tile.schedules.schedule import Schedule
 from tessera.tools.profile.rows import executor_of, operator_of
 
@@ -27,22 +29,22 @@ class Kernels:
         if id(fn) not in self.known:
             self.known[id(fn)] = len(self.entries)
             self.alive.append(fn)
-            self.entries.append(_entry(eqn, fn, len(self.entries)))
+            self.entries.append(_entry(eqn, eqn.op.kernel, len(self.entries)))
         return self.known[id(fn)]
 
 
-def _entry(eqn: Equation, fn: Callable, number: int) -> dict[str, object]:
-    kernel = getattr(fn, "kernel", None)
-    source = getattr(getattr(fn, "compiled", None), "source", "")
+def _entry(eqn: Equation, kernel: Kernel | None, number: int) -> dict[str, object]:
+    ours = kernel if isinstance(kernel, TileKernel) else None
+    source = "" if ours is None else ours.text
     return {
         "name": f"{executor_of(eqn)} kernel {number}",
         "executor": executor_of(eqn),
         "operators": operator_of(eqn),
         "language": _language(source),
         "source": source,
-        "tile": to_text(kernel) if kernel is not None else "",
-        "launch": getattr(fn, "source", ""),
-        "schedule": _schedule(getattr(fn, "schedule", None)),
+        "tile": "" if ours is None else to_text(ours.tile),
+        "launch": "" if kernel is None else kernel.source,
+        "schedule": "" if ours is None else _schedule(ours.schedule, _language(source)),
     }
 
 
@@ -55,11 +57,11 @@ def _language(source: str) -> str:
     return "LLVM IR" if "target triple" in source else "cuTile"
 
 
-def _schedule(schedule: Schedule | None) -> str:
-    if schedule is None:
-        return ""
+def _schedule(schedule: Schedule, language: str) -> str:
+    """How a kernel is run. Warps and stages are a GPU's: a kernel in LLVM IR has none."""
     blocks = " × ".join(f"{axis} {size}" for axis, size in schedule.blocks)
-    parts = [f"blocks {blocks}" if blocks else "", f"{schedule.warps} warps", f"{schedule.stages} stages"]
+    parts = [f"blocks {blocks}" if blocks else ""]
+    parts += [] if language == "LLVM IR" else [f"{schedule.warps} warps", f"{schedule.stages} stages"]
     parts += [name for name in ("loop", "persistent") if getattr(schedule, name)]
     parts += [f"split {schedule.split}"] if schedule.split > 1 else []
     parts += [f"{name} {value}" for name, value in schedule.extra]

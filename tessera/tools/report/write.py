@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from tessera.inspection.programs import state_of
-from tessera.just_in_time.api import Compiled
+from tessera.just_in_time.compiled import Compiled
 from tessera.tools.profile import Profile, profile
 from tessera.tools.report.collect import collect
 from tessera.util.files import check_writable

@@ -19,7 +19,7 @@ from tessera.executors.rows.kernels import attention, linear
 from tessera.ops.quantized import quantized
 
 
-def agree(found: Tensor, wanted: Tensor, tolerance: float) -> None:
+def assert_agree(found: Tensor, wanted: Tensor, tolerance: float) -> None:
     error = (found.float() - wanted.float()).abs().max() / wanted.float().abs().max()
     assert error <= tolerance, f"relative error {error:.4f}"
 
@@ -50,7 +50,7 @@ def linears(device: str, dtype: torch.dtype) -> int:
             kind,
         )
         for found, wanted in zip(linear.rows_linear(*args), meaning.rows_linear(*args), strict=True):
-            agree(found, wanted, 2e-2)
+            assert_agree(found, wanted, 2e-2)
         count += 1
     return count
 
@@ -77,11 +77,11 @@ def attentions(device: str, dtype: torch.dtype) -> int:
         args = (q, k, v, position if form == "position" else None, mask, *how, head**-0.5)
         found, wanted = attention.decode_attention(*args), meaning.decode_attention(*args)
         assert found.shape == q.shape
-        agree(found, wanted, 2e-2)
+        assert_agree(found, wanted, 2e-2)
         caches = [torch.zeros_like(k) for _ in range(2)]
         attention.cache_write(caches[0], new, position, 2, *how)
         meaning.cache_write(caches[1], new, position, 2, *how)
-        agree(caches[0], caches[1], 1e-2)
+        assert_agree(caches[0], caches[1], 1e-2)
         count += 1
     return count
 
@@ -111,10 +111,10 @@ def cached(device: str, dtype: torch.dtype) -> int:
         rest = (*rest, norm, *turn, None if form == "bool" else norm, *turn, head**-0.5)
         others = [cache.nan_to_num() for cache in caches]
         found, wanted = attention.cached_attention(q, *caches, *rest), meaning.cached_attention(q, *others, *rest)
-        agree(found, wanted, 2e-2)
+        assert_agree(found, wanted, 2e-2)
         for one, two in zip(caches, others, strict=True):
             assert not one[:, :, at].isnan().any()
-            agree(one.nan_to_num(), two, 1e-2)
+            assert_agree(one.nan_to_num(), two, 1e-2)
         count += 1
     return count
 
@@ -144,12 +144,12 @@ def each_its_own(device: str, dtype: torch.dtype) -> int:
         exact = [cache.double().nan_to_num() for cache in seen]
         found = attention.cached_attention(q, *seen[:2], *rest)
         wanted = meaning.cached_attention(q.double(), *exact[:2], *(_double(x) for x in rest))
-        agree(found, wanted, 2e-2)
+        assert_agree(found, wanted, 2e-2)
         attention.cache_write(caches[2], new_k, at, dim, *prepare)
         meaning.cache_write(exact[2], new_k.double(), at, 2, *(_double(x) for x in prepare))
         for one, two in zip(seen, exact, strict=True):
             assert not any(one[b, :, where[b]].isnan().any() for b in range(batch))
-            agree(one.nan_to_num(), two, 1e-2)
+            assert_agree(one.nan_to_num(), two, 1e-2)
         count += 1
     return count
 
@@ -172,10 +172,10 @@ def programs(device: str, dtype: torch.dtype) -> int:
     fast = tessera.jit(step, executors=["rows", "sdpa", "aten"], strict=True)
     with torch.no_grad():
         found, wanted = fast(*args), step(*exact)
-    agree(found, wanted, 2e-2)
+    assert_agree(found, wanted, 2e-2)
     for one, two in zip(args[2:4], exact[2:4], strict=True):
-        agree(one, two, 1e-2)
-    (program,) = fast.__tessera__.compilations()[0].programs
+        assert_agree(one, two, 1e-2)
+    (program,) = fast.__tessera__.compilations()[0].account.programs
     launched = [eqn.op.fn for eqn in program.trace.equations if str(eqn.op).startswith("rows.")]
     assert launched == [linear.rows_linear, attention.cached_attention]
     return 1

@@ -26,7 +26,7 @@ def product(x: Tensor, weight: Tensor, scale: Tensor, kind: str) -> Tensor:
     return rows_linear(x, [weight], [scale], [], None, 0.0, 0.0, None, "", kind)[0]
 
 
-def within_bound(device: str, dtype: torch.dtype) -> int:
+def check_bound(device: str, dtype: torch.dtype) -> int:
     """Also where x is large, or one value far above the others."""
     count = 0
     for kind in ("int4", "int8"):
@@ -44,7 +44,7 @@ def within_bound(device: str, dtype: torch.dtype) -> int:
     return count
 
 
-def what_is_no_number_stays_none(device: str, dtype: torch.dtype) -> int:
+def check_no_numbers(device: str, dtype: torch.dtype) -> int:
     weight, scale = meaning.quantized(torch.randn(16, 256, device=device), "int4")
     for bad in (float("nan"), float("inf")):
         x = torch.zeros(1, 256, device=device, dtype=dtype)
@@ -56,7 +56,7 @@ def what_is_no_number_stays_none(device: str, dtype: torch.dtype) -> int:
 
 def check(device: str, dtype: torch.dtype) -> int:
     torch.manual_seed(0)
-    return within_bound(device, dtype) + what_is_no_number_stays_none(device, dtype)
+    return check_bound(device, dtype) + check_no_numbers(device, dtype)
 
 
 if __name__ == "__main__":

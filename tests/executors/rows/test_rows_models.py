@@ -55,7 +55,7 @@ def step_of(name: str, batch: int = 1, static: bool = True, tokens: int = 2) -> 
     for one, two in zip(cache.layers, other.layers, strict=True):
         torch.testing.assert_close(one.keys, two.keys, rtol=0.05, atol=0.06)
         torch.testing.assert_close(one.values, two.values, rtol=0.05, atol=0.06)
-    return fast.__tessera__.compilations()[-1].programs[-1].trace
+    return fast.__tessera__.compilations()[-1].account.programs[-1].trace
 
 
 def operators(trace: Trace) -> list[str]:

@@ -15,7 +15,6 @@ import torch
 from torch._ops import OpOverload
 
 from tessera.ir.equation import Arg, Equation, Value
-from tessera.ir.schema import bind
 from tessera.tile.from_trace.index import Index, Indices, Ranges
 from tessera.tile.from_trace.values import Emit, T
 
@@ -49,7 +48,7 @@ class Call:
 
     @staticmethod
     def of(eqn: Equation, number: int = 0) -> Call:
-        positional, keyword = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+        positional, keyword = eqn.bound()
         return Call(eqn, tuple(positional), keyword, number)
 
     @property

@@ -12,6 +12,7 @@ import torch
 
 from tessera.ir.equation import Arg, Value
 from tessera.ir.types import Size, settled
+from tessera.ir.views import MAY_COPY, RESHAPES
 from tessera.tile.from_trace.index import (
     ONE,
     ZERO,
@@ -119,14 +120,13 @@ view("flip", _flip)
 
 # --- views that may have to copy --------------------------------------------------------------------------
 
-MAY_COPY = names("reshape flatten reshape_as ravel")
 COPIES = names("flip repeat tile roll")
 
 
 def copies(call: Call) -> bool:
     """The result has memory of its own: dimensions that become one do not lie in memory as one."""
     name = call.eqn.op._opname  # type: ignore[union-attr]
-    if name not in MAY_COPY:
+    if name not in MAY_COPY & RESHAPES:
         return name in COPIES
     shape, stride = shape_of(call.first), strides_of(call.first.tensor.stride)
     for left, _ in groups(shape, shape_of(call.out)):

@@ -21,7 +21,7 @@ from tessera.tile.targets.cpu.transpose import tile_axis
 HEAVY = 24  # instructions a point above which fewer lanes are handled at once, for want of registers
 TASK = 4096  # points of one task, where a task is part of the vector axis
 PART_POINTS = 1 << 15  # of one part of a reduction that is shared out: some microseconds of work
-MOST_PARTS = 64
+MOST_PARTS = 64  # whatever the number of cores is: results do not depend on that
 LEAST_ROWS = 8  # of one part of a walk: its sums are written and read once more
 FEW_ROWS = 4  # fewer leave threads without work; a row that is walked again in a second kernel should be alone
 

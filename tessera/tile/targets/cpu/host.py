@@ -1,8 +1,9 @@
 """The machine that kernels are compiled for, and the few instructions that only some machines have.
 
-`Host` is the one place that says what a machine has: how long its vector registers are, how many there are, what they
-can do. Every choice (lanes of a chunk, blocks of a product, what a function is computed with) follows from it, and none
-asks for a machine by name. A `Host` can describe another machine than this one: its code is then made and not run.
+`Host` says what LLVM knows of a machine: how long its vector registers are, how many there are, what they can do; its
+`Machine` tells the rest, such as caches. Every choice (lanes of a chunk, blocks of a product, what a function is
+computed with) follows from them, and none asks for a machine by name. A `Host` can describe another machine than this
+one: its code is then made and not run.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import llvmlite.binding as llvm
 
+from tessera.machines import Machine
+from tessera.machines.here import described_cpu
 from tessera.tile.targets.cpu.code import Code, V
 
 PR_SVE_GET_VL, SVE_LENGTH = 51, 0xFFFF  # prctl's question, and where its answer holds the length
@@ -25,6 +28,17 @@ class Host:
     cpu: str
     features: str
     sve: int = 0  # bytes of an ARM machine's scalable registers, where they are longer than the others
+    described: Machine | None = field(default=None, compare=False)  # else the nearest description
+
+    @functools.cached_property
+    def machine(self) -> Machine:
+        return self.described or described_cpu(self.arm, 8 * self.width)
+
+    @functools.cached_property
+    def cached(self) -> int:
+        """Bytes that a task goes through again while a core's second cache holds them: half of it. More than 256 KiB,
+        which was measured with caches of 1 and 2 MiB, are left to the library or computed again."""
+        return min(self.machine.size("l2") // 2, 256 << 10)
 
     @property
     def width(self) -> int:

@@ -39,9 +39,8 @@ from tessera.tile.targets.cpu.transpose import read_tile, turned
 from tessera.util.errors import OptionError
 
 CASCADE = 128  # steps of a loop after which a sum of floats is moved to the next level of accumulators
-STACK_SCRATCH = 16 * 1024  # bytes that may stand on the stack
-WIDE_SCRATCH = 1 << 18  # bytes kept between loops when every lane needs its own row
-ROW_SCRATCH = 1 << 22  # bytes kept of one row: beyond the caches, computing again costs no more
+STACK_SCRATCH = 16 * 1024  # bytes that may stand on the stack: threads have small ones
+ROW_SCRATCH = 1 << 22  # bytes kept of one row: beyond all caches, computing again costs no more
 
 
 @dataclass(frozen=True)
@@ -461,7 +460,8 @@ class Lowering:
             return False
         size = self.seen.sizes[self.seen.reduced].constant
         if self._parallel_vector():
-            return size is not None and size * self.choice.lanes * 8 <= WIDE_SCRATCH
+            every_lane = self.choice.lanes * 8  # bytes of an element of all rows
+            return size is not None and size * every_lane <= self.b.host.cached
         return size is None or size * 8 <= ROW_SCRATCH
 
     def _make_scratch(self, listed: list[Stage], wide: bool) -> None:

@@ -104,8 +104,8 @@ class Memory:
         elem = "i32" if largest is not None and largest < 2**31 else "i64"
         start = self.names[chunk.axis]
         start = start if elem == "i64" else self.b.convert("trunc", start, elem)
-        spread = self.b.bin("add", start, self.b.lane_numbers(elem, chunk.lanes))
-        where = self._evaluate(expr, {**self.names, chunk.axis: spread}, gathered, elem)
+        positions = self.b.bin("add", start, self.b.lane_numbers(elem, chunk.lanes))
+        where = self._evaluate(expr, {**self.names, chunk.axis: positions}, gathered, elem)
         return where if elem == "i64" else self.b.convert("sext", where, "i64")
 
     # --- access ---

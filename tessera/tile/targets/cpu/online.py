@@ -47,8 +47,8 @@ def pair(fn: str, infinite: str, e: Element) -> Kind:
         (high,) = halved(b, lambda b, p, q: (b.select(b.compare("ogt", q[0], p[0]), q[0], p[0]),), (tops,), lanes)
         picks = ", ".join(f"i32 {k % high.lanes}" for k in range(tops.lanes))
         base = finite(b, high)
-        spread = b.value(f"shufflevector {base}, {base}, <{tops.lanes} x i32> <{picks}>", elem, tops.lanes)
-        totals = b.fmul(totals, exp(b, b.fsub(tops, spread)))
+        repeated = b.value(f"shufflevector {base}, {base}, <{tops.lanes} x i32> <{picks}>", elem, tops.lanes)
+        totals = b.fmul(totals, exp(b, b.fsub(tops, repeated)))
         (total,) = halved(b, lambda b, p, q: (b.fadd(p[0], q[0]),), (totals,), lanes)
         return high, total
 

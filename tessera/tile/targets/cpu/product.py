@@ -30,10 +30,14 @@ from tessera.tile.targets.cpu.transpose import turn
 SIDE = 16  # columns of a block: its rows are then long enough for what is computed after it
 MOST = 64  # rows: with more the library is as fast
 FULL = 0.75  # the least share of the lanes that have a row
-MOST_DEPTH = 4096  # of x turned over: 256 KB a task, a part of a core's second cache
 COLUMNS = 64  # of one task
 STEPS = 4  # along the depth at once, at most: with more, LLVM goes on with one sum, which waits for itself
 ALIGN = 64  # bytes: no register's worth lies across two cache lines
+
+
+def most_depth(host: Host) -> int:
+    """Of x turned over, which a task reads for every column."""
+    return host.cached // (4 * SIDE)
 
 
 def block_rows(rows: int, host: Host) -> int:
@@ -83,13 +87,13 @@ def no_product(rows: int, columns: int, depth: int, host: Host) -> str:
             f"products stay with the library on a CPU, but for about as many rows as fill registers of {host.lanes} "
             f"elements, and no more than {MOST}"
         )
-    whole = columns % SIDE == 0 and depth % _step(host) == 0 and depth <= MOST_DEPTH
+    whole = columns % SIDE == 0 and depth % _step(host) == 0 and depth <= most_depth(host)
     return (
         ""
         if whole
         else (
             f"products on a CPU want columns and a depth that are multiples of {SIDE} and {_step(host)}, "
-            f"and a depth of at most {MOST_DEPTH}"
+            f"and a depth of at most {most_depth(host)}"
         )
     )
 
@@ -112,7 +116,7 @@ def product_of(seen: Layout, host: Host) -> Product | None:
     for columns, rows in (seen.parallel, seen.parallel[::-1]):
         size = seen.sizes[rows].constant
         made = Product(op, lhs, rhs, rows, columns, depth, block_rows(size or 0, host) or max(host.lanes, STEPS))
-        if size is not None and depth <= MOST_DEPTH and _fits(seen, made):
+        if size is not None and depth <= most_depth(host) and _fits(seen, made):
             return made
     return None
 
@@ -125,9 +129,9 @@ def _fits(seen: Layout, p: Product) -> bool:
     plain = all(not x.indices and x.mask is None and element(element_of(x.buffer)) == F32 for x in (p.lhs, p.rhs))
     along = (_steps(seen.at[x], p.rows, p.columns, k) for x in (p.lhs, p.rhs))
     (left_row, left_column, left_k), (right_row, right_column, right_k) = along
-    apart = left_k == right_k == 1 and left_column == right_row == 0 and left_row and right_column
+    separate = left_k == right_k == 1 and left_column == right_row == 0 and left_row and right_column
     stores = [op for op in seen.kernel.block.ops if isinstance(op, StoreOp)]
-    return bool(plain and apart) and all(op.mode.data == "set" for op in stores)
+    return bool(plain and separate) and all(op.mode.data == "set" for op in stores)
 
 
 def _steps(at: Index, *axes: str) -> list[int | None]:

@@ -1,6 +1,6 @@
 """The passes of a kernel as the CPU runs them: what stands outside the vector loop, what is kept between loops.
 
-`schedule.plan` gives straight passes and loops along the reduced axis. Here each is parted into what varies along a
+`schedule.plan` gives straight passes and loops along the reduced axis. Here each is divided into what varies along a
 parallel vector axis and what does not (which runs first, once a row), and an expensive value that several loops need
 is computed in the first and kept in scratch memory for the others.
 """

@@ -8,21 +8,24 @@ the schedule, never by the number of threads: results do not depend on those.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from tessera.machines import Machine
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.rewrites.offline import without_reduce_exp
 from tessera.tile.rewrites.online import with_reduce_exp
-from tessera.tile.rewrites.split_walk import halves
+from tessera.tile.rewrites.split_walk import split
 from tessera.tile.schedules.schedule import Schedule, inner_axis, reduced_axis
 from tessera.tile.targets.base import CompiledKernel
 from tessera.tile.targets.cpu import jit
 from tessera.tile.targets.cpu.choose import choose, proposals
 from tessera.tile.targets.cpu.entry import entry
-from tessera.tile.targets.cpu.host import Host, host
+from tessera.tile.targets.cpu.host import Host
+from tessera.tile.targets.cpu.host import host as this_host
 from tessera.tile.targets.cpu.layout import layout
 from tessera.tile.targets.cpu.lower import Lowering
 from tessera.tile.targets.cpu.product import no_product
@@ -30,7 +33,6 @@ from tessera.tile.targets.pair import Pair, read_scratch
 from tessera.util import disk as cache
 
 KIND = "cpu"  # of what is kept on disk
-LONGEST_ROW = 1 << 16  # elements that stay in the caches
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class CpuKernel:
     source: str  # empty where the object came from the cache without it
     by_address: Callable[..., None]
     alive: object
-    machine: Host
+    host: Host
     name: str
     kept: str  # what the object is kept under, on disk
 
@@ -49,20 +51,24 @@ class CpuKernel:
 
     def assembly(self) -> str:
         """What the machine runs."""
-        return jit.assembly(self.source, self.machine)
+        return jit.assembly(self.source, self.host)
 
 
 class CpuTarget:
     name = "cpu"
 
-    def __init__(self, machine: Host | None = None) -> None:
+    def __init__(self, machine: Machine | None = None, host: Host | None = None) -> None:
         """For this machine, or for a lesser one that this machine can run."""
-        self._machine = machine
+        self._described, self._host = machine, host
         self._made: dict[str, CpuKernel | Pair[CpuKernel]] = {}
 
+    @functools.cached_property
+    def host(self) -> Host:
+        return self._host or replace(this_host(), described=self._described)
+
     @property
-    def machine(self) -> Host:
-        return self._machine or host()
+    def machine(self) -> Machine:
+        return self.host.machine
 
     def compile(self, kernel: KernelOp, schedule: Schedule) -> CpuKernel | Pair[CpuKernel]:
         if inner_axis(kernel) is not None:
@@ -71,11 +77,11 @@ class CpuTarget:
         made = self._made.get(key)
         if made is None:
             build = _build_halves if schedule.split > 1 else _build
-            made = self._made[key] = build(kernel, schedule, self.machine)
+            made = self._made[key] = build(kernel, schedule, self.host)
         return made
 
     def about(self) -> str:
-        return f"{jit.version(self.machine)} {jit.openmp()}"
+        return f"{jit.version(self.host)} {jit.openmp()}"
 
     def save(self, compiled: CompiledKernel) -> dict | None:
         if isinstance(compiled, CpuKernel):
@@ -86,77 +92,77 @@ class CpuTarget:
 
     def load(self, data: dict, kernel: Callable[[], KernelOp]) -> CpuKernel | Pair[CpuKernel] | None:
         if "halves" not in data:
-            return _load(data, self.machine)
-        first, second = (_load(half, self.machine) for half in data["halves"])
+            return _load(data, self.host)
+        first, second = (_load(half, self.host) for half in data["halves"])
         return None if first is None or second is None else Pair.restored(first, second, read_scratch(data["scratch"]))
 
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
-        return proposals(kernel, sizes, self.machine)
+        return proposals(kernel, sizes, self.host)
 
     def no_walk(self, row: int | None) -> str:
         return ""
 
     def no_product(self, rows: int, columns: int, depth: int) -> str:
-        return no_product(rows, columns, depth, self.machine)
+        return no_product(rows, columns, depth, self.host)
 
 
-def _build(kernel: KernelOp, schedule: Schedule, machine: Host) -> CpuKernel:
-    source = module_text(kernel, schedule, machine)
-    # The text stands for the kernel, the schedule and this package's own version; the rest is the machine and LLVM.
-    key = f"{jit.version(machine)}\n{source}"
+def _build(kernel: KernelOp, schedule: Schedule, host: Host) -> CpuKernel:
+    source = module_text(kernel, schedule, host)
+    # The text stands for the kernel, the schedule and this package's own version; the rest is the host and LLVM.
+    key = f"{jit.version(host)}\n{source}"
     code = cache.load(KIND, key)
     if code is None:
-        code = jit.object_code(source, machine)
+        code = jit.object_code(source, host)
         cache.store(KIND, key, code)
     name = kernel.sym_name.data
     function, alive = jit.link(code, name)
-    return CpuKernel(source, function, alive, machine, name, cache.digest(key))
+    return CpuKernel(source, function, alive, host, name, cache.digest(key))
 
 
 def _save(kernel: CpuKernel) -> dict:
     return {"name": kernel.name, "object": kernel.kept}
 
 
-def _load(data: dict, machine: Host) -> CpuKernel | None:
+def _load(data: dict, host: Host) -> CpuKernel | None:
     code = cache.load_digest(KIND, data["object"])
     if code is None:
         return None
     function, alive = jit.link(code, data["name"])
-    return CpuKernel("", function, alive, machine, data["name"], data["object"])
+    return CpuKernel("", function, alive, host, data["name"], data["object"])
 
 
-def _build_halves(kernel: KernelOp, schedule: Schedule, machine: Host) -> Pair[CpuKernel]:
-    made = halves(kernel, schedule.split)
-    start = without_reduce_exp(made.first) if _row_stays(made.first) else made.first
-    first = _build(start, replace(schedule, split=1), machine)
-    second = _build(made.second, Schedule(), machine)
+def _build_halves(kernel: KernelOp, schedule: Schedule, host: Host) -> Pair[CpuKernel]:
+    made = split(kernel, schedule.split)
+    start = without_reduce_exp(made.first) if _row_stays(made.first, host) else made.first
+    first = _build(start, replace(schedule, split=1), host)
+    second = _build(made.second, Schedule(), host)
     return Pair(kernel, made, first, second)
 
 
-def _row_stays(kernel: KernelOp) -> bool:
+def _row_stays(kernel: KernelOp, host: Host) -> bool:
     """The caches hold a row between loops: a second walk then costs less than lanes that wait for a running maximum."""
     axis = reduced_axis(kernel)
     size = None if axis is None else kernel.axis(axis).size.expr.constant
-    return size is not None and size <= LONGEST_ROW
+    return size is not None and 4 * size <= host.cached
 
 
-def module_text(kernel: KernelOp, schedule: Schedule, machine: Host) -> str:
+def module_text(kernel: KernelOp, schedule: Schedule, host: Host) -> str:
     """The whole LLVM module of a kernel."""
-    seen = layout(kernel if _row_stays(kernel) else with_reduce_exp(kernel, private=True))
-    choice = choose(seen, schedule, machine)
-    lowering = Lowering(seen, choice, machine)
+    seen = layout(kernel if _row_stays(kernel, host) else with_reduce_exp(kernel, private=True))
+    choice = choose(seen, schedule, host)
+    lowering = Lowering(seen, choice, host)
     function = lowering.function()
-    start = entry(seen, choice, machine, jit.openmp())
+    start = entry(seen, choice, host, jit.openmp())
     declared = [d for n, d in lowering.b.declared.items() if d not in start and n not in lowering.b.helpers]
     return "\n".join(
         [
             f"; {kernel.sym_name.data}: lanes along {choice.vector}, {choice.lanes} at a time",
-            f'target triple = "{machine.triple}"',
+            f'target triple = "{host.triple}"',
             *declared,
             *lowering.b.helpers.values(),
             function,
             start,
-            f"attributes #0 = {{ {' '.join(['nounwind', *machine.attributes])} }}",
+            f"attributes #0 = {{ {' '.join(['nounwind', *host.attributes])} }}",
             "",
         ]
     )

@@ -14,23 +14,21 @@ from tessera.tile.dialect.ops import PARALLEL, REDUCE, ContractOp, KernelOp, Loa
 from tessera.tile.rewrites.flash import flash_of
 from tessera.tile.rewrites.split_kernel import PART
 from tessera.tile.rewrites.split_reduction import can_split
-from tessera.tile.schedules.cost import H200
+from tessera.tile.schedules.limits import Limits
 from tessera.tile.schedules.schedule import Schedule, inner_axis, reduced_axis
 from tessera.tile.targets.cuda_tile.emit import SMALLEST, power_of_two
 
-PROGRAMS = 4 * H200.units  # enough to keep every multiprocessor busy
 
-
-def propose(kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
+def propose(kernel: KernelOp, sizes: dict[str, int], limits: Limits) -> list[Schedule]:
     extent = {a.axis.data: a.size.expr.evaluate(sizes.__getitem__, int) for a in kernel.axes}
     if inner_axis(kernel) is not None:
         found = _attention(kernel, extent)
     elif any(isinstance(op, ContractOp) for op in kernel.block.ops):
-        found = list(_products(kernel, extent))
+        found = list(_products(kernel, extent, limits))
     elif kernel.walked is not None:
-        found = list(_walks(kernel, kernel.walked, extent))
+        found = list(_walks(kernel, kernel.walked, extent, limits))
     elif reduced_axis(kernel) is not None:
-        found = list(_reductions(kernel, extent))
+        found = list(_reductions(kernel, extent, limits))
     else:
         found = [_pointwise(kernel, extent, elements) for elements in (1024, 2048, 4096)]
     return list(dict.fromkeys(found))
@@ -67,13 +65,20 @@ def _fill(order: Sequence[str], extent: Mapping[str, int], elements: int) -> tup
     return tuple(blocks)
 
 
-# What one program holds of a row without a loop; cuTile keeps whole tiles in registers.
-WHOLE_ROW = 8192
-LONGEST_WALK = 4096  # of a row whose sums over all rows are carried beside it
-MOST_PARTS = 256
+MOST_PARTS = 256  # of a row: one block holds all of them when they are joined
 
 
-def _reductions(kernel: KernelOp, extent: Mapping[str, int]) -> list[Schedule]:
+def whole_row(limits: Limits) -> int:
+    """Elements that one program holds of a row without a loop; cuTile keeps whole tiles in registers."""
+    return limits.registers // 8
+
+
+def longest_walk(limits: Limits) -> int:
+    """Elements of a row whose sums over all rows are carried beside it."""
+    return limits.registers // 16
+
+
+def _reductions(kernel: KernelOp, extent: Mapping[str, int], limits: Limits) -> list[Schedule]:
     axis = reduced_axis(kernel)
     assert axis is not None
     first = _contiguous(kernel)
@@ -90,8 +95,8 @@ def _reductions(kernel: KernelOp, extent: Mapping[str, int]) -> list[Schedule]:
             if depth <= power_of_two(extent[axis]) or depth == 16
         ]
     row = power_of_two(extent[axis])
-    found = list(_split_rows(kernel, axis, extent))
-    if row <= WHOLE_ROW:
+    found = list(_split_rows(kernel, axis, extent, limits))
+    if row <= whole_row(limits):
         for elements in (1024, 4096, row):
             rows = _fill(parallel, extent, max(elements // row, 1))
             found.append(Schedule(blocks=(*rows, (axis, row))))
@@ -99,25 +104,25 @@ def _reductions(kernel: KernelOp, extent: Mapping[str, int]) -> list[Schedule]:
     return found
 
 
-def _split_rows(kernel: KernelOp, axis: str, extent: Mapping[str, int]) -> Iterator[Schedule]:
+def _split_rows(kernel: KernelOp, axis: str, extent: Mapping[str, int], limits: Limits) -> Iterator[Schedule]:
     """Few long rows, each shared by several programs."""
     rows = math.prod(extent[a] for a in kernel.axis_names(PARALLEL))
-    if rows * 4 >= PROGRAMS or extent[axis] < 2 * WHOLE_ROW or not can_split(kernel):
+    if rows * 4 >= limits.programs or extent[axis] < 2 * whole_row(limits) or not can_split(kernel):
         return
     for block in (4096, 2048):
-        parts = min(PROGRAMS // max(rows, 1), extent[axis] // block, MOST_PARTS)
+        parts = min(limits.programs // max(rows, 1), extent[axis] // block, MOST_PARTS)
         if parts >= 2:
             yield Schedule(((axis, block),), loop=True, split=1 << (parts.bit_length() - 1))
 
 
-def _walks(kernel: KernelOp, walked: str, extent: Mapping[str, int]) -> Iterator[Schedule]:
+def _walks(kernel: KernelOp, walked: str, extent: Mapping[str, int], limits: Limits) -> Iterator[Schedule]:
     """Whole rows, and sums over the rows carried in registers: a few programs a multiprocessor, each with many rows."""
     axis = reduced_axis(kernel)
     assert axis is not None
     row = power_of_two(extent[axis])
     for elements, each in ((2048, 2), (4096, 2), (1024, 4), (2048, 4)):
-        rows = max(min(elements // row, power_of_two(max(extent[walked] // H200.units, 1))), 1)
-        parts = max(min(each * H200.units, extent[walked] // rows), 1)
+        rows = max(min(elements // row, power_of_two(max(extent[walked] // limits.units, 1))), 1)
+        parts = max(min(each * limits.units, extent[walked] // rows), 1)
         blocks = ((walked, rows), (axis, row)) if rows > 1 else ((axis, row),)
         yield Schedule(blocks, split=1 << (parts.bit_length() - 1))
 
@@ -136,12 +141,11 @@ def of_halves(kernel: KernelOp, schedule: Schedule, second: KernelOp) -> tuple[S
     return replace(schedule, split=1), Schedule((*_fill(list(extent), extent, max(2048 // parts, 1)), (PART, parts)))
 
 
-# Rows, columns, depth. Larger accumulators than 128 x 128 do not fit: they spill to local memory.
-LARGEST = 128 * 128
+# Rows, columns, depth. Accumulators that take more than a quarter of the registers spill to local memory.
 TILES = ((128, 128, 64), (128, 64, 64), (64, 128, 64), (64, 64, 64), (128, 128, 32), (64, 64, 32), (32, 32, 32))
 
 
-def _products(kernel: KernelOp, extent: Mapping[str, int]) -> list[Schedule]:
+def _products(kernel: KernelOp, extent: Mapping[str, int], limits: Limits) -> list[Schedule]:
     products = [op for op in kernel.block.ops if isinstance(op, ContractOp)]
     op = products[0]
     lhs, rhs = (set(v.type.axis_names) for v in (op.lhs, op.rhs))  # type: ignore[attr-defined]
@@ -150,7 +154,7 @@ def _products(kernel: KernelOp, extent: Mapping[str, int]) -> list[Schedule]:
     columns = [a for a in kernel.axis_names() if a in rhs - lhs]
     found: list[Schedule] = []
     for m, n, k in TILES:
-        if len(products) > 1 and m * n * len(products) > LARGEST:  # accumulators side by side
+        if len(products) > 1 and m * n * len(products) > limits.registers // 4:  # accumulators side by side
             continue
         blocks = [(depth, min(k, max(power_of_two(extent[depth]), 16)))]
         for group, size in ((rows, m), (columns, n)):

@@ -12,15 +12,17 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tessera.machines import Machine
 from tessera.tile.dialect import interp
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.rewrites.offline import without_reduce_exp
-from tessera.tile.rewrites.split_walk import halves
+from tessera.tile.rewrites.split_walk import split
+from tessera.tile.schedules.limits import Limits
 from tessera.tile.schedules.schedule import Schedule, reduced_axis
 from tessera.tile.targets.cuda_tile import driver, toolchain
 from tessera.tile.targets.cuda_tile.arrays import Arrays, Variant, arrays, place, variant
 from tessera.tile.targets.cuda_tile.emit import blocks_of, programs_of
-from tessera.tile.targets.cuda_tile.propose import LONGEST_WALK, of_halves, propose
+from tessera.tile.targets.cuda_tile.propose import longest_walk, of_halves, propose
 from tessera.tile.targets.cuda_tile.write import write
 from tessera.tile.targets.pair import Pair
 from tessera.util.errors import OptionError
@@ -90,20 +92,24 @@ class CudaTileKernel:
 class CudaTile:
     name = "cuda_tile"
 
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+
     def compile(self, kernel: KernelOp, schedule: Schedule) -> CudaTileKernel | Pair[CudaTileKernel]:
         if schedule.split == 1:
             return _compile(kernel, schedule)
-        made = halves(kernel, schedule.split)
+        made = split(kernel, schedule.split)
         first, second = of_halves(kernel, schedule, made.second)
         return Pair(kernel, made, _compile(made.first, first), _compile(made.second, second))
 
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
-        return propose(kernel, sizes)
+        return propose(kernel, sizes, Limits(self.machine))
 
     def no_walk(self, row: int | None) -> str:
         if row is None:
             return "how many registers sums over its rows take is not known before it runs"
-        return "" if row <= LONGEST_WALK else f"sums over rows of {row} elements do not fit into registers"
+        fits = row <= longest_walk(Limits(self.machine))
+        return "" if fits else f"sums over rows of {row} elements do not fit into registers"
 
     def no_product(self, rows: int, columns: int, depth: int) -> str:
         return ""

@@ -9,8 +9,8 @@ from dataclasses import replace
 from tessera.tile.dialect.ops import PARALLEL, KernelOp
 from tessera.tile.rewrites.copying import points
 from tessera.tile.rewrites.split_kernel import PART, Split
-from tessera.tile.rewrites.split_rows import apart
-from tessera.tile.rewrites.split_walk import halves as shared
+from tessera.tile.rewrites.split_rows import split_rows
+from tessera.tile.rewrites.split_walk import split
 from tessera.tile.schedules.schedule import Schedule, reduced_axis
 from tessera.tile.targets.triton.layout import power_of_two
 from tessera.tile.targets.triton.unroll import LOADS_FIRST
@@ -29,8 +29,8 @@ def rows_first(kernel: KernelOp, schedule: Schedule) -> bool:
 
 def halves(kernel: KernelOp, schedule: Schedule) -> Split:
     if rows_first(kernel, schedule):
-        return apart(kernel)
-    return shared(kernel, schedule.split)
+        return split_rows(kernel)
+    return split(kernel, schedule.split)
 
 
 def schedules(kernel: KernelOp, schedule: Schedule, made: Split) -> tuple[Schedule, Schedule]:

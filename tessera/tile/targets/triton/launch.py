@@ -418,7 +418,7 @@ def load(data: dict, kernel: Callable[[], KernelOp]) -> Launcher | Pair:
     if "halves" not in data:
         return Launcher.restored(data, kernel)
     schedule = read_schedule(data["schedule"])
-    parted = functools.cache(lambda: halves(kernel(), schedule))
-    first = load(data["halves"][0], lambda: parted().first)
-    second = load(data["halves"][1], lambda: parted().second)
+    split = functools.cache(lambda: halves(kernel(), schedule))
+    first = load(data["halves"][0], lambda: split().first)
+    second = load(data["halves"][1], lambda: split().second)
     return _pair_of(first, second).restored(first, second, read_scratch(data["scratch"]))

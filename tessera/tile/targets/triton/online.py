@@ -43,8 +43,8 @@ class Running:
         """The lines inside the loop; three fresh names."""
         x, high, base = names
         first, last = self.axis, self.axis + 2
-        spread = "".join(", None" if k in (first, last) else ", :" for k in range(len(self.shape) + 2))[2:]
-        e = self.exp.format(f"({x} - {base}[{spread}])")
+        broadcast = "".join(", None" if k in (first, last) else ", :" for k in range(len(self.shape) + 2))[2:]
+        e = self.exp.format(f"({x} - {base}[{broadcast}])")
         return [
             f"{x} = tl.reshape({block}, {self._cut(self.turns, self.lanes, self.vector)})",
             f"{high} = tl.reduce(tl.reduce({x}, {last}, _maximum), {first}, _maximum)",

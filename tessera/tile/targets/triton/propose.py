@@ -4,7 +4,7 @@ The kind of a kernel decides: elementwise work goes in flat blocks, or in square
 axis that is contiguous; rows are reduced by one program each, whole in registers while they fit; columns are reduced
 in tiles whose long side is contiguous, or one by one where they carry running sums; products go in tiles for the
 matrix units. Where too few programs would be left, the reduction is split. Everything follows from the kernel and the
-sizes alone: the same every time.
+sizes and the machine alone: the same every time.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from xdsl.dialects.builtin import Float32Type
 
+from tessera.machines import Machine
 from tessera.tile.dialect.ops import (
     ContractOp,
     KernelOp,
@@ -22,36 +23,30 @@ from tessera.tile.dialect.ops import (
     axes_of,
     element_of,
 )
-from tessera.tile.rewrites.split_rows import apart, can_part
-from tessera.tile.schedules.cost import H200, axis_sizes
+from tessera.tile.rewrites.split_rows import can_split_rows, split_rows
+from tessera.tile.schedules.cost import axis_sizes
+from tessera.tile.schedules.limits import Limits
 from tessera.tile.schedules.schedule import Schedule, inner_axis, reduced_axis
+from tessera.tile.targets.triton.fit import fitting
 from tessera.tile.targets.triton.halves import ROW_BLOCK, ROW_WARPS
 from tessera.tile.targets.triton.hazard import loop_hazard
 from tessera.tile.targets.triton.layout import power_of_two
 from tessera.tile.targets.triton.propose_columns import columns, running_columns
-from tessera.tile.targets.triton.shape import PROGRAMS, Shape, blocks_of, warps_for
+from tessera.tile.targets.triton.shape import Shape, blocks_of, warps_for
 from tessera.tile.targets.triton.tiles import bulks
 
-AT_MOST = 8
-LONGEST_WALK = 8192  # elements of a row whose sums over all rows are carried beside it
-LONGEST_ROW = 65536  # elements of f32: all the registers of a multiprocessor
-REGISTERS = 256 * 1024  # bytes, of a multiprocessor
-LONG_ROW = 16384  # from here on a row that is read once is better walked: many programs keep more bytes on their way
-LONGER_ROW = 32768  # from here on one program with a whole row has a multiprocessor to itself, and nothing overlaps
-HELD = 144 * 1024  # bytes of a row that are held from one reduction to the next, beside what 32 warps need to work
-HELD_BY_FEWER = 200 * 1024  # as above: 16 warps and fewer leave more of the registers
-STEP = 96 * 1024  # bytes of a step of a walk: it is loaded ahead
-CACHED_ROW = 65536  # bytes of a row that the second-level cache keeps for another loop, all programs together
+AT_MOST = 8  # proposals: each is compiled where they are measured
 
 
-def propose(kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
+def propose(kernel: KernelOp, sizes: dict[str, int], machine: Machine) -> list[Schedule]:
     if inner_axis(kernel) is not None:
-        return _attention(kernel, axis_sizes(kernel, sizes))
-    shape = Shape(kernel, sizes)
+        return fitting(kernel, _attention(kernel, axis_sizes(kernel, sizes)), machine)
+    limits = Limits(machine)
+    shape = Shape(kernel, sizes, limits)
     if shape.axis is None:
         found = _elementwise(shape)
     elif kernel.walked is not None:
-        found = _walks(shape, kernel.walked) if _short(shape) else _rows_then_columns(kernel, sizes)
+        found = _walks(shape, kernel.walked) if _short(shape) else _rows_then_columns(kernel, sizes, limits)
     elif (sides := shape.product_sides()) is not None:
         found = _products(shape, *sides)
     elif shape.fast and max(shape.fast, key=shape.fast.__getitem__) != shape.axis:
@@ -59,8 +54,8 @@ def propose(kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
     else:
         found = _rows(shape)
     whole = loop_hazard(kernel)
-    kept = list(dict.fromkeys(s for s in found if not (whole and s.loop)))
-    return kept[:AT_MOST]
+    kept = fitting(kernel, [s for s in found if not (whole and s.loop)], machine)
+    return list(dict.fromkeys(kept))[:AT_MOST]
 
 
 # --- elementwise ---
@@ -83,7 +78,7 @@ def _elementwise(shape: Shape) -> Iterator[Schedule]:
     vector = shape.vector
     for warps, vectors in turns:
         block = warps * 32 * vector * vectors
-        while block > 128 and not shape.dynamic and shape.points // block < H200.units:
+        while block > 128 and not shape.dynamic and shape.points // block < shape.limits.units:
             block //= 2  # a program for every multiprocessor, if there are points for it
         yield Schedule(((key, block),), warps=min(warps, max(block // 32 // vector, 1)))
 
@@ -107,13 +102,15 @@ def _rows(shape: Shape) -> Iterator[Schedule]:
     size = max(shape.sizes[axis], 1)
     block = max(power_of_two(size), 2)
     key = " ".join(shape.parallel)
-    few = shape.points * 4 < PROGRAMS and size >= 16384
+    limits = shape.limits
+    few = shape.points * 4 < limits.programs and size >= limits.long_row
     if few and shape.splits:
         yield from _split_rows(shape, key, size)
-    if size == LONGER_ROW and shape.held * size == REGISTERS and shape.item >= 4:  # 8 warps have the most registers
+    fills = size == limits.longer_row and shape.held * size == 4 * limits.registers
+    if fills and shape.item >= 4:  # 8 warps have the most registers
         yield Schedule(blocks_of(key, 1, axis, block), warps=8)
     whole, walked = _whole_rows(shape, key, block), _walked_rows(shape, key, block)
-    if (block >= LONG_ROW) if shape.loops == 1 else _better_walked(shape, block, size):
+    if (block >= limits.long_row) if shape.loops == 1 else _better_walked(shape, block, size):
         yield from walked
         yield from whole
     else:
@@ -123,17 +120,18 @@ def _rows(shape: Shape) -> Iterator[Schedule]:
 
 def _better_walked(shape: Shape, block: int, size: int) -> bool:
     """Rows that registers do not hold, or that the second-level cache brings again while other programs work."""
-    spills = shape.held * block > (HELD if block > LONG_ROW else HELD_BY_FEWER)
-    return spills or (block >= LONGER_ROW and shape.again * size <= CACHED_ROW)
+    limits = shape.limits
+    spills = shape.held * block > limits.held(32 if block > limits.long_row else 16)
+    return spills or (block >= limits.longer_row and shape.again * size <= limits.cached_row)
 
 
 def _whole_rows(shape: Shape, key: str, block: int) -> Iterator[Schedule]:
     """Rows in registers: read once, whatever is done with them."""
     assert shape.axis is not None
-    if block > LONGEST_ROW:
+    if block > shape.limits.registers:
         return
     least = 1024 if shape.tile_stores(shape.axis, key) else 2048  # elements: programs that only read start too often
-    rows = min(max(least // block, 1), power_of_two(max(shape.points // H200.units, 1)))
+    rows = min(max(least // block, 1), power_of_two(max(shape.points // shape.limits.units, 1)))
     elements = rows * block
     for warps in dict.fromkeys(warps_for(elements, each) for each in (32, 16, 64, 8)):
         yield Schedule(blocks_of(key, rows, shape.axis, block), warps=warps)
@@ -148,16 +146,17 @@ def _walked_rows(shape: Shape, key: str, block: int) -> Iterator[Schedule]:
     walk the long ones.
     """
     assert shape.axis is not None
-    if shape.loops > 1 and block >= LONGER_ROW:
+    cached, longer = shape.limits.cached_row, shape.limits.longer_row
+    if shape.loops > 1 and block >= longer:
         steps = [(16384, 32), (16384, 16), (8192, 16), (4096, 8)]
         size = shape.sizes[shape.axis]
         again = shape.again * size
-        if shape.again * 16384 > STEP and size % 16384:  # masks take registers too
+        if shape.again * 16384 > shape.limits.step and size % 16384:  # masks take registers too
             steps = [(8192, 16), (8192, 32), (4096, 8), (4096, 16)]
-        elif shape.exponentials and again <= 2 * CACHED_ROW:  # two programs: one computes, one loads
+        elif shape.exponentials and again <= 2 * cached:  # two programs: one computes, one loads
             steps.insert(0, steps.pop(1))
-        elif again > 2 * CACHED_ROW and shape.tile_loads(shape.axis, key) == 1 and size % LONGER_ROW == 0:
-            steps.insert(0, (LONGER_ROW, 32))  # one program, or rows leave the cache
+        elif again > 2 * cached and shape.tile_loads(shape.axis, key) == 1 and size % longer == 0:
+            steps.insert(0, (longer, 32))  # one program, or rows leave the cache
     elif shape.loops == 1 and shape.exponentials and shape.item < 4:
         steps = [(2048, 4), (4096, 8), (8192, 8), (8192, 16)]
     elif shape.loops > 1 or shape.exponentials:
@@ -173,7 +172,8 @@ def _walked_rows(shape: Shape, key: str, block: int) -> Iterator[Schedule]:
 
 def _split_rows(shape: Shape, key: str, size: int) -> Iterator[Schedule]:
     assert shape.axis is not None
-    for step, warps, target in ((4096, 8, PROGRAMS), (4096, 8, PROGRAMS // 2), (2048, 4, PROGRAMS)):
+    enough = shape.limits.programs
+    for step, warps, target in ((4096, 8, enough), (4096, 8, enough // 2), (2048, 4, enough)):
         parts = min(target // max(shape.points, 1), size // step, 1024)
         if parts >= 2:
             parts = 1 << (parts.bit_length() - 1)
@@ -183,13 +183,13 @@ def _split_rows(shape: Shape, key: str, size: int) -> Iterator[Schedule]:
 def _short(shape: Shape) -> bool:
     """Rows whose sums fit into registers, and those that cannot be done otherwise."""
     assert shape.axis is not None
-    return shape.sizes[shape.axis] <= LONGEST_WALK or not can_part(shape.kernel)
+    return shape.sizes[shape.axis] <= shape.limits.carried_row or not can_split_rows(shape.kernel)
 
 
-def _rows_then_columns(kernel: KernelOp, sizes: dict[str, int]) -> Iterator[Schedule]:
+def _rows_then_columns(kernel: KernelOp, sizes: dict[str, int], limits: Limits) -> Iterator[Schedule]:
     """Long rows: what their reductions give first, then columns with their sums, each kernel as if it were alone."""
-    halves = apart(kernel)
-    rows, second = Shape(halves.first, sizes), Shape(halves.second, sizes)
+    halves = split_rows(kernel)
+    rows, second = Shape(halves.first, sizes, limits), Shape(halves.second, sizes, limits)
     assert rows.axis is not None
     walk = next(s for s in _rows(rows) if s.loop and s.split == 1)
     extra = ((ROW_BLOCK, walk.block(rows.axis)), (ROW_WARPS, walk.warps))
@@ -202,7 +202,7 @@ def _rows_then_columns(kernel: KernelOp, sizes: dict[str, int]) -> Iterator[Sche
 
 def _walks(shape: Shape, walked: str) -> Iterator[Schedule]:
     """Whole rows, and sums over the rows carried in registers: some programs a multiprocessor, each with many rows."""
-    axis = shape.axis
+    axis, limits = shape.axis, shape.limits
     assert axis is not None
     block = max(power_of_two(max(shape.sizes[axis], 1)), 2)
     most = max(shape.sizes[walked], 1)
@@ -210,11 +210,11 @@ def _walks(shape: Shape, walked: str) -> Iterator[Schedule]:
     if shape.item >= 4 and block < 2048:
         turns.insert(0, turns.pop(3))
     for each, stages, more in turns:
-        rows = min(max(1024 // block, 1), power_of_two(max(most // H200.units, 1)))
+        rows = min(max(1024 // block, 1), power_of_two(max(most // limits.units, 1)))
         warps = max(warps_for(rows * block, each), 1)
-        # registers for 16 warps of 128, shared memory for as many stages; f32 is as fast with 8, and leaves fewer sums
-        at_once = 8 if shape.item >= 4 and block == 2048 else 16
-        programs = H200.units * max(at_once // warps, 1) * more
+        # f32 is as fast with half the warps, and leaves fewer sums
+        at_once = limits.busy_warps // (2 if shape.item >= 4 and block == 2048 else 1)
+        programs = limits.units * max(at_once // warps, 1) * more
         parts = min(programs, most // rows)
         parts = 1 << max(parts.bit_length() - 1, 0)
         yield Schedule(blocks_of(walked, rows, axis, block), warps=warps, stages=stages, split=parts)
@@ -250,30 +250,34 @@ _WIDE = (
 def _products(shape: Shape, rows: str, columns: str, wide: bool) -> list[Schedule]:
     assert shape.axis is not None
     tall, long, deep = shape.size(rows), shape.size(columns), shape.sizes[shape.axis]
-    batch = shape.points // max(tall * long, 1)
+    batch, units = shape.points // max(tall * long, 1), shape.limits.units
     ranked: list[tuple[float, int, Schedule]] = []
     several = sum(isinstance(op, ContractOp) for op in shape.kernel.block.ops)  # accumulators side by side
     for place, (a, b, d, warps, stages, rate) in enumerate(_WIDE if wide else _NARROW):
         a, b, d = (max(min(n, power_of_two(size)), 16) for n, size in ((a, tall), (b, long), (d, deep)))
-        if several > 1 and a * b * several > 128 * 256:
+        if several > 1 and a * b * several > shape.limits.registers // 2:
             continue
         tiles = batch * math.ceil(tall / a) * math.ceil(long / b)
         parts = 1
-        if shape.ends and tiles * 2 <= H200.units and deep >= 32 * d:
-            parts = min(1 << ((H200.units // tiles).bit_length() - 1), deep // (8 * d), 16)
+        if shape.ends and tiles * 2 <= units and deep >= 32 * d:
+            parts = min(1 << ((units // tiles).bit_length() - 1), deep // (8 * d), 16)
             parts = max(1 << (parts.bit_length() - 1), 1)
-        waves = math.ceil(tiles * parts / H200.units)
+        waves = math.ceil(tiles * parts / units)
         time = waves * a * b / rate / parts + (0.05 * a * b if parts > 1 else 0)
         blocks = ((rows, a), (columns, b), (shape.axis, d))
         warps = min(warps, 4) if a * b < 8192 else warps
         schedule = Schedule(blocks, warps=warps, stages=stages, loop=True, group=8, split=parts)
-        ranked.append((time, place, schedule if wide or parts > 1 else _by_tiles(shape.kernel, schedule, a * b)))
+        ranked.append((time, place, schedule if wide or parts > 1 else _by_tiles(shape, schedule, a * b)))
     return [schedule for _, _, schedule in sorted(ranked, key=lambda r: r[:2])]
 
 
-def _by_tiles(kernel: KernelOp, schedule: Schedule, elements: int) -> Schedule:
+def _by_tiles(shape: Shape, schedule: Schedule, elements: int) -> Schedule:
     """The same tiles for persistent programs, where both operands come by bulk copies."""
-    pieces = 2 if elements >= 128 * 256 else 1  # of the epilogue: beside a large accumulator registers are few
+    kernel = shape.kernel
+    if not shape.limits.machine.copies_in_bulk:
+        return schedule
+    # Of the epilogue: where the accumulator takes half of the registers, few are left beside it.
+    pieces = 2 if elements >= shape.limits.registers // 2 else 1
     extra = (("bulk", True), ("parts", pieces), ("flatten", True))
     walked = replace(schedule, persistent=True, group=16, extra=extra)
     copied = [

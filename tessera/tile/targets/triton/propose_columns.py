@@ -11,10 +11,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from tessera.tile.schedules.cost import H200
 from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets.triton.layout import power_of_two
-from tessera.tile.targets.triton.shape import PROGRAMS, Shape, blocks_of, warps_for
+from tessera.tile.targets.triton.shape import Shape, blocks_of, warps_for
 from tessera.tile.targets.triton.unroll import BLOCKS
 
 HANDFUL = 4  # elements reduced at each point of something large
@@ -35,7 +34,7 @@ def columns(shape: Shape) -> Iterator[Schedule]:
     whole = max(power_of_two(size), 2)
     if whole <= HANDFUL:  # blocks as large as for elementwise work, which this nearly is
         wide = min(power_of_two(shape.size(key)), 2048 // whole)
-        while wide > 32 and not shape.dynamic and others * math.ceil(shape.size(key) / wide) < PROGRAMS:
+        while wide > 32 and not shape.dynamic and others * math.ceil(shape.size(key) / wide) < shape.limits.programs:
             wide //= 2
     if whole * min(wide, 32) <= 8192:  # all of the axis in one block: nothing is read twice
         for side in (wide, wide // 2, wide // 4):
@@ -46,7 +45,7 @@ def columns(shape: Shape) -> Iterator[Schedule]:
         each = min(walk.vectors * shape.vector, walk.most)
         step = max(walk.warps * 32 * each // side, 2)
         programs = others * math.ceil(shape.size(key) / side)
-        most = min(H200.units * walk.busy // walk.warps // max(programs, 1), size // (2 * step))
+        most = min(shape.limits.units * walk.busy // walk.warps // max(programs, 1), size // (2 * step))
         extra = ((BLOCKS, walk.blocks),) if walk.blocks > 1 else ()
         schedule = Schedule(blocks_of(key, side, axis, step), walk.warps, walk.stages, loop=True, extra=extra)
         if shape.ends and most >= 2:
@@ -77,11 +76,12 @@ def _walks(shape: Shape, key: str, wide: int) -> list[Walk]:
     assert shape.axis is not None
     loads = shape.tile_loads(shape.axis, key)
     if loads > MANY_LOADS:  # what they bring takes registers, and shared memory if copied ahead
-        return [Walk(wide, max(wide // 16, 4), most=8), Walk(wide, max(wide // 8, 4), most=8), Walk(128, 8, 3)]
+        warps = [min(max(wide // each, 4), 32) for each in (16, 8)]
+        return [*(Walk(wide, count, most=8) for count in warps), Walk(128, 8, 3)]
     if loads > 3:
         return [Walk(128, 8, 3), Walk(128, 8, 4), Walk(256, 8, 3), Walk(128, 8, 3, vectors=2)]
     if shape.tile_stores(shape.axis, key):  # fewer bytes a step: larger blocks
-        warps = max(wide // 16, 4)
+        warps = min(max(wide // 16, 4), 32)
         vectors = max(wide // warps // shape.vector, 1)
         large = [Walk(wide, warps, stages, vectors=vectors) for stages in (3, 2)]
         return [*large, Walk(wide, 8, 3, vectors=1), Walk(wide, 8, 2, blocks=2)]
@@ -115,7 +115,7 @@ def running_columns(shape: Shape) -> Iterator[Schedule]:
     key = max((a for a in shape.fast if a != axis), key=shape.fast.__getitem__)
     whole = max(power_of_two(max(shape.sizes[axis], 1)), 2)
     columns = min(max(SECTOR // shape.item, 1), power_of_two(shape.sizes[key]))
-    while columns > 1 and not shape.dynamic and shape.points // columns < H200.units:
+    while columns > 1 and not shape.dynamic and shape.points // columns < shape.limits.units:
         columns //= 2
     sizes = ((8192, 16), (4096, 16), (8192, 8), (4096, 8), (2048, 16), (16384, 16))
     if columns * whole > 8192:  # what a loop carries takes registers too

@@ -21,18 +21,17 @@ from tessera.tile.dialect.ops import (
 )
 from tessera.tile.rewrites.online import with_reduce_exp
 from tessera.tile.rewrites.split_reduction import can_split, ends_all
-from tessera.tile.schedules.cost import H200, axis_sizes
+from tessera.tile.schedules.cost import axis_sizes
+from tessera.tile.schedules.limits import Limits
 from tessera.tile.schedules.schedule import plan, reduced_axis
 from tessera.tile.targets.triton.layout import power_of_two
 
-PROGRAMS = 4 * H200.units  # enough to keep every multiprocessor busy
-
 
 class Shape:
-    """What the proposals ask about a kernel at given sizes."""
+    """What the proposals ask about a kernel at given sizes, for a machine of these limits."""
 
-    def __init__(self, kernel: KernelOp, sizes: dict[str, int]) -> None:
-        self.kernel = kernel
+    def __init__(self, kernel: KernelOp, sizes: dict[str, int], limits: Limits) -> None:
+        self.kernel, self.limits = kernel, limits
         self.sizes = axis_sizes(kernel, sizes)
         self.axis = reduced_axis(kernel)
         self.parallel = kernel.axis_names(PARALLEL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tessera.machines import Machine
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets.base import CompiledKernel
@@ -15,6 +16,9 @@ from tessera.tile.targets.triton.propose import propose
 
 class TritonTarget:
     name = "triton"
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
 
     def compile(self, kernel: KernelOp, schedule: Schedule) -> CompiledKernel:
         return launcher(kernel, schedule)
@@ -41,7 +45,7 @@ class TritonTarget:
         return BatchLauncher.restored(data, kernel)
 
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
-        return propose(kernel, sizes)
+        return propose(kernel, sizes, self.machine)
 
     def no_walk(self, row: int | None) -> str:
         if row is None:
@@ -50,6 +54,3 @@ class TritonTarget:
 
     def no_product(self, rows: int, columns: int, depth: int) -> str:
         return ""
-
-
-TARGET = TritonTarget()

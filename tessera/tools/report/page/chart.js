@@ -44,11 +44,19 @@ class Chart {
   }
 }
 
-// The same operator has the same colour everywhere.
-const hues = new Map();
-function hueOf(operator) {
-  if (!hues.has(operator)) hues.set(operator, `c${hues.size % 8}`);
-  return hues.get(operator);
+// The same operator has the same colour everywhere; the seven that take longest have one each, the others share one.
+const hues = new Map(), spent = new Map();
+for (const row of data.profile?.rows || []) {
+  const operator = row[COLUMN.operator];
+  spent.set(operator, (spent.get(operator) || 0) + row[COLUMN.seconds]);
+}
+const longest = [...spent.keys()].sort((a, b) => spent.get(b) - spent.get(a));
+longest.forEach((operator, i) => hues.set(operator, i < 7 ? `c${i}` : "c7"));
+const hueOf = (operator) => hues.get(operator) || "c7";
+
+function operatorLegend() {
+  const shown = longest.slice(0, 7).map((operator) => [hueOf(operator), operator.replace(/aten\./g, "").slice(0, 28)]);
+  return legend(...shown, ...(longest.length > 7 ? [["c7", "others"]] : []));
 }
 
 function tellRow(number) {

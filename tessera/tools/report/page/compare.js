@@ -17,7 +17,7 @@ function compareView() {
   const element = el("div", { class: "view" }, bar, list.element);
 
   function controls() {
-    const stages = data.graphs[app.graph].stages, names = stages.map((stage) => stage.name);
+    const names = stageNames(data.graphs[app.graph]);
     const pick = (side) => {
       const made = choice(side ? "After" : "Before", names, chosen[side], (i) => { chosen[side] = i; open = new Set(); refresh(); });
       made.id = side ? "after" : "before";

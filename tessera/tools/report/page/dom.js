@@ -36,7 +36,18 @@ function segments(names, chosen, changed) {
 
 const link = (text, clicked) => el("button", { type: "button", class: "link", text, onclick: clicked });
 
+// Colours and what they mean: [css class or variable, text].
+function legend(...entries) {
+  return el("span", { class: "legend" }, ...entries.map(([colour, text]) => {
+    const swatch = el("i");
+    swatch.style.background = `var(--${colour})`;
+    return el("span", {}, swatch, text);
+  }));
+}
+
 // --- numbers ---
+
+const counted = (n, what) => `${n} ${what}${n === 1 ? "" : "s"}`;
 
 function scaled(number, unit) {
   if (!number) return `0 ${unit}`;

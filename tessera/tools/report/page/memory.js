@@ -22,6 +22,7 @@ function memoryView() {
     }
     const peaks = starts.map(([, program]) => `${program.name} ${memory(program.base + Math.max(0, ...(program.measured || program.live)))}`);
     bar.replaceChildren(el("h2", { text: "Memory" }), graphPicker(), el("span", { text: `peak beyond inputs: ${peaks.join(", ")}` }),
+      legend(["c0", "alive"], ["c4", "saved for backward"], ...(starts.some(([, program]) => program.measured) ? [["text", "predicted"]] : [])),
       el("span", { class: "count grow", text: `${starts.some(([, program]) => program.measured) ? "measured; the line is predicted" : "predicted from the programs"}; what forward saves is held through backward` }));
     chart.draw();
   }

@@ -9,6 +9,13 @@ const placeKey = (number) => keyOf(data.places[number][0], data.places[number][1
 const shortName = (file) => data.files[file].name.split("/").pop();
 const whereOf = (number) => `${shortName(data.places[number][0])}:${data.places[number][1]}`;
 
+// Stages by name; the program that runs is called final.
+function stageNames(graph) {
+  const names = graph.stages.map((stage) => stage.name);
+  for (const { name, stage } of graph.programs) names[stage] = name === "inference" ? "final" : `${name} final`;
+  return names;
+}
+
 // The names a line defines: "a, b = f(x)" defines a and b.
 const nameCache = new Map();
 function namesOf(id) {

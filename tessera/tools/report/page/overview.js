@@ -16,21 +16,22 @@ function tiles() {
   const made = el("div", { class: "tiles" });
   const p = data.profile;
   if (p) {
-    made.append(tile(duration(p.step_seconds), "a step"));
+    made.append(tile(duration(p.step_seconds), "a step, median, as it runs"));
     if (p.device_seconds) {
-      made.append(tile(duration(p.device_seconds), "GPU busy"), tile(duration(p.idle_seconds), "GPU idle between kernels"));
-    } else made.append(tile(percent(p.equation_seconds / p.measured_seconds), "of it inside equations"));
+      made.append(tile(duration(p.device_seconds), "GPU busy in a step"), tile(duration(p.idle_seconds), "GPU idle between the kernels of a step"));
+    } else made.append(tile(duration(p.equation_seconds), `in equations, of ${duration(p.measured_seconds)} with each one timed`));
     const best = p.rows.reduce((sum, row) => sum + row[COLUMN.best], 0);
-    made.append(tile(percent(best / p.equation_seconds), "of the roofline, all in all"));
+    made.append(tile(percent(best / p.equation_seconds), "of the roofline, over all equations"));
   }
   const programs = data.graphs.flatMap((graph) => graph.programs);
   const equations = programs.reduce((sum, program) => sum + program.equations.length, 0);
-  made.append(tile(String(equations), `equations in ${programs.length} ${programs.length === 1 ? "program" : "programs"}`));
-  made.append(tile(String(data.kernels.length), data.kernels.length === 1 ? "distinct kernel" : "distinct kernels"));
+  made.append(tile(String(equations), `equations in ${counted(programs.length, "final program")}`));
+  made.append(tile(String(data.kernels.length), `generated ${data.kernels.length === 1 ? "kernel" : "kernels, each counted once"}`));
   const peak = Math.max(0, ...programs.map((program) => program.base + Math.max(0, ...(program.measured || program.live))));
-  made.append(tile(memory(peak), "peak memory beyond inputs"));
+  const how = programs.some((program) => program.measured) ? "measured" : "predicted";
+  made.append(tile(memory(peak), `${how} peak of one program, beyond its inputs`));
   const breaks = data.graphs.filter((graph) => graph.break_reason).length;
-  made.append(tile(String(data.graphs.length), `${data.graphs.length === 1 ? "graph" : "graphs"}, ${breaks} ${breaks === 1 ? "break" : "breaks"}`));
+  made.append(tile(String(data.graphs.length), `${data.graphs.length === 1 ? "graph" : "graphs"}, ${counted(breaks, "break")}`));
   return made;
 }
 
@@ -68,7 +69,7 @@ function hotLines() {
     const go = link(whereOf(place), () => { openTab("program"); pin({ place: keyOf(file, line) }); });
     return [duration(seconds), percent(seconds / total), share, percent(best / seconds), go, text];
   });
-  return section("Where the time goes", "Your lines, forward and backward together.",
+  return section("Where the time goes", `Your lines, forward and backward together; shares of the ${duration(data.profile.equation_seconds)} in equations.`,
     grid([["time", "number"], ["share", "number"], ["", ""], ["of roofline", "number"], ["line", "code"], ["", "code"]], rows));
 }
 
@@ -83,7 +84,7 @@ function graphTable() {
     const told = el("div", {}, ...words.filter(Boolean).map((text) => el("div", { text })));
     return [graph.name, String(graph.operators), `${graph.seconds.toFixed(2)} s`, String(graph.stages.length), told];
   });
-  return section("Graphs", "", grid([["graph", "code"], ["operators", "number"], ["compiled in", "number"], ["stages", "number"], ["", ""]], rows));
+  return section("Graphs", "", grid([["graph", "code"], ["operators captured", "number"], ["compiled in", "number"], ["stages", "number"], ["", ""]], rows));
 }
 
 function claimTable() {
@@ -102,8 +103,8 @@ function claimTable() {
     sum.executor, String(sum.count), String(sum.calls), sum.why,
     folded([...sum.operators].map((name) => name.replace(/^aten\./, "")).sort().join(", "), 200),
   ]);
-  return section("Who runs what", "Executors in the order in which they were asked; a region is one kernel.",
-    grid([["executor", ""], ["equations", "number"], ["regions or groups", "number"], ["how", ""], ["operators", "code"]], rows));
+  return section("Who runs what", "Executors in the order in which they were asked. A region is one kernel, and one equation of a final program, over several operators.",
+    grid([["executor", ""], ["operators", "number"], ["regions or groups", "number"], ["how", ""], ["operators", "code"]], rows));
 }
 
 function unfusedTable() {

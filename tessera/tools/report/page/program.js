@@ -1,8 +1,8 @@
 // Source, trace and kernel beside each other. Pointing at one marks what belongs to it in the others; choosing stays.
 
 function programView() {
-  const panes = [sourcePane(), tracePane(), kernelPane()];
-  const element = el("div", { class: "view" }, el("div", { class: "panes" }, ...panes.map((pane) => pane.element)));
+  const panes = [sourcePane(), tracePane(), ...(data.kernels.length ? [kernelPane()] : [])];  // no kernels, no third pane
+  const element = el("div", { class: "view" }, el("div", { class: `panes of${panes.length}` }, ...panes.map((pane) => pane.element)));
   return { element, changed: (what) => panes.forEach((pane) => pane.changed(what)) };
 }
 
@@ -64,7 +64,8 @@ function tracePane() {
   const graphs = graphPicker();
   let stages = el("span");
   const count = el("span", { class: "count grow" });
-  const bar = el("div", { class: "bar" }, el("h2", { text: "Program" }), graphs, stages, count);
+  const colours = legend(...(data.kernels.length ? [["accent", "a kernel runs it"]] : []), ...(data.profile ? [["c2", "its time"]] : []));
+  const bar = el("div", { class: "bar" }, el("h2", { text: "Program" }), graphs, stages, colours, count);
   const element = el("div", { class: "pane" }, bar, list.element);
   const most = data.profile ? Math.max(...data.profile.rows.map((row) => row[COLUMN.seconds])) : 0;
 
@@ -83,7 +84,7 @@ function tracePane() {
     graphs.value = app.graph;
     shown = app.filter ? all.filter(matches) : all;
     mark = marker((found, id) => found.has(id));
-    const labels = graph.stages.map((stage) => `${stage.name} (${stage.equations})`);
+    const labels = stageNames(graph).map((name, i) => `${name} (${graph.stages[i].equations})`);
     const picker = choice("Stage", labels, app.stage, (i) => { app.stage = i; tell("stage"); });
     picker.id = "stage";
     stages.replaceWith(picker);
@@ -159,7 +160,7 @@ function kernelPane() {
     list.show(text.length);
   }
   function unclaimed() {
-    if (app.pinned?.line === undefined) return data.kernels.length ? "Choose a line that a kernel runs: its number is coloured." : "No kernels were generated: PyTorch's own run every operator.";
+    if (app.pinned?.line === undefined) return "Choose a line that a kernel runs: its number is coloured.";
     return "No generated kernel: an operator of PyTorch, or of a library, runs this line.";
   }
   function changed(what) {

@@ -32,10 +32,11 @@ function rooflineView() {
     const ridge = Math.log10(rates.matrix_flops / rates.bandwidth);
     const summit = Math.log10(rates.matrix_flops);
     // What lies far off stands at the edge: it would make everything else small.
-    const [x0, x1] = [Math.max(Math.min(...xs, ridge - 1), ridge - 3.5) - 0.2, Math.max(...xs, ridge + 0.5) + 0.3];
-    const [y0, y1] = [Math.max(Math.min(...ys), summit - 5) - 0.3, Math.max(...ys, summit) + 0.3];
-    const sx = (v) => LEFT + ((Math.max(v, x0) - x0) / (x1 - x0)) * (width - LEFT - RIGHT);
-    const sy = (v) => height - BOTTOM - ((Math.max(v, y0) - y0) / (y1 - y0)) * (height - TOP - BOTTOM);
+    const [x0, x1] = [Math.max(Math.min(...xs, ridge - 1), ridge - 3.5) - 0.2, Math.min(Math.max(...xs, ridge + 0.5), ridge + 2) + 0.3];
+    const [y0, y1] = [Math.max(Math.min(...ys), summit - 5) - 0.3, Math.min(Math.max(...ys, summit), summit + 1) + 0.3];
+    const within = (v, low, high) => (Math.min(Math.max(v, low), high) - low) / (high - low);
+    const sx = (v) => LEFT + within(v, x0, x1) * (width - LEFT - RIGHT);
+    const sy = (v) => height - BOTTOM - within(v, y0, y1) * (height - TOP - BOTTOM);
     for (let v = Math.ceil(y0); v <= y1; v++) {
       context.fillStyle = colour("edge");
       context.fillRect(LEFT, sy(v), width - LEFT - RIGHT, 1);
@@ -67,10 +68,10 @@ function rooflineView() {
     context.textAlign = "right";
     context.fillText(`copy: ${scaled(rates.bandwidth, "B/s")}`, sx(middle) - 10, sy(roof(middle, rates.flops)) - 6);
     context.textAlign = "left";
-    const longest = data.profile.rows[0][COLUMN.seconds];
+    const most = data.profile.rows[0][COLUMN.seconds];
     drawn = [];
     for (const point of [...points].reverse()) {
-      const px = sx(x(point)), py = sy(y(point)), radius = 2.5 + 9 * Math.sqrt(point.row[COLUMN.seconds] / longest);
+      const px = sx(x(point)), py = sy(y(point)), radius = 2.5 + 9 * Math.sqrt(point.row[COLUMN.seconds] / most);
       const id = lineOfRow(point.row), chosen = app.pinned?.line === id;
       context.globalAlpha = app.filter && !matches(id) ? 0.06 : 0.6;
       context.fillStyle = colour(hueOf(point.row[COLUMN.operator]));
@@ -88,6 +89,7 @@ function rooflineView() {
   }
   element.append(el("div", { class: "bar" }, el("h2", { text: "Roofline" }),
     el("span", { text: `${points.length} equations that compute, on ${rates.device}; a larger circle took longer` }),
-    el("span", { class: "count grow", text: "rates are measured: small tensors that stay in a cache may rise above the roof" })), chart.element);
+    el("span", { class: "count grow", text: "rates are measured: small tensors that stay in a cache may rise above the roof; what lies far off stands at the edge" })),
+    el("div", { class: "bar" }, operatorLegend()), chart.element);
   return { element, changed: (what) => { if (what !== "hover") chart.draw(); } };
 }

@@ -93,7 +93,8 @@ function timelineView() {
     : `host between equations ${duration(p.between_seconds)}`;
   const reset = el("button", { type: "button", text: "Whole step", onclick: () => { [from, to] = [0, whole]; chart.draw(); } });
   element.append(el("div", { class: "bar" }, el("h2", { text: "A step" }), el("span", { text: `${duration(whole)}, the fastest of ${data.profile.steps} measured; ${words}` }),
-    el("span", { class: "count grow", text: "wheel or + − to zoom, drag or arrows to move" }), reset), chart.element);
+    el("span", { class: "count grow", text: "wheel or + − to zoom, drag or arrows to move" }), reset),
+    el("div", { class: "bar" }, operatorLegend(), legend(["module", "programs and modules"])), chart.element);
   return { element, changed: (what) => { if (what !== "hover") chart.draw(); }, depth };
 }
 
@@ -117,7 +118,7 @@ function flame() {
       open.push(bar);
       bars.push(bar);
     }
-    bars.push({ name: names[name].replace(/^aten\./, ""), start, seconds, depth: path.length, row, line: id, colour: hueOf(names[name]) });
+    bars.push({ name: names[name].replace(/^aten\./, ""), start, seconds, depth: path.length, row, line: id, colour: hueOf(at[COLUMN.operator]) });
     depth = Math.max(depth, path.length + 1);
     last = start + seconds;
   }

@@ -1,7 +1,7 @@
 """Everything around a captured program that decides what is made of it: a change here makes stored programs strangers.
 
 Versions, Tessera's own text, the machine, flags, and the switches of PyTorch that passes, executors, kernels or type
-rules look at. A new read of global state anywhere in compilation belongs into `surroundings` too.
+rules look at. A new read of global state anywhere in compilation belongs into `environment` too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QUIET = ("log", "strict", "program_cache", "cache_size")  # flags that change no
 PACKAGES = ("torch", "triton", "cuda-tile", "llvmlite", "xdsl", "numpy", "sympy")
 
 
-def surroundings(devices: Collection[torch.device]) -> dict[str, object]:
+def environment(devices: Collection[torch.device]) -> dict[str, object]:
     """As data. `devices` are those of the program."""
     flags = [field.name for field in dataclasses.fields(Config) if field.name not in QUIET]
     return {

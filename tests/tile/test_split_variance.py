@@ -12,7 +12,7 @@ from tessera.tile.dialect.elements import torch_dtype
 from tessera.tile.dialect.interp import run
 from tessera.tile.dialect.ops import KernelOp, LoadOp
 from tessera.tile.from_trace.region import Lowered, lower
-from tessera.tile.rewrites.split_reduction import can_split, split
+from tessera.tile.rewrites.split_reduction import can_split, split_reduction
 from tessera.tile.schedules.schedule import plan
 from tessera.tile.targets import named
 
@@ -22,7 +22,7 @@ def lowered(fn: Callable, *args: torch.Tensor, dynamic: tuple = ()) -> Lowered:
 
 
 def in_parts(kernel: KernelOp, parts: int, tensors: list[torch.Tensor], symbols: tuple[int, ...] = ()) -> None:
-    halves = split(kernel, parts)
+    halves = split_reduction(kernel, parts)
     values = dict(zip([s.data for s in kernel.symbol_names], symbols, strict=True))
     scratch = [
         torch.full((s.size.evaluate(values.__getitem__, int),), float("nan"), dtype=torch_dtype(s.element))
@@ -51,7 +51,7 @@ def test_columns_in_parts(parts: int, mean: float) -> None:
 
 
 def test_the_data_is_read_once() -> None:
-    halves = split(lowered(spread, torch.randn(128, 6)).kernel, 8)
+    halves = split_reduction(lowered(spread, torch.randn(128, 6)).kernel, 8)
     assert sum(step.axis is not None for step in plan(halves.first)) == 1
     along = [op for op in halves.first.block.ops if isinstance(op, LoadOp) and "r" in op.at.expr.names()]
     assert len(along) == 1

@@ -1,4 +1,4 @@
-"""An optimizer's own books: its state, made as its first step would make it, its counters and its numbers.
+"""An optimizer's state, made as its first step would make it, its counters and its numbers.
 
 Nothing of an optimizer is copied: every tensor a step reads or writes is the one in `optimizer.state`, looked up at
 every call, so that `load_state_dict`, schedulers and `add_param_group` are seen. Counters are read once and followed
@@ -18,7 +18,7 @@ from tessera.training.methods import Method
 from tessera.util.errors import InputError
 
 
-class Book:
+class OptimizerState:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer, self._rule = optimizer, rule_of(optimizer)
         self._step, self._zero_grad = Method(optimizer, "step"), Method(optimizer, "zero_grad")

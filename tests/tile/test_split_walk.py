@@ -13,8 +13,8 @@ from tessera.tile.dialect.elements import torch_dtype
 from tessera.tile.dialect.interp import run
 from tessera.tile.dialect.ops import KernelOp, ReduceOp, StoreOp
 from tessera.tile.rewrites.split_reduction import Split, can_split
-from tessera.tile.rewrites.split_rows import apart, can_part
-from tessera.tile.rewrites.split_walk import share
+from tessera.tile.rewrites.split_rows import can_split_rows, split_rows
+from tessera.tile.rewrites.split_walk import split_walk
 from tessera.tile.schedules.schedule import after_walk, plan
 
 CASES = kernels.walked_cases()
@@ -30,16 +30,16 @@ def test_the_interpreter_is_right(case: Case) -> None:
 @pytest.mark.parametrize("parts", [1, 2, 7, 30])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_in_parts(case: Case, parts: int) -> None:
-    check_halves(case, share(case.kernel, parts))
+    check_halves(case, split_walk(case.kernel, parts))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_rows_then_columns(case: Case) -> None:
-    assert can_part(case.kernel)
-    parted = apart(case.kernel)
-    assert parted.first.walked is parted.second.walked is None
-    assert parted.second.axis_names("reduce") == (case.kernel.walked,)
-    check_halves(case, parted)
+    assert can_split_rows(case.kernel)
+    halves = split_rows(case.kernel)
+    assert halves.first.walked is halves.second.walked is None
+    assert halves.second.axis_names("reduce") == (case.kernel.walked,)
+    check_halves(case, halves)
 
 
 def check_halves(case: Case, halves: Split) -> None:

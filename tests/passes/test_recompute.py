@@ -9,7 +9,7 @@ from programs import assert_same, trace_of
 
 from tessera.executors.tile import COMPILER
 from tessera.ir.trace import Trace
-from tessera.passes.fuse.recompute import compute_again
+from tessera.passes.fuse.recompute import recompute
 from tessera.passes.fuse.regions import fuse
 
 
@@ -29,7 +29,7 @@ def assert_read_in_16_bits(fn: Callable) -> tuple[Trace, Trace]:
     """Kernels hand 32 bits on to one another before, and none after."""
     x, w = torch.randn(512, 64).bfloat16(), torch.randn(64)
     before = trace_of(fn, x, w)
-    after = compute_again(before, COMPILER)
+    after = recompute(before, COMPILER)
     assert_same(before, after, x, w)
     assert torch.float32 in between(before) and torch.float32 not in between(after)
     return before, after
@@ -48,7 +48,7 @@ def test_a_value_of_fewer_bytes_is_read_instead() -> None:
 def test_what_takes_as_many_bytes_is_written_once() -> None:
     x, w = torch.randn(512, 64), torch.randn(64)
     trace = trace_of(spread, x, w)
-    assert compute_again(trace, COMPILER) is trace
+    assert recompute(trace, COMPILER) is trace
 
 
 def test_a_result_is_written_but_not_read_again() -> None:
@@ -77,7 +77,7 @@ def test_a_kernel_has_one_copy_of_what_two_values_are_made_of() -> None:
 
     x, w = torch.randn(512, 64).bfloat16(), torch.randn(64)
     before = trace_of(steps, x, w)
-    after = compute_again(before, COMPILER)
+    after = recompute(before, COMPILER)
     assert_same(before, after, x, w)
     assert len(between(before)) == 2 and not between(after)
     assert sum(eqn.op._opname == "sub" for eqn in after.equations) == len(fuse(after, COMPILER)) == 2  # type: ignore[union-attr]

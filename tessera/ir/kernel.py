@@ -1,0 +1,35 @@
+"""What an executor made of a region: a function that programs call, and what passes ask about it.
+
+An executor may give a plain callable instead; then there is nothing to ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Kernel:
+    """`run` takes a region's inputs and gives the tuple of its outputs. Programs bind it, not this object: a plain
+    function is called quickest."""
+
+    run: Callable[..., tuple]
+    source: str = ""  # of `run`, where it was generated
+    # By the number of a result, the arguments that it may be written over.
+    overwrites: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    # Given such results with an argument each: the same kernel, which writes them there and does not give them back.
+    writing: Callable[[dict[int, int]], Kernel] | None = None
+
+    def __call__(self, *args: object) -> tuple:
+        return self.run(*args)
+
+    @property
+    def origin(self) -> object:
+        """The same for a kernel and those that `writing` made of it."""
+        return self
+
+
+def bound(made: Callable) -> tuple[Callable, Kernel | None]:
+    """Of what an executor made, the function that programs call and what can be asked about it."""
+    return (made.run, made) if isinstance(made, Kernel) else (made, None)

@@ -1,0 +1,126 @@
+"""Who reads what in a trace whose equations are being grouped, views looked through.
+
+`Flow` is the trace, the kind of work of every equation, and the groups as they are by now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tessera.ir.equation import Equation, Special, Value
+from tessera.ir.schema import has_effect, is_pointwise
+from tessera.ir.trace import Trace
+from tessera.passes.fuse.compiler import VIEW, Compiler
+from tessera.passes.fuse.graph import Groups
+from tessera.passes.memory.depend import dependencies, written
+from tessera.passes.memory.writes import plan
+
+
+class Flow:
+    def __init__(self, trace: Trace, compiler: Compiler) -> None:
+        self.trace, self.compiler = trace, compiler
+        self.needs = dependencies(trace)
+        self.groups = Groups(self.needs)
+        self.partly = written_in_part(trace)
+        self.kinds = ["" if i in self.partly else self.kind(eqn) for i, eqn in enumerate(trace.equations)]
+        self.maker = trace.places()
+        self.readers: dict[Value, list[int]] = {}
+        for i, eqn in enumerate(trace.equations):
+            for v in dict.fromkeys(eqn.inputs()):
+                self.readers.setdefault(v, []).append(i)
+        self.escapes = {*trace.results(), *(v for v, _ in trace.symbols.values())}
+
+    def kind(self, eqn: Equation) -> str:
+        if isinstance(eqn.op, Special) or has_effect(eqn) or written(eqn):
+            return ""
+        return self.compiler.kind(eqn)
+
+    def results(self, group: int) -> Iterator[Value]:
+        for i in self.groups.members[group]:
+            yield from self.trace.equations[i].results()
+
+    def computes(self, i: int) -> bool:
+        return self.kinds[i] not in ("", VIEW)
+
+    def sources(self, i: int) -> Iterator[int]:
+        """Computing equations that this one reads, directly or through views."""
+        for v in self.trace.equations[i].inputs():
+            j = self.root(v)
+            if j is not None and self.computes(j):
+                yield j
+
+    def root(self, v: Value) -> int | None:
+        """The equation that computes what a value shows."""
+        j = self.maker.get(v)
+        while j is not None and self.kinds[j] == VIEW:
+            j = self.maker.get(self.trace.equations[j].inputs()[0])
+        return j
+
+    def read_by(self, v: Value) -> Iterator[int]:
+        """Computing equations that read a value, directly or through views."""
+        for r in self.readers.get(v, ()):
+            if self.kinds[r] == VIEW:
+                for x in self.trace.equations[r].results():
+                    yield from self.read_by(x)
+            else:
+                yield r
+
+    def leaves(self, a: int, b: int) -> bool:
+        """Some result of group a is needed outside of both."""
+        return not all(self.stays(v, (a, b)) for v in self.results(a))
+
+    def stays(self, v: Value, groups: tuple[int, int]) -> bool:
+        """Only these groups read a value, directly or through views."""
+        return v not in self.escapes and all(
+            self.groups.of[r] in groups
+            or (self.kinds[r] == VIEW and all(self.stays(x, groups) for x in self.trace.equations[r].results()))
+            for r in self.readers.get(v, ())
+        )
+
+    def views_between(self, a: int, b: int) -> set[int]:
+        """Views through which group b reads what group a computes."""
+        found: set[int] = set()
+        for i in self.groups.members[b]:
+            for v in self.trace.equations[i].inputs():
+                chain: list[int] = []
+                j = self.maker.get(v)
+                while j is not None and self.kinds[j] == VIEW and self.groups.of[j] not in (a, b):
+                    chain.append(j)
+                    j = self.maker.get(self.trace.equations[j].inputs()[0])
+                if j is not None and self.groups.of[j] in (a, b):
+                    found.update(chain)
+        return found
+
+    def body(self, members: list[int]) -> Trace:
+        inside = set(members)
+        equations = tuple(self.trace.equations[i] for i in members)
+        made = {v for eqn in equations for v in eqn.results()}
+        reads = dict.fromkeys(v for eqn in equations for v in eqn.inputs() if v not in made)
+        outputs = tuple(
+            v
+            for eqn in equations
+            for v in eqn.results()
+            if v in self.escapes or any(r not in inside for r in self.readers.get(v, ()))
+        )
+        symbols = {s: where for s, where in self.trace.symbols.items() if where[0] in reads}
+        return Trace("region", tuple(reads), equations, outputs, {}, {}, symbols)
+
+    def before(self, i: int, members: set[int]) -> set[int]:
+        """Members that an equation needs, directly or not."""
+        found: set[int] = set()
+        stack = [i]
+        while stack:
+            new = (set(self.needs[stack.pop()]) & members) - found
+            found |= new
+            stack += new
+        return found
+
+
+def written_in_part(trace: Trace) -> set[int]:
+    """Equations of updates that write a part of an input in place: a kernel would write all of it anew."""
+    index = trace.places()
+    found: set[int] = set()
+    for update in plan(trace):
+        if any(leaf.path or not is_pointwise(leaf.op) for leaf in update.leaves):
+            found |= {index[v] for v in update.shows if v in index} | {leaf.index for leaf in update.leaves}
+    return found

@@ -1,0 +1,56 @@
+"""What happened in a compilation: every stage's program, who runs what, what is saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tessera.executors.base import FusionExecutor, in_order
+from tessera.executors.claim import Claim
+from tessera.ir.equation import Value
+from tessera.ir.trace import Trace
+from tessera.passes.patterns.fp8 import Layers
+from tessera.transforms.vjp import Joint
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program as it is run: the last trace, and the Python function generated from it."""
+
+    name: str  # "forward" and "backward", "step", or "inference"
+    trace: Trace
+    run: Callable
+    boxed: bool = False  # `run` takes one list, which it empties
+
+
+@dataclass
+class Account:
+    """Not needed to call what was compiled; of a program from the disk it is made when somebody asks."""
+
+    executors: tuple[str, ...]
+    stages: list[tuple[str, Trace]] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
+    to_claim: list[Trace] = field(default_factory=list)  # programs as executors saw them
+    programs: list[Program] = field(default_factory=list)
+    core: Trace | None = None  # what was differentiated
+    joint: Joint | None = None  # as differentiated, before it was cleaned
+    kept: tuple[Trace, tuple[Value, ...]] | None = None  # the forward's equations, and what it saves
+    results: int = 0  # how many outputs of a forward are the caller's; the others are saved
+    saved: tuple[str, ...] = ()
+    saved_bytes: int = 0
+    offloaded: dict[str, int] = field(default_factory=dict)  # saved tensors that wait on the host, and their bytes
+    offload_note: str = ""  # what there is to say of them
+    fp8: Layers = field(default_factory=Layers)  # layers that multiply in 8 bits, and those that could not
+
+    def fusers(self) -> list[FusionExecutor]:
+        return [e for e in in_order(self.executors) if isinstance(e, FusionExecutor)]
+
+    def unfused(self) -> dict[str, list[str]]:
+        """Why equations are in no fused region: reason -> names. Computed when asked for."""
+        told: dict[str, list[str]] = {}
+        for trace in self.to_claim:
+            for executor in self.fusers():
+                if executor.reasons is not None:
+                    for name, reason in executor.reasons(trace).items():
+                        told.setdefault(reason, []).append(name)
+        return told

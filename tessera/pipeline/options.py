@@ -1,0 +1,46 @@
+"""What a user may ask of a compilation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tessera.executors import default
+from tessera.executors.base import FusionExecutor, in_order
+from tessera.transforms.remat import POLICIES
+from tessera.util.config import check_flags, config, parse_bytes
+from tessera.util.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Options:
+    executors: tuple[str, ...] = ()
+    recompute: str = "auto"
+    memory_budget: int | None = None
+    cuda_graph: str = "off"  # replay programs as CUDA graphs: off · on · auto (where it pays)
+    offload: str = "none"  # where large tensors wait for backward: none (where they are) · host
+
+    @staticmethod
+    def of(
+        executors: str | list[str] | tuple[str, ...] | None,
+        recompute: str | None,
+        memory_budget: str | int | None,
+        cuda_graph: bool | str = False,
+        offload: str | None = None,
+    ) -> Options:
+        where = config.offload if offload is None else offload
+        check_flags({"offload": where})
+        if cuda_graph not in (True, False, "auto"):
+            raise OptionError(f"cuda_graph: expected True, False or 'auto', got {cuda_graph!r}")
+        listed = config.executors if executors is None else executors
+        if not isinstance(listed, (str, list, tuple)):
+            raise OptionError(f"executors: expected a list of names, got {listed!r}")
+        names = default.named(listed) if isinstance(listed, str) else tuple(listed)
+        in_order(names)  # an unknown name is refused here, where the user wrote it
+        if (recompute or config.recompute) not in POLICIES:
+            raise OptionError(f"recompute: expected one of {', '.join(POLICIES)}, got {recompute!r}")
+        budget = memory_budget if memory_budget is not None else config.memory_budget or None
+        policy = recompute or config.recompute
+        if policy == "auto":  # where kernels are fused, arithmetic run again costs less than memory read again
+            policy = "cheap" if any(isinstance(e, FusionExecutor) for e in in_order(names)) else "views"
+        graph = cuda_graph if isinstance(cuda_graph, str) else "on" if cuda_graph else "off"
+        return Options(names, policy, None if budget is None else parse_bytes(budget), graph, where)

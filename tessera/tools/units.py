@@ -1,0 +1,18 @@
+"""Numbers for people: times, ratios and shares. What is not there is an empty text."""
+
+from __future__ import annotations
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    unit, scale = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e3)) if seconds * s >= 1), ("µs", 1e6))
+    return f"{seconds * scale:.3g} {unit}"
+
+
+def times(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}"
+
+
+def percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"

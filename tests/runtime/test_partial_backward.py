@@ -1,0 +1,79 @@
+"""Gradients of some results of a graph alone: what the others are made of takes no part, as in eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import tessera
+from tessera.runtime import again
+
+FRONTENDS = ["dynamo", "functional"]
+
+
+def infinite(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x * w, x.log() * w, (x * w).exp()
+
+
+def chained(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    hidden = torch.tanh(x @ w.diag())
+    return hidden, hidden.sqrt() / hidden.abs().sqrt().log(), hidden.sum(-1) / x.prod(-1)
+
+
+def dropped(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    kept = nn.functional.dropout(x * w, 0.5)
+    return kept.sin(), kept / x, kept.cumsum(0).log()
+
+
+def observed(f: Callable, chosen: tuple[int, ...]) -> list[torch.Tensor | None]:
+    x = torch.tensor([[0.0, 1.0, 2.0, -1.0], [3.0, 0.0, 0.5, 1.0]], requires_grad=True)
+    w = torch.tensor([1.0, 2.0, 0.0, 4.0], requires_grad=True)
+    torch.manual_seed(0)
+    out = f(x * 1, w)
+    sum(out[i].sum() for i in chosen).backward()
+    return [x.grad, w.grad]
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("executors", [["aten"], None], ids=["aten", "default"])
+@pytest.mark.parametrize("program", [infinite, chained, dropped])
+def test_zeros_do_not_meet_infinity(program: Callable, frontend: str, executors: list[str] | None) -> None:
+    fast = tessera.jit(program, executors=executors, frontend=frontend)
+    for chosen in ((0,), (1,), (0, 2), (2, 1), (0, 1, 2), (0,)):
+        want, got = observed(program, chosen), observed(fast, chosen)
+        torch.testing.assert_close(got, want, equal_nan=True)
+
+
+def test_kept_graphs_and_second_derivatives() -> None:
+    fast = tessera.jit(infinite, executors=["aten"])
+    results = []
+    for f in (infinite, fast):
+        x, w = torch.tensor([0.0, 1.0], requires_grad=True), torch.ones(2, requires_grad=True)
+        a, _, c = f(x, w)
+        a.sum().backward(retain_graph=True)
+        (c * 2).sum().backward(retain_graph=True)
+        (gx,) = torch.autograd.grad((c**2).sum(), x, create_graph=True)
+        gx.sum().backward()
+        results.append([x.grad, w.grad])
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_zeros_that_are_only_added_need_no_other_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model gives its logits beside its loss: nobody compiles twice for that."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("expected the one backward program")
+
+    monkeypatch.setattr(again.Again, "__call__", refuse)
+
+    def model(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        hidden = x @ w
+        logits = hidden.tanh() @ w
+        return logits.square().mean(), logits, hidden, hidden.view(-1)[:2]
+
+    w = torch.eye(3).requires_grad_()
+    tessera.jit(model, executors=["aten"])(torch.ones(2, 3), w)[0].backward()
+    assert w.grad is not None
