@@ -52,7 +52,7 @@ class Run:
         self.traces: dict[str, Trace] = {}
         self.wrt: list[Value] = []
         # Gradients that nobody differentiates again read what forward saved; anything else is inference.
-        self.kind = self.without = "derivative" if given else "inference"
+        self.kind = self.plain_kind = "derivative" if given else "inference"
         self.cleaning = cleaned()
         self.begin(grad)
 
@@ -66,7 +66,7 @@ class Run:
         core = core_of(self.keep("captured", self.captured.trace), self.captured)
         needs = zip(core.inputs, self.captured.requires_grad, strict=True)
         self.wrt = [v for v, wanted in needs if wanted and _floats(v)] if grad else []
-        self.kind = "training" if self.wrt else self.without
+        self.kind = "training" if self.wrt else self.plain_kind
         self.traces[PROGRAM] = self.account.core = core
 
     def pull(self, _: Trace) -> list[Value] | None:
@@ -75,7 +75,7 @@ class Run:
 
     def without_gradient(self) -> None:
         """Nothing to differentiate after all."""
-        self.kind = self.without
+        self.kind = self.plain_kind
 
     def backward_of(self, split: Split) -> Trace:
         return split.backward
@@ -125,7 +125,7 @@ class Run:
         core = self.account.core
         assert core is not None
         written = tuple(i for i, v in enumerate(core.inputs) if v in core.mutations)
-        if self.kind == self.without:
+        if self.kind == self.plain_kind:
             (functional,) = self.account.to_claim
             outputs = list(functional.outputs)
             return Ends(layout_of(self.captured, functional, outputs, {}), None, written)  # type: ignore[arg-type]
@@ -140,7 +140,7 @@ class Run:
 
     def programs(self) -> list[Program]:
         """Each final program as generated Python."""
-        if self.kind == self.without:
+        if self.kind == self.plain_kind:
             return [self.program("inference", self.traces[PROGRAM])]
         return [
             self.program(FORWARD, self.traces[FORWARD]),

@@ -22,6 +22,7 @@ from tessera.executors.rows import limits
 from tessera.executors.rows.patterns.match import Pattern
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.schema import bind
+from tessera.torch_internals.dispatch import DisableTorchDispatch
 
 
 class Update(NamedTuple):
@@ -54,7 +55,7 @@ def counts(p: Pattern, v: Arg) -> bool:
     v = p.in_order(v)
     tensor = p.trace.constants.get(v)
     if tensor is not None:
-        with torch._C._DisableTorchDispatch():
+        with DisableTorchDispatch():
             return torch.equal(tensor.flatten(), torch.arange(tensor.numel(), dtype=tensor.dtype, device=tensor.device))
     eqn = p.maker(v, "arange")
     return eqn is not None and len(eqn.args) == 1

@@ -73,7 +73,7 @@ def _halves(p: Pattern, x: Value, low: Arg, high: Arg) -> bool:
     eqn = p.maker(low, "chunk", "split")
     size = x.shape[-1]
     if eqn is not None:
-        whole = eqn.args[0] is x and eqn.args[1] == (2 if eqn.op._opname == "chunk" else size // 2)  # type: ignore[union-attr]
+        whole = eqn.args[0] is x and eqn.args[1] == (2 if eqn.opname == "chunk" else size // 2)  # type: ignore[union-attr]
         return whole and list(eqn.outputs) == [low, high] and _last(eqn.with_(args=eqn.args[1:]), x.ndim)
     return _slice_of(p, low, x) == (0, size // 2) and _slice_of(p, high, x) == (size // 2, size)
 

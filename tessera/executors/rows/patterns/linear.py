@@ -117,9 +117,6 @@ class Linears(Pattern):
 
 def gate_of(eqn: Equation | None) -> str:
     """What `rows_linear` calls an activation, if it knows it."""
-    match eqn.opname if eqn is not None else "":
-        case "silu":
-            return "silu"
-        case "gelu":
-            return {"none": "gelu", "tanh": "gelu_tanh"}.get(eqn.kwargs.get("approximate", "none"), "")  # type: ignore[union-attr,arg-type]
-    return ""
+    if eqn is None or eqn.opname not in ("silu", "gelu"):
+        return ""
+    return {"none": eqn.opname, "tanh": f"{eqn.opname}_tanh"}.get(eqn.kwargs.get("approximate", "none"), "")  # type: ignore[call-overload]

@@ -172,7 +172,7 @@ class Pattern(Rewrite):
         eqn = self.maker(squares, "pow", "mul", "square")
         if eqn is None or eqn.args[0] is not x:
             return False
-        return eqn.op._opname == "square" or eqn.args[1] == 2 or eqn.args[1] is x  # type: ignore[union-attr]
+        return eqn.opname == "square" or eqn.args[1] == 2 or eqn.args[1] is x
 
 
 def pairs(eqn: Equation | None) -> list[tuple[Arg, Arg]]:
