@@ -1,12 +1,10 @@
 """What happens to the heads of a token before they are used: a norm and a rotary embedding, which the operators do.
 
-In: a value that holds `(batch, heads, head)` in this order. Out: `Heads`, the value before both, as far as there are
-any, with what the operators need to do them.
+In: a value that holds `(batch, heads, head)` in this order. Out: the value before both, as far as there are any, and
+what the operators need to do them.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from tessera.executors.rows.operators import PLAIN
 from tessera.executors.rows.patterns.match import Pattern, pairs
@@ -14,20 +12,13 @@ from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.schema import bind
 
 
-class Heads(NamedTuple):
-    """Heads before they were normalised and turned; `prepare` as the operators take it."""
-
-    rows: Value
-    prepare: tuple[Arg, ...]
-
-
-def heads_of(p: Pattern, v: Value, batch: int) -> Heads:
-    """Its rotary embedding and its norm undone."""
+def heads_of(p: Pattern, v: Value, batch: int) -> tuple[Value, tuple[Arg, ...]]:
+    """Heads before they were normalised and turned, and `prepare` as the operators take it."""
     plain, cosine, sine = _turned(p, v, batch) or _turned(p, p.in_order(v), batch) or (v, None, None)
     norm = p.norm(p.in_order(plain)) or p.norm(plain)
     if norm is None or norm.source.shape[-1] != v.shape[-1]:
-        return Heads(p.in_order(plain), (*PLAIN[:3], cosine, sine))
-    return Heads(p.in_order(norm.source), (norm.weight, norm.eps, norm.shift, cosine, sine))
+        return p.in_order(plain), (*PLAIN[:3], cosine, sine)
+    return p.in_order(norm.source), (norm.weight, norm.eps, norm.shift, cosine, sine)
 
 
 def _turned(p: Pattern, v: Value, batch: int) -> tuple[Value, Value, Value] | None:
