@@ -83,9 +83,6 @@ def unpacked(made: Tensor, bits: int) -> Tensor:
     return whole.permute(0, 5, 3, 1, 7, 2, 4, 6).reshape(len(made) * TALL, -1)
 
 
-# --- operators ---
-
-
 def quantized_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, kind: str) -> Tensor:
     return F.linear(x, dequantized(weight, scale, kind).to(x.dtype), bias)
 

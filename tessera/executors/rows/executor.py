@@ -28,7 +28,6 @@ from tessera.ir.types import TensorType
 from tessera.ops import quantized
 from tessera.torch_internals.operators import op_name
 
-_KERNELS = f"{__package__}.kernels"
 _HOME = {"rows_linear": "linear", "quantized_linear": "linear"}  # others are attention's
 _WHY = {
     "rows_linear": "weights read once",
@@ -40,7 +39,7 @@ _WHY = {
 @functools.cache
 def kernel(name: str) -> Callable:
     """What launches an operator's kernel; Triton is imported only where one is wanted."""
-    return getattr(importlib.import_module(f"{_KERNELS}.{_HOME.get(name, 'attention')}"), name)
+    return getattr(importlib.import_module(f"{__package__}.kernels.{_HOME.get(name, 'attention')}"), name)
 
 
 def decode(trace: Trace) -> Trace:

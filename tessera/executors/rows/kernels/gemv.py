@@ -17,62 +17,30 @@ def activated(x, GATE: tl.constexpr):
 
 
 @triton.jit
-def _weights(w_ptr, rows, inside, columns, width, NOTHING: tl.constexpr):
-    """A block of weights as they are stored; nothing before it in the stream makes them."""
-    return tl.load(
-        w_ptr + rows[:, None].to(tl.int64) * width + columns[None, :],
-        mask=inside[:, None] & (columns < width)[None, :],
-        other=NOTHING,
-        eviction_policy="evict_first",
-    )
-
-
-@triton.jit
-def _input(x_ptr, g_ptr, shift, at, there, NORM: tl.constexpr):
-    """Elements of x times the norm's weight, and their squares before it."""
-    x = tl.load(x_ptr + at, mask=there, other=0.0).to(tl.float32)
-    squares = x * x
-    if NORM:
-        x = x * (tl.load(g_ptr + at, mask=there, other=0.0).to(tl.float32) + shift)
-    return x, squares
-
-
-@triton.jit
 def _dot_row(
     x_ptr, g_ptr, shift, w_ptr, s_ptr, rows, inside, k,
     NORM: tl.constexpr, SCALED: tl.constexpr, BLOCK: tl.constexpr, DEPTH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One row of x times a block of rows of w, and the sum of x's squares."""
+    """One row of x times a block of rows of w, and the sum of x's squares. Weights are asked for before the wait, since
+    nothing before it in the stream makes them."""
     many = tl.zeros((BLOCK, DEPTH), tl.float32)
     squares = tl.zeros((DEPTH,), tl.float32)
     for start in range(0, k, DEPTH):
         columns = start + tl.arange(0, DEPTH)
-        w = _weights(w_ptr, rows, inside, columns, k, 0.0)
+        at = w_ptr + rows[:, None].to(tl.int64) * k + columns[None, :]
+        there = columns < k
+        w = tl.load(at, mask=inside[:, None] & there[None, :], other=0.0, eviction_policy="evict_first")
         if PDL:
             gdc_wait()
-        x, square = _input(x_ptr, g_ptr, shift, columns, columns < k, NORM)
-        squares += square
+        x = tl.load(x_ptr + columns, mask=there, other=0.0).to(tl.float32)
+        squares += x * x
+        if NORM:
+            x = x * (tl.load(g_ptr + columns, mask=there, other=0.0).to(tl.float32) + shift)
         many += w.to(tl.float32) * x[None, :]
     total = tl.sum(many, axis=1)
     if SCALED:
         total = total * tl.load(s_ptr + rows, mask=inside, other=0.0).to(tl.float32)
     return total, tl.sum(squares, axis=0)
-
-
-@triton.jit
-def _finish(
-    y, up, b_ptr, b1, r_ptr, y_ptr, here, inside, RESIDUAL: tl.constexpr, BIAS: tl.constexpr, GATE: tl.constexpr
-):
-    """A block of outputs of one row, with all that comes after the product; `up` counts only where there is a gate."""
-    if BIAS:
-        y += tl.load(b_ptr + here, mask=inside, other=0.0).to(tl.float32)
-    if GATE > 0:
-        if BIAS:
-            up += tl.load(b1 + here, mask=inside, other=0.0).to(tl.float32)
-        y = activated(y, GATE) * up
-    if RESIDUAL:
-        y += tl.load(r_ptr + here, mask=inside, other=0.0).to(tl.float32)
-    tl.store(y_ptr + here, y.to(y_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -108,4 +76,13 @@ def gemv(
     up = y
     if GATE > 0:
         up, _ = _dot_row(x_ptr, g_ptr, shift, w1, s1, here, inside, k, NORM, SCALED, BLOCK, DEPTH, False)
-    _finish(y * factor, up * factor, b_ptr, b1, r_ptr, y_ptr, here, inside, RESIDUAL, BIAS, GATE)
+    y, up = y * factor, up * factor
+    if BIAS:
+        y += tl.load(b_ptr + here, mask=inside, other=0.0).to(tl.float32)
+    if GATE > 0:
+        if BIAS:
+            up += tl.load(b1 + here, mask=inside, other=0.0).to(tl.float32)
+        y = activated(y, GATE) * up
+    if RESIDUAL:
+        y += tl.load(r_ptr + here, mask=inside, other=0.0).to(tl.float32)
+    tl.store(y_ptr + here, y.to(y_ptr.dtype.element_ty), mask=inside)

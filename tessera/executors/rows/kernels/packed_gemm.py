@@ -37,14 +37,10 @@ def _nibbles(packed, ASM: tl.constexpr):
 def _bytes(whole, ASM: tl.constexpr):
     """The low eight bits of words, four together."""
     if ASM:  # not pure, or the compiler would have all of x's arithmetic done by all who want the result
-        made = tl.inline_asm_elementwise(
-            "{ .reg .b32 a, b; prmt.b32 a, $1, $2, 0x0040; prmt.b32 b, $3, $4, 0x0040; prmt.b32 $0, a, b, 0x5410; }",
-            "=r,r,r,r,r",
-            [whole],
-            dtype=tl.int8,
-            is_pure=False,
-            pack=4,
+        take: tl.constexpr = (
+            "{ .reg .b32 a, b; prmt.b32 a, $1, $2, 0x0040; prmt.b32 b, $3, $4, 0x0040; prmt.b32 $0, a, b, 0x5410; }"  # noqa: E501
         )
+        made = tl.inline_asm_elementwise(take, "=r,r,r,r,r", [whole], dtype=tl.int8, is_pure=False, pack=4)
     else:
         made = whole.to(tl.int8)
     return made

@@ -48,13 +48,13 @@ class Attention(Pattern):
         for cache, _ in caches:
             self.written(cache, batch)
         out = self.passed_on(eqn.out)
-        heads = heads_of(self, q, batch)
+        heads, prepare = heads_of(self, q, batch)
 
         def make() -> None:
-            rows = heads.rows if heads.rows.shape == out.shape else aten.reshape(heads.rows, list(out.shape))
+            rows = heads if heads.shape == out.shape else aten.reshape(heads, list(out.shape))
             keys, values = (cache if dim == 2 else aten.transpose(cache, 1, 2) for cache, dim in caches)
             limit = None if positions is None else self.flattened(positions)
-            args = (rows, keys, values, limit, shown, *heads.prepare, scale)
+            args = (rows, keys, values, limit, shown, *prepare, scale)
             self.emit(tessera.decode_attention.default, args, [out])  # type: ignore[arg-type]
 
         self.replaced[self.makers[out]] = make
@@ -88,11 +88,11 @@ class Attention(Pattern):
         update = update_of(self, eqn) if eqn is not None and eqn not in self.replaced else None
         if update is None:
             return
-        heads = heads_of(self, update.new, batch)
+        heads, prepare = heads_of(self, update.new, batch)
 
         def make() -> None:
             cache, _, positions, dim = update
-            args = (tessera.cache_write.default, cache, heads.rows, self.flattened(positions), dim, *heads.prepare)
+            args = (tessera.cache_write.default, cache, heads, self.flattened(positions), dim, *prepare)
             self.emit(FUNCTIONAL, args, [v])
 
         self.replaced[eqn] = make  # type: ignore[index]

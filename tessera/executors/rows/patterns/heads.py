@@ -1,34 +1,24 @@
 """What happens to the heads of a token before they are used: a norm and a rotary embedding, which the operators do.
 
-In: a value that holds `(batch, heads, head)` in this order. Out: `Heads`, the value before both, as far as there are
-any, with what the operators need to do them.
+In: a value that holds `(batch, heads, head)` in this order. Out: the value before both, as far as there are any, and
+what the operators need to do them.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 from tessera.executors.rows.operators import PLAIN
 from tessera.executors.rows.patterns.match import Pattern, pairs
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.schema import bind
-from tessera.torch_internals.operators import op_name
 
 
-class Heads(NamedTuple):
-    """Heads before they were normalised and turned; `prepare` as the operators take it."""
-
-    rows: Value
-    prepare: tuple[Arg, ...]
-
-
-def heads_of(p: Pattern, v: Value, batch: int) -> Heads:
-    """Its rotary embedding and its norm undone."""
+def heads_of(p: Pattern, v: Value, batch: int) -> tuple[Value, tuple[Arg, ...]]:
+    """Heads before they were normalised and turned, and `prepare` as the operators take it."""
     plain, cosine, sine = _turned(p, v, batch) or _turned(p, p.in_order(v), batch) or (v, None, None)
     norm = p.norm(p.in_order(plain)) or p.norm(plain)
     if norm is None or norm.source.shape[-1] != v.shape[-1]:
-        return Heads(p.in_order(plain), (*PLAIN[:3], cosine, sine))
-    return Heads(p.in_order(norm.source), (norm.weight, norm.eps, norm.shift, cosine, sine))
+        return p.in_order(plain), (*PLAIN[:3], cosine, sine)
+    return p.in_order(norm.source), (norm.weight, norm.eps, norm.shift, cosine, sine)
 
 
 def _turned(p: Pattern, v: Value, batch: int) -> tuple[Value, Value, Value] | None:
@@ -74,7 +64,7 @@ def _halves(p: Pattern, x: Value, low: Arg, high: Arg) -> bool:
     eqn = p.maker(low, "chunk", "split")
     size = x.shape[-1]
     if eqn is not None:
-        whole = eqn.args[0] is x and eqn.args[1] == (2 if op_name(eqn.op) == "chunk" else size // 2)  # type: ignore[union-attr]
+        whole = eqn.args[0] is x and eqn.args[1] == (2 if eqn.opname == "chunk" else size // 2)  # type: ignore[union-attr]
         return whole and list(eqn.outputs) == [low, high] and _last(eqn.with_(args=eqn.args[1:]), x.ndim)
     return _slice_of(p, low, x) == (0, size // 2) and _slice_of(p, high, x) == (size // 2, size)
 

@@ -31,14 +31,11 @@ class Layer:
 
     @staticmethod
     def of(eqn: Equation) -> Layer | None:
-        name = eqn.opname
-        if name == "linear":
-            (x, weight, bias), _ = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
-            return Layer(eqn, x, weight, None, bias, "")  # type: ignore[arg-type]
-        if name == "quantized_linear":
-            (x, weight, scale, bias, kind), _ = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
-            return Layer(eqn, x, weight, scale, bias, kind)  # type: ignore[arg-type]
-        return None
+        if eqn.opname not in ("linear", "quantized_linear"):
+            return None
+        given, _ = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+        x, weight, *scale, bias, kind = given if eqn.opname == "quantized_linear" else (*given, "")
+        return Layer(eqn, x, weight, scale[0] if scale else None, bias, kind)
 
     @property
     def taken(self) -> bool:
@@ -117,9 +114,6 @@ class Linears(Pattern):
 
 def gate_of(eqn: Equation | None) -> str:
     """What `rows_linear` calls an activation, if it knows it."""
-    match eqn.opname if eqn is not None else "":
-        case "silu":
-            return "silu"
-        case "gelu":
-            return {"none": "gelu", "tanh": "gelu_tanh"}.get(eqn.kwargs.get("approximate", "none"), "")  # type: ignore[union-attr,arg-type]
-    return ""
+    if eqn is None or eqn.opname not in ("silu", "gelu"):
+        return ""
+    return {"none": eqn.opname, "tanh": f"{eqn.opname}_tanh"}.get(eqn.kwargs.get("approximate", "none"), "")  # type: ignore[call-overload]

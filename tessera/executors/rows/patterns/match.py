@@ -18,7 +18,6 @@ from tessera.ir.rewrite import Rewrite
 from tessera.ir.schema import bind
 from tessera.ir.trace import Trace
 from tessera.passes.clean.dce import dce
-from tessera.torch_internals.operators import op_name
 from tessera.util.names import names
 
 ORDERED = names("view reshape _unsafe_view unsqueeze squeeze flatten unflatten contiguous clone alias detach")
@@ -173,7 +172,7 @@ class Pattern(Rewrite):
         eqn = self.maker(squares, "pow", "mul", "square")
         if eqn is None or eqn.args[0] is not x:
             return False
-        return op_name(eqn.op) == "square" or eqn.args[1] == 2 or eqn.args[1] is x  # type: ignore[union-attr]
+        return eqn.opname == "square" or eqn.args[1] == 2 or eqn.args[1] is x
 
 
 def pairs(eqn: Equation | None) -> list[tuple[Arg, Arg]]:
