@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import tessera
-from tessera.frontends.dynamo.hooks import REGISTER_HOOK
+from tessera.torch_internals.higher_order import register_hook
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +134,7 @@ def test_hooks_in_the_forward(how: Callable) -> None:
         assert_same(gradients(how, tessera.jit), gradients(how, lambda m: m))
 
 
-@pytest.mark.skipif(REGISTER_HOOK is None, reason="Dynamo ends its graph at a hook")
+@pytest.mark.skipif(register_hook is None, reason="Dynamo ends its graph at a hook")
 @pytest.mark.parametrize("how", (changed, read_before, closing_over, then_written), ids=lambda f: f.__name__)
 def test_hooks_that_are_compiled(how: Callable) -> None:
     made: list = []
@@ -259,4 +259,33 @@ def test_a_hook_that_ends_a_graph_sees_what_its_results_bring(known: bool) -> No
         x = torch.tensor([1.0, 2.0], requires_grad=True)
         f(x).sum().backward()
         results.append([x.grad, log.pop()])
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_a_hook_on_a_result_that_no_gradient_reaches_is_not_called() -> None:
+    log: list = []
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y, dead = x.sin(), x.cos()
+        dead.register_hook(log.append)
+        return y * 2
+
+    x = torch.ones(3, requires_grad=True)
+    tessera.jit(f)(x).sum().backward()
+    assert not log
+    torch.testing.assert_close(x.grad, 2 * x.detach().cos())
+
+
+def test_a_hook_that_is_set_under_no_grad() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        with torch.no_grad():
+            y.register_hook(lambda g: g * 3)
+        return y.exp()
+
+    results = []
+    for g in (f, tessera.jit(f)):
+        x = torch.ones(3, requires_grad=True)
+        g(x).sum().backward()
+        results.append(x.grad)
     torch.testing.assert_close(results[1], results[0])
