@@ -23,6 +23,7 @@ from tessera.tile.dialect.elements import element_of_dtype
 from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets import CompiledKernel, Target, target_for
 from tessera.torch_internals.operators import aten_name
+from tessera.util.powers import power_below, power_of_two
 
 NAME = "scaled_dot_product_attention"
 TAKEN = (torch.bfloat16, torch.float16, torch.float32)
@@ -122,13 +123,13 @@ def run(
 def parts_for(groups: int, keys: int, machine: Machine) -> int:
     """Programs that share the keys of a row: enough to fill the GPU, each with enough to read."""
     wanted = min(-(-PROGRAMS * machine.units // max(groups, 1)), keys // SHORTEST_PART, MOST_PARTS)
-    return 1 << max(wanted.bit_length() - 1, 0)
+    return power_below(wanted)
 
 
 @functools.cache
 def _kernel(target: Target, which: str, of: Attention, parts: int) -> CompiledKernel:
     if which == "whole":
-        wide = max(1 << (of.values - 1).bit_length(), 2)
+        wide = max(power_of_two(of.values), 2)
         return target.compile(attention_whole(of, parts), Schedule((("c", wide), ("p", parts))))
     kernel = attention(of) if which == "attention" else attention_parts(of, parts)
     sizes = dict.fromkeys(of.symbols, 4096)

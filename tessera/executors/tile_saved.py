@@ -14,12 +14,14 @@ import torch
 from tessera.ir.equation import Recipe, Value
 from tessera.ir.kernel import Kernel
 from tessera.ir.trace import Trace
+from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.from_trace.batch import OneByOne, flat_kernel
 from tessera.tile.from_trace.batch import launcher as batch_launcher
 from tessera.tile.from_trace.kernel import Segment, TileKernel
 from tessera.tile.from_trace.launch import launcher
 from tessera.tile.from_trace.region import Around, lower
 from tessera.tile.targets import CompiledKernel, Target, target_for
+from tessera.tile.targets.base import Ahead, Batches, Keeps, Run
 
 
 def save(kernel: Kernel) -> dict | None:
@@ -37,8 +39,7 @@ def restore(recipe: Recipe, data: dict) -> Kernel | None:
 
 def _save_region(kernel: TileKernel) -> dict | None:
     lowered, body = kernel.lowered, kernel.body
-    keep = getattr(_target(lowered.stored[0]), "save", None)
-    saved = None if keep is None else keep(kernel.compiled)
+    saved = _saved(_target(lowered.stored[0]), kernel.compiled)  # type: ignore[arg-type]
     if saved is None:
         return None
     number = {v: i for i, v in enumerate(_values(body))}
@@ -60,8 +61,8 @@ def _restore_region(body: Trace, data: dict) -> Kernel | None:
         tuple(data["symbols"]),
         tuple(body.equations[i] for i in data["tail"]),
     )
-    load = getattr(_target(around.stored[0]), "load", None)
-    kernel = None if load is None else load(data["kernel"], lambda: lower(body, body.name).kernel)
+    target = _target(around.stored[0])
+    kernel = target.load(data["kernel"], lambda: lower(body, body.name).kernel) if isinstance(target, Keeps) else None
     if kernel is None:
         return None
     compile_ahead(kernel, around.stored[0].tensor.device)
@@ -70,8 +71,12 @@ def _restore_region(body: Trace, data: dict) -> Kernel | None:
 
 def compile_ahead(kernel: CompiledKernel, device: torch.device) -> None:
     """Where the target compiles in the background, let it begin before the first call."""
-    if (begin := getattr(kernel, "ahead", None)) is not None and torch.cuda.is_available():
-        begin(device)
+    if isinstance(kernel, Ahead) and torch.cuda.is_available():
+        kernel.ahead(device)
+
+
+def _saved(target: Target | None, compiled: CompiledKernel) -> dict | None:
+    return target.save(compiled) if isinstance(target, Keeps) else None
 
 
 def _values(body: Trace) -> list[Value]:
@@ -87,12 +92,11 @@ def _target(v: Value) -> Target | None:
 
 def _save_batch(kernel: TileKernel) -> dict | None:
     target, run = _target(kernel.lowered.stored[0]), kernel.compiled
+    saved = None
     if isinstance(run, OneByOne):
-        keep = getattr(target, "save", None)
-        saved = None if keep is None else keep(run.compiled)
-    else:
-        keep = getattr(target, "save_batch", None)
-        saved = None if keep is None else keep(run, max(s.length for s in kernel.segments))
+        saved = _saved(target, run.compiled)
+    elif isinstance(target, Batches):
+        saved = target.save_batch(run, max(s.length for s in kernel.segments))  # type: ignore[arg-type]
     if saved is None:
         return None
     segments = [[s.inputs, s.outputs, s.length] for s in kernel.segments]
@@ -102,11 +106,18 @@ def _save_batch(kernel: TileKernel) -> dict | None:
 def _restore_batch(recipe: Recipe, data: dict) -> Kernel | None:
     whole: Trace = recipe.body
     target = _target(whole.outputs[0])  # type: ignore[arg-type]
-    load = getattr(target, "load" if data["alone"] else "load_batch", None)
-    made = None if load is None else load(data["kernel"], lambda: flat_kernel(recipe.parts[0], whole.name).kernel)
-    if made is None:
+    run: Run | None = None
+
+    def kernel() -> KernelOp:
+        return flat_kernel(recipe.parts[0], whole.name).kernel
+
+    if data["alone"]:
+        compiled = target.load(data["kernel"], kernel) if isinstance(target, Keeps) else None
+        run = None if compiled is None else OneByOne(compiled)
+    elif isinstance(target, Batches):
+        run = target.load_batch(data["kernel"], kernel)
+    if run is None:
         return None
-    run = OneByOne(made) if data["alone"] else made
     segments = [Segment(tuple(inputs), tuple(outputs), length) for inputs, outputs, length in data["segments"]]
 
     def over(places: dict[int, int]) -> Kernel:

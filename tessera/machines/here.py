@@ -42,16 +42,20 @@ def machine_of(device: torch.device | str) -> Machine:
     match device.type:
         case "cpu":
             return _cpu()
-        case "cuda" if torch.cuda.is_available():
-            return _gpu(torch.cuda.current_device() if device.index is None else device.index)
         case "cuda":
-            gpus = ", ".join(key for key in known() if machine(key).kind == "gpu")
-            raise OptionError(f"there is no GPU here to take its figures from; name one by machine=, such as {gpus}")
+            return _gpu(_current() if device.index is None else device.index)
     raise OptionError(f"no machine is described for a device of type {device.type!r}")
+
+
+def _current() -> int:
+    return torch.cuda.current_device() if torch.cuda.is_available() else 0
 
 
 @functools.cache
 def _gpu(index: int) -> Machine:
+    if not torch.cuda.is_available():
+        gpus = ", ".join(key for key in known() if machine(key).kind == "gpu")
+        raise OptionError(f"there is no GPU here to take its figures from; name one by machine=, such as {gpus}")
     return described_gpu(torch.cuda.get_device_properties(index))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
 import pytest
@@ -18,6 +19,7 @@ from tessera.ir.interp import run
 from tessera.ir.trace import Trace
 from tessera.ir.verify import verify
 from tessera.just_in_time.compiled import compiled_state
+from tessera.tile.from_trace.kernel import TileKernel
 from tessera.tile.targets import target_for
 from tessera.transforms.vjp import vjp
 
@@ -250,3 +252,18 @@ def test_a_region_without_a_kernel_says_why(monkeypatch: pytest.MonkeyPatch) -> 
     fast = tessera.jit(lambda x: F.softmax(x * 3 + 1, -1), executors=["tile", "aten"], strict=True)
     torch.testing.assert_close(fast(x := rand(5, 7)), F.softmax(x * 3 + 1, -1))
     assert "it needs more registers than there are" in str(tessera.explain(fast))
+
+
+def test_programs_call_a_plain_function() -> None:
+    """What else is known of a kernel stands beside the function, so that a call costs no more for it."""
+    fast = tessera.jit(lambda x: (x * 2).exp() + x, executors=["tile", "aten"], strict=True)
+    fast(torch.randn(5, 7))
+    (region,) = tessera.stages(fast)["claim"].trace.equations
+    kernel = region.op.kernel
+    assert isinstance(kernel, TileKernel) and inspect.isfunction(region.op.fn) and kernel.run is region.op.fn
+    assert kernel.overwrites == {0: (0,)} and "def launch" in kernel.source and kernel.text
+    over = kernel.writing({0: 0})
+    x = torch.randn(5, 7)
+    want = (x * 2).exp() + x
+    assert over(x) == () and over.origin is kernel.origin
+    torch.testing.assert_close(x, want)

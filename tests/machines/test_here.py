@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tessera.machines import known, machine, machine_of
+from tessera.machines import here, known, machine, machine_of
 from tessera.machines.here import TOLD, described_cpu, described_gpu
 from tessera.machines.measure import rates
 from tessera.util.config import override
@@ -69,8 +69,9 @@ def test_cpus_by_family_and_registers(arm: bool, bits: int, key: str) -> None:
 
 
 def test_this_cpu() -> None:
-    here = machine_of("cpu")
-    assert here.kind == "cpu" and here.figures["units"].source == "the operating system" and here is machine_of("cpu")
+    found = machine_of("cpu")
+    assert found.kind == "cpu" and found.figures["units"].source == "the operating system"
+    assert found is machine_of("cpu")
 
 
 def test_a_machine_may_be_named(tmp_path) -> None:
@@ -89,6 +90,7 @@ def test_a_machine_may_be_named(tmp_path) -> None:
 
 def test_without_a_gpu_it_has_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    here._gpu.cache_clear()
     with override(machine="auto"), pytest.raises(OptionError, match="no GPU here.*a100.*h200"):
         machine_of("cuda")
     with pytest.raises(OptionError, match="'meta'"):
@@ -96,8 +98,8 @@ def test_without_a_gpu_it_has_to_be_named(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_rates_are_measured() -> None:
-    here = rates("cpu")
-    assert here.bandwidth > 0 and here.matrix_flops == here.flops > 0 and here is rates("cpu")
-    assert {here.figures[n].source for n in ("bandwidth", "flops.float32")} == {"measured here"}
+    found = rates("cpu")
+    assert found.bandwidth > 0 and found.matrix_flops == found.flops > 0 and found is rates("cpu")
+    assert {found.figures[n].source for n in ("bandwidth", "flops.float32")} == {"measured here"}
     with override(machine="h200"):
         assert rates("cuda") is machine("h200")

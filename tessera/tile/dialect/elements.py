@@ -39,11 +39,6 @@ def torch_dtype(element: Attribute) -> torch.dtype:
     return _DTYPES[element]
 
 
-def has_element(dtype: torch.dtype) -> bool:
-    """Whether kernels can hold this dtype."""
-    return dtype in _ELEMENTS
-
-
 def element_of_dtype(dtype: torch.dtype) -> Attribute:
     if dtype not in _ELEMENTS:
         raise OptionError(f"expected one of the dtypes {', '.join(map(str, _ELEMENTS))}, got {dtype}")

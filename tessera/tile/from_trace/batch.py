@@ -25,11 +25,11 @@ from tessera.ir.types import TensorType
 from tessera.tile.dialect.index import name
 from tessera.tile.dialect.ops import AxisAttr, KernelOp, index_attr
 from tessera.tile.dialect.overwrite import overwrites
-from tessera.tile.from_trace.kernel import Run, Segment, TileKernel
+from tessera.tile.from_trace.kernel import Segment, TileKernel
 from tessera.tile.from_trace.lower.rule import POINTWISE, SOURCE
 from tessera.tile.from_trace.region import Lowered, kind_of, lower, why_not
 from tessera.tile.targets.autotune import choose
-from tessera.tile.targets.base import CompiledKernel, Target
+from tessera.tile.targets.base import Batches, CompiledKernel, Run, Target
 
 LENGTH = 4096  # a length to lower with; the kernel does not remember it
 VECTOR = 16  # elements: segments of whole vectors are launched apart from others
@@ -138,8 +138,11 @@ def batch(whole: Trace, bodies: Sequence[Trace], target: Target) -> TileKernel |
     segments = tuple(_segment(body, bodies[0], lowered, places, results) for body in bodies)
     longest = max(s.length for s in segments)
     schedule = choose(target, lowered.kernel, {SYMBOL: longest})
-    make = getattr(target, "batch", None)
-    run: Run = make(lowered.kernel, schedule) if make else OneByOne(target.compile(lowered.kernel, schedule))
+    run: Run
+    if isinstance(target, Batches):
+        run = target.batch(lowered.kernel, schedule)
+    else:
+        run = OneByOne(target.compile(lowered.kernel, schedule))
     inputs, offered = len(lowered.inputs), overwrites(lowered.kernel)
 
     def made(over: dict[int, int], **offers: Any) -> TileKernel:

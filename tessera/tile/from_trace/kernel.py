@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +12,7 @@ from tessera.ir.types import size_hint
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.from_trace.region import Lowered
 from tessera.tile.schedules.schedule import Schedule
-from tessera.tile.targets.base import CompiledKernel
-
-Run = Callable[[Sequence[Sequence[torch.Tensor]], Sequence[int]], None]  # every segment's tensors, and their lengths
+from tessera.tile.targets.base import CompiledKernel, Run
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class TileKernel(Kernel):
     @property
     def text(self) -> str:
         """What the target compiled, as it can be read."""
-        return getattr(self.compiled, "source", "")
+        return self.compiled.source
 
     @property
     def origin(self) -> object:

@@ -23,7 +23,7 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType
 from tessera.tile.from_trace.index import Unlowerable, sizes_of, strides_of
 from tessera.tile.from_trace.region import Around
-from tessera.tile.targets.base import CompiledKernel
+from tessera.tile.targets.base import ByAddress, CompiledKernel
 from tessera.torch_internals.cuda import current_device
 from tessera.torch_internals.memory import empty_cpu, empty_cuda
 
@@ -78,10 +78,9 @@ def launcher(body: Trace, lowered: Around, kernel: CompiledKernel, over: dict[in
 
 def _call(buffers: Sequence[str], symbols: Sequence[str], kernel: CompiledKernel, scope: dict[str, object]) -> str:
     """The kernel on these tensors and sizes; one that takes addresses is handed them without a step between."""
-    by_address = getattr(kernel, "by_address", None)
-    if by_address is None:
+    if not isinstance(kernel, ByAddress):
         return f"kernel(({', '.join(buffers)},), ({''.join(f'{s}, ' for s in symbols)}))"
-    scope["by_address"] = by_address
+    scope["by_address"] = kernel.by_address
     return f"by_address({', '.join([*(f'{b}.data_ptr()' for b in buffers), *symbols])})"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tessera.machines import Machine
+from tessera.util.powers import power_below
 
 WORKING = 28  # registers that a thread needs beside the rows it holds
 BUSY = 128  # registers of a thread that carries sums beside a row
@@ -65,4 +66,4 @@ class Limits:
     def cached_row(self) -> int:
         """Bytes of a row that the second-level cache keeps for another loop while all programs walk: a quarter of a
         multiprocessor's share, as a power of two."""
-        return 1 << ((self.machine.size("l2") // (4 * self.units)).bit_length() - 1)
+        return power_below(self.machine.size("l2") // (4 * self.units))

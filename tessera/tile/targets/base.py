@@ -9,7 +9,7 @@ goes to the current stream), and returns nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -27,6 +27,31 @@ class CompiledKernel(Protocol):
     def __call__(self, tensors: Sequence[torch.Tensor], symbols: Sequence[int]) -> None: ...
 
 
+@runtime_checkable
+class ByAddress(Protocol):
+    """A compiled kernel that takes its tensors' addresses, too."""
+
+    @property
+    def by_address(self) -> Callable[..., None]: ...
+
+
+@runtime_checkable
+class Ahead(Protocol):
+    """A compiled kernel that can be made ready in the background, before it is first called."""
+
+    def ahead(self, device: torch.device) -> None: ...
+
+
+class Run(Protocol):
+    """One launch of a flat kernel over many segments: the tensors of each, and their lengths."""
+
+    @property
+    def source(self) -> str: ...
+
+    def __call__(self, rows: Sequence[Sequence[torch.Tensor]], lengths: Sequence[int]) -> None: ...
+
+
+@runtime_checkable
 class Keeps(Protocol):
     """A target whose compiled kernels can be kept on disk and used without lowering or emitting anything again."""
 
@@ -42,6 +67,17 @@ class Keeps(Protocol):
         """The compiled kernel again; None where something that it needs is gone. `kernel` makes the tile kernel, for
         whoever needs it after all."""
         ...
+
+
+@runtime_checkable
+class Batches(Protocol):
+    """A target that runs many segments in one launch, and keeps such launches too."""
+
+    def batch(self, kernel: KernelOp, schedule: Schedule) -> Run: ...
+
+    def save_batch(self, run: Run, longest: int) -> dict | None: ...
+
+    def load_batch(self, data: dict, kernel: Callable[[], KernelOp]) -> Run: ...
 
 
 class Target(Protocol):

@@ -16,7 +16,7 @@ from tessera.tile.dialect.index import Index
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.rewrites.split_kernel import Split
 from tessera.tile.schedules.schedule import Schedule
-from tessera.tile.targets.base import CompiledKernel
+from tessera.tile.targets.base import Ahead, CompiledKernel
 
 REMEMBERED = 4096  # symbols whose sizes are kept
 
@@ -49,8 +49,8 @@ class Pair(Generic[Half]):
     def ahead(self, device: torch.device) -> None:
         """Both halves, where the target compiles in the background."""
         for half in (self.first, self.second):
-            if (begin := getattr(half, "ahead", None)) is not None:
-                begin(device)
+            if isinstance(half, Ahead):
+                half.ahead(device)
 
     def __call__(self, tensors: Sequence[torch.Tensor], symbols: Sequence[int] = ()) -> None:
         device = tensors[0].device

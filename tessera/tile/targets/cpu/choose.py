@@ -17,6 +17,7 @@ from tessera.tile.targets.cpu.layout import Layout, cost, layout, numbers, piece
 from tessera.tile.targets.cpu.lower import Choice
 from tessera.tile.targets.cpu.product import COLUMNS, SIDE, product_of
 from tessera.tile.targets.cpu.transpose import tile_axis
+from tessera.util.powers import power_below
 
 HEAVY = 24  # instructions a point above which fewer lanes are handled at once, for want of registers
 TASK = 4096  # points of one task, where a task is part of the vector axis
@@ -39,7 +40,7 @@ def choose(seen: Layout, schedule: Schedule, host: Host) -> Choice:
     if vector is None:
         return Choice(None, 0, 0, 1)
     assert isinstance(vector, str)
-    lanes = max(_power_of_two(lanes), native)
+    lanes = max(power_below(lanes), native)
     size = seen.sizes[vector].constant
     while size is not None and lanes > native and lanes > size:
         lanes //= 2
@@ -104,10 +105,6 @@ def _even(size: int, most: int, dynamic: bool) -> int:
         return max(most, 1)
     exact = next((n for n in range(most, most // 4, -1) if size % n == 0), 0)
     return max(exact or most, 1)
-
-
-def _power_of_two(n: int) -> int:
-    return 1 << max(n.bit_length() - 1, 0)
 
 
 def _native(kernel: KernelOp, host: Host) -> int:

@@ -41,14 +41,10 @@ from tessera.tile.targets.cuda_tile.functions import helpers, template, type_nam
 from tessera.tile.targets.cuda_tile.reductions import combine_text, identity, literal, whole_text
 from tessera.tile.targets.cuda_tile.writing import Product, Scope, Text, Tile
 from tessera.util.errors import OptionError
+from tessera.util.powers import power_of_two
 
 I1 = IntegerType(1)
 SMALLEST = 16  # a side of a tile of a matrix product
-
-
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is not less."""
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def programs_of(kernel: KernelOp) -> tuple[str, ...]:

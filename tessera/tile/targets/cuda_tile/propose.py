@@ -14,13 +14,15 @@ from tessera.tile.dialect.ops import PARALLEL, REDUCE, ContractOp, KernelOp, Loa
 from tessera.tile.rewrites.flash import flash_of
 from tessera.tile.rewrites.split_kernel import PART
 from tessera.tile.rewrites.split_reduction import can_split
+from tessera.tile.schedules.cost import axis_sizes
 from tessera.tile.schedules.limits import Limits
 from tessera.tile.schedules.schedule import Schedule, inner_axis, reduced_axis
-from tessera.tile.targets.cuda_tile.emit import SMALLEST, power_of_two
+from tessera.tile.targets.cuda_tile.emit import SMALLEST
+from tessera.util.powers import power_below, power_of_two
 
 
 def propose(kernel: KernelOp, sizes: dict[str, int], limits: Limits) -> list[Schedule]:
-    extent = {a.axis.data: a.size.expr.evaluate(sizes.__getitem__, int) for a in kernel.axes}
+    extent = axis_sizes(kernel, sizes)
     if inner_axis(kernel) is not None:
         found = _attention(kernel, extent)
     elif any(isinstance(op, ContractOp) for op in kernel.block.ops):
@@ -112,7 +114,7 @@ def _split_rows(kernel: KernelOp, axis: str, extent: Mapping[str, int], limits: 
     for block in (4096, 2048):
         parts = min(limits.programs // max(rows, 1), extent[axis] // block, MOST_PARTS)
         if parts >= 2:
-            yield Schedule(((axis, block),), loop=True, split=1 << (parts.bit_length() - 1))
+            yield Schedule(((axis, block),), loop=True, split=power_below(parts))
 
 
 def _walks(kernel: KernelOp, walked: str, extent: Mapping[str, int], limits: Limits) -> Iterator[Schedule]:
@@ -124,7 +126,7 @@ def _walks(kernel: KernelOp, walked: str, extent: Mapping[str, int], limits: Lim
         rows = max(min(elements // row, power_of_two(max(extent[walked] // limits.units, 1))), 1)
         parts = max(min(each * limits.units, extent[walked] // rows), 1)
         blocks = ((walked, rows), (axis, row)) if rows > 1 else ((axis, row),)
-        yield Schedule(blocks, split=1 << (parts.bit_length() - 1))
+        yield Schedule(blocks, split=power_below(parts))
 
 
 def of_halves(kernel: KernelOp, schedule: Schedule, second: KernelOp) -> tuple[Schedule, Schedule]:

@@ -17,6 +17,7 @@ from tessera.tile.dialect import interp
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.rewrites.offline import without_reduce_exp
 from tessera.tile.rewrites.split_walk import split
+from tessera.tile.schedules.cost import axis_sizes
 from tessera.tile.schedules.limits import Limits
 from tessera.tile.schedules.schedule import Schedule, reduced_axis
 from tessera.tile.targets.cuda_tile import driver, toolchain
@@ -49,7 +50,7 @@ class CudaTileKernel:
 
     def __call__(self, tensors: Sequence[torch.Tensor], symbols: Sequence[int]) -> None:
         values = {s.data: int(n) for s, n in zip(self.kernel.symbol_names, symbols, strict=True)}
-        sizes = {a.axis.data: a.size.expr.evaluate(values.__getitem__, int) for a in self.kernel.axes}
+        sizes = axis_sizes(self.kernel, values)
         programs = self.programs(sizes)
         if programs == 0:
             return

@@ -15,8 +15,8 @@ from tessera.machines import Machine
 from tessera.tile.dialect.elements import torch_dtype
 from tessera.tile.dialect.ops import ContractOp, KernelOp, LoadOp, StoreOp, element_of
 from tessera.tile.schedules.schedule import Schedule, inner_axis, reduced_axis
-from tessera.tile.targets.triton.layout import power_of_two
 from tessera.tile.targets.triton.unroll import BLOCKS
+from tessera.util.powers import power_of_two
 
 EXCHANGED = 4096  # bytes that reductions and changes of layout take beside the loads
 READS_SHARED = (9, 10)  # generations whose matrix units read operands of 16 bits where the copy put them

@@ -12,8 +12,8 @@ from tessera.tile.rewrites.split_kernel import PART, Split
 from tessera.tile.rewrites.split_rows import split_rows
 from tessera.tile.rewrites.split_walk import split
 from tessera.tile.schedules.schedule import Schedule, reduced_axis
-from tessera.tile.targets.triton.layout import power_of_two
 from tessera.tile.targets.triton.unroll import LOADS_FIRST
+from tessera.util.powers import power_of_two
 
 ROW_BLOCK, ROW_WARPS = "row_block", "row_warps"  # what `extra` says of the rows where they come first
 EARLY = ((LOADS_FIRST, True),)  # of a kernel that joins parts: it is as long as its loads are one after another

@@ -17,6 +17,7 @@ from tessera.tile.dialect.index import Index, Quotient, name
 from tessera.tile.dialect.ops import PARALLEL, IotaOp, KernelOp, LoadOp, StoreOp
 from tessera.tile.schedules.schedule import Schedule, inner_axis, reduced_axis
 from tessera.util.errors import OptionError
+from tessera.util.powers import power_of_two
 
 LARGEST = 2**31 - 2**17  # a 32-bit position, with room for the last block
 
@@ -134,11 +135,6 @@ def ceil_div(size: Index, block: int) -> Index:
     return size if block == 1 else (size + (block - 1)) // block
 
 
-def power_of_two(n: int) -> int:
-    """The smallest power of two that is not less."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
 @dataclass(frozen=True)
 class Layout:
     parallel: tuple[Dim, ...]  # in the kernel's order; the last one varies fastest over program ids
@@ -153,9 +149,6 @@ class Layout:
     @property
     def programs(self) -> Index:
         return product(tuple(d.steps for d in self.parallel))
-
-    def dim_of(self, axis: str) -> Dim:
-        return next(d for d in self.dims if axis in d.axes)
 
 
 def layout(kernel: KernelOp, schedule: Schedule) -> Layout:

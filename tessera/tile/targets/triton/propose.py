@@ -30,10 +30,10 @@ from tessera.tile.schedules.schedule import Schedule, inner_axis, reduced_axis
 from tessera.tile.targets.triton.fit import fitting
 from tessera.tile.targets.triton.halves import ROW_BLOCK, ROW_WARPS
 from tessera.tile.targets.triton.hazard import loop_hazard
-from tessera.tile.targets.triton.layout import power_of_two
 from tessera.tile.targets.triton.propose_columns import columns, running_columns
 from tessera.tile.targets.triton.shape import Shape, blocks_of, warps_for
 from tessera.tile.targets.triton.tiles import bulks
+from tessera.util.powers import power_below, power_of_two
 
 AT_MOST = 8  # proposals: each is compiled where they are measured
 
@@ -176,8 +176,7 @@ def _split_rows(shape: Shape, key: str, size: int) -> Iterator[Schedule]:
     for step, warps, target in ((4096, 8, enough), (4096, 8, enough // 2), (2048, 4, enough)):
         parts = min(target // max(shape.points, 1), size // step, 1024)
         if parts >= 2:
-            parts = 1 << (parts.bit_length() - 1)
-            yield Schedule(blocks_of(key, 1, shape.axis, step), warps=warps, loop=True, split=parts)
+            yield Schedule(blocks_of(key, 1, shape.axis, step), warps=warps, loop=True, split=power_below(parts))
 
 
 def _short(shape: Shape) -> bool:
@@ -215,8 +214,7 @@ def _walks(shape: Shape, walked: str) -> Iterator[Schedule]:
         # f32 is as fast with half the warps, and leaves fewer sums
         at_once = limits.busy_warps // (2 if shape.item >= 4 and block == 2048 else 1)
         programs = limits.units * max(at_once // warps, 1) * more
-        parts = min(programs, most // rows)
-        parts = 1 << max(parts.bit_length() - 1, 0)
+        parts = power_below(min(programs, most // rows))
         yield Schedule(blocks_of(walked, rows, axis, block), warps=warps, stages=stages, split=parts)
 
 
@@ -260,8 +258,7 @@ def _products(shape: Shape, rows: str, columns: str, wide: bool) -> list[Schedul
         tiles = batch * math.ceil(tall / a) * math.ceil(long / b)
         parts = 1
         if shape.ends and tiles * 2 <= units and deep >= 32 * d:
-            parts = min(1 << ((units // tiles).bit_length() - 1), deep // (8 * d), 16)
-            parts = max(1 << (parts.bit_length() - 1), 1)
+            parts = power_below(min(units // tiles, deep // (8 * d), 16))
         waves = math.ceil(tiles * parts / units)
         time = waves * a * b / rate / parts + (0.05 * a * b if parts > 1 else 0)
         blocks = ((rows, a), (columns, b), (shape.axis, d))

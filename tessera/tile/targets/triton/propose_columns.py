@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tessera.tile.schedules.schedule import Schedule
-from tessera.tile.targets.triton.layout import power_of_two
 from tessera.tile.targets.triton.shape import Shape, blocks_of, warps_for
 from tessera.tile.targets.triton.unroll import BLOCKS
+from tessera.util.powers import power_below, power_of_two
 
 HANDFUL = 4  # elements reduced at each point of something large
 SECTOR = 32  # bytes that memory gives at once
@@ -104,7 +104,7 @@ def _parts(shape: Shape, size: int, step: int, blocks: int, most: int) -> int:
             if size % (parts * step * blocks) == 0:
                 return parts
         blocks //= 2
-    return 1 << (most.bit_length() - 1)
+    return power_below(most)
 
 
 def running_columns(shape: Shape) -> Iterator[Schedule]:

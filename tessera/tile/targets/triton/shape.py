@@ -24,7 +24,7 @@ from tessera.tile.rewrites.split_reduction import can_split, ends_all
 from tessera.tile.schedules.cost import axis_sizes
 from tessera.tile.schedules.limits import Limits
 from tessera.tile.schedules.schedule import plan, reduced_axis
-from tessera.tile.targets.triton.layout import power_of_two
+from tessera.util.powers import power_of_two
 
 
 class Shape:
