@@ -18,7 +18,7 @@ from tessera.ir.equation import Arg, Equation, Special, Value
 from tessera.ir.schema import schema_of
 from tessera.ir.types import Size, TensorType, size_hint
 from tessera.ops.fallback import dense
-from tessera.ops.families import is_one, pad_rank, product
+from tessera.ops.families import carry, is_one, pad_rank, product
 from tessera.ops.formula import finish, pytorch_batch, pytorch_jvp, pytorch_vjp
 from tessera.ops.op import declare
 from tessera.torch_internals.operators import OpOverload, op_schema
@@ -51,12 +51,7 @@ def _heads(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _math(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    causal: bool,
-    scale: float | None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: float | None
 ) -> torch.Tensor:
     wide = torch.promote_types(q.dtype, torch.float32)
     p, _ = _scores(q.to(wide), _heads(k, q).to(wide), mask, causal, scale)
@@ -158,12 +153,7 @@ def _gives_mask(y: Sequence[Value | None]) -> bool:
 
 def forward_kernel(op: OpOverload, back: OpOverload) -> Callable:
     """A fused kernel and its backward: what backward wants, found by name among arguments and results."""
-    renamed = {
-        "output": "out",
-        "log_sumexp": "logsumexp",
-        "rng_state": "philox_seed",
-        "unused": "philox_offset",
-    }
+    renamed = {"output": "out", "log_sumexp": "logsumexp", "rng_state": "philox_seed", "unused": "philox_offset"}
 
     def forward(need: Sequence[object], *args: Arg, **kw: Arg) -> Generator[object, object, tuple]:
         outs = emit(op, *args, **kw)
@@ -261,8 +251,7 @@ def _fold_mask(mask: Value, on: bool, size: Size, sequences: Size) -> Value:
 
 
 def _fold(x: Value, on: bool, size: Size) -> Value:
-    if not on:
-        x = aten.expand(aten.unsqueeze(x, 0), [size, *x.shape])
+    x = carry(x, on, size)
     return aten.reshape(x, [product(x.shape[:2]), *x.shape[2:]])
 
 

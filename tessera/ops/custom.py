@@ -74,7 +74,7 @@ def _filled(cts: Sequence, like: Sequence) -> list[torch.Tensor]:
     return [torch.zeros_like(x).contiguous() if ct is None else ct.contiguous() for ct, x in pairs]
 
 
-def _apart(outs: Sequence, operands: Sequence) -> tuple:
+def _separate(outs: Sequence, operands: Sequence) -> tuple:
     """Autograd wants results that are not arguments."""
     return tuple(x.view_as(x) if any(x is a for a in operands) else x for x in outs)
 
@@ -85,17 +85,17 @@ def _apart(outs: Sequence, operands: Sequence) -> tuple:
 class _CustomVjp(torch.autograd.Function):
     @staticmethod
     def forward(ctx, count: int, fwd: Callable, bwd: Callable, *operands: torch.Tensor) -> tuple:  # noqa: ANN001
-        made = _apart(fwd(*operands), operands)
+        outs = _separate(fwd(*operands), operands)
         ctx.count, ctx.bwd = count, bwd
-        ctx.save_for_backward(*made)
-        ctx.mark_non_differentiable(*made[count:], *(x for x in made[:count] if not is_float(x)))
+        ctx.save_for_backward(*outs)
+        ctx.mark_non_differentiable(*outs[count:], *(x for x in outs[:count] if not is_float(x)))
         ctx.set_materialize_grads(False)
-        return made
+        return outs
 
     @staticmethod
     def backward(ctx, *cts: torch.Tensor | None) -> tuple:  # noqa: ANN001
-        made, count = ctx.saved_tensors, ctx.count
-        return (None, None, None, *ctx.bwd(*made[count:], *_filled(cts[:count], made[:count])))
+        outs, count = ctx.saved_tensors, ctx.count
+        return (None, None, None, *ctx.bwd(*outs[count:], *_filled(cts[:count], outs[:count])))
 
 
 def _custom_vjp(primal: Sub, fwd: Sub, bwd: Sub, *operands: object) -> list:
@@ -126,7 +126,7 @@ CUSTOM_VJP = Special("custom_vjp", _custom_vjp)
 class _Function(torch.autograd.Function):
     @staticmethod
     def forward(ctx, results: int, fwd: Callable, bwd: Sub | Deferred, *operands: torch.Tensor) -> tuple:  # noqa: ANN001
-        outs = _apart(fwd(*operands), operands)
+        outs = _separate(fwd(*operands), operands)
         ctx.results, ctx.bwd, ctx.count = results, bwd, len(operands)
         ctx.save_for_backward(*operands, *outs)
         ctx.mark_non_differentiable(*outs[results:], *(x for x in outs[:results] if not is_float(x)))

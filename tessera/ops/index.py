@@ -89,12 +89,7 @@ def _index(name: str, put: str) -> None:
         moved = _zero(y) if ts[2] is None else ts[2]
         return write(or_zeros(ts[0], x), indices, moved, accumulate)
 
-    linear(
-        name,
-        lambda ct, x, indices: write(zeros_for(x, ct), indices, ct, True),
-        batch_read(read),
-        family="index",
-    )
+    linear(name, lambda ct, x, indices: write(zeros_for(x, ct), indices, ct, True), batch_read(read), family="index")
     # Without accumulate, which of two values written to one place stays is not defined; nor is its gradient.
     declare(put, "index", vjp=put_vjp, jvp=put_jvp, batch=batch_write(write), real=False)
 
@@ -320,10 +315,7 @@ def _broadcast(a: Value, b: Value) -> list[Size]:
 
 
 declare(
-    "aten.masked_select",
-    "index",
-    vjp=_masked_select_vjp,
-    jvp=lambda ts, y, x, mask: aten.masked_select(ts[0], mask),
+    "aten.masked_select", "index", vjp=_masked_select_vjp, jvp=lambda ts, y, x, mask: aten.masked_select(ts[0], mask)
 )
 
 

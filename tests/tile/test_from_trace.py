@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from programs import trace_of
 
 from tessera.ir.interp import run
-from tessera.ir.layouts import with_strides
 from tessera.tile.dialect import interp
 from tessera.tile.dialect.index import name
 from tessera.tile.dialect.ops import LoadOp, ReduceOp
@@ -458,9 +457,3 @@ def test_inputs_with_other_strides_are_copied() -> None:
     launch = launcher(trace, lowered, lambda tensors, symbols: interp.run(lowered.kernel, tensors, symbols))
     x = rand(6, 4).t()
     torch.testing.assert_close(launch(x)[0], x * 2)
-
-
-def test_an_expanded_tensor_of_other_strides_is_fitted() -> None:
-    x = torch.arange(14.0)[::2].unsqueeze(-1).expand(7, 5)
-    fitted = with_strides(x, (1, 0))
-    assert fitted.stride() == (1, 0) and torch.equal(fitted, x)

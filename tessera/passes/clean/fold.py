@@ -90,18 +90,7 @@ def _foldable(eqn: Equation, known: dict[Value, torch.Tensor | None]) -> bool:
 def _plain(a: object) -> bool:
     if isinstance(a, (list, tuple)):
         return all(map(_plain, a))
-    plain = (
-        Value,
-        int,
-        float,
-        bool,
-        complex,
-        str,
-        torch.dtype,
-        torch.device,
-        torch.layout,
-        torch.memory_format,
-    )
+    plain = (Value, int, float, bool, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
     return a is None or isinstance(a, plain)
 
 

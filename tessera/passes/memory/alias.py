@@ -84,14 +84,14 @@ def shared_by(eqn: Equation) -> list[Value]:
 def _annotated(eqn: Equation, schema: Schema) -> list[Value]:
     if op_name(eqn.op) in UNANNOTATED:  # type: ignore[union-attr]
         return values_in(eqn.args[:1])
-    found: list[Value] = []
+    shown: list[Value] = []
     for index, param in enumerate(schema.params):
         if param.alias:
             if not param.keyword and index < len(eqn.args):
-                found += values_in(eqn.args[index])
+                shown += values_in(eqn.args[index])
             elif param.name in eqn.kwargs:
-                found += values_in(eqn.kwargs[param.name])
-    return found
+                shown += values_in(eqn.kwargs[param.name])
+    return shown
 
 
 def _computes(eqn: Equation) -> bool:
@@ -106,35 +106,35 @@ def _computes(eqn: Equation) -> bool:
 
 def roots(trace: Trace) -> Roots:
     """For every value of the trace, the values whose memory it may share; numbers have none."""
-    found: Roots = {}
+    memory: Roots = {}
     for v in (*trace.inputs, *trace.constants):
-        found[v] = frozenset((v,)) if isinstance(v.type, TensorType) else NONE
+        memory[v] = frozenset((v,)) if isinstance(v.type, TensorType) else NONE
     for eqn in trace.equations:
         if isinstance(eqn.op, Special) and eqn.op.body is not None:
-            _region(eqn, eqn.op.body, found)
+            _region(eqn, eqn.op.body, memory)
             continue
         shared = shared_by(eqn)
         held = NONE
         if shared:
-            held = found[shared[0]] if len(shared) == 1 else frozenset().union(*(found[v] for v in shared))
+            held = memory[shared[0]] if len(shared) == 1 else frozenset().union(*(memory[v] for v in shared))
             if _maybe_fresh(eqn) and eqn.results():
                 held |= {eqn.results()[0]}  # or new memory, which several results may share
         for v in eqn.results():
-            found[v] = held or (frozenset((v,)) if isinstance(v.type, TensorType) else NONE)
-    return found
+            memory[v] = held or (frozenset((v,)) if isinstance(v.type, TensorType) else NONE)
+    return memory
 
 
-def _region(eqn: Equation, body: Trace, found: Roots) -> None:
+def _region(eqn: Equation, body: Trace, memory: Roots) -> None:
     """Results of a region share memory with its arguments and with each other as its equations say."""
     inner = roots(body)
     outside: dict[Value, frozenset[Value]] = {
-        v: found[a] for v, a in zip(body.inputs, eqn.inputs(), strict=True) if isinstance(v.type, TensorType)
+        v: memory[a] for v, a in zip(body.inputs, eqn.inputs(), strict=True) if isinstance(v.type, TensorType)
     }
     for v, result in zip(values_in(body.outputs), eqn.results(), strict=True):
         mine: frozenset[Value] = NONE
         for root in inner[v]:
             mine |= outside.setdefault(root, frozenset((result,)))
-        found[result] = mine
+        memory[result] = mine
 
 
 def _maybe_fresh(eqn: Equation) -> bool:
@@ -151,12 +151,21 @@ def always_view(op: OpOverload) -> bool:
 
 def shown(values: Iterable[Value], of: Roots) -> set[Value]:
     """All roots of these values."""
-    found: set[Value] = set()
+    memory: set[Value] = set()
     for v in values:
-        found |= of[v]
-    return found
+        memory |= of[v]
+    return memory
 
 
 def escaping(trace: Trace, of: Roots | None = None) -> set[Value]:
     """Roots that the caller sees after the call: those of the outputs."""
     return shown(values_in(trace.outputs), of if of is not None else roots(trace))
+
+
+def last_touches(equations: Iterable[Equation], of: Roots) -> dict[Value, int]:
+    """Memory -> the last equation that reads it or gives it."""
+    last: dict[Value, int] = {}
+    for index, eqn in enumerate(equations):
+        for v in (*eqn.inputs(), *eqn.results()):
+            last.update(dict.fromkeys(of[v], index))
+    return last

@@ -69,11 +69,7 @@ SCATTERS: dict[str, Callable[..., Step]] = {
     "slice_scatter": _slice,
     "select_scatter": lambda dim, index: (aten.select.int, (dim, index), {}),
     "diagonal_scatter": lambda offset=0, dim1=0, dim2=1: (aten.diagonal.default, (offset, dim1, dim2), {}),
-    "as_strided_scatter": lambda size, stride, offset=None: (
-        aten.as_strided.default,
-        (size, stride, offset),
-        {},
-    ),
+    "as_strided_scatter": lambda size, stride, offset=None: (aten.as_strided.default, (size, stride, offset), {}),
 }
 _UPDATES = names(
     """
@@ -93,10 +89,10 @@ def inplace_of(op: OpOverload) -> OpOverload | None:
     if packet is None or not wanted or wanted[0][1] != "Tensor":
         return None
     for name in packet.overloads():
-        found = getattr(packet, name)
-        schema = schema_of(found)
+        overload = getattr(packet, name)
+        schema = schema_of(overload)
         if schema.mutated == (0,) and [(p.name, p.kind, p.keyword) for p in schema.params] == wanted:
-            return found
+            return overload
     return None
 
 
@@ -105,13 +101,13 @@ def plan(trace: Trace, of: Roots | None = None) -> list[Plan]:
     if not trace.mutations:
         return []
     uses = _Uses(trace, of if of is not None else roots(trace))
-    found = []
+    plans = []
     for target, value in trace.mutations.items():
         if target is not value:
-            made = _Finder(trace, uses, target).find(value)
-            if made is not None:
-                found.append(made)
-    return _without_conflicts(found)
+            planned = _Finder(trace, uses, target).find(value)
+            if planned is not None:
+                plans.append(planned)
+    return _without_conflicts(plans)
 
 
 def _without_conflicts(plans: list[Plan]) -> list[Plan]:
