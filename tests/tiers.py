@@ -67,6 +67,8 @@ QUICK: dict[str, tuple[str, ...]] = {
     "tile/test_text.py": (),
     "tools/test_commands.py": ("op_", "explain", "trace", "nonsense", "cache", "tile_opt"),
     "tools/test_report.py": (),
+    "torch_internals/test_door.py": (),
+    "torch_internals/test_symbols.py": (),
     "training/test_methods.py": (),
     "transforms/test_jvp.py": (),
     "transforms/test_remat.py": (),

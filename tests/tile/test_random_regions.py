@@ -107,7 +107,7 @@ def test_eager_is_right_and_a_wrong_result_is_not() -> None:
 
 
 @pytest.mark.skipif(bool(missing("cpu")), reason=missing("cpu"))
-@pytest.mark.parametrize("seeds", batches(0, 240, 1800, 80))
+@pytest.mark.parametrize("seeds", batches(0, 160, 1880, 80))
 def test_cpu(seeds: range) -> None:
     check_report(run_regions.run("cpu", seeds))
 
