@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from tessera.ir.alias import KEEP_GRAD
 from tessera.ir.builder import aten, emit
@@ -18,6 +17,8 @@ from tessera.ir.types import Size
 from tessera.ops.custom import types_only
 from tessera.ops.families import carry
 from tessera.ops.op import declare
+from tessera.torch_internals.fake import FakeTensor
+from tessera.torch_internals.memory import storage_id
 
 # --- keep_grad(old, new, tangent): the value of `new` with the gradient history of `old` -----------
 
@@ -48,8 +49,8 @@ declare(
 
 def _fresh(outs: Sequence, operands: Sequence) -> list:
     """Results that share no memory with an operand: whoever gets them may write them."""
-    held = {x.untyped_storage()._cdata for x in operands if isinstance(x, torch.Tensor)}
-    return [x.clone() if x.untyped_storage()._cdata in held else x for x in outs]
+    held = {storage_id(x) for x in operands if isinstance(x, torch.Tensor)}
+    return [x.clone() if storage_id(x) in held else x for x in outs]
 
 
 def _cond(pred: object, true: Sub, false: Sub, *operands: object) -> list:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 
 import torch
-from torch._ops import OpOverload
 
 from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Arg, Equation, Value
@@ -17,15 +16,16 @@ from tessera.ir.types import Size, size_hint
 from tessera.ops.families import per_dimension, product, total
 from tessera.ops.formula import pytorch_batch
 from tessera.ops.op import declare
+from tessera.torch_internals.operators import OpOverload, op_name
 
 Rule = Generator[Value, Value, tuple]
 
 
 def _geometry(op: OpOverload, rest: Sequence[Arg], n: int) -> tuple[list, list, list, bool, list, Size]:
     """(stride, padding, dilation, transposed, output_padding, groups), whatever the operator's own order."""
-    if op._opname == "convolution":
+    if op_name(op) == "convolution":
         stride, padding, dilation, transposed, extra, groups = rest
-    elif "transpose" in op._opname:
+    elif "transpose" in op_name(op):
         (stride, padding, extra, groups, dilation), transposed = rest, True
     else:
         (stride, padding, dilation, groups), transposed, extra = rest, False, 0
@@ -78,7 +78,7 @@ def cost_conv(eqn: Equation) -> float:
     """Two flops a tap for each element of the result, or of the input of a transposed convolution."""
     x, w = eqn.args[:2]
     assert isinstance(x, Value) and isinstance(w, Value)
-    name = eqn.op._opname  # type: ignore[union-attr]
+    name = op_name(eqn.op)  # type: ignore[union-attr]
     transposed = "transpose" in name or (name == "convolution" and bool(eqn.args[6]))
     taps = w.tensor.numel() // max(size_hint(w.shape[0]), 1)
     return 2.0 * taps * (x if transposed else eqn.out).tensor.numel()

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch._C import _functions
-from torch._subclasses.fake_tensor import FakeTensor
 
 from tessera.ir.call import Sub, runnable
 from tessera.ir.equation import ACTIVE, Special, Value
@@ -19,6 +17,9 @@ from tessera.ir.replay import callables
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size
 from tessera.ops.op import declare
+from tessera.torch_internals.autograd import DelayedError
+from tessera.torch_internals.dispatch import DispatchKey, is_key_excluded
+from tessera.torch_internals.fake import FakeTensor
 from tessera.util.errors import DoubleBackwardError
 
 Flags = tuple[bool, ...]
@@ -51,12 +52,9 @@ def types_only(operands: Sequence[object]) -> bool:
     return any(isinstance(x, FakeTensor) for x in operands)
 
 
-_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
-
-
 def _watched(operands: Sequence[object]) -> bool:
     """Eager autograd notes what is computed from these: not in a compiled program, which runs below it."""
-    if not torch.is_grad_enabled() or _excluded(torch._C.DispatchKey.AutogradFunctionality):
+    if not torch.is_grad_enabled() or is_key_excluded(DispatchKey.AutogradFunctionality):
         return False
     return any(isinstance(x, torch.Tensor) and x.requires_grad for x in operands)
 
@@ -172,7 +170,7 @@ _TWICE = "trying to differentiate twice a function that was marked with @once_di
 def _once(g: torch.Tensor, *read: torch.Tensor) -> torch.Tensor:
     """`g` itself; autograd that looks on is told that there is no derivative of it."""
     if _watched(read) and not types_only(read):
-        return _functions.DelayedError(_TWICE.encode(), 1)(g.detach().requires_grad_())
+        return DelayedError(_TWICE.encode(), 1)(g.detach().requires_grad_())
     return g.view_as(g)
 
 

@@ -13,14 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch._decomp import decomposition_table
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    FakeTensorMode,
-)
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from tessera.ir import fake
 from tessera.ir.builder import Builder, aten
@@ -32,6 +24,14 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType, contiguous_strides, overlaps_itself, size_hint, size_key
 from tessera.ops.op import rules
 from tessera.ops.pullback import is_opaque, opaque_vjp
+from tessera.torch_internals.fake import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from tessera.torch_internals.operators import decomposition_table, op_name, overload_name
+from tessera.torch_internals.shapes import GuardOnDataDependentSymNode
 from tessera.util.errors import RuleError
 
 _memory: dict[tuple, object] = {}
@@ -333,7 +333,7 @@ def _twins(eqn: Equation) -> list[Equation]:
     if isinstance(eqn.op, Special):
         return []
     written_out = None if eqn.op in _MISTAKEN else decomposition_table.get(eqn.op)
-    decomposed = [] if written_out is None else [eqn.with_(op=Special(eqn.op._opname, written_out, "formula"))]
+    decomposed = [] if written_out is None else [eqn.with_(op=Special(op_name(eqn.op), written_out, "formula"))]
     writing = _writing_twin(eqn)
     return decomposed if writing is None else [writing, *decomposed]
 
@@ -388,15 +388,15 @@ def _strays(trace: Trace) -> bool:
 
 def _writing_twin(eqn: Equation) -> Equation | None:
     """The same computation by the in-place operator, on a copy."""
-    if isinstance(eqn.op, Special) or eqn.op._opname.endswith("_"):
+    if isinstance(eqn.op, Special) or op_name(eqn.op).endswith("_"):
         return None
-    packet = getattr(getattr(torch.ops, eqn.op.namespace), eqn.op._opname + "_", None)
-    writing = getattr(packet, eqn.op._overloadname, None)
+    packet = getattr(getattr(torch.ops, eqn.op.namespace), op_name(eqn.op) + "_", None)
+    writing = getattr(packet, overload_name(eqn.op), None)
 
     def run(first: torch.Tensor, *args: object, **kwargs: object) -> object:
         return writing(first.clone(), *args, **kwargs)  # type: ignore[misc]
 
-    return None if writing is None else eqn.with_(op=Special(eqn.op._opname, run, "formula"))
+    return None if writing is None else eqn.with_(op=Special(op_name(eqn.op), run, "formula"))
 
 
 def _apply(eqn: Equation, values: list[Value], tensors: tuple | list) -> object:

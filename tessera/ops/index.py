@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Arg, Equation, Special, Value, values_in
@@ -32,6 +31,7 @@ from tessera.ops.families import (
 )
 from tessera.ops.index_batch import batch_masked_read, batch_read, batch_write
 from tessera.ops.op import amend, declare
+from tessera.torch_internals.fake import FakeTensor
 
 # --- x[i, :, j] -----------------------------------------------------------------------------------
 

@@ -26,10 +26,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from torch._ops import OpOverload
-
 from tessera.ir.equation import Equation, Operator, Special, values_in
 from tessera.ir.types import TensorType
+from tessera.torch_internals.operators import OpOverload, op_name, overload_name
 from tessera.util.errors import OptionError
 
 Rule: TypeAlias = Callable[..., Any]
@@ -104,8 +103,8 @@ def rules(op: Operator) -> Rules | None:
         if isinstance(op, Special):
             _found[op] = REGISTRY.get(f"{op.namespace}.{op.name}")
         else:
-            packet = f"{op.namespace}.{op._opname}"
-            _found[op] = REGISTRY.get(f"{packet}.{op._overloadname}") or REGISTRY.get(packet)
+            packet = f"{op.namespace}.{op_name(op)}"
+            _found[op] = REGISTRY.get(f"{packet}.{overload_name(op)}") or REGISTRY.get(packet)
     return _found[op]
 
 

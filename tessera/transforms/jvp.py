@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch._subclasses.fake_tensor import FakeTensorMode
-
 from tessera.ir.builder import Builder
 from tessera.ir.call import in_place
 from tessera.ir.equation import NO_TANGENT, Arg, Equation, Value, substitute, values_in
@@ -22,6 +20,7 @@ from tessera.ir.types import TensorType
 from tessera.ops.fallback import conform, jvp_formula
 from tessera.ops.families import fit
 from tessera.ops.op import Rules, is_real, name_of, rules, stops
+from tessera.torch_internals.fake import FakeTensorMode
 from tessera.util.errors import RuleError
 
 Tangent = Value | None

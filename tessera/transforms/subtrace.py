@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torch._subclasses.fake_tensor import FakeTensorMode
-
 from tessera.ir.builder import Builder, aten
 from tessera.ir.equation import ACTIVE, Arg, Special, Value
 from tessera.ir.replay import sweep
@@ -17,6 +15,7 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType, Type, contiguous_strides
 from tessera.ops.fallback import conform
 from tessera.ops.families import carry
+from tessera.torch_internals.fake import FakeTensorMode
 from tessera.transforms.jvp import jvp
 from tessera.transforms.vjp import Joint, vjp
 from tessera.transforms.vmap import vmap

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Generator
 from dataclasses import dataclass
 
-from torch._subclasses.fake_tensor import FakeTensorMode
-
 from tessera.ir.builder import Builder, aten
 from tessera.ir.call import in_place
 from tessera.ir.equation import Arg, Equation, Value, substitute
@@ -22,6 +20,7 @@ from tessera.ir.trace import Trace
 from tessera.ops.fallback import Formula, conform, dense, vjp_formula
 from tessera.ops.families import cast
 from tessera.ops.op import Rules, differentiates, name_of, stops
+from tessera.torch_internals.fake import FakeTensorMode
 from tessera.util.errors import RuleError
 
 

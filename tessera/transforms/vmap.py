@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tessera.ir.alias import FUNCTIONAL
 from tessera.ir.builder import Builder, aten
@@ -27,6 +26,8 @@ from tessera.ir.views import STRIDED
 from tessera.ops.fallback import batch_formula
 from tessera.ops.families import carry, pad_rank
 from tessera.ops.op import rules
+from tessera.torch_internals.fake import FakeTensorMode
+from tessera.torch_internals.operators import OpOverload
 from tessera.transforms.draws import is_draw, lender, no_common_draw, refused_draw
 from tessera.util.errors import BatchError, OptionError, RuleError
 
@@ -264,6 +265,6 @@ class _Batch:
 
 
 def _bound(eqn: Equation) -> tuple[list[Arg], dict[str, Arg]]:
-    if hasattr(eqn.op, "_schema"):
+    if isinstance(eqn.op, OpOverload):
         return eqn.bound()
     return list(eqn.args), eqn.kwargs

@@ -12,9 +12,6 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch._decomp import decomposition_table
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tessera.ir import fake
 from tessera.ir.builder import Builder, aten
@@ -31,6 +28,8 @@ from tessera.passes.decompose import index as decompose_index
 from tessera.passes.decompose import loss as decompose_loss
 from tessera.passes.decompose.foreach import foreach_parts
 from tessera.passes.decompose.nn import DECOMPOSITIONS
+from tessera.torch_internals.fake import FakeTensorMode
+from tessera.torch_internals.operators import OpOverload, decomposition_table, op_name, overload_name
 from tessera.util.names import names
 
 Holds = Callable[[Equation], bool]
@@ -112,12 +111,12 @@ class _Decompose:
         assert isinstance(op, OpOverload)
         if op.namespace != "aten":
             return None
-        if op._opname.startswith("_foreach_"):
+        if op_name(op).startswith("_foreach_"):
             bound = bind(op, eqn.args, eqn.kwargs)
-            return foreach_parts(op._opname, op._overloadname, *bound, self.rewrite.builder)
-        rule = DECOMPOSITIONS.get(f"{op._opname}.{op._overloadname}") or DECOMPOSITIONS.get(op._opname)
-        if op._opname in WITH_MAKERS:
-            rule = partial(WITH_MAKERS[op._opname], self.rewrite.makers)
+            return foreach_parts(op_name(op), overload_name(op), *bound, self.rewrite.builder)
+        rule = DECOMPOSITIONS.get(f"{op_name(op)}.{overload_name(op)}") or DECOMPOSITIONS.get(op_name(op))
+        if op_name(op) in WITH_MAKERS:
+            rule = partial(WITH_MAKERS[op_name(op)], self.rewrite.makers)
         if rule is None:
             return None
         positional, keyword = bind(op, eqn.args, eqn.kwargs)

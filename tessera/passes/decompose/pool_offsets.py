@@ -20,7 +20,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch._ops import OpOverload
 
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.rewrite import Rewrite
@@ -29,6 +28,7 @@ from tessera.ir.types import TensorType, size_hint
 from tessera.ir.verify import same_type
 from tessera.ops.families import per_dimension, same_shape
 from tessera.ops.pool import FORMATS, MOST, max_pool, max_pool_backward
+from tessera.torch_internals.operators import OpOverload
 
 aten = torch.ops.aten
 FORWARD = {

@@ -11,8 +11,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
-from torch._ops import OpOverload
-
 from tessera.ir.alias import FUNCTIONAL_OVER, written_by
 from tessera.ir.equation import Equation, Special, Value, values_in
 from tessera.ir.schema import DROPOUTS, Schema, schema_of
@@ -21,6 +19,7 @@ from tessera.ir.types import TensorType
 from tessera.ir.views import MAY_COPY, UNANNOTATED
 from tessera.ops.custom import ONCE
 from tessera.ops.launch import LAUNCH
+from tessera.torch_internals.operators import OpOverload, can_decompose, op_name, op_schema
 from tessera.util.names import names
 
 Roots = dict[Value, frozenset[Value]]
@@ -46,17 +45,17 @@ _FRESH = names(
 def _kind(op: OpOverload) -> str:
     """'fresh', 'view' (the schema says what is shared) or 'any' (it may give any argument back)."""
     schema = schema_of(op)
-    if op._opname in UNANNOTATED:
+    if op_name(op) in UNANNOTATED:
         return "view"
     if any(p.alias for p in schema.params) and _returns_alias(op):
         return "view"
-    if op._opname not in _FRESH and op._can_decompose():
+    if op_name(op) not in _FRESH and can_decompose(op):
         return "any"
     return "fresh"
 
 
 def _returns_alias(op: OpOverload) -> bool:
-    return any(r.alias_info is not None for r in op._schema.returns)
+    return any(r.alias_info is not None for r in op_schema(op).returns)
 
 
 def shared_by(eqn: Equation) -> list[Value]:
@@ -83,7 +82,7 @@ def shared_by(eqn: Equation) -> list[Value]:
 
 
 def _annotated(eqn: Equation, schema: Schema) -> list[Value]:
-    if eqn.op._opname in UNANNOTATED:  # type: ignore[union-attr]
+    if op_name(eqn.op) in UNANNOTATED:  # type: ignore[union-attr]
         return values_in(eqn.args[:1])
     shown: list[Value] = []
     for index, param in enumerate(schema.params):
@@ -97,7 +96,7 @@ def _annotated(eqn: Equation, schema: Schema) -> list[Value]:
 
 def _computes(eqn: Equation) -> bool:
     """Operators that give their argument back only where they have nothing to do."""
-    name, args = eqn.op._opname, eqn.args  # type: ignore[union-attr]
+    name, args = op_name(eqn.op), eqn.args  # type: ignore[union-attr]
     if name == "einsum":
         return isinstance(args[1], (list, tuple)) and len(args[1]) > 1
     if name in DROPOUTS:
@@ -142,12 +141,12 @@ def _maybe_fresh(eqn: Equation) -> bool:
     """Shares memory or allocates, as its arguments have it: its result is a root too."""
     if isinstance(eqn.op, Special):
         return True
-    return eqn.op._opname in MAY_COPY or _kind(eqn.op) == "any"
+    return op_name(eqn.op) in MAY_COPY or _kind(eqn.op) == "any"
 
 
 def always_view(op: OpOverload) -> bool:
     """Is the result its argument's memory whatever the arguments are? Others copy where a view cannot be."""
-    return schema_of(op).is_view and op._opname not in MAY_COPY and not op._can_decompose()
+    return schema_of(op).is_view and op_name(op) not in MAY_COPY and not can_decompose(op)
 
 
 def shown(values: Iterable[Value], of: Roots) -> set[Value]:

@@ -21,6 +21,7 @@ from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.schema import bind
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, size_key
+from tessera.torch_internals.operators import aten_name, op_name
 
 tessera = torch.ops.tessera
 
@@ -32,7 +33,7 @@ class Attention(Pattern):
 
     def find(self) -> None:
         for eqn in self.trace.equations:
-            if getattr(eqn.op, "_opname", "") == "scaled_dot_product_attention" and limits.runs(eqn.out.tensor.device):
+            if aten_name(eqn.op) == "scaled_dot_product_attention" and limits.runs(eqn.out.tensor.device):
                 self.attention(eqn)
 
     def attention(self, eqn: Equation) -> None:
@@ -107,7 +108,7 @@ class Attention(Pattern):
         compares = self.made_by(self.in_order(mask), "le", "ge", "lt", "gt")
         if compares is None or between != [1, 1] or sequences not in (1, batch) or size_key(last) != size_key(length):
             return None
-        name = compares.op._opname  # type: ignore[union-attr]
+        name = op_name(compares.op)  # type: ignore[union-attr]
         numbers, where = compares.args if name in ("le", "lt") else compares.args[::-1]
         if not isinstance(numbers, Value) or not isinstance(where, Value) or not counts(self, numbers):
             return None

@@ -22,6 +22,8 @@ from tessera.executors.rows import limits
 from tessera.executors.rows.patterns.match import Pattern
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.schema import bind
+from tessera.torch_internals.dispatch import DisableTorchDispatch
+from tessera.torch_internals.operators import aten_name
 
 
 class Update(NamedTuple):
@@ -33,7 +35,7 @@ class Update(NamedTuple):
 
 def update_of(p: Pattern, eqn: Equation) -> Update | None:
     """The update that an equation makes, if the kernels take it."""
-    find = _FORMS.get(getattr(eqn.op, "_opname", ""))
+    find = _FORMS.get(aten_name(eqn.op))
     update = find(p, eqn) if find is not None else None
     if update is None or not limits.cache(update.cache.tensor, update.dim) or update.new.dtype != update.cache.dtype:
         return None
@@ -54,7 +56,7 @@ def counts(p: Pattern, v: Arg) -> bool:
     v = p.in_order(v)
     tensor = p.trace.constants.get(v)
     if tensor is not None:
-        with torch._C._DisableTorchDispatch():
+        with DisableTorchDispatch():
             return torch.equal(tensor.flatten(), torch.arange(tensor.numel(), dtype=tensor.dtype, device=tensor.device))
     eqn = p.made_by(v, "arange")
     return eqn is not None and len(eqn.args) == 1

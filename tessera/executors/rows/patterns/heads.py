@@ -12,6 +12,7 @@ from tessera.executors.rows.operators import PLAIN
 from tessera.executors.rows.patterns.match import Pattern, pairs
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.schema import bind
+from tessera.torch_internals.operators import op_name
 
 
 class Heads(NamedTuple):
@@ -73,7 +74,7 @@ def _halves(p: Pattern, x: Value, low: Arg, high: Arg) -> bool:
     eqn = p.made_by(low, "chunk", "split")
     size = x.shape[-1]
     if eqn is not None:
-        whole = eqn.args[0] is x and eqn.args[1] == (2 if eqn.op._opname == "chunk" else size // 2)  # type: ignore[union-attr]
+        whole = eqn.args[0] is x and eqn.args[1] == (2 if op_name(eqn.op) == "chunk" else size // 2)  # type: ignore[union-attr]
         return whole and list(eqn.outputs) == [low, high] and _last(eqn.with_(args=eqn.args[1:]), x.ndim)
     return _slice_of(p, low, x) == (0, size // 2) and _slice_of(p, high, x) == (size // 2, size)
 

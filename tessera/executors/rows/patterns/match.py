@@ -19,6 +19,7 @@ from tessera.ir.mode import mode_of
 from tessera.ir.schema import bind
 from tessera.ir.trace import Trace
 from tessera.passes.clean.dce import dce
+from tessera.torch_internals.operators import aten_name, op_name
 from tessera.util.names import names
 
 ORDERED = names("view reshape _unsafe_view unsqueeze squeeze flatten unflatten contiguous clone alias detach")
@@ -73,7 +74,7 @@ class Pattern:
 
     def made_by(self, v: Arg, *names: str) -> Equation | None:
         eqn = self.makers.get(v) if isinstance(v, Value) else None
-        return eqn if eqn is not None and getattr(eqn.op, "_opname", "") in names else None
+        return eqn if eqn is not None and aten_name(eqn.op) in names else None
 
     def only(self, v: Value, *readers: Equation) -> bool:
         """Nothing but these equations wants a value."""
@@ -110,7 +111,7 @@ class Pattern:
 
     def keeps_order(self, eqn: Equation) -> bool:
         """A view that leaves elements in their order: dimensions move only past those of size one."""
-        name = getattr(eqn.op, "_opname", "")
+        name = aten_name(eqn.op)
         if name not in MOVING:
             return name in ORDERED
         shape = eqn.inputs()[0].shape
@@ -121,7 +122,7 @@ class Pattern:
     def order(eqn: Equation) -> list[int]:
         """Where the dimensions of a transposition's result stood before."""
         rank = eqn.out.ndim
-        if eqn.op._opname == "permute":  # type: ignore[union-attr]
+        if op_name(eqn.op) == "permute":  # type: ignore[union-attr]
             return [d % rank for d in eqn.args[1]]  # type: ignore[union-attr,operator]
         order = list(range(rank))
         one, two = eqn.args[1:3]
@@ -189,7 +190,7 @@ class Pattern:
         eqn = self.made_by(squares, "pow", "mul", "square")
         if eqn is None or eqn.args[0] is not x:
             return False
-        return eqn.op._opname == "square" or eqn.args[1] == 2 or eqn.args[1] is x  # type: ignore[union-attr]
+        return op_name(eqn.op) == "square" or eqn.args[1] == 2 or eqn.args[1] is x  # type: ignore[union-attr]
 
 
 def pairs(eqn: Equation | None) -> list[tuple[Arg, Arg]]:
