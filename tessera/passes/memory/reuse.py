@@ -16,7 +16,6 @@ from tessera.ir.types import TensorType, overlaps_itself
 from tessera.passes.memory.alias import last_touches, roots
 from tessera.passes.memory.region_writes import offers_of, writing
 from tessera.passes.memory.writes import aten, inplace_of
-from tessera.torch_internals.operators import op_name
 
 Memory = frozenset[Value]
 
@@ -111,7 +110,7 @@ class _Reuse:
 def _orders(eqn: Equation) -> list[tuple[Arg, ...]]:
     """The arguments as they stand, and exchanged where the operator does not care."""
     orders = [eqn.args]
-    if op_name(eqn.op) in ("add", "mul") and len(eqn.args) == 2 and not eqn.kwargs:  # type: ignore[union-attr]
+    if eqn.opname in ("add", "mul") and len(eqn.args) == 2 and not eqn.kwargs:
         orders.append((eqn.args[1], eqn.args[0]))
     return orders
 
