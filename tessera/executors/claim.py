@@ -64,7 +64,7 @@ def claim_operators(trace: Trace, executor: OperatorExecutor, report: list[Claim
     equations = list(trace.equations)
     taken: dict[str, list[Equation]] = {}
     for index, eqn in enumerate(equations):
-        if eqn.op is FUNCTIONAL and executor.finish is not None:  # it finds the operator once that writes in place
+        if eqn.op is FUNCTIONAL and executor.finish:  # it finds the operator once that writes in place
             inner = eqn.with_(op=eqn.args[0], args=eqn.args[1:])
             if executor.claims(inner) is not None:
                 taken.setdefault(executor.why(inner) if executor.why else "", []).append(inner)

@@ -307,7 +307,8 @@ def _hints(body: Trace, lowered: Lowered) -> dict[str, int]:
 
 
 def structure(body: Trace) -> tuple:
-    """What decides a region's kernel: operators, how they are joined, and types. Names do not count."""
+    """What decides a region's kernel: operators, how they are joined, types, and the machine that is named. Names of
+    values do not count."""
     number = {v: i for i, v in enumerate(body.inputs)}
 
     def key(a: Arg) -> object:
@@ -324,7 +325,7 @@ def structure(body: Trace) -> tuple:
             if v is not None:
                 number[v] = len(number)
                 parts.append(v.type.key())
-    return (*parts, tuple(number[v] for v in body.outputs if isinstance(v, Value)))
+    return (*parts, tuple(number[v] for v in body.outputs if isinstance(v, Value)), config.machine)
 
 
 # --- many regions in one launch -----------------------------------------------------------------------

@@ -161,11 +161,20 @@ def _climb(ref: Ref) -> tuple[Ref, tuple[Step, ...]]:
     view itself. So it does where a detached view has a gradient history of its own, which no view of its base has."""
     steps: list[Step] = []
     while (view := ref.view) is not None:
-        if ref.own_history or values_in((view.args, view.kwargs)) or symbols_in((view.args, view.kwargs)):
+        args = _sizes_left_open(view.op, view.args)
+        if ref.own_history or values_in((args, view.kwargs)) or symbols_in((args, view.kwargs)):
             break
-        steps.append((view.op, view.args, view.kwargs, view.index, view.no_grad))
+        steps.append((view.op, args, view.kwargs, view.index, view.no_grad))
         ref = view.parent
     return ref, tuple(reversed(steps))
+
+
+def _sizes_left_open(op: OpOverload, args: tuple) -> tuple:
+    """A new shape in which one size is symbolic, without it: the others tell that one."""
+    if op._opname not in ("view", "reshape", "_unsafe_view") or not isinstance(args[0], (list, tuple)):
+        return args
+    sizes = [-1 if isinstance(n, (torch.SymInt, Value)) else n for n in args[0]]
+    return args if 0 in sizes or sizes.count(-1) != 1 else (sizes, *args[1:])
 
 
 def _drop_empty_histories(made: Recorded) -> None:

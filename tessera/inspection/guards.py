@@ -1,7 +1,8 @@
 """What a compiled program relies on, in words.
 
 In: the identifier of a compilation. Out: Dynamo's guards on the user's own values, one short line each. Guards that
-every program has (global state, that `torch` is torch) and those on objects' identities are left out.
+every program has (global state, that `torch` is torch, that an object has no further attributes or hooks) and those on
+objects' identities are left out.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _TENSOR = re.compile(
 _QUIET = (
     "hasattr(", "___check_global_state", "___check_torch_function", "utils_device", functorch.HOME,
     "___check_obj_id", "___check_type_id", "check_no_aliasing", "___skip", "___is_grad", "___dict_contains",
-    "___get_torch_function_mode_stack",
+    "not ___dict_contains", "___get_torch_function_mode_stack",
 )  # fmt: skip
 
 

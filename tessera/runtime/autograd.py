@@ -43,7 +43,8 @@ class Bridge:
     reached: tuple[tuple[int, ...], ...]  # cotangents that each gradient is made of, by position in `pulled`
     cut: tuple[int, ...]  # inputs that no result depends on: autograd does not hear of them, nor do their hooks
     edges: tuple[int, ...]  # of each input, its place among a node's `next_functions`, which are those of tensors
-    merges: tuple[tuple[tuple[int, ...], ...] | None, ...]  # of each cotangent, what it is added to before it is used
+    # Of each cotangent, the cotangents behind each gradient that it is added to; None where more than that is done.
+    merges: tuple[tuple[tuple[int, ...], ...] | None, ...]
 
 
 def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable) -> Callable:

@@ -149,8 +149,7 @@ def backward_graph(
     name: str,
 ) -> tuple[Captured, Given]:
     """The backward as a graph of its own: gradients as functions of the inputs, what was saved, and cotangents.
-    `wanted` says which of those need gradients themselves, None which are missing. With `again`, its results are
-    differentiated.
+    `wanted` says which of those need gradients themselves, None which are missing; `again`, whether its results do.
 
     It computes the forward too, from the inputs, since the gradients' own gradients lead through it; what was saved is
     put in place of what is computed again (`passes/clean/known.py`) once it has been differentiated.

@@ -260,3 +260,32 @@ def test_a_hook_that_ends_a_graph_sees_what_its_results_bring(known: bool) -> No
         f(x).sum().backward()
         results.append([x.grad, log.pop()])
     torch.testing.assert_close(results[1], results[0])
+
+
+def test_a_hook_on_a_result_that_no_gradient_reaches_is_not_called() -> None:
+    log: list = []
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y, dead = x.sin(), x.cos()
+        dead.register_hook(log.append)
+        return y * 2
+
+    x = torch.ones(3, requires_grad=True)
+    tessera.jit(f)(x).sum().backward()
+    assert not log
+    torch.testing.assert_close(x.grad, 2 * x.detach().cos())
+
+
+def test_a_hook_that_is_set_under_no_grad() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        with torch.no_grad():
+            y.register_hook(lambda g: g * 3)
+        return y.exp()
+
+    results = []
+    for g in (f, tessera.jit(f)):
+        x = torch.ones(3, requires_grad=True)
+        g(x).sum().backward()
+        results.append(x.grad)
+    torch.testing.assert_close(results[1], results[0])

@@ -181,3 +181,18 @@ def test_what_follows_a_written_tensor_lies_as_it_does(frontend):  # noqa: ANN00
     want, got = (f(torch.arange(12.0).view(3, 4)) for f in (program, compiled(program, frontend)))
     torch.testing.assert_close(got, want)
     assert [y.stride() for y in got] == [y.stride() for y in want]
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_a_view_of_a_written_input_whose_size_changes(frontend):  # noqa: ANN001
+    def program(x):  # noqa: ANN001, ANN202
+        v = x.view(*x.shape, 1)
+        v.select(2, 0).mul_(2)
+        return v, x.reshape(1, -1, 2)
+
+    fast = compiled(program, frontend)
+    for n in (3, 4, 5):
+        x = torch.ones(n, 2)
+        v, w = fast(x)
+        assert same_memory(v, x) and same_memory(w, x) and v.shape == (n, 2, 1)
+        assert torch.equal(x, torch.full((n, 2), 2.0))

@@ -136,8 +136,9 @@ Step = Callable[[Maker], None]
 
 
 def attempt(m: Maker, step: Step) -> bool:
+    """Take a step, if it can be taken. Of some views eager refuses to tell anything once their base was written."""
     try:
         step(m)
-    except Refused:
+    except (Refused, RuntimeError):
         return False
     return True

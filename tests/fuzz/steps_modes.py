@@ -100,7 +100,9 @@ def custom(m: Maker) -> None:
 
 def hook(m: Maker) -> None:
     a = m.any(lambda x: x.requires_grad and not x.is_leaf)
-    m.take(f"{a}.register_hook({m.rng.choice(['double', 'double', 'lambda g: g + 1', 'note_half'])})")
+    m.take(
+        f"{a}.register_hook({m.rng.choice(['double', 'double', 'lambda g: g if g is None else g + 1', 'note_half'])})"
+    )
 
 
 def inner_grad(m: Maker) -> None:

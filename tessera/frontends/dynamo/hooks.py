@@ -49,7 +49,8 @@ def record_hook(
             changed = changed[0] if isinstance(changed, tuple) else changed
             return ct if changed is None else changed, *(None for _ in ctx.free)
 
-    out = record_function(Hooked, (x, *free), recorder)
+    with torch.enable_grad():  # a hook set under no_grad is set all the same
+        out = record_function(Hooked, (x, *free), recorder)
     builder.hooked.append((before, recorder.value(out)))  # type: ignore[arg-type]
     return out
 
@@ -76,19 +77,28 @@ def _behind(eqn: Equation, before: Value, after: Value) -> Equation:
 
 def check_between_results(gm: torch.fx.GraphModule) -> None:
     """Refuse a graph that ends where its program asks for the gradient of one of its results by another, or sets a hook
-    on one that others are made of: compiled, the results of a graph do not know of each other."""
+    on one of several: compiled, the results of a graph do not know of each other, and one node stands for them all."""
     ended = getattr(gm, "compile_subgraph_reason", None)
     if ended is None or not getattr(ended, "graph_break", False):
         return
     lines = [frame.line or "" for frame in ended.user_stack]
-    asks = any(map(_ASKS.search, (str(ended.reason), *lines))) or not all(lines)  # or nobody knows: there is no source
-    if asks and _results_depend(gm):
+    told = (str(ended.reason), *lines)
+    unknown = not all(lines)  # there is no source
+    asks = unknown or any(map(_ASKS.search, told))
+    sets_hook = unknown or any("hook" in text for text in told)
+    results = _results(gm)
+    if asks and (_depend(gm, results) or (sets_hook and len(results) > 1)):
         raise CaptureError("the program asks for gradients between results of this graph; it runs eagerly")
 
 
-def _results_depend(gm: torch.fx.GraphModule) -> bool:
+def _results(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:
+    """What it computes that has a gradient."""
     output = next(n for n in gm.graph.nodes if n.op == "output")
-    results = {n for n in output.all_input_nodes if n.op != "placeholder" and _requires_grad(n)}
+    return {n for n in output.all_input_nodes if n.op != "placeholder" and _requires_grad(n)}
+
+
+def _depend(gm: torch.fx.GraphModule, results: set[torch.fx.Node]) -> bool:
+    """Is one made of another?"""
     behind: set[torch.fx.Node] = set()  # made of a result
     for node in gm.graph.nodes:
         if any(n in behind or n in results for n in node.all_input_nodes):
