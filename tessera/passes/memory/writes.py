@@ -24,7 +24,7 @@ from tessera.ir.types import TensorType, size_key
 from tessera.ir.verify import same_type
 from tessera.ir.views import RESHAPES, SWAPS
 from tessera.ops.families import same_shape
-from tessera.passes.memory.alias import Roots, roots
+from tessera.passes.memory.alias import Roots, escaping, roots, shown
 from tessera.torch_internals.operators import OpOverload, op_name
 from tessera.util.names import names
 
@@ -131,9 +131,9 @@ class _Uses:
         self.users = trace.users()
         self.readers: dict[Value, list[int]] = {}  # memory -> the equations that read it
         for index, eqn in enumerate(trace.equations):
-            for root in {root for v in eqn.inputs() for root in of[v]}:
+            for root in shown(eqn.inputs(), of):
                 self.readers.setdefault(root, []).append(index)
-        self.handed_out = {root for v in values_in(trace.outputs) for root in of[v]}
+        self.handed_out = escaping(trace, of)
         self.ends_in: dict[Value, list[Value]] = {}  # memory -> the inputs that show it at the end
         for target, v in trace.mutations.items():
             for root in of[v]:
