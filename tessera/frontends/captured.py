@@ -25,7 +25,7 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, type_of
 from tessera.torch_internals import pytree
 from tessera.torch_internals.fake import FakeTensorMode
-from tessera.torch_internals.operators import OpOverload
+from tessera.torch_internals.operators import OpOverload, op_name
 
 Step = tuple[OpOverload, tuple, dict, int | None, bool]  # a view, which of its results, whether made under no_grad
 
@@ -171,7 +171,7 @@ def _climb(ref: Ref) -> tuple[Ref, tuple[Step, ...]]:
 
 def _sizes_left_open(op: OpOverload, args: tuple) -> tuple:
     """A new shape in which one size is symbolic, without it: the others tell that one."""
-    if op._opname not in ("view", "reshape", "_unsafe_view") or not isinstance(args[0], (list, tuple)):
+    if op_name(op) not in ("view", "reshape", "_unsafe_view") or not isinstance(args[0], (list, tuple)):
         return args
     sizes = [-1 if isinstance(n, (torch.SymInt, Value)) else n for n in args[0]]
     return args if 0 in sizes or sizes.count(-1) != 1 else (sizes, *args[1:])

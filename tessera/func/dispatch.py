@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from tessera.frontends.captured import Captured, capture
-from tessera.frontends.functional import claims  # noqa: F401  (torch._check becomes part of the program)
+from tessera.frontends.functional import checks  # noqa: F401  (torch._check becomes part of the program)
 from tessera.frontends.functional.trace import ASKS_A_VALUE, argument_names, value_needed, watching
 from tessera.frontends.requires_grad import requires_grad_known
 from tessera.ir import fake

@@ -24,7 +24,7 @@ from tessera.pipeline.lists import PIPELINES, cleaned, editable
 from tessera.pipeline.options import Options
 from tessera.pipeline.run import Edits, Run
 from tessera.pipeline.stage import Stage
-from tessera.runtime.again import Derivative, Wanted, no_forward_mode
+from tessera.runtime.double_backward import Derivative, Wanted, no_forward_mode
 from tessera.runtime.plan import backward_graph
 from tessera.store.key import Key, key_of, own_function
 from tessera.store.program import (
@@ -41,9 +41,9 @@ from tessera.store.program import (
 )
 from tessera.torch_internals.autograd import set_grad_enabled
 from tessera.torch_internals.dynamo import compile_lock
-from tessera.util.collect import uncollected
 from tessera.util.config import config, override
 from tessera.util.errors import Unserial
+from tessera.util.garbage import collection_paused
 from tessera.util.log import log
 
 # Told of every compilation when it is built; whoever measures a script looks on here. Empty otherwise.
@@ -151,7 +151,7 @@ class Compilation:
         """Begin with what another process compiled."""
         start = time.perf_counter()
         try:
-            with uncollected():
+            with collection_paused():
                 stored = load(key, self.options.executors)
                 if stored is None:
                     return False

@@ -18,12 +18,12 @@ from tessera.ir.types import TensorType
 from tessera.passes.memory.schedule import lifetimes
 from tessera.pipeline.account import Program
 from tessera.pipeline.options import Options
-from tessera.runtime.again import Again
 from tessera.runtime.autograd import Bridge, bridge, with_grad
 from tessera.runtime.call import Layout, build_call
 from tessera.runtime.capturable import device_of, why_not_captured
 from tessera.runtime.contracts import checked_inputs, contracts
 from tessera.runtime.cudagraph import Graphed
+from tessera.runtime.double_backward import DoubleBackward
 from tessera.runtime.plan import positions_read
 from tessera.util.config import config
 
@@ -74,7 +74,7 @@ class Executable:
     def join(self, *runs: Callable) -> Callable:
         """Programs as one call. Kept apart from them, so that a profiler can join others that do the same."""
         layout, plan = self.ends.layout, self.ends.bridge
-        core = runs[0] if plan is None else bridge(*runs, plan, Again(plan, self.derivative))
+        core = runs[0] if plan is None else bridge(runs[0], runs[1], plan, DoubleBackward(plan, self.derivative))
         if self.enables_grad:  # views that it gives back have histories too
             return with_grad(build_call(core, layout, torch.no_grad()(self.eager), guarded=plan is None))
         return build_call(core, layout, self.eager, guarded=plan is None)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import tessera
-from tessera.runtime import again
+from tessera.runtime.double_backward import DoubleBackward
 
 FRONTENDS = ["dynamo", "functional"]
 
@@ -67,7 +67,7 @@ def test_zeros_that_are_only_added_need_no_other_program(monkeypatch: pytest.Mon
     def refuse(*_: object) -> None:
         raise AssertionError("expected the one backward program")
 
-    monkeypatch.setattr(again.Again, "__call__", refuse)
+    monkeypatch.setattr(DoubleBackward, "__call__", refuse)
 
     def model(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
         hidden = x @ w

@@ -30,7 +30,7 @@ class Derivative:
     devices: tuple[torch.device | None, ...]  # where it expects them
 
 
-class Again:
+class DoubleBackward:
     def __init__(self, plan: Bridge, make: Callable[[Wanted, bool], Derivative]) -> None:
         """`make` compiles for cotangents that do or do not need gradients themselves, or are missing, and for gradients
         that will or will not be differentiated again."""

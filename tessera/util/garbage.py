@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def uncollected() -> Iterator[None]:
+def collection_paused() -> Iterator[None]:
     """For work that makes much and drops little: looking for garbage among it would take longer than the work."""
     before = gc.isenabled()
     gc.disable()
