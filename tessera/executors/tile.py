@@ -44,7 +44,7 @@ from tessera.tile.from_trace.region import Lowered, Unlowerable, check, kind_of,
 from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets import Target, target_for
 from tessera.tile.targets.autotune import choose
-from tessera.torch_internals.operators import OpOverload, op_name
+from tessera.torch_internals.operators import OpOverload
 from tessera.util.config import config, override
 from tessera.util.names import names
 
@@ -138,16 +138,16 @@ def _alone(eqn: Equation) -> bool:
         return False
     if _kind(eqn) == REDUCE:
         return bool(_reduced(eqn)) and t.numel() >= 256
-    if op_name(eqn.op) in ("gelu", "gelu_backward") and t.dtype in (torch.float16, torch.bfloat16):  # type: ignore[union-attr]
+    if eqn.opname in ("gelu", "gelu_backward") and t.dtype in (torch.float16, torch.bfloat16):
         return True
-    if op_name(eqn.op) in ("mul", "div", "add", "sub") and any(v.tensor.ndim == 0 for v in eqn.inputs()):  # type: ignore[union-attr]
+    if eqn.opname in ("mul", "div", "add", "sub") and any(v.tensor.ndim == 0 for v in eqn.inputs()):
         return True
-    copies = op_name(eqn.op) in ("clone", "contiguous", "_to_copy", "copy")  # type: ignore[union-attr]
+    copies = eqn.opname in ("clone", "contiguous", "_to_copy", "copy")
     return copies and eqn.inputs()[0].tensor.stride != t.stride
 
 
 def _lone_activation(eqn: Equation, points: int) -> bool:
-    name = op_name(eqn.op)  # type: ignore[union-attr]
+    name = eqn.opname
     return name in LONE_ON_CPU and (name != "gelu" or points <= LARGE_GELU)
 
 

@@ -168,7 +168,7 @@ def _still_aliased(original: Trace, made: Trace, aliased: dict[int, Aliased]) ->
 def _way(trace: Trace, i: int, alias: Aliased, known: dict[object, int]) -> object:
     """How an output comes from inputs and from the output it is a view of, as a number: equal ones are equal."""
     numbers: dict[Value, int] = {}
-    made_by = {v: eqn for eqn in trace.equations for v in eqn.results()}
+    made_by = trace.makers()
     for place, v in enumerate(trace.inputs):
         numbers[v] = known.setdefault(("input", place), len(known))
         if v in trace.mutations:

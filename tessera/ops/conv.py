@@ -78,7 +78,7 @@ def cost_conv(eqn: Equation) -> float:
     """Two flops a tap for each element of the result, or of the input of a transposed convolution."""
     x, w = eqn.args[:2]
     assert isinstance(x, Value) and isinstance(w, Value)
-    name = op_name(eqn.op)  # type: ignore[union-attr]
+    name = eqn.opname
     transposed = "transpose" in name or (name == "convolution" and bool(eqn.args[6]))
     taps = w.tensor.numel() // max(size_hint(w.shape[0]), 1)
     return 2.0 * taps * (x if transposed else eqn.out).tensor.numel()

@@ -30,7 +30,7 @@ from tessera.torch_internals.fake import (
     FakeTensor,
     FakeTensorMode,
 )
-from tessera.torch_internals.operators import decomposition_table, op_name, overload_name
+from tessera.torch_internals.operators import decomposition_table, overload_name
 from tessera.torch_internals.shapes import GuardOnDataDependentSymNode
 from tessera.util.errors import RuleError
 
@@ -333,7 +333,7 @@ def _twins(eqn: Equation) -> list[Equation]:
     if isinstance(eqn.op, Special):
         return []
     written_out = None if eqn.op in _MISTAKEN else decomposition_table.get(eqn.op)
-    decomposed = [] if written_out is None else [eqn.with_(op=Special(op_name(eqn.op), written_out, "formula"))]
+    decomposed = [] if written_out is None else [eqn.with_(op=Special(eqn.opname, written_out, "formula"))]
     writing = _writing_twin(eqn)
     return decomposed if writing is None else [writing, *decomposed]
 
@@ -388,15 +388,15 @@ def _strays(trace: Trace) -> bool:
 
 def _writing_twin(eqn: Equation) -> Equation | None:
     """The same computation by the in-place operator, on a copy."""
-    if isinstance(eqn.op, Special) or op_name(eqn.op).endswith("_"):
+    if isinstance(eqn.op, Special) or eqn.opname.endswith("_"):
         return None
-    packet = getattr(getattr(torch.ops, eqn.op.namespace), op_name(eqn.op) + "_", None)
+    packet = getattr(getattr(torch.ops, eqn.op.namespace), eqn.opname + "_", None)
     writing = getattr(packet, overload_name(eqn.op), None)
 
     def run(first: torch.Tensor, *args: object, **kwargs: object) -> object:
         return writing(first.clone(), *args, **kwargs)  # type: ignore[misc]
 
-    return None if writing is None else eqn.with_(op=Special(op_name(eqn.op), run, "formula"))
+    return None if writing is None else eqn.with_(op=Special(eqn.opname, run, "formula"))
 
 
 def _apply(eqn: Equation, values: list[Value], tensors: tuple | list) -> object:

@@ -18,7 +18,6 @@ from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.torch_internals.dispatch import DispatchKey, is_key_excluded
 from tessera.torch_internals.fake import FakeTensor, FakeTensorMode
-from tessera.torch_internals.operators import aten_name
 from tessera.util.errors import RuleError
 
 NAMESPACE = "autograd"
@@ -41,7 +40,7 @@ def opaque_vjp(eqn: Equation, values: list[Value], mask: tuple[bool, ...], mode:
     floats = [v for v in outputs if v is not None and v.is_differentiable]
     cts = [builder.input(f"ct{i}", v.type) for i, v in enumerate(floats)]
     wanted = [v for v, m in zip(inputs, mask, strict=True) if m]
-    run = Special(f"pullback_{aten_name(eqn.op) or 'function'}", _pullback(eqn, values, mask), NAMESPACE)
+    run = Special(f"pullback_{eqn.opname or 'function'}", _pullback(eqn, values, mask), NAMESPACE)
     grads = builder.record(run, (*inputs, *cts), {}, [v.type for v in wanted], "grad")
     results = [v for v in outputs if v is not None]
     return builder.finish([*results, *grads])  # type: ignore[misc]

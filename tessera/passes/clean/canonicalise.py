@@ -23,7 +23,7 @@ from tessera.ir.match import Match, P, Table, Var, rewrite
 from tessera.ir.record import NO_GRAD
 from tessera.ir.trace import Trace
 from tessera.ops.families import same_shape
-from tessera.passes.memory.alias import Roots, roots
+from tessera.passes.memory.alias import Roots, escaping, roots
 from tessera.util.names import names
 
 x, y, src = Var("x"), Var("y"), Var("src")
@@ -193,7 +193,7 @@ class _Legal:
         self.given = set(values_in(trace.outputs))
         self.mutated = set(trace.mutations)
         self.own = {v for eqn in trace.equations for v in eqn.results()}
-        self.outside = {root for v in self.given for root in self.of[v]}
+        self.outside = escaping(trace, self.of)
         self.users = trace.users()
         self.results = set(trace.results())
         self.stands: dict[Value, frozenset[Value]] = {}

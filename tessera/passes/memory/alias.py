@@ -82,7 +82,7 @@ def shared_by(eqn: Equation) -> list[Value]:
 
 
 def _annotated(eqn: Equation, schema: Schema) -> list[Value]:
-    if op_name(eqn.op) in UNANNOTATED:  # type: ignore[union-attr]
+    if eqn.opname in UNANNOTATED:
         return values_in(eqn.args[:1])
     shown: list[Value] = []
     for index, param in enumerate(schema.params):
@@ -96,7 +96,7 @@ def _annotated(eqn: Equation, schema: Schema) -> list[Value]:
 
 def _computes(eqn: Equation) -> bool:
     """Operators that give their argument back only where they have nothing to do."""
-    name, args = op_name(eqn.op), eqn.args  # type: ignore[union-attr]
+    name, args = eqn.opname, eqn.args
     if name == "einsum":
         return isinstance(args[1], (list, tuple)) and len(args[1]) > 1
     if name in DROPOUTS:
@@ -141,7 +141,7 @@ def _maybe_fresh(eqn: Equation) -> bool:
     """Shares memory or allocates, as its arguments have it: its result is a root too."""
     if isinstance(eqn.op, Special):
         return True
-    return op_name(eqn.op) in MAY_COPY or _kind(eqn.op) == "any"
+    return eqn.opname in MAY_COPY or _kind(eqn.op) == "any"
 
 
 def always_view(op: OpOverload) -> bool:

@@ -11,7 +11,7 @@ from tessera.ir.equation import Equation, Special, Value, values_in
 from tessera.ir.schema import has_effect, schema_of
 from tessera.ir.trace import Trace
 from tessera.passes.clean.dce import mentioned
-from tessera.passes.memory.alias import Roots, roots
+from tessera.passes.memory.alias import Roots, roots, shown
 from tessera.torch_internals.operators import OpOverload
 
 
@@ -37,8 +37,8 @@ def dependencies(trace: Trace, of: Roots | None = None) -> list[set[int]]:
             effect = index
         if writes:
             assert of is not None
-            into = {root for v in written(eqn) for root in of[v]}
-            for root in {root for v in inputs for root in of[v]}:
+            into = shown(written(eqn), of)
+            for root in shown(inputs, of):
                 if root in wrote:
                     need.add(wrote[root])
                 if root in into:

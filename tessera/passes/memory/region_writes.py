@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from tessera.ir.equation import Equation, Special, Value, values_in
+from tessera.ir.equation import Equation, Special, Value
 from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
-from tessera.passes.memory.alias import Roots, roots
+from tessera.passes.memory.alias import Roots, escaping, roots, shown
 
 
 @dataclass
@@ -42,7 +42,7 @@ def plan_regions(trace: Trace, of: Roots | None = None) -> list[RegionWrite]:
         return []
     of = of if of is not None else roots(trace)
     readers = _readers(trace, of, set(wanted))
-    held = {root for v in values_in(trace.outputs) for root in of[v]}
+    held = escaping(trace, of)
     writes = []
     for target, (index, k) in wanted.items():
         eqn = trace.equations[index]
@@ -73,7 +73,7 @@ def _readers(trace: Trace, of: Roots, targets: set[Value]) -> dict[Value, list[i
     """Who reads each target's memory."""
     readers: dict[Value, list[int]] = {t: [] for t in targets}
     for index, eqn in enumerate(trace.equations):
-        for root in {root for v in eqn.inputs() for root in of[v]} & targets:
+        for root in shown(eqn.inputs(), of) & targets:
             readers[root].append(index)
     return readers
 

@@ -13,10 +13,9 @@ from tessera.ir.rewrite import Rewrite
 from tessera.ir.schema import is_pointwise
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, overlaps_itself
-from tessera.passes.memory.alias import last_touches, roots
+from tessera.passes.memory.alias import last_touches, roots, shown
 from tessera.passes.memory.region_writes import offers_of, writing
 from tessera.passes.memory.writes import aten, inplace_of
-from tessera.torch_internals.operators import op_name
 
 Memory = frozenset[Value]
 
@@ -29,7 +28,7 @@ def reuse(trace: Trace) -> Trace:
 class _Reuse:
     def __init__(self, trace: Trace) -> None:
         self.rewrite, self.of = Rewrite(trace), roots(trace)
-        self.held = {root for v in trace.results() for root in self.of[v]} | {*trace.inputs, *trace.constants}
+        self.held = shown(trace.results(), self.of) | {*trace.inputs, *trace.constants}
         self.last = last_touches(trace.equations, self.of)
         self.took: dict[Value, Memory] = {}  # a result written over its argument is that argument's memory
 
@@ -111,7 +110,7 @@ class _Reuse:
 def _orders(eqn: Equation) -> list[tuple[Arg, ...]]:
     """The arguments as they stand, and exchanged where the operator does not care."""
     orders = [eqn.args]
-    if op_name(eqn.op) in ("add", "mul") and len(eqn.args) == 2 and not eqn.kwargs:  # type: ignore[union-attr]
+    if eqn.opname in ("add", "mul") and len(eqn.args) == 2 and not eqn.kwargs:
         orders.append((eqn.args[1], eqn.args[0]))
     return orders
 

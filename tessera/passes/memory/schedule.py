@@ -14,7 +14,7 @@ from tessera.ir.equation import Value, values_in
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ops.offload import TO_HOST
-from tessera.passes.memory.alias import Roots, roots
+from tessera.passes.memory.alias import Roots, roots, shown
 from tessera.passes.memory.depend import dependencies
 from tessera.passes.memory.region_writes import plan_regions
 from tessera.passes.memory.writes import plan
@@ -86,7 +86,7 @@ class _Memory:
             self.takes.append(taken)
             values = [*eqn.inputs(), *(v for v in eqn.outputs if v is not None)]
             self.touches.append([root for root in {r for v in values for r in of[v]} if root not in outside])
-        self.held = {root for v in trace.results() for root in of[v]} - outside
+        self.held = shown(trace.results(), of) - outside
 
     def peak(self, order: list[int] | range) -> int:
         return max((during for during, _ in self.steps(order)), default=0)

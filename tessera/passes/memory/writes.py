@@ -24,7 +24,7 @@ from tessera.ir.types import TensorType, size_key
 from tessera.ir.verify import same_type
 from tessera.ir.views import RESHAPES, SWAPS
 from tessera.ops.families import same_shape
-from tessera.passes.memory.alias import Roots, roots
+from tessera.passes.memory.alias import Roots, escaping, roots, shown
 from tessera.torch_internals.operators import OpOverload, op_name
 from tessera.util.names import names
 
@@ -131,9 +131,9 @@ class _Uses:
         self.users = trace.users()
         self.readers: dict[Value, list[int]] = {}  # memory -> the equations that read it
         for index, eqn in enumerate(trace.equations):
-            for root in {root for v in eqn.inputs() for root in of[v]}:
+            for root in shown(eqn.inputs(), of):
                 self.readers.setdefault(root, []).append(index)
-        self.handed_out = {root for v in values_in(trace.outputs) for root in of[v]}
+        self.handed_out = escaping(trace, of)
         self.ends_in: dict[Value, list[Value]] = {}  # memory -> the inputs that show it at the end
         for target, v in trace.mutations.items():
             for root in of[v]:
@@ -168,7 +168,7 @@ class _Finder:
             return False
         if isinstance(eqn.op, Special):
             done = eqn.op is FUNCTIONAL and self.peel_functional(eqn, v, is_content, path)
-        elif op_name(eqn.op) in SCATTERS:
+        elif eqn.opname in SCATTERS:
             done = self.peel_scatter(eqn, is_content, path)
         elif inplace_of(eqn.op) is not None:
             done = self.peel_update(eqn, is_content, path)
@@ -182,7 +182,7 @@ class _Finder:
         base, src = eqn.args[:2]
         if not isinstance(base, Value) or not isinstance(src, Value) or not self.peel(base, is_content, path):
             return False
-        step = SCATTERS[op_name(eqn.op)](*eqn.args[2:], **eqn.kwargs)  # type: ignore[union-attr]
+        step = SCATTERS[eqn.opname](*eqn.args[2:], **eqn.kwargs)
         before = len(self.plan.leaves), dict(self.plan.shows)
         # the source may itself be updates of the part it replaces: then only those are written
         if self.peel(src, lambda u: self.is_view(u, base, step), (*path, step)):
@@ -221,7 +221,7 @@ class _Finder:
 
     def peel_view(self, eqn: Equation, is_content: Callable[[Value], bool], path: Path) -> bool:
         """`t(copy(t(x), …))`: updates of a view, turned back by the view's inverse."""
-        if len(eqn.outputs) != 1 or op_name(eqn.op) not in _INVERSES:  # type: ignore[union-attr]
+        if len(eqn.outputs) != 1 or eqn.opname not in _INVERSES:
             return False
         inner = eqn.args[0]
         bottom = self.bottom(inner) if isinstance(inner, Value) else None
@@ -242,7 +242,7 @@ class _Finder:
             eqn = self.maker(v)
             if eqn is None or isinstance(eqn.op, Special):
                 return v
-            if op_name(eqn.op) in SCATTERS or inplace_of(eqn.op) is not None:
+            if eqn.opname in SCATTERS or inplace_of(eqn.op) is not None:
                 base = eqn.args[0]
                 if not isinstance(base, Value):
                     return None
@@ -252,7 +252,7 @@ class _Finder:
 
     def view_step(self, view: Equation, base: Value) -> Step | None:
         """The view as one that certainly shares memory: a reshape that copies cannot be written through."""
-        if op_name(view.op) in RESHAPES:  # type: ignore[union-attr]
+        if view.opname in RESHAPES:
             shape = list(view.out.shape)
             try:
                 fake.infer(aten.view.default, (base, shape), {}, self.mode)
@@ -336,7 +336,7 @@ _INVERSES = RESHAPES | SWAPS | {"permute"}
 
 def _undoes(outer: Equation, view: Equation) -> bool:
     """Does `outer` turn `view` back? Both are over the same number of elements."""
-    first, second = op_name(view.op), op_name(outer.op)  # type: ignore[union-attr]
+    first, second = view.opname, outer.opname
     if first in RESHAPES and second in RESHAPES:
         return True
     rank = view.out.ndim

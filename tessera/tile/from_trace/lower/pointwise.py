@@ -18,7 +18,10 @@ from tessera.ir.equation import Arg, Value
 from tessera.tile.from_trace.index import ZERO, Indices, Unlowerable, size_index, sizes_of
 from tessera.tile.from_trace.lower.rule import POINTWISE, Call, Reader, Rule, define
 from tessera.tile.from_trace.values import HALF, NARROW, T, held, wide
+from tessera.util.cost import flops_per_element
 from tessera.util.names import names
+
+EXPENSIVE = 8  # instructions an element
 
 
 def broadcast(x: Value, at: Indices) -> Indices:
@@ -113,16 +116,18 @@ def raw(texts: str, formula: Callable[..., T]) -> None:
     define(texts, Rule(POINTWISE, lower))
 
 
-def unary(name: str, fn: str | None = None, expensive: bool = True) -> None:
-    pointwise(name, lambda x: x.fn(fn or name), expensive)
+def is_expensive(function: str) -> bool:
+    """A value of this function is written and read rather than computed twice."""
+    return flops_per_element(function) >= EXPENSIVE
 
 
 # --- functions of one value ---------------------------------------------------------------------------
 
-for _name in names("exp exp2 expm1 log log2 log10 log1p sigmoid tanh erf erfc sin cos tan asin acos atan sinh cosh"):
-    unary(_name)
-for _name in names("sqrt rsqrt reciprocal neg sign"):
-    unary(_name, expensive=False)
+for _name in names(
+    "exp exp2 expm1 log log2 log10 log1p sigmoid tanh erf erfc sin cos tan asin acos atan sinh cosh"
+    " sqrt rsqrt reciprocal neg sign"
+):
+    pointwise(_name, lambda x, fn=_name: x.fn(fn), is_expensive(_name))
 pointwise("abs", lambda x: x if x.dtype is torch.bool else x.fn("abs"))
 pointwise("sgn", lambda x: x.fn("sign"))
 pointwise("square", lambda x: x * x)
@@ -205,7 +210,7 @@ for _name in names("maximum minimum fmax fmin atan2"):
     pointwise(
         _name,
         lambda a, b, fn=_name: _extreme(a, b, fn) if a.dtype is torch.bool else a.fn(fn, b),
-        expensive=_name == "atan2",
+        is_expensive(_name),
     )
 
 
