@@ -22,6 +22,7 @@ from tessera.ir.alias import Ref
 from tessera.ir.builder import Builder
 from tessera.ir.checks import record_assumptions
 from tessera.ir.equation import NUMBER, Value, symbols_in, values_in
+from tessera.ir.fake import forget_tensors
 from tessera.ir.layouts import laid_as
 from tessera.ir.record import Keep, Recorded, Recorder, record_with
 from tessera.ir.trace import Trace
@@ -84,6 +85,7 @@ def capture(
     bases = [_laid_out(builder, base.read(builder), base.tensor, made.refs) for base in bases]
     trace = numbers_as_values(made.trace.with_(outputs=(*outputs, *bases)), builder)
     grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in fakes)
+    forget_tensors(builder.mode)
     return Captured(trace, made.spec, builder.mode, len(made.outputs), aliased, grads, left[0] if left else None)
 
 

@@ -126,6 +126,11 @@ def default_mode() -> FakeTensorMode:
     return _of_thread.mode
 
 
+def forget_tensors(mode: FakeTensorMode) -> None:
+    """Let go of the real tensors that fake ones were made of: PyTorch swaps no tensor that somebody refers to weakly."""
+    mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()
+
+
 @contextmanager
 def below_autograd() -> Iterator[None]:
     """Operators reach dispatch modes whole, before autograd takes composite ones apart."""

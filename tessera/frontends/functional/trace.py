@@ -9,8 +9,8 @@ numbers are baked in; other tensors closed over, such as a module's parameters, 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from tessera.frontends.captured import Aliased, aliases
+from tessera.frontends.requires_grad import requires_grad_known
 from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Value
@@ -78,10 +79,12 @@ def trace_function(
     types: dict[int, TensorType] | None = None,
     name: str = "",
     close: bool = False,
+    differentiated: Collection[int] = (),
 ) -> Traced:
     """Trace `fn(*args, **kwargs)`.
 
-    `types[i]` replaces the type of the i-th flat argument (one example of a batch). With `close`, every tensor
+    `differentiated` are the flat arguments by which a transform will differentiate: what is made of them says that it
+    requires gradients. `types[i]` replaces the type of the i-th flat argument (one example of a batch). With `close`, every tensor
     closed over becomes an input and the trace has no constants: what a sub-trace must be.
     """
     leaves, in_spec = pytree.tree_flatten((args, kwargs or {}))
@@ -106,7 +109,9 @@ def trace_function(
     with fake.alone(), torch.enable_grad():
         fakes = [fake.fake_of((types or {}).get(i) or _type(leaves[i], i), mode) for i in places]
         try:
-            with watching(builder):
+            flags = [i in differentiated or leaves[i] for i in places]
+            told = requires_grad_known(builder, flags) if differentiated else nullcontext()
+            with watching(builder), told:
                 made = record_with(Recorder(builder, keep_whole), run, fakes, names)
         except ASKS_A_VALUE as error:
             raise value_needed(error) from error
