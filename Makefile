@@ -13,7 +13,7 @@ DOCS_READY := .venv/.docs-ready
 endif
 BIN := $(dir $(PY))
 
-.PHONY: demo test quick sweep docs lint format types imports unit tour bench gpu clean
+.PHONY: demo test quick sweep docs lint format types imports unit tour internals bench gpu clean
 
 demo: $(READY)
 	$(PY) examples/demo.py
@@ -70,6 +70,23 @@ sweep: $(READY)
 tour: $(READY)
 	OMP_NUM_THREADS=1 $(PY) examples/tour.py
 
+# Every version of PyTorch that Tessera supports must have the private symbols that Tessera uses. Each gets an environment
+# of its own. Where pip would bring CUDA along, which is gigabytes, a CPU build will do:
+#     make internals TORCH_FROM='--index-url https://download.pytorch.org/whl/cpu'
+TORCHES := 2.11.0 2.12.0 2.13.0
+internals: $(TORCHES:%=internals-%)
+
+internals-%: .torches/%/.ready
+	OMP_NUM_THREADS=1 PYTHONPATH=. .torches/$*/bin/python -m pytest --noconftest -q tests/torch_internals/test_symbols.py
+
+.torches/%/.ready:
+	python3 -m venv .torches/$*
+	.torches/$*/bin/python -m pip install torch==$* $(TORCH_FROM)
+	.torches/$*/bin/python -m pip install pytest expecttest numpy
+	touch $@
+
+.PRECIOUS: .torches/%/.ready
+
 bench: $(READY)
 	OMP_NUM_THREADS=1 $(PY) -m tessera.tools.cli bench core --json bench-core.json
 
@@ -78,5 +95,5 @@ gpu: $(READY)
 	OMP_NUM_THREADS=1 $(PY) -m tessera.tools.cli check --battery --device cuda --json battery.json
 
 clean:
-	rm -rf .venv build dist dumps site *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf .venv .torches build dist dumps site *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -23,15 +23,25 @@ from tessera.func.api import (
 )
 from tessera.inspection import check, edit, explain, reproduce, stages, trace
 from tessera.ir.trace import Trace
-from tessera.just_in_time.api import backend, jit
+from tessera.just_in_time.api import backend as _backend
+from tessera.just_in_time.api import jit
 from tessera.runtime.buckets import Buckets
+from tessera.torch_internals.dynamo import guard_same_objects
 from tessera.training import train_step
 from tessera.transforms.quantize import quantize
 from tessera.util.config import config, override
 
-__all__ = [
+__all__ = [  # noqa: F822
     "Buckets", "Trace", "backend", "check", "checkpoint", "cond", "config", "custom_vjp", "edit", "explain", "grad",
     "grad_and_value", "hessian", "jacfwd", "jacrev", "jit", "jvp", "linearize", "override", "quantize",
     "register_executor", "register_kernel", "register_operator", "reproduce", "scan", "stages",
     "trace", "train_step", "value_and_grad", "vjp", "vmap", "while_loop",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    """`backend`, for `torch.compile`, which names it before it traces: by then Dynamo must have all of its guards."""
+    if name != "backend":
+        raise AttributeError(f"module 'tessera.api' has no attribute {name!r}")
+    guard_same_objects()
+    return _backend

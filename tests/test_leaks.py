@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import linecache
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -16,6 +16,15 @@ from tessera.ir.trace import Trace
 from tessera.pipeline.compilation import Compilation
 
 ROUNDS = 4
+
+
+@pytest.fixture(autouse=True)
+def frozen() -> Iterator[None]:
+    """What earlier tests left is not looked at, so that collecting takes milliseconds, not seconds."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def function() -> None:

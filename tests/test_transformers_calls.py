@@ -8,6 +8,7 @@ import pickle
 
 import pytest
 import torch
+from torch.nn.modules.module import _global_module_registration_hooks
 
 import tessera
 
@@ -47,6 +48,20 @@ def test_it_goes_with_what_was_compiled() -> None:
     del model.forward
     gc.collect()
     assert NAME not in vars(model)
+
+
+def test_a_model_whose_child_is_compiled_calls_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CLASS, NAME, lambda self, config: f"theirs, {config}")
+    gc.collect()
+    hooks = dict(_global_module_registration_hooks)
+    model = model_of("llama")
+    plain = model.model
+    model.model = tessera.jit(plain)
+    assert model.get_compiled_call("config") == model.__call__
+    model.model = plain
+    gc.collect()
+    assert NAME not in vars(model) and model.get_compiled_call("config") == "theirs, config"
+    assert dict(_global_module_registration_hooks) == hooks
 
 
 def test_a_model_is_pickled_without_it() -> None:

@@ -18,6 +18,7 @@ HERE = Path(__file__).parent
 QUICK: dict[str, tuple[str, ...]] = {
     "docs/test_layout.py": (),
     "docs/test_reference.py": (),
+    "executors/rows/test_rows.py": (),
     "executors/test_aten.py": (),
     "executors/test_claim.py": (),
     "executors/test_default.py": (),
@@ -48,6 +49,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "passes/test_reuse.py": (),
     "passes/test_schedule.py": (),
     "passes/test_write_over.py": (),
+    "pipeline/test_lists.py": (),
     "runtime/test_autograd.py": (),
     "runtime/test_call.py": (),
     "store/test_key.py": (),

@@ -12,13 +12,19 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-import torch
-from torch._ops import OpOverload
-
 from tessera.executors.attention_backward import adapted
 from tessera.executors.base import OperatorExecutor, register
 from tessera.ir.equation import Operator, Special
 from tessera.ir.schema import schema_of
+from tessera.torch_internals.autograd import TensorBase
+from tessera.torch_internals.operators import (
+    OpOverload,
+    nn_functions,
+    op_name,
+    op_schema,
+    raw_callable,
+    variable_functions,
+)
 from tessera.util.names import names
 
 # Where eager PyTorch keeps the fast form of an operator, by its short name.
@@ -55,19 +61,19 @@ def bind(op: Operator) -> Callable:
 
 @functools.cache
 def _bind(op: OpOverload) -> Callable:
-    return adapted(op) or _fast_form(op) or getattr(op, "_op", op)
+    return adapted(op) or _fast_form(op) or raw_callable(op)
 
 
 def _fast_form(op: OpOverload) -> Callable | None:
-    name = op._opname
-    if op.namespace != "aten" or schema_of(op).is_out or "Dimname" in str(op._schema):
+    name = op_name(op)
+    if op.namespace != "aten" or schema_of(op).is_out or "Dimname" in str(op_schema(op)):
         return None
     if name in FUNCTIONS:
-        return getattr(torch._C._VariableFunctions, name, None)  # type: ignore[attr-defined]
+        return getattr(variable_functions, name, None)  # type: ignore[attr-defined]
     if name in NN_FUNCTIONS:
-        return getattr(torch._C._nn, name, None)  # type: ignore[attr-defined]
+        return getattr(nn_functions, name, None)  # type: ignore[attr-defined]
     if name in METHODS:
-        return getattr(torch._C.TensorBase, name, None)
+        return getattr(TensorBase, name, None)
     return None
 
 

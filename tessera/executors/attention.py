@@ -22,6 +22,7 @@ from tessera.tile.attention import Attention, attention, attention_parts, attent
 from tessera.tile.dialect.elements import element_of_dtype
 from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets import CompiledKernel, Target, target_for
+from tessera.torch_internals.operators import aten_name
 
 NAME = "scaled_dot_product_attention"
 TAKEN = (torch.bfloat16, torch.float16, torch.float32)
@@ -32,7 +33,7 @@ MOST_PARTS, SHORTEST_PART = 32, 128  # of the keys: joining more costs more than
 
 
 def claims(eqn: Equation) -> Callable | None:
-    if getattr(eqn.op, "_opname", "") != NAME or refusal(eqn):
+    if aten_name(eqn.op) != NAME or refusal(eqn):
         return None
     strides = [size_hint(s) for s in eqn.out.tensor.stride]
     target = target_for(eqn.out.tensor.device)

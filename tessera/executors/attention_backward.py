@@ -20,10 +20,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from tessera.ir.layouts import with_strides
 from tessera.ir.types import contiguous_strides
+from tessera.torch_internals.operators import OpOverload, raw_callable
 
 BY_TOKEN = (0, 2, 1, 3)  # [B, H, T, D] with T before H in memory: what a projection after attention gives back
 
@@ -77,4 +77,4 @@ _ADAPTED: dict[OpOverload, Callable[[Callable], Callable]] = {
 def adapted(op: OpOverload) -> Callable | None:
     """The callable that stands for one of these operators; None for any other."""
     adapt = _ADAPTED.get(op)
-    return None if adapt is None else adapt(getattr(op, "_op", op))
+    return None if adapt is None else adapt(raw_callable(op))

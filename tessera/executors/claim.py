@@ -19,6 +19,7 @@ from tessera.ir.printer import identifier
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.passes.clean.dce import dce
+from tessera.torch_internals.operators import op_name
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def claim_operators(trace: Trace, executor: OperatorExecutor, report: list[Claim
     equations = list(trace.equations)
     taken: dict[str, list[Equation]] = {}
     for index, eqn in enumerate(equations):
-        if eqn.op is FUNCTIONAL and executor.finish is not None:  # it finds the operator once that writes in place
+        if eqn.op is FUNCTIONAL and executor.finish:  # it finds the operator once that writes in place
             inner = eqn.with_(op=eqn.args[0], args=eqn.args[1:])
             if executor.claims(inner) is not None:
                 taken.setdefault(executor.why(inner) if executor.why else "", []).append(inner)
@@ -74,7 +75,7 @@ def claim_operators(trace: Trace, executor: OperatorExecutor, report: list[Claim
             continue
         key = (eqn.op, fn)
         if key not in specials:
-            specials[key] = Special(eqn.op._opname, fn, executor.name, not has_effect(eqn), of=eqn.op)
+            specials[key] = Special(op_name(eqn.op), fn, executor.name, not has_effect(eqn), of=eqn.op)
         equations[index] = eqn.with_(op=specials[key])
         taken.setdefault(executor.why(eqn) if executor.why else "", []).append(eqn)
     report += [_entry(executor.name, eqns, why) for why, eqns in taken.items()]
@@ -132,4 +133,4 @@ def _entry(name: str, equations: list[Equation], why: str = "") -> Claim:
 
 
 def _operator(eqn: Equation) -> str:
-    return repr(eqn.op) if isinstance(eqn.op, Special) else f"{eqn.op.namespace}.{eqn.op._opname}"
+    return repr(eqn.op) if isinstance(eqn.op, Special) else f"{eqn.op.namespace}.{op_name(eqn.op)}"

@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Callable
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import GraphModule
 
 from tessera.executors.base import FusionExecutor, Region, register
@@ -23,6 +22,8 @@ from tessera.ir.mode import mode_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, type_of
 from tessera.ir.verify import same_type
+from tessera.torch_internals.lookup import missing
+from tessera.torch_internals.operators import OpOverload
 from tessera.util.errors import OptionError
 
 LEAST = 2  # equations: one alone gains nothing over ATen
@@ -65,21 +66,17 @@ def compile_region(body: Trace) -> Callable | None:
 
 
 def _inductor(body: Trace) -> tuple[Callable, dict, Callable]:
-    try:
-        from torch._inductor.compile_fx import compile_fx_inner
-        from torch._inductor.decomposition import select_decomp_table
-        from torch.fx.experimental.proxy_tensor import make_fx
-    except ImportError as error:
-        raise OptionError(
-            f"the inductor executor needs torch._inductor, which does not import here: {error}"
-        ) from error
+    from tessera.torch_internals import inductor  # takes seconds: imported where a region is compiled
+
+    if reason := missing(inductor.compile_fx_inner):
+        raise OptionError(f"the inductor executor needs torch._inductor, which does not import here: {reason}")
     on_cpu = any(v.tensor.device.type == "cpu" for v in body.outputs)  # type: ignore[union-attr]
     if on_cpu and not any(map(shutil.which, ("c++", "g++", "clang++", "cl"))):
         raise OptionError(
             "the inductor executor compiles C++ for the CPU and found no compiler (c++, g++, clang++); "
             "install one, or leave 'inductor' out of the list of executors"
         )
-    return compile_fx_inner, select_decomp_table(), make_fx
+    return inductor.compile_fx_inner, inductor.select_decomp_table(), inductor.make_fx
 
 
 register(FusionExecutor("inductor", regions, compile_region))

@@ -18,6 +18,7 @@ from tessera.executors.kernel_tile import TileKernel, is_tile_program, tile_kern
 from tessera.executors.kernel_triton import TritonKernel
 from tessera.executors.register import register_executor, register_operator
 from tessera.tile.schedules.schedule import Schedule
+from tessera.torch_internals.operators import op_schema
 from tessera.util.errors import OptionError, RuleError
 
 Program = TileKernel | TritonKernel
@@ -72,7 +73,7 @@ def register_kernel(
         name, call.function(), fake=call.types, vjp=vjp, jvp=jvp, batch=batch or (lambda *a: one_by_one(name, made, *a))
     )
     # compiled programs call the kernel itself: what the dispatcher and autograd would look at is settled there
-    full = made._schema.name  # type: ignore[attr-defined]
+    full = op_schema(made).name  # type: ignore[attr-defined]
     register_executor(full.replace("::", "_"), {full.replace("::", "."): call.run})
     return made
 

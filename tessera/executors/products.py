@@ -18,6 +18,7 @@ from tessera.machines import machine_of
 from tessera.ops.uniform import uniform
 from tessera.tile.from_trace.lower.rule import CONTRACT, Call, rule_of
 from tessera.tile.targets import Target
+from tessera.torch_internals.operators import op_name
 
 # What our kernels lose of the library's rate, as shares that were measured on an H200
 LOSS = 0.01  # one product whose operands are contiguous along the depth, tiles by bulk copies
@@ -46,7 +47,7 @@ def refusal(eqn: Equation, target: Target) -> str:
 def _on_cpu(eqn: Equation, target: Target) -> str:
     """Linear layers over few rows have kernels (`targets/cpu/product`)."""
     weight, sizes = eqn.args[1], [n for v in eqn.inputs() for n in v.shape]
-    fits = eqn.op._opname == "linear" and eqn.out.dtype == torch.float32 and all(type(n) is int for n in sizes)  # type: ignore[union-attr]
+    fits = op_name(eqn.op) == "linear" and eqn.out.dtype == torch.float32 and all(type(n) is int for n in sizes)  # type: ignore[union-attr]
     if not fits or not all(v.tensor.is_row_major for v in eqn.inputs()):
         return "matrix products stay with the library on a CPU, but for linear layers over few rows"
     columns, depth = weight.shape  # type: ignore[union-attr]

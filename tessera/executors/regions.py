@@ -13,7 +13,6 @@ import heapq
 from collections.abc import Callable, Collection
 
 import torch
-from torch._ops import OpOverload
 
 from tessera.executors.base import Region
 from tessera.ir.equation import Equation, Special, Value, symbols_in
@@ -23,6 +22,7 @@ from tessera.ir.types import TensorType
 from tessera.passes.clean.dce import mentioned
 from tessera.passes.fuse.graph import Groups
 from tessera.passes.memory.depend import dependencies, written
+from tessera.torch_internals.operators import OpOverload
 
 SMALL = 1 << 16  # elements
 SMALL_VIEWS = (torch.ops.aten.view.default, torch.ops.aten.unsqueeze.default, torch.ops.aten.squeeze.dim)

@@ -19,8 +19,6 @@ import typing
 from collections.abc import Callable, Mapping
 
 import torch
-from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
 
 from tessera.executors.base import OperatorExecutor, register, unregister
 from tessera.ir import fake as fakes
@@ -29,6 +27,8 @@ from tessera.ir.equation import ACTIVE, Arg, Equation, map_values, values_in
 from tessera.ir.record import record
 from tessera.ops import op as ops
 from tessera.ops.op import REGISTRY, Rules, declare, keep_whole
+from tessera.torch_internals import pytree
+from tessera.torch_internals.operators import OpOverload, op_name, overload_name
 from tessera.util.errors import OptionError, RuleError
 
 NAMESPACE = "tessera_user"
@@ -249,8 +249,8 @@ def register_executor(
     def claim(eqn: Equation) -> Callable | None:
         op = eqn.op
         assert isinstance(op, OpOverload)
-        packet = f"{op.namespace}.{op._opname}"
-        ask = askers.get(f"{packet}.{op._overloadname}") or askers.get(packet)
+        packet = f"{op.namespace}.{op_name(op)}"
+        ask = askers.get(f"{packet}.{overload_name(op)}") or askers.get(packet)
         return ask(eqn) if ask is not None else None
 
     register(OperatorExecutor(name, claim, operators=operators), always=True, priority=priority, before=before)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.nn.attention import SDPBackend
 
 from tessera.executors.base import OperatorExecutor, register
 from tessera.ir import fake
 from tessera.ir.equation import Equation, Value, map_values
+from tessera.torch_internals.fake import unset_fake_temporarily
+from tessera.torch_internals.operators import aten_name, fused_sdp_choice, sdp_priority_order
 
 NAME = "scaled_dot_product_attention"
 _TOLD = {
@@ -28,7 +29,7 @@ _TOLD = {
 
 
 def claims(eqn: Equation) -> Callable | None:
-    if getattr(eqn.op, "_opname", "") != NAME:
+    if aten_name(eqn.op) != NAME:
         return None
     return torch.nn.functional.scaled_dot_product_attention
 
@@ -43,7 +44,7 @@ def backend(eqn: Equation) -> str:
             return _TOLD[_on_cuda(tensors, dropout, causal, bool(keyword.get("enable_gqa", False)))]
         options = {name: keyword[name] for name in ("scale", "enable_gqa") if name in keyword}
         real = map_values(tensors, _empty)  # the choice looks at shapes and strides, never at the numbers
-        return _TOLD[SDPBackend(torch._fused_sdp_choice(*real, dropout, causal, **options))]  # type: ignore[misc]
+        return _TOLD[SDPBackend(fused_sdp_choice(*real, dropout, causal, **options))]  # type: ignore[misc]
     except Exception as error:  # symbolic sizes, or a device that is not here
         return f"chosen at the call ({type(error).__name__})"
 
@@ -57,7 +58,7 @@ def _on_cuda(tensors: tuple, dropout: float, causal: bool, gqa: bool) -> SDPBack
         SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.can_use_efficient_attention,
         SDPBackend.CUDNN_ATTENTION: torch.backends.cuda.can_use_cudnn_attention,
     }
-    for number in torch._C._get_sdp_priority_order():
+    for number in sdp_priority_order():
         choice = SDPBackend(number)
         if choice in usable and usable[choice](params):
             return choice

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from tessera.executors import products
 from tessera.executors.base import FusionExecutor, Passes, Region, register
@@ -45,6 +44,7 @@ from tessera.tile.from_trace.region import Lowered, Unlowerable, check, kind_of,
 from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets import Target, target_for
 from tessera.tile.targets.autotune import choose
+from tessera.torch_internals.operators import OpOverload, op_name
 from tessera.util.config import config, override
 from tessera.util.names import names
 
@@ -138,16 +138,16 @@ def _alone(eqn: Equation) -> bool:
         return False
     if _kind(eqn) == REDUCE:
         return bool(_reduced(eqn)) and t.numel() >= 256
-    if eqn.op._opname in ("gelu", "gelu_backward") and t.dtype in (torch.float16, torch.bfloat16):  # type: ignore[union-attr]
+    if op_name(eqn.op) in ("gelu", "gelu_backward") and t.dtype in (torch.float16, torch.bfloat16):  # type: ignore[union-attr]
         return True
-    if eqn.op._opname in ("mul", "div", "add", "sub") and any(v.tensor.ndim == 0 for v in eqn.inputs()):  # type: ignore[union-attr]
+    if op_name(eqn.op) in ("mul", "div", "add", "sub") and any(v.tensor.ndim == 0 for v in eqn.inputs()):  # type: ignore[union-attr]
         return True
-    copies = eqn.op._opname in ("clone", "contiguous", "_to_copy", "copy")  # type: ignore[union-attr]
+    copies = op_name(eqn.op) in ("clone", "contiguous", "_to_copy", "copy")  # type: ignore[union-attr]
     return copies and eqn.inputs()[0].tensor.stride != t.stride
 
 
 def _lone_activation(eqn: Equation, points: int) -> bool:
-    name = eqn.op._opname  # type: ignore[union-attr]
+    name = op_name(eqn.op)  # type: ignore[union-attr]
     return name in LONE_ON_CPU and (name != "gelu" or points <= LARGE_GELU)
 
 
@@ -307,7 +307,8 @@ def _hints(body: Trace, lowered: Lowered) -> dict[str, int]:
 
 
 def structure(body: Trace) -> tuple:
-    """What decides a region's kernel: operators, how they are joined, and types. Names do not count."""
+    """What decides a region's kernel: operators, how they are joined, types, and the machine that is named. Names of
+    values do not count."""
     number = {v: i for i, v in enumerate(body.inputs)}
 
     def key(a: Arg) -> object:
@@ -324,7 +325,7 @@ def structure(body: Trace) -> tuple:
             if v is not None:
                 number[v] = len(number)
                 parts.append(v.type.key())
-    return (*parts, tuple(number[v] for v in body.outputs if isinstance(v, Value)))
+    return (*parts, tuple(number[v] for v in body.outputs if isinstance(v, Value)), config.machine)
 
 
 # --- many regions in one launch -----------------------------------------------------------------------

@@ -12,9 +12,6 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import _pytree as pytree
 
 from tessera.frontends.grad_mode import kept_grad_mode
 from tessera.frontends.requires_grad import with_history
@@ -22,11 +19,13 @@ from tessera.ir.alias import Ref
 from tessera.ir.builder import Builder
 from tessera.ir.checks import record_assumptions
 from tessera.ir.equation import NUMBER, Value, symbols_in, values_in
-from tessera.ir.fake import forget_tensors
 from tessera.ir.layouts import laid_as
 from tessera.ir.record import Keep, Recorded, Recorder, record_with
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, type_of
+from tessera.torch_internals import pytree
+from tessera.torch_internals.fake import FakeTensorMode, forget_tensors
+from tessera.torch_internals.operators import OpOverload
 
 Step = tuple[OpOverload, tuple, dict, int | None, bool]  # a view, which of its results, whether made under no_grad
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.utils import _pytree as pytree
 
 from tessera.frontends.captured import Captured, capture
 from tessera.frontends.dynamo.graphs import run_graph
 from tessera.ir.builder import Builder
 from tessera.ops.op import keep_whole
+from tessera.torch_internals import pytree
 from tessera.util.errors import CaptureError, InputError
 
 

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from tessera.torch_internals.autograd import set_grad_enabled
+
 
 @contextmanager
 def kept_grad_mode() -> Iterator[list[bool]]:
@@ -17,4 +19,4 @@ def kept_grad_mode() -> Iterator[list[bool]]:
         if torch.is_grad_enabled() != before:
             left.append(not before)
     finally:
-        torch._C._set_grad_enabled(before)
+        set_grad_enabled(before)

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from tessera.ir.alias import KEEP_GRAD
 from tessera.ir.builder import Builder
@@ -20,9 +19,13 @@ from tessera.ir.equation import NO_GRAD, Equation, Value, values_in
 from tessera.ir.record import recording
 from tessera.ir.schema import is_view
 from tessera.ir.types import TensorType
+from tessera.torch_internals.autograd import TensorBase
+from tessera.torch_internals.fake import FakeTensor
+from tessera.torch_internals.operators import aten_name
+from tessera.util.files import PACKAGE
 
-_FLAG: Any = torch._C.TensorBase.requires_grad
-_INSIDE = (torch.__path__[0], __file__.rsplit("/frontends/", 1)[0] + "/")
+_FLAG: Any = TensorBase.requires_grad
+_INSIDE = (torch.__path__[0], PACKAGE)
 
 
 def with_history(tensors: Iterable[tuple[Value, object]], equations: Sequence[Equation]) -> set[Value]:
@@ -32,7 +35,7 @@ def with_history(tensors: Iterable[tuple[Value, object]], equations: Sequence[Eq
     for eqn in equations:
         keeps = eqn.op is KEEP_GRAD  # its history is that of its first argument, in whatever mode
         silent = NO_GRAD in eqn.tags and not is_view(eqn.op)  # a view requires gradients if its base does
-        stops = not keeps and (silent or getattr(eqn.op, "_opname", "") == "detach")
+        stops = not keeps and (silent or aten_name(eqn.op) == "detach")
         if not stops and any(v in found for v in (values_in(eqn.args[:1]) if keeps else eqn.inputs())):
             found.update(v for v in eqn.results() if isinstance(v.type, TensorType) and v.type.is_differentiable)
     return found

@@ -16,10 +16,6 @@ from collections.abc import Callable
 
 import torch
 import torch.utils.checkpoint
-from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
-from torch._higher_order_ops import scan as _scan
-from torch._higher_order_ops import while_loop as _while_loop
-from torch.utils import _pytree as pytree
 
 from tessera.frontends.functional import (
     control,
@@ -35,6 +31,9 @@ from tessera.ir import fake
 from tessera.ir.call import CHECKPOINT
 from tessera.ir.record import recording
 from tessera.ir.replay import replay, sweep
+from tessera.torch_internals import pytree
+from tessera.torch_internals.functorch import functorch_interpreters
+from tessera.torch_internals.higher_order import torch_scan, torch_while_loop
 from tessera.transforms import jvp as forward_mode
 from tessera.transforms import vjp as reverse_mode
 from tessera.util.config import config
@@ -43,7 +42,7 @@ from tessera.util.errors import DoubleBackwardError, InputError, RuleError, Tess
 
 def elsewhere() -> bool:
     """TorchDynamo or a torch.func transform is at work: its own functions know how to take part."""
-    return torch.compiler.is_dynamo_compiling() or bool(retrieve_all_functorch_interpreters())
+    return torch.compiler.is_dynamo_compiling() or bool(functorch_interpreters())
 
 
 def run(ours: Callable[[], object], theirs: Callable[[], object]) -> object:
@@ -336,12 +335,12 @@ def cond(pred: object, true_fn: Callable, false_fn: Callable, operands: tuple = 
 def while_loop(cond_fn: Callable, body_fn: Callable, carried_inputs: tuple) -> tuple:
     """`carry = body_fn(*carry)` while `cond_fn(*carry)` holds; gives the last carry. Not differentiable in reverse."""
     if elsewhere():
-        return _while_loop(cond_fn, body_fn, carried_inputs)
+        return torch_while_loop(cond_fn, body_fn, carried_inputs)
     return control.while_loop(cond_fn, body_fn, carried_inputs)
 
 
 def scan(combine_fn: Callable, init: object, xs: object, *, dim: int = 0, reverse: bool = False) -> tuple:
     """`carry, y = combine_fn(carry, x)` for every slice x of `xs` along `dim`; the last carry and all y, stacked."""
     if elsewhere():
-        return _scan(combine_fn, init, xs, dim=dim, reverse=reverse)
+        return torch_scan(combine_fn, init, xs, dim=dim, reverse=reverse)
     return control.scan(combine_fn, init, xs, dim=dim, reverse=reverse)

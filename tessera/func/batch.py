@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
-from torch.utils import _pytree as pytree
 
 from tessera.frontends.captured import Aliased
 from tessera.frontends.functional.trace import Traced, trace_function
@@ -21,6 +20,7 @@ from tessera.ir.record import recording
 from tessera.ir.replay import replay, sweep
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, type_of
+from tessera.torch_internals import pytree
 from tessera.transforms.vmap import RANDOMNESS, Batched, vmap
 from tessera.util.errors import MapError, OptionError
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 from torch.autograd.graph import disable_saved_tensors_hooks
-from torch.utils import _pytree as pytree
 
 from tessera.frontends.functional.trace import Traced, trace_function
 from tessera.ir import fake
@@ -22,6 +21,7 @@ from tessera.ir.replay import replay, sweep
 from tessera.ir.schema import is_random
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
+from tessera.torch_internals import pytree
 from tessera.transforms.jvp import jvp
 from tessera.transforms.vjp import vjp
 from tessera.util.errors import InputError, RuleError

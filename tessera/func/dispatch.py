@@ -11,9 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch._dynamo.convert_frame import compile_lock
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils import _pytree as pytree
 
 from tessera.frontends.captured import Captured, capture
 from tessera.frontends.functional import claims  # noqa: F401  (torch._check becomes part of the program)
@@ -25,6 +22,10 @@ from tessera.ir.record import recording
 from tessera.ops.op import keep_whole
 from tessera.pipeline.compilation import Compilation, compile_captured
 from tessera.pipeline.options import Options
+from tessera.torch_internals import pytree
+from tessera.torch_internals.dispatch import is_any_autocast_enabled
+from tessera.torch_internals.dynamo import compile_lock
+from tessera.torch_internals.fake import FakeTensor, FakeTensorMode
 from tessera.util.errors import InputError
 
 Entry = Callable[..., object]
@@ -145,7 +146,7 @@ def _entry(
 def build(dispatcher: Dispatcher) -> Callable:
     """The function a caller sees."""
     entries, fn = dispatcher.entries, dispatcher.fn
-    grad_mode, casting = torch.is_grad_enabled, torch._C._is_any_autocast_enabled
+    grad_mode, casting = torch.is_grad_enabled, is_any_autocast_enabled
     tensor, parameter = torch.Tensor, torch.nn.Parameter
 
     def call(*args, **kwargs):  # noqa: ANN002, ANN003, ANN202

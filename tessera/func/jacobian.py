@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
-from torch.utils import _pytree as pytree
 
 from tessera.func.batch import map_inputs
 from tessera.func.calls import Argnums, Halves, Pullback, Pushforward
 from tessera.ir import fake
 from tessera.ir.replay import replay
+from tessera.torch_internals import pytree
 from tessera.transforms.draws import is_draw, refused_draw
 from tessera.util.errors import InputError
 

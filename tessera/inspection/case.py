@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch.utils import _pytree as pytree
 
 from tessera.frontends.captured import Captured
 from tessera.inspection.examples import Range, example_inputs, range_of
@@ -24,6 +23,7 @@ from tessera.ir.types import TensorType
 from tessera.pipeline.compilation import Compilation, Failure
 from tessera.pipeline.options import Options
 from tessera.runtime.plan import core_of
+from tessera.torch_internals import pytree
 from tessera.util.config import config, override
 
 FINE = ""

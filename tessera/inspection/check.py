@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 import torch
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
-from torch.utils import _pytree as pytree
 
 from tessera.inspection.compare import LAST_PLACES, Comparison, compare
 from tessera.inspection.graph_check import Fault, GraphCheck, copied
@@ -27,6 +26,7 @@ from tessera.just_in_time.api import jit
 from tessera.just_in_time.backend import Backend
 from tessera.just_in_time.compiled import Compiled, compiled_state
 from tessera.pipeline.compilation import Compilation
+from tessera.torch_internals import pytree
 from tessera.util.config import override
 
 SEED = 99

@@ -11,8 +11,6 @@ from itertools import zip_longest
 from types import FunctionType
 
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from tessera.frontends.captured import Aliased, numbers_as_values
 from tessera.inspection.programs import state_of, why_none
@@ -28,6 +26,8 @@ from tessera.just_in_time.compiled import Compiled
 from tessera.ops.op import keep_whole
 from tessera.pipeline.compilation import Compilation
 from tessera.pipeline.lists import editable
+from tessera.torch_internals.fake import DataDependentOutputException
+from tessera.torch_internals.shapes import GuardOnDataDependentSymNode
 from tessera.util.errors import CaptureError, EditError, InputError
 
 _TITLE = re.compile(r"^# tessera stage '([^']+)' of graph '([^']+)'", re.M)

@@ -24,6 +24,7 @@ from tessera.ir.types import TensorType
 from tessera.just_in_time.backend import Backend, GraphRecord
 from tessera.just_in_time.compiled import Compiled
 from tessera.pipeline.compilation import Compilation
+from tessera.torch_internals.operators import op_name
 from tessera.util.html import as_html
 
 
@@ -185,4 +186,6 @@ def _no_fuser(made: dict[str, Equation]) -> tuple[UnfusedReport, ...]:
 
 def _operators(names: Iterable[str], made: dict[str, Equation]) -> tuple[str, ...]:
     found = [made[name].op for name in names if name in made]
-    return tuple(dict.fromkeys(repr(op) if isinstance(op, Special) else f"{op.namespace}.{op._opname}" for op in found))
+    return tuple(
+        dict.fromkeys(repr(op) if isinstance(op, Special) else f"{op.namespace}.{op_name(op)}" for op in found)
+    )

@@ -1,35 +1,26 @@
 """What a compiled program relies on, in words.
 
 In: the identifier of a compilation. Out: Dynamo's guards on the user's own values, one short line each. Guards that
-every program has (global state, that `torch` is torch) and those on objects' identities are left out.
+every program has (global state, that `torch` is torch, that an object has no further attributes or hooks) and those on
+objects' identities are left out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-
-import torch
-from torch._dynamo import convert_frame, eval_frame
 
 from tessera.just_in_time.backend import Backend, Handle
+from tessera.torch_internals import dynamo, functorch
+from tessera.torch_internals.dynamo import all_entries, compilation_metrics
 
 
 def guards(compile_id: str) -> tuple[str, ...]:
     """The guards under which this compilation is used; empty where Dynamo has dropped it or does not tell."""
-    for entry in _entries():
+    for entry in all_entries():
         if str(getattr(entry, "compile_id", "")) == compile_id:
             parts = getattr(getattr(entry, "guard_manager", None), "code_parts", None) or ()
             return tuple(dict.fromkeys(filter(None, map(readable, parts))))
     return ()
-
-
-def _entries() -> Iterator[object]:
-    codes = getattr(convert_frame, "input_codes", None)
-    for reference in getattr(codes, "seen", ()):
-        code = reference()
-        if code is not None:
-            yield from eval_frame._debug_get_cache_entry_list(code)
 
 
 _TENSOR = re.compile(
@@ -37,9 +28,9 @@ _TENSOR = re.compile(
     r"requires_grad=(?P<grad>\w+), size=\[(?P<size>.*?)\]"
 )
 _QUIET = (
-    "hasattr(", "___check_global_state", "___check_torch_function", "utils_device", "torch._functorch",
+    "hasattr(", "___check_global_state", "___check_torch_function", "utils_device", functorch.HOME,
     "___check_obj_id", "___check_type_id", "check_no_aliasing", "___skip", "___is_grad", "___dict_contains",
-    "___get_torch_function_mode_stack",
+    "not ___dict_contains", "___get_torch_function_mode_stack",
 )  # fmt: skip
 
 
@@ -67,19 +58,19 @@ def limits_hit(backend: Backend) -> dict[str, tuple[int, str]]:
     Dynamo numbers frames anew after a reset: the one meant is a frame whose programs it holds, and made before.
     """
     held: dict[str, list[int]] = {}  # frame -> those of its compilations that Dynamo holds
-    for entry in _entries():
+    for entry in all_entries():
         handle = getattr(getattr(entry, "backend", None), "compiler_fn", None)
         if isinstance(handle, Handle) and handle.backend() is backend:
             frame, number = _numbers(entry)
             held.setdefault(frame, []).append(number)
     made = {_numbers(g)[0]: g.made for g in backend.graphs}
     found = {}
-    for m in torch._dynamo.utils.get_compilation_metrics():
+    for m in compilation_metrics():
         frame, number = _numbers(m)
         failed = m.fail_reason or ""
         if frame in held and number > max(held[frame]) and re.search(r"(recompile|cache)( size)? limit", failed):
             told = re.search(r"set to (\d+)", failed)
-            limit = int(told[1]) if told else torch._dynamo.config.recompile_limit
+            limit = int(told[1]) if told else dynamo.config.recompile_limit
             if len(held[frame]) >= limit and (m.start_time_us or 0) / 1e6 > made.get(frame, 0.0):
                 found[str(m.compile_id)] = limit, m.recompile_reason or ""
     return found

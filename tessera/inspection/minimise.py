@@ -149,7 +149,7 @@ def tidy(trace: Trace) -> Trace:
 def _resized(case: Case, size: int, smaller: int) -> Case | None:
     """Every `size` in shapes and arguments becomes `smaller`, and types are inferred again; None where none fit."""
     trace, mode = case.trace, mode_of(case.trace)
-    if any(hasattr(a, "equations") for eqn in trace.equations for a in eqn.args):
+    if trace.inner():
         return None  # programs inside the program have types of their own
     env: dict[Value, Value] = {v: Value(v.name, _resized_type(v.type, size, smaller)) for v in trace.inputs}
     equations = []

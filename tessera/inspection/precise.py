@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from tessera.inspection.step import Call, plain
 from tessera.ir.alias import KEEP_GRAD
@@ -19,6 +18,7 @@ from tessera.ir.equation import NO_GRAD, Arg, Equation, Value
 from tessera.ir.replay import _KeepGrad
 from tessera.ir.schema import has_effect
 from tessera.ir.types import TensorType
+from tessera.torch_internals import pytree
 
 WIDER = {
     torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64,

@@ -93,7 +93,7 @@ def told_once(alike: list[GraphReport]) -> list[tuple[str, str]]:
 def collapsed(lines: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     """Equal lines once, with how many there are: layers of a model that are alike."""
     counts = Counter(lines)
-    return [(label, line if n == 1 or not label else f"{n} × {line}") for (label, line), n in counts.items()]
+    return [(label, line if n == 1 or not label else f"{n} times {line}") for (label, line), n in counts.items()]
 
 
 def facts(g: GraphReport) -> Iterator[tuple[str, str]]:

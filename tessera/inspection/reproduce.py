@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Callable, Sequence
 
 import torch
-from torch._ops import OpOverload
 
 from tessera.executors.base import in_order
 from tessera.executors.default import WITH_KERNELS
@@ -29,6 +28,7 @@ from tessera.just_in_time.backend import Backend
 from tessera.just_in_time.compiled import Compiled, compiled_state
 from tessera.ops.op import REGISTRY
 from tessera.pipeline.compilation import Failure
+from tessera.torch_internals.operators import OpOverload, op_name
 from tessera.util.config import override
 from tessera.util.errors import InputError
 
@@ -191,7 +191,7 @@ def _foreign(case: Case) -> list[tuple[str, str]]:
     found = {}
     for eqn in case.trace.equations:
         if isinstance(eqn.op, OpOverload) and eqn.op.namespace not in ("aten", "prims", "tessera"):
-            name = f"{eqn.op.namespace}.{eqn.op._opname}"
+            name = f"{eqn.op.namespace}.{op_name(eqn.op)}"
             found[name] = REGISTRY[name].where if name in REGISTRY else "another library"
     return list(found.items())
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch._ops import OpOverload
 
 from tessera.inspection.precise import differentiably, gradients, precisely
 from tessera.inspection.step import step
@@ -22,6 +21,7 @@ from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ops.op import REGISTRY, differentiates, rules
+from tessera.torch_internals.operators import OpOverload, op_name
 from tessera.transforms.vjp import vjp
 from tessera.util.errors import TesseraError
 
@@ -172,7 +172,7 @@ def _relative(x: torch.Tensor, want: torch.Tensor) -> float:
 
 def _name(eqn: Equation) -> str:
     op = eqn.op
-    return f"{op.namespace}.{op._opname}" if isinstance(op, OpOverload) else repr(op)
+    return f"{op.namespace}.{op_name(op)}" if isinstance(op, OpOverload) else repr(op)
 
 
 def _where(eqn: Equation) -> str:

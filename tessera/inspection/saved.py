@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from types import MethodType
 
 import torch
-from torch.utils import _pytree as pytree
+
+from tessera.torch_internals import pytree
+from tessera.torch_internals.modules import own_buffers
 
 PLAIN = (int, float, bool, str, type(None), tuple)
 
@@ -25,7 +27,7 @@ class Saved:
             tensors += [*module.parameters(), *module.buffers()]
         self.tensors = [(x, x.detach().clone()) for x in {id(x): x for x in tensors}.values()]
         self.attributes = [
-            (m, {k: v for k, v in m.__dict__.items() if isinstance(v, PLAIN)}, dict(m._buffers))
+            (m, {k: v for k, v in m.__dict__.items() if isinstance(v, PLAIN)}, dict(own_buffers(m)))
             for module in self.modules
             for m in module.modules()
         ]
@@ -40,8 +42,8 @@ class Saved:
             for name in [k for k, v in module.__dict__.items() if isinstance(v, PLAIN) and k not in attributes]:
                 del module.__dict__[name]
             module.__dict__.update(attributes)
-            module._buffers.clear()
-            module._buffers.update(buffers)
+            own_buffers(module).clear()
+            own_buffers(module).update(buffers)
         torch.set_rng_state(self.cpu)
         if self.cuda is not None:
             torch.cuda.set_rng_state_all(self.cuda)

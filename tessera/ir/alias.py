@@ -18,14 +18,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
 
 from tessera.ir.builder import Builder, aten, emit
 from tessera.ir.equation import NO_GRAD, Arg, Special, Value, values_in
 from tessera.ir.schema import bind, schema_of
 from tessera.ir.types import size_key
 from tessera.ir.views import RESHAPES
+from tessera.torch_internals import pytree
+from tessera.torch_internals.operators import OpOverload, op_name
 from tessera.util.errors import CaptureError
 from tessera.util.names import names
 
@@ -50,7 +50,7 @@ class View:
 
     @property
     def detaches(self) -> bool:
-        return self.op._opname == "detach"
+        return op_name(self.op) == "detach"
 
 
 @dataclass(eq=False)
@@ -120,7 +120,7 @@ def _grad_mode(builder: Builder, on: bool) -> Iterator[None]:
 
 def scatter(builder: Builder, view: View, parent: Value, new: Value) -> Value:
     """The parent with the part that `view` shows replaced by `new`."""
-    name = view.op._opname
+    name = op_name(view.op)
     rule = _SCATTER.get(name)
     with builder:
         if rule is None:
@@ -195,8 +195,8 @@ def _unbind(view: View, parent: Value, new: Value, dim: int) -> Value:
 def _pieces(view: View, parent: Value, new: Value, *args: Arg, **kwargs: Arg) -> Value:
     """split, chunk and their kin: the piece starts where the ones before it end."""
     dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-    if view.op._opname in ("hsplit", "vsplit", "dsplit"):
-        dim = {"hsplit": 1 if parent.ndim > 1 else 0, "vsplit": 0, "dsplit": 2}[view.op._opname]
+    if op_name(view.op) in ("hsplit", "vsplit", "dsplit"):
+        dim = {"hsplit": 1 if parent.ndim > 1 else 0, "vsplit": 0, "dsplit": 2}[op_name(view.op)]
     with view.parent.tensor.fake_mode:  # type: ignore[attr-defined]
         pieces = view.op(view.parent.tensor, *view.args, **view.kwargs)
     start = sum(piece.shape[dim] for piece in pieces[: view.index])  # type: ignore[index]

@@ -15,8 +15,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tessera.ir import fake
 from tessera.ir.equation import (
@@ -36,6 +34,8 @@ from tessera.ir.printer import identifier
 from tessera.ir.schema import normalise, resolve
 from tessera.ir.trace import Trace
 from tessera.ir.types import ScalarType, Type
+from tessera.torch_internals.fake import FakeTensorMode
+from tessera.torch_internals.operators import OpOverload, OpOverloadPacket, op_name
 from tessera.util.errors import RuleError
 
 _COUNTED = re.compile(r"(_\d+)+$")
@@ -126,7 +126,7 @@ class Builder:
 
     def record(self, op: Operator, args: tuple, kwargs: dict, types: object, hint: str = "") -> object:
         """Add an equation whose result types are known. Gives a Value, or a list of Values and Nones."""
-        name = hint or (op.name if isinstance(op, Special) else op._opname).strip("_")
+        name = hint or (op.name if isinstance(op, Special) else op_name(op)).strip("_")
         many = fake.is_many(types)
         listed = types if isinstance(types, list) else [] if types is None else [types]
         outputs = tuple(None if t is None else self.value(name, t) for t in listed)  # type: ignore[arg-type]

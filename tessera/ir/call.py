@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
 from tessera.ir import interp
@@ -29,6 +28,7 @@ from tessera.ir.equation import (
     without_recompute,
 )
 from tessera.ir.trace import Trace
+from tessera.torch_internals.fake import FakeTensor
 
 Sub = Callable[..., tuple] | Trace
 

@@ -17,6 +17,7 @@ import torch
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Equation, Special, Value
 from tessera.ir.expression import NAMES, text_of
+from tessera.torch_internals.shapes import torch_check
 
 
 def check(text: str, message: str, kind: str = "RuntimeError", **symbols: tuple) -> tuple:
@@ -24,7 +25,7 @@ def check(text: str, message: str, kind: str = "RuntimeError", **symbols: tuple)
     known = {name: value if dim is None else value.shape[dim] for name, (value, dim) in symbols.items()}
     holds = eval(_code(text), dict(NAMES), known)
     if isinstance(holds, torch.SymBool):
-        torch._check(holds, lambda: message)
+        torch_check(holds, lambda: message)
     elif not holds:
         raise KINDS[kind](f"{message} ({', '.join(f'{name} = {n}' for name, n in known.items())})")
     return ()

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
-from torch._ops import OpOverload
 
 from tessera.ir.kernel import Kernel
 from tessera.ir.schema import bind
 from tessera.ir.types import SYMBOLIC, Size, TensorType, Type
+from tessera.torch_internals.operators import OpOverload, aten_name
 from tessera.util.stack import Stack
 
 Arg = object
@@ -199,7 +199,7 @@ class Equation:
     @property
     def opname(self) -> str:
         """The short name of PyTorch's operator; empty where it is a Special."""
-        return getattr(self.op, "_opname", "")
+        return aten_name(self.op)
 
     def inputs(self) -> list[Value]:
         """Values this equation reads, in order, with repeats; those its sub-traces capture are arguments too."""

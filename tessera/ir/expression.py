@@ -13,7 +13,8 @@ import re
 
 import sympy
 import torch
-from torch.utils._sympy.printers import PythonPrinter
+
+from tessera.torch_internals.shapes import PythonPrinter
 
 NAMES: dict[str, object] = {"builtins": builtins, "math": math, "torch": torch}
 _CALL = re.compile(r"(?<![\w.])(\w+)(?=\()")

@@ -12,15 +12,24 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
 import torch
-from torch._dispatch.python import enable_python_dispatcher
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._python_dispatch import _disable_current_modes
 
 from tessera.ir.equation import Arg, Operator, Special, Value, map_values
 from tessera.ir.schema import is_pointwise
 from tessera.ir.types import SYMBOLIC, Size, TensorType, type_of
+from tessera.torch_internals.autograd import lazy_conj, lazy_neg
+from tessera.torch_internals.dispatch import (
+    BelowAutograd,
+    DisableAutocast,
+    DispatchKey,
+    ForceKeys,
+    disable_current_modes,
+    enable_python_dispatcher,
+    excluded_keys,
+    included_keys,
+)
+from tessera.torch_internals.fake import FakeTensor, FakeTensorMode
+from tessera.torch_internals.operators import OpOverload, op_schema, suggest_memory_format
+from tessera.torch_internals.shapes import ShapeEnv
 from tessera.util.names import names
 
 
@@ -42,7 +51,7 @@ def _statistics(op: OpOverload, params: slice, running: slice = slice(0)) -> Cal
 
 def _in_memory_format(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """A batch norm's kernel on the CPU keeps channels last, and makes anything else contiguous."""
-    return torch.empty_like(out, memory_format=torch._prims_common.suggest_memory_format(x))
+    return torch.empty_like(out, memory_format=suggest_memory_format(x))
 
 
 def _batch_norm(op: OpOverload) -> Callable:
@@ -126,15 +135,10 @@ def default_mode() -> FakeTensorMode:
     return _of_thread.mode
 
 
-def forget_tensors(mode: FakeTensorMode) -> None:
-    """Let go of the real tensors that fake ones were made of: PyTorch swaps no tensor that somebody refers to weakly."""
-    mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()
-
-
 @contextmanager
 def below_autograd() -> Iterator[None]:
     """Operators reach dispatch modes whole, before autograd takes composite ones apart."""
-    with torch._C._AutoDispatchBelowAutograd():
+    with BelowAutograd():
         yield
 
 
@@ -150,17 +154,17 @@ def symbolic_rules(needed: bool = True) -> Iterator[None]:
 def alone() -> Iterator[None]:
     """No dispatch mode and no autocast from around, autograd in reach: a trace may be made and transformed
     here while another program is being recorded outside."""
-    with _disable_current_modes():
-        exclude = torch._C._dispatch_tls_local_exclude_set()
+    with disable_current_modes():
+        exclude = excluded_keys()
         for key in _AUTOGRAD_KEYS:
             exclude = exclude.remove(key)
-        include = torch._C._dispatch_tls_local_include_set()
-        with torch._C._ForceDispatchKeyGuard(include, exclude), torch._C._DisableAutocast():
+        include = included_keys()
+        with ForceKeys(include, exclude), DisableAutocast():
             yield
 
 
 _AUTOGRAD_KEYS = tuple(
-    getattr(torch._C.DispatchKey, name) for name in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor")
+    getattr(DispatchKey, name) for name in ("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor")
 )
 
 
@@ -174,9 +178,9 @@ def fake_of(value_type: TensorType, mode: FakeTensorMode) -> FakeTensor:
             value_type.shape, value_type.stride, dtype=value_type.dtype, device=value_type.device
         )
         if value_type.bits[0]:
-            fake = fake._conj()
+            fake = lazy_conj(fake)
         if value_type.bits[1]:
-            fake = fake._neg_view()
+            fake = lazy_neg(fake)
         return fake  # type: ignore[return-value]
 
 
@@ -223,7 +227,7 @@ def infer(op: Operator, args: tuple, kwargs: dict, mode: FakeTensorMode) -> obje
 
 def rule_of(op: OpOverload) -> Callable:
     """What tells the types of an operator's results, on fake tensors."""
-    if op in _RULES or not is_pointwise(op) or op._schema.is_mutable:
+    if op in _RULES or not is_pointwise(op) or op_schema(op).is_mutable:
         return _RULES.get(op, op)
     return _as_wide(op)
 

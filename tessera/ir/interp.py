@@ -16,6 +16,7 @@ from tessera.ir.expression import NAMES, expression
 from tessera.ir.printer import callable_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC
+from tessera.torch_internals.memory import memory_of
 from tessera.util.errors import InputError
 
 Symbols = dict[str, object]
@@ -60,19 +61,13 @@ def _run(trace: Trace, args: tuple[object, ...], outer: Symbols) -> list:
 def finish(trace: Trace, env: dict[Value, object], concrete: Callable[[Arg], object]) -> list:
     outputs = list(concrete(trace.outputs))  # type: ignore[call-overload]
     writes = [(env[t], env[v]) for t, v in trace.mutations.items() if t is not v]
-    written = {_storage(t) for t, _ in writes}
-    outputs = [o.clone() if isinstance(o, torch.Tensor) and _storage(o) in written else o for o in outputs]
+    written = {memory_of(t) for t, _ in writes}
+    outputs = [o.clone() if isinstance(o, torch.Tensor) and memory_of(o) in written else o for o in outputs]
     with torch.no_grad():
         news = [new.clone() for _, new in writes]  # type: ignore[attr-defined]
         for (target, _), new in zip(writes, news, strict=True):
             target.copy_(new)  # type: ignore[attr-defined]
     return outputs
-
-
-def _storage(x: object) -> object:
-    if isinstance(x, torch.Tensor) and x.layout is torch.strided:
-        return x.untyped_storage()._cdata
-    return id(x)
 
 
 def resolve(tree: object, symbols: Symbols) -> object:

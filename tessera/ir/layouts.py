@@ -16,6 +16,7 @@ import torch
 
 from tessera.ir.builder import Builder, aten
 from tessera.ir.equation import Equation, Special, Value
+from tessera.torch_internals.operators import OpOverload, op_name, op_schema, overload_name
 from tessera.util.names import names
 
 UNPROMISED = names(
@@ -68,17 +69,17 @@ def copied(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
 def unpromised(eqn: Equation) -> bool:
     """Are the strides of this equation's results up to the kernel?"""
     op = eqn.op.of if isinstance(eqn.op, Special) else eqn.op
-    return isinstance(op, torch._ops.OpOverload) and is_unpromised(op)
+    return isinstance(op, OpOverload) and is_unpromised(op)
 
 
 @functools.cache
-def is_unpromised(op: torch._ops.OpOverload) -> bool:
+def is_unpromised(op: OpOverload) -> bool:
     """Are the strides of this operator's results up to the kernel?"""
     if op.namespace == "tessera":
         return False
     if op.namespace in ("aten", "prims"):
-        return op._opname in UNPROMISED or f"{op._opname}.{op._overloadname}" in UNPROMISED
-    return not any(a.alias_info is not None for a in op._schema.arguments)  # what it is given back lies as it did
+        return op_name(op) in UNPROMISED or f"{op_name(op)}.{overload_name(op)}" in UNPROMISED
+    return not any(a.alias_info is not None for a in op_schema(op).arguments)  # what it is given back lies as it did
 
 
 def laid_as(builder: Builder, v: Value, tensor: torch.Tensor) -> Value:

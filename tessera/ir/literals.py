@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes
 
 from tessera.ir.schema import schema_of
+from tessera.torch_internals import pytree
+from tessera.torch_internals.dispatch import disable_current_modes
+from tessera.torch_internals.fake import FakeTensor
+from tessera.torch_internals.operators import OpOverload
 
 LARGEST = 1  # elements of a constant
 
@@ -57,7 +57,7 @@ def call(rule: Callable, op: OpOverload, args: tuple, kwargs: dict) -> tuple[obj
     if any(c is None for c in constants) or schema_of(op).random:
         return out, False
     args, kwargs = pytree.tree_map_only(torch.Tensor, lambda x: known[id(x)], (args, kwargs))
-    with _disable_current_modes():
+    with disable_current_modes():
         real = op(*args, **kwargs)
     for tensor, constant in zip(pytree.tree_leaves(out), pytree.tree_leaves(real), strict=True):
         if isinstance(constant, torch.Tensor):

@@ -22,12 +22,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from torch._ops import OpOverload
-
 from tessera.ir.equation import Arg, Equation, Operator, Special, Value
 from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC
+from tessera.torch_internals.operators import OpOverload, op_name, overload_name
 
 REST = ...
 WALKS = 4  # tables reach their fixed point in one or two walks; more would mean two rules undo each other
@@ -69,8 +68,8 @@ Allow = Callable[[Equation, Value], bool]
 def operator_names(op: Operator) -> tuple[str, ...]:
     if isinstance(op, Special):
         return (f"{op.namespace}.{op.name}",)
-    packet = f"{op.namespace}.{op._opname}"
-    return packet, f"{packet}.{op._overloadname}"
+    packet = f"{op.namespace}.{op_name(op)}"
+    return packet, f"{packet}.{overload_name(op)}"
 
 
 class Table:

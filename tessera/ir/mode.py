@@ -9,12 +9,12 @@ from __future__ import annotations
 import weakref
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from tessera.ir import fake
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, TensorType
+from tessera.torch_internals.fake import FakeTensorMode
+from tessera.torch_internals.shapes import ShapeEnv
 
 _modes: weakref.WeakKeyDictionary[ShapeEnv, FakeTensorMode] = weakref.WeakKeyDictionary()
 

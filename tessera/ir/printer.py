@@ -18,21 +18,17 @@ import re
 import sys
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
-from torch._ops import OpOverload
 
+from tessera.ir.block import Block
+from tessera.ir.definitions import INDENT, Definitions
 from tessera.ir.equation import NO_GRAD, Arg, Equation, Operator, Special, Value, recompute_region, symbols_in
 from tessera.ir.expression import NAMES, expression
 from tessera.ir.schema import short_name
-from tessera.ir.stand_ins import StandIns
 from tessera.ir.types import SYMBOLIC
+from tessera.torch_internals.operators import OpOverload, op_name, overload_name
 
-if TYPE_CHECKING:
-    from tessera.ir.trace import Trace
-
-INDENT = "    "
 HEADER = """import builtins
 import math
 
@@ -49,20 +45,20 @@ Around = Callable[[int, str], list[str]]
 _numbers = itertools.count()
 
 
-def print_trace(trace: Trace, types: bool = True) -> str:
+def print_trace(trace: Block, types: bool = True) -> str:
     """The program for a person: one equation a line, with types and the user's lines beside them."""
     return _Module(trace, operator_name, types).text()
 
 
-def print_module(trace: Trace, constants: str = "", title: str = "") -> str:
+def print_module(trace: Block, constants: str = "", title: str = "") -> str:
     """A program that runs by itself. Tensors it closes over are read from the file `constants`; without one, they are
     called `constants` and whoever runs the text brings them. What executors have claimed stands above the program, as
-    the operators it is (`stand_ins`)."""
+    the operators it is (`definitions`)."""
     head = f"# {title}\n{HEADER}" if title else HEADER
     if trace.constants:
         names = ", ".join(v.name for v in trace.constants)
         head += f"{names}, = {f'torch.load({constants!r}, weights_only=True)' if constants else 'constants'}\n"
-    claimed = StandIns(trace, _value_names(trace))
+    claimed = Definitions(trace, _value_names(trace))
 
     def reference(op: Operator, args: tuple, kwargs: dict) -> str:
         return claimed.name(op) or operator_name(op, args, kwargs)
@@ -72,7 +68,7 @@ def print_module(trace: Trace, constants: str = "", title: str = "") -> str:
     return f"{head}\n\n{above}{module.text()}"
 
 
-def save_module(trace: Trace, path: str, title: str = "") -> None:
+def save_module(trace: Block, path: str, title: str = "") -> None:
     constants = os.path.splitext(os.path.abspath(path))[0] + ".constants.pt"
     if trace.constants:
         torch.save(tuple(t.detach() for t in trace.constants.values()), constants)
@@ -80,19 +76,19 @@ def save_module(trace: Trace, path: str, title: str = "") -> None:
         file.write(print_module(trace, constants, title))
 
 
-def print_line(trace: Trace, eqn: Equation) -> str:
+def print_line(trace: Block, eqn: Equation) -> str:
     """One equation as the printed program has it, with its types."""
     writer = _Function(_Module(trace, operator_name, types=True), trace)
     return writer.comment(writer.equation(eqn), eqn)
 
 
-def equation_lines(trace: Trace) -> list[tuple[str, int | None]]:
+def equation_lines(trace: Block) -> list[tuple[str, int | None]]:
     """The program without comments: each line, and the equation it belongs to, by position."""
     return _Module(trace, operator_name, types=False).numbered()
 
 
 def compile_trace(
-    trace: Trace,
+    trace: Block,
     bind: Callable[[Operator], Callable] | None = None,
     dead: dict[int, list[Value]] | None = None,
     around: Around | None = None,
@@ -169,14 +165,14 @@ class _Module:
 
     def __init__(
         self,
-        trace: Trace,
+        trace: Block,
         reference: Callable[[Operator, tuple, dict], str],
         types: bool,
         scope: dict[str, object] | None = None,
     ) -> None:
         self.trace, self.reference, self.types, self.scope = trace, reference, types, scope
         self.above: list[list[str]] = []
-        self.names: dict[Trace, str] = {}
+        self.names: dict[Block, str] = {}
         self.taken: set[str] | None = None
 
     def text(
@@ -191,7 +187,7 @@ class _Module:
         main = _Function(self, self.trace, dead, around).numbered(self.trace.name, boxed)
         return [(line, None) for lines in self.above for line in (*lines, "", "")] + main
 
-    def function(self, trace: Trace, caller: _Function) -> str:
+    def function(self, trace: Block, caller: _Function) -> str:
         """The name of the function for a sub-trace, which is written now if it is not there yet."""
         if trace in self.names:
             return self.names[trace]
@@ -214,25 +210,16 @@ class _Module:
         return name
 
 
-def _value_names(trace: Trace) -> set[str]:
+def _value_names(trace: Block) -> set[str]:
     """Names of all values of a program and its sub-traces."""
     names = {v.name for v in trace.values()}
-    for eqn in trace.equations:
-        for a in eqn.args:
-            if hasattr(a, "equations"):
-                names |= _value_names(a)  # type: ignore[arg-type]
-    return names
+    return names.union(*(_value_names(body) for body in trace.inner()))
 
 
-def _free_symbols(trace: Trace) -> set[str]:
+def _free_symbols(trace: Block) -> set[str]:
     """Sizes a sub-trace mentions and does not read off its own values."""
-    used: set[str] = set()
-    for eqn in trace.equations:
-        used |= symbols_in((eqn.args, eqn.kwargs))
-        for a in eqn.args:
-            if hasattr(a, "equations"):
-                used |= _free_symbols(a)  # type: ignore[arg-type]
-    return used - set(trace.symbols)
+    used = set[str]().union(*(symbols_in((eqn.args, eqn.kwargs)) for eqn in trace.equations))
+    return used.union(*(_free_symbols(body) for body in trace.inner())) - set(trace.symbols)
 
 
 class _Function:
@@ -241,7 +228,7 @@ class _Function:
     def __init__(
         self,
         module: _Module,
-        trace: Trace,
+        trace: Block,
         dead: dict[int, list[Value]] | None = None,
         around: Around | None = None,
     ) -> None:
@@ -349,15 +336,15 @@ class _Function:
                 return repr(a)
             case _ if isinstance(a, SYMBOLIC):
                 return expression(a)
-            case _ if hasattr(a, "equations"):
-                return self.module.function(a, self)  # type: ignore[arg-type]
+            case Block():
+                return self.module.function(a, self)
             case _:
                 return self.opaque(a)
 
     def opaque(self, a: Arg) -> str:
         """An object with no text of its own: bound by name where the program is run, shown where it is read."""
         if isinstance(a, OpOverload):
-            return f"torch.ops.{a.namespace}.{a._opname}.{a._overloadname}"
+            return f"torch.ops.{a.namespace}.{op_name(a)}.{overload_name(a)}"
         scope = self.module.scope
         if scope is None:
             return f"<{type(a).__name__}>"

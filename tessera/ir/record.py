@@ -15,14 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,
-    is_traceable_wrapper_subclass,
-)
 
 from tessera.ir import fake, literals
 from tessera.ir.alias import FUNCTIONAL, Ref, Root, View
@@ -34,7 +26,14 @@ from tessera.ir.strided import record_strided
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, Symbolic, Type, symbol_of, type_of
 from tessera.ir.views import STRIDED
+from tessera.torch_internals import pytree
+from tessera.torch_internals.autograd import is_fwd_grad_enabled
+from tessera.torch_internals.dispatch import TorchDispatchMode, disable_current_modes, is_traceable_wrapper_subclass
+from tessera.torch_internals.fake import FakeTensor
+from tessera.torch_internals.memory import storage_id
+from tessera.torch_internals.operators import OpOverload, has_kernel, op_name
 from tessera.util.errors import CaptureError
+from tessera.util.files import PACKAGE
 from tessera.util.stack import Stack
 
 Keep = Callable[[OpOverload], bool]
@@ -86,7 +85,7 @@ class Recorder(TorchDispatchMode):
         self.bodies: dict[object, Any] = {}  # sub-traces recorded on the way, that another call may use again
         self.refs: dict[int, Ref] = {}
         self.base_grad = torch.is_grad_enabled()
-        self.base_tangent = torch._C._is_fwd_grad_enabled()
+        self.base_tangent = is_fwd_grad_enabled()
         self.extra_tags: frozenset[str] = frozenset()  # put on every equation recorded now
         self._alive: list[torch.Tensor] = []  # an id names a tensor only while it lives
         self.symbolic = False  # some size is a symbol
@@ -140,9 +139,9 @@ class Recorder(TorchDispatchMode):
         if func is torch.ops.aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self.literal(args[0])
         args, kwargs = pytree.tree_map_only(torch.Tensor, self.fake, (args, kwargs))
-        if func._opname in DROPOUTS and not draws(func, args, kwargs):
+        if op_name(func) in DROPOUTS and not draws(func, args, kwargs):
             return args[0]  # as eager does: the argument itself, not a copy
-        apart = not self.keep(func) and func._opname not in _RUNNING_STATISTICS
+        apart = not self.keep(func) and op_name(func) not in _RUNNING_STATISTICS
         if _is_composite(func) and (apart or _may_be_a_view(func, args)):
             with self:
                 return func.decompose(*args, **kwargs)
@@ -158,7 +157,7 @@ class Recorder(TorchDispatchMode):
                 tags = tags | {NO_GRAD}
             else:
                 self.builder.enables_grad = True
-        if self.base_tangent and not torch._C._is_fwd_grad_enabled():
+        if self.base_tangent and not is_fwd_grad_enabled():
             tags = tags | {NO_TANGENT}
         return tags
 
@@ -188,14 +187,14 @@ class Recorder(TorchDispatchMode):
         made = self.fake(tensor)
         v = self.builder.emit(torch.ops.aten.lift_fresh_copy.default, self.value(made))
         out = made.clone()
-        with _disable_current_modes():
+        with disable_current_modes():
             literals.hold(out, tensor.clone())
         self.refs[id(out)] = Ref(out, v, Root())  # type: ignore[arg-type]
         return out
 
     def operator(self, func: OpOverload, args: tuple, kwargs: dict) -> object:
         schema = schema_of(func)
-        name = func._opname
+        name = op_name(func)
         if name in _SHAPE_CHANGES:
             raise CaptureError(f"{func} changes a tensor's own storage; the graph that holds it runs eagerly")
         if name in _RUNNING_STATISTICS:
@@ -334,7 +333,7 @@ class Recorder(TorchDispatchMode):
         old = ref.read(self.builder)
         ref.tensor = _alias(tensor)  # what it was: views of that are still views of it
         self.refs[id(ref.tensor)] = ref
-        if plain._opname in STRIDED:
+        if op_name(plain) in STRIDED:
             shown = self.ref(record_strided(self, plain, (ref.tensor, *args[1:]), kwargs))  # type: ignore[arg-type]
             literals.call(func, plain, args, kwargs)
             self.refs[id(tensor)] = Ref(tensor, shown.value, shown.root, shown.view, shown.version)
@@ -353,7 +352,7 @@ class Recorder(TorchDispatchMode):
         training = bound.get("training", bound.get("use_input_stats", False))
         # A batch of nothing has no statistics, and leaves the old ones as they are.
         empty = any(type(n) is int and n == 0 for n in bound["input"].shape)
-        if not training or bound.get("running_mean") is None or func._opname != "batch_norm" or empty:
+        if not training or bound.get("running_mean") is None or op_name(func) != "batch_norm" or empty:
             if _is_composite(func) and not (self.keep(func) and not training):
                 with self:
                     return func.decompose(*args, **kwargs)
@@ -430,18 +429,18 @@ def _is_composite(func: OpOverload) -> bool:
     """PyTorch itself runs it as other operators; a mere decomposition beside a kernel does not count."""
     if func not in _composite_cache:
         key = "CompositeImplicitAutograd"
-        _composite_cache[func] = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+        _composite_cache[func] = has_kernel(func.name(), key)
     return _composite_cache[func]
 
 
 def _may_be_a_view(func: OpOverload, args: tuple) -> bool:
     """einsum of one operand may only permute it, which its schema does not tell."""
-    return func._opname == "einsum" and len(args[1]) == 1
+    return op_name(func) == "einsum" and len(args[1]) == 1
 
 
 def _draws_in_other_order(func: OpOverload, args: tuple) -> bool:
     """bernoulli fills a new tensor from front to back, bernoulli_ the given one as its strides have it."""
-    return func._opname == "bernoulli_" and not args[0].is_contiguous()
+    return op_name(func) == "bernoulli_" and not args[0].is_contiguous()
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:
@@ -451,10 +450,10 @@ def _alias(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    return storage_id(a) == storage_id(b)
 
 
-_HIDDEN = (torch.__path__[0], __file__.rsplit("/ir/", 1)[0] + "/", "<")
+_HIDDEN = (torch.__path__[0], PACKAGE, "<")
 
 
 def user_line() -> Source:

@@ -21,6 +21,9 @@ from tessera.ir.record import NO_GRAD, Recorder, recording
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC
+from tessera.torch_internals.autograd import set_grad_enabled
+from tessera.torch_internals.dispatch import DisableAutocast
+from tessera.torch_internals.memory import memory_of
 from tessera.util.errors import InputError
 
 
@@ -31,7 +34,7 @@ def replay(trace: Trace, args: Sequence[object], casts: bool = False) -> list:
     """
     if len(args) != len(trace.inputs):
         raise InputError(f"{trace.name}: expected {len(trace.inputs)} arguments, got {len(args)}")
-    with nullcontext() if casts else torch._C._DisableAutocast():
+    with nullcontext() if casts else DisableAutocast():
         return _Replay(trace, args, recording()).run()
 
 
@@ -65,7 +68,7 @@ class _Replay:
         tags = self.recorder.extra_tags if self.recorder else frozenset()
         try:
             for index, eqn in enumerate(self.trace.equations):
-                torch._C._set_grad_enabled(grad and NO_GRAD not in eqn.tags)
+                set_grad_enabled(grad and NO_GRAD not in eqn.tags)
                 if self.recorder is not None:
                     self.recorder.extra_tags = tags | (eqn.tags - {NO_GRAD})
                     self.recorder.locate = located and not eqn.source.file
@@ -76,7 +79,7 @@ class _Replay:
                     if self.last.get(v, -1) <= index and v not in self.stay:
                         self.env.pop(v, None)
         finally:
-            torch._C._set_grad_enabled(grad)
+            set_grad_enabled(grad)
             if self.recorder is not None:
                 self.recorder.extra_tags, self.recorder.locate = tags, located
         return self.finish()
@@ -94,8 +97,8 @@ class _Replay:
     def special(self, eqn: Equation, args: tuple, kwargs: dict) -> object:
         assert isinstance(eqn.op, Special)
         if self.recorder is not None:  # stays one equation, sub-traces and all
-            made = iter(self.recorder.special(eqn.op, args, kwargs, [v.type for v in eqn.results()], eqn.many))
-            outs = [None if v is None else next(made) for v in eqn.outputs]
+            given = iter(self.recorder.special(eqn.op, args, kwargs, [v.type for v in eqn.results()], eqn.many))
+            outs = [None if v is None else next(given) for v in eqn.outputs]
             return outs if eqn.many else outs[0]
         if eqn.op is KEEP_GRAD and torch.is_grad_enabled():
             return _KeepGrad.apply(*args[:2])
@@ -106,9 +109,9 @@ class _Replay:
         writes = [(self.env[t], self.env[v]) for t, v in self.trace.mutations.items() if t is not v]
         if not writes:
             return outputs
-        written = {interp._storage(t) for t, _ in writes}
-        outputs = [o.clone() if isinstance(o, torch.Tensor) and interp._storage(o) in written else o for o in outputs]
-        news = [n.clone() if interp._storage(n) in written else n for _, n in writes]  # type: ignore[attr-defined]
+        written = {memory_of(t) for t, _ in writes}
+        outputs = [o.clone() if isinstance(o, torch.Tensor) and memory_of(o) in written else o for o in outputs]
+        news = [n.clone() if memory_of(n) in written else n for _, n in writes]  # type: ignore[attr-defined]
         for (target, _), new in zip(writes, news, strict=True):
             target.copy_(new)  # type: ignore[attr-defined]
         return outputs

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
 
 from tessera.ir.types import ScalarType, TensorType
+from tessera.torch_internals.operators import OpOverload, OpOverloadPacket, op_name, op_schema, overload_name
 
 REQUIRED = object()
 
@@ -45,7 +45,7 @@ class Schema:
 
 @functools.cache
 def schema_of(op: OpOverload) -> Schema:
-    schema = op._schema
+    schema = op_schema(op)
     params = []
     for a in schema.arguments:
         info = a.alias_info
@@ -66,7 +66,7 @@ def schema_of(op: OpOverload) -> Schema:
         tuple(params),
         mutated,
         is_view=aliased and not mutated and any(p.alias for p in params),
-        is_inplace=mutated == (0,) and op._opname.endswith("_") and not op._opname.endswith("__"),
+        is_inplace=mutated == (0,) and op_name(op).endswith("_") and not op_name(op).endswith("__"),
         is_out=bool(mutated) and all(params[i].keyword for i in mutated),
         random=torch.Tag.nondeterministic_seeded in op.tags,
         pointwise=torch.Tag.pointwise in op.tags,
@@ -181,12 +181,12 @@ def resolve(packet: OpOverloadPacket, args: tuple, kwargs: dict) -> OpOverload |
 
 def short_name(op: OpOverload, args: tuple, kwargs: dict) -> str:
     """`aten.linear`, or `aten.sum.dim_IntList` where the arguments alone do not tell the overload."""
-    name = f"{op.namespace}.{op._opname}"
-    packet = getattr(getattr(torch.ops, op.namespace), op._opname)
+    name = f"{op.namespace}.{op_name(op)}"
+    packet = getattr(getattr(torch.ops, op.namespace), op_name(op))
     if len(_candidates(packet)) == 1 or resolve(packet, args, kwargs) is op:
         return name
     # `x + 2` is recorded as add.Tensor; by the short name it is add.Scalar, which computes the same
-    return name if op._overloadname == "Tensor" and args else f"{name}.{op._overloadname}"
+    return name if overload_name(op) == "Tensor" and args else f"{name}.{overload_name(op)}"
 
 
 def functional_of(op: OpOverload) -> OpOverload | None:
@@ -197,7 +197,7 @@ def functional_of(op: OpOverload) -> OpOverload | None:
 @functools.cache
 def _functional_of(op: OpOverload) -> OpOverload | None:
     schema = schema_of(op)
-    name = op._opname
+    name = op_name(op)
     if schema.is_inplace:
         name = name[:-1]
     elif not schema.is_out:
@@ -236,7 +236,7 @@ def draws(op: object, args: tuple, kwargs: dict) -> bool:
         return False
     positional, keyword = bind(op, args, kwargs)
     given = {p.name: a for p, a in zip(schema_of(op).positional, positional, strict=True)} | keyword
-    p = given.get("dropout_p", given.get("p") if op._opname in DROPOUTS else None)
+    p = given.get("dropout_p", given.get("p") if op_name(op) in DROPOUTS else None)
     off = type(p) in (int, float) and p == 0
     return not off and given.get("train") is not False and given.get("training") is not False
 
@@ -261,6 +261,6 @@ def has_effect(eqn: _Call) -> bool:
     if not isinstance(op, OpOverload):
         return not getattr(op, "pure", True) or any(isinstance(a, OpOverload) and is_random(a) for a in eqn.args)
     schema = schema_of(op)
-    if schema.mutated or not schema.returns or op._opname.startswith(_EFFECTS):
+    if schema.mutated or not schema.returns or op_name(op).startswith(_EFFECTS):
         return True
     return schema.random and draws(op, eqn.args, eqn.kwargs)

@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from tessera.ir.equation import SPECIALS, Arg, Equation, Operator, Source, Special, Value
 from tessera.ir.serial_size import Sizes, write_size
 from tessera.ir.trace import Trace
 from tessera.ir.types import OpaqueType, ScalarType, TensorType, Type
+from tessera.torch_internals.fake import FakeTensor, unset_fake_temporarily
+from tessera.torch_internals.operators import OpOverload, op_name, overload_name
 from tessera.util.errors import Unserial
 
 VERSION = 1  # of the form; whoever stores tables stores it too
@@ -53,18 +53,18 @@ class Writer:
         return {**self._tables, "places": [list(p) for p in self.places][self.known :]}
 
     def _number(self, table: str, key: object, write: Callable[[], Data]) -> int:
-        found = self._numbers.get(key)
-        if found is None:
-            made = write()  # may fill the same table
-            self._tables[table].append(made)
-            found = self._numbers[key] = len(self._tables[table]) - 1
-        return found
+        number = self._numbers.get(key)
+        if number is None:
+            data = write()  # may fill the same table
+            self._tables[table].append(data)
+            number = self._numbers[key] = len(self._tables[table]) - 1
+        return number
 
     # --- values and types ---
 
     def value(self, v: Value) -> int:
-        found = self._numbers.get(v)
-        return self._number("values", v, lambda: [v.name, self.type(v.type)]) if found is None else found
+        number = self._numbers.get(v)
+        return self._number("values", v, lambda: [v.name, self.type(v.type)]) if number is None else number
 
     def type(self, t: Type) -> int:
         if isinstance(t, TensorType):
@@ -140,7 +140,7 @@ class Writer:
     def _overload(self, op: OpOverload) -> Data:
         if op.namespace not in NAMESPACES:
             raise Unserial(f"the operator {op} is another library's")
-        return ["op", op.namespace, op._opname, op._overloadname]
+        return ["op", op.namespace, op_name(op), overload_name(op)]
 
     # --- arguments ---
 
@@ -233,7 +233,7 @@ class Reader:
     def equation(self, e: list) -> Equation:
         number, args, kwargs, outputs, many, source, tags = e
         op = self._made.get(number)
-        made = Equation(
+        eqn = Equation(
             op or self._plain(number),
             tuple(map(self.arg, args)),
             {k: self.arg(a) for k, a in kwargs},
@@ -242,7 +242,7 @@ class Reader:
             self.sources[source],
             self.tags[tags],
         )
-        return made if number in self._made else made.with_(op=self._claim(number, made))
+        return eqn if number in self._made else eqn.with_(op=self._claim(number, eqn))
 
     def _plain(self, number: int) -> Operator:
         """The operator itself, or where an executor made it what it runs."""
@@ -298,8 +298,8 @@ class Reader:
         with unset_fake_temporarily(), torch.no_grad():
             flat = torch.frombuffer(data, dtype=kind) if data else torch.empty(0, dtype=kind)
             once = [1 if step == 0 and n > 1 else n for n, step in zip(shape, stride, strict=True)]
-            made = torch.empty_strided(once, stride, dtype=kind, device=device)
-            return made.copy_(flat.view(once)).expand(shape)
+            x = torch.empty_strided(once, stride, dtype=kind, device=device)
+            return x.copy_(flat.view(once)).expand(shape)
 
 
 def content(x: torch.Tensor) -> bytes:
@@ -324,7 +324,7 @@ def _attribute(name: str, kind: type | tuple[type, ...]) -> Any:
 
 def _overload(data: list) -> OpOverload:
     _, namespace, name, overload = data
-    found = getattr(getattr(getattr(torch.ops, namespace), name), overload, None) if namespace in NAMESPACES else None
-    if not isinstance(found, OpOverload):
+    op = getattr(getattr(getattr(torch.ops, namespace), name), overload, None) if namespace in NAMESPACES else None
+    if not isinstance(op, OpOverload):
         raise Unserial(f"there is no operator {namespace}.{name}.{overload}")
-    return found
+    return op

@@ -10,15 +10,14 @@ from collections.abc import Iterable
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.utils._sympy import functions as torch_functions
 
 from tessera.ir.types import Size
+from tessera.torch_internals.shapes import ShapeEnv, size_functions
 from tessera.util.errors import Unserial
 
 _TORCH = ("FloorDiv", "ModularIndexing", "Mod", "PythonMod", "CleanDiv", "Max", "Min")
 FUNCTIONS: dict[str, type] = {"Add": sympy.Add, "Mul": sympy.Mul, "Pow": sympy.Pow}
-FUNCTIONS |= {name: getattr(torch_functions, name) for name in _TORCH if hasattr(torch_functions, name)}
+FUNCTIONS |= {name: getattr(size_functions, name) for name in _TORCH if hasattr(size_functions, name)}
 _NAMES = {cls: name for name, cls in FUNCTIONS.items()}
 
 

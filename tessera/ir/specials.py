@@ -19,6 +19,7 @@ from tessera.ir.equation import SPECIALS, Special, Value, recompute_tag
 from tessera.ir.record import Recorder, record, recording
 from tessera.ir.trace import Trace
 from tessera.ir.types import type_of
+from tessera.torch_internals.operators import OpOverload
 from tessera.util.errors import CaptureError
 
 
@@ -66,7 +67,7 @@ def call_special(op: Special, *args: object, **kwargs: object) -> object:
 
 
 def _is_function(a: object) -> bool:
-    return callable(a) and not isinstance(a, (torch.Tensor, torch._ops.OpOverload))
+    return callable(a) and not isinstance(a, (torch.Tensor, OpOverload))
 
 
 class _Sub:

@@ -10,25 +10,32 @@ through, differentiated and batched like any other operator. What cannot be put 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
-from torch._ops import OpOverload
 
+from tessera.ir.alias import Ref
 from tessera.ir.schema import bind
 from tessera.ir.types import Size, row_major, size_key
 from tessera.ir.views import PARTS, PERMUTES, REPEATS, RESHAPES
+from tessera.torch_internals.operators import OpOverload, op_name
 from tessera.util.errors import CaptureError
-
-if TYPE_CHECKING:
-    from tessera.ir.alias import Ref
-    from tessera.ir.record import Recorder
 
 # Views that only choose and order elements: what they show lies in their parent's memory as it is.
 _GEOMETRY = PARTS | PERMUTES | RESHAPES | REPEATS | {"alias"}
 
 
-def record_strided(recorder: Recorder, func: OpOverload, args: tuple, kwargs: dict) -> object:
+class Recording(Protocol):
+    """What is needed of the recorder."""
+
+    def ref(self, tensor: torch.Tensor) -> Ref: ...
+    def outcome(self, func: OpOverload, args: tuple, kwargs: dict) -> object: ...
+    def pure(self, func: OpOverload, args: tuple, kwargs: dict, out: object) -> object: ...
+    def __enter__(self) -> object: ...
+    def __exit__(self, *exc: object) -> None: ...
+
+
+def record_strided(recorder: Recording, func: OpOverload, args: tuple, kwargs: dict) -> object:
     """The result of the call, recorded."""
     (x, *part, size, stride, offset), _ = bind(func, args, kwargs)
     assert isinstance(x, torch.Tensor)
@@ -46,20 +53,20 @@ def record_strided(recorder: Recorder, func: OpOverload, args: tuple, kwargs: di
         rest = memory if _is_zero(at) else memory[at:]
     op = torch.ops.aten.as_strided_scatter.default if part else torch.ops.aten.as_strided.default
     call = (rest, *part, size, stride)
-    made = recorder.pure(op, call, {}, recorder.outcome(op, call, {}))
-    assert isinstance(made, torch.Tensor)
+    out = recorder.pure(op, call, {}, recorder.outcome(op, call, {}))
+    assert isinstance(out, torch.Tensor)
     with recorder:
         if part:
-            return back(made if rest is memory else torch.slice_scatter(memory, made, 0, at))  # type: ignore[arg-type]
-        return made.clone(memory_format=torch.contiguous_format) if func._opname == "as_strided_copy" else made
+            return back(out if rest is memory else torch.slice_scatter(memory, out, 0, at))  # type: ignore[arg-type]
+        return out.clone(memory_format=torch.contiguous_format) if op_name(func) == "as_strided_copy" else out
 
 
-def _owner(recorder: Recorder, x: torch.Tensor, size: list, stride: list, start: Size) -> torch.Tensor:
+def _owner(recorder: Recording, x: torch.Tensor, size: list, stride: list, start: Size) -> torch.Tensor:
     """The nearest tensor, going up from `x`, that holds every address."""
-    ref: Ref = recorder.ref(x)
+    ref = recorder.ref(x)
     while not _holds(ref.tensor, size, stride, start) or ref.tensor.dtype != x.dtype:
         view = ref.view
-        if view is None or view.op._opname not in _GEOMETRY or view.no_grad:
+        if view is None or op_name(view.op) not in _GEOMETRY or view.no_grad:
             raise _refused(view.op if view else "as_strided", "it reaches memory that no tensor of the program holds")
         ref = view.parent
     return ref.tensor

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from tessera.torch_internals.shapes import statically_known_true, symbol_values, unreplaced_expression
 
 if TYPE_CHECKING:
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+    pass
 
 UNKNOWN = 4096  # what a size that nobody knows is taken for
 
@@ -214,21 +215,16 @@ def symbol_hints(size: Size) -> dict[str, int]:
     """What the symbols in a size stood for when it was captured."""
     if isinstance(size, int):
         return {}
-    values = values_of(size.node.shape_env)
+    values = symbol_values(size.node.shape_env)
     return {s.name: int(values.get(s, UNKNOWN)) for s in size.node.expr.free_symbols}
-
-
-def values_of(env: ShapeEnv) -> dict:
-    """Symbols of a shape environment, with the numbers they stood for."""
-    return env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
 
 
 def symbol_of(number: Symbolic) -> str:
     """The symbol that a number is; empty where it is a formula. One known only at run time stays a symbol when the
     program finds out what it must be: somebody has to check that it is. A truth value asks whether its symbol is 1."""
-    expr = number.node.expr
-    if not expr.is_symbol and number.node._expr.is_symbol and str(number.node._expr).startswith("u"):
-        expr = number.node._expr
+    expr, before = number.node.expr, unreplaced_expression(number)
+    if not expr.is_symbol and before.is_symbol and str(before).startswith("u"):
+        expr = before
     if isinstance(number, torch.SymBool) and len(expr.free_symbols) == 1:
         expr = next(iter(expr.free_symbols))
     return str(expr) if expr.is_symbol else ""

@@ -11,15 +11,15 @@ from __future__ import annotations
 import keyword
 from contextlib import ExitStack
 
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-
 from tessera.ir import fake, printer
 from tessera.ir.call import is_call
 from tessera.ir.equation import Arg, Equation, Special, Value, symbols_in, values_in
 from tessera.ir.mode import mode_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, Type, size_key
+from tessera.torch_internals.fake import DataDependentOutputException, FakeTensorMode
+from tessera.torch_internals.operators import aten_name
+from tessera.torch_internals.shapes import GuardOnDataDependentSymNode
 from tessera.util.errors import VerifyError
 from tessera.util.names import names
 
@@ -123,7 +123,7 @@ class _Verifier:
         types = found if isinstance(found, list) else [] if found is None else [found]
         if len(types) != len(eqn.outputs):
             self.fail(f"{eqn.op} gives {len(types)} results, the equation names {len(eqn.outputs)}")
-        name = getattr(eqn.op, "_opname", "")
+        name = aten_name(eqn.op)
         layout, checked = name not in LAYOUT_FREE, 1 if name in FIRST_RESULT_ONLY else None
         for v, type_ in zip(eqn.outputs[:checked], types[:checked], strict=True):
             if v is not None and not same_type(v.type, type_, layout):  # type: ignore[arg-type]

@@ -13,10 +13,8 @@ from collections.abc import Callable
 
 import torch
 from torch.export import ExportedProgram
-from torch.utils import _pytree as pytree
 
 from tessera.frontends.dynamo.frames import entry_of
-from tessera.frontends.dynamo.same_object import guard_same_objects
 from tessera.frontends.export import capture_export
 from tessera.frontends.functional.callables import refuse_suspended
 from tessera.func.dispatch import Dispatcher, build
@@ -25,11 +23,12 @@ from tessera.just_in_time.compiled import Compiled, compiled_state, wrap
 from tessera.pipeline.compilation import compile_captured
 from tessera.pipeline.options import Options
 from tessera.runtime.buckets import Buckets, bucketed
+from tessera.torch_internals import dynamo, pytree
+from tessera.torch_internals.dynamo import guard_same_objects
 from tessera.util.config import config
 from tessera.util.errors import OptionError
 
 FRONTENDS = ("dynamo", "functional")
-guard_same_objects()
 
 
 def backend(gm: torch.fx.GraphModule, example_inputs: list[object], **kwargs: object) -> Callable:
@@ -124,7 +123,8 @@ _PYTORCHS_LIMIT = 8
 
 def under_dynamo(entry: Callable, backend: Backend, **options: bool | None) -> Callable:
     """torch.compile, with room for more programs than it has by itself. A limit that the user set is kept."""
-    ours = torch._dynamo.config.recompile_limit == _PYTORCHS_LIMIT
+    guard_same_objects()
+    ours = dynamo.config.recompile_limit == _PYTORCHS_LIMIT
     if ours and "recompile_limit" in inspect.signature(torch.compile).parameters:  # PyTorch 2.11 has one for all
         options["recompile_limit"] = PROGRAMS  # type: ignore[assignment]
     return torch.compile(entry, backend=Handle(backend), **options)  # type: ignore[call-overload]

@@ -10,8 +10,6 @@ import weakref
 from collections.abc import Callable
 
 import torch
-import torch._dynamo
-from torch._guards import CompileContext
 
 from tessera.frontends.dynamo.breaks import why_it_ended
 from tessera.frontends.dynamo.changing_numbers import make_dynamic
@@ -19,6 +17,8 @@ from tessera.frontends.dynamo.graphs import capture_graph, given_fakes
 from tessera.frontends.dynamo.lines import calling_line
 from tessera.pipeline.compilation import Compilation, Failure, compile_captured
 from tessera.pipeline.options import Options
+from tessera.torch_internals import dynamo
+from tessera.torch_internals.dynamo import CompileContext
 from tessera.util.config import config
 from tessera.util.errors import CaptureError
 
@@ -99,7 +99,7 @@ class Backend:
 
 def _recompile_reason() -> str:
     """Why Dynamo compiles the frame at hand again; empty at a first time. It forgets soon, so this is asked at once."""
-    return getattr(torch._dynamo.utils.get_metrics_context(), "_metrics", {}).get("recompile_reason") or ""
+    return dynamo.recompile_reason()
 
 
 class Handle:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import copy
 import functools
-import os
 import traceback
 from collections.abc import Callable
 
 import torch
-import torch._dynamo
 from torch.utils.hooks import RemovableHandle
 
 from tessera.frontends.dynamo.breaks import last_counted
@@ -22,13 +20,15 @@ from tessera.frontends.dynamo.module_hooks import ModuleHooks
 from tessera.func.dispatch import Dispatcher
 from tessera.ir.record import recording
 from tessera.just_in_time.backend import Backend
-from tessera.just_in_time.transformers import keep_own_call, own_call
+from tessera.just_in_time.transformers import keep_own_call, own_call, watch
 from tessera.pipeline.compilation import Compilation
+from tessera.torch_internals import dynamo
+from tessera.torch_internals.dynamo import InternalTorchDynamoError, TorchRuntimeError
 from tessera.util.config import config
 from tessera.util.errors import TesseraError
 
 # Some of Dynamo's own assertions come as they are.
-DYNAMO_ERRORS = (torch._dynamo.exc.TorchRuntimeError, torch._dynamo.exc.InternalTorchDynamoError, AssertionError)
+DYNAMO_ERRORS = (TorchRuntimeError, InternalTorchDynamoError, AssertionError)
 # Told of every jitted function when it is made; the command line collects them here. Empty otherwise.
 WATCHERS: list[Callable[[Compiled], None]] = []
 
@@ -107,7 +107,7 @@ def _user_code_ran(error: BaseException) -> bool:
 
 def _of_dynamo(error: BaseException) -> bool:
     frames = traceback.extract_tb(error.__traceback__)
-    return frames[-1].filename.startswith(os.path.dirname(torch._dynamo.__file__))
+    return frames[-1].filename.startswith(dynamo.FOLDER)
 
 
 def compiled_state(fn: object) -> Compiled | None:
@@ -133,7 +133,7 @@ def _compiled_function(fn: Callable, state: Compiled) -> Callable:
 
     state.owner = compiled
     compiled.__tessera__ = state  # type: ignore[attr-defined]
-    keep_own_call(fn, compiled)
+    keep_own_call(getattr(fn, "__self__", None), compiled)
     return compiled
 
 
@@ -150,6 +150,7 @@ def _compiled_module(module: torch.nn.Module, state: Compiled) -> torch.nn.Modul
     made = object.__new__(_module_classes[cls])
     object.__setattr__(made, "__dict__", module.__dict__)
     _states[id(made)] = state
+    watch(made)
     return made
 
 

@@ -1,10 +1,11 @@
-"""Models of transformers that are compiled: `generate` calls them as they are.
+"""Models of transformers in which something is compiled: `generate` calls them as they are.
 
 With a static cache on a GPU, `generate` asks its model for `get_compiled_call`, which compiles the model's call once
-more, with Inductor. A model that is compiled already answers with its own call. No class of transformers is changed: a
-compiled model has a class of its own, which `own_call` gives the answer; a model whose `forward` was compiled has it
-as an attribute of its own (`keep_own_call`), for as long as what was compiled lives. To generate with a model of which
-only a submodule is compiled, pass `disable_compile=True`.
+more, with Inductor. A model that is compiled, or one whose `forward` or child is, answers with its own call. No class
+of transformers is changed for that: a compiled model has a class of its own, which answers (`own_call`); another model
+has the answer as an attribute of its own (`keep_own_call`), for as long as what is compiled in it lives. A parent is
+told of a compiled child by PyTorch's hook on registering modules, which is set while there are compiled models
+(`watch`). A model further above asks Inductor: pass `disable_compile=True` to its `generate`.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ import types
 import weakref
 from collections.abc import Callable
 
-import torch
+from torch import nn
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.utils.hooks import RemovableHandle
 
 NAME = "get_compiled_call"
+_watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # compiled models, which may become somebody's children
+_hook: list[RemovableHandle] = []
 
 
 def own_call(cls: type) -> dict[str, Callable]:
@@ -23,20 +28,43 @@ def own_call(cls: type) -> dict[str, Callable]:
     return {NAME: lambda self, *_, **__: self.__call__} if hasattr(cls, NAME) else {}
 
 
-def keep_own_call(fn: Callable, compiled: Callable) -> None:
-    """The model whose method was compiled calls that, if it is its `forward`, as long as the compiled method lives."""
-    model = getattr(fn, "__self__", None)
-    if isinstance(model, torch.nn.Module) and hasattr(type(model), NAME):
+def keep_own_call(model: object, compiled: object) -> None:
+    """A model, as long as something that was compiled lives, calls itself where that is in it."""
+    if isinstance(model, nn.Module) and hasattr(type(model), NAME):
         model.__dict__[NAME] = types.MethodType(get_compiled_call, model)  # bound: a copy of the model has its own
         weakref.finalize(compiled, _forget, weakref.ref(model)).atexit = False
 
 
-def get_compiled_call(model: torch.nn.Module, *args: object, **kwargs: object) -> Callable:
-    own = getattr(model.forward, "__tessera__", None) is not None
-    return model.__call__ if own else getattr(type(model), NAME)(model, *args, **kwargs)
+def get_compiled_call(model: nn.Module, *args: object, **kwargs: object) -> Callable:
+    return model.__call__ if _in(model) else getattr(type(model), NAME)(model, *args, **kwargs)
+
+
+def _in(model: nn.Module) -> bool:
+    """Something in the model is compiled."""
+    return any(getattr(x, "__tessera__", None) is not None for m in model.modules() for x in (m, m.forward))
 
 
 def _forget(of: weakref.ref) -> None:
     model = of()
-    if model is not None and getattr(model.forward, "__tessera__", None) is None:
+    if model is not None and not _in(model):
         model.__dict__.pop(NAME, None)
+
+
+def watch(compiled: nn.Module) -> None:
+    """Models that get this one as a child call themselves."""
+    if not hasattr(type(compiled), NAME):
+        return
+    if not _hook:
+        _hook.append(register_module_module_registration_hook(_registered))
+    _watched.add(compiled)
+    weakref.finalize(compiled, _unwatch).atexit = False
+
+
+def _registered(parent: nn.Module, _: str, child: nn.Module | None) -> None:
+    if child is not None and child in _watched:
+        keep_own_call(parent, child)
+
+
+def _unwatch() -> None:
+    if not _watched and _hook:
+        _hook.pop().remove()

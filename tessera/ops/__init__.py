@@ -1,6 +1,6 @@
 """What operators mean. Importing this folder registers every declaration."""
 
-from tessera.ops import (
+from tessera.ops import (  # noqa: F401
     activation,
     attention,
     channelnorm,
@@ -27,31 +27,3 @@ from tessera.ops import (
     strided,
     uniform,
 )
-
-__all__ = [
-    "activation",
-    "attention",
-    "channelnorm",
-    "chunked_loss",
-    "control",
-    "conv",
-    "copies",
-    "elementwise",
-    "fp8",
-    "index",
-    "launch",
-    "linear_loss",
-    "loss",
-    "matmul",
-    "nn",
-    "norm",
-    "offload",
-    "pool",
-    "quantized",
-    "random",
-    "reduce",
-    "resample",
-    "shape",
-    "strided",
-    "uniform",
-]

@@ -19,17 +19,9 @@ unary("aten.sigmoid", by=lambda t, x, y: aten.sigmoid_backward(t, y))
 unary("aten.tanh", by=lambda t, x, y: aten.tanh_backward(t, y))
 unary("aten.silu", by=lambda t, x, y: aten.silu_backward(t, x), cost=11)
 unary("aten.mish", by=lambda t, x, y: aten.mish_backward(t, x), cost=24)
-unary(
-    "aten.gelu",
-    by=lambda t, x, y, approximate="none": aten.gelu_backward(t, x, approximate=approximate),
-    cost=15,
-)
+unary("aten.gelu", by=lambda t, x, y, approximate="none": aten.gelu_backward(t, x, approximate=approximate), cost=15)
 unary("aten.softplus", by=lambda t, x, y, beta, limit: aten.softplus_backward(t, x, beta, limit), cost=16)
-unary(
-    "aten.elu",
-    by=lambda t, x, y, alpha, scale, slope: aten.elu_backward(t, alpha, scale, slope, False, x),
-    cost=10,
-)
+unary("aten.elu", by=lambda t, x, y, alpha, scale, slope: aten.elu_backward(t, alpha, scale, slope, False, x), cost=10)
 unary("aten.celu", by=lambda t, x, y, alpha: aten.elu_backward(t, alpha, 1, 1.0 / alpha, False, x), cost=10)
 unary("aten.leaky_relu", by=lambda t, x, y, slope: aten.leaky_relu_backward(t, x, slope, False), cost=2)
 unary("aten.hardtanh", by=lambda t, x, y, low, high: aten.hardtanh_backward(t, x, low, high), cost=2)
@@ -60,16 +52,11 @@ pointwise(
     cost=3,
 )
 pointwise(
-    "aten.tanh_backward",
-    [lambda t, z, g, y: aten.tanh_backward(t, y), lambda t, z, g, y: t * g * (y * -2)],
-    cost=3,
+    "aten.tanh_backward", [lambda t, z, g, y: aten.tanh_backward(t, y), lambda t, z, g, y: t * g * (y * -2)], cost=3
 )
 pointwise(
     "aten.threshold_backward",
-    [
-        lambda t, z, g, x, limit: aten.threshold_backward(t, x, limit),
-        lambda t, z, g, x, limit: aten.zeros_like(t),
-    ],
+    [lambda t, z, g, x, limit: aten.threshold_backward(t, x, limit), lambda t, z, g, x, limit: aten.zeros_like(t)],
 )
 pointwise(
     "aten.leaky_relu_backward",

@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 
 import torch
-from torch._ops import OpOverload
 
 from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Arg, Equation, Special, Value
 from tessera.ir.schema import schema_of
 from tessera.ir.types import Size, TensorType, size_hint
 from tessera.ops.fallback import dense
-from tessera.ops.families import is_one, pad_rank, product
+from tessera.ops.families import carry, is_one, pad_rank, product
 from tessera.ops.formula import finish, pytorch_batch, pytorch_jvp, pytorch_vjp
 from tessera.ops.op import declare
+from tessera.torch_internals.operators import OpOverload, op_schema
 from tessera.util.errors import RuleError
 
 # --- the arithmetic -----------------------------------------------------------------------------------
@@ -51,12 +51,7 @@ def _heads(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _math(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    mask: torch.Tensor | None,
-    causal: bool,
-    scale: float | None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, causal: bool, scale: float | None
 ) -> torch.Tensor:
     wide = torch.promote_types(q.dtype, torch.float32)
     p, _ = _scores(q.to(wide), _heads(k, q).to(wide), mask, causal, scale)
@@ -158,12 +153,7 @@ def _gives_mask(y: Sequence[Value | None]) -> bool:
 
 def forward_kernel(op: OpOverload, back: OpOverload) -> Callable:
     """A fused kernel and its backward: what backward wants, found by name among arguments and results."""
-    renamed = {
-        "output": "out",
-        "log_sumexp": "logsumexp",
-        "rng_state": "philox_seed",
-        "unused": "philox_offset",
-    }
+    renamed = {"output": "out", "log_sumexp": "logsumexp", "rng_state": "philox_seed", "unused": "philox_offset"}
 
     def forward(need: Sequence[object], *args: Arg, **kw: Arg) -> Generator[object, object, tuple]:
         outs = emit(op, *args, **kw)
@@ -172,7 +162,7 @@ def forward_kernel(op: OpOverload, back: OpOverload) -> Callable:
         if ct is None:
             return ()
         given = _named(op, args, kw) | {"grad_out": ct}
-        given |= {renamed.get(r.name, r.name): y for r, y in zip(op._schema.returns, outs, strict=True)}
+        given |= {renamed.get(r.name, r.name): y for r, y in zip(op_schema(op).returns, outs, strict=True)}
         asked = {p.name: n is True for p, n in zip(schema_of(op).positional, need, strict=True)}
         given["grad_input_mask"] = [asked.get(n, False) for n in ("query", "key", "value", "attn_bias")]
         params = schema_of(back).params
@@ -237,7 +227,7 @@ def batch_kernel(op: OpOverload) -> Callable:
         lifted = [folded(n, a, bool(b)) for n, a, b in zip(names, args, on, strict=False)]
         named = {n: folded(n, a, False) for n, a in kw.items()}
         out = emit(op, *lifted, **named)
-        kinds = [r.name for r in op._schema.returns]
+        kinds = [r.name for r in op_schema(op).returns]
         return [_unfold(y, size) if _is_data(y, n) else y for y, n in zip(out, kinds, strict=True)]
 
     return batch
@@ -261,8 +251,7 @@ def _fold_mask(mask: Value, on: bool, size: Size, sequences: Size) -> Value:
 
 
 def _fold(x: Value, on: bool, size: Size) -> Value:
-    if not on:
-        x = aten.expand(aten.unsqueeze(x, 0), [size, *x.shape])
+    x = carry(x, on, size)
     return aten.reshape(x, [product(x.shape[:2]), *x.shape[2:]])
 
 
@@ -320,7 +309,7 @@ def _declare() -> None:
             f"aten.{name}.default",
             "attention",
             forward=forward_kernel(ahead, behind),
-            passive=tuple(range(1, len(ahead._schema.returns))),
+            passive=tuple(range(1, len(op_schema(ahead).returns))),
             jvp=jvp_attention(ahead),
             batch=batch_kernel(ahead),
             cost=cost_attention(2),

@@ -8,35 +8,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from tessera.ir.alias import KEEP_GRAD
+from tessera.ir.builder import aten, emit
 from tessera.ir.call import Sub, runnable
-from tessera.ir.equation import ACTIVE, Special, Value
+from tessera.ir.equation import Special, Value
+from tessera.ir.types import Size
 from tessera.ops.custom import types_only
+from tessera.ops.families import carry
 from tessera.ops.op import declare
+from tessera.torch_internals.fake import FakeTensor
+from tessera.torch_internals.memory import storage_id
 
 # --- keep_grad(old, new, tangent): the value of `new` with the gradient history of `old` -----------
 
 
-def _keep_grad_batch(size: object, on: Sequence[bool], old: Value, new: Value, tangent: bool = False) -> Value:
-    builder = ACTIVE[-1]
-    rows = [
-        x if b else builder.call("expand", builder.call("unsqueeze", x, 0), [size, *x.shape])
-        for x, b in ((old, on[0]), (new, on[1]))
-    ]
-    return builder.emit(KEEP_GRAD, *rows, tangent)  # type: ignore[attr-defined]
+def _keep_grad_batch(size: Size, on: Sequence[bool], old: Value, new: Value, tangent: bool = False) -> Value:
+    return emit(KEEP_GRAD, carry(old, on[0], size), carry(new, on[1], size), tangent)
 
 
 def _keep_grad_jvp(ts: Sequence, y: Value, old: Value, new: Value, tangent: bool = False) -> object:
     """A write under no_grad writes the tangent too, which keeps its own history as the value does."""
-    builder = ACTIVE[-1]
     was, now = ts[:2]
     if tangent or was is None:
         return was if tangent else now
-    if now is None:
-        now = builder.call("zeros_like", was)
-    return builder.emit(KEEP_GRAD, was, now)  # type: ignore[attr-defined]
+    return emit(KEEP_GRAD, was, aten.zeros_like(was) if now is None else now)
 
 
 declare(
@@ -53,8 +49,8 @@ declare(
 
 def _fresh(outs: Sequence, operands: Sequence) -> list:
     """Results that share no memory with an operand: whoever gets them may write them."""
-    held = {x.untyped_storage()._cdata for x in operands if isinstance(x, torch.Tensor)}
-    return [x.clone() if x.untyped_storage()._cdata in held else x for x in outs]
+    held = {storage_id(x) for x in operands if isinstance(x, torch.Tensor)}
+    return [x.clone() if storage_id(x) in held else x for x in outs]
 
 
 def _cond(pred: object, true: Sub, false: Sub, *operands: object) -> list:
@@ -79,9 +75,9 @@ def _scan(body: Sub, carried: int, sliced: int, reverse: bool, *operands: torch.
     length = xs[0].shape[0]
     rows: list[list] = []
     for t in reversed(range(length)) if reverse else range(length):
-        made = runnable(body)(*carry, *(x[t] for x in xs), *rest)
-        carry = list(made[:carried])
-        rows.append(list(made[carried:]))
+        outs = runnable(body)(*carry, *(x[t] for x in xs), *rest)
+        carry = list(outs[:carried])
+        rows.append(list(outs[carried:]))
     if reverse:
         rows.reverse()
     return [*_fresh(carry, operands), *(torch.stack(column) for column in zip(*rows, strict=True))]

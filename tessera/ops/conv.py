@@ -9,34 +9,28 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 
 import torch
-from torch._ops import OpOverload
 
 from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.types import Size, size_hint
-from tessera.ops.families import product, total
+from tessera.ops.families import per_dimension, product, total
 from tessera.ops.formula import pytorch_batch
 from tessera.ops.op import declare
+from tessera.torch_internals.operators import OpOverload, op_name
 
 Rule = Generator[Value, Value, tuple]
 
 
-def _spread(sizes: Arg, n: int) -> list[Size]:
-    """One size for each spatial dimension."""
-    listed = list(sizes) if isinstance(sizes, (list, tuple)) else [sizes]
-    return listed * n if len(listed) == 1 else listed  # type: ignore[return-value]
-
-
 def _geometry(op: OpOverload, rest: Sequence[Arg], n: int) -> tuple[list, list, list, bool, list, Size]:
     """(stride, padding, dilation, transposed, output_padding, groups), whatever the operator's own order."""
-    if op._opname == "convolution":
+    if op_name(op) == "convolution":
         stride, padding, dilation, transposed, extra, groups = rest
-    elif "transpose" in op._opname:
+    elif "transpose" in op_name(op):
         (stride, padding, extra, groups, dilation), transposed = rest, True
     else:
         (stride, padding, dilation, groups), transposed, extra = rest, False, 0
-    spread = [_spread(x, n) for x in (stride, padding, dilation, extra)]
-    return spread[0], spread[1], spread[2], bool(transposed), spread[3], groups  # type: ignore[return-value]
+    stride, padding, dilation, extra = (per_dimension(x, n) for x in (stride, padding, dilation, extra))
+    return stride, padding, dilation, bool(transposed), extra, groups  # type: ignore[return-value]
 
 
 def _has_batch(eqn: Equation) -> bool:
@@ -84,7 +78,7 @@ def cost_conv(eqn: Equation) -> float:
     """Two flops a tap for each element of the result, or of the input of a transposed convolution."""
     x, w = eqn.args[:2]
     assert isinstance(x, Value) and isinstance(w, Value)
-    name = eqn.op._opname  # type: ignore[union-attr]
+    name = op_name(eqn.op)  # type: ignore[union-attr]
     transposed = "transpose" in name or (name == "convolution" and bool(eqn.args[6]))
     taps = w.tensor.numel() // max(size_hint(w.shape[0]), 1)
     return 2.0 * taps * (x if transposed else eqn.out).tensor.numel()
@@ -101,11 +95,7 @@ def cost_conv_backward(eqn: Equation) -> float:
 def _declare() -> None:
     names = ["convolution.default"]
     for n in (1, 2, 3):
-        names += [
-            f"conv{n}d.default",
-            f"conv{n}d.padding",
-            f"conv_transpose{n}d.{'default' if n == 1 else 'input'}",
-        ]
+        names += [f"conv{n}d.default", f"conv{n}d.padding", f"conv_transpose{n}d.{'default' if n == 1 else 'input'}"]
     for name in names:
         packet, overload = name.split(".")
         op = getattr(getattr(torch.ops.aten, packet), overload)

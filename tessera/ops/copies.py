@@ -51,13 +51,7 @@ view(
     lambda size, on, x, memory_format: aten.clone(x, memory_format=batched_format(memory_format)),
     free=False,
 )
-declare(
-    "aten.detach",
-    "view",
-    batch=lambda size, on, x: aten.detach(x),
-    zero=True,
-    free=True,
-)
+declare("aten.detach", "view", batch=lambda size, on, x: aten.detach(x), zero=True, free=True)
 
 
 def _strided(eqn: Equation) -> bool:

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch._C import _functions
-from torch._subclasses.fake_tensor import FakeTensor
 
 from tessera.ir.call import Sub, runnable
 from tessera.ir.equation import ACTIVE, Special, Value
@@ -19,6 +17,9 @@ from tessera.ir.replay import callables
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size
 from tessera.ops.op import declare
+from tessera.torch_internals.autograd import DelayedError
+from tessera.torch_internals.dispatch import DispatchKey, is_key_excluded
+from tessera.torch_internals.fake import FakeTensor
 from tessera.util.errors import DoubleBackwardError
 
 Flags = tuple[bool, ...]
@@ -51,12 +52,9 @@ def types_only(operands: Sequence[object]) -> bool:
     return any(isinstance(x, FakeTensor) for x in operands)
 
 
-_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
-
-
 def _watched(operands: Sequence[object]) -> bool:
     """Eager autograd notes what is computed from these: not in a compiled program, which runs below it."""
-    if not torch.is_grad_enabled() or _excluded(torch._C.DispatchKey.AutogradFunctionality):
+    if not torch.is_grad_enabled() or is_key_excluded(DispatchKey.AutogradFunctionality):
         return False
     return any(isinstance(x, torch.Tensor) and x.requires_grad for x in operands)
 
@@ -76,7 +74,7 @@ def _filled(cts: Sequence, like: Sequence) -> list[torch.Tensor]:
     return [torch.zeros_like(x).contiguous() if ct is None else ct.contiguous() for ct, x in pairs]
 
 
-def _apart(outs: Sequence, operands: Sequence) -> tuple:
+def _separate(outs: Sequence, operands: Sequence) -> tuple:
     """Autograd wants results that are not arguments."""
     return tuple(x.view_as(x) if any(x is a for a in operands) else x for x in outs)
 
@@ -87,17 +85,17 @@ def _apart(outs: Sequence, operands: Sequence) -> tuple:
 class _CustomVjp(torch.autograd.Function):
     @staticmethod
     def forward(ctx, count: int, fwd: Callable, bwd: Callable, *operands: torch.Tensor) -> tuple:  # noqa: ANN001
-        made = _apart(fwd(*operands), operands)
+        outs = _separate(fwd(*operands), operands)
         ctx.count, ctx.bwd = count, bwd
-        ctx.save_for_backward(*made)
-        ctx.mark_non_differentiable(*made[count:], *(x for x in made[:count] if not is_float(x)))
+        ctx.save_for_backward(*outs)
+        ctx.mark_non_differentiable(*outs[count:], *(x for x in outs[:count] if not is_float(x)))
         ctx.set_materialize_grads(False)
-        return made
+        return outs
 
     @staticmethod
     def backward(ctx, *cts: torch.Tensor | None) -> tuple:  # noqa: ANN001
-        made, count = ctx.saved_tensors, ctx.count
-        return (None, None, None, *ctx.bwd(*made[count:], *_filled(cts[:count], made[:count])))
+        outs, count = ctx.saved_tensors, ctx.count
+        return (None, None, None, *ctx.bwd(*outs[count:], *_filled(cts[:count], outs[:count])))
 
 
 def _custom_vjp(primal: Sub, fwd: Sub, bwd: Sub, *operands: object) -> list:
@@ -128,7 +126,7 @@ CUSTOM_VJP = Special("custom_vjp", _custom_vjp)
 class _Function(torch.autograd.Function):
     @staticmethod
     def forward(ctx, results: int, fwd: Callable, bwd: Sub | Deferred, *operands: torch.Tensor) -> tuple:  # noqa: ANN001
-        outs = _apart(fwd(*operands), operands)
+        outs = _separate(fwd(*operands), operands)
         ctx.results, ctx.bwd, ctx.count = results, bwd, len(operands)
         ctx.save_for_backward(*operands, *outs)
         ctx.mark_non_differentiable(*outs[results:], *(x for x in outs[:results] if not is_float(x)))
@@ -172,7 +170,7 @@ _TWICE = "trying to differentiate twice a function that was marked with @once_di
 def _once(g: torch.Tensor, *read: torch.Tensor) -> torch.Tensor:
     """`g` itself; autograd that looks on is told that there is no derivative of it."""
     if _watched(read) and not types_only(read):
-        return _functions.DelayedError(_TWICE.encode(), 1)(g.detach().requires_grad_())
+        return DelayedError(_TWICE.encode(), 1)(g.detach().requires_grad_())
     return g.view_as(g)
 
 

@@ -13,18 +13,7 @@ from collections.abc import Callable, Sequence
 from tessera.ir.builder import aten
 from tessera.ir.equation import Arg, Value
 from tessera.ir.types import Size
-from tessera.ops.families import (
-    align,
-    binary,
-    cast,
-    is_number,
-    pointwise,
-    predicate,
-    select,
-    step,
-    times,
-    unary,
-)
+from tessera.ops.families import align, binary, cast, is_number, pointwise, predicate, select, step, times, unary
 
 LN2, LN10, TWO_OVER_SQRT_PI = math.log(2), math.log(10), 2 / math.sqrt(math.pi)
 
@@ -70,18 +59,12 @@ unary("aten.rsqrt", by=lambda t, x, y: t * -0.5 * aten.pow(y, 3))
 unary("aten.reciprocal", by=lambda t, x, y: -t * (y * y))
 binary(
     "aten.logaddexp",
-    by=(
-        lambda t, a, b, y: t / (aten.exp(b - a) + 1),
-        lambda t, a, b, y: t / (aten.exp(a - b) + 1),
-    ),
+    by=(lambda t, a, b, y: t / (aten.exp(b - a) + 1), lambda t, a, b, y: t / (aten.exp(a - b) + 1)),
     cost=16,
 )
 binary(
     "aten.logaddexp2",
-    by=(
-        lambda t, a, b, y: t / (aten.exp2(b - a) + 1),
-        lambda t, a, b, y: t / (aten.exp2(a - b) + 1),
-    ),
+    by=(lambda t, a, b, y: t / (aten.exp2(b - a) + 1), lambda t, a, b, y: t / (aten.exp2(a - b) + 1)),
     cost=16,
 )
 
@@ -121,14 +104,8 @@ pointwise("aten.copysign", [_copysign, lambda t, y, a, b: aten.zeros_like(t)], f
 # A second operand may be a Python number; its derivative is then never asked for.
 
 binary("aten.add", d=(lambda a, b, y, alpha=1: 1, lambda a, b, y, alpha=1: alpha))
-binary(
-    "aten.sub",
-    by=(lambda t, a, b, y, alpha=1: t, lambda t, a, b, y, alpha=1: times(-t, alpha)),
-)
-binary(
-    "aten.rsub",
-    by=(lambda t, a, b, y, alpha=1: times(-t, alpha), lambda t, a, b, y, alpha=1: t),
-)
+binary("aten.sub", by=(lambda t, a, b, y, alpha=1: t, lambda t, a, b, y, alpha=1: times(-t, alpha)))
+binary("aten.rsub", by=(lambda t, a, b, y, alpha=1: times(-t, alpha), lambda t, a, b, y, alpha=1: t))
 binary("aten.mul", d=(lambda a, b, y: b, lambda a, b, y: a))
 
 
@@ -203,11 +180,7 @@ def _xlogy(t: Value, a: Value, b: Arg, y: Value) -> Value:
     return aten.masked_fill(aten.xlogy(t, b), aten.eq(a, 0), 0) if b <= 0 else aten.xlogy(t, b)  # type: ignore[operator]
 
 
-binary(
-    "aten.xlogy.Tensor",
-    by=(_xlogy, lambda t, a, b, y: t * a / b),
-    cost=12,
-)
+binary("aten.xlogy.Tensor", by=(_xlogy, lambda t, a, b, y: t * a / b), cost=12)
 
 # --- choosing: extremes, clamps, where ------------------------------------------------------------
 
@@ -237,10 +210,7 @@ def _first_wins(compare: Callable) -> tuple[Callable, Callable]:
     def wins(a: Value, b: Value) -> Value:
         return aten.logical_or(compare(a, b), aten.isnan(b))
 
-    return (
-        lambda t, a, b, y: select(wins(a, b), t),
-        lambda t, a, b, y: aten.masked_fill(t, wins(a, b), 0),
-    )
+    return (lambda t, a, b, y: select(wins(a, b), t), lambda t, a, b, y: aten.masked_fill(t, wins(a, b), 0))
 
 
 binary("aten.fmax", by=_first_wins(aten.ge))
@@ -265,8 +235,7 @@ def _above(t: Value, y: Value, x: Value, low: Arg, high: Value) -> Value:
 
 pointwise("aten.clamp", [_inside, _below, _above])
 pointwise(
-    "aten.clamp_min",
-    [lambda t, y, x, low: select(aten.ge(x, low), t), lambda t, y, x, low: select(aten.lt(x, low), t)],
+    "aten.clamp_min", [lambda t, y, x, low: select(aten.ge(x, low), t), lambda t, y, x, low: select(aten.lt(x, low), t)]
 )
 pointwise(
     "aten.clamp_max",

@@ -13,13 +13,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch._decomp import decomposition_table
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from tessera.ir import fake
 from tessera.ir.builder import Builder, aten
@@ -31,6 +24,14 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType, contiguous_strides, overlaps_itself, size_hint, size_key
 from tessera.ops.op import rules
 from tessera.ops.pullback import is_opaque, opaque_vjp
+from tessera.torch_internals.fake import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from tessera.torch_internals.operators import decomposition_table, op_name, overload_name
+from tessera.torch_internals.shapes import GuardOnDataDependentSymNode
 from tessera.util.errors import RuleError
 
 _memory: dict[tuple, object] = {}
@@ -114,17 +115,17 @@ def _trace_vjp(
         if heads:
             outs, seeds = zip(*heads, strict=True)
             grads = list(torch.autograd.grad(outs, sources, seeds, allow_unused=True, create_graph=again))
-        found = iter(grads)
-        return [*results, *(next(found) if s else None for m, s in zip(mask, sought, strict=True) if m)]
+        sought_grads = iter(grads)
+        return [*results, *(next(sought_grads) if s else None for m, s in zip(mask, sought, strict=True) if m)]
 
-    found = rules(eqn.op)
-    layout = found.cotangent if found is not None and found.cotangent is not None else dense
+    declared = rules(eqn.op)
+    layout = declared.cotangent if declared is not None and declared.cotangent is not None else dense
     fakes = [fake.fake_of(v.tensor, mode) for v in values] + [fake.fake_of(layout(v.tensor), mode) for v in floats]
     for x, wanted in zip(fakes, sought, strict=False):
         x.requires_grad = wanted
     names = [f"x{i}" for i in range(len(values))] + [f"ct{i}" for i in range(len(floats))]
     with torch.enable_grad():
-        trace, _ = record(run, fakes, names, _decompose, builder, whole=False, locate=False)
+        trace = kernels_of(run, fakes, names, builder)
     return _without_detach(trace, len(eqn.results()), split, active)
 
 
@@ -202,7 +203,7 @@ def _trace_jvp(
     names = [f"x{i}" for i in range(len(values))] + [f"t{i}" for i in range(len(moving))]
 
     def traced(how: Callable) -> Trace:
-        return record(how, fakes, names, _decompose, Builder("jvp_formula", mode), whole=False, locate=False)[0]
+        return kernels_of(how, fakes, names, Builder("jvp_formula", mode))
 
     if _from_a_library(eqn):
         return _without_detach(traced(registered), len(eqn.results()), 0)
@@ -263,9 +264,7 @@ def batch_formula(
 
         rows = fake.fake_of(TensorType(torch.float32, (size,), (1,), torch.device("cpu")), mode)
         names = [f"x{i}" for i in range(len(values))]
-        builder = Builder("batch_formula", mode)
-        traced = record(run, fakes, names, _decompose, builder, whole=False, locate=False)[0]
-        return Formula(traced, len(eqn.results()))
+        return Formula(kernels_of(run, fakes, names, Builder("batch_formula", mode)), len(eqn.results()))
 
     # What draws otherwise is no twin where all examples are to share a draw.
     attempt = (
@@ -334,16 +333,25 @@ def _twins(eqn: Equation) -> list[Equation]:
     if isinstance(eqn.op, Special):
         return []
     written_out = None if eqn.op in _MISTAKEN else decomposition_table.get(eqn.op)
-    apart = [] if written_out is None else [eqn.with_(op=Special(eqn.op._opname, written_out, "formula"))]
+    decomposed = [] if written_out is None else [eqn.with_(op=Special(op_name(eqn.op), written_out, "formula"))]
     writing = _writing_twin(eqn)
-    return apart if writing is None else [writing, *apart]
+    return decomposed if writing is None else [writing, *decomposed]
+
+
+def kernels_of(run: Callable, fakes: list[FakeTensor], names: list[str], builder: Builder) -> Trace:
+    """What a function does on fake tensors, composites in their parts; nobody's line is noted."""
+    return record(run, fakes, names, lambda _: False, builder, whole=False, locate=False)[0]
+
+
+def call_key(eqn: Equation, mode: FakeTensorMode) -> tuple:
+    """Equal for calls of one operator over arguments of the same types, of which the same ones are the same."""
+    pattern = tuple(list(dict.fromkeys(eqn.inputs())).index(v) for v in eqn.inputs())
+    env = id(mode.shape_env) if fake.mentions_symbols((eqn.args, eqn.kwargs)) else None
+    return (eqn.op, fake.argument_key(eqn.args), fake.argument_key(eqn.kwargs), pattern, env)
 
 
 def _remember(kind: str, eqn: Equation, extra: object, mode: FakeTensorMode, make: Callable[[], Formula]) -> Formula:
-    pattern = tuple(list(dict.fromkeys(eqn.inputs())).index(v) for v in eqn.inputs())
-    key = (kind, eqn.op, fake.argument_key(eqn.args), fake.argument_key(eqn.kwargs), pattern, extra)
-    if fake.mentions_symbols((eqn.args, eqn.kwargs)):
-        key = (*key, id(mode.shape_env))
+    key = (kind, call_key(eqn, mode), extra)
     if key not in _memory:
         try:
             _memory[key] = make()
@@ -380,15 +388,15 @@ def _strays(trace: Trace) -> bool:
 
 def _writing_twin(eqn: Equation) -> Equation | None:
     """The same computation by the in-place operator, on a copy."""
-    if isinstance(eqn.op, Special) or eqn.op._opname.endswith("_"):
+    if isinstance(eqn.op, Special) or op_name(eqn.op).endswith("_"):
         return None
-    packet = getattr(getattr(torch.ops, eqn.op.namespace), eqn.op._opname + "_", None)
-    writing = getattr(packet, eqn.op._overloadname, None)
+    packet = getattr(getattr(torch.ops, eqn.op.namespace), op_name(eqn.op) + "_", None)
+    writing = getattr(packet, overload_name(eqn.op), None)
 
     def run(first: torch.Tensor, *args: object, **kwargs: object) -> object:
         return writing(first.clone(), *args, **kwargs)  # type: ignore[misc]
 
-    return None if writing is None else eqn.with_(op=Special(eqn.op._opname, run, "formula"))
+    return None if writing is None else eqn.with_(op=Special(op_name(eqn.op), run, "formula"))
 
 
 def _apply(eqn: Equation, values: list[Value], tensors: tuple | list) -> object:
@@ -416,7 +424,3 @@ def dense(t: TensorType) -> TensorType:
     value's memory overlaps itself."""
     stride = contiguous_strides(t.shape) if overlaps_itself(t.shape, t.stride) else t.stride
     return TensorType(t.dtype, t.shape, stride, t.device)
-
-
-def _decompose(_: object) -> bool:
-    return False

@@ -111,6 +111,12 @@ def product(sizes: Sequence[Size]) -> Size:
     return out
 
 
+def per_dimension(sizes: Arg, n: int) -> list:
+    """One size for each of `n` dimensions, of a list or of one size for all."""
+    listed = list(sizes) if isinstance(sizes, (list, tuple)) else [sizes]
+    return listed * n if len(listed) == 1 else listed
+
+
 def per_element(cost: float) -> Callable[[Equation], float] | None:
     """Flops of an operator that does `cost` of them for each element of its result."""
     if cost == 1:

@@ -31,8 +31,8 @@ def pytorch_vjp(need: Sequence[object], op: Operator, *args: Arg, **kwargs: Arg)
     ahead = trace.equations[: formula.split]
     kept = [v for e in ahead for v in e.results()]
     first = trace.with_(inputs=primals, equations=ahead, outputs=(*kept, *trace.outputs[: formula.results]))
-    made = builder.inline(first, tuple(values))
-    results = made[len(kept) :]
+    ahead_values = builder.inline(first, tuple(values))
+    results = ahead_values[len(kept) :]
     cts = yield results if eqn.many else results[0]
     given = iter(cts if isinstance(cts, list) else [cts])
     pulled = [(v, next(given)) for v in eqn.results()]
@@ -43,9 +43,9 @@ def pytorch_vjp(need: Sequence[object], op: Operator, *args: Arg, **kwargs: Arg)
     ]
     behind = trace.equations[formula.split :]
     second = trace.with_(inputs=(*primals, *kept, *seeds), equations=behind, outputs=trace.outputs[formula.results :])
-    grads = builder.inline(second, [*values, *made[: len(kept)], *heads])
-    found = dict(zip(dict.fromkeys(wanted), grads, strict=True))
-    return tuple(found.get(a) if isinstance(a, Value) else None for a in args)
+    grads = builder.inline(second, [*values, *ahead_values[: len(kept)], *heads])
+    grad_of = dict(zip(dict.fromkeys(wanted), grads, strict=True))
+    return tuple(grad_of.get(a) if isinstance(a, Value) else None for a in args)
 
 
 def finish(rule: Rule, ct: object) -> tuple:
@@ -78,8 +78,8 @@ def pytorch_batch(op: Operator, on: Sequence[object], *args: Arg, **kwargs: Arg)
     formula = batch_formula(eqn, batched, builder.mode)  # type: ignore[arg-type]
     back = {r: a for r, a in zip(rows, args, strict=False) if isinstance(r, Value)}
     values = [back.get(v, v) for v in dict.fromkeys(eqn.inputs())]
-    made = iter(builder.inline(formula.trace, values))
-    out = [None if v is None else next(made) for v in eqn.outputs]
+    rows_of = iter(builder.inline(formula.trace, values))
+    out = [None if v is None else next(rows_of) for v in eqn.outputs]
     return out if eqn.many else out[0]
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Arg, Equation, Special, Value, values_in
@@ -32,6 +31,7 @@ from tessera.ops.families import (
 )
 from tessera.ops.index_batch import batch_masked_read, batch_read, batch_write
 from tessera.ops.op import amend, declare
+from tessera.torch_internals.fake import FakeTensor
 
 # --- x[i, :, j] -----------------------------------------------------------------------------------
 
@@ -89,12 +89,7 @@ def _index(name: str, put: str) -> None:
         moved = _zero(y) if ts[2] is None else ts[2]
         return write(or_zeros(ts[0], x), indices, moved, accumulate)
 
-    linear(
-        name,
-        lambda ct, x, indices: write(zeros_for(x, ct), indices, ct, True),
-        batch_read(read),
-        family="index",
-    )
+    linear(name, lambda ct, x, indices: write(zeros_for(x, ct), indices, ct, True), batch_read(read), family="index")
     # Without accumulate, which of two values written to one place stays is not defined; nor is its gradient.
     declare(put, "index", vjp=put_vjp, jvp=put_jvp, batch=batch_write(write), real=False)
 
@@ -320,10 +315,7 @@ def _broadcast(a: Value, b: Value) -> list[Size]:
 
 
 declare(
-    "aten.masked_select",
-    "index",
-    vjp=_masked_select_vjp,
-    jvp=lambda ts, y, x, mask: aten.masked_select(ts[0], mask),
+    "aten.masked_select", "index", vjp=_masked_select_vjp, jvp=lambda ts, y, x, mask: aten.masked_select(ts[0], mask)
 )
 
 

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mutation
-from torch._prims_common import clone_preserve_strides
 
 from tessera.ir.equation import Special
 from tessera.ops.op import declare
+from tessera.torch_internals.higher_order import triton_kernel_wrapper_mutation
+from tessera.torch_internals.operators import clone_preserve_strides
 from tessera.util.errors import RuleError
 
 

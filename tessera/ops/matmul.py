@@ -182,11 +182,7 @@ def vjp_outer(ct: Value, y: Value, a: Value, b: Value) -> tuple:
 def vjp_add_product(vjp: Callable) -> Callable:
     def rule(ct: Value, y: Value, c: Value, a: Value, b: Value, *, beta: Arg = 1, alpha: Arg = 1) -> tuple:
         left, right = vjp(ct, y, a, b)
-        return (
-            lambda: sum_to(times(ct, beta), c),
-            lambda: times(left(), alpha),
-            lambda: times(right(), alpha),
-        )
+        return (lambda: sum_to(times(ct, beta), c), lambda: times(left(), alpha), lambda: times(right(), alpha))
 
     return rule
 

@@ -25,37 +25,37 @@ This page is generated: `python -m tessera.ops.matrix` writes it.
 """
 
 
-def derivative(found: Rules, rule: object) -> str:
-    return "rule" if rule is not None else "zero" if found.zero else "fallback"
+def derivative(declared: Rules, rule: object) -> str:
+    return "rule" if rule is not None else "zero" if declared.zero else "fallback"
 
 
-def scope(found: Rules) -> str:
-    if found.zero or (found.vjp is None and found.forward is None):
+def scope(declared: Rules) -> str:
+    if declared.zero or (declared.vjp is None and declared.forward is None):
         return ""
-    return ("real" if found.real else "all") + (", some calls" if found.applies is not None else "")
+    return ("real" if declared.real else "all") + (", some calls" if declared.applies is not None else "")
 
 
-def cost(found: Rules) -> str:
-    return "free" if found.free else "element" if found.cost is None else "own"
+def cost(declared: Rules) -> str:
+    return "free" if declared.free else "element" if declared.cost is None else "own"
 
 
-def row(found: Rules) -> tuple[str, ...]:
+def row(declared: Rules) -> tuple[str, ...]:
     return (
-        f"`{found.name}`",
-        derivative(found, found.vjp or found.forward),
-        derivative(found, found.jvp),
-        scope(found),
-        "fallback" if found.batch is None else "rule",
-        cost(found),
+        f"`{declared.name}`",
+        derivative(declared, declared.vjp or declared.forward),
+        derivative(declared, declared.jvp),
+        scope(declared),
+        "fallback" if declared.batch is None else "rule",
+        cost(declared),
     )
 
 
 def table() -> str:
     """The whole page: one section a family, one line an operator; what users registered is not on it."""
     families: dict[str, list[Rules]] = {}
-    own = [found for name, found in REGISTRY.items() if name.startswith(("aten.", "tessera."))]
-    for found in own:
-        families.setdefault(found.family, []).append(found)
+    own = [declared for name, declared in REGISTRY.items() if name.startswith(("aten.", "tessera."))]
+    for declared in own:
+        families.setdefault(declared.family, []).append(declared)
     parts = [HEAD, f"{len(own)} declarations in {len(families)} families.\n"]
     for family, members in sorted(families.items()):
         lines = ["| operator | vjp | jvp | for | batch | cost |", "| --- | --- | --- | --- | --- | --- |"]

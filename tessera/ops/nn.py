@@ -73,13 +73,7 @@ def _rows_of_batch(size: Size, indices: Value, rows: Size) -> Value:
 
 
 def batch_embedding(
-    size: Size,
-    on: Sequence[object],
-    w: Value,
-    indices: Value,
-    padding: Size,
-    by_frequency: bool,
-    sparse: bool,
+    size: Size, on: Sequence[object], w: Value, indices: Value, padding: Size, by_frequency: bool, sparse: bool
 ) -> Value:
     if not on[0]:
         return aten.embedding(w, indices, padding, by_frequency, sparse)
@@ -159,10 +153,7 @@ def _declare() -> None:
         applies=_is_dense,
         cost=lambda eqn: 0.0,
     )
-    for overload in (
-        "default",
-        "padding_idx",
-    ):  # taken apart, it would ask now whether its table wants gradients
+    for overload in ("default", "padding_idx"):  # taken apart, it would ask now whether its table wants gradients
         declare(f"aten.embedding_bag.{overload}", "embedding")
     declare("aten.embedding_dense_backward.default", "embedding", batch=batch_embedding_backward)
     declare("aten.dropout.default", "dropout", forward=forward_dropout, cost=per_element(3))

@@ -72,13 +72,7 @@ def forward_native_layer_norm(
 
 
 def forward_layer_norm(
-    need: Sequence[object],
-    x: Value,
-    shape: list[Size],
-    w: Value | None,
-    b: Value | None,
-    eps: float,
-    cudnn: bool,
+    need: Sequence[object], x: Value, shape: list[Size], w: Value | None, b: Value | None, eps: float, cudnn: bool
 ) -> Rule:
     rule = forward_native_layer_norm(need, x, shape, w, b, eps)
     ct = yield next(rule)[0]  # type: ignore[index]
@@ -216,11 +210,7 @@ def _declare() -> None:
         declare(f"aten.{name}", "norm", **rules)
 
     family(
-        "layer_norm.default",
-        forward=forward_layer_norm,
-        jvp=jvp_layer_norm,
-        batch=batch_layer_norm,
-        cost=cost_norm(8),
+        "layer_norm.default", forward=forward_layer_norm, jvp=jvp_layer_norm, batch=batch_layer_norm, cost=cost_norm(8)
     )
     family(
         "native_layer_norm.default",
@@ -236,20 +226,9 @@ def _declare() -> None:
         batch=batch_backward("native_layer_norm_backward"),
         cost=cost_norm(14),
     )
-    family(
-        "rms_norm.default",
-        forward=forward_rms_norm,
-        jvp=jvp_rms_norm,
-        batch=batch_rms_norm,
-        cost=cost_norm(5),
-    )
+    family("rms_norm.default", forward=forward_rms_norm, jvp=jvp_rms_norm, batch=batch_rms_norm, cost=cost_norm(5))
     family("_fused_rms_norm.default", forward=forward_fused_rms_norm, cost=cost_norm(5))
-    family(
-        "_fused_rms_norm_backward.default",
-        forward=RMS.forward,
-        jvp=RMS.jvp,
-        cost=cost_norm(12),
-    )
+    family("_fused_rms_norm_backward.default", forward=RMS.forward, jvp=RMS.jvp, cost=cost_norm(12))
 
 
 _declare()

@@ -40,7 +40,7 @@ class Layout:
             return t
         return t.reshape(t.shape[0], self.groups, t.shape[1] // self.groups, *t.shape[2:])
 
-    def spread(self, w: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    def broadcastable(self, w: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         """The weight, with size one where the view has dimensions that it does not have."""
         return w.reshape([1 if d in self.across else s for d, s in enumerate(like.shape)])
 
@@ -79,7 +79,7 @@ def _moving(
     plain, rstd = layout.plain(layout.view(x.to(wide)), eps)
     grads = []
     if mask[0]:
-        scaled = flow if w is None else flow * layout.spread(w.to(wide), flow)
+        scaled = flow if w is None else flow * layout.broadcastable(w.to(wide), flow)
         inner = scaled - plain * (scaled * plain).mean(layout.dims, keepdim=True)
         if layout.centred:
             inner = inner - scaled.mean(layout.dims, keepdim=True)
@@ -88,12 +88,7 @@ def _moving(
 
 
 def _affine_gradients(
-    flow: torch.Tensor,
-    plain: torch.Tensor,
-    x: torch.Tensor,
-    w: torch.Tensor | None,
-    layout: Layout,
-    mask: list[bool],
+    flow: torch.Tensor, plain: torch.Tensor, x: torch.Tensor, w: torch.Tensor | None, layout: Layout, mask: list[bool]
 ) -> list[torch.Tensor]:
     dtype = x.dtype if w is None else w.dtype
     terms = [t for t, wanted in zip((flow * plain, flow), mask[1:], strict=False) if wanted]
@@ -114,12 +109,12 @@ def _still(
     """Gradients of batch norm over running statistics."""
     wide, layout = _wide(x.dtype), channels_layout(x.ndim)
     flow = ct.to(wide)
-    rstd = layout.spread((var.to(wide) + eps).rsqrt(), flow)
+    rstd = layout.broadcastable((var.to(wide) + eps).rsqrt(), flow)
     grads = []
     if mask[0]:
-        scaled = flow if w is None else flow * layout.spread(w.to(wide), flow)
+        scaled = flow if w is None else flow * layout.broadcastable(w.to(wide), flow)
         grads.append((scaled * rstd).to(x.dtype))
-    plain = (x.to(wide) - layout.spread(mean.to(wide), flow)) * rstd
+    plain = (x.to(wide) - layout.broadcastable(mean.to(wide), flow)) * rstd
     return [*grads, *_affine_gradients(flow, plain, x, w, layout, mask)]
 
 
@@ -127,9 +122,9 @@ def _batch_norm(x: torch.Tensor, w: torch.Tensor | None, b: torch.Tensor | None,
     layout = channels_layout(x.ndim)
     y = layout.plain(x.to(_wide(x.dtype)), eps)[0]
     if w is not None:
-        y = y * layout.spread(w, y)
+        y = y * layout.broadcastable(w, y)
     if b is not None:
-        y = y + layout.spread(b, y)
+        y = y + layout.broadcastable(b, y)
     return y.to(x.dtype)
 
 

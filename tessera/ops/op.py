@@ -26,10 +26,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from torch._ops import OpOverload
-
 from tessera.ir.equation import Equation, Operator, Special, values_in
 from tessera.ir.types import TensorType
+from tessera.torch_internals.operators import OpOverload, op_name, overload_name
 from tessera.util.errors import OptionError
 
 Rule: TypeAlias = Callable[..., Any]
@@ -64,9 +63,9 @@ def declare(name: str, family: str, **rules: object) -> Rules:
     if name in REGISTRY:
         raise OptionError(f"operator {name} is declared twice, in families {REGISTRY[name].family} and {family}")
     rules.setdefault("where", _declared_at())
-    made = Rules(name, family, **rules)  # type: ignore[arg-type]
-    REGISTRY[name] = made
-    return made
+    declared = Rules(name, family, **rules)  # type: ignore[arg-type]
+    REGISTRY[name] = declared
+    return declared
 
 
 def _declared_at() -> str:
@@ -104,8 +103,8 @@ def rules(op: Operator) -> Rules | None:
         if isinstance(op, Special):
             _found[op] = REGISTRY.get(f"{op.namespace}.{op.name}")
         else:
-            packet = f"{op.namespace}.{op._opname}"
-            _found[op] = REGISTRY.get(f"{packet}.{op._overloadname}") or REGISTRY.get(packet)
+            packet = f"{op.namespace}.{op_name(op)}"
+            _found[op] = REGISTRY.get(f"{packet}.{overload_name(op)}") or REGISTRY.get(packet)
     return _found[op]
 
 
@@ -114,24 +113,24 @@ _found_at = [0]
 
 def keep_whole(op: OpOverload) -> bool:
     """Capture keeps an operator in one piece if Tessera knows what it means."""
-    found = rules(op)
-    return found is not None and found.whole
+    declared = rules(op)
+    return declared is not None and declared.whole
 
 
 def differentiates(eqn: Equation) -> Rules | None:
     """The declared derivative rules, where they hold for this equation."""
-    found = rules(eqn.op)
-    if found is None or (found.vjp is None and found.forward is None and not found.zero):
+    declared = rules(eqn.op)
+    if declared is None or (declared.vjp is None and declared.forward is None and not declared.zero):
         return None
-    if found.real and not is_real(eqn) or found.applies is not None and not found.applies(eqn):
+    if declared.real and not is_real(eqn) or declared.applies is not None and not declared.applies(eqn):
         return None
-    return found
+    return declared
 
 
 def stops(eqn: Equation) -> bool:
     """No derivative flows through it: `detach`, and operators whose derivative is zero everywhere."""
-    found = rules(eqn.op)
-    return eqn.opname in ("detach", "detach_copy") or (found is not None and found.zero)
+    declared = rules(eqn.op)
+    return eqn.opname in ("detach", "detach_copy") or (declared is not None and declared.zero)
 
 
 def name_of(eqn: Equation) -> str:
@@ -146,18 +145,18 @@ def is_real(eqn: Equation) -> bool:
 
 def flops(eqn: Equation) -> float:
     """Floating-point operations of an equation; one an element where nothing is declared."""
-    found = rules(eqn.op)
-    if found is not None and found.free:
+    declared = rules(eqn.op)
+    if declared is not None and declared.free:
         return 0.0
-    if found is not None and found.cost is not None:
-        return found.cost(eqn)
+    if declared is not None and declared.cost is not None:
+        return declared.cost(eqn)
     return float(sum(v.type.numel() for v in eqn.results() if isinstance(v.type, TensorType)))
 
 
 def bytes_moved(eqn: Equation) -> float:
     """Bytes read and written if every argument is read once and every result written once."""
-    found = rules(eqn.op)
-    if found is not None and found.free:
+    declared = rules(eqn.op)
+    if declared is not None and declared.free:
         return 0.0
     values = {*eqn.inputs(), *eqn.results()}
     return float(sum(v.type.nbytes() for v in values if isinstance(v.type, TensorType)))

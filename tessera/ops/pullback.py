@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Equation, Special, Value, map_values
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
+from tessera.torch_internals.dispatch import DispatchKey, is_key_excluded
+from tessera.torch_internals.fake import FakeTensor, FakeTensorMode
+from tessera.torch_internals.operators import aten_name
 from tessera.util.errors import RuleError
 
 NAMESPACE = "autograd"
@@ -39,7 +41,7 @@ def opaque_vjp(eqn: Equation, values: list[Value], mask: tuple[bool, ...], mode:
     floats = [v for v in outputs if v is not None and v.is_differentiable]
     cts = [builder.input(f"ct{i}", v.type) for i, v in enumerate(floats)]
     wanted = [v for v, m in zip(inputs, mask, strict=True) if m]
-    run = Special(f"pullback_{getattr(eqn.op, '_opname', 'function')}", _pullback(eqn, values, mask), NAMESPACE)
+    run = Special(f"pullback_{aten_name(eqn.op) or 'function'}", _pullback(eqn, values, mask), NAMESPACE)
     grads = builder.record(run, (*inputs, *cts), {}, [v.type for v in wanted], "grad")
     results = [v for v in outputs if v is not None]
     return builder.finish([*results, *grads])  # type: ignore[misc]
@@ -47,7 +49,7 @@ def opaque_vjp(eqn: Equation, values: list[Value], mask: tuple[bool, ...], mode:
 
 def _noted() -> bool:
     """Whether autograd notes what runs now; a compiled program runs below it, whatever its parameters require."""
-    below = torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)
+    below = is_key_excluded(DispatchKey.AutogradFunctionality)
     return torch.is_grad_enabled() and not below
 
 

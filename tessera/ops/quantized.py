@@ -21,6 +21,8 @@ from tessera.ir.types import Size
 from tessera.ops.families import sum_to
 from tessera.ops.matmul import fold, unfold
 from tessera.ops.op import declare
+from tessera.torch_internals.dispatch import BelowAutograd
+from tessera.torch_internals.functorch import is_functorch_wrapped
 from tessera.util.errors import RuleError
 
 KINDS = ("int8", "int4", "fp8")
@@ -158,9 +160,9 @@ declare("tessera.widened", "quantized", zero=True)  # stored weights are no para
 def _eager(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, kind: str) -> Tensor:
     """Where a gradient is wanted, plain operators, which autograd and torch.func know; else the operator itself."""
     wanted = torch.is_grad_enabled() and (x.requires_grad or bias is not None and bias.requires_grad)
-    if wanted or torch._C._functorch.is_functorch_wrapped_tensor(x):  # type: ignore[attr-defined]
+    if wanted or is_functorch_wrapped(x):  # type: ignore[attr-defined]
         return F.linear(x, WIDENED(weight, scale, kind).to(x.dtype), bias)
-    with torch._C._AutoDispatchBelowAutograd():
+    with BelowAutograd():
         return LINEAR(x, weight, scale, bias, kind)
 
 

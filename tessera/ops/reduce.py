@@ -35,7 +35,7 @@ from tessera.ops.op import declare
 # --- sums -----------------------------------------------------------------------------------------
 
 
-def _spread(ct: Value, x: Value, dims: Arg = None, keepdim: Arg = False) -> Value:
+def _broadcast_back(ct: Value, x: Value, dims: Arg = None, keepdim: Arg = False) -> Value:
     """A cotangent over all the elements it is the sum of."""
     return expand_to(restore(cast(ct, x.dtype), x, dims, keepdim), x.shape)
 
@@ -46,18 +46,18 @@ def _count(x: Value, dims: Arg = None) -> Size:
 
 reduction(
     "aten.sum.dim_IntList",
-    vjp=lambda ct, y, x, dims, keepdim, dtype: (lambda: _spread(ct, x, dims, keepdim),),
+    vjp=lambda ct, y, x, dims, keepdim, dtype: (lambda: _broadcast_back(ct, x, dims, keepdim),),
     jvp=lambda ts, y, x, dims, keepdim, dtype: aten.sum(ts[0], dims, keepdim, dtype=dtype),
 )
 reduction(
     "aten.mean.dim",
-    vjp=lambda ct, y, x, dims, keepdim, dtype: (lambda: _spread(ct / _count(x, dims), x, dims, keepdim),),
+    vjp=lambda ct, y, x, dims, keepdim, dtype: (lambda: _broadcast_back(ct / _count(x, dims), x, dims, keepdim),),
     jvp=lambda ts, y, x, dims, keepdim, dtype: aten.mean(ts[0], dims, keepdim, dtype=dtype),
 )
 reduction(
     "aten.nansum",
     vjp=lambda ct, y, x, dims, keepdim, dtype: (
-        lambda: select(aten.logical_not(aten.isnan(x)), _spread(ct, x, dims, keepdim)),
+        lambda: select(aten.logical_not(aten.isnan(x)), _broadcast_back(ct, x, dims, keepdim)),
     ),
     jvp=lambda ts, y, x, dims, keepdim, dtype: aten.sum(
         aten.masked_fill(ts[0], aten.isnan(x), 0), dims, keepdim, dtype=dtype
@@ -65,7 +65,7 @@ reduction(
 )
 
 
-def _whole(
+def _over_all(
     name: str, over_dims: Callable, vjp: Callable | None = None, jvp: Callable | None = None, **rules: object
 ) -> None:
     """A reduction of every element; batched, it reduces every dimension but the first."""
@@ -77,19 +77,19 @@ def _whole(
     declare(name, "reduction", vjp=vjp, jvp=jvp, batch=batch, cost=per_input(), **rules)
 
 
-_whole(
+_over_all(
     "aten.sum.default",
     lambda x, dims, dtype: aten.sum(x, dims, dtype=dtype),
-    vjp=lambda ct, y, x, dtype: (lambda: _spread(ct, x),),
+    vjp=lambda ct, y, x, dtype: (lambda: _broadcast_back(ct, x),),
     jvp=lambda ts, y, x, dtype: aten.sum(ts[0], dtype=dtype),
 )
-_whole(
+_over_all(
     "aten.mean.default",
     lambda x, dims, dtype: aten.mean(x, dims, dtype=dtype),
-    vjp=lambda ct, y, x, dtype: (lambda: _spread(ct / _count(x), x),),
+    vjp=lambda ct, y, x, dtype: (lambda: _broadcast_back(ct / _count(x), x),),
     jvp=lambda ts, y, x, dtype: aten.mean(ts[0], dtype=dtype),
 )
-_whole("aten.prod.default", lambda x, dims, dtype: aten.prod(aten.flatten(x, 1), 1, dtype=dtype))
+_over_all("aten.prod.default", lambda x, dims, dtype: aten.prod(aten.flatten(x, 1), 1, dtype=dtype))
 reduction("aten.prod.dim_int", single=True)
 
 # --- extremes: where several elements share one, each gets an equal part ---------------------------
@@ -136,8 +136,8 @@ def _extreme_of_all_jvp(ts: Sequence[Value], y: Value, x: Value) -> Value:
     return aten.sum(select(mask, ts[0])) / aten.sum(mask)
 
 
-_whole("aten.max.default", lambda x, dims: aten.amax(x, dims), vjp=_extreme_of_all_vjp, jvp=_extreme_of_all_jvp)
-_whole("aten.min.default", lambda x, dims: aten.amin(x, dims), vjp=_extreme_of_all_vjp, jvp=_extreme_of_all_jvp)
+_over_all("aten.max.default", lambda x, dims: aten.amax(x, dims), vjp=_extreme_of_all_vjp, jvp=_extreme_of_all_jvp)
+_over_all("aten.min.default", lambda x, dims: aten.amin(x, dims), vjp=_extreme_of_all_vjp, jvp=_extreme_of_all_jvp)
 
 # --- picking: (values, indices) along one dimension -----------------------------------------------
 
@@ -230,7 +230,7 @@ def _half_over(t: Value, std: Value) -> Value:
 
 
 def _mean_grad(ct: Value, x: Value, dims: Arg, keepdim: Arg) -> Value:
-    return _spread(ct / _count(x, dims), x, dims, keepdim)
+    return _broadcast_back(ct / _count(x, dims), x, dims, keepdim)
 
 
 def _mean_push(t: Value, x: Value, dims: Arg, keepdim: Arg) -> Value:
@@ -371,8 +371,8 @@ along("aten.logcumsumexp.default", "scan")
 
 # --- no derivative --------------------------------------------------------------------------------
 
-_whole("aten.any.default", lambda x, dims: aten.any(x, dims), zero=True)
-_whole("aten.all.default", lambda x, dims: aten.all(x, dims), zero=True)
+_over_all("aten.any.default", lambda x, dims: aten.any(x, dims), zero=True)
+_over_all("aten.all.default", lambda x, dims: aten.all(x, dims), zero=True)
 declare("aten.count_nonzero.default", "reduction", zero=True)
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch._ops import OpOverload
 
 from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Arg, Value
 from tessera.ir.types import Size
 from tessera.ops.families import per_element, product
 from tessera.ops.op import declare
+from tessera.torch_internals.operators import OpOverload
 
 # operator: spatial dimensions, flops an element; those in the second table also take `align_corners`
 _NEAREST = {

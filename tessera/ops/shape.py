@@ -13,19 +13,7 @@ from collections.abc import Callable, Sequence
 from tessera.ir.builder import aten
 from tessera.ir.equation import Arg, Value
 from tessera.ir.types import Size
-from tessera.ops.families import (
-    call,
-    carry,
-    is_number,
-    is_one,
-    linear,
-    or_zeros,
-    pad_rank,
-    shifted,
-    sum_to,
-    view,
-    wrap,
-)
+from tessera.ops.families import call, carry, is_number, is_one, linear, or_zeros, pad_rank, shifted, sum_to, view, wrap
 from tessera.ops.op import declare
 
 # --- reshapes -------------------------------------------------------------------------------------
@@ -55,11 +43,7 @@ view("aten.view.default", _reshape_back, _reshape_batch)
 view("aten.reshape", _reshape_back, _reshape_batch)
 view("aten._unsafe_view", _reshape_back, _reshape_batch)
 view("aten.flatten.using_ints", _reshape_back, _flatten_batch)
-view(
-    "aten.unflatten.int",
-    _reshape_back,
-    lambda size, on, x, dim, sizes: aten.unflatten(x, shifted(dim, x), sizes),
-)
+view("aten.unflatten.int", _reshape_back, lambda size, on, x, dim, sizes: aten.unflatten(x, shifted(dim, x), sizes))
 
 # --- dimensions: order, ones, repetition ----------------------------------------------------------
 
@@ -124,16 +108,8 @@ def _roll_batch(size: Size, on: Sequence[bool], x: Value, shifts: Sequence[Size]
 
 
 view("aten.transpose.int", lambda ct, x, a, b: aten.transpose(ct, a, b), _transpose_batch)
-view(
-    "aten.t",
-    lambda ct, x: aten.t(ct),
-    lambda size, on, x: aten.transpose(x, 1, 2) if x.ndim == 3 else aten.alias(x),
-)
-view(
-    "aten.permute",
-    _permute_back,
-    lambda size, on, x, dims: aten.permute(x, [0, *(shifted(d, x) for d in dims)]),
-)
+view("aten.t", lambda ct, x: aten.t(ct), lambda size, on, x: aten.transpose(x, 1, 2) if x.ndim == 3 else aten.alias(x))
+view("aten.permute", _permute_back, lambda size, on, x, dims: aten.permute(x, [0, *(shifted(d, x) for d in dims)]))
 view("aten.movedim.int", lambda ct, x, source, to: aten.movedim(ct, to, source), _move_batch)
 view("aten.movedim.intlist", lambda ct, x, source, to: aten.movedim(ct, to, source), _move_batch)
 view(
@@ -145,9 +121,7 @@ for _name in ("squeeze.default", "squeeze.dim", "squeeze.dims"):
     view(f"aten.{_name}", _squeeze_back, _squeeze_batch)
 view("aten.expand", lambda ct, x, sizes, implicit: sum_to(ct, x), _expand_batch)
 linear(
-    "aten.repeat",
-    _repeat_back,
-    lambda size, on, x, repeats: aten.repeat(pad_rank(x, len(repeats) + 1), [1, *repeats]),
+    "aten.repeat", _repeat_back, lambda size, on, x, repeats: aten.repeat(pad_rank(x, len(repeats) + 1), [1, *repeats])
 )
 linear(
     "aten.flip",
@@ -180,11 +154,7 @@ def _pair(dim1: int, dim2: int, rank: int) -> tuple[int, int]:
     return wrap(dim1, rank) + 1, wrap(dim2, rank) + 1
 
 
-view(
-    "aten.slice.Tensor",
-    _slice_back,
-    lambda size, on, x, dim, *rest: aten.slice(x, shifted(dim, x), *rest),
-)
+view("aten.slice.Tensor", _slice_back, lambda size, on, x, dim, *rest: aten.slice(x, shifted(dim, x), *rest))
 view(
     "aten.select.int",
     lambda ct, x, dim, index: aten.select_backward(ct, list(x.shape), dim, index),

@@ -96,7 +96,7 @@ class _Appender:
 
     def totals(self) -> list[Value]:
         """Gradients with the sums that earlier calls left; without an update, the sums grow."""
-        found = []
+        totals = []
         for i, (member, grad) in enumerate(zip(self.plan.members, self.grads, strict=True)):
             total = grad
             if member.total is not None:
@@ -105,8 +105,8 @@ class _Appender:
                 if not self.plan.updates:
                     self.mutations[held] = total
             assert total is not None, f"{member.name} has neither a gradient nor a sum of earlier ones"
-            found.append(total)
-        return found
+            totals.append(total)
+        return totals
 
     def clipped(self, grads: list[Value]) -> list[Value]:
         """Gradients within the limits, each of which has a slot."""
@@ -172,8 +172,8 @@ def append_updates(trace: Trace, plan: Plan, grads: Sequence[Value | None]) -> t
         appender = _Appender(builder, plan, list(grads))
         kept: list[Arg] = list(appender.run())
     mutations = {**trace.mutations, **appender.mutations}
-    made = builder.finish([*trace.outputs, *kept], {v: mutations[v] for v in builder.inputs if v in mutations})
-    return made, tuple(appender.extras)
+    updated = builder.finish([*trace.outputs, *kept], {v: mutations[v] for v in builder.inputs if v in mutations})
+    return updated, tuple(appender.extras)
 
 
 def _wide(v: Value) -> torch.dtype:

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 
 import torch
-from torch._dynamo.convert_frame import compile_lock
 
 from tessera.frontends.captured import Aliased, Captured
 from tessera.ir import fake
@@ -40,6 +39,8 @@ from tessera.store.program import (
     write_bridge,
     write_layout,
 )
+from tessera.torch_internals.autograd import set_grad_enabled
+from tessera.torch_internals.dynamo import compile_lock
 from tessera.util.collect import uncollected
 from tessera.util.config import config, override
 from tessera.util.errors import Unserial
@@ -215,7 +216,7 @@ def compile_captured(captured: Captured, eager: Callable, name: str, options: Op
 
     def switching(*args):  # noqa: ANN002, ANN202
         out = compilation.executable.call(*args)
-        torch._C._set_grad_enabled(captured.grad_after)  # type: ignore[arg-type]
+        set_grad_enabled(captured.grad_after)  # type: ignore[arg-type]
         return out
 
     return entry if captured.grad_after is None else switching, compilation

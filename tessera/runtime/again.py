@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
-from tessera.runtime.autograd import Bridge, Context
+from tessera.runtime.autograd import Bridge
+from tessera.runtime.proxies import Context
 from tessera.util.errors import DoubleBackwardError
 
 Wanted = tuple[bool | None, ...]
@@ -34,33 +35,33 @@ class Again:
         """`make` compiles for cotangents that do or do not need gradients themselves, or are missing, and for gradients
         that will or will not be differentiated again."""
         self.plan, self.make = plan, make
-        self.made: dict[tuple[Wanted, bool], Derivative] = {}
+        self.compiled: dict[tuple[Wanted, bool], Derivative] = {}
 
     def __call__(self, ctx: Context, saved: list, cts: list[torch.Tensor | None]) -> tuple:
         once = not torch.is_grad_enabled() and any(ct is None for ct in cts)
         key = tuple(None if ct is None else ct.requires_grad and not once for ct in cts), not once
-        if key not in self.made:
-            self.made[key] = self.make(*key)
-        derivative = self.made[key]
+        if key not in self.compiled:
+            self.compiled[key] = self.make(*key)
+        derivative = self.compiled[key]
         others = [_still(s) for s, i in zip(saved, self.plan.own, strict=False) if i < 0]
         args = [*self.inputs(ctx, saved, derivative), *others, *(ct for ct in cts if ct is not None)]
         ctx.maybe_clear_saved_tensors()  # type: ignore[attr-defined]
         return derivative.call(*map(_moved, args, derivative.devices))
 
     def inputs(self, ctx: Context, saved: list, derivative: Derivative) -> list[object]:
-        """The graph's inputs as far as they are still known: what was saved of them, leaves, and stand-ins."""
+        """The graph's inputs as far as they are still known: what was saved of them, leaves, and proxies."""
         plan = self.plan
-        found: list[object] = [None] * plan.inputs
+        inputs: list[object] = [None] * plan.inputs
         for s, i in zip(saved, plan.own, strict=False):
             if i >= 0:
-                found[i] = s
+                inputs[i] = s
         lost = set(range(plan.inputs)) - {i for i in plan.own if i >= 0}
-        for s, place in zip(saved[len(plan.own) :], getattr(ctx, "stood_for", ()), strict=True):
-            found[plan.stand_ins[place]] = s
+        for s, place in zip(saved[len(plan.own) :], getattr(ctx, "proxied", ()), strict=True):
+            inputs[plan.unsaved[place]] = s
         for i in plan.wrt:
-            if found[i] is None and (node := ctx.next_functions[plan.edges[i]][0]) is not None:  # type: ignore[attr-defined]
-                found[i] = getattr(node, "variable", None)  # of a leaf
-                lost -= {i} if found[i] is not None else set()
+            if inputs[i] is None and (node := ctx.next_functions[plan.edges[i]][0]) is not None:  # type: ignore[attr-defined]
+                inputs[i] = getattr(node, "variable", None)  # of a leaf
+                lost -= {i} if inputs[i] is not None else set()
         if missing := sorted(lost & derivative.reads):
             raise DoubleBackwardError(
                 f"expected the contents of the input {derivative.names[missing[0]]!r} of a compiled graph, which the "
@@ -68,7 +69,7 @@ class Again:
                 "make it a leaf (requires_grad_()), or compile the function that computes the first gradient with "
                 "tessera.grad inside"
             )
-        return found
+        return inputs
 
 
 def no_forward_mode(*_: object) -> tuple:

@@ -13,20 +13,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.autograd import forward_ad
 
 from tessera.ir.layouts import with_strides
 from tessera.ir.types import overlaps_itself
-from tessera.runtime import batched, leaf_hooks, stand_in
+from tessera.runtime import batched, leaf_hooks
+from tessera.runtime.proxies import Context, make_proxies, pass_on
+from tessera.torch_internals.autograd import DUAL_LEVEL, result_metadata
+from tessera.torch_internals.dispatch import BelowADInplaceOrView
+from tessera.torch_internals.frames import skip_frames
 
 # Below views as well: a result that a program made as a view is a tensor of its own to autograd, and may be written.
-below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
-# A user's function that asks for gradients between two graphs runs under Dynamo, which looks at every frame that
-# begins: what was compiled already, and all it calls, is left alone.
-_UNSEEN = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
-
-Context = torch.autograd.function.FunctionCtx
+below_autograd = BelowADInplaceOrView
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Bridge:
     tensors: tuple[int, ...]  # saved values that are tensors, by position among the saved
     numbers: tuple[int, ...]  # saved values that are numbers
     own: tuple[int, ...]  # of each saved value, the input that it is, or -1
-    stand_ins: tuple[int, ...]  # inputs that gradients depend on and nothing saves: something is saved in their place
+    unsaved: tuple[int, ...]  # inputs that gradients depend on and nothing saves: proxies are saved in their place
     reached: tuple[tuple[int, ...], ...]  # cotangents that each gradient is made of, by position in `pulled`
     cut: tuple[int, ...]  # inputs that no result depends on: autograd does not hear of them, nor do their hooks
     edges: tuple[int, ...]  # of each input, its place among a node's `next_functions`, which are those of tensors
@@ -55,11 +53,11 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
     `again(ctx, saved, cts)` gives the gradients as differentiable functions of what they depend on.
     """
     results, tensors, numbers, pulled = plan.results, plan.tensors, plan.numbers, plan.pulled
-    in_order, stand_ins, count = not numbers, plan.stand_ins, len(tensors)
+    in_order, unsaved, count = not numbers, plan.unsaved, len(tensors)
     whole = count + len(numbers)
 
     def restore(ctx: Context) -> list:
-        """What forward saved, in order, then the stand-ins. What saved nothing may run twice, as in eager."""
+        """What forward saved, in order, then the proxies. What saved nothing may run twice, as in eager."""
         saved = ctx.saved_tensors if count else ()  # type: ignore[attr-defined]
         if in_order:
             return list(saved)
@@ -80,7 +78,7 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
         laid = zip(cts, ctx.strides, strict=True)  # type: ignore[attr-defined]
         seeds = [ct if ct is None or ct.stride() == s else laid_out(ct, s) for ct, s in laid]
         given = restore(ctx)
-        if partly or torch.is_grad_enabled() or (forward_ad._current_level >= 0 and any(map(_moves, cts))):
+        if partly or torch.is_grad_enabled() or (getattr(forward_ad, DUAL_LEVEL) >= 0 and any(map(_moves, cts))):
             return again(ctx, given, seeds)
         given[whole:] = seeds
         # Unless the graph is kept, the list is all that holds them now.
@@ -95,7 +93,6 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
                 out = forward(*inputs)
             saved = out[results:]
             ctx.set_materialize_grads(False)  # a result that takes no part in what is differentiated says so
-            ctx.results = [(x.shape, x.dtype, x.device) for x in [out[i] for i in pulled]]
             ctx.strides = [out[i].stride() for i in pulled]
             if plan.passive:
                 ctx.mark_non_differentiable(*[out[i] for i in plan.passive if isinstance(out[i], torch.Tensor)])
@@ -103,17 +100,17 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
             if not in_order:
                 ctx.numbers = [saved[i] for i in numbers]
                 saved = [saved[i] for i in tensors]
-            if stand_ins:
-                made = stand_in.make(ctx, [inputs[i] for i in stand_ins])
-                saved, given = (*saved, *made), (*given, *made)
+            if unsaved:
+                proxies = make_proxies(ctx, [inputs[i] for i in unsaved])
+                saved, given = (*saved, *proxies), (*given, *proxies)
             ctx.save_for_backward(*saved)
             return given
 
         @staticmethod
         def backward(ctx, *cts):  # noqa: ANN001, ANN002, ANN205
             aligned: list = [None] * plan.inputs
-            if stand_ins:
-                stand_in.arrive(ctx, cts[results:], aligned, stand_ins)
+            if unsaved:
+                pass_on(ctx, cts[results:], aligned, unsaved)
             seeds = [cts[i] for i in pulled]
             missing = {k for k, ct in enumerate(seeds) if ct is None}
             unreached = [missing.issuperset(reached) for reached in plan.reached] if missing else []
@@ -125,9 +122,10 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
             if missing and some_alone(missing) and not batched.active():
                 grads = gradients(ctx, seeds, partly=True)
             else:
+                known = result_metadata(ctx) if missing else ()
                 for k in missing:
-                    shape, dtype, device = ctx.results[k]
-                    seeds[k] = torch.zeros(shape, dtype=dtype, device=device)
+                    like = known[pulled[k]]
+                    seeds[k] = torch.zeros(like.shape, dtype=like.dtype, device=like.device)
                 grads = batched.rows(gradients, ctx, seeds) if batched.active() else gradients(ctx, seeds)
             for k, (position, grad) in enumerate(zip(plan.wrt, grads, strict=True)):
                 if missing and unreached[k]:
@@ -135,12 +133,14 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
                 aligned[position] = grad if aligned[position] is None else _sum(aligned[position], grad)
             return tuple(aligned)
 
-    set_code_exec_strategy(TesseraGraph.backward.__code__, _UNSEEN)
-    apply = _apart(TesseraGraph.apply, plan.cut) if plan.cut else TesseraGraph.apply
-    return (lambda *args: apply(*args)[:results]) if stand_ins else apply
+    # A user's function that asks for gradients between two graphs runs under Dynamo, which looks at every frame that
+    # begins: what was compiled already, and all it calls, is left alone.
+    skip_frames(TesseraGraph.backward.__code__)
+    apply = _detached(TesseraGraph.apply, plan.cut) if plan.cut else TesseraGraph.apply
+    return (lambda *args: apply(*args)[:results]) if unsaved else apply
 
 
-def _apart(apply: Callable, cut: tuple[int, ...]) -> Callable:
+def _detached(apply: Callable, cut: tuple[int, ...]) -> Callable:
     """The same without a way back to some inputs."""
 
     def call(*inputs: torch.Tensor) -> tuple:

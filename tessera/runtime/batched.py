@@ -11,22 +11,30 @@ from contextlib import contextmanager
 
 import torch
 
-active = functools.partial(torch._C._dispatch_tls_is_dispatch_key_included, torch._C._parse_dispatch_key("VmapMode"))
-_is_batched = torch._C._functorch.is_legacy_batchedtensor
+from tessera.torch_internals.dispatch import is_key_included, parse_key
+from tessera.torch_internals.functorch import (
+    add_batch_dim,
+    is_legacy_batched,
+    remove_batch_dim,
+    vmap_level_down,
+    vmap_level_up,
+)
+
+active = functools.partial(is_key_included, parse_key("VmapMode"))
 
 
 def rows(gradients: Callable, ctx: object, cts: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
     """The gradients of every row, batched as the cotangents are."""
     with _outside() as level:
         inner = functools.partial(rows, gradients) if active() else gradients
-        batches = [torch._remove_batch_dim(ct, level, 1, 0) if _is_batched(ct) else None for ct in cts]
+        batches = [remove_batch_dim(ct, level, 1, 0) if is_legacy_batched(ct) else None for ct in cts]
         size = next((len(b) for b in batches if b is not None), None)
         if size is None:
             return inner(ctx, cts)
         kept, given = _Kept(ctx), list(zip(cts, batches, strict=True))
         every = [inner(kept, [ct if b is None else b[i] for ct, b in given]) for i in range(size)]
         stacked = [None if column[0] is None else torch.stack(column) for column in zip(*every, strict=True)]
-        return [None if x is None else torch._add_batch_dim(x, 0, level) for x in stacked]
+        return [None if x is None else add_batch_dim(x, 0, level) for x in stacked]
 
 
 class _Kept:
@@ -45,8 +53,8 @@ class _Kept:
 @contextmanager
 def _outside() -> Iterator[int]:
     """As if the innermost batch were not there; gives its level."""
-    level = torch._C._vmapmode_decrement_nesting() + 1
+    level = vmap_level_down() + 1
     try:
         yield level
     finally:
-        torch._C._vmapmode_increment_nesting()
+        vmap_level_up()

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
-from torch.utils import _pytree as pytree
 
+from tessera.torch_internals import pytree
 from tessera.util.errors import InputError, OptionError
 
 
@@ -62,7 +62,7 @@ def bucketed(call: Callable, buckets: Buckets, names: tuple[str, ...]) -> Callab
 
 def _places(buckets: Buckets, names: tuple[str, ...], args: tuple, kwargs: dict) -> dict[int | str, int]:
     """Where the padded arguments of this call stand, and their dimensions: any may come by position or by name."""
-    found: dict[int | str, int] = {}
+    dims: dict[int | str, int] = {}
     for key, dim in buckets.inputs.items():
         if isinstance(key, str):
             place = key if key in kwargs or key not in names else names.index(key)
@@ -72,17 +72,17 @@ def _places(buckets: Buckets, names: tuple[str, ...], args: tuple, kwargs: dict)
         if isinstance(x, torch.Tensor):
             if not -x.ndim <= dim < x.ndim:
                 raise InputError(f"Buckets: expected a dimension of argument {key}, {tuple(x.shape)}, got {dim}")
-            found[place] = dim
-    return found
+            dims[place] = dim
+    return dims
 
 
 def _size(buckets: Buckets, dims: dict[int | str, int], args: tuple, kwargs: dict) -> int:
-    found = {at: (kwargs[at] if isinstance(at, str) else args[at]).shape[dim] for at, dim in dims.items()}
-    if not found:
+    sizes = {at: (kwargs[at] if isinstance(at, str) else args[at]).shape[dim] for at, dim in dims.items()}
+    if not sizes:
         raise InputError(f"expected tensors as the arguments {list(buckets.inputs)}, found none of them")
-    if len(set(found.values())) > 1:
-        raise InputError(f"expected one size along the padded dimensions, got {found}")
-    return next(iter(found.values()))
+    if len(set(sizes.values())) > 1:
+        raise InputError(f"expected one size along the padded dimensions, got {sizes}")
+    return next(iter(sizes.values()))
 
 
 def _pad(x: object, dim: int | None, size: int, fill: float) -> object:

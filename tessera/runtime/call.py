@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 
 from tessera.frontends.captured import Aliased
 from tessera.runtime.autograd import below_autograd
+from tessera.torch_internals.autograd import DUAL_LEVEL, view_base
 
 REMEMBERED = 64  # sets of addresses
 
@@ -40,7 +41,7 @@ def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -
         "bump": torch.autograd.graph.increment_version, "dual": forward_ad,
     }  # fmt: skip
     # Tangents of forward mode hang on tensors unseen, and compiled programs would lose them.
-    lines = ["def call(*args):", "    if dual._current_level >= 0:", "        return eager(*args)"]
+    lines = ["def call(*args):", f"    if dual.{DUAL_LEVEL} >= 0:", "        return eager(*args)"]
     if layout.written:
         lines += [f"    if overlaps(args, {layout.written!r}):", "        return eager(*args)"]
     if guarded:
@@ -79,7 +80,7 @@ def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -
 def copy_back(target: torch.Tensor, new: torch.Tensor) -> None:
     """Write an input's new contents with autograd looking on, as the eager in-place operator would. To a leaf that
     requires grad, or a view of one, only a program that kept autograd away can have written."""
-    if target.requires_grad and (target.is_leaf or ((base := target._base) is not None and base.is_leaf)):
+    if target.requires_grad and (target.is_leaf or ((base := view_base(target)) is not None and base.is_leaf)):
         with torch.no_grad():
             target.copy_(new)
     else:

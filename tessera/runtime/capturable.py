@@ -7,12 +7,12 @@ before it runs: nothing may ask the device for a value, live on the host, or tak
 from __future__ import annotations
 
 import torch
-from torch._ops import OpOverload
 
 from tessera.ir.equation import Equation, Special
 from tessera.ir.trace import Trace
 from tessera.ir.types import OpaqueType, TensorType
 from tessera.ops.offload import TO_HOST
+from tessera.torch_internals.operators import OpOverload, op_name
 
 ASKS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
@@ -49,6 +49,6 @@ def _asks(eqn: Equation) -> str:
         if any(isinstance(a, Trace) for a in (*eqn.args, *eqn.kwargs.values())) and op.body is None:
             return f"{op!r} decides on the host what runs"
         op = op.of
-    if isinstance(op, OpOverload) and (any(tag in op.tags for tag in ASKS) or op._opname in ("item", "equal")):
+    if isinstance(op, OpOverload) and (any(tag in op.tags for tag in ASKS) or op_name(op) in ("item", "equal")):
         return f"{op} waits for a value from the device ({eqn.source})"
     return ""

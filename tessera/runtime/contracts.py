@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from tessera.ir.equation import Equation, Special, Value, symbols_in
 from tessera.ir.interp import number
@@ -22,6 +21,7 @@ from tessera.ir.printer import print_line
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, TensorType, size_key
 from tessera.passes.memory.alias import Roots, always_view, roots
+from tessera.torch_internals.operators import OpOverload, op_name
 from tessera.util.errors import ContractError
 
 NAME = "_tessera_contract"
@@ -90,7 +90,7 @@ class _Contract:
         self.strides = not unpromised(eqn)
         # A scatter, and a user's kernel, copy all of the memory that their argument is a part of; a region's result may
         # be a view of another.
-        self.anywhere = isinstance(eqn.op, Special) or eqn.op._opname.endswith("_scatter")
+        self.anywhere = isinstance(eqn.op, Special) or op_name(eqn.op).endswith("_scatter")
 
     def __call__(self, results: tuple, read: tuple, symbols: Symbols) -> None:
         for v, fresh, got in zip(self.results, self.fresh, results, strict=True):

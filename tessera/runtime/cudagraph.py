@@ -19,6 +19,9 @@ from typing import Protocol
 
 import torch
 
+from tessera.torch_internals.memory import storage_uses
+from tessera.torch_internals.operators import foreach_copy_
+
 WARM_UP = 2  # ordinary calls of a size before it is captured: libraries and kernels get ready in them
 MOST_GRAPHS = 16  # sizes that are captured; others run as before
 MOST_MOVES = 8  # captures anew because memory moved
@@ -200,7 +203,7 @@ class Graphed:
             if self.moves > MOST_MOVES:
                 self._stop("the memory of its inputs moves again and again")
             return False
-        if not graph.copies and any(_uses(graph.results[k]) > n for k, n in graph.uses.items()):
+        if not graph.copies and any(storage_uses(graph.results[k]) > n for k, n in graph.uses.items()):
             size.copies = True  # whoever holds them keeps them: another graph, with memory of its own, takes over
             return False
         return True
@@ -242,7 +245,7 @@ class Graphed:
         tensors = {k: x for k, x in enumerate(results) if isinstance(x, torch.Tensor)}
         shown = any(x.untyped_storage().data_ptr() in mine for x in tensors.values())
         little = sum(x.numel() * x.element_size() for x in tensors.values()) <= SMALL
-        uses = {k: _uses(x) for k, x in tensors.items()}
+        uses = {k: storage_uses(x) for k, x in tensors.items()}
         size.graph = _Graph(replay, results, copied, addresses, uses, size.copies or shown or little)
         return True
 
@@ -254,7 +257,7 @@ class Graphed:
 
     def _replay(self, graph: _Graph, args: tuple) -> tuple:
         if graph.copied:
-            torch._foreach_copy_(list(graph.copied.values()), [args[i] for i in graph.copied])
+            foreach_copy_(list(graph.copied.values()), [args[i] for i in graph.copied])
         graph.replay()
         self.replays += 1
         graph.replays += 1
@@ -271,7 +274,3 @@ def _kind(x: object) -> object:
     if isinstance(x, torch.Tensor):
         return (tuple(x.shape), x.stride(), x.dtype, x.device)
     return (type(x), x)
-
-
-def _uses(x: torch.Tensor) -> int:
-    return torch._C._storage_Use_Count(x.untyped_storage()._cdata)  # type: ignore[attr-defined]

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from tessera.torch_internals.autograd import hooks_of
+
 
 @dataclass(frozen=True)
 class OnGradient:
@@ -49,7 +51,7 @@ def spare(node: object) -> None:
     leaf = getattr(node, "variable", None)
     if leaf is None:
         return
-    before, after = leaf._backward_hooks or {}, getattr(leaf, "_post_accumulate_grad_hooks", None) or {}
+    before, after = hooks_of(leaf)
     for key, hook in before.items():
         if not isinstance(hook, (OnGradient, Arrival)):
             before[key] = OnGradient(hook)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import torch
-from torch._ops import OpOverload
 
 from tessera.frontends.captured import Aliased, Captured
 from tessera.ir.equation import Value, values_in
@@ -18,6 +17,7 @@ from tessera.ir.types import TensorType
 from tessera.passes.clean.known import Given
 from tessera.runtime.autograd import Bridge
 from tessera.runtime.call import Layout
+from tessera.torch_internals.operators import OpOverload, op_name
 from tessera.transforms.remat import Split
 from tessera.transforms.vjp import Joint, vjp
 from tessera.util.names import names
@@ -64,7 +64,7 @@ def bridge_of(
     inputs = {v: i for i, v in enumerate(joint.trace.inputs)}
     tensors = tuple(i for i, v in enumerate(split.saved) if isinstance(v.type, TensorType))
     numbers = tuple(i for i, v in enumerate(split.saved) if not isinstance(v.type, TensorType))
-    felt = _felt(joint, split, given)
+    influences = _influences(joint, split, given)
     return Bridge(
         len(results),
         passive,
@@ -74,7 +74,7 @@ def bridge_of(
         tensors,
         numbers,
         tuple(inputs.get(v, -1) for v in split.saved),
-        tuple(inputs[v] for v in joint.wrt if v not in split.saved and v in felt),
+        tuple(inputs[v] for v in joint.wrt if v not in split.saved and v in influences),
         _reached(joint),
         _cut(joint),
         _edges(captured),
@@ -94,8 +94,8 @@ def _behind(joint: Joint) -> dict[Value, frozenset[int]]:
     first = len(joint.trace.inputs) - len(joint.pulled)
     behind: dict[Value, frozenset[int]] = {v: frozenset((k,)) for k, v in enumerate(joint.trace.inputs[first:])}
     for e in joint.trace.equations:
-        if found := frozenset[int]().union(*(behind.get(v, ()) for v in e.inputs())):
-            behind.update(dict.fromkeys(e.results(), found))
+        if cotangents := frozenset[int]().union(*(behind.get(v, ()) for v in e.inputs())):
+            behind.update(dict.fromkeys(e.results(), cotangents))
     return behind
 
 
@@ -112,7 +112,7 @@ def _merges(joint: Joint) -> tuple[tuple[tuple[int, ...], ...] | None, ...]:
             reads = [v for v in e.inputs() if v in alone]
             if reads and e.op == torch.ops.aten.add.Tensor and len(e.args) == len(reads) + 1 == 2:
                 merges += [tuple(sorted(behind.get(v, ()))) for v in e.inputs() if v not in alone]
-            elif reads and len(e.inputs()) == 1 and isinstance(e.op, OpOverload) and e.op._opname in _MOVES:
+            elif reads and len(e.inputs()) == 1 and isinstance(e.op, OpOverload) and op_name(e.op) in _MOVES:
                 alone.update(e.results())
             elif reads:
                 break
@@ -135,8 +135,8 @@ def _cut(joint: Joint) -> tuple[int, ...]:
     view made under no_grad requires a gradient that goes nowhere."""
     inputs = {v: i for i, v in enumerate(joint.trace.inputs)}
     gradients = joint.trace.outputs[-len(joint.wrt) :]
-    found = tuple(inputs[v] for v, g in zip(joint.wrt, gradients, strict=True) if g is None)
-    return found if len(found) < len(joint.wrt) else ()
+    cut = tuple(inputs[v] for v, g in zip(joint.wrt, gradients, strict=True) if g is None)
+    return cut if len(cut) < len(joint.wrt) else ()
 
 
 def backward_graph(
@@ -171,24 +171,28 @@ def backward_graph(
         mutations={},
         symbols=joint.trace.symbols | _sizes([v for v in every if v in known]),
     )
-    felt: set[int] = {*plan.own, *plan.stand_ins} & {*plan.wrt} if again else set()
-    grads = (*(i in felt for i in range(len(inputs))), *(False for _ in extra), *(w for w in wanted if w is not None))
+    influences: set[int] = {*plan.own, *plan.unsaved} & {*plan.wrt} if again else set()
+    grads = (
+        *(i in influences for i in range(len(inputs))),
+        *(False for _ in extra),
+        *(w for w in wanted if w is not None),
+    )
     aliased = {i: Aliased(every.index(g), ()) for i, g in enumerate(trace.outputs) if g in cts}
-    made = Captured(trace, captured.spec, captured.mode, len(trace.outputs), aliased, grads)
-    return made, Given(program, saved, brought)
+    graph = Captured(trace, captured.spec, captured.mode, len(trace.outputs), aliased, grads)
+    return graph, Given(program, saved, brought)
 
 
 def _sizes(values: list[Value]) -> dict[str, tuple[Value, int | None]]:
     """Where symbolic sizes can be read off."""
-    found: dict[str, tuple[Value, int | None]] = {}
+    sizes: dict[str, tuple[Value, int | None]] = {}
     for v in values:
         if isinstance(v.type, TensorType):
             for dim, size in enumerate(v.type.shape):
                 if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
-                    found.setdefault(str(size.node.expr), (v, dim))
-        elif v.name.removeprefix("saved_") in found or v.name.startswith("saved_"):
-            found[v.name.removeprefix("saved_")] = (v, None)
-    return found
+                    sizes.setdefault(str(size.node.expr), (v, dim))
+        elif v.name.removeprefix("saved_") in sizes or v.name.startswith("saved_"):
+            sizes[v.name.removeprefix("saved_")] = (v, None)
+    return sizes
 
 
 def positions_read(trace: Trace) -> frozenset[int]:
@@ -203,21 +207,21 @@ def _edges(captured: Captured) -> tuple[int, ...]:
     return tuple(sum(tensors[:i]) for i in range(len(tensors)))
 
 
-def _felt(joint: Joint, split: Split, given: tuple[Given, ...]) -> set[Value]:
+def _influences(joint: Joint, split: Split, given: tuple[Given, ...]) -> set[Value]:
     """What the saved values depend on: gradients change with it."""
-    felt = {v for v in split.saved if _floats(v)}
-    _before(felt, joint.trace)
-    _before(felt, split.forward)
+    influences = {v for v in split.saved if _floats(v)}
+    _add_operands(influences, joint.trace)
+    _add_operands(influences, split.forward)
     for one in reversed(given):
-        felt.update(v for v, x in zip(one.kept, one.inputs, strict=True) if x in felt)
-        _before(felt, one.program)
-    return felt
+        influences.update(v for v, x in zip(one.kept, one.inputs, strict=True) if x in influences)
+        _add_operands(influences, one.program)
+    return influences
 
 
-def _before(felt: set[Value], trace: Trace) -> None:
+def _add_operands(influences: set[Value], trace: Trace) -> None:
     for eqn in reversed(trace.equations):
-        if any(v in felt for v in eqn.results()):
-            felt.update(v for v in eqn.inputs() if _floats(v))
+        if any(v in influences for v in eqn.results()):
+            influences.update(v for v in eqn.inputs() if _floats(v))
 
 
 def _floats(v: Value) -> bool:

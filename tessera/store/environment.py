@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from tessera.tile.targets import target_for
+from tessera.torch_internals.operators import sdp_priority_order
 from tessera.util.config import Config, config
 from tessera.util.errors import Unserial
 
@@ -69,7 +70,7 @@ def switches() -> dict[str, str]:
             cuda.math_sdp_enabled(),
             cuda.cudnn_sdp_enabled(),
             cuda.fp16_bf16_reduction_math_sdp_allowed(),
-            torch._C._get_sdp_priority_order(),
+            sdp_priority_order(),
         ),
         "autocast": lambda: [
             (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")

@@ -22,9 +22,11 @@ from tessera.ir.equation import Arg, Equation
 from tessera.ir.serial import NAMESPACES, VERSION, Place, Writer, content
 from tessera.ir.serial_size import Sizes
 from tessera.ir.trace import Trace
-from tessera.ir.types import SYMBOLIC, TensorType, values_of
+from tessera.ir.types import SYMBOLIC, TensorType
 from tessera.ops.op import REGISTRY
 from tessera.store.environment import environment
+from tessera.torch_internals.operators import aten_name
+from tessera.torch_internals.shapes import symbol_values
 from tessera.util.errors import Unserial
 
 MOST_BYTES = 1 << 24  # of the tensors that a program closes over, which are compared by their contents
@@ -83,7 +85,7 @@ def facts_of(sizes: Sizes) -> str:
     env = sizes.env
     if env is None:
         return ""
-    values = values_of(env)
+    values = symbol_values(env)
     others = {s.name: f"other{i}" for i, s in enumerate(values) if s.name not in sizes.symbols}
 
     def text(x: object) -> str:
@@ -120,7 +122,7 @@ def _check_executors(executors: Sequence[str | Executor]) -> None:
 
 def _check_operators(trace: Trace) -> None:
     for eqn in _equations(trace):
-        name = f"{getattr(eqn.op, 'namespace', '')}.{getattr(eqn.op, '_opname', '')}"
+        name = f"{getattr(eqn.op, 'namespace', '')}.{aten_name(eqn.op)}"
         if name in REGISTRY and REGISTRY[name].family == "user":
             raise Unserial(f"the operator {name} is a user's")
 

@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass
 
 import torch
 from rich.table import Table
-from torch._decomp import decomposition_table
-from torch._ops import OpOverload, OpOverloadPacket
 
 from tessera.ops.matrix import derivative
 from tessera.ops.op import REGISTRY, Rules, rules
@@ -23,6 +21,15 @@ from tessera.passes.decompose.apply import TORCH
 from tessera.passes.decompose.nn import DECOMPOSITIONS
 from tessera.tile.from_trace.lower.rule import rule_of
 from tessera.tools.command import Command, console, json_argument, write_json
+from tessera.torch_internals.dispatch import DispatchKey
+from tessera.torch_internals.operators import (
+    OpOverload,
+    OpOverloadPacket,
+    all_operator_names,
+    decomposition_table,
+    op_name,
+    overload_name,
+)
 from tessera.util.errors import OptionError
 
 FALLBACK = "PyTorch's own formula, traced by tessera/ops/fallback.py"
@@ -87,7 +94,7 @@ def _packet(namespace: str, name: str) -> OpOverloadPacket | None:
 
 def _nearest(name: str) -> str:
     known = {".".join(key.split(".")[:2]) for key in REGISTRY}
-    known |= {k.split("::")[0] + "." + k.split("::")[1].split(".")[0] for k in torch._C._dispatch_get_all_op_names()}
+    known |= {k.split("::")[0] + "." + k.split("::")[1].split(".")[0] for k in all_operator_names()}
     close = difflib.get_close_matches(name, sorted(known), n=5, cutoff=0.6)
     return f"nearest: {', '.join(close)}" if close else "docs/operators.md lists those with rules of ours"
 
@@ -109,7 +116,7 @@ def places(op: OpOverload) -> Iterator[Place]:
 
 
 def _type_rule(op: OpOverload) -> Place:
-    kernel = op.py_kernels.get(torch._C.DispatchKey.Meta)  # type: ignore[call-overload]
+    kernel = op.py_kernels.get(DispatchKey.Meta)  # type: ignore[call-overload]
     return Place("type", "PyTorch's meta kernel", short(home(kernel)) if callable(kernel) else "in C++")
 
 
@@ -129,10 +136,10 @@ def _rule(kind: str, rule: Callable | None, otherwise: str, found: Rules | None)
 
 
 def _decomposition(op: OpOverload) -> Place:
-    ours = DECOMPOSITIONS.get(f"{op._opname}.{op._overloadname}") or DECOMPOSITIONS.get(op._opname)
+    ours = DECOMPOSITIONS.get(f"{op_name(op)}.{overload_name(op)}") or DECOMPOSITIONS.get(op_name(op))
     if op.namespace == "aten" and ours is not None:
         return Place("decomposition", "rule", short(home(ours)))
-    if op._opname in TORCH and op in decomposition_table:
+    if op_name(op) in TORCH and op in decomposition_table:
         return Place("decomposition", "PyTorch's", short(home(decomposition_table[op])))
     return Place("decomposition", "none")
 

@@ -85,7 +85,8 @@ def function_entry(name: str, fn: object) -> str:
 def class_entry(name: str, cls: type) -> str:
     """A class: what it is, and its public methods and properties with a docstring of their own."""
     parts = [f"### `{name}`\n\n{prose(cls.__doc__)}\n"]
-    for method, member in vars(cls).items():
+    own = [base for base in reversed(cls.__mro__) if base.__module__.startswith("tessera.")]
+    for method, member in ((m, member) for base in own for m, member in vars(base).items()):
         if method.startswith("_") or not inspect.getdoc(member):
             continue
         if isinstance(member, property):

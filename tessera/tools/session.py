@@ -18,13 +18,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from torch._dynamo import utils as dynamo_utils
 
 from tessera.just_in_time import compiled
 from tessera.just_in_time.api import argument_names, name_of
 from tessera.just_in_time.backend import Backend, Handle
 from tessera.just_in_time.compiled import Compiled
 from tessera.pipeline.options import Options
+from tessera.torch_internals.dynamo import set_metrics_limit
 from tessera.util.errors import InputError
 
 METRICS = 100_000  # compilations that Dynamo keeps its account of; it keeps 64 by itself
@@ -103,7 +103,7 @@ def _as_main(script: str, args: Sequence[str]) -> Iterator[types.ModuleType]:
 def watching(states: list[Compiled]) -> Iterator[None]:
     """Everything jitted meanwhile is noted, and `torch.compile` is ours."""
     original = torch.compile
-    dynamo_utils.set_compilation_metrics_limit(METRICS)
+    set_metrics_limit(METRICS)
     compiled.WATCHERS.append(states.append)
     torch.compile = functools.partial(_compile, original)  # type: ignore[assignment]
     try:

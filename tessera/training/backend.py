@@ -12,6 +12,7 @@ from tessera.frontends.dynamo.graphs import capture_graph
 from tessera.frontends.dynamo.lines import is_library
 from tessera.just_in_time.backend import Backend, GraphRecord
 from tessera.pipeline.compilation import Compilation
+from tessera.torch_internals.dynamo import FailOnRecompileLimitHit
 from tessera.training.optimizer_state import OptimizerState
 from tessera.training.run import Graph, Settings
 
@@ -51,7 +52,7 @@ class StepBackend(Backend):
 def reason_of(error: Exception) -> str:
     """What stood in the way, what PyTorch advises, and the user's innermost line, as far as the error tells."""
     inner = getattr(error, "inner_exception", None) or error
-    if isinstance(inner, torch._dynamo.exc.FailOnRecompileLimitHit):  # says only that it fails; its cause says why
+    if isinstance(inner, FailOnRecompileLimitHit):  # says only that it fails; its cause says why
         inner = inner.__cause__ or inner
     text = str(inner).strip()
     hints = re.findall(r"^ *Hint: *(.+)$", text, re.MULTILINE)

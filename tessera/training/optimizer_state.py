@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.optim import optimizer as torch_optimizer
 
 from tessera.optim import Rule, rule_of
 from tessera.optim.updates import Extra, Family, Plan
+from tessera.torch_internals.autograd import version_of
+from tessera.torch_internals.modules import has_step_hooks, mark_stepped
+from tessera.torch_internals.operators import foreach_add_
 from tessera.training.methods import Method
 from tessera.util.errors import InputError
 
@@ -43,11 +45,7 @@ class OptimizerState:
         return self._zero_grad.replaced()
 
     def _hooks(self) -> bool:
-        registered = (
-            self.optimizer._optimizer_step_pre_hooks, self.optimizer._optimizer_step_post_hooks,
-            torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks,
-        )  # fmt: skip
-        return any(registered)
+        return has_step_hooks(self.optimizer)
 
     @property
     def rule(self) -> Rule:
@@ -106,9 +104,9 @@ class OptimizerState:
         if not isinstance(counter, torch.Tensor):
             raise InputError(f"expected the optimizer's state to hold `step` as a tensor, got {counter!r}")
         version, value = self._counted.get(counter, (-1, 0))
-        if version != counter._version:
+        if version != version_of(counter):
             value = int(counter.item())
-            self._counted[counter] = counter._version, value
+            self._counted[counter] = version_of(counter), value
         return value
 
     def advance(self, params: Sequence[torch.Tensor]) -> None:
@@ -120,11 +118,11 @@ class OptimizerState:
             for c in counters:
                 by_device.setdefault(c.device, []).append(c)
             for same in by_device.values():
-                torch._foreach_add_(same, 1.0)
-            known = {c: (c._version, n + 1) for c, n in zip(counters, held, strict=True)}
+                foreach_add_(same, 1.0)
+            known = {c: (version_of(c), n + 1) for c, n in zip(counters, held, strict=True)}
             self._counted = known if len(known) >= len(self._counted) else {**self._counted, **known}
         self._new.clear()
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers ask whether a step came first
+        mark_stepped(self.optimizer)
 
     # --- what a program is given ---
 

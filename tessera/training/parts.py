@@ -13,6 +13,7 @@ import torch
 
 from tessera.just_in_time.api import jit
 from tessera.just_in_time.compiled import compiled_state
+from tessera.torch_internals.pytree import tree_map_only
 from tessera.training.backend import StepBackend, reason_of
 from tessera.training.optimizer_state import OptimizerState
 from tessera.training.run import Settings, Updater
@@ -54,7 +55,7 @@ class Parts:
             if not settings.keep_grads and not self.state.own_zero_grad():  # who wrote one may want gradients to stay
                 self.state.drop_grads()
         settings.done()
-        return torch.utils._pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, out)
+        return tree_map_only(torch.Tensor, torch.Tensor.detach, out)
 
     def _update(self) -> None:
         if not self.own and not self.state.own_step():

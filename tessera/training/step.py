@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import partial
 from numbers import Real
 
 import torch
-import torch._dynamo
 from torch.utils.hooks import RemovableHandle
 
 from tessera.frontends.dynamo.frames import MODEL, looking_at_hooks, own_frames
@@ -22,6 +20,9 @@ from tessera.frontends.dynamo.module_hooks import ModuleHooks
 from tessera.just_in_time.api import argument_names, under_dynamo
 from tessera.just_in_time.compiled import Compiled, compiled_state
 from tessera.pipeline.options import Options
+from tessera.torch_internals.autograd import has_hooks
+from tessera.torch_internals.dynamo import FailOnRecompileLimitHit, TorchDynamoException
+from tessera.torch_internals.fake import active_fake_mode
 from tessera.training.backend import StepBackend, reason_of
 from tessera.training.methods import wants_closure
 from tessera.training.optimizer_state import OptimizerState
@@ -31,10 +32,7 @@ from tessera.training.run import Settings, StepFailure
 from tessera.util.config import config
 from tessera.util.errors import CaptureError, InputError, OptionError
 
-_UNCAPTURED = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit, CaptureError)
-
-
-_FAKE_MODE = partial(torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey.FAKE)
+_UNCAPTURED = (TorchDynamoException, FailOnRecompileLimitHit, CaptureError)
 
 
 class TrainStep:
@@ -58,7 +56,7 @@ class TrainStep:
     def __call__(self, *batch: object, **named: object) -> object:
         if torch.is_inference_mode_enabled():
             raise InputError("train_step: expected a call outside torch.inference_mode, which makes no gradients")
-        if _FAKE_MODE() is not None:
+        if active_fake_mode() is not None:
             raise InputError("train_step: expected a call on real tensors, got one under a FakeTensorMode")
         if self.hooks.seen != RemovableHandle.next_id or self.hooks.some:
             self._look_at_hooks()
@@ -107,7 +105,7 @@ def _hooks(optimizer: torch.optim.Optimizer) -> str:
     """Why autograd must run itself, where it must."""
     for group in optimizer.param_groups:
         for p in group["params"]:
-            if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
+            if has_hooks(p):
                 return "hooks are registered on a parameter"
     return ""
 

@@ -7,7 +7,6 @@ which operators run in the lower precision and which in float32, and its casts a
 from __future__ import annotations
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tessera.ir import fake
 from tessera.ir.builder import Builder
@@ -17,6 +16,7 @@ from tessera.ir.replay import replay
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ops.op import keep_whole
+from tessera.torch_internals.fake import FakeTensorMode
 from tessera.util.errors import InputError
 
 

@@ -14,13 +14,13 @@ from tessera.ir.equation import Arg, Value
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType
 from tessera.ops.control import COND, SCAN, WHILE_LOOP
+from tessera.ops.families import carry as over_batch
 from tessera.ops.op import declare
 from tessera.transforms.jvp import Pushed
 from tessera.transforms.subtrace import (
     Values,
     agreed,
     batch_type,
-    carried,
     emit,
     filled,
     floats,
@@ -48,14 +48,14 @@ def _cond_vjp(cts: list, y: list, pred: Value, true: Trace, false: Trace, *opera
     def backward(branch: Trace) -> Trace:
         def body(*xs: Value) -> list[Arg]:
             given = dict(zip(seeds, xs[len(operands) :], strict=True))
-            made = pull(branch, xs[: len(operands)], [given.get(i) for i in range(len(y))], wrt)
-            full = [filled(g, a) for g, a, w in zip(made, operands, wrt, strict=True) if w]
+            grads = pull(branch, xs[: len(operands)], [given.get(i) for i in range(len(y))], wrt)
+            full = [filled(g, a) for g, a, w in zip(grads, operands, wrt, strict=True) if w]
             return agreed(full, types)
 
         return sub_trace(f"{branch.name}_backward", [*types_of(operands), *types_of(list(seeds.values()))], body)
 
-    made = iter(emit(COND, pred, backward(true), backward(false), *operands, *seeds.values(), types=types))
-    return (None, None, None, *(next(made) if w else None for w in wrt))
+    grads = iter(emit(COND, pred, backward(true), backward(false), *operands, *seeds.values(), types=types))
+    return (None, None, None, *(next(grads) if w else None for w in wrt))
 
 
 def _cond_jvp(ts: Sequence, y: list, pred: Value, true: Trace, false: Trace, *operands: Value) -> Pushed:
@@ -70,9 +70,9 @@ def _cond_jvp(ts: Sequence, y: list, pred: Value, true: Trace, false: Trace, *op
 
         return sub_trace(f"{branch.name}_tangent", [*types_of(operands), *types_of(list(tangents.values()))], body)
 
-    made = emit(COND, pred, forward(true), forward(false), *operands, *tangents.values(), types=types)
-    moved = iter(made[len(y) :])
-    return Pushed(made[: len(y)], [next(moved) if floats(v) else None for v in y])
+    pushed = emit(COND, pred, forward(true), forward(false), *operands, *tangents.values(), types=types)
+    moved = iter(pushed[len(y) :])
+    return Pushed(pushed[: len(y)], [next(moved) if floats(v) else None for v in y])
 
 
 def _cond_batch(size: Size, on: list, pred: Value, true: Trace, false: Trace, *operands: Value) -> list[Value]:
@@ -122,24 +122,22 @@ def _while_jvp(ts: Sequence, y: list, test: Trace, body: Trace, carried_: int, *
 
     new_test = sub_trace(test.name, types_of(order), lambda *xs: splice(test, split(xs)[0]))
     new_body = sub_trace(f"{body.name}_tangent", types_of(order), turn)
-    made = emit(WHILE_LOOP, new_test, new_body, len(types), *order, types=types)
-    moved = iter(made[carried_:])
-    return Pushed(made[:carried_], [next(moved) if floats(v) else None for v in y])
+    pushed = emit(WHILE_LOOP, new_test, new_body, len(types), *order, types=types)
+    moved = iter(pushed[carried_:])
+    return Pushed(pushed[:carried_], [next(moved) if floats(v) else None for v in y])
 
 
 def _while_batch(size: Size, on: list, test: Trace, body: Trace, carried_: int, *operands: Value) -> list[Value]:
     """All examples turn until the last is done; those that are done keep what they have."""
     flags = [True] * carried_ + [bool(b) for b in on[3 + carried_ :]]
-    spread = [
-        a if b or i >= carried_ else carried(a, size) for i, (a, b) in enumerate(zip(operands, on[3:], strict=True))
-    ]
+    carrying = [over_batch(a, bool(b), size) for a, b in zip(operands[:carried_], on[3:], strict=False)]
     types = [batch_type(v.type, size) for v in body.outputs]  # type: ignore[union-attr]
-    inputs = [*agreed(spread[:carried_], types), *spread[carried_:]]
+    inputs = [*agreed(carrying, types), *operands[carried_:]]
 
     def turn(*xs: Value) -> list[Arg]:
         going = rows(test, flags, xs, size)[0]
-        made = rows(body, flags, xs, size)
-        return agreed([aten.where(_column(going, n), n, o) for n, o in zip(made, xs, strict=False)], types)
+        turned = rows(body, flags, xs, size)
+        return agreed([aten.where(_column(going, n), n, o) for n, o in zip(turned, xs, strict=False)], types)
 
     new_test = sub_trace(test.name, types_of(inputs), lambda *xs: [aten.any(rows(test, flags, xs, size)[0])])
     new_body = sub_trace(body.name, types_of(inputs), turn)
@@ -172,8 +170,7 @@ def _scan_jvp(
     for part in parts:
         order += [*operands[part], *(t for t in tangents[part] if t is not None)]
     counts = [len(operands[p]) + sum(t is not None for t in tangents[p]) for p in parts]
-    inner = [*order[: counts[0]], *order[counts[0] : counts[0] + counts[1]], *order[counts[0] + counts[1] :]]
-    types = [a.tensor if not counts[0] <= i < counts[0] + counts[1] else _row(a.tensor) for i, a in enumerate(inner)]
+    types = [a.tensor if not counts[0] <= i < counts[0] + counts[1] else _row(a.tensor) for i, a in enumerate(order)]
     outs_of = body.outputs
 
     def turn(*xs: Value) -> list[Arg]:
@@ -194,15 +191,14 @@ def _scan_jvp(
     length = operands[carried_].shape[0]
     n_carry = counts[0]
     result_types = _loop_types(new_body, n_carry, length)
-    made = emit(SCAN, new_body, n_carry, counts[1], reverse, *order, types=result_types)
-    carry, t_carry = made[:carried_], iter(made[carried_:n_carry])
+    pushed = emit(SCAN, new_body, n_carry, counts[1], reverse, *order, types=result_types)
+    carry, t_carry = pushed[:carried_], iter(pushed[carried_:n_carry])
     n_y = len(outs_of) - carried_
-    ys, t_ys = made[n_carry : n_carry + n_y], iter(made[n_carry + n_y :])
+    ys, t_ys = pushed[n_carry : n_carry + n_y], iter(pushed[n_carry + n_y :])
     results = [*carry, *ys]
     flows = [floats(v) for v in outs_of]
     return Pushed(
-        results,
-        [(next(t_carry) if i < carried_ else next(t_ys)) if f else None for i, f in enumerate(flows)],
+        results, [(next(t_carry) if i < carried_ else next(t_ys)) if f else None for i, f in enumerate(flows)]
     )
 
 
@@ -221,8 +217,8 @@ def _scan_forward(
 
     saving = sub_trace(body.name, row_types, keeping)
     kinds = [*outs[:carried_], *(_stacked(t, length) for t in (*outs[carried_:], *row_types[:carried_]))]  # type: ignore[misc]
-    made = emit(SCAN, saving, carried_, sliced, reverse, *operands, types=kinds)
-    results, began = made[: len(outs)], made[len(outs) :]
+    kept = emit(SCAN, saving, carried_, sliced, reverse, *operands, types=kinds)
+    results, began = kept[: len(outs)], kept[len(outs) :]
     given = yield results
     cts = given if isinstance(given, list) else [given]
     wrt = [floats(v) for v in body.inputs]
@@ -272,20 +268,20 @@ def _scan_batch(
     split = carried_ + sliced
     flags = [True] * carried_ + [bool(b) for b in on[4 + carried_ :]]
     types = [batch_type(v.type, size) for v in body.outputs[:carried_]]  # type: ignore[union-attr]
-    init = agreed([a if b else carried(a, size) for a, b in zip(operands, on[4 : 4 + carried_], strict=False)], types)
+    init = agreed([over_batch(a, bool(b), size) for a, b in zip(operands, on[4 : 4 + carried_], strict=False)], types)
     xs = [aten.movedim(x, 0, 1) if b else x for x, b in zip(operands[carried_:split], flags[carried_:], strict=False)]
     inputs = [*init, *xs, *operands[split:]]
     row_types = [v.type if not carried_ <= i < split else _row(v.tensor) for i, v in enumerate(inputs)]  # type: ignore[union-attr]
 
     def turn(*args: Value) -> list[Arg]:
-        made = rows(body, flags, args, size)
-        return [*agreed(made[:carried_], types), *made[carried_:]]
+        outs = rows(body, flags, args, size)
+        return [*agreed(outs[:carried_], types), *outs[carried_:]]
 
     new_body = sub_trace(body.name, row_types, turn)
     length = xs[0].shape[0]
     kinds = [*types, *(_stacked(v.tensor, length) for v in new_body.outputs[carried_:])]  # type: ignore[union-attr]
-    made = emit(SCAN, new_body, carried_, sliced, reverse, *inputs, types=kinds)
-    return [*made[:carried_], *(aten.movedim(v, 0, 1) for v in made[carried_:])]
+    outs = emit(SCAN, new_body, carried_, sliced, reverse, *inputs, types=kinds)
+    return [*outs[:carried_], *(aten.movedim(v, 0, 1) for v in outs[carried_:])]
 
 
 declare("tessera.cond", "control", vjp=_cond_vjp, jvp=_cond_jvp, batch=_cond_batch, real=False)

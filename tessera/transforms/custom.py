@@ -36,8 +36,8 @@ from tessera.transforms.subtrace import (
 def _custom_forward(
     need: object, primal: Trace, fwd: Trace, bwd: Trace, *operands: Value
 ) -> Generator[list[Arg], object, tuple]:
-    made = splice(fwd, operands)
-    results, residuals = made[: len(primal.outputs)], made[len(primal.outputs) :]
+    outs = splice(fwd, operands)
+    results, residuals = outs[: len(primal.outputs)], outs[len(primal.outputs) :]
     given = yield results
     cts = given if isinstance(given, list) else [given]
     seeds = [filled(ct, v) for ct, v in zip(cts, results, strict=True) if floats(v)]  # type: ignore[arg-type]
@@ -46,8 +46,8 @@ def _custom_forward(
 
 def _custom_jvp(ts: Sequence, y: list, primal: Trace, fwd: Trace, bwd: Trace, *operands: Value) -> Pushed:
     """The user gave only the transpose; it is linear in the cotangent, so transposing it gives the tangent."""
-    made = splice(fwd, operands)
-    results, residuals = made[: len(primal.outputs)], made[len(primal.outputs) :]
+    outs = splice(fwd, operands)
+    results, residuals = outs[: len(primal.outputs)], outs[len(primal.outputs) :]
     return Pushed(results, _transposed(bwd, residuals, results, ts[3:]))  # type: ignore[arg-type]
 
 
@@ -86,8 +86,8 @@ def _batched(bwd: Trace, types: Sequence[Type], on: Sequence[bool], flags: Seque
 def rows_or_none(trace: Trace, on: Sequence[bool], operands: Values, size: Size) -> list[Arg]:
     """`rows` of a sub-trace some of whose outputs are not there."""
     there = trace.with_(outputs=tuple(o for o in trace.outputs if isinstance(o, Value)))
-    made = iter(rows(there, on, operands, size))
-    return [next(made) if isinstance(o, Value) else o for o in trace.outputs]
+    batched = iter(rows(there, on, operands, size))
+    return [next(batched) if isinstance(o, Value) else o for o in trace.outputs]
 
 
 # --- torch.autograd.Function ------------------------------------------------------------------------------

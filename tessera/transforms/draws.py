@@ -6,11 +6,10 @@ are batched here by giving them another tensor to look at. Of the others, tensor
 
 from __future__ import annotations
 
-from torch._ops import OpOverload
-
 from tessera.ir.alias import FUNCTIONAL
 from tessera.ir.equation import Equation, Value
 from tessera.ir.schema import draws, is_random
+from tessera.torch_internals.operators import OpOverload, op_name, overload_name
 from tessera.util.errors import BatchError
 from tessera.util.names import names
 
@@ -45,6 +44,6 @@ def lender(eqn: Equation) -> Value | None:
     op, args = (eqn.args[0], eqn.args[1:]) if eqn.op is FUNCTIONAL else (eqn.op, eqn.args)
     if not isinstance(op, OpOverload) or not args or not isinstance(args[0], Value):
         return None
-    name = op._opname
-    overwrites = name in _OVERWRITING or (name == "bernoulli" and op._overloadname in _OVERWRITING_BERNOULLI)
+    name = op_name(op)
+    overwrites = name in _OVERWRITING or (name == "bernoulli" and overload_name(op) in _OVERWRITING_BERNOULLI)
     return args[0] if overwrites or name.endswith("_like") else None

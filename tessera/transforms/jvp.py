@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch._subclasses.fake_tensor import FakeTensorMode
-
 from tessera.ir.builder import Builder
 from tessera.ir.call import in_place
 from tessera.ir.equation import NO_TANGENT, Arg, Equation, Value, substitute, values_in
@@ -22,6 +20,7 @@ from tessera.ir.types import TensorType
 from tessera.ops.fallback import conform, jvp_formula
 from tessera.ops.families import fit
 from tessera.ops.op import Rules, is_real, name_of, rules, stops
+from tessera.torch_internals.fake import FakeTensorMode
 from tessera.util.errors import RuleError
 
 Tangent = Value | None
@@ -67,33 +66,33 @@ class _Forward:
         if not moving or NO_TANGENT in eqn.tags or not any(v.is_differentiable for v in eqn.results()) or stops(eqn):
             self.builder.append(eqn)
             return
-        found = rules(eqn.op)
+        declared = rules(eqn.op)
         with self.builder.at(eqn, note=f"tangent of {name_of(eqn)}"):
-            if found is not None and found.jvp is not None and self.holds(found, eqn):
-                self.by_rule(eqn, found)
+            if declared is not None and declared.jvp is not None and self.holds(declared, eqn):
+                self.by_rule(eqn, declared)
             else:
                 self.by_formula(eqn, moving)
 
-    def holds(self, found: Rules, eqn: Equation) -> bool:
+    def holds(self, declared: Rules, eqn: Equation) -> bool:
         """A rule hears of the tangents of positional arguments only."""
         named = values_in(tuple(eqn.bound()[1].values()))
-        fits = (not found.real or is_real(eqn)) and (found.applies is None or found.applies(eqn))
+        fits = (not declared.real or is_real(eqn)) and (declared.applies is None or declared.applies(eqn))
         return fits and not any(v in self.tangents for v in named)
 
-    def by_rule(self, eqn: Equation, found: Rules) -> None:
-        assert found.jvp is not None
+    def by_rule(self, eqn: Equation, declared: Rules) -> None:
+        assert declared.jvp is not None
         self.builder.append(eqn)
         positional, keyword = eqn.bound()
         ts = [self.of(a) for a in positional]
         y: object = list(eqn.outputs) if eqn.many else eqn.out
-        made = found.jvp(ts, y, *positional, **keyword)
-        if isinstance(made, Pushed):
-            self.rename.update(zip(eqn.results(), made.results, strict=True))
-            listed, results = made.tangents, made.results
+        pushed = declared.jvp(ts, y, *positional, **keyword)
+        if isinstance(pushed, Pushed):
+            self.rename.update(zip(eqn.results(), pushed.results, strict=True))
+            listed, results = pushed.tangents, pushed.results
         else:
-            given = made if eqn.many else [made]
+            given = pushed if eqn.many else [pushed]
             if not isinstance(given, (list, tuple)) or len(given) != len(eqn.outputs):
-                raise RuleError(f"the jvp rule of {eqn.op} gave {made!r}; expected {len(eqn.outputs)} tangents")
+                raise RuleError(f"the jvp rule of {eqn.op} gave {pushed!r}; expected {len(eqn.outputs)} tangents")
             listed = [t for t, v in zip(given, eqn.outputs, strict=True) if v is not None]
             results = eqn.results()
         for v, t in zip(results, listed, strict=True):
@@ -118,8 +117,8 @@ class _Forward:
         values = list(dict.fromkeys(eqn.inputs()))
         given = formula.trace.inputs[len(values) :]
         tangents = [conform(self.tangents[v], like.tensor) for v, like in zip(moving, given, strict=True)]
-        made = self.builder.inline(formula.trace, [*values, *tangents], here=True)
-        for old, new, t in zip(eqn.results(), made[: formula.results], made[formula.results :], strict=True):
+        pushed = self.builder.inline(formula.trace, [*values, *tangents], here=True)
+        for old, new, t in zip(eqn.results(), pushed[: formula.results], pushed[formula.results :], strict=True):
             assert isinstance(new, Value)
             self.rename[old] = new
             self.set(new, t)

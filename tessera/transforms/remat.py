@@ -10,12 +10,13 @@ memory budget the policy is relaxed, cheapest flops per byte first, until the sa
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 import torch
 
-from tessera.ir.equation import NUMBER, Equation, Value, recompute_region, symbols_in, values_in
+from tessera.ir.builder import Builder
+from tessera.ir.equation import NUMBER, Arg, Equation, Value, recompute_region, substitute, symbols_in, values_in
 from tessera.ir.schema import has_effect, is_view
 from tessera.ir.trace import Trace
 from tessera.ir.types import ScalarType, TensorType
@@ -23,11 +24,10 @@ from tessera.ops.op import flops, rules
 from tessera.transforms.mincut import INFINITE, min_cut
 from tessera.transforms.vjp import Joint
 from tessera.util.errors import OptionError
+from tessera.util.search import first_that_fits
 
 ALIVE = 0.05  # of its bytes: what keeping an input or output costs, which the caller mostly has anyway
-FUSED = (
-    1.1  # times its bytes: what a kernel would have to write for backward's sake alone, beside what it writes anyway
-)
+FUSED = 1.1  # times its bytes: what a kernel would write for backward's sake alone, beside what it writes anyway
 AGAIN = 0.02  # of its bytes: what computing a value again costs
 POLICIES = ("none", "views", "cheap", "auto")
 
@@ -77,18 +77,24 @@ class _Plan:
         return late
 
     def _needed(self) -> set[Equation]:
-        """Equations that some gradient depends on."""
-        wanted = set(values_in(self.grads))
-        needed: set[Equation] = set()
-        symbols: set[str] = set()
-        for eqn in reversed(self.trace.equations):
-            binds = any(s in symbols and v in eqn.results() for s, (v, _) in self.trace.symbols.items())
-            effect = eqn in self.late and has_effect(eqn)  # a check on what backward computes
+        """Equations that some gradient depends on, and checks on what backward computes."""
+        return set(self._leading_to(self.grads, self.trace.equations, self.late))
+
+    def _leading_to(
+        self, results: Arg, equations: Iterable[Equation], effects: set[Equation], symbols: Iterable[str] = ()
+    ) -> list[Equation]:
+        """The equations that some results depend on, or sizes that are mentioned, and those of `effects` that have an
+        effect."""
+        wanted, mentioned = set(values_in(results)), set(symbols)
+        chosen: list[Equation] = []
+        for eqn in reversed(list(equations)):
+            binds = any(s in mentioned and v in eqn.results() for s, (v, _) in self.trace.symbols.items())
+            effect = eqn in effects and has_effect(eqn)
             if effect or binds or any(v in wanted for v in eqn.results()):
-                needed.add(eqn)
+                chosen.append(eqn)
                 wanted.update(eqn.inputs())
-                symbols |= symbols_in((eqn.args, eqn.kwargs))
-        return needed
+                mentioned |= symbols_in((eqn.args, eqn.kwargs))
+        return chosen[::-1]
 
     # --- what may be recomputed ---
 
@@ -143,10 +149,10 @@ class _Plan:
             return 4
         if eqn not in self.early:
             return 0
-        found = rules(eqn.op)
-        if found is not None and found.free or is_view(eqn.op):
+        declared = rules(eqn.op)
+        if declared is not None and declared.free or is_view(eqn.op):
             return 1
-        return 2 if found is not None and found.family in _ARITHMETIC else 3
+        return 2 if declared is not None and declared.family in _ARITHMETIC else 3
 
     def fit(self, budget: int) -> list[Value]:
         """The least recomputation that keeps the saved bytes within the budget, or the smallest save there is.
@@ -161,18 +167,18 @@ class _Plan:
         def up_to(step: int, but: set[Equation] = frozenset()) -> list[Value]:  # type: ignore[assignment]
             return self.cut(base | {e for e in pure if price[e] <= steps[step] and e not in but})
 
-        found = _first(len(steps), lambda i: self.bytes(up_to(i)) <= budget)
-        if found is None:
+        cheapest = first_that_fits(len(steps), lambda i: self.bytes(up_to(i)) <= budget)
+        if cheapest is None:
             return self.cut(set(pure))
-        last = [e for e in pure if price[e] == steps[found] and e in self.early and e in self.needed]
-        fitting = [up_to(found)]
+        last = [e for e in pure if price[e] == steps[cheapest] and e in self.early and e in self.needed]
+        fitting = [up_to(cheapest)]
 
         def again(count: int) -> bool:
             """This many of the dearest run again."""
-            fitting.append(up_to(found, _spread(last, len(last) - count)))
+            fitting.append(up_to(cheapest, _evenly(last, len(last) - count)))
             return self.bytes(fitting[-1]) <= budget
 
-        _first(len(last), again)
+        first_that_fits(len(last), again)
         return max((saved for saved in fitting if self.bytes(saved) <= budget), key=self.bytes)
 
     def bytes(self, saved: list[Value]) -> int:
@@ -235,11 +241,11 @@ class _Plan:
         backward_equations = self._backward_equations(saved)
         mutated = self.trace.mutations
         returned = tuple(t for t, v in mutated.items() if v in self.joint.pulled)
-        extra, saved, rename = self._protect(saved, mutated)
+        before, saved, copies = self._protect(saved, mutated)
         forward_results = [*self.outputs, *(mutated[t] for t in returned), *saved, *keep_symbols]
         forward = self.trace.with_(
             inputs=self.primals,
-            equations=(*extra, *self._forward_equations(forward_results), *self._sizes(keep_symbols)),
+            equations=(*before, *self._forward_equations(forward_results), *self._sizes(keep_symbols)),
             outputs=tuple(forward_results),
             mutations={t: v for t, v in mutated.items() if t not in returned},
         )
@@ -251,8 +257,8 @@ class _Plan:
         backward = Trace(
             f"{self.trace.name}_backward",
             (*saved, *keep_symbols, *self.cts),
-            tuple(_renamed(e, rename) for e in backward_equations),
-            tuple(rename.get(g, g) if isinstance(g, Value) else g for g in self.grads),
+            tuple(e.substitute(copies) if copies else e for e in backward_equations),
+            substitute(self.grads, copies),
             {},
             self.trace.constants,
             symbols,
@@ -263,23 +269,18 @@ class _Plan:
     def _protect(
         self, saved: list[Value], mutated: dict[Value, Value]
     ) -> tuple[list[Equation], list[Value], dict[Value, Value]]:
-        """An input that the forward overwrites in place is saved as a copy made before."""
-        extra: list[Equation] = []
-        kept: list[Value] = []
-        rename: dict[Value, Value] = {}
+        """An input that the forward overwrites in place is saved as a copy made before, a view of it as a copy of that
+        view."""
+        builder = Builder.over(self.trace)
+        copies: dict[Value, Value] = {}
         for v in saved:
             root = self._input_root(v)
-            if root is None or root not in mutated:
-                kept.append(v)
-                continue
-            copy = Value(f"{v.name}_saved", v.type)
-            if v in self.primals:
-                extra.append(Equation(torch.ops.aten.clone.default, (v,), {}, (copy,)))
-            else:  # a view of it: made again from the input, then copied
-                extra += self._chain(v, copy)
-            kept.append(copy)
-            rename[v] = copy
-        return extra, kept, rename
+            if root is not None and root in mutated:
+                env: dict[Value, Arg] = {}
+                builder.replay(self._views(v), env)
+                copies[v] = builder.value(f"{v.name}_saved", v.type)
+                builder.equations.append(Equation(torch.ops.aten.clone.default, (env.get(v, v),), {}, (copies[v],)))
+        return builder.equations, [copies.get(v, v) for v in saved], copies
 
     def _input_root(self, v: Value) -> Value | None:
         while v not in self.primals:
@@ -289,20 +290,13 @@ class _Plan:
             v = eqn.inputs()[0]
         return v
 
-    def _chain(self, v: Value, copy: Value) -> list[Equation]:
-        steps: list[Equation] = []
-        rename: dict[Value, Value] = {}
+    def _views(self, v: Value) -> list[Equation]:
+        """The views that lead from an input to a value."""
         path: list[Equation] = []
-        x = v
-        while x not in self.primals:
-            path.append(self.maker[x])
-            x = self.maker[x].inputs()[0]
-        for eqn in reversed(path):
-            outputs = tuple(None if o is None else Value(f"{o.name}_before", o.type) for o in eqn.outputs)
-            steps.append(_renamed(eqn, rename).with_(outputs=outputs))
-            rename.update({o: n for o, n in zip(eqn.outputs, outputs, strict=True) if o is not None and n is not None})
-        steps.append(Equation(torch.ops.aten.clone.default, (rename[v],), {}, (copy,)))
-        return steps
+        while v not in self.primals:
+            path.append(self.maker[v])
+            v = self.maker[v].inputs()[0]
+        return path[::-1]
 
     def _symbols_for_backward(self, saved: list[Value]) -> list[Value]:
         """Numbers that bind the symbolic sizes backward mentions."""
@@ -317,17 +311,13 @@ class _Plan:
             v, dim = self.trace.symbols[symbol]
             if v in saved or v in keep:
                 continue
-            if dim is None:
-                keep.append(v)
-            else:  # hand the size itself over
-                keep.append(_SizeOf(symbol))
+            keep.append(v if dim is None else Value(symbol, ScalarType(int)))  # a dimension is handed over as a number
         return keep
 
     def _sizes(self, handed: list[Value]) -> list[Equation]:
         """Sizes handed over that are no values of the program yet."""
-        made = [v for v in handed if v not in self.maker and v not in self.primals]
-        where = {v: self.trace.symbols[v.name] for v in made}
-        return [Equation(NUMBER, (where[v][0].shape[where[v][1]],), {}, (v,)) for v in made]  # type: ignore[index]
+        where = {v: self.trace.symbols[v.name] for v in handed if v not in self.maker and v not in self.primals}
+        return [Equation(NUMBER, (of.shape[dim],), {}, (v,)) for v, (of, dim) in where.items()]  # type: ignore[index]
 
     def _backward_equations(self, saved: list[Value]) -> list[Equation]:
         have = {*saved, *self.cts, *self.trace.constants}
@@ -344,33 +334,14 @@ class _Plan:
         return _near_their_use(early, [e for e in self.trace.equations if e in chosen and e in self.late])
 
     def _forward_equations(self, results: list) -> list[Equation]:
-        wanted = {*values_in(results), *self.trace.mutations.values()}
-        symbols = {r.name for r in results if isinstance(r, Value)}
-        chosen: list[Equation] = []
-        for eqn in reversed(self.trace.equations):
-            if eqn in self.late:
-                continue
-            binds = any(s in symbols and v in eqn.results() for s, (v, _) in self.trace.symbols.items())
-            effect = eqn in self.early and has_effect(eqn)
-            if effect or binds or any(v in wanted for v in eqn.results()):
-                chosen.append(eqn)
-                wanted.update(eqn.inputs())
-                symbols |= symbols_in((eqn.args, eqn.kwargs))
-        return chosen[::-1]
+        rest = [e for e in self.trace.equations if e not in self.late]
+        numbers = [r.name for r in results if isinstance(r, Value)]
+        return self._leading_to([*results, *self.trace.mutations.values()], rest, self.early, numbers)
 
 
-def _spread(equations: list[Equation], count: int) -> set[Equation]:
+def _evenly(equations: list[Equation], count: int) -> set[Equation]:
     """So many of them, evenly far from one another and from both ends."""
     return {equations[(2 * i + 1) * len(equations) // (2 * count)] for i in range(count)}
-
-
-def _first(count: int, fits: Callable[[int], bool]) -> int | None:
-    """The least number below `count` that fits, where all above it do."""
-    low, high = 0, count
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle + 1, high)
-    return low if low < count else None
 
 
 def _near_their_use(early: list[Equation], late: list[Equation]) -> list[Equation]:
@@ -399,24 +370,14 @@ def _near_their_use(early: list[Equation], late: list[Equation]) -> list[Equatio
     return order
 
 
-def _SizeOf(symbol: str) -> Value:
-    return Value(symbol, ScalarType(int))
-
-
-def _renamed(eqn: Equation, rename: dict[Value, Value]) -> Equation:
-    if not any(v in rename for v in eqn.inputs()):
-        return eqn
-    return eqn.substitute(rename)
-
-
 def _nbytes(v: Value) -> int:
     return v.type.nbytes() if isinstance(v.type, TensorType) else 8
 
 
 def _is_library(eqn: Equation) -> bool:
     """What kernels are not made of: products, convolutions, attention and the like."""
-    found = rules(eqn.op)
-    fused = found is not None and (found.free or found.family in _ARITHMETIC or found.family in _REDUCTIONS)
+    declared = rules(eqn.op)
+    fused = declared is not None and (declared.free or declared.family in _ARITHMETIC or declared.family in _REDUCTIONS)
     return not fused and not is_view(eqn.op)
 
 

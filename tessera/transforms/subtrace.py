@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from torch._subclasses.fake_tensor import FakeTensorMode
-
 from tessera.ir.builder import Builder, aten
 from tessera.ir.equation import ACTIVE, Arg, Special, Value
 from tessera.ir.replay import sweep
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType, Type, contiguous_strides
 from tessera.ops.fallback import conform
+from tessera.ops.families import carry
+from tessera.torch_internals.fake import FakeTensorMode
 from tessera.transforms.jvp import jvp
 from tessera.transforms.vjp import Joint, vjp
 from tessera.transforms.vmap import vmap
@@ -93,8 +93,8 @@ def pull(trace: Trace, operands: Values, cts: Sequence[Value | None], wrt: Seque
     heads = list(dict.fromkeys(v for v in trace.results() if v in seeds))
     joint = vjp(trace, wanted, _builder().mode, pull=heads, again=_builder().again)
     names = [v for v in heads if _pulled(joint, trace, v)]
-    made = splice(joint.trace, [*operands, *(seeds[v] for v in names)])
-    grads = iter(made[len(trace.outputs) :])
+    outs = splice(joint.trace, [*operands, *(seeds[v] for v in names)])
+    grads = iter(outs[len(trace.outputs) :])
     return [next(grads) if w else None for w in wrt]  # type: ignore[misc]
 
 
@@ -108,21 +108,17 @@ def push(trace: Trace, operands: Values, tangents: Sequence[Value | None]) -> tu
     """Results of a sub-trace and their tangents, computed here."""
     moving = [v for v, t in zip(trace.inputs, tangents, strict=True) if t is not None]
     pushed = jvp(trace, moving, _builder().mode)
-    made = splice(pushed, [*operands, *(t for t in tangents if t is not None)])
+    outs = splice(pushed, [*operands, *(t for t in tangents if t is not None)])
     count = len(trace.outputs)
-    return made[:count], made[count:]  # type: ignore[return-value]
+    return outs[:count], outs[count:]  # type: ignore[return-value]
 
 
 def rows(trace: Trace, on: Sequence[bool], operands: Values, size: Size) -> list[Value]:
     """Results of a sub-trace over a batch, all of them with the batch at dimension 0."""
     batched = {v: (a.tensor, 0) for v, a, b in zip(trace.inputs, operands, on, strict=True) if b}
-    made = vmap(trace, batched, size, _builder().mode, randomness="different")
-    outs = _builder().inline(made.trace, operands, here=True)
-    return [o if b else carried(o, size) for o, b in zip(outs, made.on, strict=True)]  # type: ignore[misc,arg-type]
-
-
-def carried(x: Value, size: Size) -> Value:
-    return aten.expand(aten.unsqueeze(x, 0), [size, *x.shape])
+    batch = vmap(trace, batched, size, _builder().mode, randomness="different")
+    outs = _builder().inline(batch.trace, operands, here=True)
+    return [carry(o, b, size) for o, b in zip(outs, batch.on, strict=True)]  # type: ignore[arg-type]
 
 
 def agreed(values: Sequence[Arg], types: Sequence[Type]) -> list[Arg]:

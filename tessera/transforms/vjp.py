@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Collection, Generator
 from dataclasses import dataclass
 
-from torch._subclasses.fake_tensor import FakeTensorMode
-
 from tessera.ir.builder import Builder, aten
 from tessera.ir.call import in_place
 from tessera.ir.equation import Arg, Equation, Value, substitute
@@ -22,6 +20,7 @@ from tessera.ir.trace import Trace
 from tessera.ops.fallback import Formula, conform, dense, vjp_formula
 from tessera.ops.families import cast
 from tessera.ops.op import Rules, differentiates, name_of, stops
+from tessera.torch_internals.fake import FakeTensorMode
 from tessera.util.errors import RuleError
 
 
@@ -102,14 +101,14 @@ class _Reverse:
                 # What is computed from it gives gradients, which go no further than to the view itself.
                 self.active.update(v for v in eqn.results() if v.is_differentiable)
             return
-        found = differentiates(eqn)
-        if found is None:
+        declared = differentiates(eqn)
+        if declared is None:
             self.forward_formula(eqn, wanted)
-        elif found.forward is not None:
-            self.forward_rule(eqn, found)
+        elif declared.forward is not None:
+            self.forward_rule(eqn, declared)
         else:
             self.builder.append(eqn)
-            self.note(eqn, found, found.passive)
+            self.note(eqn, declared, declared.passive)
 
     def note(self, eqn: Equation, how: object, passive: tuple[int, ...] = ()) -> None:
         self.tape.append((eqn, how))
@@ -117,15 +116,15 @@ class _Reverse:
             if v.is_differentiable and index not in passive:
                 self.active.add(v)
 
-    def forward_rule(self, eqn: Equation, found: Rules) -> None:
+    def forward_rule(self, eqn: Equation, declared: Rules) -> None:
         """A rule with a forward of its own: run it up to its result."""
-        assert found.forward is not None
+        assert declared.forward is not None
         positional, keyword = eqn.bound()
         need = [_needs(a, self.active) for a in positional]
         with self.builder.at(eqn), self.builder.in_place_of(eqn.results()):
-            rule = found.forward(need, *positional, **keyword)
-            made = next(rule)
-        self.replace(eqn, list(made) if eqn.many else [made], rule, found.passive)
+            rule = declared.forward(need, *positional, **keyword)
+            results = next(rule)
+        self.replace(eqn, list(results) if eqn.many else [results], rule, declared.passive)
 
     def forward_formula(self, eqn: Equation, wanted: list[Value]) -> None:
         """PyTorch's formula: its forward equations stand in place of this one."""
@@ -134,14 +133,14 @@ class _Reverse:
         self.builder.share_constants(formula.trace)
         with self.builder.at(eqn), self.builder.in_place_of(eqn.results()):
             self.builder.replay(formula.trace.equations[: formula.split], env, here=True)
-        made = [substitute(o, env) for o in formula.trace.outputs[: formula.results]]
+        results = [substitute(o, env) for o in formula.trace.outputs[: formula.results]]
         passive = tuple(i for i, active in enumerate(formula.active) if not active)
-        self.replace(eqn, made, (eqn, formula, env, wanted), passive)
+        self.replace(eqn, results, (eqn, formula, env, wanted), passive)
 
-    def replace(self, eqn: Equation, made: list[Arg], how: object, passive: tuple[int, ...] = ()) -> None:
+    def replace(self, eqn: Equation, results: list[Arg], how: object, passive: tuple[int, ...] = ()) -> None:
         """The equation's results are now these values."""
         listed = eqn.results()
-        values = [v for v in made if v is not None]
+        values = [v for v in results if v is not None]
         for old, new in zip(listed, values, strict=True):
             assert isinstance(new, Value)
             self.rename[old] = new
@@ -164,15 +163,15 @@ class _Reverse:
                 case (Equation(), Formula(), dict(), list()):
                     self.backward_formula(*how, cts)  # type: ignore[misc]
 
-    def backward_rule(self, eqn: Equation, found: Rules, cts: list[Value | None]) -> None:
-        if found.zero:
+    def backward_rule(self, eqn: Equation, declared: Rules, cts: list[Value | None]) -> None:
+        if declared.zero:
             return
-        assert found.vjp is not None
+        assert declared.vjp is not None
         positional, keyword = eqn.bound()
         y: object = list(eqn.outputs) if eqn.many else eqn.out
         by_output = iter(cts)
         ct: object = [next(by_output) if v is not None else None for v in eqn.outputs] if eqn.many else cts[0]
-        self.collect(positional, found.vjp(ct, y, *positional, **keyword), eqn)
+        self.collect(positional, declared.vjp(ct, y, *positional, **keyword), eqn)
 
     def backward_generator(self, eqn: Equation, rule: Generator, cts: list[Value | None]) -> None:
         positional, _ = eqn.bound()
@@ -191,17 +190,17 @@ class _Reverse:
             if grad is None:
                 continue
             if isinstance(a, (list, tuple)):
-                made = grad() if callable(grad) else grad
-                for item, g in zip(a, made, strict=True):  # type: ignore[arg-type]
+                listed = grad() if callable(grad) else grad
+                for item, g in zip(a, listed, strict=True):  # type: ignore[arg-type]
                     self.give(item, g)
             else:
                 self.give(a, grad)
 
     def give(self, a: Arg, grad: object) -> None:
         if isinstance(a, Value) and a in self.active and grad is not None:
-            made = grad() if callable(grad) else grad
-            if made is not None:
-                self.accumulate(a, made)  # type: ignore[arg-type]
+            given = grad() if callable(grad) else grad
+            if given is not None:
+                self.accumulate(a, given)  # type: ignore[arg-type]
 
     def backward_formula(
         self, eqn: Equation, formula: Formula, env: dict[Value, Arg], wanted: list[Value], cts: list[Value | None]

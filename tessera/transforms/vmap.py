@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tessera.ir.alias import FUNCTIONAL
 from tessera.ir.builder import Builder, aten
@@ -25,8 +24,10 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType
 from tessera.ir.views import STRIDED
 from tessera.ops.fallback import batch_formula
-from tessera.ops.families import pad_rank
+from tessera.ops.families import carry, pad_rank
 from tessera.ops.op import rules
+from tessera.torch_internals.fake import FakeTensorMode
+from tessera.torch_internals.operators import OpOverload
 from tessera.transforms.draws import is_draw, lender, no_common_draw, refused_draw
 from tessera.util.errors import BatchError, OptionError, RuleError
 
@@ -113,10 +114,7 @@ class _Batch:
 
     def row(self, v: Value) -> Value:
         """The value with the batch at dimension 0, repeated where it has none."""
-        if v in self.rows:
-            return self.rows[v]
-        one = self.plain.get(v, v)
-        return aten.expand(aten.unsqueeze(one, 0), [self.size, *one.shape])
+        return self.rows[v] if v in self.rows else carry(self.plain.get(v, v), False, self.size)
 
     # --- equations ---
 
@@ -143,8 +141,8 @@ class _Batch:
 
     def by_rule(self, eqn: Equation) -> bool:
         """Whether a declared rule batched the equation."""
-        found = rules(eqn.op)
-        if found is None or found.batch is None:
+        declared = rules(eqn.op)
+        if declared is None or declared.batch is None:
             if eqn.opname in STRIDED:
                 self.strided(eqn)
                 return True
@@ -154,10 +152,10 @@ class _Batch:
             return False  # a rule hears of the batches of positional arguments only
         on = [self.on(a) for a in positional]
         args = [self.lookup(a) for a in positional]
-        made = found.batch(self.size, on, *args, **{k: self.lookup(a) for k, a in keyword.items()})
-        if made is NotImplemented:
+        batched = declared.batch(self.size, on, *args, **{k: self.lookup(a) for k, a in keyword.items()})
+        if batched is NotImplemented:
             return False
-        listed = list(made) if eqn.many else [made]
+        listed = list(batched) if eqn.many else [batched]
         if len(listed) != len(eqn.outputs):
             raise RuleError(f"the batch rule of {eqn.op} gave {len(listed)} results, expected {len(eqn.outputs)}")
         self.rows.update({v: r for v, r in zip(eqn.outputs, listed, strict=True) if v is not None})
@@ -200,9 +198,9 @@ class _Batch:
         """Its memory is laid out for one example as the trace saw it."""
         if v in self.trace.inputs:
             return v not in self.rows or (self.rows[v] in self.builder.inputs and self.rows[v].tensor.is_row_major)
-        made = next((e for e in self.trace.equations if v in e.results()), None)
-        if made is not None and is_view(made.op):
-            return all(map(self.in_rows, made.inputs()))
+        maker = next((e for e in self.trace.equations if v in e.results()), None)
+        if maker is not None and is_view(maker.op):
+            return all(map(self.in_rows, maker.inputs()))
         return True
 
     def by_formula(self, eqn: Equation, values: list[Value]) -> None:
@@ -211,12 +209,12 @@ class _Batch:
             for v in values:
                 self.rows[v] = self.row(v)
         try:
-            made = self.formula(eqn, values)
+            results = self.formula(eqn, values)
         except RuleError:
             if not isinstance(self.size, int):
                 raise
-            made = self.examples(eqn, values, self.size)
-        self.rows.update(dict(zip(eqn.results(), made, strict=True)))
+            results = self.examples(eqn, values, self.size)
+        self.rows.update(dict(zip(eqn.results(), results, strict=True)))
 
     def formula(self, eqn: Equation, values: list[Value]) -> list[Value]:
         batched = {v: self.rows[v].tensor for v in values if v in self.rows}
@@ -231,8 +229,8 @@ class _Batch:
         for i in range(size):
             env = {v: aten.select(self.rows[v], 0, i) if v in self.rows else self.now(v) for v in values}
             args, kwargs = (map_values(a, env.__getitem__) for a in (eqn.args, eqn.kwargs))
-            made = self.builder.emit(eqn.op, *args, **kwargs)  # type: ignore[misc]
-            listed = [v for v in (made if eqn.many else [made]) if v is not None]  # type: ignore[union-attr]
+            result = self.builder.emit(eqn.op, *args, **kwargs)  # type: ignore[misc]
+            listed = [v for v in (result if eqn.many else [result]) if v is not None]  # type: ignore[union-attr]
             for column, v in zip(columns, listed, strict=True):
                 column.append(v)  # type: ignore[arg-type]
         return [aten.stack(column) for column in columns]
@@ -252,21 +250,21 @@ class _Batch:
             env = {shape: aten.new_empty(self.now(shape), list(shape.shape))}
             drawn = self.plain
         args, kwargs = (map_values(a, lambda v: env.get(v) or self.now(v)) for a in (eqn.args, eqn.kwargs))
-        made = self.builder.emit(eqn.op, *args, **kwargs)  # type: ignore[misc]
-        drawn.update(dict(zip(eqn.results(), made if eqn.many else [made], strict=True)))  # type: ignore[arg-type]
+        result = self.builder.emit(eqn.op, *args, **kwargs)  # type: ignore[misc]
+        drawn.update(dict(zip(eqn.results(), result if eqn.many else [result], strict=True)))  # type: ignore[arg-type]
 
     def draw_by_formula(self, eqn: Equation, values: list[Value]) -> None:
         if self.randomness == "different":
             self.by_formula(eqn, values)
             return
         try:
-            made = self.formula(eqn, values)
+            results = self.formula(eqn, values)
         except RuleError as error:
             raise no_common_draw(eqn) from error
-        self.rows.update(dict(zip(eqn.results(), made, strict=True)))
+        self.rows.update(dict(zip(eqn.results(), results, strict=True)))
 
 
 def _bound(eqn: Equation) -> tuple[list[Arg], dict[str, Arg]]:
-    if hasattr(eqn.op, "_schema"):
+    if isinstance(eqn.op, OpOverload):
         return eqn.bound()
     return list(eqn.args), eqn.kwargs

@@ -55,5 +55,9 @@ class BatchError(InputError, RuntimeError):
     """A function that has a meaning for one example and none for a batch, as it was called."""
 
 
+class InternalsError(TesseraError, RuntimeError):
+    """This PyTorch lacks a private symbol that Tessera relies on; the message names it and what needs it."""
+
+
 class DoubleBackwardError(TesseraError, RuntimeError):
     """A compiled graph was asked for a gradient of its gradient."""

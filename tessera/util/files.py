@@ -1,4 +1,4 @@
-"""Files that are written at the end of long work."""
+"""Files: where the package lies, and those that are written at the end of long work."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 from tessera.util.errors import OptionError
+
+PACKAGE = str(Path(__file__).parents[1]) + os.sep  # how the names of Tessera's own files begin
 
 
 def check_writable(path: str | Path) -> None:

@@ -7,8 +7,10 @@ import tomllib
 from collections.abc import Iterator
 
 import pytest
+import torch
 from pages import PAGES, ROOT
 
+import tessera
 from tessera.executors.base import in_order
 from tessera.executors.default import WITH_KERNELS
 from tessera.pipeline.lists import PIPELINES
@@ -51,9 +53,18 @@ def test_every_folder_has_a_row() -> None:
     assert folders <= {row[0] for row in rows("folder")}
 
 
-def test_stages_are_the_pipelines() -> None:
-    stages = expanded(PIPELINES["training"], in_order(WITH_KERNELS))
-    assert [row[0] for row in rows("stage")] == ["captured", *(stage.title for stage in stages)]
+def test_stages_are_those_of_the_pipeline() -> None:
+    titles = [stage.title for stage in expanded(PIPELINES["training"], in_order(WITH_KERNELS))]
+    assert [row[0] for row in rows("stage")] == ["captured", *titles]
+
+
+def test_stages_stand_in_their_order() -> None:
+    torch._dynamo.reset()
+    model = torch.nn.Sequential(torch.nn.LayerNorm(8), torch.nn.Linear(8, 8), torch.nn.GELU())
+    fast = tessera.jit(model, executors=["sdpa", "tile", "aten"])
+    fast(torch.randn(4, 8)).square().mean().backward()
+    printed = [stage.name for stage in tessera.stages(fast)]
+    assert [name for name, *_ in rows("stage") if name in printed] == printed
 
 
 def test_the_direction_of_imports_is_the_contracts() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import tessera
-from tessera.frontends.dynamo.hooks import REGISTER_HOOK
+from tessera.torch_internals.higher_order import register_hook
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +134,7 @@ def test_hooks_in_the_forward(how: Callable) -> None:
         assert_same(gradients(how, tessera.jit), gradients(how, lambda m: m))
 
 
-@pytest.mark.skipif(REGISTER_HOOK is None, reason="Dynamo ends its graph at a hook")
+@pytest.mark.skipif(register_hook is None, reason="Dynamo ends its graph at a hook")
 @pytest.mark.parametrize("how", (changed, read_before, closing_over, then_written), ids=lambda f: f.__name__)
 def test_hooks_that_are_compiled(how: Callable) -> None:
     made: list = []

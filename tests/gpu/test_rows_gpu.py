@@ -45,6 +45,6 @@ def test_steps_of_sequences_of_other_lengths(dim: int, cuda_graph: bool) -> None
     for one, two in zip(caches, exact, strict=True):
         torch.testing.assert_close(one.double(), two, rtol=0.03, atol=0.03)
     (graph,) = fast.__tessera__.compilations()
-    operators = [str(eqn.op) for eqn in graph.programs[-1].trace.equations]
+    operators = [str(eqn.op) for eqn in graph.account.programs[-1].trace.equations]
     assert operators.count("rows.rows_linear") == 1 and operators.count("rows.cached_attention") == 1
     assert not cuda_graph or "captured" in tessera.explain(fast).graphs[0].cuda_graph

@@ -15,7 +15,7 @@ from tessera.tile.dialect import interp
 from tessera.tile.dialect.index import name
 from tessera.tile.dialect.ops import LoadOp, ReduceOp
 from tessera.tile.from_trace.index import ONE, ZERO, Index, Ranges
-from tessera.tile.from_trace.launch import fit, launcher
+from tessera.tile.from_trace.launch import launcher
 from tessera.tile.from_trace.region import Unlowerable, lower
 from tessera.util.names import names
 
@@ -457,9 +457,3 @@ def test_inputs_with_other_strides_are_copied() -> None:
     launch = launcher(trace, lowered, lambda tensors, symbols: interp.run(lowered.kernel, tensors, symbols))
     x = rand(6, 4).t()
     torch.testing.assert_close(launch(x)[0], x * 2)
-
-
-def test_an_expanded_tensor_of_other_strides_is_fitted() -> None:
-    x = torch.arange(14.0)[::2].unsqueeze(-1).expand(7, 5)
-    fitted = fit(x, (1, 0))
-    assert fitted.stride() == (1, 0) and torch.equal(fitted, x)

@@ -26,6 +26,7 @@ from tessera.ir.equation import Equation
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ops import quantized
+from tessera.torch_internals.operators import op_name
 
 _KERNELS = f"{__package__}.kernels"
 _HOME = {"rows_linear": "linear", "quantized_linear": "linear"}  # others are attention's
@@ -65,11 +66,11 @@ def claims(eqn: Equation) -> Callable | None:
     if op is quantized.LINEAR and not limits.few_rows(x):
         return None
     has_kernels = x.device.type == "cuda" or limits.interpreted()
-    return kernel(op._opname) if has_kernels else OPERATORS.get(op, quantized.quantized_linear)
+    return kernel(op_name(op)) if has_kernels else OPERATORS.get(op, quantized.quantized_linear)
 
 
 def why(eqn: Equation) -> str:
-    return _WHY.get(eqn.op._opname, "one query a head over a cache, split")  # type: ignore[union-attr]
+    return _WHY.get(op_name(eqn.op), "one query a head over a cache, split")  # type: ignore[union-attr]
 
 
 ROWS = OperatorExecutor(

@@ -1,4 +1,4 @@
-"""What the kernels over few rows take, where they run, and the machine that they are planned for.
+"""What the kernels over few rows take, where they run, and what of the machine their plans read.
 
 In: types of a program's values. Out: whether the kernels take them. Patterns ask before they rewrite, the executor
 before it claims; no other file repeats a limit.
@@ -14,7 +14,7 @@ import os
 import torch
 
 from tessera.ir.types import TensorType
-from tessera.machines import Machine, machine
+from tessera.machines import machine, machine_of
 
 DTYPES = (torch.bfloat16, torch.float16)
 POSITIONS = (torch.int64, torch.int32)
@@ -48,9 +48,9 @@ def early() -> dict[str, bool]:
 
 
 @functools.cache
-def planned_for() -> Machine:
-    """Plans were measured on it; figures of another GPU that are off cost little."""
-    return machine("h200")
+def units(device: torch.device) -> int:
+    """Multiprocessors to keep busy; interpreted kernels are planned for the GPU they were measured on."""
+    return (machine_of(device) if device.type == "cuda" else machine("h200")).units
 
 
 def few_rows(x: TensorType) -> bool:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 
 import torch
-from torch._dynamo.utils import counters
 
 from tessera.frontends.dynamo.lines import is_library
+from tessera.torch_internals.dynamo import counters
 
 UNTOLD = "step_unsupported"  # the words for having gone back
 
@@ -35,10 +35,10 @@ def why_it_ended(gm: torch.fx.GraphModule) -> tuple[str, str]:
 
 def last_counted() -> str:
     """The latest of the reasons that Dynamo has counted since this was asked before."""
-    found = ""
+    latest = ""
     for kind, before in reversed(_counted.items()):
         now = counters[kind]
-        found = next((text for text in reversed(now) if now[text] != before[text]), found)
+        latest = next((text for text in reversed(now) if now[text] != before[text]), latest)
         before.clear()
         before.update(now)
-    return found
+    return latest

@@ -14,14 +14,14 @@ import operator
 
 import torch
 
+from tessera.torch_internals.autograd import get_data_attr
+from tessera.torch_internals.memory import storage_id
 from tessera.util.errors import CaptureError
-
-_DATA = torch._C._autograd._get_data_attr  # type: ignore[attr-defined]
 
 
 def refuse_hidden_writes(gm: torch.fx.GraphModule) -> None:
     nodes = list(gm.graph.nodes)
-    hidden = {_memory(n.args[0]) for n in nodes if n.target is _DATA and _differentiable(n.args[0])}
+    hidden = {_memory(n.args[0]) for n in nodes if n.target is get_data_attr and _differentiable(n.args[0])}
     if not hidden:  # nearly always
         return
     read: set[int | None] = set()
@@ -49,7 +49,7 @@ def _memory(node: object) -> int | None:
     value = _example(node)
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
-    return value.untyped_storage()._cdata
+    return storage_id(value)
 
 
 def _written(node: torch.fx.Node) -> torch.fx.Node | None:

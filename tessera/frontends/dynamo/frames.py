@@ -18,10 +18,9 @@ import weakref
 from collections.abc import Callable
 
 import torch
-from torch._C._dynamo.eval_frame import reset_code
-from torch._dynamo.eval_frame import innermost_fn
-from torch._dynamo.resume_execution import ContinueExecutionCache
-from torch._dynamo.utils import CleanupManager, orig_code_map
+
+from tessera.torch_internals.dynamo import forget, innermost_fn
+from tessera.torch_internals.modules import hooks_of
 
 MODEL = "tessera_model"  # the name under which a frame knows what it calls
 OWN_FILE = "<tessera call"  # how the file names of these frames begin
@@ -60,21 +59,9 @@ def _own_code(function: types.FunctionType) -> types.FunctionType:
 
 
 def _forgotten_with(owner: Callable, *functions: types.FunctionType) -> None:
-    """When the owner goes, so does what Dynamo compiled for these functions. By itself it keeps that for good: the code
-    holds what was compiled of it, and a table of Dynamo's holds the code for as long as that lives."""
+    """When the owner goes, so does what Dynamo compiled for these functions."""
     for f in functions:
-        weakref.finalize(owner, _forget, f.__code__).atexit = False
-
-
-def _forget(code: types.CodeType) -> None:
-    for resumed in (ContinueExecutionCache.cache.get(code) or {}).values():  # what follows a graph break
-        _forget(resumed)
-    ContinueExecutionCache.cache._remove_id(id(code))  # it holds what resumes, which holds what it resumes
-    made = [place for place, origin in orig_code_map.values.items() if origin is code]
-    reset_code(code)
-    for place in made:  # code that ended in a graph break lives on, but nothing runs it: take what it put into globals
-        if place in CleanupManager.instance.values:
-            CleanupManager.instance._remove_id(place)
+        weakref.finalize(owner, forget, f.__code__).atexit = False
 
 
 def own_frame(fn: Callable, name: str) -> Callable:
@@ -90,8 +77,7 @@ def looking_at_hooks(fn: Callable) -> tuple[str, dict[str, object]]:
     that they stay; it does guard what a frame reads of the dictionaries that hold them."""
     if not isinstance(fn, torch.nn.Module):
         return "pass", {}
-    kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-    held = {MODEL + kind: getattr(fn, kind) for kind in kinds}
+    held: dict[str, object] = {MODEL + kind: hooks for kind, hooks in hooks_of(fn).items()}
     return ", ".join(f"[*{name}]" for name in held), held
 
 
@@ -104,15 +90,15 @@ def own_frames(text: str, scope: dict[str, object]) -> dict[str, Callable]:
     file = f"{OWN_FILE} {next(_numbers)}>"
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
     exec(compile(text, file, "exec"), scope)
-    made = {n: f for n, f in scope.items() if inspect.isfunction(f) and f.__code__.co_filename == file}
-    for n, f in made.items():
+    functions = {n: f for n, f in scope.items() if inspect.isfunction(f) and f.__code__.co_filename == file}
+    for n, f in functions.items():
         del scope[n]
-        f.__dict__["together"] = made  # one of them keeps the others alive
-    first = next(iter(made.values()))
+        f.__dict__["together"] = functions  # one of them keeps the others alive
+    first = next(iter(functions.values()))
     weakref.finalize(first, linecache.cache.pop, file, None)
     weakref.finalize(first, _empty, scope)
-    _forgotten_with(first, *made.values())
-    return made  # type: ignore[return-value]
+    _forgotten_with(first, *functions.values())
+    return functions  # type: ignore[return-value]
 
 
 def _empty(scope: dict[str, object]) -> None:

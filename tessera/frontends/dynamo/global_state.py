@@ -11,16 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from tessera.frontends.functional.trace import WATCHED, tracing
+from tessera.torch_internals.autograd import set_fwd_grad_enabled, set_grad_enabled
+from tessera.torch_internals.functorch import SWITCHES
+from tessera.torch_internals.operators import HigherOrderOperator, OpOverload, OpOverloadPacket
 from tessera.util.errors import CaptureError
 from tessera.util.names import names
 
 _OPERATORS = (str, OpOverload, OpOverloadPacket, HigherOrderOperator)
-_FOLLOWED = (torch._C._set_grad_enabled, torch._C._set_fwd_grad_enabled)
+_FOLLOWED = (set_grad_enabled, set_fwd_grad_enabled)
 _SETTERS = ("set_", "_set_", "enable_", "use_")
-_TRANSFORMS = "torch._C._functorch"  # switches of torch.func's, which its transforms set and put back
 
 
 def refuse_setter(node: torch.fx.Node) -> None:
@@ -28,7 +29,7 @@ def refuse_setter(node: torch.fx.Node) -> None:
     target = node.target
     if node.users or node.all_input_nodes or isinstance(target, _OPERATORS):
         return
-    name, ours = getattr(target, "__name__", ""), getattr(target, "__module__", "") == _TRANSFORMS
+    name, ours = getattr(target, "__name__", ""), getattr(target, "__module__", "") == SWITCHES
     if name.startswith(_SETTERS) and not ours and target not in _FOLLOWED:
         raise CaptureError(f"the program calls {name}, on which later operators depend; the graph runs eagerly")
 

@@ -14,16 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import torch
-import torch._higher_order_ops  # noqa: F401  (registers the operators named below)
-from torch._guards import TracingContext, detect_fake_mode
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.fx.experimental._backward_state import BackwardState
 
 from tessera.frontends.captured import Captured, capture
 from tessera.frontends.dynamo.data_writes import refuse_hidden_writes
 from tessera.frontends.dynamo.frames import MODEL, OWN_FILE
 from tessera.frontends.dynamo.global_state import refuse_setter
-from tessera.frontends.dynamo.hooks import REGISTER_HOOK, behind_hooks, check_between_results, record_hook
+from tessera.frontends.dynamo.hooks import behind_hooks, check_between_results, record_hook
 from tessera.frontends.dynamo.launch import record_launch
 from tessera.frontends.functional import control  # noqa: F401  (records torch.cond and its like as sub-traces)
 from tessera.frontends.functional.bodies import record_call
@@ -35,6 +31,12 @@ from tessera.ir.checks import record_check
 from tessera.ir.equation import Source, Special
 from tessera.ir.record import Recorder, recording
 from tessera.ops.op import keep_whole
+from tessera.torch_internals.autograd import BackwardState, set_grad_enabled, version_of
+from tessera.torch_internals.dynamo import TracingContext
+from tessera.torch_internals.fake import FakeTensor, FakeTensorMode, detect_fake_mode
+from tessera.torch_internals.functorch import level_count, pop_levels
+from tessera.torch_internals.higher_order import register_hook
+from tessera.torch_internals.shapes import torch_check
 from tessera.util.errors import CaptureError
 
 _HIDDEN_PARTS = {"L", "G", "self", MODEL, "_modules", "_parameters", "_buffers", "__dict__"}
@@ -70,18 +72,18 @@ def capture_graph(
 @contextmanager
 def _levels_kept() -> Iterator[None]:
     """A graph enters and leaves the levels of torch.func's transforms; one that fails half way has left none."""
-    depth = torch._C._functorch.get_dynamic_layer_stack_depth()
+    depth = level_count()
     try:
         yield
     except Exception:
-        torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
+        pop_levels(depth)
         raise
 
 
 def enables_grad(gm: torch.fx.GraphModule) -> bool:
     """Called under no_grad, the program turns gradients on."""
     return not torch.is_grad_enabled() and any(
-        n.target is torch._C._set_grad_enabled and n.args[0] is True for n in gm.graph.nodes
+        n.target is set_grad_enabled and n.args[0] is True for n in gm.graph.nodes
     )
 
 
@@ -243,10 +245,11 @@ def _autograd_function(
     class FromGraphs(torch.autograd.Function):
         @staticmethod
         def forward(ctx, *xs):  # noqa: ANN001, ANN002, ANN205
-            versions = [x._version if isinstance(x, torch.Tensor) else 0 for x in xs]
+            tensors = [x for x in xs if isinstance(x, torch.Tensor)]
+            versions = list(map(version_of, tensors))
             out, ctx.saved = fwd(*context, *xs)
             listed = out if isinstance(out, (tuple, list)) else (out,)
-            ctx.mark_dirty(*(x for x, n in zip(xs, versions, strict=True) if n != getattr(x, "_version", 0)))
+            ctx.mark_dirty(*(x for x, n in zip(tensors, versions, strict=True) if n != version_of(x)))
             ctx.mark_non_differentiable(*(x for i, x in enumerate(listed) if i in fixed))  # type: ignore[operator]
             return tuple(out) if isinstance(out, list) else out
 
@@ -262,7 +265,7 @@ def _autograd_function(
 def _check(_: torch.fx.Node, builder: Builder, condition: object, message: str) -> None:
     """What the program claims about a number known only when it runs; the shape environment may rely on it from now."""
     record_check(builder, condition, message)
-    torch._check(condition)  # type: ignore[arg-type]
+    torch_check(condition)  # type: ignore[arg-type]
 
 
 _higher = torch.ops.higher_order
@@ -274,8 +277,8 @@ BODIES: dict[object, Callable] = {
     _higher.triton_kernel_wrapper_mutation: record_launch,
     torch.ops.aten._assert_scalar.default: _check,
 }
-if REGISTER_HOOK is not None:
-    BODIES[REGISTER_HOOK] = record_hook
+if register_hook is not None:
+    BODIES[register_hook] = record_hook
 
 
 def _attribute(gm: torch.fx.GraphModule, path: str) -> object:

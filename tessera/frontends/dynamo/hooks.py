@@ -19,11 +19,6 @@ from tessera.ir.record import recording
 from tessera.ir.trace import Trace
 from tessera.util.errors import CaptureError
 
-try:
-    from torch._higher_order_ops.register_hook import register_hook_op as REGISTER_HOOK
-except ImportError:  # Dynamo ends its graph at a hook
-    REGISTER_HOOK = None
-
 _ASKS = re.compile(r"register_(multi_grad_)?hook|retain_grad|autograd\.grad")
 
 

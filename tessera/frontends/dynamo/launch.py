@@ -7,8 +7,6 @@ the kernel writes. Which those are, PyTorch reads off the kernel's own IR; where
 from __future__ import annotations
 
 import torch
-from torch._higher_order_ops.triton_kernel_wrap import get_mutated_tensors
-from torch.utils._python_dispatch import _disable_current_modes
 
 from tessera.ir import fake
 from tessera.ir.builder import Builder
@@ -16,6 +14,8 @@ from tessera.ir.equation import NO_GRAD
 from tessera.ir.record import Recorder, recording
 from tessera.ir.types import size_key, type_of
 from tessera.ops.launch import LAUNCH
+from tessera.torch_internals.dispatch import disable_current_modes
+from tessera.torch_internals.higher_order import get_mutated_tensors
 from tessera.util.errors import CaptureError
 
 
@@ -31,7 +31,7 @@ def record_launch(
 ) -> None:
     recorder = recording()
     assert recorder is not None
-    with _disable_current_modes():
+    with disable_current_modes():
         named = get_mutated_tensors(kernel_idx, constant_args_idx, kwargs, tma_descriptor_metadata)
     with fake.alone():  # what is looked up here is no part of the program
         tensors = {name: recorder.fake(a) for name, a in kwargs.items() if isinstance(a, torch.Tensor)}

@@ -9,9 +9,10 @@ import os
 import torch
 
 from tessera.frontends.dynamo.frames import OWN_FILE
+from tessera.torch_internals.fake import LOGGER
+from tessera.util.files import PACKAGE
 
-_OURS = __file__.rsplit("/frontends/", 1)[0] + "/"
-QUIET = (torch.__path__[0], _OURS)  # how file names of PyTorch's and ours begin
+QUIET = (torch.__path__[0], PACKAGE)  # how file names of PyTorch's and ours begin
 _STDLIB = os.path.dirname(os.__file__) + "/"
 
 
@@ -41,5 +42,5 @@ class _EagerSaysIt(logging.Filter):
         return True
 
 
-_JIT = f"{_OURS}just_in_time/"
-logging.getLogger("torch._subclasses.fake_tensor").addFilter(_EagerSaysIt())
+_JIT = os.path.join(PACKAGE, "just_in_time", "")
+logging.getLogger(LOGGER).addFilter(_EagerSaysIt())

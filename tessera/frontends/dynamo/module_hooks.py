@@ -10,11 +10,9 @@ from __future__ import annotations
 from typing import Generic, TypeVar
 
 import torch
-from torch.nn.modules import module as every_module
 from torch.utils.hooks import RemovableHandle
 
-_KINDS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_EVERYWHERE = tuple(f"_global{kind}" for kind in _KINDS)  # those of PyTorch's register_module_forward_hook and its like
+from tessera.torch_internals.modules import hooks_of, hooks_of_all_modules
 
 Made = TypeVar("Made")
 Signature = tuple[tuple[int, str, tuple[int, ...]], ...]
@@ -26,26 +24,26 @@ class ModuleHooks(Generic[Made]):
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
         self.seen = RemovableHandle.next_id  # the number of the next hook, when the modules were last looked at
-        self.found = self.signature()
-        self.some = bool(self.found)
+        self.hooks = self.signature()
+        self.some = bool(self.hooks)
         self.calls: dict[Signature, Made] = {}  # what was compiled for other hooks than the present ones
 
     def signature(self) -> Signature:
-        places = [(m, _KINDS) for m in self.module.modules()]
+        held = [(id(m), hooks_of(m)) for m in self.module.modules()]
         return tuple(
-            (id(place), kind, tuple(hooks))
-            for place, kinds in (*places, (every_module, _EVERYWHERE))
-            for kind in kinds
-            if (hooks := getattr(place, kind, None))
+            (place, kind, tuple(hooks))
+            for place, kinds in (*held, (0, hooks_of_all_modules()))
+            for kind, hooks in kinds.items()
+            if hooks
         )
 
     def changed(self, call: Made) -> tuple[bool, Made | None]:
         """Whether the hooks are others than before, and what was compiled for them, if anything. `call` is what was
         compiled for those before."""
         self.seen = RemovableHandle.next_id
-        found = self.signature()
-        if found == self.found:
+        hooks = self.signature()
+        if hooks == self.hooks:
             return False, None
-        self.calls[self.found] = call
-        self.found, self.some = found, bool(found)
-        return True, self.calls.pop(found, None)
+        self.calls[self.hooks] = call
+        self.hooks, self.some = hooks, bool(hooks)
+        return True, self.calls.pop(hooks, None)

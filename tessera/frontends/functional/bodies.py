@@ -10,14 +10,12 @@ share memory while one of them is written) stands in the program itself.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
 import torch.utils.checkpoint
-from torch.utils import _pytree as pytree
 
 from tessera.frontends.captured import Aliased, aliases
 from tessera.frontends.functional.trace import WATCHED, argument_names, autocast_state, tracing, watching
@@ -29,6 +27,8 @@ from tessera.ir.record import Recorded, Recorder, record_with, recording
 from tessera.ir.replay import sweep
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, type_of
+from tessera.torch_internals import pytree
+from tessera.torch_internals.higher_order import REGION
 
 
 @dataclass(frozen=True)
@@ -112,28 +112,30 @@ def _record(
     watch = watching(builder) if tracing() else nullcontext()
     with fake.alone(), watch:
         fakes = [fake.fake_of(type_of(x), builder.mode) if isinstance(x, torch.Tensor) else x for x in operands]  # type: ignore[arg-type]
-        made = record_with(inner, run, fakes, names, close=True)
-    if any(v not in made.trace.inputs for v, _ in made.trace.symbols.values()):
+        recorded = record_with(inner, run, fakes, names, close=True)
+    if any(v not in recorded.trace.inputs for v, _ in recorded.trace.symbols.values()):
         return None
-    return _shared(recorder, _body(made))
+    return _shared(recorder, _body(recorded))
 
 
-def _body(made: Recorded) -> Body:
-    aliased, bases = aliases(made)
-    outputs = (*made.trace.outputs, *(base.value for base in bases))
-    fresh = [i for i, o in enumerate(outputs) if isinstance(o, Value) and i not in aliased and not _is_number(made, i)]
+def _body(recorded: Recorded) -> Body:
+    aliased, bases = aliases(recorded)
+    outputs = (*recorded.trace.outputs, *(base.value for base in bases))
+    fresh = [
+        i for i, o in enumerate(outputs) if isinstance(o, Value) and i not in aliased and not _is_number(recorded, i)
+    ]
     results = list(dict.fromkeys(outputs[i] for i in fresh))
     position = {v: i for i, v in enumerate(results)}
     places = {i: position[outputs[i]] for i in fresh}
     views = {i: replace(a, source=places[a.source]) if a.of_output else a for i, a in aliased.items()}
-    inputs = made.trace.inputs
-    written = tuple(inputs.index(v) for v in made.trace.mutations)
-    trace = made.trace.with_(outputs=(*results, *made.trace.mutations.values()), mutations={})
-    return Body(sweep(trace), made.closed, made.spec, tuple(made.outputs), places, views, written)
+    inputs = recorded.trace.inputs
+    written = tuple(inputs.index(v) for v in recorded.trace.mutations)
+    trace = recorded.trace.with_(outputs=(*results, *recorded.trace.mutations.values()), mutations={})
+    return Body(sweep(trace), recorded.closed, recorded.spec, tuple(recorded.outputs), places, views, written)
 
 
-def _is_number(made: Recorded, place: int) -> bool:
-    return place < len(made.outputs) and not isinstance(made.outputs[place], torch.Tensor)
+def _is_number(recorded: Recorded, place: int) -> bool:
+    return place < len(recorded.outputs) and not isinstance(recorded.outputs[place], torch.Tensor)
 
 
 # --- one body for all that compute the same -------------------------------------------------------
@@ -192,13 +194,13 @@ def _emit(op: Special, recorder: Recorder, body: Body, operands: tuple) -> objec
         operands = tuple(recorder.fake(x) if isinstance(x, torch.Tensor) else x for x in operands)
         for place, new in zip(body.written, outs[len(outs) - len(body.written) :], strict=True):
             recorder.write_to(recorder.ref(operands[place]), recorder.value(new))  # type: ignore[arg-type]
-    made = list(body.leaves)
+    leaves = list(body.leaves)
     for i, place in body.places.items():
-        if i < len(made):
-            made[i] = outs[place]
+        if i < len(leaves):
+            leaves[i] = outs[place]
     for i, alias in body.aliased.items():
-        made[i] = alias.make(outs[alias.source] if alias.of_output else operands[alias.source])  # type: ignore[arg-type]
-    return pytree.tree_unflatten(made, body.spec)
+        leaves[i] = alias.make(outs[alias.source] if alias.of_output else operands[alias.source])  # type: ignore[arg-type]
+    return pytree.tree_unflatten(leaves, body.spec)
 
 
 def _in_program(op: Special, recorder: Recorder, fn: Callable, args: tuple, kwargs: dict) -> object:
@@ -256,6 +258,4 @@ def _watched_region(original: Callable) -> Callable:
 # What a program imports runs what stands at this attribute, so one that holds the function from before is seen too.
 _checkpoint = torch.utils.checkpoint.checkpoint.__wrapped__  # type: ignore[attr-defined]
 WATCHED.append((_checkpoint, "__dynamo_disable", _watched_checkpoint))
-# the module's name is also that of an operator in its package, which an import statement would find
-_regions = importlib.import_module("torch._higher_order_ops.invoke_subgraph")
-WATCHED.append((_regions, "invoke_subgraph_placeholder", _watched_region))
+WATCHED.append((*REGION, _watched_region))

@@ -14,6 +14,7 @@ import torch
 from tessera.frontends.functional.trace import WATCHED, tracing
 from tessera.ir.checks import KINDS, record_check
 from tessera.ir.record import recording
+from tessera.torch_internals.shapes import CHECK_WITH
 
 
 def _watched(original: Callable) -> Callable:
@@ -28,4 +29,4 @@ def _watched(original: Callable) -> Callable:
     return check_with
 
 
-WATCHED.append((torch, "_check_with", _watched))
+WATCHED.append((*CHECK_WITH, _watched))

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-import torch._higher_order_ops
-from torch.utils import _pytree as pytree
 
 from tessera.frontends.functional.custom import Operands, pure, rewire
 from tessera.frontends.functional.trace import WATCHED, Traced, trace_function, tracing
@@ -20,6 +18,8 @@ from tessera.ir.equation import Value
 from tessera.ir.record import Recorder, recording
 from tessera.ir.types import TensorType, Type
 from tessera.ops.control import COND, SCAN, WHILE_LOOP
+from tessera.torch_internals import pytree
+from tessera.torch_internals.higher_order import LOOPS
 from tessera.util.errors import InputError
 
 
@@ -200,8 +200,8 @@ def _torch_scan(mode: Recorder, combine_fn: Callable, init: list, xs: list, addi
     count = len(init)
 
     def body(carry: list, row: list) -> tuple:
-        made = list(combine_fn(*carry, *row, *additional))
-        return made[:count], made[count:]
+        outs = list(combine_fn(*carry, *row, *additional))
+        return outs[:count], outs[count:]
 
     carry, ys = record_scan(mode, body, list(init), list(xs), reverse=False)
     return [*carry, *ys]
@@ -220,7 +220,7 @@ def _watched(ours: Callable) -> Callable:
 
 
 WATCHED.append((torch, "cond", _watched(cond)))
-WATCHED.append((torch._higher_order_ops, "while_loop", _watched(while_loop)))
-WATCHED.append((torch._higher_order_ops, "scan", _watched(scan)))
+WATCHED.append((LOOPS, "while_loop", _watched(while_loop)))
+WATCHED.append((LOOPS, "scan", _watched(scan)))
 
 __all__ = ["cond", "record_cond", "record_scan", "record_while", "scan", "while_loop"]

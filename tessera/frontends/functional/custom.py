@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.utils import _pytree as pytree
 
 from tessera.frontends.functional.trace import Traced, mode_for, trace_function
 from tessera.ir import fake
@@ -20,6 +19,7 @@ from tessera.ir.replay import sweep
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, Type, contiguous_strides, type_of
 from tessera.ops.custom import CUSTOM_VJP
+from tessera.torch_internals import pytree
 from tessera.util.errors import CaptureError, InputError
 
 
@@ -66,7 +66,7 @@ def pure(traced: Traced, what: str) -> Traced:
 
 
 def examples(values: Sequence[Arg], leaves: Sequence[object]) -> list[object]:
-    """Stand-ins for what a trace gives: fake tensors for values, other results as they are."""
+    """What a trace gives, without data: fake tensors for values, other results as they are."""
     mode = mode_for([])
     with fake.alone():
         return [
@@ -92,9 +92,9 @@ def record_custom_vjp(primal: Callable, fwd: Callable, bwd: Callable, args: tupl
             f"custom_vjp: expected fwd's result to be like the function's, {first.out_spec}, got {out_spec}"
         )
     res_places, res_spec = pytree.tree_flatten(places[1])
-    stand_ins = examples(second.trace.outputs, second.trace.outputs)
-    residuals = pytree.tree_unflatten([stand_ins[i] for i in res_places], res_spec)
-    cts = pytree.tree_unflatten([seed_like(stand_ins[i]) for i in out_places], out_spec)
+    fakes = examples(second.trace.outputs, second.trace.outputs)
+    residuals = pytree.tree_unflatten([fakes[i] for i in res_places], res_spec)
+    cts = pytree.tree_unflatten([seed_like(fakes[i]) for i in out_places], out_spec)
     third = pure(
         trace_function(_spread_grads(bwd, args), (residuals, cts), name="bwd", close=True),
         "the bwd of a custom_vjp function",
@@ -111,18 +111,18 @@ def record_custom_vjp(primal: Callable, fwd: Callable, bwd: Callable, args: tupl
     plain = rewire(first.trace, first_slots, types)
     plain = plain.with_(outputs=tuple(o for o in plain.outputs if isinstance(o, Value)))
     backward = _backward(third, [v.type for v in saved], [v.type for v in results], len(kept), operands, args)  # type: ignore[union-attr]
-    made = recorder.special(
+    outs = recorder.special(
         CUSTOM_VJP,
         (plain, forward, backward, *operands.tensors),
         {},
         [v.type for v in plain.outputs],  # type: ignore[union-attr]
     )
-    given = iter(made)
+    given = iter(outs)
     return first.pack([next(given) if isinstance(o, Value) else o for o in first.trace.outputs])
 
 
 def seed_like(x: object) -> object:
-    """A stand-in for the cotangent or tangent of a tensor: contiguous."""
+    """A fake cotangent or tangent of a tensor: contiguous."""
     if isinstance(x, torch.Tensor):
         with fake.alone():
             t = type_of(x)
@@ -170,12 +170,12 @@ def _backward(
     n_ct = len(inputs) - kept - len(third.captured)
     slots = [*range(kept), *range(len(saved), len(saved) + n_ct), *range(kept, len(saved))]
     cotangents = [v.type for v in inputs[kept : kept + n_ct]]
-    made = rewire(trace, slots, [*saved, *cotangents])
+    trace = rewire(trace, slots, [*saved, *cotangents])
     live = [i for i, t in enumerate(results) if t.is_differentiable]  # type: ignore[union-attr]
     if len(live) != n_ct:  # cotangents of whole numbers are not passed
-        keep = [*made.inputs[: len(saved)], *(made.inputs[len(saved) + i] for i in live)]
-        made = made.with_(inputs=tuple(keep))
-    return made.with_(outputs=_by_operand(made.outputs, operands, args))
+        keep = [*trace.inputs[: len(saved)], *(trace.inputs[len(saved) + i] for i in live)]
+        trace = trace.with_(inputs=tuple(keep))
+    return trace.with_(outputs=_by_operand(trace.outputs, operands, args))
 
 
 def _by_operand(grads: Sequence[Arg], operands: Operands, args: tuple) -> tuple:
@@ -222,5 +222,5 @@ def eager_custom_vjp(func: Callable, fwd: Callable, bwd: Callable, args: tuple) 
             outs = pytree.tree_unflatten(list(cts[: shape["count"]]), shape["out"])  # type: ignore[arg-type,misc]
             return tuple(_spread_grads(bwd, args)(residuals, outs))
 
-    made = Function.apply(*leaves)
-    return pytree.tree_unflatten(list(made[: shape["count"]]), shape["out"])  # type: ignore[arg-type,misc]
+    outs = Function.apply(*leaves)
+    return pytree.tree_unflatten(list(outs[: shape["count"]]), shape["out"])  # type: ignore[arg-type,misc]

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from torch._functorch.autograd_function import VmapInfo
-from torch.utils import _pytree as pytree
 
 from tessera.frontends.functional.custom import Operands, examples, pure, rewire, seed_like
 from tessera.frontends.functional.trace import WATCHED, Traced, trace_function, tracing
@@ -21,9 +19,11 @@ from tessera.ir.record import Recorder, recording
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType, Type, type_of
 from tessera.ops.custom import AUTOGRAD_FUNCTION, ONCE, Deferred, Flags, is_float
+from tessera.torch_internals import pytree
+from tessera.torch_internals.autograd import SingleLevelFunction
+from tessera.torch_internals.functorch import VmapInfo
 from tessera.util.errors import CaptureError, InputError, TesseraError
 
-_BASE = torch.autograd.function._SingleLevelFunction
 _ONCE_CODE = torch.autograd.function.once_differentiable(lambda ctx: None).__code__
 
 
@@ -72,13 +72,13 @@ class Context:
 
     @classmethod
     def again(cls, state: dict[str, object], needs: Flags = ()) -> Context:
-        made = cls(needs)
-        made.__dict__.update(state)
-        return made
+        ctx = cls(needs)
+        ctx.__dict__.update(state)
+        return ctx
 
 
 def _has_setup(function: type) -> bool:
-    return function.setup_context is not _BASE.setup_context  # type: ignore[attr-defined]
+    return function.setup_context is not SingleLevelFunction.setup_context  # type: ignore[attr-defined]
 
 
 def _run_forward(function: type, args: tuple) -> tuple[object, Context]:
@@ -113,7 +113,7 @@ class _Recorded:
         self.out_places, self.out_spec = pytree.tree_flatten(places[0])
         self.state_places, self.state_spec = pytree.tree_flatten(places[1])
         self.fixed, self.dirty = ([outputs[i] for i in pytree.tree_leaves(part)] for part in places[2:])
-        self.stand_ins = examples(outputs, outputs)
+        self.fakes = examples(outputs, outputs)
         self.looked = False
         if set(self.first.trace.mutations) - {v for v, d in zip(self.argument_values(), self.dirty, strict=True) if d}:
             raise CaptureError(f"{self.name}.forward writes into an argument that it does not mark_dirty")
@@ -150,12 +150,12 @@ class _Recorded:
         """Over what was saved and the cotangents of the results that float; `needs` is about the arguments, `given`
         about the results, and None stands for all."""
         needs = tuple(map(is_float, self.args)) if needs is None else needs
-        state = pytree.tree_unflatten([self.stand_ins[i] for i in self.state_places], self.state_spec)
-        outs = [self.stand_ins[i] for i in self.out_places]
+        state = pytree.tree_unflatten([self.fakes[i] for i in self.state_places], self.state_spec)
+        outs = [self.fakes[i] for i in self.out_places]
         there = iter(given or [True] * len(outs))
         pulled = [isinstance(o, torch.Tensor) and next(there) for o in outs]
         rule = self.function.backward  # type: ignore[attr-defined]
-        rule = self.function.vjp if rule is _BASE.backward else rule  # type: ignore[attr-defined]
+        rule = self.function.vjp if rule is SingleLevelFunction.backward else rule  # type: ignore[attr-defined]
         once = getattr(rule, "__code__", None) is _ONCE_CODE
 
         def backward(state: dict, cts: list) -> list:
@@ -195,12 +195,12 @@ class _Recorded:
         captured = [self.known(x, "backward") for x in second.captured]
         slots = [*(where[v] for v in self.kept), *range(base, base + len(seeds)), *captured]  # type: ignore[index]
         given = [*self.types, *(v.type for v in self.fwd.outputs), *(v.type for v in seeds)]  # type: ignore[union-attr]
-        made = rewire(second.trace, slots, given)
+        trace = rewire(second.trace, slots, given)
         grads: list[Arg] = []
-        for a, g in zip(self.args, made.outputs, strict=True):
+        for a, g in zip(self.args, trace.outputs, strict=True):
             leaves = [x for x in pytree.tree_leaves(a) if isinstance(x, torch.Tensor)]
             grads += [g] if isinstance(a, torch.Tensor) else [None] * len(leaves)
-        return made.with_(outputs=(*grads, *[None] * (len(self.types) - len(grads))))
+        return trace.with_(outputs=(*grads, *[None] * (len(self.types) - len(grads))))
 
     def known(self, x: torch.Tensor, rule: str) -> int:
         if not _among(x, self.operands.tensors):
@@ -233,7 +233,7 @@ class _Recorded:
 
     def push(self) -> Trace | Deferred | None:
         """The function's own forward-mode rule over (operands, tangents of the differentiable ones)."""
-        if self.function.jvp is _BASE.jvp:  # type: ignore[attr-defined]
+        if self.function.jvp is SingleLevelFunction.jvp:  # type: ignore[attr-defined]
             return None
         return Deferred(f"{self.name}_jvp", self.trace_push)
 
@@ -261,8 +261,8 @@ class _Recorded:
     def fresh(self) -> tuple:
         """Stand-ins for the arguments: those of the call belong to its program."""
         tensors = [a for a in self.args if isinstance(a, torch.Tensor)]
-        made = iter(examples([Value("x", type_of(a)) for a in tensors], tensors))
-        return tuple(next(made) if isinstance(a, torch.Tensor) else a for a in self.args)
+        fakes = iter(examples([Value("x", type_of(a)) for a in tensors], tensors))
+        return tuple(next(fakes) if isinstance(a, torch.Tensor) else a for a in self.args)
 
     def rows(self) -> Callable[..., Trace] | None:
         """The function's own batching rule."""
@@ -276,8 +276,8 @@ class _Recorded:
         in_dims = tuple(0 if flag else None for flag in self.arguments(on))
 
         def batched(*xs: object) -> list:
-            made = self.function.vmap(VmapInfo(size, randomness), in_dims, *xs)  # type: ignore[attr-defined,arg-type]
-            return _batch_first(self.name, made, self.out_spec, size)
+            given = self.function.vmap(VmapInfo(size, randomness), in_dims, *xs)  # type: ignore[attr-defined,arg-type]
+            return _batch_first(self.name, given, self.out_spec, size)
 
         places = [i for i, a in enumerate(self.args) if isinstance(a, torch.Tensor)]
         given: dict[int, TensorType] = dict(zip(places, types, strict=False))  # type: ignore[arg-type]
@@ -297,14 +297,14 @@ def _one(g: object, read: Sequence[object], once: bool) -> object:
     return recorder.special(ONCE, (g, *tensors), {}, [type_of(g)], many=False)[0]  # type: ignore[arg-type]
 
 
-def _batch_first(name: str, made: object, out_spec: pytree.TreeSpec, size: Size) -> list:
+def _batch_first(name: str, given: object, out_spec: pytree.TreeSpec, size: Size) -> list:
     """What a vmap staticmethod gave, (results, their batch dimensions), with the batch at dimension 0."""
-    if not isinstance(made, tuple) or len(made) != 2:
-        raise InputError(f"{name}.vmap: expected it to have two returns, the output and out_dims, got {made!r}")
-    leaves, spec = pytree.tree_flatten(made[0])
-    dims = pytree._broadcast_to_and_flatten(made[1], spec, is_leaf=lambda d: d is None)
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise InputError(f"{name}.vmap: expected it to have two returns, the output and out_dims, got {given!r}")
+    leaves, spec = pytree.tree_flatten(given[0])
+    dims = pytree.broadcast_to_and_flatten(given[1], spec, is_leaf=lambda d: d is None)
     if spec != out_spec or dims is None:
-        raise InputError(f"{name}.vmap returned an incompatible output or out_dims: {spec}, {made[1]!r}")
+        raise InputError(f"{name}.vmap returned an incompatible output or out_dims: {spec}, {given[1]!r}")
     return [
         x.unsqueeze(0).expand(size, *x.shape) if d is None else x.movedim(d, 0)
         for x, d in zip(leaves, dims, strict=True)
@@ -315,21 +315,21 @@ def record_function(function: type, args: tuple, recorder: Recorder) -> object:
     """One `autograd_function` equation for a call of `function.apply(*args)`."""
     call = _Recorded(function, args)
     bwd = call.backward()
-    made = recorder.special(
+    outs = recorder.special(
         AUTOGRAD_FUNCTION,
         (len(call.results), call.fwd, bwd, call.push(), call.rows(), *call.operands.tensors),
         {},
         [v.type for v in call.fwd.outputs],  # type: ignore[union-attr]
     )
-    written = _write(call, made)
-    given = iter(made)
+    written = _write(call, outs)
+    given = iter(outs)
     outputs = call.first.trace.outputs
     leaves = [next(given) if isinstance(outputs[i], Value) else outputs[i] for i in call.out_places]
     leaves = [written.get(id(x), x.detach() if f else x) for x, f in zip(leaves, call.fixed, strict=True)]
     return pytree.tree_unflatten(leaves, call.out_spec)
 
 
-def _write(call: _Recorded, made: list[torch.Tensor]) -> dict[int, object]:
+def _write(call: _Recorded, outs: list[torch.Tensor]) -> dict[int, object]:
     """Arguments that the function wrote hold its results now, and are given back in their place."""
     outputs = [call.first.trace.outputs[i] for i in call.out_places]
     tensors = [o for o in outputs if isinstance(o, Value)]
@@ -340,7 +340,7 @@ def _write(call: _Recorded, made: list[torch.Tensor]) -> dict[int, object]:
             continue
         if new not in tensors:
             raise CaptureError(f"{call.name} marks an input dirty that it does not return")
-        result = made[tensors.index(new)]
+        result = outs[tensors.index(new)]
         x.copy_(result)  # type: ignore[attr-defined]
         written[id(result)] = x
     return written
@@ -352,7 +352,7 @@ def _watched_apply(_: object) -> classmethod:
     def apply(cls: type, *args: object, **kwargs: object) -> object:
         recorder = recording()
         if recorder is None or not tracing():
-            return super(_BASE, cls).apply(*args, **kwargs)  # type: ignore[misc]
+            return super(SingleLevelFunction, cls).apply(*args, **kwargs)  # type: ignore[misc]
         if kwargs:  # those that have a place were put there
             raise CaptureError(f"{cls.__name__}.apply: expected positional arguments, got {', '.join(kwargs)} by name")
         return record_function(cls, args, recorder)
@@ -360,4 +360,4 @@ def _watched_apply(_: object) -> classmethod:
     return classmethod(apply)
 
 
-WATCHED.append((_BASE, "apply", _watched_apply))
+WATCHED.append((SingleLevelFunction, "apply", _watched_apply))

@@ -15,9 +15,10 @@ from tessera.frontends.functional.trace import WATCHED, tracing
 from tessera.ir.alias import Ref, View
 from tessera.ir.literals import constant_of
 from tessera.ir.record import recording
+from tessera.torch_internals.autograd import TensorBase
 
 _INDEX = torch.ops.aten.index.Tensor
-_GET, _SET = torch._C.TensorBase.__getitem__, torch._C.TensorBase.__setitem__
+_GET, _SET = TensorBase.__getitem__, TensorBase.__setitem__
 _NOT_NUMBERS = (torch.bool, torch.uint8)  # masks
 
 
@@ -58,9 +59,9 @@ def _pick(x: torch.Tensor, dim: int, i: torch.Tensor) -> torch.Tensor:
     assert recorder is not None
     where = [None] * dim + [i.reshape(1)]
     out = _INDEX(x, where)
-    parent, made = recorder.ref(x), recorder.ref(out)
+    parent, own = recorder.ref(x), recorder.ref(out)
     view = View(parent, _INDEX, (recorder.lower(where),), {})
-    recorder.refs[id(out)] = Ref(out, made.value, parent.root, view, parent.root.version)
+    recorder.refs[id(out)] = Ref(out, own.value, parent.root, view, parent.root.version)
     return out
 
 

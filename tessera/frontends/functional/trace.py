@@ -15,16 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._functorch.pyfunctorch import retrieve_all_functorch_interpreters
-from torch._guards import detect_fake_mode
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    FakeTensor,
-    FakeTensorMode,
-)
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import _disable_current_modes, is_traceable_wrapper_subclass
 
 from tessera.frontends.captured import Aliased, aliases
 from tessera.frontends.requires_grad import requires_grad_known
@@ -35,7 +25,15 @@ from tessera.ir.record import Recorded, Recorder, record_with, recording
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, type_of
 from tessera.ops.op import keep_whole
+from tessera.torch_internals import pytree
+from tessera.torch_internals.autograd import TensorBase
+from tessera.torch_internals.dispatch import disable_current_modes, is_traceable_wrapper_subclass
+from tessera.torch_internals.fake import DataDependentOutputException, FakeTensor, FakeTensorMode, detect_fake_mode
+from tessera.torch_internals.functorch import functorch_interpreters
+from tessera.torch_internals.memory import memory_of
+from tessera.torch_internals.shapes import GuardOnDataDependentSymNode
 from tessera.util.errors import CaptureError
+from tessera.util.files import PACKAGE
 
 Leaf = object
 
@@ -83,9 +81,9 @@ def trace_function(
 ) -> Traced:
     """Trace `fn(*args, **kwargs)`.
 
-    `differentiated` are the flat arguments by which a transform will differentiate: what is made of them says that it
-    requires gradients. `types[i]` replaces the type of the i-th flat argument (one example of a batch). With `close`, every tensor
-    closed over becomes an input and the trace has no constants: what a sub-trace must be.
+    `types[i]` replaces the type of the i-th flat argument (one example of a batch). With `close`, every tensor
+    closed over becomes an input and the trace has no constants: what a sub-trace must be. `differentiated` are the flat
+    arguments that a transform differentiates by: what is made of them says that it requires gradients.
     """
     leaves, in_spec = pytree.tree_flatten((args, kwargs or {}))
     places = tuple(i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor))
@@ -112,21 +110,21 @@ def trace_function(
             flags = [i in differentiated or leaves[i] for i in places]
             told = requires_grad_known(builder, flags) if differentiated else nullcontext()
             with watching(builder), told:
-                made = record_with(Recorder(builder, keep_whole), run, fakes, names)
+                recorded = record_with(Recorder(builder, keep_whole), run, fakes, names)
         except ASKS_A_VALUE as error:
             raise value_needed(error) from error
-        _refuse_unknown_sizes(made.trace)
-        _refuse_shared_writes(made.trace, [leaves[i] for i in places])
-        trace, captured = _close(made.trace, mode, close, any(isinstance(x, FakeTensor) for x in leaves))
-    return Traced(trace, tuple(leaves), places, captured, in_spec, made.spec, mode, _written(made))
+        _refuse_unknown_sizes(recorded.trace)
+        _refuse_shared_writes(recorded.trace, [leaves[i] for i in places])
+        trace, captured = _close(recorded.trace, mode, close, any(isinstance(x, FakeTensor) for x in leaves))
+    return Traced(trace, tuple(leaves), places, captured, in_spec, recorded.spec, mode, _written(recorded))
 
 
-def _written(made: Recorded) -> dict[int, Aliased]:
+def _written(recorded: Recorded) -> dict[int, Aliased]:
     """Outputs that show an input after it was written: running the trace gives copies of them."""
-    if not made.trace.mutations:
+    if not recorded.trace.mutations:
         return {}
-    views = {i: a for i, a in aliases(made)[0].items() if not a.of_output}
-    return {i: a for i, a in views.items() if made.trace.inputs[a.source] in made.trace.mutations}
+    views = {i: a for i, a in aliases(recorded)[0].items() if not a.of_output}
+    return {i: a for i, a in views.items() if recorded.trace.inputs[a.source] in recorded.trace.mutations}
 
 
 def value_needed(error: Exception) -> CaptureError:
@@ -153,16 +151,12 @@ def _refuse_shared_writes(trace: Trace, tensors: Sequence[object]) -> None:
     if not trace.mutations:
         return
     arguments = dict(zip(trace.inputs, tensors, strict=False))
-    memory = [(v, _memory(x)) for v, x in (*arguments.items(), *trace.constants.items())]
+    memory = [(v, memory_of(x)) for v, x in (*arguments.items(), *trace.constants.items())]
     for target in trace.mutations:
-        if sum(m == _memory(arguments[target]) for _, m in memory) > 1:
+        if sum(m == memory_of(arguments[target]) for _, m in memory) > 1:
             raise CaptureError(
                 f"the function writes {target.name}: {target.type}, whose memory another argument shares"
             )
-
-
-def _memory(x: object) -> object:
-    return x.untyped_storage()._cdata if isinstance(x, torch.Tensor) and x.layout is torch.strided else id(x)
 
 
 @contextmanager
@@ -187,12 +181,12 @@ def tracing() -> bool:
     """The program that runs now is being traced here, by no other recorder or transform in between."""
     recorder = recording()
     ours = bool(_tracing) and recorder is not None and recorder.builder is _tracing[-1]
-    return ours and not retrieve_all_functorch_interpreters()
+    return ours and not functorch_interpreters()
 
 
 def _refused(name: str) -> Callable[[Any], object]:
     """A method that makes a tensor eager autograd's: while a function is traced there is no such thing."""
-    plain = getattr(torch._C.TensorBase, name)
+    plain = getattr(TensorBase, name)
 
     def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> object:
         if tracing() and isinstance(self, FakeTensor) and all((*args, *kwargs.values())):
@@ -213,7 +207,7 @@ def _deepcopy(original: Callable) -> Callable:
             return original(self, memo)
         if isinstance(self, FakeTensor):
             raise CaptureError("copy.deepcopy of a tensor inside a transform; use clone")
-        with _disable_current_modes():
+        with disable_current_modes():
             return original(self, memo)
 
     return method
@@ -293,7 +287,7 @@ UNKNOWN_LINE = "an unknown line"
 
 def error_line(error: Exception) -> str:
     """The user's line that an error passed through."""
-    hidden = (torch.__path__[0], __file__.rsplit("/frontends/", 1)[0] + "/", "<")
+    hidden = (torch.__path__[0], PACKAGE, "<")
     line, frame = UNKNOWN_LINE, error.__traceback__
     while frame is not None:
         code = frame.tb_frame.f_code

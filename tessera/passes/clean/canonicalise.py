@@ -206,10 +206,10 @@ class _Legal:
 
     def roots(self, v: Value) -> frozenset[Value]:
         """Its memory, given what stands in for what by now."""
-        found: set[Value] = set()
+        memory: set[Value] = set()
         for root in self.of[v]:
-            found |= self.stands.get(root, {root})
-        return frozenset(found)
+            memory |= self.stands.get(root, {root})
+        return frozenset(memory)
 
     def legal(self, eqn: Equation, new: Value) -> bool:
         old = eqn.out

@@ -39,13 +39,13 @@ def dce(trace: Trace) -> Trace:
 
 def mentioned(tree: Arg) -> set[str]:
     """Symbols in a structure of arguments, those of its sub-traces among them."""
-    found = symbols_in(tree)
+    symbols = symbols_in(tree)
     for item in tree if isinstance(tree, (tuple, list)) else (tree,):
         if isinstance(item, Trace):
             inner = (*((e.args, e.kwargs) for e in item.equations), item.outputs)
-            found |= mentioned(inner) - set(item.symbols)
+            symbols |= mentioned(inner) - set(item.symbols)
         elif isinstance(item, (tuple, list)):
-            found |= mentioned(item)
+            symbols |= mentioned(item)
         elif isinstance(item, dict):
-            found |= mentioned(tuple(item.values()))
-    return found
+            symbols |= mentioned(tuple(item.values()))
+    return symbols

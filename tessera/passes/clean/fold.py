@@ -10,8 +10,6 @@ memory; and plain fills, which cost nothing.
 from __future__ import annotations
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from tessera.ir.equation import Equation, Special, Value, map_values, symbols_in
 from tessera.ir.layouts import copied
@@ -21,6 +19,9 @@ from tessera.ir.types import TensorType
 from tessera.ir.views import REPEATS, RESHAPES
 from tessera.ops.copies import FILLS
 from tessera.passes.memory.alias import escaping, roots
+from tessera.torch_internals.autograd import is_tensor_view
+from tessera.torch_internals.fake import FakeTensor, unset_fake_temporarily
+from tessera.torch_internals.operators import OpOverload, op_name
 from tessera.util.names import names
 
 LIMIT = 1024
@@ -79,7 +80,7 @@ def _foldable(eqn: Equation, known: dict[Value, torch.Tensor | None]) -> bool:
     op = eqn.op
     if isinstance(op, Special) or not isinstance(op, OpOverload) or eqn.many or len(eqn.outputs) != 1:
         return False
-    if op.namespace != "aten" or op._opname in _UNINITIALISED or eqn.outputs[0] is None or not _small(eqn.out):
+    if op.namespace != "aten" or op_name(op) in _UNINITIALISED or eqn.outputs[0] is None or not _small(eqn.out):
         return False
     if any(v not in known for v in eqn.inputs()) or has_effect(eqn) or symbols_in((eqn.args, eqn.kwargs)):
         return False
@@ -89,18 +90,7 @@ def _foldable(eqn: Equation, known: dict[Value, torch.Tensor | None]) -> bool:
 def _plain(a: object) -> bool:
     if isinstance(a, (list, tuple)):
         return all(map(_plain, a))
-    plain = (
-        Value,
-        int,
-        float,
-        bool,
-        complex,
-        str,
-        torch.dtype,
-        torch.device,
-        torch.layout,
-        torch.memory_format,
-    )
+    plain = (Value, int, float, bool, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
     return a is None or isinstance(a, plain)
 
 
@@ -139,7 +129,7 @@ def _compute(v: Value, known: dict[Value, torch.Tensor | None], maker: dict[Valu
                 args, kwargs = map_values((eqn.args, eqn.kwargs), known.__getitem__)  # type: ignore[misc]
                 made = eqn.op(*args, **kwargs)  # type: ignore[operator]
                 # a view of a constant would keep all of it alive and let one be written through the other
-                known[top] = copied(made, made.stride()) if made._is_view() else made
+                known[top] = copied(made, made.stride()) if is_tensor_view(made) else made
         except (RuntimeError, NotImplementedError):
             return None
         if isinstance(known[top], FakeTensor):

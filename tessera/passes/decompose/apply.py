@@ -12,24 +12,24 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch._decomp import decomposition_table
-from torch._ops import OpOverload
 
 from tessera.ir import fake
 from tessera.ir.builder import Builder, aten
-from tessera.ir.equation import Equation, Special, Value, map_values
-from tessera.ir.record import record
+from tessera.ir.equation import Equation, Special, Value, substitute
 from tessera.ir.rewrite import Rewrite, needed
 from tessera.ir.schema import bind, has_effect
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ir.verify import same_type
+from tessera.ops.fallback import call_key, kernels_of
 from tessera.ops.families import cast
 from tessera.passes.decompose import batch_norm  # noqa: F401  (its rules are in DECOMPOSITIONS)
 from tessera.passes.decompose import index as decompose_index
 from tessera.passes.decompose import loss as decompose_loss
 from tessera.passes.decompose.foreach import foreach_parts
 from tessera.passes.decompose.nn import DECOMPOSITIONS
+from tessera.torch_internals.fake import FakeTensorMode
+from tessera.torch_internals.operators import OpOverload, decomposition_table, op_name, overload_name
 from tessera.util.names import names
 
 Holds = Callable[[Equation], bool]
@@ -111,12 +111,12 @@ class _Decompose:
         assert isinstance(op, OpOverload)
         if op.namespace != "aten":
             return None
-        if op._opname.startswith("_foreach_"):
+        if op_name(op).startswith("_foreach_"):
             bound = bind(op, eqn.args, eqn.kwargs)
-            return foreach_parts(op._opname, op._overloadname, *bound, self.rewrite.builder)
-        rule = DECOMPOSITIONS.get(f"{op._opname}.{op._overloadname}") or DECOMPOSITIONS.get(op._opname)
-        if op._opname in WITH_MAKERS:
-            rule = partial(WITH_MAKERS[op._opname], self.rewrite.makers)
+            return foreach_parts(op_name(op), overload_name(op), *bound, self.rewrite.builder)
+        rule = DECOMPOSITIONS.get(f"{op_name(op)}.{overload_name(op)}") or DECOMPOSITIONS.get(op_name(op))
+        if op_name(op) in WITH_MAKERS:
+            rule = partial(WITH_MAKERS[op_name(op)], self.rewrite.makers)
         if rule is None:
             return None
         positional, keyword = bind(op, eqn.args, eqn.kwargs)
@@ -126,7 +126,7 @@ class _Decompose:
     def torchs(self, eqn: Equation) -> list[Value | None] | None:
         if eqn.opname not in TORCH or eqn.op not in decomposition_table:
             return None
-        formula = _traced(eqn, self.rewrite.builder)
+        formula = _traced(eqn, self.rewrite.builder.mode)
         if formula is None:
             return None
         results = self.rewrite.builder.inline(formula, list(dict.fromkeys(eqn.inputs())))
@@ -137,35 +137,25 @@ def _contiguous(v: Value, dtype: torch.dtype) -> Value:
     return aten.clone(cast(v, dtype), memory_format=torch.contiguous_format)
 
 
-def _traced(eqn: Equation, builder: Builder) -> Trace | None:
+def _traced(eqn: Equation, mode: FakeTensorMode) -> Trace | None:
     """PyTorch's decomposition of this call, remembered by the types of its arguments."""
-    values = list(dict.fromkeys(eqn.inputs()))
-    pattern = tuple(values.index(v) for v in eqn.inputs())
-    key: tuple = (eqn.op, fake.argument_key(eqn.args), fake.argument_key(eqn.kwargs), pattern)
-    if fake.mentions_symbols((eqn.args, eqn.kwargs)):
-        key = (*key, id(builder.mode.shape_env))
+    key = call_key(eqn, mode)
     if key not in _memory:
-        _memory[key] = _trace(eqn, values, builder)
+        _memory[key] = _trace(eqn, list(dict.fromkeys(eqn.inputs())), mode)
     return _memory[key]
 
 
-def _trace(eqn: Equation, values: list[Value], builder: Builder) -> Trace | None:
+def _trace(eqn: Equation, values: list[Value], mode: FakeTensorMode) -> Trace | None:
     def run(*tensors: torch.Tensor) -> list[object]:
         env = dict(zip(values, tensors, strict=True))
-        written_out = decomposition_table[eqn.op]  # type: ignore[index]
-        out = written_out(*map_values(eqn.args, env.__getitem__), **map_values(eqn.kwargs, env.__getitem__))  # type: ignore[misc]
+        out = decomposition_table[eqn.op](*substitute(eqn.args, env), **substitute(eqn.kwargs, env))  # type: ignore[index]
         return list(out) if isinstance(out, (tuple, list)) else [out]
 
     if not all(isinstance(v.type, TensorType) for v in values):
         return None
-    fakes = [fake.fake_of(v.tensor, builder.mode) for v in values]
+    fakes = [fake.fake_of(v.tensor, mode) for v in values]
     try:
-        inner = Builder("parts", builder.mode)
-        formula, _ = record(run, fakes, [f"x{i}" for i in range(len(fakes))], _apart, inner, whole=False, locate=False)
+        formula = kernels_of(run, fakes, [f"x{i}" for i in range(len(fakes))], Builder("parts", mode))
     except (RuntimeError, NotImplementedError, TypeError):  # PyTorch's decomposition does not take these arguments
         return None
     return None if formula.mutations or formula.constants else formula
-
-
-def _apart(_: object) -> bool:
-    return False

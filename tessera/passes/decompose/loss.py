@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 
 from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Equation, Special, Value
 from tessera.ops.families import cast
 from tessera.passes.decompose.nn import Results, out, rule, wide
+from tessera.torch_internals.fake import FakeTensor
+from tessera.torch_internals.operators import OpOverload, op_name
 
 Makers = Mapping[Value, Equation]
 FROM_LOGITS: dict[str, Callable[..., Results]] = {}
@@ -96,7 +96,7 @@ def nll_loss_forward(
 def _logits_of(eqn: Equation) -> Value | None:
     """What a log-softmax over classes was taken of, if in the dtype of its result."""
     op = eqn.op
-    if not isinstance(op, OpOverload) or op._opname not in ("_log_softmax", "log_softmax"):
+    if not isinstance(op, OpOverload) or op_name(op) not in ("_log_softmax", "log_softmax"):
         return None
     x, dim, *option = eqn.args
     same = isinstance(x, Value) and x.dtype == eqn.results()[0].dtype and not any(option)

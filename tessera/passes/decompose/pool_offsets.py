@@ -20,15 +20,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch._ops import OpOverload
 
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_hint
 from tessera.ir.verify import same_type
-from tessera.ops.families import same_shape
+from tessera.ops.families import per_dimension, same_shape
 from tessera.ops.pool import FORMATS, MOST, max_pool, max_pool_backward
+from tessera.torch_internals.operators import OpOverload
 
 aten = torch.ops.aten
 FORWARD = {
@@ -58,16 +58,11 @@ class Pool:
     @staticmethod
     def of(n: int, kernel: Arg, stride: Arg, padding: Arg, dilation: Arg, ceil_mode: Arg) -> Pool:
         stride = stride if stride or isinstance(stride, int) else kernel
-        return Pool(*(_spread(s, n) for s in (kernel, stride, padding, dilation)), ceil_mode=bool(ceil_mode))
+        return Pool(*(per_dimension(s, n) for s in (kernel, stride, padding, dilation)), ceil_mode=bool(ceil_mode))
 
     @property
     def windows(self) -> tuple[list[int], ...]:
         return self.kernel, self.stride, self.padding, self.dilation
-
-
-def _spread(sizes: Arg, n: int) -> list[int]:
-    listed = list(sizes) if isinstance(sizes, (list, tuple)) else [sizes]
-    return listed * n if len(listed) == 1 else listed  # type: ignore[return-value]
 
 
 def pool_offsets(trace: Trace, refusal: Why) -> Trace:
@@ -75,11 +70,11 @@ def pool_offsets(trace: Trace, refusal: Why) -> Trace:
     if not any(eqn.op in FORWARD for eqn in trace.equations):
         return trace
     pools = _Pools(trace, refusal)
-    made: dict[Equation, Equation] = {}
+    rewritten: dict[Equation, Equation] = {}
     for eqn in trace.equations:
-        found = pools.over_offsets(eqn) if eqn.op in FORWARD else ""
-        made |= found if isinstance(found, dict) else {}
-    return trace.with_(equations=tuple(made.get(e, e) for e in trace.equations)) if made else trace
+        pool = pools.over_offsets(eqn) if eqn.op in FORWARD else ""
+        rewritten |= pool if isinstance(pool, dict) else {}
+    return trace.with_(equations=tuple(rewritten.get(e, e) for e in trace.equations)) if rewritten else trace
 
 
 def reasons(trace: Trace, refusal: Why) -> dict[str, str]:
@@ -88,8 +83,8 @@ def reasons(trace: Trace, refusal: Why) -> dict[str, str]:
     why: dict[str, str] = {}
     for eqn in trace.equations:
         if eqn.op in FORWARD and eqn.results():
-            found = pools.over_offsets(eqn)
-            why[eqn.results()[0].name] = found if isinstance(found, str) else "its gradient is left to PyTorch"
+            pool = pools.over_offsets(eqn)
+            why[eqn.results()[0].name] = pool if isinstance(pool, str) else "its gradient is left to PyTorch"
         elif eqn.op in BACKWARD:
             why[eqn.out.name] = "the max pool whose indices it reads is left to PyTorch"
     return why
@@ -114,18 +109,18 @@ class _Pools:
             return "its indices are read by something else than its gradient"
         forward = self._emitted(eqn, max_pool, x, *pool.windows, pool.ceil_mode)
         _, offsets = forward.outputs
-        made = {eqn: forward}
+        replaced = {eqn: forward}
         for user in readers:
             (grad, *_), _ = user.bound()
             last = _channels_last(user.out.tensor)
-            made[user] = self._emitted(user, max_pool_backward, grad, offsets, list(x.shape), *pool.windows, last)
-        for old, new in made.items():
+            replaced[user] = self._emitted(user, max_pool_backward, grad, offsets, list(x.shape), *pool.windows, last)
+        for old, new in replaced.items():
             if reason := self._unlike(old, new):
                 return reason
-            made[old] = new.with_(outputs=(old.outputs[0], *new.outputs[1:]))
+            replaced[old] = new.with_(outputs=(old.outputs[0], *new.outputs[1:]))
         if not readers:
-            made[eqn] = made[eqn].with_(outputs=(values, None))
-        return made
+            replaced[eqn] = replaced[eqn].with_(outputs=(values, None))
+        return replaced
 
     def _is_gradient(self, user: Equation, pool: Equation) -> bool:
         """The gradient of this very pool: the same windows over something of the same shape."""

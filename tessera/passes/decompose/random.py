@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
-from torch._ops import OpOverload
 
 from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Equation, Value
@@ -27,6 +26,7 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_hint
 from tessera.ops.families import cast
 from tessera.ops.uniform import BITS, uniform
+from tessera.torch_internals.operators import OpOverload, op_name, overload_name
 
 Draw = Callable[[torch.dtype], Value]  # numbers in [0, 1), as many as there are results, from a seed of their own
 Rule = Callable[..., list[Value | None] | None]
@@ -91,7 +91,7 @@ def _rule(eqn: Equation) -> Rule | None:
     op = eqn.op
     if not isinstance(op, OpOverload) or op.namespace != "aten":
         return None
-    return RULES.get(f"{op._opname}.{op._overloadname}")
+    return RULES.get(f"{op_name(op)}.{overload_name(op)}")
 
 
 def _laid_out(seed: Value, like: TensorType, dtype: torch.dtype) -> Value:

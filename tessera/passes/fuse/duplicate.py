@@ -73,21 +73,21 @@ class _Sums:
 
     def chain(self, v: Value) -> list[Equation]:
         """Cheap equations that lead to a value, from those whose arguments are in memory anyway."""
-        found: dict[Equation, None] = {}
+        visited: dict[Equation, None] = {}
 
         def visit(v: Value) -> None:
             eqn = self.rewrite.makers.get(v)
-            if eqn is None or eqn in found or not self.cheap(eqn) or self.kept(v):
+            if eqn is None or eqn in visited or not self.cheap(eqn) or self.kept(v):
                 return
             for x in eqn.inputs():
                 visit(x)
-            found[eqn] = None
+            visited[eqn] = None
 
         visit(v)
         chain: list[Equation] = []
-        for eqn in found:  # a view of what is in memory is in memory itself
-            made = {x for e in chain for x in e.results()}
-            if self.compiler.kind(eqn) != VIEW or eqn.inputs()[0] in made:
+        for eqn in visited:  # a view of what is in memory is in memory itself
+            computed = {x for e in chain for x in e.results()}
+            if self.compiler.kind(eqn) != VIEW or eqn.inputs()[0] in computed:
                 chain.append(eqn)
         return chain
 
@@ -100,12 +100,12 @@ class _Sums:
         by something that comes after those."""
         if v in self.results:
             return True
-        made = self.number[self.rewrite.makers[v]]
+        number = self.number[self.rewrite.makers[v]]
         for user in self.rewrite.users.get(v, ()):
             kind = self.compiler.kind(user)
             if kind in OUTSIDE or (kind == VIEW and any(map(self.kept, user.results()))):
                 return True
-            if self.before_outside[self.number[user]] >> made & 1:
+            if self.before_outside[self.number[user]] >> number & 1:
                 return True
         return False
 
@@ -113,12 +113,12 @@ class _Sums:
     def before_outside(self) -> list[int]:
         """For every equation, as bits: those that an equation outside of kernels needs which this one needs in turn."""
         above: list[int] = []
-        found: list[int] = []
+        behind_outside: list[int] = []
         for needs in dependencies(self.trace):
             above.append(functools.reduce(int.__or__, (above[n] | 1 << n for n in needs), 0))
-            behind = (found[n] | (above[n] if self.outside[n] else 0) for n in needs)
-            found.append(functools.reduce(int.__or__, behind, 0))
-        return found
+            behind = (behind_outside[n] | (above[n] if self.outside[n] else 0) for n in needs)
+            behind_outside.append(functools.reduce(int.__or__, behind, 0))
+        return behind_outside
 
     @functools.cached_property
     def outside(self) -> list[bool]:
@@ -126,12 +126,12 @@ class _Sums:
 
     def pays(self, eqn: Equation, chain: list[Equation]) -> bool:
         """Something in the chain is shared, and reading what it starts from moves no more than sharing does."""
-        made = {v for e in chain for v in e.results()}
+        computed = {v for e in chain for v in e.results()}
         inside = {*chain, eqn}
-        shared = any(user not in inside for v in made for user in self.rewrite.users.get(v, ()))
+        shared = any(user not in inside for v in computed for user in self.rewrite.users.get(v, ()))
         if not shared or sum(self.works(e, eqn) for e in chain) > MOST:
             return False
-        leaves = {v for e in chain for v in e.inputs() if v not in made}
+        leaves = {v for e in chain for v in e.inputs() if v not in computed}
         shared_bytes = 2 * eqn.inputs()[0].tensor.nbytes()
         sizes = [v.type.nbytes() for v in leaves if isinstance(v.type, TensorType)]
         return sum(n for n in sizes if n > shared_bytes / SMALL) <= shared_bytes

@@ -79,7 +79,7 @@ class Flow:
 
     def views_between(self, a: int, b: int) -> set[int]:
         """Views through which group b reads what group a computes."""
-        found: set[int] = set()
+        views: set[int] = set()
         for i in self.groups.members[b]:
             for v in self.trace.equations[i].inputs():
                 chain: list[int] = []
@@ -88,14 +88,14 @@ class Flow:
                     chain.append(j)
                     j = self.maker.get(self.trace.equations[j].inputs()[0])
                 if j is not None and self.groups.of[j] in (a, b):
-                    found.update(chain)
-        return found
+                    views.update(chain)
+        return views
 
     def body(self, members: list[int]) -> Trace:
         inside = set(members)
         equations = tuple(self.trace.equations[i] for i in members)
-        made = {v for eqn in equations for v in eqn.results()}
-        reads = dict.fromkeys(v for eqn in equations for v in eqn.inputs() if v not in made)
+        computed = {v for eqn in equations for v in eqn.results()}
+        reads = dict.fromkeys(v for eqn in equations for v in eqn.inputs() if v not in computed)
         outputs = tuple(
             v
             for eqn in equations
@@ -107,20 +107,20 @@ class Flow:
 
     def before(self, i: int, members: set[int]) -> set[int]:
         """Members that an equation needs, directly or not."""
-        found: set[int] = set()
+        before: set[int] = set()
         stack = [i]
         while stack:
-            new = (set(self.needs[stack.pop()]) & members) - found
-            found |= new
+            new = (set(self.needs[stack.pop()]) & members) - before
+            before |= new
             stack += new
-        return found
+        return before
 
 
 def written_in_part(trace: Trace) -> set[int]:
     """Equations of updates that write a part of an input in place: a kernel would write all of it anew."""
     index = trace.places()
-    found: set[int] = set()
+    partly: set[int] = set()
     for update in plan(trace):
         if any(leaf.path or not is_pointwise(leaf.op) for leaf in update.leaves):
-            found |= {index[v] for v in update.shows if v in index} | {leaf.index for leaf in update.leaves}
-    return found
+            partly |= {index[v] for v in update.shows if v in index} | {leaf.index for leaf in update.leaves}
+    return partly

@@ -11,8 +11,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
-from torch._ops import OpOverload
-
 from tessera.ir.alias import FUNCTIONAL_OVER, written_by
 from tessera.ir.equation import Equation, Special, Value, values_in
 from tessera.ir.schema import DROPOUTS, Schema, schema_of
@@ -21,6 +19,7 @@ from tessera.ir.types import TensorType
 from tessera.ir.views import MAY_COPY, UNANNOTATED
 from tessera.ops.custom import ONCE
 from tessera.ops.launch import LAUNCH
+from tessera.torch_internals.operators import OpOverload, can_decompose, op_name, op_schema
 from tessera.util.names import names
 
 Roots = dict[Value, frozenset[Value]]
@@ -46,17 +45,17 @@ _FRESH = names(
 def _kind(op: OpOverload) -> str:
     """'fresh', 'view' (the schema says what is shared) or 'any' (it may give any argument back)."""
     schema = schema_of(op)
-    if op._opname in UNANNOTATED:
+    if op_name(op) in UNANNOTATED:
         return "view"
     if any(p.alias for p in schema.params) and _returns_alias(op):
         return "view"
-    if op._opname not in _FRESH and op._can_decompose():
+    if op_name(op) not in _FRESH and can_decompose(op):
         return "any"
     return "fresh"
 
 
 def _returns_alias(op: OpOverload) -> bool:
-    return any(r.alias_info is not None for r in op._schema.returns)
+    return any(r.alias_info is not None for r in op_schema(op).returns)
 
 
 def shared_by(eqn: Equation) -> list[Value]:
@@ -83,21 +82,21 @@ def shared_by(eqn: Equation) -> list[Value]:
 
 
 def _annotated(eqn: Equation, schema: Schema) -> list[Value]:
-    if eqn.op._opname in UNANNOTATED:  # type: ignore[union-attr]
+    if op_name(eqn.op) in UNANNOTATED:  # type: ignore[union-attr]
         return values_in(eqn.args[:1])
-    found: list[Value] = []
+    shown: list[Value] = []
     for index, param in enumerate(schema.params):
         if param.alias:
             if not param.keyword and index < len(eqn.args):
-                found += values_in(eqn.args[index])
+                shown += values_in(eqn.args[index])
             elif param.name in eqn.kwargs:
-                found += values_in(eqn.kwargs[param.name])
-    return found
+                shown += values_in(eqn.kwargs[param.name])
+    return shown
 
 
 def _computes(eqn: Equation) -> bool:
     """Operators that give their argument back only where they have nothing to do."""
-    name, args = eqn.op._opname, eqn.args  # type: ignore[union-attr]
+    name, args = op_name(eqn.op), eqn.args  # type: ignore[union-attr]
     if name == "einsum":
         return isinstance(args[1], (list, tuple)) and len(args[1]) > 1
     if name in DROPOUTS:
@@ -107,57 +106,66 @@ def _computes(eqn: Equation) -> bool:
 
 def roots(trace: Trace) -> Roots:
     """For every value of the trace, the values whose memory it may share; numbers have none."""
-    found: Roots = {}
+    memory: Roots = {}
     for v in (*trace.inputs, *trace.constants):
-        found[v] = frozenset((v,)) if isinstance(v.type, TensorType) else NONE
+        memory[v] = frozenset((v,)) if isinstance(v.type, TensorType) else NONE
     for eqn in trace.equations:
         if isinstance(eqn.op, Special) and eqn.op.body is not None:
-            _region(eqn, eqn.op.body, found)
+            _region(eqn, eqn.op.body, memory)
             continue
         shared = shared_by(eqn)
         held = NONE
         if shared:
-            held = found[shared[0]] if len(shared) == 1 else frozenset().union(*(found[v] for v in shared))
+            held = memory[shared[0]] if len(shared) == 1 else frozenset().union(*(memory[v] for v in shared))
             if _maybe_fresh(eqn) and eqn.results():
                 held |= {eqn.results()[0]}  # or new memory, which several results may share
         for v in eqn.results():
-            found[v] = held or (frozenset((v,)) if isinstance(v.type, TensorType) else NONE)
-    return found
+            memory[v] = held or (frozenset((v,)) if isinstance(v.type, TensorType) else NONE)
+    return memory
 
 
-def _region(eqn: Equation, body: Trace, found: Roots) -> None:
+def _region(eqn: Equation, body: Trace, memory: Roots) -> None:
     """Results of a region share memory with its arguments and with each other as its equations say."""
     inner = roots(body)
     outside: dict[Value, frozenset[Value]] = {
-        v: found[a] for v, a in zip(body.inputs, eqn.inputs(), strict=True) if isinstance(v.type, TensorType)
+        v: memory[a] for v, a in zip(body.inputs, eqn.inputs(), strict=True) if isinstance(v.type, TensorType)
     }
     for v, result in zip(values_in(body.outputs), eqn.results(), strict=True):
         mine: frozenset[Value] = NONE
         for root in inner[v]:
             mine |= outside.setdefault(root, frozenset((result,)))
-        found[result] = mine
+        memory[result] = mine
 
 
 def _maybe_fresh(eqn: Equation) -> bool:
     """Shares memory or allocates, as its arguments have it: its result is a root too."""
     if isinstance(eqn.op, Special):
         return True
-    return eqn.op._opname in MAY_COPY or _kind(eqn.op) == "any"
+    return op_name(eqn.op) in MAY_COPY or _kind(eqn.op) == "any"
 
 
 def always_view(op: OpOverload) -> bool:
     """Is the result its argument's memory whatever the arguments are? Others copy where a view cannot be."""
-    return schema_of(op).is_view and op._opname not in MAY_COPY and not op._can_decompose()
+    return schema_of(op).is_view and op_name(op) not in MAY_COPY and not can_decompose(op)
 
 
 def shown(values: Iterable[Value], of: Roots) -> set[Value]:
     """All roots of these values."""
-    found: set[Value] = set()
+    memory: set[Value] = set()
     for v in values:
-        found |= of[v]
-    return found
+        memory |= of[v]
+    return memory
 
 
 def escaping(trace: Trace, of: Roots | None = None) -> set[Value]:
     """Roots that the caller sees after the call: those of the outputs."""
     return shown(values_in(trace.outputs), of if of is not None else roots(trace))
+
+
+def last_touches(equations: Iterable[Equation], of: Roots) -> dict[Value, int]:
+    """Memory -> the last equation that reads it or gives it."""
+    last: dict[Value, int] = {}
+    for index, eqn in enumerate(equations):
+        for v in (*eqn.inputs(), *eqn.results()):
+            last.update(dict.fromkeys(of[v], index))
+    return last

@@ -7,13 +7,12 @@ around a write every equation that touches the written memory.
 
 from __future__ import annotations
 
-from torch._ops import OpOverload
-
 from tessera.ir.equation import Equation, Special, Value, values_in
 from tessera.ir.schema import has_effect, schema_of
 from tessera.ir.trace import Trace
 from tessera.passes.clean.dce import mentioned
 from tessera.passes.memory.alias import Roots, roots
+from tessera.torch_internals.operators import OpOverload
 
 
 def dependencies(trace: Trace, of: Roots | None = None) -> list[set[int]]:

@@ -23,10 +23,11 @@ from tessera.ir.equation import NOWHERE, Equation, Source, Value, values_in
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ops.offload import ARRIVED, FROM_HOST, SENT, TO_HOST
-from tessera.passes.memory.alias import roots, shown
+from tessera.passes.memory.alias import last_touches, roots, shown
 from tessera.passes.memory.prefetch import prefetch, window
 from tessera.passes.memory.reinplace import reinplace
 from tessera.passes.memory.schedule import peak_memory
+from tessera.util.search import first_that_fits
 
 LARGE = 2**20  # bytes of a tensor that is worth the way
 
@@ -83,14 +84,8 @@ def peak(halves: Halves) -> int:
 
 def fitting(halves: Halves, order: Sequence[Value], budget: int) -> list[Value]:
     """The fewest of the first tensors of `order` with which the peak fits; all of them where it never does."""
-    low, high = 0, len(order)
-    while low < high:
-        middle = (low + high) // 2
-        if peak(offload(halves, order[:middle])) <= budget:
-            high = middle
-        else:
-            low = middle + 1
-    return list(order[:low])
+    count = first_that_fits(len(order), lambda n: peak(offload(halves, order[:n])) <= budget)
+    return list(order[:count])
 
 
 def offload(halves: Halves, chosen: Collection[Value]) -> Halves:
@@ -102,8 +97,7 @@ def offload(halves: Halves, chosen: Collection[Value]) -> Halves:
     moved = {v: _Moved.of(v, names) for v in chosen}
     saved = tuple(moved[v].host if v in moved else v for v in halves.saved)
     forward = halves.forward.with_(
-        equations=_leaving(halves.forward, moved),
-        outputs=(*halves.forward.outputs[: halves.results], *saved),
+        equations=_leaving(halves.forward, moved), outputs=(*halves.forward.outputs[: halves.results], *saved)
     )
     backward = halves.backward
     symbols = {s: (moved[v].host if v in moved else v, dim) for s, (v, dim) in backward.symbols.items()}
@@ -138,43 +132,40 @@ class _Moved:
 def _leaving(trace: Trace, moved: dict[Value, _Moved]) -> tuple[Equation, ...]:
     """The forward's equations with copies to the host among them."""
     of = roots(trace)
-    memory = {root: m for v, m in moved.items() for root in of[v]}
-    last: dict[Value, int] = {}
-    for index, eqn in enumerate(trace.equations):
-        touched = shown((*eqn.inputs(), *eqn.results()), of)
-        last.update({memory[root].value: index for root in touched if root in memory})
+    last = last_touches(trace.equations, of)
     done: dict[int, list[_Moved]] = {}
-    for v, index in last.items():
-        done.setdefault(index, []).append(moved[v])
-    made: list[Equation] = []
+    for v, m in moved.items():
+        if touches := [last[root] for root in of[v] if root in last]:
+            done.setdefault(max(touches), []).append(m)
+    equations: list[Equation] = []
     for index, eqn in enumerate(trace.equations):
-        made.append(eqn)
+        equations.append(eqn)
         source = _noted(eqn.source)
         for v in eqn.results():
             if v in moved:
-                made.append(Equation(TO_HOST, (v,), {}, (moved[v].copy,), source=source))
+                equations.append(Equation(TO_HOST, (v,), {}, (moved[v].copy,), source=source))
         for m in done.get(index, ()):
-            made.append(Equation(SENT, (m.copy, m.value), {}, (m.host,), source=_noted(NOWHERE)))
-    return tuple(made)
+            equations.append(Equation(SENT, (m.copy, m.value), {}, (m.host,), source=_noted(NOWHERE)))
+    return tuple(equations)
 
 
 def _coming(trace: Trace, moved: dict[Value, _Moved]) -> tuple[Equation, ...]:
     """The backward's equations with copies from the host before their first readers."""
     waiting = dict(moved)
-    made: list[Equation] = []
+    equations: list[Equation] = []
 
     def bring(values: Sequence[Value]) -> None:
         for v in dict.fromkeys(values):
             if (m := waiting.pop(v, None)) is not None:
                 source = _noted(NOWHERE)
-                made.append(Equation(FROM_HOST, (m.host, v.tensor.device), {}, (m.back,), source=source))
-                made.append(Equation(ARRIVED, (m.back,), {}, (v,), source=source))
+                equations.append(Equation(FROM_HOST, (m.host, v.tensor.device), {}, (m.back,), source=source))
+                equations.append(Equation(ARRIVED, (m.back,), {}, (v,), source=source))
 
     for eqn in trace.equations:
         bring(eqn.inputs())
-        made.append(eqn)
+        equations.append(eqn)
     bring(values_in(trace.outputs))
-    return tuple(made)
+    return tuple(equations)
 
 
 def _noted(source: Source) -> Source:

@@ -18,7 +18,7 @@ from collections.abc import Collection, Iterable
 from tessera.ir.equation import Equation, Value, values_in
 from tessera.ir.trace import Trace
 from tessera.ops.offload import ARRIVED, FROM_HOST, SENT, TO_HOST
-from tessera.passes.memory.alias import roots, shown
+from tessera.passes.memory.alias import last_touches, roots
 
 MOVES = (TO_HOST, SENT, FROM_HOST, ARRIVED)
 
@@ -45,7 +45,7 @@ class _Order:
         self.ends = {_first(eqn): eqn for eqn in by_op[ARRIVED]}  # what comes back -> what waits for it
         self.outward = window(self.begins)
         self.inward = window(eqn.out for eqn in by_op[FROM_HOST])
-        self.made: list[Equation] = []
+        self.order: list[Equation] = []
         self.leaving: list[Equation] = []  # copies that alone keep their tensors
         self.sent: set[Value] = set()
         self.unread = 0  # bytes brought, or on their way, that nobody has read
@@ -58,26 +58,22 @@ class _Order:
         self.begin = self._begin(set(backward))
 
     def _first_readers(self, trace: Trace) -> dict[Value, int]:
-        found: dict[Value, int] = {}
+        first: dict[Value, int] = {}
         for index, eqn in enumerate(self.rest):
             for v in eqn.inputs():
-                found.setdefault(v, index)
+                first.setdefault(v, index)
         for v in values_in(trace.outputs):
-            found.setdefault(v, len(self.rest))
-        return found
+            first.setdefault(v, len(self.rest))
+        return first
 
     def _last_readers(self, trace: Trace) -> dict[int, list[Equation]]:
         """Equation -> copies whose tensor's memory nothing after it touches."""
         of = roots(trace)
-        memory = {root: v for v in self.begins for root in of[v]}
-        last: dict[Value, int] = dict.fromkeys(self.begins, -1)
-        for index, eqn in enumerate(self.rest):
-            touched = shown((*eqn.inputs(), *eqn.results()), of)
-            last.update({memory[root]: index for root in touched if root in memory})
-        found: dict[int, list[Equation]] = {}
-        for v, index in last.items():
-            found.setdefault(index, []).append(self.begins[v])
-        return found
+        last = last_touches(self.rest, of)
+        copies: dict[int, list[Equation]] = {}
+        for v, begin in self.begins.items():
+            copies.setdefault(max((last.get(root, -1) for root in of[v]), default=-1), []).append(begin)
+        return copies
 
     def _read_at(self, fetch: Equation) -> int:
         end = self.ends.get(fetch.out)
@@ -94,20 +90,20 @@ class _Order:
         self._leave(-1)
         for index, eqn in enumerate(self.rest):
             self._come(index)
-            self.made.append(eqn)
+            self.order.append(eqn)
             for v in eqn.results():
                 if v in self.begins:
-                    self.made.append(self.begins[v])
+                    self.order.append(self.begins[v])
             self._leave(index)
         self._come(len(self.rest))
         self._send(0)
-        return self.made
+        return self.order
 
     def _leave(self, index: int) -> None:
         """Equation `index` was the last reader of these; before the first, inputs that nobody reads."""
         if index < 0:
             defined = {v for eqn in self.rest for v in eqn.results()}
-            self.made += [eqn for v, eqn in self.begins.items() if v not in defined]
+            self.order += [eqn for v, eqn in self.begins.items() if v not in defined]
         self.leaving += self.last.get(index, ())
         self._send(self.outward)
 
@@ -119,7 +115,7 @@ class _Order:
     def _wait(self, copy: Value) -> None:
         if copy in self.sends and copy not in self.sent:
             self.sent.add(copy)
-            self.made.append(self.sends[copy])
+            self.order.append(self.sends[copy])
 
     def _come(self, index: int) -> None:
         """Before equation `index`: begin what there is room for, wait for what it reads."""
@@ -130,11 +126,11 @@ class _Order:
             for copy, send in self.sends.items():
                 if send.out is _first(fetch):
                     self._wait(copy)
-            self.made.append(fetch)
+            self.order.append(fetch)
             self.unread += fetch.out.tensor.nbytes()
         for fetch in self.due.get(index, ()):
             if fetch.out in self.ends:
-                self.made.append(self.ends[fetch.out])
+                self.order.append(self.ends[fetch.out])
                 self.unread -= fetch.out.tensor.nbytes()
 
     def _room(self) -> bool:

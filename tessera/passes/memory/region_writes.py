@@ -43,7 +43,7 @@ def plan_regions(trace: Trace, of: Roots | None = None) -> list[RegionWrite]:
     of = of if of is not None else roots(trace)
     readers = _readers(trace, of, set(wanted))
     held = {root for v in values_in(trace.outputs) for root in of[v]}
-    found = []
+    writes = []
     for target, (index, k) in wanted.items():
         eqn = trace.equations[index]
         value = trace.mutations[target]
@@ -60,8 +60,8 @@ def plan_regions(trace: Trace, of: Roots | None = None) -> list[RegionWrite]:
             and all(reader <= index for reader in readers[target])
         )
         if legal:
-            found.append(RegionWrite(target, index, k, place, [(r, index) for r in readers[target] if r != index]))
-    return found
+            writes.append(RegionWrite(target, index, k, place, [(r, index) for r in readers[target] if r != index]))
+    return writes
 
 
 def offers_of(eqn: Equation) -> Mapping[int, tuple[int, ...]]:
@@ -71,11 +71,11 @@ def offers_of(eqn: Equation) -> Mapping[int, tuple[int, ...]]:
 
 def _readers(trace: Trace, of: Roots, targets: set[Value]) -> dict[Value, list[int]]:
     """Who reads each target's memory."""
-    found: dict[Value, list[int]] = {t: [] for t in targets}
+    readers: dict[Value, list[int]] = {t: [] for t in targets}
     for index, eqn in enumerate(trace.equations):
         for root in {root for v in eqn.inputs() for root in of[v]} & targets:
-            found[root].append(index)
-    return found
+            readers[root].append(index)
+    return readers
 
 
 def write_regions(trace: Trace) -> Trace:
@@ -104,7 +104,7 @@ def writing(eqn: Equation, results: dict[int, int]) -> Equation:
     left = tuple(v for k, v in enumerate(eqn.outputs) if k not in results)
     body: Trace = op.body
     rest = tuple(v for k, v in enumerate(body.outputs) if k not in results)
-    made = replace(
+    special = replace(
         op,
         name=f"{op.name}_",
         fn=kernel.run,
@@ -113,4 +113,4 @@ def writing(eqn: Equation, results: dict[int, int]) -> Equation:
         recipe=None if op.recipe is None else replace(op.recipe, over=tuple(results.items())),
         kernel=kernel,
     )
-    return eqn.with_(op=made, outputs=left)
+    return eqn.with_(op=special, outputs=left)

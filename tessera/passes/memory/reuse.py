@@ -13,9 +13,10 @@ from tessera.ir.rewrite import Rewrite
 from tessera.ir.schema import is_pointwise
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, overlaps_itself
-from tessera.passes.memory.alias import roots
+from tessera.passes.memory.alias import last_touches, roots
 from tessera.passes.memory.region_writes import offers_of, writing
 from tessera.passes.memory.writes import aten, inplace_of
+from tessera.torch_internals.operators import op_name
 
 Memory = frozenset[Value]
 
@@ -29,10 +30,7 @@ class _Reuse:
     def __init__(self, trace: Trace) -> None:
         self.rewrite, self.of = Rewrite(trace), roots(trace)
         self.held = {root for v in trace.results() for root in self.of[v]} | {*trace.inputs, *trace.constants}
-        self.last: dict[Value, int] = {}  # memory -> the last equation that touches it
-        for index, eqn in enumerate(trace.equations):
-            for v in eqn.inputs():
-                self.last.update(dict.fromkeys(self.of[v], index))
+        self.last = last_touches(trace.equations, self.of)
         self.took: dict[Value, Memory] = {}  # a result written over its argument is that argument's memory
 
     def run(self) -> Trace:
@@ -113,7 +111,7 @@ class _Reuse:
 def _orders(eqn: Equation) -> list[tuple[Arg, ...]]:
     """The arguments as they stand, and exchanged where the operator does not care."""
     orders = [eqn.args]
-    if eqn.op._opname in ("add", "mul") and len(eqn.args) == 2 and not eqn.kwargs:  # type: ignore[union-attr]
+    if op_name(eqn.op) in ("add", "mul") and len(eqn.args) == 2 and not eqn.kwargs:  # type: ignore[union-attr]
         orders.append((eqn.args[1], eqn.args[0]))
     return orders
 

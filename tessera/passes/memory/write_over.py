@@ -11,7 +11,7 @@ from tessera.ir.alias import FUNCTIONAL, FUNCTIONAL_OVER, written_by
 from tessera.ir.equation import Equation, Value, values_in
 from tessera.ir.trace import Trace
 from tessera.ops.launch import LAUNCH
-from tessera.passes.memory.alias import Roots, roots
+from tessera.passes.memory.alias import Roots, last_touches, roots
 
 
 def write_over(trace: Trace) -> Trace:
@@ -26,10 +26,7 @@ class _Calls:
         self.trace = trace
         self.of: Roots = roots(trace)
         self.mutations = dict(trace.mutations)
-        self.last: dict[Value, int] = {}  # memory -> the last equation that reads it
-        for index, eqn in enumerate(trace.equations):
-            for v in eqn.inputs():
-                self.last.update(dict.fromkeys(self.of[v], index))
+        self.last = last_touches(trace.equations, self.of)
 
     def run(self) -> Trace:
         equations = [self.call(i, eqn) for i, eqn in enumerate(self.trace.equations)]
@@ -49,16 +46,16 @@ class _Calls:
 
     def over(self, index: int, eqn: Equation, targets: list[Value]) -> list[int]:
         """Which targets may be written themselves; the last results of the call are what they hold."""
-        found = []
+        over = []
         for i, (target, result) in enumerate(zip(targets, eqn.outputs[-len(targets) :], strict=True)):
             if result is None or not self.unread(target, index, eqn):
                 continue
             if self.made_here(target) and not self.held(target):
-                found.append(i)
+                over.append(i)
             elif self.mutations.get(target) is result and not self.held(target, but=result) and not self.given(result):
-                found.append(i)
+                over.append(i)
                 self.mutations[target] = target  # it holds what it should already
-        return found
+        return over
 
     def unread(self, target: Value, index: int, eqn: Equation) -> bool:
         """Nothing after the call, and nothing else in it, looks at the target's memory."""

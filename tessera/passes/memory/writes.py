@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch._ops import OpOverload
 
 from tessera.ir import fake
 from tessera.ir.alias import FUNCTIONAL
@@ -26,6 +25,7 @@ from tessera.ir.verify import same_type
 from tessera.ir.views import RESHAPES, SWAPS
 from tessera.ops.families import same_shape
 from tessera.passes.memory.alias import Roots, roots
+from tessera.torch_internals.operators import OpOverload, op_name
 from tessera.util.names import names
 
 aten = torch.ops.aten
@@ -69,11 +69,7 @@ SCATTERS: dict[str, Callable[..., Step]] = {
     "slice_scatter": _slice,
     "select_scatter": lambda dim, index: (aten.select.int, (dim, index), {}),
     "diagonal_scatter": lambda offset=0, dim1=0, dim2=1: (aten.diagonal.default, (offset, dim1, dim2), {}),
-    "as_strided_scatter": lambda size, stride, offset=None: (
-        aten.as_strided.default,
-        (size, stride, offset),
-        {},
-    ),
+    "as_strided_scatter": lambda size, stride, offset=None: (aten.as_strided.default, (size, stride, offset), {}),
 }
 _UPDATES = names(
     """
@@ -86,17 +82,17 @@ _UPDATES = names(
 @functools.cache
 def inplace_of(op: OpOverload) -> OpOverload | None:
     """The overload that writes an update or elementwise operator's result into its first argument."""
-    if op.namespace != "aten" or not (op._opname in _UPDATES or is_pointwise(op)):
+    if op.namespace != "aten" or not (op_name(op) in _UPDATES or is_pointwise(op)):
         return None
-    packet = getattr(torch.ops.aten, f"{op._opname}_", None)
+    packet = getattr(torch.ops.aten, f"{op_name(op)}_", None)
     wanted = [(p.name, p.kind, p.keyword) for p in schema_of(op).params]
     if packet is None or not wanted or wanted[0][1] != "Tensor":
         return None
     for name in packet.overloads():
-        found = getattr(packet, name)
-        schema = schema_of(found)
+        overload = getattr(packet, name)
+        schema = schema_of(overload)
         if schema.mutated == (0,) and [(p.name, p.kind, p.keyword) for p in schema.params] == wanted:
-            return found
+            return overload
     return None
 
 
@@ -105,13 +101,13 @@ def plan(trace: Trace, of: Roots | None = None) -> list[Plan]:
     if not trace.mutations:
         return []
     uses = _Uses(trace, of if of is not None else roots(trace))
-    found = []
+    plans = []
     for target, value in trace.mutations.items():
         if target is not value:
-            made = _Finder(trace, uses, target).find(value)
-            if made is not None:
-                found.append(made)
-    return _without_conflicts(found)
+            planned = _Finder(trace, uses, target).find(value)
+            if planned is not None:
+                plans.append(planned)
+    return _without_conflicts(plans)
 
 
 def _without_conflicts(plans: list[Plan]) -> list[Plan]:
@@ -172,7 +168,7 @@ class _Finder:
             return False
         if isinstance(eqn.op, Special):
             done = eqn.op is FUNCTIONAL and self.peel_functional(eqn, v, is_content, path)
-        elif eqn.op._opname in SCATTERS:
+        elif op_name(eqn.op) in SCATTERS:
             done = self.peel_scatter(eqn, is_content, path)
         elif inplace_of(eqn.op) is not None:
             done = self.peel_update(eqn, is_content, path)
@@ -186,7 +182,7 @@ class _Finder:
         base, src = eqn.args[:2]
         if not isinstance(base, Value) or not isinstance(src, Value) or not self.peel(base, is_content, path):
             return False
-        step = SCATTERS[eqn.op._opname](*eqn.args[2:], **eqn.kwargs)  # type: ignore[union-attr]
+        step = SCATTERS[op_name(eqn.op)](*eqn.args[2:], **eqn.kwargs)  # type: ignore[union-attr]
         before = len(self.plan.leaves), dict(self.plan.shows)
         # the source may itself be updates of the part it replaces: then only those are written
         if self.peel(src, lambda u: self.is_view(u, base, step), (*path, step)):
@@ -225,7 +221,7 @@ class _Finder:
 
     def peel_view(self, eqn: Equation, is_content: Callable[[Value], bool], path: Path) -> bool:
         """`t(copy(t(x), …))`: updates of a view, turned back by the view's inverse."""
-        if len(eqn.outputs) != 1 or eqn.op._opname not in _INVERSES:  # type: ignore[union-attr]
+        if len(eqn.outputs) != 1 or op_name(eqn.op) not in _INVERSES:  # type: ignore[union-attr]
             return False
         inner = eqn.args[0]
         bottom = self.bottom(inner) if isinstance(inner, Value) else None
@@ -246,7 +242,7 @@ class _Finder:
             eqn = self.maker(v)
             if eqn is None or isinstance(eqn.op, Special):
                 return v
-            if eqn.op._opname in SCATTERS or inplace_of(eqn.op) is not None:
+            if op_name(eqn.op) in SCATTERS or inplace_of(eqn.op) is not None:
                 base = eqn.args[0]
                 if not isinstance(base, Value):
                     return None
@@ -256,7 +252,7 @@ class _Finder:
 
     def view_step(self, view: Equation, base: Value) -> Step | None:
         """The view as one that certainly shares memory: a reshape that copies cannot be written through."""
-        if view.op._opname in RESHAPES:  # type: ignore[union-attr]
+        if op_name(view.op) in RESHAPES:  # type: ignore[union-attr]
             shape = list(view.out.shape)
             try:
                 fake.infer(aten.view.default, (base, shape), {}, self.mode)
@@ -340,7 +336,7 @@ _INVERSES = RESHAPES | SWAPS | {"permute"}
 
 def _undoes(outer: Equation, view: Equation) -> bool:
     """Does `outer` turn `view` back? Both are over the same number of elements."""
-    first, second = view.op._opname, outer.op._opname  # type: ignore[union-attr]
+    first, second = op_name(view.op), op_name(outer.op)  # type: ignore[union-attr]
     if first in RESHAPES and second in RESHAPES:
         return True
     rank = view.out.ndim

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 import sympy
 import torch
-from torch.utils._sympy import functions as symbolic
 
 from tessera.ir.types import Size, known
 from tessera.tile.dialect.index import Index, Name, Product, Quotient, name
+from tessera.torch_internals.shapes import size_functions
 
 ZERO, ONE = Index.of(0), Index.of(1)
 Indices = tuple[Index, ...]
@@ -50,7 +50,7 @@ def _convert(e: sympy.Expr, stride: bool = False) -> Index:
     if e.is_Symbol:
         return name(str(e))
     parts = [_convert(a, stride) for a in e.args]  # type: ignore[arg-type]
-    if stride and isinstance(e, (sympy.Max, symbolic.Max)) and len(parts) == 2 and ONE in parts:
+    if stride and isinstance(e, (sympy.Max, size_functions.Max)) and len(parts) == 2 and ONE in parts:
         return parts[1 - parts.index(ONE)]
     if e.is_Add:
         return sum(parts, ZERO)
@@ -58,9 +58,9 @@ def _convert(e: sympy.Expr, stride: bool = False) -> Index:
         return product(parts)
     if e.is_Pow and e.args[1].is_Integer and int(e.args[1]) > 0:  # type: ignore[attr-defined,arg-type]
         return product([parts[0]] * int(e.args[1]))  # type: ignore[arg-type]
-    if isinstance(e, (symbolic.FloorDiv, symbolic.CleanDiv)):
+    if isinstance(e, (size_functions.FloorDiv, size_functions.CleanDiv)):
         return parts[0] // parts[1]
-    if isinstance(e, (symbolic.Mod, symbolic.PythonMod)):
+    if isinstance(e, (size_functions.Mod, size_functions.PythonMod)):
         return parts[0] % parts[1]
     raise Unlowerable(f"the size {e} is no expression a kernel can compute")
 

@@ -23,11 +23,11 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType
 from tessera.tile.from_trace.index import Unlowerable, sizes_of, strides_of
 from tessera.tile.from_trace.region import Around
-from tessera.tile.targets.allocate import empty_cpu, empty_cuda
 from tessera.tile.targets.base import CompiledKernel
+from tessera.torch_internals.cuda import current_device
+from tessera.torch_internals.memory import empty_cpu, empty_cuda
 
 _numbers = itertools.count()
-current_device: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)  # none in a build without CUDA
 
 
 def launcher(body: Trace, lowered: Around, kernel: CompiledKernel, over: dict[int, int] | None = None) -> Kernel:

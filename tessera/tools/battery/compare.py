@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from tessera.tools.battery.case import Wrong
+from tessera.torch_internals import pytree
 
 FACTOR = 2.0  # so much farther from float64 than eager may a result be
 # What is added to that: rounding of the last place that another order of sums may move.

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+
+from tessera.torch_internals import pytree
+from tessera.torch_internals.autograd import lazy_neg
+from tessera.torch_internals.memory import storage_id
 
 
 def copied(tree: object, dtype: torch.dtype | None = None) -> object:
@@ -29,14 +32,14 @@ def _contents(t: Tensor, memory: dict[int, torch.UntypedStorage], dtype: torch.d
     if t.is_conj():
         return _contents(t.conj(), memory, dtype).conj()
     if t.is_neg():
-        return _contents(t._neg_view(), memory, dtype)._neg_view()
+        return lazy_neg(_contents(lazy_neg(t), memory, dtype))
     if target != t.dtype:  # a dense copy of the same order of dimensions
         return t.to(target)
     storage = t.untyped_storage()
-    if storage._cdata not in memory:
-        memory[storage._cdata] = storage.clone()
+    if storage_id(t) not in memory:
+        memory[storage_id(t)] = storage.clone()
     made = torch.empty(0, dtype=t.dtype, device=t.device)
-    return made.set_(memory[storage._cdata], t.storage_offset(), t.shape, t.stride())  # type: ignore[call-overload]
+    return made.set_(memory[storage_id(t)], t.storage_offset(), t.shape, t.stride())  # type: ignore[call-overload]
 
 
 def wider(have: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:

@@ -12,10 +12,6 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tessera.ir import fake
 from tessera.ir.layouts import is_unpromised
@@ -24,6 +20,10 @@ from tessera.ir.types import type_of
 from tessera.tools.battery.case import Case, Part, Wrong
 from tessera.tools.battery.compare import leaves, tensors
 from tessera.tools.battery.operators import COTANGENTS, database, strided
+from tessera.torch_internals import pytree
+from tessera.torch_internals.dispatch import TorchDispatchMode
+from tessera.torch_internals.fake import FakeTensorMode
+from tessera.torch_internals.operators import OpOverload
 
 MANY = 5  # samples of an operator
 

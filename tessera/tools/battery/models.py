@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 import tessera
 from tessera.tools.battery.case import Part, Skip, Wrong
 from tessera.tools.battery.compare import FACTOR, distance, plain
+from tessera.torch_internals import pytree
+from tessera.torch_internals.modules import Dropout
 
 Build = Callable[[], tuple[nn.Module, tuple, dict]]
 # Besides twice eager's own distance from float64; many small sums are rounded in a model.
@@ -69,7 +70,7 @@ def prepared(build: Build, training: bool) -> tuple[nn.Module, tuple, dict]:
         for name, held in list(vars(module).items()):
             if "drop" in name and isinstance(held, float):
                 setattr(module, name, 0.0)
-        if isinstance(module, nn.modules.dropout._DropoutNd):
+        if isinstance(module, Dropout):
             module.p = 0.0
     with torch.no_grad():
         for p in model.parameters():

@@ -18,6 +18,7 @@ from tessera.tools.battery.case import Case, Missing, Part, Skip
 from tessera.tools.battery.compare import tensors
 from tessera.tools.battery.copies import copied
 from tessera.tools.battery.program import Program, check_program
+from tessera.torch_internals.lookup import missing
 
 DTYPES = ("float32", "bfloat16", "float16")
 MANY = 24  # samples that are looked at
@@ -31,16 +32,16 @@ def database() -> dict[str, object]:
     # PyTorch's test helpers forbid the whole process to set its flags. The process is not theirs alone.
     forbid, torch.backends.disable_global_flags = torch.backends.disable_global_flags, lambda: None
     try:
-        import torch.testing._internal.common_methods_invocations as invocations
-    except ImportError as error:  # it wants numpy, and on some machines more
-        raise Missing(f"PyTorch's samples cannot be imported: {error}") from error
+        from tessera.torch_internals import samples
     finally:
         torch.backends.disable_global_flags = forbid
+    if reason := missing(samples.operators):  # they want numpy, and on some machines more
+        raise Missing(f"PyTorch's samples cannot be imported: {reason}")
     # Random operators are wrapped in a function that seeds a generator; the operator itself is what is tried.
-    for module in (invocations, torch.testing._internal.opinfo.core):
+    for module in samples.MODULES:
         if hasattr(module, "wrapper_set_seed"):
             module.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
-    return {f"{op.name}.{op.variant_test_name}".rstrip("."): op for op in invocations.op_db}
+    return {f"{op.name}.{op.variant_test_name}".rstrip("."): op for op in samples.operators}
 
 
 def cases(device: str) -> list[Case]:

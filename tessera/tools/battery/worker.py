@@ -65,7 +65,7 @@ def run_case(section: Section, case: str, device: str, tell: Callable[..., None]
         tell(part="", status="error", why=short(error), seconds=round(time.perf_counter() - start, 3))
         return any(mark in str(error) for mark in BROKEN)
     finally:
-        torch._dynamo.reset()
+        torch.compiler.reset()
         gc.collect()
         if device == "cuda" and not broken:
             torch.cuda.empty_cache()
@@ -74,7 +74,7 @@ def run_case(section: Section, case: str, device: str, tell: Callable[..., None]
 
 def fresh() -> None:
     """Nothing of the part before: neither what was compiled nor random numbers."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     torch.manual_seed(0)
     random.seed(0)
 

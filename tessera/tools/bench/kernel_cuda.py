@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
-import torch._dynamo
-import torch._functorch.config
 
 from tessera.tools.bench.kernel_cases import CASES, Case, Inputs, Size, cotangents, mistake, results_of, with_grads
 from tessera.tools.bench.kernel_report import OURS, Measured
 from tessera.tools.bench.measure import dead, short, tidy, wait
 from tessera.tools.bench.probe import CONTESTANTS, fresh
+from tessera.torch_internals import functorch
+from tessera.torch_internals.cuda import sleep
 
 Say = Callable[[str], None]
 WHO = ("eager", "inductor", OURS)
@@ -73,15 +73,13 @@ class Clock:
         return samples
 
     def _cuda(self, call: Callable[[], object]) -> list[float]:
-        sleep = getattr(torch.cuda, "_sleep", None)
         events = [
             (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(self.rounds)
         ]
         torch.cuda.synchronize()
         for start, end in events:
             self.flushed.sum()
-            if sleep is not None:
-                sleep(AHEAD)
+            sleep(AHEAD)
             start.record()
             call()
             end.record()
@@ -157,7 +155,7 @@ def measure(
 
 
 def _contestant(row: Measured, case: Case, inputs: Inputs, backward: bool, name: str, clock: Clock) -> None:
-    torch._dynamo.reset()
+    torch.compiler.reset()
     function = _compile(name, case.function)
     with torch.set_grad_enabled(backward):
         start = time.perf_counter()
@@ -181,8 +179,7 @@ def _call(case: Case, function: Callable, inputs: Inputs, backward: bool) -> Cal
     if not backward:
         return lambda: function(*inputs)
     # A backward that writes over what was saved cannot run twice.
-    if hasattr(torch._functorch.config, "donated_buffer"):
-        torch._functorch.config.donated_buffer = False
+    functorch.config.donated_buffer = False
     given = with_grads(case, inputs)
     made = results_of(function(*given))
     given_back = cotangents(tuple(y.detach() for y in made))

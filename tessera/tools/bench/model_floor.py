@@ -12,13 +12,14 @@ from statistics import median
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
 from tessera.ops.fp8 import refusal
 from tessera.ops.quantized import dequantized
 from tessera.tools.bench.measure import timed_block
 from tessera.tools.llama import Cache
+from tessera.torch_internals.dispatch import TorchDispatchMode
+from tessera.torch_internals.operators import op_schema, scaled_mm
+from tessera.torch_internals.pytree import tree_flatten
 
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "_grouped_mm", "_scaled_mm"}
 ATTENTION = "_scaled_dot_product_"
@@ -36,7 +37,7 @@ class Products(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # noqa: ANN001, ANN204
         kwargs = kwargs or {}
-        name = func._schema.name.removeprefix("aten::")
+        name = op_schema(func).name.removeprefix("aten::")
         if name in PRODUCTS or name.startswith(ATTENTION) or name == QUANTIZED:
             key = _signature(func, args, kwargs)
             if key not in self._known:
@@ -58,7 +59,7 @@ def _quantized(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, ki
         full = dequantized(weight, scale, kind).to(x.dtype).t()
         return lambda: rows @ full
     q, own, theirs = rows.to(weight.dtype), scale.new_ones((rows.shape[0], 1)), scale[None]
-    return lambda: torch._scaled_mm(q, weight.t(), own, theirs, out_dtype=x.dtype, use_fast_accum=True)
+    return lambda: scaled_mm(q, weight.t(), own, theirs, out_dtype=x.dtype, use_fast_accum=True)
 
 
 def _signature(func: object, args: tuple, kwargs: dict) -> tuple:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from statistics import median
 
 import torch
-import torch._dynamo
 from torch import Tensor
 
 from tessera.tools.bench.kernel_cuda import Clock, copy_rate
@@ -74,7 +73,7 @@ def run(options: Options, say: Say, done: Callable[[list[Row]], None] = lambda r
 
 def measure(row: Row, job: Job, options: Options, copy: float, say: Say) -> None:
     """Fill in one row."""
-    torch._dynamo.reset()
+    torch.compiler.reset()
     tidy(options.device)
     calls: dict[str, Callable[[], object]] = {}
     who = names(options.who, job)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch.utils import _pytree as pytree
+
+from tessera.torch_internals import pytree
 
 
 def pull(out: object) -> bool:

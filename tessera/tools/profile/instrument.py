@@ -11,13 +11,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-import torch
-
 from tessera.executors.aten import bind
 from tessera.ir.printer import compile_trace
 from tessera.passes.memory.schedule import lifetimes
 from tessera.pipeline.account import Program
 from tessera.pipeline.compilation import Compilation
+from tessera.torch_internals.profiler import RecordFunctionFast
 
 Log = list[tuple[int, int, int, int]]  # program, equation (or WHOLE), start and end in nanoseconds
 WHOLE = -1
@@ -92,7 +91,7 @@ def ranged(number: int, program: Program) -> Callable:
 
 
 def _range(name: str):  # noqa: ANN202
-    return torch._C._profiler._RecordFunctionFast(name)
+    return RecordFunctionFast(name)
 
 
 def _compiled(program: Program, around: Callable[[int, str], list[str]], scope: dict[str, object]) -> Callable:

@@ -15,6 +15,7 @@ from tessera.tools.profile.instrument import WHOLE
 from tessera.tools.profile.measured import Row, Span
 from tessera.tools.profile.sample import Ran, Step
 from tessera.tools.profile.work import work
+from tessera.torch_internals.operators import op_name
 
 Programs = list[tuple[str, Program]]
 
@@ -87,11 +88,11 @@ def operator_of(eqn: Equation) -> str:
     """Of a region, its operators, each once."""
     op = eqn.op
     if not isinstance(op, Special):
-        return f"{op.namespace}.{op._opname}"
+        return f"{op.namespace}.{op_name(op)}"
     if op.body is not None:
         inner = (operator_of(e).removeprefix("aten.") for e in op.body.equations)
         return " + ".join(dict.fromkeys(inner))
-    return f"{op.of.namespace}.{op.of._opname}" if op.of is not None else repr(op)
+    return f"{op.of.namespace}.{op_name(op.of)}" if op.of is not None else repr(op)
 
 
 def lines_of(eqn: Equation) -> tuple[tuple[str, int], ...]:

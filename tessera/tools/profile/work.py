@@ -18,6 +18,8 @@ from tessera.ir.views import MAY_COPY
 from tessera.machines import Machine
 from tessera.ops.op import flops as declared_flops
 from tessera.ops.op import rules
+from tessera.torch_internals.memory import storage_id
+from tessera.torch_internals.operators import op_name
 from tessera.util.names import names
 
 MATRIX = ("matmul", "attention", "conv")  # families that run on matrix units
@@ -123,9 +125,9 @@ def _views(given: TensorType, made: TensorType) -> bool:
     if shape == wanted:
         return stride == [size_hint(s) for s in made.stride]
     like = torch.empty_strided(shape, stride, device="meta", dtype=given.dtype)
-    return like.reshape(wanted).untyped_storage()._cdata == like.untyped_storage()._cdata
+    return storage_id(like.reshape(wanted)) == storage_id(like)
 
 
 def _name(eqn: Equation) -> str:
     op = _plain(eqn).op
-    return op.name if isinstance(op, Special) else op._opname
+    return op.name if isinstance(op, Special) else op_name(op)

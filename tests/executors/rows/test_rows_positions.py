@@ -92,7 +92,8 @@ def compared(step: Callable[..., Tensor], args: tuple[Tensor, ...]) -> list[str]
     with torch.no_grad():
         for one, two in zip((fast(*args), *args), (step(*exact), *exact), strict=True):
             torch.testing.assert_close(one.double(), two.double(), rtol=0.02, atol=0.02)
-    return [str(eqn.op) for eqn in tessera.stages(fast)["cached_attention"].trace.equations]
+    (compilation,) = fast.__tessera__.compilations()
+    return [str(eqn.op) for eqn in compilation.account.programs[-1].trace.equations]
 
 
 def step_of(write: Callable, mask: Callable, dim: int, repeat: bool = False) -> Callable[..., Tensor]:

@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from tessera.executors.rows.kernels import split_attention
-from tessera.executors.rows.limits import early, planned_for
+from tessera.executors.rows.limits import early, units
 from tessera.executors.rows.operators import PLAIN
-
-UNITS = planned_for().units
 
 
 def angles(cosine: Tensor | None, sine: Tensor | None, head: int, other: Tensor) -> tuple[Tensor, Tensor, int, int]:
@@ -80,7 +78,7 @@ def _attention(
     key_norm, key_eps, key_shift, *key_turn = prepare_key
     key_cosine, key_sine, key_cosines, key_sines = angles(*key_turn, head, q)
     new_k, new_v = (q, q) if new is None else (_heads(x, batch, head) for x in new)
-    split, step, registers, parts = attention_plan(batch * groups, length, head, UNITS)
+    split, step, registers, parts = attention_plan(batch * groups, length, head, units(k.device))
     span = math.ceil(math.ceil(length / parts) / (split * step)) * split * step
     parts = math.ceil(length / span)
     sums = torch.empty((batch * heads, parts, head) if parts > 1 else (1,), dtype=torch.float32, device=q.device)

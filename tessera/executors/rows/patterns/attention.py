@@ -32,7 +32,7 @@ class Attention(Pattern):
 
     def find(self) -> None:
         for eqn in self.trace.equations:
-            if getattr(eqn.op, "_opname", "") == "scaled_dot_product_attention" and limits.runs(eqn.out.tensor.device):
+            if eqn.opname == "scaled_dot_product_attention" and limits.runs(eqn.out.tensor.device):
                 self.attention(eqn)
 
     def attention(self, eqn: Equation) -> None:
@@ -65,16 +65,16 @@ class Attention(Pattern):
         """What attention reads its keys or values from, and where that has its length: through a transposition, and
         before they were repeated for the heads that share them."""
         x = self.unrepeated(x, 1)
-        eqn = self.made_by(x, "transpose", "permute")
+        eqn = self.maker(x, "transpose", "permute")
         swaps = eqn is not None and list(self.order(eqn)) == [0, 2, 1, 3]
         return (self.unrepeated(eqn.inputs()[0], 2), 1) if swaps else (x, 2)  # type: ignore[union-attr]
 
     def unrepeated(self, x: Value, dim: int) -> Value:
         """Heads at `dim`, each once."""
-        flat = self.made_by(x, "reshape", "view", "_unsafe_view", "flatten")
-        copied = self.made_by(flat.args[0], "clone", "contiguous") if flat is not None else None
-        grown = self.made_by((copied or flat).args[0], "expand") if flat is not None else None  # type: ignore[union-attr]
-        given = self.made_by(grown.args[0], "unsqueeze") if grown is not None else None
+        flat = self.maker(x, "reshape", "view", "_unsafe_view", "flatten")
+        copied = self.maker(flat.args[0], "clone", "contiguous") if flat is not None else None
+        grown = self.maker((copied or flat).args[0], "expand") if flat is not None else None  # type: ignore[union-attr]
+        given = self.maker(grown.args[0], "unsqueeze") if grown is not None else None
         source = given.args[0] if given is not None and given.args[1] == dim + 1 else None
         if grown is None or not isinstance(source, Value) or source.ndim != 4 or source.tensor.stride[-1] != 1:
             return x
@@ -104,10 +104,10 @@ class Attention(Pattern):
         if not isinstance(mask, Value) or mask.ndim > 4:
             return None
         sequences, *between, last = (*[1] * (4 - mask.ndim), *mask.shape)
-        compares = self.made_by(self.in_order(mask), "le", "ge", "lt", "gt")
+        compares = self.maker(self.in_order(mask), "le", "ge", "lt", "gt")
         if compares is None or between != [1, 1] or sequences not in (1, batch) or size_key(last) != size_key(length):
             return None
-        name = compares.op._opname  # type: ignore[union-attr]
+        name = compares.opname
         numbers, where = compares.args if name in ("le", "lt") else compares.args[::-1]
         if not isinstance(numbers, Value) or not isinstance(where, Value) or not counts(self, numbers):
             return None
@@ -115,7 +115,7 @@ class Attention(Pattern):
             return None
         where = self.in_order(where)
         if name in ("lt", "gt"):
-            after = self.made_by(where, "add")
+            after = self.maker(where, "add")
             if after is None or after.args[1:] != (1,) or after.kwargs or not isinstance(after.args[0], Value):
                 return None
             where = self.in_order(after.args[0])

@@ -22,6 +22,7 @@ from tessera.executors.rows import limits
 from tessera.executors.rows.patterns.match import Pattern
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.schema import bind
+from tessera.torch_internals.dispatch import DisableTorchDispatch
 
 
 class Update(NamedTuple):
@@ -33,7 +34,7 @@ class Update(NamedTuple):
 
 def update_of(p: Pattern, eqn: Equation) -> Update | None:
     """The update that an equation makes, if the kernels take it."""
-    find = _FORMS.get(getattr(eqn.op, "_opname", ""))
+    find = _FORMS.get(eqn.opname)
     update = find(p, eqn) if find is not None else None
     if update is None or not limits.cache(update.cache.tensor, update.dim) or update.new.dtype != update.cache.dtype:
         return None
@@ -54,9 +55,9 @@ def counts(p: Pattern, v: Arg) -> bool:
     v = p.in_order(v)
     tensor = p.trace.constants.get(v)
     if tensor is not None:
-        with torch._C._DisableTorchDispatch():
+        with DisableTorchDispatch():
             return torch.equal(tensor.flatten(), torch.arange(tensor.numel(), dtype=tensor.dtype, device=tensor.device))
-    eqn = p.made_by(v, "arange")
+    eqn = p.maker(v, "arange")
     return eqn is not None and len(eqn.args) == 1
 
 
@@ -76,7 +77,7 @@ def _scatter(p: Pattern, eqn: Equation) -> Update | None:
         return None
     cache, dim, index, new = eqn.args
     assert isinstance(cache, Value) and isinstance(index, Value) and cache.ndim == index.ndim
-    spread = p.made_by(index, "expand", "repeat")
+    spread = p.maker(index, "expand", "repeat")
     if spread is None or index.shape != new.shape or new.shape[dim] != 1:  # type: ignore[union-attr,index]
         return None
     column = spread.inputs()[0]
@@ -115,10 +116,10 @@ def _one_by_one(p: Pattern, eqn: Equation) -> Update | None:
     """A chain of writes to one sequence after the other, each of which is written once."""
     batch, done, v = eqn.out.shape[0], {}, eqn.out
     versions, sources = {v}, []
-    while (scatter := p.made_by(v, "select_scatter")) is not None and len(done) != batch:
+    while (scatter := p.maker(v, "select_scatter")) is not None and len(done) != batch:
         base, inner, dim, b = scatter.args
-        written = p.made_by(inner, "index_copy")
-        row = p.made_by(written.args[0], "select") if written is not None else None
+        written = p.maker(inner, "index_copy")
+        row = p.maker(written.args[0], "select") if written is not None else None
         if dim != 0 or b in done or row is None or row.args[1:] != (0, b):
             return None
         assert written is not None and isinstance(base, Value)
@@ -137,7 +138,7 @@ def _one_by_one(p: Pattern, eqn: Equation) -> Update | None:
 
 def _whole(p: Pattern, v: Value, b: int) -> Value | None:
     """What a value is row `b` of, element by element."""
-    eqn = p.made_by(p.in_order(v), "select", "slice")
+    eqn = p.maker(p.in_order(v), "select", "slice")
     if eqn is None:
         return None
     (source, dim, *where), _ = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]

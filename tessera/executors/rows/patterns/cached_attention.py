@@ -9,13 +9,13 @@ its heads is written as it lies, and read transposed.
 from __future__ import annotations
 
 import torch
-from torch._ops import OpOverload
 
 from tessera.executors.rows.operators import PLAIN
 from tessera.ir.equation import Equation, Operator, Special, Value
 from tessera.ir.schema import schema_of
 from tessera.ir.trace import Trace
 from tessera.passes.memory.alias import Roots, always_view, roots
+from tessera.torch_internals.operators import OpOverload
 
 ops = torch.ops.tessera
 WRITE, ATTENTION, CACHED = ops.cache_write.default, ops.decode_attention.default, ops.cached_attention.default

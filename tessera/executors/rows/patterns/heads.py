@@ -12,6 +12,7 @@ from tessera.executors.rows.operators import PLAIN
 from tessera.executors.rows.patterns.match import Pattern, pairs
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.schema import bind
+from tessera.torch_internals.operators import op_name
 
 
 class Heads(NamedTuple):
@@ -32,9 +33,9 @@ def heads_of(p: Pattern, v: Value, batch: int) -> Heads:
 
 def _turned(p: Pattern, v: Value, batch: int) -> tuple[Value, Value, Value] | None:
     """`x * cos + cat(-second half, first half) * sin` -> x, cos and sin."""
-    for first, second in pairs(p.made_by(v, "add")):
-        for x, cosine in pairs(p.made_by(first, "mul")):
-            for crossed, sine in pairs(p.made_by(second, "mul")):
+    for first, second in pairs(p.maker(v, "add")):
+        for x, cosine in pairs(p.maker(first, "mul")):
+            for crossed, sine in pairs(p.maker(second, "mul")):
                 if isinstance(x, Value) and x.dtype == v.dtype and x.shape == v.shape and _crosses(p, crossed, x):
                     angles = [_angle(p, a, x, batch) for a in (cosine, sine)]
                     return None if None in angles else (x, *angles)  # type: ignore[return-value]
@@ -55,11 +56,11 @@ def _angle(p: Pattern, v: Arg, x: Value, batch: int) -> Value | None:
 
 def _crosses(p: Pattern, v: Arg, x: Value) -> bool:
     """`cat(-second half, first half)` of x."""
-    joined = p.made_by(v, "cat")
+    joined = p.maker(v, "cat")
     if joined is None or not _last(joined, x.ndim):
         return False
     parts = joined.args[0]
-    negative = p.made_by(parts[0], "neg") if len(parts) == 2 else None  # type: ignore[index,arg-type]
+    negative = p.maker(parts[0], "neg") if len(parts) == 2 else None  # type: ignore[index,arg-type]
     return negative is not None and _halves(p, x, parts[1], negative.args[0])  # type: ignore[index]
 
 
@@ -70,16 +71,16 @@ def _last(cat: Equation, rank: int) -> bool:
 
 def _halves(p: Pattern, x: Value, low: Arg, high: Arg) -> bool:
     """The two halves of x along its last dimension."""
-    eqn = p.made_by(low, "chunk", "split")
+    eqn = p.maker(low, "chunk", "split")
     size = x.shape[-1]
     if eqn is not None:
-        whole = eqn.args[0] is x and eqn.args[1] == (2 if eqn.op._opname == "chunk" else size // 2)  # type: ignore[union-attr]
+        whole = eqn.args[0] is x and eqn.args[1] == (2 if op_name(eqn.op) == "chunk" else size // 2)  # type: ignore[union-attr]
         return whole and list(eqn.outputs) == [low, high] and _last(eqn.with_(args=eqn.args[1:]), x.ndim)
     return _slice_of(p, low, x) == (0, size // 2) and _slice_of(p, high, x) == (size // 2, size)
 
 
 def _slice_of(p: Pattern, v: Arg, x: Value) -> tuple[int, int] | None:
-    eqn = p.made_by(v, "slice")
+    eqn = p.maker(v, "slice")
     if eqn is None or eqn.args[0] is not x:
         return None
     (_, dim, start, end, step), _ = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]

@@ -31,7 +31,7 @@ class Layer:
 
     @staticmethod
     def of(eqn: Equation) -> Layer | None:
-        name = getattr(eqn.op, "_opname", "")
+        name = eqn.opname
         if name == "linear":
             (x, weight, bias), _ = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
             return Layer(eqn, x, weight, None, bias, "")  # type: ignore[arg-type]
@@ -85,7 +85,7 @@ class Linears(Pattern):
             activation = self.reader(gate.eqn.out)
             name = gate_of(activation)
             product = self.reader(activation.out) if activation is not None and name else None
-            if product is None or getattr(product.op, "_opname", "") != "mul" or self.reader(up.eqn.out) is not product:
+            if product is None or product.opname != "mul" or self.reader(up.eqn.out) is not product:
                 continue
             inside = {activation.out, up.eqn.out} == set(product.inputs())  # type: ignore[union-attr]
             if inside and gate.eqn.out.shape == up.eqn.out.shape and product.out.dtype == gate.x.dtype:
@@ -106,7 +106,7 @@ class Linears(Pattern):
     def added(self, linear: Equation) -> tuple[Equation, Value] | None:
         """The residual that is added to a layer's result, and where."""
         total = self.reader(linear.out)
-        if total is None or getattr(total.op, "_opname", "") != "add":
+        if total is None or total.opname != "add":
             return None
         for result, residual in pairs(total):
             if result is linear.out and isinstance(residual, Value) and residual is not result:
@@ -117,7 +117,7 @@ class Linears(Pattern):
 
 def gate_of(eqn: Equation | None) -> str:
     """What `rows_linear` calls an activation, if it knows it."""
-    match getattr(eqn.op, "_opname", "") if eqn is not None else "":
+    match eqn.opname if eqn is not None else "":
         case "silu":
             return "silu"
         case "gelu":

@@ -13,12 +13,12 @@ from typing import NamedTuple
 import torch
 
 from tessera.executors.rows.limits import DTYPES
-from tessera.ir.builder import Builder
 from tessera.ir.equation import Arg, Equation, Value
-from tessera.ir.mode import mode_of
+from tessera.ir.rewrite import Rewrite
 from tessera.ir.schema import bind
 from tessera.ir.trace import Trace
 from tessera.passes.clean.dce import dce
+from tessera.torch_internals.operators import op_name
 from tessera.util.names import names
 
 ORDERED = names("view reshape _unsafe_view unsqueeze squeeze flatten unflatten contiguous clone alias detach")
@@ -34,30 +34,23 @@ class Norm(NamedTuple):
     shift: float
 
 
-class Pattern:
+class Pattern(Rewrite):
     """One pattern, rewritten wherever a trace has it."""
 
     def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-        self.makers = {v: eqn for eqn in trace.equations for v in eqn.results()}
-        self.users = trace.users()
-        self.results = {*trace.results(), *(v for v, _ in trace.symbols.values())}
-        self.builder = Builder(trace.name, mode_of(trace))
-        self.builder.reserve(list(trace.values()))
+        super().__init__(trace)
         self.replaced: dict[Equation, Callable[[], None]] = {}
 
     def run(self) -> Trace:
         self.find()
         if not self.replaced:
             return self.trace
-        for eqn in self.trace.equations:
-            make = self.replaced.get(eqn)
-            if make is None:
-                self.builder.equations.append(eqn)
-                continue
-            with self.builder, self.builder.at(eqn):
-                make()
-        return dce(self.trace.with_(equations=tuple(self.builder.equations)))
+        for eqn in self:
+            if eqn in self.replaced:
+                self.erase()
+                with self.at(eqn):
+                    self.replaced[eqn]()
+        return dce(self.finish())
 
     def find(self) -> None:
         raise NotImplementedError
@@ -71,22 +64,13 @@ class Pattern:
 
     # --- who makes and who reads ---
 
-    def made_by(self, v: Arg, *names: str) -> Equation | None:
-        eqn = self.makers.get(v) if isinstance(v, Value) else None
-        return eqn if eqn is not None and getattr(eqn.op, "_opname", "") in names else None
-
     def only(self, v: Value, *readers: Equation) -> bool:
         """Nothing but these equations wants a value."""
         return v not in self.results and set(self.users.get(v, ())) <= set(readers)
 
-    def reader(self, v: Value) -> Equation | None:
-        """The only equation that wants a value."""
-        users = self.users.get(v, [])
-        return users[0] if len(users) == 1 and v not in self.results else None
-
     def uncast(self, v: Arg) -> Arg:
         """A value before it was given another precision."""
-        eqn = self.made_by(v, "_to_copy")
+        eqn = self.maker(v, "_to_copy")
         if eqn is None:
             return v
         before, after = eqn.inputs()[0].tensor, eqn.out.tensor
@@ -110,7 +94,7 @@ class Pattern:
 
     def keeps_order(self, eqn: Equation) -> bool:
         """A view that leaves elements in their order: dimensions move only past those of size one."""
-        name = getattr(eqn.op, "_opname", "")
+        name = eqn.opname
         if name not in MOVING:
             return name in ORDERED
         shape = eqn.inputs()[0].shape
@@ -121,7 +105,7 @@ class Pattern:
     def order(eqn: Equation) -> list[int]:
         """Where the dimensions of a transposition's result stood before."""
         rank = eqn.out.ndim
-        if eqn.op._opname == "permute":  # type: ignore[union-attr]
+        if eqn.opname == "permute":
             return [d % rank for d in eqn.args[1]]  # type: ignore[union-attr,operator]
         order = list(range(rank))
         one, two = eqn.args[1:3]
@@ -139,7 +123,7 @@ class Pattern:
         return norm if along and v.shape == source.shape else None
 
     def whole_norm(self, v: Value) -> Norm | None:
-        eqn = self.made_by(v, "rms_norm")
+        eqn = self.maker(v, "rms_norm")
         if eqn is None:
             return None
         (source, shape, weight, eps), _ = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
@@ -149,7 +133,7 @@ class Pattern:
 
     def written_norm(self, v: Value) -> Norm | None:
         """`weight * unit(x)`, either cast from single precision."""
-        for weight, unit in pairs(self.made_by(self.uncast(v), "mul")):
+        for weight, unit in pairs(self.maker(self.uncast(v), "mul")):
             source, eps = self.unit(self.uncast(unit)) or (None, 0.0)
             if source is None:
                 continue
@@ -160,19 +144,19 @@ class Pattern:
 
     def shifted(self, weight: Arg) -> tuple[Arg, float]:
         """`w + 1.0` -> w and 1.0."""
-        eqn = self.made_by(weight, "add")
+        eqn = self.maker(weight, "add")
         if eqn is None or len(eqn.args) != 2 or eqn.kwargs or not isinstance(eqn.args[1], int | float):
             return weight, 0.0
         return self.uncast(eqn.args[0]), float(eqn.args[1])
 
     def unit(self, v: Arg) -> tuple[Value, float] | None:
         """`x * rsqrt(mean(x * x) + eps)` in single precision -> x before its cast, and eps."""
-        for x, factor in pairs(self.made_by(v, "mul")):
-            root = self.made_by(factor, "rsqrt")
-            total = self.made_by(root.args[0], "add") if root is not None else None
+        for x, factor in pairs(self.maker(v, "mul")):
+            root = self.maker(factor, "rsqrt")
+            total = self.maker(root.args[0], "add") if root is not None else None
             if total is None or len(total.args) != 2 or total.kwargs or not isinstance(total.args[1], int | float):
                 continue
-            mean = self.made_by(total.args[0], "mean")
+            mean = self.maker(total.args[0], "mean")
             if mean is None or not isinstance(x, Value) or x.dtype != torch.float32 or not self.means_squares(mean, x):
                 continue
             source = self.uncast(x)
@@ -186,10 +170,10 @@ class Pattern:
         squares, dims, keep = positional[:3]
         if not keep or list(dims or ()) not in ([-1], [x.ndim - 1]):  # type: ignore[call-overload]
             return False
-        eqn = self.made_by(squares, "pow", "mul", "square")
+        eqn = self.maker(squares, "pow", "mul", "square")
         if eqn is None or eqn.args[0] is not x:
             return False
-        return eqn.op._opname == "square" or eqn.args[1] == 2 or eqn.args[1] is x  # type: ignore[union-attr]
+        return op_name(eqn.op) == "square" or eqn.args[1] == 2 or eqn.args[1] is x  # type: ignore[union-attr]
 
 
 def pairs(eqn: Equation | None) -> list[tuple[Arg, Arg]]:

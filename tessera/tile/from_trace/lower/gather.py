@@ -18,6 +18,7 @@ from tessera.tile.from_trace.index import ONE, ZERO, Index, Indices, Unlowerable
 from tessera.tile.from_trace.lower.rule import SELECT, SOURCE, Call, Reader, Rule, define, wrap
 from tessera.tile.from_trace.lower.view import _index, from_start, shape_of, start_of
 from tessera.tile.from_trace.values import T
+from tessera.torch_internals.operators import overload_name
 
 # --- joining and padding --------------------------------------------------------------------------------
 
@@ -254,7 +255,7 @@ define("scalar_tensor", _filled(0))
 
 
 def _arange(reader: Reader, call: Call, at: Indices) -> T:
-    form = call.eqn.op._overloadname  # type: ignore[union-attr]
+    form = overload_name(call.eqn.op)  # type: ignore[union-attr]
     start, step = (0, 1) if form == "default" else (call.args[0], call.args[2] if form == "start_step" else 1)
     if not all(isinstance(x, (int, float)) for x in (start, step)):
         raise Unlowerable("a range that starts or steps by a number known only at run time")

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from torch._ops import OpOverload
 
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.tile.from_trace.index import Index, Indices, Ranges
 from tessera.tile.from_trace.values import Emit, T
+from tessera.torch_internals.operators import OpOverload, op_name, overload_name
 
 POINTWISE, VIEW, SELECT, SOURCE, REDUCE, SCAN = "pointwise", "view", "select", "source", "reduce", "scan"
 CONTRACT = "contract"
@@ -96,8 +96,8 @@ def rule_of(op: object) -> Rule | None:
     if not isinstance(op, OpOverload) or op.namespace not in ("aten", "prims", "tessera"):
         return None
     if op.namespace == "tessera":  # names of its own: `aten.uniform` draws, `tessera.uniform` computes
-        return RULES.get(f"tessera.{op._opname}")
-    return RULES.get(f"{op._opname}.{op._overloadname}") or RULES.get(op._opname)
+        return RULES.get(f"tessera.{op_name(op)}")
+    return RULES.get(f"{op_name(op)}.{overload_name(op)}") or RULES.get(op_name(op))
 
 
 def wrap(dim: int, rank: int) -> int:

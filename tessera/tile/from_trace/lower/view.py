@@ -28,6 +28,7 @@ from tessera.tile.from_trace.index import (
 )
 from tessera.tile.from_trace.lower.rule import VIEW, Call, Move, Reader, Rule, define, dims_of, wrap
 from tessera.tile.from_trace.values import T
+from tessera.torch_internals.operators import op_name
 from tessera.util.names import names
 
 
@@ -76,7 +77,7 @@ view("alias detach lift_fresh lift positive", _same, _same)
 def _order(call: Call) -> list[int]:
     """Which dimension of the argument each dimension of the result is."""
     rank = call.first.ndim
-    name, args = call.eqn.op._opname, call.args[1:]  # type: ignore[union-attr]
+    name, args = op_name(call.eqn.op), call.args[1:]  # type: ignore[union-attr]
     if name == "permute":
         return [wrap(d, rank) for d in args[0]]  # type: ignore[union-attr]
     order = list(range(rank))
@@ -125,7 +126,7 @@ COPIES = names("flip repeat tile roll")
 
 def copies(call: Call) -> bool:
     """The result has memory of its own: dimensions that become one do not lie in memory as one."""
-    name = call.eqn.op._opname  # type: ignore[union-attr]
+    name = op_name(call.eqn.op)  # type: ignore[union-attr]
     if name not in MAY_COPY & RESHAPES:
         return name in COPIES
     shape, stride = shape_of(call.first), strides_of(call.first.tensor.stride)

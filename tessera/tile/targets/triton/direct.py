@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from tessera.tile.targets.allocate import empty_cuda as empty_cuda
+from tessera.torch_internals import cuda
+from tessera.torch_internals.memory import empty_cuda as empty_cuda
 
-current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+current_device: Callable[[], int] = cuda.current_device or torch.cuda.current_device
 ALIGNED = 15  # bits that the address of no buffer has
 
 

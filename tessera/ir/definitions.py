@@ -1,4 +1,4 @@
-"""What executors' own callables stand for, as Python.
+"""Definitions of executors' own callables, as Python over PyTorch's operators.
 
 In: a trace after claiming, whose equations call `tile.region_0(x, w)` or `sdpa.scaled_dot_product_attention(q, k, v)`.
 Out: the text of one class an executor, with a function for every such call: the region's equations, or the operator.
@@ -8,22 +8,20 @@ So a saved program runs by itself at every stage, by PyTorch's own operators.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
+from tessera.ir.block import Block
 from tessera.ir.equation import Operator, Special
-
-if TYPE_CHECKING:
-    from tessera.ir.trace import Trace
+from tessera.torch_internals.operators import op_name, overload_name
 
 INDENT = "    "
 # Writes the function of a region: its trace, its name, the results it writes over arguments.
-Body = Callable[["Trace", str, dict[int, int]], list[str]]
+Body = Callable[[Block, str, dict[int, int]], list[str]]
 
 
-class StandIns:
+class Definitions:
     """Names for the callables of executors: no two share one, and no value of the program has an executor's."""
 
-    def __init__(self, trace: Trace, values: set[str]) -> None:
+    def __init__(self, trace: Block, values: set[str]) -> None:
         self.classes: dict[str, dict[str, Special]] = {}  # executor -> name in its class -> callable
         self._names: dict[Special, str] = {}
         for op in dict.fromkeys(_claimed(trace)):
@@ -56,20 +54,20 @@ def _function(name: str, op: Special, body: Body) -> list[str]:
     if op.body is not None:
         return body(op.body, name, {})
     if op.of is not None:
-        return [f"{name} = torch.ops.{op.of.namespace}.{op.of._opname}.{op.of._overloadname}"]
+        return [f"{name} = torch.ops.{op.of.namespace}.{op_name(op.of)}.{overload_name(op.of)}"]
     return [
         f"def {name}(*_):",
         f"{INDENT}raise NotImplementedError('{op!r} is a function inside Tessera and has no text of its own')",
     ]
 
 
-def _claimed(trace: Trace) -> Iterator[Special]:
+def _claimed(trace: Block) -> Iterator[Special]:
     for eqn in trace.equations:
         if isinstance(eqn.op, Special) and eqn.op.namespace != "tessera":
             yield eqn.op
-        for a in eqn.args:
-            if hasattr(a, "equations"):
-                yield from _claimed(a)  # type: ignore[arg-type]
+        for body in eqn.args:
+            if isinstance(body, Block):
+                yield from _claimed(body)
 
 
 def _same(a: Special, b: Special) -> bool:

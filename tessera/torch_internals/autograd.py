@@ -1,0 +1,53 @@
+"""Autograd's engine: its switches, what it notes on tensors, and the classes behind tensors and functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from tessera.torch_internals.lookup import symbol
+
+# Dynamo's graphs call these two by name, so that they are looked for there too.
+set_grad_enabled: Callable[[bool], None] = symbol("torch._C._set_grad_enabled", "grad mode as a program sets it")
+set_fwd_grad_enabled: Callable[[bool], None] = symbol(
+    "torch._C._set_fwd_grad_enabled", "forward-mode differentiation as a program sets it"
+)
+is_fwd_grad_enabled: Callable[[], bool] = symbol(
+    "torch._C._is_fwd_grad_enabled", "forward-mode differentiation as a program sets it"
+)
+get_data_attr = symbol("torch._C._autograd._get_data_attr", "finding `.data` in Dynamo's graphs")
+DelayedError = symbol("torch._C._functions.DelayedError", "refusing a second derivative where it is asked for")
+# The class that Tensor is made of: its methods are eager's, whatever Tensor's own are replaced by.
+TensorBase = symbol("torch._C.TensorBase", "methods of tensors, while those of Tensor are watched")
+# The base of every user's Function, in whose `apply` each call ends.
+SingleLevelFunction = symbol("torch.autograd.function._SingleLevelFunction", "functions with a derivative of their own")
+BackwardState = symbol(
+    "torch.fx.experimental._backward_state.BackwardState", "refusing graphs made for compiled autograd"
+)
+
+# Of a tensor: how often it was written, and the tensor that it is a view of.
+version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
+view_base: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("_base")
+# Whether it is a view, of anything.
+is_tensor_view: Callable[[torch.Tensor], bool] = torch.Tensor._is_view
+# Views that conjugate or negate when they are read.
+lazy_conj: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor._conj
+lazy_neg: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor._neg_view
+
+
+def hooks_of(leaf: torch.Tensor) -> tuple[dict, dict]:
+    """The hooks that wait for the gradient of this leaf, before and after it is accumulated."""
+    return leaf._backward_hooks or {}, getattr(leaf, "_post_accumulate_grad_hooks", None) or {}
+
+
+def has_hooks(leaf: torch.Tensor) -> bool:
+    return any(hooks_of(leaf))
+
+
+# Of a node, which the context of a Function is: the shape, dtype and device of each result.
+result_metadata: Callable[[Any], Any] = attrgetter("_input_metadata")
+# `torch.autograd.forward_ad` keeps the level of the innermost `dual_level` under this name; it is -1 outside of all.
+DUAL_LEVEL = "_current_level"

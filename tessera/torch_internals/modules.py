@@ -1,0 +1,45 @@
+"""What modules and optimizers keep under private names: hooks, buffers, counters."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn.modules import module as every_module
+from torch.optim import optimizer as every_optimizer
+
+from tessera.torch_internals.lookup import symbol
+
+# The dictionaries of a module's hooks, by kind; a hook for all modules is in the one of the module `torch.nn.modules`.
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_global_hooks = tuple(f"_global{kind}" for kind in HOOKS)
+Dropout = symbol("torch.nn.modules.dropout._DropoutNd", "trying models without dropout")
+
+
+def hooks_of(module: torch.nn.Module) -> dict[str, dict]:
+    return {kind: getattr(module, kind, {}) for kind in HOOKS}
+
+
+def hooks_of_all_modules() -> dict[str, dict]:
+    """Those of `register_module_forward_hook` and its like."""
+    return {kind: getattr(every_module, kind) for kind in _global_hooks}
+
+
+def own_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor | None]:
+    """The dictionary itself: the module's own buffers, without those of modules in it."""
+    return module._buffers
+
+
+def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Something is to run before or after `step`, of this optimizer or of all."""
+    return any(
+        (
+            optimizer._optimizer_step_pre_hooks,
+            optimizer._optimizer_step_post_hooks,
+            every_optimizer._global_optimizer_pre_hooks,
+            every_optimizer._global_optimizer_post_hooks,
+        )
+    )
+
+
+def mark_stepped(optimizer: torch.optim.Optimizer) -> None:
+    """Schedulers ask whether a step came before theirs."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]

@@ -1,0 +1,60 @@
+"""Operators as objects: their names and schemas, what PyTorch can do with one, and the callables behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from tessera.torch_internals.lookup import symbol
+
+if TYPE_CHECKING:
+    from torch._ops import HigherOrderOperator as HigherOrderOperator
+    from torch._ops import OpOverload as OpOverload
+    from torch._ops import OpOverloadPacket as OpOverloadPacket
+else:
+    OpOverload = symbol("torch._ops.OpOverload", "equations, whose operators it is the class of")
+    OpOverloadPacket = symbol("torch._ops.OpOverloadPacket", "operators that are named without an overload")
+    HigherOrderOperator = symbol("torch._ops.HigherOrderOperator", "operators over graphs, as torch.cond")
+
+# Of an overload: `linear`, `default`, and the schema as PyTorch has parsed it.
+op_name: Callable[[OpOverload], str] = attrgetter("_opname")
+overload_name: Callable[[OpOverload], str] = attrgetter("_overloadname")
+op_schema: Callable[[OpOverload], Any] = attrgetter("_schema")
+
+
+def aten_name(op: object) -> str:
+    """`linear` of `aten.linear.default`; empty for what is no operator of PyTorch's."""
+    return getattr(op, "_opname", "")
+
+
+def raw_callable(op: Callable) -> Callable:
+    """The C function that an overload calls in the end; anything else as it is."""
+    return getattr(op, "_op", op)
+
+
+def can_decompose(op: OpOverload) -> bool:
+    """PyTorch can write the operator as others: a composite kernel, or a decomposition in Python."""
+    return op._can_decompose()
+
+
+has_kernel: Callable[[str, str], bool] = symbol(
+    "torch._C._dispatch_has_kernel_for_dispatch_key", "telling composite operators from others"
+)
+all_operator_names: Callable[[], list[str]] = symbol("torch._C._dispatch_get_all_op_names", "`tessera op`")
+decomposition_table: dict[OpOverload, Callable] = symbol(
+    "torch._decomp.decomposition_table", "taking operators apart that have no rule"
+)
+variable_functions = symbol("torch._C._VariableFunctions", "calls of operators as cheap as eager's")
+nn_functions = symbol("torch._C._nn", "calls of operators as cheap as eager's")
+foreach_add_ = symbol("torch._foreach_add_", "the counters of an optimizer's state")
+foreach_copy_ = symbol("torch._foreach_copy_", "the inputs of a CUDA graph")
+scaled_mm = symbol("torch._scaled_mm", "timing products of 8 bits")
+fused_sdp_choice = symbol("torch._fused_sdp_choice", "asking which kernel of attention PyTorch would take")
+sdp_priority_order: Callable[[], list[int]] = symbol(
+    "torch._C._get_sdp_priority_order", "asking which kernel of attention PyTorch would take"
+)
+suggest_memory_format = symbol("torch._prims_common.suggest_memory_format", "the layout of a batch norm's result")
+clone_preserve_strides = symbol(
+    "torch._prims_common.clone_preserve_strides", "copies of what a user's Triton kernel writes"
+)

@@ -1,0 +1,36 @@
+"""Nested structures of arguments and results, as PyTorch flattens them: `torch.utils._pytree`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tessera.torch_internals.lookup import symbol
+
+_WHY = "arguments and results that are nested"
+if TYPE_CHECKING:
+    from torch.utils._pytree import GetAttrKey as GetAttrKey
+    from torch.utils._pytree import MappingKey as MappingKey
+    from torch.utils._pytree import SequenceKey as SequenceKey
+    from torch.utils._pytree import TreeSpec as TreeSpec
+    from torch.utils._pytree import _broadcast_to_and_flatten as broadcast_to_and_flatten
+    from torch.utils._pytree import tree_flatten as tree_flatten
+    from torch.utils._pytree import tree_flatten_with_path as tree_flatten_with_path
+    from torch.utils._pytree import tree_leaves as tree_leaves
+    from torch.utils._pytree import tree_map as tree_map
+    from torch.utils._pytree import tree_map_only as tree_map_only
+    from torch.utils._pytree import tree_structure as tree_structure
+    from torch.utils._pytree import tree_unflatten as tree_unflatten
+else:
+    TreeSpec = symbol("torch.utils._pytree.TreeSpec", _WHY)
+    tree_flatten = symbol("torch.utils._pytree.tree_flatten", _WHY)
+    tree_flatten_with_path = symbol("torch.utils._pytree.tree_flatten_with_path", _WHY)
+    tree_leaves = symbol("torch.utils._pytree.tree_leaves", _WHY)
+    tree_map = symbol("torch.utils._pytree.tree_map", _WHY)
+    tree_map_only = symbol("torch.utils._pytree.tree_map_only", _WHY)
+    tree_structure = symbol("torch.utils._pytree.tree_structure", _WHY)
+    tree_unflatten = symbol("torch.utils._pytree.tree_unflatten", _WHY)
+    # Steps on the way to a leaf, after which arguments are named.
+    MappingKey = symbol("torch.utils._pytree.MappingKey", "the names of arguments")
+    GetAttrKey = symbol("torch.utils._pytree.GetAttrKey", "the names of arguments")
+    SequenceKey = symbol("torch.utils._pytree.SequenceKey", "the names of arguments")
+    broadcast_to_and_flatten = symbol("torch.utils._pytree._broadcast_to_and_flatten", "the out_dims of a vmap rule")

@@ -1,0 +1,38 @@
+"""Symbolic sizes: the environment they live in, what is known of them, and the functions in their expressions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tessera.torch_internals.lookup import owner_of, symbol
+
+if TYPE_CHECKING:
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode as GuardOnDataDependentSymNode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv as ShapeEnv
+else:
+    ShapeEnv = symbol("torch.fx.experimental.symbolic_shapes.ShapeEnv", "programs of any size")
+    GuardOnDataDependentSymNode = symbol(
+        "torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode",
+        "saying that a program asks for the value of a tensor",
+    )
+
+statically_known_true = symbol(
+    "torch.fx.experimental.symbolic_shapes.statically_known_true", "comparing sizes without a guard"
+)
+size_functions = symbol("torch.utils._sympy.functions", "reading the expressions of symbolic sizes")
+PythonPrinter = symbol("torch.utils._sympy.printers.PythonPrinter", "printing symbolic sizes as Python")
+torch_check = symbol("torch._check", "what a program claims of numbers known only when it runs")
+# What all of torch._check and its like call; replaced there while a function is traced.
+CHECK_WITH = owner_of("torch._check_with", "what a program claims of numbers known only when it runs"), "_check_with"
+
+
+def symbol_values(env: ShapeEnv) -> dict:
+    """The numbers that an environment's symbols stood for; `var_to_val` was renamed."""
+    return env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+
+
+def unreplaced_expression(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
+    """The expression before PyTorch put in what it has learned since; `node.expr` is the one after."""
+    return number.node._expr
