@@ -24,7 +24,7 @@ from tessera.ir.record import Keep, Recorded, Recorder, record_with
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, type_of
 from tessera.torch_internals import pytree
-from tessera.torch_internals.fake import FakeTensorMode
+from tessera.torch_internals.fake import FakeTensorMode, forget_tensors
 from tessera.torch_internals.operators import OpOverload, op_name
 
 Step = tuple[OpOverload, tuple, dict, int | None, bool]  # a view, which of its results, whether made under no_grad
@@ -84,6 +84,7 @@ def capture(
     bases = [_laid_out(builder, base.read(builder), base.tensor, made.refs) for base in bases]
     trace = numbers_as_values(made.trace.with_(outputs=(*outputs, *bases)), builder)
     grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in fakes)
+    forget_tensors(builder.mode)
     return Captured(trace, made.spec, builder.mode, len(made.outputs), aliased, grads, left[0] if left else None)
 
 

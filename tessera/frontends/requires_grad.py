@@ -29,8 +29,9 @@ _INSIDE = (torch.__path__[0], PACKAGE)
 
 
 def with_history(tensors: Iterable[tuple[Value, object]], equations: Sequence[Equation]) -> set[Value]:
-    """The values that depend on tensors which require gradients; `tensors` are the program's inputs and constants."""
-    found = {v for v, x in tensors if isinstance(x, torch.Tensor) and _FLAG.__get__(x)}
+    """The values that depend on tensors which require gradients; `tensors` are the program's inputs and constants, or
+    True in place of an input that does."""
+    found = {v for v, x in tensors if x is True or (isinstance(x, torch.Tensor) and _FLAG.__get__(x))}
     for eqn in equations:
         keeps = eqn.op is KEEP_GRAD  # its history is that of its first argument, in whatever mode
         silent = NO_GRAD in eqn.tags and not is_view(eqn.op)  # a view requires gradients if its base does
@@ -58,8 +59,11 @@ def requires_grad_known(builder: Builder, inputs: Sequence[object]) -> Iterator[
         tensors = (*zip(builder.inputs, inputs, strict=True), *builder.constants.items())
         return value in with_history(tensors, builder.equations)
 
+    outer = vars(torch.Tensor).get("requires_grad")
     torch.Tensor.requires_grad = property(answer, _FLAG.__set__)  # type: ignore[assignment]
     try:
         yield
     finally:
         del torch.Tensor.requires_grad
+        if outer is not None:
+            torch.Tensor.requires_grad = outer

@@ -205,7 +205,10 @@ class Recorder(TorchDispatchMode):
             return self.view_change(func, args, kwargs)
         if schema.mutated:
             return self.write(func, args, kwargs)
-        return self.pure(func, args, kwargs, self.outcome(func, args, kwargs))
+        out = self.outcome(func, args, kwargs)
+        # Forward mode's zeros have no memory, and nothing may be written to them: a program has plain ones.
+        plain = torch.ops.aten.zeros.default if name == "_efficientzerotensor" else func
+        return self.pure(plain, args, kwargs, out)
 
     def outcome(self, func: OpOverload, args: tuple, kwargs: dict) -> Any:
         """What an operator gives on fake tensors."""

@@ -26,3 +26,8 @@ unset_fake_temporarily = symbol(f"{_HOME}.unset_fake_temporarily", "working on r
 detect_fake_mode = symbol("torch._guards.detect_fake_mode", "finding the mode that a program's fake tensors live in")
 # The fake mode that a user has entered, if any.
 active_fake_mode = partial(dispatch_mode, ModeKey.FAKE)
+
+
+def forget_tensors(mode: FakeTensorMode) -> None:
+    """Let go of the real tensors that fake ones were made of. PyTorch swaps no tensor that has a weak reference."""
+    mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()

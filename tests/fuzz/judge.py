@@ -46,7 +46,7 @@ MISSING = (
     "don't support automatic differentiation",
     "ZeroTensors are immutable",
     "because it is an out= function",
-    "element 0 of tensors does not require grad and does not have a grad_fn",  # of a view made under no_grad
+    "of tensors does not require grad and does not have a grad_fn",  # of a view made under no_grad
 )
 
 

@@ -179,5 +179,6 @@ def _trained(m: Maker, given: list[Input], sizes: dict[str, int]) -> list[Node]:
             lines.append(m.rng.choice(_flips(m, sizes)))
         lines += [x.line(sizes, m.seed()) for x in given]
         lines += [f"torch.manual_seed({m.seed()})", f"out = step({', '.join(names)})"]
-        lines.append(f"see(out=out, {_seen(names, False)}, opt=opt.state_dict()['state'], m=dict(m.state_dict()))")
+        state = "opt=dict(sorted(opt.state_dict()['state'].items()))"
+        lines.append(f"see(out=out, {_seen(names, False)}, {state}, m=dict(m.state_dict()))")
     return lines

@@ -9,14 +9,15 @@ numbers are baked in; other tensors closed over, such as a module's parameters, 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from tessera.frontends.captured import Aliased, aliases
+from tessera.frontends.requires_grad import requires_grad_known
 from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Value
@@ -76,11 +77,13 @@ def trace_function(
     types: dict[int, TensorType] | None = None,
     name: str = "",
     close: bool = False,
+    differentiated: Collection[int] = (),
 ) -> Traced:
     """Trace `fn(*args, **kwargs)`.
 
     `types[i]` replaces the type of the i-th flat argument (one example of a batch). With `close`, every tensor
-    closed over becomes an input and the trace has no constants: what a sub-trace must be.
+    closed over becomes an input and the trace has no constants: what a sub-trace must be. `differentiated` are the flat
+    arguments that a transform differentiates by: what is made of them says that it requires gradients.
     """
     leaves, in_spec = pytree.tree_flatten((args, kwargs or {}))
     places = tuple(i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor))
@@ -104,7 +107,9 @@ def trace_function(
     with fake.alone(), torch.enable_grad():
         fakes = [fake.fake_of((types or {}).get(i) or _type(leaves[i], i), mode) for i in places]
         try:
-            with watching(builder):
+            flags = [i in differentiated or leaves[i] for i in places]
+            told = requires_grad_known(builder, flags) if differentiated else nullcontext()
+            with watching(builder), told:
                 recorded = record_with(Recorder(builder, keep_whole), run, fakes, names)
         except ASKS_A_VALUE as error:
             raise value_needed(error) from error

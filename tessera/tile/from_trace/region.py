@@ -320,7 +320,7 @@ class _Lowering:
         if kind.startswith("arg"):
             return self._position(kind, x, source, dims)
         if many == ONE:
-            return x
+            return _from_zero(x) if kind == "sum" else x
         along = self.rows if self._walks(source, dims) else self.reduced
         if along is self.rows and (not x.axes >= {*self.reduced, *self.rows} or x.dtype.itemsize < 4):
             raise Unlowerable(f"{source.name}, summed over the rows, is no plain row of numbers")
@@ -346,7 +346,7 @@ class _Lowering:
         """A reduction of something that is the same everywhere along the reduced axis."""
         if kind == "sum":
             count = x.like(many.constant) if many.constant is not None else self.emit.iota(many).to(x.dtype)
-            return x * count
+            return _from_zero(x * count)
         if kind == "prod":
             raise Unlowerable("a product of equal elements")
         return x
@@ -370,13 +370,18 @@ class _Lowering:
 
     def running(self, kind: str, x: T, source: Value, dim: int) -> T:
         if not self.reduced or size_key(source.tensor.shape[dim]) == 1:
-            return x
+            return _from_zero(x) if kind == "sum" else x
         place = self.place.get(source)
         if place is None or len(self.reduced) > 1 or place[dim] != name(self.reduced[0]):
             raise Unlowerable("a running sum along a dimension that is not walked in order")
         if self.reduced[0] not in x.axes:
             x = x + self.emit.iota(name(self.reduced[0])).to(x.dtype) * 0
         return self.emit.scan(kind, x, self.reduced[0])
+
+
+def _from_zero(x: T) -> T:
+    """What adding to zero gives: 0.0 where x is -0.0."""
+    return x + x.like(0.0) if x.dtype.is_floating_point else x
 
 
 def _substitute(e: Index, parts: dict[str, Index], ranges: Ranges) -> Index:
