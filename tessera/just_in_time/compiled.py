@@ -20,7 +20,7 @@ from tessera.frontends.dynamo.module_hooks import ModuleHooks
 from tessera.func.dispatch import Dispatcher
 from tessera.ir.record import recording
 from tessera.just_in_time.backend import Backend
-from tessera.just_in_time.transformers import keep_own_call, own_call, watch
+from tessera.just_in_time.transformers import keep_own_call, own_call
 from tessera.pipeline.compilation import Compilation
 from tessera.torch_internals import dynamo
 from tessera.torch_internals.dynamo import InternalTorchDynamoError, TorchRuntimeError
@@ -150,7 +150,6 @@ def _compiled_module(module: torch.nn.Module, state: Compiled) -> torch.nn.Modul
     made = object.__new__(_module_classes[cls])
     object.__setattr__(made, "__dict__", module.__dict__)
     _states[id(made)] = state
-    watch(made)
     return made
 
 

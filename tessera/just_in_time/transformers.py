@@ -1,11 +1,10 @@
 """Models of transformers in which something is compiled: `generate` calls them as they are.
 
 With a static cache on a GPU, `generate` asks its model for `get_compiled_call`, which compiles the model's call once
-more, with Inductor. A model that is compiled, or one whose `forward` or child is, answers with its own call. No class
-of transformers is changed for that: a compiled model has a class of its own, which answers (`own_call`); another model
-has the answer as an attribute of its own (`keep_own_call`), for as long as what is compiled in it lives. A parent is
-told of a compiled child by PyTorch's hook on registering modules, which is set while there are compiled models
-(`watch`). A model further above asks Inductor: pass `disable_compile=True` to its `generate`.
+more, with Inductor. A model that is compiled, or one whose `forward` is, answers with its own call. No class of
+transformers is changed for that: a compiled model has a class of its own, which answers (`own_call`); another model has
+the answer as an attribute of its own (`keep_own_call`), for as long as what is compiled in it lives. A model of which
+only a part is compiled asks Inductor all the same: pass `disable_compile=True` to its `generate`.
 """
 
 from __future__ import annotations
@@ -15,12 +14,8 @@ import weakref
 from collections.abc import Callable
 
 from torch import nn
-from torch.nn.modules.module import register_module_module_registration_hook
-from torch.utils.hooks import RemovableHandle
 
 NAME = "get_compiled_call"
-_watched: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # compiled models, which may become somebody's children
-_hook: list[RemovableHandle] = []
 
 
 def own_call(cls: type) -> dict[str, Callable]:
@@ -48,23 +43,3 @@ def _forget(of: weakref.ref) -> None:
     model = of()
     if model is not None and not _in(model):
         model.__dict__.pop(NAME, None)
-
-
-def watch(compiled: nn.Module) -> None:
-    """Models that get this one as a child call themselves."""
-    if not hasattr(type(compiled), NAME):
-        return
-    if not _hook:
-        _hook.append(register_module_module_registration_hook(_registered))
-    _watched.add(compiled)
-    weakref.finalize(compiled, _unwatch).atexit = False
-
-
-def _registered(parent: nn.Module, _: str, child: nn.Module | None) -> None:
-    if child is not None and child in _watched:
-        keep_own_call(parent, child)
-
-
-def _unwatch() -> None:
-    if not _watched and _hook:
-        _hook.pop().remove()
