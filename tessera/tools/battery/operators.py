@@ -29,12 +29,8 @@ UNWRITTEN = ("empty", "resize", "new_empty")
 
 @functools.cache
 def database() -> dict[str, object]:
-    # PyTorch's test helpers forbid the whole process to set its flags. The process is not theirs alone.
-    forbid, torch.backends.disable_global_flags = torch.backends.disable_global_flags, lambda: None
-    try:
-        from tessera.torch_internals import samples
-    finally:
-        torch.backends.disable_global_flags = forbid
+    from tessera.torch_internals import samples  # takes seconds
+
     if reason := missing(samples.operators):  # they want numpy, and on some machines more
         raise Missing(f"PyTorch's samples cannot be imported: {reason}")
     # Random operators are wrapped in a function that seeds a generator; the operator itself is what is tried.
