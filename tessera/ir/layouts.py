@@ -62,7 +62,9 @@ def with_strides(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
 
 def copied(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     """The same numbers in memory of their own, with these strides; those that one address shows are copied once."""
-    once = x[tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)] if 0 in stride else x
+    if 0 not in stride:
+        return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
+    once = x[tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)]
     return torch.empty_strided(once.shape, stride, dtype=x.dtype, device=x.device).copy_(once).expand(x.shape)
 
 
