@@ -22,6 +22,7 @@ from tessera.runtime.proxies import Context, make_proxies, pass_on
 from tessera.torch_internals.autograd import DUAL_LEVEL, result_metadata
 from tessera.torch_internals.dispatch import BelowADInplaceOrView
 from tessera.torch_internals.frames import skip_frames
+from tessera.util.errors import DoubleBackwardError
 
 # Below views as well: a result that a program made as a view is a tensor of its own to autograd, and may be written.
 below_autograd = BelowADInplaceOrView
@@ -86,6 +87,13 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
         with below_autograd():
             return backward(given)
 
+    def of_some(ctx: Context, cts: list[torch.Tensor | None]) -> Sequence[torch.Tensor | None] | None:
+        """Gradients without the missing cotangents; None where nothing saved what their program reads: zeros do."""
+        try:
+            return gradients(ctx, cts, partly=True)
+        except DoubleBackwardError:
+            return None
+
     class TesseraGraph(torch.autograd.Function):
         @staticmethod
         def forward(ctx, *inputs):  # noqa: ANN001, ANN002, ANN205
@@ -119,9 +127,8 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
                     leaf_hooks.spare(ctx.next_functions[plan.edges[position]][0])
             if len(missing) == len(seeds):
                 return tuple(aligned)
-            if missing and some_alone(missing) and not batched.active():
-                grads = gradients(ctx, seeds, partly=True)
-            else:
+            grads = of_some(ctx, seeds) if missing and some_alone(missing) and not batched.active() else None
+            if grads is None:
                 known = result_metadata(ctx) if missing else ()
                 for k in missing:
                     like = known[pulled[k]]

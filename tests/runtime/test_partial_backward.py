@@ -77,3 +77,26 @@ def test_zeros_that_are_only_added_need_no_other_program(monkeypatch: pytest.Mon
     w = torch.eye(3).requires_grad_()
     tessera.jit(model, executors=["aten"])(torch.ones(2, 3), w)[0].backward()
     assert w.grad is not None
+
+
+def test_what_nothing_saved_is_not_asked_for() -> None:
+    """The program for some results alone would read a buffer that the ordinary backward does not."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.arange(16.0).view(4, 4))
+            self.register_buffer("shift", torch.arange(4.0))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            y = torch.rsub(self.weight, self.shift)
+            y.copy_(y)
+            return y @ y.mT, y, torch.atan2(x, x)
+
+    grads = []
+    for make in (lambda m: m, lambda m: tessera.jit(m, strict=True)):
+        model = Model()
+        first, *_ = make(model)(torch.ones(3, requires_grad=True) * 1)
+        first.sum().backward(retain_graph=True)
+        grads.append(model.weight.grad)
+    torch.testing.assert_close(grads[1], grads[0])
