@@ -11,7 +11,7 @@ before regions are chosen; `finish` on the final program, where writes happen in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from tessera.ir.equation import Equation, Recipe
@@ -61,6 +61,13 @@ class FusionExecutor:
 
 
 Executor = OperatorExecutor | FusionExecutor
+
+
+def passes_at(place: str, executors: Iterable[Executor]) -> Iterator[tuple[Executor, str, Callable[[Trace], Trace]]]:
+    """The passes that executors bring along for one place in the pipelines, with who brings each."""
+    for executor in executors:
+        for name, apply in getattr(executor, place, ()):
+            yield executor, name, apply
 
 
 @dataclass(frozen=True)

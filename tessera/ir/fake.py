@@ -40,7 +40,6 @@ def _statistics(op: OpOverload, params: slice, running: slice = slice(0)) -> Cal
     def rule(x: torch.Tensor, *args: object, **kwargs: object) -> list[torch.Tensor]:
         out, mean, rstd, *rest = op(x, *args, **kwargs)
         if x.device.type == "cpu":
-            out = _in_memory_format(out, x)
             if any(isinstance(a, torch.Tensor) and a.dtype == torch.float32 for a in args[params]):
                 mean, rstd = (s.new_empty(s.shape, dtype=torch.float32) for s in (mean, rstd))
             rest = [new.new_empty(new.shape, dtype=old.dtype) for new, old in zip(rest, args[running], strict=True)]  # type: ignore[attr-defined]
@@ -49,19 +48,16 @@ def _statistics(op: OpOverload, params: slice, running: slice = slice(0)) -> Cal
     return rule
 
 
-def _in_memory_format(out: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def _batch_norm(type_rule: Callable) -> Callable:
     """A batch norm's kernel on the CPU keeps channels last, and makes anything else contiguous."""
-    return torch.empty_like(out, memory_format=suggest_memory_format(x))
 
-
-def _batch_norm(op: OpOverload) -> Callable:
     def rule(x: torch.Tensor, *args: object, **kwargs: object) -> object:
-        given = op(x, *args, **kwargs)
+        given = type_rule(x, *args, **kwargs)
         if x.device.type != "cpu":
             return given
-        if isinstance(given, torch.Tensor):
-            return _in_memory_format(given, x)
-        return [_in_memory_format(given[0], x), *given[1:]]
+        out, *rest = [given] if isinstance(given, torch.Tensor) else given
+        out = torch.empty_like(out, memory_format=suggest_memory_format(x))
+        return out if isinstance(given, torch.Tensor) else [out, *rest]
 
     return rule
 
@@ -94,11 +90,13 @@ _DRAWN = ("cauchy", "exponential", "geometric", "log_normal")
 # Where PyTorch's own rule is wrong (2.11 takes the out_dtype of addmm.dtype for beta) or knows no symbolic sizes.
 _RULES: dict[object, Callable] = {
     _aten.addmm.dtype: lambda x, a, b, dtype, **_: a.new_empty((a.shape[0], b.shape[1]), dtype=dtype),
-    _aten._native_batch_norm_legit_functional.default: _statistics(
-        _aten._native_batch_norm_legit_functional.default, slice(0, 4), slice(2, 4)
+    _aten._native_batch_norm_legit_functional.default: _batch_norm(
+        _statistics(_aten._native_batch_norm_legit_functional.default, slice(0, 4), slice(2, 4))
     ),
-    _aten._native_batch_norm_legit.no_stats: _statistics(_aten._native_batch_norm_legit.no_stats, slice(0, 2)),
-    _aten.native_batch_norm.default: _statistics(_aten.native_batch_norm.default, slice(0, 4)),
+    _aten._native_batch_norm_legit.no_stats: _batch_norm(
+        _statistics(_aten._native_batch_norm_legit.no_stats, slice(0, 2))
+    ),
+    _aten.native_batch_norm.default: _batch_norm(_statistics(_aten.native_batch_norm.default, slice(0, 4))),
     **{op: _batch_norm(op) for op in (_aten.batch_norm.default, _aten._native_batch_norm_legit_no_training.default)},
     _aten.native_group_norm.default: _statistics(_aten.native_group_norm.default, slice(0, 2)),
     _aten.native_group_norm_backward.default: _group_backward,

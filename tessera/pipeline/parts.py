@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from tessera.executors.base import Executor, FusionExecutor, in_order
+from tessera.executors.base import Executor, FusionExecutor, in_order, passes_at
 from tessera.executors.claim import claim
 from tessera.ir.equation import Arg, Equation, Value, values_in
 from tessera.ir.schema import has_effect
@@ -59,9 +59,8 @@ def chunk(trace: Trace, executors: Iterable[Executor]) -> Trace:
     chunked = chunk_loss(trace)
     if chunked is trace:
         return trace
-    for executor in executors:
-        for _, apply in getattr(executor, "decompose", ()):
-            chunked = apply(chunked)
+    for _, _, apply in passes_at("decompose", executors):
+        chunked = apply(chunked)
     return chunked
 
 
@@ -175,7 +174,6 @@ def _rehearsed(trace: Trace, names: tuple[str, ...]) -> Trace:
     """What claiming and scheduling will make of a program; nothing is kept."""
     executors = in_order(names)
     trace = chunk(trace, executors)
-    for executor in executors:
-        for _, apply in getattr(executor, "prepare", ()):
-            trace = apply(trace)
+    for _, _, apply in passes_at("prepare", executors):
+        trace = apply(trace)
     return schedule(claim(trace, names)[0])

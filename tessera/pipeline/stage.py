@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tessera.executors.base import Executor
+from tessera.executors.base import Executor, passes_at
 from tessera.ir.trace import Trace
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ class Hook:
     def stages(self, executors: Iterable[Executor]) -> list[Stage]:
         return [
             Stage(name, apply, f"{executor.name}: {self.why}", self.over, quiet=True)
-            for executor in executors
-            for name, apply in getattr(executor, self.place, ())
+            for executor, name, apply in passes_at(self.place, executors)
         ]
 
 
