@@ -139,8 +139,8 @@ def test_reports_of_pytest() -> None:
     def of(inner: str) -> tuple:
         return tests.outcome(fromstring(f"<testcase classname='tests.a' name='b' time='1.5'>{inner}</testcase>"))
 
-    assert of("") == ("tests.a::b", "pass", "", 1.5)
-    assert of("<failure message='assert 1 == 2'>E</failure>")[1] == "wrong"
+    assert of("") == ("tests.a::b", "pass", "", 1.5, "")
+    assert of("<failure message='assert 1 == 2'>E</failure>")[1::3] == ("wrong", "E")
     assert of("<error message='fixture'/>")[1] == "error" and of("<skipped message='no'/>")[1:3] == ("skipped", "no")
     assert of("<error>No module named 'hypothesis'</error>")[1:3] == ("skipped", "hypothesis is not installed")
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 STATUSES = ("pass", "wrong", "error", "timeout", "skipped", "not run")
+DETAILS = 6000  # characters of a traceback that are kept
 BAD = ("wrong", "error", "timeout")
 
 
@@ -34,6 +35,7 @@ class Outcome:
     status: str
     why: str = ""
     seconds: float = 0.0
+    details: str = ""  # the end of the traceback, for the file
 
 
 class Missing(Exception):
@@ -60,7 +62,7 @@ class Section:
 
     cases: Callable[[str], list[Case]]
     parts: Callable[[str, str], Iterator[Part]] | None = None
-    report: Callable[[str, str], Iterator[tuple[str, str, str, float]]] | None = None
+    report: Callable[[str, str], Iterator[tuple[str, str, str, float, str]]] | None = None
 
 
 def short(error: BaseException, length: int = 240) -> str:

@@ -158,8 +158,8 @@ class Pool:
         if self.queue:
             self.start()
 
-    def note(self, case: Case, part: str, status: str, why: str = "", seconds: float = 0.0) -> None:
-        outcome = Outcome(case.section, case.name, part, status, why, round(seconds, 3))
+    def note(self, case: Case, part: str, status: str, why: str = "", seconds: float = 0.0, details: str = "") -> None:
+        outcome = Outcome(case.section, case.name, part, status, why, round(seconds, 3), details)
         self.outcomes.append(outcome)
         self.told(outcome)
 

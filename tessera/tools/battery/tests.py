@@ -14,7 +14,7 @@ from pathlib import Path
 
 import tessera
 from tessera.tools.battery import handful as handful_plugin
-from tessera.tools.battery.case import Case, Missing
+from tessera.tools.battery.case import DETAILS, Case, Missing
 from tessera.tools.battery.handful import VARIABLE
 
 ROOT = Path(tessera.__file__).resolve().parents[1]
@@ -53,7 +53,7 @@ def cases(device: str) -> list[Case]:
     return made + [Case("tests", f"{name} 0/1", 10.0) for name in names if f"ERROR {name}" in ran.stdout]
 
 
-def report(case: str, device: str) -> Iterator[tuple[str, str, str, float]]:
+def report(case: str, device: str) -> Iterator[tuple[str, str, str, float, str]]:
     file, handful = case.split()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "results.xml"
@@ -67,25 +67,32 @@ def report(case: str, device: str) -> Iterator[tuple[str, str, str, float]]:
             check=False,
         )
         if not path.exists():
-            yield file, "error", f"pytest ended with code {ran.returncode}: {ran.stderr.strip()[-200:]}", 0.0
+            yield (
+                file,
+                "error",
+                f"pytest ended with code {ran.returncode}: {ran.stderr.strip()[-200:]}",
+                0.0,
+                ran.stdout[-DETAILS:],
+            )
             return
         for test in xml.parse(path).getroot().iter("testcase"):
             yield outcome(test)
 
 
-def outcome(test: xml.Element) -> tuple[str, str, str, float]:
+def outcome(test: xml.Element) -> tuple[str, str, str, float, str]:
     """One test as an outcome. A file that wants a package which is not here is skipped, and says so."""
     name = f"{test.get('classname', '')}::{test.get('name', '')}".lstrip(":")
     seconds = float(test.get("time", 0))
     for child in test:
         text = " ".join(filter(None, (child.get("message", ""), (child.text or "")[-600:])))
         line = " | ".join(part.strip() for part in text.splitlines() if part.strip())
+        details = (child.text or "")[-DETAILS:]
         if child.tag == "skipped":
-            return name, "skipped", line[:200], seconds
+            return name, "skipped", line[:200], seconds, ""
         if absent := [p for p in PLUGINS if f"No module named '{p}'" in text]:
-            return name, "skipped", f"{absent[0]} is not installed", seconds
+            return name, "skipped", f"{absent[0]} is not installed", seconds, ""
         if child.tag == "failure":
-            return name, "wrong", line[-240:], seconds
+            return name, "wrong", line[-240:], seconds, details
         if child.tag == "error":
-            return name, "error", line[-240:], seconds
-    return name, "pass", "", seconds
+            return name, "error", line[-240:], seconds, details
+    return name, "pass", "", seconds, ""

@@ -14,12 +14,13 @@ import os
 import random
 import sys
 import time
+import traceback
 import warnings
 from collections.abc import Callable
 
 import torch
 
-from tessera.tools.battery.case import Section, Skip, Wrong, short
+from tessera.tools.battery.case import DETAILS, Section, Skip, Wrong, short
 
 BROKEN = ("CUDA error", "device-side assert", "an illegal memory access", "CUBLAS_STATUS", "CUDNN_STATUS")
 
@@ -47,22 +48,24 @@ def main() -> None:
 def run_case(section: Section, case: str, device: str, tell: Callable[..., None]) -> bool:
     """Run all parts of a case; is this process of no use any more?"""
     if section.report is not None:
-        for part, status, why, seconds in section.report(case, device):
-            tell(part=part, status=status, why=why, seconds=seconds)
+        for part, status, why, seconds, details in section.report(case, device):
+            tell(part=part, status=status, why=why, seconds=seconds, details=details)
         return False
     assert section.parts is not None
     broken, start = False, time.perf_counter()
     try:
         for part, run in section.parts(case, device):
             fresh()
-            status, why = status_of(run, device)
-            tell(part=part, status=status, why=why, seconds=round(time.perf_counter() - start, 3))
+            status, why, details = status_of(run, device)
+            seconds = round(time.perf_counter() - start, 3)
+            tell(part=part, status=status, why=why, seconds=seconds, details=details)
             broken = status == "error" and any(mark in why for mark in BROKEN)
             if broken:
                 return True
             start = time.perf_counter()
     except Exception as error:
-        tell(part="", status="error", why=short(error), seconds=round(time.perf_counter() - start, 3))
+        seconds = round(time.perf_counter() - start, 3)
+        tell(part="", status="error", why=short(error), seconds=seconds, details=details_of(error))
         return any(mark in str(error) for mark in BROKEN)
     finally:
         torch.compiler.reset()
@@ -79,18 +82,22 @@ def fresh() -> None:
     random.seed(0)
 
 
-def status_of(run: Callable[[], None], device: str) -> tuple[str, str]:
+def status_of(run: Callable[[], None], device: str) -> tuple[str, str, str]:
     try:
         run()
         if device == "cuda":
             torch.cuda.synchronize()
     except Skip as reason:
-        return "skipped", short(reason)
+        return "skipped", short(reason), ""
     except Wrong as difference:
-        return "wrong", short(difference)
+        return "wrong", short(difference), str(difference)[:DETAILS]
     except Exception as error:
-        return "error", short(error)
-    return "pass", ""
+        return "error", short(error), details_of(error)
+    return "pass", "", ""
+
+
+def details_of(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))[-DETAILS:]
 
 
 if __name__ == "__main__":
