@@ -129,6 +129,8 @@ def _report(g: GraphRecord, measure: bool) -> GraphReport:
         unfused=_unfused(c) if c else (),
         memory=memory(c, measure) if c else (),
         fp8=tuple(c.account.fp8.told()) if c else (),
+        repeats=g.repeats,
+        blocks=tuple(f"{path}: {why}" for path, why in g.blocks.items()),
         cuda_graph=str(c.executable.cuda_graph) if c else "",
     )
 

@@ -112,6 +112,10 @@ def facts(g: GraphReport) -> Iterator[tuple[str, str]]:
     if g.break_reason:
         yield "graph break", f"{g.break_line}{': ' if g.break_line else ''}{_first_lines(g.break_reason)}"
         yield "", f"to do: {g.break_advice}"
+    if g.repeats:
+        yield "blocks", f"{counted(g.repeats, 'call')} traced as one before"
+    for line in g.blocks:
+        yield "traced by itself", line
     if g.eager_reason:
         yield "runs eagerly", g.eager_reason
     if g.cuda_graph:

@@ -58,4 +58,6 @@ class GraphReport:
     unfused: tuple[UnfusedReport, ...]
     memory: tuple[Memory, ...]
     fp8: tuple[str, ...] = ()  # which layers multiply in 8 bits, which do not and why
+    repeats: int = 0  # calls of blocks that equal another one, which was traced for them
+    blocks: tuple[str, ...] = ()  # blocks that were traced by themselves though others look alike, and why
     cuda_graph: str = ""  # how often the program was captured and replayed, or why it is not

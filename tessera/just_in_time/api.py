@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 from torch.export import ExportedProgram
 
+from tessera.frontends.dynamo.blocks import follow_blocks
 from tessera.frontends.dynamo.frames import entry_of
 from tessera.frontends.export import capture_export
 from tessera.frontends.functional.callables import refuse_suspended
@@ -124,6 +125,7 @@ _PYTORCHS_LIMIT = 8
 def under_dynamo(entry: Callable, backend: Backend, **options: bool | None) -> Callable:
     """torch.compile, with room for more programs than it has by itself. A limit that the user set is kept."""
     guard_same_objects()
+    follow_blocks()
     ours = dynamo.config.recompile_limit == _PYTORCHS_LIMIT
     if ours and "recompile_limit" in inspect.signature(torch.compile).parameters:  # PyTorch 2.11 has one for all
         options["recompile_limit"] = PROGRAMS  # type: ignore[assignment]

@@ -11,9 +11,10 @@ from collections.abc import Callable
 
 import torch
 
+from tessera.frontends.dynamo.blocks import Blocks
 from tessera.frontends.dynamo.breaks import why_it_ended
 from tessera.frontends.dynamo.changing_numbers import make_dynamic
-from tessera.frontends.dynamo.graphs import capture_graph, given_fakes
+from tessera.frontends.dynamo.graphs import capture_graph, counted, eager_of, fed, given_fakes
 from tessera.frontends.dynamo.lines import calling_line
 from tessera.pipeline.compilation import Compilation, Failure, compile_captured
 from tessera.pipeline.options import Options
@@ -36,6 +37,9 @@ class GraphRecord:
     nodes: int = 0
     called_at: str = ""  # the user's line whose call made Dynamo compile this
     recompile_reason: str = ""  # why Dynamo compiled once more, where it did: the guard that failed
+    repeats: int = 0  # calls of blocks that equal another one, which was traced for them
+    # blocks that were traced by themselves though others look alike, and why
+    blocks: dict[str, str] = dataclasses.field(default_factory=dict)
     failure: Failure | None = None  # what `reproduce` writes down, where a pass failed
     made: float = dataclasses.field(default_factory=time.time)
 
@@ -49,10 +53,11 @@ class Backend:
         self.options, self.strict, self.name, self.arguments = options, strict, name, arguments
         self.graphs: list[GraphRecord] = []
         self.changed: set[str] = set()  # integer attributes of the model that have changed
+        self.blocks = Blocks()
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[object], **_: object) -> Callable:
         record = self.begin()
-        record.nodes = sum(n.op.startswith("call") for n in gm.graph.nodes)
+        record.nodes, record.repeats = counted(gm)
         record.break_reason, record.break_line = why_it_ended(gm)
         self.graphs.append(record)
         if not record.nodes:
@@ -63,8 +68,9 @@ class Backend:
             return gm.forward
         try:
             captured = capture_graph(gm, example_inputs, record.name, self.arguments)
-            call, record.compilation = compile_captured(captured, gm.forward, record.name, self.options)
-            return call
+            eager = eager_of(gm, len(example_inputs))
+            call, record.compilation = compile_captured(captured, eager, record.name, self.options)
+            return fed(call, gm)
         except Exception as error:
             record.failure = getattr(error, "tessera_failure", None)
             return self.run_eagerly(gm, record, error)
@@ -73,7 +79,9 @@ class Backend:
         """A record of the graph that Dynamo hands over now, with what it says of it."""
         compile_id, reason = str(CompileContext.current_compile_id()), _recompile_reason()
         make_dynamic(reason, self.changed)
-        return self.next_record(compile_id, called_at=calling_line(), recompile_reason=reason)
+        about = self.next_record(compile_id, called_at=calling_line(), recompile_reason=reason)
+        about.blocks = self.blocks.taken()
+        return about
 
     def next_record(self, compile_id: str = "", **about: str) -> GraphRecord:
         """What there is to say of one graph more, under a name that no other has."""
@@ -107,6 +115,11 @@ class Handle:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = weakref.ref(backend)  # held by what `jit` gave, without which nothing is compiled
+
+    @property
+    def blocks(self) -> Blocks | None:
+        backend = self.backend()
+        return None if backend is None else backend.blocks
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[object], **more: object) -> Callable:
         backend = self.backend()

@@ -10,6 +10,15 @@ from tessera.torch_internals.lookup import symbol
 
 # The dictionaries of a module's hooks, by kind; a hook for all modules is in the one of the module `torch.nn.modules`.
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+TABLES = ("_parameters", "_buffers", "_modules")  # what a module holds, by name
+# What a module keeps for saving and loading, and what further says of hooks; no forward reads it.
+IGNORED = frozenset(
+    (
+        "_non_persistent_buffers_set", "_is_full_backward_hook", "_forward_hooks_with_kwargs",
+        "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs", "_state_dict_hooks", "_state_dict_pre_hooks",
+        "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks",
+    )
+)  # fmt: skip
 _global_hooks = tuple(f"_global{kind}" for kind in HOOKS)
 Dropout = symbol("torch.nn.modules.dropout._DropoutNd", "trying models without dropout")
 

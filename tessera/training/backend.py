@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from tessera.frontends.dynamo.graphs import capture_graph
+from tessera.frontends.dynamo.graphs import capture_graph, counted, fed
 from tessera.frontends.dynamo.lines import is_library
 from tessera.just_in_time.backend import Backend, GraphRecord
 from tessera.pipeline.compilation import Compilation
@@ -33,6 +33,7 @@ class StepBackend(Backend):
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[object], **_: object) -> Callable:
         told = self.begin()
+        told.repeats = counted(gm)[1]
         captured = capture_graph(gm, example_inputs, told.name, self.arguments)
 
         def note(compilation: Compilation) -> None:
@@ -40,7 +41,7 @@ class StepBackend(Backend):
             self.graphs.append(dataclasses.replace(told, name=compilation.name, compilation=compilation))
             told.recompile_reason = ""
 
-        return Graph(told.name, captured, self.state, self.settings, note)
+        return fed(Graph(told.name, captured, self.state, self.settings, note), gm)
 
     def note(self, compilation: Compilation) -> None:
         self.graphs.append(GraphRecord(compilation.name, "", compilation))

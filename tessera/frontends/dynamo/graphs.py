@@ -16,6 +16,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 from tessera.frontends.captured import Captured, capture
+from tessera.frontends.dynamo.blocks import Block
 from tessera.frontends.dynamo.data_writes import refuse_hidden_writes
 from tessera.frontends.dynamo.frames import MODEL, OWN_FILE
 from tessera.frontends.dynamo.global_state import refuse_setter
@@ -30,6 +31,7 @@ from tessera.ir.call import CALL, CHECKPOINT
 from tessera.ir.checks import record_check
 from tessera.ir.equation import Source, Special
 from tessera.ir.record import Recorder, recording
+from tessera.ir.types import type_of
 from tessera.ops.op import keep_whole
 from tessera.torch_internals.autograd import BackwardState, set_grad_enabled, version_of
 from tessera.torch_internals.dynamo import TracingContext
@@ -60,7 +62,10 @@ def capture_graph(
     fakes = [_fake_input(n, x, mode) for n, x in zip(placeholders, example_inputs, strict=True)]
     builder = Builder(name, mode)
     names = [input_name(n, arguments) for n in placeholders]
-    grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in example_inputs)
+    further, further_names = _of_blocks(gm)
+    fakes += [fake.fake_of(type_of(x), mode) for x in further]  # type: ignore[arg-type]
+    names += further_names
+    grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in (*example_inputs, *further))
     run, enables = run_graph(gm, builder), enables_grad(gm)
     # Gradients are on around the program then, so that the equations it runs without them are marked.
     with torch.enable_grad() if enables else nullcontext(), _levels_kept():
@@ -147,6 +152,7 @@ def run_graph(gm: torch.fx.GraphModule, builder: Builder) -> Callable:
     def run(*inputs: object) -> object:
         given = iter(inputs)
         env: dict[torch.fx.Node, object] = {}
+        further: list[object] | None = None
         for node in gm.graph.nodes:
             if node.op == "placeholder":
                 env[node] = next(given)
@@ -155,6 +161,9 @@ def run_graph(gm: torch.fx.GraphModule, builder: Builder) -> Callable:
             args = torch.fx.map_arg(node.args, env.__getitem__)
             kwargs = torch.fx.map_arg(node.kwargs, env.__getitem__)
             match node.op:
+                case "call_function" if isinstance(node.target, Block):
+                    further = list(given) if further is None else further
+                    env[node] = _block(node, gm, node.target.operands(args, further))
                 case "call_function" if node.target in BODIES:
                     env[node] = BODIES[node.target](node, builder, *args, **kwargs)
                 case "call_function":
@@ -196,11 +205,62 @@ def _region(
     return _call(CALL, node, body, args, key=body)
 
 
+def _block(node: torch.fx.Node, gm: torch.fx.GraphModule, operands: list[object]) -> object:
+    """A block that equals one traced before: a call of the same body."""
+    assert isinstance(node.target, Block)
+    traced, source = node.target.traced, node_source(node)
+    outs = _record(CALL, source, traced.as_module(gm), tuple(operands), node.target.name, source.module, key=traced)
+    return outs[0] if len(outs) == 1 else outs  # type: ignore[arg-type,index]
+
+
+def _of_blocks(gm: torch.fx.GraphModule) -> tuple[list[torch.Tensor], list[str]]:
+    """What a program takes after Dynamo's inputs, and names for it: the tensors of blocks that were not traced."""
+    tensors: list[torch.Tensor] = []
+    names: dict[int, str] = {}
+    for node in gm.graph.nodes:
+        if isinstance(node.target, Block):
+            path, tensors = node_source(node).module.replace(".", "_"), node.target.members.tensors
+            names |= {at: f"{path}_{place.replace('.', '_')}" for at, place in node.target.places().items()}
+    return tensors, [names.get(i, f"weight_{i}") for i in range(len(tensors))]
+
+
+def counted(gm: torch.fx.GraphModule) -> tuple[int, int]:
+    """How many operators the program has, and how many calls of blocks that were not traced."""
+    calls = [n for n in gm.graph.nodes if n.op.startswith("call")]
+    blocks = [n.target.traced for n in calls if isinstance(n.target, Block)]
+    inside = (sum(n.op.startswith("call") for n in traced.nodes) for traced in blocks)
+    return len(calls) - len(blocks) + sum(inside), len(blocks)
+
+
+def fed(call: Callable, gm: torch.fx.GraphModule) -> Callable:
+    """What Dynamo calls with its inputs alone: the program, with what it takes after these."""
+    further = next((n.target.members.tensors for n in gm.graph.nodes if isinstance(n.target, Block)), None)
+    if further is None:
+        return call
+
+    def feed(*inputs: object) -> object:
+        return call(*inputs, *further)  # the list is the members' own: it is always up to date
+
+    return feed
+
+
+def eager_of(gm: torch.fx.GraphModule, count: int) -> Callable:
+    """The graph as it is, of a program's inputs: the first `count` of these are Dynamo's."""
+    if not any(isinstance(n.target, Block) for n in gm.graph.nodes):
+        return gm.forward
+    return lambda *inputs: gm.forward(*inputs[:count])
+
+
 def _call(op: Special, node: torch.fx.Node, body: torch.fx.GraphModule, args: tuple, key: object = None) -> object:
+    name, module = _owner(node, body)
+    return _record(op, node_source(node), body, args, name, module, key)
+
+
+def _record(
+    op: Special, source: Source, body: torch.fx.GraphModule, args: tuple, name: str, module: str, key: object = None
+) -> object:
     recorder = recording()
     assert recorder is not None
-    name, module = _owner(node, body)
-    source = node_source(node)
     recorder.builder.source = dataclasses.replace(source, module=module or source.module)
     names = list({id(x): _operand_name(x, recorder, module) for x in args}.values())
     return record_call(op, recorder, lambda b: run_graph(body, b), args, {}, name, names, key)
