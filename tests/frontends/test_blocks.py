@@ -432,6 +432,45 @@ def test_switches_around_blocks() -> None:
         torch.testing.assert_close(mine.grad, theirs.grad, atol=0.2, rtol=0.1)
 
 
+class Breaking(Block):
+    """Ends Dynamo's graph."""
+
+    def forward(self, x: Tensor, extra: Tensor | None = None) -> Tensor:
+        y = super().forward(x, extra)
+        torch._dynamo.graph_break()
+        return y.tanh()
+
+
+def test_blocks_that_break_the_graph() -> None:
+    pair = Pair(Stack(*(Breaking() for _ in range(3))))
+    pair.check()
+    pair.both(lambda m: setattr(m.blocks[1], "scale", 2.0))  # type: ignore[index]
+    pair.check()
+
+
+class Scripted(Block):
+    """Holds a module of another kind, whose tables are no dictionaries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.jit.trace(nn.Linear(4, 4), given())
+
+    def forward(self, x: Tensor, extra: Tensor | None = None) -> Tensor:
+        return super().forward(x, extra) + self.linear(x)
+
+
+def test_blocks_that_hold_something_of_another_kind() -> None:
+    model = Stack(*(Scripted() for _ in range(3)))
+    with torch.no_grad():
+        torch.testing.assert_close(tessera.jit(model, executors=["aten"])(given()), model(given()))
+
+
+def test_lazy_blocks() -> None:
+    model = Stack(*(nn.Sequential(nn.LazyLinear(4), nn.Tanh()) for _ in range(3)))
+    fast = tessera.jit(model, executors=["aten"])
+    torch.testing.assert_close(fast(given()), model(given()))
+
+
 # --- how they are called ---
 
 

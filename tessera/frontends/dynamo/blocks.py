@@ -2,8 +2,8 @@
 
 In: the calls of modules that TorchDynamo is about to trace for one of our backends. Out: the first of equal blocks is
 traced as ever; the call of another one becomes a single node. Its target (`Block`) knows the nodes of the first and
-the tensors that take the place of the first one's. Nothing of such a block passes through Dynamo, so its guards are ours
-(`members.py`). Any doubt, and Dynamo traces the block itself: `Blocks.notes` says why.
+the tensors that take the place of the first one's. Nothing of such a block passes through Dynamo, so its guards are
+ours (`members.py`). Any doubt, and Dynamo traces the block itself: `Blocks.notes` says why.
 
 A call may stand for another one's nodes where these hold.
 
@@ -35,6 +35,8 @@ from tessera.torch_internals import tracing
 from tessera.torch_internals.fake import FakeTensor
 from tessera.torch_internals.modules import hooks_of_all_modules
 from tessera.torch_internals.tracing import Tx, Variable
+
+_LATEST = 8  # a block is compared with so many that were traced
 
 
 @dataclass(eq=False)
@@ -135,7 +137,7 @@ class Program:
         elif arguments is None:
             self.note(module, "its arguments are more than tensors, constants and tuples of them")
         else:
-            for traced in known:
+            for traced in known[-_LATEST:]:
                 block = self.block(traced, module, arguments)
                 if isinstance(block, Block):
                     return _result(tx, module, block, arguments)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import functools
 import types
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 import torch
@@ -23,6 +24,7 @@ _CONSTANTS = (
     torch.layout, torch.memory_format,
 )  # fmt: skip
 _TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)
+_TABLES = (dict, OrderedDict)
 _CODE = (type, types.FunctionType, types.BuiltinFunctionType)
 
 
@@ -64,7 +66,7 @@ def _modules(result: Match, path: str, one: nn.Module, other: nn.Module) -> None
     for name, value in mine.items():
         if result.differences:
             return
-        if name in TABLES:
+        if name in TABLES and type(value) is type(theirs[name]) and type(value) in _TABLES:
             _table(result, path, value, theirs[name])
         elif name in HOOKS:
             if value or theirs[name]:
@@ -118,10 +120,11 @@ def _constant(x: object) -> bool:
 def _tensors(result: Match, path: str, one: torch.Tensor, other: torch.Tensor) -> None:
     if _met(result, path, one, other) or one is other:
         return
+    if own := [t for t in (one, other) if type(t) not in _TENSORS or t.layout is not torch.strided]:
+        result.differences.append(f"{path} is a {type(own[0]).__name__} of its own kind")
+        return
     mine, theirs = kind_of(one), kind_of(other)
-    if type(one) not in _TENSORS or one.layout is not torch.strided:
-        result.differences.append(f"{path} is a {type(one).__name__}, which runs its own code")
-    elif mine != theirs:
+    if mine != theirs:
         at = next(i for i, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b)
         result.differences.append(f"{path} has {_KIND[at]} {theirs[at]}, not {mine[at]}")
     elif not _attributes(one, other):
@@ -141,13 +144,12 @@ def _attributes(one: torch.Tensor, other: torch.Tensor) -> bool:
     )
 
 
-_KIND = ("the type", "the shape", "the strides", "the dtype", "the device", "the layout", "requires_grad")
+_KIND = ("the type", "the shape", "the strides", "the dtype", "the device", "requires_grad")
 
 
 def kind_of(x: torch.Tensor) -> tuple:
     """What a program depends on of a tensor, besides its numbers."""
-    strides = x.stride() if x.layout is torch.strided else ()
-    return type(x), tuple(x.shape), strides, x.dtype, x.device, x.layout, x.requires_grad
+    return type(x), tuple(x.shape), x.stride(), x.dtype, x.device, x.requires_grad
 
 
 def _met(result: Match, path: str, one: object, other: object) -> bool:
