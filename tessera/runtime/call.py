@@ -15,6 +15,7 @@ import torch
 from torch.autograd import forward_ad
 
 from tessera.frontends.captured import Aliased
+from tessera.ir.types import overlaps_itself
 from tessera.runtime.autograd import below_autograd
 from tessera.torch_internals.autograd import DUAL_LEVEL, view_base
 
@@ -119,8 +120,9 @@ def overlaps(args: tuple, written: tuple[int, ...]) -> bool:
 
 
 def _repeats(x: torch.Tensor) -> bool:
-    """An expanded tensor: some operators write it all the same (`fill_`), but nothing can be copied into it."""
-    return 0 in x.stride() and any(step == 0 and size > 1 for size, step in zip(x.shape, x.stride(), strict=True))
+    """An expanded tensor, or windows of one: some operators write it all the same, element after element, but nothing
+    can be copied into it."""
+    return not x.is_contiguous() and overlaps_itself(x.shape, x.stride())
 
 
 def _ranges_meet(a: torch.Tensor, b: torch.Tensor) -> bool:
