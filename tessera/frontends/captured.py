@@ -15,7 +15,7 @@ import torch
 
 from tessera.frontends.grad_mode import kept_grad_mode
 from tessera.frontends.requires_grad import with_history
-from tessera.ir.alias import Ref
+from tessera.ir.alias import KEEP_GRAD, Ref
 from tessera.ir.builder import Builder
 from tessera.ir.checks import record_assumptions
 from tessera.ir.equation import NUMBER, Value, symbols_in, values_in
@@ -82,7 +82,8 @@ def capture(
     aliased, bases = aliases(made, tuple(made.trace.constants.values()) if close else ())
     outputs = [_laid_out(builder, v, x, made.refs) for v, x in zip(made.trace.outputs, made.outputs, strict=True)]
     bases = [_laid_out(builder, base.read(builder), base.tensor, made.refs) for base in bases]
-    trace = numbers_as_values(made.trace.with_(outputs=(*outputs, *bases)), builder)
+    mutations = _written_unseen(builder, made.trace.mutations)
+    trace = numbers_as_values(made.trace.with_(outputs=(*outputs, *bases), mutations=mutations), builder)
     grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in fakes)
     forget_tensors(builder.mode)
     return Captured(trace, made.spec, builder.mode, len(made.outputs), aliased, grads, left[0] if left else None)
@@ -176,6 +177,19 @@ def _sizes_left_open(op: OpOverload, args: tuple) -> tuple:
         return args
     sizes = [-1 if isinstance(n, (torch.SymInt, Value)) else n for n in args[0]]
     return args if 0 in sizes or sizes.count(-1) != 1 else (sizes, *args[1:])
+
+
+def _written_unseen(builder: Builder, mutations: dict[Value, Value]) -> dict[Value, Value]:
+    """What inputs hold in the end. One that was written where autograd does not look keeps the history it has: its new
+    contents bring none."""
+    kept = {v: e.args[0] for e in builder.equations if e.op is KEEP_GRAD for v in e.results()}
+    held = {}
+    for target, new in mutations.items():
+        origin: object = new
+        while origin in kept:
+            origin = kept[origin]
+        held[target] = builder.emit(torch.ops.aten.detach.default, new) if origin is target else new
+    return held  # type: ignore[return-value]
 
 
 def _drop_empty_histories(made: Recorded) -> None:

@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from tessera.frontends.captured import Aliased
 from tessera.ir.types import overlaps_itself
 from tessera.runtime.autograd import below_autograd
-from tessera.torch_internals.autograd import DUAL_LEVEL, view_base
+from tessera.torch_internals.autograd import DUAL_LEVEL
 
 REMEMBERED = 64  # sets of addresses
 
@@ -37,7 +37,7 @@ class Layout:
 def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -> Callable:
     """Generate the function a caller sees. `guarded` runs the core below autograd (it has no bridge)."""
     scope: dict[str, object] = {
-        "core": core, "below": below_autograd, "eager": eager, "copy": copy_back,
+        "core": core, "below": below_autograd, "eager": eager,
         "overlaps": Overlaps() if layout.fixed else overlaps,
         "bump": torch.autograd.graph.increment_version, "dual": forward_ad,
     }  # fmt: skip
@@ -52,7 +52,8 @@ def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -
     if layout.inside:
         lines.append(f"    bump([{', '.join(f'args[{i}]' for i in layout.inside)}])")
     for source, position in layout.write_back:
-        lines.append(f"    copy(args[{source}], out[{position}])")
+        # Autograd looks on, as on the eager in-place operator: it refuses a leaf that requires grad, and views of one.
+        lines.append(f"    args[{source}].copy_(out[{position}])")
     parts = []
     for index, part in enumerate(layout.outputs):
         match part:
@@ -76,16 +77,6 @@ def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -
     lines.append("    return out" if plain else f"    return ({', '.join(parts)}{',' if len(parts) == 1 else ''})")
     exec("\n".join(lines), scope)
     return scope["call"]  # type: ignore[return-value]
-
-
-def copy_back(target: torch.Tensor, new: torch.Tensor) -> None:
-    """Write an input's new contents with autograd looking on, as the eager in-place operator would. To a leaf that
-    requires grad, or a view of one, only a program that kept autograd away can have written."""
-    if target.requires_grad and (target.is_leaf or ((base := view_base(target)) is not None and base.is_leaf)):
-        with torch.no_grad():
-            target.copy_(new)
-    else:
-        target.copy_(new)
 
 
 class Overlaps:

@@ -28,9 +28,8 @@ BackwardState = symbol(
     "torch.fx.experimental._backward_state.BackwardState", "refusing graphs made for compiled autograd"
 )
 
-# Of a tensor: how often it was written, and the tensor that it is a view of.
+# How often a tensor was written.
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
-view_base: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("_base")
 # Whether it is a view, of anything.
 is_tensor_view: Callable[[torch.Tensor], bool] = torch.Tensor._is_view
 # Views that conjugate or negate when they are read.
