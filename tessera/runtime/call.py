@@ -32,6 +32,7 @@ class Layout:
     written: tuple[int, ...] = ()  # every input the graph writes, inside or outside the core
     inside: tuple[int, ...] = ()  # inputs the core writes itself
     fixed: bool = False  # sizes and strides of all inputs are the same at every call
+    placed: tuple[tuple[int, Aliased], ...] = ()  # (result, the view of an input whose memory it is to lie in)
 
 
 def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -> Callable:
@@ -54,6 +55,11 @@ def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -
     for source, position in layout.write_back:
         # Autograd looks on, as on the eager in-place operator: it refuses a leaf that requires grad, and views of one.
         lines.append(f"    args[{source}].copy_(out[{position}])")
+    if layout.placed:
+        lines.append("    out = [*out]")
+    for position, alias in layout.placed:  # the view, written once more, with the result's history
+        scope[f"place{position}"] = alias.make
+        lines.append(f"    out[{position}] = place{position}(args[{alias.source}]).copy_(out[{position}])")
     parts = []
     for index, part in enumerate(layout.outputs):
         match part:
@@ -73,7 +79,7 @@ def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -
             case (_, value):
                 scope[f"constant{index}"] = value
                 parts.append(f"constant{index}")
-    plain = layout.outputs == tuple(range(len(layout.outputs))) and not layout.write_back
+    plain = layout.outputs == tuple(range(len(layout.outputs))) and not layout.write_back and not layout.placed
     lines.append("    return out" if plain else f"    return ({', '.join(parts)}{',' if len(parts) == 1 else ''})")
     exec("\n".join(lines), scope)
     return scope["call"]  # type: ignore[return-value]

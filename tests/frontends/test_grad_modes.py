@@ -450,6 +450,14 @@ def detached_input_with_history(x, w, b):
 
 
 @program
+def read_after_a_detached_write(x, w, b):
+    b[1:].detach().mul_(w[1:])
+    with no_grad():
+        b[0].mul_(w[0])
+    return b * 2, b[1:], x * b
+
+
+@program
 def input_copied_under_no_grad(x, w, b):
     b[:, 0] = 0.5
     with no_grad():
