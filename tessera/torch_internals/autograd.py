@@ -46,6 +46,11 @@ def has_hooks(leaf: torch.Tensor) -> bool:
     return any(hooks_of(leaf))
 
 
+# What a node saved, in a form that is unpacked one by one, where this PyTorch can.
+raw_saved: Callable[[Any], tuple] = attrgetter("_raw_saved_tensors")
+SavedTensor = symbol("torch._C._autograd.SavedTensor", "gradients of some results, where another has been written")
+unpacks_one_by_one = all(hasattr(SavedTensor, name) for name in ("unpack", "data"))
+
 # Of a node, which the context of a Function is: the shape, dtype and device of each result.
 result_metadata: Callable[[Any], Any] = attrgetter("_input_metadata")
 # `torch.autograd.forward_ad` keeps the level of the innermost `dual_level` under this name; it is -1 outside of all.

@@ -2,7 +2,8 @@
 
 Where TorchDynamo differs from eager by itself, with a backend that changes nothing, the program is `dynamo`'s. Where
 eager refuses a gradient because something was written that it needs, the program is `written`: a functional program
-need not refuse. `refused` is what functional tracing says it does not take, `beyond` what torch.func does not do.
+need not refuse. So it is where a compiled graph refuses because its caller wrote what it saved, while eager saves
+something else: but only if AOTAutograd refuses that too, with the same freedom to choose what is saved. `refused` is what functional tracing says it does not take, `beyond` what torch.func does not do.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from .prelude import NAMES
 UNDER_DYNAMO = ("jit", "tile", "backend", "second", "transform", "train")
 
 SECOND = "backward through the graph a second"  # a graph that saved nothing is not refused by eager
+WRITTEN = "modified by an inplace operation"
 # Autograd's own book-keeping refuses these; a functional program has no such book.
 REFUSALS = (
-    "modified by an inplace operation",
+    WRITTEN,
     SECOND,
     "A view was created in no_grad mode",
     "is a view of a view which was created in no_grad mode",
@@ -159,6 +161,11 @@ def judge(text: str, kind: str) -> Verdict:
         return Verdict("same", **about)
     if any(words in str(eager.error) for words in REFUSALS) or SECOND in str(ours.error):
         return Verdict("written", reason, **about)
+    if WRITTEN in str(ours.error):
+        saving = "aot_eager_decomp_partition" if kind == "tile" else "aot_eager"  # the former recomputes, as tile does
+        others = run(text, lambda fn: torch.compile(fn, backend=saving), Eager())
+        if WRITTEN in str(others.error):
+            return Verdict("written", reason, **about)
     if kind == "functional" and isinstance(ours.error, CaptureError):
         return Verdict("refused", reason, **about)
     if kind == "transform" and any(words in str(eager.error) for words in MISSING):
