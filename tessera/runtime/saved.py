@@ -1,6 +1,6 @@
 """What a graph's forward saved, as its backward reads it.
 
-In: the context of a graph, and what its bridge says of the saved values. Out: those values in order, numbers among them,
+In: the context of a graph, and what its bridge says of saved values. Out: those values in order, numbers among them,
 then the proxies. PyTorch checks that nobody has written a saved tensor since. Where some results alone are
 differentiated, only what their gradients read is looked at, as in eager, which has a node for every operator.
 """

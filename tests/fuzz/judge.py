@@ -3,7 +3,8 @@
 Where TorchDynamo differs from eager by itself, with a backend that changes nothing, the program is `dynamo`'s. Where
 eager refuses a gradient because something was written that it needs, the program is `written`: a functional program
 need not refuse. So it is where a compiled graph refuses because its caller wrote what it saved, while eager saves
-something else: but only if AOTAutograd refuses that too, with the same freedom to choose what is saved. `refused` is what functional tracing says it does not take, `beyond` what torch.func does not do.
+something else: but only if AOTAutograd refuses that too, with the same freedom to choose what is saved. `refused` is
+what functional tracing says it does not take, `beyond` what torch.func does not do.
 """
 
 from __future__ import annotations
