@@ -78,8 +78,8 @@ def _behind(eqn: Equation, before: Value, after: Value) -> Equation:
 
 def check_between_results(gm: torch.fx.GraphModule) -> None:
     """Refuse a graph that ends where its program asks for the gradient of one of its results by another, or by an
-    argument that it wrote, or sets a hook on one of several: compiled, the results of a graph do not know of each other,
-    and one node stands for them all."""
+    argument that it wrote, or sets a hook on one of several: compiled, the results of a graph do not know of each
+    other, and one node stands for them all."""
     ended = getattr(gm, "compile_subgraph_reason", None)
     if ended is None or not getattr(ended, "graph_break", False):
         return
