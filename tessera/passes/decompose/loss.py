@@ -1,4 +1,5 @@
-"""Classification losses written out: a row's maximum and sum of exponentials, and the logit of its class.
+"""Classification losses written out: a row's maximum and sum of exponentials, and the logit of its class. Beside them,
+the gradient of a regression loss that PyTorch's decomposition gives otherwise than its kernels.
 
 Rules are as in `decompose_nn`. Those of `FROM_LOGITS` are also given who made each value: the logarithm of a softmax at
 one class a row is taken from the logits there, so that nobody needs the whole of it. On a CPU, where PyTorch checks
@@ -13,7 +14,7 @@ import torch
 
 from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Equation, Special, Value
-from tessera.ops.families import cast
+from tessera.ops.families import cast, product
 from tessera.passes.decompose.nn import Results, out, rule, wide
 from tessera.torch_internals.fake import FakeTensor
 from tessera.torch_internals.operators import OpOverload, op_name
@@ -142,3 +143,12 @@ def cross_entropy(
         everyone = aten.sub(log, aten.mean(left, [1], True))
         loss = aten.add(aten.mul(loss, 1 - smoothing), aten.mul(aten.squeeze(everyone, 1), smoothing))
     return _reduced(both, loss, target, weight, reduction, ignored)[:1]
+
+
+@rule("smooth_l1_loss_backward")
+def smooth_l1_loss_backward(eqn: Equation, g: Value, x: Value, target: Value, reduction: int, beta: float) -> Results:
+    """The distance of a NaN is no number, and neither is its gradient: PyTorch's decomposition says zero."""
+    apart = aten.sub(wide(x), wide(target))
+    g = aten.div(wide(g), product(x.shape)) if reduction == MEAN else wide(g)
+    far = aten.ge(aten.abs(apart), beta)
+    return [out(eqn, 0, aten.where(far, aten.mul(g, aten.sign(apart)), aten.div(aten.mul(g, apart), beta)))]
