@@ -112,7 +112,7 @@ def _trace_vjp(
         heads = [(o, c) for i, (o, c) in enumerate(heads) if o.requires_grad and (pulled is None or pulled[i])]
         sources = [x for x, wanted in zip(primals, sought, strict=True) if wanted]
         grads: list = [None] * len(sources)
-        if heads and all(map(_is_empty, sources)):  # gradients' type rules (mse_loss's) divide by the number of elements
+        if heads and all(map(_is_empty, sources)):  # type rules of gradients divide by the number of elements
             grads = [torch.zeros_like(x) for x in sources]
         elif heads:
             outs, seeds = zip(*heads, strict=True)
