@@ -63,7 +63,7 @@ class _Reverse:
     def __init__(self, builder: Builder, trace: Trace, wrt: list[Value]) -> None:
         self.builder, self.trace, self.wrt = builder, trace, wrt
         self.active: set[Value] = {v for v in wrt if v.is_differentiable}
-        self.rename: dict[Value, Value] = {}  # results a rule's own forward put in place of the trace's
+        self.rename: dict[Value, Arg] = {}  # results a rule's own forward put in place of the trace's
         self.tape: list[tuple[Equation, object]] = []
         self.cts: dict[Value, Value] = {}
 
@@ -71,7 +71,8 @@ class _Reverse:
         for eqn in self.trace.equations:
             self.forward(eqn)
         split = len(self.builder.equations)
-        results = [self.look(v) for v in dict.fromkeys(self.trace.results()) if pull is None or v in pull]
+        asked = [self.rename.get(v, v) for v in dict.fromkeys(self.trace.results()) if pull is None or v in pull]
+        results = [v for v in asked if isinstance(v, Value)]  # a number has no cotangent
         pulled = [v for v in results if v in self.active]
         pulled = [v for i, v in enumerate(pulled) if i not in missing]
         for v in pulled:
@@ -86,7 +87,9 @@ class _Reverse:
         return Joint(joint, tuple(self.wrt), tuple(pulled), split)
 
     def look(self, v: Value) -> Value:
-        return self.rename.get(v, v)
+        new = self.rename.get(v, v)
+        assert isinstance(new, Value)
+        return new
 
     # --- forward: replay, noting what is differentiable and how ---
 
@@ -138,13 +141,11 @@ class _Reverse:
         self.replace(eqn, results, (eqn, formula, env, wanted), passive)
 
     def replace(self, eqn: Equation, results: list[Arg], how: object, passive: tuple[int, ...] = ()) -> None:
-        """The equation's results are now these values."""
+        """The equation's results are now these: values, or numbers where a size is known."""
         listed = eqn.results()
-        values = [v for v in results if v is not None]
-        for old, new in zip(listed, values, strict=True):
-            assert isinstance(new, Value)
-            self.rename[old] = new
-        self.note(eqn.with_(outputs=tuple(values), many=True), how, passive)
+        self.rename.update(zip(listed, (new for new in results if new is not None), strict=True))
+        values = tuple(new if isinstance(new := self.rename[old], Value) else old for old in listed)
+        self.note(eqn.with_(outputs=values, many=True), how, passive)
 
     # --- backward ---
 

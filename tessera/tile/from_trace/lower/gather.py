@@ -187,10 +187,12 @@ def _embedding(reader: Reader, call: Call, at: Indices) -> T:
 
 
 def _index_select(reader: Reader, call: Call, at: Indices) -> T:
+    if not call.first.ndim:
+        return reader.read(call.first, at)
     dim = wrap(call.args[1], call.first.ndim)  # type: ignore[arg-type]
     which = call.args[2]
     pick = reader.read(which, (at[dim],) if which.ndim else ())  # type: ignore[union-attr]
-    return _at_gathered(reader, call.first, {dim: pick} if call.first.ndim else {}, at, wraps=False)
+    return _at_gathered(reader, call.first, {dim: pick}, at, wraps=False)
 
 
 def _gather(reader: Reader, call: Call, at: Indices) -> T:
