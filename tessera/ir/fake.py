@@ -75,16 +75,6 @@ def _resampled(ct: torch.Tensor, _: object, shape: Sequence[Size], *__: object) 
     return torch.empty(shape, dtype=ct.dtype, device=ct.device, memory_format=channels_last if last else None)
 
 
-def _of_nothing(op: OpOverload) -> Callable:
-    """The rule of a loss's gradient where there are no elements: PyTorch's divides by their number."""
-
-    def rule(ct: torch.Tensor, x: torch.Tensor, *args: object) -> torch.Tensor:
-        nothing = any(type(n) is int and n == 0 for n in x.shape)
-        return torch.empty_like(x) if nothing else op(ct, x, *args)
-
-    return rule
-
-
 def _laid_as_product(op: OpOverload) -> Callable:
     """The rule of an elementwise operator of two tensors that PyTorch computes from others, which lie otherwise."""
 
@@ -97,8 +87,24 @@ def _laid_as_product(op: OpOverload) -> Callable:
 
 _aten = torch.ops.aten
 _DRAWN = ("cauchy", "exponential", "geometric", "log_normal")
-# Where PyTorch's own rule is wrong (2.11 takes the out_dtype of addmm.dtype for beta) or knows no symbolic sizes.
+
+
+def _efficient_backward(_: torch.Tensor, *args: object, **__: object) -> list[torch.Tensor]:
+    """Memory-efficient attention's gradients: PyTorch's rule forgets an argument."""
+    q, k, v, bias = args[:4]
+    assert isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
+    grads = [torch.empty_like(x) for x in (q, k, v)]
+    if not isinstance(bias, torch.Tensor):
+        return [*grads, q.new_empty(())]
+    *lead, last = bias.shape
+    return [*grads, bias.new_empty((*lead, -(-last // 16) * 16))[..., :last]]
+
+
+# Where PyTorch's own rule is wrong (2.11 takes the out_dtype of addmm.dtype for beta, and runs `_unique` on zeros), or
+# knows no symbolic sizes.
 _RULES: dict[object, Callable] = {
+    _aten._efficient_attention_backward.default: _efficient_backward,
+    _aten._unique.default: lambda x, s=True, inverse=False: _aten._unique2.default(x, s, inverse)[:2],
     _aten.addmm.dtype: lambda x, a, b, dtype, **_: a.new_empty((a.shape[0], b.shape[1]), dtype=dtype),
     _aten._native_batch_norm_legit_functional.default: _batch_norm(
         _statistics(_aten._native_batch_norm_legit_functional.default, slice(0, 4), slice(2, 4))
@@ -110,14 +116,6 @@ _RULES: dict[object, Callable] = {
     **{op: _batch_norm(op) for op in (_aten.batch_norm.default, _aten._native_batch_norm_legit_no_training.default)},
     _aten.native_group_norm.default: _statistics(_aten.native_group_norm.default, slice(0, 2)),
     _aten.native_group_norm_backward.default: _group_backward,
-    **{
-        op: _of_nothing(op)
-        for op in (
-            _aten.mse_loss_backward.default,
-            _aten.smooth_l1_loss_backward.default,
-            _aten.huber_loss_backward.default,
-        )
-    },
     _aten.multilabel_margin_loss_backward.default: lambda ct, x, *_: torch.empty_like(x),
     _aten.softshrink_backward.default: lambda ct, x, width: ct * x,
     _aten.hardshrink_backward.default: lambda ct, x, width: ct * x,

@@ -143,8 +143,8 @@ def _traces(trace: Trace) -> Iterator[Trace]:
 
 
 def _tensors(trace: Trace) -> list[torch.Tensor]:
-    found = {id(x): x for t in _traces(trace) for x in t.constants.values()}
-    return list(found.values())
+    tensors = {id(x): x for t in _traces(trace) for x in t.constants.values()}
+    return list(tensors.values())
 
 
 def _contents(x: torch.Tensor) -> list:

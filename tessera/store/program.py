@@ -62,8 +62,8 @@ def save(
 
 def load(key: Key, executors: Iterable[str | Executor]) -> Stored | None:
     """What was stored, or None; raises one of `FAULTS` where it does not fit."""
-    found = cache.load(KIND, key.text)
-    return None if found is None else _read(json.loads(zlib.decompress(found)), key, executors)
+    data = cache.load(KIND, key.text)
+    return None if data is None else _read(json.loads(zlib.decompress(data)), key, executors)
 
 
 def _read(data: dict, key: Key, executors: Iterable[str | Executor]) -> Stored:
@@ -82,8 +82,8 @@ def save_note(key: Key, note: list[int]) -> None:
 
 
 def load_note(key: Key) -> list[int] | None:
-    found = cache.load(NOTE, key.text)
-    return None if found is None else json.loads(found)
+    data = cache.load(NOTE, key.text)
+    return None if data is None else json.loads(data)
 
 
 # --- what stands around programs ---

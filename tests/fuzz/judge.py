@@ -18,11 +18,11 @@ from dataclasses import dataclass
 import torch
 import torch._dynamo
 from torch import nn
-from torch.autograd import forward_ad
 
 import tessera
 from tessera.util.errors import CaptureError
 
+from ..switches import reset_switches, switches
 from .observe import ALL, EXACT, Observer, Sight, difference
 from .prelude import NAMES
 
@@ -58,6 +58,7 @@ class Ran:
     sights: list[Sight]
     error: BaseException | None
     complaints: list[str]  # what Tessera asks its users to report
+    left: dict[str, object]  # switches of PyTorch that stand otherwise than before
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def run(text: str, compiled: Callable, T: object) -> Ran:  # noqa: N803
     observer = Observer()
     scope = NAMES | {"compiled": compiled, "see": observer.see, "T": T}
     error = None
-    grad = torch.is_grad_enabled()
+    before = switches()
     linecache.cache["<program>"] = (len(text), None, text.splitlines(keepends=True), "<program>")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -120,18 +121,10 @@ def run(text: str, compiled: Callable, T: object) -> Ran:  # noqa: N803
             scope["scenario"]()  # type: ignore[operator]
         except Exception as raised:  # whatever it is, the other run must do the same
             error = raised
-        finally:
-            torch.set_grad_enabled(grad)
-            _leave_transforms()
+    left = {name: now for name, now in switches().items() if now != before[name]}
+    reset_switches()
     complaints = [str(w.message) for w in caught if "Please report" in str(w.message)]
-    return Ran(observer.sights, error, complaints)
-
-
-def _leave_transforms() -> None:
-    """Close the levels of torch.func and of forward mode that a program which raised has left open."""
-    torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(0)
-    while forward_ad._current_level >= 0:
-        forward_ad.exit_dual_level()
+    return Ran(observer.sights, error, complaints, left)
 
 
 def ways(kind: str, made: list) -> tuple[Callable, object]:
@@ -205,6 +198,8 @@ def compared(eager: Ran, other: Ran, text: str, kind: str) -> str:
     if len(eager.sights) != len(other.sights):
         late = len(other.sights) - len(eager.sights)
         return f"expected {eager.error!r}, got {other.error!r} {late} sights later"
+    if eager.left != other.left:
+        return f"left: expected {eager.left}, got {other.left}"
     if other.complaints:
         return f"gave up: {other.complaints[0]}"
     return ""

@@ -15,6 +15,7 @@ import operator
 import torch
 
 from tessera.torch_internals.autograd import get_data_attr
+from tessera.torch_internals.functorch import innermost
 from tessera.torch_internals.memory import storage_id
 from tessera.util.errors import CaptureError
 
@@ -56,7 +57,7 @@ def _memory(node: object) -> int | None:
     value = _example(node)
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
-    return storage_id(value)
+    return storage_id(innermost(value))
 
 
 def _written(node: torch.fx.Node) -> torch.fx.Node | None:

@@ -1,5 +1,4 @@
-"""Classification losses written out: a row's maximum and sum of exponentials, and the logit of its class. Beside them,
-the gradient of a regression loss that PyTorch's decomposition gives otherwise than its kernels.
+"""Losses written out; those of classes as a row's maximum and sum of exponentials, and the logit of its class.
 
 Rules are as in `decompose_nn`. Those of `FROM_LOGITS` are also given who made each value: the logarithm of a softmax at
 one class a row is taken from the logits there, so that nobody needs the whole of it. On a CPU, where PyTorch checks
@@ -130,6 +129,15 @@ def nll_loss_backward(
     return [out(eqn, 0, aten.where(hit, aten.unsqueeze(rows, 1), nothing))]
 
 
+@rule("smooth_l1_loss_backward")
+def smooth_l1_loss_backward(eqn: Equation, g: Value, x: Value, target: Value, reduction: int, beta: float) -> Results:
+    """What is neither below nor above is in between, NaN included; PyTorch writes a sign, which is zero of NaN."""
+    left = aten.sub(wide(x), wide(target))
+    g = aten.div(wide(g), product(x.shape)) if reduction == MEAN else wide(g)
+    above = aten.where(aten.ge(left, beta), g, aten.div(aten.mul(g, left), beta))
+    return [out(eqn, 0, aten.where(aten.le(left, -beta), aten.neg(g), above))]
+
+
 @rule("cross_entropy_loss")
 def cross_entropy(
     eqn: Equation, x: Value, target: Value, weight: Value | None, reduction: int, ignored: int, smoothing: float
@@ -143,12 +151,3 @@ def cross_entropy(
         everyone = aten.sub(log, aten.mean(left, [1], True))
         loss = aten.add(aten.mul(loss, 1 - smoothing), aten.mul(aten.squeeze(everyone, 1), smoothing))
     return _reduced(both, loss, target, weight, reduction, ignored)[:1]
-
-
-@rule("smooth_l1_loss_backward")
-def smooth_l1_loss_backward(eqn: Equation, g: Value, x: Value, target: Value, reduction: int, beta: float) -> Results:
-    """The distance of a NaN is no number, and neither is its gradient: PyTorch's decomposition says zero."""
-    apart = aten.sub(wide(x), wide(target))
-    g = aten.div(wide(g), product(x.shape)) if reduction == MEAN else wide(g)
-    far = aten.ge(aten.abs(apart), beta)
-    return [out(eqn, 0, aten.where(far, aten.mul(g, aten.sign(apart)), aten.div(aten.mul(g, apart), beta)))]

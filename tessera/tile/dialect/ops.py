@@ -367,9 +367,9 @@ class ApplyOp(IRDLOperation):
             raise VerifyException(
                 f"tile.apply: {fn.name} of {', '.join(str(a.type) for a in self.args)}; cast them first"
             )
-        given = I1 if fn.predicate else element_of(chosen[-1])
-        if element_of(self.result) != given:
-            raise VerifyException(f"tile.apply: {fn.name} gives {given} here, got {self.result.type}")
+        element = I1 if fn.predicate else element_of(chosen[-1])
+        if element_of(self.result) != element:
+            raise VerifyException(f"tile.apply: {fn.name} gives {element} here, got {self.result.type}")
         _check_covers(self, self.result, _axes(self.args))
 
 
@@ -405,9 +405,9 @@ class ReduceOp(IRDLOperation):
             raise VerifyException(
                 f"tile.reduce: {self.axis.data} of {axes_of(self.arg)} leaves {left}, got {axes_of(self.result)}"
             )
-        given = I64 if self.kind.data.startswith("arg") else element_of(self.arg)
-        if element_of(self.result) != given:
-            raise VerifyException(f"tile.reduce: {self.kind.data} gives {given} here, got {self.result.type}")
+        element = I64 if self.kind.data.startswith("arg") else element_of(self.arg)
+        if element_of(self.result) != element:
+            raise VerifyException(f"tile.reduce: {self.kind.data} gives {element} here, got {self.result.type}")
 
 
 @irdl_op_definition

@@ -250,10 +250,10 @@ class _Lowering:
     def _mask(self, x: Value, at: Indices, offset: Index) -> T | None:
         """Where an element is read. What lies in memory anyway, and is the same wherever a condition does not hold,
         needs none of it: so it is loaded once, whoever asks."""
-        there = all(map(self.ranges.within, at, sizes_of(x.shape)))
+        within = all(map(self.ranges.within, at, sizes_of(x.shape)))
         mask: T | None = None
         for c in self.conditions:
-            if not there or c.axes & offset.names():
+            if not within or c.axes & offset.names():
                 mask = c if mask is None else mask & c
         return mask
 

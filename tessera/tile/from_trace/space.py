@@ -53,8 +53,8 @@ class Axis:
             return {}
         if len(self.dims) == 1:
             return {self.dims[0].name: name(self.name)}
-        found = ranges.unflatten(name(self.name), [d.size for d in self.dims])
-        return {d.name: i for d, i in zip(self.dims, found, strict=True)}
+        indices = ranges.unflatten(name(self.name), [d.size for d in self.dims])
+        return {d.name: i for d, i in zip(self.dims, indices, strict=True)}
 
 
 @dataclass
@@ -113,7 +113,7 @@ def find_space(calls: dict[Value, Call], stored: Sequence[Value], cuts: Cuts | N
 
 def _walk(space: Space, calls: dict[Value, Call], big: Sequence[Call]) -> set[Value]:
     """What is computed from sums over all rows, where others reduce along the rows; nothing else may need it."""
-    rows, found = space.row_names(), set()
+    rows, sums = space.row_names(), set()
     for v, call in calls.items():
         if any(c.eqn is call.eqn for c in big):
             at = space.at.get(call.first, ())
@@ -121,16 +121,16 @@ def _walk(space: Space, calls: dict[Value, Call], big: Sequence[Call]) -> set[Va
             if used & rows:
                 if used != rows or not rule_of(call.eqn.op).walks:  # type: ignore[union-attr]
                     raise Unlowerable(f"{v.name} reduces other dimensions than the rest of the region, and is no sum")
-                found.add(v)
+                sums.add(v)
                 continue
-        if found & set(call.eqn.inputs()):
+        if sums & set(call.eqn.inputs()):
             if space.at.get(v) is None or any(i.names() & rows for i in space.at[v]):
                 raise Unlowerable(f"{v.name} needs the whole of a sum over the rows first")
             if rule_of(call.eqn.op).kind in (REDUCE, SCAN):  # type: ignore[union-attr]
                 raise Unlowerable(f"{v.name} reduces sums over the rows again")
-            found.add(v)
-    space.walks = bool(found)
-    return found
+            sums.add(v)
+    space.walks = bool(sums)
+    return sums
 
 
 def is_outer(source: Value, dims: Sequence[int]) -> bool:
@@ -291,13 +291,13 @@ def _hint(e: Index | None) -> int:
 
 
 def _joined(dims: Sequence[Dim], looked: Sequence[Index]) -> list[tuple[Dim, ...]]:
-    found: list[tuple[Dim, ...]] = []
+    groups: list[tuple[Dim, ...]] = []
     for dim in dims:
-        if found and all(_steps_as_one(e, found[-1][-1], dim) for e in looked):
-            found[-1] = (*found[-1], dim)
+        if groups and all(_steps_as_one(e, groups[-1][-1], dim) for e in looked):
+            groups[-1] = (*groups[-1], dim)
         else:
-            found.append((dim,))
-    return found
+            groups.append((dim,))
+    return groups
 
 
 def _steps_as_one(e: Index, outer: Dim, inner: Dim) -> bool:

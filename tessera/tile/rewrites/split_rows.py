@@ -48,13 +48,13 @@ def split_rows(kernel: KernelOp) -> Split:
 def _of_rows(kernel: KernelOp) -> set[Operation]:
     """Reductions along rows, and what is made of them row by row."""
     axis, later = reduced_axis(kernel), set(after_walk(kernel))
-    found: set[Operation] = set()
+    ops: set[Operation] = set()
     for op in kernel.block.ops:
         reduces = isinstance(op, ReduceOp) and op.axis.data == axis
-        follows = any(v.owner in found for v in op.operands) and not _along(op, axis) and op not in later
+        follows = any(v.owner in ops for v in op.operands) and not _along(op, axis) and op not in later
         if reduces or (follows and not isinstance(op, ReduceOp)):
-            found.add(op)
-    return found
+            ops.add(op)
+    return ops
 
 
 def _along(op: Operation, axis: str | None) -> bool:

@@ -21,8 +21,8 @@ from tessera.tile.from_trace.values import T
 
 def _dims(position: int | None) -> Callable[[Call], list[int]]:
     def dims(call: Call) -> list[int]:
-        given = None if position is None or len(call.args) <= position else call.args[position]
-        return dims_of(given, call.first.ndim)
+        dim = None if position is None or len(call.args) <= position else call.args[position]
+        return dims_of(dim, call.first.ndim)
 
     return dims
 

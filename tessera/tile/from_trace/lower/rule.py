@@ -53,9 +53,9 @@ class Call:
 
     @property
     def out(self) -> Value:
-        found = self.eqn.outputs[self.number]
-        assert found is not None
-        return found
+        value = self.eqn.outputs[self.number]
+        assert value is not None
+        return value
 
     @property
     def first(self) -> Value:

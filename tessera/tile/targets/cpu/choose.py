@@ -62,17 +62,17 @@ def proposals(kernel: KernelOp, sizes: dict[str, int], host: Host) -> list[Sched
     seen = layout(kernel)
     if (product := product_of(seen, host)) is not None:  # which leaves nothing open
         return [Schedule(extra=(("vector", product.columns), ("lanes", SIDE)))]
-    found = numbers(seen, sizes)
+    extents = numbers(seen, sizes)
     native = _native(kernel, host)
-    vector = vector_axis(seen, found, native)
-    parts = _parts(seen, found, bool(kernel.symbol_names))
+    vector = vector_axis(seen, extents, native)
+    parts = _parts(seen, extents, bool(kernel.symbol_names))
     if vector is None:
         return [Schedule(extra=(("vector", ""), ("lanes", 0)))]
     guess = native * _unroll(seen)
     tried: list[Schedule] = []
     for lanes in (guess, guess * 2, guess // 2, native):
         lanes = max(lanes, native)
-        blocks = () if vector == seen.reduced else ((vector, _task(seen, found, lanes)),)
+        blocks = () if vector == seen.reduced else ((vector, _task(seen, extents, lanes)),)
         candidate = Schedule(blocks=blocks, split=parts, extra=(("vector", vector), ("lanes", lanes)))
         if candidate not in tried:
             tried.append(candidate)

@@ -55,8 +55,8 @@ class Layout:
     def axes_of_op(self, op: Operation) -> frozenset[str]:
         """The axes an operation runs along: its result's, or those of a store's address and values."""
         if isinstance(op, StoreOp):
-            found = {n for n in self.at[op].names() if n in self.sizes}
-            return frozenset(found.union(*(self.axes_of(v) for v in op.operands)))
+            axes = {n for n in self.at[op].names() if n in self.sizes}
+            return frozenset(axes.union(*(self.axes_of(v) for v in op.operands)))
         return self.axes_of(op.results[0])
 
     def _standing(self, axis: str) -> str:
@@ -216,11 +216,11 @@ def _price(seen: Layout, op: Operation, axis: str, sizes: dict[str, int], run: i
 
 def numbers(seen: Layout, symbols: dict[str, int]) -> dict[str, int]:
     """Sizes of the axes, where the symbols' values give them."""
-    found = {}
+    extents = {}
     for axis, size in seen.sizes.items():
         if size.names() <= symbols.keys():
-            found[axis] = int(size.evaluate(symbols.__getitem__, int))
-    return found
+            extents[axis] = int(size.evaluate(symbols.__getitem__, int))
+    return extents
 
 
 def cost(kernel: KernelOp) -> int:

@@ -74,8 +74,8 @@ class Lowering:
     def function(self) -> str:
         self._arguments()
         if self.choice.product is not None:
-            with self._tasks_of_product(self.choice.product) as made:
-                self._vector_loop(lambda: self._block(made))
+            with self._tasks_of_product(self.choice.product) as emitter:
+                self._vector_loop(lambda: self._block(emitter))
             return self._finished()
         before, inside = stages(self.seen, self.choice.vector)
         if self._may_keep():
@@ -138,26 +138,26 @@ class Lowering:
         """Tasks that are blocks of rows and columns; neighbours share the rows of x, turned over once."""
         b, none = self.b, self.b.const("i64", -1)
         room = self._memory(Index.of(room_for(product)), "float")
-        made = Blocks(b, self.memory, self.body.buffers, self.seen, product, room)
+        emitter = Blocks(b, self.memory, self.body.buffers, self.seen, product, room)
         ready = b.slot("i64", 0, "ready")
         b.store(none, ready)
         with self._tasks():
             first = self.names[product.rows]
             with b.when(b.compare("ne", b.load("i64", 0, ready), first), "pack"):
-                made.pack()
+                emitter.pack()
                 b.store(first, ready)
-            yield made
+            yield emitter
 
-    def _block(self, made: Blocks) -> None:
+    def _block(self, emitter: Blocks) -> None:
         """A block of a product, then the rest of the kernel, row by row."""
-        b, product = self.b, made.p
-        made.block()
+        b, product = self.b, emitter.p
+        emitter.block()
         first, rest = self.names[product.rows], [Stage(False, product.rest(self.seen))]
         left = b.bin("sub", self.sizes[product.rows], first)
         count = b.call("smin", left, b.const("i64", product.block))
         with b.loop(b.const("i64", 0), count, 1, "row") as row, self._at(product.rows, first, self.body.chunk):
             self.names[product.rows] = b.bin("add", first, row)
-            self.body.values[product.op.result] = made.row(row)
+            self.body.values[product.op.result] = emitter.row(row)
             self._stages(rest)
         self.names[product.rows] = first
 

@@ -60,7 +60,7 @@ class CpuTarget:
     def __init__(self, machine: Machine | None = None, host: Host | None = None) -> None:
         """For this machine, or for a lesser one that this machine can run."""
         self._described, self._host = machine, host
-        self._made: dict[str, CpuKernel | Pair[CpuKernel]] = {}
+        self._compiled: dict[str, CpuKernel | Pair[CpuKernel]] = {}
 
     @functools.cached_property
     def host(self) -> Host:
@@ -74,11 +74,11 @@ class CpuTarget:
         if inner_axis(kernel) is not None:
             raise NotImplementedError("the CPU target has no kernels that contract inside a loop; the library does")
         key = f"{schedule}\n{kernel}"
-        made = self._made.get(key)
-        if made is None:
+        compiled = self._compiled.get(key)
+        if compiled is None:
             build = _build_halves if schedule.split > 1 else _build
-            made = self._made[key] = build(kernel, schedule, self.host)
-        return made
+            compiled = self._compiled[key] = build(kernel, schedule, self.host)
+        return compiled
 
     def about(self) -> str:
         return f"{jit.version(self.host)} {jit.openmp()}"
@@ -132,11 +132,11 @@ def _load(data: dict, host: Host) -> CpuKernel | None:
 
 
 def _build_halves(kernel: KernelOp, schedule: Schedule, host: Host) -> Pair[CpuKernel]:
-    made = split(kernel, schedule.split)
-    start = without_reduce_exp(made.first) if _row_stays(made.first, host) else made.first
+    halves = split(kernel, schedule.split)
+    start = without_reduce_exp(halves.first) if _row_stays(halves.first, host) else halves.first
     first = _build(start, replace(schedule, split=1), host)
-    second = _build(made.second, Schedule(), host)
-    return Pair(kernel, made, first, second)
+    second = _build(halves.second, Schedule(), host)
+    return Pair(kernel, halves, first, second)
 
 
 def _row_stays(kernel: KernelOp, host: Host) -> bool:

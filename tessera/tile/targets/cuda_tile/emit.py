@@ -195,9 +195,9 @@ class Emitter:
             self.tiles[op.result] = Tile(self._constant(op), ())
             return
         result = op.results[0]
-        found = self._value(op)
-        if found is not None:
-            self.tiles[result] = self.assign(self.name_of(result), found)
+        text = self._value(op)
+        if text is not None:
+            self.tiles[result] = self.assign(self.name_of(result), text)
 
     def assign(self, name: str, tile: Tile) -> Tile:
         self.scope.body.append(f"{name} = {tile.text}")

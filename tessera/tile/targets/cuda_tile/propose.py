@@ -24,16 +24,16 @@ from tessera.util.powers import power_below, power_of_two
 def propose(kernel: KernelOp, sizes: dict[str, int], limits: Limits) -> list[Schedule]:
     extent = axis_sizes(kernel, sizes)
     if inner_axis(kernel) is not None:
-        found = _attention(kernel, extent)
+        schedules = _attention(kernel, extent)
     elif any(isinstance(op, ContractOp) for op in kernel.block.ops):
-        found = list(_products(kernel, extent, limits))
+        schedules = list(_products(kernel, extent, limits))
     elif kernel.walked is not None:
-        found = list(_walks(kernel, kernel.walked, extent, limits))
+        schedules = list(_walks(kernel, kernel.walked, extent, limits))
     elif reduced_axis(kernel) is not None:
-        found = list(_reductions(kernel, extent, limits))
+        schedules = list(_reductions(kernel, extent, limits))
     else:
-        found = [_pointwise(kernel, extent, elements) for elements in (1024, 2048, 4096)]
-    return list(dict.fromkeys(found))
+        schedules = [_pointwise(kernel, extent, elements) for elements in (1024, 2048, 4096)]
+    return list(dict.fromkeys(schedules))
 
 
 def _contiguous(kernel: KernelOp) -> str | None:
@@ -97,13 +97,13 @@ def _reductions(kernel: KernelOp, extent: Mapping[str, int], limits: Limits) -> 
             if depth <= power_of_two(extent[axis]) or depth == 16
         ]
     row = power_of_two(extent[axis])
-    found = list(_split_rows(kernel, axis, extent, limits))
+    schedules = list(_split_rows(kernel, axis, extent, limits))
     if row <= whole_row(limits):
         for elements in (1024, 4096, row):
             rows = _fill(parallel, extent, max(elements // row, 1))
-            found.append(Schedule(blocks=(*rows, (axis, row))))
-    found += [Schedule(blocks=((axis, block),), loop=True) for block in (4096, 2048, 1024) if block <= row]
-    return found
+            schedules.append(Schedule(blocks=(*rows, (axis, row))))
+    schedules += [Schedule(blocks=((axis, block),), loop=True) for block in (4096, 2048, 1024) if block <= row]
+    return schedules
 
 
 def _split_rows(kernel: KernelOp, axis: str, extent: Mapping[str, int], limits: Limits) -> Iterator[Schedule]:
@@ -154,7 +154,7 @@ def _products(kernel: KernelOp, extent: Mapping[str, int], limits: Limits) -> li
     depth = op.axis.data
     rows = [a for a in kernel.axis_names() if a in lhs - rhs]
     columns = [a for a in kernel.axis_names() if a in rhs - lhs]
-    found: list[Schedule] = []
+    schedules: list[Schedule] = []
     for m, n, k in TILES:
         if len(products) > 1 and m * n * len(products) > limits.registers // 4:  # accumulators side by side
             continue
@@ -163,8 +163,8 @@ def _products(kernel: KernelOp, extent: Mapping[str, int], limits: Limits) -> li
             if group:
                 longest = max(group, key=lambda a: extent[a])
                 blocks.append((longest, min(size, max(power_of_two(extent[longest]), 16))))
-        found.append(Schedule(blocks=tuple(blocks), loop=True, group=8))
-    return found
+        schedules.append(Schedule(blocks=tuple(blocks), loop=True, group=8))
+    return schedules
 
 
 # Rows, keys a step.

@@ -99,9 +99,9 @@ class CudaTile:
     def compile(self, kernel: KernelOp, schedule: Schedule) -> CudaTileKernel | Pair[CudaTileKernel]:
         if schedule.split == 1:
             return _compile(kernel, schedule)
-        made = split(kernel, schedule.split)
-        first, second = of_halves(kernel, schedule, made.second)
-        return Pair(kernel, made, _compile(made.first, first), _compile(made.second, second))
+        halves = split(kernel, schedule.split)
+        first, second = of_halves(kernel, schedule, halves.second)
+        return Pair(kernel, halves, _compile(halves.first, first), _compile(halves.second, second))
 
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
         return propose(kernel, sizes, Limits(self.machine))
@@ -117,9 +117,11 @@ class CudaTile:
 
     def fitting(self, kernel: KernelOp, sizes: dict[str, int], arch: str) -> list[Schedule]:
         """The proposals whose tiles stay in registers on this architecture: read the report before timing anything."""
-        found = self.propose(kernel, sizes)
+        schedules = self.propose(kernel, sizes)
         return [
-            s for s in found if not any(made.resources(arch).spills for made in kernels_of(self.compile(kernel, s)))
+            s
+            for s in schedules
+            if not any(compiled.resources(arch).spills for compiled in kernels_of(self.compile(kernel, s)))
         ]
 
 
@@ -128,5 +130,5 @@ def _compile(kernel: KernelOp, schedule: Schedule) -> CudaTileKernel:
     return CudaTileKernel(kernel, schedule, write(kernel, schedule), arrays(kernel))
 
 
-def kernels_of(made: CudaTileKernel | Pair[CudaTileKernel]) -> tuple[CudaTileKernel, ...]:
-    return (made.first, made.second) if isinstance(made, Pair) else (made,)
+def kernels_of(compiled: CudaTileKernel | Pair[CudaTileKernel]) -> tuple[CudaTileKernel, ...]:
+    return (compiled.first, compiled.second) if isinstance(compiled, Pair) else (compiled,)

@@ -286,21 +286,21 @@ class Emitter:
         """For the operands of matrix products: the spaces in which each operation along the axis is wanted."""
         if self.dot is None or step.axis is None:
             return {}
-        found: dict[Operation, list[Space]] = {}
+        wanted: dict[Operation, list[Space]] = {}
         for op in reversed(step.ops):
             if isinstance(op, ContractOp):
                 continue
             own = self.dot.space_of(op)
             if own is None:  # varies along the reduced axis alone: wherever it is used
                 users = [u.operation for r in op.results for u in r.uses]
-                spaces = {s: None for u in users for s in found.get(u, [])}
+                spaces = {s: None for u in users for s in wanted.get(u, [])}
                 for u in users:
                     if isinstance(u, ContractOp):
                         spaces |= {s: None for v, s in self.dot.operands(u) if v is op.results[0]}
-                found[op] = list(spaces) or [self.dot.first]
+                wanted[op] = list(spaces) or [self.dot.first]
             else:
-                found[op] = [own]
-        return found
+                wanted[op] = [own]
+        return wanted
 
     def _evictions(self, passes: list[Pass]) -> None:
         """A row that a later loop reads again should stay in the cache; after the last loop it may go."""
@@ -334,8 +334,8 @@ class Emitter:
 
     def _typed(self, v: SSAValue, space: Space) -> str:
         """A value as something with a type of its own, even if it is a number."""
-        found = self._value(v, space)
-        return f"tl.full((), {found.text}, {type_name(element_of(v))})" if found.literal else found.text
+        value = self._value(v, space)
+        return f"tl.full((), {value.text}, {type_name(element_of(v))})" if value.literal else value.text
 
     def _op(self, op: Operation, space: Space) -> None:
         if self.dot and op in self.dot.unused:
@@ -399,9 +399,9 @@ class Emitter:
     # --- memory ---
 
     def _offset(self, expr, indices: Sequence[SSAValue], space: Space) -> tuple[str, Dims]:
-        found = [self._value(v, space) for v in indices]
+        values = [self._value(v, space) for v in indices]
         texts = [f"tl.cast({self._typed(v, space)}, tl.int64)" for v in indices]
-        return self.places.offset(expr, [(t, v.dims) for t, v in zip(texts, found, strict=True)], space)
+        return self.places.offset(expr, [(t, v.dims) for t, v in zip(texts, values, strict=True)], space)
 
     def _pointer(self, buffer: SSAValue, at: str, at_dims: Dims, dims: Dims, space: Space) -> str:
         text = self.buffers[buffer] if at == "0" else f"{self.buffers[buffer]} + {at}"
@@ -452,8 +452,8 @@ class Emitter:
         used = set(op.at.expr.names())
         for v in (op.value, *op.indices, *([op.mask] if op.mask is not None else [])):
             used |= set(axes_of(v))
-        found = [self.places.axis(a, space) for a in self.kernel.axis_names(PARALLEL) if a not in used]
-        return [f"({t} == 0)" for t, _ in found if t != "0"], frozenset().union(*(d for _, d in found))
+        positions = [self.places.axis(a, space) for a in self.kernel.axis_names(PARALLEL) if a not in used]
+        return [f"({t} == 0)" for t, _ in positions if t != "0"], frozenset().union(*(d for _, d in positions))
 
     # --- along the reduced axis ---
 

@@ -33,7 +33,7 @@ def halves(kernel: KernelOp, schedule: Schedule) -> Split:
     return split(kernel, schedule.split)
 
 
-def schedules(kernel: KernelOp, schedule: Schedule, made: Split) -> tuple[Schedule, Schedule]:
+def schedules(kernel: KernelOp, schedule: Schedule, kernels: Split) -> tuple[Schedule, Schedule]:
     """The first kernel keeps the blocks; the second holds all parts of a few results in one block.
 
     Where the second runs along the axis too, its blocks are those of the first, each with all parts of its row.
@@ -46,7 +46,7 @@ def schedules(kernel: KernelOp, schedule: Schedule, made: Split) -> tuple[Schedu
     first = replace(schedule, split=1, loop=True)
     parts = max(power_of_two(schedule.split), 2)
     axis = reduced_axis(kernel)
-    if axis in made.second.axis_names():
+    if axis in kernels.second.axis_names():
         assert axis is not None
         return first, Schedule(((axis, schedule.block(axis)), (PART, parts)), warps=schedule.warps)
     total = points(kernel, parallel).constant

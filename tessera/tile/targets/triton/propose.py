@@ -44,17 +44,17 @@ def propose(kernel: KernelOp, sizes: dict[str, int], machine: Machine) -> list[S
     limits = Limits(machine)
     shape = Shape(kernel, sizes, limits)
     if shape.axis is None:
-        found = _elementwise(shape)
+        schedules = _elementwise(shape)
     elif kernel.walked is not None:
-        found = _walks(shape, kernel.walked) if _short(shape) else _rows_then_columns(kernel, sizes, limits)
+        schedules = _walks(shape, kernel.walked) if _short(shape) else _rows_then_columns(kernel, sizes, limits)
     elif (sides := shape.product_sides()) is not None:
-        found = _products(shape, *sides)
+        schedules = _products(shape, *sides)
     elif shape.fast and max(shape.fast, key=shape.fast.__getitem__) != shape.axis:
-        found = running_columns(shape) if shape.scans else columns(shape)
+        schedules = running_columns(shape) if shape.scans else columns(shape)
     else:
-        found = _rows(shape)
+        schedules = _rows(shape)
     whole = loop_hazard(kernel)
-    kept = fitting(kernel, [s for s in found if not (whole and s.loop)], machine)
+    kept = fitting(kernel, [s for s in schedules if not (whole and s.loop)], machine)
     return list(dict.fromkeys(kept))[:AT_MOST]
 
 
@@ -300,9 +300,9 @@ def _attention(kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
     rows, columns = ([a for a in axes_of(v) if a != axis] for v in (last.lhs, last.rhs))
     row = next(a for a in reversed(rows) if a not in columns)
     wide = max(power_of_two(sizes[columns[-1]]), 16)
-    found = []
+    schedules = []
     few = _FEW_WIDE_ROWS if isinstance(element_of(last.rhs), Float32Type) else _FEW_ROWS
     for tall, step, warps, stages in _MANY_ROWS if sizes[row] > 32 else few:
         step = step if wide <= 128 else max(step // 2, 16)
-        found.append(Schedule(((row, tall), (columns[-1], wide), (axis, step)), warps, stages, loop=True))
-    return found
+        schedules.append(Schedule(((row, tall), (columns[-1], wide), (axis, step)), warps, stages, loop=True))
+    return schedules
