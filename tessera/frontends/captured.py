@@ -8,7 +8,7 @@ shared memory and autograd history are eager's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -19,7 +19,7 @@ from tessera.frontends.requires_grad import with_history
 from tessera.ir.alias import KEEP_GRAD, Ref
 from tessera.ir.builder import Builder
 from tessera.ir.checks import record_assumptions
-from tessera.ir.equation import NUMBER, Value, symbols_in, values_in
+from tessera.ir.equation import NUMBER, Equation, Value, symbols_in, values_in
 from tessera.ir.layouts import laid_as
 from tessera.ir.record import Keep, Recorded, Recorder, record_with
 from tessera.ir.trace import Trace
@@ -102,7 +102,9 @@ def capture(
     outputs = [_laid_out(builder, v, x, made.refs) for v, x in zip(made.trace.outputs, made.outputs, strict=True)]
     bases = [_laid_out(builder, base.read(builder), base.tensor, made.refs) for base in bases]
     numbers = dict.fromkeys(values_in([alias.steps for alias in aliased.values()]))
-    mutations = _written_unseen(builder, made.trace.mutations)
+    unseen = written_unseen(builder.equations, made.trace.mutations)  # what they hold now brings no history
+    detached = {v: builder.emit(torch.ops.aten.detach.default, made.trace.mutations[v]) for v in unseen}
+    mutations = {v: detached.get(v, new) for v, new in made.trace.mutations.items()}
     trace = numbers_as_values(made.trace.with_(outputs=(*outputs, *bases, *numbers), mutations=mutations), builder)
     grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in fakes)
     forget_tensors(builder.mode)
@@ -228,17 +230,17 @@ def _sizes_left_open(op: OpOverload, args: tuple) -> tuple:
     return args if 0 in sizes or sizes.count(-1) != 1 else (sizes, *args[1:])
 
 
-def _written_unseen(builder: Builder, mutations: dict[Value, Value]) -> dict[Value, Value]:
-    """What inputs hold in the end. One that was written where autograd does not look keeps the history it has: its new
-    contents bring none."""
-    kept: dict[object, object] = {v: e.args[0] for e in builder.equations if e.op is KEEP_GRAD for v in e.results()}
-    held = {}
+def written_unseen(equations: Iterable[Equation], mutations: dict[Value, Value]) -> list[Value]:
+    """The inputs that were written where autograd does not look: each keeps the history it has."""
+    kept: dict[object, object] = {v: e.args[0] for e in equations if e.op is KEEP_GRAD for v in e.results()}
+    unseen = []
     for target, new in mutations.items():
         origin: object = new
         while origin in kept:
             origin = kept[origin]
-        held[target] = builder.emit(torch.ops.aten.detach.default, new) if origin is target else new
-    return held  # type: ignore[return-value]
+        if origin is target:
+            unseen.append(target)
+    return unseen
 
 
 def _drop_empty_histories(made: Recorded) -> None:
