@@ -274,7 +274,10 @@ _SCATTER: dict[str, Callable] = {
 
 
 def _keep_grad(old: torch.Tensor, new: torch.Tensor, tangent: bool = False) -> torch.Tensor:
-    return new.clone()
+    """A copy that lies as `new` does, gaps and all: views are made of it in place of the tensor that was written."""
+    if any(type(step) is int and step == 0 for step in new.stride()):  # expanded
+        return new.clone()
+    return torch.empty_strided(new.shape, new.stride(), dtype=new.dtype, device=new.device).copy_(new)
 
 
 KEEP_GRAD = Special("keep_grad", _keep_grad)

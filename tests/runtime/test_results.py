@@ -180,6 +180,30 @@ def test_a_body_that_writes_unseen_leaves_its_operand_its_history(
     assert w.requires_grad and w.grad_fn is before
 
 
+@torch.library.custom_op("tessera_tests::raise_by", mutates_args={"x"})
+def raise_by(x: torch.Tensor, y: torch.Tensor) -> None:
+    x.add_(y)
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("leaf", [True, False])
+def test_autograd_does_not_see_what_a_custom_operator_writes(leaf: bool, frontend: str) -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        raise_by(x, y)
+        return x * y
+
+    found = []
+    for f in (fn, compiled(fn, frontend)):
+        start, y = torch.ones(3, requires_grad=True), torch.arange(3.0).requires_grad_()
+        x = start if leaf else start * 1
+        before = x.grad_fn
+        out = f(x, y)
+        assert x.grad_fn is before
+        out.sum().backward()
+        found.append([out, x.detach(), start.grad, y.grad])
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("frontend", FRONTENDS)
 def test_hooks_of_what_no_result_depends_on_are_silent(frontend: str) -> None:
     def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
