@@ -62,6 +62,7 @@ def key_of(captured: Captured, executors: Sequence[str | Executor], more: dict[s
         "trace": top,
         "outputs": captured.outputs,
         "aliased": [[i, write_aliased(a, writer)] for i, a in captured.aliased.items()],
+        "placed": [[i, write_aliased(a, writer)] for i, a in captured.placed.items()],
         "grads": captured.requires_grad,
         "held": [_contents(x) for x in held],
         "sizes": facts,

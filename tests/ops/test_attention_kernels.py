@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tessera.ir.builder import Builder
+from tessera.ir.builder import Builder, aten
 from tessera.ir.types import TensorType, contiguous_strides
 from tessera.ir.verify import verify
 from tessera.ops.attention import by_token
@@ -37,3 +37,19 @@ def test_cotangents_of_attention_on_a_gpu() -> None:
     assert by_token(of(2, 4, 8, 16, dtype=torch.bfloat16, device=CUDA)).stride == (512, 16, 64, 1)
     assert by_token(of(2, 4, 8, 16, dtype=torch.float64, device=CUDA)).stride == (512, 128, 16, 1)
     assert by_token(of(2, 4, 8, 16)).stride == (512, 128, 16, 1)
+
+
+def test_a_mask_that_wants_a_gradient_leaves_the_strides_as_recorded() -> None:
+    """Plain arithmetic takes the place of the kernel, whose result lies by token: views of it were recorded so."""
+    builder = Builder("attention")
+    tokens = [builder.input(name, of(2, 8, 4, 16)) for name in "qkv"]
+    bias = builder.input("bias", of(1, 4, 8, 8))
+    with builder:
+        q, k, v = (aten.transpose(x, 1, 2) for x in tokens)
+        y = aten.scaled_dot_product_attention(q, k, v, aten.sin(bias))
+        rows = aten.transpose(y, 1, 2)
+    joint = vjp(builder.finish([rows]), [*tokens, bias])
+    verify(joint.trace)
+    again, *grads = joint.trace.outputs
+    assert again.tensor.stride == rows.tensor.stride
+    assert [g.shape for g in grads] == [x.shape for x in (*tokens, bias)]

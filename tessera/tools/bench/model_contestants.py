@@ -28,6 +28,10 @@ MODES = {  # further ways of TorchInductor, which --best tries
     "inductor[autotune]": "max-autotune",
     "inductor[overhead]": "reduce-overhead",
 }
+TUNED = {  # those that the zoo tries: graphs in one of them alone
+    "inductor[tuned]": "max-autotune-no-cudagraphs",
+    "inductor[overhead]": "reduce-overhead",
+}
 RATE = 1e-4  # learning rate of the training step
 STEPS = 3  # of which the losses are compared
 
@@ -54,7 +58,7 @@ def compiler(who: str, replayed: bool = False) -> Callable[[Callable], Callable]
             return import_module("thunder").jit
         case "tessera" | model_jobs.BF16:
             return lambda f: tessera.jit(f, **ours())
-    mode = MODES[who] + ("-no-cudagraphs" if replayed else "")
+    mode = (MODES | TUNED)[who] + ("-no-cudagraphs" if replayed else "")
     return lambda f: torch.compile(f, dynamic=False, mode=mode)
 
 
@@ -202,16 +206,18 @@ def mistake(
     if missing := exact.keys() - got.keys():
         return f"no gradient of {min(missing)}"
     for name, want in exact.items():
-        off, usual = _off(got[name], want), _off(eager[name], want)
+        distance, usual = off(got[name], want), off(eager[name], want)
         limit = many * usual + beyond + (2**-7 if dtype == torch.bfloat16 else 1e-4)
-        if usual > 1 and off < float("inf"):  # it cancels to nothing, as the gradient of a key's bias: no digit counts
+        # It cancels to nothing, as the gradient of a key's bias: no digit counts.
+        if usual > 1 and distance < float("inf"):
             continue
-        if not off <= limit:
-            return f"{name} is off by {off:.2g} of its size, where eager is off by {usual:.2g}"
+        if not distance <= limit:
+            return f"{name} is off by {distance:.2g} of its size, where eager is off by {usual:.2g}"
     return ""
 
 
-def _off(got: Tensor, want: Tensor) -> float:
+def off(got: Tensor, want: Tensor) -> float:
+    """How far a result is from what it should be, relative to its size."""
     if got.shape != want.shape:
         return float("inf")
     size = want.double().norm() if want.dtype == torch.float64 else want.float().norm()
