@@ -22,9 +22,9 @@ from torch import nn
 import tessera
 from tessera.util.errors import CaptureError
 
-from ..switches import reset_switches, switches
 from .observe import ALL, EXACT, Observer, Sight, difference
 from .prelude import NAMES
+from .switches import reset_switches, switches
 
 UNDER_DYNAMO = ("jit", "tile", "backend", "second", "transform", "train")
 
