@@ -89,13 +89,13 @@ _aten = torch.ops.aten
 _DRAWN = ("cauchy", "exponential", "geometric", "log_normal")
 
 
-def _efficient_backward(_: torch.Tensor, *args: object, **__: object) -> list[torch.Tensor]:
+def _efficient_backward(_: torch.Tensor, *args: object, **__: object) -> list[torch.Tensor | None]:
     """Memory-efficient attention's gradients: PyTorch's rule forgets an argument."""
     q, k, v, bias = args[:4]
     assert isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
     grads = [torch.empty_like(x) for x in (q, k, v)]
     if not isinstance(bias, torch.Tensor):
-        return [*grads, q.new_empty(())]
+        return [*grads, None]
     *lead, last = bias.shape
     return [*grads, bias.new_empty((*lead, -(-last // 16) * 16))[..., :last]]
 
