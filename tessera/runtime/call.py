@@ -75,7 +75,8 @@ def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -
                 parts.append(f"args[{source}]")
             case Aliased(source=source):
                 scope[f"view{index}"] = part.make
-                parts.append(f"view{index}({'out' if part.of_output else 'args'}[{source}])")
+                numbers = ", out" if part.asks else ""
+                parts.append(f"view{index}({'out' if part.of_output else 'args'}[{source}]{numbers})")
             case (_, value):
                 scope[f"constant{index}"] = value
                 parts.append(f"constant{index}")

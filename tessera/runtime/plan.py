@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import torch
 
-from tessera.frontends.captured import Aliased, Captured
-from tessera.ir.equation import Value, values_in
+from tessera.frontends.captured import Aliased, Captured, Result
+from tessera.ir.equation import Value, map_values, values_in
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_key
 from tessera.passes.clean.known import Given
@@ -41,6 +41,7 @@ def layout_of(captured: Captured, core: Trace, results: list[Value], write_back:
     for i, out in enumerate(captured.trace.outputs[: captured.outputs]):
         if (alias := captured.aliased.get(i)) is not None:
             source = captured.trace.outputs[alias.source] if alias.of_output else None
+            alias = replace(alias, steps=map_values(alias.steps, lambda v: Result(places[v])))  # type: ignore[arg-type]
             parts.append(alias if source is None else replace(alias, source=places[source]))  # type: ignore[index]
         elif isinstance(out, Value):
             parts.append(places[out])

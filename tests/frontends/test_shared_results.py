@@ -242,3 +242,44 @@ def test_a_view_of_a_written_input_whose_size_changes(frontend):  # noqa: ANN001
         v, w = fast(x)
         assert same_memory(v, x) and same_memory(w, x) and v.shape == (n, 2, 1)
         assert torch.equal(x, torch.full((n, 2), 2.0))
+
+
+def _half(x):  # noqa: ANN001, ANN202
+    return x[: x.shape[0] // 2]
+
+
+def _narrowed(x):  # noqa: ANN001, ANN202
+    return x.narrow(0, x.shape[0] - 3, 2).t()
+
+
+def _split(x):  # noqa: ANN001, ANN202
+    return x.tensor_split(2)[1][..., None]
+
+
+def _selected(x):  # noqa: ANN001, ANN202
+    return x.view(-1)[x.shape[0] :].view(x.shape[0] - 1, x.shape[1], 1).select(0, x.shape[0] - 2)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("view", [_half, _narrowed, _split, _selected])
+def test_a_view_of_a_written_input_at_a_place_that_follows_from_its_size(view, grad):  # noqa: ANN001
+    def program(x):  # noqa: ANN001, ANN202
+        x.mul_(2)
+        return view(x), x.sum()
+
+    torch._dynamo.reset()
+    fast = tessera.jit(program, executors=["aten"], dynamic=True, strict=True)
+    for n in (4, 6, 7):
+        found = []
+        for f in (program, fast):
+            leaf = torch.arange(float(n * n)).view(n, n).requires_grad_(grad)
+            x = leaf * 1
+            out, total = f(x)
+            assert same_memory(out, x)
+            about = (out.storage_offset(), out.stride(), out.shape, out.requires_grad)
+            out.add_(1)  # the caller goes on writing
+            if grad:
+                (out.square().sum() + x.sum() + total).backward()
+            found.append([about, x.detach(), leaf.grad])
+        assert found[0][0] == found[1][0]
+        torch.testing.assert_close(found[1][1:], found[0][1:])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import tessera
 
@@ -144,6 +145,39 @@ def test_an_argument_that_is_written_unseen_keeps_its_history(frontend: str) -> 
         out.sum().backward()
         found.append([*seen, leaf.grad])
     torch.testing.assert_close(*found)
+
+
+def _under_no_grad(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        w.mul_(2)
+    return x.exp() * w.detach()
+
+
+def _detached(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    w[1:].detach().mul_(2)
+    return x.exp() * w.detach()
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("leaf", [True, False])
+@pytest.mark.parametrize("write", [_under_no_grad, _detached])
+@pytest.mark.parametrize("region", [True, False], ids=["region", "checkpoint"])
+def test_a_body_that_writes_unseen_leaves_its_operand_its_history(
+    region: bool, write: Callable, leaf: bool, frontend: str
+) -> None:
+    block = torch.compiler.nested_compile_region(write)
+
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return block(x, w) if region else checkpoint(write, x, w, use_reentrant=False)
+
+    want = torch.tensor([2.0 if write is _under_no_grad else 1.0, 2.0, 2.0])
+    x, w = torch.zeros(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    w = w if leaf else w * 1
+    before = w.grad_fn
+    out = compiled(fn, frontend)(x, w)
+    torch.testing.assert_close(w.detach(), want)
+    torch.testing.assert_close(out.detach(), want)
+    assert w.requires_grad and w.grad_fn is before
 
 
 @pytest.mark.parametrize("frontend", FRONTENDS)
