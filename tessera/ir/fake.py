@@ -87,8 +87,24 @@ def _laid_as_product(op: OpOverload) -> Callable:
 
 _aten = torch.ops.aten
 _DRAWN = ("cauchy", "exponential", "geometric", "log_normal")
-# Where PyTorch's own rule is wrong (2.11 takes the out_dtype of addmm.dtype for beta) or knows no symbolic sizes.
+
+
+def _efficient_backward(_: torch.Tensor, *args: object, **__: object) -> list[torch.Tensor]:
+    """Memory-efficient attention's gradients: PyTorch's rule forgets an argument."""
+    q, k, v, bias = args[:4]
+    assert isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
+    grads = [torch.empty_like(x) for x in (q, k, v)]
+    if not isinstance(bias, torch.Tensor):
+        return [*grads, q.new_empty(())]
+    *lead, last = bias.shape
+    return [*grads, bias.new_empty((*lead, -(-last // 16) * 16))[..., :last]]
+
+
+# Where PyTorch's own rule is wrong (2.11 takes the out_dtype of addmm.dtype for beta, and runs `_unique` on zeros), or
+# knows no symbolic sizes.
 _RULES: dict[object, Callable] = {
+    _aten._efficient_attention_backward.default: _efficient_backward,
+    _aten._unique.default: lambda x, s=True, inverse=False: _aten._unique2.default(x, s, inverse)[:2],
     _aten.addmm.dtype: lambda x, a, b, dtype, **_: a.new_empty((a.shape[0], b.shape[1]), dtype=dtype),
     _aten._native_batch_norm_legit_functional.default: _batch_norm(
         _statistics(_aten._native_batch_norm_legit_functional.default, slice(0, 4), slice(2, 4))

@@ -2,7 +2,10 @@
 
 Where TorchDynamo differs from eager by itself, with a backend that changes nothing, the program is `dynamo`'s. Where
 eager refuses a gradient because something was written that it needs, the program is `written`: a functional program
-need not refuse. `refused` is what functional tracing says it does not take, `beyond` what torch.func does not do.
+need not refuse. So it is where a compiled graph is refused so because it saves something else than eager, or hides
+fewer writes: but only if AOTAutograd's graph is, too. `node` are hooks that see something else because a compiled graph
+is one node to autograd: AOTAutograd's shows them the same. `refused` is what functional tracing says it does not take,
+`beyond` what torch.func does not do.
 """
 
 from __future__ import annotations
@@ -19,9 +22,9 @@ from torch import nn
 import tessera
 from tessera.util.errors import CaptureError
 
-from ..switches import reset_switches, switches
 from .observe import ALL, EXACT, Observer, Sight, difference
 from .prelude import NAMES
+from .switches import reset_switches, switches
 
 UNDER_DYNAMO = ("jit", "tile", "backend", "second", "transform", "train")
 
@@ -62,7 +65,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Verdict:
-    outcome: str  # same · wrong · dynamo · written · refused · beyond · invalid
+    outcome: str  # same · wrong · dynamo · written · node · refused · beyond · invalid
     reason: str = ""
     raised: bool = False  # eager refuses the program
     graphs: int = 0  # compiled
@@ -152,8 +155,15 @@ def judge(text: str, kind: str) -> Verdict:
     about = {"raised": eager.error is not None, "graphs": graphs, "eager": given_up}
     if not reason:
         return Verdict("same", **about)
-    if any(words in str(eager.error) for words in REFUSALS) or SECOND in str(ours.error):
+    if books_refuse(eager) or SECOND in str(ours.error):
         return Verdict("written", reason, **about)
+    if books_refuse(ours) or ": hook" in reason:
+        saving = "aot_eager_decomp_partition" if kind == "tile" else "aot_eager"  # the former recomputes, as tile does
+        others = run(text, lambda fn: torch.compile(fn, backend=saving), Eager())
+        if books_refuse(ours) and books_refuse(others):
+            return Verdict("written", reason, **about)
+        if not books_refuse(ours) and not compared(others, ours, text, kind):
+            return Verdict("node", reason, **about)
     if kind == "functional" and isinstance(ours.error, CaptureError):
         return Verdict("refused", reason, **about)
     missing = (*MISSING, UNBATCHED) if "T.vmap" in text else MISSING
@@ -164,6 +174,10 @@ def judge(text: str, kind: str) -> Verdict:
         if compared(eager, plain, text, kind):
             return Verdict("dynamo", reason, **about)
     return Verdict("wrong", reason, **about)
+
+
+def books_refuse(ran: Ran) -> bool:
+    return any(words in str(ran.error) for words in REFUSALS)
 
 
 def counted(made: list) -> tuple[int, int]:

@@ -111,8 +111,8 @@ def binary(m: Maker) -> None:
     b = m.beside(a, lambda x: not x.is_complex())
     pair = (a, b) if m.chance(0.7) else (b, a)
     form = m.rng.choice(BINARY)
-    if "atan2" in form and str(m.value(pair[0]).dtype) == "torch.bool":
-        raise Refused  # eager's derivative negates it
+    if "atan2" in form and any(str(m.value(x).dtype) == "torch.bool" for x in pair):
+        raise Refused  # eager's gradient negates the mask, and refuses it
     m.assign(form.format(*pair).replace(",", ", "))
 
 

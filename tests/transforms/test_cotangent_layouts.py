@@ -38,6 +38,7 @@ PROGRAMS: dict[str, Callable] = {
     ),
     "an expanded cotangent": lambda x: F.avg_pool2d(x * 2, 2).permute(1, 2, 3, 0).reshape(6, -1).mean(1),
     "a transposed cotangent": lambda x: (x[:, :, 0] @ x[:, 0].mT).mT.reshape(4, -1).sum(0),
+    "conjugates of a slice": lambda x: torch.fft.hfftn((x * 2)[..., :2], (3,), (3,)),
     "parts of complex numbers": lambda x: torch.view_as_real(torch.complex(x, x * 2)).transpose(0, 4).sum(1),
 }
 

@@ -156,6 +156,6 @@ def _trace(eqn: Equation, values: list[Value], mode: FakeTensorMode) -> Trace | 
     fakes = [fake.fake_of(v.tensor, mode) for v in values]
     try:
         formula = kernels_of(run, fakes, [f"x{i}" for i in range(len(fakes))], Builder("parts", mode))
-    except (RuntimeError, NotImplementedError, TypeError):  # PyTorch's decomposition does not take these arguments
-        return None
+    except (RuntimeError, NotImplementedError, TypeError, ZeroDivisionError):
+        return None  # PyTorch's decomposition does not take these arguments
     return None if formula.mutations or formula.constants else formula
