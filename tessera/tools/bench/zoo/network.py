@@ -89,7 +89,7 @@ def settle(model: nn.Module) -> None:
             if "drop" in name and isinstance(held, float):
                 vars(module)[name] = 0.0
         if isinstance(module, Dropout):
-            module.p = 0.0
+            module.p = 0.0  # type: ignore[assignment]
     with torch.no_grad():
         for p in model.parameters():
             if not p.any():
