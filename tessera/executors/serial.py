@@ -88,8 +88,8 @@ class Claims:
             gone = dict(recipe.over)
             fn = self._over(fn, gone)
             left = body.with_(outputs=tuple(v for k, v in enumerate(body.outputs) if k not in gone))
-        run, made = bound(fn)
-        return Special(name, run, namespace, pure, body=left, recipe=recipe, kernel=made)
+        run, bound_kernel = bound(fn)
+        return Special(name, run, namespace, pure, body=left, recipe=recipe, kernel=bound_kernel)
 
     def _callable(self, recipe: Recipe, kernel: int, executor: FusionExecutor) -> Callable:
         if kernel in self._made:

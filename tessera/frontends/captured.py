@@ -15,7 +15,7 @@ import torch
 
 from tessera.frontends.grad_mode import kept_grad_mode
 from tessera.frontends.requires_grad import with_history
-from tessera.ir.alias import Ref
+from tessera.ir.alias import KEEP_GRAD, Ref
 from tessera.ir.builder import Builder
 from tessera.ir.checks import record_assumptions
 from tessera.ir.equation import NUMBER, Value, symbols_in, values_in
@@ -60,6 +60,8 @@ class Captured:
     requires_grad: tuple[bool, ...] = ()  # of each input
     grad_after: bool | None = None  # grad mode as the program leaves it, where that is not how it found it
     enables_grad: bool = False  # called under no_grad, it turns gradients on for a part of itself
+    # Outputs that the trace computes, for their history, and that lie in an input's memory -> where.
+    placed: dict[int, Aliased] = field(default_factory=dict)
 
 
 def capture(
@@ -79,13 +81,17 @@ def capture(
         made = record_with(Recorder(builder, keep, locate), fn, fakes, names)
     record_assumptions(builder)
     _drop_empty_histories(made)
-    aliased, bases = aliases(made, tuple(made.trace.constants.values()) if close else ())
+    closed = tuple(made.trace.constants.values()) if close else ()
+    aliased, bases = aliases(made, closed)
+    placed = _placed(made, [*made.outputs, *(base.tensor for base in bases)], (*made.inputs, *closed))
     outputs = [_laid_out(builder, v, x, made.refs) for v, x in zip(made.trace.outputs, made.outputs, strict=True)]
     bases = [_laid_out(builder, base.read(builder), base.tensor, made.refs) for base in bases]
-    trace = numbers_as_values(made.trace.with_(outputs=(*outputs, *bases)), builder)
+    mutations = _written_unseen(builder, made.trace.mutations)
+    trace = numbers_as_values(made.trace.with_(outputs=(*outputs, *bases), mutations=mutations), builder)
     grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in fakes)
     forget_tensors(builder.mode)
-    return Captured(trace, made.spec, builder.mode, len(made.outputs), aliased, grads, left[0] if left else None)
+    after = left[0] if left else None
+    return Captured(trace, made.spec, builder.mode, len(made.outputs), aliased, grads, after, placed=placed)
 
 
 def aliases(made: Recorded, closed: Sequence[object] = ()) -> tuple[dict[int, Aliased], list[Ref]]:
@@ -117,7 +123,7 @@ def _shared_bases(
     outputs: list[object], refs: dict[int, Ref], aliased: dict[int, Aliased], given: Collection[int]
 ) -> list[Ref]:
     """Note outputs that are views of one result; give results that are not outputs themselves. `given` are the ids of
-    the inputs' roots: what the program itself makes of an input is left to it.
+    the inputs' roots: what the program itself makes of an input is left to it, unless that has a history of its own.
 
     One view alone is a value of the program, unless it was written: its new contents have a layout of their own.
     """
@@ -126,7 +132,7 @@ def _shared_bases(
     for position, out in enumerate(outputs):
         if isinstance(out, torch.Tensor) and position not in aliased:
             base, steps = climbs[position] = _climb(refs[id(out)])
-            if base.view is None or id(base.root) not in given:
+            if base.view is None or base.own_history or id(base.root) not in given:
                 groups.setdefault(id(base), []).append(position)
     extra: list[Ref] = []
     for members in groups.values():
@@ -143,6 +149,18 @@ def _shared_bases(
     return extra
 
 
+def _placed(made: Recorded, outputs: Sequence[object], inputs: Sequence[object]) -> dict[int, Aliased]:
+    """Where detached views of inputs lie that were written with gradients: they have a history of their own."""
+    places = {id(made.refs[id(x)]): i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
+    placed = {}
+    for position, out in enumerate(outputs):
+        if isinstance(out, torch.Tensor) and (ref := made.refs[id(out)]).own_history:
+            owner, steps = _climb(ref, start=True)
+            if id(owner) in places:
+                placed[position] = Aliased(places[id(owner)], steps)
+    return placed
+
+
 def _laid_out(builder: Builder, v: object, tensor: object, refs: dict[int, Ref]) -> object:
     """A written tensor keeps its strides. What is scattered into it may come with others."""
     if not isinstance(v, Value) or not isinstance(tensor, torch.Tensor) or not refs[id(tensor)].root.version:
@@ -156,14 +174,16 @@ def numbers_as_values(trace: Trace, builder: Builder) -> Trace:
     return trace.with_(equations=tuple(builder.equations), outputs=tuple(outputs))
 
 
-def _climb(ref: Ref) -> tuple[Ref, tuple[Step, ...]]:
+def _climb(ref: Ref, start: bool = False) -> tuple[Ref, tuple[Step, ...]]:
     """The views that lead to this tensor, and the tensor that they start from. That is where the memory begins, or
     where a view needs a value of the program, or a symbolic size, which only the program computes: it then makes the
-    view itself. So it does where a detached view has a gradient history of its own, which no view of its base has."""
+    view itself. So it does where a detached view has a gradient history of its own, which no view of its base has; with
+    `start`, the way starts at such a view."""
     steps: list[Step] = []
     while (view := ref.view) is not None:
         args = _sizes_left_open(view.op, view.args)
-        if ref.own_history or values_in((args, view.kwargs)) or symbols_in((args, view.kwargs)):
+        own = ref.own_history and not (start and not steps)
+        if own or values_in((args, view.kwargs)) or symbols_in((args, view.kwargs)):
             break
         steps.append((view.op, args, view.kwargs, view.index, view.no_grad))
         ref = view.parent
@@ -176,6 +196,19 @@ def _sizes_left_open(op: OpOverload, args: tuple) -> tuple:
         return args
     sizes = [-1 if isinstance(n, (torch.SymInt, Value)) else n for n in args[0]]
     return args if 0 in sizes or sizes.count(-1) != 1 else (sizes, *args[1:])
+
+
+def _written_unseen(builder: Builder, mutations: dict[Value, Value]) -> dict[Value, Value]:
+    """What inputs hold in the end. One that was written where autograd does not look keeps the history it has: its new
+    contents bring none."""
+    kept: dict[object, object] = {v: e.args[0] for e in builder.equations if e.op is KEEP_GRAD for v in e.results()}
+    held = {}
+    for target, new in mutations.items():
+        origin: object = new
+        while origin in kept:
+            origin = kept[origin]
+        held[target] = builder.emit(torch.ops.aten.detach.default, new) if origin is target else new
+    return held  # type: ignore[return-value]
 
 
 def _drop_empty_histories(made: Recorded) -> None:

@@ -87,12 +87,12 @@ class Ref:
             if view is None:
                 break
             ref.own_history |= view.detaches and not keep and ref.value.tensor.is_differentiable
-            detached |= view.detaches
             old = view.parent.read(builder)
             new = scatter(builder, view, old, new)
-            if detached and view.no_grad and new.tensor.is_differentiable:  # that view brings no history back
+            if detached and new.tensor.is_differentiable:  # above a detached view histories stay
                 with _grad_mode(builder, True), builder:
                     new = keep_grad(old, new, tangent=True)
+            detached |= view.detaches
             ref = view.parent
         self.root.version += 1
         for ref, value in held:

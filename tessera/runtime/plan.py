@@ -51,7 +51,8 @@ def layout_of(captured: Captured, core: Trace, results: list[Value], write_back:
     outside = tuple((inputs[t], position[v.name]) for t, v in write_back.items())
     inside = tuple(i for i in written if i not in {source for source, _ in outside})
     fixed = all(isinstance(v.type, TensorType) and not v.type.is_symbolic for v in captured.trace.inputs)
-    return Layout(tuple(parts), outside, written, inside, fixed)
+    placed = tuple((places[captured.trace.outputs[i]], alias) for i, alias in captured.placed.items())  # type: ignore[index]
+    return Layout(tuple(parts), outside, written, inside, fixed, placed)
 
 
 def bridge_of(

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import torch
 
+from tessera.ir.alias import KEEP_GRAD
 from tessera.ir.builder import Builder, aten
 from tessera.ir.call import in_place
-from tessera.ir.equation import Arg, Equation, Value, substitute
+from tessera.ir.equation import Arg, Equation, Value, substitute, values_in
 from tessera.ir.fake import fake_of
 from tessera.ir.layouts import laid_as
 from tessera.ir.record import NO_GRAD
@@ -101,7 +102,8 @@ class _Reverse:
     def forward(self, eqn: Equation) -> None:
         if self.rename:
             eqn = eqn.substitute(self.rename)
-        wanted = [v for v in dict.fromkeys(eqn.inputs()) if v in self.active]
+        followed = values_in(eqn.args[:1]) if eqn.op is KEEP_GRAD else eqn.inputs()  # it has the history of one
+        wanted = [v for v in dict.fromkeys(followed) if v in self.active]
         if not wanted or NO_GRAD in eqn.tags or not any(v.is_differentiable for v in eqn.results()) or stops(eqn):
             self.builder.append(eqn)
             if wanted and NO_GRAD in eqn.tags and is_view(eqn.op) and not stops(eqn):

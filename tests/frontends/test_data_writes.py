@@ -71,3 +71,24 @@ def test_gradients_after_a_write_through_data(fn):
     for _ in range(2):
         torch.testing.assert_close(run(fast, start), run(fn, start))
     assert bool(tessera.explain(fast).eager) == (fn in EAGER)
+
+
+def shared_view(x):
+    out = x.reshape(-1)
+    out.data.mul_(3)
+    return out
+
+
+@pytest.mark.filterwarnings("ignore:Tessera could not compile")
+@pytest.mark.parametrize("fn", [operand_saved, result_saved, made_inside, written_first, shared_view])
+def test_gradients_inside_the_program(fn):
+    """Tensors under a level of torch.func have no memory of their own; what they wrap has."""
+
+    def pulled(x):
+        out, pull = torch.func.vjp(lambda x: fn(x * 1), x)
+        return out, pull(torch.ones_like(out))
+
+    x = torch.randn(4)
+    fast = tessera.jit(pulled, executors=["aten"])
+    torch.testing.assert_close(fast(x), pulled(x))
+    assert "Wrapper" not in str(tessera.explain(fast))

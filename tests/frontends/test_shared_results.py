@@ -51,6 +51,52 @@ def test_a_detached_view_that_is_written_with_gradients_has_a_history_of_its_own
     assert torch.equal(*results)
 
 
+def _times_weight(x, w):  # noqa: ANN001, ANN202
+    v = x.detach()
+    v *= w
+    return v
+
+
+def _part_times_weight(x, w):  # noqa: ANN001, ANN202
+    v = x[1:].detach()
+    v[1].mul_(w[0])
+    return v[1], x * 2, v
+
+
+def _part_of_memory_times_weight(x, w):  # noqa: ANN001, ANN202
+    v = x.detach()
+    v.add_(w.exp())
+    return v[1:]
+
+
+def _twice_detached_times_weight(x, w):  # noqa: ANN001, ANN202
+    v = x.detach()
+    v.detach().mul_(w)
+    return v, v.view(-1)
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("how", ["leaf", "result", "plain"])
+@pytest.mark.parametrize(
+    "program", [_times_weight, _part_times_weight, _part_of_memory_times_weight, _twice_detached_times_weight]
+)
+def test_a_detached_argument_that_is_written_with_gradients_is_its_memory_still(program, how, frontend):  # noqa: ANN001
+    found = []
+    for f in (program, compiled(program, frontend)):
+        leaf, w = torch.arange(3.0).requires_grad_(how != "plain"), torch.full((3,), 2.0).requires_grad_()
+        x = leaf * 1 if how == "result" else leaf
+        for _ in range(2):
+            out = f(x, w)
+            out = out if isinstance(out, tuple) else (out,)
+            about = [(same_memory(o, x), o.storage_offset(), o.requires_grad, o.is_leaf) for o in out]
+            if heads := [o for o in out if o.requires_grad]:
+                sum(o.square().sum() for o in heads).backward(retain_graph=True)
+            found.append([about, *(o.detach().clone() for o in out), x.detach().clone(), leaf.grad, w.grad])
+    for got, want in ((found[2], found[0]), (found[3], found[1])):
+        assert got[0] == want[0]
+        torch.testing.assert_close(got[1:], want[1:])
+
+
 def test_two_views_of_a_literal_share_it():
     def program(x):  # noqa: ANN001, ANN202
         v = x.new_tensor([1, 2])

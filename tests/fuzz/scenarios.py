@@ -76,9 +76,10 @@ def _call(m: Maker, kind: str, names: list[str], module: bool, flag: bool) -> li
         lines += ["see(g=g)", "backward(g)", f"see({_seen(names, module)})"]
         return lines
     if m.chance(0.1) and kind != "functional":
-        lines.append(
-            Block(f"if {names[0]}.requires_grad:", [f"{names[0]}.register_hook({m.rng.choice(['note', 'note_half'])})"])
-        )
+        # Not on an argument that the call gave another history: docs/in_place.md says what hooks of such do not see.
+        hook = f"{names[0]}.register_hook({m.rng.choice(['note', 'note_half'])})"
+        lines.insert(0, f"history = {names[0]}.grad_fn")
+        lines.append(Block(f"if {names[0]}.requires_grad and {names[0]}.grad_fn is history:", [hook]))
     if m.chance(0.12):
         write = m.rng.choice(["x.add_(1)", "x.mul_(2)"])
         lines.append(Block("with torch.no_grad():", [f"x = (outs(out) or [torch.ones(1)])[0]; {write}"]))

@@ -83,6 +83,69 @@ def test_contents_of_a_view_of_a_leaf_are_written_behind_autograds_back(frontend
         torch.testing.assert_close(got, want)
 
 
+def through_itself(x: torch.Tensor) -> torch.Tensor:
+    x.mul_(2)
+    return x * 3
+
+
+def through_a_part(x: torch.Tensor) -> torch.Tensor:
+    x[0] = 0
+    return x * 3
+
+
+def through_what_gives_it_back(x: torch.Tensor) -> torch.Tensor:
+    y = torch.nn.functional.dropout(x, 0.5, training=False).contiguous()
+    y.movedim(0, -1).lerp_(x.movedim(0, -1), 0.5)
+    return y * 3
+
+
+def through_memory(x: torch.Tensor) -> torch.Tensor:
+    x.as_strided((2,), (1,)).zero_()
+    return x * 3
+
+
+def through_a_list(x: torch.Tensor) -> torch.Tensor:
+    torch._foreach_add_([x.t()], 1.0)
+    return x * 3
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(
+    "fn", [through_itself, through_a_part, through_what_gives_it_back, through_memory, through_a_list]
+)
+def test_a_leaf_that_requires_gradients_is_not_written(fn: Callable, whole: bool, frontend: str) -> None:
+    for f in (fn, compiled(fn, frontend)):
+        leaf = torch.ones(2, 2, requires_grad=True)
+        with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+            f(leaf if whole else leaf[:])
+        assert leaf.eq(1).all()
+        with torch.no_grad():
+            f(leaf if whole else leaf[:])
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_an_argument_that_is_written_unseen_keeps_its_history(frontend: str) -> None:
+    """A hook that is set on it afterwards sees what flows back to it."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = x.exp()
+        x.detach().mul_(-1)
+        return y
+
+    found = []
+    for f in (fn, compiled(fn, frontend)):
+        leaf, seen = torch.arange(4.0).requires_grad_(), []
+        x = leaf * 1
+        before = x.grad_fn
+        out = f(x)
+        assert x.grad_fn is before
+        x.register_hook(seen.append)
+        out.sum().backward()
+        found.append([*seen, leaf.grad])
+    torch.testing.assert_close(*found)
+
+
 @pytest.mark.parametrize("frontend", FRONTENDS)
 def test_hooks_of_what_no_result_depends_on_are_silent(frontend: str) -> None:
     def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -58,15 +58,15 @@ def run(args: Namespace) -> int:
     if unknown := [name for name in args.only if name not in suite.SECTIONS]:
         raise OptionError(f"--only: unknown {unknown[0]!r}; choose from {', '.join(suite.SECTIONS)}")
     with Console(stderr=True).status("measuring") as status:
-        found = suite.outcome(args, status.update)
+        outcome = suite.outcome(args, status.update)
     if args.json:
-        text = json.dumps(found.document or to_json(args.suite, here, found.rows), indent=2) + "\n"
+        text = json.dumps(outcome.document or to_json(args.suite, here, outcome.rows), indent=2) + "\n"
         sys.stdout.write(text) if args.json == STDOUT else Path(args.json).write_text(text)
     if args.json != STDOUT:
         console = Console(width=None if sys.stdout.isatty() else 200)  # a file is as wide as the table
-        console.print(f"{here}; {found.note}", soft_wrap=True)
-        console.print(found.table)
-    return int(args.check and found.missed)
+        console.print(f"{here}; {outcome.note}", soft_wrap=True)
+        console.print(outcome.table)
+    return int(args.check and outcome.missed)
 
 
 COMMAND = Command("measure Tessera against its peers", arguments, run)

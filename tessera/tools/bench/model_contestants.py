@@ -67,17 +67,17 @@ def ours() -> dict[str, list[str]]:
     return {} if config.executors == "auto" else {"executors": ["tile", "sdpa", "aten"]}
 
 
-def enter(who: str, job: Job, made: Made) -> Run:
+def enter(who: str, job: Job, workload: Made) -> Run:
     """A contestant at its job, on a copy of the model and of the inputs."""
-    model, inputs = copy.deepcopy(made.model), copy.deepcopy(made.inputs)
-    return build(who, job, model, inputs, made.model)
+    model, inputs = copy.deepcopy(workload.model), copy.deepcopy(workload.inputs)
+    return build(who, job, model, inputs, workload.model)
 
 
-def reference(job: Job, made: Made) -> Run:
+def reference(job: Job, workload: Made) -> Run:
     """The job as PyTorch does it, with more bits."""
     dtype = torch.float64 if job.dtype == torch.float32 else torch.float32
-    model = copy.deepcopy(made.model).to(dtype)
-    run = build(EAGER, job, model, cast(made.inputs, dtype), made.model)
+    model = copy.deepcopy(workload.model).to(dtype)
+    run = build(EAGER, job, model, cast(workload.inputs, dtype), workload.model)
     return Run(_with_own_keys(run.call), run.results)
 
 
@@ -149,10 +149,10 @@ def _step(who: str, model: nn.Module, inputs: tuple[object, ...], before: nn.Mod
     call = _our_step(model, inputs) if who == OURS else _their_step(who, model, inputs)
 
     def results(loss: Tensor) -> dict[str, Tensor]:
-        made = {"loss 1": loss.clone()} | {f"loss {i}": call().clone() for i in range(2, STEPS + 1)}
+        values = {"loss 1": loss.clone()} | {f"loss {i}": call().clone() for i in range(2, STEPS + 1)}
         pairs = zip(model.parameters(), before.parameters(), strict=True)
-        made["updates"] = torch.stack([(p.detach() - q.detach().to(p.dtype)).float().norm() for p, q in pairs])
-        return made
+        values["updates"] = torch.stack([(p.detach() - q.detach().to(p.dtype)).float().norm() for p, q in pairs])
+        return values
 
     return Run(call, results)
 
