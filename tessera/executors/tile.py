@@ -104,16 +104,16 @@ def _check(body: Trace) -> tuple[float, str]:
     if key not in _checked:
         try:
             checked = check(body)
-            why = _no_walk(body, checked.row) if checked.walks else products.beside(body)
+            why = _no_sums_over_rows(body, checked.row) if checked.sums_over_rows else products.beside(body)
             _checked[key] = (checked.cost, why)
         except Unlowerable as reason:
             _checked[key] = (0.0, str(reason))
     return _checked[key]
 
 
-def _no_walk(body: Trace, row: int | None) -> str:
+def _no_sums_over_rows(body: Trace, row: int | None) -> str:
     target = target_for(body.equations[0].results()[0].tensor.device)
-    return "no target is installed" if target is None else target.no_walk(row)
+    return "no target is installed" if target is None else target.no_sums_over_rows(row)
 
 
 def _alone(eqn: Equation) -> bool:
@@ -158,7 +158,7 @@ def _column_sum(eqn: Equation) -> bool:
 def _writes(eqn: Equation) -> bool:
     """On a GPU the rows of a sum over outer dimensions are shared out, and many programs write."""
     rule = rule_of(eqn.op)
-    return rule is not None and rule.walks and eqn.results()[0].tensor.device.type == "cuda"
+    return rule is not None and rule.over_rows and eqn.results()[0].tensor.device.type == "cuda"
 
 
 COMPILER = Compiler(_kind, refusal, _reduced, _expensive, _check, _alone, products.loses, _writes)

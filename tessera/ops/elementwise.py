@@ -149,7 +149,7 @@ def _atan2(t: Value, other: Value, a: Value, b: Value) -> Value:
 def _atan2_jvp(ts: Sequence[Value | None], y: Value, a: Value, b: Value) -> Value:
     """NaN at the origin, unlike the gradients."""
     ta, tb = ts
-    return total([None if tb is None else -a * tb, None if ta is None else b * ta]) / (a * a + b * b)
+    return total([None if tb is None else -(a * tb), None if ta is None else b * ta]) / (a * a + b * b)
 
 
 binary(

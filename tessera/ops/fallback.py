@@ -425,9 +425,15 @@ def _is_empty(x: torch.Tensor) -> bool:
     return any(type(n) is int and n == 0 for n in x.shape)
 
 
+def like_result(t: TensorType) -> TensorType:
+    """A program takes a cotangent as its result lies, contiguous where the result's memory overlaps itself."""
+    stride = contiguous_strides(t.shape) if overlaps_itself(t.shape, t.stride) else t.stride
+    return TensorType(t.dtype, t.shape, stride, t.device)
+
+
 def dense(t: TensorType) -> TensorType:
-    """A cotangent or tangent has the shape and dtype of its value, and the order of its dimensions without the gaps;
-    its strides are the plain ones where the value's memory overlaps itself."""
+    """A formula takes a cotangent or tangent with its value's order of dimensions, but without gaps; contiguous where
+    the value's memory overlaps itself."""
     if any(size_key(n) == 0 for n in t.shape):
         stride = t.stride
     else:

@@ -16,7 +16,7 @@ import torch
 from torch.autograd import forward_ad
 
 from tessera.ir.layouts import with_strides
-from tessera.ir.types import overlaps_itself
+from tessera.ir.types import contiguous_strides, overlaps_itself
 from tessera.runtime import batched, leaf_hooks
 from tessera.runtime.proxies import Context, make_proxies, pass_on
 from tessera.runtime.saved import restoring
@@ -47,6 +47,7 @@ class Bridge:
     edges: tuple[int, ...]  # of each input, its place among a node's `next_functions`, which are those of tensors
     # Of each cotangent, the cotangents behind each gradient that it is added to; None where more than that is done.
     merges: tuple[tuple[tuple[int, ...], ...] | None, ...]
+    contiguous: tuple[int, ...]  # cotangents that backward takes contiguous, however their results lie
 
 
 def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable) -> Callable:
@@ -91,6 +92,8 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
             saved = out[results:]
             ctx.set_materialize_grads(False)  # a result that takes no part in what is differentiated says so
             ctx.strides = [out[i].stride() for i in pulled]
+            for k in plan.contiguous:
+                ctx.strides[k] = contiguous_strides(out[pulled[k]].shape)
             if plan.passive:
                 ctx.mark_non_differentiable(*[out[i] for i in plan.passive if isinstance(out[i], torch.Tensor)])
             given = out[:results]

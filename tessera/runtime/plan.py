@@ -13,7 +13,7 @@ import torch
 from tessera.frontends.captured import Aliased, Captured, Result
 from tessera.ir.equation import Value, map_values, values_in
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType
+from tessera.ir.types import TensorType, size_key
 from tessera.passes.clean.known import Given
 from tessera.runtime.autograd import Bridge
 from tessera.runtime.call import Layout
@@ -81,7 +81,19 @@ def bridge_of(
         _cut(joint),
         _edges(captured),
         _merges(joint),
+        _contiguous(joint),
     )
+
+
+def _contiguous(joint: Joint) -> tuple[int, ...]:
+    """Cotangents whose types lie otherwise than their results: symbolic strides may overlap, for all one knows."""
+    cts = joint.trace.inputs[len(joint.trace.inputs) - len(joint.pulled) :]
+    pairs = zip(joint.pulled, cts, strict=True)
+    return tuple(i for i, (v, ct) in enumerate(pairs) if _strides(v) != _strides(ct))
+
+
+def _strides(v: Value) -> list[object]:
+    return [*map(size_key, v.tensor.stride)]
 
 
 def _reached(joint: Joint) -> tuple[tuple[int, ...], ...]:

@@ -23,7 +23,7 @@ from tessera.ir.record import NO_GRAD
 from tessera.ir.schema import is_view
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
-from tessera.ops.fallback import Formula, conform, dense, vjp_formula
+from tessera.ops.fallback import Formula, conform, like_result, vjp_formula
 from tessera.ops.families import cast
 from tessera.ops.op import Rules, differentiates, name_of, stops
 from tessera.torch_internals.fake import FakeTensorMode
@@ -82,7 +82,7 @@ class _Reverse:
         pulled = [v for v in results if v in self.active]
         pulled = [v for i, v in enumerate(pulled) if i not in missing]
         for v in pulled:
-            ct = self.builder.input(f"ct_{v.name}", dense(v.tensor))
+            ct = self.builder.input(f"ct_{v.name}", like_result(v.tensor))
             self.accumulate(v, ct)
         for eqn, how in reversed(self.tape):
             self.backward(eqn, how)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from fuzz.switches import switches
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import tessera
-from tests.switches import switches
 
 
 def _not_recorded(x: torch.Tensor) -> torch.Tensor:

@@ -22,9 +22,9 @@ from torch import nn
 import tessera
 from tessera.util.errors import CaptureError
 
-from ..switches import reset_switches, switches
 from .observe import ALL, EXACT, Observer, Sight, difference
 from .prelude import NAMES
+from .switches import reset_switches, switches
 
 UNDER_DYNAMO = ("jit", "tile", "backend", "second", "transform", "train")
 
@@ -51,6 +51,8 @@ MISSING = (
     "because it is an out= function",
     "of tensors does not require grad and does not have a grad_fn",  # of a view made under no_grad
 )
+# The same of a write under vmap, in the words of whatever kernel first meets the batch.
+UNBATCHED = "doesn't match the broadcast shape"
 
 
 @dataclass
@@ -164,7 +166,8 @@ def judge(text: str, kind: str) -> Verdict:
             return Verdict("node", reason, **about)
     if kind == "functional" and isinstance(ours.error, CaptureError):
         return Verdict("refused", reason, **about)
-    if kind == "transform" and any(words in str(eager.error) for words in MISSING):
+    missing = (*MISSING, UNBATCHED) if "T.vmap" in text else MISSING
+    if kind == "transform" and any(words in str(eager.error) for words in missing):
         return Verdict("beyond", reason, **about)
     if kind in UNDER_DYNAMO and "train_step" not in text:
         plain = run(text, lambda fn: torch.compile(fn, backend="eager"), Eager())

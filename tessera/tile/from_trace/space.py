@@ -5,8 +5,8 @@ region: the results and arguments of a pointwise operator that have its shape sh
 every element once moves it, a reduction drops the reduced entries. Dimensions become axes: ordered by the strides
 of what is stored, and joined where no access tells two of them apart.
 
-Rows are reduced along themselves; beside that, sums over all rows are *walked*: they drop the other dimensions, and
-what is computed from them is only stored.
+Rows are reduced along themselves; beside that, sums over all rows make the kernel *sequential* along
+them: they drop the other dimensions, and what is computed from them is only stored.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Space:
     dims: tuple[Dim, ...]
     cuts: Cuts = field(default_factory=dict)
     at: dict[Value, Indices] = field(default_factory=dict)  # where in the space a value is computed
-    walks: bool = False  # something is summed over all rows
+    sums_over_rows: bool = False  # something is summed over all rows
 
     def row_names(self) -> frozenset[str]:
         return frozenset(d.name for d in self.dims if not d.reduce)
@@ -103,7 +103,7 @@ def find_space(calls: dict[Value, Call], stored: Sequence[Value], cuts: Cuts | N
     for v in [call.out for call in products[1:]]:
         _settle_value(space, v, rows)
         _spread(space, calls)
-    summed = _walk(space, calls, big)
+    summed = _sums_over_rows(space, calls, big)
     for v in stored:
         _settle_value(space, v, space.dims) or _settle_value(space, v, rows)
         _spread(space, calls)
@@ -111,7 +111,7 @@ def find_space(calls: dict[Value, Call], stored: Sequence[Value], cuts: Cuts | N
     return space
 
 
-def _walk(space: Space, calls: dict[Value, Call], big: Sequence[Call]) -> set[Value]:
+def _sums_over_rows(space: Space, calls: dict[Value, Call], big: Sequence[Call]) -> set[Value]:
     """What is computed from sums over all rows, where others reduce along the rows; nothing else may need it."""
     rows, sums = space.row_names(), set()
     for v, call in calls.items():
@@ -119,7 +119,7 @@ def _walk(space: Space, calls: dict[Value, Call], big: Sequence[Call]) -> set[Va
             at = space.at.get(call.first, ())
             used = frozenset().union(*(i.names() for d, i in enumerate(at) if d in _dims(call)))
             if used & rows:
-                if used != rows or not rule_of(call.eqn.op).walks:  # type: ignore[union-attr]
+                if used != rows or not rule_of(call.eqn.op).over_rows:  # type: ignore[union-attr]
                     raise Unlowerable(f"{v.name} reduces other dimensions than the rest of the region, and is no sum")
                 sums.add(v)
                 continue
@@ -129,7 +129,7 @@ def _walk(space: Space, calls: dict[Value, Call], big: Sequence[Call]) -> set[Va
             if rule_of(call.eqn.op).kind in (REDUCE, SCAN):  # type: ignore[union-attr]
                 raise Unlowerable(f"{v.name} reduces sums over the rows again")
             sums.add(v)
-    space.walks = bool(sums)
+    space.sums_over_rows = bool(sums)
     return sums
 
 
@@ -271,16 +271,16 @@ def _quotients(e: Index) -> Iterable[Quotient]:
 
 def arrange(space: Space, emit: Emit) -> list[Axis]:
     """The kernel's axes: parallel ones from the widest stride of what is stored to the narrowest, then one reduced
-    axis. Neighbours are joined where every access steps along both as along one; a walked axis is all of the rows."""
+    axis. Neighbours are joined where every access steps along both as along one; a sequential one is all rows."""
     main = max(emit.stored, key=lambda e: len(e.names()), default=ZERO)
     rows = [d for d in space.dims if not d.reduce]
     rows.sort(key=lambda d: -_hint(main.stride(d.name)))
-    walked = [d for d in space.dims if d.reduce]
+    reduced = [d for d in space.dims if d.reduce]
     looked = list({*emit.looked, *emit.stored})
-    joined = [tuple(rows)] if space.walks else _joined(rows, looked)
+    joined = [tuple(rows)] if space.sums_over_rows else _joined(rows, looked)
     axes = [Axis(f"i{k}", dims, False) for k, dims in enumerate(joined)]
-    if walked:
-        axes.append(Axis("r", tuple(walked), True))
+    if reduced:
+        axes.append(Axis("r", tuple(reduced), True))
     return axes or [Axis("i0", (), False)]
 
 

@@ -38,7 +38,7 @@ from tessera.tile.rewrites.numbers import constant_op, number_of
 
 
 def one_hot(kernel: KernelOp) -> None:
-    if kernel.walked is not None:  # it needs its reduced axis as it is
+    if kernel.sequential_axis is not None:  # it needs its reduced axis as it is
         return
     changed = False
     for op in list(kernel.block.ops):

@@ -2,9 +2,9 @@
 
 In: a kernel and a Cut: the axis that many programs share, the reductions along it, what runs before and what after
 them. Out: a first kernel, whose programs each reduce one part and store what they found, and a second one, which joins
-the parts and goes on. `split_reduction` cuts reductions, `split_walk` cuts sums along a parallel axis. Of a sum of
-squares about a mean a part gives three numbers, with which the squares can be taken about the mean of the whole: see
-`split_variance`.
+the parts and goes on. `split_reduction` cuts reductions, `split_sequential` cuts sums along a parallel axis. Of a sum
+of squares about a mean a part gives three numbers, with which the squares can be taken about the mean of the whole:
+see `split_variance`.
 """
 
 from __future__ import annotations

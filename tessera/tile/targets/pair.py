@@ -1,4 +1,4 @@
-"""Two compiled kernels one after the other, with scratch memory between them: a reduction or a walk that is shared out.
+"""Two compiled kernels one after the other, with scratch memory between: a reduction or sequential axis shared out.
 
 In: a Split and the compiled halves. Out: something that is called as one kernel is. How much scratch memory a call
 needs follows from its symbols alone, so that is worked out once.

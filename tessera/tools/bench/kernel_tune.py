@@ -111,7 +111,7 @@ def neighbours(kernel: KernelOp, schedule: Schedule) -> Iterator[Schedule]:
     for warps in (schedule.warps // 2, schedule.warps * 2):
         if 1 <= warps <= 32:
             yield replace(schedule, warps=warps)
-    if schedule.loop or kernel.walked is not None:
+    if schedule.loop or kernel.sequential_axis is not None:
         yield from (replace(schedule, stages=n) for n in (1, 2, 3, 4, 5) if n != schedule.stages)
     if schedule.split > 1:
         yield from (replace(schedule, split=n) for n in (schedule.split // 2, schedule.split * 2))

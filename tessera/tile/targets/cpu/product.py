@@ -106,7 +106,7 @@ def _step(host: Host) -> int:
 def product_of(seen: Layout, host: Host) -> Product | None:
     """The product of a kernel that is one of these, or None."""
     contractions = [op for op in seen.kernel.block.ops if isinstance(op, ContractOp)]
-    if len(contractions) != 1 or len(seen.parallel) != 2 or not host.fma or seen.walked is not None:
+    if len(contractions) != 1 or len(seen.parallel) != 2 or not host.fma or seen.sequential is not None:
         return None
     op, k = contractions[0], contractions[0].axis.data
     lhs, rhs = op.lhs.owner, op.rhs.owner

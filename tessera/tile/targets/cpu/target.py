@@ -2,8 +2,8 @@
 
 `compile` turns a kernel and a schedule into a callable; the same kernel text and schedule are compiled once a process,
 and their object code once a machine. `source` is the LLVM text as it was written, before any optimisation. Where a
-schedule shares one reduction or walk out (`split`), two kernels run one after the other. Into how many parts is said by
-the schedule, never by the number of threads: results do not depend on those.
+schedule shares one reduction or sequential axis out (`split`), two kernels run one after the other. Into how many parts
+is said by the schedule, never by the number of threads: results do not depend on those.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tessera.machines import Machine
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.rewrites.offline import without_reduce_exp
 from tessera.tile.rewrites.online import with_reduce_exp
-from tessera.tile.rewrites.split_walk import split
+from tessera.tile.rewrites.split_sequential import split
 from tessera.tile.schedules.schedule import Schedule, inner_axis, reduced_axis
 from tessera.tile.targets.base import CompiledKernel
 from tessera.tile.targets.cpu import jit
@@ -99,7 +99,7 @@ class CpuTarget:
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
         return proposals(kernel, sizes, self.host)
 
-    def no_walk(self, row: int | None) -> str:
+    def no_sums_over_rows(self, row: int | None) -> str:
         return ""
 
     def no_product(self, rows: int, columns: int, depth: int) -> str:
@@ -140,7 +140,7 @@ def _build_halves(kernel: KernelOp, schedule: Schedule, host: Host) -> Pair[CpuK
 
 
 def _row_stays(kernel: KernelOp, host: Host) -> bool:
-    """The caches hold a row between loops: a second walk then costs less than lanes that wait for a running maximum."""
+    """The caches hold a row between loops: a second loop then costs less than lanes that wait for a running maximum."""
     axis = reduced_axis(kernel)
     size = None if axis is None else kernel.axis(axis).size.expr.constant
     return size is not None and 4 * size <= host.cached

@@ -16,14 +16,14 @@ from tessera.machines import Machine
 from tessera.tile.dialect import interp
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.rewrites.offline import without_reduce_exp
-from tessera.tile.rewrites.split_walk import split
+from tessera.tile.rewrites.split_sequential import split
 from tessera.tile.schedules.cost import axis_sizes
 from tessera.tile.schedules.limits import Limits
 from tessera.tile.schedules.schedule import Schedule, reduced_axis
 from tessera.tile.targets.cuda_tile import driver, toolchain
 from tessera.tile.targets.cuda_tile.arrays import Arrays, Variant, arrays, place, variant
 from tessera.tile.targets.cuda_tile.emit import blocks_of, programs_of
-from tessera.tile.targets.cuda_tile.propose import longest_walk, of_halves, propose
+from tessera.tile.targets.cuda_tile.propose import longest_summed_row, of_halves, propose
 from tessera.tile.targets.cuda_tile.write import write
 from tessera.tile.targets.pair import Pair
 from tessera.util.errors import OptionError
@@ -106,10 +106,10 @@ class CudaTile:
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
         return propose(kernel, sizes, Limits(self.machine))
 
-    def no_walk(self, row: int | None) -> str:
+    def no_sums_over_rows(self, row: int | None) -> str:
         if row is None:
             return "how many registers sums over its rows take is not known before it runs"
-        fits = row <= longest_walk(Limits(self.machine))
+        fits = row <= longest_summed_row(Limits(self.machine))
         return "" if fits else f"sums over rows of {row} elements do not fit into registers"
 
     def no_product(self, rows: int, columns: int, depth: int) -> str:

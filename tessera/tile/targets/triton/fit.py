@@ -34,7 +34,7 @@ def fitting(kernel: KernelOp, schedules: Iterable[Schedule], machine: Machine) -
 
 def shared(kernel: KernelOp, schedule: Schedule, stages: int, machine: Machine) -> int:
     """Bytes of shared memory that a program takes with so many stages, about."""
-    along = reduced_axis(kernel) if schedule.loop else kernel.walked
+    along = reduced_axis(kernel) if schedule.loop else kernel.sequential_axis
     products = [op for op in kernel.block.ops if isinstance(op, ContractOp)]
     operands = {v for op in products for v in (op.lhs, op.rhs)}
     total = 0

@@ -335,7 +335,7 @@ def function_name(source: str) -> str:
 
 
 def looped(kernel: KernelOp, schedule: Schedule) -> Schedule:
-    """The same schedule with the reduced axis walked in blocks, for a size that one block does not hold."""
+    """The same schedule with a loop over blocks of the reduced axis, for a size that one block does not hold."""
     axis = reduced_axis(kernel)
     blocks = tuple((k, min(n, LOOP_BLOCK) if k == axis else n) for k, n in schedule.blocks)
     return replace(schedule, blocks=blocks, loop=True)

@@ -87,9 +87,9 @@ def settle(model: nn.Module) -> None:
     for module in model.modules():
         for name, held in list(vars(module).items()):
             if "drop" in name and isinstance(held, float):
-                setattr(module, name, 0.0)  # type: ignore[arg-type]
+                vars(module)[name] = 0.0
         if isinstance(module, Dropout):
-            module.p = 0.0
+            module.p = 0.0  # type: ignore[assignment]
     with torch.no_grad():
         for p in model.parameters():
             if not p.any():

@@ -80,7 +80,7 @@ OWN = (
             {"batch": 32768, "size": 64, "width": 512, "depth": 12},
             {"batch": 8, "size": 6, "width": 16, "depth": 2}),
     Network("glow", "flow", science.glow,
-            {"batch": 64, "side": 32, "levels": 3, "depth": 4, "width": 256},
+            {"batch": 512, "side": 32, "levels": 3, "depth": 4, "width": 256},
             {"batch": 2, "side": 8, "levels": 2, "depth": 1, "width": 8}),
     Network("physics-informed", "equations", science.physics,
             {"batch": 8192, "width": 64, "depth": 4}, {"batch": 16, "width": 8, "depth": 2}, small=True),

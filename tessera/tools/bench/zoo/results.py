@@ -21,6 +21,7 @@ import tessera
 from tessera.tools.bench.model_contestants import OURS
 from tessera.tools.bench.zoo.registry import Entry
 from tessera.tools.machine import machine
+from tessera.util.errors import OptionError
 
 OK, WRONG, ERROR, LATE = "ok", "wrong", "error", "timeout"
 Key = tuple[str, str, str, str]
@@ -98,7 +99,9 @@ class Results:
         if path is None or not path.exists():
             return cls(path=path)
         known = {f.name for f in fields(Cell)}
-        found = json.loads(path.read_text())["cells"]
+        found = json.loads(path.read_text()).get("cells")
+        if found is None:
+            raise OptionError(f"--json: expected a file that the zoo wrote, got another in {path}")
         return cls((Cell(**{name: x for name, x in one.items() if name in known}) for one in found), path)
 
     def reusable(self, key: Key, entry: Entry, place: dict[str, str], ours: bool, retry: bool = False) -> Cell | None:
