@@ -70,11 +70,11 @@ def _call(m: Maker, kind: str, names: list[str], module: bool, flag: bool) -> li
         lines.append(call)
     lines.append(f"see(out=out, {_seen(names, module)})")
     if kind == "second":
-        lines.append(
-            "g = torch.autograd.grad(loss(out), floats(["
-            + ", ".join(names)
-            + "]), create_graph=True, allow_unused=True)"
-        )
+        # Not by an argument that the call gave another history: docs/in_place.md says what gradients of such miss.
+        every = f"[{', '.join(names)}]"
+        lines.insert(0, f"histories = [x.grad_fn for x in {every}]")
+        lines.append(f"same = [x for x, history in zip({every}, histories) if x.grad_fn is history]")
+        lines.append("g = torch.autograd.grad(loss(out), floats(same), create_graph=True, allow_unused=True)")
         lines += ["see(g=g)", "backward(g)", f"see({_seen(names, module)})"]
         return lines
     if m.chance(0.1) and kind != "functional":
