@@ -31,7 +31,7 @@ def forget() -> None:
     torch._dynamo.reset()
     tile._launchers.clear()
     if (target := named("cpu")) is not None:
-        target._made.clear()  # type: ignore[attr-defined]
+        target._compiled.clear()  # type: ignore[attr-defined]
 
 
 def trained(model: torch.nn.Module, args: tuple, **options: object) -> Results:

@@ -37,7 +37,7 @@ class Reference:
         self.compiled += 1
         return _Kernel(kernel)
 
-    def no_walk(self, row: int | None) -> str:
+    def no_sums_over_rows(self, row: int | None) -> str:
         return self.refusal
 
     def no_product(self, rows: int, columns: int, depth: int) -> str:

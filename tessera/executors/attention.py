@@ -103,20 +103,20 @@ def run(
     shared, keys = k.shape[1], k.shape[2]
     group = heads // shared
     kind = "" if mask is None else "where" if mask.dtype is torch.bool else "add"
-    given = [q, k, v]
+    inputs = [q, k, v]
     symbols = [batch, shared, queries, keys, *(s for x in (q, k, v, out) for s in x.stride()[:3])]
     if mask is not None:
         mask = mask.expand(batch, heads, queries, keys)
-        given.append(mask)
+        inputs.append(mask)
         symbols += mask.stride()
     of = Attention(width, v.shape[3], group, queries, True, causal, scale, kind, element_of_dtype(q.dtype))
     parts = parts_for(batch * shared, keys, target.machine)
     if parts == 1:
-        _kernel(target, "attention", of, 1)([*given, out], symbols)
+        _kernel(target, "attention", of, 1)([*inputs, out], symbols)
         return
     rows = parts * batch * heads * queries
     sums, maxima, totals = (q.new_empty(rows * n, dtype=torch.float32) for n in (v.shape[3], 1, 1))
-    _kernel(target, "parts", of, parts)([*given, sums, maxima, totals], symbols)
+    _kernel(target, "parts", of, parts)([*inputs, sums, maxima, totals], symbols)
     _kernel(target, "whole", of, parts)([sums, maxima, totals, out], symbols)
 
 

@@ -110,10 +110,10 @@ def in_order(names: Iterable[str | Executor]) -> list[Executor]:
             chosen.append(_registry[name].executor)
         else:
             raise OptionError(f"unknown executor {name!r}; there are {', '.join(sorted(_registry))}")
-    there = {executor.name for executor in chosen}
-    extra = [e for e in _registry.values() if e.always and e.executor.name not in there]
-    front = sorted((e for e in extra if e.before not in there), key=lambda e: -e.priority)
-    for entry in sorted((e for e in extra if e.before in there), key=lambda e: -e.priority):
+    present = {executor.name for executor in chosen}
+    extra = [e for e in _registry.values() if e.always and e.executor.name not in present]
+    front = sorted((e for e in extra if e.before not in present), key=lambda e: -e.priority)
+    for entry in sorted((e for e in extra if e.before in present), key=lambda e: -e.priority):
         place = next(i for i, executor in enumerate(chosen) if executor.name == entry.before)
         chosen.insert(place, entry.executor)
     return [e.executor for e in front] + chosen

@@ -84,9 +84,9 @@ def claim_operators(trace: Trace, executor: OperatorExecutor, report: list[Claim
 
 def _claim_regions(trace: Trace, executor: FusionExecutor, report: list[Claim]) -> Trace:
     regions = executor.regions(trace)
-    made = _claim_together(trace, executor, regions, report)
-    done = {i for region, _ in made for i in region}
-    views = small_views(trace, [*regions, *(region for region, _ in made)])
+    claimed = _claim_together(trace, executor, regions, report)
+    done = {i for region, _ in claimed for i in region}
+    views = small_views(trace, [*regions, *(region for region, _ in claimed)])
     for number, region in enumerate(regions):
         if region[0] in done:
             continue
@@ -97,9 +97,9 @@ def _claim_regions(trace: Trace, executor: FusionExecutor, report: list[Claim]) 
             whole, fn = body, executor.compile(body)
         if fn is None:
             continue
-        made.append((region, _region(f"region_{number}", fn, executor, Recipe(whole))))
+        claimed.append((region, _region(f"region_{number}", fn, executor, Recipe(whole))))
         report.append(_entry(executor.name, [trace.equations[i] for i in region]))
-    return dce(contract(trace, made)) if made else trace
+    return dce(contract(trace, claimed)) if claimed else trace
 
 
 def _region(name: str, fn: Callable, executor: FusionExecutor, recipe: Recipe) -> Special:
@@ -111,9 +111,9 @@ def _claim_together(
     trace: Trace, executor: FusionExecutor, regions: list[Region], report: list[Claim]
 ) -> list[tuple[Region, Special]]:
     """Sets of regions that one callable runs at once."""
-    made: list[tuple[Region, Special]] = []
+    claimed: list[tuple[Region, Special]] = []
     if executor.together is None or executor.compile_together is None:
-        return made
+        return claimed
     for number, chosen in enumerate(executor.together(trace, regions)):
         whole = sorted(i for region in chosen for i in region)
         bodies = [body_of(trace, region, f"{executor.name}_set_{number}") for region in chosen]
@@ -121,10 +121,10 @@ def _claim_together(
         fn = executor.compile_together(body, bodies)
         if fn is None:
             continue
-        made.append((whole, _region(f"regions_{number}", fn, executor, Recipe(body, tuple(bodies)))))
+        claimed.append((whole, _region(f"regions_{number}", fn, executor, Recipe(body, tuple(bodies)))))
         why = f"{len(chosen)} regions in one launch"
         report.append(_entry(executor.name, [trace.equations[i] for i in whole], why))
-    return made
+    return claimed
 
 
 def _entry(name: str, equations: list[Equation], why: str = "") -> Claim:

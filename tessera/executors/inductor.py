@@ -53,10 +53,10 @@ def compile_region(body: Trace) -> Callable | None:
     with torch.no_grad():
         graph: GraphModule = make_fx(lambda *xs: run(body, *xs), decomposition_table=decompositions)(*inputs)
     output = next(node for node in graph.graph.nodes if node.op == "output")
-    made = [node.meta["val"] for node in output.args[0]]
-    if not all(same_type(v.type, type_of(x)) for v, x in zip(body.outputs, made, strict=True)):  # type: ignore[union-attr]
+    results = [node.meta["val"] for node in output.args[0]]
+    if not all(same_type(v.type, type_of(x)) for v, x in zip(body.outputs, results, strict=True)):  # type: ignore[union-attr]
         return None
-    output.meta["user_visible_output_idxs"] = list(range(len(made)))  # keeps their strides
+    output.meta["user_visible_output_idxs"] = list(range(len(results)))  # keeps their strides
     code = compile_fx_inner(graph, inputs)
 
     def call(*args: object) -> tuple:

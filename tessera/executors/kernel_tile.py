@@ -30,18 +30,18 @@ def is_tile_program(kernel: object) -> bool:
     return isinstance(kernel, (KernelOp, ModuleOp, str, os.PathLike))
 
 
-def tile_kernel(name: str, given: object) -> KernelOp:
+def tile_kernel(name: str, program: object) -> KernelOp:
     """The one kernel of a module, of a text or of a file."""
-    if isinstance(given, KernelOp):
-        return given
-    if isinstance(given, (str, os.PathLike)):
-        is_text = isinstance(given, str) and "tile.kernel" in given
-        given = parse(str(given)) if is_text else parse(Path(given).read_text(), str(given))
-    assert isinstance(given, ModuleOp)
-    found = kernels(given)
-    if len(found) != 1:
-        raise OptionError(f"{name}: expected a module with one tile.kernel, got {[k.sym_name.data for k in found]}")
-    return found[0]
+    if isinstance(program, KernelOp):
+        return program
+    if isinstance(program, (str, os.PathLike)):
+        is_text = isinstance(program, str) and "tile.kernel" in program
+        program = parse(str(program)) if is_text else parse(Path(program).read_text(), str(program))
+    assert isinstance(program, ModuleOp)
+    listed = kernels(program)
+    if len(listed) != 1:
+        raise OptionError(f"{name}: expected a module with one tile.kernel, got {[k.sym_name.data for k in listed]}")
+    return listed[0]
 
 
 class TileKernel:
@@ -65,12 +65,12 @@ class TileKernel:
         touched = {op.buffer for op in self.kernel.block.ops if isinstance(op, kind)}  # type: ignore[attr-defined]
         return [i for i, b in enumerate(self.kernel.buffers) if b in touched]
 
-    def _names(self, given: Sequence[str] | None) -> tuple[str, ...]:
+    def _names(self, names: Sequence[str] | None) -> tuple[str, ...]:
         count = len(self.dtypes)
-        if given is not None and len(given) != count:
-            raise OptionError(f"{self.name}: expected names= for the {count} buffers of the program, got {list(given)}")
-        if given is not None:
-            return tuple(given)
+        if names is not None and len(names) != count:
+            raise OptionError(f"{self.name}: expected names= for the {count} buffers of the program, got {list(names)}")
+        if names is not None:
+            return tuple(names)
         plain = iter(range(count))
         results = iter(range(count))
         return tuple(f"out{next(results)}" if i in self.stored else f"x{next(plain)}" for i in range(count))
@@ -114,13 +114,13 @@ class TileKernel:
 
     def _for(self, tensors: list[torch.Tensor], symbols: list[int]) -> CompiledKernel:
         device = tensors[0].device
-        found = self._compiled.get(device)
-        if found is None:
+        compiled = self._compiled.get(device)
+        if compiled is None:
             target = target_for(device)
             if target is None:
                 why = missing("triton" if device.type == "cuda" else "cpu") if device.type in ("cuda", "cpu") else ""
                 raise InputError(f"{self.name}: no target of the tile compiler runs on {device}. {why}".rstrip(". "))
             sizes = dict(zip(self.symbols, symbols, strict=True))
             schedule = self.schedule or choose(target, self.kernel, sizes, tensors if config.autotune else [])
-            found = self._compiled[device] = target.compile(self.kernel, schedule)
-        return found
+            compiled = self._compiled[device] = target.compile(self.kernel, schedule)
+        return compiled

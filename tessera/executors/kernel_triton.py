@@ -56,12 +56,12 @@ class TritonKernel:
                 f"{self.name}: a Triton kernel runs on a GPU, its tensors are on the cpu; for debugging, "
                 "TRITON_INTERPRET=1 set before Triton is imported runs it there"
             )
-        given = {n: values[n] for n in self.parameters if n in values}
+        arguments = {n: values[n] for n in self.parameters if n in values}
         if device.type == "cuda":
             with torch.cuda.device(device):
-                self.kernel[grid](**given, **options)  # type: ignore[index]
+                self.kernel[grid](**arguments, **options)  # type: ignore[index]
         else:
-            self.kernel[grid](**given, **options)  # type: ignore[index]
+            self.kernel[grid](**arguments, **options)  # type: ignore[index]
 
 
 def _unwrap(name: str, kernel: object) -> tuple[Callable, frozenset[str]]:

@@ -69,13 +69,18 @@ def register_kernel(
     else:
         program = TritonKernel(name, kernel, dict(scalars or {}))
     call = _Call(name, program, dict(outputs), dict(given or {}), grid, dict(options or {}), contiguous)
-    made = register_operator(
-        name, call.function(), fake=call.types, vjp=vjp, jvp=jvp, batch=batch or (lambda *a: one_by_one(name, made, *a))
+    operator = register_operator(
+        name,
+        call.function(),
+        fake=call.types,
+        vjp=vjp,
+        jvp=jvp,
+        batch=batch or (lambda *a: one_by_one(name, operator, *a)),
     )
     # compiled programs call the kernel itself: what the dispatcher and autograd would look at is settled there
-    full = op_schema(made).name  # type: ignore[attr-defined]
+    full = op_schema(operator).name  # type: ignore[attr-defined]
     register_executor(full.replace("::", "_"), {full.replace("::", "."): call.run})
-    return made
+    return operator
 
 
 class _Call:
@@ -163,31 +168,31 @@ class _Call:
         dtype = self.program.dtype(name)
         model = values[like] if isinstance(like, str) else by_name(like, values)
         if isinstance(model, torch.Tensor):
-            made = torch.empty_like(model, memory_format=torch.contiguous_format) if isinstance(like, str) else model
+            result = torch.empty_like(model, memory_format=torch.contiguous_format) if isinstance(like, str) else model
         else:
-            made = first.new_empty(list(model), dtype=dtype or first.dtype)  # type: ignore[call-overload]
-        if dtype is not None and made.dtype is not dtype:
-            made = made.new_empty(made.shape, dtype=dtype)
-        return made.zero_() if name in self.program.summed else made
+            result = first.new_empty(list(model), dtype=dtype or first.dtype)  # type: ignore[call-overload]
+        if dtype is not None and result.dtype is not dtype:
+            result = result.new_empty(result.shape, dtype=dtype)
+        return result.zero_() if name in self.program.summed else result
 
     def types(self, *args: object) -> object:
         return self._given_back(self.results(self.values(args)))
 
     def run(self, *args: object) -> object:
         values = self.values(args)
-        made = self.results(values)
-        values |= made
-        if any(t.numel() for t in made.values()):
+        results = self.results(values)
+        values |= results
+        if any(t.numel() for t in results.values()):
             values |= {n: by_name(g, values) if callable(g) else g for n, g in self.given.items()}
             self.program.launch(values, self._grid(), self.options)
-        return self._given_back(made)
+        return self._given_back(results)
 
     def _grid(self) -> object:
         """As Triton takes it: a function of all arguments, with those that a tuner chose."""
         return (lambda meta: by_name(self.grid, meta)) if callable(self.grid) else self.grid  # type: ignore[arg-type]
 
-    def _given_back(self, made: dict[str, torch.Tensor]) -> object:
-        return next(iter(made.values())) if len(made) == 1 else tuple(made.values())
+    def _given_back(self, results: dict[str, torch.Tensor]) -> object:
+        return next(iter(results.values())) if len(results) == 1 else tuple(results.values())
 
 
 @functools.cache

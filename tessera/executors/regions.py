@@ -51,37 +51,37 @@ def partition(trace: Trace, wanted: Callable[[Equation], bool], least: int = 1) 
 @functools.lru_cache(maxsize=4)  # asked for every region of a trace
 def _readers(trace: Trace) -> tuple[dict[Value, list[int]], frozenset[Value]]:
     """Which equations read each value, and the values that must be there whoever reads them."""
-    found: dict[Value, list[int]] = {}
+    readers: dict[Value, list[int]] = {}
     for i, eqn in enumerate(trace.equations):
         for v in dict.fromkeys(eqn.inputs()):
-            found.setdefault(v, []).append(i)
-    return found, frozenset((*trace.results(), *(v for v, _ in trace.symbols.values())))
+            readers.setdefault(v, []).append(i)
+    return readers, frozenset((*trace.results(), *(v for v, _ in trace.symbols.values())))
 
 
 def body_of(trace: Trace, region: Region, name: str) -> Trace:
     """The region as a trace of its own: inputs are what it reads, outputs what is read of it elsewhere."""
     inside = set(region)
-    made = {v for i in region for v in trace.equations[i].results()}
+    computed = {v for i in region for v in trace.equations[i].results()}
     equations = tuple(trace.equations[i] for i in region)
-    reads = dict.fromkeys(v for eqn in equations for v in eqn.inputs() if v not in made)
+    reads = dict.fromkeys(v for eqn in equations for v in eqn.inputs() if v not in computed)
     readers, kept = _readers(trace)
     outputs = tuple(
         v for eqn in equations for v in eqn.results() if v in kept or any(i not in inside for i in readers.get(v, ()))
     )
-    symbols = {s: where for s, where in trace.symbols.items() if where[0] in reads or where[0] in made}
+    symbols = {s: where for s, where in trace.symbols.items() if where[0] in reads or where[0] in computed}
     missing = mentioned(tuple((e.args, e.kwargs) for e in equations)) - set(symbols)
     if trace.symbols:
-        missing |= _untold(reads, made) - set(symbols)
+        missing |= _untold(reads, computed) - set(symbols)
     brings = {s: trace.symbols[s] for s in sorted(missing) if s in trace.symbols}
     inputs = (*reads, *dict.fromkeys(v for v, _ in brings.values()))
     return Trace(name, inputs, equations, outputs, {}, {}, {**symbols, **brings})
 
 
-def _untold(reads: Collection[Value], made: Collection[Value]) -> set[str]:
+def _untold(reads: Collection[Value], computed: Collection[Value]) -> set[str]:
     """Symbols in the sizes of tensors that no tensor a region reads has as a size of its own."""
-    sizes = [[*v.type.shape, *v.type.stride] if isinstance(v.type, TensorType) else [] for v in (*reads, *made)]
-    told = {str(size) for own in sizes[: len(reads)] for size in own if not isinstance(size, int)}
-    return symbols_in(sizes) - told
+    sizes = [[*v.type.shape, *v.type.stride] if isinstance(v.type, TensorType) else [] for v in (*reads, *computed)]
+    known = {str(size) for own in sizes[: len(reads)] for size in own if not isinstance(size, int)}
+    return symbols_in(sizes) - known
 
 
 def small_views(trace: Trace, regions: list[Region]) -> dict[Value, Equation]:
@@ -120,12 +120,12 @@ def _is_small_view(eqn: Equation) -> bool:
     return not before.is_symbolic and not after.is_symbolic and before.numel() <= SMALL
 
 
-def contract(trace: Trace, made: list[tuple[Region, Special]]) -> Trace:
+def contract(trace: Trace, claimed: list[tuple[Region, Special]]) -> Trace:
     """Replace each region by one equation that runs its Special, whose `body` names inputs and outputs."""
     needs = dependencies(trace)
     node = list(range(len(trace.equations)))
     fused: dict[int, Equation] = {}
-    for region, special in made:
+    for region, special in claimed:
         body: Trace = special.body
         first = trace.equations[region[0]]
         for i in region:
@@ -153,5 +153,5 @@ def contract(trace: Trace, made: list[tuple[Region, Special]]) -> Trace:
 
 
 def _without_lost_symbols(trace: Trace) -> Trace:
-    there = {*trace.values()}
-    return trace.with_(symbols={s: where for s, where in trace.symbols.items() if where[0] in there})
+    values = {*trace.values()}
+    return trace.with_(symbols={s: where for s, where in trace.symbols.items() if where[0] in values})

@@ -69,10 +69,10 @@ def register_operator(
     declared = f"{namespace}.{short}"
     if declared in REGISTRY:
         raise OptionError(f"an operator called {qualified} is registered already")
-    made = torch.library.custom_op(qualified, fn, mutates_args=(), schema=schema_text(fn))
-    made.register_fake(_fake_rule(qualified, fn, fake, like))
+    operator = torch.library.custom_op(qualified, fn, mutates_args=(), schema=schema_text(fn))
+    operator.register_fake(_fake_rule(qualified, fn, fake, like))
     if vjp is not None:
-        made.register_autograd(_autograd(vjp), setup_context=_remember)
+        operator.register_autograd(_autograd(vjp), setup_context=_remember)
     rules = {
         kind: _traced(rule, kind) for kind, rule in (("vjp", vjp), ("jvp", jvp), ("batch", batch)) if rule is not None
     }
@@ -93,14 +93,14 @@ def schema_text(fn: Callable) -> str:
             raise OptionError(f"an operator has a fixed list of parameters; {fn.__name__} takes *{p.name}")
         if p.kind is p.KEYWORD_ONLY and "*" not in parts:
             parts.append("*")
-        given = p.default is not p.empty
+        optional = p.default is not p.empty
         if p.name in hints:
             kind = _kind(hints[p.name], p.name)
-        elif given and p.default is not None:
+        elif optional and p.default is not None:
             kind = _kind(type(p.default), p.name)
         else:
-            kind = "Tensor?" if given else "Tensor"
-        parts.append(f"{kind} {p.name}" + (f"={_literal(p.default)}" if given else ""))
+            kind = "Tensor?" if optional else "Tensor"
+        parts.append(f"{kind} {p.name}" + (f"={_literal(p.default)}" if optional else ""))
     return f"({', '.join(parts)}) -> {_result(hints.get('return', torch.Tensor))}"
 
 
@@ -163,9 +163,9 @@ def _remember(ctx, inputs, output) -> None:  # noqa: ANN001
     ctx.args, ctx.output = inputs, output
 
 
-def _gradients(made: object, arguments: int) -> list:
+def _gradients(result: object, arguments: int) -> list:
     """What a vjp gave, as a list: at most one gradient an argument; those left out are None."""
-    grads = list(made) if isinstance(made, (tuple, list)) else [made]
+    grads = list(result) if isinstance(result, (tuple, list)) else [result]
     if len(grads) > arguments:
         raise RuleError(f"expected the vjp to give {arguments} gradients, one an argument, got {len(grads)}")
     return grads
@@ -193,10 +193,10 @@ def _traced(rule: Callable, kind: str) -> Callable:
 
         def run(*tensors: torch.Tensor) -> object:
             env = dict(zip(values, tensors, strict=True))
-            given, named = map_values((args, kwargs), env.__getitem__)  # type: ignore[misc]
+            positional, named = map_values((args, kwargs), env.__getitem__)  # type: ignore[misc]
             if kind != "vjp":
-                return rule(*given, **named)
-            ct, y, *rest = given
+                return rule(*positional, **named)
+            ct, y, *rest = positional
             if isinstance(ct, list):  # a result nobody differentiates has a cotangent of zeros
                 ct = [torch.zeros_like(r) if c is None and r is not None else c for c, r in zip(ct, y, strict=True)]
             return _gradients(rule(ct, y, *rest, **named), len(rest) + len(named))
@@ -234,9 +234,9 @@ def register_executor(
     those of higher `priority` earlier; `before="aten"` puts one right in front of another. `vjp` gives an
     operator another derivative, `vjp(ct, y, *args) -> one gradient an argument` over tensors.
     """
-    for option, given in (("claims", claims), ("vjp", vjp or {})):
-        if not isinstance(given, Mapping):
-            raise OptionError(f"{option}: expected operators and functions such as {{'aten.gelu': fn}}, got {given!r}")
+    for option, table in (("claims", claims), ("vjp", vjp or {})):
+        if not isinstance(table, Mapping):
+            raise OptionError(f"{option}: expected operators and functions such as {{'aten.gelu': fn}}, got {table!r}")
     for key, fn in {**claims, **(vjp or {})}.items():
         if "." not in key or not callable(fn):
             raise OptionError(f"expected an operator name such as 'aten.gelu' and a function, got {key!r}: {fn!r}")

@@ -58,7 +58,7 @@ class Claims:
 
     def __init__(self, executors: Iterable[str | Executor], kernels: list[dict]) -> None:
         self.executors, self.kernels = {e.name: e for e in in_order(executors)}, kernels
-        self._made: dict[int, Callable] = {}
+        self._restored: dict[int, Callable] = {}
         self._writing: dict[tuple, Callable] = {}
 
     def __call__(self, data: list, eqn: Equation, reader: Reader) -> Special:
@@ -88,17 +88,17 @@ class Claims:
             gone = dict(recipe.over)
             fn = self._over(fn, gone)
             left = body.with_(outputs=tuple(v for k, v in enumerate(body.outputs) if k not in gone))
-        run, made = bound(fn)
-        return Special(name, run, namespace, pure, body=left, recipe=recipe, kernel=made)
+        run, bound_kernel = bound(fn)
+        return Special(name, run, namespace, pure, body=left, recipe=recipe, kernel=bound_kernel)
 
     def _callable(self, recipe: Recipe, kernel: int, executor: FusionExecutor) -> Callable:
-        if kernel in self._made:
-            return self._made[kernel]
+        if kernel in self._restored:
+            return self._restored[kernel]
         fn: Callable | None = None
         if kernel != NONE and executor.restore is not None:
             fn = executor.restore(recipe, self.kernels[kernel])
         if fn is not None:
-            self._made[kernel] = fn
+            self._restored[kernel] = fn
             return fn
         fn = _compiled(recipe, executor)
         if fn is None:

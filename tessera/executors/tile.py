@@ -103,17 +103,17 @@ def _check(body: Trace) -> tuple[float, str]:
     key = structure(body)
     if key not in _checked:
         try:
-            found = check(body)
-            why = _no_walk(body, found.row) if found.walks else products.beside(body)
-            _checked[key] = (found.cost, why)
+            checked = check(body)
+            why = _no_sums_over_rows(body, checked.row) if checked.sums_over_rows else products.beside(body)
+            _checked[key] = (checked.cost, why)
         except Unlowerable as reason:
             _checked[key] = (0.0, str(reason))
     return _checked[key]
 
 
-def _no_walk(body: Trace, row: int | None) -> str:
+def _no_sums_over_rows(body: Trace, row: int | None) -> str:
     target = target_for(body.equations[0].results()[0].tensor.device)
-    return "no target is installed" if target is None else target.no_walk(row)
+    return "no target is installed" if target is None else target.no_sums_over_rows(row)
 
 
 def _alone(eqn: Equation) -> bool:
@@ -158,7 +158,7 @@ def _column_sum(eqn: Equation) -> bool:
 def _writes(eqn: Equation) -> bool:
     """On a GPU the rows of a sum over outer dimensions are shared out, and many programs write."""
     rule = rule_of(eqn.op)
-    return rule is not None and rule.walks and eqn.results()[0].tensor.device.type == "cuda"
+    return rule is not None and rule.over_rows and eqn.results()[0].tensor.device.type == "cuda"
 
 
 COMPILER = Compiler(_kind, refusal, _reduced, _expensive, _check, _alone, products.loses, _writes)
@@ -231,12 +231,12 @@ def regions(trace: Trace) -> list[Region]:
 
 def reasons(trace: Trace) -> dict[str, str]:
     """For every equation that no region takes, or whose region has no kernel: why."""
-    found = fuse.reasons(trace, COMPILER) | pool_offsets.reasons(trace, refusal)
+    refusals = fuse.reasons(trace, COMPILER) | pool_offsets.reasons(trace, refusal)
     for region in regions(trace):
         why = _refused.get(structure(body_of(trace, region, "region")), "")
         if why:
-            found |= {trace.equations[i].results()[0].name: why for i in region}
-    return found
+            refusals |= {trace.equations[i].results()[0].name: why for i in region}
+    return refusals
 
 
 # --- kernels ------------------------------------------------------------------------------------------
@@ -263,27 +263,29 @@ def own_kernels() -> Iterator[dict[tuple, TileKernel | None]]:
         with override(program_cache=False):
             yield _launchers
     finally:
-        made = dict(_launchers)
+        compiled = dict(_launchers)
         _launchers.clear()
-        _launchers.update(before | made)
+        _launchers.update(before | compiled)
 
 
 def build(body: Trace, target: Target, schedule: Schedule | None = None) -> TileKernel:
     """The kernel of a region; `Unlowerable` or `NotImplementedError` says why no kernel can be made of it."""
     lowered = lower(body, body.name)
     if schedule is None:
-        given = examples(lowered) if config.autotune else []
-        schedule = choose(target, lowered.kernel, _hints(body, lowered), given)
+        tensors = examples(lowered) if config.autotune else []
+        schedule = choose(target, lowered.kernel, _hints(body, lowered), tensors)
     compiled = target.compile(lowered.kernel, schedule)
 
-    def made(over: dict[int, int], **offers: Any) -> TileKernel:
+    def tile_kernel(over: dict[int, int], **offers: Any) -> TileKernel:
         launch = launcher(body, lowered, compiled, over)
         return TileKernel(
             run=launch.run, source=launch.source, body=body, lowered=lowered, schedule=schedule, compiled=compiled,
             **offers,
         )  # fmt: skip
 
-    kernel = made({}) if lowered.tail else made({}, overwrites=_overwrites(body, lowered), writing=made)
+    kernel = (
+        tile_kernel({}) if lowered.tail else tile_kernel({}, overwrites=_overwrites(body, lowered), writing=tile_kernel)
+    )
     compile_ahead(compiled, lowered.buffers[0].tensor.device)
     return kernel
 
@@ -299,11 +301,11 @@ def _overwrites(body: Trace, lowered: Lowered) -> dict[int, tuple[int, ...]]:
 
 def _hints(body: Trace, lowered: Lowered) -> dict[str, int]:
     """Sizes as they were when the program was captured; of one that is only given as a number that is not known."""
-    found = dict.fromkeys(lowered.symbols, UNKNOWN)
+    hints = dict.fromkeys(lowered.symbols, UNKNOWN)
     for v in (*body.inputs, *lowered.stored):
         for size in (*v.type.shape, *v.type.stride) if isinstance(v.type, TensorType) else ():
-            found |= {s: n for s, n in symbol_hints(size).items() if s in found}
-    return found
+            hints |= {s: n for s, n in symbol_hints(size).items() if s in hints}
+    return hints
 
 
 def structure(body: Trace) -> tuple:
@@ -336,7 +338,7 @@ def together(trace: Trace, regions: list[Region]) -> list[list[Region]]:
     inside = {i for region in regions for i in region}
     forms: dict[int, object] = {region[0]: form(body_of(trace, region, "region")) for region in regions}
     lone = [i for i, eqn in enumerate(trace.equations) if i not in inside and _may_be_lone(eqn)]
-    forms |= {i: (LONE, found) for i in lone if (found := form(_lone(trace.equations[i]))) is not None}
+    forms |= {i: (LONE, lone_form) for i in lone if (lone_form := form(_lone(trace.equations[i]))) is not None}
     candidates = sorted([*regions, *([i] for i in lone if i in forms)])
     chosen = horizontal(trace, candidates, [forms[region[0]] for region in candidates])
     sets = [[candidates[i] for i in numbers] for numbers in chosen]

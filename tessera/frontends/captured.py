@@ -8,21 +8,22 @@ shared memory and autograd history are eager's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 
 from tessera.frontends.grad_mode import kept_grad_mode
 from tessera.frontends.requires_grad import with_history
-from tessera.ir.alias import Ref
+from tessera.ir.alias import KEEP_GRAD, Ref
 from tessera.ir.builder import Builder
 from tessera.ir.checks import record_assumptions
-from tessera.ir.equation import NUMBER, Value, symbols_in, values_in
+from tessera.ir.equation import NUMBER, Equation, Value, symbols_in, values_in
 from tessera.ir.layouts import laid_as
 from tessera.ir.record import Keep, Recorded, Recorder, record_with
 from tessera.ir.trace import Trace
-from tessera.ir.types import SYMBOLIC, type_of
+from tessera.ir.types import SYMBOLIC, TensorType, type_of
 from tessera.torch_internals import pytree
 from tessera.torch_internals.fake import FakeTensorMode, forget_tensors
 from tessera.torch_internals.operators import OpOverload, op_name
@@ -31,16 +32,30 @@ Step = tuple[OpOverload, tuple, dict, int | None, bool]  # a view, which of its 
 
 
 @dataclass(frozen=True)
+class Result:
+    """Among the arguments of a view: a number that the compiled program gives, by its place among the results."""
+
+    place: int
+
+
+@dataclass(frozen=True)
 class Aliased:
-    """Output = steps applied to an input, or to another output of the trace, one view after another."""
+    """Output = steps applied to an input, or to another output of the trace, one view after another. Numbers that the
+    program computes are values among the arguments of a step, and outputs of the trace too."""
 
     source: int  # position among the inputs, or among the trace's outputs
     steps: tuple[Step, ...]
     of_output: bool = False
     same: int | None = None  # the output before this one that is the very same object
 
-    def make(self, x: torch.Tensor) -> torch.Tensor:
-        for op, args, kwargs, index, no_grad in self.steps:
+    @property
+    def asks(self) -> bool:
+        """Whether it needs numbers of the program."""
+        return any(isinstance(a, Result) for a in pytree.tree_leaves(self.steps))
+
+    def make(self, x: torch.Tensor, results: Sequence[object] = ()) -> torch.Tensor:
+        steps = pytree.tree_map_only(Result, lambda r: results[r.place], self.steps) if results else self.steps
+        for op, args, kwargs, index, no_grad in steps:
             if no_grad:
                 with torch.no_grad():
                     out = op(x, *args, **kwargs)
@@ -60,6 +75,8 @@ class Captured:
     requires_grad: tuple[bool, ...] = ()  # of each input
     grad_after: bool | None = None  # grad mode as the program leaves it, where that is not how it found it
     enables_grad: bool = False  # called under no_grad, it turns gradients on for a part of itself
+    # Outputs that the trace computes, for their history, and that lie in an input's memory -> where.
+    placed: dict[int, Aliased] = field(default_factory=dict)
 
 
 def capture(
@@ -79,20 +96,29 @@ def capture(
         made = record_with(Recorder(builder, keep, locate), fn, fakes, names)
     record_assumptions(builder)
     _drop_empty_histories(made)
-    aliased, bases = aliases(made, tuple(made.trace.constants.values()) if close else ())
+    closed = tuple(made.trace.constants.values()) if close else ()
+    aliased, bases = aliases(made, closed, builder)
+    placed = _placed(made, [*made.outputs, *(base.tensor for base in bases)], (*made.inputs, *closed))
     outputs = [_laid_out(builder, v, x, made.refs) for v, x in zip(made.trace.outputs, made.outputs, strict=True)]
     bases = [_laid_out(builder, base.read(builder), base.tensor, made.refs) for base in bases]
-    trace = numbers_as_values(made.trace.with_(outputs=(*outputs, *bases)), builder)
+    numbers = dict.fromkeys(values_in([alias.steps for alias in aliased.values()]))
+    unseen = written_unseen(builder.equations, made.trace.mutations)  # what they hold now brings no history
+    detached = {v: builder.emit(torch.ops.aten.detach.default, made.trace.mutations[v]) for v in unseen}
+    mutations = {v: detached.get(v, new) for v, new in made.trace.mutations.items()}
+    trace = numbers_as_values(made.trace.with_(outputs=(*outputs, *bases, *numbers), mutations=mutations), builder)
     grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in fakes)
     forget_tensors(builder.mode)
-    return Captured(trace, made.spec, builder.mode, len(made.outputs), aliased, grads, left[0] if left else None)
+    after = left[0] if left else None
+    return Captured(trace, made.spec, builder.mode, len(made.outputs), aliased, grads, after, placed=placed)
 
 
-def aliases(made: Recorded, closed: Sequence[object] = ()) -> tuple[dict[int, Aliased], list[Ref]]:
+def aliases(
+    made: Recorded, closed: Sequence[object] = (), builder: Builder | None = None
+) -> tuple[dict[int, Aliased], list[Ref]]:
     """Outputs that are views of an input or of one result, and such results that are no outputs themselves. `closed`
-    are tensors that become inputs after the others."""
+    are tensors that become inputs after the others. With `builder`, the program may be made to give numbers too."""
     inputs = [x for x in (*made.inputs, *closed) if isinstance(x, torch.Tensor)]
-    aliased = _input_aliases([*made.inputs, *closed], made.outputs, made.refs)
+    aliased = _input_aliases([*made.inputs, *closed], made.outputs, made.refs, builder)
     bases = _shared_bases(made.outputs, made.refs, aliased, {id(made.refs[id(x)].root) for x in inputs})
     first: dict[int, int] = {}
     for i, alias in sorted(aliased.items()):
@@ -101,13 +127,17 @@ def aliases(made: Recorded, closed: Sequence[object] = ()) -> tuple[dict[int, Al
     return aliased, bases
 
 
-def _input_aliases(inputs: Sequence[object], outputs: list[object], refs: dict[int, Ref]) -> dict[int, Aliased]:
+def _input_aliases(
+    inputs: Sequence[object], outputs: list[object], refs: dict[int, Ref], builder: Builder | None
+) -> dict[int, Aliased]:
     by_root = {id(refs[id(x)].root): i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
     aliased = {}
     for position, out in enumerate(outputs):
         if isinstance(out, torch.Tensor) and id(refs[id(out)].root) in by_root:
             source = by_root[id(refs[id(out)].root)]
-            base, steps = _climb(refs[id(out)])
+            ref = refs[id(out)]
+            # The program itself makes a view of an input that lies where it computes; of one that it writes, it cannot.
+            base, steps = _climb(ref, numbers=builder if ref.root.version else None)
             if base.tensor is refs[id(inputs[source])].tensor:
                 aliased[position] = Aliased(source, steps)
     return aliased
@@ -117,7 +147,7 @@ def _shared_bases(
     outputs: list[object], refs: dict[int, Ref], aliased: dict[int, Aliased], given: Collection[int]
 ) -> list[Ref]:
     """Note outputs that are views of one result; give results that are not outputs themselves. `given` are the ids of
-    the inputs' roots: what the program itself makes of an input is left to it.
+    the inputs' roots: what the program itself makes of an input is left to it, unless that has a history of its own.
 
     One view alone is a value of the program, unless it was written: its new contents have a layout of their own.
     """
@@ -126,7 +156,7 @@ def _shared_bases(
     for position, out in enumerate(outputs):
         if isinstance(out, torch.Tensor) and position not in aliased:
             base, steps = climbs[position] = _climb(refs[id(out)])
-            if base.view is None or id(base.root) not in given:
+            if base.view is None or base.own_history or id(base.root) not in given:
                 groups.setdefault(id(base), []).append(position)
     extra: list[Ref] = []
     for members in groups.values():
@@ -143,6 +173,18 @@ def _shared_bases(
     return extra
 
 
+def _placed(made: Recorded, outputs: Sequence[object], inputs: Sequence[object]) -> dict[int, Aliased]:
+    """Where detached views of inputs lie that were written with gradients: they have a history of their own."""
+    places = {id(made.refs[id(x)]): i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
+    placed = {}
+    for position, out in enumerate(outputs):
+        if isinstance(out, torch.Tensor) and (ref := made.refs[id(out)]).own_history:
+            owner, steps = _climb(ref, start=True)
+            if id(owner) in places:
+                placed[position] = Aliased(places[id(owner)], steps)
+    return placed
+
+
 def _laid_out(builder: Builder, v: object, tensor: object, refs: dict[int, Ref]) -> object:
     """A written tensor keeps its strides. What is scattered into it may come with others."""
     if not isinstance(v, Value) or not isinstance(tensor, torch.Tensor) or not refs[id(tensor)].root.version:
@@ -152,22 +194,32 @@ def _laid_out(builder: Builder, v: object, tensor: object, refs: dict[int, Ref])
 
 def numbers_as_values(trace: Trace, builder: Builder) -> Trace:
     """Symbolic numbers among the outputs become values, so that outputs are values or plain constants."""
-    outputs = [builder.record(NUMBER, (o,), {}, type_of(o)) if isinstance(o, SYMBOLIC) else o for o in trace.outputs]
+    outputs = [_number(builder, o) if isinstance(o, SYMBOLIC) else o for o in trace.outputs]
     return trace.with_(equations=tuple(builder.equations), outputs=tuple(outputs))
 
 
-def _climb(ref: Ref) -> tuple[Ref, tuple[Step, ...]]:
+def _climb(ref: Ref, start: bool = False, numbers: Builder | None = None) -> tuple[Ref, tuple[Step, ...]]:
     """The views that lead to this tensor, and the tensor that they start from. That is where the memory begins, or
     where a view needs a value of the program, or a symbolic size, which only the program computes: it then makes the
-    view itself. So it does where a detached view has a gradient history of its own, which no view of its base has."""
+    view itself, unless it can be asked for `numbers`. It also makes a detached view that has a gradient history of its
+    own, which no view of its base has; with `start`, the way starts at such a view."""
     steps: list[Step] = []
     while (view := ref.view) is not None:
         args = _sizes_left_open(view.op, view.args)
-        if ref.own_history or values_in((args, view.kwargs)) or symbols_in((args, view.kwargs)):
+        kwargs = view.kwargs
+        if numbers is not None and symbols_in((args, kwargs)):
+            args, kwargs = pytree.tree_map_only(SYMBOLIC, partial(_number, numbers), (args, kwargs))
+        own = ref.own_history and not (start and not steps)
+        unknown = any(numbers is None or isinstance(v.type, TensorType) for v in values_in((args, kwargs)))
+        if own or unknown or symbols_in((args, kwargs)):
             break
-        steps.append((view.op, args, view.kwargs, view.index, view.no_grad))
+        steps.append((view.op, args, kwargs, view.index, view.no_grad))
         ref = view.parent
     return ref, tuple(reversed(steps))
+
+
+def _number(builder: Builder, size: object) -> Value:
+    return builder.record(NUMBER, (size,), {}, type_of(size))  # type: ignore[return-value,arg-type]
 
 
 def _sizes_left_open(op: OpOverload, args: tuple) -> tuple:
@@ -176,6 +228,19 @@ def _sizes_left_open(op: OpOverload, args: tuple) -> tuple:
         return args
     sizes = [-1 if isinstance(n, (torch.SymInt, Value)) else n for n in args[0]]
     return args if 0 in sizes or sizes.count(-1) != 1 else (sizes, *args[1:])
+
+
+def written_unseen(equations: Iterable[Equation], mutations: dict[Value, Value]) -> list[Value]:
+    """The inputs that were written where autograd does not look: each keeps the history it has."""
+    kept: dict[object, object] = {v: e.args[0] for e in equations if e.op is KEEP_GRAD for v in e.results()}
+    unseen = []
+    for target, new in mutations.items():
+        origin: object = new
+        while origin in kept:
+            origin = kept[origin]
+        if origin is target:
+            unseen.append(target)
+    return unseen
 
 
 def _drop_empty_histories(made: Recorded) -> None:

@@ -119,9 +119,11 @@ RECOMPILES: list[tuple[str, str]] = [
 
 def for_break(reason: str) -> str:
     """What to change so that the graph does not end here."""
-    told = [line for line in reason.splitlines() if line.strip() and not line.strip().startswith(("Hint", "Developer"))]
+    lines = [
+        line for line in reason.splitlines() if line.strip() and not line.strip().startswith(("Hint", "Developer"))
+    ]
     for pattern, advice in BREAKS:
-        if any(re.search(pattern, line) for line in told[:2]):  # what it is, and Dynamo's explanation
+        if any(re.search(pattern, line) for line in lines[:2]):  # what it is, and Dynamo's explanation
             return advice
     hints = [line.strip().removeprefix("Hint: ") for line in reason.splitlines() if line.strip().startswith("Hint")]
     useful = [hint for hint in hints if "report an issue" not in hint.lower()]
@@ -132,8 +134,8 @@ def for_recompile(reason: str) -> str:
     """What to change so that one program serves both calls. The line of the user behind the guard is no part of it."""
     guard, _ = changed(reason)
     for pattern, advice in RECOMPILES:
-        if found := re.search(pattern, guard):
-            return advice.format(**found.groupdict())
+        if match := re.search(pattern, guard):
+            return advice.format(**match.groupdict())
     return "keep what the guard names the same between calls, or pass it as a tensor"
 
 

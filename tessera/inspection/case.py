@@ -45,8 +45,8 @@ class Case:
         trace = trace.with_(inputs=(*trace.inputs, *(v for v, _ in constants)), constants={})
         wants = zip(captured.trace.inputs, captured.requires_grad, strict=True)
         case = Case(trace, frozenset(v.name for v, wanted in wants if grad and wanted), options)
-        given = None if inputs is None else [*inputs, *(t for _, t in constants)]
-        return replace(case, ranges=_ranges(trace, given))
+        values = None if inputs is None else [*inputs, *(t for _, t in constants)]
+        return replace(case, ranges=_ranges(trace, values))
 
     def with_trace(self, trace: Trace) -> Case:
         """The same case of another program; inputs it does not have any more are forgotten."""
@@ -81,14 +81,14 @@ class Case:
 
 def _ranges(trace: Trace, inputs: list[object] | None) -> dict[str, Range]:
     """What must be known of the numbers: of the inputs, and of values that may become inputs."""
-    given = example_inputs(trace) if inputs is None else [copied(x) for x in inputs]
-    found = dict(zip((v.name for v in trace.inputs), given, strict=True)) if inputs is not None else {}
+    arguments = example_inputs(trace) if inputs is None else [copied(x) for x in inputs]
+    values = dict(zip((v.name for v in trace.inputs), arguments, strict=True)) if inputs is not None else {}
     try:
         with torch.no_grad(), torch.random.fork_rng():
-            found.update(values_of(trace, given)[1])
+            values.update(values_of(trace, arguments)[1])
     except Exception:  # the program itself fails on these: what the inputs show must do
         pass
-    tensors = {name: x for name, x in found.items() if isinstance(x, torch.Tensor)}
+    tensors = {name: x for name, x in values.items() if isinstance(x, torch.Tensor)}
     return {name: r for name, x in tensors.items() if (r := range_of(x)) is not None}
 
 

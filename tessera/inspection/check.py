@@ -88,15 +88,15 @@ class _Check:
 
     def differentiated(self) -> dict[str, torch.Tensor]:
         """What gradients are taken of, by name: parameters, and arguments that ask for it."""
-        found: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         if not torch.is_grad_enabled():
-            return found
+            return tensors
         for module in modules_of(self.fn):
-            found.update({name: p for name, p in module.named_parameters() if p.requires_grad})
+            tensors.update({name: p for name, p in module.named_parameters() if p.requires_grad})
         for i, x in enumerate(pytree.tree_leaves((self.args, self.kwargs))):
             if isinstance(x, torch.Tensor) and x.requires_grad:
-                found[f"argument {i}"] = x
-        return found
+                tensors[f"argument {i}"] = x
+        return tensors
 
     def run(self) -> CheckReport:
         try:
@@ -107,11 +107,11 @@ class _Check:
                 ours, _ = self.outcome(self.fast)
             reference = None if drew else self.precise()
             noise = max((_noise(x) for x in eager.values()), default=0.0)
-            told = [_compared(key, ours.get(key), x, reference, noise) for key, x in eager.items()]
+            compared = [_compared(key, ours.get(key), x, reference, noise) for key, x in eager.items()]
             graphs, faults, notes = check_graphs(recorded)
         finally:
             self.saved.restore()
-        comparisons = [c for c in told if c is not None]
+        comparisons = [c for c in compared if c is not None]
         if drew:
             notes.append(
                 "the program draws random numbers: its results are compared with eager's, its graphs in float64"
@@ -142,12 +142,12 @@ class _Check:
     def named(
         self, outputs: list[object], wrt: list[torch.Tensor], buffers: dict[str, torch.Tensor]
     ) -> dict[str, object]:
-        found: dict[str, object] = {f"output {i}": _held(o) for i, o in enumerate(outputs)}
+        results: dict[str, object] = {f"output {i}": _held(o) for i, o in enumerate(outputs)}
         grads = gradients(outputs, wrt, [_seed(i, o) for i, o in enumerate(outputs)])
         for (name, x), grad in zip(zip(self.wrt, wrt, strict=True), grads, strict=True):
-            found[f"gradient of {name}"] = torch.zeros_like(x) if grad is None else _held(grad)
-        found.update({f"buffer {name}": _held(b) for name, b in buffers.items()})
-        return found
+            results[f"gradient of {name}"] = torch.zeros_like(x) if grad is None else _held(grad)
+        results.update({f"buffer {name}": _held(b) for name, b in buffers.items()})
+        return results
 
     def precise(self) -> dict[str, object] | None:
         """The whole program in float64, where it can be run so."""
@@ -226,7 +226,7 @@ def check_graphs(recorded: dict[Compilation, list[object]]) -> tuple[list[GraphC
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # from running the user's operators in another dtype
                 graph = GraphCheck(compilation, inputs)
-                found = graph.run()
+                wrong = graph.run()
         except Exception as error:
             notes.append(f"{compilation.name} could not be checked by itself: {type(error).__name__}: {error}")
             continue
@@ -235,7 +235,7 @@ def check_graphs(recorded: dict[Compilation, list[object]]) -> tuple[list[GraphC
                 f"{compilation.name} was compared with eager PyTorch: its derivative is of its author's choice"
             )
         graphs.append(graph)
-        faults += found
+        faults += wrong
     return graphs, faults, notes
 
 
@@ -249,11 +249,11 @@ def _compared(
 ) -> Comparison | None:
     """Without a reference eager stands in for it; half of a dtype's digits must then agree, except below the noise of
     the other results: a gradient that cancels, such as a bias's before a batch norm, has no digits of its own."""
-    told = compare(key, ours, eager, widen(eager) if reference is None else reference[key])
-    if told is None or reference is not None or not isinstance(eager, torch.Tensor) or not eager.is_floating_point():
-        return told
+    result = compare(key, ours, eager, widen(eager) if reference is None else reference[key])
+    if result is None or reference is not None or not isinstance(eager, torch.Tensor) or not eager.is_floating_point():
+        return result
     loose = torch.finfo(eager.dtype).eps ** 0.5 * (float(eager.abs().max()) if eager.numel() else 0.0)
-    return dataclasses.replace(told, limit=max(told.limit, loose, noise))
+    return dataclasses.replace(result, limit=max(result.limit, loose, noise))
 
 
 def _noise(x: object) -> float:

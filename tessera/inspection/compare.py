@@ -66,8 +66,8 @@ def _difference(x: torch.Tensor, reference: torch.Tensor, eager: torch.Tensor) -
     finite = torch.isfinite(eager)
     if not torch.equal(torch.isfinite(x), finite):
         return float("inf")
-    there = finite & torch.isfinite(reference)
-    return float((x[there].to(reference.dtype) - reference[there]).abs().max()) if bool(there.any()) else 0.0
+    both = finite & torch.isfinite(reference)
+    return float((x[both].to(reference.dtype) - reference[both]).abs().max()) if bool(both.any()) else 0.0
 
 
 def _largest(x: torch.Tensor) -> float:

@@ -55,9 +55,9 @@ def edit(fast: Callable, path: str, stage: str | None = None, graph: str | None 
     known = dict(compilation.account.stages)
     if stage not in known:
         raise EditError(f"graph {graph!r} has no stage {stage!r}; it has {', '.join(known)}")
-    made = load(path, text, known[stage])
-    aliased = _still_aliased(known[stage], made, compilation.captured.aliased) if stage == "captured" else None
-    compilation.edit(stage, made, aliased)
+    edited = load(path, text, known[stage])
+    aliased = _still_aliased(known[stage], edited, compilation.captured.aliased) if stage == "captured" else None
+    compilation.edit(stage, edited, aliased)
 
 
 def _named(state: Compiled, graph: str) -> Compilation:
@@ -78,22 +78,22 @@ def load(path: str, text: str, original: Trace) -> Trace:
     mode = mode_of(original)
     fakes = [_placeholder(v, original, mode) for v in original.inputs]
     names = [v.name for v in original.inputs]
-    given = list(inspect.signature(fn).parameters)
-    if given != names:
+    parameters = list(inspect.signature(fn).parameters)
+    if parameters != names:
         line = fn.__code__.co_firstlineno
-        raise EditError(f"{path}:{line}: expected a function of ({', '.join(names)}), got ({', '.join(given)})")
+        raise EditError(f"{path}:{line}: expected a function of ({', '.join(names)}), got ({', '.join(parameters)})")
     builder = Builder(original.name, mode)
     with _faults_of(path):
-        made, _ = record(fn, fakes, names, keep_whole, builder)
-    made = numbers_as_values(_with_given_numbers(made, original), builder)
-    _check(path, original, made)
-    rename = dict(zip(made.inputs, original.inputs, strict=True))
-    return made.with_(
+        edited, _ = record(fn, fakes, names, keep_whole, builder)
+    edited = numbers_as_values(_with_given_numbers(edited, original), builder)
+    _check(path, original, edited)
+    rename = dict(zip(edited.inputs, original.inputs, strict=True))
+    return edited.with_(
         inputs=original.inputs,
-        equations=tuple(e.substitute(rename) for e in made.equations),
-        outputs=tuple(rename.get(o, o) if isinstance(o, Value) else o for o in made.outputs),
-        mutations={rename[t]: rename.get(v, v) for t, v in made.mutations.items()},
-        symbols={s: (rename.get(v, v), d) for s, (v, d) in made.symbols.items()},
+        equations=tuple(e.substitute(rename) for e in edited.equations),
+        outputs=tuple(rename.get(o, o) if isinstance(o, Value) else o for o in edited.outputs),
+        mutations={rename[t]: rename.get(v, v) for t, v in edited.mutations.items()},
+        symbols={s: (rename.get(v, v), d) for s, (v, d) in edited.symbols.items()},
     )
 
 
@@ -109,10 +109,10 @@ def _faults_of(path: str) -> Iterator[None]:
     except Exception as error:
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
         place = f"{path}:{lines[-1]}" if lines else path
-        raise EditError(f"{place}: {_told(error)}") from error
+        raise EditError(f"{place}: {_message(error)}") from error
 
 
-def _told(error: Exception) -> str:
+def _message(error: Exception) -> str:
     """Expected and got, for the mistakes that people make."""
     first = str(error).strip().split("\n")[0]
     match error:
@@ -143,23 +143,23 @@ def _sizes(trace: Trace) -> Iterator[torch.SymInt]:
             yield from (s for s in v.type.shape if isinstance(s, torch.SymInt))
 
 
-def _with_given_numbers(made: Trace, original: Trace) -> Trace:
+def _with_given_numbers(edited: Trace, original: Trace) -> Trace:
     """A size that an input brings is that input among the outputs, where the original gives an input back."""
-    brought = {symbol: v for symbol, (v, dim) in made.symbols.items() if dim is None}
+    brought = {symbol: v for symbol, (v, dim) in edited.symbols.items() if dim is None}
     outputs = [
         brought.get(str(o), o) if isinstance(o, torch.SymInt) and was in original.inputs else o
-        for o, was in zip_longest(made.outputs, original.outputs[: len(made.outputs)])
+        for o, was in zip_longest(edited.outputs, original.outputs[: len(edited.outputs)])
     ]
-    return made.with_(outputs=tuple(outputs))
+    return edited.with_(outputs=tuple(outputs))
 
 
-def _still_aliased(original: Trace, made: Trace, aliased: dict[int, Aliased]) -> dict[int, Aliased]:
+def _still_aliased(original: Trace, edited: Trace, aliased: dict[int, Aliased]) -> dict[int, Aliased]:
     """Outputs that are made outside, from an input or from another output, and in the edited program are the same
     views of them; the others are computed by it."""
     kept = {}
     for i, alias in aliased.items():
         known: dict[object, int] = {}
-        before, after = _way(original, i, alias, known), _way(made, i, alias, known)
+        before, after = _way(original, i, alias, known), _way(edited, i, alias, known)
         if before == after:
             kept[i] = alias
     return kept
@@ -195,16 +195,16 @@ def _functions(scope: dict[str, object]) -> str:
     return ", ".join(names) or "none"
 
 
-def _check(path: str, original: Trace, made: Trace) -> None:
-    wanted, given = [_kind(o) for o in original.outputs], [_kind(o) for o in made.outputs]
-    if len(wanted) != len(given):
-        raise EditError(f"{path}: expected {len(wanted)} outputs, got {len(given)}")
-    for i, (a, b) in enumerate(zip(wanted, given, strict=True)):
+def _check(path: str, original: Trace, edited: Trace) -> None:
+    wanted, actual = [_kind(o) for o in original.outputs], [_kind(o) for o in edited.outputs]
+    if len(wanted) != len(actual):
+        raise EditError(f"{path}: expected {len(wanted)} outputs, got {len(actual)}")
+    for i, (a, b) in enumerate(zip(wanted, actual, strict=True)):
         if a != b:
             raise EditError(f"{path}: expected output {i} to be {a}, got {b}")
-    if [v.name for v in original.mutations] != [v.name for v in made.mutations]:
+    if [v.name for v in original.mutations] != [v.name for v in edited.mutations]:
         names = ", ".join(v.name for v in original.mutations) or "nothing"
-        got = ", ".join(v.name for v in made.mutations) or "nothing"
+        got = ", ".join(v.name for v in edited.mutations) or "nothing"
         raise EditError(f"{path}: expected the program to write {names}, it writes {got}")
 
 

@@ -40,8 +40,8 @@ def example(
     else:
         low, high = (0, 0) if between is None else (int(between[0]), int(between[1]))
         memory = torch.randint(low, high + 1, (extent,), generator=generator)
-    made = memory.to(device=device, dtype=dtype)
-    return made.reshape(tuple(shape)) if stride is None else made.as_strided(tuple(shape), tuple(stride))
+    values = memory.to(device=device, dtype=dtype)
+    return values.reshape(tuple(shape)) if stride is None else values.as_strided(tuple(shape), tuple(stride))
 
 
 def _extent(shape: Sequence[int], stride: Sequence[int] | None) -> int:

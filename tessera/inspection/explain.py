@@ -153,41 +153,39 @@ def _makers(compilation: Compilation) -> dict[str, Equation]:
     return {v.name: eqn for trace in compilation.account.to_claim for eqn in trace.equations for v in eqn.results()}
 
 
-def _lines(names: Iterable[str], made: dict[str, Equation]) -> tuple[str, ...]:
-    lines = dict.fromkeys(line_of(made[name]) for name in names if name in made)
+def _lines(names: Iterable[str], makers: dict[str, Equation]) -> tuple[str, ...]:
+    lines = dict.fromkeys(line_of(makers[name]) for name in names if name in makers)
     return tuple(filter(None, lines))
 
 
 def _regions(compilation: Compilation) -> tuple[RegionReport, ...]:
-    made = _makers(compilation)
+    makers = _makers(compilation)
     fusers = {e.name for e in compilation.account.fusers()}
     return tuple(
-        RegionReport(c.executor, c.executor in fusers, c.operators, c.results, _lines(c.results, made), c.why)
+        RegionReport(c.executor, c.executor in fusers, c.operators, c.results, _lines(c.results, makers), c.why)
         for c in compilation.account.claims
     )
 
 
 def _unfused(compilation: Compilation) -> tuple[UnfusedReport, ...]:
-    made = _makers(compilation)
+    makers = _makers(compilation)
     if not compilation.account.fusers():
-        return _no_fuser(made)
+        return _no_fuser(makers)
     return tuple(
-        UnfusedReport(reason, tuple(names), _operators(names, made), _lines(names, made))
+        UnfusedReport(reason, tuple(names), _operators(names, makers), _lines(names, makers))
         for reason, names in compilation.account.unfused().items()
     )
 
 
-def _no_fuser(made: dict[str, Equation]) -> tuple[UnfusedReport, ...]:
+def _no_fuser(makers: dict[str, Equation]) -> tuple[UnfusedReport, ...]:
     """Without a fusion executor nothing could be fused; say so, and by what it would be."""
-    names = [n for n, eqn in made.items() if isinstance(eqn.results()[0].type, TensorType)]
+    names = [n for n, eqn in makers.items() if isinstance(eqn.results()[0].type, TensorType)]
     if not names:
         return ()
     reason = 'no executor that fuses takes part; jit(..., executors=["sdpa", "tile", "aten"]) has one'
-    return (UnfusedReport(reason, tuple(names), _operators(names, made), _lines(names, made)),)
+    return (UnfusedReport(reason, tuple(names), _operators(names, makers), _lines(names, makers)),)
 
 
-def _operators(names: Iterable[str], made: dict[str, Equation]) -> tuple[str, ...]:
-    found = [made[name].op for name in names if name in made]
-    return tuple(
-        dict.fromkeys(repr(op) if isinstance(op, Special) else f"{op.namespace}.{op_name(op)}" for op in found)
-    )
+def _operators(names: Iterable[str], makers: dict[str, Equation]) -> tuple[str, ...]:
+    ops = [makers[name].op for name in names if name in makers]
+    return tuple(dict.fromkeys(repr(op) if isinstance(op, Special) else f"{op.namespace}.{op_name(op)}" for op in ops))

@@ -100,8 +100,8 @@ class GraphCheck:
         original = self.evaluate(lambda args: self.core_outputs(self.compilation.eager(*args)), self.inputs)
         eager = self.evaluate(self.traced(self.core, plain), self.inputs)
         reference = self.evaluate(self.traced(self.core, precisely), widen(self.inputs))
-        told = [compare(key, original[key], eager[key], reference[key]) for key in original]
-        right = all(c is None or c.ok for c in told)
+        comparisons = [compare(key, original[key], eager[key], reference[key]) for key in original]
+        right = all(c is None or c.ok for c in comparisons)
         self.eager: Results = eager if right else original
         self.reference: Results = reference if right else {key: widen(x) for key, x in original.items()}
         self.precision = "float64" if right else "eager"
@@ -109,8 +109,8 @@ class GraphCheck:
     def seed(self, index: int, like: torch.Tensor) -> torch.Tensor:
         """The cotangent of output `index`: the same numbers whoever computes, in the output's own layout."""
         generator = torch.Generator().manual_seed(SEED + index)
-        made = torch.randn(like.shape, generator=generator)
-        return torch.empty_like(like).copy_(made)
+        numbers = torch.randn(like.shape, generator=generator)
+        return torch.empty_like(like).copy_(numbers)
 
     def evaluate(self, run: Callable[[list], Sequence[object]], inputs: list[object]) -> Results:
         """Outputs, written inputs and gradients of a differentiable program over the core's results."""
@@ -128,11 +128,11 @@ class GraphCheck:
 
     def named(self, outputs: Sequence[object], args: Sequence[object], grads: Sequence[torch.Tensor | None]) -> Results:
         names = [v.name for v in self.core.inputs]
-        found: Results = {f"output {i}": o for i, o in enumerate(outputs)}
-        found.update({f"what is written to {names[i]}": args[i] for i in self.mutated})
+        results: Results = {f"output {i}": o for i, o in enumerate(outputs)}
+        results.update({f"what is written to {names[i]}": args[i] for i in self.mutated})
         for i, grad in zip(self.wrt, grads, strict=True):  # no gradient and a gradient of zeros mean the same
-            found[f"gradient of {names[i]}"] = torch.zeros_like(args[i]) if grad is None else grad  # type: ignore[arg-type]
-        return {key: x.detach() if isinstance(x, torch.Tensor) else x for key, x in found.items()}
+            results[f"gradient of {names[i]}"] = torch.zeros_like(args[i]) if grad is None else grad  # type: ignore[arg-type]
+        return {key: x.detach() if isinstance(x, torch.Tensor) else x for key, x in results.items()}
 
     def traced(self, trace: Trace, call: Call) -> Callable[[list], list]:
         """The program over a list of arguments; one that is written is replaced in the list, since autograd may have
@@ -157,7 +157,7 @@ class GraphCheck:
     @cached_property
     def programs(self) -> list[Program]:
         """Every stage that stands for the whole graph, in order."""
-        found: list[Program] = []
+        programs: list[Program] = []
         halves: dict[str, Trace] = {}
         joined = False
         for stage, trace in self.compilation.account.stages:
@@ -165,14 +165,14 @@ class GraphCheck:
             if self.wrt and head in ("forward", "backward"):
                 halves[head] = trace
                 if len(halves) == 2:
-                    found.append(Program(stage, (halves["forward"], halves["backward"]), "split"))
+                    programs.append(Program(stage, (halves["forward"], halves["backward"]), "split"))
             elif self.wrt and (stage == "vjp" or head == "joint"):
                 joined = True
-                found.append(Program(stage, (trace,), "joint"))
+                programs.append(Program(stage, (trace,), "joint"))
             elif not joined:
                 core = core_of(trace, self.compilation.captured) if stage == "captured" else trace
-                found.append(Program(stage, (core,), "core"))
-        return found
+                programs.append(Program(stage, (core,), "core"))
+        return programs
 
     def results(self, program: Program) -> Results:
         match program.kind:
@@ -199,28 +199,28 @@ class GraphCheck:
         joint = self.compilation.account.joint
         assert joint is not None
         outputs = list(joint.trace.outputs[: len(self.core.outputs)])
-        given = trace.inputs[len(self.core.inputs) :]
-        made = []
-        for pulled, v in zip(joint.pulled, given, strict=True):
+        inputs = trace.inputs[len(self.core.inputs) :]
+        cotangents = []
+        for pulled, v in zip(joint.pulled, inputs, strict=True):
             index = outputs.index(pulled) if pulled in outputs else -1
             like = self.eager.get(f"output {index}")
             if isinstance(like, torch.Tensor):
-                made.append(self.seed(index, like))
+                cotangents.append(self.seed(index, like))
             else:
                 sizes = [size_hint(n) for n in v.shape]
-                made.append(torch.zeros(sizes, dtype=v.dtype, device=v.tensor.device))
-        return made
+                cotangents.append(torch.zeros(sizes, dtype=v.dtype, device=v.tensor.device))
+        return cotangents
 
     # --- verdicts ---
 
     def compared(self, results: Results) -> list[Comparison]:
-        found = [compare(key, results[key], self.eager[key], self.reference[key]) for key in results]
-        return [c for c in found if c is not None]
+        comparisons = [compare(key, results[key], self.eager[key], self.reference[key]) for key in results]
+        return [c for c in comparisons if c is not None]
 
     def wrong(self, program: Program) -> bool:
-        told = self.compared(self.results(program))
+        comparisons = self.compared(self.results(program))
         skip = program.kind == "core" and self.chosen
-        return any(not c.ok for c in told if not (skip and c.what.startswith("gradient")))
+        return any(not c.ok for c in comparisons if not (skip and c.what.startswith("gradient")))
 
     def results_are_right(self) -> bool:
         """Compare what the compiled graph computes."""
@@ -255,8 +255,8 @@ class GraphCheck:
         stage = wrong.stage
         name = stage.split(" ")[-1] if stage.split(" ")[0] in ("forward", "backward", "joint", "inference") else stage
         if name == "vjp":
-            found = self.wrong_rules(user=False)
-            return self.rule_fault(found[0]) if found else self.fault(stage, "differentiation", None)
+            rules = self.wrong_rules(user=False)
+            return self.rule_fault(rules[0]) if rules else self.fault(stage, "differentiation", None)
         where = self.first_wrong(right, wrong)
         if name == "claim":
             executor = self.wrong_executor(right, wrong)
@@ -280,23 +280,23 @@ class GraphCheck:
         """Every tensor that a program computes, and its inputs, by name."""
         inputs = widen(self.inputs) if call is precisely else self.inputs
         args = [copied(x) for x in inputs]
-        found: Values = {}
+        values: Values = {}
         with _seeded(self.inputs), torch.no_grad():
             if program.kind == "core":
-                _run_named(program.traces[0], args, call, found)
+                _run_named(program.traces[0], args, call, values)
             elif program.kind == "joint":
                 cts = self.cotangents(program.traces[0])
-                _run_named(program.traces[0], [*args, *(widen(cts) if call is precisely else cts)], call, found)
+                _run_named(program.traces[0], [*args, *(widen(cts) if call is precisely else cts)], call, values)
             else:
                 forward, backward = program.traces
-                _run_named(forward, args, call, found)
+                _run_named(forward, args, call, values)
                 joint = self.compilation.account.joint
                 assert joint is not None
                 names = [v.name for v in joint.trace.inputs[len(self.core.inputs) :]]
                 cts = dict(zip(names, self.cotangents(joint.trace), strict=True))
-                given = [found[v.name] if v.name in found else cts[v.name] for v in backward.inputs]
-                _run_named(backward, given, call, found)
-        return found
+                arguments = [values[v.name] if v.name in values else cts[v.name] for v in backward.inputs]
+                _run_named(backward, arguments, call, values)
+        return values
 
     def first_wrong(self, right: Program, wrong: Program) -> Equation | None:
         """The first equation of the wrong program whose result, by name, the right one computes otherwise."""
@@ -306,8 +306,8 @@ class GraphCheck:
             for eqn in trace.equations:
                 for v in eqn.results():
                     if v.name in ours and v.name in eager and v.name in reference:
-                        told = compare(v.name, ours[v.name], eager[v.name], reference[v.name])
-                        if told is not None and not told.ok:
+                        comparison = compare(v.name, ours[v.name], eager[v.name], reference[v.name])
+                        if comparison is not None and not comparison.ok:
                             return eqn
         return None
 
@@ -344,9 +344,9 @@ class GraphCheck:
         return Fault(self.compilation.name, stage, guilty, operator, _text(eqn), line_of(eqn), detail=detail)
 
 
-def _run_named(trace: Trace, args: list, call: Call, found: Values) -> None:
-    found.update({v.name: copied(x) for v, x in zip(trace.inputs, args, strict=True)})  # type: ignore[misc]
-    found.update(values_of(trace, args, call)[1])
+def _run_named(trace: Trace, args: list, call: Call, values: Values) -> None:
+    values.update({v.name: copied(x) for v, x in zip(trace.inputs, args, strict=True)})  # type: ignore[misc]
+    values.update(values_of(trace, args, call)[1])
 
 
 def _claims_wrongly(eqn: Equation, op: Special, values: Values) -> bool:
@@ -360,8 +360,8 @@ def _claims_wrongly(eqn: Equation, op: Special, values: Values) -> bool:
         eager = interp.run(body, *map(copied, args))
     with torch.no_grad(), _seeded(args):
         reference = step(body, widen(args), call=precisely)
-    told = [compare("", a, b, c) for a, b, c in zip(ours, eager, reference, strict=True)]
-    return any(c is not None and not c.ok for c in told)
+    comparisons = [compare("", a, b, c) for a, b, c in zip(ours, eager, reference, strict=True)]
+    return any(c is not None and not c.ok for c in comparisons)
 
 
 def _bound_wrongly(eqn: Equation, values: Values) -> bool:
@@ -370,12 +370,12 @@ def _bound_wrongly(eqn: Equation, values: Values) -> bool:
     if symbols_in((eqn.args, eqn.kwargs)) or not all(v.name in values for v in inputs):
         return False
     single = Trace("one", inputs, (eqn,), tuple(eqn.results()))
-    found = []
+    results = []
     for call in (lambda eqn, args, kwargs: bind(eqn.op)(*args, **kwargs), plain):
         with torch.no_grad(), _seeded(list(values.values())):
-            found.append(step(single, [copied(values[v.name]) for v in inputs], call=call))
-    told = [compare("", a, b, b) for a, b in zip(*found, strict=True)]
-    return any(c is not None and not c.ok for c in told)
+            results.append(step(single, [copied(values[v.name]) for v in inputs], call=call))
+    comparisons = [compare("", a, b, b) for a, b in zip(*results, strict=True)]
+    return any(c is not None and not c.ok for c in comparisons)
 
 
 def _is_float(x: object) -> bool:
@@ -392,9 +392,9 @@ def copied(x: object) -> object:
     if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
         return x
     x = x.detach()
-    made = x.clone()
-    if made.stride() == x.stride() or not x.numel():
-        return made
+    copy = x.clone()
+    if copy.stride() == x.stride() or not x.numel():
+        return copy
     extent = 1 + sum((n - 1) * s for n, s in zip(x.shape, x.stride(), strict=True))
     memory = x.as_strided((extent,), (1,)).clone()
     return memory.as_strided(x.shape, x.stride())

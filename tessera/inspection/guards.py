@@ -36,10 +36,10 @@ _QUIET = (
 
 def readable(part: str) -> str:
     """`check_tensor(L['x'], …)` as `x: float32[4, 8]`; empty for a guard not worth telling."""
-    if found := _TENSOR.match(part):
-        size = found["size"].replace("None", "any")
-        grad = ", requires grad" if found["grad"] == "True" else ""
-        return f"{plain(found['who'])}: {found['dtype']}[{size}]{grad}"
+    if match := _TENSOR.match(part):
+        size = match["size"].replace("None", "any")
+        grad = ", requires grad" if match["grad"] == "True" else ""
+        return f"{plain(match['who'])}: {match['dtype']}[{size}]{grad}"
     if part.startswith(_QUIET) or "___check_obj_id" in part or "G['__builtins" in part:
         return ""
     return plain(part)
@@ -63,17 +63,17 @@ def limits_hit(backend: Backend) -> dict[str, tuple[int, str]]:
         if isinstance(handle, Handle) and handle.backend() is backend:
             frame, number = _numbers(entry)
             held.setdefault(frame, []).append(number)
-    made = {_numbers(g)[0]: g.made for g in backend.graphs}
-    found = {}
+    made_at = {_numbers(g)[0]: g.made for g in backend.graphs}
+    refused = {}
     for m in compilation_metrics():
         frame, number = _numbers(m)
         failed = m.fail_reason or ""
         if frame in held and number > max(held[frame]) and re.search(r"(recompile|cache)( size)? limit", failed):
-            told = re.search(r"set to (\d+)", failed)
-            limit = int(told[1]) if told else dynamo.config.recompile_limit
-            if len(held[frame]) >= limit and (m.start_time_us or 0) / 1e6 > made.get(frame, 0.0):
-                found[str(m.compile_id)] = limit, m.recompile_reason or ""
-    return found
+            match = re.search(r"set to (\d+)", failed)
+            limit = int(match[1]) if match else dynamo.config.recompile_limit
+            if len(held[frame]) >= limit and (m.start_time_us or 0) / 1e6 > made_at.get(frame, 0.0):
+                refused[str(m.compile_id)] = limit, m.recompile_reason or ""
+    return refused
 
 
 def _numbers(of: object) -> tuple[str, int]:

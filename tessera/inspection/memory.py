@@ -46,7 +46,7 @@ class Timeline:
     def of(trace: Trace, steps: Sequence[tuple[int, int]]) -> Timeline:
         during = tuple(d for d, _ in steps)
         peak = max(during, default=0)
-        at = _told(trace.equations[during.index(peak)]) if during else ""
+        at = _text(trace.equations[during.index(peak)]) if during else ""
         return Timeline(during, tuple(a for _, a in steps), peak, at)
 
 
@@ -61,7 +61,7 @@ class Memory:
     note: str = ""  # why nothing was measured
 
 
-def _told(eqn: Equation) -> str:
+def _text(eqn: Equation) -> str:
     names = ", ".join(v.name for v in eqn.results())
     place = f" at {eqn.source}" if str(eqn.source) else ""
     return f"{names} = {operator_name(eqn.op, eqn.args, eqn.kwargs)}{place}"
@@ -69,7 +69,7 @@ def _told(eqn: Equation) -> str:
 
 def memory(compilation: Compilation, measure: bool) -> tuple[Memory, ...]:
     """The memory of every program of a compilation, in the order in which they run."""
-    found = []
+    memories = []
     known: dict[str, object] = {}  # the forward's values that the backward takes
     for program in compilation.account.programs:
         trace = program.trace
@@ -81,8 +81,8 @@ def memory(compilation: Compilation, measure: bool) -> tuple[Memory, ...]:
                 measured, note = _measure(trace, known, owned), ""
             except Exception as error:  # made-up inputs may be none that the program accepts
                 note = f"not measured: {type(error).__name__}: {error}".splitlines()[0]
-        found.append(Memory(program.name, tuple(map(_told, trace.equations)), predicted, measured, note))
-    return tuple(found)
+        memories.append(Memory(program.name, tuple(map(_text, trace.equations)), predicted, measured, note))
+    return tuple(memories)
 
 
 def _owned(compilation: Compilation) -> list[Value]:
@@ -103,8 +103,8 @@ def _measure(trace: Trace, known: dict[str, object], owned: list[Value]) -> Time
         kept = {v.name: x for v, x in zip(trace.inputs, args, strict=True) if v not in owned}
         for v in owned:
             known.pop(v.name, None)
-        given = sum(v.tensor.nbytes() for v in owned)
-        watch = _Cuda(cuda, given) if cuda is not None else _Cpu(given)
+        owned_bytes = sum(v.tensor.nbytes() for v in owned)
+        watch = _Cuda(cuda, owned_bytes) if cuda is not None else _Cpu(owned_bytes)
         with watch.watching():
             outputs = step(trace, args, around=watch.around, call=_bound, boxed=True)
         known.update(kept)
@@ -123,13 +123,13 @@ def _communicates(eqn: Equation) -> bool:
 class _Cuda:
     """The caching allocator counts by itself."""
 
-    def __init__(self, device: torch.device, given: int) -> None:
-        self.device, self.given = device, given
+    def __init__(self, device: torch.device, owned_bytes: int) -> None:
+        self.device, self.owned_bytes = device, owned_bytes
         self.during: dict[int, int] = {}
         self.after: dict[int, int] = {}
 
     def watching(self) -> AbstractContextManager:
-        self.base = torch.cuda.memory_allocated(self.device) - self.given
+        self.base = torch.cuda.memory_allocated(self.device) - self.owned_bytes
         return nullcontext()
 
     @contextmanager
@@ -147,8 +147,8 @@ class _Cuda:
 class _Cpu:
     """The profiler notes every allocation; marks around the equations say whose it is."""
 
-    def __init__(self, given: int) -> None:
-        self.given = given
+    def __init__(self, owned_bytes: int) -> None:
+        self.owned_bytes = owned_bytes
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -175,7 +175,7 @@ class _Cpu:
             elif event.name() == "[memory]" and event.device_type() == DeviceType.CPU:
                 changes.append((event.start_ns(), event.nbytes()))
         during, after = [0] * count, [0] * count
-        now = self.given
+        now = self.owned_bytes
         pending = sorted(changes)
         for start, end, index in sorted(marks):
             pending, now = _until(pending, start, now)

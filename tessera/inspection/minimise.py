@@ -112,11 +112,11 @@ def _with_results(case: Case, kept: Sequence[tuple[str, object]]) -> Case | None
 def _with_equations(case: Case, kept: Sequence[Equation]) -> Case | None:
     """These equations alone: what others computed for them comes in as inputs, what nothing of them reads goes out."""
     trace = case.trace
-    made = {v for eqn in kept for v in eqn.results()}
+    computed = {v for eqn in kept for v in eqn.results()}
     read = {v for eqn in kept for v in eqn.inputs()}
-    mutations = {t: v for t, v in trace.mutations.items() if v in made}
+    mutations = {t: v for t, v in trace.mutations.items() if v in computed}
     outputs = tuple(v for eqn in kept for v in eqn.results() if v not in read or v in trace.outputs)
-    known = {*trace.inputs, *made}
+    known = {*trace.inputs, *computed}
     needed = dict.fromkeys(v for eqn in kept for v in eqn.inputs() if v not in known)
     for symbol in symbols_in([(eqn.args, eqn.kwargs) for eqn in kept]):
         if symbol in trace.symbols and trace.symbols[symbol][0] not in known:
@@ -138,8 +138,8 @@ def tidy(trace: Trace) -> Trace:
     mentioned |= symbols_in([tuple(s) for s in shapes])
     read |= {v for s, (v, _) in trace.symbols.items() if s in mentioned}
     inputs = tuple(v for v in trace.inputs if v in read)
-    there = {*inputs, *(v for eqn in trace.equations for v in eqn.results())}
-    symbols = {s: place for s, place in trace.symbols.items() if place[0] in there}
+    values = {*inputs, *(v for eqn in trace.equations for v in eqn.results())}
+    symbols = {s: place for s, place in trace.symbols.items() if place[0] in values}
     return trace.with_(inputs=inputs, symbols=symbols)
 
 
@@ -165,7 +165,7 @@ def _resized(case: Case, size: int, smaller: int) -> Case | None:
             equations.append(eqn.with_(args=args, kwargs=kwargs, outputs=outputs))
     except Exception:  # sizes that no longer fit: whatever an operator's type rule raises
         return None
-    made = trace.with_(
+    resized = trace.with_(
         inputs=tuple(env[v] for v in trace.inputs),
         equations=tuple(equations),
         outputs=map_values(trace.outputs, env.__getitem__),
@@ -175,7 +175,7 @@ def _resized(case: Case, size: int, smaller: int) -> Case | None:
         name: (low, min(high, smaller - 1)) if high == size - 1 else (low, high)
         for name, (low, high) in case.ranges.items()
     }  # noqa: E501
-    return replace(case, trace=made, ranges=ranges)
+    return replace(case, trace=resized, ranges=ranges)
 
 
 def _resized_type(t: Type, size: int, smaller: int) -> Type:

@@ -37,16 +37,16 @@ def _wide(x: object) -> object:
     return WIDER.get(x, x) if isinstance(x, torch.dtype) else x
 
 
-def narrow(written: Arg, given: object) -> object:
+def narrow(written: Arg, value: object) -> object:
     """Arguments in the dtypes that the equation was written for."""
     if isinstance(written, Value):
-        keep = isinstance(written.type, TensorType) and isinstance(given, torch.Tensor)
-        return given.to(written.type.dtype) if keep else given  # type: ignore[union-attr]
+        keep = isinstance(written.type, TensorType) and isinstance(value, torch.Tensor)
+        return value.to(written.type.dtype) if keep else value  # type: ignore[union-attr]
     if isinstance(written, (list, tuple)):
-        return type(written)(narrow(w, g) for w, g in zip(written, given, strict=True))  # type: ignore[call-overload]
+        return type(written)(narrow(w, g) for w, g in zip(written, value, strict=True))  # type: ignore[call-overload]
     if isinstance(written, dict):
-        return {key: narrow(w, given[key]) for key, w in written.items()}  # type: ignore[index]
-    return given
+        return {key: narrow(w, value[key]) for key, w in written.items()}  # type: ignore[index]
+    return value
 
 
 def precisely(eqn: Equation, args: tuple, kwargs: dict) -> object:

@@ -24,22 +24,22 @@ def trace(fn: Callable, *args: object, **kwargs: object) -> Trace:
 
     A module's parameters and buffers, and other tensors it closes over, are the trace's constants.
     """
-    made = trace_function(fn, args, kwargs, name=getattr(fn, "__name__", type(fn).__name__)).trace
-    return _named_constants(made, fn) if isinstance(fn, torch.nn.Module) else made
+    program = trace_function(fn, args, kwargs, name=getattr(fn, "__name__", type(fn).__name__)).trace
+    return _named_constants(program, fn) if isinstance(fn, torch.nn.Module) else program
 
 
-def _named_constants(made: Trace, module: torch.nn.Module) -> Trace:
+def _named_constants(program: Trace, module: torch.nn.Module) -> Trace:
     """Constants that are the module's own are called by their names in it."""
     own = {id(t): name for name, t in (*module.named_parameters(), *module.named_buffers())}
-    taken = {v.name for v in made.values()}
+    taken = {v.name for v in program.values()}
     rename = {}
-    for v, tensor in made.constants.items():
+    for v, tensor in program.constants.items():
         name = identifier(own.get(id(tensor), v.name).replace(".", "_"))
         rename[v] = Value(name, v.type) if name not in taken else v
-    return made.with_(
-        equations=tuple(e.substitute(rename) for e in made.equations),
-        outputs=map_values(made.outputs, lambda v: rename.get(v, v)),
-        constants={rename[v]: t for v, t in made.constants.items()},
+    return program.with_(
+        equations=tuple(e.substitute(rename) for e in program.equations),
+        outputs=map_values(program.outputs, lambda v: rename.get(v, v)),
+        constants={rename[v]: t for v, t in program.constants.items()},
     )
 
 
@@ -104,12 +104,12 @@ class Stages(list[Stage]):
 
 def stages(fast: Callable) -> Stages:
     """Every stage of the compilations of a jitted function."""
-    found = Stages()
+    listed = Stages()
     for compilation in state_of(fast).compilations():
-        found += [Stage(compilation.name, name, trace) for name, trace in compilation.account.stages]
-    if not found:
+        listed += [Stage(compilation.name, name, trace) for name, trace in compilation.account.stages]
+    if not listed:
         raise InputError(why_none(state_of(fast)))
-    return found
+    return listed
 
 
 def why_none(state: Compiled) -> str:

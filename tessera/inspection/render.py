@@ -65,11 +65,11 @@ def text(graphs: list[GraphReport]) -> str:
 
 def groups(graphs: list[GraphReport]) -> list[list[GraphReport]]:
     """Graphs of which the same is to be said, but for their names, their times and the values that made them."""
-    found: dict[tuple, list[GraphReport]] = {}
+    alike: dict[tuple, list[GraphReport]] = {}
     for g in graphs:
         same = (g.location, g.operators, g.break_reason, g.break_line, g.eager_reason, g.recompile_advice)
-        found.setdefault((*same, *(tuple(collapsed(_programs(g))))), []).append(g)
-    return list(found.values())
+        alike.setdefault((*same, *(tuple(collapsed(_programs(g))))), []).append(g)
+    return list(alike.values())
 
 
 def title(alike: list[GraphReport]) -> str:
@@ -144,8 +144,8 @@ def _programs(g: GraphReport) -> Iterator[tuple[str, str]]:
 def _offload(g: GraphReport) -> str:
     if not g.offloaded:
         return f"nothing: {g.offload_note}"
-    told = f"{size(sum(g.offloaded.values()))} to the host and back a step: {few(tuple(g.offloaded))}"
-    return f"{told}; {g.offload_note}" if g.offload_note else told
+    moved = f"{size(sum(g.offloaded.values()))} to the host and back a step: {few(tuple(g.offloaded))}"
+    return f"{moved}; {g.offload_note}" if g.offload_note else moved
 
 
 def _memory(program: Memory) -> Iterator[tuple[str, str]]:
@@ -161,8 +161,8 @@ def _memory(program: Memory) -> Iterator[tuple[str, str]]:
 
 def _first_lines(reason: str) -> str:
     lines = [line.strip() for line in reason.splitlines() if line.strip()]
-    told = next((line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
-    return f"{lines[0]}; {told}" if told and told != lines[0] else lines[0]
+    explanation = next((line.removeprefix("Explanation: ") for line in lines if line.startswith("Explanation: ")), "")
+    return f"{lines[0]}; {explanation}" if explanation and explanation != lines[0] else lines[0]
 
 
 def _operators(operators: tuple[str, ...]) -> str:

@@ -105,9 +105,9 @@ def _carried(error: BaseException | None) -> Failure | None:
         if current is None or id(current) in seen:
             continue
         seen.add(id(current))
-        found = getattr(current, "tessera_failure", None)
-        if isinstance(found, Failure):
-            return found
+        failure = getattr(current, "tessera_failure", None)
+        if isinstance(failure, Failure):
+            return failure
         pending += [current.__cause__, current.__context__, getattr(current, "inner_exception", None)]
     return None
 
@@ -188,12 +188,12 @@ def _input(v: Value, case: Case, seed: int) -> str:
 
 def _foreign(case: Case) -> list[tuple[str, str]]:
     """Operators that are neither PyTorch's nor ours, and where they were declared."""
-    found = {}
+    operators = {}
     for eqn in case.trace.equations:
         if isinstance(eqn.op, OpOverload) and eqn.op.namespace not in ("aten", "prims", "tessera"):
             name = f"{eqn.op.namespace}.{op_name(eqn.op)}"
-            found[name] = REGISTRY[name].where if name in REGISTRY else "another library"
-    return list(found.items())
+            operators[name] = REGISTRY[name].where if name in REGISTRY else "another library"
+    return list(operators.items())
 
 
 def show(fn: Callable, inputs: Sequence[object], requires_grad: Sequence[bool], **options: object) -> int:

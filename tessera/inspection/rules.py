@@ -42,7 +42,7 @@ def wrong_rules(trace: Trace, values: dict[str, torch.Tensor], user: bool = Fals
 
     With `user`, only rules that users registered are looked at.
     """
-    found: list[WrongRule] = []
+    mistakes: list[WrongRule] = []
     seen: set[object] = set()
     for eqn in reversed(trace.equations):
         mine = is_users(eqn)
@@ -55,8 +55,8 @@ def wrong_rules(trace: Trace, values: dict[str, torch.Tensor], user: bool = Fals
         except (TesseraError, NotImplementedError):  # sizes known to the whole program alone, or no rule at all
             continue
         if wrong is not None:
-            found.append(wrong)
-    return found
+            mistakes.append(wrong)
+    return mistakes
 
 
 def is_users(eqn: Equation) -> bool:
@@ -130,16 +130,16 @@ def _numeric_error(
     direction = [_normal(x, generator) if v in wrt else None for v, x in zip(single.inputs, args, strict=True)]
 
     def moved(sign: float) -> list[torch.Tensor]:
-        there = [x if d is None else x + sign * eps * d for x, d in zip(args, direction, strict=True)]
+        shifted = [x if d is None else x + sign * eps * d for x, d in zip(args, direction, strict=True)]
         with torch.no_grad():
-            return [o.double() for o in step(single, there, call=precisely) if o.is_floating_point()]
+            return [o.double() for o in step(single, shifted, call=precisely) if o.is_floating_point()]
 
     ahead, behind = moved(+1), moved(-1)
     numeric = sum(float((ct * (a - b)).sum()) / (2 * eps) for ct, a, b in zip(cts, ahead, behind, strict=True))
     moves = [d for d in direction if d is not None]
-    told = [float((g.double() * d).sum()) for g, d in zip(got, moves, strict=True) if g is not None]
-    scale = max(abs(numeric), *(abs(t) for t in told), 1e-12) if told else max(abs(numeric), 1e-12)
-    error = abs(sum(told) - numeric) / scale
+    terms = [float((g.double() * d).sum()) for g, d in zip(got, moves, strict=True) if g is not None]
+    scale = max(abs(numeric), *(abs(t) for t in terms), 1e-12) if terms else max(abs(numeric), 1e-12)
+    error = abs(sum(terms) - numeric) / scale
     return 0.0 if error < _tolerance(eps) else error
 
 
@@ -162,11 +162,11 @@ def _relative(x: torch.Tensor, want: torch.Tensor) -> float:
         return float("inf")
     if want.numel() == 0:
         return 0.0
-    there = torch.isfinite(want)
-    if not torch.equal(torch.isfinite(x), there):
+    finite = torch.isfinite(want)
+    if not torch.equal(torch.isfinite(x), finite):
         return float("inf")
-    scale = float(want[there].abs().max()) if bool(there.any()) else 0.0
-    apart = float((x[there] - want[there]).abs().max()) if bool(there.any()) else 0.0
+    scale = float(want[finite].abs().max()) if bool(finite.any()) else 0.0
+    apart = float((x[finite] - want[finite]).abs().max()) if bool(finite.any()) else 0.0
     return 0.0 if apart == 0.0 else apart / max(scale, 1e-12)
 
 
@@ -177,11 +177,11 @@ def _name(eqn: Equation) -> str:
 
 def _where(eqn: Equation) -> str:
     """Where the rule stands; a rule that replaced the declared one says so by its own line."""
-    found = differentiates(eqn) or REGISTRY.get(_name(eqn))
-    if found is None:
+    declaration = differentiates(eqn) or REGISTRY.get(_name(eqn))
+    if declaration is None:
         return "PyTorch's own formula, traced"
-    rule = found.vjp or found.forward
+    rule = declaration.vjp or declaration.forward
     code = getattr(rule, "__code__", None)
     own = f"{code.co_filename}:{code.co_firstlineno}" if code else ""
     helper = any(part in own for part in ("/ops/families.py", "/executors/register.py", "/ops/formula.py"))
-    return found.where if helper or not own else own
+    return declaration.where if helper or not own else own

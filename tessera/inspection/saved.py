@@ -68,12 +68,12 @@ def closed_over(fn: Callable) -> list[torch.Tensor]:
 
 
 def _cells(fn: object) -> list[object]:
-    found = []
+    contents = []
     for cell in getattr(fn, "__closure__", None) or ():
         try:
-            found.append(cell.cell_contents)
+            contents.append(cell.cell_contents)
         except ValueError:  # not filled yet
             continue
     code = getattr(fn, "__code__", None)
     scope = getattr(fn, "__globals__", {})
-    return found + [scope[name] for name in getattr(code, "co_names", ()) if name in scope]
+    return contents + [scope[name] for name in getattr(code, "co_names", ()) if name in scope]

@@ -90,11 +90,11 @@ class _Steps:
 
 def values_of(trace: Trace, args: Sequence[object], call: Call = plain) -> tuple[list, dict[str, torch.Tensor]]:
     """The outputs, and a copy of every tensor the program computes, by name; later writes do not reach the copies."""
-    found: dict[str, torch.Tensor] = {}
+    values: dict[str, torch.Tensor] = {}
 
     def keep(eqn: Equation, results: list[object]) -> None:
         for v, result in zip(eqn.results(), results, strict=True):
             if isinstance(result, torch.Tensor):
-                found[v.name] = result.detach().clone()
+                values[v.name] = result.detach().clone()
 
-    return step(trace, args, after=keep, call=call), found
+    return step(trace, args, after=keep, call=call), values

@@ -87,12 +87,12 @@ class Ref:
             if view is None:
                 break
             ref.own_history |= view.detaches and not keep and ref.value.tensor.is_differentiable
-            detached |= view.detaches
             old = view.parent.read(builder)
             new = scatter(builder, view, old, new)
-            if detached and view.no_grad and new.tensor.is_differentiable:  # that view brings no history back
+            if detached and new.tensor.is_differentiable:  # above a detached view histories stay
                 with _grad_mode(builder, True), builder:
                     new = keep_grad(old, new, tangent=True)
+            detached |= view.detaches
             ref = view.parent
         self.root.version += 1
         for ref, value in held:
@@ -274,7 +274,10 @@ _SCATTER: dict[str, Callable] = {
 
 
 def _keep_grad(old: torch.Tensor, new: torch.Tensor, tangent: bool = False) -> torch.Tensor:
-    return new.clone()
+    """A copy that lies as `new` does, gaps and all: views are made of it in place of the tensor that was written."""
+    if any(type(step) is int and step == 0 for step in new.stride()):  # expanded
+        return new.clone()
+    return torch.empty_strided(new.shape, new.stride(), dtype=new.dtype, device=new.device).copy_(new)
 
 
 KEEP_GRAD = Special("keep_grad", _keep_grad)

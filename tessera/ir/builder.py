@@ -55,6 +55,7 @@ class Builder:
         self.again = False  # what is emitted may be differentiated once more
         self.randomness = "different"  # where a batch is made: do the examples share what is drawn
         self.hooked: list[tuple[Value, Value]] = []  # tensors whose gradient a hook changes, before and behind it
+        self.data_taken: list[Value] = []  # tensors whose `.data` the program took
         self.wanted: dict[str, str] = {}  # names that became free, by what they begin with
         self._names: dict[str, int] = {}
 

@@ -85,10 +85,46 @@ def _laid_as_product(op: OpOverload) -> Callable:
     return rule
 
 
+def _bags(op: OpOverload) -> Callable:
+    """Sums of bags. On the CPU the kernel of bfloat16 keeps as little for backward as that of float16; PyTorch's rule
+    knows of float16 alone."""
+
+    def as_half(x: object) -> object:
+        return x.half() if isinstance(x, torch.Tensor) and x.dtype == torch.bfloat16 else x
+
+    def rule(weight: torch.Tensor, *args: object, **kwargs: object) -> object:
+        if weight.device.type != "cpu" or weight.dtype != torch.bfloat16:
+            return op(weight, *args, **kwargs)
+        named = {name: as_half(x) for name, x in kwargs.items()}
+        out, *rest = op(as_half(weight), *map(as_half, args), **named)
+        return [out.to(weight.dtype), *rest]
+
+    return rule
+
+
 _aten = torch.ops.aten
+_BAGS = (_aten._embedding_bag, _aten._embedding_bag_forward_only, _aten.embedding_bag)
 _DRAWN = ("cauchy", "exponential", "geometric", "log_normal")
-# Where PyTorch's own rule is wrong (2.11 takes the out_dtype of addmm.dtype for beta) or knows no symbolic sizes.
+
+
+def _efficient_backward(_: torch.Tensor, *args: object, **__: object) -> list[torch.Tensor | None]:
+    """Memory-efficient attention's gradients: PyTorch's rule forgets an argument."""
+    q, k, v, bias = args[:4]
+    assert isinstance(q, torch.Tensor) and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
+    grads = [torch.empty_like(x) for x in (q, k, v)]
+    if not isinstance(bias, torch.Tensor):
+        return [*grads, None]
+    *lead, last = bias.shape
+    return [*grads, bias.new_empty((*lead, -(-last // 16) * 16))[..., :last]]
+
+
+# Where PyTorch's own rule is wrong (2.11 takes the out_dtype of addmm.dtype for beta, and runs `_unique` on zeros), or
+# knows no symbolic sizes.
 _RULES: dict[object, Callable] = {
+    _aten._efficient_attention_backward.default: _efficient_backward,
+    # A layer's kernel for evaluation gives rows of a product; PyTorch's rule has them lie as the input does.
+    _aten._transformer_encoder_layer_fwd.default: lambda x, *_, **__: x.new_empty(x.shape),
+    _aten._unique.default: lambda x, s=True, inverse=False: _aten._unique2.default(x, s, inverse)[:2],
     _aten.addmm.dtype: lambda x, a, b, dtype, **_: a.new_empty((a.shape[0], b.shape[1]), dtype=dtype),
     _aten._native_batch_norm_legit_functional.default: _batch_norm(
         _statistics(_aten._native_batch_norm_legit_functional.default, slice(0, 4), slice(2, 4))
@@ -103,6 +139,7 @@ _RULES: dict[object, Callable] = {
     _aten.multilabel_margin_loss_backward.default: lambda ct, x, *_: torch.empty_like(x),
     _aten.softshrink_backward.default: lambda ct, x, width: ct * x,
     _aten.hardshrink_backward.default: lambda ct, x, width: ct * x,
+    **{op: _bags(op) for op in (*(packet.default for packet in _BAGS), _aten.embedding_bag.padding_idx)},
     **{op: _laid_as_product(op) for op in (_aten.copysign.Tensor, _aten.div.Tensor_mode)},
     **{
         getattr(_aten, name).default: _laid_as_product(getattr(_aten, name).default)

@@ -52,6 +52,12 @@ UNPROMISED = names(
 )
 
 
+def may_be_random_state(x: torch.Tensor) -> bool:
+    """The random state that a library's kernel notes for its backward. It is on the host, or on the device while a CUDA
+    graph is captured, whatever its type says."""
+    return not x.ndim and x.dtype in (torch.int64, torch.uint64)
+
+
 def with_strides(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
     """The tensor itself where it lies so, otherwise a copy that does. Strides of dimensions of one element, or of no
     elements at all, tell nothing."""

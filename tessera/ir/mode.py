@@ -30,14 +30,13 @@ def mode_of(trace: Trace) -> FakeTensorMode:
 
 
 def shape_env_of(trace: Trace) -> ShapeEnv | None:
-    if not trace.symbols:  # every symbol of a trace is bound, so no table means no symbols
-        return None
-    for v in trace.values():
+    # Whatever an equation mentions is bound: with no table, only the types of inputs may speak of symbols.
+    for v in trace.values() if trace.symbols else trace.inputs:
         if isinstance(v.type, TensorType):
             for size in (*v.type.shape, *v.type.stride):
                 if isinstance(size, torch.SymInt):
                     return size.node.shape_env
-    for eqn in trace.equations:
+    for eqn in trace.equations if trace.symbols else ():
         for a in eqn.args:
             for item in a if isinstance(a, (list, tuple)) else (a,):
                 if isinstance(item, SYMBOLIC):

@@ -31,7 +31,7 @@ from tessera.torch_internals.autograd import is_fwd_grad_enabled
 from tessera.torch_internals.dispatch import TorchDispatchMode, disable_current_modes, is_traceable_wrapper_subclass
 from tessera.torch_internals.fake import FakeTensor
 from tessera.torch_internals.memory import storage_id
-from tessera.torch_internals.operators import OpOverload, has_kernel, op_name
+from tessera.torch_internals.operators import OpOverload, custom_operators, has_kernel, op_name, op_schema
 from tessera.util.errors import CaptureError
 from tessera.util.files import PACKAGE
 from tessera.util.stack import Stack
@@ -302,6 +302,8 @@ class Recorder(TorchDispatchMode):
             made = self.builder.emit(FUNCTIONAL, func, *lowered_args, **lowered_kwargs)
             values = [v for v in made if v is not None]  # type: ignore[union-attr]
             extra, news = values[: -len(targets)], values[-len(targets) :]
+        if op_schema(func).name in custom_operators:  # autograd does not see what it writes
+            self.builder.tags |= {NO_GRAD}
         for tensor, new in zip(targets, news, strict=True):
             self.write_to(self.ref(tensor), new, known)
         fresh = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor) and id(t) not in self.refs]

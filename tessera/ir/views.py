@@ -23,4 +23,4 @@ STRIDED = names("as_strided as_strided_copy as_strided_scatter")  # they address
 # Views where the layout of the argument allows it, copies otherwise.
 MAY_COPY = names("reshape contiguous to flatten type_as expand_as ravel positive reshape_as")
 # Their schemas say nothing, and they decompose into nothing; their results are their argument's memory all the same.
-UNANNOTATED = names("_unsafe_view _reshape_alias lift_fresh lift")
+UNANNOTATED = names("_unsafe_view _reshape_alias lift_fresh lift unsafe_split unsafe_split_with_sizes")

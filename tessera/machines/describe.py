@@ -111,7 +111,7 @@ class Machine:
 
     def __str__(self) -> str:
         lines = [f"{self.name} ({self.architecture})"]
-        rows = [(name, told(name, f.value), f.source) for name, f in self.figures.items()]
+        rows = [(name, figure_text(name, f.value), f.source) for name, f in self.figures.items()]
         widths = [max(len(row[i]) for row in rows) for i in range(2)]
         return "\n".join([*lines, *(f"  {a:<{widths[0]}}  {b:>{widths[1]}}  {c}" for a, b, c in rows)])
 
@@ -158,7 +158,7 @@ _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _BINARY = ((2**30, "Gi"), (2**20, "Mi"), (2**10, "Ki"))
 
 
-def told(figure: str, value: float) -> str:
+def figure_text(figure: str, value: float) -> str:
     """The value of a figure with its unit."""
     unit, _ = FIGURES[figure.partition(".")[0]]
     if not unit:

@@ -23,7 +23,7 @@ KINDS = {"cuda": "gpu", "cpu": "cpu"}
 RATES = ("flops.", "matrix.")  # figures that grow with the number of units
 COPIED = 0.85  # of the promised bandwidth: the share that a copy reaches on an H200
 # what PyTorch calls a property of a GPU -> our figure
-TOLD = {
+PROPERTIES = {
     "multi_processor_count": "units",
     "total_memory": "memory",
     "L2_cache_size": "l2",
@@ -62,9 +62,9 @@ def _gpu(index: int) -> Machine:
 @functools.cache
 def _cpu() -> Machine:
     arm = platform.machine() in ("aarch64", "arm64")
-    told = {"units": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1}
+    figures = {"units": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1}
     bits = {"AVX512": 512, "AVX2": 256, "SVE256": 256}.get(torch.backends.cpu.get_cpu_capability(), 128)
-    return with_told(_of_size(described_cpu(arm, bits), told["units"]), told, "the operating system")
+    return with_figures(_of_size(described_cpu(arm, bits), figures["units"]), figures, "the operating system")
 
 
 def described_gpu(properties) -> Machine:
@@ -75,22 +75,22 @@ def described_gpu(properties) -> Machine:
     def distance(m: Machine) -> tuple:
         return m.key not in short, abs(m.capability - capability), abs(m.units - units)
 
-    found = min((m for m in map(machine, known()) if m.kind == "gpu"), key=distance)
-    told = {ours: getattr(properties, theirs, 0) for theirs, ours in TOLD.items()}
-    named = replace(found, architecture=f"sm_{capability}")
-    if found.key in short and found.units == units:
-        return with_told(named, told, "the driver")
+    nearest = min((m for m in map(machine, known()) if m.kind == "gpu"), key=distance)
+    figures = {ours: getattr(properties, theirs, 0) for theirs, ours in PROPERTIES.items()}
+    named = replace(nearest, architecture=f"sm_{capability}")
+    if nearest.key in short and nearest.units == units:
+        return with_figures(named, figures, "the driver")
     # Both edges of the memory's clock, in kHz, carry a bit a line.
     promised = 2e3 * getattr(properties, "memory_clock_rate", 0) * getattr(properties, "memory_bus_width", 0) / 8
     moved = {"peak_bandwidth": promised, "bandwidth": COPIED * promised}
-    return with_told(_of_size(replace(named, name=properties.name), units), told | moved, "the driver")
+    return with_figures(_of_size(replace(named, name=properties.name), units), figures | moved, "the driver")
 
 
 def _of_size(described: Machine, units: int) -> Machine:
     """With the rates of so many units."""
     rates = {name: f.value for name, f in described.figures.items() if name.startswith(RATES)}
     scaled = {name: value * units / described.units for name, value in rates.items()}
-    return with_told(described, scaled, f"that of {described.key}, by the number of units")
+    return with_figures(described, scaled, f"that of {described.key}, by the number of units")
 
 
 def described_cpu(arm: bool, vector_bits: int) -> Machine:
@@ -99,7 +99,7 @@ def described_cpu(arm: bool, vector_bits: int) -> Machine:
     return min(cpus, key=lambda m: abs(m["vector_bits"] - vector_bits))
 
 
-def with_told(of: Machine, told: Mapping[str, float], source: str) -> Machine:
-    """With these figures in place of the described ones; those that are 0 are not told."""
-    figures = {name: Figure(float(value), source) for name, value in told.items() if value}
+def with_figures(of: Machine, values: Mapping[str, float], source: str) -> Machine:
+    """With these figures in place of the described ones; values of 0 are unknown and left out."""
+    figures = {name: Figure(float(value), source) for name, value in values.items() if value}
     return replace(of, figures={**of.figures, **figures})

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from tessera.machines.describe import Machine
-from tessera.machines.here import machine_of, with_told
+from tessera.machines.here import machine_of, with_figures
 
 MEASURED = "measured"  # how the source of such a figure begins
 LARGE = {"cuda": 1 << 30, "cpu": 1 << 26}  # bytes: more than all caches hold
@@ -32,8 +32,8 @@ def rates(device: torch.device | str) -> Machine:
 def _measured(device: torch.device, known: Machine) -> Machine:
     cuda = device.type == "cuda"
     product = product_rate(device, torch.bfloat16 if cuda else torch.float32, 4096 if cuda else 512)
-    told = {"bandwidth": copy_rate(device, LARGE[device.type] // 4), "matrix.bfloat16": product}
-    return with_told(known, told if cuda else told | {"flops.float32": product}, "measured here")
+    figures = {"bandwidth": copy_rate(device, LARGE[device.type] // 4), "matrix.bfloat16": product}
+    return with_figures(known, figures if cuda else figures | {"flops.float32": product}, "measured here")
 
 
 def seconds(work: Callable[[], object], device: torch.device, repeat: int = 1, turns: int = 5) -> float:

@@ -4,6 +4,7 @@ from tessera.ops import (  # noqa: F401
     activation,
     attention,
     channelnorm,
+    choosing,
     chunked_loss,
     control,
     conv,

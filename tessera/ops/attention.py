@@ -264,8 +264,8 @@ def _unfold(y: Value, size: Size) -> Value:
 
 def by_token(t: TensorType) -> TensorType:
     """The cotangent of attention on a GPU as [B, T, H, D] in memory: the projection that follows attention gives it so,
-    and the library's kernels, which all read that layout, need no copy."""
-    if t.device.type == "cpu" or len(t.shape) != 4:
+    and the library's kernels, which all read that layout, need no copy. There are none for double precision."""
+    if t.device.type == "cpu" or len(t.shape) != 4 or t.dtype is torch.float64:
         return dense(t)
     _, heads, tokens, width = t.shape
     return TensorType(t.dtype, t.shape, (tokens * heads * width, width, heads * width, 1), t.device)

@@ -8,12 +8,11 @@ matter of choice (ties, zeros, NaN) follow PyTorch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tessera.ir.builder import aten
 from tessera.ir.equation import Arg, Value
-from tessera.ir.types import Size
-from tessera.ops.families import align, binary, cast, is_number, pointwise, predicate, select, step, times, unary
+from tessera.ops.families import binary, is_number, or_zeros, pointwise, predicate, select, step, times, total, unary
 
 LN2, LN10, TWO_OVER_SQRT_PI = math.log(2), math.log(10), 2 / math.sqrt(math.pi)
 
@@ -117,7 +116,16 @@ def _div_by(t: Value, a: Value, b: Value, y: Value, rounding_mode: str | None = 
     return -t * ((a / b) / b) if rounding_mode is None else aten.zeros_like(t)
 
 
-binary("aten.div", by=(_div, _div_by))
+def _div_jvp(ts: Sequence[Value | None], y: Value, a: Value, b: Arg, rounding_mode: str | None = None) -> Value:
+    """PyTorch's tangent reads the result: where the divisor is zero, that decides between infinity and NaN."""
+    if rounding_mode is not None:
+        return aten.zeros_like(y)
+    top, bottom = ts
+    change = top if bottom is None else -(bottom * y) if top is None else top - bottom * y
+    return change / b  # type: ignore[operator]
+
+
+binary("aten.div", by=(_div, _div_by), jvp=_div_jvp)
 binary("aten.fmod", by=(lambda t, a, b, y: t, lambda t, a, b, y: -t * aten.div(a, b, rounding_mode="trunc")))
 binary("aten.hypot", by=(lambda t, a, b, y: t * (a / y), lambda t, a, b, y: t * (b / y)), cost=8)
 
@@ -138,7 +146,17 @@ def _atan2(t: Value, other: Value, a: Value, b: Value) -> Value:
     return t * (other * aten.masked_fill(aten.reciprocal(square), aten.eq(square, 0), 0))
 
 
-binary("aten.atan2", by=(lambda t, a, b, y: _atan2(t, b, a, b), lambda t, a, b, y: -_atan2(t, a, a, b)))
+def _atan2_jvp(ts: Sequence[Value | None], y: Value, a: Value, b: Value) -> Value:
+    """NaN at the origin, unlike the gradients."""
+    ta, tb = ts
+    return total([None if tb is None else -(a * tb), None if ta is None else b * ta]) / (a * a + b * b)
+
+
+binary(
+    "aten.atan2",
+    by=(lambda t, a, b, y: _atan2(t, b, a, b), lambda t, a, b, y: -_atan2(t, a, a, b)),
+    jvp=_atan2_jvp,
+)
 
 
 def _pow(t: Value, x: Value, e: Arg, y: Value) -> Value:
@@ -159,7 +177,7 @@ def _pow_exponent(t: Value, x: Arg, e: Value, y: Value) -> Value:
         flat = aten.logical_and(aten.eq(x, 0), aten.ge(e, 0))
         return t * aten.masked_fill(y * aten.log(x), flat, 0)
     if is_number(x, 0):
-        return t * select(aten.lt(e, 0), y * -math.inf)
+        return t * aten.masked_fill(y * -math.inf, aten.ge(e, 0), 0)
     return t * (y * math.log(x))  # type: ignore[arg-type]
 
 
@@ -182,87 +200,6 @@ def _xlogy(t: Value, a: Value, b: Arg, y: Value) -> Value:
 
 binary("aten.xlogy.Tensor", by=(_xlogy, lambda t, a, b, y: t * a / b), cost=12)
 
-# --- choosing: extremes, clamps, where ------------------------------------------------------------
-
-
-def _extreme(t: Value, loses: Value, ties: Value) -> Value:
-    """A tie gives each side half."""
-    return aten.masked_fill(aten.where(ties, t / 2, t), loses, 0)
-
-
-binary(
-    "aten.maximum",
-    by=(
-        lambda t, a, b, y: _extreme(t, aten.lt(a, b), aten.eq(a, b)),
-        lambda t, a, b, y: _extreme(t, aten.gt(a, b), aten.eq(a, b)),
-    ),
-)
-binary(
-    "aten.minimum",
-    by=(
-        lambda t, a, b, y: _extreme(t, aten.gt(a, b), aten.eq(a, b)),
-        lambda t, a, b, y: _extreme(t, aten.lt(a, b), aten.eq(a, b)),
-    ),
-)
-
-
-def _first_wins(compare: Callable) -> tuple[Callable, Callable]:
-    def wins(a: Value, b: Value) -> Value:
-        return aten.logical_or(compare(a, b), aten.isnan(b))
-
-    return (lambda t, a, b, y: select(wins(a, b), t), lambda t, a, b, y: aten.masked_fill(t, wins(a, b), 0))
-
-
-binary("aten.fmax", by=_first_wins(aten.ge))
-binary("aten.fmin", by=_first_wins(aten.le))
-
-
-def _inside(t: Value, y: Value, x: Value, low: Arg, high: Arg) -> Value:
-    """Bounds count as inside."""
-    marks = [compare(x, bound) for compare, bound in ((aten.ge, low), (aten.le, high)) if bound is not None]
-    return select(aten.logical_and(*marks) if len(marks) == 2 else marks[0], t)
-
-
-def _below(t: Value, y: Value, x: Value, low: Value, high: Arg) -> Value:
-    below = aten.lt(x, low)
-    return select(below if high is None else aten.logical_and(aten.lt(low, high), below), t)
-
-
-def _above(t: Value, y: Value, x: Value, low: Arg, high: Value) -> Value:
-    above = aten.gt(x, high)
-    return select(above if low is None else aten.logical_or(aten.lt(high, low), above), t)
-
-
-pointwise("aten.clamp", [_inside, _below, _above])
-pointwise(
-    "aten.clamp_min", [lambda t, y, x, low: select(aten.ge(x, low), t), lambda t, y, x, low: select(aten.lt(x, low), t)]
-)
-pointwise(
-    "aten.clamp_max",
-    [lambda t, y, x, high: select(aten.le(x, high), t), lambda t, y, x, high: select(aten.gt(x, high), t)],
-)
-for _overload in ("self", "ScalarOther", "ScalarSelf", "Scalar"):
-    pointwise(
-        f"aten.where.{_overload}",
-        [None, lambda t, y, c, a, b: select(c, t), lambda t, y, c, a, b: aten.masked_fill(t, c, 0)],
-    )
-
-
-def _masked_fill_batch(size: Size, on: Sequence[bool], x: Value, mask: Value, value: Arg) -> Value:
-    """A value of its own for every row is no longer 0-d, which masked_fill asks for."""
-    if on[2]:
-        assert isinstance(value, Value)
-        x, mask, value = align(on, (x, mask, cast(value, x.dtype)))  # type: ignore[assignment]
-        return aten.where(mask, value, x)
-    return aten.masked_fill(*align(on[:2], (x, mask)), value)
-
-
-pointwise(
-    "aten.masked_fill",
-    [lambda t, y, x, mask, v: aten.masked_fill(t, mask, 0), None, lambda t, y, x, mask, v: select(mask, t)],
-    batch=_masked_fill_batch,
-)
-
 # --- three operands -------------------------------------------------------------------------------
 
 
@@ -270,10 +207,24 @@ def _rest(w: Arg) -> Arg:
     return 1 - w  # type: ignore[operator]
 
 
+def _lerp_jvp(ts: Sequence[Value | None], y: Value, a: Value, b: Value, w: Arg) -> Value:
+    """lerp is exact where the weight is infinite and the ends are equal; the sum of two products is not."""
+    ta, tb, tw = (*ts, None)[:3]
+    moved = None if ta is None and tb is None else aten.lerp(or_zeros(ta, a), or_zeros(tb, b), w)
+    return total([moved, None if tw is None else tw * (b - a)])
+
+
+def _addcdiv_jvp(ts: Sequence[Value | None], y: Value, x: Value, a: Value, b: Value, value: Arg) -> Value:
+    tx, ta, tb = ts
+    moved = None if ta is None else times(ta / b, value)
+    return total([tx, moved, None if tb is None else -times(tb * (a / b) / b, value)])
+
+
 pointwise(
     "aten.lerp",
     [lambda t, y, a, b, w: t * _rest(w), lambda t, y, a, b, w: t * w, lambda t, y, a, b, w: t * (b - a)],
     cost=3,
+    jvp=_lerp_jvp,
 )
 pointwise(
     "aten.addcmul",
@@ -292,6 +243,7 @@ pointwise(
         lambda t, y, x, a, b, value: times(-t, value) * (a / (b * b)),
     ],
     cost=3,
+    jvp=_addcdiv_jvp,
 )
 
 # --- comparisons, logic, integers: no derivative --------------------------------------------------

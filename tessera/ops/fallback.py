@@ -112,7 +112,9 @@ def _trace_vjp(
         heads = [(o, c) for i, (o, c) in enumerate(heads) if o.requires_grad and (pulled is None or pulled[i])]
         sources = [x for x, wanted in zip(primals, sought, strict=True) if wanted]
         grads: list = [None] * len(sources)
-        if heads:
+        if heads and all(map(_is_empty, sources)):  # type rules of gradients divide by the number of elements
+            grads = [torch.zeros_like(x) for x in sources]
+        elif heads:
             outs, seeds = zip(*heads, strict=True)
             grads = list(torch.autograd.grad(outs, sources, seeds, allow_unused=True, create_graph=again))
         sought_grads = iter(grads)
@@ -286,8 +288,7 @@ def conform(t: Value, like: TensorType) -> Value:
     have = [(size_key(n), size_key(s)) for n, s in zip(t.shape, t.tensor.stride, strict=True)]
     if all(w == h or w[0] == 1 for w, h in zip(want, have, strict=True)):
         return t
-    # Dimensions from the widest stride to the narrowest: dense in that order is enough for any view.
-    order = sorted(range(t.ndim), key=lambda i: -size_hint(like.stride[i]))
+    order = _widest_first(like)  # dense in that order is enough for any view
     if order == list(range(t.ndim)):
         return aten.clone(t, memory_format=torch.contiguous_format)
     back = [order.index(i) for i in range(t.ndim)]
@@ -419,8 +420,28 @@ def _floats(x: object) -> bool:
     return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
 
 
-def dense(t: TensorType) -> TensorType:
-    """A cotangent or tangent has the shape and dtype of its value; its strides are the plain ones where the
-    value's memory overlaps itself."""
+def _is_empty(x: torch.Tensor) -> bool:
+    """Known now to have no elements; symbolic sizes are not asked."""
+    return any(type(n) is int and n == 0 for n in x.shape)
+
+
+def like_result(t: TensorType) -> TensorType:
+    """A program takes a cotangent as its result lies, contiguous where the result's memory overlaps itself."""
     stride = contiguous_strides(t.shape) if overlaps_itself(t.shape, t.stride) else t.stride
     return TensorType(t.dtype, t.shape, stride, t.device)
+
+
+def dense(t: TensorType) -> TensorType:
+    """A formula takes a cotangent or tangent with its value's order of dimensions, but without gaps; contiguous where
+    the value's memory overlaps itself."""
+    if any(size_key(n) == 0 for n in t.shape):
+        stride = t.stride
+    else:
+        order = None if overlaps_itself(t.shape, t.stride) else _widest_first(t)
+        stride = contiguous_strides(t.shape, order)
+    return TensorType(t.dtype, t.shape, stride, t.device)
+
+
+def _widest_first(t: TensorType) -> list[int]:
+    """Dimensions from the widest stride to the narrowest."""
+    return sorted(range(len(t.shape)), key=lambda i: -size_hint(t.stride[i]))

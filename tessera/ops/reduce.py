@@ -132,8 +132,8 @@ def _extreme_of_all_vjp(ct: Value, y: Value, x: Value) -> tuple:
 
 
 def _extreme_of_all_jvp(ts: Sequence[Value], y: Value, x: Value) -> Value:
-    mask = _all_ties(x, y)
-    return aten.sum(select(mask, ts[0])) / aten.sum(mask)
+    mask = aten.eq(x, y)  # of a NaN none: its tangent is NaN
+    return aten.sum(mask * (ts[0] / aten.sum(mask)))
 
 
 _over_all("aten.max.default", lambda x, dims: aten.amax(x, dims), vjp=_extreme_of_all_vjp, jvp=_extreme_of_all_jvp)

@@ -121,7 +121,9 @@ class Compilation:
 
         `aliased`: of another captured program, the outputs that are made from inputs and other outputs still.
         """
-        captured = self.captured if aliased is None else replace(self.captured, trace=trace, aliased=aliased)
+        captured = self.captured
+        if aliased is not None:  # what the new program computes lies in memory of its own
+            captured = replace(captured, trace=trace, aliased=aliased, placed={})
         titles = editable()
         earlier = titles[: titles.index(stage)] if stage in cleaned() else titles
         kept = {name: program for name, program in self.edits.items() if name in earlier}

@@ -21,6 +21,7 @@ from tessera.passes.memory.lay_out import lay_out
 from tessera.passes.memory.prefetch import prefetch
 from tessera.passes.memory.reinplace import reinplace
 from tessera.passes.memory.schedule import schedule
+from tessera.passes.patterns.contract import contract
 from tessera.passes.patterns.linear_loss import linear_loss
 from tessera.pipeline import parts
 from tessera.pipeline.stage import BACKWARD, FORWARD, JOINT, PROGRAM, Hook, Row, Stage
@@ -34,9 +35,18 @@ def _linear_loss(trace: Trace) -> Trace:
     return dce(linear_loss(trace))
 
 
+def _contract(trace: Trace) -> Trace:
+    return dce(contract(trace))
+
+
 def _known(trace: Trace, given: tuple[Given, ...]) -> Trace:
     return dce(known(trace, given))
 
+
+CONTRACT = Stage(
+    "contract", _contract, "sums of products as the user wrote them; derivatives are products then",
+    when=parts.with_kernels,
+)  # fmt: skip
 
 CLEAN: list[Row] = [
     Stage("inline", inline, "first: no other pass looks into the bodies of calls"),
@@ -47,6 +57,7 @@ CLEAN: list[Row] = [
 ]
 
 DIFFERENTIATE: list[Row] = [
+    CONTRACT,
     Stage(
         "linear_loss", _linear_loss, "kernels make the loss's gradient beside the loss, so before vjp",
         when=parts.with_kernels,
@@ -89,6 +100,7 @@ def finishing(over: str) -> list[Row]:
 INFERENCE: list[Row] = [
     *CLEAN,
     Hook("rewrite", "on whole operators, where there is no gradient"),
+    CONTRACT,
     Stage("fp8", parts.narrow, "on whole layers", needs=("account",), quiet=True),
     Hook("decompose", "operators in parts that kernels hold"),
     Stage("inference canonicalise", last, "nothing carries gradients"),

@@ -16,9 +16,10 @@ import torch
 from torch.autograd import forward_ad
 
 from tessera.ir.layouts import with_strides
-from tessera.ir.types import overlaps_itself
+from tessera.ir.types import contiguous_strides, overlaps_itself
 from tessera.runtime import batched, leaf_hooks
 from tessera.runtime.proxies import Context, make_proxies, pass_on
+from tessera.runtime.saved import restoring
 from tessera.torch_internals.autograd import DUAL_LEVEL, result_metadata
 from tessera.torch_internals.dispatch import BelowADInplaceOrView
 from tessera.torch_internals.frames import skip_frames
@@ -46,28 +47,17 @@ class Bridge:
     edges: tuple[int, ...]  # of each input, its place among a node's `next_functions`, which are those of tensors
     # Of each cotangent, the cotangents behind each gradient that it is added to; None where more than that is done.
     merges: tuple[tuple[tuple[int, ...], ...] | None, ...]
+    contiguous: tuple[int, ...]  # cotangents that backward takes contiguous, however their results lie
 
 
 def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable) -> Callable:
     """The forward as a differentiable function of its inputs.
 
-    `again(ctx, saved, cts)` gives the gradients as differentiable functions of what they depend on.
+    `again(ctx, restore, cts)` gives the gradients as differentiable functions of what they depend on.
     """
     results, tensors, numbers, pulled = plan.results, plan.tensors, plan.numbers, plan.pulled
-    in_order, unsaved, count = not numbers, plan.unsaved, len(tensors)
-    whole = count + len(numbers)
-
-    def restore(ctx: Context) -> list:
-        """What forward saved, in order, then the proxies. What saved nothing may run twice, as in eager."""
-        saved = ctx.saved_tensors if count else ()  # type: ignore[attr-defined]
-        if in_order:
-            return list(saved)
-        merged: list = [None] * whole
-        for position, t in zip(tensors, saved[:count], strict=True):
-            merged[position] = t
-        for position, n in zip(numbers, ctx.numbers, strict=True):  # type: ignore[attr-defined]
-            merged[position] = n
-        return [*merged, *saved[count:]]
+    in_order, unsaved, whole = not numbers, plan.unsaved, len(tensors) + len(numbers)
+    restore = restoring(tensors, numbers, plan.own)
 
     def some_alone(missing: set[int]) -> bool:
         """Whether something is computed of a missing cotangent. Zeros do in its place where they are only added."""
@@ -78,9 +68,9 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
         """One for each of `wrt`. `partly`: some cotangents are missing."""
         laid = zip(cts, ctx.strides, strict=True)  # type: ignore[attr-defined]
         seeds = [ct if ct is None or ct.stride() == s else laid_out(ct, s) for ct, s in laid]
-        given = restore(ctx)
         if partly or torch.is_grad_enabled() or (getattr(forward_ad, DUAL_LEVEL) >= 0 and any(map(_moves, cts))):
-            return again(ctx, given, seeds)
+            return again(ctx, restore, seeds)
+        given = restore(ctx)
         given[whole:] = seeds
         # Unless the graph is kept, the list is all that holds them now.
         ctx.maybe_clear_saved_tensors()  # type: ignore[attr-defined]
@@ -102,6 +92,8 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
             saved = out[results:]
             ctx.set_materialize_grads(False)  # a result that takes no part in what is differentiated says so
             ctx.strides = [out[i].stride() for i in pulled]
+            for k in plan.contiguous:
+                ctx.strides[k] = contiguous_strides(out[pulled[k]].shape)
             if plan.passive:
                 ctx.mark_non_differentiable(*[out[i] for i in plan.passive if isinstance(out[i], torch.Tensor)])
             given = out[:results]

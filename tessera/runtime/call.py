@@ -15,8 +15,9 @@ import torch
 from torch.autograd import forward_ad
 
 from tessera.frontends.captured import Aliased
+from tessera.ir.types import overlaps_itself
 from tessera.runtime.autograd import below_autograd
-from tessera.torch_internals.autograd import DUAL_LEVEL, view_base
+from tessera.torch_internals.autograd import DUAL_LEVEL
 
 REMEMBERED = 64  # sets of addresses
 
@@ -31,12 +32,13 @@ class Layout:
     written: tuple[int, ...] = ()  # every input the graph writes, inside or outside the core
     inside: tuple[int, ...] = ()  # inputs the core writes itself
     fixed: bool = False  # sizes and strides of all inputs are the same at every call
+    placed: tuple[tuple[int, Aliased], ...] = ()  # (result, the view of an input whose memory it is to lie in)
 
 
 def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -> Callable:
     """Generate the function a caller sees. `guarded` runs the core below autograd (it has no bridge)."""
     scope: dict[str, object] = {
-        "core": core, "below": below_autograd, "eager": eager, "copy": copy_back,
+        "core": core, "below": below_autograd, "eager": eager,
         "overlaps": Overlaps() if layout.fixed else overlaps,
         "bump": torch.autograd.graph.increment_version, "dual": forward_ad,
     }  # fmt: skip
@@ -51,7 +53,13 @@ def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -
     if layout.inside:
         lines.append(f"    bump([{', '.join(f'args[{i}]' for i in layout.inside)}])")
     for source, position in layout.write_back:
-        lines.append(f"    copy(args[{source}], out[{position}])")
+        # Autograd looks on, as on the eager in-place operator: it refuses a leaf that requires grad, and views of one.
+        lines.append(f"    args[{source}].copy_(out[{position}])")
+    if layout.placed:
+        lines.append("    out = [*out]")
+    for position, alias in layout.placed:  # the view, written once more, with the result's history
+        scope[f"place{position}"] = alias.make
+        lines.append(f"    out[{position}] = place{position}(args[{alias.source}]).copy_(out[{position}])")
     parts = []
     for index, part in enumerate(layout.outputs):
         match part:
@@ -67,24 +75,15 @@ def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -
                 parts.append(f"args[{source}]")
             case Aliased(source=source):
                 scope[f"view{index}"] = part.make
-                parts.append(f"view{index}({'out' if part.of_output else 'args'}[{source}])")
+                numbers = ", out" if part.asks else ""
+                parts.append(f"view{index}({'out' if part.of_output else 'args'}[{source}]{numbers})")
             case (_, value):
                 scope[f"constant{index}"] = value
                 parts.append(f"constant{index}")
-    plain = layout.outputs == tuple(range(len(layout.outputs))) and not layout.write_back
+    plain = layout.outputs == tuple(range(len(layout.outputs))) and not layout.write_back and not layout.placed
     lines.append("    return out" if plain else f"    return ({', '.join(parts)}{',' if len(parts) == 1 else ''})")
     exec("\n".join(lines), scope)
     return scope["call"]  # type: ignore[return-value]
-
-
-def copy_back(target: torch.Tensor, new: torch.Tensor) -> None:
-    """Write an input's new contents with autograd looking on, as the eager in-place operator would. To a leaf that
-    requires grad, or a view of one, only a program that kept autograd away can have written."""
-    if target.requires_grad and (target.is_leaf or ((base := view_base(target)) is not None and base.is_leaf)):
-        with torch.no_grad():
-            target.copy_(new)
-    else:
-        target.copy_(new)
 
 
 class Overlaps:
@@ -119,8 +118,9 @@ def overlaps(args: tuple, written: tuple[int, ...]) -> bool:
 
 
 def _repeats(x: torch.Tensor) -> bool:
-    """An expanded tensor: some operators write it all the same (`fill_`), but nothing can be copied into it."""
-    return 0 in x.stride() and any(step == 0 and size > 1 for size, step in zip(x.shape, x.stride(), strict=True))
+    """An expanded tensor, or windows of one: some operators write it all the same, element after element, but nothing
+    can be copied into it."""
+    return not x.is_contiguous() and overlaps_itself(x.shape, x.stride())
 
 
 def _ranges_meet(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tessera.ir.equation import Equation, Special, Value, symbols_in
 from tessera.ir.interp import number
-from tessera.ir.layouts import unpromised
+from tessera.ir.layouts import may_be_random_state, unpromised
 from tessera.ir.printer import print_line
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, TensorType, size_key
@@ -133,9 +133,9 @@ def _difference(wanted: TensorType, got: object, symbols: Symbols, strides: bool
         if a != b:
             return f"{what}{a}, got {b}"
     mine, theirs = wanted.device, got.device
-    # The random state that a library's kernel notes is on the host, or on the device while a CUDA graph is captured.
-    state = not got.ndim and got.dtype in (torch.int64, torch.uint64)
-    if not state and (mine.type != theirs.type or (mine.index is not None and mine.index != theirs.index)):
+    if not may_be_random_state(got) and (
+        mine.type != theirs.type or (mine.index is not None and mine.index != theirs.index)
+    ):
         return f"on {mine}, got {theirs}"
     shape = [_number(s, symbols) for s in wanted.shape]
     if len(shape) != got.ndim or any(a is not None and a != b for a, b in zip(shape, got.shape, strict=True)):

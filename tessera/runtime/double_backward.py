@@ -8,6 +8,7 @@ would not compute is then not computed, where zeros times infinity would be NaN.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import torch
 
 from tessera.runtime.autograd import Bridge
 from tessera.runtime.proxies import Context
+from tessera.runtime.saved import Restore
 from tessera.util.errors import DoubleBackwardError
 
 Wanted = tuple[bool | None, ...]
@@ -37,16 +39,22 @@ class DoubleBackward:
         self.plan, self.make = plan, make
         self.compiled: dict[tuple[Wanted, bool], Derivative] = {}
 
-    def __call__(self, ctx: Context, saved: list, cts: list[torch.Tensor | None]) -> tuple:
+    def __call__(self, ctx: Context, restore: Restore, cts: list[torch.Tensor | None]) -> tuple:
         once = not torch.is_grad_enabled() and any(ct is None for ct in cts)
         key = tuple(None if ct is None else ct.requires_grad and not once for ct in cts), not once
         if key not in self.compiled:
             self.compiled[key] = self.make(*key)
         derivative = self.compiled[key]
+        saved = restore(ctx, self.needed(derivative) if once else None)
         others = [_still(s) for s, i in zip(saved, self.plan.own, strict=False) if i < 0]
         args = [*self.inputs(ctx, saved, derivative), *others, *(ct for ct in cts if ct is not None)]
         ctx.maybe_clear_saved_tensors()  # type: ignore[attr-defined]
         return derivative.call(*map(_moved, args, derivative.devices))
+
+    def needed(self, derivative: Derivative) -> set[int]:
+        """The saved values whose contents it wants, by position."""
+        extra = itertools.count(self.plan.inputs)
+        return {k for k, i in enumerate(self.plan.own) if (i if i >= 0 else next(extra)) in derivative.reads}
 
     def inputs(self, ctx: Context, saved: list, derivative: Derivative) -> list[object]:
         """The graph's inputs as far as they are still known: what was saved of them, leaves, and proxies."""

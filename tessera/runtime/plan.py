@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import torch
 
-from tessera.frontends.captured import Aliased, Captured
-from tessera.ir.equation import Value, values_in
+from tessera.frontends.captured import Aliased, Captured, Result
+from tessera.ir.equation import Value, map_values, values_in
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType
+from tessera.ir.types import TensorType, size_key
 from tessera.passes.clean.known import Given
 from tessera.runtime.autograd import Bridge
 from tessera.runtime.call import Layout
@@ -41,6 +41,7 @@ def layout_of(captured: Captured, core: Trace, results: list[Value], write_back:
     for i, out in enumerate(captured.trace.outputs[: captured.outputs]):
         if (alias := captured.aliased.get(i)) is not None:
             source = captured.trace.outputs[alias.source] if alias.of_output else None
+            alias = replace(alias, steps=map_values(alias.steps, lambda v: Result(places[v])))  # type: ignore[arg-type]
             parts.append(alias if source is None else replace(alias, source=places[source]))  # type: ignore[index]
         elif isinstance(out, Value):
             parts.append(places[out])
@@ -51,7 +52,8 @@ def layout_of(captured: Captured, core: Trace, results: list[Value], write_back:
     outside = tuple((inputs[t], position[v.name]) for t, v in write_back.items())
     inside = tuple(i for i in written if i not in {source for source, _ in outside})
     fixed = all(isinstance(v.type, TensorType) and not v.type.is_symbolic for v in captured.trace.inputs)
-    return Layout(tuple(parts), outside, written, inside, fixed)
+    placed = tuple((places[captured.trace.outputs[i]], alias) for i, alias in captured.placed.items())  # type: ignore[index]
+    return Layout(tuple(parts), outside, written, inside, fixed, placed)
 
 
 def bridge_of(
@@ -79,7 +81,19 @@ def bridge_of(
         _cut(joint),
         _edges(captured),
         _merges(joint),
+        _contiguous(joint),
     )
+
+
+def _contiguous(joint: Joint) -> tuple[int, ...]:
+    """Cotangents whose types lie otherwise than their results: symbolic strides may overlap, for all one knows."""
+    cts = joint.trace.inputs[len(joint.trace.inputs) - len(joint.pulled) :]
+    pairs = zip(joint.pulled, cts, strict=True)
+    return tuple(i for i, (v, ct) in enumerate(pairs) if _strides(v) != _strides(ct))
+
+
+def _strides(v: Value) -> list[object]:
+    return [*map(size_key, v.tensor.stride)]
 
 
 def _reached(joint: Joint) -> tuple[tuple[int, ...], ...]:

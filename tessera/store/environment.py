@@ -105,13 +105,13 @@ def own_text(root: Path = Path(__file__).parent.parent, imported: float = time.t
     paths = sorted(root.rglob("*.py"))
     if not paths:
         raise Unserial("Tessera's own sources are not here to be compared")
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in paths:
         text = path.read_bytes()
         if path.stat().st_mtime > imported:
             raise Unserial(f"{path.name} of Tessera was changed after this process imported it")
-        found.update(f"{path.relative_to(root)} {len(text)}\n".encode() + text)
-    return found.hexdigest()
+        digest.update(f"{path.relative_to(root)} {len(text)}\n".encode() + text)
+    return digest.hexdigest()
 
 
 @functools.cache
@@ -131,5 +131,5 @@ def _about(device: torch.device) -> str:
     if device.type != "cuda" or not _has_cuda():
         return f"{device} {_has_cuda()}"
     every = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    told = [f"{p.name} {p.major}.{p.minor} {p.multi_processor_count} {p.total_memory}" for p in every]
-    return f"{device} of {told}"
+    properties = [f"{p.name} {p.major}.{p.minor} {p.multi_processor_count} {p.total_memory}" for p in every]
+    return f"{device} of {properties}"

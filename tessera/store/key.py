@@ -62,6 +62,7 @@ def key_of(captured: Captured, executors: Sequence[str | Executor], more: dict[s
         "trace": top,
         "outputs": captured.outputs,
         "aliased": [[i, write_aliased(a, writer)] for i, a in captured.aliased.items()],
+        "placed": [[i, write_aliased(a, writer)] for i, a in captured.placed.items()],
         "grads": captured.requires_grad,
         "held": [_contents(x) for x in held],
         "sizes": facts,
@@ -142,8 +143,8 @@ def _traces(trace: Trace) -> Iterator[Trace]:
 
 
 def _tensors(trace: Trace) -> list[torch.Tensor]:
-    found = {id(x): x for t in _traces(trace) for x in t.constants.values()}
-    return list(found.values())
+    tensors = {id(x): x for t in _traces(trace) for x in t.constants.values()}
+    return list(tensors.values())
 
 
 def _contents(x: torch.Tensor) -> list:

@@ -62,8 +62,8 @@ def save(
 
 def load(key: Key, executors: Iterable[str | Executor]) -> Stored | None:
     """What was stored, or None; raises one of `FAULTS` where it does not fit."""
-    found = cache.load(KIND, key.text)
-    return None if found is None else _read(json.loads(zlib.decompress(found)), key, executors)
+    data = cache.load(KIND, key.text)
+    return None if data is None else _read(json.loads(zlib.decompress(data)), key, executors)
 
 
 def _read(data: dict, key: Key, executors: Iterable[str | Executor]) -> Stored:
@@ -82,8 +82,8 @@ def save_note(key: Key, note: list[int]) -> None:
 
 
 def load_note(key: Key) -> list[int] | None:
-    found = cache.load(NOTE, key.text)
-    return None if found is None else json.loads(found)
+    data = cache.load(NOTE, key.text)
+    return None if data is None else json.loads(data)
 
 
 # --- what stands around programs ---
@@ -99,7 +99,9 @@ def write_layout(layout: Layout, writer: Writer) -> dict:
         return ["constant", writer.arg(p[1])]
 
     fields = ("write_back", "written", "inside", "fixed")
-    return {"outputs": [part(p) for p in layout.outputs], **{name: getattr(layout, name) for name in fields}}
+    placed = [[position, write_aliased(alias, writer)] for position, alias in layout.placed]
+    plain = {name: getattr(layout, name) for name in fields}
+    return {"outputs": [part(p) for p in layout.outputs], "placed": placed, **plain}
 
 
 def read_layout(data: dict, reader: Reader) -> Layout:
@@ -109,13 +111,18 @@ def read_layout(data: dict, reader: Reader) -> Layout:
             return what
         if kind == "constant":
             return ("constant", reader.arg(what))
-        source, of_output, steps, same = what
-        made = tuple((*map(reader.arg, (op, args, kwargs)), index, off) for op, args, kwargs, index, off in steps)
-        return Aliased(source, made, of_output, same)  # type: ignore[arg-type]
+        return _read_aliased(what, reader)
 
     back = tuple((source, position) for source, position in data["write_back"])
     written, inside = tuple(data["written"]), tuple(data["inside"])
-    return Layout(tuple(map(part, data["outputs"])), back, written, inside, data["fixed"])
+    placed = tuple((position, _read_aliased(alias, reader)) for position, alias in data["placed"])
+    return Layout(tuple(map(part, data["outputs"])), back, written, inside, data["fixed"], placed)
+
+
+def _read_aliased(data: list, reader: Reader) -> Aliased:
+    source, of_output, steps, same = data
+    made = tuple((*map(reader.arg, (op, args, kwargs)), index, off) for op, args, kwargs, index, off in steps)
+    return Aliased(source, made, of_output, same)  # type: ignore[arg-type]
 
 
 def write_bridge(bridge: Bridge | None) -> dict | None:

@@ -33,18 +33,18 @@ def _size(args: Namespace) -> int:
     for entry in cache.files(args.kind):
         kinds.setdefault(entry.kind, []).append(entry.bytes)
     facts = {kind: {"files": len(sizes), "bytes": sum(sizes)} for kind, sizes in kinds.items()}
-    total = sum(found["bytes"] for found in facts.values())
+    total = sum(fact["bytes"] for fact in facts.values())
     if not write_json(args, {"folder": str(cache.folder()), "kinds": facts, "bytes": total}):
         table = Table("kind", "files", "size", title=f"{cache.folder()}: {size(total)}", title_justify="left")
-        for kind, found in facts.items():
-            table.add_row(kind, str(found["files"]), size(found["bytes"]))
+        for kind, fact in facts.items():
+            table.add_row(kind, str(fact["files"]), size(fact["bytes"]))
         console().print(table)
     return 0
 
 
 def _list(args: Namespace) -> int:
-    found = list(cache.files(args.kind))
-    rows = [{"kind": e.kind, "name": e.path.name, "bytes": e.bytes, "modified": e.path.stat().st_mtime} for e in found]
+    files = list(cache.files(args.kind))
+    rows = [{"kind": e.kind, "name": e.path.name, "bytes": e.bytes, "modified": e.path.stat().st_mtime} for e in files]
     if not write_json(args, rows):
         table = Table("kind", "name", "size", "modified")
         for row in rows:

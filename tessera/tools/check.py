@@ -30,31 +30,31 @@ Recorded = dict[Compilation, list[object]]
 @contextmanager
 def recording() -> Iterator[Recorded]:
     """The inputs of the first call of every graph compiled meanwhile; random numbers are drawn by PyTorch."""
-    found: Recorded = {}
+    recorded: Recorded = {}
 
     def watch(compilation: Compilation) -> None:
-        record_first(compilation, found)
+        record_first(compilation, recorded)
 
     pipelines.WATCHERS.append(watch)
     try:
         with override(fused_random="off"):
-            yield found
+            yield recorded
     finally:
         pipelines.WATCHERS.remove(watch)
 
 
 def checked(args: Namespace) -> tuple[Session, list[GraphCheck], list[Fault], list[str]]:
     """Run the script and check what it compiled, one graph after another."""
-    with recording() as found:
+    with recording() as recorded:
         session = run_chosen(args)
     check_states(session)
     graphs, faults, notes = [], [], [n for state in session.states for n in eager_notes(state)]
     every = [c for state in session.states for c in state.compilations()]
-    notes += [f"{c.name} was not checked: it was not called, or is a training step" for c in every if c not in found]
+    notes += [f"{c.name} was not checked: it was not called, or is a training step" for c in every if c not in recorded]
     with Progress(console=console(stderr=True), transient=True) as progress:
-        for compilation, inputs in progress.track(found.items(), description="checking graphs"):
-            made, wrong, said = check_graphs({compilation: inputs})
-            graphs, faults, notes = graphs + made, faults + wrong, notes + said
+        for compilation, inputs in progress.track(recorded.items(), description="checking graphs"):
+            checks, wrong, said = check_graphs({compilation: inputs})
+            graphs, faults, notes = graphs + checks, faults + wrong, notes + said
     return session, graphs, faults, notes
 
 

@@ -83,12 +83,12 @@ def _executors() -> Iterator[Check]:
         yield Check(f"executor {executor.name}", f"{kind}, {place}{note}", None if note else True)
 
 
-def _torch(found: str) -> Check:
+def _torch(installed: str) -> Check:
     release = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if release >= OLDEST_TORCH:
-        return Check("torch", found, True)
+        return Check("torch", installed, True)
     oldest = ".".join(map(str, OLDEST_TORCH))
-    return Check("torch", f"expected {oldest} or newer, got {found}; try: pip install 'torch>={oldest}'", False)
+    return Check("torch", f"expected {oldest} or newer, got {installed}; try: pip install 'torch>={oldest}'", False)
 
 
 def _backend() -> Check:
@@ -112,14 +112,14 @@ def _package(package: str, purpose: str, remedy: str) -> Check:
 
 def run(args: Namespace) -> int:
     """Print every check; fail if one of them is wrong."""
-    found = list(checks())
-    if not write_json(args, [asdict(check) for check in found]):
+    results = list(checks())
+    if not write_json(args, [asdict(check) for check in results]):
         table = Table("check", "found", "")
-        for check in found:
+        for check in results:
             mark = {True: "[green]ok", False: "[red]wrong", None: "[dim]absent"}[check.ok]
             table.add_row(escape(check.name), escape(check.found), mark)
         Console().print(table)
-    return int(any(check.ok is False for check in found))
+    return int(any(check.ok is False for check in results))
 
 
 COMMAND = Command("check the installation and the machine", json_argument, run)

@@ -18,11 +18,11 @@ def arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     session = run_chosen(args)
     check_states(session)
-    told = explain_states(session.states, measure=not args.no_measure)
-    summary = Summary.of(session, told)
-    if not write_json(args, {**told.to_dict(), "summary": summary.to_dict()}):
+    explanation = explain_states(session.states, measure=not args.no_measure)
+    summary = Summary.of(session, explanation)
+    if not write_json(args, {**explanation.to_dict(), "summary": summary.to_dict()}):
         out = console()
-        out.print(told)
+        out.print(explanation)
         out.print(summary.table())
     return session.exit_code
 

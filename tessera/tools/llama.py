@@ -42,8 +42,8 @@ class Cache:
     @staticmethod
     def empty(config: LlamaConfig, batch: int, length: int, like: Tensor) -> Cache:
         shape = (batch, config.kv_heads, length, config.head)
-        made = [[like.new_zeros(shape) for _ in range(config.layers)] for _ in range(2)]
-        return Cache(*made)
+        buffers = [[like.new_zeros(shape) for _ in range(config.layers)] for _ in range(2)]
+        return Cache(*buffers)
 
 
 class Attention(nn.Module):

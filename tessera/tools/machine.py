@@ -68,8 +68,8 @@ def _cpu_name() -> str:
 
 def _simd() -> str:
     """The vector instructions there are; PyTorch calls every Arm without SVE "DEFAULT"."""
-    told = torch.backends.cpu.get_cpu_capability()
-    return "NEON" if told == "DEFAULT" and platform.machine() in ("aarch64", "arm64") else told
+    capability = torch.backends.cpu.get_cpu_capability()
+    return "NEON" if capability == "DEFAULT" and platform.machine() in ("aarch64", "arm64") else capability
 
 
 def _cpuinfo() -> dict[str, str]:

@@ -51,9 +51,9 @@ def arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    found = {str(op): list(places(op)) for op in overloads(args.name)}
-    if not write_json(args, {name: [asdict(p) for p in listed] for name, listed in found.items()}):
-        for name, listed in found.items():
+    by_overload = {str(op): list(places(op)) for op in overloads(args.name)}
+    if not write_json(args, {name: [asdict(p) for p in listed] for name, listed in by_overload.items()}):
+        for name, listed in by_overload.items():
             table = Table("rule", "given by", "where", title=name, title_justify="left")
             for place in listed:
                 table.add_row(place.rule, place.by, place.where)
@@ -88,8 +88,8 @@ def _namespaces() -> set[str]:
 
 
 def _packet(namespace: str, name: str) -> OpOverloadPacket | None:
-    found = getattr(getattr(torch.ops, namespace), name, None)
-    return found if isinstance(found, OpOverloadPacket) else None
+    packet = getattr(getattr(torch.ops, namespace), name, None)
+    return packet if isinstance(packet, OpOverloadPacket) else None
 
 
 def _nearest(name: str) -> str:
@@ -101,15 +101,15 @@ def _nearest(name: str) -> str:
 
 def places(op: OpOverload) -> Iterator[Place]:
     """Every kind of rule, in the order in which a program meets them."""
-    found = rules(op)
-    if found is not None:
-        yield Place("declared", found.family, short(found.where))
+    declaration = rules(op)
+    if declaration is not None:
+        yield Place("declared", declaration.family, short(declaration.where))
     yield _type_rule(op)
-    yield _derivative("vjp", found, (found.vjp or found.forward) if found else None)
-    yield _derivative("jvp", found, found.jvp if found else None)
-    yield _rule("batching", found.batch if found else None, FALLBACK, found)
-    cost = "free: a view" if found and found.free else "one operation an element of the result"
-    yield _rule("cost", found.cost if found else None, cost, found)
+    yield _derivative("vjp", declaration, (declaration.vjp or declaration.forward) if declaration else None)
+    yield _derivative("jvp", declaration, declaration.jvp if declaration else None)
+    yield _rule("batching", declaration.batch if declaration else None, FALLBACK, declaration)
+    cost = "free: a view" if declaration and declaration.free else "one operation an element of the result"
+    yield _rule("cost", declaration.cost if declaration else None, cost, declaration)
     lowering = rule_of(op)
     yield _rule("tile lowering", lowering.lower if lowering else None, "none: it is run whole", None)
     yield _decomposition(op)
@@ -120,18 +120,18 @@ def _type_rule(op: OpOverload) -> Place:
     return Place("type", "PyTorch's meta kernel", short(home(kernel)) if callable(kernel) else "in C++")
 
 
-def _derivative(kind: str, found: Rules | None, rule: Callable | None) -> Place:
-    if found is not None and found.zero:
-        return Place(kind, derivative(found, rule), short(found.where))
-    return _rule(kind, rule, FALLBACK, found)
+def _derivative(kind: str, declaration: Rules | None, rule: Callable | None) -> Place:
+    if declaration is not None and declaration.zero:
+        return Place(kind, derivative(declaration, rule), short(declaration.where))
+    return _rule(kind, rule, FALLBACK, declaration)
 
 
-def _rule(kind: str, rule: Callable | None, otherwise: str, found: Rules | None) -> Place:
+def _rule(kind: str, rule: Callable | None, otherwise: str, declaration: Rules | None) -> Place:
     if rule is None:
         return Place(kind, otherwise)
     place = home(rule)
-    if found is not None and "/ops/" in place and place.split(":")[0].endswith(("families.py", "formula.py")):
-        place = found.where  # the family's own rule: what is particular stands at the declaration
+    if declaration is not None and "/ops/" in place and place.split(":")[0].endswith(("families.py", "formula.py")):
+        place = declaration.where  # the family's own rule: what is particular stands at the declaration
     return Place(kind, "rule", short(place))
 
 

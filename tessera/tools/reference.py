@@ -46,10 +46,10 @@ class _Bare(str):
 
 def signature(fn: object) -> str:
     """The parameters of a function as its author wrote them, one a line where they are many."""
-    found = inspect.signature(fn)  # type: ignore[arg-type]
-    parameters = [p.replace(annotation=_bare(p.annotation)) for p in found.parameters.values() if p.name != "self"]
-    found = found.replace(parameters=parameters, return_annotation=_bare(found.return_annotation))
-    text = str(found).replace("<factory>", "...")
+    parsed = inspect.signature(fn)  # type: ignore[arg-type]
+    parameters = [p.replace(annotation=_bare(p.annotation)) for p in parsed.parameters.values() if p.name != "self"]
+    parsed = parsed.replace(parameters=parameters, return_annotation=_bare(parsed.return_annotation))
+    text = str(parsed).replace("<factory>", "...")
     if len(text) < 80:
         return text
     parts = [str(p).replace("<factory>", "...") for p in parameters]
@@ -112,24 +112,24 @@ def module_entry(name: str, module: ModuleType) -> str:
 
 def entry(name: str) -> str:
     """What the page says about one public name."""
-    found, shown = getattr(tessera, name), f"tessera.{name}"
-    if isinstance(found, ModuleType):
-        return module_entry(shown, found)
-    if inspect.isclass(found):
-        title, rest = class_entry(shown, found).split("\n\n", 1)
-        return f"{title}\n\n```py\n{shown}{signature(found).removesuffix(' -> None')}\n```\n\n{rest}"
-    if inspect.isfunction(found):
-        return function_entry(shown, found)
-    return f"### `{shown}`\n\n{prose(type(found).__doc__)}\n"  # a value, such as the flags
+    value, shown = getattr(tessera, name), f"tessera.{name}"
+    if isinstance(value, ModuleType):
+        return module_entry(shown, value)
+    if inspect.isclass(value):
+        title, rest = class_entry(shown, value).split("\n\n", 1)
+        return f"{title}\n\n```py\n{shown}{signature(value).removesuffix(' -> None')}\n```\n\n{rest}"
+    if inspect.isfunction(value):
+        return function_entry(shown, value)
+    return f"### `{shown}`\n\n{prose(type(value).__doc__)}\n"  # a value, such as the flags
 
 
 def groups() -> dict[str, list[str]]:
     """Every public name once, under its heading."""
     public = [name for name in tessera.__all__ if not name.startswith("__")]
-    made = {title: [name for name in names if name in public] for title, names in GROUPS.items()}
-    placed = {name for names in made.values() for name in names}
-    made[list(GROUPS)[-1]] += sorted(set(public) - placed)
-    return made
+    by_title = {title: [name for name in names if name in public] for title, names in GROUPS.items()}
+    placed = {name for names in by_title.values() for name in names}
+    by_title[list(GROUPS)[-1]] += sorted(set(public) - placed)
+    return by_title
 
 
 def reference() -> str:
@@ -159,9 +159,9 @@ def comments() -> dict[str, str]:
 
 def flag_table() -> str:
     """The page of flags."""
-    told = comments()
+    descriptions = comments()
     rows = [
-        f"| `{field.name}` | `TESSERA_{field.name.upper()}` | `{field.default!r}` | {told[field.name]} |"
+        f"| `{field.name}` | `TESSERA_{field.name.upper()}` | `{field.default!r}` | {descriptions[field.name]} |"
         for field in dataclasses.fields(flags.Config)
     ]
     return FLAGS + "\n".join(rows) + "\n"

@@ -23,8 +23,8 @@ def script_arguments(parser: ArgumentParser) -> tuple[Action, Action]:
     parser.add_argument("--executors", help="who may run what, such as sdpa,tile,aten, where the script does not say")
     json_argument(parser)
     script = parser.add_argument("script", help="a Python script")
-    given = parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
-    return script, given
+    arguments = parser.add_argument("args", nargs=argparse.REMAINDER, help="its arguments")
+    return script, arguments
 
 
 @contextmanager

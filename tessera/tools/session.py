@@ -113,17 +113,17 @@ def watching(states: list[Compiled]) -> Iterator[None]:
         compiled.WATCHERS.remove(states.append)
 
 
-def _compile(original: Callable, model: Callable | None = None, **given: object) -> Callable:
+def _compile(original: Callable, model: Callable | None = None, **keywords: object) -> Callable:
     """`torch.compile` with Tessera in place of whatever backend was named."""
     if model is None:
-        return functools.partial(_compile, original, **given)
-    if given.get("disable") or isinstance(given.get("backend"), Handle):
-        return original(model, **given)  # `jit` itself calls torch.compile
-    ours = dict(given.get("options") or {}) if given.get("backend") == "tessera" else {}  # type: ignore[call-overload]
+        return functools.partial(_compile, original, **keywords)
+    if keywords.get("disable") or isinstance(keywords.get("backend"), Handle):
+        return original(model, **keywords)  # `jit` itself calls torch.compile
+    ours = dict(keywords.get("options") or {}) if keywords.get("backend") == "tessera" else {}  # type: ignore[call-overload]
     chosen = [ours.get(name) for name in ("executors", "recompute", "memory_budget")]
     options = Options.of(*chosen, offload=ours.get("offload"))
     backend = Backend(options, ours.get("strict"), name_of(model), argument_names(model))
-    kept = {key: value for key, value in given.items() if key in ("fullgraph", "dynamic")}
+    kept = {key: value for key, value in keywords.items() if key in ("fullgraph", "dynamic")}
     call = original(model, backend=backend, **kept)
-    Compiled(model, backend, call, functools.partial(_compile, original, **given))
+    Compiled(model, backend, call, functools.partial(_compile, original, **keywords))
     return call

@@ -24,19 +24,19 @@ class Summary:
     executors: dict[str, int]  # equations that each runs, over all programs
 
     @staticmethod
-    def of(session: Session, told: Explanation) -> Summary:
+    def of(session: Session, explanation: Explanation) -> Summary:
         counts: Counter[str] = Counter()
-        for region in (r for g in told.graphs for r in g.regions):
+        for region in (r for g in explanation.graphs for r in g.regions):
             counts[region.executor] += len(region.operators)
         return Summary(
             session.script,
             session.exit_code,
             session.seconds,
-            sum(g.seconds for g in told.graphs),
-            len(told.graphs),
-            len(told.breaks),
-            len(told.recompiles),
-            len(told.eager),
+            sum(g.seconds for g in explanation.graphs),
+            len(explanation.graphs),
+            len(explanation.breaks),
+            len(explanation.recompiles),
+            len(explanation.eager),
             dict(counts),
         )
 

@@ -51,20 +51,22 @@ def run(args: Namespace) -> int:
 
 
 def _list(args: Namespace) -> int:
-    told = {name: (sys.modules[function.__module__].__doc__ or "").splitlines()[0] for name, function in PASSES.items()}
-    if not write_json(args, told):
-        for name, line in told.items():
+    titles = {
+        name: (sys.modules[function.__module__].__doc__ or "").splitlines()[0] for name, function in PASSES.items()
+    }
+    if not write_json(args, titles):
+        for name, line in titles.items():
             print(f"{name:14}{line}")
     return 0
 
 
-def _run(args: Namespace, found: list[KernelOp]) -> int:
-    given = _sizes(args.sizes)
-    known = {s.data for kernel in found for s in kernel.symbol_names}
-    if unknown := sorted(given.keys() - known):
+def _run(args: Namespace, ops: list[KernelOp]) -> int:
+    sizes = _sizes(args.sizes)
+    known = {s.data for kernel in ops for s in kernel.symbol_names}
+    if unknown := sorted(sizes.keys() - known):
         listed = ", ".join(sorted(known)) or "none"
         raise OptionError(f"--sizes: no symbol {unknown[0]!r} in the kernels; there are {listed}")
-    rows = [row for kernel in found for row in _results(kernel, given)]
+    rows = [row for kernel in ops for row in _results(kernel, sizes)]
     if not write_json(args, rows):
         table = Table("kernel", "buffer", "dtype", "elements", "first", "mean")
         for row in rows:
@@ -75,18 +77,18 @@ def _run(args: Namespace, found: list[KernelOp]) -> int:
 
 
 def _sizes(text: str) -> dict[str, int]:
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for part in filter(None, text.split(",")):
         name, _, number = part.partition("=")
         if not number.isdigit():
             raise OptionError(f"--sizes: expected something like s0=4,s1=16, got {text!r}")
-        found[name] = int(number)
-    return found
+        sizes[name] = int(number)
+    return sizes
 
 
-def _results(kernel: KernelOp, given: dict[str, int]) -> list[dict]:
+def _results(kernel: KernelOp, sizes: dict[str, int]) -> list[dict]:
     """What the kernel leaves in the buffers it stores to."""
-    symbols = [given.get(s.data, 8) for s in kernel.symbol_names]
+    symbols = [sizes.get(s.data, 8) for s in kernel.symbol_names]
     tensors = [
         example([extent], dtype=torch_dtype(b.type.element), seed=i)  # type: ignore[union-attr]
         for i, (b, extent) in enumerate(zip(kernel.buffers, interp.reach(kernel, symbols), strict=True))

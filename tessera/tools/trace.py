@@ -25,17 +25,17 @@ def run(args: Namespace) -> int:
     script, function = split(args.script)
     session = run_chosen(args, script)
     check_states(session)
-    found = [
+    stages = [
         Stage(c.name, name, trace)
         for state in session.states
         for c in state.compilations()
         if _named(c.name, function)
         for name, trace in c.account.stages
     ]
-    if not found:
+    if not stages:
         graphs = sorted({c.name for state in session.states for c in state.compilations()})
         raise OptionError(f"no graph of {function!r}; there are {', '.join(graphs) or 'none'}")
-    return _list(args, found) if args.list else _show(args, found)
+    return _list(args, stages) if args.list else _show(args, stages)
 
 
 def split(script: str) -> tuple[str, str]:
@@ -48,19 +48,19 @@ def _named(graph: str, function: str) -> bool:
     return not function or graph == function or graph.rpartition("_")[0] == function
 
 
-def _list(args: Namespace, found: list[Stage]) -> int:
-    if not write_json(args, [{"graph": s.graph, "stage": s.name, "equations": len(s.trace.equations)} for s in found]):
+def _list(args: Namespace, stages: list[Stage]) -> int:
+    if not write_json(args, [{"graph": s.graph, "stage": s.name, "equations": len(s.trace.equations)} for s in stages]):
         table = Table("graph", "stage", "equations")
-        for s in found:
+        for s in stages:
             table.add_row(s.graph, s.name, str(len(s.trace.equations)))
         console().print(table)
     return 0
 
 
-def _show(args: Namespace, found: list[Stage]) -> int:
-    chosen = [s for s in found if s.name == args.stage]
+def _show(args: Namespace, stages: list[Stage]) -> int:
+    chosen = [s for s in stages if s.name == args.stage]
     if not chosen:
-        names = dict.fromkeys(s.name for s in found)
+        names = dict.fromkeys(s.name for s in stages)
         raise OptionError(f"--stage: expected one of {', '.join(names)}, got {args.stage!r}")
     if args.output:
         chosen[-1].save(args.output)

@@ -28,9 +28,8 @@ BackwardState = symbol(
     "torch.fx.experimental._backward_state.BackwardState", "refusing graphs made for compiled autograd"
 )
 
-# Of a tensor: how often it was written, and the tensor that it is a view of.
+# How often a tensor was written.
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
-view_base: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("_base")
 # Whether it is a view, of anything.
 is_tensor_view: Callable[[torch.Tensor], bool] = torch.Tensor._is_view
 # Views that conjugate or negate when they are read.
@@ -46,6 +45,11 @@ def hooks_of(leaf: torch.Tensor) -> tuple[dict, dict]:
 def has_hooks(leaf: torch.Tensor) -> bool:
     return any(hooks_of(leaf))
 
+
+# What a node saved, in a form that is unpacked one by one, where this PyTorch can.
+raw_saved: Callable[[Any], tuple] = attrgetter("_raw_saved_tensors")
+SavedTensor = symbol("torch._C._autograd.SavedTensor", "gradients of some results, where another has been written")
+unpacks_one_by_one = all(hasattr(SavedTensor, name) for name in ("unpack", "data"))
 
 # Of a node, which the context of a Function is: the shape, dtype and device of each result.
 result_metadata: Callable[[Any], Any] = attrgetter("_input_metadata")

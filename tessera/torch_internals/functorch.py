@@ -18,8 +18,9 @@ functorch_interpreters: Callable[[], list] = symbol(
 level_count: Callable[[], int] = symbol("torch._C._functorch.get_dynamic_layer_stack_depth", _LEVELS)
 pop_levels: Callable[[int], object] = symbol("torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth", _LEVELS)
 is_functorch_wrapped: Callable[[torch.Tensor], bool] = symbol(
-    "torch._C._functorch.is_functorch_wrapped_tensor", "quantized layers under torch.func"
+    "torch._C._functorch.is_functorch_wrapped_tensor", "tensors under torch.func"
 )
+_get_unwrapped: Callable[[torch.Tensor], torch.Tensor] = symbol("torch._C._functorch.get_unwrapped", _LEVELS)
 VmapInfo = symbol("torch._functorch.autograd_function.VmapInfo", "functions that bring a vmap rule of their own")
 config = symbol("torch._functorch.config", "timing a backward twice")
 
@@ -28,3 +29,10 @@ vmap_level_up: Callable[[], int] = symbol("torch._C._vmapmode_increment_nesting"
 vmap_level_down: Callable[[], int] = symbol("torch._C._vmapmode_decrement_nesting", _BATCHED)
 add_batch_dim = symbol("torch._add_batch_dim", _BATCHED)
 remove_batch_dim = symbol("torch._remove_batch_dim", _BATCHED)
+
+
+def innermost(x: torch.Tensor) -> torch.Tensor:
+    """The tensor that the levels of torch.func have wrapped, which alone has memory; `x` itself outside of all."""
+    while is_functorch_wrapped(x):
+        x = _get_unwrapped(x)
+    return x

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,10 @@ has_kernel: Callable[[str, str], bool] = symbol(
 all_operator_names: Callable[[], list[str]] = symbol("torch._C._dispatch_get_all_op_names", "`tessera op`")
 decomposition_table: dict[OpOverload, Callable] = symbol(
     "torch._decomp.decomposition_table", "taking operators apart that have no rule"
+)
+# By their names, with namespace.
+custom_operators: Mapping[str, object] = symbol(
+    "torch._library.custom_ops.OPDEFS", "writes of operators made by torch.library.custom_op"
 )
 variable_functions = symbol("torch._C._VariableFunctions", "calls of operators as cheap as eager's")
 nn_functions = symbol("torch._C._nn", "calls of operators as cheap as eager's")

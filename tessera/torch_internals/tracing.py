@@ -36,6 +36,7 @@ _existing = (
 _install_guard = symbol("torch._dynamo.guards.install_guard", _BLOCKS)
 _GuardBuilder = symbol("torch._dynamo.guards.GuardBuilder", _BLOCKS)
 _Guard = symbol("torch._guards.Guard", _BLOCKS)
+_HigherOrder = symbol("torch._ops.HigherOrderOperator", _BLOCKS)
 _StateSource = symbol("torch._dynamo.source.GlobalStateSource", _BLOCKS)
 _LocalSource = symbol("torch._dynamo.source.LocalSource", _BLOCKS)
 _TensorGuards = symbol("torch._C._dynamo.guards.TensorGuards", _BLOCKS)
@@ -45,7 +46,7 @@ dict_version: Callable[[dict], int] = symbol("torch._C._dynamo.guards.dict_versi
 _NEEDED = (
     ModuleVariable, TensorVariable, TupleVariable, _Constant, _Symbolic, *_Containers, _wrap_fx_proxy, _module_stack,
     _SideEffects, *_existing, _install_guard, _GuardBuilder, _Guard, _StateSource, _LocalSource, _TensorGuards,
-    dict_version,
+    _HigherOrder, dict_version,
 )  # fmt: skip
 
 Tx = Any  # Dynamo's translator of one frame
@@ -100,6 +101,10 @@ def is_argument(module: Variable) -> bool:
     while source is not None and hasattr(source, "base"):
         source = source.base
     return source is None or (isinstance(source, _LocalSource) and not source.is_derefed_cell_contents)
+
+
+def is_higher_order(target: object) -> bool:
+    return isinstance(target, _HigherOrder)
 
 
 # --- values ---

@@ -32,16 +32,16 @@ class StepBackend(Backend):
         self.state, self.settings = state, settings
 
     def __call__(self, gm: torch.fx.GraphModule, example_inputs: list[object], **_: object) -> Callable:
-        told = self.begin()
-        told.repeats = counted(gm)[1]
-        captured = capture_graph(gm, example_inputs, told.name, self.arguments)
+        record = self.begin()
+        record.repeats = counted(gm)[1]
+        captured = capture_graph(gm, example_inputs, record.name, self.arguments)
 
         def note(compilation: Compilation) -> None:
             """A graph has a program for every kind of step; Dynamo's reason is that of the first."""
-            self.graphs.append(dataclasses.replace(told, name=compilation.name, compilation=compilation))
-            told.recompile_reason = ""
+            self.graphs.append(dataclasses.replace(record, name=compilation.name, compilation=compilation))
+            record.recompile_reason = ""
 
-        return fed(Graph(told.name, captured, self.state, self.settings, note), gm)
+        return fed(Graph(record.name, captured, self.state, self.settings, note), gm)
 
     def note(self, compilation: Compilation) -> None:
         self.graphs.append(GraphRecord(compilation.name, "", compilation))
@@ -58,8 +58,8 @@ def reason_of(error: Exception) -> str:
     text = str(inner).strip()
     hints = re.findall(r"^ *Hint: *(.+)$", text, re.MULTILINE)
     lines = re.findall(r'File "([^"<]+)", line (\d+)', text.partition("from user code:")[2])
-    told = [f"{type(inner).__name__}: {text.splitlines()[0].strip() if text else ''}"]
-    told += [f"at {file}:{line}" for file, line in lines if not is_library(file)][-1:] or [
+    parts = [f"{type(inner).__name__}: {text.splitlines()[0].strip() if text else ''}"]
+    parts += [f"at {file}:{line}" for file, line in lines if not is_library(file)][-1:] or [
         f"at {file}:{line}" for file, line in lines[-1:]
     ]
-    return "; ".join([*told, *hints[:1]])
+    return "; ".join([*parts, *hints[:1]])

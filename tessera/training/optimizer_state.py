@@ -132,11 +132,11 @@ class OptimizerState:
         """Parameters of one group and one age together; and the family of each."""
         number: dict[tuple[int, int], int] = {}
         of = [number.setdefault(key, len(number)) for key in zip(groups, ages, strict=True)]
-        made = []
+        families = []
         for g, age in number:
             names = self.rule.numbers(self.optimizer.param_groups[g], forms[g], max(age, 1))
-            made.append(Family(g, forms[g], tuple(names)))
-        return tuple(made), of
+            families.append(Family(g, forms[g], tuple(names)))
+        return tuple(families), of
 
     def numbers(self, plan: Plan, ages: Sequence[int], limits: Sequence[float]) -> list[float]:
         """Every slot of the plan, now."""
@@ -144,8 +144,8 @@ class OptimizerState:
         values = list(limits) if plan.clips else []
         for i, family in enumerate(plan.families):
             group = self.optimizer.param_groups[family.group]
-            found = self.rule.numbers(group, family.form, age[i])
-            values += [float(found[name]) for name in family.names]
+            named = self.rule.numbers(group, family.form, age[i])
+            values += [float(named[name]) for name in family.names]
         return values
 
     def tensor(self, extra: Extra, params: Sequence[torch.Tensor], numbers: list[float]) -> torch.Tensor:
@@ -168,6 +168,6 @@ class OptimizerState:
         if before is not None and before[0] == numbers:
             return before[1]
         on_gpu = extra.device is not None and extra.device.type == "cuda"
-        made = torch.tensor(numbers, dtype=extra.dtype, pin_memory=on_gpu).to(extra.device, non_blocking=True)
-        self._sent[key] = numbers, made
-        return made
+        tensor = torch.tensor(numbers, dtype=extra.dtype, pin_memory=on_gpu).to(extra.device, non_blocking=True)
+        self._sent[key] = numbers, tensor
+        return tensor

@@ -134,8 +134,8 @@ class UpdateRun(Run):
 
     def begin(self, _: bool) -> None:
         builder = Builder(self.name)
-        given = [builder.input(f"{m.name}_grad", t) for m, t in zip(self.plan.members, self.grads, strict=True)]
-        trace, self.extras = append_updates(builder.finish([]), self.plan, given)
+        grads = [builder.input(f"{m.name}_grad", t) for m, t in zip(self.plan.members, self.grads, strict=True)]
+        trace, self.extras = append_updates(builder.finish([]), self.plan, grads)
         trace = self.traces[PROGRAM] = self.keep("update", trace)
         self.written = tuple(i for i, v in enumerate(trace.inputs) if v in trace.mutations)
         self.kind = "update"
@@ -216,10 +216,10 @@ class StepCompilation(StepProgram):
         return {**super().identity(), "loss": self.loss.name, "wrt": self.wrt, "scale": self.scale}
 
     def load(self, key: Key) -> bool:
-        given = load_note(key)
-        if given is None:
+        positions = load_note(key)
+        if positions is None:
             return False
-        ask, decided = self.plan_of, self.plan_of(given)
+        ask, decided = self.plan_of, self.plan_of(positions)
         more = plan_data(*decided)
         if more is None:
             return False
@@ -289,15 +289,15 @@ def plan_data(plan: Plan, members: list[int | None]) -> dict[str, object] | None
 
 def _outputs(layout: Layout) -> Callable[[tuple, tuple], tuple]:
     """The caller's outputs, from what the program gave and the graph's inputs."""
-    given: list[tuple] = [()]
-    call = build_call(lambda *_: given[0], layout, _never, guarded=False)
+    results: list[tuple] = [()]
+    call = build_call(lambda *_: results[0], layout, _never, guarded=False)
 
     def hand_out(out: tuple, args: tuple) -> tuple:
-        given[0] = out
+        results[0] = out
         try:
             return call(*args)
         finally:
-            given[0] = ()
+            results[0] = ()
 
     return hand_out
 
@@ -312,9 +312,9 @@ def _seeded(backward: Trace, joint: Joint, scale: float) -> Trace:
     builder = Builder(backward.name, mode_of(backward))
     builder.reserve(list(backward.values()))
     with builder:
-        made = aten.full(list(seed.shape), scale, dtype=seed.dtype, device=seed.tensor.device)
+        cotangent = aten.full(list(seed.shape), scale, dtype=seed.dtype, device=seed.tensor.device)
     first = builder.equations[-1].with_(outputs=(seed,))
-    assert isinstance(made, Value)
+    assert isinstance(cotangent, Value)
     inputs = tuple(v for v in backward.inputs if v is not seed)
     return backward.with_(inputs=inputs, equations=(first, *backward.equations))
 
@@ -345,20 +345,20 @@ def joined(forward: Trace, backward: Trace, results: int, name: str) -> Trace:
     builder = Builder(name, mode_of(forward))
     builder.reserve(list(forward.values()))
     builder.reserve(list(backward.values()))
-    made = {v for eqn in backward.equations for v in eqn.results()}
-    rename = {v: Value(builder.fresh(v.name), v.type) for v in made if v.name in taken}
+    computed = {v for eqn in backward.equations for v in eqn.results()}
+    rename = {v: Value(builder.fresh(v.name), v.type) for v in computed if v.name in taken}
     equations = []
     for eqn in backward.equations:
         eqn = eqn.substitute(rename)
         equations.append(eqn.with_(outputs=tuple(None if v is None else rename.get(v, v) for v in eqn.outputs)))
-    there = set(forward.values())
-    sizes = [v for v in backward.inputs if v not in there and v.name in forward.symbols]
+    available = set(forward.values())
+    sizes = [v for v in backward.inputs if v not in available and v.name in forward.symbols]
     symbols = {**forward.symbols, **{v.name: (v, None) for v in sizes}}
     for symbol, (v, dim) in backward.symbols.items():
         symbols.setdefault(symbol, (rename.get(v, v), dim))
     return Trace(
         name,
-        (*forward.inputs, *(v for v in backward.inputs if v not in there and v not in sizes)),
+        (*forward.inputs, *(v for v in backward.inputs if v not in available and v not in sizes)),
         (*(_size(forward, v) for v in sizes), *forward.equations, *equations),
         (*forward.outputs[:results], *map_values(backward.outputs, lambda v: rename.get(v, v))),  # type: ignore[misc]
         {**forward.mutations, **{t: rename.get(v, v) for t, v in backward.mutations.items()}},

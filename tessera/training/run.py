@@ -76,9 +76,9 @@ def make_plan(
 
 
 def _type(x: torch.Tensor | None) -> TensorType:
-    found = type_of(x)
-    assert isinstance(found, TensorType)
-    return found
+    tensor_type = type_of(x)
+    assert isinstance(tensor_type, TensorType)
+    return tensor_type
 
 
 class Prepared:
@@ -136,20 +136,20 @@ class Prepared:
                 p.grad = grad
 
 
-def grads_of(params: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def grads_of(params: Sequence[torch.Tensor], grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """What a program gave as gradients, as autograd would leave them in `.grad`: each in memory of its own (one may be
     a view, or two parameters' at once), laid out as its parameter is."""
     seen: set[int] = set()
-    found = []
-    for p, x in zip(params, given, strict=True):
+    owned = []
+    for p, x in zip(params, grads, strict=True):
         if x.layout != torch.strided:
-            found.append(x)
+            owned.append(x)
             continue
         storage = x.untyped_storage()
         whole = storage.nbytes() == x.numel() * x.element_size() and storage.data_ptr() not in seen
-        found.append(x if whole and _laid_out_alike(x, p) else torch.empty_like(p, dtype=x.dtype).copy_(x))
+        owned.append(x if whole and _laid_out_alike(x, p) else torch.empty_like(p, dtype=x.dtype).copy_(x))
         seen.add(storage.data_ptr())
-    return found
+    return owned
 
 
 def _laid_out_alike(x: torch.Tensor, p: torch.Tensor) -> bool:
@@ -186,41 +186,41 @@ class Graph:
         updates = self.settings.updates
         chosen: list[torch.Tensor] = []
 
-        def plan(given: list[int]) -> tuple[Plan, list[int | None]]:
+        def plan(positions: list[int]) -> tuple[Plan, list[int | None]]:
             """Parameters with a gradient here, then those that only an earlier call gave one."""
-            here = {args[i]: i for i in given}
+            here = {args[i]: i for i in positions}
             chosen[:] = [*here, *(p for p in waiting if p not in here and updates)]
             groups = self.state.groups()
             ages = self.state.ages(chosen, [groups[p] for p in chosen]) if updates else [0] * len(chosen)
-            made = make_plan(self.state, self.settings, chosen, ages, updates, set(waiting))
-            return made, [here.get(p) for p in chosen]
+            planned = make_plan(self.state, self.settings, chosen, ages, updates, set(waiting))
+            return planned, [here.get(p) for p in chosen]
 
         name = f"{self.name}_step" if updates else f"{self.name}_accumulate"
         scale = 1.0 / self.settings.accumulate
         try:
-            made = StepCompilation(name, self.captured, self.loss, self.settings.options, wrt, plan, scale)
+            compilation = StepCompilation(name, self.captured, self.loss, self.settings.options, wrt, plan, scale)
         except (CaptureError, InputError, OptionError):
             raise
         except Exception as error:  # a fault of ours: nothing has run yet, so the step may still run in parts
             raise StepFailure(f"{type(error).__name__}: {error}".split("\n")[0]) from error
-        self.note(made)
-        return Prepared(made, chosen, self.state)
+        self.note(compilation)
+        return Prepared(compilation, chosen, self.state)
 
     def _run(self, prepared: Prepared, ages: list[int], args: tuple) -> object:
-        made, state = prepared.compilation, self.state
-        assert isinstance(made, StepCompilation)
+        compilation, state = prepared.compilation, self.state
+        assert isinstance(compilation, StepCompilation)
         out = prepared.run([*args, *prepared.tensors(ages, self.settings)])
-        more = out[made.results :]
-        if made.plan.updates or not self.settings.calls:
+        more = out[compilation.results :]
+        if compilation.plan.updates or not self.settings.calls:
             state.drop_grads()
-        if not made.plan.updates:
-            new = [p for p, m in zip(prepared.params, made.plan.members, strict=True) if m.total is None]
+        if not compilation.plan.updates:
+            new = [p for p, m in zip(prepared.params, compilation.plan.members, strict=True) if m.total is None]
             for p, grad in zip(new, grads_of(new, more), strict=True):
                 p.grad = grad
         else:
             state.advance(prepared.params)
             prepared.keep(more)
-        return made.hand_out(out, args)
+        return compilation.hand_out(out, args)
 
 
 class Updater:
@@ -242,9 +242,9 @@ class Updater:
             ages = state.ages(params, [places[p] for p in params])
             plan = make_plan(state, self.settings, params, ages, updates=True)
             types = [_type(g) for g in grads if g is not None]
-            made = UpdateCompilation(f"update_{len(self.prepared)}", plan, types, self.settings.options)
-            self.note(made)
-            prepared = self.prepared[key] = Prepared(made, params, state)
+            compilation = UpdateCompilation(f"update_{len(self.prepared)}", plan, types, self.settings.options)
+            self.note(compilation)
+            prepared = self.prepared[key] = Prepared(compilation, params, state)
         out = prepared.run([*grads, *prepared.tensors(ages, self.settings)])
         state.advance(params)
         prepared.keep(out)

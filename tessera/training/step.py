@@ -84,9 +84,9 @@ class TrainStep:
 
     def _look_at_hooks(self) -> None:
         """Dynamo compiles a module's hooks with it and does not see when they change: then the step begins anew."""
-        changed, made = self.hooks.changed((self.whole, self.parts))
+        changed, frames = self.hooks.changed((self.whole, self.parts))
         if changed:
-            self.whole, self.parts = made or self._anew()
+            self.whole, self.parts = frames or self._anew()
 
     def _run_in_parts(self, reason: str, batch: tuple, named: dict) -> object:
         """From now on in parts, unless it is the loss itself that fails: the next batch may be a better one."""
@@ -130,8 +130,8 @@ def _frames(model: torch.nn.Module, loss_fn: Callable | None) -> tuple[Callable,
     """The loss as a function of a batch alone, plain and with the loss marked, each in a frame of its own."""
     look, hooks = looking_at_hooks(model)
     scope: dict[str, object] = {MODEL: model, "loss_fn": loss_fn, "mark": LOSS, **hooks}
-    made = own_frames(_FRAMES.format(look=look, call=f"{MODEL}(" if loss_fn is None else f"loss_fn({MODEL}, "), scope)
-    return made["loss"], made["step"]
+    frames = own_frames(_FRAMES.format(look=look, call=f"{MODEL}(" if loss_fn is None else f"loss_fn({MODEL}, "), scope)
+    return frames["loss"], frames["step"]
 
 
 def _batch_names(model: torch.nn.Module, loss_fn: Callable | None) -> tuple[str, ...]:

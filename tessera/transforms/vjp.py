@@ -11,13 +11,19 @@ from __future__ import annotations
 from collections.abc import Collection, Generator
 from dataclasses import dataclass
 
+import torch
+
+from tessera.ir.alias import KEEP_GRAD
 from tessera.ir.builder import Builder, aten
 from tessera.ir.call import in_place
-from tessera.ir.equation import Arg, Equation, Value, substitute
+from tessera.ir.equation import Arg, Equation, Value, substitute, values_in
+from tessera.ir.fake import fake_of
+from tessera.ir.layouts import laid_as
 from tessera.ir.record import NO_GRAD
 from tessera.ir.schema import is_view
 from tessera.ir.trace import Trace
-from tessera.ops.fallback import Formula, conform, dense, vjp_formula
+from tessera.ir.types import TensorType
+from tessera.ops.fallback import Formula, conform, like_result, vjp_formula
 from tessera.ops.families import cast
 from tessera.ops.op import Rules, differentiates, name_of, stops
 from tessera.torch_internals.fake import FakeTensorMode
@@ -63,7 +69,7 @@ class _Reverse:
     def __init__(self, builder: Builder, trace: Trace, wrt: list[Value]) -> None:
         self.builder, self.trace, self.wrt = builder, trace, wrt
         self.active: set[Value] = {v for v in wrt if v.is_differentiable}
-        self.rename: dict[Value, Value] = {}  # results a rule's own forward put in place of the trace's
+        self.rename: dict[Value, Arg] = {}  # results a rule's own forward put in place of the trace's
         self.tape: list[tuple[Equation, object]] = []
         self.cts: dict[Value, Value] = {}
 
@@ -71,11 +77,12 @@ class _Reverse:
         for eqn in self.trace.equations:
             self.forward(eqn)
         split = len(self.builder.equations)
-        results = [self.look(v) for v in dict.fromkeys(self.trace.results()) if pull is None or v in pull]
+        asked = [self.rename.get(v, v) for v in dict.fromkeys(self.trace.results()) if pull is None or v in pull]
+        results = [v for v in asked if isinstance(v, Value)]  # a number has no cotangent
         pulled = [v for v in results if v in self.active]
         pulled = [v for i, v in enumerate(pulled) if i not in missing]
         for v in pulled:
-            ct = self.builder.input(f"ct_{v.name}", dense(v.tensor))
+            ct = self.builder.input(f"ct_{v.name}", like_result(v.tensor))
             self.accumulate(v, ct)
         for eqn, how in reversed(self.tape):
             self.backward(eqn, how)
@@ -86,14 +93,17 @@ class _Reverse:
         return Joint(joint, tuple(self.wrt), tuple(pulled), split)
 
     def look(self, v: Value) -> Value:
-        return self.rename.get(v, v)
+        new = self.rename.get(v, v)
+        assert isinstance(new, Value)
+        return new
 
     # --- forward: replay, noting what is differentiable and how ---
 
     def forward(self, eqn: Equation) -> None:
         if self.rename:
             eqn = eqn.substitute(self.rename)
-        wanted = [v for v in dict.fromkeys(eqn.inputs()) if v in self.active]
+        followed = values_in(eqn.args[:1]) if eqn.op is KEEP_GRAD else eqn.inputs()  # it has the history of one
+        wanted = [v for v in dict.fromkeys(followed) if v in self.active]
         if not wanted or NO_GRAD in eqn.tags or not any(v.is_differentiable for v in eqn.results()) or stops(eqn):
             self.builder.append(eqn)
             if wanted and NO_GRAD in eqn.tags and is_view(eqn.op) and not stops(eqn):
@@ -138,13 +148,23 @@ class _Reverse:
         self.replace(eqn, results, (eqn, formula, env, wanted), passive)
 
     def replace(self, eqn: Equation, results: list[Arg], how: object, passive: tuple[int, ...] = ()) -> None:
-        """The equation's results are now these values."""
+        """The equation's results are now these: values, or numbers where a size is known."""
         listed = eqn.results()
-        values = [v for v in results if v is not None]
-        for old, new in zip(listed, values, strict=True):
-            assert isinstance(new, Value)
-            self.rename[old] = new
-        self.note(eqn.with_(outputs=tuple(values), many=True), how, passive)
+        there = [new for new in results if new is not None]
+        with self.builder.at(eqn):
+            known = [self.laid_as_said(new, old) for old, new in zip(listed, there, strict=True)]
+        self.rename.update(zip(listed, known, strict=True))
+        values = tuple(new if isinstance(new := self.rename[old], Value) else old for old in listed)
+        self.note(eqn.with_(outputs=values, many=True), how, passive)
+
+    def laid_as_said(self, new: Arg, old: Value) -> Arg:
+        """A formula may lay its result out in another way than the operator does, as attention whose mask wants a
+        gradient; the equations that follow were recorded with the operator's strides."""
+        if not isinstance(new, Value) or not isinstance(new.type, TensorType) or new.type.layout is not torch.strided:
+            return new
+        if new.type.stride == old.tensor.stride or new.type.is_symbolic or old.tensor.is_symbolic:
+            return new
+        return laid_as(self.builder, new, fake_of(old.tensor, self.builder.mode))
 
     # --- backward ---
 

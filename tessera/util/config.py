@@ -75,10 +75,10 @@ def _check_choice(name: str, value: object) -> None:
 def parse_bytes(text: str | int) -> int:
     """'8GB' -> 8_000_000_000, '512MiB' -> 536_870_912; a number stays as it is."""
     units = {"k": 1, "m": 2, "g": 3, "t": 4, "": 0}
-    found = re.fullmatch(r"\s*(\d+\.?\d*)\s*([kmgt]?)(i?)b?\s*", str(text), re.IGNORECASE)
-    if isinstance(text, bool) or found is None:
+    match = re.fullmatch(r"\s*(\d+\.?\d*)\s*([kmgt]?)(i?)b?\s*", str(text), re.IGNORECASE)
+    if isinstance(text, bool) or match is None:
         raise OptionError(f"expected a size such as '8GB' or '512MiB', got {text!r}")
-    number, unit, binary = found.groups()
+    number, unit, binary = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** units[unit.lower()])
 
 

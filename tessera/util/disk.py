@@ -40,8 +40,8 @@ class Entry:
 
 
 def _entry(path: Path) -> Entry:
-    found = path.stat()
-    return Entry(path.parent.name, path.stem, found.st_size, path, found.st_mtime)
+    status = path.stat()
+    return Entry(path.parent.name, path.stem, status.st_size, path, status.st_mtime)
 
 
 def folder() -> Path:
@@ -63,12 +63,12 @@ def load_digest(kind: str, of_key: str) -> bytes | None:
     """The same for whoever kept only the digest of a key."""
     path = _path(kind, of_key)
     try:
-        found = _unpack(path.read_bytes(), of_key)
+        content = _unpack(path.read_bytes(), of_key)
     except OSError:
         return None
     with contextlib.suppress(OSError):
         os.utime(path)  # `trim` goes by when a file was used
-    return found
+    return content
 
 
 def store(kind: str, key: str, data: bytes) -> bool:
@@ -123,11 +123,11 @@ def clear(kind: str | None = None) -> int:
 def trim(most: int) -> int:
     """Where there are more than `most` bytes, remove what was used longest ago until three quarters of that are left;
     gives the number of files removed."""
-    found = list(files())
-    left, removed = sum(entry.bytes for entry in found), 0
+    cached = list(files())
+    left, removed = sum(entry.bytes for entry in cached), 0
     if left <= most:
         return 0
-    for entry in sorted(found, key=lambda entry: (entry.used, entry.path)):
+    for entry in sorted(cached, key=lambda entry: (entry.used, entry.path)):
         if left <= most * 3 // 4:
             break
         with contextlib.suppress(OSError):  # another process may have removed it

@@ -1,4 +1,4 @@
-"""Cross entropy by the tile executor: every form of it, its gradient, and what it refuses."""
+"""Losses by the tile executor: every form of cross entropy, its gradient, and what it refuses; regression losses."""
 
 from __future__ import annotations
 
@@ -89,3 +89,34 @@ def test_one_kernel_reads_the_logits() -> None:
     fast(x, torch.randint(4096, (64,))).backward()
     report = str(tessera.explain(fast))
     assert "nll_loss" not in report.split("saves")[0] and "tessera.class_logit" in report
+
+
+REGRESSION = [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss]
+
+
+def gradients(loss: Callable, x: torch.Tensor, target: torch.Tensor) -> list[torch.Tensor]:
+    x, target = x.clone().requires_grad_(), target.clone().requires_grad_()
+    out = loss(x, target)
+    return [out, *torch.autograd.grad(out.sum(), [x, target])]
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("loss", REGRESSION, ids=lambda f: f.__name__)
+def test_regression_losses_of_infinities(loss: Callable, reduction: str) -> None:
+    numbers = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 1.0, -0.3, 2.5], dtype=torch.float64)
+    x, target = (t.contiguous() for t in torch.meshgrid(numbers, numbers, indexing="ij"))
+
+    def f(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return loss(x, target, reduction=reduction)
+
+    fast = tessera.jit(f, executors=["tile", "aten"])
+    torch.testing.assert_close(gradients(fast, x, target), gradients(f, x, target), equal_nan=True)
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "functional"])
+@pytest.mark.parametrize("loss", REGRESSION, ids=lambda f: f.__name__)
+def test_regression_losses_of_nothing(loss: Callable, frontend: str) -> None:
+    x = torch.ones(0, 4)
+    for executors in (["tile", "aten"], ["aten"]):
+        fast = tessera.jit(lambda x, target: loss(x, target), executors=executors, frontend=frontend)
+        torch.testing.assert_close(gradients(fast, x, x), gradients(loss, x, x), equal_nan=True)

@@ -432,6 +432,24 @@ def test_switches_around_blocks() -> None:
         torch.testing.assert_close(mine.grad, theirs.grad, atol=0.2, rtol=0.1)
 
 
+class Hooked(Block):
+    """Sets a hook on a tensor, writes through `.data`, and holds a checkpoint."""
+
+    def forward(self, x: Tensor, extra: Tensor | None = None) -> Tensor:
+        y = checkpoint(super().forward, x, use_reentrant=False)
+        y.register_hook(lambda grad: 2 * grad)
+        with torch.no_grad():
+            self.up.bias.data.mul_(0.5)
+        return y * 2
+
+
+def test_blocks_that_hold_hooks_and_checkpoints() -> None:
+    pair = Pair(Stack(*(Hooked() for _ in range(3))))
+    pair.fast = tessera.jit(pair.model, executors=["aten"])
+    pair.check()
+    pair.check()
+
+
 class Breaking(Block):
     """Ends Dynamo's graph."""
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import tessera
+from tessera.util.config import config
 
 
 def operand_saved(x):
@@ -71,3 +72,48 @@ def test_gradients_after_a_write_through_data(fn):
     for _ in range(2):
         torch.testing.assert_close(run(fast, start), run(fn, start))
     assert bool(tessera.explain(fast).eager) == (fn in EAGER)
+
+
+def shared_view(x):
+    out = x.reshape(-1)
+    out.data.mul_(3)
+    return out
+
+
+@pytest.mark.filterwarnings("ignore:Tessera could not compile")
+@pytest.mark.parametrize("fn", [operand_saved, result_saved, made_inside, written_first, shared_view])
+def test_gradients_inside_the_program(fn):
+    """Tensors under a level of torch.func have no memory of their own; what they wrap has."""
+
+    def pulled(x):
+        out, pull = torch.func.vjp(lambda x: fn(x * 1), x)
+        return out, pull(torch.ones_like(out))
+
+    x = torch.randn(4)
+    fast = tessera.jit(pulled, executors=["aten"])
+    torch.testing.assert_close(fast(x), pulled(x))
+    assert "Wrapper" not in str(tessera.explain(fast))
+
+
+@pytest.mark.filterwarnings("ignore:Tessera cannot trace")
+@pytest.mark.parametrize("fn", EAGER + COMPILED + (shared_view,), ids=lambda f: f.__name__)
+def test_gradients_of_a_transform(fn):
+    """A traced function knows the values that were read; torch.func takes over where eager would read other ones."""
+
+    def total(x):
+        return fn(x * 1).sum()
+
+    rows = torch.randn(2, 4)
+    want = torch.stack([torch.func.grad(total)(x) for x in rows])
+    torch.testing.assert_close(tessera.grad(total)(rows[0]), want[0])
+    torch.testing.assert_close(tessera.vmap(tessera.grad(total))(rows), want)
+
+
+def test_a_transform_takes_writes_through_data_before_any_use(monkeypatch):
+    def program(x, w):
+        w.data.clamp_(-0.2, 0.2)
+        return (x * w).sum()
+
+    x, w = torch.randn(2, 4)
+    monkeypatch.setattr(config, "strict", True)  # torch.func does not take over
+    torch.testing.assert_close(tessera.grad(program)(x, w.clone()), w.clamp(-0.2, 0.2))

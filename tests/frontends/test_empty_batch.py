@@ -1,4 +1,4 @@
-"""A batch norm of nothing: it gives nothing and leaves its statistics as they were, as eager has it."""
+"""A batch norm of nothing gives nothing and leaves its statistics as they were; a loss of nothing has gradients."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import tessera
@@ -28,3 +29,33 @@ def test_a_batch_norm_of_nothing(shape: tuple[int, ...], training: bool) -> None
         warnings.filterwarnings("error", "Tessera could not")
         got = observed(tessera.jit, shape, training)
     torch.testing.assert_close(got, observed(lambda m: m, shape, training))
+
+
+LOSSES = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.binary_cross_entropy_with_logits, F.kl_div)
+
+
+@pytest.mark.filterwarnings("error:Tessera could not", "ignore:reduction. 'mean'")
+@pytest.mark.parametrize("frontend", ["dynamo", "functional"])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
+def test_a_loss_of_nothing(loss: Callable, reduction: str, frontend: str) -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return loss(x[:, 4:], y[:, 4:], reduction=reduction) * 2
+
+    def observed(f: Callable) -> list[torch.Tensor]:
+        x, y = torch.ones(3, 4, requires_grad=True), torch.ones(3, 4, requires_grad=True)
+        out = f(x, y)
+        return [out.detach(), *torch.autograd.grad(out, (x, y), torch.ones_like(out))]
+
+    fast = tessera.jit(program, executors=["aten"], frontend=frontend)
+    torch.testing.assert_close(observed(fast), observed(program), equal_nan=True)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda f: f.__name__)
+def test_second_derivatives_of_a_loss_of_nothing(loss: Callable) -> None:
+    x = torch.ones(3, 0)
+
+    def second(t) -> torch.Tensor:  # noqa: ANN001
+        return t.grad(lambda x: t.grad(lambda x: loss(x, x * 2))(x).sum())(x)
+
+    assert second(tessera).shape == second(torch.func).shape == (3, 0)

@@ -436,6 +436,51 @@ def split_write(x, w, b):
     return h * x
 
 
+@program
+def detached_input_times_weight(x, w, b):
+    b.detach().mul_(w)
+    return b * x
+
+
+@program
+def detached_input_with_history(x, w, b):
+    y = x * 2
+    x.detach()[1:].mul_(w[1:])
+    return y
+
+
+@program
+def read_after_a_detached_write(x, w, b):
+    b[1:].detach().mul_(w[1:])
+    with no_grad():
+        b[0].mul_(w[0])
+    return b * 2, b[1:], x * b
+
+
+@program
+def input_copied_under_no_grad(x, w, b):
+    b[:, 0] = 0.5
+    with no_grad():
+        x.copy_(b)
+    return x * w
+
+
+@program
+def input_written_twice_under_no_grad(x, w, b):
+    with no_grad():
+        x.mul_(w)
+        x[0].zero_()
+    return x * w
+
+
+@program
+def input_written_in_both_modes(x, w, b):
+    x.mul_(w)
+    with no_grad():
+        x[0].zero_()
+    return x * w
+
+
 # They write through .data what a derivative reads: under Dynamo such a graph runs eagerly
 # (frontends/dynamo/data_writes.py).
 EAGERLY = {("ste4", "dynamo"), ("setdiag_data", "dynamo")}

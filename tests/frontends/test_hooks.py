@@ -289,3 +289,30 @@ def test_a_hook_that_is_set_under_no_grad() -> None:
         g(x).sum().backward()
         results.append(x.grad)
     torch.testing.assert_close(results[1], results[0])
+
+
+def _whole(x: torch.Tensor) -> torch.Tensor:
+    x.mul_(0.25)
+    return torch.autograd.grad(x.square().sum(), x, create_graph=True)[0]
+
+
+def _through_a_view(x: torch.Tensor) -> torch.Tensor:
+    x.view(-1)[1:] = 3.0
+    return torch.autograd.grad(x.square().sum(), x, create_graph=True)[0] * 2
+
+
+def _part(x: torch.Tensor) -> torch.Tensor:
+    y = x[1:]
+    y.exp_()
+    return torch.autograd.grad(x.square().sum(), x, create_graph=True)[0] + x
+
+
+@pytest.mark.parametrize("f", [_whole, _through_a_view, _part])
+def test_a_gradient_by_an_argument_that_was_written_before(f: Callable) -> None:
+    results = []
+    for g in (f, tessera.jit(f)):
+        x = torch.tensor([1.0, 2.0, -1.0], requires_grad=True)
+        out = g(x * 1)
+        out.sum().backward()
+        results.append([out, x.grad])
+    torch.testing.assert_close(results[1], results[0])

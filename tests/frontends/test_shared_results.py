@@ -51,6 +51,52 @@ def test_a_detached_view_that_is_written_with_gradients_has_a_history_of_its_own
     assert torch.equal(*results)
 
 
+def _times_weight(x, w):  # noqa: ANN001, ANN202
+    v = x.detach()
+    v *= w
+    return v
+
+
+def _part_times_weight(x, w):  # noqa: ANN001, ANN202
+    v = x[1:].detach()
+    v[1].mul_(w[0])
+    return v[1], x * 2, v
+
+
+def _part_of_memory_times_weight(x, w):  # noqa: ANN001, ANN202
+    v = x.detach()
+    v.add_(w.exp())
+    return v[1:]
+
+
+def _twice_detached_times_weight(x, w):  # noqa: ANN001, ANN202
+    v = x.detach()
+    v.detach().mul_(w)
+    return v, v.view(-1)
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("how", ["leaf", "result", "plain"])
+@pytest.mark.parametrize(
+    "program", [_times_weight, _part_times_weight, _part_of_memory_times_weight, _twice_detached_times_weight]
+)
+def test_a_detached_argument_that_is_written_with_gradients_is_its_memory_still(program, how, frontend):  # noqa: ANN001
+    found = []
+    for f in (program, compiled(program, frontend)):
+        leaf, w = torch.arange(3.0).requires_grad_(how != "plain"), torch.full((3,), 2.0).requires_grad_()
+        x = leaf * 1 if how == "result" else leaf
+        for _ in range(2):
+            out = f(x, w)
+            out = out if isinstance(out, tuple) else (out,)
+            about = [(same_memory(o, x), o.storage_offset(), o.requires_grad, o.is_leaf) for o in out]
+            if heads := [o for o in out if o.requires_grad]:
+                sum(o.square().sum() for o in heads).backward(retain_graph=True)
+            found.append([about, *(o.detach().clone() for o in out), x.detach().clone(), leaf.grad, w.grad])
+    for got, want in ((found[2], found[0]), (found[3], found[1])):
+        assert got[0] == want[0]
+        torch.testing.assert_close(got[1:], want[1:])
+
+
 def test_two_views_of_a_literal_share_it():
     def program(x):  # noqa: ANN001, ANN202
         v = x.new_tensor([1, 2])
@@ -196,3 +242,44 @@ def test_a_view_of_a_written_input_whose_size_changes(frontend):  # noqa: ANN001
         v, w = fast(x)
         assert same_memory(v, x) and same_memory(w, x) and v.shape == (n, 2, 1)
         assert torch.equal(x, torch.full((n, 2), 2.0))
+
+
+def _half(x):  # noqa: ANN001, ANN202
+    return x[: x.shape[0] // 2]
+
+
+def _narrowed(x):  # noqa: ANN001, ANN202
+    return x.narrow(0, x.shape[0] - 3, 2).t()
+
+
+def _split(x):  # noqa: ANN001, ANN202
+    return x.tensor_split(2)[1][..., None]
+
+
+def _selected(x):  # noqa: ANN001, ANN202
+    return x.view(-1)[x.shape[0] :].view(x.shape[0] - 1, x.shape[1], 1).select(0, x.shape[0] - 2)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("view", [_half, _narrowed, _split, _selected])
+def test_a_view_of_a_written_input_at_a_place_that_follows_from_its_size(view, grad):  # noqa: ANN001
+    def program(x):  # noqa: ANN001, ANN202
+        x.mul_(2)
+        return view(x), x.sum()
+
+    torch._dynamo.reset()
+    fast = tessera.jit(program, executors=["aten"], dynamic=True, strict=True)
+    for n in (4, 6, 7):
+        found = []
+        for f in (program, fast):
+            leaf = torch.arange(float(n * n)).view(n, n).requires_grad_(grad)
+            x = leaf * 1
+            out, total = f(x)
+            assert same_memory(out, x)
+            about = (out.storage_offset(), out.stride(), out.shape, out.requires_grad)
+            out.add_(1)  # the caller goes on writing
+            if grad:
+                (out.square().sum() + x.sum() + total).backward()
+            found.append([about, x.detach(), leaf.grad])
+        assert found[0][0] == found[1][0]
+        torch.testing.assert_close(found[1][1:], found[0][1:])

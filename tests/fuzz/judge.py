@@ -2,7 +2,10 @@
 
 Where TorchDynamo differs from eager by itself, with a backend that changes nothing, the program is `dynamo`'s. Where
 eager refuses a gradient because something was written that it needs, the program is `written`: a functional program
-need not refuse. `refused` is what functional tracing says it does not take, `beyond` what torch.func does not do.
+need not refuse. So it is where a compiled graph is refused so because it saves something else than eager, or hides
+fewer writes: but only if AOTAutograd's graph is, too. `node` are hooks that see something else because a compiled graph
+is one node to autograd: AOTAutograd's shows them the same. `refused` is what functional tracing says it does not take,
+`beyond` what torch.func does not do.
 """
 
 from __future__ import annotations
@@ -15,13 +18,13 @@ from dataclasses import dataclass
 import torch
 import torch._dynamo
 from torch import nn
-from torch.autograd import forward_ad
 
 import tessera
 from tessera.util.errors import CaptureError
 
 from .observe import ALL, EXACT, Observer, Sight, difference
 from .prelude import NAMES
+from .switches import reset_switches, switches
 
 UNDER_DYNAMO = ("jit", "tile", "backend", "second", "transform", "train")
 
@@ -48,6 +51,8 @@ MISSING = (
     "because it is an out= function",
     "of tensors does not require grad and does not have a grad_fn",  # of a view made under no_grad
 )
+# The same of a write under vmap, in the words of whatever kernel first meets the batch.
+UNBATCHED = "doesn't match the broadcast shape"
 
 
 @dataclass
@@ -55,11 +60,12 @@ class Ran:
     sights: list[Sight]
     error: BaseException | None
     complaints: list[str]  # what Tessera asks its users to report
+    left: dict[str, object]  # switches of PyTorch that stand otherwise than before
 
 
 @dataclass(frozen=True)
 class Verdict:
-    outcome: str  # same · wrong · dynamo · written · refused · beyond · invalid
+    outcome: str  # same · wrong · dynamo · written · node · refused · beyond · invalid
     reason: str = ""
     raised: bool = False  # eager refuses the program
     graphs: int = 0  # compiled
@@ -108,7 +114,7 @@ def run(text: str, compiled: Callable, T: object) -> Ran:  # noqa: N803
     observer = Observer()
     scope = NAMES | {"compiled": compiled, "see": observer.see, "T": T}
     error = None
-    grad = torch.is_grad_enabled()
+    before = switches()
     linecache.cache["<program>"] = (len(text), None, text.splitlines(keepends=True), "<program>")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -117,18 +123,10 @@ def run(text: str, compiled: Callable, T: object) -> Ran:  # noqa: N803
             scope["scenario"]()  # type: ignore[operator]
         except Exception as raised:  # whatever it is, the other run must do the same
             error = raised
-        finally:
-            torch.set_grad_enabled(grad)
-            _leave_transforms()
+    left = {name: now for name, now in switches().items() if now != before[name]}
+    reset_switches()
     complaints = [str(w.message) for w in caught if "Please report" in str(w.message)]
-    return Ran(observer.sights, error, complaints)
-
-
-def _leave_transforms() -> None:
-    """Close the levels of torch.func and of forward mode that a program which raised has left open."""
-    torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(0)
-    while forward_ad._current_level >= 0:
-        forward_ad.exit_dual_level()
+    return Ran(observer.sights, error, complaints, left)
 
 
 def ways(kind: str, made: list) -> tuple[Callable, object]:
@@ -157,17 +155,29 @@ def judge(text: str, kind: str) -> Verdict:
     about = {"raised": eager.error is not None, "graphs": graphs, "eager": given_up}
     if not reason:
         return Verdict("same", **about)
-    if any(words in str(eager.error) for words in REFUSALS) or SECOND in str(ours.error):
+    if books_refuse(eager) or SECOND in str(ours.error):
         return Verdict("written", reason, **about)
+    if books_refuse(ours) or ": hook" in reason:
+        saving = "aot_eager_decomp_partition" if kind == "tile" else "aot_eager"  # the former recomputes, as tile does
+        others = run(text, lambda fn: torch.compile(fn, backend=saving), Eager())
+        if books_refuse(ours) and books_refuse(others):
+            return Verdict("written", reason, **about)
+        if not books_refuse(ours) and not compared(others, ours, text, kind):
+            return Verdict("node", reason, **about)
     if kind == "functional" and isinstance(ours.error, CaptureError):
         return Verdict("refused", reason, **about)
-    if kind == "transform" and any(words in str(eager.error) for words in MISSING):
+    missing = (*MISSING, UNBATCHED) if "T.vmap" in text else MISSING
+    if kind == "transform" and any(words in str(eager.error) for words in missing):
         return Verdict("beyond", reason, **about)
     if kind in UNDER_DYNAMO and "train_step" not in text:
         plain = run(text, lambda fn: torch.compile(fn, backend="eager"), Eager())
         if compared(eager, plain, text, kind):
             return Verdict("dynamo", reason, **about)
     return Verdict("wrong", reason, **about)
+
+
+def books_refuse(ran: Ran) -> bool:
+    return any(words in str(ran.error) for words in REFUSALS)
 
 
 def counted(made: list) -> tuple[int, int]:
@@ -191,6 +201,8 @@ def compared(eager: Ran, other: Ran, text: str, kind: str) -> str:
     if len(eager.sights) != len(other.sights):
         late = len(other.sights) - len(eager.sights)
         return f"expected {eager.error!r}, got {other.error!r} {late} sights later"
+    if eager.left != other.left:
+        return f"left: expected {eager.left}, got {other.left}"
     if other.complaints:
         return f"gave up: {other.complaints[0]}"
     return ""

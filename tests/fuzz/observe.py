@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 import torch
@@ -62,9 +61,11 @@ class Observer:
                 sight.tensors[path] = note
             else:
                 sight.others[path] = leaf
-        shared = Counter(note.memory for note in sight.tensors.values())
+        first: dict[str, int] = {}
         for note in sight.tensors.values():
-            note.offset *= shared[note.memory] > 1  # where a tensor lies in memory of its own is nobody's business
+            first[note.memory] = min(first.get(note.memory, note.offset), note.offset)
+        for note in sight.tensors.values():
+            note.offset -= first[note.memory]  # where the first of those that share memory lies is nobody's business
         sight.hooks = list(LOG)
         LOG.clear()
         self.sights.append(sight)

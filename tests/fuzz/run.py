@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import multiprocessing as mp
 import os
 import resource
@@ -144,6 +145,7 @@ def _dies_eagerly(text: str) -> bool:
 
 
 def main() -> int:
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # it warns of every `item` that breaks a graph
     options = argparse.ArgumentParser(prog="python -m tests.fuzz.run", description=__doc__)
     options.add_argument("--count", type=int, default=200)
     options.add_argument("--seed", type=int, default=0, help="the first one")

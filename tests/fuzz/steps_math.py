@@ -110,7 +110,10 @@ def binary(m: Maker) -> None:
     a = m.any(lambda x: not x.is_complex())
     b = m.beside(a, lambda x: not x.is_complex())
     pair = (a, b) if m.chance(0.7) else (b, a)
-    m.assign(m.rng.choice(BINARY).format(*pair).replace(",", ", "))
+    form = m.rng.choice(BINARY)
+    if "atan2" in form and any(str(m.value(x).dtype) == "torch.bool" for x in pair):
+        raise Refused  # eager's gradient negates the mask, and refuses it
+    m.assign(form.format(*pair).replace(",", ", "))
 
 
 def scalar(m: Maker) -> None:

@@ -55,3 +55,31 @@ def test_gradients_of_norms_over_16_bits(norm) -> None:
         (out.float() * torch.linspace(-1, 1, 3)).square().sum().backward()
         found.append([out, x.grad, *(p.grad for p in mine.parameters()), *mine.buffers()])
     torch.testing.assert_close(found[1], found[0], rtol=0.03, atol=0.03)
+
+
+@pytest.mark.parametrize("dtype", (*HALVES, torch.float32))
+@pytest.mark.parametrize("mode", [0, 1, 2])
+def test_bags_of_rows(dtype: torch.dtype, mode: int) -> None:
+    weight, ids, starts = torch.randn(20, 8, dtype=dtype), torch.randint(20, (8,)), torch.arange(0, 8, 2)
+    given = (weight, ids, starts, False, mode, False)
+    for op in (aten._embedding_bag.default, aten._embedding_bag_forward_only.default, aten.embedding_bag.default):
+        check(op, *given)
+        if mode == 0:
+            check(op, *given, torch.ones(8, dtype=dtype))
+    check(aten.embedding_bag.padding_idx, *given, None, False, None)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_layer_in_evaluation_gives_rows(first: bool) -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, norm_first=first).eval()
+    attention, parts = layer.self_attn, (layer.norm1, layer.norm2, layer.linear1, layer.linear2)
+    weights = [w for part in parts for w in (part.weight, part.bias)]
+    projections = (attention.in_proj_weight, attention.in_proj_bias, attention.out_proj.weight, attention.out_proj.bias)
+    op = aten._transformer_encoder_layer_fwd.default
+    for x in (torch.randn(2, 5, 16), torch.randn(2, 16, 5).transpose(1, 2), torch.randn(5, 2, 16).transpose(0, 1)):
+        given = (x, 16, 2, *projections, False, first, 1e-5, *weights)
+        with torch.no_grad():
+            real = op(*given)
+        with (mode := fake.default_mode()):
+            made = fake.rule_of(op)(mode.from_tensor(x), *given[1:])
+        assert (made.dtype, made.shape, made.stride()) == (real.dtype, real.shape, real.stride())

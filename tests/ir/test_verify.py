@@ -31,6 +31,16 @@ def test_symbolic_sizes():
         verify(trace.with_(symbols={}))
 
 
+def test_symbols_that_only_types_mention():
+    """A backward program may take tensors of symbolic sizes and compute with no size at all."""
+    for dtype in (torch.float32, torch.bfloat16):  # of one name, in two shape environments
+        fast = tessera.jit(lambda x: (x * 2).relu(), executors=["aten"], dynamic=True, strict=True)
+        x = torch.randn(5, 3, dtype=dtype, requires_grad=True)
+        with override(verify=True):
+            fast(x).sum().backward()
+        assert torch.equal(x.grad, 2 * (x > 0).to(dtype))
+
+
 def test_a_size_that_a_guard_fixed():
     """Types from before the guard and after it are the same."""
 

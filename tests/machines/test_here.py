@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tessera.machines import here, known, machine, machine_of
-from tessera.machines.here import TOLD, described_cpu, described_gpu
+from tessera.machines.here import PROPERTIES, described_cpu, described_gpu
 from tessera.machines.measure import rates
 from tessera.util.config import override
 from tessera.util.errors import OptionError
@@ -26,7 +26,7 @@ def properties(name: str, capability: int, units: int, **told: int) -> SimpleNam
 @pytest.mark.parametrize("key", GPUS)
 def test_a_described_gpu_is_found_by_its_own_properties(key: str) -> None:
     m = machine(key)
-    told = {theirs: m.size(ours) for theirs, ours in TOLD.items() if ours != "units"}
+    told = {theirs: m.size(ours) for theirs, ours in PROPERTIES.items() if ours != "units"}
     found = described_gpu(properties(m.name, m.capability, m.units, **told))
     assert found.key == key and {n: f.value for n, f in found.figures.items()} == {
         n: f.value for n, f in m.figures.items()

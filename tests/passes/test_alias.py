@@ -26,7 +26,7 @@ def test_views():
         lambda x: x.t(), lambda x: x[1:], lambda x: x.view(16), lambda x: x.reshape(2, 8), lambda x: x.flatten(),
         lambda x: x.expand(2, 4, 4), lambda x: x.unbind(0)[1], lambda x: x.split(2)[0], lambda x: x.detach(),
         lambda x: x.unsqueeze(0).squeeze(0), lambda x: torch.einsum("ij->ji", x), lambda x: x.expand_as(x[None]),
-        lambda x: F.dropout(x, 0.5, training=False),
+        lambda x: F.dropout(x, 0.5, training=False), lambda x: torch.unsafe_chunk(x, 2)[1], lambda x: torch.unsafe_split(x, 2)[0],
     ):  # fmt: skip
         assert shares(view, X), view
 

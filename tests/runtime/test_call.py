@@ -41,3 +41,16 @@ def test_an_expanded_input_is_written_as_in_eager() -> None:
     fast, memory = tessera.jit(fill, strict=True), torch.zeros(1, 8)
     assert fast(memory.expand(4, 8)) == 4 * 8 * 3 * 2
     assert memory.eq(3).all()
+
+
+def test_windows_are_written_as_in_eager() -> None:
+    """What they hold then depends on the order in which elements are written."""
+
+    def negate(x: torch.Tensor) -> torch.Tensor:
+        x.neg_()
+        return x * 2
+
+    fast, mine, theirs = tessera.jit(negate, strict=True), torch.arange(6.0), torch.arange(6.0)
+    for _ in range(2):
+        torch.testing.assert_close(fast(mine.unfold(0, 3, 1)), negate(theirs.unfold(0, 3, 1)))
+        torch.testing.assert_close(mine, theirs)

@@ -10,6 +10,7 @@ from torch import nn
 
 import tessera
 from tessera.runtime.double_backward import DoubleBackward
+from tessera.torch_internals.autograd import unpacks_one_by_one
 
 FRONTENDS = ["dynamo", "functional"]
 
@@ -100,3 +101,40 @@ def test_what_nothing_saved_is_not_asked_for() -> None:
         first.sum().backward(retain_graph=True)
         grads.append(model.weight.grad)
     torch.testing.assert_close(grads[1], grads[0])
+
+
+def _erf_too(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = torch.maximum(x, w)
+    return y, y.erf()
+
+
+def _two_softmaxes(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x.softmax(0), w.softmax(0)
+
+
+def _product_too(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x.sin(), x @ w
+
+
+@pytest.mark.skipif(not unpacks_one_by_one, reason="this PyTorch hands out saved tensors all at once")
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize(
+    ("program", "written", "chosen"), [(_erf_too, 0, 0), (_two_softmaxes, 0, 1), (_product_too, "w", 0)]
+)
+def test_what_a_gradient_does_not_read_may_be_written(
+    program: Callable, written: int | str, chosen: int, keep: bool, frontend: str
+) -> None:
+    fast = tessera.jit(program, executors=["aten"], frontend=frontend)
+    results = []
+    for f in (program, fast):
+        x, w = torch.tensor([0.5, 1.0], requires_grad=True), torch.tensor([2.0, 0.25], requires_grad=True)
+        held = w * 1
+        out = f(x, held)
+        with torch.no_grad():
+            (held if written == "w" else out[written]).add_(1)
+        out[chosen].sum().backward(retain_graph=keep)
+        results.append([x.grad, w.grad])
+        with pytest.raises(RuntimeError, match="modified by an inplace operation" if keep else "second time|inplace"):
+            out[1 - chosen].sum().backward()
+    torch.testing.assert_close(results[1], results[0])

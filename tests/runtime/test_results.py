@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import tessera
 
@@ -81,6 +82,126 @@ def test_contents_of_a_view_of_a_leaf_are_written_behind_autograds_back(frontend
         found.append((leaf.detach(), out.detach(), leaf.grad))
     for want, got in zip(*found, strict=True):
         torch.testing.assert_close(got, want)
+
+
+def through_itself(x: torch.Tensor) -> torch.Tensor:
+    x.mul_(2)
+    return x * 3
+
+
+def through_a_part(x: torch.Tensor) -> torch.Tensor:
+    x[0] = 0
+    return x * 3
+
+
+def through_what_gives_it_back(x: torch.Tensor) -> torch.Tensor:
+    y = torch.nn.functional.dropout(x, 0.5, training=False).contiguous()
+    y.movedim(0, -1).lerp_(x.movedim(0, -1), 0.5)
+    return y * 3
+
+
+def through_memory(x: torch.Tensor) -> torch.Tensor:
+    x.as_strided((2,), (1,)).zero_()
+    return x * 3
+
+
+def through_a_list(x: torch.Tensor) -> torch.Tensor:
+    torch._foreach_add_([x.t()], 1.0)
+    return x * 3
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(
+    "fn", [through_itself, through_a_part, through_what_gives_it_back, through_memory, through_a_list]
+)
+def test_a_leaf_that_requires_gradients_is_not_written(fn: Callable, whole: bool, frontend: str) -> None:
+    for f in (fn, compiled(fn, frontend)):
+        leaf = torch.ones(2, 2, requires_grad=True)
+        with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+            f(leaf if whole else leaf[:])
+        assert leaf.eq(1).all()
+        with torch.no_grad():
+            f(leaf if whole else leaf[:])
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_an_argument_that_is_written_unseen_keeps_its_history(frontend: str) -> None:
+    """A hook that is set on it afterwards sees what flows back to it."""
+
+    def fn(x: torch.Tensor) -> torch.Tensor:
+        y = x.exp()
+        x.detach().mul_(-1)
+        return y
+
+    found = []
+    for f in (fn, compiled(fn, frontend)):
+        leaf, seen = torch.arange(4.0).requires_grad_(), []
+        x = leaf * 1
+        before = x.grad_fn
+        out = f(x)
+        assert x.grad_fn is before
+        x.register_hook(seen.append)
+        out.sum().backward()
+        found.append([*seen, leaf.grad])
+    torch.testing.assert_close(*found)
+
+
+def _under_no_grad(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        w.mul_(2)
+    return x.exp() * w.detach()
+
+
+def _detached(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    w[1:].detach().mul_(2)
+    return x.exp() * w.detach()
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("leaf", [True, False])
+@pytest.mark.parametrize("write", [_under_no_grad, _detached])
+@pytest.mark.parametrize("region", [True, False], ids=["region", "checkpoint"])
+def test_a_body_that_writes_unseen_leaves_its_operand_its_history(
+    region: bool, write: Callable, leaf: bool, frontend: str
+) -> None:
+    block = torch.compiler.nested_compile_region(write)
+
+    def fn(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return block(x, w) if region else checkpoint(write, x, w, use_reentrant=False)
+
+    want = torch.tensor([2.0 if write is _under_no_grad else 1.0, 2.0, 2.0])
+    x, w = torch.zeros(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    w = w if leaf else w * 1
+    before = w.grad_fn
+    out = compiled(fn, frontend)(x, w)
+    torch.testing.assert_close(w.detach(), want)
+    torch.testing.assert_close(out.detach(), want)
+    assert w.requires_grad and w.grad_fn is before
+
+
+@torch.library.custom_op("tessera_tests::raise_by", mutates_args={"x"})
+def raise_by(x: torch.Tensor, y: torch.Tensor) -> None:
+    x.add_(y)
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("leaf", [True, False])
+def test_autograd_does_not_see_what_a_custom_operator_writes(leaf: bool, frontend: str) -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        raise_by(x, y)
+        return x * y
+
+    found = []
+    for f in (fn, compiled(fn, frontend)):
+        start, y = torch.ones(3, requires_grad=True), torch.arange(3.0).requires_grad_()
+        x = start if leaf else start * 1
+        before = x.grad_fn
+        out = f(x, y)
+        assert x.grad_fn is before
+        out.sum().backward()
+        found.append([out, x.detach(), start.grad, y.grad])
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("frontend", FRONTENDS)

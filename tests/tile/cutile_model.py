@@ -17,7 +17,7 @@ import torch
 from tessera.tile.dialect.elements import torch_dtype
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.rewrites.offline import without_reduce_exp
-from tessera.tile.rewrites.split_walk import split
+from tessera.tile.rewrites.split_sequential import split
 from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets.cuda_tile.arrays import arrays, place
 from tessera.tile.targets.cuda_tile.emit import blocks_of, programs_of

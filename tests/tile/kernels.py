@@ -549,7 +549,7 @@ DYNAMIC = [
 ]  # fmt: skip
 
 
-def walked_cases() -> list[Case]:
+def sequential_cases() -> list[Case]:
     """Not every target has them."""
     return [
         norm_backward(), norm_backward(dynamic=True), norm_backward(32, 64, torch.bfloat16), norm_backward(5, 1031),

@@ -87,7 +87,7 @@ class Interpreter:
     def compile(self, kernel: KernelOp, schedule: Schedule):  # noqa: ANN201
         return partial(interp.run, kernel)
 
-    def no_walk(self, row: int | None) -> str:
+    def no_sums_over_rows(self, row: int | None) -> str:
         return ""
 
 
@@ -109,8 +109,8 @@ class Varied:
     def compile(self, kernel: KernelOp, schedule: Schedule):  # noqa: ANN201
         return self.target.compile(kernel, schedule)
 
-    def no_walk(self, row: int | None) -> str:
-        return self.target.no_walk(row)
+    def no_sums_over_rows(self, row: int | None) -> str:
+        return self.target.no_sums_over_rows(row)
 
 
 class CutileModel:
@@ -126,8 +126,8 @@ class CutileModel:
             return partial(interp.run, kernel)  # of f64, or at all: the target refuses them
         return partial(cutile_model.run, kernel, schedule)
 
-    def no_walk(self, row: int | None) -> str:
-        return TARGET.no_walk(row)
+    def no_sums_over_rows(self, row: int | None) -> str:
+        return TARGET.no_sums_over_rows(row)
 
 
 # The executor leaves gathers on the CPU to PyTorch, which checks their indices. Ours are in bounds.
@@ -140,7 +140,7 @@ def _holds(eqn: Equation) -> bool:
 
 
 # As on a GPU: sums over outer dimensions write their arguments too.
-COMPILER = replace(tile.COMPILER, kind=_kind, why_not=why_not, writes=lambda eqn: rule_of(eqn.op).walks)  # type: ignore[union-attr]
+COMPILER = replace(tile.COMPILER, kind=_kind, why_not=why_not, writes=lambda eqn: rule_of(eqn.op).over_rows)  # type: ignore[union-attr]
 TARGETS: dict[str, Callable[[], Target | None]] = {
     "cpu": partial(named, "cpu"),
     "whole": partial(named, "cpu"),

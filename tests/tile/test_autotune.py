@@ -50,7 +50,7 @@ class FakeTarget:
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
         return SCHEDULES
 
-    def no_walk(self, row: int | None) -> str:
+    def no_sums_over_rows(self, row: int | None) -> str:
         return ""
 
 

@@ -509,7 +509,7 @@ def test_long_sums_stay_exact_enough(rows):
 # --- the kernels that every target must run ---
 
 
-@pytest.mark.parametrize("case", [*kernels.cases(), *kernels.walked_cases()], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*kernels.cases(), *kernels.sequential_cases()], ids=lambda case: case.name)
 def test_shared_case(case):
     sizes = dict(zip([s.data for s in case.kernel.symbol_names], case.symbols, strict=True))
     results = [t.clone() for t in case.tensors]
@@ -690,7 +690,7 @@ def test_shared_work_gives_the_same_result_on_any_number_of_threads(case):
 def test_walks_and_reductions_in_parts(parts):
     rows = (kernels.softmax(3, 70), kernels.rms_norm(2, 130, dynamic=True), kernels.cross_entropy(2, 1000))
     sums = (kernels.softmax_sums(), kernels.softmax_sums(fn="exp2", infinite="zero", dynamic=True))
-    for case in (*kernels.walked_cases(), kernels.full_sum(1001), kernels.column_sum(dynamic=True), *rows, *sums):
+    for case in (*kernels.sequential_cases(), kernels.full_sum(1001), kernels.column_sum(dynamic=True), *rows, *sums):
         results = [t.clone() for t in case.tensors]
         TARGET.compile(case.kernel, Schedule(split=parts))(results, case.symbols)
         case.check(results)

@@ -11,7 +11,7 @@ import math
 import cutile_model
 import pytest
 import torch
-from kernels import Case, cases, matmul, norm_backward, softmax, walked_cases
+from kernels import Case, cases, matmul, norm_backward, sequential_cases, softmax
 from on_h200 import CUDA_TILE as TARGET
 from tile_kernels import matmul as row_major_matmul
 
@@ -31,7 +31,7 @@ from tessera.tile.targets.cuda_tile.write import write
 from tessera.util import disk as cache
 from tessera.util.errors import OptionError
 
-CASES = {f"{case.name}{'-dynamic' if case.symbols else ''}": case for case in (*cases(), *walked_cases())}
+CASES = {f"{case.name}{'-dynamic' if case.symbols else ''}": case for case in (*cases(), *sequential_cases())}
 needs_compiler = pytest.mark.skipif(not toolchain.available(), reason="needs cuda-tile[tileiras]")
 
 
@@ -39,7 +39,7 @@ def schedules(case: Case) -> list[Schedule]:
     sizes = dict(zip([s.data for s in case.kernel.symbol_names], case.symbols, strict=True))
     found = TARGET.propose(case.kernel, sizes)
     axis = reduced_axis(case.kernel)
-    if case.kernel.walked is not None:
+    if case.kernel.sequential_axis is not None:
         found += [Schedule((("i", 4), ("r", 2048)), split=parts) for parts in (1, 3)]
     elif axis is not None:  # small blocks, so that loops go round more than once
         sides = [(a, 16) for a in case.kernel.axis_names() if a in ("i", "j") and case.name.startswith("mat")]
@@ -260,8 +260,8 @@ def test_a_matrix_product_compiles_without_spilling(arch: str, fresh_cache) -> N
 @needs_compiler
 @pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
 def test_shared_rows_and_walks_stay_in_registers(arch: str, fresh_cache) -> None:
-    few, walk = softmax(8, 128256, torch.bfloat16).kernel, norm_backward(2, 4096, torch.bfloat16, dynamic=True).kernel
-    for kernel, sizes in ((few, {}), (walk, {"n": 16384})):
+    few, norm = softmax(8, 128256, torch.bfloat16).kernel, norm_backward(2, 4096, torch.bfloat16, dynamic=True).kernel
+    for kernel, sizes in ((few, {}), (norm, {"n": 16384})):
         schedule = TARGET.propose(kernel, sizes)[0]
         assert schedule.split > 1
         assert not any(found.resources(arch).spills for found in kernels_of(TARGET.compile(kernel, schedule)))

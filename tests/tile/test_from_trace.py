@@ -337,6 +337,7 @@ def test_gathers() -> None:
     check(lambda w, ids: (w * 2)[:, ids[0]] + 1, w, ids - 4)
     check(lambda w, ids: torch.gather(w * 2, 1, ids.t() % 6), w, ids)
     check(lambda w, ids: (w + 1).index_select(0, ids[1]), w, ids)
+    check(lambda w, ids: (w[0, 0] + 1).index_select(0, ids[1, 1] * 0) * 2, w, ids)
 
 
 def test_gather_from_a_softmax_reads_one_element_a_row() -> None:

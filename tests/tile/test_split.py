@@ -49,7 +49,7 @@ def test_which_can_be_split() -> None:
     others = "flags column_sum middle_max full_sum matmul matvec"
     assert found >= names(f"{rows} {others}")
     for make in (kernels.argmax, kernels.cumsum, kernels.norm_backward, kernels.pointwise):
-        assert not can_split(make().kernel)  # a place, a scan, a walk, no reduction
+        assert not can_split(make().kernel)  # a place, a scan, a sequential axis, no reduction
 
 
 def test_a_softmax_is_two_kernels_and_one_read_more() -> None:

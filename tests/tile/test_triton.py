@@ -28,7 +28,7 @@ from tessera.tile.dialect.functions import FUNCTIONS
 from tessera.tile.dialect.index import parse
 from tessera.tile.dialect.ops import KernelOp, element_of
 from tessera.tile.rewrites.split_reduction import can_split
-from tessera.tile.rewrites.split_walk import split_walk
+from tessera.tile.rewrites.split_sequential import split_sequential
 from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets import missing, named, target_for
 from tessera.util.errors import InputError, OptionError
@@ -72,7 +72,7 @@ def test_under_the_interpreter(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arch", [90, 100])
 @pytest.mark.parametrize(
-    "case", [*kernels.cases(), *kernels.walked_cases()], ids=lambda c: c.name + ("-dynamic" if c.symbols else "")
+    "case", [*kernels.cases(), *kernels.sequential_cases()], ids=lambda c: c.name + ("-dynamic" if c.symbols else "")
 )
 def test_compiles(case: Case, arch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if arch == 100 and case.symbols:
@@ -132,7 +132,7 @@ def test_walks_keep_their_sums_in_registers(
     monkeypatch.setenv("TESSERA_CACHE", str(tmp_path))
     kernel = kernels.norm_backward(2, m, torch.bfloat16, dynamic=True).kernel
     schedule = propose(kernel, {"n": n})[0]
-    made = split_walk(kernel, schedule.split)
+    made = split_sequential(kernel, schedule.split)
     first, second = (
         compile_only(half, s, arch)
         for half, s in zip((made.first, made.second), schedules(kernel, schedule, made), strict=True)
@@ -150,7 +150,7 @@ def test_long_rows_come_before_their_columns(
     kernel = kernels.norm_backward(2, 32768, dtype, dynamic=True).kernel
     schedule = propose(kernel, {"n": 2048})[0]
     made = halves(kernel, schedule)
-    assert schedule.loop and made.second.axis_names("reduce") == (kernel.walked,)
+    assert schedule.loop and made.second.axis_names("reduce") == (kernel.sequential_axis,)
     for half, own in zip((made.first, made.second), schedules(kernel, schedule, made), strict=True):
         found = compile_only(half, replace(own, split=1))
         assert found.spills == 0 and found.registers <= 128 and "ld.global.v4" in found.ptx
@@ -295,7 +295,7 @@ def test_variant_follows_the_sizes() -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [*kernels.cases(), *kernels.walked_cases()], ids=lambda c: c.name + ("-dynamic" if c.symbols else "")
+    "case", [*kernels.cases(), *kernels.sequential_cases()], ids=lambda c: c.name + ("-dynamic" if c.symbols else "")
 )
 def test_proposals_are_valid_and_repeat(case: Case) -> None:
     found = propose(case.kernel, sizes_of(case))
@@ -303,7 +303,7 @@ def test_proposals_are_valid_and_repeat(case: Case) -> None:
     assert len(set(found)) == len(found)
     for schedule in found:
         assert emit(case.kernel, replace(schedule, split=1))
-        assert schedule.split == 1 or can_split(case.kernel) or case.kernel.walked
+        assert schedule.split == 1 or can_split(case.kernel) or case.kernel.sequential_axis
 
 
 LONG = ((32768, torch.bfloat16), (32768, torch.float32))

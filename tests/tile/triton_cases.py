@@ -117,7 +117,7 @@ EXTRA = [
 def trials(most: int = 2) -> list[tuple[str, Case, Schedule]]:
     """(name, kernel, schedule) for everything worth running."""
     found = []
-    for case in kernels.cases() + [make() for make in EXTRA] + kernels.walked_cases():
+    for case in kernels.cases() + [make() for make in EXTRA] + kernels.sequential_cases():
         own = BY_HAND.get(case.kernel.sym_name.data, [])
         for schedule in dict.fromkeys([*propose(case.kernel, sizes_of(case))[:most], *own]):
             dynamic = "-dynamic" if case.symbols else ""

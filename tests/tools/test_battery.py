@@ -11,9 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from battery_sections import cases
+from torch import nn
 
 import tessera
-from tessera.tools.battery import language, layouts, main, modes, operators, tests
+from tessera.tools.battery import compare, language, layouts, main, models, modes, operators, tests
 from tessera.tools.battery.case import Missing, Outcome, Skip, Wrong
 from tessera.tools.battery.command import parser, shard
 from tessera.tools.battery.compare import check, same_strides
@@ -131,6 +132,44 @@ def test_sections_name_their_cases() -> None:
     assert len(language.MODELS) >= 50 and len(operators.cases("cpu")) > 1000
     assert {"train_step adamw", "offload host", "cuda graph of a model"} <= set(modes.MODES)
     assert any("turned" in case.name for case in layouts.cases("cpu"))
+
+
+def test_rounding_where_float64_cannot_decide() -> None:
+    want = torch.tensor([2.9, 0.1], dtype=torch.bfloat16)
+    assert compare.rounds_alike(want + 0.0156, want) and not compare.rounds_alike(want + 0.1, want)
+    assert not compare.rounds_alike(want.float() + 1e-6, want.float())
+
+
+def test_an_activation_at_a_kink() -> None:
+    """Rounding decides whether a gradient goes through a ReLU at zero: the reference shows both answers."""
+
+    class Kinked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.tensor([1.0, 2.0]))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            at_zero = x * self.weight - torch.tensor([1.0, 0.5], device=x.device, dtype=x.dtype)
+            return (at_zero.relu() + self.weight).sum()
+
+    def build() -> tuple[nn.Module, tuple, dict]:
+        return Kinked(), (torch.ones(2),), {}
+
+    model, args, kwargs = models.prepared(build, True)
+    rounded = models.rounded_answers(model, args, kwargs, "cpu", torch.float32, True)
+    exact, eager = (
+        models.answer(*models.placed(model, args, kwargs, "cpu", dtype), training=True)
+        for dtype in (torch.float64, torch.float32)
+    )
+    truth = exact.gradients["weight"]
+    other = max((answer.gradients["weight"] for answer in rounded), key=lambda g: compare.distance(g, truth))
+    assert compare.distance(other, truth) > 0.1
+    reference = models.Reference(eager, exact, torch.float32, lambda: rounded)
+    through = models.Answer(eager.results, {"weight": other.float()}, {})
+    models.compare(through, reference, 0)
+    wrong = models.Answer(eager.results, {"weight": 3 * other.float()}, {})
+    with pytest.raises(Wrong, match="rounding up to"):
+        models.compare(wrong, reference, 0)
 
 
 def test_reports_of_pytest() -> None:

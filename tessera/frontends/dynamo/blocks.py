@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +32,7 @@ from tessera.frontends.dynamo.members import Member, Members
 from tessera.frontends.dynamo.siblings import Siblings
 from tessera.frontends.functional.trace import autocast_state
 from tessera.torch_internals import tracing
+from tessera.torch_internals.autograd import get_data_attr
 from tessera.torch_internals.fake import FakeTensor
 from tessera.torch_internals.modules import hooks_of_all_modules
 from tessera.torch_internals.tracing import Tx, Variable
@@ -91,7 +92,7 @@ class Block:
         member, begin = self.members.by_module.get(id(self.module()), (None, 0))
         return {} if member is None else {begin + i: place for i, place in enumerate(member.order)}
 
-    def operands(self, given: tuple, tensors: list) -> list[object]:
+    def operands(self, given: tuple, tensors: Sequence[object]) -> list[object]:
         """What goes into the body: `given` by the node, and the members' `tensors`."""
         count = len(self.traced.arguments.nodes)
         rest = iter(given[count:])
@@ -204,6 +205,8 @@ class Program:
             return "it reads a tensor of the program that is no argument"
         if any(n.meta.get("unbacked_bindings") for n in nodes):
             return "it has sizes that are known only when it runs"
+        if any(tracing.is_higher_order(n.target) or n.target is get_data_attr for n in nodes):
+            return "it holds an operator over functions (a checkpoint, a hook, a loop) or reads `.data`"
         if [kind_of(n) for n in arguments.nodes] != arguments.kinds:
             return "it changes the kind of an argument"
         places = None if items is None else tuple(not none for none in nones)

@@ -1,6 +1,6 @@
-"""Writes through `.data` to what a backward pass may read.
+"""Writes in Dynamo's graphs: to arguments, and through `.data` to what a backward pass may read.
 
-In: one of Dynamo's graphs, with the example value of every node. Out: nothing, or a CaptureError.
+In: one of Dynamo's graphs, with the example value of every node. Out: what it writes; nothing, or a CaptureError.
 
 What eager saves for backward shares the memory of the tensor, and a write through `.data` is hidden from autograd: the
 gradient is computed from the new contents. Which values those are is a matter of each operator's formula, which a
@@ -15,6 +15,7 @@ import operator
 import torch
 
 from tessera.torch_internals.autograd import get_data_attr
+from tessera.torch_internals.functorch import innermost
 from tessera.torch_internals.memory import storage_id
 from tessera.util.errors import CaptureError
 
@@ -34,6 +35,13 @@ def refuse_hidden_writes(gm: torch.fx.GraphModule) -> None:
             raise CaptureError(f"a write through .data to what {written.name} shares, after a differentiable use of it")
 
 
+def written_arguments(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:
+    """The arguments with a gradient whose memory the graph writes: they go on with another history."""
+    written = {_memory(target) for node in gm.graph.nodes if (target := _written(node)) is not None} - {None}
+    arguments = (n for n in gm.graph.nodes if n.op == "placeholder") if written else ()
+    return {n for n in arguments if _differentiable(n) and _memory(n) in written}
+
+
 def _example(node: object) -> object:
     return node.meta.get("example_value") if isinstance(node, torch.fx.Node) else None
 
@@ -49,7 +57,7 @@ def _memory(node: object) -> int | None:
     value = _example(node)
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return None
-    return storage_id(value)
+    return storage_id(innermost(value))
 
 
 def _written(node: torch.fx.Node) -> torch.fx.Node | None:

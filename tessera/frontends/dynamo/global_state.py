@@ -8,7 +8,7 @@ equation says so: a graph that sets one runs eagerly, and a traced function that
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -22,6 +22,12 @@ from tessera.util.names import names
 _OPERATORS = (str, OpOverload, OpOverloadPacket, HigherOrderOperator)
 _FOLLOWED = (set_grad_enabled, set_fwd_grad_enabled)
 _SETTERS = ("set_", "_set_", "enable_", "use_")
+# What Dynamo writes into a graph for a context that the program enters, by name.
+_CONTEXTS = names(
+    "_enter_autocast _exit_autocast _enter_inference_mode _exit_inference_mode _enter_dual_level _exit_dual_level "
+    "_saved_tensors_hooks_disable _saved_tensors_hooks_enable _set_grad_enabled _set_fwd_grad_enabled "
+    "set_inplace_requires_grad_allowed _backend_from_string _sdpa_kernel"
+)
 
 
 def refuse_setter(node: torch.fx.Node) -> None:
@@ -32,6 +38,19 @@ def refuse_setter(node: torch.fx.Node) -> None:
     name, ours = getattr(target, "__name__", ""), getattr(target, "__module__", "") == SWITCHES
     if name.startswith(_SETTERS) and not ours and target not in _FOLLOWED:
         raise CaptureError(f"the program calls {name}, on which later operators depend; the graph runs eagerly")
+
+
+def leave_contexts(rest: Iterable[torch.fx.Node], env: dict[torch.fx.Node, object]) -> None:
+    """The recording of a graph failed before `rest`: leave what it had entered, as the graph itself would.
+
+    What `rest` enters and leaves again does no harm, so that nobody has to count.
+    """
+    for node in rest:
+        known = all(n in env for n in node.all_input_nodes)
+        if node.op == "call_function" and known and getattr(node.target, "__name__", "") in _CONTEXTS:
+            args = torch.fx.map_arg(node.args, env.__getitem__)
+            kwargs = torch.fx.map_arg(node.kwargs, env.__getitem__)
+            env[node] = node.target(*args, **kwargs)  # type: ignore[operator]
 
 
 def _refused(name: str) -> Callable[[Callable], Callable]:

@@ -19,7 +19,7 @@ from tessera.frontends.captured import Captured, capture
 from tessera.frontends.dynamo.blocks import Block
 from tessera.frontends.dynamo.data_writes import refuse_hidden_writes
 from tessera.frontends.dynamo.frames import MODEL, OWN_FILE
-from tessera.frontends.dynamo.global_state import refuse_setter
+from tessera.frontends.dynamo.global_state import leave_contexts, refuse_setter
 from tessera.frontends.dynamo.hooks import behind_hooks, check_between_results, record_hook
 from tessera.frontends.dynamo.launch import record_launch
 from tessera.frontends.functional import control  # noqa: F401  (records torch.cond and its like as sub-traces)
@@ -152,34 +152,43 @@ def run_graph(gm: torch.fx.GraphModule, builder: Builder) -> Callable:
     def run(*inputs: object) -> object:
         given = iter(inputs)
         env: dict[torch.fx.Node, object] = {}
-        further: list[object] | None = None
-        for node in gm.graph.nodes:
-            if node.op == "placeholder":
-                env[node] = next(given)
-                continue
-            builder.source = node_source(node)
-            args = torch.fx.map_arg(node.args, env.__getitem__)
-            kwargs = torch.fx.map_arg(node.kwargs, env.__getitem__)
-            match node.op:
-                case "call_function" if isinstance(node.target, Block):
-                    further = list(given) if further is None else further
-                    env[node] = _block(node, gm, node.target.operands(args, further))
-                case "call_function" if node.target in BODIES:
-                    env[node] = BODIES[node.target](node, builder, *args, **kwargs)
-                case "call_function":
-                    refuse_setter(node)
-                    env[node] = node.target(*args, **kwargs)
-                case "call_method":
-                    env[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
-                case "call_module":
-                    env[node] = gm.get_submodule(node.target)(*args, **kwargs)
-                case "get_attr":
-                    env[node] = _attribute(gm, node.target)
-                case "output":
-                    return args[0]
+        further = inputs[sum(n.op == "placeholder" for n in gm.graph.nodes) :]
+        nodes = iter(gm.graph.nodes)
+        try:
+            for node in nodes:
+                builder.source = node_source(node)
+                if node.op == "output":
+                    return torch.fx.map_arg(node.args[0], env.__getitem__)
+                env[node] = next(given) if node.op == "placeholder" else run_node(gm, node, env, further, builder)
+        except Exception:
+            leave_contexts(nodes, env)
+            raise
         raise CaptureError("the graph has no output node")
 
     return run
+
+
+def run_node(
+    gm: torch.fx.GraphModule, node: torch.fx.Node, env: dict[torch.fx.Node, object], further: tuple, builder: Builder
+) -> object:
+    """`further`: the tensors of blocks that were not traced."""
+    args = torch.fx.map_arg(node.args, env.__getitem__)
+    kwargs = torch.fx.map_arg(node.kwargs, env.__getitem__)
+    match node.op:
+        case "call_function" if isinstance(node.target, Block):
+            return _block(node, gm, node.target.operands(args, further))  # type: ignore[arg-type]
+        case "call_function" if node.target in BODIES:
+            return BODIES[node.target](node, builder, *args, **kwargs)
+        case "call_function":
+            refuse_setter(node)
+            return node.target(*args, **kwargs)  # type: ignore[operator]
+        case "call_method":
+            return getattr(args[0], node.target)(*args[1:], **kwargs)  # type: ignore[arg-type]
+        case "call_module":
+            return gm.get_submodule(node.target)(*args, **kwargs)  # type: ignore[arg-type]
+        case "get_attr":
+            return _attribute(gm, node.target)  # type: ignore[arg-type]
+    raise CaptureError(f"a graph of TorchDynamo's holds a node that calls nothing: {node.format_node()}")
 
 
 # --- graphs inside graphs: what a higher-order operator does with its body ---

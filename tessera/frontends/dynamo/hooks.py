@@ -12,6 +12,7 @@ import re
 
 import torch
 
+from tessera.frontends.dynamo.data_writes import written_arguments
 from tessera.frontends.functional.function import record_function
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Equation, Value, substitute
@@ -76,8 +77,9 @@ def _behind(eqn: Equation, before: Value, after: Value) -> Equation:
 
 
 def check_between_results(gm: torch.fx.GraphModule) -> None:
-    """Refuse a graph that ends where its program asks for the gradient of one of its results by another, or sets a hook
-    on one of several: compiled, the results of a graph do not know of each other, and one node stands for them all."""
+    """Refuse a graph that ends where its program asks for the gradient of one of its results by another, or by an
+    argument that it wrote, or sets a hook on one of several: compiled, the results of a graph do not know of each
+    other, and one node stands for them all."""
     ended = getattr(gm, "compile_subgraph_reason", None)
     if ended is None or not getattr(ended, "graph_break", False):
         return
@@ -87,7 +89,7 @@ def check_between_results(gm: torch.fx.GraphModule) -> None:
     asks = unknown or any(map(_ASKS.search, told))
     sets_hook = unknown or any("hook" in text for text in told)
     results = _results(gm)
-    if asks and (_depend(gm, results) or (sets_hook and len(results) > 1)):
+    if asks and (_depend(gm, results) or (sets_hook and len(results) > 1) or written_arguments(gm)):
         raise CaptureError("the program asks for gradients between results of this graph; it runs eagerly")
 
 

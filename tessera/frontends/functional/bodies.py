@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 import torch
 import torch.utils.checkpoint
 
-from tessera.frontends.captured import Aliased, aliases
+from tessera.frontends.captured import Aliased, aliases, written_unseen
 from tessera.frontends.functional.trace import WATCHED, argument_names, autocast_state, tracing, watching
 from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.call import CALL, CHECKPOINT
-from tessera.ir.equation import Arg, Special, Value, recompute_region, recompute_tag
+from tessera.ir.equation import NO_GRAD, Arg, Special, Value, recompute_region, recompute_tag
 from tessera.ir.record import Recorded, Recorder, record_with, recording
 from tessera.ir.replay import sweep
 from tessera.ir.trace import Trace
@@ -42,6 +42,7 @@ class Body:
     places: dict[int, int]  # leaf -> output of the trace
     aliased: dict[int, Aliased]  # leaf -> the view of an operand or of an output that it is
     written: tuple[int, ...]  # operands that are written, in the order of the last outputs
+    unseen: frozenset[int]  # those of them that keep the history they have
 
 
 def record_call(
@@ -131,7 +132,8 @@ def _body(recorded: Recorded) -> Body:
     inputs = recorded.trace.inputs
     written = tuple(inputs.index(v) for v in recorded.trace.mutations)
     trace = recorded.trace.with_(outputs=(*results, *recorded.trace.mutations.values()), mutations={})
-    return Body(sweep(trace), recorded.closed, recorded.spec, tuple(recorded.outputs), places, views, written)
+    unseen = frozenset(map(inputs.index, written_unseen(recorded.trace.equations, recorded.trace.mutations)))
+    return Body(sweep(trace), recorded.closed, recorded.spec, tuple(recorded.outputs), places, views, written, unseen)
 
 
 def _is_number(recorded: Recorded, place: int) -> bool:
@@ -189,11 +191,13 @@ def _emit(op: Special, recorder: Recorder, body: Body, operands: tuple) -> objec
     types = [o.type for o in body.trace.outputs]  # type: ignore[union-attr]
     tags = recorder.extra_tags  # `no_grad` is on the body's own equations
     outs = recorder.special(op, (body.trace, *operands), {}, types, tags=tags)
-    recorder.builder.tags = recorder.tags()  # of the writes, which stand outside
+    tags = recorder.tags()  # of the writes, which stand outside
     with fake.alone():
         operands = tuple(recorder.fake(x) if isinstance(x, torch.Tensor) else x for x in operands)
         for place, new in zip(body.written, outs[len(outs) - len(body.written) :], strict=True):
+            recorder.builder.tags = tags | {NO_GRAD} if place in body.unseen else tags
             recorder.write_to(recorder.ref(operands[place]), recorder.value(new))  # type: ignore[arg-type]
+    recorder.builder.tags = tags
     leaves = list(body.leaves)
     for i, place in body.places.items():
         if i < len(leaves):

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 
 from tessera.frontends.captured import Aliased, aliases
-from tessera.frontends.requires_grad import requires_grad_known
+from tessera.frontends.functional.data_writes import refuse_data_writes, watched_data
+from tessera.frontends.requires_grad import requires_grad_known, with_history
 from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Value
@@ -113,6 +114,9 @@ def trace_function(
                 recorded = record_with(Recorder(builder, keep_whole), run, fakes, names)
         except ASKS_A_VALUE as error:
             raise value_needed(error) from error
+        if builder.data_taken and differentiated:
+            known = (*zip(recorded.trace.inputs, flags, strict=True), *recorded.trace.constants.items())
+            refuse_data_writes(recorded.trace, builder.data_taken, with_history(known, recorded.trace.equations))
         _refuse_unknown_sizes(recorded.trace)
         _refuse_shared_writes(recorded.trace, [leaves[i] for i in places])
         trace, captured = _close(recorded.trace, mode, close, any(isinstance(x, FakeTensor) for x in leaves))
@@ -214,6 +218,7 @@ def _deepcopy(original: Callable) -> Callable:
 
 
 WATCHED += [(torch.Tensor, name, _refused(name)) for name in ("requires_grad_", "retain_grad")]
+WATCHED.append((torch.Tensor, "data", watched_data))
 WATCHED += [(owner, "__deepcopy__", _deepcopy) for owner in (torch.Tensor, torch.nn.Parameter)]
 
 

@@ -37,7 +37,7 @@ Holds = Callable[[Equation], bool]
 # Operators whose decomposition in PyTorch is arithmetic worth fusing.
 TORCH = names(
     """
-    mse_loss mse_loss_backward smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward
+    mse_loss mse_loss_backward smooth_l1_loss huber_loss huber_loss_backward
     soft_margin_loss soft_margin_loss_backward binary_cross_entropy binary_cross_entropy_backward
     binary_cross_entropy_with_logits glu glu_backward log_sigmoid_forward log_sigmoid_backward celu selu
     softshrink softshrink_backward hardshrink hardshrink_backward mish_backward rrelu_with_noise_backward
@@ -156,6 +156,6 @@ def _trace(eqn: Equation, values: list[Value], mode: FakeTensorMode) -> Trace | 
     fakes = [fake.fake_of(v.tensor, mode) for v in values]
     try:
         formula = kernels_of(run, fakes, [f"x{i}" for i in range(len(fakes))], Builder("parts", mode))
-    except (RuntimeError, NotImplementedError, TypeError):  # PyTorch's decomposition does not take these arguments
-        return None
+    except (RuntimeError, NotImplementedError, TypeError, ZeroDivisionError):
+        return None  # PyTorch's decomposition does not take these arguments
     return None if formula.mutations or formula.constants else formula

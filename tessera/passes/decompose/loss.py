@@ -1,4 +1,4 @@
-"""Classification losses written out: a row's maximum and sum of exponentials, and the logit of its class.
+"""Losses written out; those of classes as a row's maximum and sum of exponentials, and the logit of its class.
 
 Rules are as in `decompose_nn`. Those of `FROM_LOGITS` are also given who made each value: the logarithm of a softmax at
 one class a row is taken from the logits there, so that nobody needs the whole of it. On a CPU, where PyTorch checks
@@ -13,7 +13,7 @@ import torch
 
 from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Equation, Special, Value
-from tessera.ops.families import cast
+from tessera.ops.families import cast, product
 from tessera.passes.decompose.nn import Results, out, rule, wide
 from tessera.torch_internals.fake import FakeTensor
 from tessera.torch_internals.operators import OpOverload, op_name
@@ -127,6 +127,15 @@ def nll_loss_backward(
     classes = aten.arange(logs.shape[1], device=logs.tensor.device)
     hit = aten.eq(classes, aten.unsqueeze(target, 1))
     return [out(eqn, 0, aten.where(hit, aten.unsqueeze(rows, 1), nothing))]
+
+
+@rule("smooth_l1_loss_backward")
+def smooth_l1_loss_backward(eqn: Equation, g: Value, x: Value, target: Value, reduction: int, beta: float) -> Results:
+    """What is neither below nor above is in between, NaN included; PyTorch writes a sign, which is zero of NaN."""
+    left = aten.sub(wide(x), wide(target))
+    g = aten.div(wide(g), product(x.shape)) if reduction == MEAN else wide(g)
+    above = aten.where(aten.ge(left, beta), g, aten.div(aten.mul(g, left), beta))
+    return [out(eqn, 0, aten.where(aten.le(left, -beta), aten.neg(g), above))]
 
 
 @rule("cross_entropy_loss")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from tessera.ir.alias import FUNCTIONAL, FUNCTIONAL_OVER, written_by
 from tessera.ir.equation import Equation, Value, values_in
 from tessera.ir.trace import Trace
+from tessera.ir.types import size_key
 from tessera.ops.launch import LAUNCH
 from tessera.passes.memory.alias import Roots, last_touches, roots
 
@@ -27,6 +28,7 @@ class _Calls:
         self.of: Roots = roots(trace)
         self.mutations = dict(trace.mutations)
         self.last = last_touches(trace.equations, self.of)
+        self.read = {v for eqn in trace.equations for v in eqn.inputs()} | set(values_in(trace.outputs))
 
     def run(self) -> Trace:
         equations = [self.call(i, eqn) for i, eqn in enumerate(self.trace.equations)]
@@ -36,12 +38,14 @@ class _Calls:
         if eqn.op is LAUNCH:
             arguments, written = eqn.args[4], eqn.args[5]
             assert isinstance(arguments, dict) and isinstance(written, list)
-            over = self.over(index, eqn, [arguments[name] for name in written])
-            return eqn.with_(kwargs={"over": [written[i] for i in over]}) if over else eqn
+            targets = [arguments[name] for name in written]
+            over = self.over(index, eqn, targets)
+            return self.lie_as(eqn, targets, over).with_(kwargs={"over": [written[i] for i in over]}) if over else eqn
         if eqn.op is FUNCTIONAL:
             op, *args = eqn.args
-            over = self.over(index, eqn, written_by(op, args, eqn.kwargs))  # type: ignore[arg-type]
-            return eqn.with_(op=FUNCTIONAL_OVER, args=(op, over, *args)) if over else eqn
+            targets = written_by(op, args, eqn.kwargs)  # type: ignore[arg-type]
+            over = self.over(index, eqn, targets)
+            return self.lie_as(eqn, targets, over).with_(op=FUNCTIONAL_OVER, args=(op, over, *args)) if over else eqn
         return eqn
 
     def over(self, index: int, eqn: Equation, targets: list[Value]) -> list[int]:
@@ -50,12 +54,23 @@ class _Calls:
         for i, (target, result) in enumerate(zip(targets, eqn.outputs[-len(targets) :], strict=True)):
             if result is None or not self.unread(target, index, eqn):
                 continue
+            if result in self.read and not _lie_alike(result, target):
+                continue
             if self.made_here(target) and not self.held(target):
                 over.append(i)
             elif self.mutations.get(target) is result and not self.held(target, but=result) and not self.given(result):
                 over.append(i)
                 self.mutations[target] = target  # it holds what it should already
         return over
+
+    def lie_as(self, eqn: Equation, targets: list[Value], over: list[int]) -> Equation:
+        """The call, whose last results lie in memory as the targets do that it writes itself."""
+        outputs = list(eqn.outputs)
+        for i in over:
+            at, result = i - len(targets), outputs[i - len(targets)]
+            if result is not None and not _lie_alike(result, targets[i]):
+                outputs[at] = Value(result.name, targets[i].type)
+        return eqn.with_(outputs=tuple(outputs))
 
     def unread(self, target: Value, index: int, eqn: Equation) -> bool:
         """Nothing after the call, and nothing else in it, looks at the target's memory."""
@@ -74,3 +89,7 @@ class _Calls:
 
     def given(self, result: Value) -> bool:
         return any(not self.of[v].isdisjoint(self.of[result]) for v in values_in(self.trace.outputs))
+
+
+def _lie_alike(a: Value, b: Value) -> bool:
+    return [*map(size_key, a.tensor.stride)] == [*map(size_key, b.tensor.stride)]

@@ -21,15 +21,15 @@ def reach(kernel: KernelOp, symbols: Mapping[str, int]) -> dict[int, tuple[int, 
     if any(end < 0 for end in ends.values()):
         return {}
     numbers = {b: i for i, b in enumerate(kernel.buffers)}
-    found: dict[int, tuple[int, int]] = {}
+    ranges: dict[int, tuple[int, int]] = {}
     for op in kernel.block.ops:
         if not isinstance(op, (LoadOp, StoreOp)) or op.mask is not None or op.indices:
             continue
-        seen = _range(op.at.expr, ends, symbols)
-        if seen is not None:
-            low, high = found.get(numbers[op.buffer], seen)
-            found[numbers[op.buffer]] = min(low, seen[0]), max(high, seen[1])
-    return found
+        touched = _range(op.at.expr, ends, symbols)
+        if touched is not None:
+            low, high = ranges.get(numbers[op.buffer], touched)
+            ranges[numbers[op.buffer]] = min(low, touched[0]), max(high, touched[1])
+    return ranges
 
 
 def _range(expr: Index, ends: Mapping[str, int], symbols: Mapping[str, int]) -> tuple[int, int] | None:

@@ -147,14 +147,14 @@ class Index:
         return any(c < 0 for _, c in self.terms)
 
     def names(self) -> frozenset[str]:
-        found: set[str] = set()
+        names: set[str] = set()
         for product, _ in self.terms:
             for atom in product:
                 if isinstance(atom, Name):
-                    found.add(atom.name)
+                    names.add(atom.name)
                 else:
-                    found |= atom.left.names() | atom.right.names()
-        return frozenset(found)
+                    names |= atom.left.names() | atom.right.names()
+        return frozenset(names)
 
     def stride(self, axis: str) -> Index | None:
         """What one step along `axis` adds, or None where that is not the same everywhere."""

@@ -53,14 +53,14 @@ def reach(kernel: KernelOp, symbols: Sequence[int] = ()) -> list[int]:
     """How many elements of each buffer the kernel touches, where indices that it reads from memory are zero."""
     dummies = [torch.zeros(1, dtype=torch_dtype(element_of(b))) for b in kernel.buffers]
     machine = Machine(kernel, dummies, symbols)
-    found = dict.fromkeys(kernel.buffers, 1)
+    lengths = dict.fromkeys(kernel.buffers, 1)
     for op in kernel.block.ops:
         if isinstance(op, (LoadOp, StoreOp)):
             zeros = [torch.zeros([1] * len(machine.sizes), dtype=torch.int64) for _ in op.indices]
             where = machine._at(op.at, zeros)
             if where.numel():
-                found[op.buffer] = max(found[op.buffer], int(where.max()) + 1)
-    return list(found.values())
+                lengths[op.buffer] = max(lengths[op.buffer], int(where.max()) + 1)
+    return list(lengths.values())
 
 
 class Machine:
@@ -77,8 +77,8 @@ class Machine:
     def step(self, op: Operation) -> None:
         if isinstance(op, StoreOp):
             return self._store(op)
-        found = self._reduce_exp(op) if isinstance(op, ReduceExpOp) else (self._value(op),)
-        for result, value in zip(op.results, found, strict=True):
+        values = self._reduce_exp(op) if isinstance(op, ReduceExpOp) else (self._value(op),)
+        for result, value in zip(op.results, values, strict=True):
             assert isinstance(result.type, ValueType)
             value = value.to(torch_dtype(result.type.element))
             self.values[result] = value.expand(self._shape(result.type.axis_names))
@@ -142,9 +142,9 @@ class Machine:
         where, mask = torch.broadcast_tensors(where, mask)
         _check_bounds(op, where[mask], memory)
         other = self.values[op.other] if op.other is not None else memory.new_zeros(())
-        found = memory.new_zeros(mask.shape)
-        found[mask] = memory[where[mask]]
-        return torch.where(mask, found, other)
+        loaded = memory.new_zeros(mask.shape)
+        loaded[mask] = memory[where[mask]]
+        return torch.where(mask, loaded, other)
 
     def _store(self, op: StoreOp) -> None:
         memory = self.memory[op.buffer]

@@ -3,9 +3,10 @@
 A kernel is a set of named axes, parallel ones and reduced ones, and a straight-line body over *values*. A value
 varies over some of the axes: `!tile.value<f32, ["i", "r"]>` has one element for every (i, r). Elementwise
 operators broadcast by axis name; `reduce` removes an axis: the reduced one, or, for sums that are only finished and
-stored, one parallel axis, which is then *walked*. Memory is reached only by `load` and `store`, at an
-element offset that is an index expression over axes, symbols (sizes, one index argument of the kernel each, in
-order) and, for gathers, integer values `_0`, `_1`, …. Blocks, loops, threads and masks come later, from a Schedule.
+stored, one parallel axis, which is then *sequential*: whoever runs the kernel loops along it. Memory is reached only
+by `load` and `store`, at an element offset that is an index expression over axes, symbols (sizes, one index argument
+of the kernel each, in order) and, for gathers, integer values `_0`, `_1`, …. Blocks, loops, threads and masks come
+later, from a Schedule.
 """
 
 from __future__ import annotations
@@ -153,8 +154,8 @@ class KernelOp(IRDLOperation):
         return next(a for a in self.axes if a.axis.data == name)
 
     @property
-    def walked(self) -> str | None:
-        """The parallel axis along which something is summed: whoever runs the kernel walks along it."""
+    def sequential_axis(self) -> str | None:
+        """The parallel axis along which something is summed: whoever runs the kernel goes along it in a loop."""
         for op in self.block.ops:
             if isinstance(op, ReduceOp) and self.axis(op.axis.data).kind.data == PARALLEL:
                 return op.axis.data
@@ -181,7 +182,7 @@ class KernelOp(IRDLOperation):
             for result in op.results:
                 if isinstance(result.type, ValueType):
                     _check_axes(op, result.type.axis_names, names)
-        _check_walk(self)
+        _check_sequential(self)
 
 
 def _check_axes(op: Operation, axes: tuple[str, ...], known: tuple[str, ...]) -> None:
@@ -190,24 +191,24 @@ def _check_axes(op: Operation, axes: tuple[str, ...], known: tuple[str, ...]) ->
         raise VerifyException(f"{op.name}: a value varies over {axes}; expected some of {known}, in that order")
 
 
-def _check_walk(kernel: KernelOp) -> None:
+def _check_sequential(kernel: KernelOp) -> None:
     """What is summed along a parallel axis is a row of sums; nothing that varies along that axis may wait for it."""
-    walked = kernel.walked
-    if walked is None:
+    along = kernel.sequential_axis
+    if along is None:
         return
     row = kernel.axis_names(REDUCE)
     done: set[SSAValue] = set()
     for op in kernel.block.ops:
         if isinstance(op, ReduceOp) and kernel.axis(op.axis.data).kind.data == PARALLEL:
             wide = isinstance(e := element_of(op.arg), (AnyFloat, IntegerType)) and e.bitwidth >= 32
-            if op.axis.data != walked or op.kind.data != "sum" or not row or row[0] not in axes_of(op.arg) or not wide:
-                raise VerifyException(f"tile.reduce: expected a sum of rows of 32 or 64 bits along {walked}, got {op}")
+            if op.axis.data != along or op.kind.data != "sum" or not row or row[0] not in axes_of(op.arg) or not wide:
+                raise VerifyException(f"tile.reduce: expected a sum of rows of 32 or 64 bits along {along}, got {op}")
             done.add(op.result)
         elif done & set(op.operands):
             used = {a for v in op.operands if isinstance(v.type, ValueType) for a in axes_of(v)}
             used |= op.at.expr.names() if isinstance(op, (LoadOp, StoreOp, IotaOp)) else set()
-            if walked in used or isinstance(op, (ReduceOp, ScanOp, ContractOp)):
-                raise VerifyException(f"{op.name}: a sum along {walked} may only be finished and stored")
+            if along in used or isinstance(op, (ReduceOp, ScanOp, ContractOp)):
+                raise VerifyException(f"{op.name}: a sum along {along} may only be finished and stored")
             done.update(op.results)
 
 
@@ -367,9 +368,9 @@ class ApplyOp(IRDLOperation):
             raise VerifyException(
                 f"tile.apply: {fn.name} of {', '.join(str(a.type) for a in self.args)}; cast them first"
             )
-        given = I1 if fn.predicate else element_of(chosen[-1])
-        if element_of(self.result) != given:
-            raise VerifyException(f"tile.apply: {fn.name} gives {given} here, got {self.result.type}")
+        element = I1 if fn.predicate else element_of(chosen[-1])
+        if element_of(self.result) != element:
+            raise VerifyException(f"tile.apply: {fn.name} gives {element} here, got {self.result.type}")
         _check_covers(self, self.result, _axes(self.args))
 
 
@@ -405,9 +406,9 @@ class ReduceOp(IRDLOperation):
             raise VerifyException(
                 f"tile.reduce: {self.axis.data} of {axes_of(self.arg)} leaves {left}, got {axes_of(self.result)}"
             )
-        given = I64 if self.kind.data.startswith("arg") else element_of(self.arg)
-        if element_of(self.result) != given:
-            raise VerifyException(f"tile.reduce: {self.kind.data} gives {given} here, got {self.result.type}")
+        element = I64 if self.kind.data.startswith("arg") else element_of(self.arg)
+        if element_of(self.result) != element:
+            raise VerifyException(f"tile.reduce: {self.kind.data} gives {element} here, got {self.result.type}")
 
 
 @irdl_op_definition

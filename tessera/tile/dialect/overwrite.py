@@ -20,15 +20,15 @@ def overwrites(kernel: KernelOp) -> dict[int, tuple[int, ...]]:
             loads.setdefault(buffers.index(op.buffer), []).append((place, op))
         elif isinstance(op, StoreOp):
             stores.setdefault(buffers.index(op.buffer), []).append((place, op))
-    found = {}
+    inputs = {}
     for written, into in stores.items():
-        found[written] = tuple(
+        inputs[written] = tuple(
             read
             for read, seen in loads.items()
             if written not in loads and read not in stores and _same_place(kernel, into, seen)
             if element_of(buffers[written]) == element_of(buffers[read])
         )
-    return found
+    return inputs
 
 
 def _same_place(kernel: KernelOp, into: list[tuple[int, StoreOp]], seen: list[tuple[int, LoadOp]]) -> bool:

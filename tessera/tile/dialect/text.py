@@ -22,10 +22,10 @@ class TileTextError(TesseraError):
 
 def context() -> Context:
     """The dialects that tile text may use."""
-    found = Context()
-    found.load_dialect(Builtin)
-    found.load_dialect(Tile)
-    return found
+    ctx = Context()
+    ctx.load_dialect(Builtin)
+    ctx.load_dialect(Tile)
+    return ctx
 
 
 def parse(text: str, name: str = "<text>") -> ModuleOp:

@@ -90,14 +90,16 @@ def _values(body: Trace) -> list[Value]:
 
 def flat_kernel(body: Trace, title: str) -> Lowered:
     """The kernel of such a region over one axis, whose length is the symbol `length`."""
-    made: dict[Value, Value] = {}
+    flattened: dict[Value, Value] = {}
     numbers = not any(v.ndim for v in _values(body))
 
     def flat(v: Value) -> Value:
-        if v not in made:
+        if v not in flattened:
             t = v.tensor
-            made[v] = v if not v.ndim and not numbers else Value(v.name, TensorType(t.dtype, (LENGTH,), (1,), t.device))
-        return made[v]
+            flattened[v] = (
+                v if not v.ndim and not numbers else Value(v.name, TensorType(t.dtype, (LENGTH,), (1,), t.device))
+            )
+        return flattened[v]
 
     inputs = tuple(map(flat, body.inputs))
     equations = tuple(
@@ -106,7 +108,7 @@ def flat_kernel(body: Trace, title: str) -> Lowered:
     )
     outputs = tuple(flat(v) for v in body.outputs)  # type: ignore[arg-type]
     lowered = lower(Trace(body.name, inputs, equations, outputs), title)
-    back = {b: a for a, b in made.items()}
+    back = {b: a for a, b in flattened.items()}
     return Lowered(
         tuple(back[v] for v in lowered.inputs),
         tuple(back[v] for v in lowered.stored),
@@ -120,12 +122,12 @@ def flat_kernel(body: Trace, title: str) -> Lowered:
 def _of_any_length(kernel: KernelOp) -> KernelOp:
     (axis,) = kernel.axes.data
     assert axis.size.expr.constant == LENGTH, "a flat kernel has one axis, over all elements"
-    made = kernel.clone()
-    made.properties["axes"] = ArrayAttr([AxisAttr(axis.axis, axis.kind, index_attr(name(SYMBOL)))])
-    made.properties["symbol_names"] = ArrayAttr([StringAttr(SYMBOL)])
-    made.block.insert_arg(IndexType(), len(made.block.args))
-    made.verify()
-    return made
+    copy = kernel.clone()
+    copy.properties["axes"] = ArrayAttr([AxisAttr(axis.axis, axis.kind, index_attr(name(SYMBOL)))])
+    copy.properties["symbol_names"] = ArrayAttr([StringAttr(SYMBOL)])
+    copy.block.insert_arg(IndexType(), len(copy.block.args))
+    copy.verify()
+    return copy
 
 
 def batch(whole: Trace, bodies: Sequence[Trace], target: Target) -> TileKernel | None:
@@ -145,7 +147,7 @@ def batch(whole: Trace, bodies: Sequence[Trace], target: Target) -> TileKernel |
         run = OneByOne(target.compile(lowered.kernel, schedule))
     inputs, offered = len(lowered.inputs), overwrites(lowered.kernel)
 
-    def made(over: dict[int, int], **offers: Any) -> TileKernel:
+    def tile_kernel(over: dict[int, int], **offers: Any) -> TileKernel:
         launch = launcher(whole, segments, run, over)
         return TileKernel(
             run=launch, body=whole, lowered=lowered, schedule=schedule, compiled=run, segments=segments, **offers
@@ -156,7 +158,7 @@ def batch(whole: Trace, bodies: Sequence[Trace], target: Target) -> TileKernel |
         for s in segments
         for k, reads in offered.items()
     }
-    return made({}, overwrites=may, writing=made)
+    return tile_kernel({}, overwrites=may, writing=tile_kernel)
 
 
 def _segment(body: Trace, first: Trace, lowered: Lowered, places: dict, results: dict) -> Segment:
@@ -194,19 +196,19 @@ def launcher(whole: Trace, segments: Sequence[Segment], run: Run, over: dict[int
     empty = torch.empty_strided
 
     def launch(*args: torch.Tensor) -> tuple:
-        given = list(args)
+        tensors = list(args)
         for i in shaped:
-            if given[i].stride() != strides[i]:
-                given[i] = with_strides(given[i].detach(), strides[i])
-        made: dict[int, torch.Tensor] = {k: given[j] for k, j in over.items()}
+            if tensors[i].stride() != strides[i]:
+                tensors[i] = with_strides(tensors[i].detach(), strides[i])
+        results: dict[int, torch.Tensor] = {k: tensors[j] for k, j in over.items()}
         for k in fresh:
             t = outputs[k]
-            made[k] = empty(t.shape, t.stride, dtype=t.dtype, device=t.device)
-        rows = [[*[given[i] for i in s.inputs], *[made[k] for k in s.outputs]] for s in segments]
+            results[k] = empty(t.shape, t.stride, dtype=t.dtype, device=t.device)
+        rows = [[*[tensors[i] for i in s.inputs], *[results[k] for k in s.outputs]] for s in segments]
         run(rows, lengths)
         for j in over.values():  # an input of another layout was copied to be written
-            if given[j] is not args[j]:
-                args[j].copy_(given[j])
-        return tuple(made[k] for k in fresh)
+            if tensors[j] is not args[j]:
+                args[j].copy_(tensors[j])
+        return tuple(results[k] for k in fresh)
 
     return launch

@@ -211,16 +211,16 @@ class Ranges:
     def _partners(self, low: Quotient, terms: dict[Product, int]) -> list[tuple[Quotient, Index]]:
         """Atoms that hold the upper part of what `low` is the lower part of, with what both make together."""
         quotient = self.div(low.left, low.right)
-        found: list[tuple[Quotient, Index]] = []
+        partners: list[tuple[Quotient, Index]] = []
         for atoms in terms:
             for atom in atoms:
                 if not isinstance(atom, Quotient):
                     continue
                 if Index((((atom,), 1),)) == quotient:
-                    found.append((atom, low.left))
+                    partners.append((atom, low.left))
                 elif atom.kind == "%" and atom.left == quotient:
-                    found.append((atom, self.mod(low.left, low.right * atom.right)))
-        return found
+                    partners.append((atom, self.mod(low.left, low.right * atom.right)))
+        return partners
 
     # --- positions ---
 
@@ -245,12 +245,12 @@ class Ranges:
 
     def reshape(self, at: Sequence[Index], shape: Sequence[Index], into: Sequence[Index]) -> Indices:
         """Positions in another shape of as many elements; dimensions that both shapes have keep their index."""
-        found: list[Index] = []
+        indices: list[Index] = []
         for left, right in groups(shape, into):
             here = [shape[d] for d in left]
             place = self.flatten([at[d] for d in left], here)
-            found += self.unflatten(place, [into[d] for d in right])
-        return tuple(found)
+            indices += self.unflatten(place, [into[d] for d in right])
+        return tuple(indices)
 
 
 def never_negative(e: Index) -> bool:
@@ -263,7 +263,7 @@ def never_negative(e: Index) -> bool:
 
 def groups(shape: Sequence[Index], into: Sequence[Index]) -> list[tuple[list[int], list[int]]]:
     """Runs of dimensions of two shapes that hold the same number of elements, as short as they come."""
-    found: list[tuple[list[int], list[int]]] = []
+    runs: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(shape) or j < len(into):
         left, right = list(range(i, min(i + 1, len(shape)))), list(range(j, min(j + 1, len(into))))
@@ -278,8 +278,8 @@ def groups(shape: Sequence[Index], into: Sequence[Index]) -> list[tuple[list[int
                 j += 1
             else:
                 raise Unlowerable(f"sizes {list(map(str, shape))} and {list(map(str, into))} cannot be matched")
-        found.append((left, right))
-    return found
+        runs.append((left, right))
+    return runs
 
 
 def _smaller(a: Index, b: Index) -> bool:

@@ -52,8 +52,8 @@ class TileKernel(Kernel):
 
 def examples(lowered: Lowered) -> list[torch.Tensor]:
     """Tensors to measure a kernel on. Zeros are valid indices, and no slower than other numbers."""
-    made = []
+    tensors = []
     for v in lowered.buffers:
         shape, stride = ([size_hint(s) for s in sizes] for sizes in (v.shape, v.tensor.stride))
-        made.append(torch.empty_strided(shape, stride, dtype=v.dtype, device=v.tensor.device).zero_())
-    return made
+        tensors.append(torch.empty_strided(shape, stride, dtype=v.dtype, device=v.tensor.device).zero_())
+    return tensors

@@ -43,8 +43,8 @@ def launcher(body: Trace, lowered: Around, kernel: CompiledKernel, over: dict[in
     quick = device is not None and device.type == "cuda" and device.index is not None and current_device is not None
     if quick and device is not None:
         scope |= {"empty_cuda": empty_cuda, "current": current_device, "on": torch.cuda.device}
-        given = ", ".join(names[v] for v in body.inputs)
-        lines.append(f"if current() != {device.index}:\n        with on({device.index}): return launch({given})")
+        arguments = ", ".join(names[v] for v in body.inputs)
+        lines.append(f"if current() != {device.index}:\n        with on({device.index}): return launch({arguments})")
     lines += [f"{text} = {where}" for text, where in _sizes(body, lowered).items()]
     lines += [f"t{names[v]} = {names[v]}" for v in into.values()]
     for v in lowered.inputs:
@@ -69,10 +69,10 @@ def launcher(body: Trace, lowered: Around, kernel: CompiledKernel, over: dict[in
         views = _views(body, lowered)
         scope["views"] = compile_trace(views)
         names |= {v: f"z{i}" for i, v in enumerate(views.outputs)}  # type: ignore[misc]
-        made, given = (", ".join(names[v] for v in values) for values in (views.outputs, views.inputs))  # type: ignore[index]
-        lines.append(f"{made}, = views({given})")
-    given = [v for k, v in enumerate(body.outputs) if k not in over]
-    lines.append(f"return ({''.join(f'{names[v]}, ' for v in given)})")  # type: ignore[index]
+        results, operands = (", ".join(names[v] for v in values) for values in (views.outputs, views.inputs))  # type: ignore[index]
+        lines.append(f"{results}, = views({operands})")
+    returned = [v for k, v in enumerate(body.outputs) if k not in over]
+    lines.append(f"return ({''.join(f'{names[v]}, ' for v in returned)})")  # type: ignore[index]
     return _compile(lines, scope)
 
 
@@ -86,12 +86,12 @@ def _call(buffers: Sequence[str], symbols: Sequence[str], kernel: CompiledKernel
 
 def _views(body: Trace, lowered: Around) -> Trace:
     """The outputs that are views, made from what is stored or came in, with the inputs that bring their sizes."""
-    made = tuple(v for eqn in lowered.tail for v in eqn.results() if v in body.outputs)
+    outputs = tuple(v for eqn in lowered.tail for v in eqn.results() if v in body.outputs)
     inner = {v for eqn in lowered.tail for v in eqn.results()}
     needed = [v for eqn in lowered.tail for v in eqn.inputs() if v not in inner]
     symbols = {s: where for s, where in body.symbols.items() if where[0] in body.inputs}
     inputs = dict.fromkeys([*needed, *(v for v, _ in symbols.values())])
-    return Trace("views", tuple(inputs), lowered.tail, made, {}, {}, symbols)
+    return Trace("views", tuple(inputs), lowered.tail, outputs, {}, {}, symbols)
 
 
 def _sizes(body: Trace, lowered: Around) -> dict[str, str]:
@@ -103,18 +103,18 @@ def _sizes(body: Trace, lowered: Around) -> dict[str, str]:
     for v in lowered.inputs:
         for size in strides_of(v.tensor.stride):
             wanted |= dict.fromkeys(sorted(size.names()))
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for i, v in enumerate(body.inputs):
         if not isinstance(v.type, TensorType):  # a size that the region is given as a number
-            found |= {s: f"x{i}" for s, where in body.symbols.items() if where[0] is v}
+            sources |= {s: f"x{i}" for s, where in body.symbols.items() if where[0] is v}
             continue
         for what, sizes in (("shape", v.shape), ("stride()", v.tensor.stride)):
             for d, size in enumerate(sizes):
                 if not isinstance(size, int) and str(size) in wanted:
-                    found.setdefault(str(size), f"x{i}.{what}[{d}]")
-    if lost := [s for s in wanted if s not in found]:
+                    sources.setdefault(str(size), f"x{i}.{what}[{d}]")
+    if lost := [s for s in wanted if s not in sources]:
         raise Unlowerable(f"no input of the region tells the size {lost[0]}")
-    return found
+    return sources
 
 
 def _differs(v: Value, name: str) -> str:

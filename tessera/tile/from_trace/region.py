@@ -84,14 +84,14 @@ def lower(body: Trace, title: str = "kernel") -> Lowered:
 @dataclass(frozen=True)
 class Checked:
     cost: float  # rough instructions a point
-    walks: bool  # it works row by row and sums over the rows as well
+    sums_over_rows: bool  # it works row by row and sums over the rows as well
     row: int | None  # how long its rows are, where that is known
 
 
 def check(body: Trace) -> Checked:
     """What the kernel of a region would be, without making it; raises `Unlowerable` where there is none."""
     space, emit = _explore(Region(body))
-    return Checked(emit.costs, space.walks, product([d.size for d in space.dims if d.reduce]).constant)
+    return Checked(emit.costs, space.sums_over_rows, product([d.size for d in space.dims if d.reduce]).constant)
 
 
 def _explore(region: Region) -> tuple[Space, Emit]:
@@ -209,7 +209,7 @@ class _Lowering:
         self.region, self.space, self.emit, self.axes = region, space, emit, axes
         self.ranges = Ranges({a.name: a.size for a in axes})
         self.reduced = tuple(a.name for a in axes if a.reduce)
-        self.rows = tuple(a.name for a in axes if not a.reduce) if space.walks else ()
+        self.rows = tuple(a.name for a in axes if not a.reduce) if space.sums_over_rows else ()
         emit.axis_names = frozenset(a.name for a in axes)
         parts = {text: i for a in axes for text, i in a.parts(self.ranges).items()}
         settled = {i: _substitute(i, parts, self.ranges) for i in {i for at in space.at.values() for i in at}}
@@ -250,10 +250,10 @@ class _Lowering:
     def _mask(self, x: Value, at: Indices, offset: Index) -> T | None:
         """Where an element is read. What lies in memory anyway, and is the same wherever a condition does not hold,
         needs none of it: so it is loaded once, whoever asks."""
-        there = all(map(self.ranges.within, at, sizes_of(x.shape)))
+        within = all(map(self.ranges.within, at, sizes_of(x.shape)))
         mask: T | None = None
         for c in self.conditions:
-            if not there or c.axes & offset.names():
+            if not within or c.axes & offset.names():
                 mask = c if mask is None else mask & c
         return mask
 
@@ -268,7 +268,7 @@ class _Lowering:
         place = self.place.get(source)
         if place is None:
             raise Unlowerable(f"{source.name} is reduced outside of the region's space")
-        if self._walks(source, dims):
+        if self._reduces_rows(source, dims):
             return self._over_rows(source, dims, at, place)
         reduced = frozenset(self.reduced)
         index = tuple(place[d] if d in dims else i for d, i in enumerate(at))
@@ -283,7 +283,7 @@ class _Lowering:
             raise Unlowerable("a reduction under a condition that varies along the reduced axis")
         return self._with(kept), index
 
-    def _walks(self, source: Value, dims: list[int]) -> bool:
+    def _reduces_rows(self, source: Value, dims: list[int]) -> bool:
         """Whether these dimensions run over all rows of a kernel that reduces along its rows."""
         place = self.place.get(source)
         if place is None or not self.rows:
@@ -321,7 +321,7 @@ class _Lowering:
             return self._position(kind, x, source, dims)
         if many == ONE:
             return _from_zero(x) if kind == "sum" else x
-        along = self.rows if self._walks(source, dims) else self.reduced
+        along = self.rows if self._reduces_rows(source, dims) else self.reduced
         if along is self.rows and (not x.axes >= {*self.reduced, *self.rows} or x.dtype.itemsize < 4):
             raise Unlowerable(f"{source.name}, summed over the rows, is no plain row of numbers")
         if not x.axes & set(along):

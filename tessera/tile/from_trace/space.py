@@ -5,8 +5,8 @@ region: the results and arguments of a pointwise operator that have its shape sh
 every element once moves it, a reduction drops the reduced entries. Dimensions become axes: ordered by the strides
 of what is stored, and joined where no access tells two of them apart.
 
-Rows are reduced along themselves; beside that, sums over all rows are *walked*: they drop the other dimensions, and
-what is computed from them is only stored.
+Rows are reduced along themselves; beside that, sums over all rows make the kernel *sequential* along
+them: they drop the other dimensions, and what is computed from them is only stored.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Axis:
             return {}
         if len(self.dims) == 1:
             return {self.dims[0].name: name(self.name)}
-        found = ranges.unflatten(name(self.name), [d.size for d in self.dims])
-        return {d.name: i for d, i in zip(self.dims, found, strict=True)}
+        indices = ranges.unflatten(name(self.name), [d.size for d in self.dims])
+        return {d.name: i for d, i in zip(self.dims, indices, strict=True)}
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Space:
     dims: tuple[Dim, ...]
     cuts: Cuts = field(default_factory=dict)
     at: dict[Value, Indices] = field(default_factory=dict)  # where in the space a value is computed
-    walks: bool = False  # something is summed over all rows
+    sums_over_rows: bool = False  # something is summed over all rows
 
     def row_names(self) -> frozenset[str]:
         return frozenset(d.name for d in self.dims if not d.reduce)
@@ -103,7 +103,7 @@ def find_space(calls: dict[Value, Call], stored: Sequence[Value], cuts: Cuts | N
     for v in [call.out for call in products[1:]]:
         _settle_value(space, v, rows)
         _spread(space, calls)
-    summed = _walk(space, calls, big)
+    summed = _sums_over_rows(space, calls, big)
     for v in stored:
         _settle_value(space, v, space.dims) or _settle_value(space, v, rows)
         _spread(space, calls)
@@ -111,26 +111,26 @@ def find_space(calls: dict[Value, Call], stored: Sequence[Value], cuts: Cuts | N
     return space
 
 
-def _walk(space: Space, calls: dict[Value, Call], big: Sequence[Call]) -> set[Value]:
+def _sums_over_rows(space: Space, calls: dict[Value, Call], big: Sequence[Call]) -> set[Value]:
     """What is computed from sums over all rows, where others reduce along the rows; nothing else may need it."""
-    rows, found = space.row_names(), set()
+    rows, sums = space.row_names(), set()
     for v, call in calls.items():
         if any(c.eqn is call.eqn for c in big):
             at = space.at.get(call.first, ())
             used = frozenset().union(*(i.names() for d, i in enumerate(at) if d in _dims(call)))
             if used & rows:
-                if used != rows or not rule_of(call.eqn.op).walks:  # type: ignore[union-attr]
+                if used != rows or not rule_of(call.eqn.op).over_rows:  # type: ignore[union-attr]
                     raise Unlowerable(f"{v.name} reduces other dimensions than the rest of the region, and is no sum")
-                found.add(v)
+                sums.add(v)
                 continue
-        if found & set(call.eqn.inputs()):
+        if sums & set(call.eqn.inputs()):
             if space.at.get(v) is None or any(i.names() & rows for i in space.at[v]):
                 raise Unlowerable(f"{v.name} needs the whole of a sum over the rows first")
             if rule_of(call.eqn.op).kind in (REDUCE, SCAN):  # type: ignore[union-attr]
                 raise Unlowerable(f"{v.name} reduces sums over the rows again")
-            found.add(v)
-    space.walks = bool(found)
-    return found
+            sums.add(v)
+    space.sums_over_rows = bool(sums)
+    return sums
 
 
 def is_outer(source: Value, dims: Sequence[int]) -> bool:
@@ -271,16 +271,16 @@ def _quotients(e: Index) -> Iterable[Quotient]:
 
 def arrange(space: Space, emit: Emit) -> list[Axis]:
     """The kernel's axes: parallel ones from the widest stride of what is stored to the narrowest, then one reduced
-    axis. Neighbours are joined where every access steps along both as along one; a walked axis is all of the rows."""
+    axis. Neighbours are joined where every access steps along both as along one; a sequential one is all rows."""
     main = max(emit.stored, key=lambda e: len(e.names()), default=ZERO)
     rows = [d for d in space.dims if not d.reduce]
     rows.sort(key=lambda d: -_hint(main.stride(d.name)))
-    walked = [d for d in space.dims if d.reduce]
+    reduced = [d for d in space.dims if d.reduce]
     looked = list({*emit.looked, *emit.stored})
-    joined = [tuple(rows)] if space.walks else _joined(rows, looked)
+    joined = [tuple(rows)] if space.sums_over_rows else _joined(rows, looked)
     axes = [Axis(f"i{k}", dims, False) for k, dims in enumerate(joined)]
-    if walked:
-        axes.append(Axis("r", tuple(walked), True))
+    if reduced:
+        axes.append(Axis("r", tuple(reduced), True))
     return axes or [Axis("i0", (), False)]
 
 
@@ -291,13 +291,13 @@ def _hint(e: Index | None) -> int:
 
 
 def _joined(dims: Sequence[Dim], looked: Sequence[Index]) -> list[tuple[Dim, ...]]:
-    found: list[tuple[Dim, ...]] = []
+    groups: list[tuple[Dim, ...]] = []
     for dim in dims:
-        if found and all(_steps_as_one(e, found[-1][-1], dim) for e in looked):
-            found[-1] = (*found[-1], dim)
+        if groups and all(_steps_as_one(e, groups[-1][-1], dim) for e in looked):
+            groups[-1] = (*groups[-1], dim)
         else:
-            found.append((dim,))
-    return found
+            groups.append((dim,))
+    return groups
 
 
 def _steps_as_one(e: Index, outer: Dim, inner: Dim) -> bool:

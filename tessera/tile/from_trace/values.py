@@ -149,17 +149,17 @@ class Emit:
     costs: float = 0
     gathered: dict[str, T] = field(default_factory=dict)
     buffers: dict[object, SSAValue | None] = field(default_factory=dict)
-    _made: dict[tuple, T] = field(default_factory=dict)
+    _values: dict[tuple, T] = field(default_factory=dict)
     axis_names: frozenset[str] = frozenset()
     _loaded: dict[T, T] = field(default_factory=dict)  # as wide as arithmetic is, and as it lay in memory
     _narrow: dict[T, torch.dtype] = field(default_factory=dict)  # values that a narrower dtype has too
     _numbers: dict[T, Number] = field(default_factory=dict)
 
     def _once(self, key: tuple, dtype: torch.dtype, axes: frozenset[str], make: Make) -> T:
-        found = self._made.get(key)
-        if found is None:
-            found = self._made[key] = T(self, dtype, axes, make(self.builder) if self.builder is not None else None)
-        return found
+        value = self._values.get(key)
+        if value is None:
+            value = self._values[key] = T(self, dtype, axes, make(self.builder) if self.builder is not None else None)
+        return value
 
     # --- values ---
 
@@ -172,27 +172,27 @@ class Emit:
             if not bounds.min <= value <= bounds.max:
                 raise Unlowerable(f"{value} is no {dtype}")
         key = ("constant", repr(value), dtype)
-        made = self._once(key, dtype, frozenset(), lambda k: k.constant(value, element_of_dtype(dtype)))
-        self._numbers[made] = value
-        return made
+        result = self._once(key, dtype, frozenset(), lambda k: k.constant(value, element_of_dtype(dtype)))
+        self._numbers[result] = value
+        return result
 
     def apply(self, fn: str, *args: T, dtype: torch.dtype | None = None) -> T:
         dtype = dtype or (torch.bool if FUNCTIONS[fn].predicate else args[-1].dtype)
         kinds = {a.dtype for a in (args[1:] if fn == "select" else args)}
         assert len(kinds) == 1, f"{fn} of {kinds}"
         key = ("apply", fn, *args)
-        if key not in self._made:
+        if key not in self._values:
             self.costs += FUNCTIONS[fn].cost
         element = element_of_dtype(dtype)
-        made = self._once(key, dtype, _union(args), lambda k: k.apply(fn, *(a.ssa for a in args), element=element))  # type: ignore[misc]
+        result = self._once(key, dtype, _union(args), lambda k: k.apply(fn, *(a.ssa for a in args), element=element))  # type: ignore[misc]
         if fn in CHOICES and (narrow := self._narrowest(args[1:] if fn == "select" else args)) is not None:
-            self._narrow[made] = narrow
-        return made
+            self._narrow[result] = narrow
+        return result
 
     def _narrowest(self, args: Sequence[T]) -> torch.dtype | None:
         """The dtype of 16 bits or 8 that has all of these values; numbers count where it has them too."""
-        found = {self._narrow.get(a) for a in args if a not in self._numbers}
-        dtype = found.pop() if len(found) == 1 else None
+        dtypes = {self._narrow.get(a) for a in args if a not in self._numbers}
+        dtype = dtypes.pop() if len(dtypes) == 1 else None
         numbers = [self._numbers[a] for a in args if a in self._numbers]
         return dtype if dtype is not None and all(torch.tensor(n).to(dtype).item() == n for n in numbers) else None
 
@@ -210,7 +210,7 @@ class Emit:
     def random(self, seed: T, offset: T) -> T:
         """32 random bits, as an integer."""
         key = ("random", seed, offset)
-        if key not in self._made:
+        if key not in self._values:
             self.costs += COST_OF_RANDOM
         return self._once(key, torch.int64, _union((seed, offset)), lambda k: k.random(seed.ssa, offset.ssa))  # type: ignore[arg-type]
 
@@ -248,7 +248,7 @@ class Emit:
 
     def contract(self, lhs: T, rhs: T, axis: str) -> T:
         key = ("contract", lhs, rhs, axis)
-        if key not in self._made:
+        if key not in self._values:
             self.costs += 1
         axes = (lhs.axes | rhs.axes) - {axis}
         return self._once(key, torch.float32, axes, lambda k: k.contract(lhs.ssa, rhs.ssa, axis))  # type: ignore[arg-type]
@@ -284,11 +284,11 @@ class Emit:
             self.builder.store(x.ssa, self.buffer(buffer, dtype), expr, _ssa(indices))  # type: ignore[arg-type]
 
     def buffer(self, key: object, dtype: torch.dtype) -> SSAValue:
-        found = self.buffers.get(key)
-        if found is None:
+        buffer = self.buffers.get(key)
+        if buffer is None:
             assert self.builder is not None
-            found = self.buffers[key] = self.builder.buffer(element_of_dtype(dtype))
-        return found
+            buffer = self.buffers[key] = self.builder.buffer(element_of_dtype(dtype))
+        return buffer
 
     def _indices(self, e: Index) -> tuple[Index, list[T]]:
         """The expression with gathered indices numbered, and their values."""

@@ -50,8 +50,8 @@ def place(kernel: KernelOp, axes: tuple[str, ...]) -> Index:
 
 def op_axes(op: Operation) -> set[str]:
     """The axes of everything that an operation reads, makes or names."""
-    found = {a for v in (*op.results, *op.operands) if isinstance(v.type, ValueType) for a in axes_of(v)}
-    return found | (set(op.at.expr.names()) if isinstance(op, (LoadOp, StoreOp, IotaOp)) else set())
+    axes = {a for v in (*op.results, *op.operands) if isinstance(v.type, ValueType) for a in axes_of(v)}
+    return axes | (set(op.at.expr.names()) if isinstance(op, (LoadOp, StoreOp, IotaOp)) else set())
 
 
 def needed_for(kernel: KernelOp, ends: Iterable[Operation], given: Iterable[Operation] = ()) -> set[Operation]:
@@ -92,34 +92,34 @@ class Copy:
             case LoadOp():
                 other = None if op.other is None else values[op.other]
                 indices = [values[v] for v in op.indices]
-                made = k.load(values[op.buffer], self._at(op), indices, self._mask(op.mask, inside), other)
+                result = k.load(values[op.buffer], self._at(op), indices, self._mask(op.mask, inside), other)
             case StoreOp():
                 indices = [values[v] for v in op.indices]
                 mask = self._mask(op.mask, inside)
                 k.store(values[op.value], values[op.buffer], self._at(op), indices, mask, op.mode.data)
                 return
             case IotaOp():
-                made = k.iota(self._at(op), [values[v] for v in op.indices])
+                result = k.iota(self._at(op), [values[v] for v in op.indices])
             case ConstantOp():
                 assert isinstance(op.value, (IntegerAttr, FloatAttr))
-                made = k.constant(op.value.value.data, element_of(op.result))
+                result = k.constant(op.value.value.data, element_of(op.result))
             case ApplyOp():
-                made = k.apply(op.fn.data, *(values[v] for v in op.args), element=element_of(op.result))
+                result = k.apply(op.fn.data, *(values[v] for v in op.args), element=element_of(op.result))
             case CastOp():
-                made = k.cast(values[op.arg], element_of(op.result))
+                result = k.cast(values[op.arg], element_of(op.result))
             case RandomOp():
-                made = k.random(values[op.seed], values[op.offset])
+                result = k.random(values[op.seed], values[op.offset])
             case ReduceOp():
-                made = k.reduce(op.kind.data, values[op.arg], op.axis.data)
+                result = k.reduce(op.kind.data, values[op.arg], op.axis.data)
             case ReduceExpOp():
                 how = (op.axis.data, op.fn.data, op.infinite.data)
                 values.update(zip(op.results, k.reduce_exp(values[op.arg], *how), strict=True))
                 return
             case ScanOp():
-                made = k.scan(op.kind.data, values[op.arg], op.axis.data)
+                result = k.scan(op.kind.data, values[op.arg], op.axis.data)
             case _:
                 raise NotImplementedError(f"a kernel split in two has no rule for {op.name}")
-        values[op.results[0]] = made
+        values[op.results[0]] = result
 
     def reduction(self, op: Reduction, inside: SSAValue | None) -> list[SSAValue]:
         """The reduction of one part; what lies past the end of the axis counts for nothing."""

@@ -52,14 +52,14 @@ class Flash:
     @property
     def lowering(self) -> set[Operation]:
         """What makes `low` out of the maximum, in every step."""
-        found: set[Operation] = set()
+        ops: set[Operation] = set()
         stack = [self.low.owner]
         while stack:
             op = stack.pop()
-            if isinstance(op, Operation) and op is not self.top and op not in found:
-                found.add(op)
+            if isinstance(op, Operation) and op is not self.top and op not in ops:
+                ops.add(op)
                 stack += [x.owner for x in op.operands]
-        return found
+        return ops
 
 
 def flash_of(kernel: KernelOp) -> Flash:
@@ -90,22 +90,22 @@ def flash_of(kernel: KernelOp) -> Flash:
 
 def made_over(op: Operation) -> set[str]:
     """The axes for every point of which an operation runs."""
-    found = {a for r in op.results if isinstance(r.type, ValueType) for a in r.type.axis_names}
+    axes = {a for r in op.results if isinstance(r.type, ValueType) for a in r.type.axis_names}
     if isinstance(op, StoreOp):
-        found |= set(op.at.expr.names()) | set(axes_of(op.value))
+        axes |= set(op.at.expr.names()) | set(axes_of(op.value))
     if isinstance(op, LoadOp):
-        found |= set(op.at.expr.names()) & set(axes_of(op.result))
-    return found
+        axes |= set(op.at.expr.names()) & set(axes_of(op.result))
+    return axes
 
 
 def after_keys(kernel: KernelOp, parts: Flash) -> list[Operation]:
     """What waits for what the loop gives."""
-    made: set[Operation] = set(parts.ends)
+    late: set[Operation] = set(parts.ends)
     axis = parts.result.axis.data
     for op in kernel.block.ops:
-        if axis not in made_over(op) and made & {v.owner for v in op.operands}:
-            made.add(op)
-    return [op for op in kernel.block.ops if op in made and op not in parts.ends]
+        if axis not in made_over(op) and late & {v.owner for v in op.operands}:
+            late.add(op)
+    return [op for op in kernel.block.ops if op in late and op not in parts.ends]
 
 
 def is_causal(parts: Flash, rows: str) -> bool:

@@ -32,23 +32,23 @@ def without_reduce_exp(kernel: KernelOp) -> KernelOp:
 
 def _part(op: ReduceExpOp) -> None:
     top = _reduce("max", op.arg, op.axis)
-    made: list[Operation] = [top]
+    ops: list[Operation] = [top]
 
     def apply(fn: str, *args: SSAValue) -> SSAValue:
         used = {a for v in args for a in axes_of(v)}
         axes = [a for a in axes_of(op.arg) if a in used]
         result = value_type(i1 if fn == "isinf" else element_of(op.arg), axes)
-        made.append(ApplyOp(operands=[list(args)], properties={"fn": StringAttr(fn)}, result_types=[result]))
-        return made[-1].results[0]
+        ops.append(ApplyOp(operands=[list(args)], properties={"fn": StringAttr(fn)}, result_types=[result]))
+        return ops[-1].results[0]
 
     base = top.result
     if op.infinite.data == "zero":
         zero = constant_op(0.0, element_of(op.arg))
-        made.append(zero)
+        ops.append(zero)
         base = apply("select", apply("isinf", top.result), zero.results[0], top.result)
     total = _reduce("sum", apply(op.fn.data, apply("sub", op.arg, base)), op.axis)
     top.result.name_hint, total.result.name_hint = op.top.name_hint, op.total.name_hint
-    Rewriter.replace_op(op, [*made, total], [top.result, total.result])
+    Rewriter.replace_op(op, [*ops, total], [top.result, total.result])
 
 
 def _reduce(kind: str, arg: SSAValue, axis: StringAttr) -> ReduceOp:

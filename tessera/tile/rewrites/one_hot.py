@@ -38,12 +38,12 @@ from tessera.tile.rewrites.numbers import constant_op, number_of
 
 
 def one_hot(kernel: KernelOp) -> None:
-    if kernel.walked is not None:  # it needs its reduced axis as it is
+    if kernel.sequential_axis is not None:  # it needs its reduced axis as it is
         return
     changed = False
     for op in list(kernel.block.ops):
-        if isinstance(op, ReduceOp) and op.kind.data == "sum" and (found := _picked(op)) is not None:
-            _replace(kernel, op, *found)
+        if isinstance(op, ReduceOp) and op.kind.data == "sum" and (match := _picked(op)) is not None:
+            _replace(kernel, op, *match)
             changed = True
     if changed:
         _release(kernel)
@@ -77,19 +77,19 @@ def _replace(kernel: KernelOp, op: ReduceOp, t: SSAValue, a: SSAValue, casts: li
         properties={"at": index_attr(kernel.axis(op.axis.data).size.expr)},
         result_types=[value_type(element_of(t), ())],
     )
-    made_of: list[Operation] = []
+    converted: list[Operation] = []
     for cast in casts:
-        made_of.append(CastOp(operands=[a], result_types=[value_type(element_of(cast.result), axes_of(a))]))
-        a = made_of[-1].results[0]
+        converted.append(CastOp(operands=[a], result_types=[value_type(element_of(cast.result), axes_of(a))]))
+        a = converted[-1].results[0]
     first, zero = constant_op(0, element_of(t)), constant_op(0, element_of(a))
     low, high = _apply("ge", i1, t, first.results[0]), _apply("lt", i1, t, size.result)
     inside = _apply("logical_and", i1, low.result, high.result)
-    made = ApplyOp(
+    select = ApplyOp(
         operands=[[inside.result, a, zero.results[0]]],
         properties={"fn": StringAttr("select")},
         result_types=[op.result.type],
     )
-    Rewriter.replace_op(op, [size, *made_of, first, zero, low, high, inside, made])
+    Rewriter.replace_op(op, [size, *converted, first, zero, low, high, inside, select])
 
 
 def _apply(fn: str, element: Attribute, *args: SSAValue) -> ApplyOp:

@@ -25,8 +25,8 @@ Total = tuple[ReduceOp, str, str]  # the sum, its fn, what an infinite maximum i
 def online(kernel: KernelOp, private: bool = False) -> None:
     """`private`: only where nothing but the sum reads the exponentials, so that none is computed twice."""
     for op in list(kernel.block.ops):
-        if isinstance(op, ReduceOp) and (found := _totals(op, private)):
-            _join(op, found)
+        if isinstance(op, ReduceOp) and (totals := _totals(op, private)):
+            _join(op, totals)
 
 
 def with_reduce_exp(kernel: KernelOp, private: bool = False) -> KernelOp:
@@ -37,15 +37,15 @@ def with_reduce_exp(kernel: KernelOp, private: bool = False) -> KernelOp:
     return kernel
 
 
-def _join(op: ReduceOp, found: list[Total]) -> None:
-    _, fn, infinite = found[0]
-    made = reduce_exp(op.arg, op.axis.data, fn, infinite)
-    made.top.name_hint, made.total.name_hint = op.result.name_hint, found[0][0].result.name_hint
-    Rewriter.insert_op(made, InsertPoint.before(op))
-    for total, *how in found:
+def _join(op: ReduceOp, totals: list[Total]) -> None:
+    _, fn, infinite = totals[0]
+    joint = reduce_exp(op.arg, op.axis.data, fn, infinite)
+    joint.top.name_hint, joint.total.name_hint = op.result.name_hint, totals[0][0].result.name_hint
+    Rewriter.insert_op(joint, InsertPoint.before(op))
+    for total, *how in totals:
         if how == [fn, infinite]:
-            Rewriter.replace_op(total, [], [made.total])
-    Rewriter.replace_op(op, [], [made.top])
+            Rewriter.replace_op(total, [], [joint.total])
+    Rewriter.replace_op(op, [], [joint.top])
     _sweep(op.arg)
 
 
@@ -72,13 +72,13 @@ def _users(v: SSAValue) -> list[Operation]:
 
 def _guarded(top: SSAValue) -> list[SSAValue]:
     """select(isinf(top), 0, top)"""
-    found = []
+    guards = []
     for op in _users(top):
         if isinstance(op, ApplyOp) and op.fn.data == "select" and op.args[2] is top and is_number(op.args[1], 0.0):
             test = made_by(op.args[0], "isinf")
             if test is not None and test.args[0] is top:
-                found.append(op.result)
-    return found
+                guards.append(op.result)
+    return guards
 
 
 def _sweep(arg: SSAValue) -> None:

@@ -2,9 +2,9 @@
 
 In: a kernel and a Cut: the axis that many programs share, the reductions along it, what runs before and what after
 them. Out: a first kernel, whose programs each reduce one part and store what they found, and a second one, which joins
-the parts and goes on. `split_reduction` cuts reductions, `split_walk` cuts sums along a parallel axis. Of a sum of
-squares about a mean a part gives three numbers, with which the squares can be taken about the mean of the whole: see
-`split_variance`.
+the parts and goes on. `split_reduction` cuts reductions, `split_sequential` cuts sums along a parallel axis. Of a sum
+of squares about a mean a part gives three numbers, with which the squares can be taken about the mean of the whole:
+see `split_variance`.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def _first(kernel: KernelOp, cut: Cut, parts: int) -> KernelOp:
     middles: dict[SSAValue, Middle] = {}
     for op in kernel.block.ops:
         if op in kept:
-            found = _known(op, cut, middles) or copy.reduction(op, inside)  # type: ignore[arg-type]
-            for value, (buffer, at) in zip(found, kept[op], strict=True):
+            results = _known(op, cut, middles) or copy.reduction(op, inside)  # type: ignore[arg-type]
+            for value, (buffer, at) in zip(results, kept[op], strict=True):
                 k.store(value, buffer, at)
         elif op in cut.first:
             copy(op, inside if cut.axis in op_axes(op) else None)
@@ -103,12 +103,12 @@ def _second(kernel: KernelOp, cut: Cut, parts: int) -> KernelOp:
     copy, kept = _start(kernel, k, cut, {})
     for op in kernel.block.ops:
         if op in kept:
-            found = [k.load(buffer, at) for buffer, at in kept[op]]
+            loaded = [k.load(buffer, at) for buffer, at in kept[op]]
             if op in cut.variances:
-                left, first, off = found
+                left, first, off = loaded
                 centre = copy.values[cut.variances[op].centre]
-                found = [share_of(k, first, off, left, centre, cut.parts(kernel, parts))]
-            copy.values.update(zip(op.results, _joined(k, op, found), strict=True))  # type: ignore[arg-type]
+                loaded = [share_of(k, first, off, left, centre, cut.parts(kernel, parts))]
+            copy.values.update(zip(op.results, _joined(k, op, loaded), strict=True))  # type: ignore[arg-type]
         elif op in cut.second:
             copy(op, None)
     return k.finish()

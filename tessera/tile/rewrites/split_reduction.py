@@ -49,7 +49,7 @@ def split_reduction(kernel: KernelOp, parts: int) -> Split:
 
 def _cut(kernel: KernelOp, parts: int) -> Cut | None:
     axis = reduced_axis(kernel)
-    if axis is None or kernel.walked or inner_axis(kernel):
+    if axis is None or kernel.sequential_axis or inner_axis(kernel):
         return None
     ends = tuple(op for op in kernel.block.ops if isinstance(op, (ReduceOp, ContractOp, ReduceExpOp)))
     if not ends or any(isinstance(op, ScanOp) for op in kernel.block.ops):

@@ -20,12 +20,12 @@ from tessera.tile.dialect.ops import KernelOp, LoadOp, ReduceOp, ScanOp, StoreOp
 from tessera.tile.rewrites.copying import Copy, needed_for, place, points
 from tessera.tile.rewrites.offline import without_reduce_exp
 from tessera.tile.rewrites.split_kernel import Scratch, Split
-from tessera.tile.schedules.schedule import after_walk, reduced_axis
+from tessera.tile.schedules.schedule import after_sums, reduced_axis
 
 
 def can_split_rows(kernel: KernelOp) -> bool:
     """Whether nothing runs along a row but reductions, and nothing is read that is written."""
-    if kernel.walked is None or any(isinstance(op, ScanOp) for op in kernel.block.ops):
+    if kernel.sequential_axis is None or any(isinstance(op, ScanOp) for op in kernel.block.ops):
         return False
     loaded, stored = ({op.buffer for op in kernel.block.ops if isinstance(op, kind)} for kind in (LoadOp, StoreOp))
     return not loaded & stored
@@ -47,14 +47,14 @@ def split_rows(kernel: KernelOp) -> Split:
 
 def _of_rows(kernel: KernelOp) -> set[Operation]:
     """Reductions along rows, and what is made of them row by row."""
-    axis, later = reduced_axis(kernel), set(after_walk(kernel))
-    found: set[Operation] = set()
+    axis, later = reduced_axis(kernel), set(after_sums(kernel))
+    ops: set[Operation] = set()
     for op in kernel.block.ops:
         reduces = isinstance(op, ReduceOp) and op.axis.data == axis
-        follows = any(v.owner in found for v in op.operands) and not _along(op, axis) and op not in later
+        follows = any(v.owner in ops for v in op.operands) and not _along(op, axis) and op not in later
         if reduces or (follows and not isinstance(op, ReduceOp)):
-            found.add(op)
-    return found
+            ops.add(op)
+    return ops
 
 
 def _along(op: Operation, axis: str | None) -> bool:
@@ -69,9 +69,9 @@ def _leaves(op: Operation, rows: set[Operation]) -> bool:
 
 def _first(kernel: KernelOp, kept: list[Operation], stores: list[Operation]) -> KernelOp:
     k = _builder(kernel, "rows")
-    walked = kernel.walked
+    sequential = kernel.sequential_axis
     for a in kernel.axes:
-        k.axis(a.axis.data, a.size.expr, reduce=a.kind.data != kernel.axis(walked).kind.data)  # type: ignore[arg-type]
+        k.axis(a.axis.data, a.size.expr, reduce=a.kind.data != kernel.axis(sequential).kind.data)  # type: ignore[arg-type]
     copy, scratch = _copy(kernel, k, kept, {})
     wanted = needed_for(kernel, [*kept, *stores])
     for op in kernel.block.ops:
@@ -84,14 +84,14 @@ def _first(kernel: KernelOp, kept: list[Operation], stores: list[Operation]) -> 
 
 def _second(kernel: KernelOp, kept: list[Operation], stores: list[Operation]) -> KernelOp:
     k = _builder(kernel, "columns")
-    walked = kernel.walked
-    assert walked is not None
+    sequential = kernel.sequential_axis
+    assert sequential is not None
     for a in kernel.axes:
-        if a.axis.data != walked:
+        if a.axis.data != sequential:
             k.axis(a.axis.data, a.size.expr)
-    size = kernel.axis(walked).size.expr
-    k.axis(walked, size, reduce=True)
-    backwards = {walked: size - 1 - name(walked)}
+    size = kernel.axis(sequential).size.expr
+    k.axis(sequential, size, reduce=True)
+    backwards = {sequential: size - 1 - name(sequential)}
     copy, scratch = _copy(kernel, k, kept, backwards)
     wanted = needed_for(kernel, stores, given=kept)
     for op in kernel.block.ops:

@@ -32,14 +32,14 @@ class Variance:
 
 def variances(kernel: KernelOp, axis: str) -> dict[ReduceOp, Variance]:
     """The sums of squares along an axis, by the operation that takes each."""
-    found = {}
+    by_sum = {}
     for op in kernel.block.ops:
         if isinstance(op, ReduceOp) and op.kind.data == "sum" and op.axis.data == axis:
             square = _applied(op.arg, "mul")
             left = None if square is None or square.args[0] is not square.args[1] else _applied(square.args[0], "sub")
             if left is not None and axis in axes_of(left.args[0]) and axis not in axes_of(left.args[1]):
-                found[op] = Variance(left.args[0], left.args[1])
-    return found
+                by_sum[op] = Variance(left.args[0], left.args[1])
+    return by_sum
 
 
 def _applied(v: SSAValue, fn: str) -> ApplyOp | None:

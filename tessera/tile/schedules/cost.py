@@ -88,9 +88,9 @@ def _bytes(kernel: KernelOp, axes: Mapping[str, int], sizes: Mapping[str, int], 
         extent = None if op.indices else 1 + _largest(op.at.expr, axes, sizes)
         touched.setdefault(op.buffer, {})[key] = (math.prod(axes[a] for a in used), extent)
     total = 0
-    for buffer, found in touched.items():
-        elements = sum(n for n, _ in found.values())
-        extents = [e for _, e in found.values()]
+    for buffer, accesses in touched.items():
+        elements = sum(n for n, _ in accesses.values())
+        extents = [e for _, e in accesses.values()]
         if None not in extents:
             elements = min(elements, max(e for e in extents if e is not None))
         total += elements * torch_dtype(element_of(buffer)).itemsize

@@ -39,7 +39,7 @@ class Limits:
 
     @property
     def long_row(self) -> int:
-        """Elements from which a row that is read once is better walked: many programs have more bytes on their way."""
+        """Elements from which a row that is read once is better read in a loop: many programs have more in flight."""
         return self.registers // 4
 
     @property
@@ -54,7 +54,7 @@ class Limits:
 
     @property
     def step(self) -> int:
-        """Bytes of a masked step of a walk: it is loaded ahead into registers, and masks take some too."""
+        """Bytes of a masked step of a loop: it is loaded ahead into registers, and masks take some too."""
         return 4 * self.registers * 3 // 8
 
     @property
@@ -64,6 +64,6 @@ class Limits:
 
     @property
     def cached_row(self) -> int:
-        """Bytes of a row that the second-level cache keeps for another loop while all programs walk: a quarter of a
+        """Bytes of a row that the second-level cache keeps for another loop while all programs loop: a quarter of a
         multiprocessor's share, as a power of two."""
         return power_below(self.machine.size("l2") // (4 * self.units))

@@ -2,8 +2,8 @@
 
 A Schedule says how many elements of each axis one program handles at once, and how many programs, warps and
 stages there are. `plan` turns a kernel into the passes that any target emits: straight parts, which do not vary
-along the reduced axis, and loops along it, as few as the data flow allows. Where a parallel axis is walked, these are
-the passes of one step; `after_walk` is what is left to do with the sums when the walk has ended.
+along the reduced axis, and loops along it, as few as the data flow allows. Where an axis is sequential, these are
+the passes of one step; `after_sums` is what is left to do with the sums when its loop has ended.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Schedule:
     blocks: tuple[tuple[str, int], ...] = ()
     warps: int = 4
     stages: int = 2
-    loop: bool = False  # the reduced axis is walked in blocks; otherwise one block holds all of it
-    split: int = 1  # programs that share one reduction or walk; each stores a part, a second kernel adds them
+    loop: bool = False  # a loop over blocks of the reduced axis; otherwise one block holds all of it
+    split: int = 1  # programs that share a reduction or sequential axis; each stores a part, a second kernel adds them
     persistent: bool = False  # as many programs as the chip runs at once, each walking over several blocks
     group: int = 1  # rows of blocks run together, for the L2 cache
     extra: tuple[tuple[str, object], ...] = field(default=())  # a target's own switches
@@ -56,7 +56,7 @@ def inner_axis(kernel: KernelOp) -> str | None:
 
 
 def reduced_axis(kernel: KernelOp) -> str | None:
-    """The axis that loops walk along."""
+    """The axis that loops run along."""
     names = [n for n in kernel.axis_names(REDUCE) if n != inner_axis(kernel)]
     assert len(names) <= 1, f"{kernel.sym_name.data}: one reduced axis a kernel, got {names}"
     return names[0] if names else None
@@ -68,12 +68,12 @@ def plan(kernel: KernelOp) -> list[Pass]:
     A value that varies along the axis is computed again in every loop that needs it; a reduction belongs to the
     first loop in which its argument can be computed.
     """
-    axis, walked = reduced_axis(kernel), kernel.walked
+    axis, sequential = reduced_axis(kernel), kernel.sequential_axis
     ops = list(kernel.block.ops)
     if axis is None:
         return [Pass(None, tuple(ops))]
-    if walked is not None:
-        later = set(after_walk(kernel))
+    if sequential is not None:
+        later = set(after_sums(kernel))
         ops = [op for op in ops if op not in later]
     level = _levels(ops, axis)
     passes: list[Pass] = []
@@ -81,22 +81,22 @@ def plan(kernel: KernelOp) -> list[Pass]:
         straight = [op for op in ops if not _varies(op, axis) and level[op] == stage and not _reduces(op, axis)]
         if straight:
             passes.append(Pass(None, tuple(straight)))
-        ends = [op for op in ops if level[op] == stage and _varies(op, axis) and _ends(op, walked)]
+        ends = [op for op in ops if level[op] == stage and _varies(op, axis) and _ends(op, sequential)]
         ends += [op for op in ops if _reduces(op, axis) and level[op] == stage + 1]
         if ends:
             passes.append(Pass(axis, _closure(ops, ends, axis)))
     return passes
 
 
-def _ends(op: Operation, walked: str | None) -> bool:
-    return isinstance(op, StoreOp) or (isinstance(op, ReduceOp) and op.axis.data == walked)
+def _ends(op: Operation, sequential: str | None) -> bool:
+    return isinstance(op, StoreOp) or (isinstance(op, ReduceOp) and op.axis.data == sequential)
 
 
-def after_walk(kernel: KernelOp) -> list[Operation]:
-    """What needs the sums along the walked axis."""
-    if kernel.walked is None:
+def after_sums(kernel: KernelOp) -> list[Operation]:
+    """What needs the sums along the sequential axis."""
+    if kernel.sequential_axis is None:
         return []
-    ready = {op.result for op in kernel.sums_along(kernel.walked)}
+    ready = {op.result for op in kernel.sums_along(kernel.sequential_axis)}
     later: list[Operation] = []
     for op in kernel.block.ops:
         if ready & set(op.operands):

@@ -126,13 +126,13 @@ def size_class(n: int) -> str:
 
 @functools.cache
 def _versions() -> dict[str, str]:
-    found = {}
+    versions = {}
     for package in ("tessera", "torch", "triton", "cuda-tile", "llvmlite"):
         try:
-            found[package] = importlib.metadata.version(package)
+            versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            found[package] = ""
-    return found
+            versions[package] = ""
+    return versions
 
 
 def to_text(schedule: Schedule) -> str:

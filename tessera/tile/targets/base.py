@@ -92,7 +92,7 @@ class Target(Protocol):
         """Schedules worth trying for these values of the symbols: best first, and the same every time."""
         ...
 
-    def no_walk(self, row: int | None) -> str:
+    def no_sums_over_rows(self, row: int | None) -> str:
         """Why there is no good kernel that reduces rows of this length (None: not known) and sums over the rows too."""
         ...
 

@@ -1,4 +1,4 @@
-"""Two compiled kernels one after the other, with scratch memory between them: a reduction or a walk that is shared out.
+"""Two compiled kernels one after the other, with scratch memory between: a reduction or sequential axis shared out.
 
 In: a Split and the compiled halves. Out: something that is called as one kernel is. How much scratch memory a call
 needs follows from its symbols alone, so that is worked out once.
@@ -31,10 +31,10 @@ class Pair(Generic[Half]):
     @classmethod
     def restored(cls, first: Half, second: Half, scratch: list[tuple[int, torch.dtype]]) -> Self:
         """A pair without symbols, from its halves and the scratch memory that it needs."""
-        made = cls.__new__(cls)
-        made._begin(first, second, [])
-        made._sizes[()] = scratch
-        return made
+        instance = cls.__new__(cls)
+        instance._begin(first, second, [])
+        instance._sizes[()] = scratch
+        return instance
 
     def _begin(self, first: Half, second: Half, symbols: list[str]) -> None:
         self.first, self.second, self.symbols = first, second, symbols
@@ -60,14 +60,14 @@ class Pair(Generic[Half]):
 
     def sizes(self, symbols: tuple[int, ...]) -> list[tuple[int, torch.dtype]]:
         """Elements of every scratch buffer that a call with these symbols needs."""
-        found = self._sizes.get(symbols)
-        if found is None:
+        scratch = self._sizes.get(symbols)
+        if scratch is None:
             values = dict(zip(self.symbols, symbols, strict=True))
             if len(self._sizes) >= REMEMBERED:
                 self._sizes.clear()
-            found = [(size.evaluate(values.__getitem__, int), dtype) for size, dtype in self.scratch]
-            self._sizes[symbols] = found
-        return found
+            scratch = [(size.evaluate(values.__getitem__, int), dtype) for size, dtype in self.scratch]
+            self._sizes[symbols] = scratch
+        return scratch
 
     def saved_scratch(self) -> list[list]:
         """The scratch memory of a pair without symbols, as data."""

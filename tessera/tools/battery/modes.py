@@ -105,7 +105,8 @@ OPTIMIZERS: dict[str, Callable] = {
     "adam": lambda ps: torch.optim.Adam(ps, lr=1e-3, amsgrad=True),
     "adamw": lambda ps: torch.optim.AdamW(ps, lr=1e-3),
     "rmsprop": lambda ps: torch.optim.RMSprop(ps, lr=1e-3, momentum=0.5),
-    "adagrad": lambda ps: torch.optim.Adagrad(ps, lr=1e-2),
+    # The gradient of a key's bias is zero but for rounding; divided by its own size, rounding would decide.
+    "adagrad": lambda ps: torch.optim.Adagrad(ps, lr=1e-2, eps=1e-3),
 }
 
 

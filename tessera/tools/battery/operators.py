@@ -23,8 +23,10 @@ from tessera.torch_internals.lookup import missing
 DTYPES = ("float32", "bfloat16", "float16")
 MANY = 24  # samples that are looked at
 LAYOUTS = ("contiguous", "strided")
-# Their results are whatever the memory held.
-UNWRITTEN = ("empty", "resize", "new_empty")
+# Their results are whatever the memory held; so is the random state that flash attention gives without dropout.
+UNWRITTEN = ("empty", "resize", "new_empty", "torch.ops.aten._flash_attention_forward")
+# Eager's own derivative of these is wrong, also in double precision; the project's tests hold ours against numbers.
+MISTAKEN = ("as_strided_scatter",)
 
 
 @functools.cache
@@ -98,6 +100,8 @@ def _try(
     in_place: bool = False,
 ) -> Callable[[], None]:
     def run() -> None:
+        if backward and name in MISTAKEN:
+            raise Skip("eager's own derivative is wrong")
         every = samples(backward)
         if not every:
             raise Skip("no samples")

@@ -18,7 +18,7 @@ from tessera.tools.battery.case import DETAILS, Case, Missing
 from tessera.tools.battery.handful import VARIABLE
 
 ROOT = Path(tessera.__file__).resolve().parents[1]
-HANDFUL = 16
+HANDFUL = 64  # to start a process takes as long as a dozen tests
 PYTEST = [
     sys.executable,
     "-m",

@@ -30,6 +30,8 @@ def main() -> None:
     os.dup2(2, 1)  # what programs print is not an outcome
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
+    # TF32 keeps 10 bits, and which convolutions use it depends on layout and algorithm: float32 means float32 here.
+    torch.backends.cudnn.allow_tf32 = False
 
     def tell(**message: object) -> None:
         out.write(json.dumps(message) + "\n")
@@ -37,9 +39,13 @@ def main() -> None:
 
     sections: dict[str, Section] = importlib.import_module(sys.argv[1]).SECTIONS
     tell(ready=True)
+    seen: set[str] = set()
     for line in sys.stdin:
         told = json.loads(line)
         broken = run_case(sections[told["section"]], told["case"], told["device"], tell)
+        if told["section"] not in seen:  # what a section has imported stays; to look through it after each case is slow
+            seen.add(told["section"])
+            gc.freeze()
         tell(done=True, broken=broken)
         if broken:
             return

@@ -13,12 +13,13 @@ from tessera.tools.bench import core, kernels, models
 from tessera.tools.bench import machine as machine_suite
 from tessera.tools.bench.probe import CONTESTANTS
 from tessera.tools.bench.report import to_json
+from tessera.tools.bench.zoo import suite as zoo
 from tessera.tools.command import Command
 from tessera.tools.machine import machine
 from tessera.util.errors import OptionError
 
 STDOUT = "-"
-SUITES = {"core": core, "kernels": kernels, "models": models, "machine": machine_suite}
+SUITES = {"core": core, "kernels": kernels, "models": models, "zoo": zoo, "machine": machine_suite}
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -30,10 +31,14 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--inductor", action="store_true", help="core: measure TorchInductor too")
     parser.add_argument("--thunder", action="store_true", help="core, models: measure Thunder too, if it is installed")
     parser.add_argument("--quick", action="store_true", help="kernels, models: less of everything, a few minutes")
-    parser.add_argument("--tiny", action="store_true", help="models: sizes for a CPU, which say nothing about speed")
-    parser.add_argument("--best", action="store_true", help="models: try more modes of TorchInductor, take the best")
+    parser.add_argument("--tiny", action="store_true", help="models, zoo: CPU sizes, which say nothing of speed")
+    parser.add_argument("--best", action="store_true", help="models, zoo: more modes of TorchInductor, the best counts")
     parser.add_argument("--first", action="store_true", help="models: first calls in fresh processes, cold and warm")
-    parser.add_argument("--deadline", type=float, metavar="SECONDS", help="kernels, models: start nothing new after it")
+    parser.add_argument("--deadline", type=float, metavar="SECONDS", help="not core: start nothing new after it")
+    parser.add_argument("--held-back", action="store_true", help="zoo: only the models that nobody may tune for")
+    parser.add_argument("--resume-ours", action="store_true", help="zoo: take Tessera's figures from the file too")
+    parser.add_argument("--retry", action="store_true", help="zoo: measure again what failed or took too long")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="zoo: what one measurement may take (300)")
     parser.add_argument("--tune", action="store_true", help="kernels: search for fast schedules of our own kernels")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="where (CUDA if there is one); not core")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="kernels: threads of a CPU (1 2)")
@@ -42,7 +47,7 @@ def arguments(parser: ArgumentParser) -> None:
         nargs="?",
         const=STDOUT,
         metavar="PATH",
-        help="give JSON on standard output, or write it there as well",
+        help="give JSON on standard output, or write it there as well; the zoo goes on from that file",
     )
     parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed or a result is wrong")
 
@@ -53,15 +58,15 @@ def run(args: Namespace) -> int:
     if unknown := [name for name in args.only if name not in suite.SECTIONS]:
         raise OptionError(f"--only: unknown {unknown[0]!r}; choose from {', '.join(suite.SECTIONS)}")
     with Console(stderr=True).status("measuring") as status:
-        found = suite.outcome(args, status.update)
+        outcome = suite.outcome(args, status.update)
     if args.json:
-        text = json.dumps(found.document or to_json(args.suite, here, found.rows), indent=2) + "\n"
+        text = json.dumps(outcome.document or to_json(args.suite, here, outcome.rows), indent=2) + "\n"
         sys.stdout.write(text) if args.json == STDOUT else Path(args.json).write_text(text)
     if args.json != STDOUT:
         console = Console(width=None if sys.stdout.isatty() else 200)  # a file is as wide as the table
-        console.print(f"{here}; {found.note}", soft_wrap=True)
-        console.print(found.table)
-    return int(args.check and found.missed)
+        console.print(f"{here}; {outcome.note}", soft_wrap=True)
+        console.print(outcome.table)
+    return int(args.check and outcome.missed)
 
 
 COMMAND = Command("measure Tessera against its peers", arguments, run)

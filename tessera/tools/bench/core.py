@@ -108,8 +108,10 @@ def options_of(args: Namespace) -> Options:
 
 
 def outcome(args: Namespace, say: Say) -> Outcome:
-    found = run(args.only, options_of(args), say)
-    return Outcome(TITLE, table(found, "tessera bench core"), listed(found), any(row.passed is False for row in found))
+    measured = run(args.only, options_of(args), say)
+    return Outcome(
+        TITLE, table(measured, "tessera bench core"), listed(measured), any(row.passed is False for row in measured)
+    )
 
 
 def run(only: Sequence[str], options: Options, say: Say) -> list[Row]:

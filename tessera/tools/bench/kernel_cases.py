@@ -47,8 +47,8 @@ def nbytes(x: Tensor) -> int:
     return x.numel() * x.element_size()
 
 
-def results_of(made: Tensor | tuple[Tensor, ...]) -> Inputs:
-    return made if isinstance(made, tuple) else (made,)
+def results_of(output: Tensor | tuple[Tensor, ...]) -> Inputs:
+    return output if isinstance(output, tuple) else (output,)
 
 
 # --- inputs -----------------------------------------------------------------------------------------------
@@ -265,10 +265,10 @@ def with_grads(case: Case, inputs: Inputs) -> Inputs:
 
 def gradients(case: Case, function: Callable, inputs: Inputs) -> Inputs:
     """The results and then the gradients, from fixed cotangents."""
-    given = with_grads(case, inputs)
-    made = results_of(function(*given))
-    found = torch.autograd.grad(made, given[: case.grads], cotangents(made))
-    return (*(y.detach() for y in made), *found)
+    arguments = with_grads(case, inputs)
+    results = results_of(function(*arguments))
+    grads = torch.autograd.grad(results, arguments[: case.grads], cotangents(results))
+    return (*(y.detach() for y in results), *grads)
 
 
 def mistake(case: Case, function: Callable, inputs: Inputs, backward: bool) -> str:
@@ -278,8 +278,8 @@ def mistake(case: Case, function: Callable, inputs: Inputs, backward: bool) -> s
     element: sums over many rows round where they are large.
     """
 
-    def run(f: Callable, given: Inputs) -> Inputs:
-        return gradients(case, f, given) if backward else results_of(f(*given))
+    def run(f: Callable, arguments: Inputs) -> Inputs:
+        return gradients(case, f, arguments) if backward else results_of(f(*arguments))
 
     with torch.set_grad_enabled(backward):
         got = run(function, inputs)

@@ -78,24 +78,24 @@ class Options:
 
 
 def run(options: Options, say: Say) -> list[Measured]:
-    found = []
+    measured = []
     start = time.monotonic()
     for name, train, threads in options.jobs():
         if options.deadline is not None and time.monotonic() - start > options.deadline:
             late = Measured(name, _direction(train), "", "f32", "cpu", threads)
             late.errors["all"] = "not run: the deadline has passed"
-            found.append(late)
+            measured.append(late)
             continue
         say(f"{name}, {'training' if train else 'forward'}, {threads} threads")
-        given = {"name": name, "train": train, "who": options.who, "rounds": options.rounds}
+        arguments = {"name": name, "train": train, "who": options.who, "rounds": options.rounds}
         try:
-            answer = in_fresh_process(__name__, "measure", threads=threads, **given)
-            found.append(Measured(**answer))
+            answer = in_fresh_process(__name__, "measure", threads=threads, **arguments)
+            measured.append(Measured(**answer))
         except RuntimeError as error:
             failed = Measured(name, _direction(train), "", "f32", "cpu", threads)
             failed.errors["child"] = str(error).strip().splitlines()[-1]
-            found.append(failed)
-    return found
+            measured.append(failed)
+    return measured
 
 
 # --- in the child -----------------------------------------------------------------------------------------
@@ -103,15 +103,15 @@ def run(options: Options, say: Say) -> list[Measured]:
 
 def measure(name: str, train: bool, who: Sequence[str], rounds: int) -> dict[str, object]:
     """One case for every contestant."""
-    made = _function(CASES[name], train) if name in CASES else _model(name, train)
-    row = Measured(name, _direction(train), made.size, "f32", "cpu", torch.get_num_threads())
+    workload = _function(CASES[name], train) if name in CASES else _model(name, train)
+    row = Measured(name, _direction(train), workload.size, "f32", "cpu", torch.get_num_threads())
     calls: dict[str, Callable[[], object]] = {}
     with torch.set_grad_enabled(train):
         for contestant in who:
             try:
                 _warm(contestant, train)
                 start = cpu_seconds()
-                call, check = made.compile(contestant)
+                call, check = workload.compile(contestant)
                 call()
                 row.first[contestant] = cpu_seconds() - start
                 if contestant != "eager" and (reason := check()):
@@ -130,47 +130,47 @@ def measure(name: str, train: bool, who: Sequence[str], rounds: int) -> dict[str
 
 
 @dataclass(frozen=True)
-class _Made:
+class _Workload:
     """`compile` gives what is timed, and a check of it."""
 
     size: str
     compile: Callable[[str], tuple[Callable[[], object], Callable[[], str]]]
 
 
-def _function(case: Case, train: bool) -> _Made:
+def _function(case: Case, train: bool) -> _Workload:
     inputs = case.make(case.small, torch.float32, "cpu")
 
     def compile(who: str) -> tuple[Callable[[], object], Callable[[], str]]:
         function = CONTESTANTS[who](fresh(case.function))
-        given = with_grads(case, inputs) if train else inputs
+        arguments = with_grads(case, inputs) if train else inputs
         back = cotangents(results_of(case.function(*inputs))) if train else ()
 
         def step() -> object:
-            made = function(*given)
-            return torch.autograd.grad(results_of(made), given[: case.grads], back) if train else made
+            output = function(*arguments)
+            return torch.autograd.grad(results_of(output), arguments[: case.grads], back) if train else output
 
         return step, lambda: mistake(case, function, inputs, train)
 
-    return _Made("x".join(map(str, case.small)), compile)
+    return _Workload("x".join(map(str, case.small)), compile)
 
 
-def _model(name: str, train: bool) -> _Made:
+def _model(name: str, train: bool) -> _Workload:
     model, *inputs = MODELS[name]()
     size = "x".join(map(str, inputs[0].shape))
 
     def step(model: nn.Module, call: Callable) -> Tensor:
-        made = call(*inputs) if train or len(inputs) == 1 else call(inputs[0])
+        output = call(*inputs) if train or len(inputs) == 1 else call(inputs[0])
         if train:
             model.zero_grad(set_to_none=True)
-            (made if made.ndim == 0 else made.square().mean()).backward()
-        return made
+            (output if output.ndim == 0 else output.square().mean()).backward()
+        return output
 
     def compile(who: str) -> tuple[Callable[[], object], Callable[[], str]]:
         own = copy.deepcopy(model)
         fast = CONTESTANTS[who](own)
         return lambda: step(own, fast), lambda: _model_mistake(model, own, step(model, model), step(own, fast), train)
 
-    return _Made(size, compile)
+    return _Workload(size, compile)
 
 
 def _model_mistake(model: nn.Module, own: nn.Module, want: Tensor, got: Tensor, train: bool) -> str:
@@ -192,9 +192,9 @@ def _gpt(config: GPTConfig) -> tuple[nn.Module, Tensor, Tensor]:
 def _warm(who: str, train: bool) -> None:
     """One tiny function, so that imports and start-up are not in the first call."""
     tiny = torch.ones(2, requires_grad=train)
-    made = CONTESTANTS[who](lambda x: x.sin() * 2)(tiny)
+    output = CONTESTANTS[who](lambda x: x.sin() * 2)(tiny)
     if train:
-        made.sum().backward()
+        output.sum().backward()
 
 
 def _repeat(calls: dict[str, Callable[[], object]]) -> int:

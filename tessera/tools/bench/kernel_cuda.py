@@ -107,13 +107,13 @@ def run(options: Options, say: Say) -> list[Measured]:
     clock = Clock(options.device, options.rounds)
     copy = copy_rate(clock)
     say(f"a copy moves {copy / 1e12:.2f} TB/s")
-    found: list[Measured] = []
+    measured: list[Measured] = []
     start, failed = time.perf_counter(), ""
     for case, dtype, size in options.cases():
         for backward in (False, True) if case.back else (False,):
             row = _row(case, dtype, size, options.device, backward)
             row.copy = copy
-            found.append(row)
+            measured.append(row)
             late = options.deadline is not None and time.perf_counter() - start > options.deadline
             if failed or late:
                 row.errors["not run"] = failed or f"{options.deadline:.0f} seconds were over"
@@ -121,7 +121,7 @@ def run(options: Options, say: Say) -> list[Measured]:
             say(f"{case.name} {row.direction} {row.size} {dtype}")
             measure(row, case, DTYPES[dtype], size, backward, options.who, clock)
             failed = dead(options.device)
-    return found
+    return measured
 
 
 def _row(case: Case, dtype: str, size: Size, device: str, backward: bool) -> Measured:
@@ -180,7 +180,7 @@ def _call(case: Case, function: Callable, inputs: Inputs, backward: bool) -> Cal
         return lambda: function(*inputs)
     # A backward that writes over what was saved cannot run twice.
     functorch.config.donated_buffer = False
-    given = with_grads(case, inputs)
-    made = results_of(function(*given))
-    given_back = cotangents(tuple(y.detach() for y in made))
-    return lambda: torch.autograd.grad(made, given[: case.grads], given_back, retain_graph=True)
+    arguments = with_grads(case, inputs)
+    results = results_of(function(*arguments))
+    given_back = cotangents(tuple(y.detach() for y in results))
+    return lambda: torch.autograd.grad(results, arguments[: case.grads], given_back, retain_graph=True)

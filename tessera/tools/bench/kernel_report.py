@@ -56,16 +56,16 @@ class Measured:
         return self.bytes / self.copy / seconds if self.copy else None
 
 
-def table(found: Sequence[Measured], title: str) -> Table:
+def table(measured: Sequence[Measured], title: str) -> Table:
     """For a terminal: our time, then how it compares; below, what failed."""
-    cuda = any(row.device == "cuda" for row in found)
+    cuda = any(row.device == "cuda" for row in measured)
     shown = Table("what", "direction", "size", title=title, title_justify="left", caption_justify="left")
     headers = ["dtype" if cuda else "threads", "eager", "inductor", "tessera", "/eager", "/inductor"]
     headers += ["of roofline", "eager's", "inductor's"] if cuda else []
     for header in (*headers, "first call", "/inductor"):
         shown.add_column(header, justify="right")
     before = ""
-    for row in found:
+    for row in measured:
         if before and row.case != before:
             shown.add_section()
         seconds = [duration(row.seconds.get(who)) for who in ("eager", "inductor", OURS)]
@@ -80,20 +80,20 @@ def table(found: Sequence[Measured], title: str) -> Table:
         ]
         shown.add_row(*start, *seconds, *ratios, *share, *first)
         before = row.case
-    told = [] if cuda else [*summary(found), *(f"[red]{escape(line)}" for line in missed_targets(found))]
-    told += [
+    caption = [] if cuda else [*summary(measured), *(f"[red]{escape(line)}" for line in missed_targets(measured))]
+    caption += [
         f"[red]{row.case} {row.direction} {row.size} {row.dtype}, {escape(who)}: {escape(error)}"
-        for row in found
+        for row in measured
         for who, error in row.errors.items()
     ]
-    shown.caption = "\n".join(told)
+    shown.caption = "\n".join(caption)
     return shown
 
 
-def summary(found: Sequence[Measured]) -> list[str]:
+def summary(measured: Sequence[Measured]) -> list[str]:
     """All rows in a line each: steady time and first call against TorchInductor, as geometric means, and the worst."""
     lines = []
-    for what, ratios in (("steady", _ratios(found, Measured.ratio)), ("first call", _firsts(found))):
+    for what, ratios in (("steady", _ratios(measured, Measured.ratio)), ("first call", _firsts(measured))):
         if ratios:
             worst = max(ratios, key=lambda name: ratios[name])
             mean = geometric_mean(ratios.values())
@@ -101,27 +101,27 @@ def summary(found: Sequence[Measured]) -> list[str]:
     return lines
 
 
-def missed_targets(found: Sequence[Measured]) -> list[str]:
+def missed_targets(measured: Sequence[Measured]) -> list[str]:
     """What a run on a CPU shows to be slower than promised, a line each."""
-    steady = _ratios(found, Measured.ratio)
+    steady = _ratios(measured, Measured.ratio)
     lines = [f"slower than inductor: {name}, {r:.3f}" for name, r in steady.items() if r > MOST]
     if steady and (mean := geometric_mean(steady.values())) > MOST_MEAN:
         lines.append(f"the geometric mean is {mean:.3f}, more than {MOST_MEAN}")
-    late = {name: r for name, r in _firsts(found).items() if r > MOST_FIRST}
+    late = {name: r for name, r in _firsts(measured).items() if r > MOST_FIRST}
     return lines + [
         f"the first call takes more than a third of inductor's: {name}, {r:.2f}" for name, r in late.items()
     ]
 
 
-def _firsts(found: Sequence[Measured]) -> dict[str, float]:
-    return _ratios(found, Measured.first_ratio)
+def _firsts(measured: Sequence[Measured]) -> dict[str, float]:
+    return _ratios(measured, Measured.first_ratio)
 
 
-def _ratios(found: Sequence[Measured], of: Callable[[Measured, str], float | None]) -> dict[str, float]:
-    return {f"{row.case} {row.direction}, threads {row.threads}": r for row in found if (r := of(row, "inductor"))}
+def _ratios(measured: Sequence[Measured], of: Callable[[Measured, str], float | None]) -> dict[str, float]:
+    return {f"{row.case} {row.direction}, threads {row.threads}": r for row in measured if (r := of(row, "inductor"))}
 
 
-def listed(found: Sequence[Measured]) -> list[dict[str, object]]:
+def listed(measured: Sequence[Measured]) -> list[dict[str, object]]:
     """For programs: every field, and what follows from them."""
     return [
         asdict(row)
@@ -131,5 +131,5 @@ def listed(found: Sequence[Measured]) -> list[dict[str, object]]:
             "first_to_inductor": row.first_ratio("inductor"),
             "of_roofline": {who: row.fraction(who) for who in row.seconds},
         }
-        for row in found
+        for row in measured
     ]

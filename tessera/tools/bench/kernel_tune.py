@@ -54,9 +54,9 @@ def run(options: Options, say: Say) -> list[Tuned]:
     copy = copy_rate(clock)
     target = target_for(options.device)
     assert target is not None, f"no target for {options.device}"
-    found = []
+    tuned = []
     for case, dtype, size in options.cases():
-        for launch in made_for(case, DTYPES[dtype], size, options.device):
+        for launch in kernels_for(case, DTYPES[dtype], size, options.device):
             kernel = launch.tile
             text, name = "x".join(map(str, size)), kernel.sym_name.data
             say(f"{case.name} {text} {dtype} {name}")
@@ -65,18 +65,18 @@ def run(options: Options, say: Say) -> list[Tuned]:
                 ordered = sorted(times.items(), key=lambda item: item[1])
                 best = tuple((seconds, schedule) for schedule, seconds in ordered[:SHOWN])
                 first = times.get(target.propose(kernel, {})[0], float("nan"))
-                found.append(Tuned(case.name, text, dtype, name, cost(kernel, {}).bytes, copy, first, best))
-    return found
+                tuned.append(Tuned(case.name, text, dtype, name, cost(kernel, {}).bytes, copy, first, best))
+    return tuned
 
 
-def made_for(case: Case, dtype: torch.dtype, size: Size, device: str) -> list[TileKernel]:
+def kernels_for(case: Case, dtype: torch.dtype, size: Size, device: str) -> list[TileKernel]:
     """All kernels without symbols that a case needs, with its gradients where it has any."""
     inputs = with_grads(case, case.make(size, dtype, device))
     function = CONTESTANTS[OURS](fresh(case.function))
     with tile.own_kernels() as launchers, torch.set_grad_enabled(case.back is not None):
-        made = results_of(function(*inputs))
+        results = results_of(function(*inputs))
         if case.back is not None:
-            torch.autograd.grad(made, inputs[: case.grads], cotangents(tuple(y.detach() for y in made)))
+            torch.autograd.grad(results, inputs[: case.grads], cotangents(tuple(y.detach() for y in results)))
         return [x for x in launchers.values() if x is not None and not x.tile.symbol_names]
 
 
@@ -111,7 +111,7 @@ def neighbours(kernel: KernelOp, schedule: Schedule) -> Iterator[Schedule]:
     for warps in (schedule.warps // 2, schedule.warps * 2):
         if 1 <= warps <= 32:
             yield replace(schedule, warps=warps)
-    if schedule.loop or kernel.walked is not None:
+    if schedule.loop or kernel.sequential_axis is not None:
         yield from (replace(schedule, stages=n) for n in (1, 2, 3, 4, 5) if n != schedule.stages)
     if schedule.split > 1:
         yield from (replace(schedule, split=n) for n in (schedule.split // 2, schedule.split * 2))
@@ -123,12 +123,12 @@ def neighbours(kernel: KernelOp, schedule: Schedule) -> Iterator[Schedule]:
                 yield replace(schedule, blocks=blocks)
 
 
-def table(found: list[Tuned]) -> Table:
+def table(tuned: list[Tuned]) -> Table:
     shown = Table("what", "size", "dtype", "kernel", title="tessera bench kernels --tune", title_justify="left")
     for header in ("time", "of roofline", "first proposal"):
         shown.add_column(header, justify="right")
     shown.add_column("schedule", overflow="fold")
-    for row in found:
+    for row in tuned:
         for place, (seconds, schedule) in enumerate(row.found):
             start = (row.case, row.size, row.dtype, row.kernel) if place == 0 else ("", "", "", "")
             first = f"{duration(row.first)}, {row.first / seconds:.2f}" if place == 0 else ""
@@ -148,5 +148,5 @@ def brief(schedule: Schedule) -> str:
     return " ".join(parts)
 
 
-def listed(found: list[Tuned]) -> list[dict[str, object]]:
-    return [asdict(row) | {"found": [{"seconds": t, "schedule": to_text(s)} for t, s in row.found]} for row in found]
+def listed(tuned: list[Tuned]) -> list[dict[str, object]]:
+    return [asdict(row) | {"found": [{"seconds": t, "schedule": to_text(s)} for t, s in row.found]} for row in tuned]

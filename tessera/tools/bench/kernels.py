@@ -29,18 +29,18 @@ def outcome(args: Namespace, say: Say) -> Outcome:
     device = chosen_device(args)
     if args.tune:
         return _tune(args, device, say)
-    found = _cuda(args, say) if device == "cuda" else _cpu(args, say)
-    note = f"a copy moves {found[0].copy / 1e12:.2f} TB/s" if found and found[0].copy else CPU_NOTE
-    missed = any(row.errors for row in found) or (device == "cpu" and bool(missed_targets(found)))
-    return Outcome(note, table(found, "tessera bench kernels"), listed(found), missed)
+    measured = _cuda(args, say) if device == "cuda" else _cpu(args, say)
+    note = f"a copy moves {measured[0].copy / 1e12:.2f} TB/s" if measured and measured[0].copy else CPU_NOTE
+    missed = any(row.errors for row in measured) or (device == "cpu" and bool(missed_targets(measured)))
+    return Outcome(note, table(measured, "tessera bench kernels"), listed(measured), missed)
 
 
 def _tune(args: Namespace, device: str, say: Say) -> Outcome:
     only = _only(args, tuple(BY_NAME), "cuda")
     sizes = None if device == "cuda" else {name: (case.small,) for name, case in BY_NAME.items()}
     rounds = args.rounds or kernel_cuda.Options.rounds
-    found = kernel_tune.run(kernel_cuda.Options(only, args.quick, device=device, rounds=rounds, sizes=sizes), say)
-    return Outcome("by search", kernel_tune.table(found), kernel_tune.listed(found), False)
+    tuned = kernel_tune.run(kernel_cuda.Options(only, args.quick, device=device, rounds=rounds, sizes=sizes), say)
+    return Outcome("by search", kernel_tune.table(tuned), kernel_tune.listed(tuned), False)
 
 
 def _cpu(args: Namespace, say: Say) -> list[Measured]:

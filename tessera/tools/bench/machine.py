@@ -16,8 +16,8 @@ import torch
 from rich.table import Table
 
 from tessera.machines import Machine, machine_of
-from tessera.machines.describe import told
-from tessera.machines.here import with_told
+from tessera.machines.describe import figure_text
+from tessera.machines.here import with_figures
 from tessera.machines.measure import LARGE, MEASURED, SIDE, copy_rate, product_rate, seconds, wait
 from tessera.tile.dialect.build import KernelBuilder, f32
 from tessera.tile.targets import target_for
@@ -71,27 +71,27 @@ SECTIONS: dict[str, Callable[[torch.device, Machine], Figures]] = {"memory": mem
 def outcome(args: Namespace, say: Say) -> Outcome:
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     known = machine_of(device)
-    found: dict[str, float] = {}
+    measured: dict[str, float] = {}
     for name in args.only or SECTIONS:
         for figure, value in SECTIONS[name](device, known):
-            say(f"{figure}: {told(figure, value)}")
-            found[figure] = value
+            say(f"{figure}: {figure_text(figure, value)}")
+            measured[figure] = value
     source = f"{MEASURED} here: torch {torch.__version__}, {torch.get_num_threads()} threads"
-    here = with_told(known, found, source)
-    return Outcome(f"described as {known.name}", table(found, known), [], False, here.data())
+    here = with_figures(known, measured, source)
+    return Outcome(f"described as {known.name}", table(measured, known), [], False, here.data())
 
 
-def table(found: dict[str, float], known: Machine) -> Table:
+def table(measured: dict[str, float], known: Machine) -> Table:
     shown = Table("figure", title="tessera bench machine", title_justify="left")
     for header in ("measured", "described", "ratio"):
         shown.add_column(header, justify="right")
     shown.add_column("where the description has it from")
-    for figure, value in found.items():
+    for figure, value in measured.items():
         described = known.figures.get(figure)
         beside = ("", "", "") if described is None else (
-            told(figure, described.value), f"{value / described.value:.2f}", described.source
+            figure_text(figure, described.value), f"{value / described.value:.2f}", described.source
         )  # fmt: skip
-        shown.add_row(figure, told(figure, value), *beside)
+        shown.add_row(figure, figure_text(figure, value), *beside)
     return shown
 
 

@@ -28,6 +28,10 @@ MODES = {  # further ways of TorchInductor, which --best tries
     "inductor[autotune]": "max-autotune",
     "inductor[overhead]": "reduce-overhead",
 }
+TUNED = {  # those that the zoo tries: graphs in one of them alone
+    "inductor[tuned]": "max-autotune-no-cudagraphs",
+    "inductor[overhead]": "reduce-overhead",
+}
 RATE = 1e-4  # learning rate of the training step
 STEPS = 3  # of which the losses are compared
 
@@ -54,7 +58,7 @@ def compiler(who: str, replayed: bool = False) -> Callable[[Callable], Callable]
             return import_module("thunder").jit
         case "tessera" | model_jobs.BF16:
             return lambda f: tessera.jit(f, **ours())
-    mode = MODES[who] + ("-no-cudagraphs" if replayed else "")
+    mode = (MODES | TUNED)[who] + ("-no-cudagraphs" if replayed else "")
     return lambda f: torch.compile(f, dynamic=False, mode=mode)
 
 
@@ -63,17 +67,17 @@ def ours() -> dict[str, list[str]]:
     return {} if config.executors == "auto" else {"executors": ["tile", "sdpa", "aten"]}
 
 
-def enter(who: str, job: Job, made: Made) -> Run:
+def enter(who: str, job: Job, workload: Made) -> Run:
     """A contestant at its job, on a copy of the model and of the inputs."""
-    model, inputs = copy.deepcopy(made.model), copy.deepcopy(made.inputs)
-    return build(who, job, model, inputs, made.model)
+    model, inputs = copy.deepcopy(workload.model), copy.deepcopy(workload.inputs)
+    return build(who, job, model, inputs, workload.model)
 
 
-def reference(job: Job, made: Made) -> Run:
+def reference(job: Job, workload: Made) -> Run:
     """The job as PyTorch does it, with more bits."""
     dtype = torch.float64 if job.dtype == torch.float32 else torch.float32
-    model = copy.deepcopy(made.model).to(dtype)
-    run = build(EAGER, job, model, cast(made.inputs, dtype), made.model)
+    model = copy.deepcopy(workload.model).to(dtype)
+    run = build(EAGER, job, model, cast(workload.inputs, dtype), workload.model)
     return Run(_with_own_keys(run.call), run.results)
 
 
@@ -145,10 +149,10 @@ def _step(who: str, model: nn.Module, inputs: tuple[object, ...], before: nn.Mod
     call = _our_step(model, inputs) if who == OURS else _their_step(who, model, inputs)
 
     def results(loss: Tensor) -> dict[str, Tensor]:
-        made = {"loss 1": loss.clone()} | {f"loss {i}": call().clone() for i in range(2, STEPS + 1)}
+        values = {"loss 1": loss.clone()} | {f"loss {i}": call().clone() for i in range(2, STEPS + 1)}
         pairs = zip(model.parameters(), before.parameters(), strict=True)
-        made["updates"] = torch.stack([(p.detach() - q.detach().to(p.dtype)).float().norm() for p, q in pairs])
-        return made
+        values["updates"] = torch.stack([(p.detach() - q.detach().to(p.dtype)).float().norm() for p, q in pairs])
+        return values
 
     return Run(call, results)
 
@@ -202,16 +206,18 @@ def mistake(
     if missing := exact.keys() - got.keys():
         return f"no gradient of {min(missing)}"
     for name, want in exact.items():
-        off, usual = _off(got[name], want), _off(eager[name], want)
+        distance, usual = off(got[name], want), off(eager[name], want)
         limit = many * usual + beyond + (2**-7 if dtype == torch.bfloat16 else 1e-4)
-        if usual > 1 and off < float("inf"):  # it cancels to nothing, as the gradient of a key's bias: no digit counts
+        # It cancels to nothing, as the gradient of a key's bias: no digit counts.
+        if usual > 1 and distance < float("inf"):
             continue
-        if not off <= limit:
-            return f"{name} is off by {off:.2g} of its size, where eager is off by {usual:.2g}"
+        if not distance <= limit:
+            return f"{name} is off by {distance:.2g} of its size, where eager is off by {usual:.2g}"
     return ""
 
 
-def _off(got: Tensor, want: Tensor) -> float:
+def off(got: Tensor, want: Tensor) -> float:
+    """How far a result is from what it should be, relative to its size."""
     if got.shape != want.shape:
         return float("inf")
     size = want.double().norm() if want.dtype == torch.float64 else want.float().norm()

@@ -32,9 +32,9 @@ def first_calls(row: Row, job: Job, who: Sequence[str], tiny: bool, device: str,
             environment = {variable: str(Path(folder) / variable.lower()) for variable in CACHES}
             for kind, times in (("cold", row.cold), ("warm", row.warm)):
                 say(f"{job}: first call of {name}, {kind}")
-                given = {"job": str(job), "who": name, "tiny": tiny, "device": device}
+                arguments = {"job": str(job), "who": name, "tiny": tiny, "device": device}
                 try:
-                    times[name] = in_process(__name__, "first_call", environment, **given)
+                    times[name] = in_process(__name__, "first_call", environment, **arguments)
                 except RuntimeError as error:
                     row.errors[f"{name}, {kind}"] = short(error)
                     break
@@ -42,13 +42,13 @@ def first_calls(row: Row, job: Job, who: Sequence[str], tiny: bool, device: str,
 
 def first_call(job: str, who: str, tiny: bool, device: str) -> float:
     """In the child: seconds of a first call by the clock, until the device is done."""
-    found = next(one for one in jobs(tiny) if str(one) == job)
-    made = found.make(device)
-    with torch.set_grad_enabled(found.trains):
-        warm = compiler(who)(lambda x: x.sin() * 2)(torch.ones(2, device=device, requires_grad=found.trains))
-        if found.trains:
+    chosen = next(one for one in jobs(tiny) if str(one) == job)
+    workload = chosen.make(device)
+    with torch.set_grad_enabled(chosen.trains):
+        warm = compiler(who)(lambda x: x.sin() * 2)(torch.ones(2, device=device, requires_grad=chosen.trains))
+        if chosen.trains:
             warm.sum().backward()
-    run = enter(who, found, made)
+    run = enter(who, chosen, workload)
     wait(device)
     start = time.perf_counter()
     run.call()

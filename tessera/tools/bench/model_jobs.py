@@ -79,16 +79,16 @@ def _decode(tiny: bool, dtype: torch.dtype) -> list[Job]:
     config = _llama_config(tiny)
     quick = {(1, 1), (8192, 1), (1024, 8)}
     pairs = [(1, 1), (8, 2)] if tiny else [(context, batch) for batch in BATCHES for context in CONTEXTS]
-    made = []
+    listed = []
     for context, batch in pairs:
         make = partial(_one_token, config, batch, context, dtype)
         size = f"batch {batch}, context {context}"
-        made.append(Job("llama-decode", size, "decode", make, dtype, (context, batch) in quick))
+        listed.append(Job("llama-decode", size, "decode", make, dtype, (context, batch) in quick))
     context = 8 if tiny else 1024
     full = partial(_one_token, config, 1, context, dtype)
     int4 = partial(full, kind="int4")
-    made.append(Job("llama-decode-int4", f"batch 1, context {context}", "decode", int4, dtype, True, {BF16: full}))
-    return made
+    listed.append(Job("llama-decode-int4", f"batch 1, context {context}", "decode", int4, dtype, True, {BF16: full}))
+    return listed
 
 
 def _others(tiny: bool, dtype: torch.dtype) -> list[Job]:

@@ -56,33 +56,33 @@ class Row:
 
     def line(self) -> str:
         """The row in a line, for those who wait."""
-        told = [f"{who} {duration(s)}" for who, s in self.seconds.items()]
-        told += [f"{who}: {error}" for who, error in self.errors.items()]
-        return f"{self.job} {self.size}: {'; '.join(told)} ({self.wall:.0f} s)"
+        parts = [f"{who} {duration(s)}" for who, s in self.seconds.items()]
+        parts += [f"{who}: {error}" for who, error in self.errors.items()]
+        return f"{self.job} {self.size}: {'; '.join(parts)} ({self.wall:.0f} s)"
 
 
-def peers(found: Sequence[Row]) -> list[str]:
+def peers(rows: Sequence[Row]) -> list[str]:
     """Everyone but Tessera and its rivals, in the usual order, without the further ways of Inductor."""
-    seen = {who.partition("[")[0] for row in found for who in row.first if who not in row.rivals} - {OURS}
+    seen = {who.partition("[")[0] for row in rows for who in row.first if who not in row.rivals} - {OURS}
     return sorted(seen, key=lambda who: ({EAGER: 0, INDUCTOR: 1}.get(who, 2), who))
 
 
-def table(found: Sequence[Row]) -> Table:
+def table(rows: Sequence[Row]) -> Table:
     """For a terminal: times, ratios, peaks, first calls, floors; below, what failed."""
-    others = peers(found)
+    others = peers(rows)
     shown = Table("what", "size", title="tessera bench models", title_justify="left", caption_justify="left")
     everyone = [*others, OURS]
-    apart, peak = any(row.cold for row in found), any(row.peak for row in found)
+    apart, peak = any(row.cold for row in rows), any(row.peak for row in rows)
     headers = [*everyone, *(f"/{who}" for who in others), "of floor", *(f"{who}'s" for who in others)]
     headers += ["peak GiB", *(f"{who}'s" for who in others)] if peak else []
     headers += [f"first {who}" for who in everyone if who != EAGER]
     headers += [f"{when} {who}" for when in ("cold", "warm") for who in everyone if who != EAGER] if apart else []
     for header in headers:
         shown.add_column(header, justify="right")
-    for i, row in enumerate(found):
-        name = row.job if not i or found[i - 1].job != row.job else ""
+    for i, row in enumerate(rows):
+        name = row.job if not i or rows[i - 1].job != row.job else ""
         shown.add_row(name, row.size, *_cells(row, others, apart, peak))
-    shown.caption = "\n".join(line for row in found for line in _below(row))
+    shown.caption = "\n".join(line for row in rows for line in _below(row))
     return shown
 
 
@@ -110,7 +110,7 @@ def _cells(row: Row, others: list[str], apart: bool, peak: bool) -> list[str]:
     return cells
 
 
-def listed(found: Sequence[Row]) -> list[dict[str, object]]:
+def listed(rows: Sequence[Row]) -> list[dict[str, object]]:
     """For programs: every field, and what follows from them."""
     return [
         asdict(row)
@@ -119,5 +119,5 @@ def listed(found: Sequence[Row]) -> list[dict[str, object]]:
             "to": {who: row.ratio(who) for who in (*peers([row]), *row.rivals)},
             "of_floor": {who: row.fraction(who) for who in row.seconds},
         }
-        for row in found
+        for row in rows
     ]

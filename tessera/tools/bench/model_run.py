@@ -52,10 +52,10 @@ def run(options: Options, say: Say, done: Callable[[list[Row]], None] = lambda r
     torch.backends.cudnn.benchmark = options.device == "cuda"  # for everyone: the library's best convolutions
     start, failed = time.perf_counter(), ""
     copy = copy_rate(Clock(options.device, 10))
-    found: list[Row] = []
+    measured: list[Row] = []
     for job in options.jobs():
         row = Row(job.name, job.size, job.kind, str(job.dtype).removeprefix("torch."), options.device)
-        found.append(row)
+        measured.append(row)
         late = options.deadline is not None and time.perf_counter() - start > options.deadline
         if failed or late:
             row.errors["not run"] = failed or f"{options.deadline:.0f} seconds were over"
@@ -67,8 +67,8 @@ def run(options: Options, say: Say, done: Callable[[list[Row]], None] = lambda r
             row.errors["job"] = short(error)
         failed = dead(options.device)
         row.wall = time.perf_counter() - began
-        done(found)
-    return found
+        done(measured)
+    return measured
 
 
 def measure(row: Row, job: Job, options: Options, copy: float, say: Say) -> None:
@@ -78,9 +78,9 @@ def measure(row: Row, job: Job, options: Options, copy: float, say: Say) -> None
     calls: dict[str, Callable[[], object]] = {}
     who = names(options.who, job)
     say(f"{job}: the reference and the floor")
-    made = job.make(options.device)
-    row.floor = _floor(job, made, copy, options.device)
-    judge = Judge(job, made, options.device)
+    workload = job.make(options.device)
+    row.floor = _floor(job, workload, copy, options.device)
+    judge = Judge(job, workload, options.device)
     for name in who:
         say(f"{job}: {name}")
         try:
@@ -106,11 +106,11 @@ def measure(row: Row, job: Job, options: Options, copy: float, say: Say) -> None
 class Judge:
     """What a job's first call must give: the job with more bits, and how far eager is from that."""
 
-    def __init__(self, job: Job, made: Made, device: str) -> None:
-        self.job, self.made, self.device = job, made, device
-        self.exact = _kept(reference(job, made))
+    def __init__(self, job: Job, workload: Made, device: str) -> None:
+        self.job, self.workload, self.device = job, workload, device
+        self.exact = _kept(reference(job, workload))
         tidy(device)
-        self.eager = _kept(enter(EAGER, job, made))
+        self.eager = _kept(enter(EAGER, job, workload))
         tidy(device)
 
     def mistake(self, got: Results) -> str:
@@ -129,7 +129,7 @@ def _prepare(row: Row, name: str, judge: Judge) -> Callable[[], object]:
     """Compile, check, and take the peak; what comes back is ready to be timed."""
     job, device, cuda = judge.job, judge.device, judge.device == "cuda"
     before = torch.cuda.memory_allocated() if cuda else 0
-    run = enter(name, job, judge.made)
+    run = enter(name, job, judge.workload)
     wait(device)
     start = time.perf_counter()
     out = run.call()
@@ -162,10 +162,10 @@ def _refuse(reason: str) -> None:
         raise WrongResult(reason)
 
 
-def _floor(job: Job, made: Made, copy: float, device: str) -> float:
+def _floor(job: Job, workload: Made, copy: float, device: str) -> float:
     if job.kind == "decode":
-        return bytes_read(made.model, made.inputs) / copy
-    run = enter(EAGER, job, made)
+        return bytes_read(workload.model, workload.inputs) / copy
+    run = enter(EAGER, job, workload)
     run.call()
     return products_floor(run.call, device)
 

@@ -34,10 +34,10 @@ def outcome(args: Namespace, say: Callable[[str], None]) -> Outcome:
         if args.json and args.json != "-":
             Path(args.json).write_text(json.dumps(to_json(args.suite, machine(), listed(rows)), indent=2) + "\n")
 
-    found = run(options, say, done)
-    skipped = [f"{row.job} {row.size}" for row in found if "not run" in row.errors]
+    measured = run(options, say, done)
+    skipped = [f"{row.job} {row.size}" for row in measured if "not run" in row.errors]
     note = f"median of {options.rounds} rounds" + (f"; not run: {', '.join(skipped)}" if skipped else "")
-    return Outcome(note, table(found), listed(found), any(row.errors for row in found))
+    return Outcome(note, table(measured), listed(measured), any(row.errors for row in measured))
 
 
 def options_of(args: Namespace) -> Options:

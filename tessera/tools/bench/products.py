@@ -42,34 +42,34 @@ FLAT = ("flatten", True)
 def candidates(products: int) -> list[Schedule]:
     """Tiles, warps, stages and how the epilogue is written."""
 
-    def made(m: int, n: int, k: int, warps: int, stages: int, group: int = 8, **switches: object) -> Schedule:
+    def schedule(m: int, n: int, k: int, warps: int, stages: int, group: int = 8, **switches: object) -> Schedule:
         blocks = (("i0", m), ("i1", n), ("r", k))
         extra = (BULK, *((key, value) for key, value in switches.items()))
         return Schedule(blocks, warps, stages, loop=True, persistent=True, group=group, extra=extra)
 
     if products > 1:
         return [
-            made(128, 128, 64, 8, 4, flatten=True), made(128, 128, 64, 8, 3, flatten=True),
-            made(128, 128, 64, 8, 3), made(128, 128, 64, 8, 3, parts=2, flatten=True),
-            made(64, 128, 64, 4, 4, flatten=True), made(128, 64, 64, 4, 4, flatten=True),
+            schedule(128, 128, 64, 8, 4, flatten=True), schedule(128, 128, 64, 8, 3, flatten=True),
+            schedule(128, 128, 64, 8, 3), schedule(128, 128, 64, 8, 3, parts=2, flatten=True),
+            schedule(64, 128, 64, 4, 4, flatten=True), schedule(128, 64, 64, 4, 4, flatten=True),
         ]  # fmt: skip
     return [
-        made(128, 256, 64, 8, 3, parts=2, flatten=True), made(128, 256, 64, 8, 3, parts=2),
-        made(128, 256, 64, 8, 4, parts=4, flatten=True), made(128, 256, 64, 8, 3, parts=4, flatten=True),
-        made(128, 256, 64, 8, 3, flatten=True), made(128, 256, 64, 8, 3, group=16, parts=2, flatten=True),
-        made(128, 256, 64, 8, 3, group=4, parts=2, flatten=True),
-        made(256, 128, 64, 8, 3, parts=2, flatten=True), made(128, 128, 64, 8, 4, flatten=True),
-        made(128, 128, 64, 4, 4, flatten=True), made(128, 128, 128, 8, 3, flatten=True),
-        made(128, 256, 64, 8, 3, parts=2, warp_specialize=True),
-        replace(made(128, 256, 64, 8, 3), persistent=False, extra=()),
+        schedule(128, 256, 64, 8, 3, parts=2, flatten=True), schedule(128, 256, 64, 8, 3, parts=2),
+        schedule(128, 256, 64, 8, 4, parts=4, flatten=True), schedule(128, 256, 64, 8, 3, parts=4, flatten=True),
+        schedule(128, 256, 64, 8, 3, flatten=True), schedule(128, 256, 64, 8, 3, group=16, parts=2, flatten=True),
+        schedule(128, 256, 64, 8, 3, group=4, parts=2, flatten=True),
+        schedule(256, 128, 64, 8, 3, parts=2, flatten=True), schedule(128, 128, 64, 8, 4, flatten=True),
+        schedule(128, 128, 64, 4, 4, flatten=True), schedule(128, 128, 128, 8, 3, flatten=True),
+        schedule(128, 256, 64, 8, 3, parts=2, warp_specialize=True),
+        replace(schedule(128, 256, 64, 8, 3), persistent=False, extra=()),
     ]  # fmt: skip
 
 
-def kernel(function: Callable, given: Sequence[Tensor], schedule: Schedule | None = None) -> TileKernel:
+def kernel(function: Callable, inputs: Sequence[Tensor], schedule: Schedule | None = None) -> TileKernel:
     """Our kernel of a function under a schedule, or under the target's first proposal."""
     mode = fake.default_mode()
-    fakes = [mode.from_tensor(x, static_shapes=True) for x in given]
-    body, _ = record(function, fakes, [f"x{i}" for i in range(len(given))], _whole, Builder("product", mode))
+    fakes = [mode.from_tensor(x, static_shapes=True) for x in inputs]
+    body, _ = record(function, fakes, [f"x{i}" for i in range(len(inputs))], _whole, Builder("product", mode))
     target = named("triton")
     if target is None:
         raise RuntimeError("Triton is not installed")
@@ -84,37 +84,37 @@ def rows(name: str, size: int, clock: Clock, dtype: torch.dtype = torch.bfloat16
     """The lines of one function at one size."""
     function, products, shapes = FUNCTIONS[name]
     torch.manual_seed(0)
-    given = [torch.randn(s, dtype=dtype, device=clock.device) * s[-1] ** -0.25 for s in shapes(size)]
+    inputs = [torch.randn(s, dtype=dtype, device=clock.device) * s[-1] ** -0.25 for s in shapes(size)]
     flops = 2.0 * products * size**3
-    alone = clock(lambda: [given[0] @ w for w in given[1 : 1 + products]])
-    want = function(*given).float()
+    alone = clock(lambda: [inputs[0] @ w for w in inputs[1 : 1 + products]])
+    want = function(*inputs).float()
     lines = [_line("cuBLAS, the product alone", alone, flops, alone)]
-    lines.append(_line("eager", clock(lambda: function(*given)), flops, alone))
-    proposed = kernel(function, given).schedule
+    lines.append(_line("eager", clock(lambda: function(*inputs)), flops, alone))
+    proposed = kernel(function, inputs).schedule
     for schedule in dict.fromkeys((proposed, *candidates(products))):
-        told = _told(schedule) + (" (proposed)" if schedule == proposed else "")
+        title = _title(schedule) + (" (proposed)" if schedule == proposed else "")
         try:
-            launch = kernel(function, given, schedule)
-            off = (launch(*given)[0].float() - want).abs().max().item() / want.abs().max().item()
+            launch = kernel(function, inputs, schedule)
+            off = (launch(*inputs)[0].float() - want).abs().max().item() / want.abs().max().item()
             lines.append(
-                f"  {told:<78} wrong by {off:.2g}" if off > 2e-2 else _time(told, launch, given, flops, alone, clock)
+                f"  {title:<78} wrong by {off:.2g}" if off > 2e-2 else _time(title, launch, inputs, flops, alone, clock)
             )
         except Exception as error:  # a schedule that does not compile or fit; the next one may
             lines.append(
-                f"  {told:<78} {type(error).__name__}: {str(error).splitlines()[0][:60] if str(error) else ''}"
+                f"  {title:<78} {type(error).__name__}: {str(error).splitlines()[0][:60] if str(error) else ''}"
             )
     return [f"{name} {size}³ {str(dtype).removeprefix('torch.')}", *lines]
 
 
-def _time(told: str, launch: Callable, given: Sequence[Tensor], flops: float, alone: float, clock: Clock) -> str:
-    return _line(told, clock(lambda: launch(*given)), flops, alone)
+def _time(title: str, launch: Callable, inputs: Sequence[Tensor], flops: float, alone: float, clock: Clock) -> str:
+    return _line(title, clock(lambda: launch(*inputs)), flops, alone)
 
 
-def _line(told: str, seconds: float, flops: float, alone: float) -> str:
-    return f"  {told:<78} {seconds * 1e6:8.1f} µs {flops / seconds / 1e12:6.0f} TFLOP/s {seconds / alone:6.3f}"
+def _line(title: str, seconds: float, flops: float, alone: float) -> str:
+    return f"  {title:<78} {seconds * 1e6:8.1f} µs {flops / seconds / 1e12:6.0f} TFLOP/s {seconds / alone:6.3f}"
 
 
-def _told(s: Schedule) -> str:
+def _title(s: Schedule) -> str:
     extra = " ".join(f"{k}={v}" for k, v in s.extra if v is not True) + "".join(
         f" {k}" for k, v in s.extra if v is True
     )

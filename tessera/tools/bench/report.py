@@ -67,7 +67,7 @@ def rows(section: str, unit: str, samples: Samples, base: str, targets: Mapping[
 
     A target whose peer was not measured falls away, as does the comparison.
     """
-    made = []
+    measured = []
     for who, seconds in samples.items():
         target = targets.get(who)
         peer = target.peer if target else base
@@ -75,7 +75,7 @@ def rows(section: str, unit: str, samples: Samples, base: str, targets: Mapping[
             target = peer = None
         if peer == who:
             peer = None
-        made.append(
+        measured.append(
             Row(
                 section,
                 who,
@@ -86,17 +86,17 @@ def rows(section: str, unit: str, samples: Samples, base: str, targets: Mapping[
                 at_most=target.at_most if target else None,
             )
         )
-    return made
+    return measured
 
 
-def table(found: Sequence[Row], title: str) -> Table:
+def table(measured: Sequence[Row], title: str) -> Table:
     """The rows for a terminal, a rule between sections."""
     shown = Table("what", "who", title=title, title_justify="left")
     for header in ("CPU time", "ratio", "target"):
         shown.add_column(header, justify="right")
     shown.add_column("")
-    for i, row in enumerate(found):
-        first = i == 0 or found[i - 1].section != row.section
+    for i, row in enumerate(measured):
+        first = i == 0 or measured[i - 1].section != row.section
         if first and i:
             shown.add_section()
         times = "" if row.ratio is None else f"{row.ratio:.2f} x {row.peer}"
@@ -108,9 +108,9 @@ def table(found: Sequence[Row], title: str) -> Table:
     return shown
 
 
-def listed(found: Sequence[Row]) -> list[dict[str, object]]:
+def listed(measured: Sequence[Row]) -> list[dict[str, object]]:
     """The rows for programs: every field with the median and the verdict."""
-    return [asdict(row) | {"value": row.value, "passed": row.passed} for row in found]
+    return [asdict(row) | {"value": row.value, "passed": row.passed} for row in measured]
 
 
 def to_json(suite: str, machine: Machine, rows: list[dict[str, object]]) -> dict[str, object]:

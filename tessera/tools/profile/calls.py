@@ -48,9 +48,9 @@ class Calls:
         """Every remembered call once more."""
         for compilation, args in self.last.items():
             trains = any(program.name == "backward" for program in compilation.account.programs)
-            given = [_apart(x) for x in args]
+            inputs = [_apart(x) for x in args]
             with nullcontext() if trains else below_autograd():
-                out = compilation.executable.call(*given)
+                out = compilation.executable.call(*inputs)
             if trains and backward:
                 pull(out)
 

@@ -45,11 +45,11 @@ def profiled(args: Namespace) -> tuple[Session, Profile]:
 
 
 def run(args: Namespace) -> int:
-    session, found = profiled(args)
+    session, profile = profiled(args)
     if args.chrome:
-        found.save_chrome(args.chrome)
-    if not write_json(args, found.to_dict()):
-        console().print(found.table(args.limit, args.by))
+        profile.save_chrome(args.chrome)
+    if not write_json(args, profile.to_dict()):
+        console().print(profile.table(args.limit, args.by))
     return session.exit_code
 
 

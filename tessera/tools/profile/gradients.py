@@ -18,7 +18,7 @@ def pull(out: object) -> bool:
 
 def leaves_of(results: list[torch.Tensor]) -> list[torch.Tensor]:
     """The tensors at the ends of the autograd graph."""
-    found: dict[int, torch.Tensor] = {id(x): x for x in results if x.grad_fn is None}
+    leaves: dict[int, torch.Tensor] = {id(x): x for x in results if x.grad_fn is None}
     stack, seen = [x.grad_fn for x in results if x.grad_fn is not None], set()
     while stack:
         node = stack.pop()
@@ -26,6 +26,6 @@ def leaves_of(results: list[torch.Tensor]) -> list[torch.Tensor]:
             continue
         seen.add(node)
         if hasattr(node, "variable"):
-            found[id(node.variable)] = node.variable  # type: ignore[attr-defined]
+            leaves[id(node.variable)] = node.variable  # type: ignore[attr-defined]
         stack += [following for following, _ in node.next_functions if following is not None]
-    return list(found.values())
+    return list(leaves.values())

@@ -44,11 +44,11 @@ def in_place(compilations: Sequence[Labelled], instrument: Instrument) -> Iterat
 def labelled(compilations: Sequence[Compilation]) -> list[Labelled]:
     """Each with a name of its own: functions that are called the same are told apart by a number."""
     seen: Counter[str] = Counter()
-    found = []
+    pairs = []
     for c in compilations:
         seen[c.name] += 1
-        found.append((c, c.name if seen[c.name] == 1 else f"{c.name} ({seen[c.name]})"))
-    return found
+        pairs.append((c, c.name if seen[c.name] == 1 else f"{c.name} ({seen[c.name]})"))
+    return pairs
 
 
 def clocked(log: Log) -> Instrument:

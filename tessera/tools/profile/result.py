@@ -136,8 +136,8 @@ def grouped(rows: tuple[Row, ...], by: str) -> list[Group]:
     for number, row in enumerate(rows):
         keys = {"equation": number, "operator": (row.executor, row.operator), "line": row.where, "module": row.module}
         together.setdefault(keys[by], []).append(row)
-    made = [_group(members, by) for members in together.values()]
-    return sorted(made, key=lambda g: -g.seconds)
+    groups = [_group(members, by) for members in together.values()]
+    return sorted(groups, key=lambda g: -g.seconds)
 
 
 def _group(rows: list[Row], by: str) -> Group:

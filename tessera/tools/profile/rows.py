@@ -23,24 +23,24 @@ Programs = list[tuple[str, Program]]
 def rows_of(programs: Programs, steps: list[Step], machine: Machine) -> list[Row]:
     """A row for every equation that ran, longest first."""
     host, device = _by_equation(steps, "host"), _by_equation(steps, "kernels")
-    made = []
+    rows = []
     for number, (graph, program) in enumerate(programs):
         for index, eqn in enumerate(program.trace.equations):
             ran = host.get((number, index), [])
             if ran:
                 kernels = device.get((number, index), [])
-                made.append(_row(graph, program.name, index, eqn, ran, kernels, machine))
-    return sorted(made, key=lambda row: -row.seconds)
+                rows.append(_row(graph, program.name, index, eqn, ran, kernels, machine))
+    return sorted(rows, key=lambda row: -row.seconds)
 
 
 def _by_equation(steps: list[Step], kind: str) -> dict[tuple[int, int], list[list[Ran]]]:
     """What ran for each equation, step by step."""
-    found: dict[tuple[int, int], list[list[Ran]]] = {}
+    by_equation: dict[tuple[int, int], list[list[Ran]]] = {}
     for number, step in enumerate(steps):
         for ran in getattr(step, kind):
             if ran.equation is not None and ran.equation[1] != WHOLE:
-                found.setdefault(ran.equation, [[] for _ in steps])[number].append(ran)
-    return found
+                by_equation.setdefault(ran.equation, [[] for _ in steps])[number].append(ran)
+    return by_equation
 
 
 def _typical(steps: list[list[Ran]]) -> float:

@@ -115,12 +115,12 @@ def _on_gpu(compilations: list[Labelled], step: Callable[[], None], steps: int) 
         with open(path) as file:
             events = json.load(file)["traceEvents"]
     # The range of a step is also shown on the GPU's own track: only the host's counts.
-    found = from_torch_profile([e for e in events if e.get("cat") != "gpu_user_annotation"])
-    if not any(step.kernels for step in found):
+    sampled = from_torch_profile([e for e in events if e.get("cat") != "gpu_user_annotation"])
+    if not any(step.kernels for step in sampled):
         raise TesseraError(
             "PyTorch's profiler saw no kernels on the GPU; it needs CUPTI, and no other profiler at the same time"
         )
-    return programs, found
+    return programs, sampled
 
 
 def _profile(programs: Programs, measured: list[Step], plain: float, device: torch.device, steps: int) -> Profile:

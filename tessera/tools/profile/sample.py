@@ -65,7 +65,7 @@ def from_torch_profile(events: Sequence[dict]) -> list[Step]:
     whole = [e for e in events if e.get("ph") == "X"]
     ranges = sorted((e for e in whole if str(e.get("name", "")).startswith(RANGE)), key=lambda e: e["ts"])
     steps = [e for e in ranges if e["name"] == STEP]
-    made = [Step(e["dur"] / 1e6) for e in steps]
+    sampled = [Step(e["dur"] / 1e6) for e in steps]
     begins = [e["ts"] for e in steps]
 
     def step_at(ts: float) -> int | None:
@@ -76,7 +76,7 @@ def from_torch_profile(events: Sequence[dict]) -> list[Step]:
     for event in ranges:
         number = step_at(event["ts"])
         if number is not None and event["name"] != STEP:
-            made[number].host.append(Ran(_key(event), (event["ts"] - begins[number]) / 1e6, event["dur"] / 1e6))
+            sampled[number].host.append(Ran(_key(event), (event["ts"] - begins[number]) / 1e6, event["dur"] / 1e6))
     launched = {e["args"]["correlation"]: e["ts"] for e in whole if e.get("cat") in LAUNCHES and _correlated(e)}
     starts = [e["ts"] for e in equations]
     for event in whole:
@@ -91,8 +91,8 @@ def from_torch_profile(events: Sequence[dict]) -> list[Step]:
         stream = f"GPU {event['args'].get('device', 0)} stream {event['args'].get('stream', 0)}"
         start = (event["ts"] - begins[number]) / 1e6
         owner = _key(equations[place]) if inside else None
-        made[number].kernels.append(Ran(owner, start, event["dur"] / 1e6, event["name"], stream))
-    return made
+        sampled[number].kernels.append(Ran(owner, start, event["dur"] / 1e6, event["name"], stream))
+    return sampled
 
 
 def _correlated(event: dict) -> bool:

@@ -51,9 +51,9 @@ def work(eqn: Equation) -> Work:
     plain = _plain(eqn)
     if is_view(plain):
         return Work()
-    found = rules(plain.op)
+    declaration = rules(plain.op)
     flops = declared_flops(plain)
-    if found is not None and found.family in MATRIX:
+    if declaration is not None and declaration.family in MATRIX:
         return _matrix(plain, flops, _bytes(plain))
     return Work(_bytes(plain), flops)
 
@@ -111,20 +111,20 @@ def touched(v: Value) -> int:
 
 def is_view(eqn: Equation) -> bool:
     """Does this equation only look at its argument's memory?"""
-    found = rules(_plain(eqn).op)
-    if found is None or not found.free:
+    declaration = rules(_plain(eqn).op)
+    if declaration is None or not declaration.free:
         return False
     if _name(eqn) in MAY_COPY and eqn.inputs() and eqn.results():
         return _views(eqn.inputs()[0].tensor, eqn.results()[0].tensor)
     return True
 
 
-def _views(given: TensorType, made: TensorType) -> bool:
-    shape, stride = ([size_hint(s) for s in sizes] for sizes in (given.shape, given.stride))
-    wanted = [size_hint(s) for s in made.shape]
+def _views(source: TensorType, result: TensorType) -> bool:
+    shape, stride = ([size_hint(s) for s in sizes] for sizes in (source.shape, source.stride))
+    wanted = [size_hint(s) for s in result.shape]
     if shape == wanted:
-        return stride == [size_hint(s) for s in made.stride]
-    like = torch.empty_strided(shape, stride, device="meta", dtype=given.dtype)
+        return stride == [size_hint(s) for s in result.stride]
+    like = torch.empty_strided(shape, stride, device="meta", dtype=source.dtype)
     return storage_id(like.reshape(wanted)) == storage_id(like)
 
 

@@ -23,7 +23,7 @@ from tessera.tools.report.lines import Lines
 from tessera.util.errors import InputError
 
 # What is told of a graph in words.
-TOLD = (
+REPORTED = (
     "name", "operators", "seconds", "location", "called_at", "break_reason", "break_line", "break_advice",
     "recompile_reason", "recompile_change", "recompile_advice", "eager_reason",
 )  # fmt: skip
@@ -37,9 +37,9 @@ def collect(states: Sequence[Compiled], profile: Profile | None, title: str) -> 
         raise InputError("nothing is compiled yet; call the function first, or pass args=(…)")
     kernels = Kernels()
     lines = Lines(kernels)
-    there = iter(labelled(compilations))  # graphs that run eagerly have no compilation, and no stages
-    told = explain_states(states, measure=profile is not None)
-    graphs = [_graph(g, *next(there), lines) if g.equations else _eager(g) for g in told.graphs]
+    labels = iter(labelled(compilations))  # graphs that run eagerly have no compilation, and no stages
+    explanation = explain_states(states, measure=profile is not None)
+    graphs = [_graph(g, *next(labels), lines) if g.equations else _eager(g) for g in explanation.graphs]
     files = sorted({source.file for source in lines.sources})
     return {
         "version": tessera.__version__,
@@ -56,12 +56,12 @@ def collect(states: Sequence[Compiled], profile: Profile | None, title: str) -> 
     }  # fmt: skip
 
 
-def _eager(told: GraphReport) -> dict[str, object]:
+def _eager(report: GraphReport) -> dict[str, object]:
     empty = {"stages": [], "programs": [], "claims": [], "unfused": [], "saved": [], "saved_bytes": 0}
-    return {name: getattr(told, name) for name in TOLD} | empty
+    return {name: getattr(report, name) for name in REPORTED} | empty
 
 
-def _graph(told: GraphReport, compilation: Compilation, label: str, lines: Lines) -> dict[str, object]:
+def _graph(report: GraphReport, compilation: Compilation, label: str, lines: Lines) -> dict[str, object]:
     """One graph: what is told about it, its stages as line numbers, its programs with their memory."""
     stages, numbers = [], {}
     for name, trace in compilation.account.stages:
@@ -76,14 +76,14 @@ def _graph(told: GraphReport, compilation: Compilation, label: str, lines: Lines
             "measured": memory.measured.during if memory.measured is not None else None,
             "base": compilation.account.saved_bytes if program.name == "backward" else 0,
         }
-        for program, memory in zip(compilation.account.programs, told.memory, strict=True)
+        for program, memory in zip(compilation.account.programs, report.memory, strict=True)
     ]
-    return _eager(told) | {
+    return _eager(report) | {
         "name": label,
         "stages": stages,
         "programs": programs,
         "claims": [[c.executor, len(c.operators), sorted(set(c.operators)), c.why] for c in compilation.account.claims],
-        "unfused": [[why.reason, why.results, why.lines] for why in told.unfused],
+        "unfused": [[why.reason, why.results, why.lines] for why in report.unfused],
         "saved": list(compilation.account.saved),
         "saved_bytes": compilation.account.saved_bytes,
     }

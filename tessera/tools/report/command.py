@@ -25,9 +25,9 @@ def run(args: Namespace) -> int:
     else:
         session, profile = profiled(args)
     write(args.output, session.states, profile, os.path.basename(session.script))
-    told = {"report": os.path.abspath(args.output), "bytes": os.path.getsize(args.output)}
-    if not write_json(args, told):
-        console(stderr=True).print(f"wrote {args.output}, {told['bytes'] / 1e6:.1f} MB")
+    facts = {"report": os.path.abspath(args.output), "bytes": os.path.getsize(args.output)}
+    if not write_json(args, facts):
+        console(stderr=True).print(f"wrote {args.output}, {facts['bytes'] / 1e6:.1f} MB")
     return session.exit_code
 
 

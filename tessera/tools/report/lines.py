@@ -35,11 +35,11 @@ class Lines:
 
     def equations(self, trace: Trace) -> list[int]:
         """The line of each equation of a program; where it has several, the last."""
-        found: dict[int, int] = {}
+        numbers: dict[int, int] = {}
         for text, index in equation_lines(trace):
             if index is not None:
-                found[index] = self._number(text, trace.equations[index])
-        return [found[i] for i in range(len(trace.equations))]
+                numbers[index] = self._number(text, trace.equations[index])
+        return [numbers[i] for i in range(len(trace.equations))]
 
     def _number(self, text: str, eqn: Equation | None) -> int:
         types, places, kernel, tags, body = "", (), -1, "", ()

@@ -28,14 +28,14 @@ def _dot_row(
     for start in range(0, k, DEPTH):
         columns = start + tl.arange(0, DEPTH)
         at = w_ptr + rows[:, None].to(tl.int64) * k + columns[None, :]
-        there = columns < k
-        w = tl.load(at, mask=inside[:, None] & there[None, :], other=0.0, eviction_policy="evict_first")
+        valid = columns < k
+        w = tl.load(at, mask=inside[:, None] & valid[None, :], other=0.0, eviction_policy="evict_first")
         if PDL:
             gdc_wait()
-        x = tl.load(x_ptr + columns, mask=there, other=0.0).to(tl.float32)
+        x = tl.load(x_ptr + columns, mask=valid, other=0.0).to(tl.float32)
         squares += x * x
         if NORM:
-            x = x * (tl.load(g_ptr + columns, mask=there, other=0.0).to(tl.float32) + shift)
+            x = x * (tl.load(g_ptr + columns, mask=valid, other=0.0).to(tl.float32) + shift)
         many += w.to(tl.float32) * x[None, :]
     total = tl.sum(many, axis=1)
     if SCALED:

@@ -34,7 +34,7 @@ def rows_linear(
     def nth(tensors: list[Tensor], i: int) -> Tensor:
         return tensors[i] if i < len(tensors) else tensors[0] if tensors else x
 
-    given = (
+    arguments = (
         x,
         x if norm is None else norm,
         x if residual is None else residual.contiguous(),
@@ -44,19 +44,19 @@ def rows_linear(
     common = {"NORM": norm is not None, "RESIDUAL": residual is not None, "BIAS": bool(biases), "GATE": _GATE[gate]}
     common |= early()
     if kind in BITS:
-        _packed(given, own, rows, k, (eps, shift), BITS[kind], common)
+        _packed(arguments, own, rows, k, (eps, shift), BITS[kind], common)
     elif rows > 1:
-        _skinny(given, own, rows, k, (eps, shift), common | {"SCALED": kind == "fp8"})
+        _skinny(arguments, own, rows, k, (eps, shift), common | {"SCALED": kind == "fp8"})
     else:
         block, depth = gemv_plan(k, sum(sizes), bool(gate))
         *ends, programs = _ends([math.ceil(n / block) for n in own])
         shape = {"BLOCK": block, "DEPTH": depth, "SCALED": kind == "fp8"}
-        gemv[(programs,)](*given, *ends, k, eps, shift, **shape, **common, num_warps=4, num_stages=1)
+        gemv[(programs,)](*arguments, *ends, k, eps, shift, **shape, **common, num_warps=4, num_stages=1)
     return results
 
 
 def _packed(
-    given: tuple, sizes: list[int], rows: int, k: int, norm: tuple, bits: int, common: dict[str, object]
+    arguments: tuple, sizes: list[int], rows: int, k: int, norm: tuple, bits: int, common: dict[str, object]
 ) -> None:
     columns = 1 << (rows - 1).bit_length()
     step, warps, tiles, registers = packed_plan(columns, k, sum(sizes), bool(common["GATE"]), bits)
@@ -66,16 +66,16 @@ def _packed(
     shape = {"BITS": bits, "GROUP": GROUP, "STEP": step, "TILES": tiles, "MORE": k > step * GROUP, "EVEN": even}
     shape |= {"ROWS": columns, "ASM": not interpreted()}
     how = {"num_warps": warps, "num_stages": 1, "maxnreg": registers}
-    packed_gemm[(programs,)](*given, *ends, rows, k, *norm, **shape, **common, **how)
+    packed_gemm[(programs,)](*arguments, *ends, rows, k, *norm, **shape, **common, **how)
 
 
-def _skinny(given: tuple, sizes: list[int], rows: int, k: int, norm: tuple, common: dict[str, object]) -> None:
+def _skinny(arguments: tuple, sizes: list[int], rows: int, k: int, norm: tuple, common: dict[str, object]) -> None:
     block, depth, split, registers = skinny_plan(k, sum(sizes), bool(common["GATE"]))
     *ends, programs = _ends([math.ceil(n / block) for n in sizes])
     shape = {"ROWS": 8 if rows <= 8 else 16, "BLOCK": block, "DEPTH": depth, "SPLIT": split}
     shape["EVEN"] = k % (depth * split) == 0
     skinny_gemm[(programs,)](
-        *given, *ends, rows, k, *norm, **shape, **common, num_warps=split, num_stages=1, maxnreg=registers
+        *arguments, *ends, rows, k, *norm, **shape, **common, num_warps=split, num_stages=1, maxnreg=registers
     )
 
 

@@ -40,10 +40,10 @@ def _bytes(whole, ASM: tl.constexpr):
         take: tl.constexpr = (
             "{ .reg .b32 a, b; prmt.b32 a, $1, $2, 0x0040; prmt.b32 b, $3, $4, 0x0040; prmt.b32 $0, a, b, 0x5410; }"  # noqa: E501
         )
-        made = tl.inline_asm_elementwise(take, "=r,r,r,r,r", [whole], dtype=tl.int8, is_pure=False, pack=4)
+        packed = tl.inline_asm_elementwise(take, "=r,r,r,r,r", [whole], dtype=tl.int8, is_pure=False, pack=4)
     else:
-        made = whole.to(tl.int8)
-    return made
+        packed = whole.to(tl.int8)
+    return packed
 
 
 @triton.jit
@@ -85,26 +85,26 @@ def _columns(x, STEP: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _piece(w_ptr, block, there, group, groups, i: tl.constexpr, BITS: tl.constexpr, EVEN: tl.constexpr):  # noqa: E501
+def _piece(w_ptr, block, valid, group, groups, i: tl.constexpr, BITS: tl.constexpr, EVEN: tl.constexpr):  # noqa: E501
     """One piece of some groups of blocks of sixteen rows, 512 bytes each: (groups, blocks, 512)."""
     start = (block.to(tl.int64) * groups)[None, :] + group[:, None]
     at = w_ptr + (start * (BITS * 256) + i * 512)[:, :, None] + tl.arange(0, 512)[None, None, :]
     if EVEN:
-        made = tl.load(at, eviction_policy="evict_first")
+        loaded = tl.load(at, eviction_policy="evict_first")
     else:
-        wanted = there[None, :] & (group < groups)[:, None]
-        made = tl.load(at, mask=wanted[:, :, None], other=0, eviction_policy="evict_first")
-    return made
+        wanted = valid[None, :] & (group < groups)[:, None]
+        loaded = tl.load(at, mask=wanted[:, :, None], other=0, eviction_policy="evict_first")
+    return loaded
 
 
 @triton.jit
-def _pieces(w_ptr, block, there, group, groups, BITS: tl.constexpr, EVEN: tl.constexpr):
-    p0 = _piece(w_ptr, block, there, group, groups, 0, BITS, EVEN)
-    p1 = _piece(w_ptr, block, there, group, groups, 1, BITS, EVEN)
+def _pieces(w_ptr, block, valid, group, groups, BITS: tl.constexpr, EVEN: tl.constexpr):
+    p0 = _piece(w_ptr, block, valid, group, groups, 0, BITS, EVEN)
+    p1 = _piece(w_ptr, block, valid, group, groups, 1, BITS, EVEN)
     p2, p3 = p0, p1
     if BITS == 8:
-        p2 = _piece(w_ptr, block, there, group, groups, 2, BITS, EVEN)
-        p3 = _piece(w_ptr, block, there, group, groups, 3, BITS, EVEN)
+        p2 = _piece(w_ptr, block, valid, group, groups, 2, BITS, EVEN)
+        p3 = _piece(w_ptr, block, valid, group, groups, 3, BITS, EVEN)
     return p0, p1, p2, p3
 
 
@@ -160,8 +160,8 @@ def _dot(
 ):  # fmt: skip
     """Some columns of x times those of a weight, added to what came before; and the squares of x."""
     which = tl.arange(0, ROWS)
-    there = (which < rows)[:, None] & _within(columns, k, EVEN)[None, :]
-    x = tl.load(x_ptr + which[:, None] * k + columns[None, :], mask=there, other=0.0).to(tl.float32)
+    valid = (which < rows)[:, None] & _within(columns, k, EVEN)[None, :]
+    x = tl.load(x_ptr + which[:, None] * k + columns[None, :], mask=valid, other=0.0).to(tl.float32)
     if NORM:
         squares += x * x
         x = x * gain[None, :]

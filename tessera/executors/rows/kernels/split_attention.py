@@ -19,25 +19,25 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def _heads(
-    source, norm, cosine, sine, along, there, eps, shift,
+    source, norm, cosine, sine, along, mask, eps, shift,
     HEAD: tl.constexpr, NORM: tl.constexpr, TURN: tl.constexpr,
 ):  # fmt: skip
     """Heads, a row each, normalised and turned; `source` is where they begin, a column."""
     HALF: tl.constexpr = HEAD // 2
-    given = tl.load(source + along[None, :], mask=there, other=0.0)
-    x = given.to(tl.float32)
+    loaded = tl.load(source + along[None, :], mask=mask, other=0.0)
+    x = loaded.to(tl.float32)
     factor = tl.full((1, 1), 1.0, tl.float32)
     if NORM:
         factor = tl.rsqrt(tl.sum(x * x, axis=1) / HEAD + eps)[:, None]
         x = x * factor * (tl.load(norm + along).to(tl.float32) + shift)[None, :]
     if TURN:
         across = (along + HALF) % HEAD
-        other = tl.load(source + across[None, :], mask=there, other=0.0).to(tl.float32)
+        other = tl.load(source + across[None, :], mask=mask, other=0.0).to(tl.float32)
         if NORM:
             other = other * factor * (tl.load(norm + across).to(tl.float32) + shift)[None, :]
         other = tl.where((along < HALF)[None, :], -other, other)
         x = x * tl.load(cosine + along).to(tl.float32)[None, :] + other * tl.load(sine + along).to(tl.float32)[None, :]
-    return x.to(given.dtype)
+    return x.to(loaded.dtype)
 
 
 @triton.jit
@@ -68,14 +68,14 @@ def write(
 
 
 @triton.jit
-def _seen(mask, at, ml, there, first, last, MASK: tl.constexpr):
+def _seen(mask, at, ml, valid, first, last, MASK: tl.constexpr):
     """The first key of a span that any head sees, and the one after the last; a mask of numbers hides none."""
     low, high = first, last
     if MASK == 1:
         low, high = last, first
         for start in range(first, last, 256):
             keys = start + tl.arange(0, 256)[None, :]
-            inside = there[:, None] & (keys < last)
+            inside = valid[:, None] & (keys < last)
             shown = (tl.load(mask + at[:, None] + keys * ml, mask=inside, other=0) != 0) & inside
             low = tl.minimum(low, tl.min(tl.where(shown, keys, last)))
             high = tl.maximum(high, tl.max(tl.where(shown, keys + 1, first)))
@@ -163,10 +163,10 @@ def attend(
         own, other = tl.minimum(start + ours, high - 1), tl.minimum(start + theirs, high - 1)
         if WRITE and not LIMIT:
             other = tl.where(other == place, low, other)
-        here = own.to(tl.int64) * kl + iota(HEAD // 32, 3) * 32 + iota(32, 4)
-        there = other.to(tl.int64) * vl + inner
-        k = tile(k_base + here, here, 0, True, "evict_first")
-        v = tile(v_base + there, there, 0, True, "evict_first")
+        key_offsets = own.to(tl.int64) * kl + iota(HEAD // 32, 3) * 32 + iota(32, 4)
+        value_offsets = other.to(tl.int64) * vl + inner
+        k = tile(k_base + key_offsets, key_offsets, 0, True, "evict_first")
+        v = tile(v_base + value_offsets, value_offsets, 0, True, "evict_first")
         keys = start + numbers
         score = tl.dot(left(k, STEP, SPLIT, HEAD), queries) * scale
         if MASK > 0:
@@ -191,8 +191,8 @@ def attend(
     sum_of = tl.sum(weight * factor, axis=0)
     query = b * heads + head
     if ONE:
-        made = result * (1.0 / tl.where(sum_of == 0.0, 1.0, sum_of))[None, :]  # zeros where nothing is seen
-        tl.store(out + query[None, :] * HEAD + column[:, None], made.to(out.dtype.element_ty), mask=mine[None, :])
+        normalised = result * (1.0 / tl.where(sum_of == 0.0, 1.0, sum_of))[None, :]  # zeros where nothing is seen
+        tl.store(out + query[None, :] * HEAD + column[:, None], normalised.to(out.dtype.element_ty), mask=mine[None, :])
     else:
         into = query * parts + part
         tl.store(sums + into[None, :] * HEAD + column[:, None], result, mask=mine[None, :])
@@ -209,12 +209,12 @@ def combine(sums, tops, out, rows, parts, HEAD: tl.constexpr, PARTS: tl.constexp
     row = tl.program_id(0)
     each = tl.arange(0, PARTS)
     along = tl.arange(0, HEAD)
-    there = each < parts
-    top = tl.load(tops + row * parts + each, mask=there, other=float("-inf"))
-    weight = tl.load(tops + rows * parts + row * parts + each, mask=there, other=0.0)
+    valid = each < parts
+    top = tl.load(tops + row * parts + each, mask=valid, other=float("-inf"))
+    weight = tl.load(tops + rows * parts + row * parts + each, mask=valid, other=0.0)
     highest = tl.max(top, axis=0)
     factor = tl.exp2(top - tl.where(highest == float("-inf"), 0.0, highest))
-    part = tl.load(sums + (row * parts + each)[:, None] * HEAD + along[None, :], mask=there[:, None], other=0.0)
+    part = tl.load(sums + (row * parts + each)[:, None] * HEAD + along[None, :], mask=valid[:, None], other=0.0)
     sum_of = tl.sum(weight * factor, axis=0)
     total = tl.sum(part * factor[:, None], axis=0) / tl.where(sum_of == 0.0, 1.0, sum_of)
     tl.store(out + row * HEAD + along, total.to(out.dtype.element_ty))

@@ -74,8 +74,8 @@ class Attention(Pattern):
         flat = self.maker(x, "reshape", "view", "_unsafe_view", "flatten")
         copied = self.maker(flat.args[0], "clone", "contiguous") if flat is not None else None
         grown = self.maker((copied or flat).args[0], "expand") if flat is not None else None  # type: ignore[union-attr]
-        given = self.maker(grown.args[0], "unsqueeze") if grown is not None else None
-        source = given.args[0] if given is not None and given.args[1] == dim + 1 else None
+        unsqueezed = self.maker(grown.args[0], "unsqueeze") if grown is not None else None
+        source = unsqueezed.args[0] if unsqueezed is not None and unsqueezed.args[1] == dim + 1 else None
         if grown is None or not isinstance(source, Value) or source.ndim != 4 or source.tensor.stride[-1] != 1:
             return x
         repeated = list(source.shape)

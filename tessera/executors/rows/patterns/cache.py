@@ -129,7 +129,7 @@ def _one_by_one(p: Pattern, eqn: Equation) -> Update | None:
     if sorted(done) != list(range(batch)) or not versions.issuperset(sources):  # type: ignore[call-overload]
         return None
     positions = {_whole(p, position, b) for b, (_, _, position, _) in done.items()}
-    new = {_whole(p, given, b) for b, (_, _, _, given) in done.items()}
+    new = {_whole(p, copied, b) for b, (_, _, _, copied) in done.items()}
     dims = {dim % 3 for _, dim, _, _ in done.values()}
     if len(positions) != 1 or len(new) != 1 or len(dims) != 1 or None in positions | new:
         return None

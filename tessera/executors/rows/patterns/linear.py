@@ -33,8 +33,8 @@ class Layer:
     def of(eqn: Equation) -> Layer | None:
         if eqn.opname not in ("linear", "quantized_linear"):
             return None
-        given, _ = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
-        x, weight, *scale, bias, kind = given if eqn.opname == "quantized_linear" else (*given, "")
+        args, _ = bind(eqn.op, eqn.args, eqn.kwargs)  # type: ignore[arg-type]
+        x, weight, *scale, bias, kind = args if eqn.opname == "quantized_linear" else (*args, "")
         return Layer(eqn, x, weight, scale[0] if scale else None, bias, kind)
 
     @property

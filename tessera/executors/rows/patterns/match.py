@@ -136,9 +136,9 @@ class Pattern(Rewrite):
             source, eps = self.unit(self.uncast(unit)) or (None, 0.0)
             if source is None:
                 continue
-            given, shift = self.shifted(self.uncast(weight))
-            if isinstance(given, Value):
-                return Norm(source, given, eps, shift)
+            gain, shift = self.shifted(self.uncast(weight))
+            if isinstance(gain, Value):
+                return Norm(source, gain, eps, shift)
         return None
 
     def shifted(self, weight: Arg) -> tuple[Arg, float]:

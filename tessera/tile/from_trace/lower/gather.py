@@ -51,7 +51,7 @@ def _pieces(reader: Reader, call: Call, at: Indices, dim: int, sizes: Sequence[I
     """Piece k where the index along `dim` lies in its part, chosen by one comparison after another."""
     starts = [sum(sizes[:k], ZERO) for k in range(len(sizes))]
     i = at[dim]
-    found: T | None = None
+    chosen: T | None = None
     for k in reversed(range(len(sizes))):
         if sizes[k] == ZERO:
             continue
@@ -63,9 +63,9 @@ def _pieces(reader: Reader, call: Call, at: Indices, dim: int, sizes: Sequence[I
         if k:
             inner = inner.under(~_less(reader, i, starts[k]))
         x = read(inner, k, i - starts[k]).to(call.out.dtype)
-        found = x if found is None else _less(reader, i, starts[k] + sizes[k]).where(x, found)
-    assert found is not None
-    return found
+        chosen = x if chosen is None else _less(reader, i, starts[k] + sizes[k]).where(x, chosen)
+    assert chosen is not None
+    return chosen
 
 
 def _pad(reader: Reader, call: Call, at: Indices) -> T:
@@ -187,10 +187,12 @@ def _embedding(reader: Reader, call: Call, at: Indices) -> T:
 
 
 def _index_select(reader: Reader, call: Call, at: Indices) -> T:
+    if not call.first.ndim:
+        return reader.read(call.first, at)
     dim = wrap(call.args[1], call.first.ndim)  # type: ignore[arg-type]
     which = call.args[2]
     pick = reader.read(which, (at[dim],) if which.ndim else ())  # type: ignore[union-attr]
-    return _at_gathered(reader, call.first, {dim: pick} if call.first.ndim else {}, at, wraps=False)
+    return _at_gathered(reader, call.first, {dim: pick}, at, wraps=False)
 
 
 def _gather(reader: Reader, call: Call, at: Indices) -> T:
@@ -203,16 +205,16 @@ def _gather(reader: Reader, call: Call, at: Indices) -> T:
 def _advanced(reader: Reader, call: Call, at: Indices) -> T:
     """x[:, i, j]: integer tensors in neighbouring dimensions, which broadcast together."""
     listed = list(call.args[1])  # type: ignore[call-overload]
-    given = [(d, v) for d, v in enumerate(listed) if v is not None]
-    if any(v.dtype in (torch.bool, torch.uint8) for _, v in given):
+    tensors = [(d, v) for d, v in enumerate(listed) if v is not None]
+    if any(v.dtype in (torch.bool, torch.uint8) for _, v in tensors):
         raise Unlowerable("indexing by a mask gives as many elements as the mask has")
-    dims = [d for d, _ in given]
+    dims = [d for d, _ in tensors]
     if dims != list(range(dims[0], dims[0] + len(dims))):
         raise Unlowerable("indexing by tensors in dimensions that are not neighbours")
-    rank = max(v.ndim for _, v in given)
+    rank = max(v.ndim for _, v in tensors)
     head, inner, tail = at[: dims[0]], at[dims[0] : dims[0] + rank], at[dims[0] + rank :]
     picks = {}
-    for d, v in given:
+    for d, v in tensors:
         own = inner[rank - v.ndim :]
         picks[d] = reader.read(v, tuple(ZERO if n == ONE else i for i, n in zip(own, shape_of(v), strict=True)))
     return _at_gathered(reader, call.first, picks, (*head, *[ZERO] * len(dims), *tail), wraps=True)

@@ -67,9 +67,9 @@ def promoted(args: Sequence[Arg]) -> torch.dtype:
     single = [a.dtype for a in args if isinstance(a, Value) and not a.ndim]
     numbers = [_number_dtype(a) for a in args if isinstance(a, (bool, int, float, torch.SymInt))]
     kinds = [functools.reduce(torch.promote_types, k) if k else None for k in (whole, single, numbers)]
-    found = _join(kinds[0], _join(kinds[1], kinds[2]))
-    assert found is not None
-    return found
+    dtype = _join(kinds[0], _join(kinds[1], kinds[2]))
+    assert dtype is not None
+    return dtype
 
 
 # --- families -----------------------------------------------------------------------------------------
@@ -157,11 +157,11 @@ def saturates(kind: str) -> bool:
 def _copy(call: Call, x: T, *options: object, **more: object) -> T:
     """A cast where the result's dtype is another. One to 16 bits or 8 rounds, though arithmetic goes on in 32: the
     program asks for just that."""
-    given, dtype = call.args[0], call.out.dtype
-    assert isinstance(given, Value)
+    source, dtype = call.args[0], call.out.dtype
+    assert isinstance(source, Value)
     if dtype is torch.float8_e4m3fn and not saturates(call.out.tensor.device.type):
         x = (x.fn("abs") > BEYOND).where(float("nan"), x)
-    return x.rounded(dtype) if dtype in NARROW and given.dtype is not dtype else x
+    return x.rounded(dtype) if dtype in NARROW and source.dtype is not dtype else x
 
 
 raw("clone contiguous _to_copy to.dtype to.device to.dtype_layout convert_element_type", _copy)
@@ -268,8 +268,8 @@ def _hypot(a: T, b: T) -> T:
         return x * large.where(x.like(2.0 ** (-down * way)), small.where(x.like(2.0 ** (up * way)), x.like(1.0)))
 
     x, y = scaled(a, 1), scaled(b, 1)
-    found = scaled((x * x + y * y).fn("sqrt"), -1)
-    return (a.fn("isinf") | b.fn("isinf")).where(a.like(math.inf), found)
+    length = scaled((x * x + y * y).fn("sqrt"), -1)
+    return (a.fn("isinf") | b.fn("isinf")).where(a.like(math.inf), length)
 
 
 pointwise("hypot", _hypot)

@@ -35,7 +35,7 @@ class Tap:
 
 def _taps(reader: Reader, o: Index, size: Index, kernel: int, stride: int, padding: int, dilation: int) -> list[Tap]:
     """Of window `o`. Conditions are on the window's number, which all taps share."""
-    found = []
+    taps = []
     for number in range(kernel):
         shift = number * dilation - padding
         at = o * stride + shift
@@ -44,8 +44,8 @@ def _taps(reader: Reader, o: Index, size: Index, kernel: int, stride: int, paddi
             past = None if _proved(reader, size - 1 - at) else reader.emit.iota(at) < reader.emit.iota(size)
         else:
             past = _bound(reader, o, (size.constant - 1 - shift) // stride + 1, below=True)
-        found.append(Tap(number, at, _both(before, past), before))
-    return found
+        taps.append(Tap(number, at, _both(before, past), before))
+    return taps
 
 
 def _proved(reader: Reader, e: Index) -> bool:
@@ -62,11 +62,11 @@ def _bound(reader: Reader, o: Index, bound: int, below: bool) -> T | None:
 
 
 def _both(*tests: T | None) -> T | None:
-    found: T | None = None
+    all_hold: T | None = None
     for test in tests:
         if test is not None:
-            found = test if found is None else found & test
-    return found
+            all_hold = test if all_hold is None else all_hold & test
+    return all_hold
 
 
 def _under(reader: Reader, *tests: T | None) -> Reader:
@@ -103,13 +103,13 @@ def _max_pool(reader: Reader, call: Call, at: Indices) -> T:
 
 def _first(reader: Reader, rows: list[list[Tap]]) -> T:
     """The number of a window's first element that lies in the tensor: the largest one, where all are -inf."""
-    found, factor = reader.emit.constant(0, NUMBER), 1
+    first, factor = reader.emit.constant(0, NUMBER), 1
     for row in reversed(rows):
         for tap in row:
             if tap.after_start is not None:
-                found = found + tap.after_start.where(found.like(0), found.like(factor))
+                first = first + tap.after_start.where(first.like(0), first.like(factor))
         factor *= len(row)
-    return found
+    return first
 
 
 @dataclass(frozen=True)

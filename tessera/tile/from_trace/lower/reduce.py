@@ -21,8 +21,8 @@ from tessera.tile.from_trace.values import T
 
 def _dims(position: int | None) -> Callable[[Call], list[int]]:
     def dims(call: Call) -> list[int]:
-        given = None if position is None or len(call.args) <= position else call.args[position]
-        return dims_of(given, call.first.ndim)
+        dim = None if position is None or len(call.args) <= position else call.args[position]
+        return dims_of(dim, call.first.ndim)
 
     return dims
 
@@ -61,13 +61,13 @@ class Rows:
         return n - float(less) if less else n
 
 
-def reduction(names: str, formula: Callable[[Rows, Call], T], dims: int | None = 1, walks: bool = False) -> None:
+def reduction(names: str, formula: Callable[[Rows, Call], T], dims: int | None = 1, over_rows: bool = False) -> None:
     find = _dims(dims)
 
     def lower(reader: Reader, call: Call, at: Indices) -> T:
         return formula(Rows(reader, call, at, find(call)), call).to(call.out.dtype)
 
-    define(names, Rule(REDUCE, lower, dims=find, walks=walks, expensive=True))
+    define(names, Rule(REDUCE, lower, dims=find, over_rows=over_rows, expensive=True))
 
 
 _LOGICAL = {"max": "any", "min": "all", "prod": "all"}  # of truth values
@@ -95,8 +95,8 @@ def _ordered(dtype: torch.dtype) -> torch.dtype:
 
 
 for _form in ("default", "dim_IntList"):
-    reduction(f"sum.{_form}", _plain("sum"), walks=True)
-reduction("mean", _mean, walks=True)  # type: ignore[arg-type]
+    reduction(f"sum.{_form}", _plain("sum"), over_rows=True)
+reduction("mean", _mean, over_rows=True)  # type: ignore[arg-type]
 reduction("amax", _plain("max"))
 reduction("amin", _plain("min"))
 reduction("max.default", _plain("max"), None)

@@ -53,9 +53,9 @@ class Call:
 
     @property
     def out(self) -> Value:
-        found = self.eqn.outputs[self.number]
-        assert found is not None
-        return found
+        value = self.eqn.outputs[self.number]
+        assert value is not None
+        return value
 
     @property
     def first(self) -> Value:
@@ -77,7 +77,7 @@ class Rule:
     sides: Callable[[Call], tuple[Value, Value]] | None = None  # and its operands
     flipped: bool = False  # the second of which is (n, k), as the weight of a linear layer
     refuses: Callable[[Call], str] | None = None  # why a call of this operator has no lowering
-    walks: bool = False  # of a reduction: a plain sum, which a kernel that reduces its rows can take over the rows too
+    over_rows: bool = False  # of a reduction: a plain sum, which a kernel that reduces rows can take over them too
     expensive: bool = False  # not to be computed twice
     raises: Callable[[Call], str] | None = None  # why PyTorch may raise on a CPU, as no kernel can; or nothing
 

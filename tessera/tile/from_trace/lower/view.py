@@ -163,10 +163,10 @@ def from_start(x: Arg, size: Size) -> Index:
 
 def _holds(truth: bool | torch.SymBool) -> bool:
     """A comparison of sizes that PyTorch made when it recorded the view, under a guard if it had to."""
-    found = settled(truth)
-    if found is None:
+    answer = settled(truth)
+    if answer is None:
         raise Unlowerable(f"an index for which nobody knows whether {truth}")
-    return found
+    return answer
 
 
 def _slice(ranges: Ranges, call: Call, at: Indices) -> Indices:
@@ -205,8 +205,8 @@ def _diagonal(ranges: Ranges, call: Call, at: Indices) -> Indices:
     if not isinstance(offset, int):
         raise Unlowerable("a diagonal known only at run time")
     rest = list(at[:-1])
-    found = {a: at[-1] + max(-offset, 0), b: at[-1] + max(offset, 0)}
-    return tuple(found[d] if d in found else rest.pop(0) for d in range(call.first.ndim))
+    moved = {a: at[-1] + max(-offset, 0), b: at[-1] + max(offset, 0)}
+    return tuple(moved[d] if d in moved else rest.pop(0) for d in range(call.first.ndim))
 
 
 def _unfold(ranges: Ranges, call: Call, at: Indices) -> Indices:
@@ -224,13 +224,13 @@ def _roll(ranges: Ranges, call: Call, at: Indices) -> Indices:
     shape = shape_of(call.first)
     if not dims or not all(isinstance(s, int) for s in shifts):  # type: ignore[union-attr]
         raise Unlowerable("a roll over the flattened tensor, or by a size known only at run time")
-    found = list(at)
+    rolled = list(at)
     for shift, dim in zip(shifts, dims, strict=True):  # type: ignore[arg-type]
         d = wrap(dim, call.first.ndim)
         if (number := shape[d].constant) is None:
             raise Unlowerable("a roll along a dimension of unknown size")
-        found[d] = ranges.mod(found[d] + (-shift) % number, shape[d])
-    return tuple(found)
+        rolled[d] = ranges.mod(rolled[d] + (-shift) % number, shape[d])
+    return tuple(rolled)
 
 
 view("slice", _slice)

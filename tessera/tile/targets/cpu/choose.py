@@ -23,8 +23,8 @@ HEAVY = 24  # instructions a point above which fewer lanes are handled at once, 
 TASK = 4096  # points of one task, where a task is part of the vector axis
 PART_POINTS = 1 << 15  # of one part of a reduction that is shared out: some microseconds of work
 MOST_PARTS = 64  # whatever the number of cores is: results do not depend on that
-LEAST_ROWS = 8  # of one part of a walk: its sums are written and read once more
-FEW_ROWS = 4  # fewer leave threads without work; a row that is walked again in a second kernel should be alone
+LEAST_ROWS = 8  # of one part of a sequential axis: its sums are written and read once more
+FEW_ROWS = 4  # fewer leave threads without work; a row that is read again in a second kernel should be alone
 
 
 def choose(seen: Layout, schedule: Schedule, host: Host) -> Choice:
@@ -34,7 +34,7 @@ def choose(seen: Layout, schedule: Schedule, host: Host) -> Choice:
     sizes = numbers(seen, {})
     native = _native(seen.kernel, host)
     vector = extra.get("vector", "") or vector_axis(seen, sizes, native)
-    if vector not in seen.sizes or seen.walked is not None:
+    if vector not in seen.sizes or seen.sequential is not None:
         vector = vector_axis(seen, sizes, native)
     lanes = int(extra.get("lanes", 0) or native * _unroll(seen))  # type: ignore[call-overload]
     if vector is None:
@@ -62,17 +62,17 @@ def proposals(kernel: KernelOp, sizes: dict[str, int], host: Host) -> list[Sched
     seen = layout(kernel)
     if (product := product_of(seen, host)) is not None:  # which leaves nothing open
         return [Schedule(extra=(("vector", product.columns), ("lanes", SIDE)))]
-    found = numbers(seen, sizes)
+    extents = numbers(seen, sizes)
     native = _native(kernel, host)
-    vector = vector_axis(seen, found, native)
-    parts = _parts(seen, found, bool(kernel.symbol_names))
+    vector = vector_axis(seen, extents, native)
+    parts = _parts(seen, extents, bool(kernel.symbol_names))
     if vector is None:
         return [Schedule(extra=(("vector", ""), ("lanes", 0)))]
     guess = native * _unroll(seen)
     tried: list[Schedule] = []
     for lanes in (guess, guess * 2, guess // 2, native):
         lanes = max(lanes, native)
-        blocks = () if vector == seen.reduced else ((vector, _task(seen, found, lanes)),)
+        blocks = () if vector == seen.reduced else ((vector, _task(seen, extents, lanes)),)
         candidate = Schedule(blocks=blocks, split=parts, extra=(("vector", vector), ("lanes", lanes)))
         if candidate not in tried:
             tried.append(candidate)
@@ -86,13 +86,13 @@ def _task(seen: Layout, sizes: dict[str, int], lanes: int) -> int:
 
 
 def _parts(seen: Layout, sizes: dict[str, int], dynamic: bool) -> int:
-    """Into how many parts a walk, or the reduction of everything to a few numbers, is shared out; 1 for not at all."""
+    """Into how many parts a sequential axis, or the reduction of everything to a few numbers, is shared out; or 1."""
     if seen.reduced is None or sizes.keys() != seen.sizes.keys():
         return 1
     points, long = math.prod(sizes.values()), sizes[seen.reduced]
     rows = points // max(long, 1)
-    if seen.walked is not None:
-        return _even(sizes[seen.walked], min(points // PART_POINTS, sizes[seen.walked] // LEAST_ROWS), dynamic)
+    if seen.sequential is not None:
+        return _even(sizes[seen.sequential], min(points // PART_POINTS, sizes[seen.sequential] // LEAST_ROWS), dynamic)
     if rows >= (FEW_ROWS if ends_all(seen.kernel) else 2) or not can_split(seen.kernel):
         return 1
     return _even(long, points // PART_POINTS, dynamic)

@@ -171,7 +171,7 @@ def task_count(b: Code, seen: Layout, choice: Choice, memory: Memory) -> tuple[V
     points: V = b.const("i64", 1)
     for axis, size in seen.sizes.items():
         extent = memory.scalar(size)
-        if axis in (seen.reduced, seen.walked):
+        if axis in (seen.reduced, seen.sequential):
             points = b.bin("mul", points, extent)
         elif axis == choice.vector:
             tasks = b.bin("mul", tasks, blocks(b, extent, choice.block))

@@ -76,9 +76,9 @@ class Host:
     @property
     def attributes(self) -> list[str]:
         """What LLVM is told of every function."""
-        told = ['"reciprocal-estimates"="vec-divf:1"'] if self.avx512 else []
+        attributes = ['"reciprocal-estimates"="vec-divf:1"'] if self.avx512 else []
         # Registers of a known length, so that vectors of a fixed number of lanes may lie in them.
-        return [*told, f"vscale_range({self.sve // 16},{self.sve // 16})"] if self.sve else told
+        return [*attributes, f"vscale_range({self.sve // 16},{self.sve // 16})"] if self.sve else attributes
 
     @property
     def fma(self) -> bool:

@@ -88,13 +88,13 @@ def _optimised(text: str, machine: llvm.TargetMachine) -> llvm.ModuleRef:
 
 
 def object_code(text: str, machine: Host) -> bytes:
-    made = _target_machine(machine)
-    return made.emit_object(_optimised(text, made))
+    target = _target_machine(machine)
+    return target.emit_object(_optimised(text, target))
 
 
 def assembly(text: str, machine: Host) -> str:
-    made = _target_machine(machine)
-    return made.emit_assembly(_optimised(text, made))
+    target = _target_machine(machine)
+    return target.emit_assembly(_optimised(text, target))
 
 
 def link(code: bytes, name: str) -> tuple[Callable[..., None], object]:
@@ -112,13 +112,13 @@ def link(code: bytes, name: str) -> tuple[Callable[..., None], object]:
 @functools.cache
 def _addresses() -> dict[str, int]:
     """Symbols that generated code calls, where this process has them."""
-    found = {name: _address(ctypes.pythonapi, name) for name in PYTHON_SYMBOLS}
-    found["_Py_NoneStruct"] = id(None)
-    found["PyExc_TypeError"] = ctypes.addressof(ctypes.c_void_p.in_dll(ctypes.pythonapi, "PyExc_TypeError"))
+    addresses = {name: _address(ctypes.pythonapi, name) for name in PYTHON_SYMBOLS}
+    addresses["_Py_NoneStruct"] = id(None)
+    addresses["PyExc_TypeError"] = ctypes.addressof(ctypes.c_void_p.in_dll(ctypes.pythonapi, "PyExc_TypeError"))
     kind, library = _openmp()
     for name in (*OPENMP_SYMBOLS[kind], *OPENMP_ALL) if kind else ():
-        found[name] = _address(library, name)
-    return found
+        addresses[name] = _address(library, name)
+    return addresses
 
 
 def _address(library: ctypes.CDLL, name: str) -> int:

@@ -1,6 +1,6 @@
 """What a kernel's memory accesses say about its axes: which may be one, and what a step along one costs.
 
-`Layout` is a kernel seen through joined axes: parallel axes that every access walks as if they were one row are one
+`Layout` is a kernel seen through joined axes: parallel axes that every access reads as if they were one row are one
 axis, so that a contiguous tensor is a single loop. Expressions and the axes that values vary over are asked here.
 """
 
@@ -44,8 +44,8 @@ class Layout:
         return [a for a in self.sizes if a != self.reduced]
 
     @property
-    def walked(self) -> str | None:
-        return self.kernel.walked
+    def sequential(self) -> str | None:
+        return self.kernel.sequential_axis
 
     def axes_of(self, v: SSAValue) -> frozenset[str]:
         if not isinstance(v.type, ValueType):
@@ -55,8 +55,8 @@ class Layout:
     def axes_of_op(self, op: Operation) -> frozenset[str]:
         """The axes an operation runs along: its result's, or those of a store's address and values."""
         if isinstance(op, StoreOp):
-            found = {n for n in self.at[op].names() if n in self.sizes}
-            return frozenset(found.union(*(self.axes_of(v) for v in op.operands)))
+            axes = {n for n in self.at[op].names() if n in self.sizes}
+            return frozenset(axes.union(*(self.axes_of(v) for v in op.operands)))
         return self.axes_of(op.results[0])
 
     def _standing(self, axis: str) -> str:
@@ -81,7 +81,7 @@ def layout(kernel: KernelOp) -> Layout:
 
 def _joinable(seen: Layout) -> tuple[str, str] | None:
     """Two parallel axes such that a step along one is, for every access, all the steps along the other."""
-    free = [a for a in seen.parallel if a != seen.walked]
+    free = [a for a in seen.parallel if a != seen.sequential]
     for outer in free:
         for inner in free:
             if outer != inner and all(_row(e, outer, inner, seen.sizes[inner]) for e in seen.at.values()):
@@ -136,7 +136,7 @@ def piece_of(seen: Layout, lanes: int, least: int) -> int:
     0 where chunks fit, or where there are no such pieces of a useful length.
     """
     axis = seen.reduced or ""
-    size = seen.sizes[axis].constant if seen.reduced is not None and seen.walked is None else None
+    size = seen.sizes[axis].constant if seen.reduced is not None and seen.sequential is None else None
     if size is None or any(isinstance(op, (ScanOp, ContractOp, RandomOp)) for op in seen.kernel.block.ops):
         return 0
     if all(chunk_stride(expr, axis, lanes) is not None for expr in seen.at.values()):
@@ -180,8 +180,8 @@ def vector_axis(seen: Layout, sizes: dict[str, int], native: int) -> str | None:
 
     `native` is how many lanes a register has.
     """
-    if seen.walked is not None:
-        return seen.reduced  # sums along the walked axis are kept as rows
+    if seen.sequential is not None:
+        return seen.reduced  # sums along the sequential axis are kept as rows
     best, least = None, float("inf")
     piece = piece_of(seen, 2 * native, native)
     for axis in seen.sizes:
@@ -216,11 +216,11 @@ def _price(seen: Layout, op: Operation, axis: str, sizes: dict[str, int], run: i
 
 def numbers(seen: Layout, symbols: dict[str, int]) -> dict[str, int]:
     """Sizes of the axes, where the symbols' values give them."""
-    found = {}
+    extents = {}
     for axis, size in seen.sizes.items():
         if size.names() <= symbols.keys():
-            found[axis] = int(size.evaluate(symbols.__getitem__, int))
-    return found
+            extents[axis] = int(size.evaluate(symbols.__getitem__, int))
+    return extents
 
 
 def cost(kernel: KernelOp) -> int:

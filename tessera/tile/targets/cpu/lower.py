@@ -1,6 +1,6 @@
 """A tile kernel to LLVM: `void kernel(ptr args, i64 begin, i64 end)` runs a range of tasks.
 
-A task is one point of the parallel axes other than the vector axis and one that is walked, times one block of the
+A task is one point of the parallel axes other than the vector axis and a sequential one, times one block of the
 vector axis if that is parallel. Within a task the vector axis goes by chunks of `lanes` (many registers: this is the
 unrolling), then by chunks of one register, the last of them masked. `args` holds the buffers' addresses, then the
 symbols' values.
@@ -23,7 +23,7 @@ from tessera.tile.dialect.ops import (
     StoreOp,
     element_of,
 )
-from tessera.tile.schedules.schedule import after_walk
+from tessera.tile.schedules.schedule import after_sums
 from tessera.tile.targets.cpu.body import Body
 from tessera.tile.targets.cpu.code import SIZES, V
 from tessera.tile.targets.cpu.elements import F32, element
@@ -74,8 +74,8 @@ class Lowering:
     def function(self) -> str:
         self._arguments()
         if self.choice.product is not None:
-            with self._tasks_of_product(self.choice.product) as made:
-                self._vector_loop(lambda: self._block(made))
+            with self._tasks_of_product(self.choice.product) as emitter:
+                self._vector_loop(lambda: self._block(emitter))
             return self._finished()
         before, inside = stages(self.seen, self.choice.vector)
         if self._may_keep():
@@ -86,8 +86,8 @@ class Lowering:
         for op in self._sums():
             self.scratch[op.result] = self._scratch(op.result, wide=False)
         with self._tasks():
-            if self.seen.walked is not None:
-                self._walk_rows(self.seen.walked, inside)
+            if self.seen.sequential is not None:
+                self._row_loop(self.seen.sequential, inside)
             elif self._parallel_vector():
                 self._row(before, inside)
             else:
@@ -138,26 +138,26 @@ class Lowering:
         """Tasks that are blocks of rows and columns; neighbours share the rows of x, turned over once."""
         b, none = self.b, self.b.const("i64", -1)
         room = self._memory(Index.of(room_for(product)), "float")
-        made = Blocks(b, self.memory, self.body.buffers, self.seen, product, room)
+        emitter = Blocks(b, self.memory, self.body.buffers, self.seen, product, room)
         ready = b.slot("i64", 0, "ready")
         b.store(none, ready)
         with self._tasks():
             first = self.names[product.rows]
             with b.when(b.compare("ne", b.load("i64", 0, ready), first), "pack"):
-                made.pack()
+                emitter.pack()
                 b.store(first, ready)
-            yield made
+            yield emitter
 
-    def _block(self, made: Blocks) -> None:
+    def _block(self, emitter: Blocks) -> None:
         """A block of a product, then the rest of the kernel, row by row."""
-        b, product = self.b, made.p
-        made.block()
+        b, product = self.b, emitter.p
+        emitter.block()
         first, rest = self.names[product.rows], [Stage(False, product.rest(self.seen))]
         left = b.bin("sub", self.sizes[product.rows], first)
         count = b.call("smin", left, b.const("i64", product.block))
         with b.loop(b.const("i64", 0), count, 1, "row") as row, self._at(product.rows, first, self.body.chunk):
             self.names[product.rows] = b.bin("add", first, row)
-            self.body.values[product.op.result] = made.row(row)
+            self.body.values[product.op.result] = emitter.row(row)
             self._stages(rest)
         self.names[product.rows] = first
 
@@ -178,7 +178,7 @@ class Lowering:
     def _tasks(self) -> Iterator[None]:
         """The loop over tasks: a number whose digits are the axes' positions, counted up by hand."""
         b, choice = self.b, self.choice
-        digits = [(a, self.sizes[a]) for a in self.seen.parallel if a not in (choice.vector, self.seen.walked)]
+        digits = [(a, self.sizes[a]) for a in self.seen.parallel if a not in (choice.vector, self.seen.sequential)]
         if choice.tile is not None:
             digits = [(a, blocks(b, n, choice.native) if a == choice.tile else n) for a, n in digits]
         if self._parallel_vector():
@@ -209,13 +209,13 @@ class Lowering:
     def _one_if_empty(self, size: V) -> V:
         return size if size.literal and size.name != "0" else self.b.call("umax", size, self.b.const("i64", 1))
 
-    # --- the walked axis ---
+    # --- the sequential axis ---
 
     def _sums(self) -> list[ReduceOp]:
-        """Sums along the walked axis; each has a row of scratch memory."""
-        return [] if self.seen.walked is None else self.seen.kernel.sums_along(self.seen.walked)
+        """Sums along the sequential axis; each has a row of scratch memory."""
+        return [] if self.seen.sequential is None else self.seen.kernel.sums_along(self.seen.sequential)
 
-    def _walk_rows(self, walked: str, inside: list[Stage]) -> None:
+    def _row_loop(self, rows: str, inside: list[Stage]) -> None:
         """Row after row, then what is to be done with the sums over them."""
         b, sums = self.b, self._sums()
         for op in sums:
@@ -223,15 +223,15 @@ class Lowering:
             count = self.memory.scalar(self._row_length(wide=False) * SIZES[e.memory])
             b.declare("memset", "ptr", ["ptr", "i32", "i64"])
             b.emit(f"call ptr @memset({row}, i32 0, {count})")
-        with b.loop(b.const("i64", 0), self.sizes[walked], 1, walked) as at, self._at(walked, at, self.body.chunk):
+        with b.loop(b.const("i64", 0), self.sizes[rows], 1, rows) as at, self._at(rows, at, self.body.chunk):
             self._stages(inside)
-        later = after_walk(self.seen.kernel)
+        later = after_sums(self.seen.kernel)
         ready = [op.result for op in sums]
         ops = closure([op for op in self.seen.kernel.block.ops if op not in sums], set(later), set(ready))
         self._stages([Stage(True, ops, take=ready)])
 
     def _add_to_row(self, op: ReduceOp, where: V) -> None:
-        """One more row of a sum along the walked axis. Lanes past the end add to memory past the row's end."""
+        """One more row of a sum along the sequential axis. Lanes past the end add to memory past the row's end."""
         b, e = self.b, element(element_of(op.arg))
         address = b.address(self.scratch[op.result], e.memory, where)
         x = b.splat(self.body.values[op.arg], self.body.chunk.lanes)
@@ -392,7 +392,7 @@ class Lowering:
         """Start the reductions of a loop."""
         self.body.carried = {}
         for op in stage.ops:
-            if isinstance(op, ReduceOp) and op.axis.data != self.seen.walked:
+            if isinstance(op, ReduceOp) and op.axis.data != self.seen.sequential:
                 how = kind(op.kind.data, element(element_of(op.arg)), self.b.host)
                 self.body.carried[op] = Carried(self.b, how, lanes, levels)
             elif isinstance(op, ReduceExpOp):
@@ -418,7 +418,7 @@ class Lowering:
             x = b.load(e.memory, self.body.chunk.lanes, address)
             self.body.values[v] = b.compare("ne", x, b.like(x, 0)) if e.name == "i1" else x
         for op in stage.ops:
-            if isinstance(op, ReduceOp) and op.axis.data == self.seen.walked:
+            if isinstance(op, ReduceOp) and op.axis.data == self.seen.sequential:
                 self._add_to_row(op, where)
                 continue
             self._op(op)

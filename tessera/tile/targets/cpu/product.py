@@ -105,19 +105,19 @@ def _step(host: Host) -> int:
 
 def product_of(seen: Layout, host: Host) -> Product | None:
     """The product of a kernel that is one of these, or None."""
-    found = [op for op in seen.kernel.block.ops if isinstance(op, ContractOp)]
-    if len(found) != 1 or len(seen.parallel) != 2 or not host.fma or seen.walked is not None:
+    contractions = [op for op in seen.kernel.block.ops if isinstance(op, ContractOp)]
+    if len(contractions) != 1 or len(seen.parallel) != 2 or not host.fma or seen.sequential is not None:
         return None
-    op, k = found[0], found[0].axis.data
+    op, k = contractions[0], contractions[0].axis.data
     lhs, rhs = op.lhs.owner, op.rhs.owner
     depth = seen.sizes[k].constant if k in seen.sizes else None
     if not isinstance(lhs, LoadOp) or not isinstance(rhs, LoadOp) or depth is None or depth % _step(host):
         return None
     for columns, rows in (seen.parallel, seen.parallel[::-1]):
         size = seen.sizes[rows].constant
-        made = Product(op, lhs, rhs, rows, columns, depth, block_rows(size or 0, host) or max(host.lanes, STEPS))
-        if size is not None and depth <= most_depth(host) and _fits(seen, made):
-            return made
+        product = Product(op, lhs, rhs, rows, columns, depth, block_rows(size or 0, host) or max(host.lanes, STEPS))
+        if size is not None and depth <= most_depth(host) and _fits(seen, product):
+            return product
     return None
 
 

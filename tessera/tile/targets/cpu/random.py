@@ -30,7 +30,7 @@ def philox(b: Code, seed: V, offset: V) -> V:
         ]
         keys = [word(b.bin("add", k, b.const("i64", s))) for k, s in zip(keys, KEY_STEPS, strict=True)]
     number = b.bin("and", offset, b.const("i64", 3))
-    found = c[3]
+    chosen = c[3]
     for k in (2, 1, 0):
-        found = b.select(b.compare("eq", number, b.const("i64", k)), c[k], found)
-    return found
+        chosen = b.select(b.compare("eq", number, b.const("i64", k)), c[k], chosen)
+    return chosen

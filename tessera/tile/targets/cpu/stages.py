@@ -69,16 +69,16 @@ def is_end(op: Operation, axis: str | None) -> bool:
 
 def closure(ops: list[Operation], wanted: set[Operation], given: set[SSAValue]) -> list[Operation]:
     """The operations among `ops` that `wanted` needs, stopping at values that are given."""
-    found = set(wanted)
+    needed = set(wanted)
     for op in reversed(ops):
-        if op in found:
-            found.update(v.owner for v in op.operands if v not in given and isinstance(v.owner, Operation))
-    return [op for op in ops if op in found]
+        if op in needed:
+            needed.update(v.owner for v in op.operands if v not in given and isinstance(v.owner, Operation))
+    return [op for op in ops if op in needed]
 
 
 def keep_between(listed: list[Stage]) -> None:
     """Choose what loops keep for later ones; changes the stages in place."""
-    made: dict[SSAValue, Stage] = {}
+    computed: dict[SSAValue, Stage] = {}
     for stage in listed:
         if not stage.loop:
             continue
@@ -88,17 +88,17 @@ def keep_between(listed: list[Stage]) -> None:
         taken: set[SSAValue] = set()
         for op in reversed(closure(stage.ops, ends, taken)):
             for v in op.operands:
-                if v in made and v.owner in mine and _price(v, mine) >= WORTH_KEEPING:
+                if v in computed and v.owner in mine and _price(v, mine) >= WORTH_KEEPING:
                     taken.add(v)
         if taken:
             left = closure(stage.ops, ends, taken)
             needed = dict.fromkeys(v for op in left for v in op.operands)
             stage.ops, stage.take = left, [v for v in needed if v in taken]
             for v in stage.take:
-                made[v].keep.add(v)
+                computed[v].keep.add(v)
         for op in stage.ops:
             if op.results and not is_end(op, None):
-                made.setdefault(op.results[0], stage)
+                computed.setdefault(op.results[0], stage)
 
 
 def _price(v: SSAValue, among: set[Operation]) -> int:

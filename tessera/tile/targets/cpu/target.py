@@ -2,8 +2,8 @@
 
 `compile` turns a kernel and a schedule into a callable; the same kernel text and schedule are compiled once a process,
 and their object code once a machine. `source` is the LLVM text as it was written, before any optimisation. Where a
-schedule shares one reduction or walk out (`split`), two kernels run one after the other. Into how many parts is said by
-the schedule, never by the number of threads: results do not depend on those.
+schedule shares one reduction or sequential axis out (`split`), two kernels run one after the other. Into how many parts
+is said by the schedule, never by the number of threads: results do not depend on those.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tessera.machines import Machine
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.rewrites.offline import without_reduce_exp
 from tessera.tile.rewrites.online import with_reduce_exp
-from tessera.tile.rewrites.split_walk import split
+from tessera.tile.rewrites.split_sequential import split
 from tessera.tile.schedules.schedule import Schedule, inner_axis, reduced_axis
 from tessera.tile.targets.base import CompiledKernel
 from tessera.tile.targets.cpu import jit
@@ -60,7 +60,7 @@ class CpuTarget:
     def __init__(self, machine: Machine | None = None, host: Host | None = None) -> None:
         """For this machine, or for a lesser one that this machine can run."""
         self._described, self._host = machine, host
-        self._made: dict[str, CpuKernel | Pair[CpuKernel]] = {}
+        self._compiled: dict[str, CpuKernel | Pair[CpuKernel]] = {}
 
     @functools.cached_property
     def host(self) -> Host:
@@ -74,11 +74,11 @@ class CpuTarget:
         if inner_axis(kernel) is not None:
             raise NotImplementedError("the CPU target has no kernels that contract inside a loop; the library does")
         key = f"{schedule}\n{kernel}"
-        made = self._made.get(key)
-        if made is None:
+        compiled = self._compiled.get(key)
+        if compiled is None:
             build = _build_halves if schedule.split > 1 else _build
-            made = self._made[key] = build(kernel, schedule, self.host)
-        return made
+            compiled = self._compiled[key] = build(kernel, schedule, self.host)
+        return compiled
 
     def about(self) -> str:
         return f"{jit.version(self.host)} {jit.openmp()}"
@@ -99,7 +99,7 @@ class CpuTarget:
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
         return proposals(kernel, sizes, self.host)
 
-    def no_walk(self, row: int | None) -> str:
+    def no_sums_over_rows(self, row: int | None) -> str:
         return ""
 
     def no_product(self, rows: int, columns: int, depth: int) -> str:
@@ -132,15 +132,15 @@ def _load(data: dict, host: Host) -> CpuKernel | None:
 
 
 def _build_halves(kernel: KernelOp, schedule: Schedule, host: Host) -> Pair[CpuKernel]:
-    made = split(kernel, schedule.split)
-    start = without_reduce_exp(made.first) if _row_stays(made.first, host) else made.first
+    halves = split(kernel, schedule.split)
+    start = without_reduce_exp(halves.first) if _row_stays(halves.first, host) else halves.first
     first = _build(start, replace(schedule, split=1), host)
-    second = _build(made.second, Schedule(), host)
-    return Pair(kernel, made, first, second)
+    second = _build(halves.second, Schedule(), host)
+    return Pair(kernel, halves, first, second)
 
 
 def _row_stays(kernel: KernelOp, host: Host) -> bool:
-    """The caches hold a row between loops: a second walk then costs less than lanes that wait for a running maximum."""
+    """The caches hold a row between loops: a second loop then costs less than lanes that wait for a running maximum."""
     axis = reduced_axis(kernel)
     size = None if axis is None else kernel.axis(axis).size.expr.constant
     return size is not None and 4 * size <= host.cached

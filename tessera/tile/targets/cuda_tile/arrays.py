@@ -53,7 +53,7 @@ class Arrays:
 
 
 def arrays(kernel: KernelOp) -> Arrays:
-    found: dict[tuple, Array] = {}
+    by_layout: dict[tuple, Array] = {}
     of: dict[LoadOp | StoreOp, Array] = {}
     counts: dict[int, int] = {}
     for op in kernel.block.ops:
@@ -62,13 +62,13 @@ def arrays(kernel: KernelOp) -> Arrays:
         buffer = kernel.buffers.index(op.buffer)
         axes, strides, offset = strided(kernel, op) or ((), (), Index(()))
         key = (buffer, axes, strides, offset)
-        if key not in found:
+        if key not in by_layout:
             serial = counts[buffer] = counts.get(buffer, -1) + 1
             name = f"x{buffer}" if serial == 0 else f"x{buffer}_{serial}"
             assert isinstance(op.buffer.type, BufferType)
-            found[key] = Array(name, buffer, op.buffer.type.element, axes, strides, offset)
-        of[op] = found[key]
-    return Arrays(tuple(found.values()), of)
+            by_layout[key] = Array(name, buffer, op.buffer.type.element, axes, strides, offset)
+        of[op] = by_layout[key]
+    return Arrays(tuple(by_layout.values()), of)
 
 
 def strided(kernel: KernelOp, op: LoadOp | StoreOp) -> tuple[tuple[str, ...], tuple[Index, ...], Index] | None:

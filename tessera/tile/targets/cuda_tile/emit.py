@@ -3,7 +3,7 @@
 In: a kernel, a schedule whose blocks are powers of two. Out: the text of a module with one `@ct.kernel` function, whose
 parameters are the arrays of `arrays`, then the symbols. A value of the dialect is a tile with one dimension for every
 axis it varies over, of the axis's block. One program computes one block of every parallel axis; the reduced axis is
-held whole in one block, or walked in a loop (`Schedule.loop`) whose passes come from `schedule.plan`.
+held whole in one block, or read in a loop (`Schedule.loop`) whose passes come from `schedule.plan`.
 
 Lanes past the end of an axis hold anything; loads pad them with zeros, stores drop them, and what combines lanes along
 the reduced axis puts its identity there first.
@@ -48,8 +48,8 @@ SMALLEST = 16  # a side of a tile of a matrix product
 
 
 def programs_of(kernel: KernelOp) -> tuple[str, ...]:
-    """The axes that programs are shared out over: a walked one is not among them."""
-    return tuple(a for a in kernel.axis_names(PARALLEL) if a != kernel.walked)
+    """The axes that programs are shared out over: a sequential one is not among them."""
+    return tuple(a for a in kernel.axis_names(PARALLEL) if a != kernel.sequential_axis)
 
 
 def blocks_of(kernel: KernelOp, schedule: Schedule) -> dict[str, int]:
@@ -68,8 +68,10 @@ def blocks_of(kernel: KernelOp, schedule: Schedule) -> dict[str, int]:
     if schedule.split != 1 or schedule.persistent:
         raise OptionError(f"{name}: expected a schedule with split=1 and persistent=False, got {schedule}")
     axis = reduced_axis(kernel)
-    if kernel.walked is not None and schedule.loop:
-        raise OptionError(f"{name} sums along {kernel.walked!r}: expected {axis!r} in one block, got loop=True")
+    if kernel.sequential_axis is not None and schedule.loop:
+        raise OptionError(
+            f"{name} sums along {kernel.sequential_axis!r}: expected {axis!r} in one block, got loop=True"
+        )
     size = None if axis is None else kernel.axis(axis).size.expr.constant
     if axis is not None and size is not None and not schedule.loop and size > blocks[axis]:
         raise OptionError(f"{name}: a block of {blocks[axis]} cannot hold the {size} of {axis!r}; try loop=True")
@@ -131,7 +133,7 @@ class Emitter:
         return lines
 
     def _grouped(self, left: list[str], steps: dict[str, str]) -> list[str]:
-        """The last two axes are walked in bands of `group` rows, so that programs side by side share their loads."""
+        """The last two axes are taken in bands of `group` rows, so that programs side by side share their loads."""
         *outer, row, column = left
         group = self.schedule.group
         lines = [f"rows, columns = {steps[row]}, {steps[column]}"]
@@ -195,9 +197,9 @@ class Emitter:
             self.tiles[op.result] = Tile(self._constant(op), ())
             return
         result = op.results[0]
-        found = self._value(op)
-        if found is not None:
-            self.tiles[result] = self.assign(self.name_of(result), found)
+        text = self._value(op)
+        if text is not None:
+            self.tiles[result] = self.assign(self.name_of(result), text)
 
     def assign(self, name: str, tile: Tile) -> Tile:
         self.scope.body.append(f"{name} = {tile.text}")

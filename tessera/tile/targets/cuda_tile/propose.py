@@ -1,7 +1,7 @@
 """Schedules worth trying with cuTile, best first, and those of the two kernels that one becomes when it is split.
 
-Tiles are held in registers, so that their sizes decide: a row is whole while it fits and walked otherwise, a product's
-accumulator is at most 128 by 128. Few long rows are shared out. The same comes out every time.
+Tiles are held in registers, so that their sizes decide: a row is whole while it fits and looped over otherwise, a
+product's accumulator is at most 128 by 128. Few long rows are shared out. The same comes out every time.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from tessera.util.powers import power_below, power_of_two
 def propose(kernel: KernelOp, sizes: dict[str, int], limits: Limits) -> list[Schedule]:
     extent = axis_sizes(kernel, sizes)
     if inner_axis(kernel) is not None:
-        found = _attention(kernel, extent)
+        schedules = _attention(kernel, extent)
     elif any(isinstance(op, ContractOp) for op in kernel.block.ops):
-        found = list(_products(kernel, extent, limits))
-    elif kernel.walked is not None:
-        found = list(_walks(kernel, kernel.walked, extent, limits))
+        schedules = list(_products(kernel, extent, limits))
+    elif kernel.sequential_axis is not None:
+        schedules = list(_sequential(kernel, kernel.sequential_axis, extent, limits))
     elif reduced_axis(kernel) is not None:
-        found = list(_reductions(kernel, extent, limits))
+        schedules = list(_reductions(kernel, extent, limits))
     else:
-        found = [_pointwise(kernel, extent, elements) for elements in (1024, 2048, 4096)]
-    return list(dict.fromkeys(found))
+        schedules = [_pointwise(kernel, extent, elements) for elements in (1024, 2048, 4096)]
+    return list(dict.fromkeys(schedules))
 
 
 def _contiguous(kernel: KernelOp) -> str | None:
@@ -75,7 +75,7 @@ def whole_row(limits: Limits) -> int:
     return limits.registers // 8
 
 
-def longest_walk(limits: Limits) -> int:
+def longest_summed_row(limits: Limits) -> int:
     """Elements of a row whose sums over all rows are carried beside it."""
     return limits.registers // 16
 
@@ -97,13 +97,13 @@ def _reductions(kernel: KernelOp, extent: Mapping[str, int], limits: Limits) -> 
             if depth <= power_of_two(extent[axis]) or depth == 16
         ]
     row = power_of_two(extent[axis])
-    found = list(_split_rows(kernel, axis, extent, limits))
+    schedules = list(_split_rows(kernel, axis, extent, limits))
     if row <= whole_row(limits):
         for elements in (1024, 4096, row):
             rows = _fill(parallel, extent, max(elements // row, 1))
-            found.append(Schedule(blocks=(*rows, (axis, row))))
-    found += [Schedule(blocks=((axis, block),), loop=True) for block in (4096, 2048, 1024) if block <= row]
-    return found
+            schedules.append(Schedule(blocks=(*rows, (axis, row))))
+    schedules += [Schedule(blocks=((axis, block),), loop=True) for block in (4096, 2048, 1024) if block <= row]
+    return schedules
 
 
 def _split_rows(kernel: KernelOp, axis: str, extent: Mapping[str, int], limits: Limits) -> Iterator[Schedule]:
@@ -117,15 +117,15 @@ def _split_rows(kernel: KernelOp, axis: str, extent: Mapping[str, int], limits: 
             yield Schedule(((axis, block),), loop=True, split=power_below(parts))
 
 
-def _walks(kernel: KernelOp, walked: str, extent: Mapping[str, int], limits: Limits) -> Iterator[Schedule]:
+def _sequential(kernel: KernelOp, sequential: str, extent: Mapping[str, int], limits: Limits) -> Iterator[Schedule]:
     """Whole rows, and sums over the rows carried in registers: a few programs a multiprocessor, each with many rows."""
     axis = reduced_axis(kernel)
     assert axis is not None
     row = power_of_two(extent[axis])
     for elements, each in ((2048, 2), (4096, 2), (1024, 4), (2048, 4)):
-        rows = max(min(elements // row, power_of_two(max(extent[walked] // limits.units, 1))), 1)
-        parts = max(min(each * limits.units, extent[walked] // rows), 1)
-        blocks = ((walked, rows), (axis, row)) if rows > 1 else ((axis, row),)
+        rows = max(min(elements // row, power_of_two(max(extent[sequential] // limits.units, 1))), 1)
+        parts = max(min(each * limits.units, extent[sequential] // rows), 1)
+        blocks = ((sequential, rows), (axis, row)) if rows > 1 else ((axis, row),)
         yield Schedule(blocks, split=power_below(parts))
 
 
@@ -134,7 +134,7 @@ def of_halves(kernel: KernelOp, schedule: Schedule, second: KernelOp) -> tuple[S
     axis = reduced_axis(kernel)
     assert axis is not None
     parts = power_of_two(schedule.split)
-    if kernel.walked is not None:  # columns of the row of sums are the results
+    if kernel.sequential_axis is not None:  # columns of the row of sums are the results
         return replace(schedule, split=1), Schedule(((axis, max(min(4096 // parts, 64), 8)), (PART, parts)))
     if axis in second.axis_names():  # every point along the axis once more, each block with all parts of its row
         return replace(schedule, split=1), Schedule(((axis, min(schedule.block(axis), 2048)), (PART, parts)))
@@ -154,7 +154,7 @@ def _products(kernel: KernelOp, extent: Mapping[str, int], limits: Limits) -> li
     depth = op.axis.data
     rows = [a for a in kernel.axis_names() if a in lhs - rhs]
     columns = [a for a in kernel.axis_names() if a in rhs - lhs]
-    found: list[Schedule] = []
+    schedules: list[Schedule] = []
     for m, n, k in TILES:
         if len(products) > 1 and m * n * len(products) > limits.registers // 4:  # accumulators side by side
             continue
@@ -163,8 +163,8 @@ def _products(kernel: KernelOp, extent: Mapping[str, int], limits: Limits) -> li
             if group:
                 longest = max(group, key=lambda a: extent[a])
                 blocks.append((longest, min(size, max(power_of_two(extent[longest]), 16))))
-        found.append(Schedule(blocks=tuple(blocks), loop=True, group=8))
-    return found
+        schedules.append(Schedule(blocks=tuple(blocks), loop=True, group=8))
+    return schedules
 
 
 # Rows, keys a step.

@@ -45,17 +45,17 @@ def _nan(element: Attribute) -> str:
 def combine_text(kind: str, element: Attribute) -> str:
     """Two parts into one, elementwise."""
     if element == I1:
-        found = {"any": "{0} | {1}", "max": "{0} | {1}", "all": "{0} & {1}", "min": "{0} & {1}"}.get(kind)
+        template = {"any": "{0} | {1}", "max": "{0} | {1}", "all": "{0} & {1}", "min": "{0} & {1}"}.get(kind)
     else:
-        found = {
+        template = {
             "sum": "{0} + {1}",
             "prod": "{0} * {1}",
             "max": f"ct.maximum({{0}}, {{1}}{_nan(element)})",
             "min": f"ct.minimum({{0}}, {{1}}{_nan(element)})",
         }.get(kind)
-    if found is None:
+    if template is None:
         raise OptionError(f"the CUDA Tile target has no {kind!r} of {element}")
-    return found
+    return template
 
 
 def whole_text(kind: str, element: Attribute) -> str:

@@ -16,14 +16,14 @@ from tessera.machines import Machine
 from tessera.tile.dialect import interp
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.rewrites.offline import without_reduce_exp
-from tessera.tile.rewrites.split_walk import split
+from tessera.tile.rewrites.split_sequential import split
 from tessera.tile.schedules.cost import axis_sizes
 from tessera.tile.schedules.limits import Limits
 from tessera.tile.schedules.schedule import Schedule, reduced_axis
 from tessera.tile.targets.cuda_tile import driver, toolchain
 from tessera.tile.targets.cuda_tile.arrays import Arrays, Variant, arrays, place, variant
 from tessera.tile.targets.cuda_tile.emit import blocks_of, programs_of
-from tessera.tile.targets.cuda_tile.propose import longest_walk, of_halves, propose
+from tessera.tile.targets.cuda_tile.propose import longest_summed_row, of_halves, propose
 from tessera.tile.targets.cuda_tile.write import write
 from tessera.tile.targets.pair import Pair
 from tessera.util.errors import OptionError
@@ -99,17 +99,17 @@ class CudaTile:
     def compile(self, kernel: KernelOp, schedule: Schedule) -> CudaTileKernel | Pair[CudaTileKernel]:
         if schedule.split == 1:
             return _compile(kernel, schedule)
-        made = split(kernel, schedule.split)
-        first, second = of_halves(kernel, schedule, made.second)
-        return Pair(kernel, made, _compile(made.first, first), _compile(made.second, second))
+        halves = split(kernel, schedule.split)
+        first, second = of_halves(kernel, schedule, halves.second)
+        return Pair(kernel, halves, _compile(halves.first, first), _compile(halves.second, second))
 
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
         return propose(kernel, sizes, Limits(self.machine))
 
-    def no_walk(self, row: int | None) -> str:
+    def no_sums_over_rows(self, row: int | None) -> str:
         if row is None:
             return "how many registers sums over its rows take is not known before it runs"
-        fits = row <= longest_walk(Limits(self.machine))
+        fits = row <= longest_summed_row(Limits(self.machine))
         return "" if fits else f"sums over rows of {row} elements do not fit into registers"
 
     def no_product(self, rows: int, columns: int, depth: int) -> str:
@@ -117,9 +117,11 @@ class CudaTile:
 
     def fitting(self, kernel: KernelOp, sizes: dict[str, int], arch: str) -> list[Schedule]:
         """The proposals whose tiles stay in registers on this architecture: read the report before timing anything."""
-        found = self.propose(kernel, sizes)
+        schedules = self.propose(kernel, sizes)
         return [
-            s for s in found if not any(made.resources(arch).spills for made in kernels_of(self.compile(kernel, s)))
+            s
+            for s in schedules
+            if not any(compiled.resources(arch).spills for compiled in kernels_of(self.compile(kernel, s)))
         ]
 
 
@@ -128,5 +130,5 @@ def _compile(kernel: KernelOp, schedule: Schedule) -> CudaTileKernel:
     return CudaTileKernel(kernel, schedule, write(kernel, schedule), arrays(kernel))
 
 
-def kernels_of(made: CudaTileKernel | Pair[CudaTileKernel]) -> tuple[CudaTileKernel, ...]:
-    return (made.first, made.second) if isinstance(made, Pair) else (made,)
+def kernels_of(compiled: CudaTileKernel | Pair[CudaTileKernel]) -> tuple[CudaTileKernel, ...]:
+    return (compiled.first, compiled.second) if isinstance(compiled, Pair) else (compiled,)

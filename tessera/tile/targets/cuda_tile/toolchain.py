@@ -57,13 +57,13 @@ def available() -> bool:
 def binary(kernel: KernelOp, source: str, arrays: Arrays, variant: Variant, arch: str) -> bytes:
     """The cubin, from the cache or from the compiler."""
     key = _key(source, arrays, variant, arch)
-    found = cache.load(KIND, key)
-    if found is None:
+    cubin = cache.load(KIND, key)
+    if cubin is None:
         if not available():
             raise ToolchainError(MISSING.format(arch=arch))
-        found = _compile(kernel, source, arrays, variant, arch)
-        cache.store(KIND, key, found)
-    return found
+        cubin = _compile(kernel, source, arrays, variant, arch)
+        cache.store(KIND, key, cubin)
+    return cubin
 
 
 def cached(source: str, arrays: Arrays, variant: Variant, arch: str) -> bool:
@@ -125,7 +125,7 @@ SIZED = 0x04  # an attribute with its own length; the others are four bytes long
 
 def resources(cubin: bytes) -> Resources:
     """Registers and local memory of the kernel in a cubin."""
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for name, body in _sections(cubin):
         if name != ".nv.info":
             continue
@@ -135,9 +135,9 @@ def resources(cubin: bytes) -> Resources:
             at += 4
             if form == SIZED:
                 if attribute in (REGISTERS, FRAME, STACK):
-                    found[attribute] = max(found.get(attribute, 0), struct.unpack_from("<II", body, at)[1])
+                    sizes[attribute] = max(sizes.get(attribute, 0), struct.unpack_from("<II", body, at)[1])
                 at += length
-    return Resources(found.get(REGISTERS, 0), max(found.get(FRAME, 0), found.get(STACK, 0)))
+    return Resources(sizes.get(REGISTERS, 0), max(sizes.get(FRAME, 0), sizes.get(STACK, 0)))
 
 
 def _sections(elf: bytes) -> Iterator[tuple[str, bytes]]:

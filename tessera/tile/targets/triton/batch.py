@@ -72,7 +72,7 @@ def _varies(kernel: KernelOp, buffer) -> bool:
 
 
 @dataclass(frozen=True)
-class _Made:
+class _SentTable:
     """What a launch needs on the device; kept as long as addresses stay."""
 
     table: torch.Tensor
@@ -95,7 +95,7 @@ class BatchLauncher:
         self._wide: dict[int, bool] = {}  # by the longest segment
         self._functions: dict[tuple[bool, bool], Callable] = {}
         self._places: dict[tuple, torch.Tensor] = {}
-        self._tables: dict[tuple, _Made] = {}
+        self._tables: dict[tuple, _SentTable] = {}
         self._spare: dict[tuple, list[torch.Tensor]] = {}  # tables for graphs to come
 
     @functools.cached_property
@@ -133,11 +133,11 @@ class BatchLauncher:
 
     @staticmethod
     def restored(data: dict, kernel: Callable[[], KernelOp]) -> BatchLauncher:
-        made = BatchLauncher.__new__(BatchLauncher)
-        made._begin(data["name"], data["block"], data["buffers"], read_schedule(data["schedule"]), kernel)
-        made._wide = {data["longest"]: data["wide"]}
-        made._texts = {(data["wide"], aligned): text for aligned, text in data["texts"]}
-        return made
+        instance = BatchLauncher.__new__(BatchLauncher)
+        instance._begin(data["name"], data["block"], data["buffers"], read_schedule(data["schedule"]), kernel)
+        instance._wide = {data["longest"]: data["wide"]}
+        instance._texts = {(data["wide"], aligned): text for aligned, text in data["texts"]}
+        return instance
 
     def __call__(self, rows: Sequence[Sequence[torch.Tensor]], lengths: Sequence[int]) -> None:
         device = rows[0][0].device
@@ -187,11 +187,11 @@ class BatchLauncher:
             return known.table
         if (device, sizes) not in self._spare:
             self._spare[device, sizes] = list(torch.empty((SPARE, *host.shape), dtype=host.dtype, device=device))
-        made = _sent(host, device)
+        table = _sent(host, device)
         if len(self._tables) > 64:
             self._tables.clear()
-        self._tables[key] = _Made(made, rows)
-        return made
+        self._tables[key] = _SentTable(table, rows)
+        return table
 
     def _for_a_graph(self, host: torch.Tensor, device: torch.device, sizes: tuple[int, ...]) -> torch.Tensor:
         """A table that a graph reads whenever it is replayed, written now and not by the graph.
@@ -200,12 +200,12 @@ class BatchLauncher:
         """
         if not self._spare.get((device, sizes)):
             raise RuntimeError(f"{self.name}: no table is left for another CUDA graph of these sizes")
-        made = self._spare[device, sizes].pop()
+        table = self._spare[device, sizes].pop()
         beside = torch.cuda.Stream(device)
         with torch.cuda.stream(beside):
-            made.copy_(host, non_blocking=True)
+            table.copy_(host, non_blocking=True)
         beside.synchronize()
-        return made
+        return table
 
 
 def _sent(host: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -44,12 +44,12 @@ class Bulk:
     def aligned(self, values: Mapping[str, int]) -> bool:
         """Whether the strides are ones that bulk copies take, at these sizes."""
         item = torch_dtype(element_of(self.buffer)).itemsize
-        found = [s.evaluate(values.__getitem__, int) * item for s in self.strides[:-1]]
-        return all(n > 0 and n % ALIGNED == 0 for n in found)
+        strides = [s.evaluate(values.__getitem__, int) * item for s in self.strides[:-1]]
+        return all(n > 0 and n % ALIGNED == 0 for n in strides)
 
     def text(self, buffer: str, size: Callable[[Index], str]) -> str:
         """What makes the descriptor of a tensor."""
-        shape, strides = ([size(e) for e in found] for found in ([r.size for r in self.runs], self.strides))
+        shape, strides = ([size(e) for e in expressions] for expressions in ([r.size for r in self.runs], self.strides))
         listed = ", ".join(f"[{', '.join(map(str, part))}]" for part in (shape, strides, self.block))
         return f"TensorDescriptor({buffer}, {listed})"
 
@@ -60,7 +60,7 @@ def bulk_of(kernel: KernelOp, layout: Layout, op: LoadOp | StoreOp, space: Space
     expr = op.at.expr.substitute({a.axis.data: 0 for a in kernel.axes if a.size.expr.constant == 1})
     if op.indices or op.mask is not None or (isinstance(op, StoreOp) and op.mode.data != "set"):
         return None
-    found: list[tuple[Dim, Run, Index]] = []
+    parts: list[tuple[Dim, Run, Index]] = []
     for dim in layout.dims:
         expr, runs = dim.rewrite(expr, axes)
         for run in runs:
@@ -68,15 +68,15 @@ def bulk_of(kernel: KernelOp, layout: Layout, op: LoadOp | StoreOp, space: Space
             stride = expr.stride(name)
             if stride is None or stride.names() & axes or (dim.tensor and run.axes != dim.axes):
                 return None
-            found.append((dim, run, stride))
+            parts.append((dim, run, stride))
             expr = expr.substitute({name: 0})
-    tile = [part for part in found if part[0].tensor]
+    tile = [part for part in parts if part[0].tensor]
     inner = [part for part in tile if part[2].constant == 1]
-    if expr.constant != 0 or len(inner) != 1 or {d for d, _, _ in tile} != set(space.dims) or len(found) > MOST_DIMS:
+    if expr.constant != 0 or len(inner) != 1 or {d for d, _, _ in tile} != set(space.dims) or len(parts) > MOST_DIMS:
         return None
-    ordered = [*(part for part in found if part is not inner[0]), inner[0]]
-    made = Bulk(op.buffer, *(tuple(column) for column in zip(*ordered, strict=True)))
-    return made if _takes(made) else None
+    ordered = [*(part for part in parts if part is not inner[0]), inner[0]]
+    bulk = Bulk(op.buffer, *(tuple(column) for column in zip(*ordered, strict=True)))
+    return bulk if _takes(bulk) else None
 
 
 def _takes(bulk: Bulk) -> bool:

@@ -2,7 +2,7 @@
 
 Out comes the text of a Python module: a docstring that says what the kernel does and how it is scheduled, the helpers
 it needs, one `@triton.jit` function with a line per tile operation, and `grid` and `launch`. The reduced axis lies in
-one block, or is walked by loops (see `schedule.plan`). Masks stand only where a block can reach past the end.
+one block, or is read in loops (see `schedule.plan`). Masks stand only where a block can reach past the end.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tessera.tile.dialect.ops import (
 from tessera.tile.rewrites.copying import op_axes, zero_outside
 from tessera.tile.rewrites.offline import without_reduce_exp
 from tessera.tile.rewrites.online import with_reduce_exp
-from tessera.tile.schedules.schedule import Pass, Schedule, after_walk, plan, reduced_axis
+from tessera.tile.schedules.schedule import Pass, Schedule, after_sums, plan, reduced_axis
 from tessera.tile.targets.triton.functions import all_narrow, template, type_name
 from tessera.tile.targets.triton.hazard import loop_hazard
 from tessera.tile.targets.triton.layout import Dim, layout, needs_wide
@@ -75,10 +75,10 @@ def emit(kernel: KernelOp, schedule: Schedule, options: Options = DEFAULT) -> st
             f"{kernel.sym_name.data} reads again what it has written along {reduced_axis(kernel)!r}: "
             "expected a schedule with the axis in one block, got a loop"
         )
-    if schedule.loop and kernel.walked is not None:
+    if schedule.loop and kernel.sequential_axis is not None:
         raise OptionError(
-            f"{kernel.sym_name.data} sums along {kernel.walked!r}: expected a schedule with {reduced_axis(kernel)!r} "
-            "in one block, got a loop"
+            f"{kernel.sym_name.data} sums along {kernel.sequential_axis!r}: expected a schedule with "
+            f"{reduced_axis(kernel)!r} in one block, got a loop"
         )
     products = any(isinstance(op, ContractOp) for op in kernel.block.ops)
     kernel = with_reduce_exp(kernel) if schedule.loop and not products else without_reduce_exp(kernel)
@@ -113,8 +113,8 @@ class Emitter:
     def module(self) -> str:
         self._programs()
         axis = reduced_axis(self.kernel)
-        if self.layout.walked is not None:
-            self._walk_along(self.layout.walked)
+        if self.layout.sequential is not None:
+            self._sequential_loop(self.layout.sequential)
         elif axis is None or (not self.schedule.loop and self.dot is None):
             for op in self._ordered():
                 self._op(op, self.main)
@@ -223,9 +223,9 @@ class Emitter:
             self.places.leave()
         self.namer.release([first])
         stages = self.schedule.stages
-        walk = f"0, {self.places.size(dim.size)}, {dim.block * count}"
-        walk = f"range({walk})" if self.dot or stages <= 2 else f"tl.range({walk}, num_stages={stages})"
-        self.body += [f"for {first} in {walk}:", *("    " + line for line in lines), *self.after]
+        steps = f"0, {self.places.size(dim.size)}, {dim.block * count}"
+        steps = f"range({steps})" if self.dot or stages <= 2 else f"tl.range({steps}, num_stages={stages})"
+        self.body += [f"for {first} in {steps}:", *("    " + line for line in lines), *self.after]
         # What varies along the axis is gone when the loop ends; its reductions stay.
         every = [item for own in values for item in own.items()]
         self.values = {k: v for k, v in every if k in outside or dim.axes[0] not in axes_of(k[0])}
@@ -239,9 +239,9 @@ class Emitter:
             for space in self.spaces.get(op, [self.main]):
                 self._op(op, space)
 
-    def _walk_along(self, dim: Dim) -> None:
-        """All of the body in a loop along the walked axis, but for what does not vary there and what waits for it."""
-        later = after_walk(self.kernel)
+    def _sequential_loop(self, dim: Dim) -> None:
+        """All of the body in a loop along the sequential axis, but for what does not vary there and what waits."""
+        later = after_sums(self.kernel)
         rest = [op for op in self.kernel.block.ops if op not in later]
         axis = dim.axes[0]
         moves = {op for op in rest if axis in op_axes(op)}
@@ -260,14 +260,16 @@ class Emitter:
             if op in moves:
                 self._op(op, self.main)
         self.places.leave()
-        walk = f"0, {self.places.size(dim.size)}, {dim.block}"
-        walk = f"range({walk})" if self.schedule.stages <= 2 else f"tl.range({walk}, num_stages={self.schedule.stages})"
-        self.body += [f"for {first} in {walk}:", *("    " + line for line in lines), *self.after]
+        steps = f"0, {self.places.size(dim.size)}, {dim.block}"
+        steps = (
+            f"range({steps})" if self.schedule.stages <= 2 else f"tl.range({steps}, num_stages={self.schedule.stages})"
+        )
+        self.body += [f"for {first} in {steps}:", *("    " + line for line in lines), *self.after]
         for op in later:
             self._op(op, self.main)
 
-    def _sum_along_walk(self, op: ReduceOp, dim: Dim) -> None:
-        """A block of sums, carried from step to step; rows of one step are joined when the walk has ended."""
+    def _sequential_sum(self, op: ReduceOp, dim: Dim) -> None:
+        """A block of sums, carried from step to step; rows of one step are joined when the loop has ended."""
         arg, element = self._value(op.arg, self.main), element_of(op.arg)
         text = self._typed(op.arg, self.main)
         dims = arg.dims | ({dim} if dim.tensor else set())
@@ -286,21 +288,21 @@ class Emitter:
         """For the operands of matrix products: the spaces in which each operation along the axis is wanted."""
         if self.dot is None or step.axis is None:
             return {}
-        found: dict[Operation, list[Space]] = {}
+        wanted: dict[Operation, list[Space]] = {}
         for op in reversed(step.ops):
             if isinstance(op, ContractOp):
                 continue
             own = self.dot.space_of(op)
             if own is None:  # varies along the reduced axis alone: wherever it is used
                 users = [u.operation for r in op.results for u in r.uses]
-                spaces = {s: None for u in users for s in found.get(u, [])}
+                spaces = {s: None for u in users for s in wanted.get(u, [])}
                 for u in users:
                     if isinstance(u, ContractOp):
                         spaces |= {s: None for v, s in self.dot.operands(u) if v is op.results[0]}
-                found[op] = list(spaces) or [self.dot.first]
+                wanted[op] = list(spaces) or [self.dot.first]
             else:
-                found[op] = [own]
-        return found
+                wanted[op] = [own]
+        return wanted
 
     def _evictions(self, passes: list[Pass]) -> None:
         """A row that a later loop reads again should stay in the cache; after the last loop it may go."""
@@ -334,8 +336,8 @@ class Emitter:
 
     def _typed(self, v: SSAValue, space: Space) -> str:
         """A value as something with a type of its own, even if it is a number."""
-        found = self._value(v, space)
-        return f"tl.full((), {found.text}, {type_name(element_of(v))})" if found.literal else found.text
+        value = self._value(v, space)
+        return f"tl.full((), {value.text}, {type_name(element_of(v))})" if value.literal else value.text
 
     def _op(self, op: Operation, space: Space) -> None:
         if self.dot and op in self.dot.unused:
@@ -360,8 +362,8 @@ class Emitter:
                 seed, offset = self._value(op.seed, space), self._value(op.offset, space)
                 text = f"_random({self._typed(op.seed, space)}, {self._typed(op.offset, space)})"
                 self._bind(op, space, text, seed.dims | offset.dims)
-            case ReduceOp() if self.layout.walked is not None and op.axis.data in self.layout.walked.axes:
-                self._sum_along_walk(op, self.layout.walked)
+            case ReduceOp() if self.layout.sequential is not None and op.axis.data in self.layout.sequential.axes:
+                self._sequential_sum(op, self.layout.sequential)
             case ReduceOp():
                 self._reduce(op, op.kind.data, self._value(op.arg, space), element_of(op.arg), space)
             case ReduceExpOp():
@@ -399,9 +401,9 @@ class Emitter:
     # --- memory ---
 
     def _offset(self, expr, indices: Sequence[SSAValue], space: Space) -> tuple[str, Dims]:
-        found = [self._value(v, space) for v in indices]
+        values = [self._value(v, space) for v in indices]
         texts = [f"tl.cast({self._typed(v, space)}, tl.int64)" for v in indices]
-        return self.places.offset(expr, [(t, v.dims) for t, v in zip(texts, found, strict=True)], space)
+        return self.places.offset(expr, [(t, v.dims) for t, v in zip(texts, values, strict=True)], space)
 
     def _pointer(self, buffer: SSAValue, at: str, at_dims: Dims, dims: Dims, space: Space) -> str:
         text = self.buffers[buffer] if at == "0" else f"{self.buffers[buffer]} + {at}"
@@ -452,8 +454,8 @@ class Emitter:
         used = set(op.at.expr.names())
         for v in (op.value, *op.indices, *([op.mask] if op.mask is not None else [])):
             used |= set(axes_of(v))
-        found = [self.places.axis(a, space) for a in self.kernel.axis_names(PARALLEL) if a not in used]
-        return [f"({t} == 0)" for t, _ in found if t != "0"], frozenset().union(*(d for _, d in found))
+        positions = [self.places.axis(a, space) for a in self.kernel.axis_names(PARALLEL) if a not in used]
+        return [f"({t} == 0)" for t, _ in positions if t != "0"], frozenset().union(*(d for _, d in positions))
 
     # --- along the reduced axis ---
 
@@ -573,7 +575,7 @@ class Emitter:
         axis, rank = space.dims.index(dim), len(space.dims)
         carry = self.namer.fresh("carry") if self.places.moving == dim else ""
         start, here, step = scan_lines(op.kind.data, element, text, carry, axis, rank, space.shape(dims - {dim}))
-        # The carry starts again in every loop that walks along the axis.
+        # The carry starts again in every loop along the axis.
         self.body += start
         self._bind(op, space, here, dims)
         for line in step:

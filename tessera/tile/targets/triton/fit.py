@@ -24,17 +24,17 @@ READS_SHARED = (9, 10)  # generations whose matrix units read operands of 16 bit
 
 def fitting(kernel: KernelOp, schedules: Iterable[Schedule], machine: Machine) -> list[Schedule]:
     room = machine.size("shared_block")
-    found = []
+    fit = []
     for schedule in schedules:
         stages = [n for n in range(schedule.stages, 1, -1) if shared(kernel, schedule, n, machine) <= room]
         if stages or schedule.stages < 2:
-            found.append(schedule if schedule.stages < 2 else replace(schedule, stages=stages[0]))
-    return found
+            fit.append(schedule if schedule.stages < 2 else replace(schedule, stages=stages[0]))
+    return fit
 
 
 def shared(kernel: KernelOp, schedule: Schedule, stages: int, machine: Machine) -> int:
     """Bytes of shared memory that a program takes with so many stages, about."""
-    along = reduced_axis(kernel) if schedule.loop else kernel.walked
+    along = reduced_axis(kernel) if schedule.loop else kernel.sequential_axis
     products = [op for op in kernel.block.ops if isinstance(op, ContractOp)]
     operands = {v for op in products for v in (op.lhs, op.rhs)}
     total = 0

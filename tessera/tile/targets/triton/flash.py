@@ -39,10 +39,10 @@ class _Flash(Emitter):
 
     def _side(self, v: SSAValue, other: Dim) -> Dim:
         """The dim of blocks that an operand varies over beside the one that is summed over."""
-        found = [d for d in self.layout.parallel if d.tensor and set(d.axes) & set(axes_of(v))]
-        if len(found) != 1 or found[0].block < 16 or other.block < 16:
-            raise NotImplementedError(f"expected blocks of 16 and more for both sides of a product, got {found}")
-        return found[0]
+        dims = [d for d in self.layout.parallel if d.tensor and set(d.axes) & set(axes_of(v))]
+        if len(dims) != 1 or dims[0].block < 16 or other.block < 16:
+            raise NotImplementedError(f"expected blocks of 16 and more for both sides of a product, got {dims}")
+        return dims[0]
 
     # --- the whole ---
 
@@ -74,15 +74,15 @@ class _Flash(Emitter):
 
     def _spaces_along(self, ops: list[Operation]) -> dict[Operation, list[Space]]:
         """What varies along the keys alone is wanted wherever something that reads it stands."""
-        found: dict[Operation, list[Space]] = {}
+        wanted: dict[Operation, list[Space]] = {}
         fixed = {a for d in (*self.main.dims, self.layout.inner) if d for a in d.axes}
         for op in reversed(ops):
             if made_over(op) & fixed or op is self.parts.scores:
-                found[op] = [self._space(op)]
+                wanted[op] = [self._space(op)]
             else:
-                users = [s for r in op.results for u in r.uses for s in found.get(u.operation, [])]
-                found[op] = list(dict.fromkeys(users)) or [self.score]
-        return found
+                users = [s for r in op.results for u in r.uses for s in wanted.get(u.operation, [])]
+                wanted[op] = list(dict.fromkeys(users)) or [self.score]
+        return wanted
 
     # --- the loop ---
 
@@ -144,9 +144,9 @@ class _Flash(Emitter):
         self._line(f"{top} = {self._value(self.parts.top.result, self.main).text}")
 
     def _named(self, wanted: str, text: str) -> str:
-        made = self.namer.fresh(wanted)
-        self._line(f"{made} = {text}")
-        return made
+        name = self.namer.fresh(wanted)
+        self._line(f"{name} = {text}")
+        return name
 
     def _end(self) -> str:
         """Where the loop may stop: queries that see keys up to their own position need none after their block."""

@@ -178,12 +178,12 @@ def template(fn: str, element: Attribute, fast: bool) -> str:
 
 def all_narrow(kernel: KernelOp) -> bool:
     """Whether floats have 16 bits or fewer where a kernel has most of its points; a row's statistics may be wider."""
-    found: dict[int, set[bool]] = {}
+    narrow: dict[int, set[bool]] = {}
     for op in kernel.block.ops:
         if isinstance(op, (LoadOp, StoreOp)) and isinstance(element_of(op.buffer), AnyFloat):
             axes = set(kernel.axis_names()) & op.at.expr.names()
-            found.setdefault(len(axes), set()).add(element_of(op.buffer).bitwidth <= 16)  # type: ignore[attr-defined]
-    return all(found[max(found)]) if found else True
+            narrow.setdefault(len(axes), set()).add(element_of(op.buffer).bitwidth <= 16)  # type: ignore[attr-defined]
+    return all(narrow[max(narrow)]) if narrow else True
 
 
 def type_name(element: Attribute) -> str:

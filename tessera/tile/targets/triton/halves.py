@@ -1,5 +1,6 @@
-"""The two kernels that one becomes, and their schedules: where many programs share a reduction or a walk (`split`), and
-where rows are too long to be walked with their sums (a walk with `loop`): rows first, then columns.
+"""The two kernels that one becomes, and their schedules: where many programs share a reduction or a sequential axis
+(`split`), and where rows are too long to be held beside their sums (a sequential axis with `loop`): rows first, then
+columns.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from tessera.tile.dialect.ops import PARALLEL, KernelOp
 from tessera.tile.rewrites.copying import points
 from tessera.tile.rewrites.split_kernel import PART, Split
 from tessera.tile.rewrites.split_rows import split_rows
-from tessera.tile.rewrites.split_walk import split
+from tessera.tile.rewrites.split_sequential import split
 from tessera.tile.schedules.schedule import Schedule, reduced_axis
 from tessera.tile.targets.triton.unroll import LOADS_FIRST
 from tessera.util.powers import power_of_two
@@ -24,7 +25,7 @@ def in_two(kernel: KernelOp, schedule: Schedule) -> bool:
 
 
 def rows_first(kernel: KernelOp, schedule: Schedule) -> bool:
-    return kernel.walked is not None and schedule.loop
+    return kernel.sequential_axis is not None and schedule.loop
 
 
 def halves(kernel: KernelOp, schedule: Schedule) -> Split:
@@ -33,20 +34,20 @@ def halves(kernel: KernelOp, schedule: Schedule) -> Split:
     return split(kernel, schedule.split)
 
 
-def schedules(kernel: KernelOp, schedule: Schedule, made: Split) -> tuple[Schedule, Schedule]:
+def schedules(kernel: KernelOp, schedule: Schedule, kernels: Split) -> tuple[Schedule, Schedule]:
     """The first kernel keeps the blocks; the second holds all parts of a few results in one block.
 
     Where the second runs along the axis too, its blocks are those of the first, each with all parts of its row.
     """
     if rows_first(kernel, schedule):
         return _of_long_rows(kernel, schedule)
-    if kernel.walked is not None:
-        return _of_a_walk(kernel, schedule)
+    if kernel.sequential_axis is not None:
+        return _of_sequential(kernel, schedule)
     parallel = kernel.axis_names(PARALLEL)
     first = replace(schedule, split=1, loop=True)
     parts = max(power_of_two(schedule.split), 2)
     axis = reduced_axis(kernel)
-    if axis in made.second.axis_names():
+    if axis in kernels.second.axis_names():
         assert axis is not None
         return first, Schedule(((axis, schedule.block(axis)), (PART, parts)), warps=schedule.warps)
     total = points(kernel, parallel).constant
@@ -57,7 +58,7 @@ def schedules(kernel: KernelOp, schedule: Schedule, made: Split) -> tuple[Schedu
     return first, Schedule(blocks, warps=4, extra=EARLY)
 
 
-def _of_a_walk(kernel: KernelOp, schedule: Schedule) -> tuple[Schedule, Schedule]:
+def _of_sequential(kernel: KernelOp, schedule: Schedule) -> tuple[Schedule, Schedule]:
     """The first kernel as it is said; in the second, columns of the row of sums are the results."""
     axis = reduced_axis(kernel)
     assert axis is not None
@@ -71,8 +72,8 @@ def _of_a_walk(kernel: KernelOp, schedule: Schedule) -> tuple[Schedule, Schedule
 def _of_long_rows(kernel: KernelOp, schedule: Schedule) -> tuple[Schedule, Schedule]:
     """The schedule is that of the columns; of the rows it says two numbers."""
     axis, extra = reduced_axis(kernel), dict(schedule.extra)
-    assert axis is not None and kernel.walked is not None
+    assert axis is not None and kernel.sequential_axis is not None
     block, warps = extra[ROW_BLOCK], extra[ROW_WARPS]
     assert isinstance(block, int) and isinstance(warps, int)
-    rows = Schedule(((kernel.walked, 1), (axis, block)), warps=warps, loop=True)
+    rows = Schedule(((kernel.sequential_axis, 1), (axis, block)), warps=warps, loop=True)
     return rows, replace(schedule, extra=tuple((k, v) for k, v in schedule.extra if k not in (ROW_BLOCK, ROW_WARPS)))

@@ -1,4 +1,4 @@
-"""Whether a kernel may walk its reduced axis several times.
+"""Whether a kernel may loop along its reduced axis several times.
 
 A later loop loads its inputs again. If an earlier loop has stored to one of those buffers, it would read what was
 just written; then the axis must lie in one block, where every element is loaded once, before anything is stored.

@@ -145,14 +145,14 @@ class Launcher:
 
     @staticmethod
     def restored(data: dict, kernel: Callable[[], KernelOp]) -> Launcher:
-        made = Launcher.__new__(Launcher)
+        instance = Launcher.__new__(Launcher)
         dtypes = [getattr(torch, d) for d in data["dtypes"]]
-        made._begin(data["name"], [], dtypes, read_schedule(data["schedule"]), kernel)
+        instance._begin(data["name"], [], dtypes, read_schedule(data["schedule"]), kernel)
         variants = [Variant(**{**v, "key": tuple(v["key"])}) for v in data["variants"]]
-        made._variants = {v.key: v for v in variants}
-        made._needs[()] = Needs(**data["needs"])
-        made.main = made._variants[tuple(data["main"])]
-        return made
+        instance._variants = {v.key: v for v in variants}
+        instance._needs[()] = Needs(**data["needs"])
+        instance.main = instance._variants[tuple(data["main"])]
+        return instance
 
     @property
     def source(self) -> str:
@@ -246,16 +246,16 @@ class Launcher:
         return self._variant(needs.loop, needs.wide, needs.bulk)
 
     def _variant(self, loop: bool, wide: bool, bulk: bool = False) -> Variant:
-        found = self._variants.get((loop, wide, bulk))
-        if found is None:
+        variant = self._variants.get((loop, wide, bulk))
+        if variant is None:
             schedule = looped(self.kernel, self.schedule) if loop else self.schedule
             if not bulk:
                 schedule = replace(schedule, extra=tuple((k, v) for k, v in schedule.extra if k != "bulk"))
             options = Options(wide=wide, tf32=torch.backends.cuda.matmul.allow_tf32)
             source = write(self.kernel, schedule, options)
-            found = Variant(function_name(source), source, schedule.warps, schedule.stages, (loop, wide, bulk))
-            self._variants[loop, wide, bulk] = found
-        return found
+            variant = Variant(function_name(source), source, schedule.warps, schedule.stages, (loop, wide, bulk))
+            self._variants[loop, wide, bulk] = variant
+        return variant
 
     # --- the short way to the device ---
 
@@ -312,8 +312,8 @@ def _launch(compiled, device: int, programs: int, arguments: Callable[..., tuple
         elif getattr(knobs.runtime.launch_enter_hook, "calls", None):  # a profiler listens
             compiled[(programs, 1, 1)](*arguments(tensors, sizes))
         else:
-            given = arguments(tensors, sizes)
-            run(programs, 1, 1, stream_of(device), function, metadata, None, None, None, *given)
+            values = arguments(tensors, sizes)
+            run(programs, 1, 1, stream_of(device), function, metadata, None, None, None, *values)
 
     return launch
 
@@ -335,7 +335,7 @@ def function_name(source: str) -> str:
 
 
 def looped(kernel: KernelOp, schedule: Schedule) -> Schedule:
-    """The same schedule with the reduced axis walked in blocks, for a size that one block does not hold."""
+    """The same schedule with a loop over blocks of the reduced axis, for a size that one block does not hold."""
     axis = reduced_axis(kernel)
     blocks = tuple((k, min(n, LOOP_BLOCK) if k == axis else n) for k, n in schedule.blocks)
     return replace(schedule, blocks=blocks, loop=True)
@@ -383,10 +383,10 @@ def launcher(kernel: KernelOp, schedule: Schedule) -> Launcher | Pair:
 
 def in_parts(kernel: KernelOp, schedule: Schedule) -> Pair:
     """A kernel that runs as two; the second may be such a kernel itself."""
-    made = halves(kernel, schedule)
-    how = schedules(kernel, schedule, made)
-    first, second = launcher(made.first, how[0]), launcher(made.second, how[1])
-    pair = _pair_of(first, second)(kernel, made, first, second)
+    kernels = halves(kernel, schedule)
+    how = schedules(kernel, schedule, kernels)
+    first, second = launcher(kernels.first, how[0]), launcher(kernels.second, how[1])
+    pair = _pair_of(first, second)(kernel, kernels, first, second)
     pair.schedule = schedule
     return pair
 

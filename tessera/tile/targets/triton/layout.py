@@ -1,8 +1,8 @@
 """Where the axes of a kernel go: program ids, dimensions of blocks, and how an offset is written over them.
 
-A schedule's blocks are named by an axis ("j") or by several neighbours that are walked as one ("i j"). Each becomes a
+A schedule's blocks are named by an axis ("j") or by several neighbours that are indexed as one ("i j"). Each becomes a
 `Dim`. Parallel dims share out the grid; a dim whose block is larger than one is a dimension of the block as well.
-A parallel axis that is walked has no program ids: every program goes all along it.
+A sequential axis has no program ids: every program goes all along it.
 Neighbouring parallel axes of block one are joined, so that an offset over them needs no division where their strides
 allow. Reading an offset off a joined dim is `Dim.rewrite`; it divides only where strides do not fit together.
 """
@@ -139,12 +139,12 @@ def ceil_div(size: Index, block: int) -> Index:
 class Layout:
     parallel: tuple[Dim, ...]  # in the kernel's order; the last one varies fastest over program ids
     reduced: Dim | None
-    walked: Dim | None = None  # a parallel axis that every program walks along
+    sequential: Dim | None = None  # a parallel axis that every program loops along
     inner: Dim | None = None  # contracted at every step along the reduced one; always whole in one block
 
     @property
     def dims(self) -> tuple[Dim, ...]:
-        return (*self.parallel, *(d for d in (self.walked, self.reduced, self.inner) if d is not None))
+        return (*self.parallel, *(d for d in (self.sequential, self.reduced, self.inner) if d is not None))
 
     @property
     def programs(self) -> Index:
@@ -159,8 +159,8 @@ def layout(kernel: KernelOp, schedule: Schedule) -> Layout:
     for key, n in blocks.items():
         _check(kernel, key, n)
     groups: list[tuple[tuple[str, ...], int]] = []
-    walked = kernel.walked
-    names = [a for a in kernel.axis_names(PARALLEL) if a != walked]
+    sequential = kernel.sequential_axis
+    names = [a for a in kernel.axis_names(PARALLEL) if a != sequential]
     while names:
         key = next((k for k in blocks if k[0] == names[0]), (names[0],))
         if tuple(names[: len(key)]) != key:
@@ -175,7 +175,7 @@ def layout(kernel: KernelOp, schedule: Schedule) -> Layout:
     if axis is None:
         return Layout(parallel, None)
     reduced = Dim((axis,), (sizes[axis],), max(_reduce_block(blocks, axis, sizes, schedule), 2), True)
-    step = None if walked is None else Dim((walked,), (sizes[walked],), blocks.get((walked,), 1))
+    step = None if sequential is None else Dim((sequential,), (sizes[sequential],), blocks.get((sequential,), 1))
     return Layout(parallel, reduced, step, _inner(kernel, sizes))
 
 

@@ -28,13 +28,13 @@ def module_text(
     symbols = list(places.symbols.values())
     args = ", ".join([*buffers.values(), *symbols])
     params = ", ".join([*buffers.values(), *(bulk or ()), *symbols])
-    given = ", ".join([*buffers.values(), *([f"*descriptors({args})"] if bulk else []), *symbols])
+    passed = ", ".join([*buffers.values(), *([f"*descriptors({args})"] if bulk else []), *symbols])
     body = "\n".join(f"    {line}" for line in lines) or "    pass"
     used = helpers(body)
     library = "\nfrom triton.language.extra import libdevice" if "libdevice." in body + used else ""
     library += "\nfrom triton.tools.tensor_descriptor import TensorDescriptor" if bulk else ""
-    made = "".join(f"        {text},\n" for text in (bulk or {}).values())
-    described = f"def descriptors({args}):\n    return (\n{made}    )\n\n\n" if bulk else ""
+    entries = "".join(f"        {text},\n" for text in (bulk or {}).values())
+    described = f"def descriptors({args}):\n    return (\n{entries}    )\n\n\n" if bulk else ""
     programs = f"grid({', '.join(symbols)})"
     if schedule.persistent:
         library = "\nimport torch" + library
@@ -58,7 +58,7 @@ def {function}({params}):
 
 
 def launch({args}):
-    {function}[{programs}]({given}, num_warps={schedule.warps}, num_stages={schedule.stages})
+    {function}[{programs}]({passed}, num_warps={schedule.warps}, num_stages={schedule.stages})
 '''
 
 
@@ -70,9 +70,9 @@ def summary(kernel: KernelOp, schedule: Schedule, buffers: Mapping[SSAValue, str
     for buffer, name in buffers.items():
         reads = [op.at.text.data for op in kernel.block.ops if isinstance(op, LoadOp) and op.buffer is buffer]
         writes = [op.at.text.data for op in kernel.block.ops if isinstance(op, StoreOp) and op.buffer is buffer]
-        told = [f"read at {', '.join(dict.fromkeys(reads))}"] if reads else []
-        told += [f"written at {', '.join(dict.fromkeys(writes))}"] if writes else []
-        lines.append(f"  {name}: {element_of(buffer)}, {'; '.join(told) or 'not used'}")
+        uses = [f"read at {', '.join(dict.fromkeys(reads))}"] if reads else []
+        uses += [f"written at {', '.join(dict.fromkeys(writes))}"] if writes else []
+        lines.append(f"  {name}: {element_of(buffer)}, {'; '.join(uses) or 'not used'}")
     blocks = ", ".join(f"{key}={n}" for key, n in schedule.blocks) or "one element"
     several = dict(schedule.extra).get(BLOCKS, 1)
     how = "walked in blocks" if schedule.loop else "in one block"

@@ -100,13 +100,13 @@ def _only_contracts(v: SSAValue) -> bool:
 
 
 def _axes(op: Operation) -> set[str]:
-    found = {a for r in op.results if isinstance(r.type, ValueType) for a in r.type.axis_names}
+    axes = {a for r in op.results if isinstance(r.type, ValueType) for a in r.type.axis_names}
     if isinstance(op, StoreOp) or not op.results:
-        found |= set(op.at.expr.names()) if isinstance(op, StoreOp) else set()
-        found |= {a for v in op.operands if isinstance(v.type, ValueType) for a in v.type.axis_names}
+        axes |= set(op.at.expr.names()) if isinstance(op, StoreOp) else set()
+        axes |= {a for v in op.operands if isinstance(v.type, ValueType) for a in v.type.axis_names}
     elif not isinstance(op, LoadOp):
-        found |= {a for v in op.operands if isinstance(v.type, ValueType) for a in v.type.axis_names}
-    return found
+        axes |= {a for v in op.operands if isinstance(v.type, ValueType) for a in v.type.axis_names}
+    return axes
 
 
 def _over(op: Operation, dim: Dim) -> bool:

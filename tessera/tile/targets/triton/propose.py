@@ -44,17 +44,19 @@ def propose(kernel: KernelOp, sizes: dict[str, int], machine: Machine) -> list[S
     limits = Limits(machine)
     shape = Shape(kernel, sizes, limits)
     if shape.axis is None:
-        found = _elementwise(shape)
-    elif kernel.walked is not None:
-        found = _walks(shape, kernel.walked) if _short(shape) else _rows_then_columns(kernel, sizes, limits)
+        schedules = _elementwise(shape)
+    elif kernel.sequential_axis is not None:
+        schedules = (
+            _sequential(shape, kernel.sequential_axis) if _short(shape) else _rows_then_columns(kernel, sizes, limits)
+        )
     elif (sides := shape.product_sides()) is not None:
-        found = _products(shape, *sides)
+        schedules = _products(shape, *sides)
     elif shape.fast and max(shape.fast, key=shape.fast.__getitem__) != shape.axis:
-        found = running_columns(shape) if shape.scans else columns(shape)
+        schedules = running_columns(shape) if shape.scans else columns(shape)
     else:
-        found = _rows(shape)
+        schedules = _rows(shape)
     whole = loop_hazard(kernel)
-    kept = fitting(kernel, [s for s in found if not (whole and s.loop)], machine)
+    kept = fitting(kernel, [s for s in schedules if not (whole and s.loop)], machine)
     return list(dict.fromkeys(kept))[:AT_MOST]
 
 
@@ -109,16 +111,16 @@ def _rows(shape: Shape) -> Iterator[Schedule]:
     fills = size == limits.longer_row and shape.held * size == 4 * limits.registers
     if fills and shape.item >= 4:  # 8 warps have the most registers
         yield Schedule(blocks_of(key, 1, axis, block), warps=8)
-    whole, walked = _whole_rows(shape, key, block), _walked_rows(shape, key, block)
-    if (block >= limits.long_row) if shape.loops == 1 else _better_walked(shape, block, size):
-        yield from walked
+    whole, looped = _whole_rows(shape, key, block), _looped_rows(shape, key, block)
+    if (block >= limits.long_row) if shape.loops == 1 else _better_looped(shape, block, size):
+        yield from looped
         yield from whole
     else:
         yield from whole
-        yield from walked
+        yield from looped
 
 
-def _better_walked(shape: Shape, block: int, size: int) -> bool:
+def _better_looped(shape: Shape, block: int, size: int) -> bool:
     """Rows that registers do not hold, or that the second-level cache brings again while other programs work."""
     limits = shape.limits
     spills = shape.held * block > limits.held(32 if block > limits.long_row else 16)
@@ -139,11 +141,11 @@ def _whole_rows(shape: Shape, key: str, block: int) -> Iterator[Schedule]:
         yield Schedule(blocks_of(key, max(rows // 4, 1), shape.axis, block), warps=warps_for(elements // 4, 16))
 
 
-def _walked_rows(shape: Shape, key: str, block: int) -> Iterator[Schedule]:
+def _looped_rows(shape: Shape, key: str, block: int) -> Iterator[Schedule]:
     """Loops along rows: each thread has 32 to 64 bytes on their way, and several programs share a multiprocessor.
 
-    A row that is walked again should still be in the second-level cache then, so that fewer and larger programs
-    walk the long ones.
+    A row that is read again should still be in the second-level cache then, so that fewer and larger programs
+    read the long ones.
     """
     assert shape.axis is not None
     cached, longer = shape.limits.cached_row, shape.limits.longer_row
@@ -190,8 +192,8 @@ def _rows_then_columns(kernel: KernelOp, sizes: dict[str, int], limits: Limits) 
     halves = split_rows(kernel)
     rows, second = Shape(halves.first, sizes, limits), Shape(halves.second, sizes, limits)
     assert rows.axis is not None
-    walk = next(s for s in _rows(rows) if s.loop and s.split == 1)
-    extra = ((ROW_BLOCK, walk.block(rows.axis)), (ROW_WARPS, walk.warps))
+    loop = next(s for s in _rows(rows) if s.loop and s.split == 1)
+    extra = ((ROW_BLOCK, loop.block(rows.axis)), (ROW_WARPS, loop.warps))
     if any(a != second.axis for a in second.fast):
         yield from (replace(s, extra=(*extra, *s.extra)) for s in columns(second) if s.loop)
     else:  # rows whose neighbours in memory are other rows'
@@ -199,12 +201,12 @@ def _rows_then_columns(kernel: KernelOp, sizes: dict[str, int], limits: Limits) 
         yield Schedule(blocks_of(rows.axis, 32, second.axis, 64), warps=4, loop=True, extra=extra)
 
 
-def _walks(shape: Shape, walked: str) -> Iterator[Schedule]:
+def _sequential(shape: Shape, sequential: str) -> Iterator[Schedule]:
     """Whole rows, and sums over the rows carried in registers: some programs a multiprocessor, each with many rows."""
     axis, limits = shape.axis, shape.limits
     assert axis is not None
     block = max(power_of_two(max(shape.sizes[axis], 1)), 2)
-    most = max(shape.sizes[walked], 1)
+    most = max(shape.sizes[sequential], 1)
     turns = [(16, 3, 1), (16, 1, 1), (16, 1, 2), (8, 3, 1), (8, 1, 1), (32, 3, 1), (16, 4, 1)]
     if shape.item >= 4 and block < 2048:
         turns.insert(0, turns.pop(3))
@@ -215,7 +217,7 @@ def _walks(shape: Shape, walked: str) -> Iterator[Schedule]:
         at_once = limits.busy_warps // (2 if shape.item >= 4 and block == 2048 else 1)
         programs = limits.units * max(at_once // warps, 1) * more
         parts = power_below(min(programs, most // rows))
-        yield Schedule(blocks_of(walked, rows, axis, block), warps=warps, stages=stages, split=parts)
+        yield Schedule(blocks_of(sequential, rows, axis, block), warps=warps, stages=stages, split=parts)
 
 
 # --- matrix products ---
@@ -276,12 +278,12 @@ def _by_tiles(shape: Shape, schedule: Schedule, elements: int) -> Schedule:
     # Of the epilogue: where the accumulator takes half of the registers, few are left beside it.
     pieces = 2 if elements >= shape.limits.registers // 2 else 1
     extra = (("bulk", True), ("parts", pieces), ("flatten", True))
-    walked = replace(schedule, persistent=True, group=16, extra=extra)
+    persistent = replace(schedule, persistent=True, group=16, extra=extra)
     copied = [
-        op for op in bulks(kernel, walked) if isinstance(op, LoadOp) and reduced_axis(kernel) in axes_of(op.result)
+        op for op in bulks(kernel, persistent) if isinstance(op, LoadOp) and reduced_axis(kernel) in axes_of(op.result)
     ]
     operands = {v for op in kernel.block.ops if isinstance(op, ContractOp) for v in (op.lhs, op.rhs)}
-    return walked if len(copied) >= len(operands) else schedule
+    return persistent if len(copied) >= len(operands) else schedule
 
 
 # --- attention ---
@@ -300,9 +302,9 @@ def _attention(kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
     rows, columns = ([a for a in axes_of(v) if a != axis] for v in (last.lhs, last.rhs))
     row = next(a for a in reversed(rows) if a not in columns)
     wide = max(power_of_two(sizes[columns[-1]]), 16)
-    found = []
+    schedules = []
     few = _FEW_WIDE_ROWS if isinstance(element_of(last.rhs), Float32Type) else _FEW_ROWS
     for tall, step, warps, stages in _MANY_ROWS if sizes[row] > 32 else few:
         step = step if wide <= 128 else max(step // 2, 16)
-        found.append(Schedule(((row, tall), (columns[-1], wide), (axis, step)), warps, stages, loop=True))
-    return found
+        schedules.append(Schedule(((row, tall), (columns[-1], wide), (axis, step)), warps, stages, loop=True))
+    return schedules

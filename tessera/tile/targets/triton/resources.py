@@ -69,5 +69,5 @@ def _usage(cubin: bytes) -> tuple[int, int]:
             file.write(cubin)
         command = [knobs.nvidia.cuobjdump.path, "-res-usage", path]
         text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    found = {key: int(n) for key, n in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
-    return found.get("REG", 0), max(found.get("STACK", 0), found.get("LOCAL", 0))
+    usage = {key: int(n) for key, n in re.findall(r"(REG|STACK|LOCAL):(\d+)", text)}
+    return usage.get("REG", 0), max(usage.get("STACK", 0), usage.get("LOCAL", 0))

@@ -47,7 +47,7 @@ class TritonTarget:
     def propose(self, kernel: KernelOp, sizes: dict[str, int]) -> list[Schedule]:
         return propose(kernel, sizes, self.machine)
 
-    def no_walk(self, row: int | None) -> str:
+    def no_sums_over_rows(self, row: int | None) -> str:
         if row is None:
             return "how many registers sums over its rows take is not known before it runs"
         return ""

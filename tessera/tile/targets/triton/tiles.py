@@ -53,7 +53,7 @@ def bulks(kernel: KernelOp, schedule: Schedule) -> dict[LoadOp | StoreOp, Bulk]:
     """Every access that can be a bulk copy under this schedule."""
     if not dict(schedule.extra).get("bulk") or not schedule.persistent or not walks_tiles(kernel, schedule):
         return {}
-    return _Tiles(kernel, schedule, DEFAULT).found
+    return _Tiles(kernel, schedule, DEFAULT).bulks
 
 
 class _Tiles(Emitter):
@@ -65,11 +65,11 @@ class _Tiles(Emitter):
         self.switches = switches
         rows, columns = self.main.dims
         self.part = Space((rows, replace(columns, block=columns.block // self.parts)))
-        self.found: dict[LoadOp | StoreOp, Bulk] = {}
+        self.bulks: dict[LoadOp | StoreOp, Bulk] = {}
         if switches.get("bulk"):
             self._find()
         self.descriptors: dict[Bulk, str] = {}
-        for b in self.found.values():
+        for b in self.bulks.values():
             if b not in self.descriptors:
                 self.descriptors[b] = self.namer.fresh(f"{self.buffers[b.buffer]}_tiles")
 
@@ -82,8 +82,8 @@ class _Tiles(Emitter):
                 continue
             along = isinstance(op, LoadOp) and axis in axes_of(op.result)
             space = (self.dot.space_of(op) or self.dot.first) if along else self.part
-            if (made := bulk_of(self.kernel, self.layout if along else epilogue, op, space)) is not None:
-                self.found[op] = made
+            if (bulk := bulk_of(self.kernel, self.layout if along else epilogue, op, space)) is not None:
+                self.bulks[op] = bulk
 
     def _parallel(self, columns: Dim) -> tuple[Dim, ...]:
         return tuple(columns if d is self.main.dims[1] else d for d in self.layout.parallel)
@@ -105,8 +105,10 @@ class _Tiles(Emitter):
         self._epilogue([op for op in self.kernel.block.ops if op not in before and op not in loop.ops])
         tile = [f"    {line}" for line in (*start, *self.body)]
         lines = [*self._widened(), f"for pid in {walk}:", *tile]
-        made = {name: b.text(self.buffers[b.buffer], self.places.size) for b, name in self.descriptors.items()}
-        return module_text(self.kernel, self.schedule, whole, self.function, self.buffers, self.places, lines, made)
+        descriptors = {name: b.text(self.buffers[b.buffer], self.places.size) for b, name in self.descriptors.items()}
+        return module_text(
+            self.kernel, self.schedule, whole, self.function, self.buffers, self.places, lines, descriptors
+        )
 
     def _walk(self) -> str:
         """Tiles of one program. Flattened, the copies for the next tile start while this one is finished."""
@@ -143,15 +145,15 @@ class _Tiles(Emitter):
             for op in ops:
                 self._op(op, whole)
             return
-        found = {v: val for (v, space), val in self.values.items() if space is whole}
-        halves = {v: self._split(val.text) for v, val in found.items() if columns in val.dims}
+        values = {v: val for (v, space), val in self.values.items() if space is whole}
+        halves = {v: self._split(val.text) for v, val in values.items() if columns in val.dims}
         start, part = self.places.starts[columns.axes], self.part.dims[1]
         self.places.layout = self.layout = replace(self.layout, parallel=self._parallel(part))
         self.main = self.part
         for number in range(self.parts):
             self.places.forget(columns)
             self.places.starts[columns.axes] = f"{start} + {number * part.block}" if number else start
-            self.values = {(v, self.main): val for v, val in found.items() if v not in halves}
+            self.values = {(v, self.main): val for v, val in values.items() if v not in halves}
             dims = frozenset(self.main.dims)
             self.values |= {(v, self.main): Val(pieces[number], dims) for v, pieces in halves.items()}
             for op in ops:
@@ -163,50 +165,50 @@ class _Tiles(Emitter):
         pieces = [text]
         while len(pieces) < self.parts:
             width = columns.block // len(pieces)
-            made: list[str] = []
+            halves: list[str] = []
             for piece in pieces:
                 left, right = self.namer.fresh("part"), self.namer.fresh("part")
                 shaped = f"tl.reshape({piece}, [{rows.block}, 2, {width // 2}])"
                 self._line(f"{left}, {right} = tl.split(tl.permute({shaped}, [0, 2, 1]))")
-                made += [left, right]
-            pieces = made
+                halves += [left, right]
+            pieces = halves
         return pieces
 
     # --- bulk copies ---
 
     def _load(self, op: LoadOp, space: Space) -> None:
-        made = self.found.get(op)
-        if made is None:
+        bulk = self.bulks.get(op)
+        if bulk is None:
             return super()._load(op, space)
-        text = f"{self.descriptors[made]}.load([{self._corner(made, space)}])"
-        if len(made.dims) > 2:
-            text = f"tl.reshape({text}, [{made.sides[0].block}, {made.sides[1].block}])"
-        if made.sides[0].axes != space.dims[0].axes:
+        text = f"{self.descriptors[bulk]}.load([{self._corner(bulk, space)}])"
+        if len(bulk.dims) > 2:
+            text = f"tl.reshape({text}, [{bulk.sides[0].block}, {bulk.sides[1].block}])"
+        if bulk.sides[0].axes != space.dims[0].axes:
             text = f"tl.trans({text})"
         self._bind(op, space, text, frozenset(space.dims))
         return None
 
     def _store(self, op: StoreOp, space: Space) -> None:
-        made = self.found.get(op)
-        if made is None:
+        bulk = self.bulks.get(op)
+        if bulk is None:
             return super()._store(op, space)
         value = self._value(op.value, space)
         text = self._typed(op.value, space)
         if value.dims != frozenset(space.dims):
             text = f"tl.broadcast_to({text}, {space.shape(frozenset(space.dims))})"
-        if made.sides[0].axes != space.dims[0].axes:
+        if bulk.sides[0].axes != space.dims[0].axes:
             text = f"tl.trans({text})"
-        if len(made.dims) > 2:
-            text = f"tl.reshape({text}, [{', '.join(map(str, made.block))}])"
-        self._line(f"{self.descriptors[made]}.store([{self._corner(made, space)}], {text})")
+        if len(bulk.dims) > 2:
+            text = f"tl.reshape({text}, [{', '.join(map(str, bulk.block))}])"
+        self._line(f"{self.descriptors[bulk]}.store([{self._corner(bulk, space)}], {text})")
         return None
 
-    def _corner(self, made: Bulk, space: Space) -> str:
-        found = []
-        for dim, run in zip(made.dims, made.runs, strict=True):
+    def _corner(self, bulk: Bulk, space: Space) -> str:
+        corner = []
+        for dim, run in zip(bulk.dims, bulk.runs, strict=True):
             at = self.places.starts[dim.axes] if dim.tensor else self.places.run(dim, run, space)
-            found.append(f"tl.cast({at}, tl.int32)" if self.options.wide else at)
-        return ", ".join(found)
+            corner.append(f"tl.cast({at}, tl.int32)" if self.options.wide else at)
+        return ", ".join(corner)
 
 
 def _needed(kernel: KernelOp, loop: Pass) -> list[Operation]:

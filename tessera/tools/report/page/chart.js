@@ -54,8 +54,11 @@ const longest = [...spent.keys()].sort((a, b) => spent.get(b) - spent.get(a));
 longest.forEach((operator, i) => hues.set(operator, i < 7 ? `c${i}` : "c7"));
 const hueOf = (operator) => hues.get(operator) || "c7";
 
+// Long names differ at their ends.
+const shortened = (name) => (name.length > 30 ? `${name.slice(0, 12)}…${name.slice(-17)}` : name);
+
 function operatorLegend() {
-  const shown = longest.slice(0, 7).map((operator) => [hueOf(operator), operator.replace(/aten\./g, "").slice(0, 28)]);
+  const shown = longest.slice(0, 7).map((operator) => [hueOf(operator), shortened(operator.replace(/aten\./g, ""))]);
   return legend(...shown, ...(longest.length > 7 ? [["c7", "others"]] : []));
 }
 

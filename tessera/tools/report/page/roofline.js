@@ -26,14 +26,21 @@ function rooflineView() {
     chosen: (point) => { app.graph = point.row[COLUMN.graph]; pin({ line: lineOfRow(point.row) }); },
   });
 
+  // The least and the greatest of all but two in a hundred.
+  function bulk(values) {
+    const sorted = [...values].sort((a, b) => a - b), beyond = Math.round(sorted.length / 50);
+    return [sorted[beyond], sorted[sorted.length - 1 - beyond]];
+  }
+
   function draw(context, width, height, colour) {
     if (!points.length) return;
     const xs = points.map(x), ys = points.map(y);
     const ridge = Math.log10(rates.matrix_flops / rates.bandwidth);
     const summit = Math.log10(rates.matrix_flops);
     // What lies far off stands at the edge: it would make everything else small.
-    const [x0, x1] = [Math.max(Math.min(...xs, ridge - 1), ridge - 3.5) - 0.2, Math.min(Math.max(...xs, ridge + 0.5), ridge + 2) + 0.3];
-    const [y0, y1] = [Math.max(Math.min(...ys), summit - 5) - 0.3, Math.min(Math.max(...ys, summit), summit + 1) + 0.3];
+    const [left, right] = bulk(xs), [low, high] = bulk(ys);
+    const [x0, x1] = [Math.min(left, ridge - 1) - 0.2, Math.max(right, ridge + 0.5) + 0.3];
+    const [y0, y1] = [low - 0.3, Math.max(high, summit) + 0.3];
     const within = (v, low, high) => (Math.min(Math.max(v, low), high) - low) / (high - low);
     const sx = (v) => LEFT + within(v, x0, x1) * (width - LEFT - RIGHT);
     const sy = (v) => height - BOTTOM - within(v, y0, y1) * (height - TOP - BOTTOM);

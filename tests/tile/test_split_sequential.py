@@ -1,4 +1,4 @@
-"""Sums along a parallel axis: what is allowed, and that a walk in parts is the same walk."""
+"""Sums along a parallel axis: what is allowed, and that one in parts gives the same."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tessera.tile.dialect.interp import run
 from tessera.tile.dialect.ops import KernelOp, ReduceOp, StoreOp
 from tessera.tile.rewrites.split_reduction import Split, can_split
 from tessera.tile.rewrites.split_rows import can_split_rows, split_rows
-from tessera.tile.rewrites.split_walk import split_walk
-from tessera.tile.schedules.schedule import after_walk, plan
+from tessera.tile.rewrites.split_sequential import split_sequential
+from tessera.tile.schedules.schedule import after_sums, plan
 
-CASES = kernels.walked_cases()
+CASES = kernels.sequential_cases()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -30,15 +30,15 @@ def test_the_interpreter_is_right(case: Case) -> None:
 @pytest.mark.parametrize("parts", [1, 2, 7, 30])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_in_parts(case: Case, parts: int) -> None:
-    check_halves(case, split_walk(case.kernel, parts))
+    check_halves(case, split_sequential(case.kernel, parts))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_rows_then_columns(case: Case) -> None:
     assert can_split_rows(case.kernel)
     halves = split_rows(case.kernel)
-    assert halves.first.walked is halves.second.walked is None
-    assert halves.second.axis_names("reduce") == (case.kernel.walked,)
+    assert halves.first.sequential_axis is halves.second.sequential_axis is None
+    assert halves.second.axis_names("reduce") == (case.kernel.sequential_axis,)
     check_halves(case, halves)
 
 
@@ -55,8 +55,8 @@ def check_halves(case: Case, halves: Split) -> None:
 
 def test_passes_of_one_step_and_what_comes_after() -> None:
     kernel = kernels.norm_backward().kernel
-    assert kernel.walked == "i" and not can_split(kernel)
-    later = after_walk(kernel)
+    assert kernel.sequential_axis == "i" and not can_split(kernel)
+    later = after_sums(kernel)
     assert sum(isinstance(op, StoreOp) for op in later) == 2
     loops = [step for step in plan(kernel) if step.axis is not None]
     sums = [op for step in loops for op in step.ops if isinstance(op, ReduceOp) and op.axis.data == "i"]

@@ -1,0 +1,59 @@
+"""What a graph's forward saved, as its backward reads it.
+
+In: the context of a graph, and what its bridge says of saved values. Out: those values in order, numbers among them,
+then the proxies. PyTorch checks that nobody has written a saved tensor since. Where some results alone are
+differentiated, only what their gradients read is looked at, as in eager, which has a node for every operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import torch
+
+from tessera.runtime.proxies import Context
+from tessera.torch_internals.autograd import raw_saved, unpacks_one_by_one, version_of
+
+Restore = Callable[..., list]
+
+
+def restoring(tensors: tuple[int, ...], numbers: tuple[int, ...], own: tuple[int, ...]) -> Restore:
+    """`restore(ctx)`: what forward saved, then the proxies. What saved nothing may run twice, as in eager.
+
+    `restore(ctx, needed)` is for a caller that reads the values at these places alone: the others are None where one of
+    them has been written.
+    """
+    in_order, count, whole = not numbers, len(tensors), len(tensors) + len(numbers)
+
+    def restore(ctx: Context, needed: Collection[int] | None = None) -> list:
+        try:
+            saved = ctx.saved_tensors if count else ()  # type: ignore[attr-defined]
+        except RuntimeError:
+            if needed is None or not unpacks_one_by_one:
+                raise
+            saved = some(ctx, needed)
+        if in_order:
+            return list(saved)
+        merged: list = [None] * whole
+        for position, t in zip(tensors, saved[:count], strict=True):
+            merged[position] = t
+        for position, n in zip(numbers, ctx.numbers, strict=True):  # type: ignore[attr-defined]
+            merged[position] = n
+        return [*merged, *saved[count:]]
+
+    def some(ctx: Context, needed: Collection[int]) -> list[torch.Tensor | None]:
+        each = raw_saved(ctx)
+        found: list[torch.Tensor | None] = [None] * len(each)
+        for k, (position, one) in enumerate(zip(tensors, each, strict=False)):
+            if position in needed:
+                found[k] = one.unpack() if own[position] >= 0 else _computed(ctx, one.data)
+        return found
+
+    return restore
+
+
+def _computed(ctx: Context, data: torch.Tensor) -> torch.Tensor:
+    """What the graph itself made, which it counts no writes of: any that are counted came later."""
+    if version_of(data):
+        return ctx.saved_tensors  # type: ignore[attr-defined]  # raises, and says what was written
+    return data
