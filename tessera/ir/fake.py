@@ -75,6 +75,16 @@ def _resampled(ct: torch.Tensor, _: object, shape: Sequence[Size], *__: object) 
     return torch.empty(shape, dtype=ct.dtype, device=ct.device, memory_format=channels_last if last else None)
 
 
+def _of_nothing(op: OpOverload) -> Callable:
+    """The rule of a loss's gradient where there are no elements: PyTorch's divides by their number."""
+
+    def rule(ct: torch.Tensor, x: torch.Tensor, *args: object) -> torch.Tensor:
+        nothing = any(type(n) is int and n == 0 for n in x.shape)
+        return torch.empty_like(x) if nothing else op(ct, x, *args)
+
+    return rule
+
+
 def _laid_as_product(op: OpOverload) -> Callable:
     """The rule of an elementwise operator of two tensors that PyTorch computes from others, which lie otherwise."""
 
@@ -136,6 +146,10 @@ _RULES: dict[object, Callable] = {
     **{op: _batch_norm(op) for op in (_aten.batch_norm.default, _aten._native_batch_norm_legit_no_training.default)},
     _aten.native_group_norm.default: _statistics(_aten.native_group_norm.default, slice(0, 2)),
     _aten.native_group_norm_backward.default: _group_backward,
+    **{
+        getattr(_aten, f"{name}_backward").default: _of_nothing(getattr(_aten, f"{name}_backward").default)
+        for name in names("mse_loss smooth_l1_loss huber_loss")
+    },
     _aten.multilabel_margin_loss_backward.default: lambda ct, x, *_: torch.empty_like(x),
     _aten.softshrink_backward.default: lambda ct, x, width: ct * x,
     _aten.hardshrink_backward.default: lambda ct, x, width: ct * x,

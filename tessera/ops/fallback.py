@@ -112,9 +112,7 @@ def _trace_vjp(
         heads = [(o, c) for i, (o, c) in enumerate(heads) if o.requires_grad and (pulled is None or pulled[i])]
         sources = [x for x, wanted in zip(primals, sought, strict=True) if wanted]
         grads: list = [None] * len(sources)
-        if heads and all(map(_is_empty, sources)):  # type rules of gradients divide by the number of elements
-            grads = [torch.zeros_like(x) for x in sources]
-        elif heads:
+        if heads:
             outs, seeds = zip(*heads, strict=True)
             grads = list(torch.autograd.grad(outs, sources, seeds, allow_unused=True, create_graph=again))
         sought_grads = iter(grads)
@@ -418,11 +416,6 @@ def _results(out: object, eqn: Equation) -> list:
 
 def _floats(x: object) -> bool:
     return isinstance(x, torch.Tensor) and (x.is_floating_point() or x.is_complex())
-
-
-def _is_empty(x: torch.Tensor) -> bool:
-    """Known now to have no elements; symbolic sizes are not asked."""
-    return any(type(n) is int and n == 0 for n in x.shape)
 
 
 def like_result(t: TensorType) -> TensorType:

@@ -59,3 +59,12 @@ def test_second_derivatives_of_a_loss_of_nothing(loss: Callable) -> None:
         return t.grad(lambda x: t.grad(lambda x: loss(x, x * 2))(x).sum())(x)
 
     assert second(tessera).shape == second(torch.func).shape == (3, 0)
+
+
+@pytest.mark.parametrize("which", range(3))
+def test_a_gradient_by_one_of_several_results_of_nothing(which: int) -> None:
+    """It has no elements, but it is there."""
+    x = torch.zeros(0, 0, requires_grad=True)
+    for call in (torch.linalg.svd, tessera.jit(torch.linalg.svd, strict=True)):
+        (grad,) = torch.autograd.grad(call(x)[which].sum(), x, allow_unused=True)
+        assert grad is not None and grad.shape == x.shape
