@@ -15,6 +15,7 @@ from tessera.ir.equation import Value, map_values, values_in
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_key
 from tessera.passes.clean.known import Given
+from tessera.passes.memory.alias import roots
 from tessera.runtime.autograd import Bridge
 from tessera.runtime.call import Layout
 from tessera.torch_internals.operators import OpOverload, op_name
@@ -82,7 +83,25 @@ def bridge_of(
         _edges(captured),
         _merges(joint),
         _contiguous(joint),
+        _shares(split, len(results), tensors, set(inputs)),
     )
+
+
+def _shares(
+    split: Split, count: int, tensors: tuple[int, ...], inputs: set[Value]
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """What is saved and lies in the memory of results, as the base of a view that is given back. Results that are views
+    of inputs are made outside, and are not meant."""
+    memory, outputs = roots(split.forward), split.forward.outputs[:count]
+    pairs = []
+    for k, position in enumerate(tensors):
+        v = split.saved[position]
+        if v in inputs or v not in memory:
+            continue
+        shared = [i for i, o in enumerate(outputs) if isinstance(o, Value) and o is not v and memory[o] & memory[v]]
+        if shared:
+            pairs.append((k, tuple(shared)))
+    return tuple(pairs)
 
 
 def _contiguous(joint: Joint) -> tuple[int, ...]:
