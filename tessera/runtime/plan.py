@@ -13,7 +13,7 @@ import torch
 from tessera.frontends.captured import Aliased, Captured, Result
 from tessera.ir.equation import Value, map_values, values_in
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType, size_key
+from tessera.ir.types import TensorType
 from tessera.passes.clean.known import Given
 from tessera.passes.memory.alias import roots
 from tessera.runtime.autograd import Bridge
@@ -108,11 +108,7 @@ def _contiguous(joint: Joint) -> tuple[int, ...]:
     """Cotangents whose types lie otherwise than their results: symbolic strides may overlap, for all one knows."""
     cts = joint.trace.inputs[len(joint.trace.inputs) - len(joint.pulled) :]
     pairs = zip(joint.pulled, cts, strict=True)
-    return tuple(i for i, (v, ct) in enumerate(pairs) if _strides(v) != _strides(ct))
-
-
-def _strides(v: Value) -> list[object]:
-    return [*map(size_key, v.tensor.stride)]
+    return tuple(i for i, (v, ct) in enumerate(pairs) if not v.tensor.lies_like(ct.tensor))
 
 
 def _reached(joint: Joint) -> tuple[tuple[int, ...], ...]:
