@@ -67,7 +67,7 @@ class Ref:
         view = self.view
         if self.version != self.root.version and view is not None:
             parent = view.parent.read(builder)
-            with _grad_mode(builder, not view.no_grad):
+            with grad_mode(builder, not view.no_grad):
                 out = builder.emit(view.op, parent, *view.args, **view.kwargs)
                 made: Value = out if view.index is None else out[view.index]  # type: ignore[index,assignment]
                 if self.own_history:
@@ -90,7 +90,7 @@ class Ref:
             old = view.parent.read(builder)
             new = scatter(builder, view, old, new)
             if detached and new.tensor.is_differentiable:  # above a detached view histories stay
-                with _grad_mode(builder, True), builder:
+                with grad_mode(builder, True), builder:
                     new = keep_grad(old, new, tangent=True)
             detached |= view.detaches
             ref = view.parent
@@ -101,12 +101,12 @@ class Ref:
     def kept(self, new: Value, builder: Builder) -> Value:
         """`new` with the gradient history that this tensor has."""
         old = self.read(builder)
-        with _grad_mode(builder, True), builder:
+        with grad_mode(builder, True), builder:
             return keep_grad(old, new)
 
 
 @contextmanager
-def _grad_mode(builder: Builder, on: bool) -> Iterator[None]:
+def grad_mode(builder: Builder, on: bool) -> Iterator[None]:
     before = builder.tags
     builder.tags = before - {NO_GRAD} if on else before | {NO_GRAD}
     try:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from tessera.ir import fake, literals
-from tessera.ir.alias import FUNCTIONAL, Ref, Root, View
+from tessera.ir.alias import FUNCTIONAL, Ref, Root, View, grad_mode
 from tessera.ir.builder import Builder
 from tessera.ir.equation import NO_GRAD, NO_TANGENT, Arg, Source, Special, Value
 from tessera.ir.layouts import laid_as
@@ -345,8 +345,10 @@ class Recorder(TorchDispatchMode):
             return tensor
         literals.call(func, plain, args, kwargs)
         rest = self.lower(args[1:])
-        v = self.builder.emit(plain, old, *rest, **kwargs)  # type: ignore[misc]
-        view = View(ref, plain, rest, kwargs, no_grad=NO_GRAD in self.builder.tags)  # type: ignore[arg-type]
+        cut = op_name(plain) == "detach"
+        with grad_mode(self.builder, not cut or NO_GRAD not in self.builder.tags):  # the object keeps its history
+            v = self.builder.emit(plain, old, *rest, **kwargs)  # type: ignore[misc]
+        view = View(ref, plain, rest, kwargs, no_grad=cut and NO_GRAD in self.builder.tags)  # type: ignore[arg-type]
         self.refs[id(tensor)] = Ref(tensor, v, ref.root, view, ref.root.version)  # type: ignore[arg-type]
         return tensor
 

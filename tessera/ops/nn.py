@@ -107,8 +107,10 @@ def batch_embedding_backward(
 
 
 def _memory_order(t: TensorType) -> list[int]:
-    """Dimensions from the slowest to the fastest in memory."""
-    return sorted(range(t.ndim), key=lambda d: -size_hint(t.stride[d]))
+    """Dimensions from the slowest to the fastest in a tensor that PyTorch lays out like this one, expanded or not."""
+    sizes, strides = ([size_hint(n) for n in numbers] for numbers in (t.shape, t.stride))
+    like = torch.empty_like(torch.empty_strided(sizes, strides, device="meta"))
+    return sorted(range(t.ndim), key=lambda d: -like.stride(d))
 
 
 def _noise(x: Value, p: float) -> Value:

@@ -123,7 +123,7 @@ def in_order_of_use(trace: Trace, differentiated: Joint | None) -> Joint:
     forward = [e for e in trace.equations if e in early]
     backward = [e for e in trace.equations if e not in early]
     ordered = trace.with_(equations=(*forward, *backward))
-    return Joint(ordered, differentiated.wrt, tuple(pulled), len(forward))  # type: ignore[arg-type]
+    return Joint(ordered, differentiated.wrt, tuple(pulled), len(forward), differentiated.carried)  # type: ignore[arg-type]
 
 
 def _forward_part(trace: Trace, results: list[Arg], cotangents: tuple[Value, ...]) -> set[Equation]:

@@ -19,7 +19,7 @@ from tessera.ir.layouts import with_strides
 from tessera.ir.types import contiguous_strides, overlaps_itself
 from tessera.runtime import batched, leaf_hooks
 from tessera.runtime.proxies import Context, make_proxies, pass_on
-from tessera.runtime.saved import restoring
+from tessera.runtime.saved import restoring, tied
 from tessera.torch_internals.autograd import DUAL_LEVEL, result_metadata
 from tessera.torch_internals.dispatch import BelowADInplaceOrView
 from tessera.torch_internals.frames import skip_frames
@@ -48,6 +48,8 @@ class Bridge:
     # Of each cotangent, the cotangents behind each gradient that it is added to; None where more than that is done.
     merges: tuple[tuple[tuple[int, ...], ...] | None, ...]
     contiguous: tuple[int, ...]  # cotangents that backward takes contiguous, however their results lie
+    # Saved tensors, by position among them, that may lie in the memory of these results.
+    shares: tuple[tuple[int, tuple[int, ...]], ...]
 
 
 def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable) -> Callable:
@@ -103,6 +105,8 @@ def bridge(forward: Callable, backward: Callable, plan: Bridge, again: Callable)
             if unsaved:
                 proxies = make_proxies(ctx, [inputs[i] for i in unsaved])
                 saved, given = (*saved, *proxies), (*given, *proxies)
+            if plan.shares:
+                saved = tied(saved, out, plan.shares)
             ctx.save_for_backward(*saved)
             return given
 

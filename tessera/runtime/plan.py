@@ -13,8 +13,9 @@ import torch
 from tessera.frontends.captured import Aliased, Captured, Result
 from tessera.ir.equation import Value, map_values, values_in
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType, size_key
+from tessera.ir.types import TensorType
 from tessera.passes.clean.known import Given
+from tessera.passes.memory.alias import roots
 from tessera.runtime.autograd import Bridge
 from tessera.runtime.call import Layout
 from tessera.torch_internals.operators import OpOverload, op_name
@@ -82,18 +83,32 @@ def bridge_of(
         _edges(captured),
         _merges(joint),
         _contiguous(joint),
+        _shares(split, len(results), tensors, set(inputs)),
     )
+
+
+def _shares(
+    split: Split, count: int, tensors: tuple[int, ...], inputs: set[Value]
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """What is saved and lies in the memory of results, as the base of a view that is given back. Results that are views
+    of inputs are made outside, and are not meant."""
+    memory, outputs = roots(split.forward), split.forward.outputs[:count]
+    pairs = []
+    for k, position in enumerate(tensors):
+        v = split.saved[position]
+        if v in inputs or v not in memory:
+            continue
+        shared = [i for i, o in enumerate(outputs) if isinstance(o, Value) and o is not v and memory[o] & memory[v]]
+        if shared:
+            pairs.append((k, tuple(shared)))
+    return tuple(pairs)
 
 
 def _contiguous(joint: Joint) -> tuple[int, ...]:
     """Cotangents whose types lie otherwise than their results: symbolic strides may overlap, for all one knows."""
     cts = joint.trace.inputs[len(joint.trace.inputs) - len(joint.pulled) :]
     pairs = zip(joint.pulled, cts, strict=True)
-    return tuple(i for i, (v, ct) in enumerate(pairs) if _strides(v) != _strides(ct))
-
-
-def _strides(v: Value) -> list[object]:
-    return [*map(size_key, v.tensor.stride)]
+    return tuple(i for i, (v, ct) in enumerate(pairs) if not v.tensor.lies_like(ct.tensor))
 
 
 def _reached(joint: Joint) -> tuple[tuple[int, ...], ...]:

@@ -7,7 +7,7 @@ differentiated, only what their gradients read is looked at, as in eager, which 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -15,6 +15,28 @@ from tessera.runtime.proxies import Context
 from tessera.torch_internals.autograd import raw_saved, unpacks_one_by_one, version_of
 
 Restore = Callable[..., list]
+
+
+def tied(
+    saved: Sequence[torch.Tensor], results: Sequence[object], shares: Sequence[tuple[int, tuple[int, ...]]]
+) -> list[torch.Tensor]:
+    """Saved tensors that lie in the memory of results, so that whoever writes the result is seen to have written them.
+
+    To autograd they are tensors of their own, since programs run below it. A detached tensor shares the count of writes
+    and does not hold the result; further results are saved beside the others, only to be looked at.
+    """
+    saved, beside = list(saved), []
+    for k, places in shares:
+        one = saved[k]
+        sharing = [t for i in places if isinstance(t := results[i], torch.Tensor) and _same_memory(t, one)]
+        if sharing:
+            saved[k] = sharing[0].detach().as_strided(one.size(), one.stride(), one.storage_offset())
+            beside += sharing[1:]
+    return [*saved, *beside]
+
+
+def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a is not b and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
 def restoring(tensors: tuple[int, ...], numbers: tuple[int, ...], own: tuple[int, ...]) -> Restore:

@@ -240,7 +240,7 @@ class _Plan:
         keep_symbols = self._symbols_for_backward(saved)
         backward_equations = self._backward_equations(saved)
         mutated = self.trace.mutations
-        returned = tuple(t for t, v in mutated.items() if v in self.joint.pulled)
+        returned = tuple(t for t in mutated if t in self.joint.carried)
         before, saved, copies = self._protect(saved, mutated)
         forward_results = [*self.outputs, *(mutated[t] for t in returned), *saved, *keep_symbols]
         forward = self.trace.with_(

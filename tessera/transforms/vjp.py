@@ -36,13 +36,15 @@ class Joint:
 
     Inputs: the primal inputs, then one cotangent for each of `pulled` (outputs, then mutated inputs' new
     values, that depend differentiably on `wrt`). Outputs: the primal outputs, then one gradient per `wrt`
-    (None where nothing flows). `split` counts the equations of the forward.
+    (None where nothing flows). `split` counts the equations of the forward. `carried` are the mutated inputs whose new
+    values are among `pulled`: another one may come to hold an equal value, which is none of autograd's business.
     """
 
     trace: Trace
     wrt: tuple[Value, ...]
     pulled: tuple[Value, ...]
     split: int
+    carried: tuple[Value, ...]
 
 
 def vjp(
@@ -90,7 +92,8 @@ class _Reverse:
         outputs = substitute(list(self.trace.outputs), self.rename)
         mutations = {target: self.look(v) for target, v in self.trace.mutations.items()}
         joint = self.builder.finish([*outputs, *grads], mutations)
-        return Joint(joint, tuple(self.wrt), tuple(pulled), split)
+        carried = tuple(target for target, v in mutations.items() if v in pulled)
+        return Joint(joint, tuple(self.wrt), tuple(pulled), split, carried)
 
     def look(self, v: Value) -> Value:
         new = self.rename.get(v, v)

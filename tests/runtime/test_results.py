@@ -292,3 +292,22 @@ def test_results_of_a_function_that_it_marks_have_no_gradient(place: int) -> Non
     x = torch.ones(3, requires_grad=True)
     fast = compiled(lambda x: Sign.apply(x)[place].reshape(3, 1) * 2, "functional")
     assert fast(x).requires_grad is (place == 0)
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "functional"])
+def test_a_leaf_written_unseen_and_copied_elsewhere(frontend: str) -> None:
+    """Both end up with equal contents, and only the copy has a history: the leaf is written inside."""
+
+    def fn(leaf: torch.Tensor, copy: torch.Tensor) -> None:
+        with torch.no_grad():
+            leaf.copy_(leaf.exp())
+        copy.copy_(leaf)
+
+    fast = tessera.jit(fn, frontend=frontend, strict=True)
+    seen = []
+    for call in (fn, fast):
+        leaf, copy = torch.linspace(-1, 1, 6).requires_grad_(), torch.zeros(6)
+        call(leaf, copy)
+        copy.square().sum().backward()
+        seen.append((leaf.detach(), leaf.is_leaf, copy.detach(), copy.requires_grad, leaf.grad))
+    torch.testing.assert_close(seen[0], seen[1])

@@ -22,6 +22,7 @@ from tessera.frontends.dynamo.frames import MODEL, OWN_FILE
 from tessera.frontends.dynamo.global_state import leave_contexts, refuse_setter
 from tessera.frontends.dynamo.hooks import behind_hooks, check_between_results, record_hook
 from tessera.frontends.dynamo.launch import record_launch
+from tessera.frontends.dynamo.outside import refuse_outside_histories
 from tessera.frontends.functional import control  # noqa: F401  (records torch.cond and its like as sub-traces)
 from tessera.frontends.functional.bodies import record_call
 from tessera.frontends.functional.function import record_function
@@ -57,6 +58,7 @@ def capture_graph(
         )
     check_between_results(gm)
     refuse_hidden_writes(gm)
+    refuse_outside_histories(gm, example_inputs)
     mode = fake_mode(placeholders, example_inputs)
     mode.epoch += 1  # sizes that Dynamo learned of its inputs' contents are forgotten: the trace has symbols of its own
     fakes = [_fake_input(n, x, mode) for n, x in zip(placeholders, example_inputs, strict=True)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from tessera.ir.alias import FUNCTIONAL, FUNCTIONAL_OVER, written_by
 from tessera.ir.equation import Equation, Value, values_in
 from tessera.ir.trace import Trace
-from tessera.ir.types import size_key
 from tessera.ops.launch import LAUNCH
 from tessera.passes.memory.alias import Roots, last_touches, roots
 
@@ -54,7 +53,7 @@ class _Calls:
         for i, (target, result) in enumerate(zip(targets, eqn.outputs[-len(targets) :], strict=True)):
             if result is None or not self.unread(target, index, eqn):
                 continue
-            if result in self.read and not _lie_alike(result, target):
+            if result in self.read and not result.tensor.lies_like(target.tensor):
                 continue
             if self.made_here(target) and not self.held(target):
                 over.append(i)
@@ -68,7 +67,7 @@ class _Calls:
         outputs = list(eqn.outputs)
         for i in over:
             at, result = i - len(targets), outputs[i - len(targets)]
-            if result is not None and not _lie_alike(result, targets[i]):
+            if result is not None and not result.tensor.lies_like(targets[i].tensor):
                 outputs[at] = Value(result.name, targets[i].type)
         return eqn.with_(outputs=tuple(outputs))
 
@@ -89,7 +88,3 @@ class _Calls:
 
     def given(self, result: Value) -> bool:
         return any(not self.of[v].isdisjoint(self.of[result]) for v in values_in(self.trace.outputs))
-
-
-def _lie_alike(a: Value, b: Value) -> bool:
-    return [*map(size_key, a.tensor.stride)] == [*map(size_key, b.tensor.stride)]

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 import tessera
 from tessera.tools.battery.case import Part, Skip, Wrong
 from tessera.tools.battery.compare import FACTOR, distance, plain
+from tessera.tools.bench.zoo.network import settle
 from tessera.torch_internals import pytree
-from tessera.torch_internals.modules import Dropout
 
 Build = Callable[[], tuple[nn.Module, tuple, dict]]
 # Besides twice eager's own distance from float64; many small sums are rounded in a model.
@@ -99,17 +99,7 @@ def shaken(
 
 def prepared(build: Build, training: bool) -> tuple[nn.Module, tuple, dict]:
     model, args, kwargs = build()
-    generator = torch.Generator().manual_seed(0)
-    for module in model.modules():
-        for name, held in list(vars(module).items()):
-            if "drop" in name and isinstance(held, float):
-                setattr(module, name, 0.0)
-        if isinstance(module, Dropout):
-            module.p = 0.0
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.is_floating_point() and not p.any():
-                p.copy_(torch.randn(p.shape, generator=generator) * 0.02)
+    settle(model, torch.Generator().manual_seed(0))
     return model.train(training), args, kwargs
 
 

@@ -82,7 +82,7 @@ def make(network: Network, kind: str, tiny: bool, device: str, dtype: torch.dtyp
     return Made(model, cast((*inputs, *(targets if kind == TRAIN else ())), dtype))
 
 
-def settle(model: nn.Module) -> None:
+def settle(model: nn.Module, generator: torch.Generator | None = None) -> None:
     """Turn dropout off and draw parameters that are zero everywhere."""
     for module in model.modules():
         for name, held in list(vars(module).items()):
@@ -92,5 +92,5 @@ def settle(model: nn.Module) -> None:
             module.p = 0.0  # type: ignore[assignment]
     with torch.no_grad():
         for p in model.parameters():
-            if not p.any():
-                p.normal_(std=0.02)
+            if p.is_floating_point() and not p.any():
+                p.normal_(std=0.02, generator=generator)

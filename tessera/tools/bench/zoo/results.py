@@ -7,6 +7,7 @@ changes. Cells of other machines or definitions stay in the file until they are 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import platform
@@ -76,6 +77,7 @@ def _version(package: str) -> str:
         return ""
 
 
+@functools.cache
 def code() -> str:
     """A hash of Tessera's sources, without its tools: which state of the code was measured."""
     root = Path(tessera.__file__).parent

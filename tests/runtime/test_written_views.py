@@ -1,0 +1,67 @@
+"""Results that are views of what backward reads: whoever writes them is told, as in eager."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import tessera
+
+VIEWS: dict[str, Callable[[Tensor], Tensor | tuple[Tensor, ...]]] = {
+    "transposed": lambda x: torch.softmax(x * 2, -1).t(),
+    "a slice": lambda x: torch.tanh(x)[1:],
+    "one of two parts": lambda x: torch.sigmoid(x).chunk(2, 0),
+    "reshaped": lambda x: x.exp().view(-1, 2),
+    "a part of a part": lambda x: x.exp()[1:][:, :1],
+}
+WAYS = {"dynamo": {}, "functional": {"frontend": "functional"}, "aten": {"executors": ["aten"]}}
+
+
+def last(out: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return out if isinstance(out, Tensor) else out[-1]
+
+
+def gradient(call: Callable, x: Tensor, write: bool) -> Tensor:
+    out = call(x)
+    if write:
+        with torch.no_grad():
+            last(out).mul_(2)
+    return torch.autograd.grad(sum(o.sum() for o in ((out,) if isinstance(out, Tensor) else out)), x)[0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_written_view_of_what_is_saved(name: str, way: str) -> None:
+    """Refused as in eager, or right: a kernel's result may be memory of its own."""
+    x = torch.randn(4, 2, requires_grad=True)
+    with pytest.raises(RuntimeError, match="inplace"):
+        gradient(VIEWS[name], x, write=True)
+    fast = tessera.jit(VIEWS[name], strict=True, **WAYS[way])
+    try:
+        got = gradient(fast, x, write=True)
+    except RuntimeError as error:
+        assert "inplace" in str(error)
+    else:
+        assert way != "aten"
+        torch.testing.assert_close(got, gradient(VIEWS[name], x, write=False))
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_that_nobody_writes(name: str) -> None:
+    fast = tessera.jit(VIEWS[name], strict=True)
+    mine, theirs = (torch.linspace(-1, 1, 8).view(4, 2).requires_grad_() for _ in range(2))
+    for call, x in ((fast, mine), (VIEWS[name], theirs)):
+        last(call(x)).square().sum().backward()
+    torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def test_nothing_is_kept_alive() -> None:
+    fast = tessera.jit(VIEWS["transposed"], strict=True)
+    out = fast(torch.randn(4, 2, requires_grad=True))
+    gone = weakref.ref(out)
+    del out
+    assert gone() is None
