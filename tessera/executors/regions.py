@@ -68,10 +68,11 @@ def body_of(trace: Trace, region: Region, name: str) -> Trace:
     outputs = tuple(
         v for eqn in equations for v in eqn.results() if v in kept or any(i not in inside for i in readers.get(v, ()))
     )
+    if not trace.symbols:
+        return Trace(name, tuple(reads), equations, outputs)
     symbols = {s: where for s, where in trace.symbols.items() if where[0] in reads or where[0] in computed}
     missing = mentioned(tuple((e.args, e.kwargs) for e in equations)) - set(symbols)
-    if trace.symbols:
-        missing |= _untold(reads, computed) - set(symbols)
+    missing |= _untold(reads, computed) - set(symbols)
     brings = {s: trace.symbols[s] for s in sorted(missing) if s in trace.symbols}
     inputs = (*reads, *dict.fromkeys(v for v, _ in brings.values()))
     return Trace(name, inputs, equations, outputs, {}, {}, {**symbols, **brings})

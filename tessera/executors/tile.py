@@ -17,9 +17,9 @@ from tessera.executors import products
 from tessera.executors.base import FusionExecutor, Passes, Region, register
 from tessera.executors.regions import body_of
 from tessera.executors.tile_saved import compile_ahead, restore, save
-from tessera.ir import fake
-from tessera.ir.equation import Arg, Equation, Value
+from tessera.ir.equation import Equation, Value
 from tessera.ir.schema import has_effect
+from tessera.ir.signature import signature
 from tessera.ir.trace import Trace
 from tessera.ir.types import UNKNOWN, TensorType, size_hint, symbol_hints
 from tessera.ops.fp8 import in_hardware
@@ -57,6 +57,7 @@ LONE = 4  # equations outside of regions that are worth a launch of their own to
 _launchers: dict[tuple, TileKernel | None] = {}
 _refused: dict[tuple, str] = {}  # why a region has no kernel
 _checked: dict[tuple, tuple[float, str]] = {}
+_kinds: dict[tuple[int, Target | None], str] = {}  # of equations, by signature; empty where no kernel holds them
 
 
 # --- what the passes ask ------------------------------------------------------------------------------
@@ -86,7 +87,13 @@ def _has_float8(eqn: Equation) -> bool:
 
 
 def _kind(eqn: Equation) -> str:
-    return "" if refusal(eqn) else kind_of(eqn)
+    result = eqn.outputs[0] if isinstance(eqn.op, OpOverload) and eqn.outputs else None
+    if result is None or not isinstance(result.type, TensorType):
+        return "" if refusal(eqn) else kind_of(eqn)
+    key = (signature(eqn), target_for(result.type.device))
+    if key not in _kinds:
+        _kinds[key] = "" if refusal(eqn) else kind_of(eqn)
+    return _kinds[key]
 
 
 def _reduced(eqn: Equation) -> list[int]:
@@ -165,7 +172,7 @@ COMPILER = Compiler(_kind, refusal, _reduced, _expensive, _check, _alone, produc
 
 
 def _holds(eqn: Equation) -> bool:
-    return not refusal(eqn)
+    return bool(_kind(eqn))
 
 
 def _random(trace: Trace) -> Trace:
@@ -187,7 +194,7 @@ def _split_bias(trace: Trace) -> Trace:
 def _adds_bias_apart(layer: Equation) -> bool:
     """On a CPU, where the library knows no epilogues, and in a dtype in which two roundings are those of eager."""
     out = layer.out.tensor
-    return out.device.type == "cpu" and out.dtype == torch.float32 and bool(refusal(layer))
+    return out.device.type == "cpu" and out.dtype == torch.float32 and not _kind(layer)
 
 
 def _computes_random(device: torch.device) -> bool:
@@ -312,21 +319,13 @@ def structure(body: Trace) -> tuple:
     """What decides a region's kernel: operators, how they are joined, types, and the machine that is named. Names of
     values do not count."""
     number = {v: i for i, v in enumerate(body.inputs)}
-
-    def key(a: Arg) -> object:
-        if isinstance(a, Value):
-            return ("value", number[a])
-        if isinstance(a, (list, tuple)):
-            return tuple(map(key, a))
-        return fake.argument_key(a)
-
     parts: list[object] = [v.type.key() for v in body.inputs]
     for eqn in body.equations:
-        parts.append((eqn.op, key(eqn.args), tuple((k, key(a)) for k, a in eqn.kwargs.items())))
+        parts.append(signature(eqn))
+        parts.extend([number[v] for v in eqn.inputs()])
         for v in eqn.outputs:
             if v is not None:
                 number[v] = len(number)
-                parts.append(v.type.key())
     return (*parts, tuple(number[v] for v in body.outputs if isinstance(v, Value)), config.machine)
 
 

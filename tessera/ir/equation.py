@@ -190,6 +190,8 @@ class Equation:
     source: Source = NOWHERE
     tags: frozenset[str] = frozenset()
     _reads: tuple[Value, ...] | None = field(default=None, init=False, repr=False)  # `inputs`, once they were asked for
+    _effect: bool | None = field(default=None, init=False, repr=False)  # `has_effect`, once it was asked for
+    _signature: int | None = field(default=None, init=False, repr=False)  # `signature.of`, once it was asked for
 
     @property
     def out(self) -> Value:
@@ -215,7 +217,7 @@ class Equation:
         return bind(self.op, self.args, self.kwargs)
 
     def results(self) -> list[Value]:
-        return [v for v in self.outputs if v is not None]
+        return [v for v in self.outputs if v is not None] if None in self.outputs else list(self.outputs)  # type: ignore[arg-type]
 
     def with_(self, **changes: object) -> Equation:
         return replace(self, **changes)  # type: ignore[arg-type]

@@ -253,10 +253,18 @@ class _Call(Protocol):
     def args(self) -> tuple: ...
     @property
     def kwargs(self) -> dict: ...
+    @property
+    def _effect(self) -> bool | None: ...
 
 
 def has_effect(eqn: _Call) -> bool:
     """Must stay even if nothing reads its result, and must keep its place among its like."""
+    if eqn._effect is None:  # passes ask again and again
+        object.__setattr__(eqn, "_effect", _has_effect(eqn))
+    return eqn._effect  # type: ignore[return-value]
+
+
+def _has_effect(eqn: _Call) -> bool:
     op = eqn.op
     if not isinstance(op, OpOverload):
         return not getattr(op, "pure", True) or any(isinstance(a, OpOverload) and is_random(a) for a in eqn.args)

@@ -8,7 +8,7 @@ A scalar's type is the Python kind of a number known only when the program runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -97,9 +97,14 @@ class TensorType:
     layout: torch.layout = torch.strided
     offset: Size = 0
     bits: tuple[bool, bool] = (False, False)  # lazy conjugate, lazy negative
+    _key: tuple | None = field(
+        default=None, init=False, repr=False
+    )  # `key()` of a type without symbols, once asked for
 
     def key(self) -> tuple:
-        return (
+        if self._key is not None:
+            return self._key
+        key = (
             self.dtype,
             tuple(map(size_key, self.shape)),
             tuple(map(size_key, self.stride)),
@@ -107,6 +112,9 @@ class TensorType:
             self.layout,
             self.bits,
         )
+        if not self.is_symbolic:
+            object.__setattr__(self, "_key", key)
+        return key
 
     def lies_like(self, other: TensorType) -> bool:
         """The same strides, as far as is known now."""

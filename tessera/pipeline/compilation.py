@@ -89,7 +89,8 @@ class Compilation:
     def build(self, captured: Captured, edits: Edits) -> None:
         """Compile. Where that fails, what was there before goes on."""
         start = time.perf_counter()
-        executable, account = self.through(captured, edits)
+        with collection_paused():
+            executable, account = self.through(captured, edits)
         self.captured, self.edits, self.executable, self._account = captured, edits, executable, account
         self.from_cache, self.seconds = False, time.perf_counter() - start
 

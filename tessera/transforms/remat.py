@@ -93,7 +93,8 @@ class _Plan:
             if effect or binds or any(v in wanted for v in eqn.results()):
                 chosen.append(eqn)
                 wanted.update(eqn.inputs())
-                mentioned |= symbols_in((eqn.args, eqn.kwargs))
+                if self.trace.symbols:
+                    mentioned |= symbols_in((eqn.args, eqn.kwargs))
         return chosen[::-1]
 
     # --- what may be recomputed ---
@@ -301,7 +302,7 @@ class _Plan:
     def _symbols_for_backward(self, saved: list[Value]) -> list[Value]:
         """Numbers that bind the symbolic sizes backward mentions."""
         used: set[str] = set()
-        for eqn in self.trace.equations:
+        for eqn in self.trace.equations if self.trace.symbols else ():
             if eqn in self.needed:
                 used |= symbols_in((eqn.args, eqn.kwargs))
         keep: list[Value] = []

@@ -65,7 +65,7 @@ def capture_graph(
     builder = Builder(name, mode)
     names = [input_name(n, arguments) for n in placeholders]
     further, further_names = _of_blocks(gm)
-    fakes += [fake.fake_of(type_of(x), mode) for x in further]  # type: ignore[arg-type]
+    fakes += fake.fakes_of(map(type_of, further), mode)  # type: ignore[arg-type]
     names += further_names
     grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in (*example_inputs, *further))
     run, enables = run_graph(gm, builder), enables_grad(gm)

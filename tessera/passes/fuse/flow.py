@@ -92,18 +92,25 @@ class Flow:
         return views
 
     def body(self, members: list[int]) -> Trace:
-        inside = set(members)
+        reads, outputs = self.ends(members)
         equations = tuple(self.trace.equations[i] for i in members)
-        computed = {v for eqn in equations for v in eqn.results()}
-        reads = dict.fromkeys(v for eqn in equations for v in eqn.inputs() if v not in computed)
-        outputs = tuple(
-            v
-            for eqn in equations
-            for v in eqn.results()
-            if v in self.escapes or any(r not in inside for r in self.readers.get(v, ()))
-        )
         symbols = {s: where for s, where in self.trace.symbols.items() if where[0] in reads}
-        return Trace("region", tuple(reads), equations, outputs, {}, {}, symbols)
+        return Trace("region", tuple(reads), equations, tuple(outputs), {}, {}, symbols)
+
+    def ends(self, members: list[int]) -> tuple[dict[Value, None], list[Value]]:
+        """What some equations together read, and what others need of them."""
+        inside = set(members)
+        reads: dict[Value, None] = {}
+        outputs: list[Value] = []
+        for i in members:
+            eqn = self.trace.equations[i]
+            for v in eqn.inputs():
+                if self.maker.get(v) not in inside:
+                    reads[v] = None
+            for v in eqn.outputs:
+                if v is not None and (v in self.escapes or not inside.issuperset(self.readers.get(v, ()))):
+                    outputs.append(v)
+        return reads, outputs
 
     def before(self, i: int, members: set[int]) -> set[int]:
         """Members that an equation needs, directly or not."""

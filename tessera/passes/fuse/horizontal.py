@@ -45,7 +45,7 @@ def horizontal(trace: Trace, regions: Sequence[Sequence[int]], forms: Sequence[H
             continue
         if key in waiting:
             both = [groups.of[regions[i][0]] for i in (waiting[key][0], number)]
-            if _independent(groups, both):
+            if groups.independent(both):
                 groups.join(both)
             else:
                 close(key)
@@ -57,12 +57,6 @@ def horizontal(trace: Trace, regions: Sequence[Sequence[int]], forms: Sequence[H
     for key in list(waiting):
         close(key)
     return launches
-
-
-def _independent(groups: Groups, nodes: list[int]) -> bool:
-    """No path leads from one to another."""
-    mask = sum(1 << n for n in nodes)
-    return not any(groups.above[n] & mask & ~(1 << n) for n in nodes) and groups.convex(nodes)
 
 
 def _bytes(trace: Trace, region: Sequence[int], written: set[Value]) -> tuple[int, int]:

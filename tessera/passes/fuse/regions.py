@@ -248,8 +248,7 @@ class _Fusion:
         return all(self.compiler.writes(self.trace.equations[i]) for i in sums)
 
     def _buffers(self, members: list[int]) -> int:
-        body = self.flow.body(members)
-        return len(body.inputs) + len(body.outputs)
+        return sum(map(len, self.flow.ends(members)))
 
     def _check(self, members: list[int]) -> tuple[float, str]:
         return self.compiler.check(self.flow.body(members))

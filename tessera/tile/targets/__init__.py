@@ -42,6 +42,7 @@ def target_for(device: torch.device | str) -> Target | None:
     return None if name is None or missing(name) else _make(name, machine_of(device))
 
 
+@functools.cache  # asked of every equation
 def _installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
