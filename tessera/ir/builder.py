@@ -167,7 +167,7 @@ class Builder:
         come from where the builder is now, with its tags."""
         for eqn in equations:
             outputs = tuple(None if v is None else self.value(v.name, v.type) for v in eqn.outputs)
-            replayed = eqn.substitute(env).with_(outputs=outputs)
+            replayed = eqn.over(env, outputs)
             self.equations.append(replayed.with_(source=self.source, tags=self.tags) if here else replayed)
             env.update({old: new for old, new in zip(eqn.outputs, outputs, strict=True) if old is not None})  # type: ignore[misc]
 

@@ -174,6 +174,7 @@ _RULES: dict[object, Callable] = {
     },
 }
 _memory: dict[tuple, object] = {}
+_UNKNOWN = object()
 _of_thread = threading.local()
 
 
@@ -249,7 +250,7 @@ def fakes_of(types: Iterable[TensorType], mode: FakeTensorMode) -> list[FakeTens
 
 
 def argument_key(a: Arg) -> object:
-    if isinstance(a, Value):
+    if type(a) is Value:
         return a.type.key()
     if isinstance(a, (list, tuple)):
         return (type(a).__name__, *map(argument_key, a))
@@ -282,6 +283,8 @@ def mentions_symbols(a: Arg) -> bool:
 def infer(op: Operator, args: tuple, kwargs: dict, mode: FakeTensorMode) -> object:
     """The types of what `op` gives: a Type, or a list of them (None where a result is not there)."""
     key = (op, argument_key(args), argument_key(kwargs))
+    if (known := _memory.get(key, _UNKNOWN)) is not _UNKNOWN:
+        return known
     if mentions_symbols((args, kwargs)):
         key = (*key, id(mode.shape_env))
     if key not in _memory:

@@ -96,10 +96,15 @@ def match(pattern: P, eqn: Equation, made_by: dict[Value, Equation]) -> Match | 
     return found if _match(pattern, eqn, made_by, found) else None
 
 
+def _takes(pattern: P, eqn: Equation) -> bool:
+    """As many arguments as the pattern has, of the same names."""
+    if pattern.open:
+        return len(eqn.args) >= len(pattern.args)
+    return len(eqn.args) == len(pattern.args) and eqn.kwargs.keys() == pattern.kwargs.keys()
+
+
 def _match(pattern: P, eqn: Equation, made_by: dict[Value, Equation], found: Match) -> bool:
-    if len(eqn.args) < len(pattern.args) or (len(eqn.args) > len(pattern.args) and not pattern.open):
-        return False
-    if not pattern.open and eqn.kwargs.keys() != pattern.kwargs.keys():
+    if not _takes(pattern, eqn):
         return False
     for wanted, given in zip(pattern.args, eqn.args, strict=False):
         if not _match_arg(wanted, given, made_by, found):
@@ -142,33 +147,58 @@ def rewrite(trace: Trace, table: Table, allow: Allow | None = None) -> Trace:
     `allow(eqn, value)` says whether a value that is there already may stand in for the equation's result;
     without it, equal types decide.
     """
+    only: set[Equation] | None = None
     for _ in range(WALKS):
         if not any(table.rules_for(eqn.op) for eqn in trace.equations):
             return trace
-        after = _walk(trace, table, allow)
+        refused: set[Equation] = set()
+        after = _walk(trace, table, allow, only, refused)
         if after is trace:
             return trace
-        trace = after
+        trace, only = after, _to_look_at(trace, after, refused)
     return trace
 
 
-def _walk(trace: Trace, table: Table, allow: Allow | None) -> Trace:
+def _to_look_at(before: Trace, after: Trace, refused: set[Equation]) -> set[Equation]:
+    """What a further walk may rewrite: equations that a walk changed, those that read from them, and those whose
+    replacement was refused, since that depends on what else stands where."""
+    there = set(before.equations)
+    changed = {eqn for eqn in after.equations if eqn not in there}
+    values = {v for eqn in changed for v in eqn.outputs}
+    return refused | changed | {eqn for eqn in after.equations if not values.isdisjoint(eqn.inputs())}
+
+
+def _walk(trace: Trace, table: Table, allow: Allow | None, only: set[Equation] | None, refused: set[Equation]) -> Trace:
+    """One walk, over all equations or `only` some. Adds to `refused` those that `allow` refused to replace."""
     rewrite = Rewrite(trace)
+
+    def ask(eqn: Equation, new: Value) -> bool:
+        if allow(eqn, new) if allow else new.type == eqn.out.type:
+            return True
+        refused.add(eqn)
+        return False
+
     makers: dict[Value, Equation] = {}  # of what is written by now
+    there, changed = set(trace.equations), set[Value]()
     done = 0
+    equations = rewrite.equations
     for eqn in rewrite:
-        for written in rewrite.equations[done:]:
-            makers.update((v, written) for v in written.results())
-        done = len(rewrite.equations)
+        for written in equations[done:]:
+            makers.update((v, written) for v in written.outputs if v is not None)
+            if written not in there:
+                changed.update(written.results())
+        done = len(equations)
+        if only is not None and eqn in there and eqn not in only and changed.isdisjoint(eqn.inputs()):
+            continue
         rules = table.rules_for(eqn.op)
         if rules and len(eqn.outputs) == 1 and eqn.outputs[0] is not None:
             for rule in rules:
-                if _apply(rewrite, rule, eqn, makers, allow):
+                if _takes(rule[0], eqn) and _apply(rewrite, rule, eqn, makers, ask):
                     break
     return rewrite.finish()
 
 
-def _apply(rewrite: Rewrite, rule: Rule, eqn: Equation, makers: dict[Value, Equation], allow: Allow | None) -> bool:
+def _apply(rewrite: Rewrite, rule: Rule, eqn: Equation, makers: dict[Value, Equation], allow: Allow) -> bool:
     found = match(rule[0], eqn, makers)
     if found is None or (len(rule) == 3 and not rule[2](found)):
         return False
@@ -179,7 +209,7 @@ def _apply(rewrite: Rewrite, rule: Rule, eqn: Equation, makers: dict[Value, Equa
         if not isinstance(new, Value) or new is eqn.out:
             return None
         if len(rewrite.equations) == start:
-            if allow(eqn, new) if allow else new.type == eqn.out.type:
+            if allow(eqn, new):
                 rewrite.rename(eqn.out, new)
             return None
         return new if new.type == eqn.out.type else None

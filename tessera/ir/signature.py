@@ -10,7 +10,7 @@ from tessera.ir import fake
 from tessera.ir.equation import Equation, Value
 from tessera.ir.types import TensorType
 
-_numbers: dict[tuple, int] = {}
+_numbers: dict[tuple, tuple[int, bool]] = {}  # the number, and whether it mentions no symbols
 
 
 def signature(eqn: Equation) -> int:
@@ -22,9 +22,11 @@ def signature(eqn: Equation) -> int:
     types = tuple(None if v is None else v.type.key() for v in eqn.outputs)
     same = tuple(map(reads.index, reads)) if len(reads) > 1 else ()  # add(x, x) is not add(x, y)
     key = (eqn.op, fake.argument_key(eqn.args), fake.argument_key(eqn.kwargs), types, eqn.many, same)
-    number = _numbers.setdefault(key, len(_numbers))
-    # What is known of a symbolic size may change.
-    if not fake.mentions_symbols((eqn.args, eqn.kwargs)) and not any(map(_is_symbolic, eqn.outputs)):
+    if key not in _numbers:
+        symbolic = fake.mentions_symbols((eqn.args, eqn.kwargs)) or any(map(_is_symbolic, eqn.outputs))
+        _numbers[key] = len(_numbers), not symbolic
+    number, lasts = _numbers[key]
+    if lasts:  # what is known of a symbolic size may change
         object.__setattr__(eqn, "_signature", number)
     return number
 

@@ -175,7 +175,8 @@ class Compilation:
 
     def try_to_store(self, key: Key) -> None:
         try:
-            self.store(key)
+            with collection_paused():
+                self.store(key)
         except FAULTS as reason:
             log(1, f"{self.name}: not kept on disk: {_told(reason)}")
 

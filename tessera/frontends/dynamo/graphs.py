@@ -273,7 +273,10 @@ def _record(
     recorder = recording()
     assert recorder is not None
     recorder.builder.source = dataclasses.replace(source, module=module or source.module)
-    names = list({id(x): _operand_name(x, recorder, module) for x in args}.values())
+
+    def names() -> list[str]:
+        return list({id(x): _operand_name(x, recorder, module) for x in args}.values())
+
     return record_call(op, recorder, lambda b: run_graph(body, b), args, {}, name, names, key)
 
 

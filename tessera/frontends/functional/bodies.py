@@ -52,13 +52,13 @@ def record_call(
     args: tuple,
     kwargs: dict,
     name: str,
-    names: Sequence[str] = (),
+    names: Callable[[], Sequence[str]],
     key: object = None,
 ) -> object:
     """The result of `make(builder)(*args, **kwargs)`, computed by one equation.
 
-    `make` gives the function for the builder its equations go to; `names` are for tensors and symbolic numbers among
-    the arguments. Calls with one `key` and equal types are known to have the same body.
+    `make` gives the function for the builder its equations go to; `names` gives those of tensors and symbolic numbers
+    among the arguments, where a body is recorded. Calls with one `key` and equal types are known to have the same body.
     """
     leaves, spec = pytree.tree_flatten((args, kwargs))
     with fake.alone():
@@ -75,7 +75,8 @@ def record_call(
         return run
 
     def record() -> Body | None:
-        chosen = [names[i] if i < len(names) else "x" for i in range(len(operands))]
+        known = names()
+        chosen = [known[i] if i < len(known) else "x" for i in range(len(operands))]
         return _record(recorder, lambda builder: flat(make(builder)), operands, chosen, name)
 
     if key is None:
@@ -226,7 +227,7 @@ def record_function_call(op: Special, recorder: Recorder, func: Callable, args: 
     name = getattr(func, "__name__", type(func).__name__).replace("<lambda>", "body")
     names = zip(pytree.tree_leaves((args, kwargs)), argument_names(func, args, kwargs), strict=True)
     chosen = {id(x): n for x, n in names if isinstance(x, (torch.Tensor, *SYMBOLIC))}
-    return record_call(op, recorder, lambda _: func, args, kwargs, name, list(chosen.values()))
+    return record_call(op, recorder, lambda _: func, args, kwargs, name, lambda: list(chosen.values()))
 
 
 def _watched_checkpoint(_: object) -> Callable:

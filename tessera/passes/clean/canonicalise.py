@@ -22,6 +22,7 @@ from tessera.ir.equation import Arg, Equation, Value, values_in
 from tessera.ir.match import Match, P, Table, Var, rewrite
 from tessera.ir.record import NO_GRAD
 from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType
 from tessera.ops.families import same_shape
 from tessera.passes.memory.alias import Roots, escaping, roots
 from tessera.util.names import names
@@ -61,6 +62,12 @@ def is_integer(m: Match) -> bool:
 def is_real(m: Match) -> bool:
     """A complex product with one makes a nan of an infinity."""
     return not _dtype(m).is_complex and _dtype(m) is not torch.bool
+
+
+def is_alike(m: Match) -> bool:
+    """Shape, dtype and device stay; of others nothing can stand for the result."""
+    given = m.captures["x"]
+    return isinstance(given, Value) and isinstance(given.type, TensorType) and _alike(given, m.root.out)
 
 
 def is_round_trip(m: Match) -> bool:
@@ -125,28 +132,28 @@ TABLE = Table(
         (P("aten.neg", P("aten.neg", x)), lambda x: x),  # -(-x) -> x
         (P("aten.relu", P("aten.relu", x)), lambda x: aten.relu(x)),  # relu(relu(x)) -> relu(x)
         # casts and copies
-        (cast, if_same),  # to its own dtype
-        (P("aten._to_copy", x), if_same),
+        (cast, if_same, is_alike),  # to its own dtype
+        (P("aten._to_copy", x), if_same, is_alike),
         (P("aten._to_copy", cast, dtype=anything), lambda x: x, is_round_trip),
-        (P("aten.clone", x, ...), if_same),
-        (P("aten.contiguous", x, ...), if_same),
+        (P("aten.clone", x, ...), if_same, is_alike),
+        (P("aten.contiguous", x, ...), if_same, is_alike),
         (P("aten.copy", x, src, ...), last_writer),  # copy(x, src) -> src
         # dropout that drops nothing
         (P("aten.dropout", x, ...), lambda x: x, lambda m: _keeps_all(m.root)),
         # views of views
-        *((P(v, x, shape), if_same) for v in VIEWS),  # x.view(x.shape) -> x
+        *((P(v, x, shape), if_same, is_alike) for v in VIEWS),  # x.view(x.shape) -> x
         *(
             (P(outer, P(inner, x, ...), shape), again(outer), inner_is_free)
             for outer in ("aten.view", "aten.reshape")
             for inner in VIEWS
         ),
-        (P("aten.expand", x, shape), if_same),
+        (P("aten.expand", x, shape), if_same, is_alike),
         (P("aten.expand", P("aten.expand", x, ...), shape), lambda x, shape: aten.expand(x, shape)),
         (P("aten.t", P("aten.t", x)), lambda x: x),
         (P("aten.transpose", P("aten.transpose", x, ...), ...), lambda x: x, undo),
         (P("aten.permute", P("aten.permute", x, a), b), merge_permutes),
         (P("aten.permute", x, dims), unless_moved),
-        (P("aten.slice", x), if_same),
+        (P("aten.slice", x), if_same, is_alike),
         (P("aten.slice", x, dims, anything, anything), lambda x, dims: x),  # x[:, -1:] of one, refused of more
         (P("aten.squeeze", P("aten.unsqueeze", x, a), a), lambda x, a: x),
         (P("aten.alias", x), lambda x: x),

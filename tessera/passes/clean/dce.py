@@ -7,6 +7,8 @@ may fail, writes write), and equations whose results bind a size that is mention
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tessera.ir.equation import Arg, Value, symbols_in, values_in
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
@@ -18,16 +20,16 @@ def dce(trace: Trace) -> Trace:
     live.update(trace.mutations.values())
     binds = trace.symbols
 
-    def need(tree: Arg) -> None:
-        live.update(values_in(tree))
+    def need(read: Iterable[Value], tree: Arg) -> None:
+        live.update(read)
         if binds:
             live.update(binds[s][0] for s in mentioned(tree) if s in binds)
 
-    need(trace.outputs)
+    need((), trace.outputs)
     kept = []
     for eqn in reversed(trace.equations):
         if any(v in live for v in eqn.outputs) or has_effect(eqn):
-            need((eqn.args, eqn.kwargs))
+            need(eqn.inputs(), (eqn.args, eqn.kwargs))
             kept.append(eqn)
     constants = {v: t for v, t in trace.constants.items() if v in live}
     if len(kept) == len(trace.equations) and len(constants) == len(trace.constants):

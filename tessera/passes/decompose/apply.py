@@ -18,6 +18,7 @@ from tessera.ir.builder import Builder, aten
 from tessera.ir.equation import Equation, Special, Value, substitute
 from tessera.ir.rewrite import Rewrite, needed
 from tessera.ir.schema import bind, has_effect
+from tessera.ir.signature import signature
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ir.verify import same_type
@@ -61,15 +62,39 @@ class _Decompose:
     def __init__(self, trace: Trace, holds: Holds) -> None:
         self.holds, self.rewrite = holds, Rewrite(trace)
         self.wanted = {*self.rewrite.results, *self.rewrite.users}
+        self.known: dict[int, tuple[Equation, list[Equation] | None]] = {}  # by signature: an equation and its parts
+        self.looked = False  # a decomposition looked at what computed its arguments
 
     def run(self) -> Trace:
         for eqn in self.rewrite:
             if isinstance(eqn.op, OpOverload) and not has_effect(eqn) and not self.holds(eqn):
                 # results that nothing reads need no parts
                 read = eqn.with_(outputs=tuple(v if v in self.wanted else None for v in eqn.outputs))
-                if parts := self.parts(read, DEPTH):
+                if parts := self.like_before(read):
                     self.rewrite.keep(*parts)
         return self.rewrite.finish()
+
+    def like_before(self, eqn: Equation) -> list[Equation] | None:
+        """The parts of an equation; those of one that differs from an earlier one in its values alone are that one's."""
+        if (known := self.known.get(signature(eqn))) is None:
+            self.looked = False
+            parts = self.parts(eqn, DEPTH)
+            if not self.looked:
+                self.known[signature(eqn)] = eqn, parts
+            return parts
+        first, parts = known
+        return None if parts is None else self.again(parts, first, eqn)
+
+    def again(self, parts: list[Equation], first: Equation, eqn: Equation) -> list[Equation]:
+        """An earlier equation's parts over the values of this one."""
+        values = zip((*first.inputs(), *first.outputs), (*eqn.inputs(), *eqn.outputs), strict=True)
+        env: dict[Value, Value] = {old: new for old, new in values if old is not None and new is not None}
+        copies: list[Equation] = []
+        for part in parts:
+            env |= {v: self.rewrite.builder.value(v.name, v.type) for v in part.results() if v not in env}
+            copied = part.renamed(env)
+            copies.append(copied.with_(source=eqn.source, tags=eqn.tags))
+        return copies
 
     def parts(self, eqn: Equation, depth: int) -> list[Equation] | None:
         """Equations that compute what this one does, under its results' names, all of which kernels hold."""
@@ -116,6 +141,7 @@ class _Decompose:
             return foreach_parts(op_name(op), overload_name(op), *bound, self.rewrite.builder)
         rule = DECOMPOSITIONS.get(f"{op_name(op)}.{overload_name(op)}") or DECOMPOSITIONS.get(op_name(op))
         if op_name(op) in WITH_MAKERS:
+            self.looked = True
             rule = partial(WITH_MAKERS[op_name(op)], self.rewrite.makers)
         if rule is None:
             return None

@@ -142,14 +142,15 @@ class _Sums:
         return not (small or widens(e) or self.compiler.kind(e) == VIEW)
 
     @functools.cached_property
-    def kernels(self) -> list[set[Equation]]:
-        """What would be computed together without any copies."""
-        return [{self.trace.equations[i] for i in region} for region in fuse(self.trace, self.compiler)]
+    def kernels(self) -> dict[Equation, set[Equation]]:
+        """What would be computed together without any copies, by each of its members."""
+        regions = [{self.trace.equations[i] for i in region} for region in fuse(self.trace, self.compiler)]
+        return {eqn: region for region in regions for eqn in region}
 
     def one_kernel(self, eqn: Equation, chain: list[Equation]) -> bool:
         """One kernel computes the sum and all that it shares with others, who are in that kernel too."""
         readers = [user for e in chain for v in e.results() for user in self.readers(v)]
-        return any(kernel.issuperset([*chain, eqn, *readers]) for kernel in self.kernels)
+        return self.kernels.get(eqn, set()).issuperset([*chain, eqn, *readers])
 
     def readers(self, v: Value) -> Iterator[Equation]:
         """Who computes with a value, directly or through views and casts, which go wherever their reader is."""

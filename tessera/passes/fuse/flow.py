@@ -24,6 +24,7 @@ class Flow:
         self.partly = written_in_part(trace)
         self.kinds = ["" if i in self.partly else self.kind(eqn) for i, eqn in enumerate(trace.equations)]
         self.maker = trace.places()
+        self._sources: dict[int, frozenset[int]] = {}
         self.readers: dict[Value, list[int]] = {}
         for i, eqn in enumerate(trace.equations):
             for v in dict.fromkeys(eqn.inputs()):
@@ -42,12 +43,12 @@ class Flow:
     def computes(self, i: int) -> bool:
         return self.kinds[i] not in ("", VIEW)
 
-    def sources(self, i: int) -> Iterator[int]:
+    def sources(self, i: int) -> frozenset[int]:
         """Computing equations that this one reads, directly or through views."""
-        for v in self.trace.equations[i].inputs():
-            j = self.root(v)
-            if j is not None and self.computes(j):
-                yield j
+        if i not in self._sources:
+            roots = map(self.root, self.trace.equations[i].inputs())
+            self._sources[i] = frozenset(j for j in roots if j is not None and self.computes(j))
+        return self._sources[i]
 
     def root(self, v: Value) -> int | None:
         """The equation that computes what a value shows."""
@@ -96,6 +97,11 @@ class Flow:
         equations = tuple(self.trace.equations[i] for i in members)
         symbols = {s: where for s, where in self.trace.symbols.items() if where[0] in reads}
         return Trace("region", tuple(reads), equations, tuple(outputs), {}, {}, symbols)
+
+    def touched(self, i: int) -> int:
+        """Values that an equation reads and gives."""
+        eqn = self.trace.equations[i]
+        return len(eqn.inputs()) + len(eqn.outputs)
 
     def ends(self, members: list[int]) -> tuple[dict[Value, None], list[Value]]:
         """What some equations together read, and what others need of them."""

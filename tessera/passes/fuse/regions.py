@@ -35,6 +35,7 @@ from tessera.passes.fuse.compiler import (
 )
 from tessera.passes.fuse.flow import Flow
 from tessera.passes.fuse.products import SLACK, Products
+from tessera.passes.fuse.repeats import shortened
 
 MOST_BUFFERS, MOST_EQUATIONS = 24, 96
 AGAIN = 1.3  # how much dearer a kernel may get by computing something again, beside SLACK
@@ -49,8 +50,15 @@ def fuse(trace: Trace, compiler: Compiler) -> list[list[int]]:
     """Regions of at least two computing equations, in order; remembered, for several stages ask about one trace."""
     known = _regions.get(trace)
     if known is None or known[0] is not compiler:
-        known = _regions[trace] = compiler, _Fusion(trace, compiler).run()
+        known = _regions[trace] = compiler, _fused(trace, compiler)
     return [list(region) for region in known[1]]
+
+
+def _fused(trace: Trace, compiler: Compiler) -> list[list[int]]:
+    """Of a program that repeats itself, a few repeats tell how all are fused."""
+    short = shortened(trace)
+    regions = None if short is None else short.extended(_fused(short.trace, compiler))
+    return _Fusion(trace, compiler).run() if regions is None else regions
 
 
 def reasons(trace: Trace, compiler: Compiler) -> dict[str, str]:
@@ -109,7 +117,9 @@ class _Fusion:
 
     def _follow(self, i: int) -> None:
         """Join the groups of what an equation reads, those that save most first."""
-        for j in sorted(set(self.flow.sources(i)), key=lambda j: -bytes_moved(self.trace.equations[j])):
+        sources = self.flow.sources(i)
+        most = sources if len(sources) < 2 else sorted(sources, key=lambda j: -bytes_moved(self.trace.equations[j]))
+        for j in most:
             self._try(self.groups.of[j], self.groups.of[i])
 
     def _merge_edges(self) -> None:
@@ -119,7 +129,7 @@ class _Fusion:
             changed = False
             for i in range(len(self.trace.equations)):
                 if self.flow.computes(i):
-                    for j in set(self.flow.sources(i)):
+                    for j in self.flow.sources(i):
                         changed |= self._try(self.groups.of[j], self.groups.of[i])
 
     def _merge_readers(self) -> None:
@@ -210,7 +220,7 @@ class _Fusion:
             merged = Work(one.points, two.rows if one.outer else one.rows, walks=True)
         merged.walks |= one.walks or two.walks
         merged.runs = one.runs or two.runs
-        if len(members) > MOST_EQUATIONS or self._buffers(members) > MOST_BUFFERS:
+        if len(members) > MOST_EQUATIONS or self._many_buffers(members):
             return merged, "the kernel would be too large"
         if one.products or two.products:
             points = (two if two.products else one).points
@@ -247,8 +257,10 @@ class _Fusion:
         sums = [i for i in self.groups.members[group] if self.kinds[i] == REDUCE]
         return all(self.compiler.writes(self.trace.equations[i]) for i in sums)
 
-    def _buffers(self, members: list[int]) -> int:
-        return sum(map(len, self.flow.ends(members)))
+    def _many_buffers(self, members: list[int]) -> bool:
+        if sum(map(self.flow.touched, members)) <= MOST_BUFFERS:  # at most so many, if each were a buffer
+            return False
+        return sum(map(len, self.flow.ends(members))) > MOST_BUFFERS
 
     def _check(self, members: list[int]) -> tuple[float, str]:
         return self.compiler.check(self.flow.body(members))

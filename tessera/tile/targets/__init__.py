@@ -10,6 +10,7 @@ import torch
 
 from tessera.machines import Machine, machine_of
 from tessera.tile.targets.base import CompiledKernel, Target
+from tessera.util.config import config
 
 __all__ = ["CompiledKernel", "Target", "missing", "named", "target_for"]
 
@@ -38,11 +39,21 @@ def named(name: str, machine: Machine | None = None) -> Target | None:
 def target_for(device: torch.device | str) -> Target | None:
     """The target that runs kernels on this device, or None where nothing here can."""
     device = torch.device(device)
+    if device.type == "cpu" or device.index is not None:  # which device that is does not change
+        return _target_of(device, config.machine)
+    return _target(device)
+
+
+@functools.cache  # asked of every equation
+def _target_of(device: torch.device, machine: str) -> Target | None:
+    return _target(device)
+
+
+def _target(device: torch.device) -> Target | None:
     name = DEVICES.get(device.type)
     return None if name is None or missing(name) else _make(name, machine_of(device))
 
 
-@functools.cache  # asked of every equation
 def _installed(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None

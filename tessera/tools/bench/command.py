@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tessera.tools.bench import core, kernels, models
+from tessera.tools.bench import core, depth, kernels, models
 from tessera.tools.bench import machine as machine_suite
 from tessera.tools.bench.probe import CONTESTANTS
 from tessera.tools.bench.report import to_json
@@ -19,7 +19,7 @@ from tessera.tools.machine import machine
 from tessera.util.errors import OptionError
 
 STDOUT = "-"
-SUITES = {"core": core, "kernels": kernels, "models": models, "zoo": zoo, "machine": machine_suite}
+SUITES = {"core": core, "depth": depth, "kernels": kernels, "models": models, "zoo": zoo, "machine": machine_suite}
 
 
 def arguments(parser: ArgumentParser) -> None:

@@ -19,7 +19,6 @@ from tessera.tools.bench.report import Outcome, Row, Target, listed, rows, table
 Say = Callable[[str], None]
 TITLE = "one thread"
 LAYERS = 12
-DEPTHS = (8, 64)  # layers that a first call should cost about the same for
 BLOCKS = 100  # short blocks, for each round asked for, where a contestant is measured in one process
 
 
@@ -51,20 +50,6 @@ def compile_cost(title: str, options: Options, say: Say, *, backward: bool, limi
     return rows(title, "ms", samples, "aot_eager", targets)
 
 
-def depth_cost(title: str, options: Options, say: Say, *, backward: bool) -> list[Row]:
-    """Tessera's first call of a GPT with few layers and with many: equal layers should cost what one does."""
-    depths = {f"tessera[aten], {layers} layers": layers for layers in DEPTHS}
-    if options.who is not None and "tessera[aten]" not in options.who:
-        return []
-    samples: Samples = {name: [] for name in depths}
-    for number in range(options.rounds):
-        for name, layers in depths.items():
-            say(f"{title}: {name}, round {number + 1} of {options.rounds}")
-            samples[name].append(_probe(probe.compile_cost, who="tessera[aten]", layers=layers, backward=backward))
-    few, many = depths
-    return rows(title, "ms", samples, few, {many: Target(1.5, few)})
-
-
 def call_overhead(title: str, options: Options, say: Say) -> list[Row]:
     """`a + b` on 2x2 tensors: the arithmetic is nothing, so what is measured is the way there."""
     say(title)
@@ -93,8 +78,6 @@ def training_step(title: str, options: Options, say: Say) -> list[Row]:
 SECTIONS: dict[str, Callable[[Options, Say], list[Row]]] = {
     "compile": partial(compile_cost, "first call, forward", backward=False, limit=1.2),
     "compile-train": partial(compile_cost, "first call, forward + backward", backward=True, limit=0.9),
-    "depth": partial(depth_cost, "first call by depth, forward", backward=False),
-    "depth-train": partial(depth_cost, "first call by depth, forward + backward", backward=True),
     "call": partial(call_overhead, "a + b, per call"),
     "call-train": partial(gradient_overhead, "a + b, per call with backward"),
     "step": partial(training_step, "GPT training step"),
