@@ -7,6 +7,7 @@ inputs outside; the `Layout` that puts its results in order for the caller; the 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 
 import torch
 
@@ -232,8 +233,8 @@ def positions_read(trace: Trace) -> frozenset[int]:
 
 def _edges(captured: Captured) -> tuple[int, ...]:
     """Of each input, how many tensors stand before it: autograd counts nothing else."""
-    tensors = [isinstance(v.type, TensorType) for v in captured.trace.inputs]
-    return tuple(sum(tensors[:i]) for i in range(len(tensors)))
+    tensors = (int(isinstance(v.type, TensorType)) for v in captured.trace.inputs)
+    return tuple(accumulate(tensors, initial=0))[:-1]
 
 
 def _influences(joint: Joint, split: Split, given: tuple[Given, ...]) -> set[Value]:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from programs import trace_of
-from torch import Tensor
 from tile_reference import Reference
+from torch import Tensor
 
 from tessera.executors import tile
 from tessera.ir.trace import Trace
