@@ -75,7 +75,7 @@ class _Decompose:
         return self.rewrite.finish()
 
     def like_before(self, eqn: Equation) -> list[Equation] | None:
-        """The parts of an equation; those of one that differs from an earlier one in its values alone are that one's."""
+        """The parts of an equation; of one that differs from an earlier one in its values alone, that one's."""
         if (known := self.known.get(signature(eqn))) is None:
             self.looked = False
             parts = self.parts(eqn, DEPTH)
