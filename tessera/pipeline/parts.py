@@ -93,7 +93,8 @@ def split(trace: Trace, run: Run) -> Trace:
     budget = options.memory_budget if options.offload == "none" else None
     run.split = remat(joint, options.recompute, budget)
     account.saved_bytes = run.split.saved_bytes
-    account.saved = tuple(v.name for v in run.split.saved if v not in joint.trace.inputs)
+    given = set(joint.trace.inputs)
+    account.saved = tuple(v.name for v in run.split.saved if v not in given)
     account.kept = (run.split.forward, run.split.saved)
     count = len(run.split.forward.outputs) - len(run.split.saved)
     run.results = list(dict.fromkeys(run.split.forward.outputs[:count]))  # each once: autograd gives each one grad_fn

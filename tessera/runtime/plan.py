@@ -68,7 +68,7 @@ def bridge_of(
     inputs = {v: i for i, v in enumerate(joint.trace.inputs)}
     tensors = tuple(i for i, v in enumerate(split.saved) if isinstance(v.type, TensorType))
     numbers = tuple(i for i, v in enumerate(split.saved) if not isinstance(v.type, TensorType))
-    influences = _influences(joint, split, given)
+    influences, saved = _influences(joint, split, given), set(split.saved)
     return Bridge(
         len(results),
         passive,
@@ -78,7 +78,7 @@ def bridge_of(
         tensors,
         numbers,
         tuple(inputs.get(v, -1) for v in split.saved),
-        tuple(inputs[v] for v in joint.wrt if v not in split.saved and v in influences),
+        tuple(inputs[v] for v in joint.wrt if v not in saved and v in influences),
         _reached(joint),
         _cut(joint),
         _edges(captured),

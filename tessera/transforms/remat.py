@@ -56,6 +56,7 @@ class _Plan:
     def __init__(self, joint: Joint) -> None:
         self.joint, self.trace = joint, joint.trace
         self.primals = self.trace.inputs[: len(self.trace.inputs) - len(joint.pulled)]
+        self.given = set(self.primals)
         self.cts = self.trace.inputs[len(self.primals) :]
         self.outputs = self.trace.outputs[: len(self.trace.outputs) - len(joint.wrt)]
         self.grads = self.trace.outputs[len(self.outputs) :]
@@ -65,6 +66,7 @@ class _Plan:
         self.needed = self._needed()
         self.boundary = self._boundary()
         self.stored = self._stored()
+        self._ranks: dict[Equation, int] = {}
 
     def _depends_on_cotangents(self) -> set[Equation]:
         tainted: set[Value] = set(self.cts)
@@ -90,7 +92,7 @@ class _Plan:
         for eqn in reversed(list(equations)):
             binds = any(s in mentioned and v in eqn.results() for s, (v, _) in self.trace.symbols.items())
             effect = eqn in effects and has_effect(eqn)
-            if effect or binds or any(v in wanted for v in eqn.results()):
+            if effect or binds or not wanted.isdisjoint(eqn.outputs):
                 chosen.append(eqn)
                 wanted.update(eqn.inputs())
                 if self.trace.symbols:
@@ -146,6 +148,11 @@ class _Plan:
 
     def _rank(self, eqn: Equation) -> int:
         """0: runs once anyway; 1: a view; 2: cheap arithmetic; 3: real work; 4: must not run twice."""
+        if eqn not in self._ranks:
+            self._ranks[eqn] = self._ranked(eqn)
+        return self._ranks[eqn]
+
+    def _ranked(self, eqn: Equation) -> int:
         if not self._pure(eqn):
             return 4
         if eqn not in self.early:
@@ -284,7 +291,7 @@ class _Plan:
         return builder.equations, [copies.get(v, v) for v in saved], copies
 
     def _input_root(self, v: Value) -> Value | None:
-        while v not in self.primals:
+        while v not in self.given:
             eqn = self.maker.get(v)
             if eqn is None or not is_view(eqn.op) or not eqn.inputs():
                 return None
@@ -294,7 +301,7 @@ class _Plan:
     def _views(self, v: Value) -> list[Equation]:
         """The views that lead from an input to a value."""
         path: list[Equation] = []
-        while v not in self.primals:
+        while v not in self.given:
             path.append(self.maker[v])
             v = self.maker[v].inputs()[0]
         return path[::-1]
