@@ -20,7 +20,8 @@ from tessera.ops.matmul import product_cost
 from tessera.ops.op import declare
 from tessera.util.config import config
 
-LARGEST = 448.0
+EIGHT_BITS = {torch.float8_e4m3fn: 448.0, torch.float8_e5m2: 57344.0}  # and the largest number of each
+LARGEST = EIGHT_BITS[torch.float8_e4m3fn]
 LEAST = 1e-12  # a row's largest magnitude counts as no less: rows of zeros have a scale too
 ERROR = 0.08  # 2**-4 from rounding x, the rest from sums in fewer bits and the result's 16
 FLOOR = 2.0**-10 / LARGEST
