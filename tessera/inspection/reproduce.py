@@ -171,6 +171,8 @@ def _options(case: Case) -> str:
         parts.append(f"memory_budget={chosen.memory_budget}")
     if chosen.offload != "none":
         parts.append(f"offload={chosen.offload!r}")
+    if chosen.precision is not None:
+        parts.append(f"precision=tessera.{chosen.precision!r}")
     return ", ".join(parts)
 
 

@@ -135,7 +135,7 @@ class Compilation:
         """What a stored program would be found by; None where there can be none, or where every stage is wanted."""
         if not config.program_cache or config.dump or config.verify or config.autotune or config.log >= 2:
             return None
-        if self.given:  # they would belong to the key
+        if self.given or self.options.histories is not None:  # they would belong to the key
             return None
         try:
             return key_of(self.captured, self.options.executors, self.identity())

@@ -20,6 +20,7 @@ from tessera.ir.equation import NUMBER, Arg, Equation, Value, recompute_region, 
 from tessera.ir.schema import has_effect, is_view
 from tessera.ir.trace import Trace
 from tessera.ir.types import ScalarType, TensorType
+from tessera.ops.fp8 import rounds
 from tessera.ops.op import flops, rules
 from tessera.transforms.mincut import INFINITE, min_cut
 from tessera.transforms.vjp import Joint
@@ -152,6 +153,8 @@ class _Plan:
         declared = rules(eqn.op)
         if declared is not None and declared.free or is_view(eqn.op):
             return 1
+        if rounds(eqn):
+            return 3
         return 2 if declared is not None and declared.family in _ARITHMETIC else 3
 
     def fit(self, budget: int) -> list[Value]:

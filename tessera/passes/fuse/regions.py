@@ -31,6 +31,7 @@ from tessera.passes.fuse.compiler import (
     Compiler,
     Work,
     is_outer,
+    turns,
     widens,
 )
 from tessera.passes.fuse.flow import Flow
@@ -71,6 +72,7 @@ class _Fusion:
         self.work: dict[int, Work] = {}
         self.products = Products(self.flow, compiler, self.work, self._cost)
         self.refused: dict[int, str] = dict.fromkeys(self.flow.partly, "it writes part of an input in place")
+        self.turning = {i for i, eqn in enumerate(trace.equations) if turns(eqn)}
         self.late = False  # whatever fits better has been merged
 
     def alone(self, i: int) -> str:
@@ -212,6 +214,8 @@ class _Fusion:
         merged.runs = one.runs or two.runs
         if len(members) > MOST_EQUATIONS or self._buffers(members) > MOST_BUFFERS:
             return merged, "the kernel would be too large"
+        if (one.reduces or two.reduces) and not self.turning.isdisjoint(members):
+            return merged, "a copy that turns rows into columns is written in tiles, not along rows"
         if one.products or two.products:
             points = (two if two.products else one).points
             merged = Work(points, points, products=(*one.products, *two.products))
