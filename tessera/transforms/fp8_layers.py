@@ -20,7 +20,7 @@ from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
-from tessera.ir.types import dtype_name, size_hint, type_of
+from tessera.ir.types import Size, dtype_name, size_hint, type_of
 from tessera.ir.views import PERMUTES, RESHAPES
 from tessera.ops.families import product
 from tessera.ops.fp8 import FEW_ROWS, WHOLE
@@ -44,7 +44,7 @@ class Layer:
     joined: bool = False  # with the loss after it
 
     @property
-    def sides(self) -> tuple[object, object]:
+    def sides(self) -> tuple[Size, Size]:
         """How many inputs and outputs it has."""
         inputs, outputs = self.w.shape if self.turned else self.w.shape[::-1]
         return inputs, outputs
@@ -170,17 +170,20 @@ def why_not(layer: Layer, recipe: FP8, grad: bool, refusal: Callable[[torch.devi
     rows = product(x.shape[:-1])
     sides = {"inputs": inputs, "outputs": outputs, **({"rows": rows} if grad else {})}
     for what, side in sides.items():
-        if type(side) is not int:
-            return f"the number of its {what} changes; it has to be a multiple of {WHOLE}"
-        if side % WHOLE:
-            return f"{side} {what} are no multiple of {WHOLE}"
-    if rows == 0:
+        if not _is_whole(side):
+            return f"{side} {what} are no multiple of {WHOLE}" + ("" if type(side) is int else ", as far as is known")
+    if type(rows) is int and rows == 0:
         return "it has no rows"
     if size_hint(rows) <= FEW_ROWS:
         return f"over {rows} rows reading the weights is all the work"
-    if min(inputs, outputs) < recipe.smallest:  # type: ignore[type-var,operator]
+    if min(map(size_hint, (inputs, outputs))) < recipe.smallest:
         return f"too small: {outputs} × {inputs}, below {recipe.smallest}"
     return ""
+
+
+def _is_whole(side: Size) -> bool:
+    """A multiple of what the library wants, whatever sizes that are not known yet turn out to be."""
+    return (side if type(side) is int else side.node.expr) % WHOLE == 0  # type: ignore[union-attr]
 
 
 # --- after it ---
