@@ -54,7 +54,7 @@ FULL = Sizes(
 )  # fmt: skip
 TINY = Sizes(
     LlamaConfig(layers=2, width=64, heads=4, kv_heads=2, hidden=128, vocab=96), (2, 32),
-    GPTConfig(layers=2, width=64, heads=4, context=32), 8, 16, 1,
+    GPTConfig(layers=2, width=32, heads=2, context=16, vocab=64), 4, 16, 1,
 )  # fmt: skip
 
 
