@@ -174,7 +174,7 @@ def _forward(
 def _scales(histories: list[Tensor]) -> Tensor:
     """A row of three for each layer: the scales of x, w and g. Before anything was recorded they are 1."""
     top = torch.stack(histories).amax(1)
-    scales = torch.cat([top[:, :2] / EIGHT_BITS[E4M3], top[:, 2:] / EIGHT_BITS[E5M2]], 1)
+    scales = torch.cat([top.narrow(1, 0, 2) / EIGHT_BITS[E4M3], top.narrow(1, 2, 1) / EIGHT_BITS[E5M2]], 1)
     return torch.where(top > 0, scales, 1.0)
 
 
@@ -182,7 +182,8 @@ def _record(histories: list[Tensor], tops: list[Tensor]) -> None:
     """One more step at the beginning of each history, `(steps, 3)`. What is not finite is no measure of others."""
     now = torch.stack(tops).view(-1, 1, 3)
     before = torch.stack(histories)
-    after = torch.cat([torch.where(now.isfinite(), now, before[:, :1]), before[:, :-1]], 1)
+    known = torch.where(now.isfinite(), now, before.narrow(1, 0, 1))
+    after = torch.cat([known, before.narrow(1, 0, before.shape[1] - 1)], 1)
     for history, new in zip(histories, after, strict=True):
         history.copy_(new)
 
