@@ -424,3 +424,10 @@ def test_as_a_backend_of_torch_compile():
     )
     y, _ = gradients(fast, x)
     close(y, gradients(compiled(model, recipe()), x)[0])
+
+
+def test_a_reproducer_asks_for_the_same(tmp_path):
+    fast = compiled(Three().to(BF16), recipe())
+    gradients(fast, torch.randn(32, 32, dtype=BF16))
+    text = open(tessera.reproduce(fast, str(tmp_path / "repro.py"), minimise=False)).read()
+    assert "precision=FP8(scaling='tensor', history='current'" in text and "import FP8, example, show" in text
