@@ -68,7 +68,7 @@ def choose_layers(trace: Trace, run: Run) -> Trace:
     before = run.account.fp8
     multiplied = tuple(name for name, why in reasons.items() if not why)
     left = tuple((name, why) for name, why in reasons.items() if why)
-    run.account.fp8 = Layers(before.multiplied + multiplied, before.left + left)
+    run.account.fp8 = Layers(before.multiplied + multiplied, before.left + left, str(options.precision))
     return trace
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tessera.ops.fp8_linear import SCALINGS
+from tessera.ops.fp8_linear import SCALINGS, gradient_dtype
 from tessera.util.errors import OptionError
 
 ENDS = ("first", "last")
@@ -45,6 +45,10 @@ class FP8:
         if isinstance(self.skip, str) or not all(isinstance(name, str) for name in self.skip):
             raise OptionError(f"FP8: skip: expected a list of names, got {self.skip!r}")
         object.__setattr__(self, "skip", tuple(self.skip))
+
+    def __str__(self) -> str:
+        kind = "e5m2" if gradient_dtype(self.scaling) is torch.float8_e5m2 else "e4m3"
+        return f"{self.history} scales of {self.scaling}s, e4m3, gradients {kind}"
 
     @staticmethod
     def of(precision: str | FP8 | None) -> FP8 | None:

@@ -38,10 +38,12 @@ class Layers:
 
     multiplied: tuple[str, ...] = ()
     left: tuple[tuple[str, str], ...] = ()  # name, reason
+    how: str = ""  # they are scaled and rounded, where the user chose that
 
     def told(self) -> list[str]:
         """In words."""
-        lines = [f"multiplied in 8 bits: {_few(self.multiplied)}"]
+        how = f" ({self.how})" if self.how else ""
+        lines = [f"multiplied in 8 bits{how}: {_few(self.multiplied)}"]
         reasons: dict[str, list[str]] = {}
         for name, reason in self.left:
             reasons.setdefault(reason, []).append(name)
