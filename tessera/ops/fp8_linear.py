@@ -31,6 +31,7 @@ from tessera.ops.families import sum_to
 from tessera.ops.fp8 import EIGHT_BITS, LEAST, multiplies
 from tessera.ops.matmul import fold, unfold
 from tessera.ops.op import declare
+from tessera.torch_internals.operators import foreach_copy_
 
 E4M3, E5M2, F32 = torch.float8_e4m3fn, torch.float8_e5m2, torch.float32
 SCALINGS = ("tensor", "row")
@@ -184,8 +185,7 @@ def _record(histories: list[Tensor], tops: list[Tensor]) -> None:
     before = torch.stack(histories)
     known = torch.where(now.isfinite(), now, before.narrow(1, 0, 1))
     after = torch.cat([known, before.narrow(1, 0, before.shape[1] - 1)], 1)
-    for history, new in zip(histories, after, strict=True):
-        history.copy_(new)
+    foreach_copy_(histories, list(after.unbind()))
 
 
 AMAX_SCALES = Special("amax_scales", _scales, pure=False)  # another step's would do nothing right
