@@ -35,6 +35,7 @@ from tessera.tile.targets.triton.shape import Shape, blocks_of, warps_for
 from tessera.tile.targets.triton.tiles import bulks
 from tessera.util.powers import power_below, power_of_two
 
+MANY_LOADS = 3  # of a row, beside the sums that are carried
 AT_MOST = 8  # proposals: each is compiled where they are measured
 
 
@@ -210,6 +211,10 @@ def _sequential(shape: Shape, sequential: str) -> Iterator[Schedule]:
     turns = [(16, 3, 1), (16, 1, 1), (16, 1, 2), (8, 3, 1), (8, 1, 1), (32, 3, 1), (16, 4, 1)]
     if shape.item >= 4 and block < 2048:
         turns.insert(0, turns.pop(3))
+    elif block <= 128:  # sums over several warps would cost more than the rows do
+        turns.insert(0, turns.pop(5))
+    elif shape.tile_loads(axis, sequential) > MANY_LOADS:  # copies ahead take more than they bring
+        turns.insert(0, turns.pop(1))
     for each, stages, more in turns:
         rows = min(max(1024 // block, 1), power_of_two(max(most // limits.units, 1)))
         warps = max(warps_for(rows * block, each), 1)
