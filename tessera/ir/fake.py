@@ -14,6 +14,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 from tessera.ir.equation import Arg, Operator, Special, Value, map_values
+from tessera.ir.index_put import index_put
 from tessera.ir.schema import is_pointwise
 from tessera.ir.types import SYMBOLIC, Size, TensorType, type_of
 from tessera.torch_internals.autograd import lazy_conj, lazy_neg
@@ -134,6 +135,7 @@ _RULES: dict[object, Callable] = {
     _aten._efficient_attention_backward.default: _efficient_backward,
     # A layer's kernel for evaluation gives rows of a product; PyTorch's rule has them lie as the input does.
     _aten._transformer_encoder_layer_fwd.default: lambda x, *_, **__: x.new_empty(x.shape),
+    _aten.index_put.default: index_put,
     _aten._unique.default: lambda x, s=True, inverse=False: _aten._unique2.default(x, s, inverse)[:2],
     _aten.addmm.dtype: lambda x, a, b, dtype, **_: a.new_empty((a.shape[0], b.shape[1]), dtype=dtype),
     _aten._native_batch_norm_legit_functional.default: _batch_norm(
