@@ -16,8 +16,8 @@ import torch
 from tessera.ir.alias import KEEP_GRAD
 from tessera.ir.builder import Builder
 from tessera.ir.equation import NO_GRAD, Equation, Value, values_in
+from tessera.ir.fake import shows_argument
 from tessera.ir.record import recording
-from tessera.ir.schema import is_view
 from tessera.ir.types import TensorType
 from tessera.torch_internals.autograd import TensorBase
 from tessera.torch_internals.fake import FakeTensor
@@ -34,9 +34,10 @@ def with_history(tensors: Iterable[tuple[Value, object]], equations: Sequence[Eq
     found = {v for v, x in tensors if x is True or (isinstance(x, torch.Tensor) and _FLAG.__get__(x))}
     for eqn in equations:
         keeps = eqn.op is KEEP_GRAD  # its history is that of its first argument, in whatever mode
-        silent = NO_GRAD in eqn.tags and not is_view(eqn.op)  # a view requires gradients if its base does
-        stops = not keeps and (silent or aten_name(eqn.op) == "detach")
-        if not stops and any(v in found for v in (values_in(eqn.args[:1]) if keeps else eqn.inputs())):
+        if not any(v in found for v in (values_in(eqn.args[:1]) if keeps else eqn.inputs())):
+            continue
+        silent = NO_GRAD in eqn.tags and not shows_argument(eqn)  # a view requires gradients if its base does
+        if keeps or not (silent or aten_name(eqn.op) == "detach"):
             found.update(v for v in eqn.results() if isinstance(v.type, TensorType) and v.type.is_differentiable)
     return found
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 import torch
 import torch._dynamo
+import torch._functorch.config
 from torch import nn
 
 import tessera
@@ -159,7 +160,8 @@ def judge(text: str, kind: str) -> Verdict:
         return Verdict("written", reason, **about)
     if books_refuse(ours) or ": hook" in reason:
         saving = "aot_eager_decomp_partition" if kind == "tile" else "aot_eager"  # the former recomputes, as tile does
-        others = run(text, lambda fn: torch.compile(fn, backend=saving), Eager())
+        with torch._functorch.config.patch(donated_buffer=False):  # it refuses to run backward twice otherwise
+            others = run(text, lambda fn: torch.compile(fn, backend=saving), Eager())
         if books_refuse(ours) and books_refuse(others):
             return Verdict("written", reason, **about)
         if not books_refuse(ours) and not compared(others, ours, text, kind):
