@@ -136,9 +136,12 @@ def _input_aliases(
         if isinstance(out, torch.Tensor) and id(refs[id(out)].root) in by_root:
             source = by_root[id(refs[id(out)].root)]
             ref = refs[id(out)]
-            # The program itself makes a view of an input that lies where it computes; of one that it writes, it cannot.
-            base, steps = _climb(ref, numbers=builder if ref.root.version else None)
-            if base.tensor is refs[id(inputs[source])].tensor:
+            given = refs[id(inputs[source])].tensor
+            # The program itself makes a view of an input that lies where it computes. It cannot where it writes that
+            # input, or where autograd, which does not look on, says that such a view requires gradients.
+            outside = ref.root.version or (given.requires_grad and not torch.is_grad_enabled())
+            base, steps = _climb(ref, numbers=builder if outside else None)
+            if base.tensor is given:
                 aliased[position] = Aliased(source, steps)
     return aliased
 

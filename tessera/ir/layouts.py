@@ -16,6 +16,9 @@ import torch
 
 from tessera.ir.builder import Builder, aten
 from tessera.ir.equation import Equation, Special, Value
+from tessera.ir.schema import is_view
+from tessera.ir.types import TensorType, size_hint
+from tessera.ir.views import MAY_COPY
 from tessera.torch_internals.operators import OpOverload, op_name, op_schema, overload_name
 from tessera.util.names import names
 
@@ -102,3 +105,37 @@ def laid_as(builder: Builder, v: Value, tensor: torch.Tensor) -> Value:
     with builder:
         rows = aten.clone(aten.permute(v, order), memory_format=torch.contiguous_format)
         return aten.permute(rows, [order.index(d) for d in range(tensor.ndim)])
+
+
+def shows_argument(eqn: Equation) -> bool:
+    """Does its result really lie in its argument's memory? Some operators are views only where the layout allows it."""
+    if not is_view(eqn.op):
+        return False
+    return eqn.opname not in MAY_COPY or can_view(eqn.inputs()[0].tensor, eqn.results()[0].tensor)
+
+
+def can_view(source: TensorType, result: TensorType) -> bool:
+    """Whether the elements of a tensor of the one type, in their order, are a tensor of the other without a copy."""
+    shape, stride = ([size_hint(s) for s in sizes] for sizes in (source.shape, source.stride))
+    wanted = [size_hint(s) for s in result.shape]
+    if source.dtype != result.dtype or source.device != result.device:
+        return False
+    if 0 in shape:
+        return True
+    if shape == wanted:
+        lies = zip(shape, stride, map(size_hint, result.stride), strict=True)
+        return all(a == b for size, a, b in lies if size != 1)
+    runs: list[tuple[int, int]] = []  # dimensions that lie in memory as one: how many elements, and how far apart
+    for size, step in zip(shape, stride, strict=True):
+        if size != 1 and runs and runs[-1][1] == size * step:
+            runs[-1] = runs[-1][0] * size, step
+        elif size != 1:
+            runs.append((size, step))
+    sizes = iter(n for n in wanted if n != 1)
+    for count, _ in runs:
+        part = 1
+        while part < count:
+            part *= next(sizes)
+        if part != count:  # a new dimension would go from one run into the next
+            return False
+    return True

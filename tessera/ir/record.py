@@ -94,7 +94,7 @@ class Recorder(TorchDispatchMode):
 
     def input(self, name: str, tensor: torch.Tensor) -> Value:
         v = self.builder.input(name, type_of(tensor))
-        self.refs[id(tensor)] = Ref(tensor, v, Root())
+        self.refs[id(tensor)] = Ref(tensor, v, Root(), given=True)
         return v
 
     def ref(self, tensor: torch.Tensor) -> Ref:
@@ -102,7 +102,7 @@ class Recorder(TorchDispatchMode):
         found = self.refs.get(id(tensor))
         if found is None:
             v = self.builder.constant("const", tensor, type_of(tensor))
-            found = self.refs[id(tensor)] = Ref(tensor, v, Root())
+            found = self.refs[id(tensor)] = Ref(tensor, v, Root(), given=True)
         return found
 
     def value(self, tensor: torch.Tensor) -> Value:
@@ -119,7 +119,7 @@ class Recorder(TorchDispatchMode):
             return known.tensor
         made = self.builder.mode.from_tensor(tensor.detach() if tensor.requires_grad else tensor, static_shapes=True)
         v = self.builder.constant("const", tensor, type_of(made))
-        ref = Ref(made, v, Root())
+        ref = Ref(made, v, Root(), given=True)
         self.refs[id(made)] = ref
         self.refs[id(tensor)] = ref
         self._alive.append(tensor)
@@ -330,7 +330,7 @@ class Recorder(TorchDispatchMode):
         """`x.t_()`: the same object becomes a view of what it was."""
         tensor: torch.Tensor = args[0]
         ref = self.ref(tensor)
-        if ref.value in self.builder.inputs or ref.value in self.builder.constants:
+        if ref.given:
             raise CaptureError(f"{func} changes the shape of an input object; the graph that holds it runs eagerly")
         plain = functional_of(func)
         if plain is None:
