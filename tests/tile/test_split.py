@@ -13,6 +13,7 @@ from tessera.tile.dialect.build import KernelBuilder, f32
 from tessera.tile.dialect.elements import torch_dtype
 from tessera.tile.dialect.interp import run
 from tessera.tile.dialect.ops import PARALLEL, KernelOp
+from tessera.tile.dialect.overwrite import overwrites
 from tessera.tile.rewrites.split_kernel import Split
 from tessera.tile.rewrites.split_reduction import can_split, ends_all, split_reduction
 from tessera.tile.schedules.schedule import reduced_axis
@@ -76,9 +77,10 @@ def row_kernel(again: bool, one_buffer: bool) -> KernelOp:
 
 
 def test_no_program_reads_what_another_has_written() -> None:
-    """z may lie where y is, which every block of the row would read; and a row may not be written where it is read."""
-    assert can_split(row_kernel(False, False))
-    assert not can_split(row_kernel(True, False)) and not can_split(row_kernel(True, True))
+    """z may lie where y is, unless every block of the row reads y; and a row may not be written where it is read."""
+    assert can_split(row_kernel(False, False)) and overwrites(row_kernel(False, False)) == {2: (1,)}
+    assert can_split(row_kernel(True, False)) and not any(overwrites(row_kernel(True, False)).values())
+    assert not can_split(row_kernel(True, True))
 
 
 @pytest.mark.parametrize("which", ["cpu", "triton", "cuda_tile"])

@@ -16,11 +16,12 @@ from rich.console import Console
 from tessera.tools import cli
 from tessera.tools.bench.model_contestants import EAGER, INDUCTOR, OURS, TUNED, Run, enter
 from tessera.tools.bench.zoo import cell, results, run, suite
+from tessera.tools.bench.zoo.child import in_children
 from tessera.tools.bench.zoo.network import INFER, TRAIN, make
 from tessera.tools.bench.zoo.registry import HELD, HELD_BACK, ZOO, entries, held_back
 from tessera.tools.bench.zoo.report import BARS, geometric_mean, missed, rows, summary, table
 from tessera.tools.bench.zoo.results import ERROR, LATE, OK, WRONG, Cell, Results
-from tessera.tools.bench.zoo.run import Options, in_child
+from tessera.tools.bench.zoo.run import Options
 
 HERE = {"device": "a GPU", "torch": "2"}
 SMALL = "actor-critic"
@@ -83,12 +84,12 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The contestants that were measured; nothing is."""
     seen: list[str] = []
 
-    def child(order: dict, limit: float) -> dict:
+    def child(order: dict) -> dict:
         seen.append(order["who"])
         failed = {"status": ERROR, "why": "out of memory"}
         return failed if order["who"] == INDUCTOR else {"status": OK, "seconds": 1.0}
 
-    monkeypatch.setattr(run, "in_child", child)
+    monkeypatch.setattr(run, "in_children", lambda orders, limit: [child(order) for order in orders])
     monkeypatch.setattr(run, "here", lambda device: dict(HERE))
     return seen
 
@@ -97,7 +98,7 @@ def again(seen: list[str], path: Path, **more: object) -> list[str]:
     seen.clear()
     found = Results.of_file(path)
     assert run.run(options(**more), found, lambda text: None) == []
-    assert [cell.who for cell in found.shown.values()] == [EAGER, INDUCTOR, OURS]
+    assert {cell.who for cell in found.shown.values()} == {EAGER, INDUCTOR, OURS}
     return list(seen)
 
 
@@ -114,6 +115,14 @@ def test_a_later_run_goes_on_from_the_file(
     assert again(measured, path, resume_ours=True) == [EAGER, INDUCTOR, OURS]
     monkeypatch.setitem(ZOO, SMALL, replace(ZOO[SMALL], tiny={**ZOO[SMALL].tiny, "width": 9}))
     assert again(measured, path, resume_ours=True) == [EAGER, INDUCTOR, OURS]
+
+
+def test_side_by_side_stand_those_of_one_contestant(measured: list[str], tmp_path: Path) -> None:
+    found = Results(path=tmp_path / "zoo.json")
+    given = Options((SMALL, "lenet"), device="cpu", tiny=True, jobs=2)
+    assert run.run(given, found, lambda text: None) == []
+    assert measured == [who for who in (EAGER, INDUCTOR, OURS) for _ in given.entries()]
+    assert {cell.beside for cell in found.shown.values()} == {1, 2}  # three jobs: two, then one
 
 
 def test_after_the_deadline_nothing_is_begun(measured: list[str], tmp_path: Path) -> None:
@@ -150,13 +159,20 @@ def children(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_what_a_child_gives_and_how_it_ends(children: str, tmp_path: Path) -> None:
-    found = in_child({"do": "figures"}, 60, children)
+    (found,) = in_children([{"do": "figures"}], 60, children)
     assert found["status"] == OK and not Path(found["cache"]).exists()  # a cache of its own, gone with it
-    assert in_child({"do": "crash"}, 60, children) == {"status": ERROR, "why": "ended with code 3: about to go"}
+    (crashed,) = in_children([{"do": "crash"}], 60, children)
+    assert (crashed["status"], crashed["why"]) == (ERROR, "ended with code 3: about to go") and crashed["wall"] > 0
     pid = tmp_path / "pid"
-    assert in_child({"do": "hang", "pid": str(pid)}, 5, children)["status"] == LATE
+    assert in_children([{"do": "hang", "pid": str(pid)}], 5, children)[0]["status"] == LATE
     if pid.exists():  # what it started is gone too
         assert gone(int(pid.read_text()))
+
+
+def test_side_by_side_they_compile_and_one_by_one_they_are_timed(children: str) -> None:
+    first, crashed, second = in_children([{"do": "wait"}, {"do": "crash"}, {"do": "wait"}], 60, children)
+    assert first["compiled"] < second["timed"][0] and second["compiled"] < first["timed"][0]
+    assert first["timed"][1] <= second["timed"][0] and crashed["status"] == ERROR
 
 
 def gone(pid: int) -> bool:
@@ -175,7 +191,7 @@ def test_what_is_wrong_is_told_and_not_timed(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(cell, "enter", lying)
     monkeypatch.setattr(cell, "compile_something", lambda *given: None)
-    found = cell.measure(SMALL, OURS, True, "cpu", 1)
+    found = cell.measure(SMALL, OURS, True, "cpu", 1, 0, lambda: None)
     assert found["status"] == WRONG and "is off by" in str(found["why"]) and "seconds" not in found
     assert found["error"] == pytest.approx(0.01, rel=0.1) and found["eager_error"] < 1e-4  # type: ignore[operator]
 
@@ -183,7 +199,10 @@ def test_what_is_wrong_is_told_and_not_timed(monkeypatch: pytest.MonkeyPatch) ->
         raise RuntimeError("no such kernel\nmore")
 
     monkeypatch.setattr(cell, "enter", broken)
-    assert cell.measure(SMALL, OURS, True, "cpu", 1) == {"status": ERROR, "why": "RuntimeError: no such kernel"}
+    assert cell.measure(SMALL, OURS, True, "cpu", 1, 0, lambda: None) == {
+        "status": ERROR,
+        "why": "RuntimeError: no such kernel",
+    }
 
 
 def test_one_model_end_to_end(tmp_path: Path) -> None:

@@ -10,11 +10,19 @@ import time
 from pathlib import Path
 
 
-def main(order: str, file: str) -> None:
+def main(order: str, file: str, ready: str) -> None:
     match json.loads(order):
         case {"do": "figures"}:
             found = {"status": "ok", "cache": os.environ["TESSERA_CACHE"]}
             Path(file).write_text(json.dumps(found))
+        case {"do": "wait"}:
+            compiled = time.time()
+            Path(ready).touch()
+            sys.stdin.readline()
+            timed = [time.time()]
+            time.sleep(0.1)
+            figures = {"status": "ok", "compiled": compiled, "timed": [*timed, time.time()]}
+            Path(file).write_text(json.dumps(figures))
         case {"do": "crash"}:
             print("about to go")
             os._exit(3)

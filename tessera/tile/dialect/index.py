@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -161,13 +162,31 @@ class Index:
         factor: dict[Product, int] = {}
         for product, c in self.terms:
             count = sum(isinstance(a, Name) and a.name == axis for a in product)
-            inside = any(isinstance(a, Quotient) and axis in a.left.names() | a.right.names() for a in product)
-            if inside or count > 1:
+            if _inside(product, axis) or count > 1:
                 return None
             if count:
                 rest = tuple(a for a in product if not (isinstance(a, Name) and a.name == axis))
                 factor[rest] = factor.get(rest, 0) + c
         return Index._from(factor)
+
+    def run(self, axis: str, size: int) -> int:
+        """Positions along `axis`, of `size`, that lie side by side in memory: all of them, or those until a flattened
+        axis comes to its inner axis' end; 1 where none do."""
+        inner = [(product, c) for product, c in self.terms if _inside(product, axis)]
+        plain = Index._from({p: c for p, c in self.terms if (p, c) not in inner}).stride(axis)
+        if plain is None or plain.constant is None:
+            return 1
+        step, run = plain.constant, size
+        for product, c in inner:
+            atom = product[0]
+            if len(product) > 1 or not isinstance(atom, Quotient) or (right := atom.right.constant) is None:
+                return 1
+            along = atom.left.stride(axis)
+            if along is None or along.constant != 1:
+                return 1
+            run = math.gcd(run, right) if run < size else right
+            step += c if atom.kind == "%" else 0
+        return min(run, size) if step == 1 else 1
 
     def substitute(self, values: Mapping[str, Index | int]) -> Index:
         """The same expression with names replaced."""
@@ -209,6 +228,11 @@ class Index:
                 factors.append(str(c) if c >= 0 else f"({c})")
             parts.append(" * ".join(factors))
         return " + ".join(parts)
+
+
+def _inside(product: Product, axis: str) -> bool:
+    """Whether an axis stands under a division."""
+    return any(isinstance(a, Quotient) and axis in a.left.names() | a.right.names() for a in product)
 
 
 def name(text: str) -> Index:

@@ -3,7 +3,9 @@
 In: a kernel. Out: for each buffer that it writes, the buffers that it reads (both by position) such that the kernel
 computes the same if the two are one memory. That is so where every element of the read buffer is looked at by the one
 program that afterwards writes it, at the same place: loads and the store have the same offset, the offset tells all
-parallel axes apart and does not vary along a reduced one, and every load stands before the store.
+parallel axes apart and does not vary along a reduced one, and every load stands before the store. Where something is
+stored along a reduced axis, nothing is written over: a schedule may share that axis among programs, all of which read
+what belongs to the whole row.
 """
 
 from __future__ import annotations
@@ -20,6 +22,9 @@ def overwrites(kernel: KernelOp) -> dict[int, tuple[int, ...]]:
             loads.setdefault(buffers.index(op.buffer), []).append((place, op))
         elif isinstance(op, StoreOp):
             stores.setdefault(buffers.index(op.buffer), []).append((place, op))
+    reduced = set(kernel.axis_names(REDUCE))
+    if any(reduced & store.at.expr.names() for into in stores.values() for _, store in into):
+        return dict.fromkeys(stores, ())
     inputs = {}
     for written, into in stores.items():
         inputs[written] = tuple(

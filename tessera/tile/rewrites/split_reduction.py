@@ -17,7 +17,6 @@ from xdsl.ir import Operation
 
 from tessera.tile.dialect.index import Index, name
 from tessera.tile.dialect.ops import ContractOp, KernelOp, LoadOp, ReduceExpOp, ReduceOp, ScanOp, StoreOp
-from tessera.tile.dialect.overwrite import overwrites
 from tessera.tile.rewrites.copying import Reduction, needed_for, op_axes
 from tessera.tile.rewrites.online import with_reduce_exp
 from tessera.tile.rewrites.split_kernel import PART, Cut, Split, split_kernel
@@ -96,5 +95,4 @@ def _may_run_again(kernel: KernelOp) -> bool:
     """Whether points along the axis may be programs of their own: none reads what another has written."""
     loaded = {op.buffer for op in kernel.block.ops if isinstance(op, LoadOp)}
     stores = [op for op in kernel.block.ops if isinstance(op, StoreOp)]
-    distinct = all(op.mode.data == "set" and op.buffer not in loaded for op in stores)
-    return distinct and not any(overwrites(kernel).values())
+    return all(op.mode.data == "set" and op.buffer not in loaded for op in stores)

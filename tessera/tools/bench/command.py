@@ -39,6 +39,8 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--resume-ours", action="store_true", help="zoo: take Tessera's figures from the file too")
     parser.add_argument("--retry", action="store_true", help="zoo: measure again what failed or took too long")
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="zoo: what one measurement may take (300)")
+    parser.add_argument("--jobs", type=int, help="zoo: so many compile side by side; they are timed one by one (1)")
+    parser.add_argument("--kernels", type=int, metavar="N", help="zoo: name a step's N largest kernels, in the JSON")
     parser.add_argument("--tune", action="store_true", help="kernels: search for fast schedules of our own kernels")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="where (CUDA if there is one); not core")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="kernels: threads of a CPU (1 2)")

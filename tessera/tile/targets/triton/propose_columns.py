@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tessera.tile.schedules.schedule import Schedule
-from tessera.tile.targets.triton.shape import Shape, blocks_of, warps_for
+from tessera.tile.targets.triton.shape import SECTOR, Shape, blocks_of, warps_for
 from tessera.tile.targets.triton.unroll import BLOCKS
 from tessera.util.powers import power_below, power_of_two
 
 HANDFUL = 4  # elements reduced at each point of something large
-SECTOR = 32  # bytes that memory gives at once
 MANY_LOADS = 8  # of a tile, from which on a step is kept short
 
 

@@ -26,6 +26,8 @@ from tessera.tile.schedules.limits import Limits
 from tessera.tile.schedules.schedule import plan, reduced_axis
 from tessera.util.powers import power_of_two
 
+SECTOR = 32  # bytes that memory gives at once
+
 
 class Shape:
     """What the proposals ask about a kernel at given sizes, for a machine of these limits."""
@@ -47,7 +49,8 @@ class Shape:
         self.dynamic = bool(kernel.symbol_names)  # other sizes will come: nothing is made small for these
 
     def _fast(self) -> tuple[dict[str, int], int]:
-        """Bytes that are contiguous along each axis, and the size of the narrowest element that matters."""
+        """Bytes that are contiguous along each axis, in runs at least, and the size of the narrowest element that
+        matters."""
         weights: dict[str, int] = {}
         items: dict[int, int] = {}
         for op in self.kernel.block.ops:
@@ -57,9 +60,8 @@ class Shape:
             item = torch_dtype(element_of(op.buffer)).itemsize
             moved = item * math.prod(self.sizes[a] for a in expr.names() & set(self.sizes))
             items[item] = items.get(item, 0) + moved
-            for a in self.sizes:
-                stride = expr.stride(a)
-                if self.sizes[a] > 1 and stride is not None and stride.constant == 1:
+            for a, size in self.sizes.items():
+                if size > 1 and (run := expr.run(a, size)) > 1 and (run == size or run * item >= SECTOR):
                     weights[a] = weights.get(a, 0) + moved
         heavy = max(items.values(), default=1)
         item = min((n for n, moved in items.items() if moved * 8 >= heavy), default=4)

@@ -17,9 +17,10 @@ from statistics import median
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from tessera.tools.bench.measure import interleave, short, timed_block, wait
-from tessera.tools.bench.model_contestants import EAGER, compiler, enter, off
+from tessera.tools.bench.model_contestants import EAGER, Run, compiler, enter, off
 from tessera.tools.bench.model_floor import products_floor
 from tessera.tools.bench.model_run import BLOCK, Judge
 from tessera.tools.bench.zoo.registry import Entry, entries
@@ -28,29 +29,28 @@ from tessera.tools.bench.zoo.results import ERROR, OK, WRONG
 SETTLE = 6  # calls after the first, over which the peak is taken: whoever captures a graph has captured it then
 HOST_CALLS, HOST_ROUNDS = 10, 9
 Figures = dict[str, object]
+Gate = Callable[[], None]
 
 
-def measure(name: str, who: str, tiny: bool, device: str, rounds: int) -> Figures:
-    """The figures of a cell; an error is one of them."""
+def measure(name: str, who: str, tiny: bool, device: str, rounds: int, kernels: int, gate: Gate) -> Figures:
+    """The figures of a cell; an error is one of them. `gate` is called between the first call and what is timed."""
     (entry,) = [one for one in entries(tiny) if one.name == name]
-    torch.backends.cudnn.benchmark = device == "cuda"  # for everyone: the library's best convolutions
     figures: Figures = {"status": OK}
     try:
-        fill(figures, entry, who, device, rounds)
+        if run := prepare(figures, entry, who, device, gate):
+            fill(figures, entry, run, device, rounds)
+            if kernels and device == "cuda":
+                figures["kernels"] = largest_kernels(run.call, kernels)
     except Exception as error:  # a cell's error costs that cell
         figures |= {"status": ERROR, "why": short(error)}
     return figures
 
 
-def fill(figures: Figures, entry: Entry, who: str, device: str, rounds: int) -> None:
+def prepare(figures: Figures, entry: Entry, who: str, device: str, gate: Gate) -> Run | None:
+    """Compile and check. Out: what can be timed, if it is right."""
     job = entry.job
     made = job.make(device)
     judge = Judge(job, made, device)
-    if who == EAGER:
-        eager = enter(EAGER, job, made)
-        eager.call()
-        figures["floor"] = products_floor(eager.call, device)
-        del eager
     compile_something(who, device, job.trains)
     before = torch.cuda.memory_allocated() if device == "cuda" else 0
     run = enter(who, job, made)
@@ -62,14 +62,22 @@ def fill(figures: Figures, entry: Entry, who: str, device: str, rounds: int) -> 
     got = run.results(out)
     figures |= errors(got, judge)
     if refused(figures, judge.mistake(got)):
-        return
+        return None
     del got, out
+    gate()
+    torch.backends.cudnn.benchmark = device == "cuda"  # for everyone: the library's best convolutions, chosen alone
+    if who == EAGER:
+        figures["floor"] = products_floor(run.call, device)
     figures["peak"] = peak(run.call, before, device)
+    refused(figures, judge.mistake(run.results(run.call())), "a later call: ")
+    return run if figures["status"] == OK else None
+
+
+def fill(figures: Figures, entry: Entry, run: Run, device: str, rounds: int) -> None:
     figures["samples"] = samples = timed(run.call, device, rounds)
+    figures["seconds"] = median(samples)
     if entry.network.small:
         figures["host"] = host_seconds(run.call, device)
-    if not refused(figures, judge.mistake(run.results(run.call())), "a later call: "):
-        figures["seconds"] = median(samples)
 
 
 def refused(figures: Figures, reason: str, when: str = "") -> bool:
@@ -128,9 +136,27 @@ def host_seconds(call: Callable[[], object], device: str) -> float:
     return median(samples)
 
 
-def main(order: str, file: str) -> None:
+def largest_kernels(call: Callable[[], object], count: int) -> list[tuple[str, int, float]]:
+    """A step's kernels that take the most time: name, launches, seconds."""
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        call()
+        wait("cuda")
+    totals: dict[str, tuple[int, float]] = {}
+    for event in profiled.key_averages():
+        launches, seconds = totals.get(event.key, (0, 0.0))
+        totals[event.key] = launches + event.count, seconds + event.self_device_time_total / 1e6
+    ranked = sorted(totals.items(), key=lambda item: -item[1][1])
+    return [(name, *figures) for name, figures in ranked[:count]]
+
+
+def main(order: str, file: str, ready: str) -> None:
     warnings.filterwarnings("ignore")
-    Path(file).write_text(json.dumps(measure(**json.loads(order))))
+
+    def gate() -> None:
+        Path(ready).touch()
+        sys.stdin.readline()
+
+    Path(file).write_text(json.dumps(measure(**json.loads(order), gate=gate)))
 
 
 if __name__ == "__main__":

@@ -50,7 +50,9 @@ class Cell:
     gradient_error: float | None = None  # the worst of all gradients
     eager_error: float | None = None  # the same of eager
     eager_gradient_error: float | None = None
+    kernels: list[tuple[str, int, float]] = field(default_factory=list)  # the largest: name, launches, seconds a step
     wall: float = 0.0  # of the whole measurement
+    beside: int = 1  # so many compiled at the same time
     code: str = ""  # a hash of Tessera's own sources
 
     @property

@@ -42,6 +42,8 @@ def tell(cell: Cell) -> None:
 
 def note(options: Options, results: Results, left: list[str], told: list[str]) -> str:
     parts = [f"median of {options.rounds} rounds; * is held back from tuning"]
+    if any(cell.beside > 1 for cell in results.shown.values()):
+        parts.append("first calls were made side by side")
     if any(cell.who == OURS and cell.code != code() for cell in results.shown.values()):
         parts.append("some of Tessera's figures are of another state of its code")
     if left:
@@ -53,7 +55,7 @@ def options_of(args: Namespace) -> Options:
     device = chosen_device(args, "try --device cpu --tiny")
     if device == "cpu" and not args.tiny:
         raise OptionError("the zoo's models want a CUDA device; --tiny runs them at sizes for a CPU")
-    given = {"rounds": args.rounds, "limit": args.limit}
+    given = {"rounds": args.rounds, "limit": args.limit, "jobs": args.jobs, "kernels": args.kernels}
     return Options(
         only=tuple(args.only),
         held=args.held_back,
