@@ -44,6 +44,14 @@ def test_what_requires_gradients(fn: Callable, frontend: str) -> None:
     assert torch.equal(out, expected)
 
 
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_a_base_without_gradients(frontend: str) -> None:
+    fast = tessera.jit(viewed, frontend=frontend)
+    for x in (torch.ones(4).requires_grad_(), torch.ones(8)[:4].requires_grad_(), torch.ones(4).requires_grad_() * 1):
+        with torch.no_grad():
+            assert fast(x).requires_grad == viewed(x).requires_grad
+
+
 def test_parts_of_a_size_that_changes() -> None:
     def parts(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x * 2, x.tensor_split(2)[1]
