@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tessera.ir import fake
 from tessera.ir.builder import Builder
 from tessera.ir.types import type_of
 from tessera.ops.linear_loss import LINEAR_LOSS, LINEAR_LOSS_GRADS
+from tessera.passes.memory.reuse import reuse
 from tessera.passes.memory.schedule import peak_memory
 from tessera.passes.patterns import linear_loss as passes
 
@@ -36,6 +38,8 @@ class Model(nn.Module):
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "LARGE", 0)
     monkeypatch.setattr(passes, "CHUNK", 16 * CLASSES * 2)
+    monkeypatch.setattr(passes, "FEW", 1)
+    monkeypatch.setattr(passes, "MOST", 16 * CLASSES * 2)
     torch._dynamo.reset()  # sizes that other tests changed would be symbolic here
 
 
@@ -117,7 +121,7 @@ def test_the_peak_is_lower(monkeypatch: pytest.MonkeyPatch) -> None:
     x, target = torch.randn(2, 256, WIDTH), torch.randint(1000, (2, 256))
     peaks = []
     for chunk in (2**40, 64 * 1000 * 4):
-        monkeypatch.setattr(passes, "CHUNK", chunk)
+        monkeypatch.setattr(passes, "MOST", chunk)
         model = Model()
         model.head = nn.Linear(WIDTH, 1000)
         fast = tessera.jit(model, executors=EXECUTORS, strict=True)
@@ -199,3 +203,34 @@ def test_what_ran_under_no_grad_is_left_alone(where: str) -> None:
     want, got = run(program), run(tessera.jit(program, executors=EXECUTORS, strict=True))
     assert got[0] == want[0]
     torch.testing.assert_close(got[1:], want[1:])
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 1), (300 * 2**20, 2), (2 * 2**30, 4), (16 * 2**30, 16)])
+def test_few_large_chunks(size: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert passes.chunks(size) == count
+
+
+def on_a_gpu(chunks: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The operators that sum up the weight's gradient in so many chunks, as they are when values are written over."""
+    monkeypatch.setattr(passes, "MOST", ROWS * CLASSES * 2 // chunks)
+    mode = fake.default_mode()
+    with mode:
+        x, w = (torch.empty(n, WIDTH, dtype=torch.bfloat16, device="cuda") for n in (ROWS, CLASSES))
+        target = torch.empty(ROWS, dtype=torch.int64, device="cuda")
+    builder = Builder("program", mode)
+    given = [builder.input(name, type_of(t)) for name, t in (("x", x), ("w", w), ("target", target))]
+    with builder:
+        types = [replace(given[0].tensor, shape=(), stride=(), dtype=torch.float32), given[0].type, given[1].type, None]
+        arguments = (given[0], given[1], None, given[2], True, -100)
+        grads = builder.record(LINEAR_LOSS_GRADS, arguments, {}, types)
+        trace = builder.finish(list(grads[:3]))  # type: ignore[index]
+    final = reuse(passes.chunk_loss(trace))
+    summed = [eqn for eqn in final.equations if eqn.opname in ("mm", "addmm") and eqn.out.shape[0] == 64]  # padded
+    return [str(eqn.op) for eqn in summed]
+
+
+def test_gradients_of_chunks_are_added_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "FEW", 3)
+    assert on_a_gpu(3, monkeypatch) == ["aten.mm.default", *["aten.addmm.out"] * 2]
+    assert on_a_gpu(4, monkeypatch) == ["aten.mm.dtype", *["aten.addmm.dtype_out"] * 3]

@@ -18,6 +18,8 @@ from tessera.passes.memory.region_writes import offers_of, writing
 from tessera.passes.memory.writes import aten, inplace_of
 
 Memory = frozenset[Value]
+# A product is added to a sum without a copy of the sum where that is its `out` too.
+ADDED = {aten.addmm.default: aten.addmm.out, aten.addmm.dtype: aten.addmm.dtype_out}
 
 
 def reuse(trace: Trace) -> Trace:
@@ -42,8 +44,7 @@ class _Reuse:
         """The equation as a write over a dead argument, if there is one to write over."""
         if len(eqn.outputs) != 1 or eqn.outputs[0] is None:
             return None
-        op = inplace_of(eqn.op)
-        if op is None or not isinstance(eqn.args[0], Value):
+        if not isinstance(eqn.args[0], Value) or (inplace_of(eqn.op) is None and eqn.op not in ADDED):
             return None
         by_element = is_pointwise(eqn.op)
         for args in _orders(eqn):
@@ -52,7 +53,7 @@ class _Reuse:
                 continue  # a scatter of a value into itself would read what it has written
             if self.free(target, eqn.out, index, others):
                 self.take(eqn.out, target, index)
-                return [eqn.with_(op=op, args=args)]
+                return [_written(eqn, target, args)]
         return None
 
     def region(self, eqn: Equation, index: int) -> list[Equation] | None:
@@ -105,6 +106,12 @@ class _Reuse:
         for root in self.of[v]:
             found |= self.took.get(root, frozenset((root,)))
         return frozenset(found)
+
+
+def _written(eqn: Equation, target: Value, args: tuple[Arg, ...]) -> Equation:
+    if eqn.op in ADDED:
+        return eqn.with_(op=ADDED[eqn.op], kwargs={**eqn.kwargs, "out": target})
+    return eqn.with_(op=inplace_of(eqn.op), args=args)
 
 
 def _orders(eqn: Equation) -> list[tuple[Arg, ...]]:

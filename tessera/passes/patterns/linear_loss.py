@@ -26,6 +26,8 @@ from tessera.ops.linear_loss import LINEAR_LOSS, LINEAR_LOSS_GRADS
 
 LARGE = 32 * 2**20  # bytes of logits that are worth the trouble
 CHUNK = 256 * 2**20  # bytes of logits to hold at a time
+FEW = 4  # chunks: so often the weight's gradient is rounded to its own type without harm, and read and written again
+MOST = 2**30  # bytes of logits to hold at a time rather than more chunks than that
 ROWS = 64  # a multiple of so many classes, where their number is padded at all
 DTYPES = (torch.bfloat16, torch.float32, torch.float64)  # gradients without the loss's scale may underflow in float16
 _BETWEEN = RESHAPES | {"_to_copy", "to", "float", "contiguous", "alias"}
@@ -111,6 +113,12 @@ def padded(weight: Value) -> bool:
     return weight.tensor.device.type == "cuda" and weight.dtype.itemsize * int(weight.shape[0]) % 16 != 0
 
 
+def chunks(size: int) -> int:
+    """How many there are for so many bytes of logits. Every chunk reads and writes all of the weight's gradient, so few
+    large ones are faster than many small ones."""
+    return max(min(math.ceil(size / CHUNK), FEW), math.ceil(size / MOST), 1)
+
+
 class _Chunks:
     def __init__(
         self, x: Value, w: Value, bias: Value | None, target: Value, mean: bool, ignore: int, wanted: list[bool]
@@ -127,7 +135,7 @@ class _Chunks:
 
     def run(self) -> list[Value | None]:
         rows = int(self.x.shape[0])
-        count = max(math.ceil(rows * self.classes * self.x.dtype.itemsize / CHUNK), 1)
+        count = chunks(rows * self.classes * self.x.dtype.itemsize)
         step = math.ceil(rows / count)
         loss: Value | None = None
         dw: Value | None = None
@@ -176,12 +184,12 @@ class _Chunks:
         d = aten.mul(share, aten.unsqueeze(factor, 1))
         return loss, aten._to_copy(d, dtype=self.x.dtype)
 
-    def added(self, dw: Value | None, d: Value, x: Value, chunks: int) -> Value:
-        """One more chunk's part of dw; sums over chunks are kept in single precision."""
-        turned = aten.t(d)
-        if chunks == 1 or self.w.dtype == self.wide:
+    def added(self, dw: Value | None, d: Value, x: Value, count: int) -> Value:
+        """One more chunk's part of dw; sums over many chunks are kept in single precision."""
+        turned, cuda = aten.t(d), self.x.tensor.device.type == "cuda"
+        if count == 1 or self.w.dtype == self.wide or (cuda and count <= FEW):
             return aten.mm(turned, x) if dw is None else aten.addmm(dw, turned, x)
-        if chunks > 2 and self.x.tensor.device.type == "cuda":  # the library adds narrow products to a wide sum
+        if cuda:  # the library adds narrow products to a wide sum
             return aten.mm(turned, x, self.wide) if dw is None else aten.addmm(dw, turned, x, self.wide)
         part = aten._to_copy(aten.mm(turned, x), dtype=self.wide)
         return part if dw is None else aten.add(dw, part)
