@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from tessera.torch_internals.dynamo import guard_same_objects
-from tessera.torch_internals.lookup import owner_of, symbol
+from tessera.torch_internals.dynamo import config, guard_same_objects
+from tessera.torch_internals.lookup import VERSION, owner_of, symbol
 
 _WHY = "gradients of an autograd.Function under Dynamo"
 _function = owner_of("torch._dynamo.variables.misc.AutogradFunctionVariable.call_apply", _WHY)
@@ -24,6 +24,8 @@ _unimplemented = symbol("torch._dynamo.exc.unimplemented", _WHY)
 
 def correct_dynamo() -> None:
     guard_same_objects()
+    if VERSION < (2, 12):  # it takes a tensor that a module still holds for unchanged: it may require gradients by now
+        config.skip_tensor_guards_with_matching_dict_tags = False
     _replace(_function, "call_apply", _with_different_arguments)
     _replace(_context, "call_method", _with_fixed_results)
 
