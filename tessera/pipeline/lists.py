@@ -21,6 +21,8 @@ from tessera.passes.memory.lay_out import lay_out
 from tessera.passes.memory.prefetch import prefetch
 from tessera.passes.memory.reinplace import reinplace
 from tessera.passes.memory.schedule import schedule
+from tessera.passes.patterns.align import align
+from tessera.passes.patterns.channels_last import channels_last
 from tessera.passes.patterns.contract import contract
 from tessera.passes.patterns.linear_loss import linear_loss
 from tessera.pipeline import parts
@@ -66,9 +68,17 @@ DIFFERENTIATE: list[Row] = [
         "vjp", parts.differentiate, "on the clean program: fewer rules to apply",
         gives=JOINT, needs=("run",), quiet=True,
     ),
+    Stage(
+        "channels_last", channels_last, "on whole operators, forward and backward, which results leave as they came",
+        JOINT, when=parts.with_kernels, quiet=True,
+    ),
     Hook("decompose", "before it is decided what backward saves", JOINT),
     Stage("canonicalise", last, "detach and its like go", JOINT),
     Stage("fold", fold, "cotangents that are numbers", JOINT),
+    Stage(
+        "align", align, "derivatives' products too; before cse, since they pad the same tensors", JOINT,
+        when=parts.with_kernels, quiet=True,
+    ),
     Stage("cse", cse, "what forward and backward both compute", JOINT),
     Stage("known", known, "what an earlier program saved", JOINT, needs=("given",), when=parts.differentiated_again),
 ]  # fmt: skip
@@ -102,8 +112,10 @@ INFERENCE: list[Row] = [
     Hook("rewrite", "on whole operators, where there is no gradient"),
     CONTRACT,
     Stage("fp8", parts.narrow, "on whole layers", needs=("account",), quiet=True),
+    Stage("channels_last", channels_last, "on whole operators", when=parts.with_kernels, quiet=True),
     Hook("decompose", "operators in parts that kernels hold"),
     Stage("inference canonicalise", last, "nothing carries gradients"),
+    Stage("align", align, "on whole products", when=parts.with_kernels, quiet=True),
     Stage("inference dce", dce, "what decomposition left"),
     *claiming(PROGRAM),
     *finishing(PROGRAM),

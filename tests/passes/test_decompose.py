@@ -35,6 +35,8 @@ CASES: dict[str, tuple[Callable, tuple]] = {
     "softmax to double": (lambda x: F.softmax(x, -1, dtype=torch.float64), (X,)),
     "log_softmax": (lambda x: F.log_softmax(x, -1), (X,)),
     "_softmax": (lambda x: aten._softmax(x, -1, False), (X,)),
+    "_safe_softmax": (lambda x: aten._safe_softmax(x, -1), (X.masked_fill(X < 1.5, -torch.inf),)),
+    "_safe_softmax in the middle": (lambda x: aten._safe_softmax(x, 1), (X.masked_fill(X < 0.5, -torch.inf),)),
     "_softmax_backward_data": (lambda g, x: aten._softmax_backward_data(g, x.softmax(-1), -1, torch.float32), (G, X)),
     "_log_softmax_backward_data": (
         lambda g, x: aten._log_softmax_backward_data(g, x.log_softmax(-1), -1, torch.float32),

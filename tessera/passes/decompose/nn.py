@@ -7,6 +7,7 @@ are taken of what is left after the mean.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -62,6 +63,18 @@ def softmax(eqn: Equation, x: Value, dim: int, option: object = None) -> Results
         return None
     _, e = _shifted(wide(cast_for(x, option)), dim)
     return [out(eqn, 0, aten.div(e, aten.sum(e, [dim], True)))]
+
+
+@rule("_safe_softmax")
+def safe_softmax(eqn: Equation, x: Value, dim: int, option: object = None) -> Results:
+    """Zeros where a whole row is masked by -inf."""
+    if _declined(eqn, x, dim):
+        return None
+    x = wide(cast_for(x, option))
+    top = aten.amax(x, [dim], True)
+    e = aten.exp(aten.sub(x, top))
+    zero = aten.full([], 0.0, dtype=x.dtype, device=x.tensor.device)
+    return [out(eqn, 0, aten.where(aten.eq(top, -math.inf), zero, aten.div(e, aten.sum(e, [dim], True))))]
 
 
 @rule("_log_softmax log_softmax.int")

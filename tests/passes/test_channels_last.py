@@ -1,0 +1,129 @@
+"""Images channels last between convolutions: same values, gradients and layouts outside, no copies inside."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tessera
+from tessera.ir.trace import Trace
+from tessera.passes.patterns import channels_last as passes
+
+EXECUTORS = ["tile", "aten"]
+
+
+@pytest.fixture(autouse=True)
+def here_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "DEVICES", ("cpu",))
+    monkeypatch.setattr(passes, "DTYPES", (torch.float32,))
+    torch._dynamo.reset()
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.one, self.norm = nn.Conv2d(width, width, 3, padding=1, bias=False), nn.BatchNorm2d(width)
+        self.deep = nn.Conv2d(width, width, 3, padding=1, groups=width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.silu(self.norm(self.one(x)))
+        gate = y.mean((2, 3), keepdim=True).sigmoid()
+        return x + self.deep(y) * gate
+
+
+class Net(nn.Module):
+    """Pools, a join, a resize, and a view at the end; the features are a result as well."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.first, self.block = nn.Conv2d(3, width, 3, stride=2, padding=1), Block(width)
+        self.last, self.head = nn.Conv2d(2 * width, width, 1), nn.Linear(width * 4, 5)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = F.max_pool2d(self.first(x).relu(), 2)
+        x = torch.cat([x, F.interpolate(F.avg_pool2d(self.block(x), 2), scale_factor=2.0)], 1)
+        features = self.last(x)
+        return features, self.head(F.adaptive_avg_pool2d(features, 2).flatten(1))
+
+
+def run(model: nn.Module, fn: object, x: Tensor) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    features, out = fn(x)  # type: ignore[operator]
+    ((features * features).sum() + out.square().sum()).backward()
+    return [features, out, x.grad, *(p.grad for p in model.parameters()), *model.buffers()]  # type: ignore[list-item]
+
+
+def clones(trace: Trace) -> int:
+    return sum(eqn.opname == "clone" for eqn in trace.equations)
+
+
+def check(eager: nn.Module, x: Tensor) -> object:
+    ours = copy.deepcopy(eager)
+    fast = tessera.jit(ours, executors=EXECUTORS, strict=True)
+    for got, want in zip(run(ours, fast, x), run(eager, eager, x), strict=True):
+        assert got.stride() == want.stride()
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    return fast
+
+
+def stage(fast: object) -> Trace | None:
+    return next((s.trace for s in tessera.stages(fast) if s.name.endswith("channels_last")), None)
+
+
+def test_training() -> None:
+    torch.manual_seed(0)
+    trace = stage(check(Net(), torch.randn(2, 3, 32, 32)))
+    assert trace is not None
+    convolutions = [eqn for eqn in trace.equations if eqn.opname in passes.CONVOLUTIONS]
+    assert len(convolutions) == 4
+    assert all(passes._lies_so(v.tensor) for eqn in convolutions for v in eqn.inputs() if v.ndim == 4)
+
+
+def test_few_copies() -> None:
+    """The first images, weights that are larger than a point, and what leaves."""
+    torch.manual_seed(0)
+    model = Net().eval()
+    x = torch.randn(2, 3, 32, 32)
+    fast = tessera.jit(model, executors=EXECUTORS, strict=True)
+    with torch.no_grad():
+        for got, want in zip(fast(x), model(x), strict=True):
+            assert got.stride() == want.stride()
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    trace = stage(fast)
+    assert trace is not None and clones(trace) == 5  # x, two weights, the features, what is flattened
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_what_users_laid_out_so_is_left_alone(layout: torch.memory_format) -> None:
+    torch.manual_seed(0)
+    check(Net().to(memory_format=layout), torch.randn(2, 3, 32, 32).to(memory_format=layout))
+
+
+def test_dropout_draws_the_same() -> None:
+    class Dropped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            for layer in self.layers:
+                x = F.dropout(layer(x), 0.5)
+            return x, x.sum((2, 3))
+
+    torch.manual_seed(0)
+    eager, x = Dropped(), torch.randn(2, 4, 8, 8)
+    fast = tessera.jit(copy.deepcopy(eager), executors=EXECUTORS, strict=True)
+    torch.manual_seed(1)
+    want = eager(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(fast(x), want, rtol=1e-4, atol=1e-4)
+
+
+def test_one_convolution_stays() -> None:
+    fast = tessera.jit(nn.Conv2d(3, 8, 3), executors=EXECUTORS, strict=True)
+    fast(torch.randn(1, 3, 8, 8))
+    assert stage(fast) is None
