@@ -136,8 +136,13 @@ def _input_aliases(
     for position, out in enumerate(outputs):
         if isinstance(out, torch.Tensor) and id(refs[id(out)].root) in by_root:
             source = by_root[id(refs[id(out)].root)]
-            base, steps = _climb(refs[id(out)], numbers=_numbers(refs[id(out)], builder))
-            if base.tensor is refs[id(inputs[source])].tensor:
+            ref = refs[id(out)]
+            given = refs[id(inputs[source])].tensor
+            # The program itself makes a view of an input that lies where it computes. It cannot where it writes that
+            # input, or where autograd, which does not look on, says that such a view requires gradients.
+            outside = ref.root.version or (given.requires_grad and not torch.is_grad_enabled())
+            base, steps = _climb(ref, numbers=builder if outside else None)
+            if base.tensor is given:
                 aliased[position] = Aliased(source, steps)
     return aliased
 

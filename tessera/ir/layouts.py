@@ -17,7 +17,7 @@ import torch
 
 from tessera.ir.builder import Builder, aten
 from tessera.ir.equation import Equation, Special, Value
-from tessera.ir.types import Size, known, row_major, settled, size_hint, size_key
+from tessera.ir.types import Size, TensorType, known, row_major, settled, size_hint, size_key
 from tessera.torch_internals.operators import OpOverload, op_name, op_schema, overload_name
 from tessera.util.names import names
 
@@ -112,3 +112,30 @@ def laid_as(builder: Builder, v: Value, tensor: torch.Tensor) -> Value:
 def _descends(steps: Sequence[Size]) -> bool:
     """Each is at least the next, whatever symbols stand for."""
     return all(settled(a >= b) for a, b in itertools.pairwise(steps))
+
+
+def can_view(source: TensorType, result: TensorType) -> bool:
+    """Whether the elements of a tensor of the one type, in their order, are a tensor of the other without a copy."""
+    shape, stride = ([size_hint(s) for s in sizes] for sizes in (source.shape, source.stride))
+    wanted = [size_hint(s) for s in result.shape]
+    if source.dtype != result.dtype or source.device != result.device:
+        return False
+    if 0 in shape:
+        return True
+    if shape == wanted:
+        lies = zip(shape, stride, map(size_hint, result.stride), strict=True)
+        return all(a == b for size, a, b in lies if size != 1)
+    runs: list[tuple[int, int]] = []  # dimensions that lie in memory as one: how many elements, and how far apart
+    for size, step in zip(shape, stride, strict=True):
+        if size != 1 and runs and runs[-1][1] == size * step:
+            runs[-1] = runs[-1][0] * size, step
+        elif size != 1:
+            runs.append((size, step))
+    sizes = iter(n for n in wanted if n != 1)
+    for count, _ in runs:
+        part = 1
+        while part < count:
+            part *= next(sizes)
+        if part != count:  # a new dimension would go from one run into the next
+            return False
+    return True
