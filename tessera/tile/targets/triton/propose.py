@@ -35,7 +35,6 @@ from tessera.tile.targets.triton.shape import Shape, blocks_of, warps_for
 from tessera.tile.targets.triton.tiles import bulks
 from tessera.util.powers import power_below, power_of_two
 
-MANY_LOADS = 3  # of a row, beside the sums that are carried
 AT_MOST = 8  # proposals: each is compiled where they are measured
 
 
@@ -211,10 +210,8 @@ def _sequential(shape: Shape, sequential: str) -> Iterator[Schedule]:
     turns = [(16, 3, 1), (16, 1, 1), (16, 1, 2), (8, 3, 1), (8, 1, 1), (32, 3, 1), (16, 4, 1)]
     if shape.item >= 4 and block < 2048:
         turns.insert(0, turns.pop(3))
-    elif block <= 128:  # sums over several warps would cost more than the rows do
+    elif block == 128:  # sums over several warps would cost more than the rows do
         turns.insert(0, turns.pop(5))
-    elif shape.tile_loads(axis, sequential) > MANY_LOADS:  # copies ahead take more than they bring
-        turns.insert(0, turns.pop(1))
     for each, stages, more in turns:
         rows = min(max(1024 // block, 1), power_of_two(max(most // limits.units, 1)))
         warps = max(warps_for(rows * block, each), 1)
@@ -265,7 +262,7 @@ def _products(shape: Shape, rows: str, columns: str, wide: bool) -> list[Schedul
         tiles = batch * math.ceil(tall / a) * math.ceil(long / b)
         parts = 1
         if shape.ends and tiles * 2 <= units and deep >= 32 * d:
-            parts = power_below(min(units // tiles, deep // (8 * d), 16))
+            parts = power_below(min(units // tiles, deep // (8 * d), 64))
         waves = math.ceil(tiles * parts / units)
         time = waves * a * b / rate / parts + (0.05 * a * b if parts > 1 else 0)
         blocks = ((rows, a), (columns, b), (shape.axis, d))
