@@ -26,7 +26,7 @@ from tessera.ir.trace import Trace
 from tessera.just_in_time.api import backend as _backend
 from tessera.just_in_time.api import jit
 from tessera.runtime.buckets import Buckets
-from tessera.torch_internals.dynamo import guard_same_objects
+from tessera.torch_internals.corrections import correct_dynamo
 from tessera.training import train_step
 from tessera.transforms.fp8_recipe import FP8
 from tessera.transforms.quantize import quantize
@@ -44,5 +44,5 @@ def __getattr__(name: str) -> object:
     """`backend`, for `torch.compile`, which names it before it traces: by then Dynamo must have all of its guards."""
     if name != "backend":
         raise AttributeError(f"module 'tessera.api' has no attribute {name!r}")
-    guard_same_objects()
+    correct_dynamo()
     return _backend

@@ -24,7 +24,7 @@ from tessera.pipeline.compilation import compile_captured
 from tessera.pipeline.options import Options
 from tessera.runtime.buckets import Buckets, bucketed
 from tessera.torch_internals import dynamo, pytree
-from tessera.torch_internals.dynamo import guard_same_objects
+from tessera.torch_internals.corrections import correct_dynamo
 from tessera.transforms.fp8_recipe import FP8
 from tessera.util.config import config
 from tessera.util.errors import OptionError
@@ -127,7 +127,7 @@ _PYTORCHS_LIMIT = 8
 
 def under_dynamo(entry: Callable, backend: Backend, **options: bool | None) -> Callable:
     """torch.compile, with room for more programs than it has by itself. A limit that the user set is kept."""
-    guard_same_objects()
+    correct_dynamo()
     ours = dynamo.config.recompile_limit == _PYTORCHS_LIMIT
     if ours and "recompile_limit" in inspect.signature(torch.compile).parameters:  # PyTorch 2.11 has one for all
         options["recompile_limit"] = PROGRAMS  # type: ignore[assignment]

@@ -210,7 +210,7 @@ class _Plan:
                 if eqn in allowed and self._rank(eqn) == 2 and v not in self.stored:
                     weight *= FUSED
                 inside = recompute_region(eqn.tags) is not None and v not in self.boundary
-                if inside and eqn in allowed and v not in outputs:
+                if inside and eqn in allowed:
                     weight = INFINITE
                 edge((v, "in"), (v, "out"), weight)
                 if eqn in allowed:

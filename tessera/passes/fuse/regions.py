@@ -240,11 +240,24 @@ class _Fusion:
             return two.space(), ""
         if one.reduces and two.reduces and one.rows != two.rows:
             return merged, "its neighbours reduce other dimensions"
-        if one.outer and not (one.runs or two.outer or one.rows == two.points):
+        apart = not two.outer or self._stored_after_sums(a, b)
+        if one.outer and apart and not (one.runs or one.rows == two.points):
             return merged, "it needs the whole of a sum over outer dimensions first"
         if two.outer and not one.outer and not private and not (self.late and self._writes(b)):
             return merged, "a sum over outer dimensions has too few rows to write its argument too"
         return merged, ""
+
+    def _stored_after_sums(self, a: int, b: int) -> bool:
+        """Whether group b gives something, point by point, that waits for a sum of group a."""
+        late = {i for i in self.groups.members[a] if self.kinds[i] == REDUCE}
+        points = self.work[b].points
+        for i in sorted((*self.groups.members[a], *self.groups.members[b])):
+            if not late.isdisjoint(self.flow.sources(i)):
+                late.add(i)
+                results = [v for v in self.trace.equations[i].results() if v.numel() == points]
+                if self.kinds[i] == POINTWISE and any(not self.flow.stays(v, (a, b)) for v in results):
+                    return True
+        return False
 
     def _writes(self, group: int) -> bool:
         """Sums over outer dimensions that have enough programs to write what they sum as well."""

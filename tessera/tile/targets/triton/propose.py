@@ -210,6 +210,8 @@ def _sequential(shape: Shape, sequential: str) -> Iterator[Schedule]:
     turns = [(16, 3, 1), (16, 1, 1), (16, 1, 2), (8, 3, 1), (8, 1, 1), (32, 3, 1), (16, 4, 1)]
     if shape.item >= 4 and block < 2048:
         turns.insert(0, turns.pop(3))
+    elif block == 128:  # sums over several warps would cost more than the rows do
+        turns.insert(0, turns.pop(5))
     for each, stages, more in turns:
         rows = min(max(1024 // block, 1), power_of_two(max(most // limits.units, 1)))
         warps = max(warps_for(rows * block, each), 1)
@@ -260,7 +262,7 @@ def _products(shape: Shape, rows: str, columns: str, wide: bool) -> list[Schedul
         tiles = batch * math.ceil(tall / a) * math.ceil(long / b)
         parts = 1
         if shape.ends and tiles * 2 <= units and deep >= 32 * d:
-            parts = power_below(min(units // tiles, deep // (8 * d), 16))
+            parts = power_below(min(units // tiles, deep // (8 * d), 64))
         waves = math.ceil(tiles * parts / units)
         time = waves * a * b / rate / parts + (0.05 * a * b if parts > 1 else 0)
         blocks = ((rows, a), (columns, b), (shape.axis, d))
