@@ -388,3 +388,18 @@ def test_nothing_that_waits_for_a_long_sum_is_stored_beside_it() -> None:
     kernels = [lower(body_of(trace, region, "body")).kernel for region in tile.regions(trace)]
     assert any(kernel.axis_names(REDUCE) for kernel in kernels)
     assert all(ends_all(kernel) for kernel in kernels if kernel.axis_names(REDUCE))
+
+
+@pytest.mark.usefixtures("triton_kernels")
+def test_bytes_are_turned_in_tiles() -> None:
+    """A kernel that has a row at a time would write a byte here and a byte there."""
+
+    def rounded(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        top = x.abs().amax(1)
+        q = (x.float() * scale).to(torch.float8_e4m3fn)
+        return top, q, q.t().clone(memory_format=torch.contiguous_format)
+
+    trace = on_cuda(rounded, (4096, 512), ())
+    kernels = [{trace.equations[i].opname for i in region} for region in tile.regions(trace)]
+    assert any("clone" in names for names in kernels)
+    assert not any({"clone", "amax"} <= names for names in kernels)
