@@ -26,14 +26,15 @@ from tessera.ir.trace import Trace
 from tessera.just_in_time.api import backend as _backend
 from tessera.just_in_time.api import jit
 from tessera.runtime.buckets import Buckets
-from tessera.torch_internals.dynamo import guard_same_objects
+from tessera.torch_internals.corrections import correct_dynamo
 from tessera.training import train_step
+from tessera.transforms.fp8_recipe import FP8
 from tessera.transforms.quantize import quantize
 from tessera.util.config import config, override
 
 __all__ = [  # noqa: F822
-    "Buckets", "Trace", "backend", "check", "checkpoint", "cond", "config", "custom_vjp", "edit", "explain", "grad",
-    "grad_and_value", "hessian", "jacfwd", "jacrev", "jit", "jvp", "linearize", "override", "quantize",
+    "FP8", "Buckets", "Trace", "backend", "check", "checkpoint", "cond", "config", "custom_vjp", "edit", "explain",
+    "grad", "grad_and_value", "hessian", "jacfwd", "jacrev", "jit", "jvp", "linearize", "override", "quantize",
     "register_executor", "register_kernel", "register_operator", "reproduce", "scan", "stages",
     "trace", "train_step", "value_and_grad", "vjp", "vmap", "while_loop",
 ]  # fmt: skip
@@ -43,5 +44,5 @@ def __getattr__(name: str) -> object:
     """`backend`, for `torch.compile`, which names it before it traces: by then Dynamo must have all of its guards."""
     if name != "backend":
         raise AttributeError(f"module 'tessera.api' has no attribute {name!r}")
-    guard_same_objects()
+    correct_dynamo()
     return _backend

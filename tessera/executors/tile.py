@@ -22,7 +22,7 @@ from tessera.ir.schema import has_effect
 from tessera.ir.signature import signature
 from tessera.ir.trace import Trace
 from tessera.ir.types import UNKNOWN, TensorType, size_hint, symbol_hints
-from tessera.ops.fp8 import in_hardware
+from tessera.ops.fp8 import EIGHT_BITS, in_hardware
 from tessera.ops.pool import max_pool, max_pool_backward
 from tessera.ops.uniform import uniform
 from tessera.passes.clean.dce import dce
@@ -83,7 +83,7 @@ def refusal(eqn: Equation) -> str:
 
 
 def _has_float8(eqn: Equation) -> bool:
-    return any(v.tensor.dtype is torch.float8_e4m3fn for v in (*eqn.inputs(), *eqn.results()))
+    return any(v.tensor.dtype in EIGHT_BITS for v in (*eqn.inputs(), *eqn.results()))
 
 
 def _kind(eqn: Equation) -> str:

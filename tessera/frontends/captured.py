@@ -92,10 +92,11 @@ def capture(
 
     With `close`, the caller makes further inputs of the tensors closed over: outputs may be views of those too.
     """
+    recorder = Recorder(builder, keep, locate)
     with kept_grad_mode() as left:
-        made = record_with(Recorder(builder, keep, locate), fn, fakes, names)
+        made = record_with(recorder, fn, fakes, names)
     record_assumptions(builder)
-    _drop_empty_histories(made)
+    _drop_empty_histories(made, recorder.base_grad)
     closed = tuple(made.trace.constants.values()) if close else ()
     aliased, bases = aliases(made, closed, builder)
     placed = _placed(made, [*made.outputs, *(base.tensor for base in bases)], (*made.inputs, *closed))
@@ -119,7 +120,7 @@ def aliases(
     are tensors that become inputs after the others. With `builder`, the program may be made to give numbers too."""
     inputs = [x for x in (*made.inputs, *closed) if isinstance(x, torch.Tensor)]
     aliased = _input_aliases([*made.inputs, *closed], made.outputs, made.refs, builder)
-    bases = _shared_bases(made.outputs, made.refs, aliased, {id(made.refs[id(x)].root) for x in inputs})
+    bases = _shared_bases(made.outputs, made.refs, aliased, {id(made.refs[id(x)].root) for x in inputs}, builder)
     first: dict[int, int] = {}
     for i, alias in sorted(aliased.items()):
         if first.setdefault(id(made.outputs[i]), i) != i:
@@ -136,15 +137,27 @@ def _input_aliases(
         if isinstance(out, torch.Tensor) and id(refs[id(out)].root) in by_root:
             source = by_root[id(refs[id(out)].root)]
             ref = refs[id(out)]
-            # The program itself makes a view of an input that lies where it computes; of one that it writes, it cannot.
-            base, steps = _climb(ref, numbers=builder if ref.root.version else None)
-            if base.tensor is refs[id(inputs[source])].tensor:
+            given = refs[id(inputs[source])].tensor
+            # The program itself makes a view of an input that lies where it computes. It cannot where it writes that
+            # input, or where autograd, which does not look on, says that such a view requires gradients.
+            outside = ref.root.version or (given.requires_grad and not torch.is_grad_enabled())
+            base, steps = _climb(ref, numbers=builder if outside else None)
+            if base.tensor is given:
                 aliased[position] = Aliased(source, steps)
     return aliased
 
 
+def _numbers(ref: Ref, builder: Builder | None) -> Builder | None:
+    """The program itself makes a view that lies where it computes; of memory that it writes, it cannot."""
+    return builder if ref.root.version else None
+
+
 def _shared_bases(
-    outputs: list[object], refs: dict[int, Ref], aliased: dict[int, Aliased], given: Collection[int]
+    outputs: list[object],
+    refs: dict[int, Ref],
+    aliased: dict[int, Aliased],
+    given: Collection[int],
+    builder: Builder | None,
 ) -> list[Ref]:
     """Note outputs that are views of one result; give results that are not outputs themselves. `given` are the ids of
     the inputs' roots: what the program itself makes of an input is left to it, unless that has a history of its own.
@@ -155,7 +168,7 @@ def _shared_bases(
     climbs: dict[int, tuple[Ref, tuple[Step, ...]]] = {}
     for position, out in enumerate(outputs):
         if isinstance(out, torch.Tensor) and position not in aliased:
-            base, steps = climbs[position] = _climb(refs[id(out)])
+            base, steps = climbs[position] = _climb(refs[id(out)], numbers=_numbers(refs[id(out)], builder))
             if base.view is None or base.own_history or id(base.root) not in given:
                 groups.setdefault(id(base), []).append(position)
     extra: list[Ref] = []
@@ -243,12 +256,13 @@ def written_unseen(equations: Iterable[Equation], mutations: dict[Value, Value])
     return unseen
 
 
-def _drop_empty_histories(made: Recorded) -> None:
-    """A detached view into which nothing with a gradient was written is a view like any other."""
+def _drop_empty_histories(made: Recorded, grad: bool) -> None:
+    """A detached view into which nothing with a gradient was written is a view like any other; without grad mode around
+    the program, there are no gradients."""
     own = [ref for ref in made.refs.values() if ref.own_history]
     if not own:
         return
     tensors = (*zip(made.trace.inputs, made.inputs, strict=True), *made.trace.constants.items())
-    found = with_history(tensors, made.trace.equations)
+    found = with_history(tensors, made.trace.equations) if grad else set()
     for ref in own:
         ref.own_history = ref.value in found

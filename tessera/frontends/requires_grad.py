@@ -16,8 +16,8 @@ import torch
 from tessera.ir.alias import KEEP_GRAD
 from tessera.ir.builder import Builder
 from tessera.ir.equation import NO_GRAD, Equation, Value, values_in
+from tessera.ir.fake import shows_argument
 from tessera.ir.record import recording
-from tessera.ir.schema import is_view
 from tessera.ir.types import TensorType
 from tessera.torch_internals.autograd import TensorBase
 from tessera.torch_internals.fake import FakeTensor
@@ -28,15 +28,19 @@ _FLAG: Any = TensorBase.requires_grad
 _INSIDE = (torch.__path__[0], PACKAGE)
 
 
-def with_history(tensors: Iterable[tuple[Value, object]], equations: Sequence[Equation]) -> set[Value]:
+def with_history(
+    tensors: Iterable[tuple[Value, object]], equations: Sequence[Equation], grad: bool = True
+) -> set[Value]:
     """The values that depend on tensors which require gradients; `tensors` are the program's inputs and constants, or
-    True in place of an input that does."""
+    True in place of an input that does. `grad`: gradients are on around the program."""
     found = {v for v, x in tensors if x is True or (isinstance(x, torch.Tensor) and _FLAG.__get__(x))}
     for eqn in equations:
         keeps = eqn.op is KEEP_GRAD  # its history is that of its first argument, in whatever mode
-        silent = NO_GRAD in eqn.tags and not is_view(eqn.op)  # a view requires gradients if its base does
-        stops = not keeps and (silent or aten_name(eqn.op) == "detach")
-        if not stops and any(v in found for v in (values_in(eqn.args[:1]) if keeps else eqn.inputs())):
+        if not any(v in found for v in (values_in(eqn.args[:1]) if keeps else eqn.inputs())):
+            continue
+        unheard = NO_GRAD in eqn.tags or not grad
+        silent = unheard and not shows_argument(eqn)  # a view requires gradients if its base does
+        if keeps or not (silent or aten_name(eqn.op) == "detach"):
             found.update(v for v in eqn.results() if isinstance(v.type, TensorType) and v.type.is_differentiable)
     return found
 
@@ -48,7 +52,7 @@ def requires_grad_known(builder: Builder, inputs: Sequence[object]) -> Iterator[
     def answer(self: torch.Tensor) -> bool:
         given: bool = _FLAG.__get__(self)
         recorder = recording()
-        if given or recorder is None or recorder.builder is not builder or not recorder.base_grad:
+        if given or recorder is None or recorder.builder is not builder:
             return given
         if sys._getframe(1).f_code.co_filename.startswith(_INSIDE):  # PyTorch asks about the tensors it works on
             return given
@@ -57,7 +61,7 @@ def requires_grad_known(builder: Builder, inputs: Sequence[object]) -> Iterator[
         builder.tags = recorder.tags()
         value = recorder.value(self)
         tensors = (*zip(builder.inputs, inputs, strict=True), *builder.constants.items())
-        return value in with_history(tensors, builder.equations)
+        return value in with_history(tensors, builder.equations, recorder.base_grad)
 
     outer = vars(torch.Tensor).get("requires_grad")
     torch.Tensor.requires_grad = property(answer, _FLAG.__set__)  # type: ignore[assignment]

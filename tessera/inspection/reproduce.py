@@ -29,6 +29,7 @@ from tessera.just_in_time.compiled import Compiled, compiled_state
 from tessera.ops.op import REGISTRY
 from tessera.pipeline.compilation import Failure
 from tessera.torch_internals.operators import OpOverload, op_name
+from tessera.transforms.fp8_recipe import FP8 as FP8  # for the scripts
 from tessera.util.config import override
 from tessera.util.errors import InputError
 
@@ -135,6 +136,7 @@ def write(case: Case, path: str, outcome: str) -> None:
         name=name,
         grads=[v.name in case.wants_grad for v in trace.inputs],
         options=_options(case),
+        names="example, show" if case.options.precision is None else "FP8, example, show",
     )
     try:
         compile(text, path, "exec")
@@ -149,7 +151,7 @@ SCRIPT = """# Shows a failure of Tessera ({outcome}), found with torch {torch}.
 {needs}import sys
 
 {header}
-from tessera.inspection.reproduce import example, show
+from tessera.inspection.reproduce import {names}
 
 
 {program}
@@ -171,6 +173,8 @@ def _options(case: Case) -> str:
         parts.append(f"memory_budget={chosen.memory_budget}")
     if chosen.offload != "none":
         parts.append(f"offload={chosen.offload!r}")
+    if chosen.precision is not None:
+        parts.append(f"precision={chosen.precision!r}")
     return ", ".join(parts)
 
 

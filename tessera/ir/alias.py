@@ -61,6 +61,7 @@ class Ref:
     view: View | None = None
     version: int = 0
     own_history: bool = False  # a detached view that was written with gradients on
+    given: bool = False  # the tensor is the caller's: an input, or closed over
 
     def read(self, builder: Builder) -> Value:
         """The value this tensor holds now."""

@@ -13,9 +13,11 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
-from tessera.ir.equation import Arg, Operator, Special, Value, map_values
-from tessera.ir.schema import is_pointwise
+from tessera.ir.equation import Arg, Equation, Operator, Special, Value, map_values
+from tessera.ir.index_put import index_put
+from tessera.ir.schema import is_pointwise, is_view
 from tessera.ir.types import SYMBOLIC, Size, TensorType, type_of
+from tessera.ir.views import MAY_COPY
 from tessera.torch_internals.autograd import lazy_conj, lazy_neg
 from tessera.torch_internals.dispatch import (
     BelowAutograd,
@@ -28,7 +30,8 @@ from tessera.torch_internals.dispatch import (
     included_keys,
 )
 from tessera.torch_internals.fake import FakeTensor, FakeTensorMode
-from tessera.torch_internals.operators import OpOverload, op_schema, suggest_memory_format
+from tessera.torch_internals.memory import storage_id
+from tessera.torch_internals.operators import OpOverload, op_name, op_schema, suggest_memory_format
 from tessera.torch_internals.shapes import ShapeEnv
 from tessera.util.names import names
 
@@ -134,6 +137,7 @@ _RULES: dict[object, Callable] = {
     _aten._efficient_attention_backward.default: _efficient_backward,
     # A layer's kernel for evaluation gives rows of a product; PyTorch's rule has them lie as the input does.
     _aten._transformer_encoder_layer_fwd.default: lambda x, *_, **__: x.new_empty(x.shape),
+    _aten.index_put.default: index_put,
     _aten._unique.default: lambda x, s=True, inverse=False: _aten._unique2.default(x, s, inverse)[:2],
     _aten.addmm.dtype: lambda x, a, b, dtype, **_: a.new_empty((a.shape[0], b.shape[1]), dtype=dtype),
     _aten._native_batch_norm_legit_functional.default: _batch_norm(
@@ -338,6 +342,17 @@ def _run(op: Operator, args: tuple, kwargs: dict, mode: FakeTensorMode) -> objec
     with mode, below_autograd(), symbolic_rules(mentions_symbols((args, kwargs))):
         out = fn(*map_values(args, concrete), **map_values(kwargs, concrete))  # type: ignore[misc]
     return types_of(out)
+
+
+def shows_argument(eqn: Equation, mode: FakeTensorMode | None = None) -> bool:
+    """Does its result show its argument's memory? Some operators make a view where they can, and a copy otherwise."""
+    if not is_view(eqn.op) or op_name(eqn.op) not in MAY_COPY:  # type: ignore[arg-type]
+        return is_view(eqn.op)
+    mode = mode or default_mode()
+    fakes = {v: fake_of(v.tensor, mode) for v in eqn.inputs()}
+    args, kwargs = map_values((eqn.args, eqn.kwargs), fakes.__getitem__)  # type: ignore[misc]
+    with mode, below_autograd(), symbolic_rules(mentions_symbols((eqn.args, eqn.kwargs))):
+        return storage_id(eqn.op(*args, **kwargs)) == storage_id(args[0])  # type: ignore[operator,arg-type]
 
 
 def types_of(out: object) -> object:

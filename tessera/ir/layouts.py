@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Sequence
 
 import torch
 
 from tessera.ir.builder import Builder, aten
 from tessera.ir.equation import Equation, Special, Value
+from tessera.ir.types import Size, TensorType, known, row_major, settled, size_hint, size_key
 from tessera.torch_internals.operators import OpOverload, op_name, op_schema, overload_name
 from tessera.util.names import names
 
@@ -91,14 +93,49 @@ def is_unpromised(op: OpOverload) -> bool:
 
 
 def laid_as(builder: Builder, v: Value, tensor: torch.Tensor) -> Value:
-    """`v` with its dimensions in memory in the order of `tensor`'s: results of PyTorch follow that of an argument."""
-    if all(a == b for a, b, n in zip(v.tensor.stride, tensor.stride(), tensor.shape, strict=True) if n != 1):
+    """`v` with its dimensions in memory in the order of `tensor`'s: results of PyTorch follow that of an argument. Of
+    symbolic strides that might be in any order nothing is asked."""
+    shape, stride = tuple(map(known, tensor.shape)), tuple(map(known, tensor.stride()))
+    long = [d for d in range(tensor.ndim) if size_key(shape[d]) != 1]
+    if all(size_key(v.tensor.stride[d]) == size_key(stride[d]) for d in long):
         return v
-    order = sorted(range(tensor.ndim), key=lambda d: (tensor.stride(d), tensor.shape[d]), reverse=True)
-    steps = [v.tensor.stride[d] for d in order if tensor.shape[d] != 1]
-    gaps = not tensor.permute(order).is_contiguous()  # no result has those
-    if gaps and (0 in tensor.stride() or all(a >= b for a, b in itertools.pairwise(steps))):
-        return v
+    order = sorted(range(tensor.ndim), key=lambda d: (size_hint(stride[d]), size_hint(shape[d])), reverse=True)
+    if not row_major([shape[d] for d in order], [stride[d] for d in order]):  # it has gaps; no result has those
+        theirs, ours = ([steps[d] for d in order if d in long] for steps in (stride, v.tensor.stride))
+        if 0 in map(size_key, stride) or not _descends(theirs) or _descends(ours):
+            return v
     with builder:
         rows = aten.clone(aten.permute(v, order), memory_format=torch.contiguous_format)
         return aten.permute(rows, [order.index(d) for d in range(tensor.ndim)])
+
+
+def _descends(steps: Sequence[Size]) -> bool:
+    """Each is at least the next, whatever symbols stand for."""
+    return all(settled(a >= b) for a, b in itertools.pairwise(steps))
+
+
+def can_view(source: TensorType, result: TensorType) -> bool:
+    """Whether the elements of a tensor of the one type, in their order, are a tensor of the other without a copy."""
+    shape, stride = ([size_hint(s) for s in sizes] for sizes in (source.shape, source.stride))
+    wanted = [size_hint(s) for s in result.shape]
+    if source.dtype != result.dtype or source.device != result.device:
+        return False
+    if 0 in shape:
+        return True
+    if shape == wanted:
+        lies = zip(shape, stride, map(size_hint, result.stride), strict=True)
+        return all(a == b for size, a, b in lies if size != 1)
+    runs: list[tuple[int, int]] = []  # dimensions that lie in memory as one: how many elements, and how far apart
+    for size, step in zip(shape, stride, strict=True):
+        if size != 1 and runs and runs[-1][1] == size * step:
+            runs[-1] = runs[-1][0] * size, step
+        elif size != 1:
+            runs.append((size, step))
+    sizes = iter(n for n in wanted if n != 1)
+    for count, _ in runs:
+        part = 1
+        while part < count:
+            part *= next(sizes)
+        if part != count:  # a new dimension would go from one run into the next
+            return False
+    return True

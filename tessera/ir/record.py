@@ -94,7 +94,7 @@ class Recorder(TorchDispatchMode):
 
     def input(self, name: str, tensor: torch.Tensor) -> Value:
         v = self.builder.input(name, type_of(tensor))
-        self.refs[id(tensor)] = Ref(tensor, v, Root())
+        self.refs[id(tensor)] = Ref(tensor, v, Root(), given=True)
         return v
 
     def ref(self, tensor: torch.Tensor) -> Ref:
@@ -102,7 +102,7 @@ class Recorder(TorchDispatchMode):
         found = self.refs.get(id(tensor))
         if found is None:
             v = self.builder.constant("const", tensor, type_of(tensor))
-            found = self.refs[id(tensor)] = Ref(tensor, v, Root())
+            found = self.refs[id(tensor)] = Ref(tensor, v, Root(), given=True)
         return found
 
     def value(self, tensor: torch.Tensor) -> Value:
@@ -119,7 +119,7 @@ class Recorder(TorchDispatchMode):
             return known.tensor
         made = self.builder.mode.from_tensor(tensor.detach() if tensor.requires_grad else tensor, static_shapes=True)
         v = self.builder.constant("const", tensor, type_of(made))
-        ref = Ref(made, v, Root())
+        ref = Ref(made, v, Root(), given=True)
         self.refs[id(made)] = ref
         self.refs[id(tensor)] = ref
         self._alive.append(tensor)
@@ -286,7 +286,8 @@ class Recorder(TorchDispatchMode):
             targets += [t for t in pytree.tree_leaves(held) if isinstance(t, torch.Tensor)]
         before = [(tuple(t.shape), t.dtype) for t in targets]
         lowered_args, lowered_kwargs = self.lower((args, kwargs))  # type: ignore[misc]
-        out, known = literals.call(fake.rule_of(func), func, args, kwargs)
+        with fake.symbolic_rules(self.symbolic):
+            out, known = literals.call(fake.rule_of(func), func, args, kwargs)
         if any((tuple(t.shape), t.dtype) != b for t, b in zip(targets, before, strict=True)):
             raise CaptureError(f"{func} resized a tensor it was given to write; give it one of the right shape")
         plain = functional_of(func)
@@ -322,15 +323,13 @@ class Recorder(TorchDispatchMode):
             new = self.builder.emit(torch.ops.aten._to_copy.default, new, dtype=kept.dtype)  # type: ignore[assignment]
         if new.tensor.ndim != kept.ndim:
             new = self.builder.emit(torch.ops.aten.expand.default, new, list(kept.shape))  # type: ignore[assignment]
-        if not new.tensor.is_symbolic:  # what is made of it follows its strides
-            new = laid_as(self.builder, new, ref.tensor)
-        ref.write(new, self.builder)
+        ref.write(laid_as(self.builder, new, ref.tensor), self.builder)  # what is made of it follows its strides
 
     def view_change(self, func: OpOverload, args: tuple, kwargs: dict) -> torch.Tensor:
         """`x.t_()`: the same object becomes a view of what it was."""
         tensor: torch.Tensor = args[0]
         ref = self.ref(tensor)
-        if ref.value in self.builder.inputs or ref.value in self.builder.constants:
+        if ref.given:
             raise CaptureError(f"{func} changes the shape of an input object; the graph that holds it runs eagerly")
         plain = functional_of(func)
         if plain is None:

@@ -25,7 +25,8 @@ from tessera.pipeline.compilation import compile_captured
 from tessera.pipeline.options import Options
 from tessera.runtime.buckets import Buckets, bucketed
 from tessera.torch_internals import dynamo, pytree
-from tessera.torch_internals.dynamo import guard_same_objects
+from tessera.torch_internals.corrections import correct_dynamo
+from tessera.transforms.fp8_recipe import FP8
 from tessera.util.config import config
 from tessera.util.errors import OptionError
 
@@ -33,10 +34,10 @@ FRONTENDS = ("dynamo", "functional")
 
 
 def backend(gm: torch.fx.GraphModule, example_inputs: list[object], **kwargs: object) -> Callable:
-    """`torch.compile(model, backend="tessera")`; options: executors, recompute, memory_budget, offload, strict,
-    cuda_graph."""
+    """`torch.compile(model, backend="tessera")`; options: executors, recompute, memory_budget, offload, precision,
+    strict, cuda_graph."""
     options = dict(kwargs.get("options") or {})  # type: ignore[call-overload]
-    known = {"executors", "recompute", "memory_budget", "offload", "strict", "cuda_graph"}
+    known = {"executors", "recompute", "memory_budget", "offload", "precision", "strict", "cuda_graph"}
     if unknown := set(options) - known:
         raise OptionError(f"unknown option {sorted(unknown)[0]!r}; the options are {', '.join(sorted(known))}")
     strict = options.pop("strict", None)
@@ -46,6 +47,7 @@ def backend(gm: torch.fx.GraphModule, example_inputs: list[object], **kwargs: ob
         options.get("memory_budget"),
         options.get("cuda_graph", False),
         options.get("offload"),
+        options.get("precision"),
     )
     return Backend(made, strict)(gm, example_inputs)
 
@@ -59,6 +61,7 @@ def jit(
     memory_budget: str | int | None = None,
     recompute: str | None = None,
     offload: str | None = None,
+    precision: str | FP8 | None = None,
     dynamic: bool | None = None,
     fullgraph: bool = False,
     cuda_graph: bool = False,
@@ -73,6 +76,7 @@ def jit(
     recompute      what backward may recompute: "none", "views", "cheap", "auto"
     offload        "host": large tensors saved for backward wait in host memory; memory_budget then bounds the predicted
                    peak of the programs instead of what is saved
+    precision      "fp8": linear layers multiply in 8 bits, forward and backward; tessera.FP8(…) says how
     dynamic        as torch.compile's: None learns from changing sizes, True is dynamic from the start
     fullgraph      refuse graph breaks
     cuda_graph     replay programs without gradients as CUDA graphs; explain says where that cannot be
@@ -80,8 +84,8 @@ def jit(
     """
     again = functools.partial(
         jit, executors=executors, frontend=frontend, strict=strict, memory_budget=memory_budget,
-        recompute=recompute, offload=offload, dynamic=dynamic, fullgraph=fullgraph, cuda_graph=cuda_graph,
-        buckets=buckets,
+        recompute=recompute, offload=offload, precision=precision, dynamic=dynamic, fullgraph=fullgraph,
+        cuda_graph=cuda_graph, buckets=buckets,
     )  # fmt: skip
     if fn is None:
         return again
@@ -98,7 +102,7 @@ def jit(
         raise OptionError(f"unknown frontend {how!r}; the frontends are {', '.join(FRONTENDS)}")
     if isinstance(state := compiled_state(fn), Compiled):
         fn = state.fn
-    options = Options.of(executors, recompute, memory_budget, cuda_graph, offload)
+    options = Options.of(executors, recompute, memory_budget, cuda_graph, offload, precision)
     if isinstance(fn, ExportedProgram):
         return _compiled_export(fn, options, again)
     refuse_suspended(fn, generators=how == "functional")
@@ -124,7 +128,7 @@ _PYTORCHS_LIMIT = 8
 
 def under_dynamo(entry: Callable, backend: Backend, **options: bool | None) -> Callable:
     """torch.compile, with room for more programs than it has by itself. A limit that the user set is kept."""
-    guard_same_objects()
+    correct_dynamo()
     follow_blocks()
     ours = dynamo.config.recompile_limit == _PYTORCHS_LIMIT
     if ours and "recompile_limit" in inspect.signature(torch.compile).parameters:  # PyTorch 2.11 has one for all

@@ -11,6 +11,7 @@ from tessera.ops import (  # noqa: F401
     copies,
     elementwise,
     fp8,
+    fp8_linear,
     index,
     launch,
     linear_loss,

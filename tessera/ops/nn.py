@@ -114,8 +114,8 @@ def _memory_order(t: TensorType) -> list[int]:
 
 
 def _noise(x: Value, p: float) -> Value:
-    """Zeros and ones drawn in memory order, as eager fills a tensor laid out like x."""
-    order = _memory_order(x.tensor)
+    """Zeros and ones drawn in memory order, as eager fills a tensor laid out like x, whose contents do not matter."""
+    order, x = _memory_order(x.tensor), aten.detach(x)
     if order == list(range(x.ndim)):
         return aten.bernoulli(x, 1 - p)
     drawn = aten.bernoulli(aten.permute(x, order), 1 - p)

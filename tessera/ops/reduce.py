@@ -31,6 +31,7 @@ from tessera.ops.families import (
     zeros_for,
 )
 from tessera.ops.op import declare
+from tessera.ops.products import prod_dim_vjp, prod_vjp
 
 # --- sums -----------------------------------------------------------------------------------------
 
@@ -89,8 +90,8 @@ _over_all(
     vjp=lambda ct, y, x, dtype: (lambda: _broadcast_back(ct / _count(x), x),),
     jvp=lambda ts, y, x, dtype: aten.mean(ts[0], dtype=dtype),
 )
-_over_all("aten.prod.default", lambda x, dims, dtype: aten.prod(aten.flatten(x, 1), 1, dtype=dtype))
-reduction("aten.prod.dim_int", single=True)
+_over_all("aten.prod.default", lambda x, dims, dtype: aten.prod(aten.flatten(x, 1), 1, dtype=dtype), vjp=prod_vjp)
+reduction("aten.prod.dim_int", single=True, vjp=prod_dim_vjp)
 
 # --- extremes: where several elements share one, each gets an equal part ---------------------------
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 
 import torch
 
+from tessera.frontends.based import asked_bases, base_requires_grad
 from tessera.frontends.captured import Aliased, Captured
 from tessera.ir import fake
 from tessera.ir.serial import Writer
@@ -136,7 +137,7 @@ class Compilation:
         """What a stored program would be found by; None where there can be none, or where every stage is wanted."""
         if not config.program_cache or config.dump or config.verify or config.autotune or config.log >= 2:
             return None
-        if self.given:  # they would belong to the key
+        if self.given or self.options.histories is not None:  # they would belong to the key
             return None
         try:
             return key_of(self.captured, self.options.executors, self.identity())
@@ -223,4 +224,10 @@ def compile_captured(captured: Captured, eager: Callable, name: str, options: Op
         set_grad_enabled(captured.grad_after)  # type: ignore[arg-type]
         return out
 
-    return entry if captured.grad_after is None else switching, compilation
+    call = entry if captured.grad_after is None else switching
+    asked = asked_bases(captured)
+
+    def asking(*args):  # noqa: ANN002, ANN202
+        return (call if all(base_requires_grad(args[i]) for i in asked) else eager)(*args)
+
+    return asking if asked else call, compilation

@@ -27,6 +27,7 @@ from tessera.passes.patterns.contract import contract
 from tessera.passes.patterns.linear_loss import linear_loss
 from tessera.pipeline import parts
 from tessera.pipeline.stage import BACKWARD, FORWARD, JOINT, PROGRAM, Hook, Row, Stage
+from tessera.transforms.fp8_layers import fp8_products
 from tessera.util.errors import OptionError
 
 # After differentiation nothing carries gradients any more: detach and its like are only names.
@@ -50,6 +51,19 @@ CONTRACT = Stage(
     when=parts.with_kernels,
 )  # fmt: skip
 
+FP8_LAYERS = Stage(
+    "fp8_layers", parts.choose_layers, "the last layer is known; derivatives are products of 8 bits then",
+    needs=("run",), when=parts.in_eight_bits, quiet=True,
+)  # fmt: skip
+
+
+def fp8_written_out(over: str) -> Stage:
+    return Stage(
+        "fp8_products", fp8_products, "layers without a gradient, too; rounding fuses with what comes before",
+        over, when=parts.in_eight_bits, quiet=True,
+    )  # fmt: skip
+
+
 CLEAN: list[Row] = [
     Stage("inline", inline, "first: no other pass looks into the bodies of calls"),
     Stage("canonicalise", canonicalise, "one plain form; equal equations then look equal", needs=("wrt",)),
@@ -64,10 +78,12 @@ DIFFERENTIATE: list[Row] = [
         "linear_loss", _linear_loss, "kernels make the loss's gradient beside the loss, so before vjp",
         when=parts.with_kernels,
     ),
+    FP8_LAYERS,
     Stage(
         "vjp", parts.differentiate, "on the clean program: fewer rules to apply",
         gives=JOINT, needs=("run",), quiet=True,
     ),
+    fp8_written_out(JOINT),
     Stage(
         "channels_last", channels_last, "on whole operators, forward and backward, which results leave as they came",
         JOINT, when=parts.with_kernels, quiet=True,
@@ -112,6 +128,8 @@ INFERENCE: list[Row] = [
     Hook("rewrite", "on whole operators, where there is no gradient"),
     CONTRACT,
     Stage("fp8", parts.narrow, "on whole layers", needs=("account",), quiet=True),
+    FP8_LAYERS,
+    fp8_written_out(PROGRAM),
     Stage("channels_last", channels_last, "on whole operators", when=parts.with_kernels, quiet=True),
     Hook("decompose", "operators in parts that kernels hold"),
     Stage("inference canonicalise", last, "nothing carries gradients"),

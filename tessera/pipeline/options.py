@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tessera.executors import default
 from tessera.executors.base import FusionExecutor, in_order
+from tessera.transforms.fp8_recipe import FP8, Histories
 from tessera.transforms.remat import POLICIES
 from tessera.util.config import check_flags, config, parse_bytes
 from tessera.util.errors import OptionError
@@ -18,6 +19,8 @@ class Options:
     memory_budget: int | None = None
     cuda_graph: str = "off"  # replay programs as CUDA graphs: off · on · auto (where it pays)
     offload: str = "none"  # where large tensors wait for backward: none (where they are) · host
+    precision: FP8 | None = None  # products of linear layers in 8 bits
+    histories: Histories | None = field(default=None, compare=False)  # what delayed scales are made from
 
     @staticmethod
     def of(
@@ -26,7 +29,9 @@ class Options:
         memory_budget: str | int | None,
         cuda_graph: bool | str = False,
         offload: str | None = None,
+        precision: str | FP8 | None = None,
     ) -> Options:
+        recipe = FP8.of(precision)
         where = config.offload if offload is None else offload
         check_flags({"offload": where})
         if cuda_graph not in (True, False, "auto"):
@@ -43,4 +48,6 @@ class Options:
         if policy == "auto":  # where kernels are fused, arithmetic run again costs less than memory read again
             policy = "cheap" if any(isinstance(e, FusionExecutor) for e in in_order(names)) else "views"
         graph = cuda_graph if isinstance(cuda_graph, str) else "on" if cuda_graph else "off"
-        return Options(names, policy, None if budget is None else parse_bytes(budget), graph, where)
+        histories = Histories(recipe.length) if recipe is not None and recipe.history == "delayed" else None
+        size = None if budget is None else parse_bytes(budget)
+        return Options(names, policy, size, graph, where, recipe, histories)

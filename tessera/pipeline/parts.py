@@ -13,14 +13,15 @@ from tessera.executors.claim import claim
 from tessera.ir.equation import Arg, Equation, Value, values_in
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
-from tessera.ops.fp8 import refusal
+from tessera.ops.fp8 import lacking, refusal, rounds
 from tessera.passes.clean.dce import dce
 from tessera.passes.memory.offload import Halves, candidates, fitting, offload, peak
 from tessera.passes.memory.prefetch import MOVES
 from tessera.passes.memory.schedule import schedule
-from tessera.passes.patterns.fp8 import fp8
+from tessera.passes.patterns.fp8 import Layers, fp8
 from tessera.passes.patterns.linear_loss import chunk_loss
 from tessera.pipeline.account import Account
+from tessera.transforms.fp8_layers import fp8_layers
 from tessera.transforms.remat import remat
 from tessera.transforms.vjp import Joint, vjp
 
@@ -40,6 +41,11 @@ def differentiated_again(run: Run, _: Trace) -> bool:
     return bool(run.given)
 
 
+def in_eight_bits(run: Run, _: Trace) -> bool:
+    """The user asked for products of 8 bits. A gradient's gradient is taken of the layers as they were written."""
+    return run.options.precision is not None and not run.given
+
+
 def offloads(_: Run, trace: Trace) -> bool:
     """Saved tensors wait on the host."""
     return any(eqn.op in MOVES for eqn in trace.equations)
@@ -51,6 +57,18 @@ def offloads(_: Run, trace: Trace) -> bool:
 def narrow(trace: Trace, account: Account) -> Trace:
     """Layers with weights of 8 bits multiply in 8 bits."""
     trace, account.fp8 = fp8(trace, refusal)
+    return trace
+
+
+def choose_layers(trace: Trace, run: Run) -> Trace:
+    """Layers with weights of 16 bits multiply in 8 bits, where the user asked for it."""
+    options = run.options
+    assert options.precision is not None
+    trace, reasons = fp8_layers(trace, options.precision, bool(run.wrt), lacking, options.histories)
+    before = run.account.fp8
+    multiplied = tuple(name for name, why in reasons.items() if not why)
+    left = tuple((name, why) for name, why in reasons.items() if why)
+    run.account.fp8 = Layers(before.multiplied + multiplied, before.left + left, str(options.precision))
     return trace
 
 
@@ -128,7 +146,8 @@ def in_order_of_use(trace: Trace, differentiated: Joint | None) -> Joint:
 
 
 def _forward_part(trace: Trace, results: list[Arg], cotangents: tuple[Value, ...]) -> set[Equation]:
-    """What the program's own results need, and effects that no cotangent has a part in."""
+    """What the program's own results need, and what no cotangent has a part in: effects, and numbers rounded to 8 bits,
+    both for the forward and turned for the backward by one kernel."""
     late: set[Value] = set(cotangents)
     for eqn in trace.equations:
         if any(v in late for v in eqn.inputs()):
@@ -136,7 +155,7 @@ def _forward_part(trace: Trace, results: list[Arg], cotangents: tuple[Value, ...
     wanted = {*values_in(results), *trace.mutations.values(), *(v for v, _ in trace.symbols.values())}
     early: set[Equation] = set()
     for eqn in reversed(trace.equations):
-        effect = has_effect(eqn) and not any(v in late for v in eqn.inputs())
+        effect = (has_effect(eqn) or rounds(eqn)) and not any(v in late for v in eqn.inputs())
         if effect or any(v in wanted for v in eqn.results()):
             early.add(eqn)
             wanted.update(eqn.inputs())

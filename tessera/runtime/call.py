@@ -2,8 +2,8 @@
 
 In: the compiled core, how outputs line up, which inputs are written. Out: one small generated function. It
 runs the core, writes mutated inputs back, makes outputs that alias inputs, and puts everything in order.
-Where a written input shares memory with another one or with itself, which no functional program can express, and inside
-forward-mode differentiation, it calls the original graph instead.
+Where a written input shares memory with another one or with itself, which no functional program can express, inside
+forward-mode differentiation, and where views of a leaf have no gradient, it calls the original graph instead.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from tessera.frontends.captured import Aliased
 from tessera.ir.types import overlaps_itself
 from tessera.runtime.autograd import below_autograd
-from tessera.torch_internals.autograd import DUAL_LEVEL
+from tessera.torch_internals.autograd import DUAL_LEVEL, is_tensor_view
 
 REMEMBERED = 64  # sets of addresses
 
@@ -33,6 +33,7 @@ class Layout:
     inside: tuple[int, ...] = ()  # inputs the core writes itself
     fixed: bool = False  # sizes and strides of all inputs are the same at every call
     placed: tuple[tuple[int, Aliased], ...] = ()  # (result, the view of an input whose memory it is to lie in)
+    viewed: tuple[int, ...] = ()  # inputs that require gradients, of which the graph makes views under no_grad
 
 
 def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -> Callable:
@@ -40,10 +41,12 @@ def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -
     scope: dict[str, object] = {
         "core": core, "below": below_autograd, "eager": eager,
         "overlaps": Overlaps() if layout.fixed else overlaps,
-        "bump": torch.autograd.graph.increment_version, "dual": forward_ad,
+        "bump": torch.autograd.graph.increment_version, "dual": forward_ad, "leaf_views": leaf_views,
     }  # fmt: skip
     # Tangents of forward mode hang on tensors unseen, and compiled programs would lose them.
     lines = ["def call(*args):", f"    if dual.{DUAL_LEVEL} >= 0:", "        return eager(*args)"]
+    if layout.viewed:
+        lines += [f"    if leaf_views(args, {layout.viewed!r}):", "        return eager(*args)"]
     if layout.written:
         lines += [f"    if overlaps(args, {layout.written!r}):", "        return eager(*args)"]
     if guarded:
@@ -115,6 +118,12 @@ def overlaps(args: tuple, written: tuple[int, ...]) -> bool:
         if any(j != i and args[j].numel() and _ranges_meet(args[i], args[j]) for j in shared) or _repeats(args[i]):
             return True
     return False
+
+
+def leaf_views(args: tuple, viewed: tuple[int, ...]) -> bool:
+    """Is one of these a leaf and a view? A view requires gradients if its base does: one made under no_grad of such a
+    leaf requires none, and may be written, while the graph takes the leaf for the base."""
+    return any(args[i].is_leaf and is_tensor_view(args[i]) for i in viewed)
 
 
 def _repeats(x: torch.Tensor) -> bool:

@@ -12,7 +12,8 @@ from itertools import accumulate
 import torch
 
 from tessera.frontends.captured import Aliased, Captured, Result
-from tessera.ir.equation import Value, map_values, values_in
+from tessera.ir.equation import NO_GRAD, Value, map_values, values_in
+from tessera.ir.schema import is_view
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.passes.clean.known import Given
@@ -55,7 +56,20 @@ def layout_of(captured: Captured, core: Trace, results: list[Value], write_back:
     inside = tuple(i for i in written if i not in {source for source, _ in outside})
     fixed = all(isinstance(v.type, TensorType) and not v.type.is_symbolic for v in captured.trace.inputs)
     placed = tuple((places[captured.trace.outputs[i]], alias) for i, alias in captured.placed.items())  # type: ignore[index]
-    return Layout(tuple(parts), outside, written, inside, fixed, placed)
+    return Layout(tuple(parts), outside, written, inside, fixed, placed, _viewed(captured))
+
+
+def _viewed(captured: Captured) -> tuple[int, ...]:
+    """Inputs that require gradients, of which the program makes views under no_grad."""
+    inputs = zip(captured.trace.inputs, captured.requires_grad, strict=False)
+    origin = {v: i for i, (v, wanted) in enumerate(inputs) if wanted}
+    viewed: set[int] = set()
+    for eqn in captured.trace.equations:
+        if eqn.inputs() and is_view(eqn.op) and (source := origin.get(eqn.inputs()[0])) is not None:
+            origin.update(dict.fromkeys(eqn.results(), source))
+            if NO_GRAD in eqn.tags:
+                viewed.add(source)
+    return tuple(sorted(viewed))
 
 
 def bridge_of(

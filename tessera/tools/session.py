@@ -121,7 +121,7 @@ def _compile(original: Callable, model: Callable | None = None, **keywords: obje
         return original(model, **keywords)  # `jit` itself calls torch.compile
     ours = dict(keywords.get("options") or {}) if keywords.get("backend") == "tessera" else {}  # type: ignore[call-overload]
     chosen = [ours.get(name) for name in ("executors", "recompute", "memory_budget")]
-    options = Options.of(*chosen, offload=ours.get("offload"))
+    options = Options.of(*chosen, offload=ours.get("offload"), precision=ours.get("precision"))
     backend = Backend(options, ours.get("strict"), name_of(model), argument_names(model))
     kept = {key: value for key, value in keywords.items() if key in ("fullgraph", "dynamic")}
     call = original(model, backend=backend, **kept)

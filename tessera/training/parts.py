@@ -28,9 +28,11 @@ class Parts:
         options = settings.options
         self.forward = jit(
             loss, executors=options.executors, strict=backend.strict, recompute=options.recompute,
-            memory_budget=options.memory_budget, offload=options.offload, frontend="dynamo",
+            memory_budget=options.memory_budget, offload=options.offload,
+            precision=options.precision, frontend="dynamo",
         )  # fmt: skip
-        compiled_state(self.forward).backend.graphs = backend.graphs  # type: ignore[union-attr]  # one account
+        own = compiled_state(self.forward).backend  # type: ignore[union-attr]
+        own.graphs, own.options = backend.graphs, options  # one account, one history of scales
         self.update = Updater(state, settings, backend.note)
         self.backend = backend
         self.own = False  # the optimizer's own step runs, since a compiled one cannot

@@ -29,6 +29,7 @@ from tessera.training.optimizer_state import OptimizerState
 from tessera.training.parts import Parts
 from tessera.training.program import LOSS
 from tessera.training.run import Settings, StepFailure
+from tessera.transforms.fp8_recipe import FP8
 from tessera.util.config import config
 from tessera.util.errors import CaptureError, InputError, OptionError
 
@@ -75,6 +76,20 @@ class TrainStep:
                     message = f"Tessera could not compile the step as one program and runs it in parts: {error}"
                     warnings.warn(f"{message}. Please report this; TESSERA_STRICT=1 raises it.", stacklevel=2)
         return self._run_in_parts(reason, batch, named)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """What the step remembers beside the model and the optimizer: of delayed scales, the largest magnitudes of the
+        last steps by layer."""
+        histories = self.settings.options.histories
+        return {} if histories is None else {name: history.clone() for name, history in histories.held.items()}
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Go on with what `state_dict` gave."""
+        histories = self.settings.options.histories
+        if histories is None and state:
+            raise OptionError("load_state_dict: expected nothing, since the step has no delayed scales to go on with")
+        if histories is not None:
+            histories.load(state)
 
     def _anew(self) -> tuple[Callable, Parts]:
         """The step as one program and in parts; nothing is compiled yet."""
@@ -181,6 +196,7 @@ def train_step(
     memory_budget: str | int | None = None,
     recompute: str | None = None,
     offload: str | None = None,
+    precision: str | FP8 | None = None,
     strict: bool | None = None,
 ) -> TrainStep:
     """A function `step(*batch)` that trains the model on a batch and gives its loss.
@@ -194,7 +210,7 @@ def train_step(
     accumulate     how many calls share one update; gradients are averaged over them, and wait in `.grad`
     keep_grads     leave the gradients of the last update in `.grad`
     cuda_graph     replay the step as one CUDA graph: True, False, or "auto", where the host is measured to limit it
-    executors, memory_budget, recompute, offload, strict  as for `jit`
+    executors, memory_budget, recompute, offload, precision, strict  as for `jit`
     """
     if isinstance(compiled := compiled_state(model), Compiled):
         model = compiled.fn  # type: ignore[assignment]
@@ -209,7 +225,7 @@ def train_step(
     _check_owns(optimizer, model)
     state = OptimizerState(optimizer)
     names = {p: name.replace(".", "_") for name, p in model.named_parameters()}
-    options = Options.of(executors, recompute, memory_budget, cuda_graph, offload)
+    options = Options.of(executors, recompute, memory_budget, cuda_graph, offload, precision)
     if options.offload != "none" and cuda_graph is True:
         raise OptionError(
             "cuda_graph=True: expected a step that stays on the device, got offload='host', which copies to the host "

@@ -20,6 +20,7 @@ from tessera.ir.equation import NUMBER, Arg, Equation, Value, recompute_region, 
 from tessera.ir.schema import has_effect, is_view
 from tessera.ir.trace import Trace
 from tessera.ir.types import ScalarType, TensorType
+from tessera.ops.fp8 import rounds
 from tessera.ops.op import flops, rules
 from tessera.transforms.mincut import INFINITE, min_cut
 from tessera.transforms.vjp import Joint
@@ -160,6 +161,8 @@ class _Plan:
         declared = rules(eqn.op)
         if declared is not None and declared.free or is_view(eqn.op):
             return 1
+        if rounds(eqn):
+            return 3
         return 2 if declared is not None and declared.family in _ARITHMETIC else 3
 
     def fit(self, budget: int) -> list[Value]:
@@ -215,7 +218,7 @@ class _Plan:
                 if eqn in allowed and self._rank(eqn) == 2 and v not in self.stored:
                     weight *= FUSED
                 inside = recompute_region(eqn.tags) is not None and v not in self.boundary
-                if inside and eqn in allowed and v not in outputs:
+                if inside and eqn in allowed:
                     weight = INFINITE
                 edge((v, "in"), (v, "out"), weight)
                 if eqn in allowed:

@@ -17,10 +17,9 @@ from tessera.ir.alias import KEEP_GRAD
 from tessera.ir.builder import Builder, aten
 from tessera.ir.call import in_place
 from tessera.ir.equation import Arg, Equation, Value, substitute, values_in
-from tessera.ir.fake import fake_of
+from tessera.ir.fake import fake_of, shows_argument
 from tessera.ir.layouts import laid_as
 from tessera.ir.record import NO_GRAD
-from tessera.ir.schema import is_view
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ops.fallback import Formula, conform, like_result, vjp_formula
@@ -109,7 +108,7 @@ class _Reverse:
         wanted = [v for v in dict.fromkeys(followed) if v in self.active]
         if not wanted or NO_GRAD in eqn.tags or not any(v.is_differentiable for v in eqn.results()) or stops(eqn):
             self.builder.append(eqn)
-            if wanted and NO_GRAD in eqn.tags and is_view(eqn.op) and not stops(eqn):
+            if wanted and NO_GRAD in eqn.tags and not stops(eqn) and shows_argument(eqn, self.builder.mode):
                 # PyTorch says of a view that it requires grad if its base does, also of one made under no_grad.
                 # What is computed from it gives gradients, which go no further than to the view itself.
                 self.active.update(v for v in eqn.results() if v.is_differentiable)

@@ -15,6 +15,10 @@ class CaptureError(TesseraError, RuntimeError):
     """A program could not be written down as a Trace; the message names the operator and the user's line."""
 
 
+class IndexingError(CaptureError, IndexError):
+    """Indices that do not fit the tensor; a compiled graph runs eagerly, and PyTorch says so."""
+
+
 class VerifyError(TesseraError):
     """A Trace breaks one of its own rules; the message shows the equations around the fault."""
 

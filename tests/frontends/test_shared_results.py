@@ -34,6 +34,17 @@ def test_a_detached_view_that_is_written_without_gradients_stays_a_view(frontend
 
 
 @pytest.mark.parametrize("frontend", FRONTENDS)
+def test_a_detached_view_of_a_result_that_a_call_under_no_grad_writes_is_a_view(frontend):  # noqa: ANN001
+    def program(x):  # noqa: ANN001, ANN202
+        total = x.sum()
+        return torch.add(total, 1, out=total.detach()), total
+
+    with torch.no_grad():
+        view, total = compiled(program, frontend)(torch.ones(3).requires_grad_())
+    assert same_memory(view, total) and view == total == 4
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
 def test_a_detached_view_that_is_written_with_gradients_has_a_history_of_its_own(frontend):  # noqa: ANN001
     def program(x, w):  # noqa: ANN001, ANN202
         v = (x * 2).detach()

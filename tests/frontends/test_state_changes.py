@@ -159,3 +159,21 @@ def test_a_hook_for_all_modules(register, hook):
     finally:
         handle.remove()
     torch.testing.assert_close(gradients(fast, model, x), plain)
+
+
+def test_a_held_tensor_that_comes_to_require_gradients() -> None:
+    class Memory(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.held, self.row = torch.ones(2, 3), nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            before = self.held * x
+            self.held[0].copy_(self.row)
+            return before
+
+    model = Memory()
+    fast = tessera.jit(model)
+    assert not fast(torch.ones(3)).requires_grad
+    assert model.held.requires_grad
+    assert fast(torch.ones(3)).requires_grad

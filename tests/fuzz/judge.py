@@ -4,8 +4,9 @@ Where TorchDynamo differs from eager by itself, with a backend that changes noth
 eager refuses a gradient because something was written that it needs, the program is `written`: a functional program
 need not refuse. So it is where a compiled graph is refused so because it saves something else than eager, or hides
 fewer writes: but only if AOTAutograd's graph is, too. `node` are hooks that see something else because a compiled graph
-is one node to autograd: AOTAutograd's shows them the same. `refused` is what functional tracing says it does not take,
-`beyond` what torch.func does not do.
+is one node to autograd: AOTAutograd's shows them the same; and full backward hooks of a module that hand on zeros,
+where nothing differs without them. `refused` is what functional tracing says it does not take, `beyond` what torch.func
+does not do.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 import torch._dynamo
+import torch._functorch.config
 from torch import nn
 
 import tessera
@@ -73,15 +75,19 @@ class Verdict:
 
 
 class Eager:
-    """What `T` is for eager PyTorch."""
+    """What `T` is for eager PyTorch; `compiled` compiles the loss of a training step by somebody else."""
+
+    def __init__(self, compiled: Callable = lambda fn: fn) -> None:
+        self.compiled = compiled
 
     def __getattr__(self, name: str) -> Callable:
         return getattr(torch.func, name)
 
-    @staticmethod
     def train_step(
-        model: nn.Module, loss_fn: Callable, optimizer: torch.optim.Optimizer, clip_norm: float = 0
+        self, model: nn.Module, loss_fn: Callable, optimizer: torch.optim.Optimizer, clip_norm: float = 0
     ) -> Callable:
+        loss_fn = self.compiled(loss_fn)
+
         def step(*batch: object) -> object:
             optimizer.zero_grad()
             loss = loss_fn(model, *batch)
@@ -142,6 +148,15 @@ def ways(kind: str, made: list) -> tuple[Callable, object]:
     return jit, Ours(executors)
 
 
+def others_way(backend: str) -> tuple[Callable, Eager]:
+    """How a program is compiled by a backend of PyTorch's own."""
+
+    def compiled(fn: Callable) -> Callable:
+        return torch.compile(fn, backend=backend)
+
+    return compiled, Eager(compiled)
+
+
 def judge(text: str, kind: str) -> Verdict:
     eager = run(text, lambda fn: fn, Eager())
     if isinstance(eager.error, NameError | SyntaxError | UnboundLocalError):
@@ -159,21 +174,29 @@ def judge(text: str, kind: str) -> Verdict:
         return Verdict("written", reason, **about)
     if books_refuse(ours) or ": hook" in reason:
         saving = "aot_eager_decomp_partition" if kind == "tile" else "aot_eager"  # the former recomputes, as tile does
-        others = run(text, lambda fn: torch.compile(fn, backend=saving), Eager())
+        with torch._functorch.config.patch(donated_buffer=False):  # it refuses to run backward twice otherwise
+            others = run(text, *others_way(saving))
         if books_refuse(ours) and books_refuse(others):
             return Verdict("written", reason, **about)
         if not books_refuse(ours) and not compared(others, ours, text, kind):
             return Verdict("node", reason, **about)
+    if "grad: expected None" in reason and "register_full_backward" in text and same_without_module_hooks(text, kind):
+        return Verdict("node", reason, **about)
     if kind == "functional" and isinstance(ours.error, CaptureError):
         return Verdict("refused", reason, **about)
     missing = (*MISSING, UNBATCHED) if "T.vmap" in text else MISSING
     if kind == "transform" and any(words in str(eager.error) for words in missing):
         return Verdict("beyond", reason, **about)
-    if kind in UNDER_DYNAMO and "train_step" not in text:
-        plain = run(text, lambda fn: torch.compile(fn, backend="eager"), Eager())
+    if kind in UNDER_DYNAMO:
+        plain = run(text, *others_way("eager"))
         if compared(eager, plain, text, kind):
             return Verdict("dynamo", reason, **about)
     return Verdict("wrong", reason, **about)
+
+
+def same_without_module_hooks(text: str, kind: str) -> bool:
+    text = "".join(line for line in text.splitlines(keepends=True) if "register_full_backward" not in line)
+    return not compared(run(text, lambda fn: fn, Eager()), run(text, *ways(kind, [])), text, kind)
 
 
 def books_refuse(ran: Ran) -> bool:

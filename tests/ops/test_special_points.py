@@ -79,6 +79,8 @@ REDUCED: dict[str, Callable] = {
     "logsumexp": lambda x: x.logsumexp(1),
     "softmax": lambda x: x.softmax(1),
     "std": lambda x: x.std(1),
+    "prod": lambda x: x.prod(1),
+    "prod of all": torch.prod,
 }
 CASES = [
     *((name, f, (POINTS,)) for name, f in ONE.items()),
@@ -125,3 +127,23 @@ def test_losses_in_kernels(loss: Callable) -> None:
         return loss(a, b, reduction="none") * 2
 
     torch.testing.assert_close(gradients(tessera.jit(every)), gradients(every), equal_nan=True)
+
+
+PRODUCTS = [
+    [2.0, 3.0],
+    [math.nan, 2.0],
+    [math.inf, 2.0],
+    [0.0, 3.0],
+    [math.nan, 0.0, 0.0],
+    [math.inf, 0.0],
+    [math.nan],
+    [0.0],
+]
+
+
+@pytest.mark.parametrize("points", PRODUCTS, ids=str)
+def test_gradients_of_products_divide_where_eager_does(points: list[float]) -> None:
+    x = torch.tensor(points, dtype=torch.float64, requires_grad=True)
+    for product in (torch.prod, lambda x: x.prod(0), lambda x: torch.stack([x, x + 1]).t().prod(0, keepdim=True).sum()):
+        expected = torch.autograd.grad(product(x), x)
+        torch.testing.assert_close(torch.autograd.grad(tessera.jit(product)(x), x), expected, equal_nan=True)

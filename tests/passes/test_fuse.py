@@ -23,6 +23,9 @@ from tessera.ir.verify import verify
 from tessera.ops.op import keep_whole
 from tessera.passes.fuse.graph import Groups
 from tessera.passes.memory.depend import dependencies
+from tessera.tile.dialect.ops import REDUCE
+from tessera.tile.from_trace.region import lower
+from tessera.tile.rewrites.split_reduction import ends_all
 
 
 @pytest.fixture(autouse=True)
@@ -368,3 +371,35 @@ def test_a_gather_takes_the_joined_rows_it_reads_from() -> None:
 
     _, regions = fused(shared, rand(30, 6), rand(3, 6))
     assert {"mul", "cat"} in regions
+
+
+@pytest.mark.usefixtures("triton_kernels")
+def test_nothing_that_waits_for_a_long_sum_is_stored_beside_it() -> None:
+    """The gradient of a batch norm behind a gate: one program would walk down all rows for every column, twice."""
+
+    def backward(g: torch.Tensor, y: torch.Tensor, gate: torch.Tensor, x: torch.Tensor, mean: torch.Tensor) -> tuple:
+        masked = torch.ops.aten.threshold_backward(g * gate, y, 0)
+        again = torch.ops.aten.threshold_backward(g * gate, y, 0)
+        centred = x - mean
+        total, along = masked.float().sum(0), (again.float() * centred.float()).sum(0)
+        return (again.float() - total / 65536).to(g.dtype), along, total
+
+    trace = on_cuda(backward, *[(65536, 64)] * 4, (64,))
+    kernels = [lower(body_of(trace, region, "body")).kernel for region in tile.regions(trace)]
+    assert any(kernel.axis_names(REDUCE) for kernel in kernels)
+    assert all(ends_all(kernel) for kernel in kernels if kernel.axis_names(REDUCE))
+
+
+@pytest.mark.usefixtures("triton_kernels")
+def test_bytes_are_turned_in_tiles() -> None:
+    """A kernel that has a row at a time would write a byte here and a byte there."""
+
+    def rounded(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        top = x.abs().amax(1)
+        q = (x.float() * scale).to(torch.float8_e4m3fn)
+        return top, q, q.t().clone(memory_format=torch.contiguous_format)
+
+    trace = on_cuda(rounded, (4096, 512), ())
+    kernels = [{trace.equations[i].opname for i in region} for region in tile.regions(trace)]
+    assert any("clone" in names for names in kernels)
+    assert not any({"clone", "amax"} <= names for names in kernels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import tessera
@@ -54,3 +55,29 @@ def test_windows_are_written_as_in_eager() -> None:
     for _ in range(2):
         torch.testing.assert_close(fast(mine.unfold(0, 3, 1)), negate(theirs.unfold(0, 3, 1)))
         torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "functional"])
+def test_a_view_under_no_grad_of_a_leaf_that_is_a_view(frontend: str) -> None:
+    """Its base requires no gradients, so neither does the view. A view of a leaf with memory of its own does."""
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            view = x[...]
+        return view * 2
+
+    def write(x: torch.Tensor) -> None:
+        with torch.no_grad():
+            view = x[...]
+        view[..., 0] = view[..., 1]
+
+    fast, fast_write = (tessera.jit(fn, frontend=frontend, strict=True) for fn in (double, write))
+    own, shown = torch.ones(4, 2).requires_grad_(), torch.ones(4, 4)[:, ::2].requires_grad_()
+    for x in (own, shown, own):
+        assert fast(x).requires_grad is double(x).requires_grad is (x is own)
+    mine, theirs = (torch.arange(16.0).view(4, 4)[:, ::2].requires_grad_() for _ in range(2))
+    fast_write(mine)
+    write(theirs)
+    assert mine.is_leaf and torch.equal(mine, theirs)
+    with pytest.raises(RuntimeError, match="in-?place"):
+        fast_write(own)

@@ -300,6 +300,14 @@ def test_the_second_derivative_sees_the_same_random_numbers(random: str) -> None
     assert torch.equal(state, torch.get_rng_state())  # nothing was drawn
 
 
+def test_dropout_does_not_read_its_argument() -> None:
+    """So its gradient depends on the random numbers alone, and these are kept."""
+    x = draw(3, 4).requires_grad_() * 1.0
+    (g,) = torch.autograd.grad(tessera.jit(lambda x: F.dropout(x, 0.5) * 2, strict=True)(x).sum(), x, create_graph=True)
+    assert not g.requires_grad
+    assert set(g.unique().tolist()) <= {0.0, 4.0}
+
+
 def test_inputs_that_are_written() -> None:
     def f(x, y):  # noqa: ANN001, ANN202
         x.mul_(y.sin())

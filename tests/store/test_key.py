@@ -109,7 +109,14 @@ def test_what_is_around(around: Callable[[], AbstractContextManager]) -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"executors": "aten"}, {"recompute": "none"}, {"memory_budget": "1GB"}, {"offload": "host"}, {"dynamic": True}],
+    [
+        {"executors": "aten"},
+        {"recompute": "none"},
+        {"memory_budget": "1GB"},
+        {"offload": "host"},
+        {"dynamic": True},
+        {"precision": "fp8"},
+    ],  # fmt: skip
     ids=lambda o: next(iter(o)),
 )
 def test_options(options: dict) -> None:
@@ -119,6 +126,10 @@ def test_options(options: dict) -> None:
     outcome(fn, (X,))
     assert outcome(fn, (X,), None, **options) == "stored"
     assert outcome(fn, (X,), None, **options) == "loaded"
+
+
+def test_scales_of_earlier_steps_are_not_stored() -> None:
+    assert outcome(scaled, (X,), None, precision=tessera.FP8(history="delayed")) == "neither"
 
 
 def test_numbers_known_only_at_run_time_are_not_stored() -> None:

@@ -62,6 +62,16 @@ def test_training_with_executors_of_no_kernels() -> None:
     check_loaded(lambda: trained(model, args, executors=["sdpa", "aten"], recompute="views"))
 
 
+@pytest.mark.parametrize("scaling", ["tensor", "row"])
+def test_training_in_8_bits(scaling: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(4))).to(torch.bfloat16)
+    recipe = tessera.FP8(scaling=scaling, smallest=16)
+    args = (torch.randn(32, 32, dtype=torch.bfloat16),)
+    model(*args)  # PyTorch's first product of 16 bits may turn oneDNN off for good, which is part of the key
+    check_loaded(lambda: trained(model, args, precision=recipe))
+
+
 @pytest.mark.parametrize("random", ["off", "on"])
 def test_buffers_and_random_numbers(random: str) -> None:
     torch.manual_seed(0)

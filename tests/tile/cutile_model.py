@@ -136,6 +136,7 @@ def _program() -> Any:
     ct.ScalarInt64, ct.PaddingMode = int, PaddingMode
     for name in (
         "float8_e4m3fn",
+        "float8_e5m2",
         "float16",
         "bfloat16",
         "float32",

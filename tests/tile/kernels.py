@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from xdsl.ir import Attribute, SSAValue
 
-from tessera.tile.dialect.build import KernelBuilder, bf16, f8, f16, f32, f64, i1, i8, i16, i32, i64
+from tessera.tile.dialect.build import KernelBuilder, bf16, f8, f8e5, f16, f32, f64, i1, i8, i16, i32, i64
 from tessera.tile.dialect.index import Index, gathered
 from tessera.tile.dialect.ops import KernelOp
 
@@ -38,7 +38,7 @@ class Case:
             want = self.expected.get(i, before)
             rtol, atol = TOLERANCE.get(want.dtype, (0.0, 0.0)) if i in self.expected else (0.0, 0.0)
             after = after.cpu()
-            if want.dtype is torch.float8_e4m3fn:  # compared by its bits otherwise, those of NaN too
+            if want.dtype.itemsize == 1 and want.dtype.is_floating_point:  # by its bits otherwise, those of NaN too
                 after, want = after.float(), want.float()
             torch.testing.assert_close(
                 after, want, rtol=rtol * slack, atol=atol * slack, equal_nan=True,
@@ -302,6 +302,26 @@ def in_eight_bits(n: int = 6, m: int = 70, dtype: torch.dtype = torch.bfloat16, 
     return Case(f"in_eight_bits-{n}x{m}", k.finish(), tensors, s.values, {1: want, 2: scales[:, 0], 3: want.float()})
 
 
+def in_five_and_two(n: int = 6, m: int = 70, dtype: torch.dtype = torch.float32, dynamic: bool = False) -> Case:
+    """Numbers as those of 8 bits with five for the exponent, by rows and by columns, and read back."""
+    k, s, e = KernelBuilder("in_five_and_two"), Sizes(dynamic), ELEMENTS[dtype]
+    N, M = s(k, "n", n), s(k, "m", m)
+    i, j = k.axis("i", N), k.axis("j", M)
+    bx, bq, bt, by = k.buffer(e), k.buffer(f8e5), k.buffer(f8e5), k.buffer(f32)
+    q = k.cast(up(k, k.load(bx, i * M + j)), f8e5)
+    k.store(q, bq, i * M + j)
+    k.store(q, bt, j * N + i)
+    k.store(k.cast(q, f32), by, i * M + j)
+    a = rand(n, m) * 10.0 ** (5 * rand(n, m, seed=1))
+    edges = [61439.0, -61440.0, 57344.0, 2.0**-16, 2.0**-17, 1.5 * 2.0**-16, -0.0, INF, -INF, NAN, 3e38]
+    a.view(-1)[: len(edges)] = torch.tensor(edges)[: n * m]
+    a = a.to(dtype)
+    want = a.float().to(torch.float8_e5m2)
+    turned = want.view(torch.uint8).t().contiguous().view(torch.float8_e5m2)
+    tensors = [a, torch.zeros_like(want), torch.zeros_like(turned), torch.zeros(n, m)]
+    return Case(f"in_five_and_two-{n}x{m}", k.finish(), tensors, s.values, {1: want, 2: turned, 3: want.float()})
+
+
 def cross_entropy(n: int = 5, m: int = 41, dtype: torch.dtype = torch.float32, dynamic: bool = False) -> Case:
     """logsumexp(row) minus the row at its target; the target is gathered; targets of -100 give zero."""
     k, s, e = KernelBuilder("cross_entropy"), Sizes(dynamic), ELEMENTS[dtype]
@@ -540,8 +560,8 @@ def matvec(n: int = 30, p: int = 45, dtype: torch.dtype = torch.bfloat16) -> Cas
 
 MAKERS: list[Callable[[], Case]] = [
     pointwise, silu_mul, gelu, transpose, rotary, gather, scatter_add, dropout, uniform, softmax, layer_norm, rms_norm,
-    in_eight_bits, cross_entropy, softmax_sums, argmax, flags, shared_row, cumsum, column_sum, middle_max, full_sum,
-    matmul, matvec, running_places,
+    in_eight_bits, in_five_and_two, cross_entropy, softmax_sums, argmax, flags, shared_row, cumsum, column_sum,
+    middle_max, full_sum, matmul, matvec, running_places,
 ]  # fmt: skip
 DYNAMIC = [
     pointwise, silu_mul, gelu, transpose, softmax, layer_norm, rms_norm, cross_entropy, softmax_sums, argmax, cumsum,

@@ -35,8 +35,8 @@ def record_hook(
         raise CaptureError("a hook that reads numbers of the program; the graph runs eagerly")
     ref = recorder.ref(recorder.fake(x))
     before = recorder.value(x)
-    if ref.view is not None or before in builder.inputs or any(before is after for _, after in builder.hooked):
-        raise CaptureError("a hook on a view, or a second one on a tensor; the graph runs eagerly")
+    if ref.view is not None or ref.given or any(before is after for _, after in builder.hooked):
+        raise CaptureError("a hook on an argument or a view, or a second one on a tensor; the graph runs eagerly")
 
     class Hooked(torch.autograd.Function):
         @staticmethod
@@ -52,8 +52,9 @@ def record_hook(
 
     with torch.enable_grad():  # a hook set under no_grad is set all the same
         out = record_function(Hooked, (x, *free), recorder)
-    builder.hooked.append((before, recorder.value(out)))  # type: ignore[arg-type]
-    return out
+    ref.value = recorder.value(out)  # type: ignore[arg-type]  # the same memory: other names of it, and views, see writes
+    builder.hooked.append((before, ref.value))
+    return x
 
 
 def behind_hooks(trace: Trace, hooked: list[tuple[Value, Value]]) -> Trace:

@@ -13,7 +13,8 @@ import torch
 
 from tessera.ir.equation import Equation
 from tessera.ir.trace import Trace
-from tessera.ir.types import size_hint
+from tessera.ir.types import TensorType, size_hint
+from tessera.ops.fp8 import rounds
 
 POINTWISE, VIEW, SELECT, SOURCE, REDUCE, SCAN = "pointwise", "view", "select", "source", "reduce", "scan"
 CONTRACT = "contract"
@@ -79,8 +80,21 @@ def widens(eqn: Equation) -> bool:
     return same and before.is_float and after.is_float and before.dtype.itemsize < after.dtype.itemsize
 
 
+def turns(eqn: Equation) -> bool:
+    """A copy that makes columns of rows, of numbers of 8 bits. Tiles write those well; a kernel that has a row at a
+    time writes a byte here and a byte there."""
+    if eqn.opname not in ("contiguous", "clone", "_to_copy") or not rounds(eqn):
+        return False
+    before, after = eqn.inputs()[0].tensor, eqn.out.tensor
+    return _innermost(before) != _innermost(after)
+
+
+def _innermost(t: TensorType) -> list[int]:
+    return [d for d in range(t.ndim) if size_hint(t.stride[d]) == 1 and size_hint(t.shape[d]) > 1]
+
+
 def is_outer(eqn: Equation, dims: list[int]) -> bool:
     """Reduces dimensions that are not the innermost of its argument."""
     t = eqn.inputs()[0].tensor
-    inner = [d for d in range(t.ndim) if size_hint(t.stride[d]) == 1 and size_hint(t.shape[d]) > 1]
+    inner = _innermost(t)
     return bool(inner) and not set(inner) & set(dims)

@@ -15,7 +15,7 @@ from tessera.passes.fuse.flow import Flow
 
 MOST_STEPS = 4  # of arithmetic that a reduction takes along
 NARROW = 512  # columns of a product up to which its left operand may be computed on the way
-SLACK = 12.0  # instructions a point that may be computed again
+SLACK = 4.0  # instructions a point that may be computed again: a cast and a scale; an activation took longer so
 
 
 class Products:

@@ -31,6 +31,7 @@ from tessera.passes.fuse.compiler import (
     Compiler,
     Work,
     is_outer,
+    turns,
     widens,
 )
 from tessera.passes.fuse.flow import Flow
@@ -79,6 +80,7 @@ class _Fusion:
         self.work: dict[int, Work] = {}
         self.products = Products(self.flow, compiler, self.work, self._cost)
         self.refused: dict[int, str] = dict.fromkeys(self.flow.partly, "it writes part of an input in place")
+        self.turning = {i for i, eqn in enumerate(trace.equations) if turns(eqn)}
         self.late = False  # whatever fits better has been merged
 
     def alone(self, i: int) -> str:
@@ -222,6 +224,8 @@ class _Fusion:
         merged.runs = one.runs or two.runs
         if len(members) > MOST_EQUATIONS or self._many_buffers(members):
             return merged, "the kernel would be too large"
+        if (one.reduces or two.reduces) and not self.turning.isdisjoint(members):
+            return merged, "a copy that turns rows into columns is written in tiles, not along rows"
         if one.products or two.products:
             points = (two if two.products else one).points
             merged = Work(points, points, products=(*one.products, *two.products))
@@ -246,11 +250,24 @@ class _Fusion:
             return two.space(), ""
         if one.reduces and two.reduces and one.rows != two.rows:
             return merged, "its neighbours reduce other dimensions"
-        if one.outer and not (one.runs or two.outer or one.rows == two.points):
+        apart = not two.outer or self._stored_after_sums(a, b)
+        if one.outer and apart and not (one.runs or one.rows == two.points):
             return merged, "it needs the whole of a sum over outer dimensions first"
         if two.outer and not one.outer and not private and not (self.late and self._writes(b)):
             return merged, "a sum over outer dimensions has too few rows to write its argument too"
         return merged, ""
+
+    def _stored_after_sums(self, a: int, b: int) -> bool:
+        """Whether group b gives something, point by point, that waits for a sum of group a."""
+        late = {i for i in self.groups.members[a] if self.kinds[i] == REDUCE}
+        points = self.work[b].points
+        for i in sorted((*self.groups.members[a], *self.groups.members[b])):
+            if not late.isdisjoint(self.flow.sources(i)):
+                late.add(i)
+                results = [v for v in self.trace.equations[i].results() if v.numel() == points]
+                if self.kinds[i] == POINTWISE and any(not self.flow.stays(v, (a, b)) for v in results):
+                    return True
+        return False
 
     def _writes(self, group: int) -> bool:
         """Sums over outer dimensions that have enough programs to write what they sum as well."""

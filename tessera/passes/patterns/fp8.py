@@ -26,12 +26,10 @@ from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
 from tessera.ir.types import size_hint
 from tessera.ops.families import cast
-from tessera.ops.fp8 import LARGEST, LEAST, scales_rows
+from tessera.ops.fp8 import FEW_ROWS, LARGEST, LEAST, WHOLE, scales_rows
 
 F8, BF16, F32 = torch.float8_e4m3fn, torch.bfloat16, torch.float32
 DTYPES = (torch.bfloat16, torch.float16)
-FEW_ROWS = 16  # up to here reading the weights is all the work, and kernels widen them on the way
-WHOLE = 16  # the library multiplies matrices whose sides are multiples of this
 
 
 @dataclass(frozen=True)
@@ -40,10 +38,12 @@ class Layers:
 
     multiplied: tuple[str, ...] = ()
     left: tuple[tuple[str, str], ...] = ()  # name, reason
+    how: str = ""  # they are scaled and rounded, where the user chose that
 
     def told(self) -> list[str]:
         """In words."""
-        lines = [f"multiplied in 8 bits: {_few(self.multiplied)}"]
+        how = f" ({self.how})" if self.how else ""
+        lines = [f"multiplied in 8 bits{how}: {_few(self.multiplied)}"]
         reasons: dict[str, list[str]] = {}
         for name, reason in self.left:
             reasons.setdefault(reason, []).append(name)

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from xdsl.dialects.builtin import (
     BFloat16Type,
     Float8E4M3FNType,
+    Float8E5M2Type,
     Float16Type,
     Float32Type,
     Float64Type,
@@ -52,7 +53,8 @@ from tessera.tile.dialect.ops import (
     value_type,
 )
 
-f8, f16, bf16, f32, f64 = Float8E4M3FNType(), Float16Type(), BFloat16Type(), Float32Type(), Float64Type()
+f8, f8e5, f16, bf16 = Float8E4M3FNType(), Float8E5M2Type(), Float16Type(), BFloat16Type()
+f32, f64 = Float32Type(), Float64Type()
 i1, i8, i16, i32, i64 = (IntegerType(n) for n in (1, 8, 16, 32, 64))
 
 Expr = Index | int

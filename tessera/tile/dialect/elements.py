@@ -6,6 +6,7 @@ import torch
 from xdsl.dialects.builtin import (
     BFloat16Type,
     Float8E4M3FNType,
+    Float8E5M2Type,
     Float16Type,
     Float32Type,
     Float64Type,
@@ -18,6 +19,7 @@ from tessera.util.errors import OptionError
 
 _PAIRS: list[tuple[Attribute, torch.dtype]] = [
     (Float8E4M3FNType(), torch.float8_e4m3fn),
+    (Float8E5M2Type(), torch.float8_e5m2),
     (Float16Type(), torch.float16),
     (BFloat16Type(), torch.bfloat16),
     (Float32Type(), torch.float32),

@@ -23,7 +23,7 @@ from tessera.tile.from_trace.index import Unlowerable
 Number = bool | int | float
 Make = Callable[[KernelBuilder], SSAValue]
 HALF = (torch.float16, torch.bfloat16)
-NARROW = (*HALF, torch.float8_e4m3fn)  # only carried: arithmetic is in 32 bits
+NARROW = (*HALF, torch.float8_e4m3fn, torch.float8_e5m2)  # only carried: arithmetic is in 32 bits
 CHOICES = ("maximum", "minimum", "fmax", "fmin", "select", "abs", "neg")  # give an argument back, up to its sign
 
 

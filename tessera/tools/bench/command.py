@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tessera.tools.bench import core, depth, kernels, models
+from tessera.tools.bench import core, depth, fp8, kernels, models
 from tessera.tools.bench import machine as machine_suite
 from tessera.tools.bench.probe import CONTESTANTS
 from tessera.tools.bench.report import to_json
@@ -19,7 +19,10 @@ from tessera.tools.machine import machine
 from tessera.util.errors import OptionError
 
 STDOUT = "-"
-SUITES = {"core": core, "depth": depth, "kernels": kernels, "models": models, "zoo": zoo, "machine": machine_suite}
+SUITES = {
+    "core": core, "depth": depth, "kernels": kernels, "models": models, "fp8": fp8, "zoo": zoo,
+    "machine": machine_suite,
+}  # fmt: skip
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -30,8 +33,8 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, help="samples to take; more is steadier")
     parser.add_argument("--inductor", action="store_true", help="core: measure TorchInductor too")
     parser.add_argument("--thunder", action="store_true", help="core, models: measure Thunder too, if it is installed")
-    parser.add_argument("--quick", action="store_true", help="kernels, models: less of everything, a few minutes")
-    parser.add_argument("--tiny", action="store_true", help="models, zoo: CPU sizes, which say nothing of speed")
+    parser.add_argument("--quick", action="store_true", help="kernels, models, fp8: less of everything, a few minutes")
+    parser.add_argument("--tiny", action="store_true", help="models, fp8, zoo: CPU sizes, which say nothing of speed")
     parser.add_argument("--best", action="store_true", help="models, zoo: more modes of TorchInductor, the best counts")
     parser.add_argument("--first", action="store_true", help="models: first calls in fresh processes, cold and warm")
     parser.add_argument("--deadline", type=float, metavar="SECONDS", help="not core: start nothing new after it")

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 
 from tessera.ir.equation import Equation, Special, Value
+from tessera.ir.layouts import can_view
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_hint
 from tessera.ir.views import MAY_COPY
 from tessera.machines import Machine
 from tessera.ops.op import flops as declared_flops
 from tessera.ops.op import rules
-from tessera.torch_internals.memory import storage_id
 from tessera.torch_internals.operators import op_name
 from tessera.util.names import names
 
@@ -115,17 +115,8 @@ def is_view(eqn: Equation) -> bool:
     if declaration is None or not declaration.free:
         return False
     if _name(eqn) in MAY_COPY and eqn.inputs() and eqn.results():
-        return _views(eqn.inputs()[0].tensor, eqn.results()[0].tensor)
+        return can_view(eqn.inputs()[0].tensor, eqn.results()[0].tensor)
     return True
-
-
-def _views(source: TensorType, result: TensorType) -> bool:
-    shape, stride = ([size_hint(s) for s in sizes] for sizes in (source.shape, source.stride))
-    wanted = [size_hint(s) for s in result.shape]
-    if shape == wanted:
-        return stride == [size_hint(s) for s in result.stride]
-    like = torch.empty_strided(shape, stride, device="meta", dtype=source.dtype)
-    return storage_id(like.reshape(wanted)) == storage_id(like)
 
 
 def _name(eqn: Equation) -> str:

@@ -113,6 +113,6 @@ def dims_of(given: Arg, rank: int) -> list[int]:
 
 
 DTYPES = frozenset(
-    (torch.float8_e4m3fn, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool, torch.uint8)
-    + (torch.int8, torch.int16, torch.int32, torch.int64)
+    (torch.float8_e4m3fn, torch.float8_e5m2, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    + (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 )

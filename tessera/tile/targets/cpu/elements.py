@@ -1,7 +1,8 @@
 """Element types on the CPU: how they stand in memory, in registers, and how they convert.
 
-i1 is one byte in memory and one bit in registers. f16 and bf16 are 16 bits in both, f8E4M3FN is 8: they are only
-carried; arithmetic takes their float32 value. bf16 and f8E4M3FN convert by integer operations, to nearest even.
+i1 is one byte in memory and one bit in registers. f16 and bf16 are 16 bits in both, f8E4M3FN and f8E5M2 are 8: they are
+only carried; arithmetic takes their float32 value. bf16 and those of 8 bits convert by integer operations, to nearest
+even.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from xdsl.dialects.builtin import (
     BFloat16Type,
     Float8E4M3FNType,
+    Float8E5M2Type,
     Float16Type,
     Float32Type,
     Float64Type,
@@ -20,6 +22,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute
 
 from tessera.tile.targets.cpu.code import V
+from tessera.tile.targets.cpu.eight_bits import FORMATS, from_bits, to_bits
 from tessera.tile.targets.cpu.host import HostCode as Code
 from tessera.util.errors import OptionError
 
@@ -37,7 +40,7 @@ class Element:
 
     @property
     def short(self) -> bool:
-        return self.name in ("f16", "bf16", "f8")
+        return self.name in ("f16", "bf16", *FORMATS)
 
 
 F32 = Element("f32", "float", "float")
@@ -56,6 +59,8 @@ def element(attribute: Attribute) -> Element:
             return Element("bf16", "i16", "i16")
         case Float8E4M3FNType():
             return Element("f8", "i8", "i8")
+        case Float8E5M2Type():
+            return Element("f8e5", "i8", "i8")
         case IntegerType(width=width, signedness=sign) if width.data in (1, 8, 16, 32, 64):
             bits = width.data
             unsigned = bits == 1 or sign.data == Signedness.UNSIGNED
@@ -74,8 +79,8 @@ def truth(b: Code, x: V, e: Element) -> V:
 
 def widen(b: Code, x: V, e: Element) -> V:
     """The float32 value of a short float."""
-    if e.name == "f8":
-        return _from_f8(b, x)
+    if e.name in FORMATS:
+        return from_bits(b, x, FORMATS[e.name])
     if e.name == "bf16":
         wide = b.bin("shl", b.convert("zext", x, "i32"), b.const("i32", 16))
         return b.convert("bitcast", wide, "float")
@@ -84,8 +89,8 @@ def widen(b: Code, x: V, e: Element) -> V:
 
 def narrow(b: Code, x: V, e: Element) -> V:
     """float32 to a short float, to nearest even."""
-    if e.name == "f8":
-        return _to_f8(b, x)
+    if e.name in FORMATS:
+        return to_bits(b, x, FORMATS[e.name])
     if e.name == "f16":
         if not b.host.half:
             raise OptionError("float16 on the cpu target needs a processor with F16C; try bfloat16 or float32")
@@ -95,42 +100,6 @@ def narrow(b: Code, x: V, e: Element) -> V:
     up = b.bin("add", b.bin("add", i, last), b.const("i32", 0x7FFF))
     short = b.convert("trunc", b.bin("lshr", up, b.const("i32", 16)), "i16")
     return b.select(b.compare("uno", x, x), b.like(short, 0x7FC0), short)
-
-
-# f8E4M3FN: a sign, four bits of exponent with a bias of 7, three of mantissa; all ones are NaN, nothing is infinite,
-# and what is too large becomes the largest, 448.
-_REBIAS = 127 - 7  # what float32's exponent is larger by
-_LEAST_NORMAL = (_REBIAS + 1) << 23  # the bits of 2**-6
-_SUBNORMAL = (
-    _REBIAS + 1 + 20
-) << 23  # of 2**14: adding it to less than 2**-6 leaves multiples of 2**-9 in the last bits
-
-
-def _to_f8(b: Code, x: V) -> V:
-    i = b.convert("bitcast", x, "i32")
-    size = b.bin("and", i, b.const("i32", 0x7FFFFFFF))
-    last = b.bin("and", b.bin("lshr", size, b.const("i32", 20)), b.const("i32", 1))
-    rebased = b.bin("sub", size, b.const("i32", (_REBIAS << 23) - 0x7FFFF))
-    normal = b.bin("lshr", b.bin("add", rebased, last), b.const("i32", 20))
-    shifted = b.fadd(b.convert("bitcast", size, "float"), b.const("float", 2.0**14))
-    small = b.bin("sub", b.convert("bitcast", shifted, "i32"), b.const("i32", _SUBNORMAL))
-    bits = b.select(b.compare("ult", size, b.like(size, _LEAST_NORMAL)), small, normal)
-    bits = b.select(b.compare("ugt", bits, b.like(bits, 0x7E)), b.like(bits, 0x7E), bits)
-    bits = b.select(b.compare("uno", x, x), b.like(bits, 0x7F), bits)
-    sign = b.bin("and", b.bin("lshr", i, b.const("i32", 24)), b.const("i32", 0x80))
-    return b.convert("trunc", b.bin("or", bits, sign), "i8")
-
-
-def _from_f8(b: Code, x: V) -> V:
-    i = b.convert("zext", x, "i32")
-    size = b.bin("and", i, b.const("i32", 0x7F))
-    normal = b.bin("add", b.bin("shl", size, b.const("i32", 20)), b.const("i32", _REBIAS << 23))
-    least = b.convert("uitofp", size, "float")
-    small = b.convert("bitcast", b.fmul(least, b.const("float", 2.0**-9)), "i32")
-    bits = b.select(b.compare("ult", size, b.like(size, 8)), small, normal)
-    bits = b.select(b.compare("eq", size, b.like(size, 0x7F)), b.like(bits, 0x7FC00000), bits)
-    sign = b.bin("shl", b.bin("and", i, b.const("i32", 0x80)), b.const("i32", 24))
-    return b.convert("bitcast", b.bin("or", bits, sign), "float")
 
 
 def cast(b: Code, x: V, source: Element, to: Element) -> V:

@@ -13,6 +13,7 @@ from xdsl.dialects.builtin import (
     AnyFloat,
     BFloat16Type,
     Float8E4M3FNType,
+    Float8E5M2Type,
     Float16Type,
     Float32Type,
     Float64Type,
@@ -150,6 +151,8 @@ def type_name(element: Attribute) -> str:
             return "ct.bfloat16"
         case Float8E4M3FNType():
             return "ct.float8_e4m3fn"
+        case Float8E5M2Type():
+            return "ct.float8_e5m2"
         case Float16Type() | Float32Type() | Float64Type():
             return f"ct.float{element.bitwidth}"
         case IntegerType() if element.width.data == 1:

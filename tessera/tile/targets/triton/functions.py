@@ -14,6 +14,7 @@ from xdsl.dialects.builtin import (
     AnyFloat,
     BFloat16Type,
     Float8E4M3FNType,
+    Float8E5M2Type,
     Float16Type,
     Float32Type,
     Float64Type,
@@ -193,6 +194,8 @@ def type_name(element: Attribute) -> str:
             return "tl.bfloat16"
         case Float8E4M3FNType():
             return "tl.float8e4nv"
+        case Float8E5M2Type():
+            return "tl.float8e5"
         case Float16Type() | Float32Type() | Float64Type():
             return f"tl.float{element.bitwidth}"
         case IntegerType():
@@ -204,7 +207,8 @@ def type_name(element: Attribute) -> str:
 def signature_name(element: Attribute) -> str:
     """The name of the element type in a signature handed to `triton.compile`."""
     name = type_name(element).removeprefix("tl.")
-    short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "float8e4nv": "fp8e4nv"}
+    short = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+    short |= {"float8e4nv": "fp8e4nv", "float8e5": "fp8e5"}
     return short.get(name) or name.replace("uint", "u").replace("int", "i")
 
 
@@ -215,6 +219,12 @@ def _pairs(x, rows: tl.constexpr, half: tl.constexpr):
     exchanges between warps, where a column's sum over blocks as they were loaded needs many, on the same banks."""
     a, b = tl.split(tl.reshape(x, [rows, half, 2]))
     return a + b
+''',
+    "_e5m2": '''
+def _e5m2(x):
+    """float32 to 8 bits. The hardware makes the largest number of what is too large; the one after it is infinite."""
+    bits = x.to(tl.float8e5).to(tl.int8, bitcast=True)
+    return (bits + (tl.abs(x) >= 61440.0).to(tl.int8)).to(tl.float8e5, bitcast=True)
 ''',
     "_maximum": '''
 def _maximum(a, b):

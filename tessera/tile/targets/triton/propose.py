@@ -132,6 +132,8 @@ def _whole_rows(shape: Shape, key: str, block: int) -> Iterator[Schedule]:
     assert shape.axis is not None
     if block > shape.limits.registers:
         return
+    if (across := shape.across) is not None:
+        yield from _turned_rows(shape, across, block)
     least = 1024 if shape.tile_stores(shape.axis, key) else 2048  # elements: programs that only read start too often
     rows = min(max(least // block, 1), power_of_two(max(shape.points // shape.limits.units, 1)))
     elements = rows * block
@@ -139,6 +141,15 @@ def _whole_rows(shape: Shape, key: str, block: int) -> Iterator[Schedule]:
         yield Schedule(blocks_of(key, rows, shape.axis, block), warps=warps)
     if rows > 1:
         yield Schedule(blocks_of(key, max(rows // 4, 1), shape.axis, block), warps=warps_for(elements // 4, 16))
+
+
+def _turned_rows(shape: Shape, across: str, block: int) -> Iterator[Schedule]:
+    """Whole rows, as many side by side as memory gives at once of a tensor that is contiguous across them."""
+    assert shape.axis is not None
+    for rows in (2 * shape.sector, shape.sector):
+        rows = min(rows, power_of_two(shape.sizes[across]))
+        if rows * block <= shape.limits.registers // 2:
+            yield Schedule(blocks_of(across, rows, shape.axis, block), warps=warps_for(rows * block, 32))
 
 
 def _looped_rows(shape: Shape, key: str, block: int) -> Iterator[Schedule]:
@@ -210,8 +221,13 @@ def _sequential(shape: Shape, sequential: str) -> Iterator[Schedule]:
     turns = [(16, 3, 1), (16, 1, 1), (16, 1, 2), (8, 3, 1), (8, 1, 1), (32, 3, 1), (16, 4, 1)]
     if shape.item >= 4 and block < 2048:
         turns.insert(0, turns.pop(3))
+    elif block == 128:  # sums over several warps would cost more than the rows do
+        turns.insert(0, turns.pop(5))
+    side = 1  # rows that lie side by side in a tensor which is contiguous across them
+    if shape.across == sequential and shape.sector * block <= limits.registers // 4:
+        side, turns = shape.sector, [(32, 1, 1), (32, 3, 1), (16, 1, 1), (64, 1, 1)]
     for each, stages, more in turns:
-        rows = min(max(1024 // block, 1), power_of_two(max(most // limits.units, 1)))
+        rows = min(max(1024 // block, side), power_of_two(max(most // limits.units, 1)))
         warps = max(warps_for(rows * block, each), 1)
         # f32 is as fast with half the warps, and leaves fewer sums
         at_once = limits.busy_warps // (2 if shape.item >= 4 and block == 2048 else 1)
@@ -260,7 +276,7 @@ def _products(shape: Shape, rows: str, columns: str, wide: bool) -> list[Schedul
         tiles = batch * math.ceil(tall / a) * math.ceil(long / b)
         parts = 1
         if shape.ends and tiles * 2 <= units and deep >= 32 * d:
-            parts = power_below(min(units // tiles, deep // (8 * d), 16))
+            parts = power_below(min(units // tiles, deep // (8 * d), 64))
         waves = math.ceil(tiles * parts / units)
         time = waves * a * b / rate / parts + (0.05 * a * b if parts > 1 else 0)
         blocks = ((rows, a), (columns, b), (shape.axis, d))

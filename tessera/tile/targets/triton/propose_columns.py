@@ -17,6 +17,8 @@ from tessera.tile.targets.triton.unroll import BLOCKS
 from tessera.util.powers import power_below, power_of_two
 
 HANDFUL = 4  # elements reduced at each point of something large
+SMALL = 1 << 20  # bytes that are read while a second kernel is launched
+SHORT = 32  # elements of a column that a loop would reduce in one step
 MANY_LOADS = 8  # of a tile, from which on a step is kept short
 
 
@@ -35,10 +37,31 @@ def columns(shape: Shape) -> Iterator[Schedule]:
         wide = min(power_of_two(shape.size(key)), 2048 // whole)
         while wide > 32 and not shape.dynamic and others * math.ceil(shape.size(key) / wide) < shape.limits.programs:
             wide //= 2
-    if whole * min(wide, 32) <= 8192:  # all of the axis in one block: nothing is read twice
-        for side in (wide, wide // 2, wide // 4):
-            if side >= 8 and whole * side <= 16384:
-                yield Schedule(blocks_of(key, side, axis, whole), warps=warps_for(whole * side, 16))
+        yield Schedule(blocks_of(key, wide, axis, whole), warps=warps_for(whole * wide, 32))
+    small = whole <= SHORT or shape.points * size * shape.item < SMALL
+    held = small or shape.exponentials or shape.tile_stores(axis, key)  # otherwise a loop reads once as well
+    if held:
+        yield from _whole_columns(shape, key, whole)
+    yield from _walked(shape, key, wide)
+    if not held:
+        yield from _whole_columns(shape, key, whole)
+
+
+def _whole_columns(shape: Shape, key: str, whole: int) -> Iterator[Schedule]:
+    """All of the axis in one block. Many small programs: one that holds much alone waits for all of it."""
+    assert shape.axis is not None
+    few = max(2048 // whole, 32)
+    for side in (few, 2 * few, few // 2):
+        side = min(side, power_of_two(shape.size(key)))
+        if whole * side <= 8192:
+            yield Schedule(blocks_of(key, side, shape.axis, whole), warps=warps_for(whole * side, 64))
+
+
+def _walked(shape: Shape, key: str, wide: int) -> Iterator[Schedule]:
+    """Down the columns, in parts where programs are few."""
+    axis = shape.axis
+    assert axis is not None
+    size, others = max(shape.sizes[axis], 1), shape.points // max(shape.size(key), 1)
     for walk in _walks(shape, key, wide):
         side = min(max(walk.columns, 16), power_of_two(shape.size(key)))
         each = min(walk.vectors * shape.vector, walk.most)

@@ -124,6 +124,17 @@ class Shape:
         return math.prod(self.sizes[a] for a in key.split())
 
     @property
+    def across(self) -> str | None:
+        """A parallel axis along which some large tensor is contiguous, where others are along the reduced one."""
+        others = [a for a in self.fast if a != self.axis and self.sizes[a] >= self.sector]
+        return max(others, key=self.fast.__getitem__) if others and self.axis in self.fast else None
+
+    @property
+    def sector(self) -> int:
+        """Elements that memory gives at once."""
+        return max(SECTOR // self.item, 1)
+
+    @property
     def vector(self) -> int:
         """Elements of one access of 16 bytes."""
         return max(16 // self.item, 1)

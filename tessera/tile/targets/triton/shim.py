@@ -40,12 +40,14 @@ def _teach() -> None:
 
     They hold bf16 as bits, and their product of matrices would multiply those as integers. They forget that a
     comparison gives truth values, which then become integers when they are broadcast. In the maximum of numbers that
-    ignores NaN, NaN wins. To floats of 8 bits they do not round, and NaN becomes a number.
+    ignores NaN, NaN wins. To floats of 8 bits they do not round, and NaN becomes a number; the hardware
+    makes the largest number of what is too large.
     """
     from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, tl
 
     plain_dot, plain_binary = InterpreterBuilder.create_dot, InterpreterBuilder.binary_op
     plain_convert = InterpreterBuilder.create_fp_to_fp
+    eight_bits = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 
     def widened(x):
         if x.dtype.scalar != tl.bfloat16:
@@ -61,10 +63,12 @@ def _teach() -> None:
 
     def create_fp_to_fp(self, src, dst_type, rounding_mode):
         before, after = src.dtype.scalar, dst_type.scalar
-        if (before, after) == (tl.float32, tl.float8e4nv):
-            data = torch.from_numpy(numpy.ascontiguousarray(src.data)).to(torch.float8_e4m3fn).view(torch.uint8)
-        elif (before, after) == (tl.float8e4nv, tl.float32):
-            data = torch.from_numpy(numpy.ascontiguousarray(src.data)).view(torch.float8_e4m3fn).float()
+        if before == tl.float32 and after in eight_bits:
+            wide = torch.from_numpy(numpy.ascontiguousarray(src.data))
+            most = torch.finfo(eight_bits[after]).max
+            data = wide.clamp(-most, most).to(eight_bits[after]).view(torch.uint8)
+        elif before in eight_bits and after == tl.float32:
+            data = torch.from_numpy(numpy.ascontiguousarray(src.data)).view(eight_bits[before]).float()
         else:
             return plain_convert(self, src, dst_type, rounding_mode)
         return TensorHandle(data.numpy(), after)

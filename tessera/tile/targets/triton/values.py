@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import numpy
-from xdsl.dialects.builtin import AnyFloat, Float32Type, Float64Type, FloatAttr, IntegerAttr, IntegerType
+from xdsl.dialects.builtin import (
+    AnyFloat,
+    Float8E5M2Type,
+    Float32Type,
+    Float64Type,
+    FloatAttr,
+    IntegerAttr,
+    IntegerType,
+)
 from xdsl.ir import Attribute
 
 from tessera.tile.targets.triton.functions import type_name
@@ -37,6 +45,8 @@ def cast(text: str, source: Attribute, target: Attribute) -> str:
         return text
     if is_truth(target):
         return f"{text} != 0"
+    if isinstance(target, Float8E5M2Type):
+        return f"_e5m2({text if isinstance(source, Float32Type) else f'{text}.to(tl.float32)'})"
     if _narrow(target) and not isinstance(source, Float32Type):
         return f"{text}.to(tl.float32).to({type_name(target)})"
     if _narrow(source) and not isinstance(target, (Float32Type, Float64Type)):

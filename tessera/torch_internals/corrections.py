@@ -1,0 +1,78 @@
+"""What TorchDynamo gets wrong, put right for all that it compiles in this process.
+
+In: nothing. Out: after `correct_dynamo`, code that Dynamo makes gives what eager does in the cases below. Each
+correction only makes Dynamo do more where it would have left something out; that is right for every backend. Dynamo
+goes wrong while it traces, before a backend sees a graph, so nothing can be done there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tessera.torch_internals.dynamo import config, guard_same_objects
+from tessera.torch_internals.lookup import VERSION, owner_of, symbol
+
+_WHY = "gradients of an autograd.Function under Dynamo"
+_function = owner_of("torch._dynamo.variables.misc.AutogradFunctionVariable.call_apply", _WHY)
+_context = owner_of("torch._dynamo.variables.misc.AutogradFunctionContextVariable.call_method", _WHY)
+_unimplemented = symbol("torch._dynamo.exc.unimplemented", _WHY)
+
+
+def correct_dynamo() -> None:
+    guard_same_objects()
+    if VERSION < (2, 12):  # it takes a tensor that a module still holds for unchanged: it may require gradients by now
+        config.skip_tensor_guards_with_matching_dict_tags = False
+    _replace(_function, "call_apply", _with_different_arguments)
+    _replace(_context, "call_method", _with_fixed_results)
+
+
+def _replace(owner: Any, name: str, correct: Callable[[Callable], Callable]) -> None:
+    theirs = getattr(owner, name)
+    if not hasattr(theirs, "__wrapped__"):
+        setattr(owner, name, functools.wraps(theirs)(correct(theirs)))
+
+
+def _with_different_arguments(apply: Callable) -> Callable:
+    """`Function.apply(x, x)`: Dynamo keeps one gradient for each tensor, so the second of two is lost; from 2.12 on it
+    ends the graph there. A view of the tensor, in its second place, has a gradient of its own."""
+
+    def call_apply(self: Any, tx: Any, args: list, kwargs: dict) -> object:
+        if torch.is_grad_enabled():
+            seen: list[object] = []
+            args = [_different(tx, x, seen) for x in args]
+        return apply(self, tx, args, kwargs)
+
+    return call_apply
+
+
+def _different(tx: Any, x: Any, seen: list[object]) -> object:
+    x = x.realize()
+    if not x.is_tensor():
+        return x
+    value = x.as_proxy().node.meta["example_value"]
+    if any(value is other for other in seen):
+        return x.call_method(tx, "view_as", [x], {})
+    seen.append(value)
+    return x
+
+
+def _with_fixed_results(method: Callable) -> Callable:
+    """`ctx.mark_non_differentiable` in a forward that autograd itself calls, since the graph ended at `apply`: Dynamo
+    notes it nowhere, and the result requires gradients. Such a forward runs as it is."""
+
+    def call_method(self: Any, tx: Any, name: str, args: list, kwargs: dict) -> object:
+        if name == "mark_non_differentiable" and not self.inference:
+            _unimplemented(
+                gb_type="mark_non_differentiable outside of autograd.Function.apply",
+                context=f"call_method {self} {name}",
+                explanation="TorchDynamo would forget which results have no gradient.",
+                hints=["The forward of this autograd.Function runs eagerly."],
+                skip_frame=True,
+            )
+        return method(self, tx, name, args, kwargs)
+
+    return call_method

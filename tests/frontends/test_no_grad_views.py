@@ -1,0 +1,75 @@
+"""Views made without gradients, which say of themselves what their base says, against eager PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import tessera
+from tessera.util.errors import CaptureError
+
+FRONTENDS = ("dynamo", "functional")
+
+
+def copied(x: torch.Tensor) -> torch.Tensor:
+    """Windows of a vector, which overlap, are no matrix of its elements."""
+    flat = x.unfold(0, 2, 1).reshape(-1)
+    with torch.enable_grad():
+        return flat * 2
+
+
+def viewed(x: torch.Tensor) -> torch.Tensor:
+    rows = x.reshape(2, -1)
+    with torch.enable_grad():
+        return rows * 2
+
+
+def asked(x: torch.Tensor) -> torch.Tensor:
+    return x.detach() + (1 if x.flatten().requires_grad else 2)
+
+
+def asked_of_a_result(x: torch.Tensor) -> torch.Tensor:
+    return x.detach() + (1 if (x * 2).flatten().requires_grad else 2)
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+@pytest.mark.parametrize("fn", [copied, viewed, asked, asked_of_a_result])
+def test_what_requires_gradients(fn: Callable, frontend: str) -> None:
+    x = torch.arange(4.0).requires_grad_()
+    with torch.no_grad():
+        expected, out = fn(x), tessera.jit(fn, frontend=frontend)(x)
+    assert out.requires_grad == expected.requires_grad
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("frontend", FRONTENDS)
+def test_a_base_without_gradients(frontend: str) -> None:
+    fast = tessera.jit(viewed, frontend=frontend)
+    for x in (torch.ones(4).requires_grad_(), torch.ones(8)[:4].requires_grad_(), torch.ones(4).requires_grad_() * 1):
+        with torch.no_grad():
+            assert fast(x).requires_grad == viewed(x).requires_grad
+
+
+def test_parts_of_a_size_that_changes() -> None:
+    def parts(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 2, x.tensor_split(2)[1]
+
+    fast = tessera.jit(parts, dynamic=True)
+    for size in (4, 6, 7):
+        x = torch.arange(float(size)).requires_grad_()
+        with torch.no_grad():
+            part, expected = fast(x)[1], parts(x)[1]
+        assert part.requires_grad
+        assert part.data_ptr() == expected.data_ptr()
+        assert torch.equal(part, expected)
+
+
+def test_an_argument_that_is_written_and_then_reshaped() -> None:
+    def reshaped(x: torch.Tensor) -> torch.Tensor:
+        x += 1
+        return x.unsqueeze_(0)
+
+    with pytest.raises(CaptureError, match="changes the shape of an input"):
+        tessera.jit(reshaped, frontend="functional")(torch.ones(3))
