@@ -342,6 +342,23 @@ def test_a_number_on_the_device_is_worth_a_kernel() -> None:
     assert not tile.regions(on_cuda(torch.mul, (16, 512), ()))
 
 
+@pytest.mark.usefixtures("triton_kernels")
+def test_a_mask_of_whole_rows_is_worth_a_kernel() -> None:
+    """PyTorch's kernel looks every element's mask up by itself."""
+
+    def masked(x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.masked_fill(x, row, 0.0)
+
+    def trace(*mask: int) -> Trace:
+        mode = fake.default_mode()
+        with mode:
+            x = torch.empty(1024, 512, dtype=torch.bfloat16, device="cuda")
+            row = torch.empty(mask, dtype=torch.bool, device="cuda")
+        return tile.decompose(record(masked, [x, row], ["x", "row"], keep_whole, Builder("program", mode))[0])
+
+    assert len(tile.regions(trace(1024, 1))) == 1 and not tile.regions(trace(1024, 512))
+
+
 # --- running sums down columns, and parts of what is larger ---
 
 
