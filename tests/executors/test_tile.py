@@ -8,21 +8,17 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from programs import copies, random_program, trace_of
+from programs import copies, on_cuda, random_program, trace_of
 from tile_reference import Reference
 
 import tessera
 from tessera.executors import tile
 from tessera.executors.claim import claim
-from tessera.ir import fake
-from tessera.ir.builder import Builder
 from tessera.ir.equation import Equation, Special
 from tessera.ir.interp import run
-from tessera.ir.record import record
 from tessera.ir.trace import Trace
 from tessera.ir.verify import verify
 from tessera.just_in_time.compiled import compiled_state
-from tessera.ops.op import keep_whole
 from tessera.tile.from_trace.kernel import TileKernel
 from tessera.tile.targets import target_for
 from tessera.transforms.vjp import vjp
@@ -276,11 +272,7 @@ def test_programs_call_a_plain_function() -> None:
 
 def test_numbers_with_five_bits_of_exponent_stay_with_the_library_on_a_gpu() -> None:
     def cast(dtype: torch.dtype) -> Equation:
-        mode = fake.default_mode()
-        with mode:
-            x = torch.empty(64, 64, dtype=torch.bfloat16, device="cuda")
-        trace, _ = record(lambda x: x.to(dtype), [x], ["x"], keep_whole, Builder("program", mode))
-        return trace.equations[0]
+        return on_cuda(lambda x: x.to(dtype), (64, 64)).equations[0]
 
     with override(machine="h200"):
         assert "five for the exponent" in tile.refusal(cast(torch.float8_e5m2))

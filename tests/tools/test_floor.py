@@ -20,6 +20,7 @@ from tessera.tools.profile.measured import Row
 from tessera.util.config import config, override
 
 LAYERS = 3
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 class Layers(nn.Module):
@@ -31,12 +32,6 @@ class Layers(nn.Module):
         for w in self.weights:
             x = torch.tanh(x @ w)
         return x.exp()
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="module")

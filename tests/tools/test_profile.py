@@ -20,12 +20,7 @@ from tessera.tools.profile.sample import Ran, Step, from_torch_profile
 from tessera.util.errors import InputError, OptionError
 
 SMALL = GPTConfig(layers=2, width=32, heads=2, context=40, vocab=16)  # more rows than product kernels of our own take
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 @pytest.fixture(scope="module")
