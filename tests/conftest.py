@@ -40,3 +40,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU"))
+
+
+@pytest.fixture
+def fresh() -> None:
+    """Nothing compiled before, and the same random numbers."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)

@@ -36,6 +36,18 @@ def trace_of(fn: Callable, *args: object, dynamic: tuple[int, ...] = ()) -> Trac
     return trace
 
 
+def on_cuda(fn: Callable, *shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16, **own: torch.dtype) -> Trace:
+    """`fn` recorded on tensors of a GPU that need not be there; `x1=torch.bool` says the dtype of one of them."""
+    mode = fake.default_mode()
+    names = [f"x{i}" for i in range(len(shapes))]
+    with mode:
+        given = [
+            torch.empty(shape, dtype=own.get(name, dtype), device="cuda")
+            for name, shape in zip(names, shapes, strict=True)
+        ]
+    return record(fn, given, names, keep_whole, Builder("program", mode))[0]
+
+
 def copies(args: tuple) -> list:
     return [a.clone() if isinstance(a, torch.Tensor) else a for a in args]
 

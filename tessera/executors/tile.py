@@ -71,8 +71,10 @@ def refusal(eqn: Equation) -> str:
     if len(devices) != 1:
         return "its tensors are on several devices"
     device = devices.pop()
-    if device.type == "cuda" and _has_float8(eqn) and not in_hardware(device):
+    if device.type == "cuda" and _has(eqn, *EIGHT_BITS) and not in_hardware(device):
         return f"{device} has no numbers of 8 bits"
+    if device.type == "cuda" and _has(eqn, torch.float8_e5m2):  # Triton 3.6 gave NaN for every other one on an H200
+        return "numbers of 8 bits with five for the exponent stay with the library on a GPU"
     target = target_for(device)
     if target is None:
         return f"no target for {device} is installed"
@@ -82,8 +84,8 @@ def refusal(eqn: Equation) -> str:
     return products.refusal(eqn, target) if rule is not None and rule.kind == CONTRACT else ""
 
 
-def _has_float8(eqn: Equation) -> bool:
-    return any(v.tensor.dtype in EIGHT_BITS for v in (*eqn.inputs(), *eqn.results()))
+def _has(eqn: Equation, *dtypes: torch.dtype) -> bool:
+    return any(v.tensor.dtype in dtypes for v in (*eqn.inputs(), *eqn.results()))
 
 
 def _kind(eqn: Equation) -> str:
@@ -125,9 +127,9 @@ def _no_sums_over_rows(body: Trace, row: int | None) -> str:
 
 def _alone(eqn: Equation) -> bool:
     """Random numbers that are computed, and max pools; on a CPU linear layers over few rows, activations and sums over
-    rows; on a GPU large transposing copies, sums along rows or over them, gelu of 16 bits, and arithmetic with a number
-    that lies on the device, where PyTorch's leave bandwidth, and running sums down columns, whose rows PyTorch takes
-    one after another (190 ns each on an H200).
+    rows; on a GPU large transposing copies, sums along rows or over them, gelu of 16 bits, masks of whole rows, and
+    arithmetic with a number that lies on the device, where PyTorch's leave bandwidth, and running sums down columns,
+    whose rows PyTorch takes one after another (190 ns each on an H200).
 
     The library's gelu takes erf in f32 and is limited by it (71% of the bytes' time forward, 79% backward on an H200);
     with the cheaper formula of `lower_activation` memory is. Other activations alone are at the memory's speed already.
@@ -148,6 +150,8 @@ def _alone(eqn: Equation) -> bool:
     if eqn.opname in ("gelu", "gelu_backward") and t.dtype in (torch.float16, torch.bfloat16):
         return True
     if eqn.opname in ("mul", "div", "add", "sub") and any(v.tensor.ndim == 0 for v in eqn.inputs()):
+        return True
+    if eqn.opname in ("masked_fill", "where") and any(v.ndim and v.tensor.numel() < t.numel() for v in eqn.inputs()):
         return True
     copies = eqn.opname in ("clone", "contiguous", "_to_copy", "copy")
     return copies and eqn.inputs()[0].tensor.stride != t.stride

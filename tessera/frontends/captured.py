@@ -147,11 +147,6 @@ def _input_aliases(
     return aliased
 
 
-def _numbers(ref: Ref, builder: Builder | None) -> Builder | None:
-    """The program itself makes a view that lies where it computes; of memory that it writes, it cannot."""
-    return builder if ref.root.version else None
-
-
 def _shared_bases(
     outputs: list[object],
     refs: dict[int, Ref],
@@ -168,7 +163,9 @@ def _shared_bases(
     climbs: dict[int, tuple[Ref, tuple[Step, ...]]] = {}
     for position, out in enumerate(outputs):
         if isinstance(out, torch.Tensor) and position not in aliased:
-            base, steps = climbs[position] = _climb(refs[id(out)], numbers=_numbers(refs[id(out)], builder))
+            ref = refs[id(out)]
+            # The program itself makes a view that lies where it computes; of memory that it writes, it cannot.
+            base, steps = climbs[position] = _climb(ref, numbers=builder if ref.root.version else None)
             if base.view is None or base.own_history or id(base.root) not in given:
                 groups.setdefault(id(base), []).append(position)
     extra: list[Ref] = []

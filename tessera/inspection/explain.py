@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
 
 from tessera.inspection import render
 from tessera.inspection.advice import changed, for_break, for_recompile
+from tessera.inspection.floor import Floor, predicted
 from tessera.inspection.guards import guards, limits_hit, plain
 from tessera.inspection.memory import memory
 from tessera.inspection.programs import state_of
@@ -33,6 +35,7 @@ class Explanation:
     """What compiling did; `print` it, hand it to rich, or take `to_dict()`."""
 
     graphs: list[GraphReport] = field(default_factory=list)
+    floor: Floor = field(default_factory=lambda: predicted(()))
 
     @property
     def breaks(self) -> list[GraphReport]:
@@ -54,10 +57,11 @@ class Explanation:
             "recompiles": len(self.recompiles),
             "eager": len(self.eager),
             "seconds": sum(g.seconds for g in self.graphs),
+            "floor": self.floor.to_dict(),
         }
 
     def __str__(self) -> str:
-        return render.text(self.graphs)
+        return f"{render.text(self.graphs)}\n\n{self.floor}"
 
     __repr__ = __str__  # what a prompt shows
 
@@ -66,19 +70,26 @@ class Explanation:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from render.rich_parts(self.graphs)
+        yield Text(f"\n{self.floor}")
 
 
 def explain(fast: Callable, measure: bool = False) -> Explanation:
     """Graphs, breaks and why, recompiles and why, who runs what, what is not fused, and memory over time.
 
     With `measure` every program is run once more, on made-up inputs of the same types, to measure its memory.
+    At the end stands the floor, the least time that the machine needs; after `tessera.profile(fast, …)` also the time
+    it takes and the largest losses, by line.
     """
-    return explain_states([state_of(fast)], measure)
+    state = state_of(fast)
+    return explain_states([state], measure, state.floor if isinstance(state.floor, Floor) else None)
 
 
-def explain_states(states: Iterable[Compiled], measure: bool = False) -> Explanation:
-    """One account of several jitted functions."""
-    return Explanation([_report(record, measure) for state in states for record in _records(state)])
+def explain_states(states: Iterable[Compiled], measure: bool = False, floor: Floor | None = None) -> Explanation:
+    """One account of several jitted functions, and where they stand as measured, if they were."""
+    states = list(states)
+    graphs = [_report(record, measure) for state in states for record in _records(state)]
+    compilations = [c for state in states for c in state.compilations()]
+    return Explanation(graphs, floor or predicted(p for c in compilations for p in c.account.programs))
 
 
 def _records(state: Compiled) -> list[GraphRecord]:

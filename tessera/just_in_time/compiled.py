@@ -51,6 +51,7 @@ class Compiled:
         self.anew = anew
         self.failures = 0
         self.owner: object = None  # the function that carries this state
+        self.floor: object = None  # where it stands against its floor, if it was profiled; `explain` tells it
         self.again = again  # compiles something else with the same options
         if isinstance(backend, Backend):
             self.call = self.first_call(call, backend)

@@ -12,7 +12,6 @@ from dataclasses import asdict, dataclass, fields, replace
 
 import torch
 
-from tessera.frontends.based import asked_bases, base_requires_grad
 from tessera.frontends.captured import Aliased, Captured
 from tessera.ir import fake
 from tessera.ir.serial import Writer
@@ -224,10 +223,4 @@ def compile_captured(captured: Captured, eager: Callable, name: str, options: Op
         set_grad_enabled(captured.grad_after)  # type: ignore[arg-type]
         return out
 
-    call = entry if captured.grad_after is None else switching
-    asked = asked_bases(captured)
-
-    def asking(*args):  # noqa: ANN002, ANN202
-        return (call if all(base_requires_grad(args[i]) for i in asked) else eager)(*args)
-
-    return asking if asked else call, compilation
+    return entry if captured.grad_after is None else switching, compilation

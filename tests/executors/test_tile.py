@@ -8,13 +8,13 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from programs import copies, random_program, trace_of
+from programs import copies, on_cuda, random_program, trace_of
 from tile_reference import Reference
 
 import tessera
 from tessera.executors import tile
 from tessera.executors.claim import claim
-from tessera.ir.equation import Special
+from tessera.ir.equation import Equation, Special
 from tessera.ir.interp import run
 from tessera.ir.trace import Trace
 from tessera.ir.verify import verify
@@ -22,6 +22,7 @@ from tessera.just_in_time.compiled import compiled_state
 from tessera.tile.from_trace.kernel import TileKernel
 from tessera.tile.targets import target_for
 from tessera.transforms.vjp import vjp
+from tessera.util.config import override
 
 TARGETS = ["reference", "cpu"]
 
@@ -267,3 +268,12 @@ def test_programs_call_a_plain_function() -> None:
     want = (x * 2).exp() + x
     assert over(x) == () and over.origin is kernel.origin
     torch.testing.assert_close(x, want)
+
+
+def test_numbers_with_five_bits_of_exponent_stay_with_the_library_on_a_gpu() -> None:
+    def cast(dtype: torch.dtype) -> Equation:
+        return on_cuda(lambda x: x.to(dtype), (64, 64)).equations[0]
+
+    with override(machine="h200"):
+        assert "five for the exponent" in tile.refusal(cast(torch.float8_e5m2))
+        assert "five for the exponent" not in tile.refusal(cast(torch.float8_e4m3fn))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import programs
 import pytest
 import torch
 import torch.nn.functional as F
@@ -14,13 +15,9 @@ from tile_reference import Reference
 import tessera
 from tessera.executors import tile
 from tessera.executors.regions import body_of
-from tessera.ir import fake
-from tessera.ir.builder import Builder
 from tessera.ir.interp import run
-from tessera.ir.record import record
 from tessera.ir.trace import Trace
 from tessera.ir.verify import verify
-from tessera.ops.op import keep_whole
 from tessera.passes.fuse.graph import Groups
 from tessera.passes.memory.depend import dependencies
 from tessera.tile.dialect.ops import REDUCE
@@ -261,13 +258,9 @@ def test_a_part_of_an_input_is_written_in_place_beside_kernels():
     assert all(v is t for t, v in final.mutations.items())
 
 
-def on_cuda(fn: Callable, *shapes: tuple[int, ...], dtype: torch.dtype = torch.bfloat16) -> Trace:
-    """`fn` recorded on tensors of a GPU that need not be there, ready for regions."""
-    mode = fake.default_mode()
-    with mode:
-        given = [torch.empty(shape, dtype=dtype, device="cuda") for shape in shapes]
-    trace, _ = record(fn, given, [f"x{i}" for i in range(len(given))], keep_whole, Builder("program", mode))
-    return tile.decompose(trace)
+def on_cuda(fn: Callable, *shapes: tuple[int, ...], **dtypes: torch.dtype) -> Trace:
+    """`fn` on tensors of a GPU that need not be there, ready for regions."""
+    return tile.decompose(programs.on_cuda(fn, *shapes, **dtypes))
 
 
 def wide_between_kernels(trace: Trace) -> list[str]:
@@ -340,6 +333,19 @@ def test_a_number_on_the_device_is_worth_a_kernel() -> None:
     assert len(tile.regions(on_cuda(torch.mul, (1024, 512), ()))) == 1
     assert not tile.regions(on_cuda(torch.mul, (1024, 512), (1024, 512)))
     assert not tile.regions(on_cuda(torch.mul, (16, 512), ()))
+
+
+@pytest.mark.usefixtures("triton_kernels")
+def test_a_mask_of_whole_rows_is_worth_a_kernel() -> None:
+    """PyTorch's kernel looks every element's mask up by itself."""
+
+    def masked(x: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten.masked_fill(x, row, 0.0)
+
+    def trace(*mask: int) -> Trace:
+        return on_cuda(masked, (1024, 512), mask, x1=torch.bool)
+
+    assert len(tile.regions(trace(1024, 1))) == 1 and not tile.regions(trace(1024, 512))
 
 
 # --- running sums down columns, and parts of what is larger ---

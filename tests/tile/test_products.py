@@ -12,14 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from programs import keep_whole
+from programs import on_cuda
 from test_from_trace import axes, check, loads, rand
 
 from tessera.executors import products, tile
 from tessera.executors.regions import body_of
-from tessera.ir import fake
-from tessera.ir.builder import Builder
-from tessera.ir.record import record
 from tessera.ir.trace import Trace
 from tessera.tile.from_trace.region import Unlowerable, lower
 from tessera.tile.schedules.schedule import Schedule
@@ -28,12 +25,8 @@ BF16 = torch.bfloat16
 
 
 def cuda_trace(fn: Callable, *shapes: tuple[int, ...], dtype: torch.dtype = BF16) -> Trace:
-    """`fn` recorded on tensors of a GPU that need not be there."""
-    mode = fake.default_mode()
-    with mode:
-        given = [torch.empty(shape, dtype=dtype, device="cuda") for shape in shapes]
-    trace, _ = record(fn, given, [f"x{i}" for i in range(len(given))], keep_whole, Builder("program", mode))
-    return tile.decompose(trace)
+    """`fn` on tensors of a GPU that need not be there, ready for regions."""
+    return tile.decompose(on_cuda(fn, *shapes, dtype=dtype))
 
 
 def regions(trace: Trace) -> list[list[str]]:

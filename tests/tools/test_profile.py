@@ -10,22 +10,17 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import tessera
+from tessera.inspection.work import is_view, work
 from tessera.just_in_time.compiled import compiled_state
 from tessera.machines import machine
 from tessera.tools.models import GPT, GPTConfig
 from tessera.tools.profile import result, run
 from tessera.tools.profile.rows import rows_of, spans_of
 from tessera.tools.profile.sample import Ran, Step, from_torch_profile
-from tessera.tools.profile.work import is_view, work
 from tessera.util.errors import InputError, OptionError
 
 SMALL = GPTConfig(layers=2, width=32, heads=2, context=40, vocab=16)  # more rows than product kernels of our own take
-
-
-@pytest.fixture(autouse=True)
-def fresh():
-    torch._dynamo.reset()
-    torch.manual_seed(0)
+pytestmark = pytest.mark.usefixtures("fresh")
 
 
 @pytest.fixture(scope="module")

@@ -250,8 +250,8 @@ class _Fusion:
             return two.space(), ""
         if one.reduces and two.reduces and one.rows != two.rows:
             return merged, "its neighbours reduce other dimensions"
-        apart = not two.outer or self._stored_after_sums(a, b)
-        if one.outer and apart and not (one.runs or one.rows == two.points):
+        first = one.outer and not (one.runs or one.rows == two.points)
+        if first and (not two.outer or self._stored_after_sums(a, b)):
             return merged, "it needs the whole of a sum over outer dimensions first"
         if two.outer and not one.outer and not private and not (self.late and self._writes(b)):
             return merged, "a sum over outer dimensions has too few rows to write its argument too"

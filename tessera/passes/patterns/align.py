@@ -38,12 +38,15 @@ class Operand:
     dims: tuple[str, str]
     turned: bool
 
-    def padded(self, more: dict[str, int]) -> Value:
+    def matrix(self, more: dict[str, int]) -> Value:
+        """The matrix in rows, with so many zeros behind each dimension."""
         if not any(more[d] for d in self.dims):
-            return aten.t(self.value) if self.turned else self.value
+            return self.value
         outer, inner = self.dims[::-1] if self.turned else self.dims
-        wider = aten.constant_pad_nd(self.value, [0, more[inner], 0, more[outer]])
-        return aten.t(wider) if self.turned else wider
+        return aten.constant_pad_nd(self.value, [0, more[inner], 0, more[outer]])
+
+    def padded(self, more: dict[str, int]) -> Value:
+        return aten.t(self.matrix(more)) if self.turned else self.matrix(more)
 
 
 @dataclass(frozen=True)
@@ -103,13 +106,10 @@ def _operand(v: Value, dims: tuple[str, str], rewrite: Rewrite) -> Operand | Non
 def _padded(product: Product, eqn: Equation) -> Value:
     more, sizes = product.more, product.sizes
     if eqn.opname == "linear":
-        x, w, bias = (*eqn.args, None)[:3]
-        assert isinstance(x, Value) and isinstance(w, Value)
-        if more[DEPTH]:
-            x = aten.constant_pad_nd(x, [0, more[DEPTH]])
+        bias = (*eqn.args, None)[2]
         if isinstance(bias, Value) and more[COLUMNS]:
             bias = aten.constant_pad_nd(bias, [0, more[COLUMNS]])
-        y = aten.linear(x, aten.constant_pad_nd(w, [0, more[DEPTH], 0, more[COLUMNS]]), bias)
+        y = aten.linear(product.left.matrix(more), product.right.matrix(more), bias)
     else:
         y = aten.mm(product.left.padded(more), product.right.padded(more))
         if more[ROWS]:

@@ -23,6 +23,7 @@ from tessera.ir.trace import Trace
 from tessera.ir.views import RESHAPES
 from tessera.ops.families import cast
 from tessera.ops.linear_loss import LINEAR_LOSS, LINEAR_LOSS_GRADS
+from tessera.passes.patterns.align import ALIGNED
 
 LARGE = 32 * 2**20  # bytes of logits that are worth the trouble
 CHUNK = 256 * 2**20  # bytes of logits to hold at a time
@@ -110,7 +111,7 @@ def _in_chunks(eqn: Equation) -> list[Value | None]:
 
 def padded(weight: Value) -> bool:
     """Whether rows of logits would not be whole pieces of 16 bytes, as a GPU's matrix units want them."""
-    return weight.tensor.device.type == "cuda" and weight.dtype.itemsize * int(weight.shape[0]) % 16 != 0
+    return weight.tensor.device.type == "cuda" and weight.dtype.itemsize * int(weight.shape[0]) % ALIGNED != 0
 
 
 def chunks(size: int) -> int:

@@ -35,6 +35,9 @@ class Quotient:
     left: Index
     right: Index
 
+    def mentions(self, axis: str) -> bool:
+        return axis in self.left.names() | self.right.names()
+
     def __str__(self) -> str:
         return f"{_group(self.left)} {self.kind} {_group(self.right)}"
 
@@ -232,7 +235,7 @@ class Index:
 
 def _inside(product: Product, axis: str) -> bool:
     """Whether an axis stands under a division."""
-    return any(isinstance(a, Quotient) and axis in a.left.names() | a.right.names() for a in product)
+    return any(isinstance(a, Quotient) and a.mentions(axis) for a in product)
 
 
 def name(text: str) -> Index:

@@ -9,7 +9,7 @@ from statistics import geometric_mean
 from rich.markup import escape
 from rich.table import Table
 
-from tessera.tools.units import duration, percent, times
+from tessera.util.units import duration, percent, times
 
 OURS = "tessera[tile]"
 # What is promised of a CPU, against TorchInductor: every steady time, their geometric mean, every first call.

@@ -27,7 +27,7 @@ from tessera.tools.bench.kernel_cases import Case, Size, cotangents, results_of,
 from tessera.tools.bench.kernel_cuda import DTYPES, Clock, Options, Say, copy_rate
 from tessera.tools.bench.kernel_report import OURS
 from tessera.tools.bench.probe import CONTESTANTS, fresh
-from tessera.tools.units import duration
+from tessera.util.units import duration
 
 ROUNDS, SHOWN = 4, 4
 

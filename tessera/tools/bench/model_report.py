@@ -10,7 +10,7 @@ from rich.table import Table
 
 from tessera.tools.bench.measure import Samples
 from tessera.tools.bench.model_contestants import EAGER, INDUCTOR, OURS
-from tessera.tools.units import duration, percent, times
+from tessera.util.units import duration, percent, times
 
 GIB = 2**30
 

@@ -38,6 +38,7 @@ class Row:
     roofline_seconds: float
     limit: str  # "memory", "compute", or "" where nothing is moved or computed
     reached: float | None  # roofline over time
+    unaligned: bool = False  # a product that a library has only slow kernels for
 
     @property
     def where(self) -> str:

@@ -13,11 +13,13 @@ from dataclasses import asdict, dataclass
 from rich.console import Console
 from rich.table import Table
 
+from tessera.inspection.floor import Floor
 from tessera.tools.profile.chrome import trace_events
+from tessera.tools.profile.losses import floor_of
 from tessera.tools.profile.measured import Row, Span
-from tessera.tools.units import percent
 from tessera.util.errors import OptionError
 from tessera.util.html import as_html
+from tessera.util.units import percent
 
 GROUPS = ("equation", "operator", "line", "module")
 
@@ -60,6 +62,11 @@ class Profile:
     def between_seconds(self) -> float:
         """Time of the host outside equations: Python, dispatch, autograd, the caller."""
         return max(self.measured_seconds - self.host_seconds, 0.0)
+
+    @property
+    def floor(self) -> Floor:
+        """The least time of a step by the roofline, and what is lost above it, by the user's line."""
+        return floor_of(self.rows, self.step_seconds, self.rates.device)
 
     def table(self, limit: int | None = 30, by: str = "equation") -> Table:
         """The longest rows: every equation, or summed by operator, by the user's line, or by module."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from statistics import median
 
-import torch
-
+from tessera.inspection.work import unaligned, work
 from tessera.ir.equation import Equation, Special
 from tessera.ir.types import TensorType
 from tessera.machines import Machine
@@ -14,7 +13,6 @@ from tessera.pipeline.account import Program
 from tessera.tools.profile.instrument import WHOLE
 from tessera.tools.profile.measured import Row, Span
 from tessera.tools.profile.sample import Ran, Step
-from tessera.tools.profile.work import work
 from tessera.torch_internals.operators import op_name
 
 Programs = list[tuple[str, Program]]
@@ -70,7 +68,7 @@ def _row(
         lines_of(eqn), eqn.source.module, eqn.source.note, calls, seconds, host, tuple(names.items()),
         calls * needs.bytes, calls * (needs.flops + needs.matrix_flops), best,
         "" if not best else "memory" if moving >= computing else "compute",
-        best / seconds if best and seconds else None,
+        best / seconds if best and seconds else None, unaligned(eqn),
     )  # fmt: skip
 
 
@@ -121,12 +119,3 @@ def spans_of(programs: Programs, step: Step, rows: list[Row]) -> list[Span]:
             row = numbers.get((graph, program.name, ran.equation[1]))
         spans.append(Span(ran.name, ran.stream, ran.start, ran.seconds, row))
     return spans
-
-
-def main_device(programs: Programs) -> torch.device:
-    """Where a program's tensors are: the first GPU that is mentioned, else the CPU."""
-    for _, program in programs:
-        for v in program.trace.values():
-            if isinstance(v.type, TensorType) and v.type.device.type == "cuda":
-                return v.type.device
-    return torch.device("cpu")

@@ -18,12 +18,13 @@ from statistics import median
 
 import torch
 
+from tessera.inspection.work import main_device
 from tessera.just_in_time.compiled import compiled_state
 from tessera.machines.measure import rates
 from tessera.tools.profile.gradients import pull
 from tessera.tools.profile.instrument import Labelled, Log, clocked, in_place, labelled, ranged
 from tessera.tools.profile.result import Profile, Rates
-from tessera.tools.profile.rows import Programs, main_device, rows_of, spans_of
+from tessera.tools.profile.rows import Programs, rows_of, spans_of
 from tessera.tools.profile.sample import STEP, Step, from_log, from_torch_profile
 from tessera.util.errors import InputError, TesseraError
 
@@ -49,7 +50,9 @@ def profile(fast: Callable, *args: object, steps: int = 10, backward: bool | Non
     compilations = state.compilations()
     if not compilations:
         raise InputError("nothing of this function was compiled; tessera.explain says why")
-    return measure(step, labelled(compilations), steps)
+    measured = measure(step, labelled(compilations), steps)
+    state.floor = measured.floor  # `explain` tells it
+    return measured
 
 
 def measure(step: Callable[[], None], compilations: list[Labelled], steps: int) -> Profile:
@@ -57,7 +60,7 @@ def measure(step: Callable[[], None], compilations: list[Labelled], steps: int) 
     if steps < 1:
         raise InputError(f"expected at least 1 step, got {steps}")
     step()  # warms up
-    device = main_device([(label, p) for c, label in compilations for p in c.account.programs])
+    device = main_device(p.trace for c, _ in compilations for p in c.account.programs)
     plain = _plain(step, steps, device)
     programs, measured = (_on_gpu if device.type == "cuda" else _on_cpu)(compilations, step, steps)
     return _profile(programs, measured, plain, device, steps)

@@ -103,7 +103,7 @@ def chunk_stride(expr: Index, axis: str, lanes: int) -> Index | None:
     plain: dict = {}
     extra = Index(())
     for product, c in expr.terms:
-        quotients = [a for a in product if isinstance(a, Quotient) and axis in a.left.names() | a.right.names()]
+        quotients = [a for a in product if isinstance(a, Quotient) and a.mentions(axis)]
         if not quotients:
             plain[product] = c
             continue
@@ -151,7 +151,7 @@ def piece_of(seen: Layout, lanes: int, least: int) -> int:
 def _quotients(expr: Index, axis: str) -> Iterator[Quotient]:
     for product, _ in expr.terms:
         for atom in product:
-            if isinstance(atom, Quotient) and axis in atom.left.names() | atom.right.names():
+            if isinstance(atom, Quotient) and atom.mentions(axis):
                 yield atom
 
 

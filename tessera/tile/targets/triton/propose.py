@@ -223,11 +223,8 @@ def _sequential(shape: Shape, sequential: str) -> Iterator[Schedule]:
         turns.insert(0, turns.pop(3))
     elif block == 128:  # sums over several warps would cost more than the rows do
         turns.insert(0, turns.pop(5))
-    side = 1  # rows that lie side by side in a tensor which is contiguous across them
-    if shape.across == sequential and shape.sector * block <= limits.registers // 4:
-        side, turns = shape.sector, [(32, 1, 1), (32, 3, 1), (16, 1, 1), (64, 1, 1)]
     for each, stages, more in turns:
-        rows = min(max(1024 // block, side), power_of_two(max(most // limits.units, 1)))
+        rows = min(max(1024 // block, 1), power_of_two(max(most // limits.units, 1)))
         warps = max(warps_for(rows * block, each), 1)
         # f32 is as fast with half the warps, and leaves fewer sums
         at_once = limits.busy_warps // (2 if shape.item >= 4 and block == 2048 else 1)

@@ -141,12 +141,8 @@ def largest_kernels(call: Callable[[], object], count: int) -> list[tuple[str, i
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         call()
         wait("cuda")
-    totals: dict[str, tuple[int, float]] = {}
-    for event in profiled.key_averages():
-        launches, seconds = totals.get(event.key, (0, 0.0))
-        totals[event.key] = launches + event.count, seconds + event.self_device_time_total / 1e6
-    ranked = sorted(totals.items(), key=lambda item: -item[1][1])
-    return [(name, *figures) for name, figures in ranked[:count]]
+    ranked = sorted(profiled.key_averages(), key=lambda event: -event.self_device_time_total)
+    return [(event.key, event.count, event.self_device_time_total / 1e6) for event in ranked[:count]]
 
 
 def main(order: str, file: str, ready: str) -> None:

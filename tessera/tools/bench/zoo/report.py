@@ -16,7 +16,7 @@ from tessera.tools.bench.model_contestants import EAGER, INDUCTOR, OURS
 from tessera.tools.bench.model_report import GIB
 from tessera.tools.bench.zoo.registry import Entry
 from tessera.tools.bench.zoo.results import OK, Cell
-from tessera.tools.units import duration, percent, times
+from tessera.util.units import duration, percent, times
 
 FIGURES = ("seconds", "peak", "first", "host")
 

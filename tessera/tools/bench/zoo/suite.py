@@ -16,8 +16,8 @@ from tessera.tools.bench.zoo.report import BARS, missed, rows, summary, table
 from tessera.tools.bench.zoo.results import OK, Cell, Results, code
 from tessera.tools.bench.zoo.run import Options, run
 from tessera.tools.command import chosen_device
-from tessera.tools.units import duration
 from tessera.util.errors import OptionError
+from tessera.util.units import duration
 
 WHO = (EAGER, INDUCTOR, OURS)
 SECTIONS = tuple(dict.fromkeys(name for e in entries(tiny=True) for name in (e.network.name, e.name)))

@@ -26,10 +26,10 @@ function rooflineView() {
     chosen: (point) => { app.graph = point.row[COLUMN.graph]; pin({ line: lineOfRow(point.row) }); },
   });
 
-  // The least and the greatest of all but two in a hundred.
+  // The least and the greatest value, but none further than two decades from the middle half.
   function bulk(values) {
-    const sorted = [...values].sort((a, b) => a - b), beyond = Math.round(sorted.length / 50);
-    return [sorted[beyond], sorted[sorted.length - 1 - beyond]];
+    const sorted = [...values].sort((a, b) => a - b), last = sorted.length - 1;
+    return [Math.max(sorted[0], sorted[Math.floor(last / 4)] - 2), Math.min(sorted[last], sorted[Math.ceil((3 * last) / 4)] + 2)];
   }
 
   function draw(context, width, height, colour) {

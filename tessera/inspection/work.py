@@ -1,12 +1,13 @@
 """What an equation of a final program must move and compute, and how long the machine needs for that at best.
 
 Bytes are those that must cross memory if every tensor is read or written once: an expanded tensor counts what it holds,
-a gather what it takes, a view nothing. A region is one kernel: only what enters and leaves it counts. The machine's
+a gather what it takes, a view nothing. A region is one kernel: only what enters and leaves it counts. The profiler's
 rates are measured ones (`machines/measure.py`), so a fraction of the roofline is a fraction of what was seen.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from tessera.ir.views import MAY_COPY
 from tessera.machines import Machine
 from tessera.ops.op import flops as declared_flops
 from tessera.ops.op import rules
+from tessera.passes.patterns.align import ALIGNED, DEVICES, DTYPES
 from tessera.torch_internals.operators import op_name
 from tessera.util.names import names
 
@@ -83,6 +85,33 @@ def _matrix(eqn: Equation, flops: float, moved: float) -> Work:
     if t.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
         return Work(moved, 0.0, 2 * flops)
     return Work(moved, flops)
+
+
+def unaligned(eqn: Equation) -> bool:
+    """Is it a product of 16-bit numbers in rows that matrix units cannot load? Libraries' kernels for it are slow."""
+    if isinstance(eqn.op, Special) and eqn.op.body is not None:
+        return any(map(unaligned, eqn.op.body.equations))
+    declaration = rules(_plain(eqn).op)
+    if declaration is None or declaration.family != "matmul":
+        return False
+    return any(_odd_rows(v.type) for v in (*eqn.inputs(), *eqn.results()) if isinstance(v.type, TensorType))
+
+
+def _odd_rows(t: TensorType) -> bool:
+    strided = len(t.stride) == len(t.shape)
+    if not strided or t.device.type not in DEVICES or t.dtype not in DTYPES:
+        return False
+    strides = [size_hint(s) for s, n in zip(t.stride, t.shape, strict=True) if size_hint(n) > 1]
+    return any(s * t.dtype.itemsize % ALIGNED for s in strides if s > 1)
+
+
+def main_device(traces: Iterable[Trace]) -> torch.device:
+    """Where programs' tensors are: the first GPU that is mentioned, else the CPU."""
+    for trace in traces:
+        for v in trace.values():
+            if isinstance(v.type, TensorType) and v.type.device.type == "cuda":
+                return v.type.device
+    return torch.device("cpu")
 
 
 def _bytes(eqn: Equation) -> float:
