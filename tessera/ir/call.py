@@ -108,7 +108,7 @@ class _Inliner:
         for e in body.equations:
             outputs = [None if v is None else named.get(v) or builder.value(v.name, v.type) for v in e.outputs]
             args, kwargs = substitute(e.args, env), substitute(e.kwargs, env)
-            source = _moved(e.source, home, eqn.source.module)
+            source = moved(e.source, home, eqn.source.module)
             own = e.tags if again is None else without_recompute(e.tags)  # what is inside a region is all of it
             builder.equations.append(
                 e.with_(args=args, kwargs=kwargs, outputs=tuple(outputs), source=source, tags=own | tags)
@@ -125,8 +125,8 @@ class _Inliner:
                 builder.symbols.setdefault(symbol, (made, dim))
 
 
-def _moved(source: Source, home: str, here: str) -> Source:
-    """A body is recorded under the first module that called it; this call is another's."""
-    if home == here or not home or not source.module.startswith(home):
+def moved(source: Source, home: str, here: str) -> Source:
+    """Of an equation in a body that was recorded under the module `home`, where `here` calls it."""
+    if home == here or not home or not f"{source.module}.".startswith(f"{home}."):
         return source
     return replace(source, module=here + source.module.removeprefix(home))

@@ -82,9 +82,9 @@ def ask_at_module_calls(ask: Ask, wrote: Callable[[Any, bool], None]) -> None:
     _SideEffects.check_allowed_side_effect = check_allowed_side_effect
 
 
-def backend_of(tx: Tx) -> object:
-    """What was given to `torch.compile` as its backend."""
-    backend = tx.output.compiler_fn
+def backend_of(output: Any) -> object:
+    """What was given to `torch.compile` as its backend, by what Dynamo traces for it."""
+    backend = output.compiler_fn
     while hasattr(backend, "_torchdynamo_orig_backend"):
         backend = backend._torchdynamo_orig_backend
     return getattr(backend, "compiler_fn", backend)
@@ -95,12 +95,17 @@ def in_program(tx: Tx) -> bool:
     return tx.output.current_tracer.parent is None and not tx.output.export
 
 
-def is_argument(module: Variable) -> bool:
-    """The module is reached from an argument of the frame, which may be another at each call."""
-    source = module.source
+def is_argument(source: Any) -> bool:
+    """What stands there is reached from an argument of the frame, which may be another at each call."""
     while source is not None and hasattr(source, "base"):
         source = source.base
     return source is None or (isinstance(source, _LocalSource) and not source.is_derefed_cell_contents)
+
+
+def stack_path(module: Variable) -> str:
+    """The module, as a node's `nn_module_stack` has it."""
+    name = module.get_nn_module_stack_source().name
+    return name if isinstance(name, str) else name()
 
 
 def is_higher_order(target: object) -> bool:
@@ -146,6 +151,33 @@ def guarded_names(tx: Tx) -> Iterator[str]:
     """What Dynamo has guarded up to now, as it writes it."""
     for guard in tx.output.guards:
         yield guard.name
+
+
+def has_new_attributes(tx: Tx, value: Variable) -> bool:
+    """The program has set attributes of a tensor."""
+    return type(value) is TensorVariable and tx.output.side_effects.has_pending_mutation(value)
+
+
+def function_modes(tx: Tx) -> tuple:
+    """The modes of torch functions that are on, and whether they are switched off."""
+    state = tx.symbolic_torch_function_state
+    modes = tuple(getattr(mode, "value", mode) for mode in map(realized, state.mode_stack))
+    return *modes, state.torch_function_mode_enabled, state.torch_function_subclass_enabled
+
+
+def random_calls(tx: Tx) -> int:
+    """How many numbers the program has drawn from `random`."""
+    return len(tx.output.random_calls)
+
+
+def names_of_one(tx: Tx) -> set[str]:
+    """Of objects that Dynamo has met under several names, these names."""
+    same = [(g.name, g.create_fn.keywords["source_b"]) for g in tx.output.guards if _guards_one(g)]
+    return {name for one, other in same for name in (one, other.name if isinstance(other.name, str) else other.name())}
+
+
+def _guards_one(guard: Any) -> bool:
+    return isinstance(guard.create_fn, functools.partial) and guard.create_fn.func is _GuardBuilder.DUPLICATE_INPUT
 
 
 # --- guards ---

@@ -2,45 +2,20 @@
 
 from __future__ import annotations
 
+import cmath
 import copy
 import gc
+import math
 import weakref
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
+from stacks import Block, Pair, Stack, given, repeats, stack
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import tessera
-
-
-class Block(nn.Module):
-    """A norm, two layers, a number that the program reads and one that it does not."""
-
-    def __init__(self, width: int = 4, number: int = 0, dropout: float = 0.0):
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-        self.dropout = nn.Dropout(dropout)
-        self.scale, self.number = 1.0, number
-
-    def forward(self, x: Tensor, extra: Tensor | None = None) -> Tensor:
-        y = self.dropout(self.down(F.gelu(self.up(self.norm(x)))))
-        return x + self.scale * (y if extra is None else y * extra)
-
-
-class Stack(nn.Module):
-    def __init__(self, *blocks: nn.Module):
-        super().__init__()
-        self.blocks = nn.ModuleList(blocks)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.sin()  # a leaf is a tensor of another kind
-        for block in self.blocks:
-            x = block(x)
-        return x
 
 
 class Normed(nn.Module):
@@ -52,62 +27,6 @@ class Normed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + F.relu(self.bn(self.conv(x)))
-
-
-def stack(count: int = 4, **options: float) -> Stack:
-    torch.manual_seed(0)
-    return Stack(*(Block(number=i, **options) for i in range(count)))  # type: ignore[arg-type]
-
-
-def given(*shape: int) -> Tensor:
-    return torch.randn(*shape or (2, 4), generator=torch.Generator().manual_seed(1))
-
-
-class Pair:
-    """A model that is compiled, and its copy that is not."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model, self.plain = model, copy.deepcopy(model)
-        self.fast = tessera.jit(model, executors=["aten"], strict=True)
-
-    def both(self, change: Callable[[nn.Module], object]) -> None:
-        change(self.model)
-        change(self.plain)
-
-    def check(self, x: Tensor | None = None) -> None:
-        """Results, gradients and buffers of one call are equal, and so are random numbers."""
-        outs, grads = [], []
-        for model, call in ((self.model, self.fast), (self.plain, self.plain)):
-            model.zero_grad()
-            torch.manual_seed(2)
-            own = (given() if x is None else x).clone().requires_grad_()
-            out = call(own)
-            if out.requires_grad:
-                out.square().sum().backward()
-            outs.append(out.detach())
-            grads.append([own.grad, *(p.grad for p in model.parameters())])
-        torch.testing.assert_close(*outs)
-        for mine, theirs in zip(*grads, strict=True):
-            assert (mine is None) == (theirs is None)
-            if mine is not None:
-                torch.testing.assert_close(mine, theirs)
-        for mine, theirs in zip(self.model.buffers(), self.plain.buffers(), strict=True):
-            torch.testing.assert_close(mine, theirs)
-
-    @property
-    def graphs(self) -> list:
-        return self.fast.__tessera__.backend.graphs
-
-    @property
-    def notes(self) -> dict[str, str]:
-        return self.graphs[-1].blocks
-
-
-def repeats(model: nn.Module, x: Tensor | None = None) -> int:
-    """How many calls of blocks were not traced."""
-    pair = Pair(model)
-    pair.check(x)
-    return pair.graphs[-1].repeats
 
 
 def test_one_of_equal_blocks_is_traced() -> None:
@@ -264,6 +183,38 @@ def test_blocks_of_other_shapes() -> None:
     assert "up.out_features" in pair.notes["blocks.1"] or "up.weight" in pair.notes["blocks.1"]
 
 
+def kind(number: int) -> type:
+    class Kind:
+        value = number
+
+    return Kind
+
+
+class Choosing(Block):
+    """Reads a class, a function, and a list in a list."""
+
+    def __init__(self, chosen: type, root: Callable) -> None:
+        super().__init__()
+        self.chosen, self.root, self.sizes = chosen, root, [[1], [2]]
+
+    def forward(self, x: Tensor, extra: Tensor | None = None) -> Tensor:
+        return super().forward(x) * self.chosen.value * self.sizes[0][0] * (2 if self.root is math.sqrt else 3)
+
+
+def test_classes_and_functions_of_the_same_name() -> None:
+    one, two = kind(1), kind(2)
+    model = Stack(*(Choosing(c, f) for c, f in ((one, math.sqrt), (one, cmath.sqrt), (two, math.sqrt))))
+    torch.testing.assert_close(tessera.jit(model, executors=["aten"])(given()), model(given()))
+
+
+def test_a_list_in_a_list_that_is_changed() -> None:
+    one = kind(1)
+    pair = Pair(Stack(*(Choosing(one, math.sqrt) for _ in range(3))))
+    pair.check()
+    pair.both(lambda m: m.blocks[2].sizes[0].__setitem__(0, 5))  # type: ignore[index]
+    pair.check()
+
+
 class Counting(Block):
     """Writes to itself."""
 
@@ -304,189 +255,6 @@ def test_a_number_that_is_read() -> None:
     pair = Pair(Stack(*(Numbered(number=i) for i in range(3))))
     pair.check()
     assert pair.notes["blocks.1"] == "number is 1, not 0"
-
-
-# --- what blocks share, and what they are given ---
-
-
-class Twice(Stack):
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.sin()
-        for block in (*self.blocks, *self.blocks):
-            x = block(x)
-        return x
-
-
-def test_blocks_that_are_called_twice() -> None:
-    assert repeats(Twice(Block(), Block(), Block())) == 5
-
-
-class TwiceOtherwise(Stack):
-    """Every block is called in two ways."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        for block in self.blocks:
-            x = block(x.double().float(), x)
-        return x
-
-
-def test_blocks_that_are_called_in_two_ways() -> None:
-    assert repeats(TwiceOtherwise(*(Block() for _ in range(4)))) >= 3
-
-
-def test_blocks_that_share_a_weight() -> None:
-    model = stack(4)
-    model.blocks[2].up.weight = model.blocks[1].up.weight  # type: ignore[union-attr]
-    model.blocks[3].norm = model.blocks[0].norm  # type: ignore[union-attr]
-    pair = Pair(model)
-    pair.check()
-    pair.check()
-
-
-class Given(Stack):
-    """Gives its blocks a tensor of the program, of its own, or nothing."""
-
-    def __init__(self, *blocks: nn.Module):
-        super().__init__(*blocks)
-        self.weight = nn.Parameter(torch.ones(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x, doubled = x.sin(), 2 * self.weight
-        for i, block in enumerate(self.blocks):
-            x = block(x, extra=(None, doubled, self.weight)[i % 3])
-        return x
-
-
-def test_other_arguments() -> None:
-    assert repeats(Given(*(Block() for _ in range(6)))) == 3
-
-
-class Tuples(Block):
-    def forward(self, x: tuple[Tensor, Tensor], extra: Tensor | None = None) -> tuple:  # type: ignore[override]
-        return super().forward(x[0], x[1]), x[1] + 1, None
-
-
-class Unpacking(Stack):
-    def forward(self, x: Tensor) -> Tensor:
-        x, y = x.sin(), x * 2
-        for block in self.blocks:
-            x, y, nothing = block((x, y))
-            assert nothing is None
-        return x + y
-
-
-def test_tuples_in_and_out() -> None:
-    assert repeats(Unpacking(*(Tuples() for _ in range(5)))) == 4
-
-
-class InPlace(Block):
-    def forward(self, x: Tensor, extra: Tensor | None = None) -> Tensor:
-        y = super().forward(x)
-        assert extra is not None
-        extra.add_(y.detach())
-        return y
-
-
-class Summing(Stack):
-    """A sum that all blocks write to."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        x, total = x.sin(), torch.zeros_like(x)
-        for block in self.blocks:
-            x = block(x, total)
-        return x + total
-
-
-def test_a_tensor_that_all_blocks_write_to() -> None:
-    assert repeats(Summing(*(InPlace() for _ in range(5)))) == 4
-
-
-class Around(Stack):
-    """Switches, and checkpoints, around its blocks."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        first, second, *rest = self.blocks
-        with torch.no_grad():
-            y = second(first(x))
-        for block in rest:
-            x = checkpoint(block, x, use_reentrant=False)
-        for block in self.blocks:
-            x = block(x)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            for block in self.blocks:
-                x = block(x)
-        return x.float() + y
-
-
-def test_switches_around_blocks() -> None:
-    model = Around(*(Block() for _ in range(4)))
-    fast, x = tessera.jit(model, executors=["aten"], strict=True), given()
-    plain = copy.deepcopy(model)
-    out, expected = fast(x), plain(x)
-    torch.testing.assert_close(out, expected, atol=0.05, rtol=0.05)
-    out.sum().backward()
-    expected.sum().backward()
-    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, theirs.grad, atol=0.2, rtol=0.1)
-
-
-class Hooked(Block):
-    """Sets a hook on a tensor, writes through `.data`, and holds a checkpoint."""
-
-    def forward(self, x: Tensor, extra: Tensor | None = None) -> Tensor:
-        y = checkpoint(super().forward, x, use_reentrant=False)
-        y.register_hook(lambda grad: 2 * grad)
-        with torch.no_grad():
-            self.up.bias.data.mul_(0.5)
-        return y * 2
-
-
-def test_blocks_that_hold_hooks_and_checkpoints() -> None:
-    pair = Pair(Stack(*(Hooked() for _ in range(3))))
-    pair.fast = tessera.jit(pair.model, executors=["aten"])
-    pair.check()
-    pair.check()
-
-
-class Breaking(Block):
-    """Ends Dynamo's graph."""
-
-    def forward(self, x: Tensor, extra: Tensor | None = None) -> Tensor:
-        y = super().forward(x, extra)
-        torch._dynamo.graph_break()
-        return y.tanh()
-
-
-def test_blocks_that_break_the_graph() -> None:
-    pair = Pair(Stack(*(Breaking() for _ in range(3))))
-    pair.check()
-    pair.both(lambda m: setattr(m.blocks[1], "scale", 2.0))  # type: ignore[index]
-    pair.check()
-
-
-class Scripted(Block):
-    """Holds a module of another kind, whose tables are no dictionaries."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = torch.jit.trace(nn.Linear(4, 4), given())
-
-    def forward(self, x: Tensor, extra: Tensor | None = None) -> Tensor:
-        return super().forward(x, extra) + self.linear(x)
-
-
-def test_blocks_that_hold_something_of_another_kind() -> None:
-    model = Stack(*(Scripted() for _ in range(3)))
-    with torch.no_grad():
-        torch.testing.assert_close(tessera.jit(model, executors=["aten"])(given()), model(given()))
-
-
-def test_lazy_blocks() -> None:
-    model = Stack(*(nn.Sequential(nn.LazyLinear(4), nn.Tanh()) for _ in range(3)))
-    fast = tessera.jit(model, executors=["aten"])
-    torch.testing.assert_close(fast(given()), model(given()))
 
 
 # --- how they are called ---

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from tessera.torch_internals import tracing
-from tessera.torch_internals.tracing import Variable
+from tessera.torch_internals.tracing import Tx, Variable
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,15 @@ class Arguments:
         return ""
 
 
-def arguments_of(args: Sequence[Variable], kwargs: dict[str, Variable]) -> Arguments | None:
-    """None where something is neither a tensor, a number, a constant nor a tuple of these."""
+def arguments_of(tx: Tx, args: Sequence[Variable], kwargs: dict[str, Variable]) -> Arguments | None:
+    """None where something is neither a tensor, a number, a constant nor a tuple of these, or is a tensor that the
+    program has set attributes of."""
     places: dict[torch.fx.Node, int] = {}
 
     def template(value: Variable) -> Template:
         value = tracing.realized(value)
+        if tracing.has_new_attributes(tx, value):
+            raise _Other
         if (node := tracing.node_of(value)) is not None:
             return Slot(places.setdefault(node, len(places)))
         if (items := tracing.items_of(value)) is not None:
@@ -65,21 +68,30 @@ def arguments_of(args: Sequence[Variable], kwargs: dict[str, Variable]) -> Argum
         by_place, by_name = tuple(map(template, args)), {k: template(v) for k, v in kwargs.items()}
     except _Other:
         return None
-    return Arguments(list(places), list(map(kind_of, places)), by_place, by_name)
+    return Arguments(list(places), [kind_of(example(n)) for n in places], by_place, by_name)
 
 
 class _Other(Exception):
     """An argument that is no template."""
 
 
-def kind_of(node: torch.fx.Node) -> object:
+def kind_of(x: object) -> object:
     """What a program depends on of a tensor or number, besides its contents. Symbolic sizes are equal by name."""
-    x = node.meta.get("example_value")
     if not isinstance(x, torch.Tensor):
         return str(x)
     strides = tuple(map(str, x.stride())) if x.layout is torch.strided else ()
     sizes = tuple(map(str, x.shape))
     return type(x), sizes, strides, x.dtype, x.device, x.layout, x.requires_grad, x.is_leaf, x.is_inference()
+
+
+def given(node: torch.fx.Node) -> object:
+    """The tensor that an input of the program was traced with."""
+    return getattr(node.meta.get("grapharg"), "example", None)
+
+
+def example(node: torch.fx.Node) -> object:
+    """The fake tensor, or the number, that Dynamo has for a node."""
+    return node.meta.get("example_value")
 
 
 _KIND = (

@@ -8,9 +8,10 @@ ours (`members.py`). Any doubt, and Dynamo traces the block itself: `Blocks.note
 A call may stand for another one's nodes where these hold.
 
 - The modules are equal (`equal_modules.py`); attributes with other constants (`layer_idx`) were not read.
-- The arguments are alike: tensors of the same kinds, the same tensors at the same places, the same constants.
-- Grad mode and autocast are the same; there are no hooks for all modules; the program has written to no module, and to
-  no Python object in between.
+- The arguments are alike: tensors of the same kinds, the same tensors at the same places, the same constants. A tensor
+  that the first one can reach by another name than the argument's (a parameter, a global) is an argument of both.
+- Grad mode, autocast and modes of torch functions are the same; there are no hooks for all modules, and no transform of
+  `torch.func` runs; the program has written to no module, and to no Python object in between.
 - The first one's nodes read its arguments, its tensors, and inputs of the program; nothing else.
 - Its results are tensors that these nodes make, and no argument became a tensor of another kind.
 """
@@ -26,14 +27,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from tessera.frontends.dynamo.arguments import Arguments, arguments_of, filled, kind_of
-from tessera.frontends.dynamo.equal_modules import Match, match
+from tessera.frontends.dynamo.arguments import Arguments, arguments_of, example, filled, given, kind_of
+from tessera.frontends.dynamo.equal_modules import Match, match, own_attributes
 from tessera.frontends.dynamo.members import Member, Members
 from tessera.frontends.dynamo.siblings import Siblings
 from tessera.frontends.functional.trace import autocast_state
 from tessera.torch_internals import tracing
 from tessera.torch_internals.autograd import get_data_attr
-from tessera.torch_internals.fake import FakeTensor
+from tessera.torch_internals.functorch import level_count
 from tessera.torch_internals.modules import hooks_of_all_modules
 from tessera.torch_internals.tracing import Tx, Variable
 
@@ -46,9 +47,10 @@ class Traced:
 
     module: weakref.ref[nn.Module]
     source: str  # the module, as Dynamo writes it
+    path: str  # the same, as Dynamo writes on a node which module it ran in
     arguments: Arguments
     switches: tuple
-    nodes: list[torch.fx.Node]
+    graph: torch.fx.Graph  # a copy of the nodes, from arguments and inputs to outputs
     inputs: list[torch.fx.Node]  # of the program, that the nodes read
     outputs: list[torch.fx.Node]
     places: tuple[bool, ...] | None  # which items of the resulting tuple are outputs, the others None; None: no tuple
@@ -56,14 +58,9 @@ class Traced:
     body: torch.fx.GraphModule | None = None
 
     def as_module(self, root: torch.fx.GraphModule) -> torch.fx.GraphModule:
-        """The nodes as a graph of their own, from arguments and inputs to outputs."""
+        """The graph, with what its nodes take from `root`."""
         if self.body is None:
-            graph = torch.fx.Graph()
-            env = {n: graph.placeholder(n.name) for n in (*self.arguments.nodes, *self.inputs)}
-            for n in self.nodes:
-                env[n] = graph.node_copy(n, env.__getitem__)
-            graph.output(tuple(env[n] for n in self.outputs))
-            self.body = torch.fx.GraphModule(root, graph)
+            self.body = torch.fx.GraphModule(root, self.graph)
         return self.body
 
 
@@ -74,11 +71,12 @@ class Block:
         """`own`: for positions among `traced.inputs`, those among the members' tensors."""
         self.module, self.traced, self.members, self.own = weakref.ref(module), traced, members, own
         self.name = self.__name__ = type(module).__name__
+        self.tracing = False
 
     def __call__(self, *operands: object) -> object:
-        """Of fake tensors, what the first one gave for its own. Where the graph runs as it is, the module runs."""
-        if any(isinstance(x, FakeTensor) for x in operands):
-            outs = tuple(n.meta["example_value"].clone() for n in self.traced.outputs)
+        """While Dynamo traces, fake tensors like the first one's. Where the graph runs as it is, the module runs."""
+        if self.tracing:
+            outs = tuple(example(n).clone() for n in self.traced.outputs)  # type: ignore[attr-defined]
             return outs[0] if len(outs) == 1 else outs
         module = self.module()
         assert module is not None, "a graph runs for a model that is gone"
@@ -124,7 +122,7 @@ class Program:
         self.written = False  # one of them is a module, or may be part of one
 
     def call(self, tx: Tx, module: Variable, args: list, kwargs: dict, trace: Callable[[], Variable]) -> Variable:
-        if self.busy or tracing.is_argument(module) or not tracing.in_program(tx):
+        if self.busy or tracing.is_argument(module.source) or not tracing.in_program(tx):
             self.inputs.add(id(module.value))
             return trace()
         if id(module.value) not in self.siblings.seen:
@@ -132,14 +130,14 @@ class Program:
         first = self.siblings.firsts.get(id(module.value))
         if first is None:
             return trace()
-        arguments, known = arguments_of(args, kwargs), self.traced.setdefault(id(first), [])
+        arguments, known = arguments_of(tx, args, kwargs), self.traced.setdefault(id(first), [])
         if why := self.obstacle():
             self.note(module, why)
         elif arguments is None:
-            self.note(module, "its arguments are more than tensors, constants and tuples of them")
+            self.note(module, "its arguments are more than plain tensors, constants and tuples of them")
         else:
             for traced in known[-_LATEST:]:
-                block = self.block(traced, module, arguments)
+                block = self.block(tx, traced, module, arguments)
                 if isinstance(block, Block):
                     return _result(tx, module, block, arguments)
                 why = block
@@ -153,11 +151,14 @@ class Program:
         """Why no block may stand for another one now."""
         if self.written:
             return "the program writes to a module, a list or a dictionary before it"
+        if level_count():
+            return "a transform of torch.func runs"
         return "there are hooks for all modules" if any(hooks_of_all_modules().values()) else ""
 
-    def switches(self) -> tuple:
-        """What decides over a trace besides modules and arguments."""
-        return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), *autocast_state(), self.writes
+    def switches(self, tx: Tx) -> tuple:
+        """What decides over a trace besides modules and arguments. `random` gives numbers in the order of calls."""
+        grad = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        return *grad, *autocast_state(), tracing.function_modes(tx), tracing.random_calls(tx), self.writes
 
     def note(self, module: Variable, why: str) -> None:
         self.blocks.notes.setdefault(_path(module), why)
@@ -167,7 +168,7 @@ class Program:
     def trace(
         self, tx: Tx, module: Variable, arguments: Arguments, trace: Callable[[], Variable], known: list[Traced]
     ) -> Variable:
-        graph, switches = tx.output.graph, self.switches()
+        graph, switches = tx.output.graph, self.switches(tx)
         last = next(iter(reversed(graph.nodes)), None)
         self.inputs.add(id(module.value))
         self.busy = True
@@ -191,36 +192,45 @@ class Program:
         nones = [tracing.constant_of(x) == (True, None) for x in items or ()]
         if any(n is None and not (nones and nones[i]) for i, n in enumerate(outputs)):
             return "its result is more than a tensor or a tuple of tensors"
-        if nodes is None or switches != self.switches():
-            return "it writes to a Python object, or leaves grad mode or autocast another one"
-        made, given = set(nodes), set(arguments.nodes)
+        if nodes is None or switches != self.switches(tx):
+            return "it writes to a Python object, draws from `random`, or leaves grad mode or autocast another one"
+        made, passed = set(nodes), set(arguments.nodes)
         results = [n for n in outputs if n is not None]
         if not results or len(set(results)) < len(results) or not made.issuperset(results):
             return "its result is one of its arguments"
-        if not all(isinstance(n.meta.get("example_value"), torch.Tensor) for n in results):
+        fakes = [x for x in map(example, results) if isinstance(x, torch.Tensor)]
+        if len(fakes) < len(results):
             return "its result is a number known only when it runs"
+        if any(kind_of(x.clone()) != kind_of(x) for x in fakes):
+            return "its result lies in memory as no copy of it does"
         read = dict.fromkeys(a for n in nodes for a in n.all_input_nodes)
-        inputs = [n for n in read if n not in made and n not in given]
-        if any(n.op != "placeholder" and isinstance(n.meta.get("example_value"), torch.Tensor) for n in inputs):
+        inputs = [n for n in read if n not in made and n not in passed]
+        if any(n.op != "placeholder" and isinstance(example(n), torch.Tensor) for n in inputs):
             return "it reads a tensor of the program that is no argument"
         if any(n.meta.get("unbacked_bindings") for n in nodes):
             return "it has sizes that are known only when it runs"
         if any(tracing.is_higher_order(n.target) or n.target is get_data_attr for n in nodes):
             return "it holds an operator over functions (a checkpoint, a hook, a loop) or reads `.data`"
-        if [kind_of(n) for n in arguments.nodes] != arguments.kinds:
+        if [kind_of(example(n)) for n in arguments.nodes] != arguments.kinds:
             return "it changes the kind of an argument"
-        places = None if items is None else tuple(not none for none in nones)
-        of = weakref.ref(module.value)
-        return Traced(of, _name(module.source), arguments, switches, nodes, inputs, results, places, _names(tx))
+        if tracing.names_of_one(tx) & {*map(_source, arguments.nodes)}:
+            return "an argument is a tensor that has another name too"
+        return Traced(
+            weakref.ref(module.value), _name(module.source), tracing.stack_path(module), arguments, switches,
+            _copied(nodes, [*arguments.nodes, *inputs], results), inputs, results,
+            None if items is None else tuple(not none for none in nones), _names(tx),
+        )  # fmt: skip
 
     # --- another one ---
 
-    def block(self, traced: Traced, module: Variable, arguments: Arguments) -> Block | str:
+    def block(self, tx: Tx, traced: Traced, module: Variable, arguments: Arguments) -> Block | str:
         """What stands for the module's call, or why nothing does."""
         if difference := arguments.difference(traced.arguments):
             return difference
-        if traced.switches != self.switches():
+        if traced.switches != self.switches(tx):
             return "grad mode, autocast or a Python object that the program writes is another one"
+        if any(map(_of_its_own, arguments.nodes, traced.arguments.nodes)) or {*arguments.nodes} & {*traced.inputs}:
+            return "an argument is a tensor that it may reach by another name"
         first = traced.module()
         assert first is not None
         if module.value is first:
@@ -232,13 +242,13 @@ class Program:
             return compared.constants[min(read)]
         own: dict[int, str] = {}  # position among the inputs -> place of the tensor
         for i, node in enumerate(traced.inputs):
-            tensor = _given(node)
+            tensor = given(node)
             if id(tensor) in compared.places:
                 own[i] = compared.places[id(tensor)]
             elif id(tensor) not in compared.pairs and _source(node).startswith(traced.source):
                 return f"{_source(node)} is a number that the program takes"
         tensors = {*compared.places, *map(id, compared.tensors.values())}
-        if any(id(_given(n)) in tensors for n in (*arguments.nodes, *traced.arguments.nodes)):
+        if any(id(given(n)) in tensors for n in (*arguments.nodes, *traced.arguments.nodes)):
             return "an argument is one of its own tensors"
         place = self.place(module, first, compared, traced.read, tuple(own.values()))
         if place is None:
@@ -263,7 +273,9 @@ class Program:
 
 def _result(tx: Tx, module: Variable, block: Block, arguments: Arguments) -> Variable:
     shared = [n for i, n in enumerate(block.traced.inputs) if i not in block.own]
+    block.tracing = True
     out = tracing.emit(tx, module, block, [*arguments.nodes, *shared])
+    block.tracing = False
     places = block.traced.places
     if places is None:
         return out
@@ -284,13 +296,29 @@ def _nodes_after(graph: torch.fx.Graph, last: torch.fx.Node | None) -> list[torc
     return [n for n in reversed(nodes) if n.op != "placeholder"]
 
 
+def _copied(nodes: list[torch.fx.Node], inputs: list[torch.fx.Node], outputs: list[torch.fx.Node]) -> torch.fx.Graph:
+    """A graph of their own. Dynamo's goes on changing: in the end, Dynamo erases nodes that nobody reads, and has the
+    others read one symbol where each asked a tensor for its size."""
+    graph = torch.fx.Graph()
+    env = {n: graph.placeholder(n.name) for n in inputs}
+    for n in nodes:
+        env[n] = graph.node_copy(n, env.__getitem__)
+    graph.output(tuple(env[n] for n in outputs))
+    return graph
+
+
 def _names(tx: Tx) -> frozenset[str]:
     return frozenset(part for name in tracing.guarded_names(tx) for part in re.findall(r"\w+", name))
 
 
-def _given(node: torch.fx.Node) -> object:
-    """The tensor that an input of the program was traced with."""
-    return getattr(node.meta.get("grapharg"), "example", None)
+def _of_its_own(mine: torch.fx.Node, first: torch.fx.Node) -> bool:
+    """A call with `mine` is another one than with `first`, though the kind is the same: the program reads `first` by a
+    name that leads everywhere to this tensor, or users set attributes of one of them."""
+    if mine is first:
+        return False
+    source = getattr(first.meta.get("grapharg"), "source", None)
+    own = [x for x in (given(mine), given(first)) if isinstance(x, torch.Tensor) and own_attributes(x)]
+    return bool(own) or (first.op == "placeholder" and not tracing.is_argument(source))
 
 
 def _source(node: torch.fx.Node) -> str:
@@ -318,18 +346,22 @@ def follow_blocks() -> None:
 
 
 def _ask(tx: Tx, module: Variable, args: list, kwargs: dict, trace: Callable[[], Variable]) -> Variable:
-    program = getattr(tx.output, _PROGRAM, None)
-    if program is None:
-        blocks = getattr(tracing.backend_of(tx), "blocks", None)
-        program = Program(blocks) if isinstance(blocks, Blocks) else False
-        setattr(tx.output, _PROGRAM, program)
-    return trace() if program is False else program.call(tx, module, args, kwargs, trace)
+    program = _program(tx.output)
+    return trace() if program is None else program.call(tx, module, args, kwargs, trace)
 
 
 def _wrote(output: object, may_be_module: bool) -> None:
-    if program := getattr(output, _PROGRAM, None):
+    if (program := _program(output)) is not None:
         program.writes += 1
         program.written |= may_be_module
+
+
+def _program(output: object) -> Program | None:
+    """What is known of the program that Dynamo traces into `output`; None where its backend does not ask for blocks."""
+    if not hasattr(output, _PROGRAM):
+        blocks = getattr(tracing.backend_of(output), "blocks", None)
+        setattr(output, _PROGRAM, Program(blocks) if isinstance(blocks, Blocks) else None)
+    return getattr(output, _PROGRAM)
 
 
 _PROGRAM = "tessera_blocks"

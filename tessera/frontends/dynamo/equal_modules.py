@@ -8,6 +8,7 @@ equal in turn. Any other attribute counts as a difference: nobody could tell whe
 
 from __future__ import annotations
 
+import copy
 import enum
 import functools
 import types
@@ -37,7 +38,7 @@ class Match:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)  # the other's, by their places
     places: dict[int, str] = field(default_factory=dict)  # by the id of the one's tensor
     tables: list[dict] = field(default_factory=list)  # all that holds the other's attributes
-    lists: list[tuple[list, list]] = field(default_factory=list)  # lists of the other's, and what was in them
+    lists: list[tuple[str, object, object]] = field(default_factory=list)  # with lists in them: name, value, copy
     pairs: dict[int, object] = field(default_factory=dict)  # by the id of one's module or tensor: the other's
     kept: list[object] = field(default_factory=list)  # what `pairs` names by its id
 
@@ -105,10 +106,23 @@ def _values(result: Match, path: str, one: object, other: object) -> None:
         _values(result, path, [*one.keywords.items()], [*other.keywords.items()])  # type: ignore[attr-defined]
     elif not _constant(one) or not _constant(other):
         result.differences.append(f"{path} is an object of its own, a {type(one).__name__}")
-    elif repr(one) != repr(other):  # -0.0 is not 0.0, 1 is not True
+    elif not same_constants(one, other):
         result.constants.setdefault(path.rpartition(".")[2], f"{path} is {other!r}, not {one!r}")
-    elif isinstance(other, list):
-        result.lists.append((other, list(other)))
+    elif _holds_list(other):
+        result.lists.append((path.rpartition(".")[2], other, copy.deepcopy(other)))
+
+
+def same_constants(one: object, other: object) -> bool:
+    """-0.0 is not 0.0, 1 is not True, and another class of the same name is another class."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(same_constants, one, other))  # type: ignore[arg-type]
+    return one is other if isinstance(one, (enum.Enum, *_CODE)) else repr(one) == repr(other)
+
+
+def _holds_list(x: object) -> bool:
+    return isinstance(x, list) or (isinstance(x, tuple) and any(map(_holds_list, x)))
 
 
 def _constant(x: object) -> bool:
@@ -137,11 +151,16 @@ def _tensors(result: Match, path: str, one: torch.Tensor, other: torch.Tensor) -
 
 
 def _attributes(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """What users set on tensors is the same. Dynamo notes there what it has seen."""
-    mine, theirs = ({k: v for k, v in vars(t).items() if not k.startswith("_dynamo")} for t in (one, other))
+    """What users set on tensors is the same."""
+    mine, theirs = own_attributes(one), own_attributes(other)
     return mine.keys() == theirs.keys() and all(
-        v is theirs[k] or (_constant(v) and repr(v) == repr(theirs[k])) for k, v in mine.items()
+        v is theirs[k] or (_constant(v) and same_constants(v, theirs[k])) for k, v in mine.items()
     )
+
+
+def own_attributes(x: torch.Tensor) -> dict[str, object]:
+    """What users set on a tensor. Dynamo notes there what it has seen."""
+    return {k: v for k, v in vars(x).items() if not k.startswith("_dynamo")}
 
 
 _KIND = ("the type", "the shape", "the strides", "the dtype", "the device", "requires_grad")

@@ -28,7 +28,7 @@ from tessera.frontends.functional.bodies import record_call
 from tessera.frontends.functional.function import record_function
 from tessera.ir import fake
 from tessera.ir.builder import Builder
-from tessera.ir.call import CALL, CHECKPOINT
+from tessera.ir.call import CALL, CHECKPOINT, moved
 from tessera.ir.checks import record_check
 from tessera.ir.equation import Source, Special
 from tessera.ir.record import Recorder, recording
@@ -148,8 +148,9 @@ def input_name(node: torch.fx.Node, arguments: tuple[str, ...] = ()) -> str:
     return "_".join(parts) or node.name
 
 
-def run_graph(gm: torch.fx.GraphModule, builder: Builder) -> Callable:
-    """A function that runs the graph node by node, telling the builder where each comes from."""
+def run_graph(gm: torch.fx.GraphModule, builder: Builder, home: tuple[str, str] = ("", "")) -> Callable:
+    """A function that runs the graph node by node, telling the builder where each comes from. `home`: the module that
+    the nodes were traced in, and the one that they now stand for."""
 
     def run(*inputs: object) -> object:
         given = iter(inputs)
@@ -158,7 +159,7 @@ def run_graph(gm: torch.fx.GraphModule, builder: Builder) -> Callable:
         nodes = iter(gm.graph.nodes)
         try:
             for node in nodes:
-                builder.source = node_source(node)
+                builder.source = moved(node_source(node), *home)
                 if node.op == "output":
                     return torch.fx.map_arg(node.args[0], env.__getitem__)
                 env[node] = next(given) if node.op == "placeholder" else run_node(gm, node, env, further, builder)
@@ -220,7 +221,9 @@ def _block(node: torch.fx.Node, gm: torch.fx.GraphModule, operands: list[object]
     """A block that equals one traced before: a call of the same body."""
     assert isinstance(node.target, Block)
     traced, source = node.target.traced, node_source(node)
-    outs = _record(CALL, source, traced.as_module(gm), tuple(operands), node.target.name, source.module, key=traced)
+    home = (_path(traced.path), source.module)
+    body = traced.as_module(gm)
+    outs = _record(CALL, source, body, tuple(operands), node.target.name, source.module, key=traced, home=home)
     return outs[0] if len(outs) == 1 else outs  # type: ignore[arg-type,index]
 
 
@@ -239,7 +242,7 @@ def counted(gm: torch.fx.GraphModule) -> tuple[int, int]:
     """How many operators the program has, and how many calls of blocks that were not traced."""
     calls = [n for n in gm.graph.nodes if n.op.startswith("call")]
     blocks = [n.target.traced for n in calls if isinstance(n.target, Block)]
-    inside = (sum(n.op.startswith("call") for n in traced.nodes) for traced in blocks)
+    inside = (sum(n.op.startswith("call") for n in traced.graph.nodes) for traced in blocks)
     return len(calls) - len(blocks) + sum(inside), len(blocks)
 
 
@@ -268,7 +271,14 @@ def _call(op: Special, node: torch.fx.Node, body: torch.fx.GraphModule, args: tu
 
 
 def _record(
-    op: Special, source: Source, body: torch.fx.GraphModule, args: tuple, name: str, module: str, key: object = None
+    op: Special,
+    source: Source,
+    body: torch.fx.GraphModule,
+    args: tuple,
+    name: str,
+    module: str,
+    key: object = None,
+    home: tuple[str, str] = ("", ""),
 ) -> object:
     recorder = recording()
     assert recorder is not None
@@ -277,7 +287,7 @@ def _record(
     def names() -> list[str]:
         return list({id(x): _operand_name(x, recorder, module) for x in args}.values())
 
-    return record_call(op, recorder, lambda b: run_graph(body, b), args, {}, name, names, key)
+    return record_call(op, recorder, lambda b: run_graph(body, b, home), args, {}, name, names, key)
 
 
 def _operand_name(x: object, recorder: Recorder, module: str) -> str:

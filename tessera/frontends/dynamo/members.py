@@ -14,7 +14,7 @@ from collections.abc import Callable, Set
 import torch
 from torch import nn
 
-from tessera.frontends.dynamo.equal_modules import Match, match
+from tessera.frontends.dynamo.equal_modules import Match, match, same_constants
 from tessera.torch_internals.tracing import dict_version, tensor_guards
 
 
@@ -22,14 +22,15 @@ class Member:
     """A module that was not traced."""
 
     def __init__(self, traced: nn.Module, module: nn.Module, compared: Match, read: Set[str], order: tuple[str, ...]):
-        """`read`: attributes of constants that the traced one reads, where both are equal. `order`: the places of the
+        """`read`: names that the traced one may have read: constants of these are equal. `order`: the places of the
         tensors that the program takes."""
         self.traced, self.module, self.read, self.order = weakref.ref(traced), weakref.ref(module), read, order
         self._keep(compared)
 
     def _keep(self, compared: Match) -> None:
         """Of the comparison, what keeps no module alive."""
-        self.tensors, self.tables, self.lists = compared.tensors, compared.tables, compared.lists
+        self.tensors, self.tables = compared.tensors, compared.tables
+        self.lists = [(now, before) for name, now, before in compared.lists if name in self.read]
 
     def look_again(self) -> bool:
         """It equals the traced one as before, with these tensors in these places or with others."""
@@ -53,7 +54,7 @@ class Members:
         self.tensors: list[torch.Tensor] = []  # what the program takes
         self._tables: list[dict] = []
         self._versions: list[int] = []
-        self._lists: list[tuple[list, list]] = []
+        self._lists: list[tuple[object, object]] = []
         self._kinds: Callable[..., bool] | None = None  # made when it is first asked
         self._gone = False
 
@@ -72,7 +73,7 @@ class Members:
         """The guard."""
         if list(map(dict_version, self._tables)) != self._versions and not self._look_again():
             return False
-        if any(now != before for now, before in self._lists):
+        if not all(same_constants(now, before) for now, before in self._lists):
             return False
         if self._kinds is None:
             self._kinds = tensor_guards(self.tensors)
