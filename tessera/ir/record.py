@@ -139,7 +139,7 @@ class Recorder(TorchDispatchMode):
         if func is torch.ops.aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self.literal(args[0])
         args, kwargs = pytree.tree_map_only(torch.Tensor, self.fake, (args, kwargs))
-        if op_name(func) in DROPOUTS and not draws(func, args, kwargs):
+        if op_name(func) in DROPOUTS and (_has_none(args[0]) or not draws(func, args, kwargs)):
             return args[0]  # as eager does: the argument itself, not a copy
         apart = not self.keep(func) and op_name(func) not in _RUNNING_STATISTICS
         if _is_composite(func) and (apart or _may_be_a_view(func, args)):
@@ -437,6 +437,11 @@ def _is_composite(func: OpOverload) -> bool:
         key = "CompositeImplicitAutograd"
         _composite_cache[func] = has_kernel(func.name(), key)
     return _composite_cache[func]
+
+
+def _has_none(x: torch.Tensor) -> bool:
+    """No elements; sizes that are symbols are not asked."""
+    return any(type(n) is int and n == 0 for n in x.shape)
 
 
 def _may_be_a_view(func: OpOverload, args: tuple) -> bool:
