@@ -86,11 +86,11 @@ def restoring(tensors: tuple[int, ...], numbers: tuple[int, ...], own: tuple[int
 
     def some(ctx: Context, needed: Collection[int]) -> list[torch.Tensor | None]:
         each = raw_saved(ctx)
-        found: list[torch.Tensor | None] = [None] * len(each)
+        unpacked: list[torch.Tensor | None] = [None] * len(each)
         for k, (position, one) in enumerate(zip(tensors, each, strict=False)):
             if position in needed:
-                found[k] = one.unpack() if own[position] >= 0 else _computed(ctx, one.data)
-        return found
+                unpacked[k] = one.unpack() if own[position] >= 0 else _computed(ctx, one.data)
+        return unpacked
 
     return restore
 

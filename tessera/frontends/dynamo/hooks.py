@@ -61,8 +61,8 @@ def behind_hooks(trace: Trace, hooked: list[tuple[Value, Value]]) -> Trace:
     """The program in which every reader of a tensor reads it behind its hook."""
     for before, after in hooked:
         hook = next(e for e in trace.equations if after in e.results())
-        made = [i for i, e in enumerate(trace.equations) if any(v in hook.inputs() for v in e.results())]
-        first, rest = trace.equations[: made[-1] + 1], trace.equations[made[-1] + 1 :]
+        makers = [i for i, e in enumerate(trace.equations) if any(v in hook.inputs() for v in e.results())]
+        first, rest = trace.equations[: makers[-1] + 1], trace.equations[makers[-1] + 1 :]
         if any(before in e.inputs() for e in first):
             raise CaptureError("a hook that reads what is made of its tensor; the graph runs eagerly")
         trace = trace.with_(
