@@ -22,7 +22,7 @@ from tessera.frontends.dynamo.global_state import leave_contexts, refuse_setter
 from tessera.frontends.dynamo.hooks import behind_hooks, check_between_results, record_hook
 from tessera.frontends.dynamo.launch import record_launch
 from tessera.frontends.dynamo.outside import refuse_outside_histories
-from tessera.frontends.functional import control  # noqa: F401  (records torch.cond and its like as sub-traces)
+from tessera.frontends.functional import control, flex  # noqa: F401  (record PyTorch's operators over functions)
 from tessera.frontends.functional.bodies import record_call
 from tessera.frontends.functional.function import record_function
 from tessera.ir import fake
