@@ -76,7 +76,7 @@ def test_a_mask_that_all_sequences_and_heads_share() -> None:
 
 
 def test_fewer_heads_of_keys_and_one_sequence_for_all() -> None:
-    mask = create_block_mask(causal, None, None, T, T, device="cpu")
+    mask = create_block_mask(causal, B, None, T, T, device="cpu")
     f = lambda q, k, v: flex_attention(q, k, v, SCORES["by head"], mask, enable_gqa=True, scale=0.3)  # noqa: E731
     compared(f, draw(), draw(heads=2, batch=1), draw(heads=2, batch=1))
 
