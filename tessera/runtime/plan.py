@@ -59,15 +59,19 @@ def layout_of(captured: Captured, core: Trace, results: list[Value], write_back:
 
 
 def _viewed(captured: Captured) -> tuple[int, ...]:
-    """Inputs that require gradients, of which the program makes views under no_grad."""
+    """Inputs that require gradients, of which the program makes views under no_grad. Views of what it wrote before may
+    be of any input that it writes."""
     inputs = zip(captured.trace.inputs, captured.requires_grad, strict=False)
     origin = {v: i for i, (v, wanted) in enumerate(inputs) if wanted}
+    written = {i for v, i in origin.items() if v in captured.trace.mutations}
     viewed: set[int] = set()
     for eqn in captured.trace.equations:
-        if eqn.inputs() and is_view(eqn.op) and (source := origin.get(eqn.inputs()[0])) is not None:
-            origin.update(dict.fromkeys(eqn.results(), source))
+        if eqn.inputs() and is_view(eqn.op):
+            source = origin.get(eqn.inputs()[0])
+            if source is not None:
+                origin.update(dict.fromkeys(eqn.results(), source))
             if NO_GRAD in eqn.tags:
-                viewed.add(source)
+                viewed |= written if source is None else {source}
     return tuple(sorted(viewed))
 
 
