@@ -163,12 +163,12 @@ def own_attributes(x: torch.Tensor) -> dict[str, object]:
     return {k: v for k, v in vars(x).items() if not k.startswith("_dynamo")}
 
 
-_KIND = ("the type", "the shape", "the strides", "the dtype", "the device", "requires_grad")
+_KIND = ("the type", "the shape", "the strides", "the dtype", "the device", "requires_grad", "is_leaf")
 
 
 def kind_of(x: torch.Tensor) -> tuple:
     """What a program depends on of a tensor, besides its numbers."""
-    return type(x), tuple(x.shape), x.stride(), x.dtype, x.device, x.requires_grad
+    return type(x), tuple(x.shape), x.stride(), x.dtype, x.device, x.requires_grad, x.is_leaf
 
 
 def _met(result: Match, path: str, one: object, other: object) -> bool:
