@@ -1,0 +1,24 @@
+"""The operators of StableHLO and CHLO, one file a family; importing this package fills the table of meanings."""
+
+from tessera.frontends.stablehlo.operators import (
+    arithmetic,
+    bits,
+    compare,
+    control,
+    convert,
+    convolution,
+    custom_calls,
+    functions,
+    indexing,
+    products,
+    quantization,
+    reductions,
+    shapes,
+    sorting,
+    windows,
+)
+
+__all__ = [
+    "arithmetic", "bits", "compare", "control", "convert", "convolution", "custom_calls", "functions", "indexing", "products",
+    "quantization", "reductions", "shapes", "sorting", "windows",
+]  # fmt: skip
