@@ -94,7 +94,8 @@ def constant(operation: Any, shape: tuple[int, ...], element: Element) -> torch.
     scalar = array.size and all(stride == 0 or n == 1 for stride, n in zip(array.strides, array.shape, strict=True))
     if scalar:
         array = array.reshape(-1)[:1] if array.ndim else array
-    own = np.array(array, _NUMPY[element.name])  # a copy: the memory is the module's, which does not outlive reading it
+    # NumPy has two types of 64 bits, of which torch knows one.
+    own = np.array(array).view(np.dtype(_NUMPY[element.name]))  # a copy: the memory is the module's, which does not outlive reading it
     tensor = element.enter(torch.from_numpy(own))
     return tensor.reshape(()).expand(shape) if scalar else tensor.reshape(shape)
 

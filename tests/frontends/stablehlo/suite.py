@@ -109,8 +109,6 @@ def run_part(text: str, compiled: bool) -> list[str]:
             continue
         CHECKS.clear()
         pairs = compiled_pairs(module, function) if compiled else eager_pairs(module, function)
-        if not pairs:
-            raise AssertionError("nothing was checked")
         faults += [f for kind, a, b, element in pairs if (f := holds(kind, a, b, element))]
     return faults
 

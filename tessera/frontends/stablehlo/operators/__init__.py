@@ -3,6 +3,8 @@
 from tessera.frontends.stablehlo.operators import (
     arithmetic,
     bits,
+    chlo,
+    collectives,
     compare,
     control,
     convert,
@@ -10,8 +12,10 @@ from tessera.frontends.stablehlo.operators import (
     custom_calls,
     functions,
     indexing,
+    linear_algebra,
     products,
     quantization,
+    random,
     reductions,
     shapes,
     sorting,
@@ -19,6 +23,5 @@ from tessera.frontends.stablehlo.operators import (
 )
 
 __all__ = [
-    "arithmetic", "bits", "compare", "control", "convert", "convolution", "custom_calls", "functions", "indexing", "products",
-    "quantization", "reductions", "shapes", "sorting", "windows",
+    "arithmetic", "bits", "chlo", "collectives", "compare", "control", "convert", "convolution", "custom_calls", "functions", "indexing", "linear_algebra", "products", "quantization", "random", "reductions", "shapes", "sorting", "windows",
 ]  # fmt: skip

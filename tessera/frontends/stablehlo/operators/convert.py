@@ -66,6 +66,8 @@ def reduce_precision(site: Site, x: torch.Tensor) -> torch.Tensor:
 @meaning("bitcast_convert")
 def bitcast_convert(site: Site, x: torch.Tensor) -> torch.Tensor:
     given, wanted = site.operand(0).element, site.element
+    if given == wanted:
+        return x
     if given.bits == wanted.bits and {given.kind, wanted.kind} <= {"int", "uint"}:
         return wanted.wrap(x.to(wanted.held)) if wanted.kind == "uint" or given.bits < 8 else _signed(x, wanted)
     if any(e.bits < 8 or e.kind == "complex" or (e.format and e.dtype == e.held) for e in (given, wanted)):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from tessera.frontends.stablehlo.operators.special import precise
 from tessera.frontends.stablehlo.registry import Site, elementwise
 
 
@@ -25,16 +26,12 @@ def round_away(x: torch.Tensor) -> torch.Tensor:
     return torch.where((x - whole).abs() >= 0.5, whole + torch.sign(x), whole)
 
 
-def logistic(x: torch.Tensor) -> torch.Tensor:
-    return torch.sigmoid(x)
-
-
 _FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "exponential": torch.exp,
     "exponential_minus_one": torch.expm1,
     "log": torch.log,
     "log_plus_one": torch.log1p,
-    "logistic": logistic,
+    "logistic": torch.sigmoid,
     "tanh": torch.tanh,
     "sine": torch.sin,
     "cosine": torch.cos,
@@ -52,7 +49,7 @@ _FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 def _enter(name: str, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     @elementwise(name)
     def run(site: Site, x: torch.Tensor) -> torch.Tensor:
-        return site.element.wrap(function(x))
+        return site.element.wrap(precise(function, x))
 
 
 for _name, _function in _FUNCTIONS.items():

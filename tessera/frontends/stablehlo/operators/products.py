@@ -65,6 +65,8 @@ def _operand(x: torch.Tensor, given: Element, wanted: Element) -> torch.Tensor:
 def _matmul(a, b, a_batch, b_batch, a_sum, b_sum, a_free, b_free) -> torch.Tensor:  # noqa: ANN001
     """As one matmul. A last dimension that sums over the weight's first or last, without batches, is a layer."""
     shape = [a.shape[d] for d in (*a_batch, *a_free)] + [b.shape[d] for d in b_free]
+    if a.is_complex() and _few([a.shape[d] for d in a_sum]):
+        return _sum_of_products(a.permute(*a_sum, *a_batch, *a_free), b.permute(*b_sum, *b_batch, *b_free), a_batch, a_sum)
     if not a_batch and len(a_sum) == 1 and a_sum[0] == a.ndim - 1 and b.ndim == 2 and a.ndim >= 2:
         return torch.matmul(a, b if b_sum[0] == 0 else b.t())
     if _stacked(a_batch, a_sum, a_free, a.ndim) and _stacked(b_batch, b_sum, b_free, b.ndim):
@@ -77,6 +79,25 @@ def _matmul(a, b, a_batch, b_batch, a_sum, b_sum, a_free, b_free) -> torch.Tenso
     left = a.permute(*a_batch, *a_free, *a_sum).reshape(*batch, math.prod(rows), math.prod(inner))
     right = b.permute(*b_batch, *b_sum, *b_free).reshape(*batch, math.prod(inner), math.prod(columns))
     return torch.matmul(left, right).reshape(shape)
+
+
+FEW = 16
+
+
+def _few(sizes: Sequence[int]) -> bool:
+    return all(type(n) is int for n in sizes) and 0 < math.prod(sizes) <= FEW
+
+
+def _sum_of_products(a: torch.Tensor, b: torch.Tensor, batch: Sequence[int], summed: Sequence[int]) -> torch.Tensor:
+    """Few products of complex numbers, one after another: libraries round their parts otherwise."""
+    a, b = a.flatten(0, len(summed) - 1), b.flatten(0, len(summed) - 1)
+    rows, columns = a.ndim - 1 - len(batch), b.ndim - 1 - len(batch)
+    a = a.reshape(*a.shape, *[1] * columns)
+    b = b.reshape(*b.shape[: 1 + len(batch)], *[1] * rows, *b.shape[1 + len(batch) :])
+    total = a[0] * b[0]
+    for k in range(1, a.shape[0]):
+        total = total + a[k] * b[k]
+    return total
 
 
 def _stacked(batch: Sequence[int], summed: Sequence[int], free: Sequence[int], rank: int) -> bool:

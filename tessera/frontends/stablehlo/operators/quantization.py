@@ -18,27 +18,22 @@ from tessera.frontends.stablehlo.registry import Row, Site, meaning
 
 def dequantize(x: torch.Tensor, q: Quantized) -> torch.Tensor:
     scale, zero = parameters(x, q)
-    return ((x.to(torch.float64) - zero) * scale).to(q.expressed.held)
+    return (x.to(torch.int64) - zero).to(q.expressed.held) * scale
 
 
 def quantize(x: torch.Tensor, q: Quantized) -> torch.Tensor:
     scale, zero = parameters(x, q)
-    if q.expressed.held != torch.float64 and not isinstance(scale, torch.Tensor):
-        # in the type of the numbers, as the division of two of them is
-        steps = x / torch.full((), scale, dtype=x.dtype, device=x.device)
-        placed = torch.round(steps.double()) + zero
-    else:
-        placed = torch.round(x / torch.as_tensor(scale, device=x.device).to(x.dtype)).double() + zero
-    return placed.clamp(q.smallest, q.largest).to(q.held)
+    placed = torch.round(x / scale).double() + zero
+    return torch.nan_to_num(placed, nan=0.0).clamp(q.smallest, q.largest).to(q.held)
 
 
-def parameters(x: torch.Tensor, q: Quantized) -> tuple:
-    if q.axis is None:
-        return q.scales[0], q.zeros[0]
+def parameters(x: torch.Tensor, q: Quantized) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales in the type of the numbers, and zero points, shaped as to go with `x`."""
     shape = [1] * x.ndim
-    shape[q.axis] = -1
-    scale = torch.tensor(q.scales, dtype=torch.float64, device=x.device)
-    zero = torch.tensor(q.zeros, dtype=torch.float64, device=x.device)
+    if q.axis is not None:
+        shape[q.axis] = -1
+    scale = torch.tensor(q.scales, dtype=torch.float64).to(q.expressed.held).to(x.device)
+    zero = torch.tensor(q.zeros, dtype=torch.int64, device=x.device)
     return scale.reshape(shape), zero.reshape(shape)
 
 

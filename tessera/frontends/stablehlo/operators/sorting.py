@@ -29,7 +29,7 @@ def sort(site: Site, *xs: torch.Tensor) -> list[torch.Tensor]:
     ranked = _by_key(site, xs)
     if ranked is not None:
         key, descending = ranked
-        order = torch.argsort(key, dim, descending=descending, stable=True)
+        order = torch.argsort(key, dim=dim, descending=descending, stable=True)
         return [torch.gather(x, dim, order) for x in xs]
     rows = [x.movedim(dim, 0) for x in xs]
     compare = bodies.over_elements(site)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -11,9 +12,11 @@ from tessera.frontends.stablehlo.elements import ELEMENTS
 from tessera.frontends.stablehlo.operators import bodies
 from tessera.frontends.stablehlo.operators.indexing import combined
 from tessera.frontends.stablehlo.operators.reductions import neutral, reduced
-from tessera.frontends.stablehlo.operators.shapes import padded
+from tessera.frontends.stablehlo.operators.shapes import cut, padded
 from tessera.frontends.stablehlo.registry import Site, meaning
 from tessera.frontends.stablehlo.values import Splat, Value, tensor_of
+
+FEW = 16  # elements of a window that are gone through one by one
 
 
 def windows(x: torch.Tensor, size: Sequence[int], strides: Sequence[int], dilation: Sequence[int]) -> torch.Tensor:
@@ -43,15 +46,36 @@ def reduce_window(site: Site, *operands: Value) -> list[Value]:
     dilation, padding = site.get("window_dilations") or ones, site.get("padding") or [[0, 0]] * rank
     if rank == 0:
         return reduced(site, xs, inits, [])
-    if count == 1 and (out := _running(site, xs[0], inits[0], size, strides, spread, dilation, padding)) is not None:
-        return [out]
     low, high = ([p[i] for p in padding] for i in (0, 1))
     between = [s - 1 for s in spread]
+    if math.prod(size) <= FEW and bodies.vectorises(site.region()):
+        wide = [padded(site, x, init, low, high, between) for x, init in zip(xs, inits, strict=True)]
+        return _in_order(site, wide, inits, size, strides, dilation)
+    if count == 1 and (out := _running(site, xs[0], inits[0], size, strides, spread, dilation, padding)) is not None:
+        return [out]
     views = [
         windows(padded(site, x, init, low, high, between), size, strides, dilation)
         for x, init in zip(xs, inits, strict=True)
     ]
     return reduced(site, views, inits, list(range(rank, 2 * rank)))
+
+
+def _in_order(
+    site: Site, xs: Sequence[torch.Tensor], inits: Sequence[Value], size: Sequence[int], strides: Sequence[int],
+    dilation: Sequence[int],
+) -> list[Value]:  # fmt: skip
+    """The first element of all windows, then the second of all, and so on: slices, which fuse."""
+    body = bodies.over_elements(site)
+    places = [
+        torch.sym_max((x.shape[d] - (n - 1) * gap - 1) // step + 1, 0)
+        for x in xs[:1] for d, (n, step, gap) in enumerate(zip(size, strides, dilation, strict=True))
+    ]  # fmt: skip
+    out = [tensor_of(i, site.device).expand(places) for i in inits]
+    for offset in itertools.product(*map(range, size)):
+        begin = [o * gap for o, gap in zip(offset, dilation, strict=True)]
+        end = [torch.sym_max(b + (p - 1) * step + 1, 0) for b, p, step in zip(begin, places, strides, strict=True)]
+        out = body(*out, *(cut(x, begin, end, strides) for x in xs))
+    return list(out)
 
 
 _RUNNING = {

@@ -1,0 +1,23 @@
+"""Functions that torch lacks or does not round well enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+Function = Callable[[torch.Tensor], torch.Tensor]
+
+
+def in_double(function: Function) -> Function:
+    """The function in double precision, rounded once at the end."""
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return function(x.double()).to(x.dtype)
+
+    return run
+
+
+def precise(function: Function, x: torch.Tensor) -> torch.Tensor:
+    """The function; of complex numbers in double precision, since the parts of a result may differ in size by far."""
+    return function(x.to(torch.complex128)).to(x.dtype) if x.dtype == torch.complex64 else function(x)
