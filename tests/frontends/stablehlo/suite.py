@@ -26,7 +26,7 @@ from tessera.frontends.stablehlo.registry import CUSTOM_CALLS, NoMeaningError, c
 from tessera.frontends.stablehlo.run import Interpreter
 from tessera.frontends.stablehlo.values import tensor_of
 
-_CONST = re.compile(r"check\.(expect_\w+)_const (%[\w#]+), (.*?>) : (tensor<[^\n]*>)(?:\n|$)", re.DOTALL)
+_CONST = re.compile(r"check\.(expect_\w+)_const (%[\w#]+), (.*?>)\s*:\s*(tensor<[^\n]*>)(?:\n|$)", re.DOTALL)
 _GENERIC = re.compile(
     r'"check\.(expect_\w+)_const"\((%[\w#]+)\) <\{value = (.*?>) : (tensor<[^\n]*?>)\}> : [^\n]*\n', re.DOTALL
 )
@@ -77,7 +77,7 @@ def holds(kind: str, actual: torch.Tensor, expected: torch.Tensor, element) -> s
     if kind == "expect_close" and actual.is_floating_point():
         same |= ulps(actual, expected) <= 3
     elif kind in ("expect_almost_eq", "expect_close") and actual.is_floating_point():
-        same |= (actual.double() - expected.double()).abs() <= 1e-4
+        same |= (actual.double() - expected.double()).abs() <= 1e-4 * expected.double().abs().clamp(min=1)
     if bool(same.all()):
         return ""
     bad = (~same).nonzero()[:3].tolist()

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from tessera.frontends.stablehlo.operators import bodies
 from tessera.frontends.stablehlo.registry import NoMeaningError, Site, meaning
+from tessera.torch_internals import collectives
 
 
 def _world(site: Site) -> int:
@@ -24,12 +25,6 @@ def _world(site: Site) -> int:
         f"{site.operation.name} at {site.operation.line} needs a process group for {groups}; "
         "call torch.distributed.init_process_group first"
     )
-
-
-def _functional():  # noqa: ANN202
-    from torch.distributed import _functional_collectives  # PyTorch's own, loaded where a group is there
-
-    return _functional_collectives
 
 
 def _refused(*names: str) -> None:
@@ -52,14 +47,14 @@ def all_reduce(site: Site, *xs: torch.Tensor) -> list[torch.Tensor]:
     name = bodies.kind(site.region())
     if name not in _REDUCE:
         raise NoMeaningError(f"all_reduce at {site.operation.line}: its body is none that a process group reduces by")
-    return [_functional().all_reduce(x, _REDUCE[name], dist.group.WORLD) for x in xs]
+    return [collectives.all_reduce(x, _REDUCE[name], dist.group.WORLD) for x in xs]
 
 
 @meaning("all_gather", folds=False)
 def all_gather(site: Site, *xs: torch.Tensor) -> list[torch.Tensor]:
     if _world(site) == 1:
         return list(xs)
-    return [_functional().all_gather_tensor(x, site["all_gather_dim"], dist.group.WORLD) for x in xs]
+    return [collectives.all_gather_tensor(x, site["all_gather_dim"], dist.group.WORLD) for x in xs]
 
 
 @meaning("reduce_scatter", folds=False)
@@ -70,7 +65,7 @@ def reduce_scatter(site: Site, x: torch.Tensor) -> torch.Tensor:
     if name not in _REDUCE:
         raise NoMeaningError(f"reduce_scatter at {site.operation.line}: its body is none that a group reduces by")
     dim = site["scatter_dimension"]
-    return _functional().reduce_scatter_tensor(x, _REDUCE[name], dim, dist.group.WORLD)
+    return collectives.reduce_scatter_tensor(x, _REDUCE[name], dim, dist.group.WORLD)
 
 
 @meaning("all_to_all", folds=False)
@@ -82,7 +77,7 @@ def all_to_all(site: Site, *xs: torch.Tensor) -> list[torch.Tensor]:
     out = []
     for x in xs:
         parts = torch.cat(x.chunk(world, split), 0) if split else x
-        moved = _functional().all_to_all_single(parts, None, None, dist.group.WORLD)
+        moved = collectives.all_to_all_single(parts, None, None, dist.group.WORLD)
         out.append(torch.cat(moved.chunk(world, 0), joined))
     return out
 

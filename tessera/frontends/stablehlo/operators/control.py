@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tessera.frontends.functional import control
-from tessera.frontends.stablehlo.module import Block, Operation
+from tessera.frontends.stablehlo.module import Block, Operation, Token
 from tessera.frontends.stablehlo.registry import COMPOSITES, TABLE, Site, meaning
 from tessera.frontends.stablehlo.values import Splat, Value, contents, tensor_of
 from tessera.ir.record import recording
@@ -106,18 +106,25 @@ def while_(site: Site, *carry: Value) -> list[Value]:
         while bool(contents(test(*carry)[0]).reshape(-1)[0]):  # type: ignore[union-attr]
             carry = body(*carry)
         return list(carry)
-    live = [i for i, v in enumerate(carry) if v is not None]
+    turning = changed(site.region(1))
 
     def full(tensors: Sequence[object]) -> list:
+        """All of the carry: what the body gives back as it came stays what it was, a size a size."""
         rest = iter(tensors)
-        return [next(rest) if i in live else None for i in range(len(carry))]
+        return [next(rest) if i in turning else v for i, v in enumerate(carry)]
 
-    out = control.while_loop(
-        lambda *xs: tensor_of(test(*full(xs))[0], site.device),
-        lambda *xs: tuple(v for v in _tensors(site, body(*full(xs))) if v is not None),
-        tuple(v for v in _tensors(site, carry) if v is not None),
-    )
-    return full(out)
+    def turn(*xs: object) -> tuple:
+        out = body(*full(xs))
+        return _tensors(site, [out[i] for i in turning])
+
+    start = _tensors(site, [carry[i] for i in turning])
+    return full(control.while_loop(lambda *xs: tensor_of(test(*full(xs))[0], site.device), turn, start))
+
+
+def changed(body: Block) -> list[int]:
+    """Places of the carry that the body does not give back as they came. A token says nothing."""
+    pairs = zip(body.arguments, body.returns, body.types, strict=True)
+    return [i for i, (a, r, t) in enumerate(pairs) if a != r and not isinstance(t, Token)]
 
 
 def few_turns(site: Site, carry: Sequence[Value]) -> bool:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
 from tessera.frontends.stablehlo.registry import CUSTOM_CALLS, NoMeaningError, Site, custom_call, meaning
 from tessera.frontends.stablehlo.values import Value, contents
 from tessera.ir.types import SYMBOLIC
+from tessera.torch_internals.shapes import torch_check
 from tessera.util.errors import InputError
 
 
@@ -43,7 +42,7 @@ def shape_assertion(site: Site, holds: Value, *sizes: Value) -> list[Value]:
         raise InputError(f"shape_assertion at {site.operation.line}: expected a condition on sizes, got one on a tensor")
     condition = known.reshape(-1)[0]
     if isinstance(condition, SYMBOLIC):
-        torch._check(condition, lambda: message)  # type: ignore[arg-type]
+        torch_check(condition, lambda: message)  # type: ignore[arg-type]
     elif not condition:
         raise InputError(message)
     return []

@@ -27,10 +27,17 @@ def broadcast(x: Value, dims: Sequence[int], shape: Sequence[int], site: Site) -
         return Splat(x.number, tuple(shape), x.element)
     x = tensor_of(x, site.device)
     order = sorted(range(len(dims)), key=lambda i: dims[i])
-    x = x.permute(order)
-    places = iter(x.shape)
-    inner = [next(places) if d in dims else 1 for d in range(len(shape))]
-    return x.reshape(inner).expand(tuple(shape))
+    if order != list(range(len(dims))):
+        x = x.permute(order)
+    for d in range(len(shape)):
+        if d not in dims:
+            x = x.unsqueeze(d)
+    return x if same_shape(x.shape, shape) else x.expand(tuple(shape))
+
+
+def same_shape(a: Sequence[int], b: Sequence[int]) -> bool:
+    """Known to be equal; symbols that are not known to be are not asked."""
+    return len(a) == len(b) and all(m is n or str(m) == str(n) for m, n in zip(a, b, strict=True))
 
 
 @meaning("broadcast_in_dim", raw=True, storage=True)
@@ -55,7 +62,11 @@ def broadcast_(site: Site, x: Value) -> Value:
 def reshape(site: Site, x: Value) -> Value:
     if isinstance(x, Splat):
         return Splat(x.number, shape_of(site), x.element)
-    return tensor_of(x, site.device).reshape(shape_of(site))
+    return reshaped(tensor_of(x, site.device), shape_of(site))
+
+
+def reshaped(x: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    return x if same_shape(x.shape, shape) else x.reshape(tuple(shape))
 
 
 @meaning("dynamic_reshape", raw=True, storage=True)
@@ -63,7 +74,7 @@ def dynamic_reshape(site: Site, x: Value, shape: Value) -> Value:
     sizes = integers(shape, "the shape of a reshape")
     if isinstance(x, Splat):
         return Splat(x.number, tuple(sizes), x.element)
-    return tensor_of(x, site.device).reshape(sizes)
+    return reshaped(tensor_of(x, site.device), sizes)
 
 
 @meaning("transpose", raw=True, storage=True)
@@ -91,15 +102,11 @@ def real_dynamic_slice(site: Site, x: Value, start: Value, limit: Value, strides
 
 def cut(x: torch.Tensor, start: Sequence[int], limit: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
     for dim, (first, last, step) in enumerate(zip(start, limit, strides, strict=True)):
-        whole = type(first) is int and first == 0 and type(step) is int and step == 1 and _same(last, x.shape[dim])
+        plain = type(first) is int and first == 0 and type(step) is int and step == 1
+        whole = plain and same_shape([last], [x.shape[dim]])
         if not whole:
             x = torch.ops.aten.slice.Tensor(x, dim, first, last, step)
     return x
-
-
-def _same(a: object, b: object) -> bool:
-    """Known to be equal; two symbols that are not known to be are not asked."""
-    return str(a) == str(b)
 
 
 @meaning("reverse", storage=True)
