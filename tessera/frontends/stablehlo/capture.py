@@ -19,6 +19,7 @@ from tessera.frontends.requires_grad import requires_grad_known
 from tessera.frontends.stablehlo import operators  # noqa: F401  (fills the table of meanings)
 from tessera.frontends.stablehlo.limits import value_limit
 from tessera.frontends.stablehlo.module import Module, Tensor
+from tessera.frontends.stablehlo.patterns import whole_operators
 from tessera.frontends.stablehlo.run import Interpreter
 from tessera.frontends.stablehlo.values import Value
 from tessera.ir.builder import Builder
@@ -98,8 +99,9 @@ class Imported:
         except ASKS_A_VALUE as error:
             reason = str(error).splitlines()[0]
             raise CaptureError(f"the program asks what a tensor holds, which only a run tells: {reason}") from error
-        lifted = tuple(captured.trace.constants.values())
-        trace = captured.trace.with_(inputs=(*captured.trace.inputs, *captured.trace.constants), constants={})
+        found = whole_operators(captured.trace)
+        lifted = tuple(found.constants.values())
+        trace = found.with_(inputs=(*found.inputs, *found.constants), constants={})
         grads = (*(x.requires_grad for x in tensors), *(False for _ in lifted))
         numbers = tuple((i, d, tensors[i].shape[d]) for i, d in opened if (i, d) not in symbols)
         fits = Fits(env, guards_of(env, sizes), tuple(symbols), numbers)

@@ -9,6 +9,7 @@ import torch
 
 from tessera.frontends.stablehlo.elements import Element
 from tessera.frontends.stablehlo.operators.convert import converted
+from tessera.frontends.stablehlo.operators.shapes import reshaped
 from tessera.frontends.stablehlo.registry import Site, meaning
 
 
@@ -76,9 +77,9 @@ def _matmul(a, b, a_batch, b_batch, a_sum, b_sum, a_free, b_free) -> torch.Tenso
     batch = [a.shape[d] for d in a_batch]
     rows, columns = ([x.shape[d] for d in free] for x, free in ((a, a_free), (b, b_free)))
     inner = [a.shape[d] for d in a_sum]
-    left = a.permute(*a_batch, *a_free, *a_sum).reshape(*batch, math.prod(rows), math.prod(inner))
-    right = b.permute(*b_batch, *b_sum, *b_free).reshape(*batch, math.prod(inner), math.prod(columns))
-    return torch.matmul(left, right).reshape(shape)
+    left = reshaped(a.permute(*a_batch, *a_free, *a_sum), [*batch, math.prod(rows), math.prod(inner)])
+    right = reshaped(b.permute(*b_batch, *b_sum, *b_free), [*batch, math.prod(inner), math.prod(columns)])
+    return reshaped(torch.matmul(left, right), shape)
 
 
 FEW = 16

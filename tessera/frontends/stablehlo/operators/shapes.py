@@ -29,9 +29,10 @@ def broadcast(x: Value, dims: Sequence[int], shape: Sequence[int], site: Site) -
     order = sorted(range(len(dims)), key=lambda i: dims[i])
     if order != list(range(len(dims))):
         x = x.permute(order)
-    for d in range(len(shape)):
+    first = min(dims, default=len(shape))  # torch itself puts dimensions in front
+    for d in range(first, len(shape)):
         if d not in dims:
-            x = x.unsqueeze(d)
+            x = x.unsqueeze(d - first)
     return x if same_shape(x.shape, shape) else x.expand(tuple(shape))
 
 
