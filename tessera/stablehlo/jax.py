@@ -1,4 +1,5 @@
-"""`from_jax`: a JAX function as a function over tensors. In: the function and example arguments. Out: what `load` gives."""
+"""`from_jax`: a JAX function as a function over tensors. In: the function and example arguments. Out: what `load`
+gives."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from tessera.stablehlo.program import load
 def from_jax(fn: Callable, *args: object, executors: str | list[str] | None = None, **kwargs: object) -> Callable:
     """A function that computes on tensors what `fn` does on JAX's arrays, for arguments of these shapes and types.
 
-    Arguments are JAX's arrays, `jax.ShapeDtypeStruct`s (whose sizes may be symbols of `jax.export.symbolic_shape`), NumPy's
-    arrays or tensors, in any structure that JAX takes. What `jax.grad` wrote comes along.
+    Arguments are JAX's arrays, `jax.ShapeDtypeStruct`s (whose sizes may be symbols of `jax.export.symbolic_shape`),
+    NumPy's arrays or tensors, in any structure that JAX takes. What `jax.grad` wrote comes along.
     """
     try:
         jax = importlib.import_module("jax")

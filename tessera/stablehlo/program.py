@@ -1,8 +1,8 @@
 """`load`: a StableHLO program as a function that compiles itself when it is called.
 
-In: MLIR text, bytecode, a path, or what `jax.export` gave. Out: a function over tensors. A program is captured once for all
-sizes that it leaves open; arguments of other kinds (layouts, devices, gradients) are captured anew. One that cannot be
-captured is interpreted, operation by operation, and `tessera.explain` says why.
+In: MLIR text, bytecode, a path, or what `jax.export` gave. Out: a function over tensors. A program is captured once
+for all sizes that it leaves open; arguments of other kinds (layouts, devices, gradients) are captured anew. One that
+cannot be captured is interpreted, operation by operation, and `tessera.explain` says why.
 """
 
 from __future__ import annotations
@@ -170,15 +170,13 @@ def _read(source: Any) -> tuple[str | bytes, str, Structure]:
         if path.stat().st_size > FILE_BYTES:
             raise InputError(f"{path.name}: expected at most {FILE_BYTES:,} bytes, got {path.stat().st_size:,}")
         return path.read_bytes(), path.name, Flat()
-    raise InputError(
-        f"expected a path, bytes, MLIR text or a jax.export.Exported, got {type(source).__name__}"
-    )
+    raise InputError(f"expected a path, bytes, MLIR text or a jax.export.Exported, got {type(source).__name__}")
 
 
 def register(target: str) -> Callable[[Callable], Callable]:
     """A decorator: the function is what `custom_call @target` means in programs.
 
-    It takes the call's site (`site["attribute"]`, `site.result`) and its operands as tensors, and gives a tensor or a list.
+    It takes the call's site (`site["attribute"]`, `site.result`) and its operands, and gives a tensor or a list.
     """
 
     def enter(fn: Callable) -> Callable:

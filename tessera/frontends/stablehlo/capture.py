@@ -1,8 +1,8 @@
 """A StableHLO program becomes a Trace.
 
-In: a `Module` and the tensors of a call. Out: a `Captured`, the constants that are its last inputs, and for which other calls
-it holds. Sizes that the program leaves open (`?`) are symbols; what it asserts of them becomes part of the Trace, and
-what had to be assumed to trace it is in `Fits`.
+In: a `Module` and the tensors of a call. Out: a `Captured`, the constants that are its last inputs, and for which
+other calls it holds. Sizes that the program leaves open (`?`) are symbols; what it asserts of them becomes part of
+the Trace, and what had to be assumed to trace it is in `Fits`.
 """
 
 from __future__ import annotations

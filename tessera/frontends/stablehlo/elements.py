@@ -3,7 +3,8 @@
 torch computes with some of them only in part, so a value is held by a dtype that computes (`held`) and turned into the
 type's own dtype (`dtype`) where it enters and leaves the program:
 
-- ui16 and ui32 are held by the next wider signed type, ui64 by the bits of int64 (`unsigned64.py` compares and divides them);
+- ui16 and ui32 are held by the next wider signed type, ui64 by the bits of int64, which `unsigned64.py` compares and
+  divides;
 - i2 and i4 are held by int8, ui2 and ui4 by uint8: `wrap` brings results back into their range;
 - float8 and narrower floats are held by float32 and rounded after every operation.
 """
@@ -123,8 +124,8 @@ ELEMENTS["index"] = ELEMENTS["i64"]
 
 @dataclass(frozen=True)
 class Quantized(Element):
-    """A uniformly quantized type: integers that stand for (integer - zero point) * scale, the same for all elements or one
-    pair for each index along `axis`."""
+    """A uniformly quantized type: integers that stand for (integer - zero point) * scale. Scale and zero point are the
+    same for all elements, or one pair for each index along `axis`."""
 
     storage: Element = ELEMENTS["i8"]
     expressed: Element = ELEMENTS["f32"]

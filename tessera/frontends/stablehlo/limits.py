@@ -1,7 +1,7 @@
 """What a program may ask for. In: sizes that a file states. Out: nothing, or an error that says which limit.
 
-A file is somebody else's input: a few bytes can describe terabytes. A value may take what the program's own bytes and its
-arguments justify; whoever trusts a file more says so (`tessera.stablehlo.load(…, limit=…)`).
+A file is somebody else's input: a few bytes can describe terabytes. A value may take what the program's own bytes and
+its arguments justify; whoever trusts a file more says so (`tessera.stablehlo.load(…, limit=…)`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def value_limit(given: int) -> int:
     return max(VALUE_BYTES, PER_BYTE * given)
 
 
-def check_value(shape: Sequence[int], width: int, limit: int, where: str) -> None:
+def check_value(shape: Sequence[int], width: int, limit: float, where: str) -> None:
     """Refuse a shape whose tensor would be larger than the limit. Sizes that are symbols are not looked at."""
     count = math.prod(n for n in shape if isinstance(n, int))
     if count * width > limit:

@@ -1,8 +1,8 @@
 """Attributes of MLIR as Python values. In: an attribute of the bindings. Out: numbers, strings, lists, dicts, tensors.
 
-Attributes that the bindings have no accessors for are read from their text, which is short: `#stablehlo<fft_type FFT>` is
-"FFT", `#stablehlo.gather<offset_dims = [1], index_vector_dim = 1>` is a dict, `#stablehlo.conv<[b, 0, f]x[0, i, o]->[b, 0, f]>`
-a list of three lists.
+Attributes that the bindings have no accessors for are read from their text, which is short:
+`#stablehlo<fft_type FFT>` is "FFT", `#stablehlo.gather<offset_dims = [1], index_vector_dim = 1>` is a dict, and
+`#stablehlo.conv<[b, 0, f]x[0, i, o]->[b, 0, f]>` a list of three lists.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _atom(token: str) -> object:
     return int(token) if re.fullmatch(r"-?\d+", token) else token
 
 
-# --- constants ---------------------------------------------------------------------------------------------------------
+# --- constants ---
 
 
 def constant(operation: Any, shape: tuple[int, ...], element: Element) -> torch.Tensor:
@@ -94,8 +94,8 @@ def constant(operation: Any, shape: tuple[int, ...], element: Element) -> torch.
     scalar = array.size and all(stride == 0 or n == 1 for stride, n in zip(array.strides, array.shape, strict=True))
     if scalar:
         array = array.reshape(-1)[:1] if array.ndim else array
-    # NumPy has two types of 64 bits, of which torch knows one.
-    own = np.array(array).view(np.dtype(_NUMPY[element.name]))  # a copy: the memory is the module's, which does not outlive reading it
+    # A copy: the memory is the module's. NumPy has two types of 64 bits, of which torch knows one.
+    own = np.array(array).view(np.dtype(_NUMPY[element.name]))
     tensor = element.enter(torch.from_numpy(own))
     return tensor.reshape(()).expand(shape) if scalar else tensor.reshape(shape)
 

@@ -1,7 +1,7 @@
 """A StableHLO program as plain data: functions, blocks, operations, types. `parse` makes it, `run` gives it a meaning.
 
-Nothing here refers to MLIR: attributes are Python values, sizes that are not known are None, and values are numbers that
-are unique in their function.
+Nothing here refers to MLIR: attributes are Python values, sizes that are not known are None, and values are numbers
+that are unique in their function.
 """
 
 from __future__ import annotations

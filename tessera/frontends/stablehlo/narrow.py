@@ -1,7 +1,7 @@
 """Floats that torch does not compute with: their formats, rounding to them, and reading their bits.
 
-In: float32 (or wider) tensors. Out: the same dtype, each number one that the format has, by rounding to the nearest, ties to
-even. Formats differ in how they end: with an infinity, with a NaN alone, or with neither (they saturate).
+In: float32 (or wider) tensors. Out: the same dtype, each number one that the format has, by rounding to the nearest,
+ties to even. Formats differ in how they end: with an infinity, with a NaN alone, or with neither (they saturate).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ class Format:
     exponent: int  # bits
     mantissa: int
     bias: int
-    ends: str  # "inf": infinities and NaNs as IEEE; "nan": a NaN at the end; "zero": NaN in place of -0; "none": saturates
+    # "inf": infinities and NaNs as IEEE; "nan": a NaN at the end; "zero": NaN in place of -0; "none": saturates
+    ends: str
 
     @property
     def smallest_exponent(self) -> int:
@@ -48,7 +49,8 @@ FORMATS: dict[str, Format] = {
 
 
 def round_mantissa(x: torch.Tensor, mantissa: int, smallest_exponent: int) -> torch.Tensor:
-    """The nearest number with so many bits after the first, ties to even; below the smallest exponent the last bit stays."""
+    """The nearest number with so many bits after the first, ties to even; below the smallest exponent the last bit
+    stays."""
     wide = x.double()
     _, exponent = torch.frexp(wide)  # x = m * 2**exponent with m in [0.5, 1)
     unit = torch.clamp(exponent - 1, min=smallest_exponent) - mantissa

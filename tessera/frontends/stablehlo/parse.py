@@ -6,6 +6,7 @@ here: nesting, that functions do not call themselves, that constants are no larg
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -33,8 +34,7 @@ def parse(source: str | bytes, name: str = "program", limit: int | None = None) 
     made = context()
     with made, bindings().ir.Location.unknown(made):
         operation = _read(source, made, name).operation
-        reader = _Reader(name, limits.value_limit(len(source)) if limit is None else limit)
-        functions = reader.functions(operation)
+        functions = _Reader(name, len(source), limit).functions(operation)
         attributes = {a.name: value_of(a.attr) for a in _named(operation)}
     if not functions:
         raise InputError(f"{name}: expected a module with a function, got none")
@@ -78,21 +78,33 @@ class _Pair:
 
 
 class _Reader:
-    def __init__(self, name: str, limit: int) -> None:
-        self.name, self.limit = name, limit
+    def __init__(self, name: str, size: int, limit: int | None) -> None:
+        self.name, self.size = name, size
+        self.limit = math.inf if limit is None else limit
+        self.trusted = limit is not None
         self.numbers: dict[Any, int] = {}
         self.types: dict[str, Type] = {}
 
     def functions(self, module: Any) -> dict[str, Function]:
         functions: dict[str, Function] = {}
-        for view in module.regions[0].blocks[0].operations:
-            operation = view.operation
+        operations = [view.operation for view in module.regions[0].blocks[0].operations]
+        for operation in operations:
+            if operation.name not in ("func.func", "sdy.mesh"):
+                raise InputError(f"{self.name}: expected functions in the module, got a {operation.name}")
+        if not self.trusted:
+            arguments = [t for o in operations if o.name == "func.func" for t in self.signature(o)]
+            self.limit = limits.value_limit(self.size + max(map(_bytes, arguments), default=0))
+        for operation in operations:
             if operation.name == "func.func":
                 function = self.function(operation)
                 functions[function.name] = function
-            elif operation.name not in ("sdy.mesh",):
-                raise InputError(f"{self.name}: expected functions in the module, got a {operation.name}")
         return functions
+
+    def signature(self, operation: Any) -> list[Type]:
+        """Types of the arguments, if a caller can give them: those of a public function."""
+        visibility = [a.attr.value for a in _named(operation) if a.name == "sym_visibility"]
+        inputs = bindings().ir.TypeAttr(operation.attributes["function_type"]).value.inputs
+        return [] if visibility == ["private"] else [self.type(t) for t in inputs]
 
     def function(self, operation: Any) -> Function:
         name = operation.attributes["sym_name"].value
@@ -123,6 +135,10 @@ class _Reader:
         operands = tuple(operation.operands)
         results = tuple(operation.results)
         result_types = tuple(self.type(r.type) for r in results)
+        for type_ in result_types:
+            if isinstance(type_, Tensor):
+                sizes = [n for n in type_.shape if n is not None]
+                limits.check_value(sizes, type_.element.held.itemsize, self.limit, f"{self.name}, {line}")
         return Operation(
             operation.name,
             tuple(self.number(v) for v in operands),
@@ -137,7 +153,6 @@ class _Reader:
     def attributes(self, operation: Any, result_types: tuple[Type, ...], line: str) -> dict[str, object]:
         if operation.name in ("stablehlo.constant", "arith.constant") and isinstance(result_types[0], Tensor):
             shape, element = result_types[0].shape, result_types[0].element
-            limits.check_value(shape, 0, self.limit, f"{self.name}, {line}")  # type: ignore[arg-type]
             return {"value": constant(operation, shape, element)}  # type: ignore[arg-type]
         return {a.name: value_of(a.attr) for a in _named(operation)}
 
@@ -172,7 +187,8 @@ _UNIFORM = re.compile(r"!quant\.uniform<(u?)(i\d+)(?:<(-?\d+):(-?\d+)>)?:(\w+)(?
 
 
 def quantized(text: str, name: str) -> Quantized:
-    """`!quant.uniform<i8<-127:127>:f32:1, {0.1:3, 0.2}>`: storage and its ends, expressed type, axis, scales and zeros."""
+    """`!quant.uniform<i8<-127:127>:f32:1, {0.1:3, 0.2}>`: storage and its ends, expressed type, axis, scales and
+    zeros."""
     match = _UNIFORM.match(text)
     if match is None:
         raise InputError(f"{name}: quantized elements of type {text} have no meaning here")
@@ -193,6 +209,12 @@ def _line(location: Any) -> str:
     if named is None:
         return "an unknown line"
     return f"line {named[2].split(':')[1]}" if named[2] and named[1] == "-" else named[1] + (named[2] or "")
+
+
+def _bytes(type_: Type) -> int:
+    if not isinstance(type_, Tensor):
+        return 0
+    return math.prod(n for n in type_.shape if n is not None) * type_.element.held.itemsize
 
 
 def _calls(block: Block) -> set[str]:

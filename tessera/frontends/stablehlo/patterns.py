@@ -1,25 +1,31 @@
 """Finds whole operators again: StableHLO has layers, norms, softmax, gelu and attention only as their arithmetic.
 
 In: a Trace as it was recorded. Out: one that computes the same numbers up to rounding, in which `aten.linear`,
-`aten.layer_norm`, `aten.softmax` and the like stand for what they are made of, so that it is short and fuses as a PyTorch program
-does. First broadcasts that operators do themselves go, and equal equations become one: the tables see one form of each.
+`aten.layer_norm`, `aten.softmax` and the like stand for what they are made of, so that it is short and fuses as a
+PyTorch program does. First broadcasts that operators do themselves go, and equal equations become one: the tables see
+one form of each.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
 
 from tessera.ir.builder import aten
 from tessera.ir.equation import Arg, Value
+from tessera.ir.interp import run
 from tessera.ir.match import Match, P, Table, Var, rewrite
+from tessera.ir.rewrite import needed
 from tessera.ir.trace import Trace
 from tessera.passes.clean.cse import cse
 from tessera.passes.clean.dce import dce
 
 x, y, u, w, b, m, n = (Var(name) for name in "xyuwbmn")
 q, k, v, c, d, p, s = (Var(name) for name in "qkvcdps")
+
+LARGEST = 1 << 24  # elements of a mask that is looked into
 
 
 def whole_operators(trace: Trace) -> Trace:
@@ -30,7 +36,7 @@ def whole_operators(trace: Trace) -> Trace:
     return dce(rewrite(trace, attention(trace)))
 
 
-# --- what an argument must be ----------------------------------------------------------------------------------------------
+# --- what an argument must be ---
 
 
 def close_to(number: float) -> Var:
@@ -52,7 +58,7 @@ def _last(value: Value, dims: Arg) -> bool:
     return isinstance(dims, (list, tuple)) and len(dims) == 1 and dims[0] % value.ndim == value.ndim - 1  # type: ignore[operator]
 
 
-# --- one plain form ---------------------------------------------------------------------------------------------------------
+# --- one plain form ---
 
 _SPREAD = ("add", "sub", "mul", "div", "maximum", "minimum", "eq", "ne", "lt", "le", "gt", "ge", "pow")
 
@@ -93,7 +99,10 @@ PLAIN = Table(
         (P("aten.unsqueeze", P("aten.sum", x, d, dtype=w), n), lambda x, d, n, w: _kept("sum")(x, d, n)),
         (P("aten.unsqueeze", P("aten.amax", x, d), n), _kept("amax")),
         (P("aten.unsqueeze", P("aten.clamp", P("aten.amax", x, d), -math.inf), n), _kept("amax")),
-        (P("aten.unsqueeze", P("aten.div", P("aten.sum", x, d, dtype=w), b), n), lambda x, d, n, w, b: _mean_kept(x, d, n, b)),
+        (
+            P("aten.unsqueeze", P("aten.div", P("aten.sum", x, d, dtype=w), b), n),
+            lambda x, d, n, w, b: _mean_kept(x, d, n, b),
+        ),
         (P("aten.div", P("aten.sum", x, d, True), n), _average),
     ]
 )
@@ -104,7 +113,7 @@ def _mean_kept(x: Value, d: list, n: int, b: Arg) -> Value | None:
     return _average(x, d, b) if [e % x.ndim for e in d] == [at] else None
 
 
-# --- softmax and functions of one tensor -----------------------------------------------------------------------------------
+# --- softmax and functions of one tensor ---
 
 
 def _softmax(x: Value, d: list) -> Value | None:
@@ -132,8 +141,9 @@ PARTS = Table(
         (P("aten.mul", x, P("aten.mul", P("aten.add", _TANH, 1.0), _half)), _gelu_tanh, floating("x")),
         (P("aten.mul", P("aten.mul", P("aten.add", _TANH, 1.0), _half), x), _gelu_tanh, floating("x")),
         (P("aten.mul", P("aten.mul", x, _half), P("aten.add", _TANH, 1.0)), _gelu_tanh, floating("x")),
-        (P("aten.mul", P("aten.mul", x, _half), P("aten.erfc", P("aten.mul", P("aten.neg", x), _root))), _gelu, floating("x")),
-        (P("aten.mul", P("aten.mul", x, _half), P("aten.add", P("aten.erf", P("aten.mul", x, _root)), 1.0)), _gelu,
+        (P("aten.mul", P("aten.mul", x, _half), P("aten.erfc", P("aten.mul", P("aten.neg", x), _root))), _gelu,
+        floating("x")), (P("aten.mul", P("aten.mul", x, _half), P("aten.add", P("aten.erf", P("aten.mul", x, _root)),
+        1.0)), _gelu,
          floating("x")),
         (P("aten.mul", x, P("aten.sigmoid", x)), lambda x: aten.silu(x), floating("x")),
         (P("aten.mul", P("aten.sigmoid", x), x), lambda x: aten.silu(x), floating("x")),
@@ -142,7 +152,7 @@ PARTS = Table(
 )  # fmt: skip
 
 
-# --- norms ----------------------------------------------------------------------------------------------------------------
+# --- norms ---
 
 _CENTRED = P("aten.sub", x, P("aten.mean", x, d, True))
 _VARIANCE = P("aten.mean", P("aten.mul", _CENTRED, _CENTRED), d, True)
@@ -194,7 +204,7 @@ NORMS = Table(
 )
 
 
-# --- layers ----------------------------------------------------------------------------------------------------------------
+# --- layers ---
 
 
 def _layer(x: Value, w: Value, b: Value | None = None) -> Value | None:
@@ -230,15 +240,21 @@ def _biased(x: Value, w: Value, b: Value) -> Value | None:
     return aten.linear(x, w, b) if good else None
 
 
-# --- attention --------------------------------------------------------------------------------------------------------------
+# --- attention ---
 
 
 def attention(trace: Trace) -> Table:
-    """softmax(q @ k * scale, masked) @ v. A mask counts where it is a constant that leaves every row an element: a row without
-    one is not what PyTorch's operator gives."""
+    """softmax(q @ k * scale, masked) @ v. A mask counts where it is a constant that leaves every row an element: a
+    row without one is not what PyTorch's operator gives."""
 
-    def known(mask: object) -> torch.Tensor | None:
-        return trace.constants.get(mask) if isinstance(mask, Value) else None  # type: ignore[call-overload]
+    @functools.cache
+    def known(mask: Value) -> torch.Tensor | None:
+        """What a mask holds, if no argument decides it."""
+        equations = needed(trace.equations, [mask])
+        given = {v for eqn in equations for v in eqn.inputs()} & set(trace.inputs)
+        if given or mask in trace.inputs or mask.tensor.is_symbolic or mask.tensor.numel() > LARGEST:
+            return None
+        return run(trace.with_(inputs=(), equations=tuple(equations), outputs=(mask,), mutations={}, symbols={}))[0]
 
     def attend(q: Value, k: Value, v: Value, scale: float, mask: Value | None = None) -> Value | None:
         if not (q.ndim == k.ndim == v.ndim == 4) or not (q.dtype == k.dtype == v.dtype) or not q.tensor.is_float:
@@ -246,12 +262,14 @@ def attention(trace: Trace) -> Table:
         keys = aten.transpose(k, -2, -1)
         if mask is None:
             return laid_out(q, keys, v, None, False, scale)
-        held = known(mask)
+        held = known(mask) if isinstance(mask, Value) else None
         if held is None or held.dtype != torch.bool or not bool(held.any(-1).all()):
             return None
         rows, columns = held.shape[-2:]
-        if held.numel() == rows * columns and rows == columns == q.shape[-2] and bool(
-            (held == torch.ones_like(held).tril()).all()
+        if (
+            held.numel() == rows * columns
+            and rows == columns == q.shape[-2]
+            and bool((held == torch.ones_like(held).tril()).all())
         ):
             return laid_out(q, keys, v, None, True, scale)
         return laid_out(q, keys, v, mask, False, scale)
@@ -273,10 +291,7 @@ def attention(trace: Trace) -> Table:
     rules: list = []
     for scores, scale in scaled:
         masked = P("aten.where", m, scores, low)
-        rules += [
-            (P("aten.matmul", P("aten.softmax", s_, d), v), _attending(attend, scale))
-            for s_ in (masked, scores)
-        ]
+        rules += [(P("aten.matmul", P("aten.softmax", s_, d), v), _attending(attend, scale)) for s_ in (masked, scores)]
     # Heads are put side by side again: where they lie so already, nothing is copied.
     rules.append((P("aten.reshape", P("aten.permute", P("aten.contiguous", x), d), n), lambda x, d, n: aten.reshape(
         aten.permute(x, d), n)))  # fmt: skip

@@ -1,8 +1,8 @@
 """The table of meanings: an operator's name and the function over tensors that computes it.
 
-A function takes the `Site` (the operation's attributes, types and regions) and its operands. Run on real tensors it is the
-interpreter; run under the recorder it writes the Trace. `operators/` fills the table, one file a family; users add targets of
-`custom_call` with `tessera.stablehlo.register`.
+A function takes the `Site` (the operation's attributes, types and regions) and its operands. Run on real tensors it
+is the interpreter; run under the recorder it writes the Trace. `operators/` fills the table, one file a family; users
+add targets of `custom_call` with `tessera.stablehlo.register`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class Site:
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.operation.attributes:
-            raise InputError(f"{self.operation.name} at {self.operation.line}: expected an attribute {name!r}, got none")
+            raise InputError(
+                f"{self.operation.name} at {self.operation.line}: expected an attribute {name!r}, got none"
+            )
         return self.operation.attributes[name]
 
     def get(self, name: str, default: Any = None) -> Any:

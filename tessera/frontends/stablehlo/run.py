@@ -1,8 +1,8 @@
 """Runs a StableHLO program: on real tensors it is the interpreter, under the recorder it writes the Trace.
 
-In: a `Module`, the device its constants go to, the limit on its values. Out: what the main function gives. Operations run in
-order; each is looked up in the table of meanings. An operation whose operands are known while a program is recorded runs
-then, so that constants stay small.
+In: a `Module`, the device its constants go to, the limit on its values. Out: what the main function gives. Operations
+run in order; each is looked up in the table of meanings. An operation whose operands are known while a program is
+recorded runs then, so that constants stay small.
 """
 
 from __future__ import annotations
@@ -103,7 +103,9 @@ class Interpreter:
             tensor, type_ = operation.attributes["value"], operation.result_types[0]
             assert isinstance(tensor, torch.Tensor) and isinstance(type_, Tensor)
             with disable_current_modes():
-                if tensor.numel() > 0 and all(s == 0 or n == 1 for s, n in zip(tensor.stride(), tensor.shape)):
+                if tensor.numel() > 0 and all(
+                    s == 0 or n == 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)
+                ):
                     value: Value = Splat(tensor.reshape(-1)[0].item(), tuple(tensor.shape), type_.element)
                 else:
                     value = tensor.to(self.device)
@@ -113,9 +115,7 @@ class Interpreter:
     def folded(self, row: Row, site: Site, operands: tuple[Value, ...]) -> object:
         """While a program is recorded: what is known already, and small, is computed now, by torch itself."""
         known = operands and not any(is_fake(x) or isinstance(x, (tuple, Sizes)) or x is None for x in operands)
-        small = all(
-            isinstance(t, Tensor) and t.static and _count(t) <= SMALL for t in site.operation.result_types
-        )
+        small = all(isinstance(t, Tensor) and t.static and _count(t) <= SMALL for t in site.operation.result_types)
         splats = row.elementwise and all(isinstance(x, Splat) for x in operands)
         if known and row.folds and not site.operation.regions and (small or splats):
             with disable_current_modes():

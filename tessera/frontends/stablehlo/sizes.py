@@ -1,7 +1,8 @@
-"""Arithmetic on sizes: the operations that programs of dynamic shapes compute their shapes with, over Python's integers.
+"""Arithmetic on sizes: the operations that programs of dynamic shapes compute their shapes with, over Python's
+integers.
 
-In: `Sizes`, or integers that are known otherwise. Out: `Sizes`. Symbols stay symbols, so a shape is an expression of the
-arguments' sizes, and an assertion about sizes is one of the program.
+In: `Sizes`, or integers that are known otherwise. Out: `Sizes`. Symbols stay symbols, so a shape is an expression of
+the arguments' sizes, and an assertion about sizes is one of the program.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What the values of a running program are: tensors, and two kinds that are known without one.
 
 `Splat` is one number at every place of a shape: constants are mostly that, and operators take the number itself.
-`Sizes` are integers that come from sizes of tensors, as Python has them, symbols included: what a program computes with them
-decides shapes, which no tensor of a recorded program can.
+`Sizes` are integers that come from sizes of tensors, as Python has them, symbols included: what a program computes
+with them decides shapes, which no tensor of a recorded program can.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Runs a folder of self-checking StableHLO programs: python tests/frontends/stablehlo/suite.py FOLDER [--half] [--compiled].
+"""Runs a folder of self-checking StableHLO programs: python tests/frontends/stablehlo/suite.py FOLDER [--half]
+[--compiled].
 
-Each file runs in a forked process with a time limit. A program passes when its `check.expect_*` calls hold. At the end stands
-a table: pass, wrong, unsupported, error, timeout.
+Each file runs in a forked process with a time limit. A program passes when its `check.expect_*` calls hold. At the
+end stands a table: pass, wrong, unsupported, error, timeout.
 """
 
 from __future__ import annotations

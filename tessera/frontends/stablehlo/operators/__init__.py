@@ -23,5 +23,7 @@ from tessera.frontends.stablehlo.operators import (
 )
 
 __all__ = [
-    "arithmetic", "bits", "chlo", "collectives", "compare", "control", "convert", "convolution", "custom_calls", "functions", "indexing", "linear_algebra", "products", "quantization", "random", "reductions", "shapes", "sorting", "windows",
+    "arithmetic", "bits", "chlo", "collectives", "compare", "control", "convert", "convolution",
+    "custom_calls", "functions", "indexing", "linear_algebra", "products", "quantization", "random", "reductions",
+    "shapes", "sorting", "windows",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Regions over scalars: what a body is, if it is one that torch has, and running it over whole tensors otherwise.
 
-A body of elementwise operations means the same on tensors of any shape, so it runs once for all elements. Any other body
-runs element by element.
+A body of elementwise operations means the same on tensors of any shape, so it runs once for all elements. Any other
+body runs element by element.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _COMMUTES = {"add", "multiply", "maximum", "minimum", "and", "or", "xor"}
 
 
 def kind(block: Block) -> str | None:
-    """`add`, `multiply`, `maximum`, …: the one operation on both arguments that the body is; `second` if it gives the second
-    argument back."""
+    """`add`, `multiply`, `maximum`, …: the one operation on both arguments that the body is; `second` if it gives the
+    second argument back."""
     if len(block.arguments) != 2 or len(block.returns) != 1:
         return None
     if any(isinstance(t, Tensor) and isinstance(t.element, Quantized) for t in block.types):

@@ -15,7 +15,6 @@ from tessera.frontends.stablehlo.operators.compare import total_order
 from tessera.frontends.stablehlo.registry import TABLE, Row, Site, elementwise, meaning
 from tessera.frontends.stablehlo.values import Splat, Value, broadcast_shape, tensor_of
 
-
 _FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "acos": torch.acos,
     "acosh": torch.acosh,
@@ -69,12 +68,12 @@ def polygamma(site: Site, n: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def next_after(site: Site, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     if x.dtype.itemsize > 2:
         return torch.nextafter(x, y)
-    bits = torch.int16
+    words = torch.int16
     up = total_order(y) > total_order(x)
-    here = x.contiguous().view(bits)
-    step = torch.where(up == (here >= 0), 1, -1).to(bits)
+    here = x.contiguous().view(words)
+    step = torch.where(up == (here >= 0), 1, -1).to(words)
     moved = (here + step).view(x.dtype)
-    tiny = torch.where(y > 0, 1, -32767).to(bits).view(x.dtype)  # the smallest number beside zero
+    tiny = torch.where(y > 0, 1, -32767).to(words).view(x.dtype)  # the smallest number beside zero
     moved = torch.where(x == 0, tiny, moved)
     return torch.where(torch.isnan(x) | torch.isnan(y), math.nan, torch.where(x == y, y, moved))
 
@@ -108,11 +107,12 @@ def ragged_dot(site: Site, a: torch.Tensor, b: torch.Tensor, sizes: torch.Tensor
     return torch.where(mine, every, 0).sum(0, dtype=site.element.held)
 
 
-# --- arithmetic that broadcasts as NumPy does ----------------------------------------------------------------------------
+# --- arithmetic that broadcasts as NumPy does ---
 
 _BROADCASTS = (
-    "add", "and", "atan2", "compare", "complex", "divide", "maximum", "minimum", "multiply", "next_after", "or", "polygamma",
-    "power", "remainder", "select", "shift_left", "shift_right_arithmetic", "shift_right_logical", "subtract", "xor", "zeta",
+    "add", "and", "atan2", "compare", "complex", "divide", "maximum", "minimum", "multiply", "next_after", "or",
+    "polygamma", "power", "remainder", "select", "shift_left", "shift_right_arithmetic", "shift_right_logical",
+    "subtract", "xor", "zeta",
 )  # fmt: skip
 
 

@@ -1,4 +1,5 @@
-"""Collectives. With a process group they are torch's functional collectives over it; in a world of one they change nothing.
+"""Collectives. With a process group they are torch's functional collectives over it; in a world of one they change
+nothing.
 
 What has no meaning in a program of one process (infeed, send, …) is refused by name.
 """

@@ -53,7 +53,7 @@ def get_tuple_element(site: Site, operand: tuple) -> Value:
     return operand[site["index"]]
 
 
-# --- branches -----------------------------------------------------------------------------------------------------------
+# --- branches ---
 
 
 def _branch(site: Site, place: int) -> Callable[[], tuple]:
@@ -96,7 +96,7 @@ def case(site: Site, index: Value) -> list[Value]:
     return list(choose(0))
 
 
-# --- loops --------------------------------------------------------------------------------------------------------------
+# --- loops ---
 
 
 @meaning("while", raw=True, storage=True)

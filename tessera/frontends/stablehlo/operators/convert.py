@@ -59,7 +59,9 @@ def reduce_precision(site: Site, x: torch.Tensor) -> torch.Tensor:
     infinite = torch.copysign(torch.full_like(rounded, torch.inf), rounded)
     rounded = torch.where(rounded.abs() > min(largest, own.max), infinite, rounded)
     if 2.0**smallest > own.tiny:
-        rounded = torch.where(rounded.abs() < 2.0**smallest, torch.copysign(torch.zeros_like(rounded), rounded), rounded)
+        rounded = torch.where(
+            rounded.abs() < 2.0**smallest, torch.copysign(torch.zeros_like(rounded), rounded), rounded
+        )
     return rounded.to(x.dtype)
 
 

@@ -1,7 +1,8 @@
-"""Convolution in full: any layout, strides, padding (negative too), dilation of both sides, reversal, groups of both kinds.
+"""Convolution in full: any layout, strides, padding (negative too), dilation of both sides, reversal, groups of both
+kinds.
 
-In: operands in the layouts that `dimension_numbers` says. Out: torch's convolution over (batch, features, space), permuted
-back. Groups of the batch are groups of features once the batch is folded into them.
+In: operands in the layouts that `dimension_numbers` says. Out: torch's convolution over (batch, features, space),
+permuted back. Groups of the batch are groups of features once the batch is folded into them.
 """
 
 from __future__ import annotations

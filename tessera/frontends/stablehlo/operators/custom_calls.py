@@ -14,7 +14,8 @@ def run_custom_call(site: Site, *operands: Value) -> list[Value]:
     target = site["call_target_name"]
     if target not in CUSTOM_CALLS:
         raise NoMeaningError(
-            f"custom_call @{target} at {site.operation.line} has no meaning here; tessera.stablehlo.register gives it one"
+            f"custom_call @{target} at {site.operation.line} has no meaning here; "
+            "tessera.stablehlo.register gives it one"
         )
     out = CUSTOM_CALLS[target](site, *operands)
     return out if isinstance(out, list) else [out]
@@ -39,7 +40,8 @@ def shape_assertion(site: Site, holds: Value, *sizes: Value) -> list[Value]:
             message = message.replace(f"{{{place}}}", str(known.reshape(-1)[0]))
     known = contents(holds)
     if known is None:
-        raise InputError(f"shape_assertion at {site.operation.line}: expected a condition on sizes, got one on a tensor")
+        line = site.operation.line
+        raise InputError(f"shape_assertion at {line}: expected a condition on sizes, got one on a tensor")
     condition = known.reshape(-1)[0]
     if isinstance(condition, SYMBOLIC):
         torch_check(condition, lambda: message)  # type: ignore[arg-type]

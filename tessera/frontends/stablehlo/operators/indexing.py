@@ -28,7 +28,7 @@ def _at(x: torch.Tensor, places: Sequence[int], rank: int) -> torch.Tensor:
     return x.reshape([next(sizes) if d in places else 1 for d in range(rank)])
 
 
-# --- gather -------------------------------------------------------------------------------------------------------------
+# --- gather ---
 
 
 @meaning("gather", raw=True, storage=True)
@@ -59,9 +59,7 @@ def gathered(site: Site, x: torch.Tensor, indices: torch.Tensor, sizes: Sequence
         place = torch.zeros([1] * rank, dtype=torch.int64, device=x.device)
         if d in mapped:
             start = starts[..., mapped.index(d)].clamp(min=0)
-            start = torch.minimum(start, torch.as_tensor(x.shape[d] - sizes[d], device=x.device)) if _sym(
-                x.shape[d], sizes[d]
-            ) else start.clamp(max=x.shape[d] - sizes[d])
+            start = start.clamp(max=x.shape[d] - sizes[d])
             place = place + _at(start, batch, rank)
         if d in x_batch:
             along = start_batch[x_batch.index(d)]
@@ -80,10 +78,6 @@ def gathered(site: Site, x: torch.Tensor, indices: torch.Tensor, sizes: Sequence
     return x[tuple(at)].expand(shape)
 
 
-def _sym(*sizes: object) -> bool:
-    return any(not isinstance(n, int) for n in sizes)
-
-
 def _rows(
     x: torch.Tensor, starts: torch.Tensor, mapped: Sequence[int], sizes: Sequence[int], collapsed: Sequence[int],
     x_batch: Sequence[int], offsets: Sequence[int], rank: int,
@@ -99,9 +93,8 @@ def _rows(
         out = torch.nn.functional.embedding(place, x)
         order = _order(range(place.ndim), [place.ndim], offsets, rank)
     else:
-        out = torch.index_select(x, dim, place.reshape(-1)).unflatten(dim, place.shape) if place.ndim else x.select(
-            dim, 0
-        ) if x.shape[dim] == 1 else torch.index_select(x, dim, place.reshape(1)).squeeze(dim)
+        rows = torch.index_select(x, dim, place.reshape(-1))
+        out = rows.unflatten(dim, place.shape) if place.ndim else rows.squeeze(dim)
         inside = range(dim, dim + place.ndim)
         order = _order(inside, [d for d in range(out.ndim) if d not in inside], offsets, rank)
     return out if order == list(range(rank)) else out.permute(order)
@@ -112,7 +105,7 @@ def _order(batch: Sequence[int], rest: Sequence[int], offsets: Sequence[int], ra
     return [next(second) if d in offsets else next(first) for d in range(rank)]
 
 
-# --- scatter ------------------------------------------------------------------------------------------------------------
+# --- scatter ---
 
 
 @meaning("scatter", raw=True, storage=True)
@@ -174,7 +167,11 @@ def combined(
     plain = element.kind in ("int", "uint", "float") and not element.unsigned64 and not isinstance(element, Quantized)
     if name == "add" and (plain or element.unsigned64 or element.kind == "complex"):
         return [element.wrap(x.index_put((place,), updates[0], accumulate=True))[:-1]]
-    if name in _REDUCES and plain and not (name == "multiply" and element.integer and element.held.itemsize * 8 != element.bits):
+    if (
+        name in _REDUCES
+        and plain
+        and not (name == "multiply" and element.integer and element.held.itemsize * 8 != element.bits)
+    ):
         return [element.wrap(x.scatter_reduce(0, place, updates[0], _REDUCES[name]))[:-1]]
     body = bodies.over_elements(site, region)
     if unique:
@@ -201,7 +198,7 @@ def _in_turn(longer: Sequence[torch.Tensor], place: torch.Tensor, updates: Seque
     return [x[:-1] for x in out]
 
 
-# --- dynamic slices -----------------------------------------------------------------------------------------------------
+# --- dynamic slices ---
 
 
 def _starts(site: Site, x: torch.Tensor, starts: Sequence[Value], sizes: Sequence[int]) -> list:

@@ -58,7 +58,7 @@ def fft(site: Site, x: torch.Tensor) -> torch.Tensor:
             return torch.fft.irfftn(x, s=length, dim=dims)
 
 
-# --- jaxlib's calls of LAPACK: the real and complex ones of both precisions ----------------------------------------------
+# --- jaxlib's calls of LAPACK: the real and complex ones of both precisions ---
 
 
 def _targets(name: str, letters: str = "sdcz") -> list[str]:

@@ -67,7 +67,9 @@ def _matmul(a, b, a_batch, b_batch, a_sum, b_sum, a_free, b_free) -> torch.Tenso
     """As one matmul. A last dimension that sums over the weight's first or last, without batches, is a layer."""
     shape = [a.shape[d] for d in (*a_batch, *a_free)] + [b.shape[d] for d in b_free]
     if a.is_complex() and _few([a.shape[d] for d in a_sum]):
-        return _sum_of_products(a.permute(*a_sum, *a_batch, *a_free), b.permute(*b_sum, *b_batch, *b_free), a_batch, a_sum)
+        return _sum_of_products(
+            a.permute(*a_sum, *a_batch, *a_free), b.permute(*b_sum, *b_batch, *b_free), a_batch, a_sum
+        )
     if not a_batch and len(a_sum) == 1 and a_sum[0] == a.ndim - 1 and b.ndim == 2 and a.ndim >= 2:
         return torch.matmul(a, b if b_sum[0] == 0 else b.t())
     if _stacked(a_batch, a_sum, a_free, a.ndim) and _stacked(b_batch, b_sum, b_free, b.ndim):

@@ -1,7 +1,7 @@
 """Uniform quantization. A quantized tensor is held by the integers that store it; its type says what they stand for.
 
-Operations that only move elements move the integers. Every other operation on quantized numbers is the same operation on
-the numbers that they stand for, rounded back.
+Operations that only move elements move the integers. Every other operation on quantized numbers is the same operation
+on the numbers that they stand for, rounded back.
 """
 
 from __future__ import annotations

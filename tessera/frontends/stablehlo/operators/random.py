@@ -1,7 +1,7 @@
 """Random numbers: the generators that give the same bits everywhere, and `rng`, which draws from torch's.
 
-`rng_bit_generator` maps a state to a new state and bits. ThreeFry and Philox are counters that go through a few rounds of
-arithmetic on words of 32 bits; words are held by int64.
+`rng_bit_generator` maps a state to a new state and bits. ThreeFry and Philox are counters that go through a few
+rounds of arithmetic on words of 32 bits; words are held by int64.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def _folded(site: Site, xs: Sequence[torch.Tensor], inits: Sequence[Value], dims
     return list(bodies.fold(bodies.over_elements(site), starts, rows))
 
 
-# --- batch norms: reductions that StableHLO has whole -------------------------------------------------------------------
+# --- batch norms: reductions that StableHLO has whole ---
 
 
 def _columns(x: torch.Tensor, feature: int, values: torch.Tensor) -> torch.Tensor:

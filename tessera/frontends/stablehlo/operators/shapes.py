@@ -48,7 +48,9 @@ def broadcast_in_dim(site: Site, x: Value) -> Value:
 
 @meaning("dynamic_broadcast_in_dim", raw=True, storage=True)
 def dynamic_broadcast_in_dim(site: Site, x: Value, shape: Value) -> Value:
-    return broadcast(x, site["broadcast_dimensions"], integers(shape, "the shape of a broadcast"), site)
+    sizes = integers(shape, "the shape of a broadcast")
+    site.machine.check(sizes, site.element)
+    return broadcast(x, site["broadcast_dimensions"], sizes, site)
 
 
 @meaning("broadcast", raw=True, storage=True)

@@ -1,7 +1,7 @@
 """Sorting by any comparison.
 
-A comparison of one key of each side (`key(a) < key(b)`) sorts by torch. Any other is asked about all pairs of two halves at
-a time: a bitonic network, in which the places decide between elements that the comparison does not.
+A comparison of one key of each side (`key(a) < key(b)`) sorts by torch. Any other is asked about all pairs of two
+halves at a time: a bitonic network, in which the places decide between elements that the comparison does not.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def _giving(block: Block, value: int) -> Block:
 
 
 def network(rows: Sequence[torch.Tensor], before: Callable[[list, list], torch.Tensor]) -> torch.Tensor:
-    """The order along dimension 0 that a comparison gives, stable. Rows are padded to a power of two; the ones more come
-    last."""
+    """The order along dimension 0 that a comparison gives, stable. Rows are padded to a power of two; the ones more
+    come last."""
     count = rows[0].shape[0]
     size = 1 << (count - 1).bit_length()
     shape = [1] * rows[0].ndim
