@@ -13,10 +13,11 @@ import numpy as np
 import torch
 
 from tessera.frontends.stablehlo.registry import Site
-from tessera.frontends.stablehlo.values import Sizes, Value, contents
+from tessera.frontends.stablehlo.values import Later, Sizes, Value, elements_of, is_fake
 from tessera.ir.types import SYMBOLIC
 
 LARGEST = 64  # elements: a shape has few
+PLACES = 8  # elements of a vector that may hold numbers which only a run tells
 
 
 def _truncated(a: object, b: object) -> object:
@@ -32,6 +33,10 @@ def _remainder(a: object, b: object) -> object:
 
 def _choose(p: object, a: object, b: object) -> object:
     return torch.sym_ite(p, a, b) if isinstance(p, SYMBOLIC) else (a if p else b)  # type: ignore[arg-type]
+
+
+def _between(low: object, x: object, high: object) -> object:
+    return torch.sym_min(torch.sym_max(x, low), high)  # type: ignore[arg-type]
 
 
 def _sign(a: object) -> int:
@@ -50,7 +55,7 @@ _POINTWISE: dict[str, Callable] = {
     "abs": abs,
     "sign": _sign,
     "select": _choose,
-    "clamp": lambda low, x, high: torch.sym_min(torch.sym_max(x, low), high),
+    "clamp": lambda low, x, high: x.clamp(low, high) if isinstance(x, Later) else _between(low, x, high),
 }
 _BOOLEAN: dict[str, Callable] = {
     "and": lambda a, b: a & b if isinstance(a, SYMBOLIC) or isinstance(b, SYMBOLIC) else bool(a) and bool(b),
@@ -101,20 +106,46 @@ _STRUCTURAL: dict[str, Callable] = {
 }
 
 
+def _joined(site: Site, operands: tuple[Value, ...]) -> Sizes | None:
+    """A vector of few integers of which some are known and others only a run tells: where a slice begins."""
+    if not site.element.integer or site.result.rank != 1 or (site.result.shape[0] or LARGEST) > PLACES:
+        return None
+    if not any(map(is_fake, operands)) or all(map(is_fake, operands)):
+        return None
+    parts = []
+    for x in operands:
+        if isinstance(x, torch.Tensor) and is_fake(x):
+            part = np.empty(x.shape[0], object)
+            for i in range(x.shape[0]):
+                part[i] = Later(x[i])
+        else:
+            part = elements_of(x)
+        parts.append(part)
+    return Sizes(np.concatenate(parts), site.element)
+
+
 def sizes_meaning(site: Site, operands: tuple[Value, ...]) -> Sizes | None:
     """What the operation gives, if it computes with sizes alone; None if it does not."""
+    name = site.name
+    if name == "concatenate" and (joined := _joined(site, operands)) is not None:
+        return joined
     if not any(isinstance(x, Sizes) for x in operands) or len(site.operation.results) != 1:
         return None
-    name = site.name
     rule = _POINTWISE.get(name) or (_BOOLEAN.get(name) if site.element.kind == "bool" else None)
     known = name in _STRUCTURAL or name in ("compare", "convert")
     if (rule is None and not known) or not (site.element.integer or site.element.kind == "bool"):
         return None
-    arrays = [contents(x) for x in operands if not isinstance(x, torch.Tensor) or x.numel() <= LARGEST]
+    arrays = [elements_of(x) for x in operands if not isinstance(x, torch.Tensor) or x.numel() <= LARGEST]
     if any(a is None or a.size > LARGEST for a in arrays) or len(arrays) != len(operands):
         return None
+    later = any(isinstance(n, Later) for a in arrays for n in a.flat)  # type: ignore[union-attr]
+    if later and name not in ("add", "subtract", "clamp", "reshape", "slice", "concatenate"):
+        return None
     if rule is not None:
-        made = _apply(rule, *arrays)  # type: ignore[arg-type]
+        try:
+            made = _apply(rule, *arrays)  # type: ignore[arg-type]
+        except TypeError:  # of two numbers that only a run tells
+            return None
     elif name == "compare":
         made = _apply(_COMPARE[site["comparison_direction"]], *arrays)  # type: ignore[arg-type]
     elif name == "convert":

@@ -32,9 +32,34 @@ class Splat:
         return torch.full(self.shape, self.number, dtype=self.element.held, device=device)
 
 
+@dataclass(frozen=True, eq=False)
+class Later:
+    """A number that only a run tells, among sizes: what a tensor holds, plus a number. The end of a slice that begins
+    at such a place is that far from its beginning."""
+
+    tensor: torch.Tensor  # of no dimensions
+    plus: int = 0
+
+    def __add__(self, other: object) -> Later:
+        return NotImplemented if isinstance(other, Later) else Later(self.tensor, self.plus + other)  # type: ignore[operator]
+
+    __radd__ = __add__
+
+    def __sub__(self, other: object) -> object:
+        if isinstance(other, Later):
+            return self.plus - other.plus if self.tensor is other.tensor else NotImplemented
+        return Later(self.tensor, self.plus - other)  # type: ignore[operator]
+
+    def clamp(self, low: object, high: object) -> Later:
+        return Later(self.value().clamp(min=low).clamp(max=high))  # type: ignore[arg-type]
+
+    def value(self) -> torch.Tensor:
+        return self.tensor + self.plus
+
+
 @dataclass(frozen=True)
 class Sizes:
-    array: np.ndarray  # of objects: int, SymInt, bool, SymBool
+    array: np.ndarray  # of objects: int, SymInt, bool, SymBool, Later
     element: Element
 
     @property
@@ -43,10 +68,14 @@ class Sizes:
 
     def tensor(self, device: torch.device) -> torch.Tensor:
         dtype = self.element.held
-        if not any(isinstance(n, SYMBOLIC) for n in self.array.flat):
+        if not any(isinstance(n, (*SYMBOLIC, Later)) for n in self.array.flat):
             return torch.tensor(self.array.tolist(), dtype=dtype, device=device).reshape(self.array.shape)
-        numbers = [torch.scalar_tensor(n, dtype=dtype, device=device) for n in self.array.flat]  # type: ignore[arg-type]
+        numbers = [_scalar(n, dtype, device) for n in self.array.flat]
         return torch.stack(numbers).reshape(self.array.shape) if numbers else torch.empty(self.shape, dtype=dtype)
+
+
+def _scalar(n: object, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    return n.value().to(dtype) if isinstance(n, Later) else torch.scalar_tensor(n, dtype=dtype, device=device)  # type: ignore[arg-type]
 
 
 Value = torch.Tensor | Splat | Sizes | tuple | None  # a tuple is one of StableHLO; None is a token
@@ -64,7 +93,13 @@ def tensor_of(x: Value, device: torch.device) -> torch.Tensor:
 
 
 def contents(x: Value) -> np.ndarray | None:
-    """The elements as Python numbers, if they are known now: not of a tensor that is being recorded."""
+    """The elements as Python numbers, if all are known now: not of a tensor that is being recorded."""
+    known = elements_of(x)
+    return None if known is None or any(isinstance(n, Later) for n in known.flat) else known
+
+
+def elements_of(x: Value) -> np.ndarray | None:
+    """As `contents`, with numbers among them that only a run tells (`Later`)."""
     if isinstance(x, Sizes):
         return x.array
     array: np.ndarray

@@ -27,7 +27,7 @@ from tessera.frontends.stablehlo.registry import CUSTOM_CALLS, NoMeaningError, c
 from tessera.frontends.stablehlo.run import Interpreter
 from tessera.frontends.stablehlo.values import tensor_of
 
-_CONST = re.compile(r"check\.(expect_\w+)_const (%[\w#]+), (.*?>)\s*:\s*(tensor<[^\n]*>)(?:\n|$)", re.DOTALL)
+_CONST = re.compile(r"check\.(expect_\w+)_const (%[\w#]+),\s*(.*?>)\s*:\s*(tensor<[^\n]*>)(?:\n|$)", re.DOTALL)
 _GENERIC = re.compile(
     r'"check\.(expect_\w+)_const"\((%[\w#]+)\) <\{value = (.*?>) : (tensor<[^\n]*?>)\}> : [^\n]*\n', re.DOTALL
 )

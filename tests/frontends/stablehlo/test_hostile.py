@@ -37,7 +37,8 @@ def nested(depth: int) -> str:
     inner = "%r = stablehlo.add %a, %a : tensor<f32>"
     for _ in range(depth):
         inner = f"""%r = "stablehlo.if"(%p) ({{ {inner}
-          stablehlo.return %r : tensor<f32> }}, {{ stablehlo.return %a : tensor<f32> }}) : (tensor<i1>) -> tensor<f32>"""
+          stablehlo.return %r : tensor<f32> }}, {{ stablehlo.return %a : tensor<f32> }})
+          : (tensor<i1>) -> tensor<f32>"""
     return main(f"{inner} return %r : tensor<f32>", "%a: tensor<f32>, %p: tensor<i1>")
 
 
@@ -61,7 +62,9 @@ HOSTILE = {
     "brackets without end": "func.func @main() { " + "(" * 100_000,
     "types nested deep": "func.func @main(%a: " + "tuple<" * 5_000 + "f32" + ">" * 5_000 + ") { return }",
     "regions nested deep": nested(70),
-    "a function that calls itself": main("%0 = func.call @main(%a) : (tensor<f32>) -> tensor<f32> return %0 : tensor<f32>"),
+    "a function that calls itself": main(
+        "%0 = func.call @main(%a) : (tensor<f32>) -> tensor<f32> return %0 : tensor<f32>"
+    ),
     "functions that call each other": """func.func public @main(%a: tensor<f32>) -> tensor<f32> {
         %0 = func.call @g(%a) : (tensor<f32>) -> tensor<f32>
         return %0 : tensor<f32> }
@@ -89,8 +92,8 @@ HOSTILE = {
         "%0 = stablehlo.constant dense<[1.0, 2.0]> : tensor<3xf32> return %a : tensor<f32>"
     ),
     "a slice out of bounds": main(
-        "%0 = stablehlo.slice %a [5:9] : (tensor<4xf32>) -> tensor<4xf32> return %0 : tensor<4xf32>", "%a: tensor<4xf32>",
-        "tensor<4xf32>",
+        "%0 = stablehlo.slice %a [5:9] : (tensor<4xf32>) -> tensor<4xf32> return %0 : tensor<4xf32>",
+        "%a: tensor<4xf32>", "tensor<4xf32>",
     ),
     "an unknown dialect": main('%0 = "python.exec"() {code = "import os"} : () -> tensor<f32> return %0 : tensor<f32>'),
     "an unknown custom call": main(

@@ -157,7 +157,8 @@ def test_dot_general_over_several_dimensions() -> None:
 def test_convolution_with_everything() -> None:
     text = """func.func @main(%x: tensor<2x7x6x4xf32>, %w: tensor<3x2x2x6xf32>) -> tensor<2x7x5x6xf32> {
       %0 = stablehlo.convolution(%x, %w) dim_numbers = [b, 0, 1, f]x[0, 1, i, o]->[b, 0, 1, f],
-        window = {stride = [2, 1], pad = [[2, 1], [-1, 1]], lhs_dilate = [2, 1], rhs_dilate = [1, 1], reverse = [true, false]}
+        window = {stride = [2, 1], pad = [[2, 1], [-1, 1]], lhs_dilate = [2, 1],
+          rhs_dilate = [1, 1], reverse = [true, false]}
         {batch_group_count = 1 : i64, feature_group_count = 2 : i64}
         : (tensor<2x7x6x4xf32>, tensor<3x2x2x6xf32>) -> tensor<2x7x5x6xf32>
       return %0 : tensor<2x7x5x6xf32> }"""
@@ -183,7 +184,8 @@ def test_convolution_of_integers_and_batch_groups() -> None:
 def window(body: str, init: str) -> str:
     return f"""func.func @main(%x: tensor<5x30xf32>) -> tensor<3x9xf32> {{
       %i = stablehlo.constant dense<{init}> : tensor<f32>
-      %0 = "stablehlo.reduce_window"(%x, %i) <{{window_dimensions = array<i64: 2, 10>, window_strides = array<i64: 2, 3>,
+      %0 = "stablehlo.reduce_window"(%x, %i) <{{window_dimensions = array<i64: 2, 10>,
+        window_strides = array<i64: 2, 3>,
         padding = dense<[[0, 1], [3, 3]]> : tensor<2x2xi64>}}> ({{
         ^bb0(%a: tensor<f32>, %b: tensor<f32>): {body}
         stablehlo.return %r : tensor<f32> }}) : (tensor<5x30xf32>, tensor<f32>) -> tensor<3x9xf32>
@@ -320,7 +322,8 @@ def test_quantized_numbers() -> None:
 
 
 def test_fourier_and_triangular_systems() -> None:
-    text = """func.func @main(%x: tensor<8xf32>, %a: tensor<3x3xf32>, %b: tensor<3x2xf32>) -> (tensor<8xf32>, tensor<3x2xf32>) {
+    text = """func.func @main(%x: tensor<8xf32>, %a: tensor<3x3xf32>, %b: tensor<3x2xf32>)
+        -> (tensor<8xf32>, tensor<3x2xf32>) {
       %0 = stablehlo.fft %x, type = RFFT, length = [8] : (tensor<8xf32>) -> tensor<5xcomplex<f32>>
       %1 = stablehlo.fft %0, type = IRFFT, length = [8] : (tensor<5xcomplex<f32>>) -> tensor<8xf32>
       %2 = "stablehlo.triangular_solve"(%a, %b) <{left_side = true, lower = true, unit_diagonal = false,

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-from tessera.frontends.stablehlo.registry import CUSTOM_CALLS, NoMeaningError, Site, custom_call, meaning
-from tessera.frontends.stablehlo.values import Value, contents
+from tessera.frontends.stablehlo.operators import chlo
+from tessera.frontends.stablehlo.registry import (
+    CUSTOM_CALLS,
+    TABLE,
+    NoMeaningError,
+    Row,
+    Site,
+    composite,
+    custom_call,
+    meaning,
+)
+from tessera.frontends.stablehlo.values import Value, contents, tensor_of
 from tessera.ir.types import SYMBOLIC
 from tessera.torch_internals.shapes import torch_check
 from tessera.util.errors import InputError
@@ -48,3 +58,33 @@ def shape_assertion(site: Site, holds: Value, *sizes: Value) -> list[Value]:
     elif not condition:
         raise InputError(message)
     return []
+
+
+# --- functions of CHLO that come under other names: composites, and calls that older programs have ---
+
+
+def _as_function(name: str, row: Row) -> None:
+    def run(site: Site, *operands: Value) -> object:
+        return row.run(site, *(tensor_of(x, site.device) for x in operands))
+
+    composite(f"chlo.{name}")(run)
+    custom_call(f"mhlo.{name}")(run)
+
+
+for _name, _row in list(TABLE.items()):
+    if _name.startswith("chlo.") and _row.elementwise:
+        _as_function(_name.removeprefix("chlo."), _row)
+
+
+@composite("chlo.top_k")
+def top_k(site: Site, x: Value) -> list[Value]:
+    tensor, k = tensor_of(x, site.device), site["composite_attributes"]["k"]
+    return list(chlo.largest(tensor, k, site.operand(0).element.floating))
+
+
+@custom_call("mhlo.topk")
+def older_top_k(site: Site, x: Value) -> object:
+    how = site["mhlo.attributes"]
+    if not how.get("largest", True):
+        raise NoMeaningError(f"custom_call @mhlo.topk at {site.operation.line}: the smallest have no meaning here")
+    return list(chlo.largest(tensor_of(x, site.device), how["k"], site.operand(0).element.floating))

@@ -12,7 +12,8 @@ import torch
 
 from tessera.frontends.stablehlo.elements import ELEMENTS
 from tessera.frontends.stablehlo.registry import Site, meaning
-from tessera.frontends.stablehlo.values import Sizes, Splat, Value, integers, tensor_of
+from tessera.frontends.stablehlo.values import Later, Sizes, Splat, Value, elements_of, integers, tensor_of
+from tessera.util.errors import CaptureError
 
 
 def shape_of(site: Site) -> tuple[int, ...]:
@@ -99,8 +100,16 @@ def slice_(site: Site, x: torch.Tensor) -> torch.Tensor:
 
 @meaning("real_dynamic_slice", raw=True, storage=True)
 def real_dynamic_slice(site: Site, x: Value, start: Value, limit: Value, strides: Value) -> torch.Tensor:
-    places = [integers(v, "a slice") for v in (start, limit, strides)]
-    return cut(tensor_of(x, site.device), *places)
+    tensor, steps = tensor_of(x, site.device), integers(strides, "the steps of a slice")
+    begins, ends = (list(known.reshape(-1)) if known is not None else [] for known in map(elements_of, (start, limit)))
+    for dim, (first, last) in enumerate(zip(begins, ends, strict=True)):
+        if isinstance(first, Later) and steps[dim] == 1 and not isinstance(size := last - first, Later):
+            place = first.value().reshape(1) + torch.arange(size, device=site.device)
+            tensor = torch.index_select(tensor, dim, place)
+            begins[dim], ends[dim] = 0, size
+    if not begins or any(isinstance(n, Later) for n in (*begins, *ends)):
+        raise CaptureError("a slice depends on what a tensor holds, which only a run tells")
+    return cut(tensor, begins, ends, steps)
 
 
 def cut(x: torch.Tensor, start: Sequence[int], limit: Sequence[int], strides: Sequence[int]) -> torch.Tensor:

@@ -13,7 +13,7 @@ def in_double(function: Function) -> Function:
     """The function in double precision, rounded once at the end."""
 
     def run(x: torch.Tensor) -> torch.Tensor:
-        return function(x.double()).to(x.dtype)
+        return function(x if x.is_complex() else x.double()).to(x.dtype)
 
     return run
 
