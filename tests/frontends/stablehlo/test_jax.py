@@ -12,6 +12,8 @@ import torch
 jax = pytest.importorskip("jax")
 
 import tessera  # noqa: E402
+from tessera.frontends.stablehlo.capture import Imported  # noqa: E402
+from tessera.frontends.stablehlo.parse import parse  # noqa: E402
 
 jnp = jax.numpy
 KEY = jax.random.PRNGKey(0)
@@ -78,10 +80,10 @@ def convnet(params: list, x: object) -> object:
 
 
 def test_convnet_of_any_batch() -> None:
-    params = [normal(3, 3, 3, 8), normal(3, 3, 8, 16), normal(16, 10)]
+    params = [normal(3, 3, 3, 4), normal(3, 3, 4, 8), normal(8, 10)]
     (rows,) = jax.export.symbolic_shape("rows")
-    f = tessera.from_jax(convnet, described(params), jax.ShapeDtypeStruct((rows, 16, 16, 3), jnp.float32))
-    check(f, convnet, params, normal(2, 16, 16, 3))
+    f = tessera.from_jax(convnet, described(params), jax.ShapeDtypeStruct((rows, 8, 8, 3), jnp.float32))
+    check(f, convnet, params, normal(2, 8, 8, 3))
 
 
 def lstm(params: list, xs: object) -> tuple:
@@ -145,8 +147,8 @@ def test_generators_give_xlas_bits(algorithm: str, shape: tuple, dtype: str) -> 
         def draw(state: object) -> tuple:
             return jax.lax.rng_bit_generator(state, shape, jnp.dtype(dtype), algorithm=kind)
 
-        f = tessera.from_jax(draw, state)
-        new, bits = f(tensors(state))
+        exported = jax.export.export(jax.jit(draw))(state)
+        new, bits = Imported(parse(exported.mlir_module_serialized)).run(tensors(state))
         wanted_state, wanted = jax.jit(draw)(state)
         assert bits.tolist() == np.array(wanted).tolist()
         assert new.tolist() == np.array(wanted_state).tolist()

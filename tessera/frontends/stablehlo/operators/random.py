@@ -68,7 +68,7 @@ def rng_bit_generator(site: Site, state: torch.Tensor) -> list[torch.Tensor]:
     wide = state
     if site.operand(0).element.bits == 32:
         wide = state[0::2] | (state[1::2] << 32)
-    if site["rng_algorithm"] == "PHILOX" or (site["rng_algorithm"] == "DEFAULT" and wide.shape[0] == 3):
+    if site["rng_algorithm"] != "THREE_FRY":  # the default is Philox, as on XLA's CPU
         new, bits = _philox_bits(wide, count, type_.element.bits)
     else:
         new, bits = _three_fry_bits(wide, count, type_.element.bits, type_.shape)  # type: ignore[arg-type]
@@ -85,24 +85,24 @@ def _three_fry_bits(
     if bits == 64:
         low, high = three_fry(key, _words(counter + torch.arange(count, device=state.device)))
         return torch.stack([state[0], counter + count]), low | (high << 32)
-    half = -(-count // 2)
-    first, second = three_fry(key, _words(counter + torch.arange(half, device=state.device)))
-    return torch.stack([state[0], counter + half]), _paired(first, second, shape, count)
+    shape = shape or (1,)
+    dim = _split(shape)
+    half = list(shape)
+    half[dim] = -(-half[dim] // 2)
+    blocks = math.prod(half)
+    words = three_fry(key, _words(counter + torch.arange(blocks, device=state.device)))
+    pairs = torch.stack([w.reshape(half) for w in words], dim + 1).flatten(dim, dim + 1)
+    return torch.stack([state[0], counter + blocks]), pairs.narrow(dim, 0, shape[dim])
 
 
-def _paired(first: torch.Tensor, second: torch.Tensor, shape: tuple[int, ...], count: int) -> torch.Tensor:
-    """Both words of every counter: one half of the result each, along the first dimension that has two halves."""
-    even = next((d for d, n in enumerate(shape) if n % 2 == 0), None)
-    if even is None:
-        return torch.cat([first, second])[:count]
-    halves = list(shape)
-    halves[even] //= 2
-    return torch.cat([first.reshape(halves), second.reshape(halves)], even)
+def _split(shape: tuple[int, ...]) -> int:
+    """The dimension along which the two words of a counter stand side by side: the first even one, else the largest."""
+    return next((d for d, n in enumerate(shape) if n % 2 == 0), max(range(len(shape)), key=lambda d: shape[d]))
 
 
 def _philox_bits(state: torch.Tensor, count: int, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
     key = _words(state[0])
-    low, high = state[1], state[2] if state.shape[0] > 2 else torch.zeros_like(state[1])
+    low, high = state[1], state[2] if state.shape[0] > 2 else state[0]  # two words of state: the key counts, too
     per = 2 if bits == 64 else 4
     blocks = -(-count // per)
     place = torch.arange(blocks, device=state.device)
