@@ -22,7 +22,7 @@ _FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "asinh": special.in_double(torch.asinh),
     "atan": special.in_double(torch.atan),
     "atanh": special.in_double(torch.atanh),
-    "cosh": special.in_double(torch.cosh),
+    "cosh": special.cosh,
     "sinh": special.in_double(torch.sinh),
     "tan": torch.tan,
     "square": lambda x: x * x,

@@ -10,6 +10,14 @@ from tessera.frontends.stablehlo.registry import Site, custom_call, meaning
 from tessera.frontends.stablehlo.values import Value, tensor_of
 
 
+_WIDER = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}
+
+
 @meaning("triangular_solve")
 def triangular_solve(site: Site, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     lower, how = site["lower"], site["transpose_a"]
@@ -17,7 +25,7 @@ def triangular_solve(site: Site, a: torch.Tensor, b: torch.Tensor) -> torch.Tens
         a, lower = a.mT, not lower
     elif how == "ADJOINT":
         a, lower = a.mH, not lower
-    wide = torch.float32 if a.dtype in (torch.float16, torch.bfloat16) else a.dtype
+    wide = _WIDER.get(a.dtype, a.dtype)  # an ill-conditioned system loses many digits
     solved = torch.linalg.solve_triangular(
         a.resolve_conj().to(wide), b.to(wide),
         upper=not lower, left=site["left_side"], unitriangular=site["unit_diagonal"],

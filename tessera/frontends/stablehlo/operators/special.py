@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -21,3 +22,12 @@ def in_double(function: Function) -> Function:
 def precise(function: Function, x: torch.Tensor) -> torch.Tensor:
     """The function; of complex numbers in double precision, since the parts of a result may differ in size by far."""
     return function(x.to(torch.complex128)).to(x.dtype) if x.dtype == torch.complex64 else function(x)
+
+
+def cosh(x: torch.Tensor) -> torch.Tensor:
+    """As CHLO writes it out: halves in the exponents, so that it overflows where the result does."""
+    if x.is_complex():
+        return torch.cosh(x)
+    wide = x.float() if x.dtype.itemsize < 4 else x
+    half = math.log(0.5)
+    return (torch.exp(wide + half) + torch.exp(half - wide)).to(x.dtype)
