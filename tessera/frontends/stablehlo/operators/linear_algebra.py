@@ -9,7 +9,6 @@ import torch
 from tessera.frontends.stablehlo.registry import Site, custom_call, meaning
 from tessera.frontends.stablehlo.values import Value, tensor_of
 
-
 _WIDER = {
     torch.float16: torch.float32,
     torch.bfloat16: torch.float32,
