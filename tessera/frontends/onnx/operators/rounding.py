@@ -1,0 +1,20 @@
+"""Rounding to whole numbers of a few bits."""
+
+from __future__ import annotations
+
+import torch
+
+from tessera.frontends.onnx.elements import RANGES
+
+
+def bounds(dtype: torch.dtype, code: int = 0) -> tuple[int, int]:
+    if code in RANGES:
+        return RANGES[code]
+    return torch.iinfo(dtype).min, torch.iinfo(dtype).max
+
+
+def requantized(x: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
+    """Rounded, moved by the zero point, and kept in its type's range."""
+    low, high = bounds(zero.dtype)
+    moved = torch.round(x.float()) + zero.to(torch.float32)
+    return torch.clamp(moved, low, high).to(zero.dtype)
