@@ -1,7 +1,8 @@
 """A graph that is called: its plan, its state, and the programs of its parts.
 
-In: values by the names of the file. Out: those of the graph's outputs. Parts run one after the other; a part that turns out
-not to become one program is split (`frontends/onnx/segments.py`), and the call goes on with the first piece of it.
+In: values by the names of the file. Out: those of the graph's outputs. Parts run one after the other; a part that
+turns out not to become one program is split (`frontends/onnx/segments.py`), and the call goes on with the first piece
+of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`load`: an ONNX file as an `nn.Module`.
 
-In: a file. Out: a module that is called by position or by the file's input names. Its first call records and compiles the
-graph; later calls with other types do so again. `tessera.stages` and `tessera.explain` look into it.
+In: a file. Out: a module that is called by position or by the file's input names. Its first call records and compiles
+the graph; later calls with other types do so again. `tessera.stages` and `tessera.explain` look into it.
 """
 
 from __future__ import annotations

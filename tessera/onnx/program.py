@@ -1,7 +1,7 @@
 """Programs of a graph's parts, one for each set of types, for any size where the file names sizes.
 
-In: a part and the values of its inputs. Out: those of its outputs. Values that decide a size are read here, and a program
-is kept for each; past `limits.programs` the interpreter runs the part.
+In: a part and the values of its inputs. Out: those of its outputs. Values that decide a size are read here, and a
+program is kept for each; past `limits.programs` the interpreter runs the part.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ becomes modules in modules, so that `state_dict` has the names of the file, whic
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from tessera.frontends.onnx.elements import FLOAT8_DTYPES, Narrow
@@ -62,7 +60,7 @@ class State:
         return Narrow(value, self.codes[name]) if name in self.codes else value
 
     def known(self, name: str) -> bool:
-        """Small, and nobody trains it: what it holds may decide a size, and is taken as it is when a program is made."""
+        """Small, and nobody trains it: what it holds may decide a size, and is fixed when a program is made."""
         if name in self.others:
             return True
         owner, attribute = self.places[name]
@@ -87,12 +85,12 @@ def _place(module: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
     owner = module
     if all(path) and last:
         for part in path:
-            inner = owner.get_submodule(part) if part in dict(owner.named_children()) else None
+            inner = getattr(owner, part, None)
             if inner is None:
-                if hasattr(owner, part):
-                    break
                 inner = torch.nn.Module()
                 owner.add_module(part, inner)
+            elif not isinstance(inner, torch.nn.Module):
+                break  # another value, or a method, has this name
             owner = inner
         else:
             if not hasattr(owner, last):
@@ -102,7 +100,3 @@ def _place(module: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
         count += 1
         flat = f"{name.replace('.', '_')}_{count}"
     return module, flat
-
-
-def values_of(state: State, given: Mapping[str, object], names: tuple[str, ...]) -> dict[str, object]:
-    return {name: given[name] if name in given else state[name] for name in names}

@@ -84,6 +84,10 @@ class AttributeReader:
         return filled[0]
 
 
+def holds_graph(a: onnx.AttributeProto) -> bool:
+    return a.HasField("g") or len(a.graphs) > 0
+
+
 def _text_or_bytes(data: bytes) -> str:
     """Attributes may hold any bytes; those that are no text keep their bytes in surrogates."""
     return data.decode("utf-8", "surrogateescape")

@@ -1,7 +1,7 @@
 """A part of a graph, recorded.
 
-In: the part and a value for each of its inputs. Out: a `Captured` program over the tensors among them, and what says how
-its results, and values that are no tensors of it, make up the part's outputs.
+In: the part and a value for each of its inputs. Out: a `Captured` program over the tensors among them, and what says
+how its results, and values that are no tensors of it, make up the part's outputs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tensors whose bytes lie in a file beside the model.
 
 In: the folder of the model and what the tensor says (location, offset, length). Out: its bytes. A file is opened one
-folder at a time, and no step follows a link: neither a name with `..` nor a link inside the folder leads out of it. Only
-regular files with one name are read, and only bytes that they have.
+folder at a time, and no step follows a link: neither a name with `..` nor a link inside the folder leads out of it.
+Only regular files with one name are read, and only bytes that they have.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Reading an ONNX file.
 
-In: a path, bytes or a message. Out: a `Model` in which every name is defined before it is read, once, and every function
-that is called exists and does not call itself. What is wrong is an `OnnxError` that names the file and the node.
+In: a path, bytes or a message. Out: a `Model` in which every name is defined before it is read, once, and every
+function that is called exists and does not call itself. What is wrong is an `OnnxError` that names the file and the
+node.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tessera.frontends.onnx.attributes import AttributeReader, check_name
+from tessera.frontends.onnx.attributes import AttributeReader, check_name, holds_graph
 from tessera.frontends.onnx.errors import OnnxError
 from tessera.frontends.onnx.limits import LIMITS, Limits
 from tessera.frontends.onnx.proto import DecodeError, onnx
@@ -207,7 +208,7 @@ class ModelReader:
                 if name not in defined and name not in outer:
                     why = "later: nodes must be in order, without circles" if name in made else "nowhere"
                     raise OnnxError(f"{what}: its input {name!r} is defined {why}")
-            visible = frozenset(outer | defined)
+            visible = frozenset(outer | defined) if any(map(holds_graph, n.attribute)) else frozenset()
             attributes = self.attributes.read_all(n, what, visible, depth + 1)
             for name in filter(None, n.output):
                 check_name(name, f"{what}: an output")

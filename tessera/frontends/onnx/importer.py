@@ -1,8 +1,8 @@
 """Runs a graph so that a recorder around it writes a Trace.
 
 In: the same as the interpreter, with tensors that hold nothing. Out: the same values. What is known all the same is
-computed now: constants of the file and what is made of them, and arithmetic on sizes, which stays numbers. Every equation
-is told which node of which file it comes from. An operator that cannot be recorded is reported with its node.
+computed now: constants of the file and what is made of them, and arithmetic on sizes, which stays numbers. Every
+equation is told which node of which file it comes from. An operator that cannot be recorded is reported with its node.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import torch
 
 from tessera.frontends.functional.trace import ASKS_A_VALUE
 from tessera.frontends.onnx.elements import Narrow
-from tessera.frontends.onnx.errors import OnnxError
 from tessera.frontends.onnx.interpreter import Context, Interpreter, Scope
 from tessera.frontends.onnx.registry import Meaning
 from tessera.frontends.onnx.sizes import Sizes, evaluate, known_as_sizes, of_shape
@@ -38,6 +37,8 @@ class Stop(Exception):
 
 
 class Importer(Interpreter):
+    passed = (Exception,)  # `run_node` below says what becomes of each
+
     def run_node(self, node: Node, scope: Scope) -> None:
         recorder = recording()
         outermost = scope.outer is None and self.depth == 0
@@ -53,8 +54,6 @@ class Importer(Interpreter):
             raise Stop(node, str(error), _name_of(error.value, node, scope)) from error
         except (Untraceable, CaptureError, DynamicOutputShapeException, *ASKS_A_VALUE) as error:
             raise Stop(node, str(error).split("\n")[0] or type(error).__name__) from error
-        except OnnxError:
-            raise
         except Exception as error:  # the interpreter runs it: it works there, or says what is wrong
             raise Stop(node, f"{type(error).__name__}: {error}".split("\n")[0]) from error
 

@@ -1,7 +1,8 @@
 """Runs a graph, operator by operator: what every compiled program is compared with.
 
-In: a Model and values for its inputs. Out: values of its outputs. Values are torch tensors, `Narrow` tensors, NumPy arrays
-of strings, lists (sequences), None (an empty optional) and dicts (maps). `Importer` runs the same functions to record them.
+In: a Model and values for its inputs. Out: values of its outputs. Values are torch tensors, `Narrow` tensors, NumPy
+arrays of strings, lists (sequences), None (an empty optional) and dicts (maps). `Importer` runs the same functions to
+record them.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tessera.frontends.onnx.errors import OnnxError
 from tessera.frontends.onnx.limits import LIMITS, Limits
 from tessera.frontends.onnx.registry import IGNORED, Meaning, meaning_of
 from tessera.frontends.onnx.structure import Function, Graph, Model, Node, Reference
+from tessera.util.errors import TesseraError
 
 # Integers as wide as types that PyTorch hardly computes with, for operators that only move elements.
 _SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -80,6 +82,8 @@ class Context:
 
 
 class Interpreter:
+    passed: tuple[type[Exception], ...] = ()  # errors that are no node's fault
+
     def __init__(self, model: Model, limits: Limits = LIMITS, device: torch.device | str = "cpu") -> None:
         self.model, self.limits, self.device = model, limits, torch.device(device)
         self.depth = 0
@@ -112,7 +116,12 @@ class Interpreter:
         return carrier(code)
 
     def run_node(self, node: Node, scope: Scope) -> None:
-        results = self.call(node, [scope[name] if name else None for name in node.inputs], scope)
+        try:
+            results = self.call(node, [scope[name] if name else None for name in node.inputs], scope)
+        except (TesseraError, Warning, *self.passed):
+            raise
+        except Exception as error:  # whatever PyTorch says of these inputs, it is this node that gave them
+            raise OnnxError(f"{self.model.path or 'the model'}: {node}: {type(error).__name__}: {error}") from error
         if len(results) < sum(map(bool, node.outputs)):
             raise OnnxError(f"{node}: expected {len(node.outputs)} results, its operator gives {len(results)}")
         for name, value in zip(node.outputs, results, strict=False):

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from google.protobuf.message import DecodeError as DecodeError
 else:
     try:
-        import onnx
-        from google.protobuf.message import DecodeError
+        import onnx  # noqa: F401
+        from google.protobuf.message import DecodeError  # noqa: F401
     except ImportError as error:
         raise TesseraError("ONNX files need the package onnx: pip install 'tessera[onnx]'") from error

@@ -5,7 +5,8 @@
         return torch.relu(x)
 
 Inputs come by position (None where an optional one is missing), attributes by name. A function that asks for `context`
-gets the node, its opset and a way to run graphs among its attributes. One result stands for itself; several are a tuple.
+gets the node, its opset and a way to run graphs among its attributes. One result stands for itself; several are a
+tuple.
 """
 
 from __future__ import annotations

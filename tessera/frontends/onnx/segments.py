@@ -1,8 +1,8 @@
 """A graph in parts: runs of nodes that become programs, and nodes between them that the interpreter runs.
 
-In: a graph. Out: a `Plan`, a list of parts in the graph's order. It begins as one part that holds every node. Where a node
-turns out not to become equations, its part is split there; where a node needs to know what a value holds, the part ends
-before it, and the next begins by reading that value.
+In: a graph. Out: a `Plan`, a list of parts in the graph's order. It begins as one part that holds every node. Where a
+node turns out not to become equations, its part is split there; where a node needs to know what a value holds, the
+part ends before it, and the next begins by reading that value.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Sizes as symbols: a program for every size, and the conditions under which it holds.
 
 In: an input of which some dimensions are named in the file. Out: a fake tensor whose sizes there are symbols. What is
-recorded, and every pass behind it, may find out something about a symbol; `holds` says for the sizes at hand whether all
-of that is true. A size of 0 or 1 is never a symbol, as everywhere in PyTorch.
+recorded, and every pass behind it, may find out something about a symbol; `holds` says for the sizes at hand whether
+all of that is true. A size of 0 or 1 is never a symbol, as everywhere in PyTorch.
 """
 
 from __future__ import annotations

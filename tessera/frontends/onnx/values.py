@@ -1,7 +1,8 @@
 """What operators ask of values: the numbers in a tensor, where those decide a size.
 
-While a graph becomes a Trace its tensors hold nothing. Some are known all the same: constants of the file, arithmetic on
-sizes (`sizes.py`). Asking for another one raises `ValueNeeded`; whoever imports the graph then reads it at the call.
+While a graph becomes a Trace its tensors hold nothing. Some are known all the same: constants of the file, arithmetic
+on sizes (`sizes.py`). Asking for another one raises `ValueNeeded`; whoever imports the graph then reads it at the
+call.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from tessera.frontends.onnx.operators.products import sums_in_half
 from tessera.frontends.onnx.registry import MICROSOFT, operator
 
 Tensor = torch.Tensor
@@ -125,6 +126,9 @@ def _flat(x: Tensor, axis: int) -> Tensor:
 
 @operator("Softmax", 13)
 def softmax(x: Tensor, *, axis: int = -1) -> Tensor:
+    if sums_in_half(x):  # each step rounded, as the standard writes the operator
+        parts = torch.exp(x - x.amax(axis, keepdim=True))
+        return parts / parts.sum(axis, keepdim=True)
     return torch.softmax(x, axis)
 
 

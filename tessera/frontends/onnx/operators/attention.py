@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from tessera.frontends.onnx.elements import DTYPES
 from tessera.frontends.onnx.errors import OnnxError
 from tessera.frontends.onnx.interpreter import Context
+from tessera.frontends.onnx.operators.products import multiplied, sums_in_half
 from tessera.frontends.onnx.registry import PREVIEW, operator
 from tessera.frontends.onnx.structure import Graph
 
@@ -81,40 +82,34 @@ def attention(
     if past_key is not None and past_value is not None:
         k, v = torch.cat([past_key, k], 2), torch.cat([past_value, v], 2)
     present = (k, v)
-    allowed = allowed_keys(q, k, is_causal, past, lengths, left_window_size, right_window_size)
     mask = _whole_mask(mask, k.shape[2])
+    window = left_window_size >= 0 or right_window_size >= 0
+    square = mask is None and lengths is None and past_key is None and not window  # PyTorch's own causal mask
+    allowed = allowed_keys(q, k, is_causal, past, lengths, left_window_size, right_window_size)
     k, v = repeated(k, q.shape[1]), repeated(v, q.shape[1])
     scale = 1.0 / math.sqrt(q.shape[3]) if scale is None else scale
     precise = softmax_precision is not None and DTYPES[softmax_precision] != q.dtype
-    if (
-        not context.wants(3)
-        and not softcap
-        and not precise
-        and mask is None
-        and _plain_causal(allowed, is_causal, q, k, lengths, past, left_window_size, right_window_size)
-    ):
+    half = sums_in_half(q)
+    if half:
+        q, k, v = q.float(), k.float(), v.float()
+        mask = mask.float() if mask is not None and mask.dtype == torch.float16 else mask
+    if context.wants(3) or softcap or precise:
+        y, scores = _attend(q, k, v, mask, allowed, scale, softcap, softmax_precision, qk_matmul_output_mode)
+    elif square:
         y, scores = F.scaled_dot_product_attention(q, k, v, is_causal=bool(is_causal), scale=scale), None
     else:
-        y, scores = _attend(q, k, v, mask, allowed, scale, softcap, softmax_precision, qk_matmul_output_mode)
+        y, scores = F.scaled_dot_product_attention(q, k, v, _one_mask(mask, allowed), scale=scale), None
+    if half:
+        y, scores = y.half(), None if scores is None else scores.half()
     if flat:
         y = y.transpose(1, 2).reshape(y.shape[0], y.shape[2], -1)
     return (y, *present, scores)
 
 
-def _plain_causal(
-    allowed: Tensor | None,
-    is_causal: int,
-    q: Tensor,
-    k: Tensor,
-    lengths: Tensor | None,
-    past: int,
-    left: int,
-    right: int,
-) -> bool:
-    """No restriction, or the one that PyTorch's own operator knows."""
-    if allowed is None:
-        return True
-    return bool(is_causal) and lengths is None and left < 0 and right < 0 and type(past) is int and past == 0
+def _one_mask(mask: Tensor | None, allowed: Tensor | None) -> Tensor | None:
+    if mask is None or allowed is None:
+        return allowed if mask is None else mask
+    return allowed & mask if mask.dtype == torch.bool else torch.where(allowed, mask, float("-inf"))
 
 
 def _whole_mask(mask: Tensor | None, keys: int) -> Tensor | None:
@@ -138,9 +133,9 @@ def _attend(
 ) -> tuple[Tensor, Tensor]:
     root = math.sqrt(scale) if scale >= 0 else None
     scores = (
-        torch.matmul(q * root, (k * root).transpose(2, 3))
+        multiplied(q * root, (k * root).transpose(2, 3))
         if root is not None
-        else torch.matmul(q, k.transpose(2, 3)) * scale
+        else multiplied(q, k.transpose(2, 3)) * scale
     )
     seen = [scores]
     if softcap:
@@ -157,7 +152,7 @@ def _attend(
     weights = torch.softmax(scores if precision is None else scores.to(DTYPES[precision]), -1).to(q.dtype)
     weights = torch.where((scores == float("-inf")).all(-1, keepdim=True), 0.0, weights).to(q.dtype)
     seen.append(weights)
-    return torch.matmul(weights, v), seen[mode]
+    return multiplied(weights, v), seen[mode]
 
 
 @operator("FlexAttention", domain=PREVIEW)
@@ -176,13 +171,13 @@ def flex_attention(
         DTYPES[softmax_precision] if softmax_precision else torch.float64 if q.dtype == torch.float64 else torch.float32
     )
     k, v = repeated(k, q.shape[1]), repeated(v, q.shape[1])
-    scores = torch.matmul(q, k.transpose(2, 3)).to(wide) * (1.0 / math.sqrt(q.shape[3]) if scale is None else scale)
+    scores = multiplied(q, k.transpose(2, 3)).to(wide) * (1.0 / math.sqrt(q.shape[3]) if scale is None else scale)
     if score_mod is not None:
         scores = context.run(score_mod, [scores])[0]
     weights: Tensor = torch.softmax(scores, -1)  # type: ignore[arg-type]
     if prob_mod is not None:
         weights = context.run(prob_mod, [weights])[0]  # type: ignore[assignment]
-    return torch.matmul(weights.to(v.dtype), v).to(q.dtype)
+    return multiplied(weights.to(v.dtype), v).to(q.dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: int) -> Tensor:
@@ -250,9 +245,9 @@ def linear_attention(
         if gates is not None and "gated" in update_rule:
             state = state * gates[:, :, t].unsqueeze(-1)
         if "delta" in update_rule:
-            value = value - torch.matmul(key.unsqueeze(2), state).squeeze(2)
+            value = value - multiplied(key.unsqueeze(2), state).squeeze(2)
             value = value if rates is None else value * rates[:, :, t]
         state = state + key.unsqueeze(-1) * value.unsqueeze(2)
         queries = qs[:, :, t].reshape(q.shape[0], kv_num_heads, -1, qs.shape[3])
-        rows.append(torch.matmul(queries, state).reshape(q.shape[0], -1) * factor)
+        rows.append(multiplied(queries, state).reshape(q.shape[0], -1) * factor)
     return torch.stack(rows, 1).to(dtype), state.to(dtype if past is None else past.dtype)

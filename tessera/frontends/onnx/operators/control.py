@@ -1,7 +1,8 @@
 """If, Loop, Scan and SequenceMap: graphs that run under a condition or many times.
 
-While a program is recorded, a branch that is known is put in its place, and turns that can be counted are written out. A
-condition that only a run tells makes two sub-traces where both branches give the same types, else it is read at the call.
+While a program is recorded, a branch that is known is put in its place, and turns that can be counted are written out.
+A condition that only a run tells makes two sub-traces where both branches give the same types, else it is read at the
+call.
 """
 
 from __future__ import annotations

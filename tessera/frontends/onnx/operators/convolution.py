@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from tessera.frontends.onnx.errors import OnnxError
-from tessera.frontends.onnx.operators.products import shifted
+from tessera.frontends.onnx.operators.products import shifted, sums_in_half
 from tessera.frontends.onnx.operators.rounding import requantized
 from tessera.frontends.onnx.registry import operator
 from tessera.frontends.onnx.values import numbers
@@ -55,6 +55,9 @@ def convolve(
     pads: list[int] | None,
     strides: list[int] | None,
 ) -> Tensor:
+    if sums_in_half(x):
+        wide = convolve(x.float(), w.float(), b if b is None else b.float(), auto_pad, dilations, group, pads, strides)
+        return wide.half()
     rank = x.ndim - 2
     kernel, ones = list(w.shape[2:]), [1] * rank
     dilations, strides = dilations or ones, strides or ones
@@ -187,7 +190,7 @@ def causal_conv(
     held = w.shape[2] - 1
     before = x.new_zeros(x.shape[0], x.shape[1], held) if past is None else past
     whole = torch.cat([before, x], 2)
-    y = F.conv1d(whole, w, b, groups=x.shape[1])
+    y = convolve(whole, w, b, "NOTSET", None, x.shape[1], None, None)
     present = whole.narrow(2, whole.shape[2] - held, held)
     return (F.silu(y) if activation in ("silu", "swish") else y), present
 

@@ -11,6 +11,7 @@ from tessera.frontends.onnx import elements
 from tessera.frontends.onnx.elements import DTYPES, code_of
 from tessera.frontends.onnx.errors import OnnxError
 from tessera.frontends.onnx.interpreter import Context
+from tessera.frontends.onnx.operators.allocation import allowed
 from tessera.frontends.onnx.operators.casts import cast_to
 from tessera.frontends.onnx.registry import operator
 from tessera.frontends.onnx.values import literal, number, numbers
@@ -39,16 +40,6 @@ def constant(
     if whole is not None:
         return literal(whole, torch.int64)
     return literal(value_float if value_floats is None else value_floats, torch.float32)
-
-
-def allowed(shape: list, bytes_each: int, context: Context) -> list:
-    """A shape that a few bytes of a file describe, if it is within the limit."""
-    if all(type(n) is int for n in shape) and math.prod(shape) * bytes_each > context.limits.tensor_bytes:
-        raise OnnxError(
-            f"{context.node}: a tensor of {shape} takes more than the limit of {context.limits.tensor_bytes} bytes; "
-            "tessera.onnx.load(..., limits=) takes another"
-        )
-    return shape
 
 
 @operator("ConstantOfShape", 9, sizes=(0,))

@@ -65,7 +65,7 @@ def roi_align(
             ny, nx = (max(math.ceil(max(s, grow) / n), 0) for s, n in ((d - b, output_height), (c - a, output_width)))
         ys = top + (torch.arange(output_height * ny, device=x.device) + 0.5) * height / (output_height * max(ny, 1))
         xs = left + (torch.arange(output_width * nx, device=x.device) + 0.5) * width / (output_width * max(nx, 1))
-        corners = _corners(x[batch[i].to(torch.int64)], ys, xs)
+        corners = _corners(x.index_select(0, batch[i : i + 1].to(torch.int64)).squeeze(0), ys, xs)
         shape = (x.shape[1], output_height, ny, output_width, nx)
         if mode == "max":
             rows.append(torch.stack(corners).amax(0).reshape(shape).amax((2, 4)))

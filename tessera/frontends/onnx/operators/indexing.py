@@ -8,6 +8,8 @@ import numpy as np
 import torch
 
 from tessera.frontends.onnx.errors import OnnxError
+from tessera.frontends.onnx.interpreter import Context
+from tessera.frontends.onnx.operators.allocation import allowed
 from tessera.frontends.onnx.registry import operator
 from tessera.frontends.onnx.values import contents, number
 
@@ -83,8 +85,9 @@ def scatter_nd(x: Tensor, indices: Tensor, updates: Tensor, *, reduction: str = 
 
 
 @operator("OneHot", 9, sizes=(1,))
-def one_hot(indices: Tensor, depth: Tensor, values: Tensor, *, axis: int = -1) -> Tensor:
+def one_hot(indices: Tensor, depth: Tensor, values: Tensor, *, axis: int = -1, context: Context) -> Tensor:
     count = int(number(depth))
+    allowed([count, *indices.shape], values.element_size(), context)
     places = _positive(indices, count).unsqueeze(axis)
     rank = places.ndim
     classes = torch.arange(count, device=places.device).reshape([-1 if d == axis % rank else 1 for d in range(rank)])

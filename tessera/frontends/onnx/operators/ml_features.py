@@ -118,7 +118,9 @@ def label_encoder(
         values = np.asarray(values_tensor).ravel().tolist()
         strings = isinstance(values_tensor, np.ndarray)
         dtype = None if strings else values_tensor.dtype  # type: ignore[attr-defined]
-        fallback: object = default_string if strings else (default_int64 if not dtype.is_floating_point else default_float)  # type: ignore[union-attr]
+        fallback: object = (
+            default_string if strings else (default_int64 if not dtype.is_floating_point else default_float)
+        )  # type: ignore[union-attr]
         if default_tensor is not None:
             fallback = np.asarray(default_tensor).ravel().tolist()[0]
     elif values_strings is not None:

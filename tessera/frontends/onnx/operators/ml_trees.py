@@ -61,7 +61,12 @@ class _Forest:
         for _ in range(self.depth):
             element, mode, value = x.gather(1, features[place]), modes[place], values[place]
             taken = torch.where(mode == _LT, element < value, element <= value)
-            for kind, other in ((_GTE, element >= value), (_GT, element > value), (_EQ, element == value), (_NEQ, element != value)):
+            for kind, other in (
+                (_GTE, element >= value),
+                (_GT, element > value),
+                (_EQ, element == value),
+                (_NEQ, element != value),
+            ):
                 taken = torch.where(mode == kind, other, taken)
             if sets is not None:
                 taken = torch.where(mode == _MEMBER, (sets[place] == element.unsqueeze(-1)).any(-1), taken)
@@ -73,10 +78,14 @@ class _Forest:
         if not self.members:
             return None
         width = max(map(len, self.members.values()))
-        rows = [[*m, *[float("nan")] * (width - len(m))] for m in (self.members.get(i, []) for i in range(len(self.true)))]
+        rows = [
+            [*m, *[float("nan")] * (width - len(m))] for m in (self.members.get(i, []) for i in range(len(self.true)))
+        ]
         return literal(rows, dtype).to(device)
 
-    def gathered(self, place: Tensor, targets: int, aggregate: str, base: list[float] | None, dtype: torch.dtype) -> Tensor:
+    def gathered(
+        self, place: Tensor, targets: int, aggregate: str, base: list[float] | None, dtype: torch.dtype
+    ) -> Tensor:
         """What the leaves that were reached give to each target."""
         gains = [[0.0] * targets for _ in self.true]
         given = [[False] * targets for _ in self.true]

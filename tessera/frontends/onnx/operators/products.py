@@ -10,10 +10,19 @@ from tessera.frontends.onnx.registry import operator
 Tensor = torch.Tensor
 
 
+def sums_in_half(x: Tensor) -> bool:
+    """Some CPUs add up half-precision products in half precision; those run in single precision instead."""
+    return x.dtype == torch.float16 and x.device.type == "cpu"
+
+
+def multiplied(a: Tensor, b: Tensor) -> Tensor:
+    return torch.matmul(a.float(), b.float()).half() if sums_in_half(a) else torch.matmul(a, b)
+
+
 @operator("MatMul")
 @wide
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    return torch.matmul(a, b)
+    return multiplied(a, b)
 
 
 @operator("Gemm", 7)
@@ -36,7 +45,7 @@ def gemm(
         and (c is None or (c.ndim == 1 and c.shape[0] == b.shape[0]))
     ):
         return torch.nn.functional.linear(a, b, c)
-    product = torch.matmul(a.t() if transA else a, b.t() if transB else b)
+    product = multiplied(a.t() if transA else a, b.t() if transB else b)
     if alpha != 1.0:
         product = _scaled(product, alpha)
     return product if c is None or beta == 0 else product + (c if beta == 1.0 else _scaled(c, beta))

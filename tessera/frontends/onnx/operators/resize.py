@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from tessera.frontends.onnx.errors import OnnxError
+from tessera.frontends.onnx.interpreter import Context
+from tessera.frontends.onnx.operators.allocation import allowed
 from tessera.frontends.onnx.registry import operator
 from tessera.frontends.onnx.values import Untraceable, literal, numbers
 
@@ -151,7 +153,14 @@ def _in_one(x: Tensor, sizes: list[int], scales: list[float], axes: list[int], h
 
 
 def _resize(
-    x: Tensor, roi: list | None, scales: list | None, sizes: list | None, axes: list[int] | None, policy: str, how: _How
+    x: Tensor,
+    roi: list | None,
+    scales: list | None,
+    sizes: list | None,
+    axes: list[int] | None,
+    policy: str,
+    how: _How,
+    context: Context,
 ) -> Tensor:
     if any(not isinstance(n, int) for n in x.shape):
         raise Untraceable("Resize is written for sizes that are numbers")
@@ -168,6 +177,11 @@ def _resize(
         new = [math.floor(x.shape[d] * s) for d, s in zip(dims, ratios, strict=True)]
     else:
         raise OnnxError("Resize: expected scales or sizes, got neither")
+    whole = list(x.shape)
+    for d, n in zip(dims, new, strict=True):
+        whole[d] = n
+        allowed([n, x.shape[d]], 8, context)  # the matrix of weights
+    allowed(whole, x.element_size(), context)
     crops = how.coordinates == "tf_crop_and_resize"
     if not crops and (y := _in_one(x, new, ratios, dims, how)) is not None:
         return y
@@ -195,6 +209,7 @@ def resize(
     keep_aspect_ratio_policy: str = "stretch",
     mode: str = "nearest",
     nearest_mode: str = "round_prefer_floor",
+    context: Context,
 ) -> Tensor:
     how = _How(
         mode,
@@ -206,25 +221,27 @@ def resize(
         extrapolation_value,
     )
     listed = [None if t is None else numbers(t) for t in (roi, scales, sizes)]
-    return _resize(x, *listed, axes, keep_aspect_ratio_policy, how)
+    return _resize(x, *listed, axes, keep_aspect_ratio_policy, how, context)
 
 
 @operator("Resize", 10, 10, sizes=(1,))
-def resize_of_opset_10(x: Tensor, scales: Tensor, *, mode: str = "nearest") -> Tensor:
-    return _resize(x, None, numbers(scales), None, None, "stretch", _How(mode, "asymmetric", "floor"))
+def resize_of_opset_10(x: Tensor, scales: Tensor, *, mode: str = "nearest", context: Context) -> Tensor:
+    return _resize(x, None, numbers(scales), None, None, "stretch", _How(mode, "asymmetric", "floor"), context)
 
 
 @operator("Upsample", 9, 9, sizes=(1,))
-def upsample(x: Tensor, scales: Tensor, *, mode: str = "nearest") -> Tensor:
-    return _resize(x, None, numbers(scales), None, None, "stretch", _How(mode, "asymmetric", "floor"))
+def upsample(x: Tensor, scales: Tensor, *, mode: str = "nearest", context: Context) -> Tensor:
+    return _resize(x, None, numbers(scales), None, None, "stretch", _How(mode, "asymmetric", "floor"), context)
 
 
 @operator("Upsample", 7, 8)
-def upsample_by_attribute(x: Tensor, *, scales: list[float], mode: str = "nearest") -> Tensor:
-    return _resize(x, None, scales, None, None, "stretch", _How(mode, "asymmetric", "floor"))
+def upsample_by_attribute(x: Tensor, *, scales: list[float], mode: str = "nearest", context: Context) -> Tensor:
+    return _resize(x, None, scales, None, None, "stretch", _How(mode, "asymmetric", "floor"), context)
 
 
 @operator("Upsample", 1, 6)
-def upsample_of_images(x: Tensor, *, height_scale: float, width_scale: float, mode: str = "nearest") -> Tensor:
+def upsample_of_images(
+    x: Tensor, *, height_scale: float, width_scale: float, mode: str = "nearest", context: Context
+) -> Tensor:
     how = _How("linear" if mode == "bilinear" else mode, "asymmetric", "floor")
-    return _resize(x, None, [1, 1, height_scale, width_scale], None, None, "stretch", how)
+    return _resize(x, None, [1, 1, height_scale, width_scale], None, None, "stretch", how, context)

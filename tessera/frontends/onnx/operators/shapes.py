@@ -7,6 +7,7 @@ import math
 import torch
 
 from tessera.frontends.onnx.interpreter import Context
+from tessera.frontends.onnx.operators.allocation import allowed
 from tessera.frontends.onnx.registry import operator
 from tessera.frontends.onnx.values import number, numbers
 
@@ -156,8 +157,10 @@ def expand(x: Tensor, shape: Tensor) -> Tensor:
 
 
 @operator("Tile", 6, moves=True, sizes=(1,))
-def tile(x: Tensor, repeats: Tensor) -> Tensor:
-    return x.repeat(numbers(repeats))
+def tile(x: Tensor, repeats: Tensor, *, context: Context) -> Tensor:
+    counts = numbers(repeats)
+    allowed([a * b for a, b in zip(x.shape, counts, strict=True)], x.element_size(), context)
+    return x.repeat(counts)
 
 
 @operator("Tile", 1, 5, moves=True, sizes=(1, 2))

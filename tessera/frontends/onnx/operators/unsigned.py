@@ -1,7 +1,7 @@
 """Unsigned integers of 16, 32 and 64 bits, which PyTorch stores and hardly computes with.
 
-The first two fit int64. The last is looked at as int64: sums and products wrap alike; what depends on order flips the sign
-bit first.
+The first two fit int64. The last is looked at as int64: sums and products wrap alike; what depends on order flips the
+sign bit first.
 """
 
 from __future__ import annotations
