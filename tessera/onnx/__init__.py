@@ -2,8 +2,8 @@
 
 from tessera.frontends.onnx.errors import OnnxError
 from tessera.frontends.onnx.limits import Limits
-from tessera.onnx.arrays import prepare
+from tessera.onnx.arrays import prepare, prepare_warmup
 from tessera.onnx.module import OnnxModule, load
 from tessera.onnx.registration import register
 
-__all__ = ["Limits", "OnnxError", "OnnxModule", "load", "prepare", "register"]
+__all__ = ["Limits", "OnnxError", "OnnxModule", "load", "prepare", "prepare_warmup", "register"]

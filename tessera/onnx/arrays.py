@@ -14,6 +14,7 @@ import torch
 from tessera.frontends.onnx import elements
 from tessera.frontends.onnx.elements import Narrow
 from tessera.frontends.onnx.file import Source
+from tessera.frontends.onnx.proto import onnx
 from tessera.onnx.module import load
 
 _OF_TYPES = {
@@ -47,6 +48,16 @@ def prepare(source: Source) -> Callable[[Sequence[object]], list[object]]:
         return [to_numpy(x) for x in (out if len(net.output_names) != 1 else (out,))]  # type: ignore[union-attr]
 
     return run
+
+
+def prepare_warmup() -> None:
+    """Compile something small, so that what compiling needs is imported; suites that fork call this before."""
+    make = onnx.helper
+    about = make.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [4, 4])
+    node = make.make_node("Relu", ["x"], ["y"])
+    graph = make.make_graph([node], "warmup", [about], [make.make_empty_tensor_value_info("y")])
+    opset = make.make_opsetid("", 13)
+    prepare(make.make_model(graph, opset_imports=[opset]))([np.ones((4, 4), np.float32)])
 
 
 def to_torch(x: object) -> object:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
+from tessera.frontends.onnx.constants import with_initializers
 from tessera.frontends.onnx.file import Source, read_model
 from tessera.frontends.onnx.limits import LIMITS, Limits
 from tessera.frontends.onnx.structure import Model
@@ -39,7 +40,7 @@ def load(
     compile    False: run operator by operator, in the interpreter
     executors  as tessera.jit's
     """
-    model = read_model(source, limits, None if folder is None else os.fspath(folder))
+    model = with_initializers(read_model(source, limits, None if folder is None else os.fspath(folder)), limits)
     return OnnxModule(model, limits, compile, Options.of(executors, None, None))
 
 

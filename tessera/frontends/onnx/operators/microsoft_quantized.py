@@ -12,7 +12,7 @@ from tessera.frontends.onnx.operators.microsoft_attention import from_packed
 from tessera.frontends.onnx.operators.pooling import average_pool
 from tessera.frontends.onnx.operators.products import matmul_integer, multiplied
 from tessera.frontends.onnx.operators.quantization import dequantize_linear, dynamic_quantize_linear, quantize_linear
-from tessera.frontends.onnx.operators.rounding import requantized
+from tessera.frontends.onnx.operators.rounding import quotient, requantized
 from tessera.frontends.onnx.registry import MICROSOFT, operator
 
 Tensor = torch.Tensor
@@ -27,7 +27,7 @@ def _real(x: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
 
 
 def _whole(y: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
-    return requantized(y / scale, zero)
+    return requantized(quotient(y, scale), zero)
 
 
 def _binary(name: str, fn: Callable[[Tensor, Tensor], Tensor]) -> None:

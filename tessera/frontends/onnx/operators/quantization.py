@@ -9,7 +9,7 @@ from tessera.frontends.onnx.elements import DTYPES, FLOAT8, FLOAT8_DTYPES, Narro
 from tessera.frontends.onnx.errors import OnnxError
 from tessera.frontends.onnx.operators.casts import cast_to
 from tessera.frontends.onnx.operators.products import matmul_integer
-from tessera.frontends.onnx.operators.rounding import bounds, requantized
+from tessera.frontends.onnx.operators.rounding import bounds, quotient, requantized
 from tessera.frontends.onnx.registry import operator
 
 Tensor = torch.Tensor
@@ -49,7 +49,7 @@ def quantize_linear(
     code = code_of(zero) if zero is not None else output_dtype or elements.UINT8
     each = scale if x.ndim == 0 else spread(scale, x, axis, block_size)
     wide = DTYPES[precision] if precision else torch.float32 if each.dtype in FLOAT8_DTYPES else each.dtype
-    ratio = (x.float() if not x.is_floating_point() else x).to(wide) / each.to(wide)
+    ratio = quotient((x.float() if not x.is_floating_point() else x).to(wide), each.to(wide))
     if code in FLOAT8 or elements.is_small_float(code):
         moved = ratio if zero is None else ratio + spread(_data(zero), x, axis, block_size).to(wide)
         return cast_to(moved, code, saturate)
@@ -80,8 +80,8 @@ def dequantize_linear(
 def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     low, high = torch.clamp(x.amin(), max=0.0), torch.clamp(x.amax(), min=0.0)
     scale = (high - low) / 255.0
-    zero = torch.round(torch.clamp(-low / scale, 0, 255)).to(torch.uint8)
-    return requantized(x / scale, zero), scale, zero
+    zero = torch.round(torch.clamp(quotient(-low, scale), 0, 255)).to(torch.uint8)
+    return requantized(quotient(x, scale), zero), scale, zero
 
 
 @operator("QLinearMatMul", 10)

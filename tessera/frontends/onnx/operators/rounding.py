@@ -13,6 +13,14 @@ def bounds(dtype: torch.dtype, code: int = 0) -> tuple[int, int]:
     return torch.iinfo(dtype).min, torch.iinfo(dtype).max
 
 
+def quotient(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """x / scale to the last bit: what is rounded next must not be on the other side of a half. Kernels divide by one
+    number through its reciprocal, which in double precision is close enough."""
+    if scale.dtype == torch.float64:
+        return x / scale
+    return (x.double() / scale.double()).to(scale.dtype)
+
+
 def requantized(x: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
     """Rounded, moved by the zero point, and kept in its type's range."""
     low, high = bounds(zero.dtype)
