@@ -67,4 +67,4 @@ def _value(node: Node, graph: Graph, weights: set[str], limits: Limits) -> torch
     dtype = torch.float32 if value is None else value.dtype
     if any(n < 0 for n in sizes) or math.prod(sizes) * dtype.itemsize > limits.tensor_bytes:
         return None  # the operator says what is wrong
-    return torch.full(sizes, 0.0 if value is None else value.item(), dtype=dtype)
+    return torch.full(sizes, fill.item(), dtype=dtype)
