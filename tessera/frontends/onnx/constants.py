@@ -59,12 +59,10 @@ def _value(node: Node, graph: Graph, weights: set[str], limits: Limits) -> torch
     shape = graph.initializers.get(node.inputs[0])
     if not isinstance(shape, torch.Tensor) or shape.ndim != 1 or shape.dtype != torch.int64:
         return None
-    if value is not None and (
-        not isinstance(value, torch.Tensor) or value.numel() != 1 or not value.is_floating_point()
-    ):
+    fill = torch.zeros(1) if value is None else value
+    if not isinstance(fill, torch.Tensor) or fill.numel() != 1 or not fill.is_floating_point():
         return None
-    sizes = shape.tolist()
-    dtype = torch.float32 if value is None else value.dtype
+    sizes, dtype = shape.tolist(), fill.dtype
     if any(n < 0 for n in sizes) or math.prod(sizes) * dtype.itemsize > limits.tensor_bytes:
         return None  # the operator says what is wrong
     return torch.full(sizes, fill.item(), dtype=dtype)

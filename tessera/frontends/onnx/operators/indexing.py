@@ -25,6 +25,8 @@ def _positive(indices: Tensor, size: object) -> Tensor:
 @operator("Gather", moves=True)
 def gather(x: Tensor, indices: Tensor, *, axis: int = 0) -> Tensor:
     axis = axis % x.ndim
+    if axis == 0 and x.ndim == 2 and x.is_floating_point() and indices.ndim:  # an embedding stays whole
+        return torch.nn.functional.embedding(_positive(indices, x.shape[0]), x)
     if indices.ndim == 0:
         return x.index_select(axis, _positive(indices, x.shape[axis]).reshape(1)).squeeze(axis)
     flat = x.index_select(axis, _positive(indices, x.shape[axis]).reshape(-1))
