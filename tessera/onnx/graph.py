@@ -31,9 +31,13 @@ class RunningGraph:
         self.inputs = tuple(v.name for v in graph.inputs if v.name not in graph.initializers)
         self.outputs = tuple(v.name for v in graph.outputs)
         self.infos = {v.name: v for v in graph.inputs}
-        self.plan = Plan(graph)
-        self.backend = Backend(options, name=re.sub(r"\W", "_", graph.name).strip("_") or "graph")
-        self.compiler = Compiler(model, state, limits, self.plan, self.backend, self.infos)
+        self.backend = Backend(options, name=re.sub(r"\W", "_", graph.name[:60]).strip("_") or "graph")
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew, without programs."""
+        self.plan = Plan(self.model.graph)
+        self.compiler = Compiler(self.model, self.state, self.limits, self.plan, self.backend, self.infos)
 
     def __call__(self, values: dict[str, object]) -> tuple[object, ...]:
         device = self.device(values)

@@ -49,10 +49,13 @@ class OnnxModule(torch.nn.Module):
 
     def __init__(self, model: Model, limits: Limits, compile: bool, options: Options) -> None:
         super().__init__()
+        self.__tessera_onnx__: RunningGraph = None  # type: ignore[assignment]  # names that the file cannot take
+        self.__tessera__: Compiled = None  # type: ignore[assignment]
         state = State(self, model.graph)
         # Everything of ours is behind one name, so that the file's names are free.
         self.__tessera_onnx__ = RunningGraph(model, state, limits, compile, options)
         self.__tessera__ = Compiled(self.__tessera_onnx__, self.__tessera_onnx__.backend, self.__call__, lambda fn: fn)
+        self.register_load_state_dict_post_hook(_forget_programs)
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -84,6 +87,11 @@ class OnnxModule(torch.nn.Module):
     def extra_repr(self) -> str:
         model = self.__tessera_onnx__.model
         return f"{model.path or 'ONNX'}, {len(model.graph.nodes)} nodes"
+
+
+def _forget_programs(net: OnnxModule, _: object) -> None:
+    """Programs are made for what small buffers held; another state may hold something else."""
+    net.__tessera_onnx__.reset()
 
 
 def _arguments(graph: RunningGraph, args: tuple, kwargs: Mapping[str, object]) -> dict[str, object]:

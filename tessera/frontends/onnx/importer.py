@@ -43,8 +43,7 @@ class Importer(Interpreter):
         recorder = recording()
         outermost = scope.outer is None and self.depth == 0
         if recorder is not None and outermost:
-            name = f"{node.name} " if node.name else ""
-            recorder.builder.source = Source(self.model.path, node.index, note=f"{name}({node.op})")
+            recorder.builder.source = Source(self.model.path, node.index, note=_printable(f"{node.name} ({node.op})"))
         if not outermost:
             super().run_node(node, scope)
             return
@@ -111,6 +110,11 @@ class Importer(Interpreter):
     def constant(self, x: object) -> object:
         with fake.alone():
             return super().constant(x)
+
+
+def _printable(name: str) -> str:
+    """A name of the file as it may stand in a comment: on one line, and short."""
+    return "".join(c if c.isprintable() else "?" for c in name[:200]).strip()
 
 
 def _settled(a: object) -> object:

@@ -311,6 +311,23 @@ def test_transforms_see_through_it() -> None:
     torch.testing.assert_close(tessera.grad(row)(x), expected)
 
 
+def test_a_new_state_counts() -> None:
+    made = model([node("Mul", ["x", "w"], ["y"])], ["x"], ["y"], [constant("w", np.float32(2))])
+    net, x = tessera_onnx.load(made), torch.ones(2)
+    assert net(x).tolist() == [2, 2]
+    net.load_state_dict({"w": torch.tensor(3.0)})
+    assert net(x).tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("name", ["forward", "__tessera__", "__tessera_onnx__", "training", "a..b", ".", "__class__"])
+def test_names_of_the_file_hide_nothing(name: str) -> None:
+    given = [constant(name, np.full(2, 3, np.float32)), constant("a", np.ones(2, np.float32))]
+    nodes = [helper.make_node("Mul", ["x", name], ["m"], name="x\nimport os  # "), node("Add", ["m", "a"], ["y"])]
+    net = tessera_onnx.load(model(nodes, ["x"], ["y"], given))
+    assert net(torch.ones(2)).tolist() == [4, 4] and len(net.state_dict()) == 2
+    assert "\nimport os  #" not in str(tessera.stages(net)["captured"])
+
+
 def test_copies_are_independent() -> None:
     net = tessera_onnx.load(mlp())
     other, x = copy.deepcopy(net), torch.randn(2, 4)

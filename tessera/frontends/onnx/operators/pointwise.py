@@ -11,6 +11,7 @@ import torch
 from tessera.frontends.onnx.operators import unsigned
 from tessera.frontends.onnx.operators.unsigned import wide, wide_ordered
 from tessera.frontends.onnx.registry import operator
+from tessera.frontends.onnx.values import is_known, number
 
 Tensor = torch.Tensor
 
@@ -48,6 +49,8 @@ def _truncated(a: Tensor, b: Tensor) -> Tensor:
 def _power(a: Tensor, b: Tensor) -> Tensor:
     if not a.is_floating_point() and b.is_floating_point():
         return torch.pow(a.double(), b.double()).to(a.dtype)
+    if a.is_floating_point() and b.numel() == 1 and b.ndim <= a.ndim and is_known(b):
+        return torch.pow(a, number(b))  # squares and roots by their names
     return torch.pow(a, b.to(a.dtype) if b.is_floating_point() else b).to(a.dtype)
 
 
