@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from tessera.frontends.onnx.capture import Recorded, Result, record_part
+from tessera.frontends.onnx.capture import Recorded, record_part
 from tessera.frontends.onnx.elements import Narrow
 from tessera.frontends.onnx.importer import Importer, Stop
 from tessera.frontends.onnx.interpreter import Interpreter, Scope
@@ -115,6 +115,8 @@ class Compiler:
                 continue
             open_ = {d for d in range(x.ndim) if declared is None or not isinstance(declared[d], int)}
             if chosen := frozenset(d for d in open_ if x.shape[d] > 1):
+                if not x.is_contiguous():  # kernels are made for strides: no symbols then
+                    return {}
                 dims[name] = chosen
         return dims
 
@@ -123,8 +125,17 @@ class Compiler:
         record.nodes = len(part.nodes)
         self.backend.graphs.append(record)
 
+        # Nothing of this call is kept but its constants and its structure.
+        leaves, spec = pytree.tree_flatten({n: inputs[n] for n in recorded.given})
+        leaves = [None if isinstance(x, torch.Tensor) else x for x in leaves]
+        constants = {n: x for n, x in inputs.items() if n not in recorded.given}
+
         def eager(*tensors: object) -> tuple:
-            return self.program_results(part, recorded, inputs, tensors, device)
+            full = list(leaves)
+            for place, x in zip(recorded.places, tensors, strict=False):
+                full[place] = x
+            values = {**constants, **pytree.tree_unflatten(full, spec)}
+            return recorded.flat(self.interpret(part, values, device, "a call that no program takes"))
 
         try:
             call, record.compilation = compile_captured(recorded.captured, eager, record.name, self.backend.options)
@@ -159,18 +170,6 @@ class Compiler:
             interpreter.run_node(node, scope)
         return {name: scope[name] for name in part.outputs}
 
-    def program_results(
-        self, part: Part, recorded: Recorded, inputs: dict, tensors: Sequence[object], device: torch.device
-    ) -> tuple:
-        """What the program gives, from the interpreter."""
-        leaves, spec = pytree.tree_flatten({n: inputs[n] for n in recorded.given})
-        for place, x in zip(recorded.places, tensors, strict=False):
-            leaves[place] = x
-        outputs = self.interpret(part, {**inputs, **pytree.tree_unflatten(leaves, spec)}, device, "it was asked to")
-        flat = pytree.tree_leaves(outputs)
-        results = {leaf.place: x for leaf, x in zip(recorded.leaves, flat, strict=True) if isinstance(leaf, Result)}
-        return tuple(results[i] for i in range(len(results)))
-
 
 def _key(leaves: Sequence[object]) -> tuple:
     key: list = [torch.is_grad_enabled(), is_any_autocast_enabled() and _casts()]
@@ -182,8 +181,8 @@ def _key(leaves: Sequence[object]) -> tuple:
     return tuple(key)
 
 
-def _casts() -> tuple:
-    return tuple((d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d))
+def _casts() -> frozenset:
+    return frozenset((d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d))
 
 
 def _frame(key: tuple) -> tuple:

@@ -46,6 +46,12 @@ class Recorded:
         leaves = [results[x.place] if isinstance(x, Result) else x for x in self.leaves]
         return pytree.tree_unflatten(leaves, self.spec)
 
+    def flat(self, outputs: Mapping[str, object]) -> tuple[object, ...]:
+        """What the program gives, of all outputs."""
+        listed = zip(self.leaves, pytree.tree_leaves(outputs), strict=True)
+        results = {leaf.place: x for leaf, x in listed if isinstance(leaf, Result)}
+        return tuple(results[i] for i in range(len(results)))
+
 
 @dataclass(frozen=True)
 class Result:

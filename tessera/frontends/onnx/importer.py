@@ -57,7 +57,7 @@ class Importer(Interpreter):
             raise Stop(node, f"{type(error).__name__}: {error}".split("\n")[0]) from error
 
     def apply(self, meaning: Meaning, context: Context, args: list, attributes: dict) -> Sequence[object]:
-        if any(isinstance(a, np.ndarray) for a in args):
+        if any(map(_holds_strings, args)):
             raise Untraceable("strings are Python values, which no program holds")
         if meaning.interpreted:
             if all(map(_small_and_known, args)) and any(a is not None for a in args):
@@ -110,6 +110,10 @@ class Importer(Interpreter):
     def constant(self, x: object) -> object:
         with fake.alone():
             return super().constant(x)
+
+
+def _holds_strings(a: object) -> bool:
+    return any(map(_holds_strings, a)) if isinstance(a, list) else isinstance(a, np.ndarray)
 
 
 def _printable(name: str) -> str:

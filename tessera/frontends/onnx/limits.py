@@ -14,7 +14,7 @@ class Limits:
     calls: int = 64  # functions that call functions
     rank: int = 64  # dimensions of a tensor
     tensor_bytes: int = 2**29  # of one tensor that a few bytes describe: a filled or sparse one, a range
-    unrolled: int = 1024  # turns of a loop that are written out into one program
+    unrolled: int = 64  # turns of a loop that are written out into one program
     loop_turns: int = 10_000  # of a loop that the interpreter runs
     programs: int = 32  # kept for one part of a graph, one a set of types or of values; then the interpreter runs
     read_elements: int = 256  # of an input whose values decide a size

@@ -28,10 +28,13 @@ def symbolic_fake(x: torch.Tensor, mode: FakeTensorMode, dims: Collection[int]) 
 
 
 def holds(env: ShapeEnv, fakes: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], bool]:
-    """Whether a program that was made of `fakes` holds for other tensors in their places."""
+    """Whether a program that was made of `fakes` holds for other tensors in their places: those with symbols are
+    contiguous."""
     bound: dict[str, str] = {}
     conditions: list[str] = []
     for i, x in enumerate(fakes):
+        symbolic = any(isinstance(size, torch.SymInt) for size in x.shape)
+        conditions.append(f"tensors[{i}].is_contiguous()" if symbolic else f"tensors[{i}].stride() == {x.stride()}")
         for d, size in enumerate(x.shape):
             here = f"tensors[{i}].shape[{d}]"
             if isinstance(size, torch.SymInt):

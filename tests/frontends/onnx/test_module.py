@@ -114,6 +114,13 @@ def test_one_program_serves_every_batch() -> None:
     assert compiled_graphs(net) == 1
 
 
+def test_strides_are_looked_at() -> None:
+    made = model([node("Exp", ["x"], ["y"])], [value("x", ["n", "m"])], ["y"])
+    net = tessera_onnx.load(made)
+    for x in (torch.randn(4, 6), torch.randn(8, 3).T, torch.randn(5, 7), torch.randn(6, 4).T, torch.randn(9, 4)[::2]):
+        torch.testing.assert_close(net(x), torch.exp(x))
+
+
 def test_sizes_are_arithmetic() -> None:
     nodes = [
         node("Shape", ["x"], ["s"]),

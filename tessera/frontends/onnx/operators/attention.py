@@ -13,6 +13,8 @@ from tessera.frontends.onnx.interpreter import Context
 from tessera.frontends.onnx.operators.products import multiplied, sums_in_half
 from tessera.frontends.onnx.registry import PREVIEW, operator
 from tessera.frontends.onnx.structure import Graph
+from tessera.frontends.onnx.values import Untraceable
+from tessera.ir.record import recording
 
 Tensor = torch.Tensor
 
@@ -230,8 +232,8 @@ def linear_attention(
     context: Context,
 ) -> tuple[Tensor, Tensor]:
     """A state of keys by values, written and read a token at a time."""
-    if q.shape[1] > context.limits.unrolled:
-        raise OnnxError(f"LinearAttention: {q.shape[1]} tokens; the limit is {context.limits.unrolled}")
+    if recording() is not None and q.shape[1] > context.limits.unrolled:
+        raise Untraceable(f"more than {context.limits.unrolled} tokens, one after the other")
     dtype = q.dtype
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     qs, ks, vs = (heads_first(x, n).to(wide) for x, n in ((q, q_num_heads), (k, kv_num_heads), (v, kv_num_heads)))
