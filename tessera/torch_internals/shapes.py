@@ -18,6 +18,10 @@ else:
         "saying that a program asks for the value of a tensor",
     )
 
+_CONTEXT = "giving the sizes of an input names"
+StatelessSymbolicContext = symbol("torch.fx.experimental.symbolic_shapes.StatelessSymbolicContext", _CONTEXT)
+DimDynamic = symbol("torch.fx.experimental.symbolic_shapes.DimDynamic", _CONTEXT)
+
 statically_known_true = symbol(
     "torch.fx.experimental.symbolic_shapes.statically_known_true", "comparing sizes without a guard"
 )
