@@ -15,11 +15,12 @@ from tessera.ir.equation import Recipe, Value
 from tessera.ir.kernel import Kernel
 from tessera.ir.trace import Trace
 from tessera.tile.dialect.ops import KernelOp
+from tessera.tile.from_trace.around import Around
 from tessera.tile.from_trace.batch import OneByOne, flat_kernel
 from tessera.tile.from_trace.batch import launcher as batch_launcher
 from tessera.tile.from_trace.kernel import Segment, TileKernel
 from tessera.tile.from_trace.launch import launcher
-from tessera.tile.from_trace.region import Around, lower
+from tessera.tile.from_trace.region import lower
 from tessera.tile.targets import CompiledKernel, Target, target_for
 from tessera.tile.targets.base import Ahead, Batches, Keeps, Run
 

@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, fields, replace
 
 import torch
 
-from tessera.frontends.captured import Aliased, Captured
+from tessera.frontends.captured import Captured
 from tessera.ir import fake
+from tessera.ir.aliased import Aliased
 from tessera.ir.serial import Writer
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType

@@ -17,7 +17,8 @@ from functools import partial
 import torch
 
 from tessera.executors.base import Executor, FusionExecutor, in_order
-from tessera.frontends.captured import Aliased, Captured
+from tessera.frontends.captured import Captured
+from tessera.ir.aliased import Aliased
 from tessera.ir.equation import Arg, Equation
 from tessera.ir.serial import NAMESPACES, VERSION, Place, Writer, content
 from tessera.ir.serial_size import Sizes

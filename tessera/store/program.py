@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 
 from tessera.executors.base import Executor
 from tessera.executors.serial import Claimed, Claims
-from tessera.frontends.captured import Aliased
+from tessera.ir.aliased import Aliased
 from tessera.ir.serial import VERSION, Reader, Writer
 from tessera.ir.trace import Trace
 from tessera.runtime.autograd import Bridge

@@ -1,4 +1,7 @@
-"""Symbolic sizes: the environment they live in, what is known of them, and the functions in their expressions."""
+"""Symbolic sizes: the environment they live in, what is known of them, and the functions in their expressions.
+
+What stands on SymPy (`LATE`) is imported when it is first asked for: a program that is only run has no use for it.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,31 @@ from tessera.torch_internals.lookup import owner_of, symbol
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode as GuardOnDataDependentSymNode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv as ShapeEnv
-else:
-    ShapeEnv = symbol("torch.fx.experimental.symbolic_shapes.ShapeEnv", "programs of any size")
-    GuardOnDataDependentSymNode = symbol(
-        "torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode",
-        "saying that a program asks for the value of a tensor",
-    )
 
-statically_known_true = symbol(
-    "torch.fx.experimental.symbolic_shapes.statically_known_true", "comparing sizes without a guard"
-)
-size_functions = symbol("torch.utils._sympy.functions", "reading the expressions of symbolic sizes")
-PythonPrinter = symbol("torch.utils._sympy.printers.PythonPrinter", "printing symbolic sizes as Python")
+    statically_known_true: Any
+    size_functions: Any
+    PythonPrinter: Any
+
+_HOME = "torch.fx.experimental.symbolic_shapes"
+LATE = {
+    "ShapeEnv": (f"{_HOME}.ShapeEnv", "programs of any size"),
+    "GuardOnDataDependentSymNode": (
+        f"{_HOME}.GuardOnDataDependentSymNode",
+        "saying that a program asks for the value of a tensor",
+    ),
+    "statically_known_true": (f"{_HOME}.statically_known_true", "comparing sizes without a guard"),
+    "size_functions": ("torch.utils._sympy.functions", "reading the expressions of symbolic sizes"),
+    "PythonPrinter": ("torch.utils._sympy.printers.PythonPrinter", "printing symbolic sizes as Python"),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    given = globals()[name] = symbol(*LATE[name])
+    return given
+
+
 torch_check = symbol("torch._check", "what a program claims of numbers known only when it runs")
 # What all of torch._check and its like call; replaced there while a function is traced.
 CHECK_WITH = owner_of("torch._check_with", "what a program claims of numbers known only when it runs"), "_check_with"

@@ -19,7 +19,7 @@ from xdsl.dialects.builtin import ArrayAttr, IndexType, StringAttr
 
 from tessera.ir import fake
 from tessera.ir.equation import Arg, Value
-from tessera.ir.layouts import with_strides
+from tessera.ir.strides import with_strides
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.tile.dialect.index import name
