@@ -28,6 +28,7 @@ from tessera.tile.targets.cpu.host import Host
 from tessera.tile.targets.cpu.host import host as this_host
 from tessera.tile.targets.cpu.layout import layout
 from tessera.tile.targets.cpu.lower import Lowering
+from tessera.tile.targets.cpu.process import openmp
 from tessera.tile.targets.cpu.product import no_product
 from tessera.tile.targets.pair import Pair, read_scratch
 from tessera.util import disk as cache
@@ -81,7 +82,7 @@ class CpuTarget:
         return compiled
 
     def about(self) -> str:
-        return f"{jit.version(self.host)} {jit.openmp()}"
+        return f"{jit.version(self.host)} {openmp()}"
 
     def save(self, compiled: CompiledKernel) -> dict | None:
         if isinstance(compiled, CpuKernel):
@@ -152,7 +153,7 @@ def module_text(kernel: KernelOp, schedule: Schedule, host: Host) -> str:
     choice = choose(seen, schedule, host)
     lowering = Lowering(seen, choice, host)
     function = lowering.function()
-    start = entry(seen, choice, host, jit.openmp())
+    start = entry(seen, choice, host, openmp())
     declared = [d for n, d in lowering.b.declared.items() if d not in start and n not in lowering.b.helpers]
     return "\n".join(
         [
