@@ -8,16 +8,25 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from tessera.util.version import VERSION
+
 if TYPE_CHECKING:
     from tessera import ops as ops
     from tessera import optim as optim
     from tessera.api import *  # noqa: F403
+    from tessera.artifact.loaded import load as load
+    from tessera.artifact.write import export as export
     from tessera.tools.profile import profile as profile
     from tessera.tools.report import report as report
 
-__version__ = "0.1.0"
+__version__ = VERSION
 _PACKAGES = ("ops", "optim")
-_TOOLS = {"profile": "tessera.tools.profile", "report": "tessera.tools.report"}
+_TOOLS = {
+    "export": "tessera.artifact.write",
+    "load": "tessera.artifact.loaded",  # needs neither the compiler nor what it stands on
+    "profile": "tessera.tools.profile",
+    "report": "tessera.tools.report",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 
+from tessera.ir.aliased import Result
 from tessera.ir.equation import SPECIALS, Arg, Equation, Operator, Source, Special, Value
+from tessera.ir.formula import Formulas
 from tessera.ir.serial_size import Sizes, write_size
 from tessera.ir.trace import Trace
 from tessera.ir.types import OpaqueType, ScalarType, TensorType, Type
@@ -166,6 +168,8 @@ class Writer:
             return ["complex", a.real, a.imag]  # type: ignore[attr-defined]
         if kind is Trace:
             return ["trace", self.trace(a)]  # type: ignore[arg-type]
+        if kind is Result:
+            return ["result", a.place]  # type: ignore[attr-defined]
         if isinstance(a, OpOverload):
             return self._overload(a)
         raise Unserial(f"an argument of type {kind.__name__}")
@@ -190,7 +194,7 @@ class Reader:
         tables: dict,
         places: Sequence[Place] = (),
         held: Sequence[torch.Tensor] = (),
-        sizes: Sizes | None = None,
+        sizes: Sizes | Formulas | None = None,
         claimed: Callable[[list, Equation, Reader], Special] | None = None,
     ) -> None:
         self.sizes, self.held, self.claimed = sizes or Sizes(), list(held), claimed
@@ -285,6 +289,8 @@ class Reader:
                 return complex(a[1], a[2])
             case "trace":
                 return self.trace(a[1])
+            case "result":
+                return Result(a[1])
             case "op":
                 return _overload(a)
         raise Unserial(f"an argument of a kind that is not known: {a[0]!r}")
@@ -324,7 +330,8 @@ def _attribute(name: str, kind: type | tuple[type, ...]) -> Any:
 
 def _overload(data: list) -> OpOverload:
     _, namespace, name, overload = data
-    op = getattr(getattr(getattr(torch.ops, namespace), name), overload, None) if namespace in NAMESPACES else None
+    packet = getattr(getattr(torch.ops, namespace), name, None) if namespace in NAMESPACES else None
+    op = getattr(packet, overload, None)
     if not isinstance(op, OpOverload):
         raise Unserial(f"there is no operator {namespace}.{name}.{overload}")
     return op

@@ -28,6 +28,7 @@ from tessera.pipeline.stage import Stage
 from tessera.runtime.double_backward import Derivative, Wanted, no_forward_mode
 from tessera.runtime.plan import backward_graph
 from tessera.store.key import Key, key_of, own_function
+from tessera.store.layout import read_layout, write_layout
 from tessera.store.program import (
     COUNTS,
     FAULTS,
@@ -35,10 +36,8 @@ from tessera.store.program import (
     Stored,
     load,
     read_bridge,
-    read_layout,
     save,
     write_bridge,
-    write_layout,
 )
 from tessera.torch_internals.autograd import set_grad_enabled
 from tessera.torch_internals.dynamo import compile_lock

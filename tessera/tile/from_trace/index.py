@@ -36,7 +36,7 @@ class Unlowerable(Exception):
 
 def size_index(size: Size) -> Index:
     """A size of a trace, an int or a symbolic expression, as an index expression over its symbols."""
-    size = known(size)
+    size = size if isinstance(size, Formula) else known(size)
     return Index.of(size) if isinstance(size, int) else _converted(size)
 
 

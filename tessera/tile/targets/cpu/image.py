@@ -1,8 +1,8 @@
 """Kernels as pieces of code that run wherever they lie: what an artifact holds of a CPU kernel.
 
 In: images, which `link.py` made of object files. Out: Python functions. An image is bytes that refer to each other by
-distance alone, where its entry is, and which of its slots hold the address of which symbol of the process. All images of
-a program are put behind each other into one file in memory, slots filled in, and that is mapped to be run: memory is
+distance alone, where its entry is, and which of its slots hold the address of which symbol of the process. All images
+of a program are put behind each other into one file in memory, slots filled in, and that is mapped to be run: memory is
 never writable and executable at once. Only images of a file that is trusted come here.
 """
 

@@ -18,6 +18,7 @@ from tessera.machines import Machine
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.rewrites.offline import without_reduce_exp
 from tessera.tile.rewrites.online import with_reduce_exp
+from tessera.tile.rewrites.split_kernel import Split
 from tessera.tile.rewrites.split_sequential import split
 from tessera.tile.schedules.schedule import Schedule, inner_axis, reduced_axis
 from tessera.tile.targets.base import CompiledKernel
@@ -108,6 +109,14 @@ class CpuTarget:
 
 
 def _build(kernel: KernelOp, schedule: Schedule, host: Host) -> CpuKernel:
+    source, key, code = object_of(kernel, schedule, host)
+    name = kernel.sym_name.data
+    function, alive = jit.link(code, name)
+    return CpuKernel(source, function, alive, host, name, cache.digest(key))
+
+
+def object_of(kernel: KernelOp, schedule: Schedule, host: Host) -> tuple[str, str, bytes]:
+    """The LLVM text of a kernel, what its object is kept under, and the object: for a host that may be another."""
     source = module_text(kernel, schedule, host)
     # The text stands for the kernel, the schedule and this package's own version; the rest is the host and LLVM.
     key = f"{jit.version(host)}\n{source}"
@@ -115,9 +124,7 @@ def _build(kernel: KernelOp, schedule: Schedule, host: Host) -> CpuKernel:
     if code is None:
         code = jit.object_code(source, host)
         cache.store(KIND, key, code)
-    name = kernel.sym_name.data
-    function, alive = jit.link(code, name)
-    return CpuKernel(source, function, alive, host, name, cache.digest(key))
+    return source, key, code
 
 
 def _save(kernel: CpuKernel) -> dict:
@@ -133,11 +140,17 @@ def _load(data: dict, host: Host) -> CpuKernel | None:
 
 
 def _build_halves(kernel: KernelOp, schedule: Schedule, host: Host) -> Pair[CpuKernel]:
+    halves, first, second = in_halves(kernel, schedule, host)
+    return Pair(kernel, halves, _build(*first, host), _build(*second, host))
+
+
+def in_halves(
+    kernel: KernelOp, schedule: Schedule, host: Host
+) -> tuple[Split, tuple[KernelOp, Schedule], tuple[KernelOp, Schedule]]:
+    """A kernel whose schedule shares an axis out, as two kernels, each with its schedule."""
     halves = split(kernel, schedule.split)
     start = without_reduce_exp(halves.first) if _row_stays(halves.first, host) else halves.first
-    first = _build(start, replace(schedule, split=1), host)
-    second = _build(halves.second, Schedule(), host)
-    return Pair(kernel, halves, first, second)
+    return halves, (start, replace(schedule, split=1)), (halves.second, Schedule())
 
 
 def _row_stays(kernel: KernelOp, host: Host) -> bool:
