@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch.export import Dim, ExportedProgram
 
-from tessera.artifact.keep import CpuKernels, KeptRegions
+from tessera.artifact.keep import KeptRegions, TargetKernels
+from tessera.artifact.move import on_device
 from tessera.artifact.structure import structure_of
 from tessera.artifact.weights import Shelf
 from tessera.frontends.export import Exported, capture_export
@@ -28,11 +29,11 @@ from tessera.pipeline.options import Options
 from tessera.store.layout import write_layout
 from tessera.torch_internals import pytree
 from tessera.torch_internals.shapes import ShapeEnv
-from tessera.util.config import override
+from tessera.util.config import config, override
 from tessera.util.errors import CaptureError, InputError, OptionError, Unserial
 
 PORTABLE = "portable"
-EXECUTORS = {"cpu": ("sdpa", "tile", "aten"), PORTABLE: ("aten",)}
+PLAIN, WITH_KERNELS = ("aten",), ("sdpa", "tile", "aten")
 
 
 @dataclass
@@ -49,7 +50,9 @@ class Entry:
         self.name, self.shelf = name, shelf
         with torch.no_grad():
             self.exported = capture_export(program, name)
-        self.constants: list[torch.Tensor] = []
+        types = [v.type for v in self.exported.captured.trace.inputs]
+        kinds = {t.device.type for t in types if isinstance(t, TensorType)}
+        self.device = "cuda" if "cuda" in kinds else "cpu"
         held = [_target(spec) for spec in program.graph_signature.input_specs if _target(spec)]
         self.held = [shelf.put(target, x) for target, x in zip(held, self.exported.held, strict=True)]
         about = {
@@ -62,13 +65,16 @@ class Entry:
         }
         self.built = Built(about)
 
-    def compile(self, target: str, kernels: CpuKernels | None) -> None:
-        """Programs of the target `portable` have no kernels."""
-        executors = EXECUTORS[PORTABLE if kernels is None else "cpu"]
+    def compile(self, target: str, kernels: TargetKernels | None, machine: str = "") -> None:
+        """Programs of the target `portable` have no kernels. `machine`: whose figures choose schedules."""
+        executors = PLAIN if kernels is None else WITH_KERNELS
+        captured = self.exported.captured
+        if kernels is not None and kernels.kind != self.device:
+            captured = on_device(captured, self.device, torch.device("cuda:0" if kernels.kind == "cuda" else "cpu"))
         env = self.exported.captured.mode.shape_env
         guards = _facts(env)
-        with torch.no_grad(), override(program_cache=False, dump="", verify=False):
-            compilation = Compilation(self.name, self.exported.captured, _no_eager, Options.of(executors, None, None))
+        with torch.no_grad(), override(program_cache=False, dump="", verify=False, machine=machine or config.machine):
+            compilation = Compilation(self.name, captured, _no_eager, Options.of(executors, None, None))
         if _facts(env) != guards:
             raise CaptureError(f"{self.name}: compiling it found out something about its sizes: {_facts(env)}")
         (program,) = compilation.account.programs

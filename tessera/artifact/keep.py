@@ -7,6 +7,8 @@ processors that the artifact is for, which need not be this machine's.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from tessera.executors.base import Executor
 from tessera.executors.serial import NONE, Claimed
 from tessera.ir.kernel import Kernel
@@ -27,7 +29,7 @@ from tessera.tile.targets.cpu.target import in_halves, object_of
 class KeptRegions(Claimed):
     """Writes claimed operators; regions with their kernels for one target."""
 
-    def __init__(self, executors: tuple[str, ...], target: CpuKernels | None) -> None:
+    def __init__(self, executors: tuple[str, ...], target: TargetKernels | None) -> None:
         super().__init__(executors)
         self.target = target
 
@@ -42,8 +44,22 @@ class KeptRegions(Claimed):
         return self._saved[origin]
 
 
+class TargetKernels(Protocol):
+    """Kernels for one target, and their machine code."""
+
+    kind: str  # of device
+
+    def keep(self, kernel: TileKernel) -> dict | None: ...
+
+    def code(self) -> bytes: ...
+
+    def listed(self) -> dict[str, object]: ...
+
+
 class CpuKernels:
     """Machine code for one level of processors."""
+
+    kind = "cpu"
 
     def __init__(self, level: str) -> None:
         self.level, self.host, self.images = level, host_of(level), list[Image]()
@@ -62,7 +78,7 @@ class CpuKernels:
         if schedule.split == 1:
             return {"image": self._image(kernel, schedule)}
         halves, *both = in_halves(kernel, schedule, self.host)
-        scratch = [[_size(s.size), str(torch_dtype(s.element)).removeprefix("torch.")] for s in halves.scratch]
+        scratch = [[size_data(s.size), str(torch_dtype(s.element)).removeprefix("torch.")] for s in halves.scratch]
         symbols = [s.data for s in kernel.symbol_names]
         return {"halves": [self._image(*half) for half in both], "scratch": scratch, "symbols": symbols}
 
@@ -86,7 +102,7 @@ class CpuKernels:
         return {"level": self.level, "openmp": openmp(), "images": rows}
 
 
-def _size(index: Index) -> object:
+def size_data(index: Index) -> object:
     """An index expression over symbols as a size's data."""
     if index.constant is not None:
         return index.constant

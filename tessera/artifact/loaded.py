@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 import torch
 
-from tessera.artifact import cpu, trust
+from tessera.artifact import cpu, cuda, trust
 from tessera.artifact.check import Arguments, arguments_of
 from tessera.artifact.container import Container
 from tessera.artifact.read import Program, read_program
@@ -157,7 +157,7 @@ class _Loading:
     def place(self, name: str) -> torch.device:
         """The device for one that the file names."""
         named = torch.device(name)
-        return self.device if named.type == self.home.type else named
+        return self.device if named.type in (self.home.type, self.device.type) else named
 
     # --- kernels ---
 
@@ -170,7 +170,7 @@ class _Loading:
         for name, target in targets.items():
             if target.get("kind") != self.device.type:
                 self.notes.append(f"kernels for {name[:40]} are left out: this is {self.device}")
-            elif why := cpu.misfit(target):
+            elif why := cuda.misfit(target, self.device) if self.device.type == "cuda" else cpu.misfit(target):
                 self.notes.append(f"kernels for {name[:40]} are left out: {why}")
             else:
                 fitting.append(name)
@@ -181,6 +181,8 @@ class _Loading:
             return PORTABLE, None
         for name in fitting:
             try:
+                if self.device.type == "cuda":
+                    return name, cuda.ready(self.container, name, targets[name], self.device)
                 return name, cpu.ready(self.container, name, targets[name])
             except OSError as error:
                 self.notes.append(f"kernels for {name} are left out: {error}")

@@ -30,7 +30,7 @@ OWN, PRIVATE, TRUSTED = "own.key", "signing.key", "trusted.keys"
 KEY = re.compile(r"[0-9a-f]{64}")
 
 
-class TrustError(TesseraError, PermissionError):
+class TrustError(TesseraError, RuntimeError):
     """Keys that others can read or write, or that are not there."""
 
 

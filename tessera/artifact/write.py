@@ -7,6 +7,7 @@ In: a model and example arguments, or several by name, and the kinds of machines
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -15,10 +16,13 @@ from torch.export import ExportedProgram
 from tessera.artifact import trust
 from tessera.artifact.build import PORTABLE, Entry, exported_program
 from tessera.artifact.container import Writer
-from tessera.artifact.keep import CpuKernels
+from tessera.artifact.keep import CpuKernels, TargetKernels
+from tessera.artifact.keep_cuda import CudaKernels
 from tessera.artifact.text import write_json
 from tessera.artifact.weights import Shelf
 from tessera.ir.serial_check import is_name
+from tessera.machines import known, machine
+from tessera.tile.targets import missing
 from tessera.tile.targets.cpu.levels import LEVELS, levels_here
 from tessera.util.errors import OptionError
 from tessera.util.version import VERSION
@@ -43,20 +47,19 @@ def export(
     model    a module, a function or an exported program; or several by name, `{"prefill": (model, args), …}`, where a
              third and fourth item of a tuple are `dynamic` and `kwargs`
     dynamic  sizes that may change: `{"x": {0: "batch", 1: ("length", 1, 512)}}`; a name stands for one size
-    targets  "cpu" is this machine's kind of processor, "cpu:x86-64-v3" another; every file runs on any machine that
-             PyTorch runs on, by PyTorch's operators where no target fits
+    targets  "cpu" is this machine's kind of processor, "cpu:x86-64-v3" another, "cuda:sm_90" a GPU, which need not be
+             here; every file runs on any machine that PyTorch runs on, by PyTorch's operators where no target fits
     """
     if not path:
         raise OptionError("expected a path to write to")
     given = _entries(model, args, kwargs, dynamic)
-    levels = [_level(t) for t in ([targets] if isinstance(targets, str) else targets)]
+    kernels = dict(_kernels(t) for t in ([targets] if isinstance(targets, str) else targets))
     shelf = Shelf()
     entries = {name: Entry(name, *exported_program(*call), shelf) for name, call in given.items()}
-    kernels = {f"cpu:{level}": CpuKernels(level) for level in dict.fromkeys(levels)}
     for entry in entries.values():
         entry.compile(PORTABLE, None)
         for target, of in kernels.items():
-            entry.compile(target, of)
+            entry.compile(target, of, _machine(of))
     _write(path, entries, kernels, shelf)
 
 
@@ -77,19 +80,45 @@ def _entries(model: object, args: tuple, kwargs: dict | None, dynamic: object) -
     return calls
 
 
+def _kernels(target: str) -> tuple[str, TargetKernels]:
+    """What holds the kernels of a target, and the target by its full name."""
+    kind, _, arch = target.partition(":")
+    if kind == "cuda":
+        if not arch and torch.cuda.is_available():
+            arch = "sm_{}{}".format(*torch.cuda.get_device_capability())
+        if not re.fullmatch(r"sm_\d{2,3}", arch) or (problem := missing("triton")):
+            raise OptionError(f"targets: expected cuda:sm_90 or the like, got {target!r}" if not arch else problem)
+        return f"cuda:{arch}", CudaKernels(int(arch.removeprefix("sm_")))
+    level = _level(target)
+    return f"cpu:{level}", CpuKernels(level)
+
+
+def _machine(kernels: TargetKernels) -> str:
+    """A machine of this architecture, by name, where the one at hand is none."""
+    if not isinstance(kernels, CudaKernels):
+        return ""
+    arch = f"sm_{kernels.arch}"
+    if torch.cuda.is_available() and "sm_{}{}".format(*torch.cuda.get_device_capability()) == arch:
+        return ""
+    names = [name for name in known() if machine(name).architecture == arch]
+    if not names:
+        raise OptionError(f"targets: no machine of {arch} is described; there are {', '.join(known())}")
+    return names[-1]
+
+
 def _level(target: str) -> str:
     kind, _, level = target.partition(":")
     if kind != "cpu" or (level and level not in LEVELS):
-        raise OptionError(f"targets: expected cpu or cpu:LEVEL with one of {', '.join(LEVELS)}, got {target!r}")
+        raise OptionError(f"targets: expected cuda:sm_90, or cpu:LEVEL with one of {', '.join(LEVELS)}, got {target!r}")
     if not level and not levels_here():
         raise OptionError(f"targets: this machine is of no level that is known; choose one of {', '.join(LEVELS)}")
     return level or levels_here()[0]
 
 
-def _write(path: str | os.PathLike, entries: dict[str, Entry], kernels: dict[str, CpuKernels], shelf: Shelf) -> None:
+def _write(path: str | os.PathLike, entries: dict[str, Entry], kernels: dict[str, TargetKernels], shelf: Shelf) -> None:
     manifest: dict = {
         "made_by": {"tessera": VERSION, "torch": torch.__version__},
-        "device": "cpu",
+        "device": next(iter(entries.values())).device,
         "weights": WEIGHTS,
         "views": shelf.views(),
         "targets": {},
@@ -100,7 +129,7 @@ def _write(path: str | os.PathLike, entries: dict[str, Entry], kernels: dict[str
         for target, of in kernels.items():
             member = f"kernels/{target.replace(':', '-')}.bin"
             file.add(member, [of.code()])
-            manifest["targets"][target] = {"kind": "cpu", "code": member, **of.listed()}
+            manifest["targets"][target] = {"kind": of.kind, "code": member, **of.listed()}
         for name, entry in entries.items():
             programs = {}
             for target, program in entry.built.programs.items():
