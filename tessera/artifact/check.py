@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -83,7 +84,7 @@ def arguments_of(entry: dict, device: Callable[[str], torch.device], where: str)
         raise ArtifactError(f"{where}.sizes: no argument has the size {sorted(unbound)[0]}")
     order = tuple(sorted(range(count), key=lambda i: bound[i][1]))
     assert isinstance(structure, list)
-    leaves, lines = (tuple(c[i] for c in checks) for i in (0, 1))
+    leaves, lines = tuple(leaf for leaf, _ in checks), tuple(line for _, line in checks)
     return Arguments(structure, tuple(parameters), names, leaves, lines, order)
 
 
@@ -109,7 +110,7 @@ def ranges_of(sizes: object, where: str) -> dict[str, tuple[int, int | None]]:
     return ranges
 
 
-def _leaf(row: object, ranges: dict, device: Callable[[str], torch.device], where: str) -> tuple[Leaf, str]:
+def _leaf(row: Any, ranges: dict, device: Callable[[str], torch.device], where: str) -> tuple[Leaf, str]:
     try:
         match row:
             case {"name": str(name), "dtype": str(dtype), "device": str(place), "shape": list(), "stride": list()}:

@@ -89,7 +89,7 @@ def _extent(x: torch.Tensor) -> int:
 def _memory(x: torch.Tensor) -> memoryview:
     """The bytes that a tensor lies in."""
     flat = x.as_strided((_extent(x),), (1,)).cpu()
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")  # type: ignore[arg-type]
 
 
 def mapped_weights(container: Container, name: object, views: object) -> dict[str, torch.Tensor]:

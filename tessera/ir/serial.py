@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -22,7 +22,7 @@ from tessera.ir.equation import SPECIALS, Arg, Equation, Operator, Source, Speci
 from tessera.ir.formula import Formulas
 from tessera.ir.serial_size import Sizes, write_size
 from tessera.ir.trace import Trace
-from tessera.ir.types import OpaqueType, ScalarType, TensorType, Type
+from tessera.ir.types import OpaqueType, ScalarType, Size, TensorType, Type
 from tessera.torch_internals.fake import FakeTensor, unset_fake_temporarily
 from tessera.torch_internals.operators import OpOverload, op_name, overload_name
 from tessera.util.errors import Unserial
@@ -214,11 +214,10 @@ class Reader:
         if t[0] == "opaque":
             return OpaqueType(t[1])
         _, dtype, shape, stride, device, layout, offset, bits = t
-        read = self.sizes.read
-        return TensorType(
-            _attribute(dtype, torch.dtype), tuple(map(read, shape)), tuple(map(read, stride)), torch.device(device),
-            _attribute(layout, torch.layout), read(offset), (bits[0], bits[1]),
-        )  # fmt: skip
+        sizes, steps = (tuple(cast(Size, self.sizes.read(n)) for n in part) for part in (shape, stride))
+        start = cast(Size, self.sizes.read(offset))
+        kind, laid = _attribute(dtype, torch.dtype), _attribute(layout, torch.layout)
+        return TensorType(kind, sizes, steps, torch.device(device), laid, start, (bits[0], bits[1]))
 
     def trace(self, number: int) -> Trace:
         if number not in self._traces:

@@ -49,9 +49,9 @@ def _write(expr: sympy.Basic) -> object:
     if expr.is_Integer:
         return int(expr)  # type: ignore[arg-type]
     if expr.is_Symbol:
-        if not expr.name.startswith("s"):
+        if not str(expr).startswith("s"):
             raise Unserial(f"the size {expr} is known only when the program runs")
-        return expr.name
+        return str(expr)
     name = _names().get(type(expr))
     if name is None:
         raise Unserial(f"a size computed by {type(expr).__name__}")

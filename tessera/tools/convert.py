@@ -11,6 +11,7 @@ import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -58,13 +59,13 @@ def sizes(texts: list[str]) -> Sizes:
     return read
 
 
-def _exported(source: str, dynamic: Sizes) -> tuple[object, tuple, Sizes]:
+def _exported(source: str, dynamic: Sizes) -> tuple[Any, tuple, Sizes]:
     if dynamic:
         raise OptionError("--dynamic: an exported program has its sizes already")
     return torch.export.load(source), (), {}
 
 
-def _script(source: str, dynamic: Sizes) -> tuple[object, tuple, Sizes]:
+def _script(source: str, dynamic: Sizes) -> tuple[Any, tuple, Sizes]:
     path, _, name = source.partition(":")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     if spec is None or spec.loader is None or not name:
@@ -79,6 +80,6 @@ def _script(source: str, dynamic: Sizes) -> tuple[object, tuple, Sizes]:
     return given[0], given[1], dynamic
 
 
-Reader = Callable[[str, Sizes], tuple[object, tuple, Sizes]]
+Reader = Callable[[str, Sizes], tuple[Any, tuple, Sizes]]
 SOURCES: dict[str, Reader] = {".pt2": _exported, ".py": _script}
 COMMAND = Command("compile a model from a file into an artifact", arguments, run)

@@ -311,7 +311,7 @@ def test_what_export_refuses(mlp: nn.Module, tmp_path: Path) -> None:
         tessera.export(branches, (x,), path)
     with pytest.raises(OptionError, match="dynamic: expected one of x, got 'y'"):
         tessera.export(mlp, (x,), path, dynamic={"y": {0: "n"}})
-    with pytest.raises(OptionError, match="targets: expected cpu"):
+    with pytest.raises(OptionError, match="targets: expected cuda:sm_90, or cpu:LEVEL"):
         tessera.export(mlp, (x,), path, targets="tpu")
     with pytest.raises(OptionError, match="plain names of entries"):
         tessera.export({"a b": (mlp, (x,))}, path=path)
