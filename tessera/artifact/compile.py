@@ -21,7 +21,7 @@ from tessera.runtime.double_backward import no_forward_mode
 def compiled(program: Program) -> Callable[..., tuple]:
     """The same call, compiled for the sizes that come."""
     # `jit` looks itself whether arguments overlap. It sees the writes and views that stand around the program.
-    layout = replace(program.layout, written=(), inside=())
+    layout = replace(program.layout, written=(), counted=())
     fn = build_call(program.run, layout, no_forward_mode, guarded=False)
     fn.__name__ = program.trace.name
     fast = jit(fn, frontend="functional")

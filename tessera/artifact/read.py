@@ -111,7 +111,7 @@ def _layout(data: object, trace: Trace, reader: Reader) -> Layout:
             if not views or not (index is None or type(index) is int):
                 raise Unserial(f"layout: expected views, got {str(op)[:40]}")
 
-    for n in (*layout.written, *layout.inside, *layout.viewed, *(source for source, _ in layout.write_back)):
+    for n in (*layout.written, *layout.counted, *layout.viewed, *(source for source, _ in layout.write_back)):
         number(n, inputs)
     for n in (*(position for _, position in layout.write_back), *(position for position, _ in layout.placed)):
         number(n, results)

@@ -333,3 +333,26 @@ def test_buckets(mlp: nn.Module, tmp_path: Path) -> None:
     with torch.no_grad():
         torch.testing.assert_close(m(x), mlp(x))
         torch.testing.assert_close(m(x=x), mlp(x))
+
+
+def private_bytes(path: Path) -> int:
+    """Bytes of the file's pages that this process has for itself."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if line[:1] in "0123456789abcdef" and "-" in line.split(" ", 1)[0]:
+            inside = line.endswith(str(path))
+        elif inside and line.startswith("Private_Dirty:"):
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells whose a page is")
+def test_weights_are_shared_until_they_are_written(tmp_path: Path) -> None:
+    model, path, x = nn.Linear(512, 512).eval(), tmp_path / "m.tess", torch.randn(2, 512)
+    tessera.export(model, (x,), path)
+    m = tessera.load(path)
+    with torch.no_grad():
+        torch.testing.assert_close(m(x), model(x))
+    assert private_bytes(path) == 0
+    m.main._held[0][0, 0] = 1
+    assert 0 < private_bytes(path) <= 4 * os.sysconf("SC_PAGE_SIZE")
