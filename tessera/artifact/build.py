@@ -92,6 +92,7 @@ class Entry:
             "version": VERSION,
             "program": number,
             "layout": layout,
+            "written": list(ends.written),
             "kernels": claimed.kernels,
             "constants": [self.shelf.put(f"{self.name}.constant", x) for x in held],
             "tables": writer.tables(),

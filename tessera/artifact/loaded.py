@@ -13,7 +13,7 @@ import importlib.util
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -21,11 +21,14 @@ import torch
 from tessera.artifact import cpu, cuda, trust
 from tessera.artifact.check import Arguments, arguments_of
 from tessera.artifact.container import Container
-from tessera.artifact.read import Program, read_program
+from tessera.artifact.read import Program, around, read_program
 from tessera.artifact.regions import Kernels
 from tessera.artifact.structure import check_structure, unflatten
 from tessera.artifact.weights import mapped_weights
+from tessera.ir.types import TensorType
 from tessera.runtime.buckets import Buckets, bucketed
+from tessera.runtime.capturable import why_not_captured
+from tessera.runtime.cudagraph import Graphed
 from tessera.util.errors import ArtifactError, InputError, OptionError
 from tessera.util.garbage import collection_paused
 from tessera.util.log import log
@@ -101,6 +104,7 @@ def load(
     compile: bool | None = None,  # noqa: A002
     verify: bool | None = None,
     buckets: Buckets | None = None,
+    cuda_graph: bool = False,
 ) -> Loaded:
     """Read an artifact; what it gives is called as the model was.
 
@@ -110,9 +114,10 @@ def load(
     compile  whether to compile where no kernels of the file can run; None: if the compiler is installed
     verify   compare the SHA-256 of all weights; None: of those up to 64 MiB
     buckets  sizes that changing inputs are padded to
+    cuda_graph  on a GPU, replay programs as CUDA graphs; `explain` says where that cannot be
     """
     with Container.open(path) as container, collection_paused():
-        return _Loading(container, device, trust, compile, verify, buckets).loaded()
+        return _Loading(container, device, trust, compile, verify, buckets, cuda_graph).loaded()
 
 
 class _Loading:
@@ -124,8 +129,10 @@ class _Loading:
         compile_: bool | None,
         verify: bool | None,
         buckets: Buckets | None,
+        cuda_graph: bool,
     ) -> None:
         self.container, self.manifest, self.buckets = container, container.manifest, buckets
+        self.cuda_graph = cuda_graph
         self.home = _device(self.manifest.get("device"), f"{container.path}: device")
         self.device = _chosen(device, self.home)
         self.trusted, self.verdict = trusted, _verdict(container, trusted)
@@ -211,9 +218,23 @@ class _Loading:
             compiled = importlib.import_module("tessera.artifact.compile")
             entry.call = compiled.compiled(program)
             entry.way = Way(PORTABLE, "compiled on this machine when it is first called")
+        elif self.cuda_graph:
+            self._replay(entry)
         if self.buckets is not None:
             entry.padded = bucketed(entry.direct, self.buckets, arguments.parameters)
         return entry
+
+    def _replay(self, entry: Entry) -> None:
+        """The program as one that is replayed as a CUDA graph, where it can be."""
+        program = entry.program
+        if reason := why_not_captured(program.trace):
+            entry.way = replace(entry.way, what=f"{entry.way.what}; no CUDA graph: {reason}")
+            return
+        fixed = [isinstance(v.type, TensorType) and not v.type.is_symbolic for v in program.trace.inputs]
+        varying = [i for i, known in enumerate(fixed) if not known]
+        graphed = Graphed(program.run, program.written, self.device, varying=varying)
+        entry.call = around(graphed, program.layout)
+        entry.way = replace(entry.way, what=f"{entry.way.what}; replayed as a CUDA graph")
 
     def _way(self, target: str, program: Program) -> Way:
         if target == PORTABLE:

@@ -41,6 +41,7 @@ class Program:
     layout: Layout
     run: Callable[..., tuple]  # the program itself
     call: Callable[..., tuple]  # with what stands around it: writes, views
+    written: tuple[int, ...]  # inputs that the program itself writes
     counts: dict[str, int]  # regions by who runs them
 
 
@@ -62,6 +63,7 @@ def read_program(
     tables, recorded = data.get("tables"), data.get("kernels")
     if not isinstance(recorded, list):
         raise ArtifactError(f"{where}: expected a list of kernels")
+    written = data.get("written")
     try:
         check_tables(tables, len(names))
         assert isinstance(tables, dict)
@@ -73,13 +75,20 @@ def read_program(
         reader = Reader(tables, (), [tensors[n] for n in names], Formulas(), regions)
         trace = reader.trace(number)
         layout = _layout(data.get("layout"), trace, reader)
+        if not isinstance(written, list) or not all(type(n) is int and 0 <= n < len(trace.inputs) for n in written):
+            raise Unserial(f"expected the inputs that are written, got {str(written)[:40]}")
         run = compile_trace(trace, bind=bind, dead=lifetimes(trace))
-        call = build_call(run, layout, _no_eager, guarded=True)
+        call = around(run, layout)
     except ArtifactError:
         raise
     except FAULTS as error:
         raise ArtifactError(f"{where}: {error}") from error
-    return Program(trace, layout, run, call, regions.counts)
+    return Program(trace, layout, run, call, tuple(written), regions.counts)
+
+
+def around(run: Callable[..., tuple], layout: Layout) -> Callable[..., tuple]:
+    """A program with its writes and views around it."""
+    return build_call(run, layout, _no_eager, guarded=True)
 
 
 def bind(op: object) -> Callable:

@@ -335,6 +335,11 @@ def test_buckets(mlp: nn.Module, tmp_path: Path) -> None:
         torch.testing.assert_close(m(x=x), mlp(x))
 
 
+def test_cuda_graphs_say_where_they_cannot_be(mlp_file: Path) -> None:
+    m = tessera.load(mlp_file, cuda_graph=True)
+    assert "no CUDA graph: " in m.explain() and "is on cpu" in m.explain()
+
+
 def private_bytes(path: Path) -> int:
     """Bytes of the file's pages that this process has for itself."""
     total, inside = 0, False

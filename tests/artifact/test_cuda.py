@@ -119,6 +119,12 @@ def test_on_a_gpu(mlp: torch.nn.Module, tmp_path: Path) -> None:
             given = torch.randn(rows, 16)
             with torch.no_grad():
                 torch.testing.assert_close(m(given.to(device)).cpu(), mlp(given), atol=1e-4, rtol=1e-4)
+    graphed = tessera.load(path, device="cuda", cuda_graph=True)
+    assert "replayed as a CUDA graph" in graphed.explain()
+    for _ in range(4):
+        given = torch.randn(8, 16)
+        with torch.no_grad():
+            torch.testing.assert_close(graphed(given.cuda()).cpu(), mlp(given), atol=1e-4, rtol=1e-4)
     plain = tessera.load(path, device="cuda", trust=False, compile=False)
     with torch.no_grad():
         torch.testing.assert_close(plain(x.cuda()).cpu(), mlp(x), atol=1e-4, rtol=1e-4)

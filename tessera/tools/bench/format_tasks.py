@@ -21,8 +21,7 @@ def build(who: str, path: str) -> float:
     with torch.no_grad():
         if who == "AOTInductor":
             dims = {d: torch.export.Dim(name, min=low, max=high) for d, (name, low, high) in SIZES["idx"].items()}
-            shapes = {"idx": dims, "targets": None}
-            program = torch.export.export(net, (x,), dynamic_shapes=shapes, strict=False)
+            program = torch.export.export(net, (x,), dynamic_shapes={"idx": dims}, strict=False)
             aoti_compile_and_package(program, package_path=path)
         else:
             tessera.export(net, (x,), path, dynamic=SIZES)
