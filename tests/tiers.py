@@ -16,6 +16,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 QUICK: dict[str, tuple[str, ...]] = {
+    "distributed/test_plans.py": ("bytes",),
     "docs/test_layout.py": (),
     "docs/test_reference.py": (),
     "executors/rows/test_rows.py": (),

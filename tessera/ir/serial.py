@@ -18,6 +18,8 @@ from typing import Any
 import torch
 
 from tessera.ir.equation import SPECIALS, Arg, Equation, Operator, Source, Special, Value
+from tessera.ir.mesh import Mesh
+from tessera.ir.placement import Placement
 from tessera.ir.serial_size import Sizes, write_size
 from tessera.ir.trace import Trace
 from tessera.ir.types import OpaqueType, ScalarType, TensorType, Type
@@ -70,7 +72,7 @@ class Writer:
         if isinstance(t, TensorType):
             sizes = (*t.shape, *t.stride, t.offset)
             key: object = (t.key(), str(t.offset)) if any(type(s) is not int for s in sizes) else (t.key(), t.offset)
-            return self._number("types", ("type", key), lambda: self._tensor(t))
+            return self._number("types", ("type", key, t.placement), lambda: self._tensor(t))
         if isinstance(t, ScalarType):
             return self._number("types", t, lambda: ["scalar", t.kind.__name__])
         if isinstance(t, OpaqueType):
@@ -88,6 +90,7 @@ class Writer:
             _name(t.layout),
             write_size(t.offset),
             list(t.bits),
+            *([] if t.placement is None else [_write_placement(t.placement)]),
         ]
 
     # --- programs ---
@@ -209,12 +212,17 @@ class Reader:
             return ScalarType(KINDS[t[1]])
         if t[0] == "opaque":
             return OpaqueType(t[1])
-        _, dtype, shape, stride, device, layout, offset, bits = t
+        _, dtype, shape, stride, device, layout, offset, bits, *placed = t
         read = self.sizes.read
+        placement = self._placement(*placed[0]) if placed else None
         return TensorType(
             _attribute(dtype, torch.dtype), tuple(map(read, shape)), tuple(map(read, stride)), torch.device(device),
-            _attribute(layout, torch.layout), read(offset), (bits[0], bits[1]),
+            _attribute(layout, torch.layout), read(offset), (bits[0], bits[1]), placement,
         )  # fmt: skip
+
+    def _placement(self, axes: list, shape: list, splits: list, parts: list) -> Placement:
+        mesh = Mesh(tuple((name, size) for name, size in axes))
+        return Placement(mesh, tuple(map(self.sizes.read, shape)), tuple(map(tuple, splits)), tuple(map(tuple, parts)))
 
     def trace(self, number: int) -> Trace:
         if number not in self._traces:
@@ -309,6 +317,10 @@ def content(x: torch.Tensor) -> bytes:
         once = x.detach()[tuple(slice(0, 1) if step == 0 and n > 1 else slice(None) for n, step in layout)]
         flat = torch.empty(once.numel(), dtype=x.dtype).copy_(once.reshape(-1))  # strides of one element may be any
         return flat.view(torch.uint8).numpy().tobytes()
+
+
+def _write_placement(p: Placement) -> list:
+    return [p.mesh.axes, [write_size(n) for n in p.shape], p.splits, p.parts]
 
 
 def _name(x: object) -> str:
