@@ -32,7 +32,7 @@ def _embedding_here(eqn: Equation, cut: Cut) -> object:
 
 @rule("embedding")
 def embedding(eqn: Equation) -> Factors | None:
-    return in_words(eqn, f"{ROWS} d, ... -> ... d", sums=ROWS, linear=((0,),), local=_embedding_here)
+    return in_words(eqn, f"{ROWS} d, ... -> ... d", sums=ROWS, linear=((0,),), local=_embedding_here, unread=ROWS)
 
 
 def _embedding_backward_here(eqn: Equation, cut: Cut) -> object:
@@ -86,7 +86,7 @@ def gather(eqn: Equation) -> Factors | None:
     equal = [size_key(a) == size_key(b) for a, b in zip(x.shape, ids.shape, strict=True)]
     left = " ".join(ROWS if i == dim else f"d{i}" if same else f"x{i}!" for i, same in enumerate(equal))
     right = " ".join("n" if i == dim else f"d{i}" if same else f"i{i}!" for i, same in enumerate(equal))
-    return in_words(eqn, f"{left}, {right} -> {right}", sums=ROWS, linear=((0,),), local=_gather_here)
+    return in_words(eqn, f"{left}, {right} -> {right}", sums=ROWS, linear=((0,),), local=_gather_here, unread=ROWS)
 
 
 @rule("scatter_add scatter.src scatter.value")

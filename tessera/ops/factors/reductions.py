@@ -5,7 +5,7 @@ from __future__ import annotations
 from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
 from tessera.ir.types import Size
-from tessera.ops.factors.rule import Cut, Factors, apart, rule, tensors
+from tessera.ops.factors.rule import Cut, Factors, apart, arguments, rule, tensors
 from tessera.ops.families import cast, dims_of, product, wrap
 
 COMBINED = {"sum": "sum", "mean": "sum", "amax": "max", "amin": "min"}
@@ -24,16 +24,13 @@ def _reduced(eqn: Equation, how: str | None, dims: list[int], keep: bool, **more
 
 def _arguments(eqn: Equation) -> tuple[list[int], bool]:
     """The dimensions that go, and whether they stay with size one."""
-    positional, keyword = eqn.bound()
-    x = tensors(eqn)[0]
-    keep = next((a for a in positional[1:] if isinstance(a, bool)), False)
-    named = next((a for a in positional[1:] if not isinstance(a, bool) and isinstance(a, (int, list, tuple))), None)
-    return dims_of(named, x.ndim), bool(keyword.get("keepdim", keep))
+    given = arguments(eqn)
+    return dims_of(given.get("dim"), tensors(eqn)[0].ndim), bool(given.get("keepdim", False))
 
 
 def _mean_here(eqn: Equation, cut: Cut) -> object:
     """A rank's sum over the size of the whole."""
-    x, (_positional, keyword) = eqn.args[0], eqn.bound()
+    x, (_, keyword) = eqn.args[0], eqn.bound()
     dims, keep = _arguments(eqn)
     assert isinstance(x, Value)
     options = {k: v for k, v in keyword.items() if k == "dtype" and v is not None}
@@ -58,33 +55,21 @@ def reduction(eqn: Equation) -> Factors | None:
 @rule(
     """
     prod any all argmax argmin logsumexp var std var_mean std_mean median.dim mode max.dim min.dim max.default
-    min.default linalg_vector_norm norm kthvalue cummax cummin _softmax _log_softmax softmax.int log_softmax.int
+    min.default linalg_vector_norm norm cummax cummin _softmax _log_softmax softmax.int log_softmax.int
     _softmax_backward_data _log_softmax_backward_data logcumsumexp
     """
 )
 def other(eqn: Equation) -> Factors | None:
     """The dimension it works along must be whole, the others may be cut."""
-    operands, (positional, _) = tensors(eqn), eqn.bound()
-    x, name = operands[0], eqn.opname
+    operands, name = tensors(eqn), eqn.opname
+    x = operands[0]
     if "softmax" in name or name in ("cummax", "cummin", "logcumsumexp"):
-        at = 2 if name.endswith("_backward_data") else 1
-        dim = wrap(positional[at], x.ndim)
+        dim = wrap(arguments(eqn)["dim"], x.ndim)
         names = tuple((f"d{i}",) for i in range(x.ndim))
         linear = (frozenset([0]),) if name.endswith("_backward_data") else ()
         results = (names,) * len(eqn.outputs)
         return Factors((names,) * len(operands), results, whole=frozenset([f"d{dim}"]), linear=linear)
-    if name == "kthvalue":
-        return None
-    if name in ("linalg_vector_norm", "norm"):
-        out = eqn.out
-        dims = dims_of(positional[2] if len(positional) > 2 else None, x.ndim)
-        return _reduced(eqn, None, dims, bool(out.ndim == x.ndim and x.ndim))
-    if name in ("var", "std", "var_mean", "std_mean"):
-        dims = dims_of(next((a for a in positional[1:] if isinstance(a, (list, tuple))), None), x.ndim)
-        outs = [v for v in eqn.outputs if v is not None]
-        return _reduced(eqn, None, dims, outs[0].ndim == x.ndim and x.ndim > 0)
-    dims, keep = _arguments(eqn)
-    return _reduced(eqn, None, dims, keep)
+    return _reduced(eqn, None, *_arguments(eqn))
 
 
 # --- in parts that may be cut ---------------------------------------------------------------------

@@ -22,6 +22,7 @@ import torch
 
 from tessera.ir.equation import Equation, Special, Value
 from tessera.ir.placement import Axes, Placement
+from tessera.ir.schema import schema_of
 from tessera.ir.types import Size, TensorType, size_key
 from tessera.torch_internals.operators import op_name, overload_name
 from tessera.util.errors import OptionError, RuleError
@@ -60,6 +61,7 @@ class Factors:
     sizes: Mapping[str, Size] = field(default_factory=dict)  # of factors that share a dimension with others
     local: Local | None = None  # what a rank computes, where it is not the equation itself
     sized: tuple[int, ...] = ()  # arguments that are the sizes of the first result
+    unread: frozenset[str] = frozenset()  # factors whose padding `local` never looks at
     cheap: bool = False  # it makes or repeats values at no cost: who needs a part has it made, not cut
 
     def splittable(self, factor: str) -> bool:
@@ -138,6 +140,15 @@ def tensors(eqn: Equation) -> list[Value]:
     return [v for v in eqn.inputs() if isinstance(v.type, TensorType)]
 
 
+def arguments(eqn: Equation) -> dict[str, Any]:
+    """All arguments by the names that the operator's schema gives them, defaults filled in."""
+    if isinstance(eqn.op, Special):
+        return dict(eqn.kwargs)
+    positional, keyword = eqn.bound()
+    named = zip(schema_of(eqn.op).positional, positional, strict=True)
+    return {param.name: a for param, a in named} | keyword
+
+
 def uncut(eqn: Equation) -> Factors:
     """Nothing may be cut."""
     number = iter(range(1 << 30))
@@ -161,6 +172,7 @@ def in_words(
     addends: Sequence[int] = (),
     sized: Sequence[int] = (),
     local: Local | None = None,
+    unread: str = "",
 ) -> Factors | None:
     operands = tensors(eqn)
     results = [v if v is not None and isinstance(v.type, TensorType) else None for v in eqn.outputs]
@@ -187,6 +199,7 @@ def in_words(
             frozenset(addends),
             local=local,
             sized=tuple(sized),
+            unread=frozenset(unread.split()),
         )
     return None
 

@@ -14,7 +14,7 @@ import torch
 from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
 from tessera.ir.types import Size, size_key
-from tessera.ops.factors.rule import Cut, Dims, Factors, rule, tensors
+from tessera.ops.factors.rule import Cut, Dims, Factors, arguments, rule, tensors
 
 ALONE = (frozenset([0]),)
 
@@ -129,11 +129,9 @@ def expand(eqn: Equation) -> Factors | None:
     return Factors((operand,), (tuple(_plain(out.ndim)),), linear=ALONE, sized=(1,), cheap=True)
 
 
-def _dim(eqn: Equation, at: int = 1, default: int = 0) -> int:
-    positional, _ = eqn.bound()
-    x = tensors(eqn)[0]
-    dim = positional[at] if len(positional) > at and isinstance(positional[at], int) else default
-    return dim % max(x.ndim, 1)
+def _dim(eqn: Equation, default: int = 0) -> int:
+    dim = arguments(eqn).get("dim")
+    return (default if dim is None else dim) % max(tensors(eqn)[0].ndim, 1)
 
 
 @rule("select.int select_copy.int unbind.int")
@@ -150,17 +148,14 @@ def along(eqn: Equation) -> Factors | None:
     """One dimension, or those that are named, must be whole."""
     (x,) = tensors(eqn)
     name = eqn.opname
+    if x.ndim == 0:
+        return None
+    dims = [_dim(eqn, x.ndim - 1 if name in ("sort", "topk") else 0)]
     if name in ("flip", "roll"):
-        positional, _ = eqn.bound()
-        named = positional[1 if name == "flip" else 2]
+        named = arguments(eqn)["dims"]
         if not named and name == "roll":
             return None
         dims = [d % x.ndim for d in ([named] if isinstance(named, int) else named)]
-    else:
-        at = {"split": 2, "split_with_sizes": 2, "chunk": 2, "topk": 2}.get(name, 1)
-        dims = [_dim(eqn, at, x.ndim - 1 if name in ("sort", "topk") else 0)]
-    if x.ndim == 0:
-        return None
     results = []
     for number, v in enumerate(eqn.outputs):
         assert v is not None

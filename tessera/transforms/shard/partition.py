@@ -15,12 +15,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+import torch
+
 from tessera.ir.builder import Builder
 from tessera.ir.call import in_place
 from tessera.ir.equation import Equation, Source, Value, map_values
 from tessera.ir.mesh import Mesh
 from tessera.ir.mode import mode_of
 from tessera.ir.placement import Placement
+from tessera.ir.replay import sweep
+from tessera.ir.schema import draws
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, Type
 from tessera.ops.factors.lookup import factors_of
@@ -79,7 +83,7 @@ class _Partitioner:
         self.values = Values(self.builder, mesh, stays)
         self.values.make = self.made_there
         self.held, self.kinds = self.values.held, self.values.kinds
-        self.makers: dict[Value, tuple[Equation, Factors, Choice]] = {}  # of what costs nothing to make
+        self.makers: dict[Value, tuple[Equation, Factors]] = {}  # of what is made from nothing, or costs nothing
         self.uses: dict[Value, int] = {}
         self.notes: list[Note] = []
 
@@ -97,7 +101,8 @@ class _Partitioner:
                 self.equation(eqn)
             outputs = map_values(trace.outputs, self.output)
             mutations = {self.held[t][0]: self.values.bring(v, self.place(t)) for t, v in trace.mutations.items()}
-        return Sharded(self.builder.finish(outputs, mutations), tuple(self.notes))  # type: ignore[arg-type]
+        program = sweep(self.builder.finish(outputs, mutations))  # type: ignore[arg-type]
+        return Sharded(program, tuple(self.notes))
 
     def count(self, equations: Collection[Equation]) -> None:
         """How often values are read."""
@@ -212,7 +217,7 @@ class _Partitioner:
 
         def move(i: int, to: Placement) -> float:
             v = operands[i]
-            there = any(copy.tensor.placement == to for copy in self.held[v]) or self.could_make(v, to)
+            there = any(copy.tensor.placement == to for copy in self.held[v]) or self.making(v, to) is not None
             return 0.0 if there else self.values.nearest(v, to)[0]
 
         def settle(i: int, at: Placement) -> float:
@@ -223,11 +228,26 @@ class _Partitioner:
         held = [[placement_of(copy) for copy in self.held[v]] for v in operands]
         may_pass = [self.uses.get(v, 0) == 1 and len(self.held[v]) == 1 for v in operands]
         choice = choose(Question(self.mesh, rule, operands, results, held, pinned, may_pass, move, settle))
+        drawn = draws(eqn.op, eqn.args, eqn.kwargs)
         for v, here in zip(results, local(self.values, eqn, rule, choice), strict=True):
             if v is not None and here is not None:
-                self.define(v, here)
-        if rule.cheap and results[0] is not None:
-            self.makers[results[0]] = eqn, rule, choice
+                self.define(v, self.agreed(here) if drawn else here)
+        from_nothing = all(self.kinds[v] == "" for v in operands) and not drawn
+        if (rule.cheap or from_nothing) and len(results) == 1 and results[0] is not None:
+            self.makers[results[0]] = eqn, rule
+
+    def agreed(self, drawn: Value) -> Value:
+        """What the first rank drew counts for all, so that ranks need not be seeded alike. Masks are left alone: those
+        of a size worth cutting are computed from a seed (`passes/decompose/random`)."""
+        if drawn.dtype == torch.bool:
+            return drawn
+        place = placement_of(drawn)
+        for axis in self.mesh.names:
+            for op, args, after in (("once", (axis,), place.with_part(axis)), ("all_reduce", (axis,), place)):
+                (agreed,) = self.values.emit(getattr(self.values.dist, op), (drawn, *args), {}, [after], [drawn.name])
+                assert agreed is not None
+                drawn = agreed
+        return drawn
 
     def define(self, v: Value, *copies: Value) -> None:
         """A global value has its own place; a pinned one is brought to it at once."""
@@ -239,22 +259,30 @@ class _Partitioner:
 
     def made_there(self, v: Value, to: Placement) -> Value | None:
         """A value that is made from nothing, or repeated, is made in parts rather than cut."""
-        if not self.could_make(v, to):
+        choice = self.making(v, to)
+        if choice is None:
             return None
-        eqn, rule, choice = self.makers[v]
+        eqn, rule = self.makers[v]
+        return local(self.values, eqn, rule, choice)[0]
+
+    def making(self, v: Value, to: Placement) -> Choice | None:
+        """How a value is made there: of operands that lie where they must, or can be made there in turn."""
+        if v not in self.makers or to.parts:
+            return None
+        eqn, rule = self.makers[v]
         (dims,) = rule.results
         assert dims is not None
-        axes = {name[0]: split for name, split in zip(dims, to.splits, strict=True) if name and split}
-        (made,) = local(self.values, eqn, rule, Choice(axes, choice.operands, (to,)))
-        return made
-
-    def could_make(self, v: Value, to: Placement) -> bool:
-        if v not in self.makers or to.parts:
-            return False
-        _, rule, choice = self.makers[v]
-        (dims,), (own,), free = rule.results, choice.results, rule.made()
-        assert dims is not None and own is not None
-        return not own.parts and all(
-            a == b or (not a and bool(dims[d]) and dims[d][0] in free and rule.splittable(dims[d][0]))
-            for d, (a, b) in enumerate(zip(own.splits, to.splits, strict=True))
-        )
+        axes = {names[0]: split for names, split in zip(dims, to.splits, strict=True) if names and split}
+        split = [bool(split) for split in to.splits]
+        if split != [bool(names) and names[0] in axes for names in dims]:
+            return None
+        if any(not rule.splittable(f) or f in rule.reduced or (rule.shares(f) and not rule.cheap) for f in axes):
+            return None
+        operands = []
+        for x, names in zip(tensors(eqn), rule.operands, strict=True):
+            splits = tuple(axes.get(name[0], ()) if name else () for name in names)
+            operands.append(Placement(self.mesh, x.shape, splits))
+            there = any(copy.tensor.placement == operands[-1] for copy in self.held[x])
+            if not there and self.making(x, operands[-1]) is None:
+                return None
+        return Choice(axes, tuple(operands), (to,))

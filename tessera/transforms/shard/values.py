@@ -112,6 +112,8 @@ def check(op: Operator, type_: TensorType, placement: Placement) -> None:
 
 def local_type(type_: TensorType, placement: Placement) -> TensorType:
     """The type of a rank's part, whose dimensions lie in the same order as those of the whole."""
+    if placement.is_whole:
+        return type_.placed(placement)
     shape = placement.local_shape
     order = sorted(range(len(shape)), key=lambda d: -size_hint(type_.stride[d])) if not type_.is_row_major else None
     return TensorType(type_.dtype, shape, contiguous_strides(shape, order), type_.device).placed(placement)
