@@ -103,3 +103,26 @@ def test_bytes_of_data_parallel_plans(plan: str, times: int) -> None:
     scalars = [e for e in program.trace.equations if "dp" in e.args and e.op.name == "all_reduce" and not e.out.shape]
     loss = sum(map(bytes_sent, scalars))
     assert sent(program, "dp") - loss == times * bytes_of(step) / 2
+
+
+def activation(program: Sharded) -> int:
+    """Bytes of one activation, of all rows: a batch of 4 x 8 tokens of width 16 in float64."""
+    return 4 * 8 * 16 * 8
+
+
+def by_name(program: Sharded, axis: str, size: int) -> dict[str, float]:
+    """Bytes of collectives on activations of this size, by what they do."""
+    sums: dict[str, float] = {}
+    for e in program.trace.equations:
+        if axis in e.args and bytes_sent(e) and max(e.out.nbytes(), e.args[0].nbytes()) == size:
+            sums[e.op.name] = sums.get(e.op.name, 0.0) + bytes_sent(e)
+    return sums
+
+
+def test_bytes_of_tensor_parallel_blocks() -> None:
+    """Four sums of an activation a block. Beside the two blocks there are one more for the table of words and one for
+    the gradient that comes back from the head, which are cut as well."""
+    step, _, _ = step_of("llama", "adam", None)
+    _, program = sharded(step, Mesh.of(tp=2), "tensor")
+    size = activation(program)
+    assert by_name(program, "tp", size) == {"all_reduce": (4 * 2 + 2) * 2 * size / 2}
