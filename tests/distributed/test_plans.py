@@ -105,9 +105,7 @@ def test_bytes_of_data_parallel_plans(plan: str, times: int) -> None:
     assert sent(program, "dp") - loss == times * bytes_of(step) / 2
 
 
-def activation(program: Sharded) -> int:
-    """Bytes of one activation, of all rows: a batch of 4 x 8 tokens of width 16 in float64."""
-    return 4 * 8 * 16 * 8
+ACTIVATION = 4 * 8 * 16 * 8  # bytes of a batch of 4 x 8 tokens of width 16 in float64
 
 
 def by_name(program: Sharded, axis: str, size: int) -> dict[str, float]:
@@ -124,5 +122,12 @@ def test_bytes_of_tensor_parallel_blocks() -> None:
     the gradient that comes back from the head, which are cut as well."""
     step, _, _ = step_of("llama", "adam", None)
     _, program = sharded(step, Mesh.of(tp=2), "tensor")
-    size = activation(program)
-    assert by_name(program, "tp", size) == {"all_reduce": (4 * 2 + 2) * 2 * size / 2}
+    assert by_name(program, "tp", ACTIVATION) == {"all_reduce": (4 * 2 + 2) * 2 * ACTIVATION / 2}
+
+
+def test_bytes_of_sequence_parallel_blocks() -> None:
+    """Each of the four sums is scattered, and gathered where a weight is cut by columns or a gradient comes back."""
+    step, _, _ = step_of("llama", "adam", None)
+    _, program = sharded(step, Mesh.of(tp=2), "sequence")
+    half = (4 * 2 + 2) * ACTIVATION / 2
+    assert by_name(program, "tp", ACTIVATION) == {"reduce_scatter": half, "all_gather": half}

@@ -85,6 +85,7 @@ class _Partitioner:
         self.held, self.kinds = self.values.held, self.values.kinds
         self.makers: dict[Value, tuple[Equation, Factors]] = {}  # of what is made from nothing, or costs nothing
         self.uses: dict[Value, int] = {}
+        self.users = trace.users()
         self.notes: list[Note] = []
 
     def run(self) -> Sharded:
@@ -213,6 +214,9 @@ class _Partitioner:
 
     def cut(self, eqn: Equation, rule: Factors) -> None:
         operands, results = tensors(eqn), eqn.outputs
+        for v in operands:
+            if (home := self.home(v)) is not None:
+                self.held[v] = [self.values.bring(v, home)]
         pinned = [None if v is None else self.pins.get(v) for v in results]
 
         def move(i: int, to: Placement) -> float:
@@ -235,6 +239,35 @@ class _Partitioner:
         from_nothing = all(self.kinds[v] == "" for v in operands) and not drawn
         if (rule.cheap or from_nothing) and len(results) == 1 and results[0] is not None:
             self.makers[results[0]] = eqn, rule
+
+    def home(self, v: Value) -> Placement | None:
+        """Where summands that several equations read are best put together: one of those equations has an operand that
+        is split, so ranks need their own part alone. To scatter sums costs half of what sharing them does."""
+        place = self.place(v)
+        if not place.parts or self.uses.get(v, 0) < 2:
+            return None
+        for axis, how in place.parts:
+            dim = self.met(v, axis) if how == "sum" else None
+            if dim is not None:
+                moved = place.without_part(axis).with_split(dim, (*place.splits[dim], axis))
+                place = moved if moved.is_even(dim) else place
+        return place if place != self.place(v) else None
+
+    def met(self, v: Value, axis: str) -> int | None:
+        """The dimension of a value that some reader's other operand has split over an axis."""
+        for eqn in self.users.get(v, ()):
+            rule = factors_of(eqn)
+            if rule is None:
+                continue
+            sides = list(zip(tensors(eqn), rule.operands, strict=True))
+            own = next(dims for x, dims in sides if x is v)
+            for x, dims in sides:
+                split = self.place(x).dim_of(axis) if x is not v and x in self.held else None
+                if split is None or not dims[split] or not rule.splittable(dims[split][0]):
+                    continue
+                if dims[split][:1] in own:
+                    return own.index(dims[split][:1])
+        return None
 
     def agreed(self, drawn: Value) -> Value:
         """What the first rank drew counts for all, so that ranks need not be seeded alike. Masks are left alone: those
