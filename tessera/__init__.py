@@ -30,8 +30,8 @@ def __getattr__(name: str) -> object:
     home = importlib.import_module(_TOOLS.get(name, "tessera.api"))
     if name not in _TOOLS and name not in home.__all__:
         raise AttributeError(f"module 'tessera' has no attribute {name!r}")
-    found = globals()[name] = getattr(home, name)
-    return found
+    public = globals()[name] = getattr(home, name)
+    return public
 
 
 def __dir__() -> list[str]:

@@ -77,6 +77,7 @@ class Captured:
     enables_grad: bool = False  # called under no_grad, it turns gradients on for a part of itself
     # Outputs that the trace computes, for their history, and that lie in an input's memory -> where.
     placed: dict[int, Aliased] = field(default_factory=dict)
+    uncounted: tuple[int, ...] = ()  # inputs that are written through `.data` alone
 
 
 def capture(

@@ -15,6 +15,7 @@ from torch.export.graph_signature import InputKind, OutputKind
 
 from tessera.frontends.captured import Captured, capture
 from tessera.frontends.dynamo.graphs import run_graph
+from tessera.frontends.export_arguments import Arguments
 from tessera.ir.builder import Builder
 from tessera.ops.op import keep_whole
 from tessera.torch_internals import pytree
@@ -29,12 +30,17 @@ class Exported:
     held: tuple[torch.Tensor, ...]  # parameters, buffers and constants: the first inputs
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
+    arguments: Arguments
 
-    def flatten(self, args: tuple, kwargs: dict) -> list[object]:
+    def flatten(self, args: tuple, kwargs: dict) -> list[object] | None:
+        """The user's arguments as the program takes them; None where only eager PyTorch can."""
+        if kwargs:  # in the order of the exported program
+            _, named = pytree.tree_unflatten([None] * self.in_spec.num_leaves, self.in_spec)
+            kwargs = {name: kwargs[name] for name in named} if named.keys() == kwargs.keys() else kwargs
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if spec != self.in_spec:
             raise InputError(f"expected arguments of structure {self.in_spec}, got {spec}")
-        return leaves
+        return self.arguments(leaves)
 
     def pack(self, outputs: tuple) -> object:
         return pytree.tree_unflatten(list(outputs), self.out_spec)
@@ -66,7 +72,11 @@ def capture_export(program: ExportedProgram, name: str = "exported") -> Exported
     grads = tuple(t.requires_grad for t in held) + (False,) * (len(fakes) - len(held))
     in_spec, out_spec = program.call_spec.in_spec, program.call_spec.out_spec
     assert in_spec is not None and out_spec is not None
-    return Exported(replace(captured, requires_grad=grads), tuple(held), in_spec, out_spec)
+    users = range(len(held), len(fakes))
+    inputs = captured.trace.inputs
+    mutated = [i - len(held) for i in users if inputs[i] in captured.trace.mutations]
+    arguments = Arguments([names[i] for i in users], fakes[len(held) :], program.range_constraints, mutated)
+    return Exported(replace(captured, requires_grad=grads), tuple(held), in_spec, out_spec, arguments)
 
 
 def _held(program: ExportedProgram, spec: object) -> torch.Tensor:

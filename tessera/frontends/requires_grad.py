@@ -33,16 +33,16 @@ def with_history(
 ) -> set[Value]:
     """The values that depend on tensors which require gradients; `tensors` are the program's inputs and constants, or
     True in place of an input that does. `grad`: gradients are on around the program."""
-    found = {v for v, x in tensors if x is True or (isinstance(x, torch.Tensor) and _FLAG.__get__(x))}
+    carrying = {v for v, x in tensors if x is True or (isinstance(x, torch.Tensor) and _FLAG.__get__(x))}
     for eqn in equations:
         keeps = eqn.op is KEEP_GRAD  # its history is that of its first argument, in whatever mode
-        if not any(v in found for v in (values_in(eqn.args[:1]) if keeps else eqn.inputs())):
+        if not any(v in carrying for v in (values_in(eqn.args[:1]) if keeps else eqn.inputs())):
             continue
         unheard = NO_GRAD in eqn.tags or not grad
         silent = unheard and not shows_argument(eqn)  # a view requires gradients if its base does
         if keeps or not (silent or aten_name(eqn.op) == "detach"):
-            found.update(v for v in eqn.results() if isinstance(v.type, TensorType) and v.type.is_differentiable)
-    return found
+            carrying.update(v for v in eqn.results() if isinstance(v.type, TensorType) and v.type.is_differentiable)
+    return carrying
 
 
 @contextmanager

@@ -157,8 +157,8 @@ def _jvp(func: Callable, primals: tuple, tangents: tuple, strict: bool, has_aux:
     moved = call.check_tangents(tangents)
     with fake.alone():
         pushed = sweep(forward_mode.jvp(call.trace, call.wrt, call.traced.mode))
-    made = replay(pushed, [*call.traced.args, *moved])
-    outs, ts = made[: len(call.trace.outputs)], made[len(call.trace.outputs) :]
+    results = replay(pushed, [*call.traced.args, *moved])
+    outs, ts = results[: len(call.trace.outputs)], results[len(call.trace.outputs) :]
     value, aux = call.pack(outs)
     if strict and any(ts[i] is None for i in call.results):
         raise InputError("jvp: with strict, every output must depend on the primals; one does not")
@@ -263,8 +263,8 @@ def _value_and_grad(func: Callable, argnums: Argnums, has_aux: bool, args: tuple
         joint = reverse_mode.vjp(call.trace, call.wrt, call.traced.mode, pull=[loss], again=True)
         program = sweep(joint.trace)
     seeds = [torch.ones((), dtype=loss.dtype, device=loss.tensor.device) for _ in joint.pulled]
-    made = replay(program, [*call.traced.args, *seeds])
-    outs, grads = made[: len(call.trace.outputs)], made[len(call.trace.outputs) :]
+    results = replay(program, [*call.traced.args, *seeds])
+    outs, grads = results[: len(call.trace.outputs)], results[len(call.trace.outputs) :]
     full = [or_zeros(g, x) for g, x in zip(grads, call.primals, strict=True)]
     value, aux = call.pack(outs)
     return (value, aux) if has_aux else value, pytree.tree_unflatten(full, call.wrt_spec)

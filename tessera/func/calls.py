@@ -213,8 +213,8 @@ class Pullback:
         self.seeds = dict(zip(joint.pulled, seeds, strict=True))
         # A no_grad around the call is about its result: where the pullback is called, what it kept has a history.
         with torch.enable_grad():
-            made = replay(self.halves.early, call.traced.args)
-        self.outs, self.kept = made[:count], made[count:]
+            results = replay(self.halves.early, call.traced.args)
+        self.outs, self.kept = results[:count], results[count:]
         if not torch.is_grad_enabled():
             self.outs = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, self.outs)
         self.value, self.aux = call.pack(self.outs)
@@ -260,8 +260,8 @@ class Pushforward:
             else:
                 pushed = pushed.with_(outputs=wanted, mutations={})
             self.halves = Halves.cut(pushed, self.tangents, count if apart else 0)
-        made = replay(self.halves.early, call.traced.args)
-        self.outs, self.kept = (made[:count], made[count:]) if apart else ([], made)
+        results = replay(self.halves.early, call.traced.args)
+        self.outs, self.kept = (results[:count], results[count:]) if apart else ([], results)
         if not apart:
             self.outs = replay(sweep(call.trace), call.traced.args)
         self.value, self.aux = call.pack(self.outs)

@@ -88,9 +88,9 @@ def _run_rows(
     """The late half for every row of the basis at once; zeros where nothing flows."""
     with fake.alone():
         batched = map_inputs(halves.late, {halves.kept + i: r for i, r in enumerate(rows)}, size, randomness)
-    made = replay(batched.trace, [*kept, *rows])
+    results = replay(batched.trace, [*kept, *rows])
     out = []
-    for row, on, x in zip(made, batched.on, like, strict=True):
+    for row, on, x in zip(results, batched.on, like, strict=True):
         if row is None:
             row, on = torch.zeros_like(x), False
         out.append(row if on else row.unsqueeze(0).expand(size, *row.shape))
@@ -116,8 +116,8 @@ def _basis(tensors: Sequence[torch.Tensor], chunk_size: int | None) -> list[list
 
 def _arrange(table: list[list[torch.Tensor]], program: Pullback | Pushforward, has_aux: bool) -> object:
     rows = [pytree.tree_unflatten(row, program.call.wrt_spec) for row in table]
-    made = program.call.pack_results(rows)
-    return (made, program.aux) if has_aux else made
+    packed = program.call.pack_results(rows)
+    return (packed, program.aux) if has_aux else packed
 
 
 def _refuse_complex(name: str, what: str, leaves: Sequence[object]) -> None:

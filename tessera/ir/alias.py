@@ -70,11 +70,11 @@ class Ref:
             parent = view.parent.read(builder)
             with grad_mode(builder, not view.no_grad):
                 out = builder.emit(view.op, parent, *view.args, **view.kwargs)
-                made: Value = out if view.index is None else out[view.index]  # type: ignore[index,assignment]
+                current: Value = out if view.index is None else out[view.index]  # type: ignore[index,assignment]
                 if self.own_history:
                     with builder:
-                        made = keep_grad(self.value, made, tangent=True)
-            self.value, self.version = made, self.root.version
+                        current = keep_grad(self.value, current, tangent=True)
+            self.value, self.version = current, self.root.version
         return self.value
 
     def write(self, new: Value, builder: Builder) -> None:

@@ -33,6 +33,7 @@ from tessera.torch_internals.fake import FakeTensor, FakeTensorMode
 from tessera.torch_internals.memory import storage_id
 from tessera.torch_internals.operators import OpOverload, op_name, op_schema, suggest_memory_format
 from tessera.torch_internals.shapes import ShapeEnv
+from tessera.util.errors import CaptureError
 from tessera.util.names import names
 
 
@@ -131,6 +132,17 @@ def _efficient_backward(_: torch.Tensor, *args: object, **__: object) -> list[to
     return [*grads, bias.new_empty((*lead, -(-last // 16) * 16))[..., :last]]
 
 
+def _view(x: torch.Tensor, size: Sequence[Size]) -> torch.Tensor:
+    """PyTorch's rule allows views that its kernels refuse, of rows that lie apart with a dimension of one between."""
+    if all(type(n) is int for n in (*x.shape, *x.stride(), *size)) and not x.is_contiguous():
+        with disable_current_modes():
+            try:
+                torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta").view(*size)
+            except RuntimeError as error:
+                raise CaptureError(str(error)) from error
+    return _aten.view.default(x, size)
+
+
 # Where PyTorch's own rule is wrong (2.11 takes the out_dtype of addmm.dtype for beta, and runs `_unique` on zeros), or
 # knows no symbolic sizes.
 _RULES: dict[object, Callable] = {
@@ -138,6 +150,7 @@ _RULES: dict[object, Callable] = {
     # A layer's kernel for evaluation gives rows of a product; PyTorch's rule has them lie as the input does.
     _aten._transformer_encoder_layer_fwd.default: lambda x, *_, **__: x.new_empty(x.shape),
     _aten.index_put.default: index_put,
+    _aten.view.default: _view,
     _aten._unique.default: lambda x, s=True, inverse=False: _aten._unique2.default(x, s, inverse)[:2],
     _aten.addmm.dtype: lambda x, a, b, dtype, **_: a.new_empty((a.shape[0], b.shape[1]), dtype=dtype),
     _aten._native_batch_norm_legit_functional.default: _batch_norm(

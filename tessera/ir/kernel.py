@@ -30,6 +30,6 @@ class Kernel:
         return self
 
 
-def bound(made: Callable) -> tuple[Callable, Kernel | None]:
+def bound(callee: Callable) -> tuple[Callable, Kernel | None]:
     """Of what an executor made, the function that programs call and what can be asked about it."""
-    return (made.run, made) if isinstance(made, Kernel) else (made, None)
+    return (callee.run, callee) if isinstance(callee, Kernel) else (callee, None)

@@ -99,11 +99,11 @@ class Recorder(TorchDispatchMode):
 
     def ref(self, tensor: torch.Tensor) -> Ref:
         """The Ref of a tensor; one never seen before was closed over and becomes a constant."""
-        found = self.refs.get(id(tensor))
-        if found is None:
+        ref = self.refs.get(id(tensor))
+        if ref is None:
             v = self.builder.constant("const", tensor, type_of(tensor))
-            found = self.refs[id(tensor)] = Ref(tensor, v, Root(), given=True)
-        return found
+            ref = self.refs[id(tensor)] = Ref(tensor, v, Root(), given=True)
+        return ref
 
     def value(self, tensor: torch.Tensor) -> Value:
         return self.ref(tensor).read(self.builder)
@@ -117,13 +117,15 @@ class Recorder(TorchDispatchMode):
         known = self.refs.get(id(tensor))
         if known is not None and known.tensor is not tensor:
             return known.tensor
-        made = self.builder.mode.from_tensor(tensor.detach() if tensor.requires_grad else tensor, static_shapes=True)
-        v = self.builder.constant("const", tensor, type_of(made))
-        ref = Ref(made, v, Root(), given=True)
-        self.refs[id(made)] = ref
+        fake_tensor = self.builder.mode.from_tensor(
+            tensor.detach() if tensor.requires_grad else tensor, static_shapes=True
+        )
+        v = self.builder.constant("const", tensor, type_of(fake_tensor))
+        ref = Ref(fake_tensor, v, Root(), given=True)
+        self.refs[id(fake_tensor)] = ref
         self.refs[id(tensor)] = ref
         self._alive.append(tensor)
-        return made
+        return fake_tensor
 
     def lower(self, tree: object) -> Arg:
         """Arguments as the trace sees them: tensors become Values."""
@@ -139,7 +141,7 @@ class Recorder(TorchDispatchMode):
         if func is torch.ops.aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self.literal(args[0])
         args, kwargs = pytree.tree_map_only(torch.Tensor, self.fake, (args, kwargs))
-        if op_name(func) in DROPOUTS and not draws(func, args, kwargs):
+        if op_name(func) in DROPOUTS and (_has_none(args[0]) or not draws(func, args, kwargs)):
             return args[0]  # as eager does: the argument itself, not a copy
         apart = not self.keep(func) and op_name(func) not in _RUNNING_STATISTICS
         if _is_composite(func) and (apart or _may_be_a_view(func, args)):
@@ -176,17 +178,17 @@ class Recorder(TorchDispatchMode):
         self.builder.tags = self.tags() if tags is None else tags
         with fake.alone():  # this is called by the program itself, under this very mode
             args, kwargs = pytree.tree_map_only(torch.Tensor, self.fake, (args, kwargs))
-            made = self.builder.record(op, *self.lower((args, kwargs)), list(types) if many else types[0])  # type: ignore[misc]
+            results = self.builder.record(op, *self.lower((args, kwargs)), list(types) if many else types[0])  # type: ignore[misc]
             outs = [fake.fake_of(t, self.builder.mode) for t in types]  # type: ignore[arg-type]
-        for tensor, v in zip(outs, made if many else [made], strict=True):  # type: ignore[call-overload,arg-type]
+        for tensor, v in zip(outs, results if many else [results], strict=True):  # type: ignore[call-overload,arg-type]
             self.refs[id(tensor)] = Ref(tensor, v, Root())
         return outs  # type: ignore[return-value]
 
     def literal(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor written in the program itself is new on every call."""
-        made = self.fake(tensor)
-        v = self.builder.emit(torch.ops.aten.lift_fresh_copy.default, self.value(made))
-        out = made.clone()
+        constant = self.fake(tensor)
+        v = self.builder.emit(torch.ops.aten.lift_fresh_copy.default, self.value(constant))
+        out = constant.clone()
         with disable_current_modes():
             literals.hold(out, tensor.clone())
         self.refs[id(out)] = Ref(out, v, Root())  # type: ignore[arg-type]
@@ -229,13 +231,13 @@ class Recorder(TorchDispatchMode):
         if any(id(t) in self.refs for t in leaves):
             out = pytree.tree_map_only(torch.Tensor, lambda t: _alias(t) if id(t) in self.refs else t, out)
         eqn_args, eqn_kwargs = normalise(func, *self.lower((args, kwargs)))  # type: ignore[misc]
-        made = self.builder.record(func, eqn_args, eqn_kwargs, fake.types_of(out))
+        results = self.builder.record(func, eqn_args, eqn_kwargs, fake.types_of(out))
         if isinstance(out, SYMBOLIC):
-            self.bind_symbol(out, made)  # type: ignore[arg-type]
+            self.bind_symbol(out, results)  # type: ignore[arg-type]
         elif isinstance(out, torch.Tensor):
-            self.note(out, made, func, args, kwargs, None)  # type: ignore[arg-type]
+            self.note(out, results, func, args, kwargs, None)  # type: ignore[arg-type]
         elif isinstance(out, (tuple, list)):
-            for index, (tensor, v) in enumerate(zip(out, made, strict=True)):  # type: ignore[arg-type]
+            for index, (tensor, v) in enumerate(zip(out, results, strict=True)):  # type: ignore[arg-type]
                 if isinstance(tensor, torch.Tensor):
                     self.note(tensor, v, func, args, kwargs, index)
                 elif isinstance(tensor, SYMBOLIC):
@@ -296,12 +298,12 @@ class Recorder(TorchDispatchMode):
             positional, keyword = bind(func, lowered_args, lowered_kwargs)
             for i in schema.mutated if schema.is_out else ():
                 keyword.pop(params[i].name)
-            made = self.builder.emit(plain, *positional, **keyword)
-            news = [v for v in pytree.tree_leaves(made) if isinstance(v, Value)]
+            results = self.builder.emit(plain, *positional, **keyword)
+            news = [v for v in pytree.tree_leaves(results) if isinstance(v, Value)]
             extra: list[Value] = []
         else:
-            made = self.builder.emit(FUNCTIONAL, func, *lowered_args, **lowered_kwargs)
-            values = [v for v in made if v is not None]  # type: ignore[union-attr]
+            results = self.builder.emit(FUNCTIONAL, func, *lowered_args, **lowered_kwargs)
+            values = [v for v in results if v is not None]  # type: ignore[union-attr]
             extra, news = values[: -len(targets)], values[-len(targets) :]
         if op_schema(func).name in custom_operators:  # autograd does not see what it writes
             self.builder.tags |= {NO_GRAD}
@@ -367,10 +369,10 @@ class Recorder(TorchDispatchMode):
         op = torch.ops.aten._native_batch_norm_legit_functional.default
         inputs = (x, weight, bias, mean, var, True, bound["momentum"], bound["eps"])
         outs = self.outcome(op, inputs, {})
-        made = self.builder.record(op, self.lower(inputs), {}, fake.types_of(outs), "batch_norm")  # type: ignore[arg-type]
-        self.refs[id(outs[0])] = Ref(outs[0], made[0], Root())  # type: ignore[index]
+        results = self.builder.record(op, self.lower(inputs), {}, fake.types_of(outs), "batch_norm")  # type: ignore[arg-type]
+        self.refs[id(outs[0])] = Ref(outs[0], results[0], Root())  # type: ignore[index]
         self._alive.append(outs[0])
-        for tensor, new in ((mean, made[3]), (var, made[4])):  # type: ignore[index]
+        for tensor, new in ((mean, results[3]), (var, results[4])):  # type: ignore[index]
             statistics = self.builder.emit(torch.ops.aten.detach.default, new)  # they carry no gradient
             self.write_to(self.ref(tensor), statistics)  # type: ignore[arg-type]
         return outs[0]
@@ -439,6 +441,11 @@ def _is_composite(func: OpOverload) -> bool:
     return _composite_cache[func]
 
 
+def _has_none(x: torch.Tensor) -> bool:
+    """No elements; sizes that are symbols are not asked."""
+    return any(type(n) is int and n == 0 for n in x.shape)
+
+
 def _may_be_a_view(func: OpOverload, args: tuple) -> bool:
     """einsum of one operand may only permute it, which its schema does not tell."""
     return op_name(func) == "einsum" and len(args[1]) == 1
@@ -501,8 +508,8 @@ def record(
     recorder = Recorder(builder, keep, locate)
     if not whole:  # autograd runs backward with gradients off: that is no `no_grad` of the program's
         recorder.base_grad = False
-    made = record_with(recorder, fn, fakes, names, whole)
-    return made.trace, made.spec
+    recorded = record_with(recorder, fn, fakes, names, whole)
+    return recorded.trace, recorded.spec
 
 
 @dataclass(frozen=True)

@@ -116,13 +116,13 @@ class Rewrite:
         start = len(self.equations)
         try:
             with self.at(eqn):
-                made = rule(eqn)
+                replacement = rule(eqn)
             parts = self.equations[start:]
         finally:
             del self.equations[start:]
-        if made is None:
+        if replacement is None:
             return None
-        listed = [made] if isinstance(made, Value) else made
+        listed = [replacement] if isinstance(replacement, Value) else replacement
         return named(parts, eqn.outputs if results is None else results, listed)
 
     @contextmanager
@@ -152,13 +152,13 @@ class Rewrite:
 
 
 def named(
-    parts: Sequence[Equation], outputs: Sequence[Value | None], made: Sequence[Value | None]
+    parts: Sequence[Equation], outputs: Sequence[Value | None], results: Sequence[Value | None]
 ) -> list[Equation] | None:
     """Equations with their results called as before. None where one is missing, of another type, not theirs, or there
     twice."""
     own = {v for eqn in parts for v in eqn.results()}
     names: dict[Value, Value] = {}
-    for old, new in zip(outputs, made, strict=True):
+    for old, new in zip(outputs, results, strict=True):
         if old is None:
             continue
         if new is None or new not in own or new in names or not same_type(old.type, new.type):

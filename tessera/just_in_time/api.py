@@ -146,7 +146,8 @@ def _compiled_export(program: ExportedProgram, options: Options, again: Callable
     call, compilation = compile_captured(exported.captured, eager, "exported", options)
 
     def run(*args: object, **kwargs: object) -> object:
-        return exported.pack(call(*exported.held, *exported.flatten(args, kwargs)))
+        leaves = exported.flatten(args, kwargs)
+        return module(*args, **kwargs) if leaves is None else exported.pack(call(*exported.held, *leaves))
 
     backend = Backend(options)
     backend.graphs.append(GraphRecord("exported", "", compilation))

@@ -148,10 +148,10 @@ def _compiled_module(module: torch.nn.Module, state: Compiled) -> torch.nn.Modul
         _module_classes[cls] = type(
             f"Compiled{cls.__name__}", (_ModuleCall, cls), {"__module__": cls.__module__, **own_call(cls)}
         )
-    made = object.__new__(_module_classes[cls])
-    object.__setattr__(made, "__dict__", module.__dict__)
-    _states[id(made)] = state
-    return made
+    wrapped = object.__new__(_module_classes[cls])
+    object.__setattr__(wrapped, "__dict__", module.__dict__)
+    _states[id(wrapped)] = state
+    return wrapped
 
 
 _states: dict[int, Compiled] = {}

@@ -47,8 +47,8 @@ LINEAR_LOSS_GRADS = Special("linear_loss_grads", _grads)
 def _forward(
     need: Sequence[object], x: Value, w: Value, bias: Value | None, target: Value, mean: bool, ignore: int
 ) -> Generator[Value, Value, tuple]:
-    made = emit(LINEAR_LOSS_GRADS, x, w, bias, target, mean, ignore)
-    loss, *grads = made
+    results = emit(LINEAR_LOSS_GRADS, x, w, bias, target, mean, ignore)
+    loss, *grads = results
     ct = yield loss
 
     def scaled(grad: Value | None, wanted: object) -> Value | None:

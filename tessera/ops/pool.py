@@ -60,11 +60,11 @@ def _indexed(x: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: 
 def _starts(shape: Sizes, stride: Sizes, padding: Sizes, device: torch.device) -> list[Tensor]:
     """Where windows start in every spatial dimension, to stand beside what was pooled."""
     n = len(stride)
-    found = []
+    starts = []
     for d, (size, step, before) in enumerate(zip(shape[-n:], stride, padding, strict=True)):
         start = torch.arange(size, device=device) * step - before
-        found.append(start.reshape([-1 if k == d else 1 for k in range(n)]))
-    return found
+        starts.append(start.reshape([-1 if k == d else 1 for k in range(n)]))
+    return starts
 
 
 def _max_pool(

@@ -72,7 +72,7 @@ def _pullback(eqn: Equation, values: list[Value], mask: tuple[bool, ...]) -> Cal
             sources = [x for x, m in zip(primals, mask, strict=True) if m]
             outs, seeds = zip(*pairs, strict=True)
             grads = torch.autograd.grad(outs, sources, seeds, allow_unused=True, create_graph=deeper)
-            made = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, sources, strict=True)]
-            return made if deeper else [g.detach() for g in made]
+            pulled = [torch.zeros_like(x) if g is None else g for g, x in zip(grads, sources, strict=True)]
+            return pulled if deeper else [g.detach() for g in pulled]
 
     return pull

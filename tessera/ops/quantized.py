@@ -70,17 +70,17 @@ def packed(whole: Tensor, bits: int) -> Tensor:
     whole = F.pad(whole, (0, 0, 0, -len(whole) % TALL))
     parts = whole.reshape(-1, 2, 8, whole.shape[1] // GROUP, 8 // bits, bits // 2, 4, 8)
     parts = parts.permute(0, 3, 5, 2, 6, 1, 7, 4) & (2**bits - 1)  # block, group, piece; row, column; row, column
-    made = (parts << torch.arange(0, 8, bits, device=whole.device, dtype=whole.dtype)).sum(-1)
-    return torch.where(made >= 128, made - 256, made).to(torch.int8).reshape(len(parts), -1)
+    numbers = (parts << torch.arange(0, 8, bits, device=whole.device, dtype=whole.dtype)).sum(-1)
+    return torch.where(numbers >= 128, numbers - 256, numbers).to(torch.int8).reshape(len(parts), -1)
 
 
-def unpacked(made: Tensor, bits: int) -> Tensor:
+def unpacked(weight: Tensor, bits: int) -> Tensor:
     """What was `packed`, with as many rows as were filled in to make whole sixteens."""
-    parts = made.to(torch.int16).reshape(len(made), -1, bits // 2, 8, 4, 2, 8, 1)
-    parts = parts >> torch.arange(0, 8, bits, device=made.device, dtype=torch.int16)
+    parts = weight.to(torch.int16).reshape(len(weight), -1, bits // 2, 8, 4, 2, 8, 1)
+    parts = parts >> torch.arange(0, 8, bits, device=weight.device, dtype=torch.int16)
     half = 2 ** (bits - 1)
     whole = ((parts & (2 * half - 1)) ^ half) - half
-    return whole.permute(0, 5, 3, 1, 7, 2, 4, 6).reshape(len(made) * TALL, -1)
+    return whole.permute(0, 5, 3, 1, 7, 2, 4, 6).reshape(len(weight) * TALL, -1)
 
 
 def quantized_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None, kind: str) -> Tensor:

@@ -30,7 +30,7 @@ class Layout:
     outputs: tuple[object, ...]
     write_back: tuple[tuple[int, int], ...] = ()  # (input, position of its new contents), written outside the core
     written: tuple[int, ...] = ()  # every input the graph writes, inside or outside the core
-    inside: tuple[int, ...] = ()  # inputs the core writes itself
+    counted: tuple[int, ...] = ()  # inputs the core writes itself, which their versions are to count
     fixed: bool = False  # sizes and strides of all inputs are the same at every call
     placed: tuple[tuple[int, Aliased], ...] = ()  # (result, the view of an input whose memory it is to lie in)
     viewed: tuple[int, ...] = ()  # inputs that require gradients, of which the graph makes views under no_grad
@@ -53,8 +53,8 @@ def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -
         lines += ["    with below():", "        out = core(*args)"]
     else:
         lines += ["    out = core(*args)"]
-    if layout.inside:
-        lines.append(f"    bump([{', '.join(f'args[{i}]' for i in layout.inside)}])")
+    if layout.counted:
+        lines.append(f"    bump([{', '.join(f'args[{i}]' for i in layout.counted)}])")
     for source, position in layout.write_back:
         # Autograd looks on, as on the eager in-place operator: it refuses a leaf that requires grad, and views of one.
         lines.append(f"    args[{source}].copy_(out[{position}])")

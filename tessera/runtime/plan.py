@@ -52,22 +52,26 @@ def layout_of(captured: Captured, core: Trace, results: list[Value], write_back:
     inputs = {v: i for i, v in enumerate(captured.trace.inputs)}
     written = tuple(inputs[v] for v in captured.trace.mutations)
     outside = tuple((inputs[t], position[v.name]) for t, v in write_back.items())
-    inside = tuple(i for i in written if i not in {source for source, _ in outside})
+    counted = tuple(i for i in written if i not in {source for source, _ in outside} and i not in captured.uncounted)
     fixed = all(isinstance(v.type, TensorType) and not v.type.is_symbolic for v in captured.trace.inputs)
     placed = tuple((places[captured.trace.outputs[i]], alias) for i, alias in captured.placed.items())  # type: ignore[index]
-    return Layout(tuple(parts), outside, written, inside, fixed, placed, _viewed(captured))
+    return Layout(tuple(parts), outside, written, counted, fixed, placed, _viewed(captured))
 
 
 def _viewed(captured: Captured) -> tuple[int, ...]:
-    """Inputs that require gradients, of which the program makes views under no_grad."""
+    """Inputs that require gradients, of which the program makes views under no_grad. Views of what it wrote before may
+    be of any input that it writes."""
     inputs = zip(captured.trace.inputs, captured.requires_grad, strict=False)
     origin = {v: i for i, (v, wanted) in enumerate(inputs) if wanted}
+    written = {i for v, i in origin.items() if v in captured.trace.mutations}
     viewed: set[int] = set()
     for eqn in captured.trace.equations:
-        if eqn.inputs() and is_view(eqn.op) and (source := origin.get(eqn.inputs()[0])) is not None:
-            origin.update(dict.fromkeys(eqn.results(), source))
+        if eqn.inputs() and is_view(eqn.op):
+            source = origin.get(eqn.inputs()[0])
+            if source is not None:
+                origin.update(dict.fromkeys(eqn.results(), source))
             if NO_GRAD in eqn.tags:
-                viewed.add(source)
+                viewed |= written if source is None else {source}
     return tuple(sorted(viewed))
 
 
@@ -153,7 +157,7 @@ def _merges(joint: Joint) -> tuple[tuple[tuple[int, ...], ...] | None, ...]:
         alone, merges = {ct}, []
         for e in joint.trace.equations:
             reads = [v for v in e.inputs() if v in alone]
-            if reads and e.op == torch.ops.aten.add.Tensor and len(e.args) == len(reads) + 1 == 2:
+            if len(reads) == 1 and e.op == torch.ops.aten.add.Tensor and len(e.inputs()) == 2:
                 merges += [tuple(sorted(behind.get(v, ()))) for v in e.inputs() if v not in alone]
             elif reads and len(e.inputs()) == 1 and isinstance(e.op, OpOverload) and op_name(e.op) in _MOVES:
                 alone.update(e.results())

@@ -13,6 +13,7 @@ import torch
 
 from tessera.runtime.proxies import Context
 from tessera.torch_internals.autograd import raw_saved, unpacks_one_by_one, version_of
+from tessera.torch_internals.operators import OpOverload
 
 Restore = Callable[..., list]
 
@@ -30,9 +31,29 @@ def tied(
         one = saved[k]
         sharing = [t for i in places if isinstance(t := results[i], torch.Tensor) and _same_memory(t, one)]
         if sharing:
-            saved[k] = sharing[0].detach().as_strided(one.size(), one.stride(), one.storage_offset())
+            saved[k] = _in_memory_of(sharing[0].detach(), one)
             beside += sharing[1:]
     return [*saved, *beside]
+
+
+def _in_memory_of(result: torch.Tensor, one: torch.Tensor) -> torch.Tensor:
+    """A view of the result that is this tensor: of its type too, where it is the real part of complex numbers, say."""
+    if result.dtype != one.dtype or _turned(result) or _turned(one):
+        bare = _turn(result, _turned(result))
+        memory = bare.as_strided((bare.untyped_storage().nbytes() // bare.itemsize,), (1,), 0).view(one.dtype)
+        return _turn(memory.as_strided(one.size(), one.stride(), one.storage_offset()), _turned(one))
+    return result.as_strided(one.size(), one.stride(), one.storage_offset())
+
+
+def _turned(x: torch.Tensor) -> tuple[OpOverload, ...]:
+    """What its readers do to each element of its memory."""
+    return (torch.ops.aten._conj.default,) * x.is_conj() + (torch.ops.aten._neg_view.default,) * x.is_neg()
+
+
+def _turn(x: torch.Tensor, how: Sequence[OpOverload]) -> torch.Tensor:
+    for view in how:
+        x = view(x)
+    return x
 
 
 def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -65,11 +86,11 @@ def restoring(tensors: tuple[int, ...], numbers: tuple[int, ...], own: tuple[int
 
     def some(ctx: Context, needed: Collection[int]) -> list[torch.Tensor | None]:
         each = raw_saved(ctx)
-        found: list[torch.Tensor | None] = [None] * len(each)
+        unpacked: list[torch.Tensor | None] = [None] * len(each)
         for k, (position, one) in enumerate(zip(tensors, each, strict=False)):
             if position in needed:
-                found[k] = one.unpack() if own[position] >= 0 else _computed(ctx, one.data)
-        return found
+                unpacked[k] = one.unpack() if own[position] >= 0 else _computed(ctx, one.data)
+        return unpacked
 
     return restore
 

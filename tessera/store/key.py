@@ -64,6 +64,7 @@ def key_of(captured: Captured, executors: Sequence[str | Executor], more: dict[s
         "aliased": [[i, write_aliased(a, writer)] for i, a in captured.aliased.items()],
         "placed": [[i, write_aliased(a, writer)] for i, a in captured.placed.items()],
         "grads": captured.requires_grad,
+        "uncounted": captured.uncounted,
         "held": [_contents(x) for x in held],
         "sizes": facts,
         "more": more,

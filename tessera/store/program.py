@@ -98,7 +98,7 @@ def write_layout(layout: Layout, writer: Writer) -> dict:
         assert isinstance(p, tuple)
         return ["constant", writer.arg(p[1])]
 
-    fields = ("write_back", "written", "inside", "fixed", "viewed")
+    fields = ("write_back", "written", "counted", "fixed", "viewed")
     placed = [[position, write_aliased(alias, writer)] for position, alias in layout.placed]
     plain = {name: getattr(layout, name) for name in fields}
     return {"outputs": [part(p) for p in layout.outputs], "placed": placed, **plain}
@@ -114,9 +114,9 @@ def read_layout(data: dict, reader: Reader) -> Layout:
         return _read_aliased(what, reader)
 
     back = tuple((source, position) for source, position in data["write_back"])
-    written, inside, viewed = (tuple(data[name]) for name in ("written", "inside", "viewed"))
+    written, counted, viewed = (tuple(data[name]) for name in ("written", "counted", "viewed"))
     placed = tuple((position, _read_aliased(alias, reader)) for position, alias in data["placed"])
-    return Layout(tuple(map(part, data["outputs"])), back, written, inside, data["fixed"], placed, viewed)
+    return Layout(tuple(map(part, data["outputs"])), back, written, counted, data["fixed"], placed, viewed)
 
 
 def _read_aliased(data: list, reader: Reader) -> Aliased:

@@ -25,3 +25,8 @@ triton_kernel_wrapper_mutation = symbol(
 get_mutated_tensors = symbol(
     "torch._higher_order_ops.triton_kernel_wrap.get_mutated_tensors", "Triton kernels that a program launches"
 )
+flex_attention = symbol("torch._higher_order_ops.flex_attention.flex_attention", "flex_attention in programs")
+# A mode in which `x[i]` with a tensor of no dimensions is an index, which vmap can batch.
+TensorIndices = symbol(
+    "torch._dynamo._trace_wrapped_higher_order_op.TransformGetItemToIndex", "indices in a score_mod of flex_attention"
+)

@@ -118,7 +118,7 @@ class StepRun(Run):
 
     def ends(self) -> Ends:
         inputs = {v: i for i, v in enumerate(self.traces[STEP].inputs)}
-        layout = replace(self.layout(), written=(), inside=())
+        layout = replace(self.layout(), written=(), counted=())
         return Ends(layout, None, tuple(inputs[v] for v in self.written))
 
     def programs(self) -> list[Program]:

@@ -36,5 +36,5 @@ def autocast(
     with fake.alone(), torch.enable_grad():
         fakes = [fake.fake_of(v.tensor, mode) for v in trace.inputs]
         names = [v.name for v in trace.inputs]
-        made, _ = record(run, fakes, names, keep_whole, Builder(trace.name, mode))  # type: ignore[arg-type]
-    return made
+        recorded, _ = record(run, fakes, names, keep_whole, Builder(trace.name, mode))  # type: ignore[arg-type]
+    return recorded

@@ -166,8 +166,8 @@ def _function_batch(
         return sub_trace(one.name, [*types, *tangents], lambda *xs: rows_or_none(one, [*flags, *moving], xs, size))
 
     new_bwd, new_push = _mapped(bwd, batched), None if push_ is None else _mapped(push_, batched_push)
-    made = AUTOGRAD_FUNCTION, results, new_fwd, new_bwd, new_push, None, *operands
-    return emit(*made, types=types_of(new_fwd.outputs))  # type: ignore[arg-type]
+    call = AUTOGRAD_FUNCTION, results, new_fwd, new_bwd, new_push, None, *operands
+    return emit(*call, types=types_of(new_fwd.outputs))  # type: ignore[arg-type]
 
 
 def _mapped(sub: Trace | Deferred, change: Callable[[Trace], Trace]) -> Trace | Deferred:

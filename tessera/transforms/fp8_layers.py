@@ -113,8 +113,8 @@ def _layers(trace: Trace) -> dict[Equation, Layer]:
             v = makers[v].inputs()[0]
         return v in inputs
 
-    found = ((eqn, _layer(eqn, is_input)) for eqn in trace.equations)
-    return {eqn: layer for eqn, layer in found if layer is not None}
+    pairs = ((eqn, _layer(eqn, is_input)) for eqn in trace.equations)
+    return {eqn: layer for eqn, layer in pairs if layer is not None}
 
 
 def _layer(eqn: Equation, is_input: Callable[[Arg], bool]) -> Layer | None:

@@ -102,23 +102,25 @@ def quantize(model: nn.Module, kind: str, skip: Sequence[str] = ()) -> Quantized
         if why := _refused(model, places[layer], layer, kind, skip, shared):
             left[name] = why
             continue
-        made = QuantizedLinear(layer, kind)
+        quantized = QuantizedLinear(layer, kind)
         full = layer.weight.detach().float()
-        errors[name] = float((dequantized(made.weight, made.scale, kind) - full).norm() / full.norm().clamp(min=1e-30))
+        errors[name] = float(
+            (dequantized(quantized.weight, quantized.scale, kind) - full).norm() / full.norm().clamp(min=1e-30)
+        )
         before += layer.weight.nbytes
-        after += made.weight.nbytes + made.scale.nbytes
+        after += quantized.weight.nbytes + quantized.scale.nbytes
         for place in places[layer]:
-            setattr(_owner(model, place), place.rpartition(".")[2], made.to(layer.weight.device))
+            setattr(_owner(model, place), place.rpartition(".")[2], quantized.to(layer.weight.device))
     return Quantized(kind, errors, before, after, left)
 
 
 def _places(model: nn.Module) -> dict[nn.Linear, list[str]]:
     """Every linear layer, with all its names: a model may call one layer in several places."""
-    found: dict[nn.Linear, list[str]] = {}
+    places: dict[nn.Linear, list[str]] = {}
     for name, m in model.named_modules(remove_duplicate=False):
         if type(m) is nn.Linear:
-            found.setdefault(m, []).append(name)
-    return found
+            places.setdefault(m, []).append(name)
+    return places
 
 
 def _owner(model: nn.Module, name: str) -> nn.Module:

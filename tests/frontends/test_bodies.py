@@ -431,3 +431,25 @@ def test_in_place_keeps_the_values_a_caller_may_hold():
     assert flat.outputs == trace.outputs and flat.inputs == trace.inputs
     assert not [e for e in flat.equations if e.op is CHECKPOINT]
     assert in_place(flat) is flat
+
+
+@pytest.mark.parametrize("transform", ["jvp", "jvp twice", "vmap"])
+def test_a_checkpoint_inside_a_transform_inside_a_compiled_function(transform):
+    def program(x, y):
+        return checkpoint(lambda z: (z * y).exp() * y[..., :1], x * 1, use_reentrant=False)
+
+    def whole(x, y):
+        tangents = (x.cos(), y.cos())
+        match transform:
+            case "jvp":
+                return torch.func.jvp(program, (x, y), tangents)
+            case "jvp twice":
+                once = lambda *a: torch.func.jvp(program, a, tangents)[1]  # noqa: E731
+                return torch.func.jvp(once, (x, y), tangents)
+            case _:
+                return torch.func.vmap(program)(x, y)
+
+    x, y = torch.randn(4, 4, dtype=torch.float64), torch.randn(4, 4, dtype=torch.float64)
+    fast = tessera.jit(whole)
+    assert_close(fast(x, y), whole(x, y))
+    assert not tessera.explain(fast).breaks

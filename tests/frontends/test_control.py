@@ -161,3 +161,21 @@ def test_under_torch_dynamo(name: str, x: torch.Tensor) -> None:
         out, want = tessera.jit(f)(a), f(a)
         assert_close(out, want)
         assert_close(torch.autograd.grad(out, a), torch.autograd.grad(want, a))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_torchs_map(rows: int) -> None:
+    from torch._higher_order_ops.map import map as torch_map
+
+    w = torch.randn(4, requires_grad=True)
+    x = torch.randn(rows, 4, requires_grad=True)
+
+    def mapped(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch_map(lambda row, w: (row["a"].sin() * w, row["b"].sum()), {"a": x, "b": x * 2}, w)
+
+    def observed(f):  # noqa: ANN001, ANN202
+        out = f(x, w)
+        return [*out, *torch.autograd.grad(out[0].sum() + out[1].square().sum(), (x, w))]
+
+    torch._dynamo.reset()
+    assert_close(observed(tessera.jit(mapped)), observed(mapped))

@@ -117,3 +117,33 @@ def test_a_transform_takes_writes_through_data_before_any_use(monkeypatch):
     x, w = torch.randn(2, 4)
     monkeypatch.setattr(config, "strict", True)  # torch.func does not take over
     torch.testing.assert_close(tessera.grad(program)(x, w.clone()), w.clamp(-0.2, 0.2))
+
+
+def hidden(x):
+    x[:1].data.mul_(0.25)
+    return x * 2
+
+
+def seen_as_well(x):
+    x[:1].data.mul_(0.25)
+    return x.mul_(1) * 2
+
+
+@pytest.mark.parametrize("fn", [hidden, seen_as_well], ids=lambda f: f.__name__)
+def test_versions_do_not_count_a_write_through_data(fn):
+    """A view keeps its history, and what an earlier program saved of it may still be read."""
+
+    def observed(f):
+        leaf = torch.ones(4, 3, requires_grad=True)
+        x = leaf[:]
+        history, y = x.grad_fn, x * x
+        with torch.no_grad():
+            f(x)
+        try:
+            y.sum().backward()
+        except RuntimeError as refused:
+            return x._version, x.grad_fn is history, type(refused)
+        return x._version, x.grad_fn is history, leaf.grad.tolist()
+
+    torch._dynamo.reset()
+    assert observed(tessera.jit(fn)) == observed(fn)

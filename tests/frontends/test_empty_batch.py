@@ -68,3 +68,16 @@ def test_a_gradient_by_one_of_several_results_of_nothing(which: int) -> None:
     for call in (torch.linalg.svd, tessera.jit(torch.linalg.svd, strict=True)):
         (grad,) = torch.autograd.grad(call(x)[which].sum(), x, allow_unused=True)
         assert grad is not None and grad.shape == x.shape
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "functional"])
+@pytest.mark.parametrize("name", ["dropout", "alpha_dropout", "feature_alpha_dropout", "feature_dropout"])
+def test_dropout_of_nothing_gives_its_argument_back(name: str, frontend: str) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        part = (x * 2)[..., 3:]
+        return part, getattr(torch, name)(part, 0.5, True)
+
+    torch._dynamo.reset()
+    for f in (program, tessera.jit(program, frontend=frontend)):
+        part, out = f(torch.randn(2, 3))
+        assert out.shape == (2, 0) and out.untyped_storage().data_ptr() == part.untyped_storage().data_ptr()

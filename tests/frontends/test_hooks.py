@@ -316,3 +316,14 @@ def test_a_gradient_by_an_argument_that_was_written_before(f: Callable) -> None:
         out.sum().backward()
         results.append([out, x.grad])
     torch.testing.assert_close(results[1], results[0])
+
+
+def test_a_gradient_by_what_dropout_gives_back_under_no_grad() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        h = x * 2
+        with torch.no_grad():
+            same = nn.functional.dropout(h, 0.3, training=False)
+        return torch.autograd.grad(same.square().sum(), same, create_graph=True)[0] * h
+
+    x = torch.randn(3, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(tessera.jit(program)(x), program(x))

@@ -73,3 +73,25 @@ def test_an_argument_that_is_written_and_then_reshaped() -> None:
 
     with pytest.raises(CaptureError, match="changes the shape of an input"):
         tessera.jit(reshaped, frontend="functional")(torch.ones(3))
+
+
+@pytest.mark.parametrize("frontend", ["dynamo", "functional"])
+def test_a_view_of_what_was_written_of_a_leaf_that_is_a_view(frontend: str) -> None:
+    """Its base has no gradients, so the view made under no_grad has none, and may be written."""
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        first, second = x.tensor_split(2, 0)
+        with torch.no_grad():
+            second.add_(0.5)
+            row = second.split(1, 0)[0]
+        row[0] = -2.0
+        return first * row
+
+    def observed(f: Callable) -> tuple[object, ...]:
+        x = torch.ones(2, 4).t().requires_grad_()
+        out = f(x)
+        out.sum().backward()
+        return x.tolist(), out.tolist(), None if x.grad is None else x.grad.tolist()
+
+    torch._dynamo.reset()
+    assert observed(tessera.jit(program, frontend=frontend)) == observed(program)

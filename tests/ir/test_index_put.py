@@ -65,3 +65,16 @@ def test_a_mask_that_no_longer_fits_when_sizes_change() -> None:
         fast(torch.ones(n, 3), torch.ones(n, dtype=torch.bool))
     with pytest.raises(IndexError):
         fast(torch.ones(6, 3), torch.ones(5, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 4), (3, 4), (3, 1, 1, 4)], ids=str)
+@pytest.mark.parametrize("frontend", ["dynamo", "functional"])
+def test_a_view_that_nobody_reads_is_refused_as_well(shape: tuple[int, ...], frontend: str) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x.abs()[::2].view(-1)
+        return x * 2
+
+    torch._dynamo.reset()
+    for f in (program, tessera.jit(program, frontend=frontend)):
+        with pytest.raises(RuntimeError, match="view size is not compatible"):
+            f(torch.randn(shape))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import tessera
 from tessera.runtime.double_backward import DoubleBackward
@@ -138,3 +139,39 @@ def test_what_a_gradient_does_not_read_may_be_written(
         with pytest.raises(RuntimeError, match="modified by an inplace operation" if keep else "second time|inplace"):
             out[1 - chosen].sum().backward()
     torch.testing.assert_close(results[1], results[0])
+
+
+class PlusOne(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):  # noqa: ANN001, ANN205
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, ct):  # noqa: ANN001, ANN205
+        return ct + 1
+
+
+def hooked(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    hidden = (x * w).sin()
+    hidden.register_hook(lambda g: g + 1)
+    return x * w, hidden
+
+
+def hooked_after_a_checkpoint(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    first = x * w
+    hidden = checkpoint(torch.sin, first, use_reentrant=False)
+    hidden.register_hook(lambda g: g + 1)
+    return first, hidden
+
+
+def of_a_function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    first = x * w
+    return first, PlusOne.apply(first.sin()), PlusOne.apply(first)
+
+
+@pytest.mark.parametrize("chosen", [(0,), (1,), (0, 1)], ids=str)
+@pytest.mark.parametrize("f", [hooked, hooked_after_a_checkpoint, of_a_function], ids=lambda f: f.__name__)
+def test_a_backward_that_adds_something_runs_only_where_a_gradient_arrives(f: Callable, chosen: tuple) -> None:
+    """Zeros in place of a gradient that is missing would become ones."""
+    torch._dynamo.reset()
+    torch.testing.assert_close(observed(tessera.jit(f), chosen), observed(f, chosen))

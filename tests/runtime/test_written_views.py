@@ -65,3 +65,29 @@ def test_nothing_is_kept_alive() -> None:
     gone = weakref.ref(out)
     del out
     assert gone() is None
+
+
+COMPLEX: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
+    "imaginary part": lambda y: (y.imag**2,),
+    "both parts": lambda y: (y.real * y.imag,),
+    "conjugate": lambda y: (y.conj() ** 2,),
+    "part of the conjugate": lambda y: (y.conj().imag, y.conj().imag ** 2),
+    "as real numbers": lambda y: (torch.view_as_real(y)[..., 1] ** 2,),
+    "other bits": lambda y: (y.real.contiguous().view(torch.int32).float() * 0 + y.real**2,),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", COMPLEX)
+def test_what_is_saved_is_another_view_of_a_complex_result(name: str, way: str) -> None:
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        y = x * 2
+        return y, *COMPLEX[name](y)
+
+    def observed(call: Callable) -> Tensor:
+        out = call(x)[1:]
+        return torch.autograd.grad(sum((o * o.conj()).real.sum() for o in out), x)[0]
+
+    torch._dynamo.reset()
+    x = torch.randn(4, 2, dtype=torch.complex64, requires_grad=True)
+    torch.testing.assert_close(observed(tessera.jit(program, **WAYS[way])), observed(program))

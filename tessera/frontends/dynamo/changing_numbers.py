@@ -18,10 +18,10 @@ _FIXED = re.compile(rf"(?:\d+/\d+: )?(?P<source>G\['{MODEL}'\][^ ,]*) == -?\d+ "
 
 def make_dynamic(reason: str, changed: set[str]) -> None:
     """`reason`: the guard that failed. `changed`: integers of this function that have changed before."""
-    found = _FIXED.match(reason)
-    if found is None:
+    match = _FIXED.match(reason)
+    if match is None:
         return
-    source, known = found["source"], torch.compiler.config.dynamic_sources
+    source, known = match["source"], torch.compiler.config.dynamic_sources
     if source in changed and source not in known.split(","):
         torch.compiler.config.dynamic_sources = f"{known},{source}".lstrip(",")
     changed.add(source)

@@ -1,6 +1,7 @@
 """Writes in Dynamo's graphs: to arguments, and through `.data` to what a backward pass may read.
 
-In: one of Dynamo's graphs, with the example value of every node. Out: what it writes; nothing, or a CaptureError.
+In: one of Dynamo's graphs, with the example value of every node. Out: what it writes, and how; or a
+CaptureError.
 
 What eager saves for backward shares the memory of the tensor, and a write through `.data` is hidden from autograd: the
 gradient is computed from the new contents. Which values those are is a matter of each operator's formula, which a
@@ -40,6 +41,22 @@ def written_arguments(gm: torch.fx.GraphModule) -> set[torch.fx.Node]:
     written = {_memory(target) for node in gm.graph.nodes if (target := _written(node)) is not None} - {None}
     arguments = (n for n in gm.graph.nodes if n.op == "placeholder") if written else ()
     return {n for n in arguments if _differentiable(n) and _memory(n) in written}
+
+
+def uncounted_arguments(gm: torch.fx.GraphModule) -> tuple[int, ...]:
+    """The arguments, by position, that are written through `.data` alone: their versions do not count that."""
+    nodes = list(gm.graph.nodes)
+    behind = {n for n in nodes if n.target is get_data_attr}
+    if not behind:  # nearly always
+        return ()
+    counted, hidden = set(), set()
+    for node in nodes:
+        if any(a in behind and _memory(a) == _memory(node) for a in node.all_input_nodes):
+            behind.add(node)
+        if (target := _written(node)) is not None:
+            (hidden if target in behind else counted).add(_memory(target))
+    arguments = [n for n in nodes if n.op == "placeholder"]
+    return tuple(i for i, n in enumerate(arguments) if _memory(n) in hidden - counted)
 
 
 def _example(node: object) -> object:

@@ -16,13 +16,13 @@ from contextlib import contextmanager, nullcontext
 import torch
 
 from tessera.frontends.captured import Captured, capture
-from tessera.frontends.dynamo.data_writes import refuse_hidden_writes
+from tessera.frontends.dynamo.data_writes import refuse_hidden_writes, uncounted_arguments
 from tessera.frontends.dynamo.frames import MODEL, OWN_FILE
 from tessera.frontends.dynamo.global_state import leave_contexts, refuse_setter
 from tessera.frontends.dynamo.hooks import behind_hooks, check_between_results, record_hook
 from tessera.frontends.dynamo.launch import record_launch
 from tessera.frontends.dynamo.outside import refuse_outside_histories
-from tessera.frontends.functional import control  # noqa: F401  (records torch.cond and its like as sub-traces)
+from tessera.frontends.functional import control, flex  # noqa: F401  (record PyTorch's operators over functions)
 from tessera.frontends.functional.bodies import record_call
 from tessera.frontends.functional.function import record_function
 from tessera.ir import fake
@@ -35,7 +35,7 @@ from tessera.ops.op import keep_whole
 from tessera.torch_internals.autograd import BackwardState, set_grad_enabled, version_of
 from tessera.torch_internals.dynamo import TracingContext
 from tessera.torch_internals.fake import FakeTensor, FakeTensorMode, detect_fake_mode
-from tessera.torch_internals.functorch import level_count, pop_levels
+from tessera.torch_internals.functorch import innermost, level_count, pop_levels
 from tessera.torch_internals.higher_order import register_hook
 from tessera.torch_internals.shapes import torch_check
 from tessera.util.errors import CaptureError
@@ -67,8 +67,13 @@ def capture_graph(
     # Gradients are on around the program then, so that the equations it runs without them are marked.
     with torch.enable_grad() if enables else nullcontext(), _levels_kept():
         captured = capture(torch.no_grad()(run) if enables else run, fakes, names, keep_whole, builder, locate=False)
-    trace = behind_hooks(captured.trace, builder.hooked)
-    return dataclasses.replace(captured, trace=trace, requires_grad=grads, enables_grad=enables)
+    return dataclasses.replace(
+        captured,
+        trace=behind_hooks(captured.trace, builder.hooked),
+        requires_grad=grads,
+        enables_grad=enables,
+        uncounted=uncounted_arguments(gm),
+    )
 
 
 @contextmanager
@@ -210,6 +215,8 @@ def _region(
 def _call(op: Special, node: torch.fx.Node, body: torch.fx.GraphModule, args: tuple, key: object = None) -> object:
     recorder = recording()
     assert recorder is not None
+    if any(isinstance(x, torch.Tensor) and innermost(x) is not x for x in args):
+        return run_graph(body, recorder.builder)(*args)  # a transform inside the graph works on what the body computes
     name, module = _owner(node, body)
     source = node_source(node)
     recorder.builder.source = dataclasses.replace(source, module=module or source.module)

@@ -61,8 +61,8 @@ def behind_hooks(trace: Trace, hooked: list[tuple[Value, Value]]) -> Trace:
     """The program in which every reader of a tensor reads it behind its hook."""
     for before, after in hooked:
         hook = next(e for e in trace.equations if after in e.results())
-        made = [i for i, e in enumerate(trace.equations) if any(v in hook.inputs() for v in e.results())]
-        first, rest = trace.equations[: made[-1] + 1], trace.equations[made[-1] + 1 :]
+        makers = [i for i, e in enumerate(trace.equations) if any(v in hook.inputs() for v in e.results())]
+        first, rest = trace.equations[: makers[-1] + 1], trace.equations[makers[-1] + 1 :]
         if any(before in e.inputs() for e in first):
             raise CaptureError("a hook that reads what is made of its tensor; the graph runs eagerly")
         trace = trace.with_(
@@ -90,7 +90,8 @@ def check_between_results(gm: torch.fx.GraphModule) -> None:
     asks = unknown or any(map(_ASKS.search, told))
     sets_hook = unknown or any("hook" in text for text in told)
     results = _results(gm)
-    if asks and (_depend(gm, results) or (sets_hook and len(results) > 1) or written_arguments(gm)):
+    depends = _depend(gm, results) or any(map(_keeps_history, gm.graph.nodes))
+    if asks and (depends or (sets_hook and len(results) > 1) or written_arguments(gm)):
         raise CaptureError("the program asks for gradients between results of this graph; it runs eagerly")
 
 
@@ -107,6 +108,12 @@ def _depend(gm: torch.fx.GraphModule, results: set[torch.fx.Node]) -> bool:
         if any(n in behind or n in results for n in node.all_input_nodes):
             behind.add(node)
     return bool(results & behind)
+
+
+def _keeps_history(node: torch.fx.Node) -> bool:
+    """Dropout that may give its argument back, under no_grad too, with the history that Dynamo takes it to lose."""
+    drops = node.target in (torch.dropout, torch.nn.functional.dropout)
+    return drops and not _requires_grad(node) and any(map(_requires_grad, node.all_input_nodes))
 
 
 def _requires_grad(node: torch.fx.Node) -> bool:

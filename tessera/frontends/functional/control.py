@@ -207,6 +207,11 @@ def _torch_scan(mode: Recorder, combine_fn: Callable, init: list, xs: list, addi
     return [*carry, *ys]
 
 
+@torch.ops.higher_order.map_impl.py_impl(Recorder)
+def _torch_map(mode: Recorder, fn: Callable, xs: list, additional: tuple) -> list:
+    return record_scan(mode, lambda _, row: ([], list(fn(*row, *additional))), [], list(xs), reverse=False)[1]
+
+
 def _watched(ours: Callable) -> Callable:
     """torch.cond and its like compile what they are given with TorchDynamo; a traced program records it here."""
 

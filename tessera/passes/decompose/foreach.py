@@ -28,7 +28,7 @@ def foreach_parts(name: str, overload: str, args: list[Arg], kwargs: dict[str, A
         return None
     if short in _VALUE and overload == "Tensor":  # its numbers are a tensor on the host
         return None
-    made = []
+    results = []
     for k in range(len(args[0])):
         item = [a[k] if isinstance(a, (list, tuple)) else a for a in args]
         named = dict(kwargs)
@@ -36,5 +36,5 @@ def foreach_parts(name: str, overload: str, args: list[Arg], kwargs: dict[str, A
             named["value"] = item.pop()
         out = builder.call(short, *item, **named)
         assert isinstance(out, Value)
-        made.append(out)
-    return made
+        results.append(out)
+    return results

@@ -45,8 +45,8 @@ def index_copy(
     nobody = aten.full([count], -1, dtype=torch.int64, device=index.tensor.device)
     which = aten.index_copy(nobody, 0, index, numbers)
     slices = aten.index_select(source, dim, aten.clamp(which, 0))
-    found = aten.view(aten.ge(which, 0), [-1 if d == dim else 1 for d in range(x.ndim)])
-    return [aten.where(found, slices, x)]
+    written = aten.view(aten.ge(which, 0), [-1 if d == dim else 1 for d in range(x.ndim)])
+    return [aten.where(written, slices, x)]
 
 
 def _is_filled(makers: dict[Value, Equation], x: Value) -> bool:

@@ -62,9 +62,9 @@ def written(eqn: Equation) -> list[Value]:
     schema = schema_of(op)
     if not schema.mutated:
         return []
-    found: list[Value] = []
+    targets: list[Value] = []
     for i in schema.mutated:
         param = schema.params[i]
         held = eqn.args[i] if not param.keyword and i < len(eqn.args) else eqn.kwargs.get(param.name)
-        found += values_in(held)
-    return found
+        targets += values_in(held)
+    return targets

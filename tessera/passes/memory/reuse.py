@@ -102,10 +102,10 @@ class _Reuse:
 
     def memory(self, v: Value) -> Memory:
         """A value's memory, followed through results that were written over others."""
-        found: set[Value] = set()
+        roots: set[Value] = set()
         for root in self.of[v]:
-            found |= self.took.get(root, frozenset((root,)))
-        return frozenset(found)
+            roots |= self.took.get(root, frozenset((root,)))
+        return frozenset(roots)
 
 
 def _written(eqn: Equation, target: Value, args: tuple[Arg, ...]) -> Equation:

@@ -68,8 +68,8 @@ def run_battery(args: Namespace) -> int:
         names = ", ".join(f"{o.section}/{o.case}" for o in left[:8])
         out.print(f"no time was left for {len(left)} cases: {names}{', …' if len(left) > 8 else ''}", markup=False)
     if args.json:
-        found = facts(outcomes, notes, device, str(machine()), wall)
-        Path(args.json).write_text(json.dumps(found, indent=1) + "\n")
+        document = facts(outcomes, notes, device, str(machine()), wall)
+        Path(args.json).write_text(json.dumps(document, indent=1) + "\n")
     return int(bool(bad(outcomes)))
 
 
@@ -82,13 +82,15 @@ def chosen(args: Namespace, device: str) -> tuple[list[Case], list[str]]:
     notes: list[str] = []
     for name in names:
         try:
-            found = SECTIONS[name].cases(device)
+            of_section = SECTIONS[name].cases(device)
         except Missing as reason:
             notes.append(f"{name}: {reason}")
             continue
         if args.quick:
-            found = [case for case in found if any(fnmatch(case.name, pattern) for pattern in QUICK.get(name, ()))]
-        cases += found
+            of_section = [
+                case for case in of_section if any(fnmatch(case.name, pattern) for pattern in QUICK.get(name, ()))
+            ]
+        cases += of_section
     if args.only:
         cases = [case for case in cases if any(fnmatch(case.name, pattern) for pattern in args.only)]
     index, count = shard(args.shard)

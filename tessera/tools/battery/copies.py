@@ -21,8 +21,8 @@ def copied(tree: object, dtype: torch.dtype | None = None) -> object:
 
 def _copied(t: Tensor, memory: dict[int, torch.UntypedStorage], dtype: torch.dtype | None) -> Tensor:
     with torch.no_grad():
-        made = _contents(t.detach(), memory, dtype)
-    return made.requires_grad_(t.requires_grad) if made.is_floating_point() or made.is_complex() else made
+        copy = _contents(t.detach(), memory, dtype)
+    return copy.requires_grad_(t.requires_grad) if copy.is_floating_point() or copy.is_complex() else copy
 
 
 def _contents(t: Tensor, memory: dict[int, torch.UntypedStorage], dtype: torch.dtype | None) -> Tensor:
@@ -38,8 +38,8 @@ def _contents(t: Tensor, memory: dict[int, torch.UntypedStorage], dtype: torch.d
     storage = t.untyped_storage()
     if storage_id(t) not in memory:
         memory[storage_id(t)] = storage.clone()
-    made = torch.empty(0, dtype=t.dtype, device=t.device)
-    return made.set_(memory[storage_id(t)], t.storage_offset(), t.shape, t.stride())  # type: ignore[call-overload]
+    view = torch.empty(0, dtype=t.dtype, device=t.device)
+    return view.set_(memory[storage_id(t)], t.storage_offset(), t.shape, t.stride())  # type: ignore[call-overload]
 
 
 def wider(have: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:

@@ -144,8 +144,8 @@ def sweep(op: object, device: str, dtype: torch.dtype) -> None:
 def _laid(x: object, lay: Callable[[Tensor], Tensor]) -> object:
     if not isinstance(x, Tensor) or x.layout is not torch.strided or x.numel() < 2:
         return x
-    made = lay(x.detach())
-    return made.requires_grad_() if x.requires_grad else made
+    copy = lay(x.detach())
+    return copy.requires_grad_() if x.requires_grad else copy
 
 
 def one(op: object, sample: object, watch: Watch, differentiable: bool) -> None:

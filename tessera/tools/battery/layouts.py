@@ -52,13 +52,13 @@ def drawn(shape: tuple[int, ...], seed: int) -> Tensor:
 
 def arguments(shapes: tuple, lay: Laid, dtype: torch.dtype, device: str) -> tuple:
     """The first tensor as laid out, the others as they are; a tuple is a shape, a function draws its own."""
-    made = []
+    leaves = []
     for place, shape in enumerate(shapes):
         t = shape() if callable(shape) else drawn(shape, place).to(dtype)
         t = t.to(device)
         t = lay(t) if place == 0 else t
-        made.append(t.detach().requires_grad_() if t.is_floating_point() else t)
-    return tuple(made)
+        leaves.append(t.detach().requires_grad_() if t.is_floating_point() else t)
+    return tuple(leaves)
 
 
 # --- attention ---
@@ -130,8 +130,8 @@ def attention(order: str, mask: str, size: int, dtype: torch.dtype, device: str,
 
 def _on(t: Tensor, dtype: torch.dtype, device: str) -> Tensor:
     """There, with the strides it has."""
-    made = torch.empty_strided(t.shape, t.stride(), dtype=dtype, device=device) if _dense(t) else None
-    return t.to(device, dtype) if made is None else made.copy_(t)
+    empty = torch.empty_strided(t.shape, t.stride(), dtype=dtype, device=device) if _dense(t) else None
+    return t.to(device, dtype) if empty is None else empty.copy_(t)
 
 
 def _dense(t: Tensor) -> bool:
@@ -184,9 +184,9 @@ def labels() -> Tensor:
 
 
 def some_labels() -> Tensor:
-    made = labels()
-    made[0, :3] = -100
-    return made
+    target = labels()
+    target[0, :3] = -100
+    return target
 
 
 def chances() -> Tensor:

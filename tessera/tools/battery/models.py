@@ -142,8 +142,8 @@ def loss_of(out: object) -> Tensor:
     loss = out.get("loss") if isinstance(out, dict) else getattr(out, "loss", None)
     if loss is not None:
         return loss
-    found = [t for t in flat(out) if t.is_floating_point() and t.requires_grad]
-    return torch.stack([t.float().square().mean() for t in found]).sum()
+    parts = [t for t in flat(out) if t.is_floating_point() and t.requires_grad]
+    return torch.stack([t.float().square().mean() for t in parts]).sum()
 
 
 def compare(mine: Answer, reference: Reference, call: int) -> None:

@@ -165,8 +165,8 @@ def same_gradients(device: str, dtype: torch.dtype = torch.float32, **options: o
     cotangent = torch.randn((2048, 256), generator=torch.Generator().manual_seed(2)).to(device, dtype)
     wanted = torch.autograd.grad(model(x), list(model.parameters()), cotangent)
     for call in range(3):
-        found = torch.autograd.grad(fast(x), list(model.parameters()), cotangent)
-        for place, (got, want) in enumerate(zip(found, wanted, strict=True)):
+        grads = torch.autograd.grad(fast(x), list(model.parameters()), cotangent)
+        for place, (got, want) in enumerate(zip(grads, wanted, strict=True)):
             agree(f"gradient {place} of call {call}", got, want, 1e-4)
 
 

@@ -44,14 +44,14 @@ def database() -> dict[str, object]:
 
 
 def cases(device: str) -> list[Case]:
-    found = []
+    listed = []
     for name, op in database().items():
         have = op.supported_dtypes(device)
         chosen = [dtype for dtype in DTYPES if getattr(torch, dtype) in have]
         if not chosen and (other := _other(have)):
             chosen = [other]
-        found += [Case("operators", f"{name} {dtype}", seconds=3.0 if dtype == "float32" else 2.0) for dtype in chosen]
-    return found
+        listed += [Case("operators", f"{name} {dtype}", seconds=3.0 if dtype == "float32" else 2.0) for dtype in chosen]
+    return listed
 
 
 def _other(have: set[torch.dtype]) -> str:
@@ -83,9 +83,9 @@ def _samples(op: object, device: str, dtype: torch.dtype, requires_grad: bool) -
     random.seed(0)
     torch.manual_seed(0)
     drawn = itertools.islice(op.sample_inputs(device, dtype, requires_grad=requires_grad), MANY)
-    found = list(drawn)
-    full = [s for s in found if all(t.numel() for t in tensors((s.input, s.args, s.kwargs)))]
-    return full or found
+    samples = list(drawn)
+    full = [s for s in samples if all(t.numel() for t in tensors((s.input, s.args, s.kwargs)))]
+    return full or samples
 
 
 Samples = Callable[[bool], list]
@@ -137,8 +137,8 @@ def strided(t: Tensor) -> Tensor:
     if t.numel() < 2 or t.layout is not torch.strided:
         return t
     wide = torch.zeros((*reversed(t.shape), 2), dtype=t.dtype, device=t.device)
-    made = wide[..., 0].permute(*reversed(range(t.ndim)))
-    return made.copy_(t)
+    view = wide[..., 0].permute(*reversed(range(t.ndim)))
+    return view.copy_(t)
 
 
 def expanded(t: Tensor) -> Tensor:

@@ -13,16 +13,16 @@ from tessera.tools.battery.case import BAD, STATUSES, Outcome
 
 def counted(outcomes: Sequence[Outcome]) -> dict[str, Counter]:
     """Section -> how many outcomes of each status."""
-    found: dict[str, Counter] = {}
+    counts: dict[str, Counter] = {}
     for outcome in outcomes:
-        found.setdefault(outcome.section, Counter())[outcome.status] += 1
-    return found
+        counts.setdefault(outcome.section, Counter())[outcome.status] += 1
+    return counts
 
 
 def bad(outcomes: Sequence[Outcome]) -> list[Outcome]:
     """What is not right, the wrong results first."""
-    found = [o for o in outcomes if o.status in BAD]
-    return sorted(found, key=lambda o: (BAD.index(o.status), o.section, o.case, o.part))
+    failures = [o for o in outcomes if o.status in BAD]
+    return sorted(failures, key=lambda o: (BAD.index(o.status), o.section, o.case, o.part))
 
 
 def table(outcomes: Sequence[Outcome]) -> Table:

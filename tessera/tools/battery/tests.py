@@ -43,14 +43,16 @@ def cases(device: str) -> list[Case]:
     files = [p for p in sorted((ROOT / "tests").rglob("test_*.py")) if "gpu" in p.read_text(encoding="utf-8")]
     names = [str(p.relative_to(ROOT)) for p in files]
     ran = subprocess.run(PYTEST + ["--collect-only", *names], cwd=ROOT, capture_output=True, text=True, check=False)
-    found = [line.partition("::")[0] for line in ran.stdout.splitlines() if "::" in line and line.startswith("tests")]
-    made = []
-    for file, count in Counter(found).items():
+    collected = [
+        line.partition("::")[0] for line in ran.stdout.splitlines() if "::" in line and line.startswith("tests")
+    ]
+    by_file = []
+    for file, count in Counter(collected).items():
         parts = -(-count // HANDFUL)
-        made += [Case("tests", f"{file} {i}/{parts}", 60.0 + count / parts, limit=400.0) for i in range(parts)]
-    if not made:
+        by_file += [Case("tests", f"{file} {i}/{parts}", 60.0 + count / parts, limit=400.0) for i in range(parts)]
+    if not by_file:
         raise Missing(f"pytest collected nothing: {ran.stdout.strip()[-300:]} {ran.stderr.strip()[-300:]}")
-    return made + [Case("tests", f"{name} 0/1", 10.0) for name in names if f"ERROR {name}" in ran.stdout]
+    return by_file + [Case("tests", f"{name} 0/1", 10.0) for name in names if f"ERROR {name}" in ran.stdout]
 
 
 def report(case: str, device: str) -> Iterator[tuple[str, str, str, float, str]]:

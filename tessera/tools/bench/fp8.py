@@ -149,8 +149,8 @@ def contestants(model: nn.Module, sizes: Sizes) -> dict[str, Callable[[], Step]]
         convert(own, module_filter_fn=lambda m, name: name not in kept)
         return eager_step(own, torch.compile(own))
 
-    made = {who: lambda recipe=recipe: tessera_step(recipe) for who, recipe in recipes(sizes.smallest).items()}
-    return {EAGER: eager, **made, **({TORCHAO: torchao} if find_spec("torchao") else {})}
+    by_recipe = {who: lambda recipe=recipe: tessera_step(recipe) for who, recipe in recipes(sizes.smallest).items()}
+    return {EAGER: eager, **by_recipe, **({TORCHAO: torchao} if find_spec("torchao") else {})}
 
 
 # --- what is learnt ---
@@ -182,8 +182,8 @@ def losses(recipe: tessera.FP8 | None, sizes: Sizes, device: str, steps: int) ->
         model, loss_of, torch.optim.AdamW(model.parameters(), lr=RATE), precision=recipe, clip_norm=1.0, **ours()
     )  # type: ignore[arg-type]
     batches = language(sizes.gpt, sizes.batch, device)
-    found = [step(next(batches)).detach().clone() for _ in range(steps)]  # type: ignore[attr-defined]
-    return torch.stack(found).float().tolist()
+    values = [step(next(batches)).detach().clone() for _ in range(steps)]  # type: ignore[attr-defined]
+    return torch.stack(values).float().tolist()
 
 
 def learning(sizes: Sizes, device: str, steps: int, say: Callable[[str], None]) -> Iterator[dict[str, object]]:

@@ -49,11 +49,11 @@ def measure(name: str, who: str, tiny: bool, device: str, rounds: int, kernels: 
 def prepare(figures: Figures, entry: Entry, who: str, device: str, gate: Gate) -> Run | None:
     """Compile and check. Out: what can be timed, if it is right."""
     job = entry.job
-    made = job.make(device)
-    judge = Judge(job, made, device)
+    model = job.make(device)
+    judge = Judge(job, model, device)
     compile_something(who, device, job.trains)
     before = torch.cuda.memory_allocated() if device == "cuda" else 0
-    run = enter(who, job, made)
+    run = enter(who, job, model)
     wait(device)
     start = time.perf_counter()
     out = run.call()

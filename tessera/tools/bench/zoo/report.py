@@ -55,8 +55,8 @@ class Row:
 
     def best(self, figure: str) -> float | None:
         """The best that any way of TorchInductor reached."""
-        found = [self.figure(who, figure) for who in self.cells if who.partition("[")[0] == INDUCTOR]
-        return min((x for x in found if x is not None), default=None)
+        figures = [self.figure(who, figure) for who in self.cells if who.partition("[")[0] == INDUCTOR]
+        return min((x for x in figures if x is not None), default=None)
 
     def ratio(self, figure: str) -> float | None:
         ours, theirs = self.figure(OURS, figure), self.best(figure)
@@ -69,11 +69,11 @@ class Row:
 
 
 def rows(chosen: Sequence[Entry], cells: Iterable[Cell]) -> list[Row]:
-    found = {entry.name: Row(entry.name, entry.job.size, entry.held) for entry in chosen}
+    by_job = {entry.name: Row(entry.name, entry.job.size, entry.held) for entry in chosen}
     for cell in cells:
-        if cell.job in found:
-            found[cell.job].cells[cell.who] = cell
-    return [row for row in found.values() if row.cells]
+        if cell.job in by_job:
+            by_job[cell.job].cells[cell.who] = cell
+    return [row for row in by_job.values() if row.cells]
 
 
 def geometric_mean(ratios: Iterable[float | None]) -> float | None:
@@ -81,36 +81,36 @@ def geometric_mean(ratios: Iterable[float | None]) -> float | None:
     return exp(sum(map(log, known)) / len(known)) if known else None
 
 
-def mean(found: Sequence[Row], figure: str, held: bool = False) -> float | None:
-    return geometric_mean(row.ratio(figure) for row in found if row.held or not held)
+def mean(measured: Sequence[Row], figure: str, held: bool = False) -> float | None:
+    return geometric_mean(row.ratio(figure) for row in measured if row.held or not held)
 
 
-def missed(found: Sequence[Row], bars: Sequence[Bar] = BARS) -> list[str]:
+def missed(measured: Sequence[Row], bars: Sequence[Bar] = BARS) -> list[str]:
     """Every model that Tessera does not get right, and every bar that is missed, in words."""
-    ours = [cell for row in found if (cell := row.cells.get(OURS)) is not None]
+    ours = [cell for row in measured if (cell := row.cells.get(OURS)) is not None]
     told = [f"{cell.job}: {cell.status}, {cell.why}" for cell in ours if cell.status != OK]
     for bar in bars:
-        for row in found:
+        for row in measured:
             if (ratio := row.ratio(bar.figure)) is not None and ratio > bar.each:
                 told.append(f"{row.job}: {bar.said} {ratio:.2f} of TorchInductor's, at most {bar.each:g}")
         for limit, held, which in ((bar.mean, False, "all"), (bar.held, True, "those held back")):
-            value = mean(found, bar.figure, held)
+            value = mean(measured, bar.figure, held)
             if limit is not None and value is not None and value > limit:
                 told.append(f"{bar.said} in the mean of {which} {value:.2f}, at most {limit:g}")
     return told
 
 
-def summary(found: Sequence[Row], told: Sequence[str]) -> dict[str, object]:
+def summary(measured: Sequence[Row], told: Sequence[str]) -> dict[str, object]:
     """For programs: the ratios of every job, and their means."""
     return {
-        "ratios": {row.job: {figure: row.ratio(figure) for figure in FIGURES} for row in found},
-        "means": {figure: mean(found, figure) for figure in FIGURES},
-        "held_back_means": {figure: mean(found, figure, held=True) for figure in FIGURES},
+        "ratios": {row.job: {figure: row.ratio(figure) for figure in FIGURES} for row in measured},
+        "means": {figure: mean(measured, figure) for figure in FIGURES},
+        "held_back_means": {figure: mean(measured, figure, held=True) for figure in FIGURES},
         "missed": list(told),
     }
 
 
-def table(found: Sequence[Row]) -> Table:
+def table(measured: Sequence[Row]) -> Table:
     """Times, memory, first calls and errors, a row a job; the means; below, what failed."""
     shown = Table("model", "size", title="tessera bench zoo", title_justify="left", caption_justify="left")
     headers = (
@@ -119,13 +119,13 @@ def table(found: Sequence[Row]) -> Table:
     )  # fmt: skip
     for header in headers:
         shown.add_column(header, justify="right")
-    for row in found:
+    for row in measured:
         shown.add_row(f"{row.job} *" if row.held else row.job, row.size, *_cells(row))
     shown.add_section()
     for title, held in (("geometric mean", False), ("of those held back *", True)):
-        time, memory, first, host = (times(mean(found, figure, held)) for figure in FIGURES)
+        time, memory, first, host = (times(mean(measured, figure, held)) for figure in FIGURES)
         shown.add_row(title, "", "", "", "", time, "", "", memory, "", first, "", host, "", "", "")
-    shown.caption = "\n".join(_failures(found))
+    shown.caption = "\n".join(_failures(measured))
     return shown
 
 
@@ -154,10 +154,10 @@ def _error(distance: float | None) -> str:
     return "" if distance is None else f"{distance:.1e}"
 
 
-def _failures(found: Sequence[Row]) -> list[str]:
+def _failures(measured: Sequence[Row]) -> list[str]:
     return [
         f"[red]{row.job}, {escape(who)}: {cell.status}, {escape(cell.why)}"
-        for row in found
+        for row in measured
         for who, cell in row.cells.items()
         if cell.status != OK
     ]

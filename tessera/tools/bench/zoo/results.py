@@ -83,11 +83,11 @@ def _version(package: str) -> str:
 def code() -> str:
     """A hash of Tessera's sources, without its tools: which state of the code was measured."""
     root = Path(tessera.__file__).parent
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         if "tools" not in path.relative_to(root).parts:
-            found.update(path.read_bytes())
-    return found.hexdigest()[:16]
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 class Results:
@@ -103,10 +103,10 @@ class Results:
         if path is None or not path.exists():
             return cls(path=path)
         known = {f.name for f in fields(Cell)}
-        found = json.loads(path.read_text()).get("cells")
-        if found is None:
+        cells = json.loads(path.read_text()).get("cells")
+        if cells is None:
             raise OptionError(f"--json: expected a file that the zoo wrote, got another in {path}")
-        return cls((Cell(**{name: x for name, x in one.items() if name in known}) for one in found), path)
+        return cls((Cell(**{name: x for name, x in one.items() if name in known}) for one in cells), path)
 
     def reusable(self, key: Key, entry: Entry, place: dict[str, str], ours: bool, retry: bool = False) -> Cell | None:
         """The cell of an earlier run, if it still says what a new one would say."""

@@ -28,10 +28,10 @@ def outcome(args: Namespace, say: Callable[[str], None]) -> Outcome:
     options = options_of(args)
     results = Results.of_file(Path(args.json) if args.json and args.json != STDOUT else None)
     left = run(options, results, say, tell)
-    found = rows(options.entries(), results.shown.values())
-    told = missed(found, () if options.tiny else BARS)  # tiny sizes say nothing of speed
-    document = results.document() | {"summary": summary(found, told)}
-    return Outcome(note(options, results, left, told), table(found), [], bool(told), document)
+    shown = rows(options.entries(), results.shown.values())
+    told = missed(shown, () if options.tiny else BARS)  # tiny sizes say nothing of speed
+    document = results.document() | {"summary": summary(shown, told)}
+    return Outcome(note(options, results, left, told), table(shown), [], bool(told), document)
 
 
 def tell(cell: Cell) -> None:

@@ -1,0 +1,206 @@
+"""Programs of torch.export: every size of the exported range, and arguments that do not fit."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram, export
+from torch.testing import assert_close
+
+import tessera
+from tessera.torch_internals import pytree
+from tessera.util.config import override
+from tessera.util.errors import InputError
+
+X = torch.linspace(-1, 1, 12).view(3, 4)
+ROWS = Dim("rows", min=2, max=16)
+
+
+class Model(nn.Module):
+    """A layer, a norm, a buffer, and what `how` makes of them."""
+
+    def __init__(self, how: Callable) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.norm, self.how = nn.Linear(4, 4), nn.BatchNorm1d(4), how
+        self.register_buffer("calls", torch.zeros(()))
+        self.table = torch.arange(4.0)
+
+    def forward(self, *args, **kwargs):  # noqa: ANN002, ANN003, ANN201
+        return self.how(self, *args, **kwargs)
+
+
+def counts(m: Model, x: Tensor) -> Tensor:
+    m.calls += 1
+    return m.norm(m.linear(x)) * m.calls
+
+
+def writes(m: Model, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+    y.add_(1)
+    return m.linear(x) * y[:, None], y
+
+
+def modes(m: Model, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        fixed = m.linear(x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        rough = m.linear(x)
+    return m.linear(x) + fixed + rough
+
+
+def chooses(m: Model, x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, lambda x: m.linear(x), lambda x: x - 1, (x,))
+
+
+def nested(m: Model, tree: dict, *, scale: Tensor, other: Tensor) -> dict:
+    return {"first": m.linear(tree["a"]) * scale, "rest": [tree["b"][0] + other, (tree["b"][1],)]}
+
+
+def sizes(m: Model, x: Tensor) -> tuple:
+    return x.shape[0] * 2, x.reshape(-1), x.new_zeros(x.shape[0], 2)
+
+
+def known_at_run_time(m: Model, x: Tensor) -> Tensor:
+    n = x[0, 0].abs().int().item()
+    torch._check(n >= 0)
+    torch._check(n < 10)
+    return torch.ones(n) * x[0, 1]
+
+
+TREE = ({"a": X, "b": [X, X * 2]},), {"scale": torch.tensor(2.0), "other": X + 1}
+PROGRAMS: dict[str, tuple[Callable, tuple, dict]] = {
+    "table": (lambda m, x: m.linear(x).relu() + m.table, (X,), {}),
+    "counts": (counts, (X,), {}),
+    "writes": (writes, (X, torch.ones(3)), {}),
+    "modes": (modes, (X,), {}),
+    "chooses": (chooses, (X + 1,), {}),
+    "nested": (nested, *TREE),
+    "gives arguments back": (lambda m, x: (x, m.linear.weight, x.view(-1), m.calls), (X,), {}),
+    "numbers": (lambda m, x, n, _: (m.linear(x) * n, n, None), (X, 3, None), {}),
+    "known at run time": (known_at_run_time, (X * 5,), {}),
+}
+
+
+@pytest.fixture(autouse=True)
+def strict():  # noqa: ANN201
+    with override(strict=True):
+        yield
+
+
+def copied(tree: object) -> object:
+    return pytree.tree_map_only(Tensor, torch.clone, tree)
+
+
+def exported(how: Callable, args: tuple, kwargs: dict | None = None, **options: object) -> ExportedProgram:
+    return export(Model(how), copied(args), copied(kwargs or {}), **options)  # type: ignore[arg-type]
+
+
+def same_as_eager(fast: Callable, eager: Callable, args: tuple, kwargs: dict) -> None:
+    (args, kwargs), (others, named) = copied((args, kwargs)), copied((args, kwargs))  # type: ignore[misc]
+    want, got = eager(*args, **kwargs), fast(*others, **named)
+    assert pytree.tree_structure(got) == pytree.tree_structure(want)
+    assert_close(got, want)
+    assert_close(others, args)  # what was written
+    wanted = [x.requires_grad for x in pytree.tree_leaves(want) if isinstance(x, Tensor)]
+    assert [x.requires_grad for x in pytree.tree_leaves(got) if isinstance(x, Tensor)] == wanted
+
+
+@pytest.mark.parametrize("lifted", [True, False])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program(name: str, lifted: bool) -> None:
+    torch._dynamo.reset()
+    how, args, kwargs = PROGRAMS[name]
+    program, other = (exported(how, args, kwargs) for _ in range(2))
+    fast, eager = tessera.jit(program if lifted else program.module()), other.module()
+    for _ in range(2):
+        same_as_eager(fast, eager, args, kwargs)
+
+
+def test_a_program_from_a_file_and_its_gradients() -> None:
+    file = io.BytesIO()
+    torch.export.save(exported(lambda m, x: m.norm(m.linear(x)), (X,), dynamic_shapes=(({0: ROWS},),)), file)
+    one, other = (torch.export.load(io.BytesIO(file.getvalue())) for _ in range(2))
+    eager = other.module()
+
+    def observed(call: Callable, weights: list[nn.Parameter]) -> tuple[Tensor, ...]:
+        out = call(torch.cat([X, X]))
+        return out.detach(), *torch.autograd.grad(out.square().sum(), weights)
+
+    got = observed(tessera.jit(one), list(one.parameters()))
+    assert_close(got, observed(eager, list(eager.parameters())))
+
+
+def test_a_program_in_core_operators() -> None:
+    program = exported(lambda m, x: m.norm(m.linear(x)).softmax(-1), (X,)).run_decompositions()
+    same_as_eager(tessera.jit(program), program.module(), (X,), {})
+
+
+def test_every_size_of_the_range() -> None:
+    program = exported(sizes, (X,), dynamic_shapes=(({0: ROWS},),))
+    fast = tessera.jit(program)
+    for rows in (2, 3, 7, 16):
+        same_as_eager(fast, program.module(), (torch.randn(rows, 4),), {})
+
+
+def test_named_arguments_in_another_order() -> None:
+    program = exported(nested, *TREE)
+    (args, kwargs), fast = TREE, tessera.jit(program)
+    assert_close(fast(*args, **dict(reversed(kwargs.items()))), program.module()(*args, **kwargs))
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_arguments_that_lie_otherwise(written: bool) -> None:
+    how = (lambda m, x: x.mul_(2).sin() + 1) if written else (lambda m, x: x.sin().reshape(-1) + 1)
+    program = exported(how, (X,), dynamic_shapes=(({0: ROWS},),))
+    fast, eager = tessera.jit(program), exported(how, (X,), dynamic_shapes=(({0: ROWS},),)).module()
+    for x in (torch.randn(4, 5).t(), torch.randn(10, 8)[::2, ::2], torch.randn(1, 4).expand(1, 4).repeat(5, 1)):
+        one, other = x.clone(memory_format=torch.preserve_format), x
+        assert_close(fast(one), eager(other))
+        assert_close(one, other)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((torch.randn(17, 4), torch.randn(17, 4)), "x, dimension 0: expected 2 to 16, got 17"),
+        (
+            (torch.randn(3, 5), torch.randn(3, 4)),
+            "x, dimension 1: expected 4, .* exported for, got 5",
+        ),
+        ((torch.randn(3, 4), torch.randn(5, 4)), "y, dimension 0: expected 3, the size of another argument, got 5"),
+        ((torch.randn(3, 4).double(), torch.randn(3, 4)), "x: expected torch.float32 of 2 dimensions on cpu"),
+        ((torch.randn(3), torch.randn(3, 4)), "x: expected torch.float32 of 2 dimensions"),
+        ((torch.randn(3, 4), 2.0), "y: expected a tensor, got 2.0"),
+        ((torch.randn(3, 4),), "expected arguments of structure"),
+    ],
+    ids=["too large", "another size", "sizes differ", "dtype", "dimensions", "a number", "one is missing"],
+)
+def test_arguments_that_do_not_fit(args: tuple, message: str) -> None:
+    class Both(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x + y
+
+    fast = tessera.jit(export(Both(), (X, X), dynamic_shapes=({0: ROWS}, {0: ROWS})))
+    with pytest.raises(InputError, match=message):
+        fast(*args)
+
+
+def test_a_number_that_it_was_not_exported_for() -> None:
+    fast = tessera.jit(exported(*PROGRAMS["numbers"]))
+    with pytest.raises(InputError, match="expected 3, which the program was exported for, got 4"):
+        fast(X, 4, None)
+
+
+def test_a_size_that_is_computed_from_another() -> None:
+    class Halved(nn.Module):
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x + torch.cat([y, y])
+
+    fast = tessera.jit(export(Halved(), (torch.ones(6), torch.ones(3)), dynamic_shapes=({0: 2 * ROWS}, {0: ROWS})))
+    assert_close(fast(torch.ones(10), torch.ones(5)), torch.full((10,), 2.0))
+    with pytest.raises(InputError, match=r"x, dimension 0: expected 12, which is 2\*s\d+, got 10"):
+        fast(torch.ones(10), torch.ones(6))
