@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 
 QUICK: dict[str, tuple[str, ...]] = {
     "artifact/test_artifact.py": ("numbers", "without", "checked"),
+    "distributed/test_plans.py": ("bytes",),
     "docs/test_layout.py": (),
     "docs/test_reference.py": (),
     "executors/rows/test_rows.py": (),

@@ -20,6 +20,8 @@ import torch
 from tessera.ir.aliased import Result
 from tessera.ir.equation import SPECIALS, Arg, Equation, Operator, Source, Special, Value
 from tessera.ir.formula import Formulas
+from tessera.ir.mesh import Mesh
+from tessera.ir.placement import Placement
 from tessera.ir.serial_size import Sizes, write_size
 from tessera.ir.trace import Trace
 from tessera.ir.types import OpaqueType, ScalarType, Size, TensorType, Type
@@ -72,7 +74,7 @@ class Writer:
         if isinstance(t, TensorType):
             sizes = (*t.shape, *t.stride, t.offset)
             key: object = (t.key(), str(t.offset)) if any(type(s) is not int for s in sizes) else (t.key(), t.offset)
-            return self._number("types", ("type", key), lambda: self._tensor(t))
+            return self._number("types", ("type", key, t.placement), lambda: self._tensor(t))
         if isinstance(t, ScalarType):
             return self._number("types", t, lambda: ["scalar", t.kind.__name__])
         if isinstance(t, OpaqueType):
@@ -90,6 +92,7 @@ class Writer:
             _name(t.layout),
             write_size(t.offset),
             list(t.bits),
+            *([] if t.placement is None else [_write_placement(t.placement)]),
         ]
 
     # --- programs ---
@@ -213,11 +216,16 @@ class Reader:
             return ScalarType(KINDS[t[1]])
         if t[0] == "opaque":
             return OpaqueType(t[1])
-        _, dtype, shape, stride, device, layout, offset, bits = t
+        _, dtype, shape, stride, device, layout, offset, bits, *placed = t
         sizes, steps = (tuple(cast(Size, self.sizes.read(n)) for n in part) for part in (shape, stride))
         start = cast(Size, self.sizes.read(offset))
         kind, laid = _attribute(dtype, torch.dtype), _attribute(layout, torch.layout)
-        return TensorType(kind, sizes, steps, torch.device(device), laid, start, (bits[0], bits[1]))
+        placement = self._placement(*placed[0]) if placed else None
+        return TensorType(kind, sizes, steps, torch.device(device), laid, start, (bits[0], bits[1]), placement)
+
+    def _placement(self, axes: list, shape: list, splits: list, parts: list) -> Placement:
+        mesh = Mesh(tuple((name, size) for name, size in axes))
+        return Placement(mesh, tuple(map(self.sizes.read, shape)), tuple(map(tuple, splits)), tuple(map(tuple, parts)))
 
     def trace(self, number: int) -> Trace:
         if number not in self._traces:
@@ -314,6 +322,10 @@ def content(x: torch.Tensor) -> bytes:
         once = x.detach()[tuple(slice(0, 1) if step == 0 and n > 1 else slice(None) for n, step in layout)]
         flat = torch.empty(once.numel(), dtype=x.dtype).copy_(once.reshape(-1))  # strides of one element may be any
         return flat.view(torch.uint8).numpy().tobytes()
+
+
+def _write_placement(p: Placement) -> list:
+    return [p.mesh.axes, [write_size(n) for n in p.shape], p.splits, p.parts]
 
 
 def _name(x: object) -> str:
