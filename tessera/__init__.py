@@ -12,14 +12,20 @@ if TYPE_CHECKING:
     from tessera import onnx as onnx
     from tessera import ops as ops
     from tessera import optim as optim
+    from tessera import stablehlo as stablehlo
     from tessera.api import *  # noqa: F403
+    from tessera.stablehlo.jax import from_jax as from_jax
     from tessera.tools.profile import profile as profile
     from tessera.tools.report import report as report
 
 __version__ = "0.1.0"
-_PACKAGES = ("ops", "optim")
+_PACKAGES = ("ops", "optim", "stablehlo")
 _EXTRAS = ("onnx",)  # packages that need one of their own, so that `import *` leaves them alone
-_TOOLS = {"profile": "tessera.tools.profile", "report": "tessera.tools.report"}
+_TOOLS = {
+    "from_jax": "tessera.stablehlo.jax",
+    "profile": "tessera.tools.profile",
+    "report": "tessera.tools.report",
+}
 
 
 def __getattr__(name: str) -> object:
