@@ -13,17 +13,20 @@ from tessera.util.version import VERSION
 if TYPE_CHECKING:
     from tessera import ops as ops
     from tessera import optim as optim
+    from tessera import stablehlo as stablehlo
     from tessera.api import *  # noqa: F403
     from tessera.artifact.loaded import load as load
     from tessera.artifact.write import export as export
+    from tessera.stablehlo.jax import from_jax as from_jax
     from tessera.tools.profile import profile as profile
     from tessera.tools.report import report as report
 
 __version__ = VERSION
-_PACKAGES = ("ops", "optim")
+_PACKAGES = ("ops", "optim", "stablehlo")
 _TOOLS = {
     "export": "tessera.artifact.write",
     "load": "tessera.artifact.loaded",  # needs neither the compiler nor what it stands on
+    "from_jax": "tessera.stablehlo.jax",
     "profile": "tessera.tools.profile",
     "report": "tessera.tools.report",
 }

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     PythonPrinter: Any
 
 _HOME = "torch.fx.experimental.symbolic_shapes"
+_SYMBOLS = "arguments of which some sizes are symbols"
 LATE = {
     "ShapeEnv": (f"{_HOME}.ShapeEnv", "programs of any size"),
     "GuardOnDataDependentSymNode": (
@@ -29,10 +30,13 @@ LATE = {
     "statically_known_true": (f"{_HOME}.statically_known_true", "comparing sizes without a guard"),
     "size_functions": ("torch.utils._sympy.functions", "reading the expressions of symbolic sizes"),
     "PythonPrinter": ("torch.utils._sympy.printers.PythonPrinter", "printing symbolic sizes as Python"),
+    "StatelessSymbolicContext": (f"{_HOME}.StatelessSymbolicContext", _SYMBOLS),
+    "DimDynamic": (f"{_HOME}.DimDynamic", _SYMBOLS),
+    "ConstantSource": ("torch._dynamo.source.ConstantSource", _SYMBOLS),
 }
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     if name not in LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     given = globals()[name] = symbol(*LATE[name])
@@ -52,3 +56,20 @@ def symbol_values(env: ShapeEnv) -> dict:
 def unreplaced_expression(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
     """The expression before PyTorch put in what it has learned since; `node.expr` is the one after."""
     return number.node._expr
+
+
+def symbolic_fake(mode: Any, tensor: torch.Tensor, dynamic: list[bool], name: str) -> torch.Tensor:
+    """A fake tensor whose sizes are symbols where `dynamic` says so; one of 0 or 1 stays a number."""
+    context, kinds, source = map(__getattr__, ("StatelessSymbolicContext", "DimDynamic", "ConstantSource"))
+    sizes = [kinds.DYNAMIC if d else kinds.STATIC for d in dynamic]
+    how = context(dynamic_sizes=sizes, constraint_sizes=[None] * len(sizes))
+    return mode.from_tensor(tensor, source=source(name), symbolic_context=how, static_shapes=False)
+
+
+def guards_of(env: ShapeEnv, sizes: list[torch.SymInt]) -> str:
+    """What was found out of these sizes, as an expression for `guards_hold`."""
+    return env.produce_guards_expression(sizes) or "True"
+
+
+def guards_hold(env: ShapeEnv, guards: str, sizes: list[int]) -> bool:
+    return bool(env.evaluate_guards_expression(guards, sizes))
