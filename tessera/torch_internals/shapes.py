@@ -18,6 +18,10 @@ else:
         "saying that a program asks for the value of a tensor",
     )
 
+_CONTEXT = "giving the sizes of an input names"
+StatelessSymbolicContext = symbol("torch.fx.experimental.symbolic_shapes.StatelessSymbolicContext", _CONTEXT)
+DimDynamic = symbol("torch.fx.experimental.symbolic_shapes.DimDynamic", _CONTEXT)
+
 statically_known_true = symbol(
     "torch.fx.experimental.symbolic_shapes.statically_known_true", "comparing sizes without a guard"
 )
@@ -36,3 +40,26 @@ def symbol_values(env: ShapeEnv) -> dict:
 def unreplaced_expression(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
     """The expression before PyTorch put in what it has learned since; `node.expr` is the one after."""
     return number.node._expr
+
+
+_StatelessSymbolicContext = symbol(
+    "torch.fx.experimental.symbolic_shapes.StatelessSymbolicContext", "arguments of which some sizes are symbols"
+)
+_DimDynamic = symbol("torch.fx.experimental.symbolic_shapes.DimDynamic", "arguments of which some sizes are symbols")
+_ConstantSource = symbol("torch._dynamo.source.ConstantSource", "arguments of which some sizes are symbols")
+
+
+def symbolic_fake(mode: Any, tensor: torch.Tensor, dynamic: list[bool], name: str) -> torch.Tensor:
+    """A fake tensor whose sizes are symbols where `dynamic` says so; one of 0 or 1 stays a number."""
+    sizes = [_DimDynamic.DYNAMIC if d else _DimDynamic.STATIC for d in dynamic]
+    how = _StatelessSymbolicContext(dynamic_sizes=sizes, constraint_sizes=[None] * len(sizes))
+    return mode.from_tensor(tensor, source=_ConstantSource(name), symbolic_context=how, static_shapes=False)
+
+
+def guards_of(env: ShapeEnv, sizes: list[torch.SymInt]) -> str:
+    """What was found out of these sizes, as an expression for `guards_hold`."""
+    return env.produce_guards_expression(sizes) or "True"
+
+
+def guards_hold(env: ShapeEnv, guards: str, sizes: list[int]) -> bool:
+    return bool(env.evaluate_guards_expression(guards, sizes))

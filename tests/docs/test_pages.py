@@ -16,6 +16,8 @@ WITH_CODE = [page for page in PAGES if blocks(page.read_text())]
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: page.stem)
 def test_code_runs(page: Path, tmp_path: Path) -> None:
+    for extra in re.findall(r"<!-- needs: (\w+) -->", page.read_text()):
+        pytest.importorskip(extra)
     apart(tmp_path, run_blocks, blocks(page.read_text()), str(tmp_path / f"{page.stem}.py"))
 
 
