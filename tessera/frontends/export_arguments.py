@@ -13,7 +13,7 @@ import sympy
 import torch
 
 from tessera.ir.expression import NAMES, expression
-from tessera.ir.layouts import with_strides
+from tessera.ir.strides import with_strides
 from tessera.ir.types import Size, contiguous_strides, symbol_of
 from tessera.util.errors import InputError
 

@@ -25,6 +25,7 @@ from tessera.ir.block import Block
 from tessera.ir.definitions import INDENT, Definitions
 from tessera.ir.equation import NO_GRAD, Arg, Equation, Operator, Special, Value, recompute_region, symbols_in
 from tessera.ir.expression import NAMES, expression
+from tessera.ir.formula import Formula
 from tessera.ir.schema import short_name
 from tessera.ir.types import SYMBOLIC
 from tessera.torch_internals.operators import OpOverload, op_name, overload_name
@@ -334,7 +335,7 @@ class _Function:
                 return repr(a)
             case torch.dtype() | torch.layout() | torch.memory_format():
                 return repr(a)
-            case _ if isinstance(a, SYMBOLIC):
+            case _ if isinstance(a, (*SYMBOLIC, Formula)):
                 return expression(a)
             case Block():
                 return self.module.function(a, self)

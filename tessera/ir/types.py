@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tessera.torch_internals.shapes import statically_known_true, symbol_values, unreplaced_expression
+from tessera.torch_internals import shapes
+from tessera.torch_internals.shapes import symbol_values, unreplaced_expression
 
 if TYPE_CHECKING:
     pass
@@ -40,9 +41,9 @@ def settled(truth: bool | torch.SymBool) -> bool | None:
     """What guards say of a comparison of sizes; None where they leave it open."""
     if isinstance(truth, bool):
         return truth
-    if statically_known_true(truth):
+    if shapes.statically_known_true(truth):
         return True
-    return False if statically_known_true(torch.sym_not(truth)) else None
+    return False if shapes.statically_known_true(torch.sym_not(truth)) else None
 
 
 def size_key(size: object) -> object:

@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import torch
 
-from tessera.frontends.captured import Aliased, Captured, Result
+from tessera.frontends.captured import Captured
+from tessera.ir.aliased import Aliased, Result
 from tessera.ir.equation import NO_GRAD, Value, map_values, values_in
 from tessera.ir.schema import is_view
 from tessera.ir.trace import Trace
