@@ -137,7 +137,8 @@ def load(
     """
     data, named, structure = _read(source)
     called = name or named
-    imported = Imported(parse(data, called, limit), limit)
+    ours = hasattr(source, "mlir_module_serialized")  # made in this process
+    imported = Imported(parse(data, called, limit, probed=not ours), limit)
     options = Options.of(executors, None, None, False, None, None)
     programs = Programs(imported, re.sub(r"\W", "_", called) or "program", options)
     again = functools.partial(jit, executors=executors)

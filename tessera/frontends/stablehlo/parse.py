@@ -15,13 +15,15 @@ from tessera.frontends.stablehlo.bindings import bindings, context
 from tessera.frontends.stablehlo.elements import ELEMENTS, Element, Quantized
 from tessera.frontends.stablehlo.literals import constant, value_of
 from tessera.frontends.stablehlo.module import Block, Function, Module, Operation, Tensor, Token, Tuple, Type
-from tessera.util.errors import InputError
+from tessera.frontends.stablehlo.probe import survives
+from tessera.util.errors import InputError, TesseraError
 
 BYTECODE = b"ML\xefR"
 
 
-def parse(source: str | bytes, name: str = "program", limit: int | None = None) -> Module:
-    """The program that the text or bytecode holds; `name` stands in messages."""
+def parse(source: str | bytes, name: str = "program", limit: int | None = None, probed: bool = True) -> Module:
+    """The program that the text or bytecode holds; `name` stands in messages. Bytecode is tried in another process
+    first, unless it was made in this one (`probed` is false)."""
     if len(source) > limits.FILE_BYTES:
         raise InputError(f"{name}: expected at most {limits.FILE_BYTES:,} bytes, got {len(source):,}")
     if isinstance(source, bytes) and not source.startswith(BYTECODE):
@@ -31,11 +33,18 @@ def parse(source: str | bytes, name: str = "program", limit: int | None = None) 
             raise InputError(f"{name}: expected MLIR bytecode or text, got bytes that are neither") from error
     if isinstance(source, str):
         limits.check_text(source, name)
+    elif probed:
+        survives(source, name)
     made = context()
     with made, bindings().ir.Location.unknown(made):
         operation = _read(source, made, name).operation
-        functions = _Reader(name, len(source), limit).functions(operation)
-        attributes = {a.name: value_of(a.attr) for a in _named(operation)}
+        try:
+            functions = _Reader(name, len(source), limit).functions(operation)
+            attributes = {a.name: value_of(a.attr) for a in _named(operation)}
+        except TesseraError:
+            raise
+        except Exception as error:
+            raise InputError(f"{name}: what MLIR read makes no sense: {_first_line(error)}") from error
     if not functions:
         raise InputError(f"{name}: expected a module with a function, got none")
     _refuse_recursion(functions, name)
@@ -51,7 +60,7 @@ def _read(source: str | bytes, made: Any, name: str) -> Any:
             except Exception:  # bytecode that was written without a version: the dialect as it is
                 return b.ir.Module.parse(source)
         return b.ir.Module.parse(source)
-    except (b.ir.MLIRError, ValueError, TypeError) as error:
+    except Exception as error:
         raise InputError(f"{name}: MLIR does not read this: {_first_line(error)}") from error
 
 

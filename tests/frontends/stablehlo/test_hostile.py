@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("jaxlib")
 
+from tessera.frontends.stablehlo.bindings import bindings, context  # noqa: E402
 from tessera.frontends.stablehlo.parse import parse  # noqa: E402
 from tessera.stablehlo import load  # noqa: E402
 from tessera.util.errors import TesseraError  # noqa: E402
@@ -138,3 +139,17 @@ def test_mutated_text_ends_in_an_error_or_an_answer(seed: int) -> None:
     except TesseraError:
         return
     assert isinstance(out, (torch.Tensor, tuple))
+
+
+@pytest.mark.parametrize("seed", [2, 14, 22])
+def test_damaged_bytecode_is_refused(seed: int) -> None:
+    """Bytes changed at random: whatever MLIR's reader does with them, this process goes on."""
+    with context():
+        hlo = bindings().stablehlo
+        module = bindings().ir.Module.parse(GOOD)
+        data = bytearray(hlo.serialize_portable_artifact(module, hlo.get_minimum_version()))
+    draw = random.Random(seed)
+    for _ in range(4):
+        data[draw.randrange(4, len(data))] = draw.randrange(256)
+    with pytest.raises(TesseraError):
+        load(bytes(data))
