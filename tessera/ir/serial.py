@@ -225,7 +225,8 @@ class Reader:
 
     def _placement(self, axes: list, shape: list, splits: list, parts: list) -> Placement:
         mesh = Mesh(tuple((name, size) for name, size in axes))
-        return Placement(mesh, tuple(map(self.sizes.read, shape)), tuple(map(tuple, splits)), tuple(map(tuple, parts)))
+        sizes = tuple(cast(Size, self.sizes.read(n)) for n in shape)
+        return Placement(mesh, sizes, tuple(map(tuple, splits)), tuple(map(tuple, parts)))
 
     def trace(self, number: int) -> Trace:
         if number not in self._traces:
