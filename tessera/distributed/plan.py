@@ -120,15 +120,13 @@ def _divides(size: object, ranks: int) -> bool:
 
 
 def _split_further(placement: Placement, axes: Sequence[str]) -> Placement:
-    """Split over more axes: the first dimension that they divide, innermost; else the largest, with padding. What is
-    smaller than the axis stays whole."""
+    """Split over more axes, each along the first dimension that it divides, innermost; a weight without one stays whole
+    along it."""
     for axis in axes:
         if axis in placement.axes:
             continue
         ranks, dims = placement.mesh.size(axis), range(len(placement.shape))
-        even = [d for d in dims if _divides(placement.local(d), ranks) and placement.local(d)]
-        large = [d for d in dims if isinstance(n := placement.local(d), int) and n >= ranks and placement.is_even(d)]
-        dim = even[0] if even else max(large, key=lambda d: int(placement.local(d)), default=None)
+        dim = next((d for d in dims if placement.local(d) and _divides(placement.local(d), ranks)), None)
         if dim is not None:
             placement = placement.with_split(dim, (*placement.splits[dim], axis))
     return placement
