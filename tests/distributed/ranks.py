@@ -27,7 +27,7 @@ def model_of(seed: int) -> torch.nn.Module:
 
 def train(rank: int, world: int, folder: str, cases: list[tuple[dict, object]]) -> None:
     """Every plan in turn; rank 0 writes down losses and whole weights."""
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), GLOO_SOCKET_IFNAME="lo")  # whatever the host is called
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
     for number, (axes, plan) in enumerate(cases):

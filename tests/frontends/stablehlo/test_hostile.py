@@ -109,13 +109,13 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_ends_in_one_error(name: str) -> None:
-    start, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     source = HOSTILE[name]
     with pytest.raises(TesseraError) as error:
         program = load(source.encode() if isinstance(source, str) else source)
         program(torch.tensor(1.0))
     assert str(error.value).strip()
-    assert time.monotonic() - start < 5
+    assert time.process_time() - start < 5
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 * 1024
 
 
