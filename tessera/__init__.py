@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tessera.api import *  # noqa: F403
     from tessera.artifact.loaded import load as load
     from tessera.artifact.write import export as export
+    from tessera.artifact.write import to_exported as to_exported
     from tessera.stablehlo.jax import from_jax as from_jax
     from tessera.tools.profile import profile as profile
     from tessera.tools.report import report as report
@@ -31,6 +32,7 @@ _TOOLS = {
     "load": "tessera.artifact.loaded",  # needs neither the compiler nor what it stands on
     "profile": "tessera.tools.profile",
     "report": "tessera.tools.report",
+    "to_exported": "tessera.artifact.write",
 }
 
 

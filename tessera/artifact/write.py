@@ -63,6 +63,13 @@ def export(
     _write(path, entries, kernels, shelf)
 
 
+def to_exported(
+    model: Model, args: tuple = (), *, kwargs: dict | None = None, dynamic: Mapping | None = None
+) -> ExportedProgram:
+    """The model, for the given example arguments, as a `torch.export.ExportedProgram`; `dynamic` as for `export`."""
+    return exported_program(model, args, kwargs or {}, dynamic)[0]
+
+
 def _entries(model: object, args: tuple, kwargs: dict | None, dynamic: object) -> dict[str, tuple]:
     if not isinstance(model, Mapping):
         return {MAIN: (model, args, kwargs or {}, dynamic)}
