@@ -27,7 +27,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "executors/test_register.py": (),
     "executors/test_sdpa.py": (),
     "frontends/onnx/test_hostile_onnx.py": (),
-    "frontends/stablehlo/test_operators.py": ("division", "dot_general", "scatter"),
+    "frontends/stablehlo/test_stablehlo_operators.py": ("division", "dot_general", "scatter"),
     "frontends/test_custom.py": (),
     "frontends/test_data_writes.py": (),
     "frontends/test_functional.py": (),
