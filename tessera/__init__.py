@@ -8,16 +8,32 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from tessera.util.version import VERSION
+
 if TYPE_CHECKING:
+    from tessera import onnx as onnx
     from tessera import ops as ops
     from tessera import optim as optim
+    from tessera import stablehlo as stablehlo
     from tessera.api import *  # noqa: F403
+    from tessera.artifact.loaded import load as load
+    from tessera.artifact.write import export as export
+    from tessera.artifact.write import to_exported as to_exported
+    from tessera.stablehlo.jax import from_jax as from_jax
     from tessera.tools.profile import profile as profile
     from tessera.tools.report import report as report
 
-__version__ = "0.1.0"
-_PACKAGES = ("ops", "optim")
-_TOOLS = {"profile": "tessera.tools.profile", "report": "tessera.tools.report"}
+__version__ = VERSION
+_PACKAGES = ("ops", "optim", "stablehlo")
+_EXTRAS = ("onnx",)  # packages that need one of their own, so that `import *` leaves them alone
+_TOOLS = {
+    "export": "tessera.artifact.write",
+    "from_jax": "tessera.stablehlo.jax",
+    "load": "tessera.artifact.loaded",  # needs neither the compiler nor what it stands on
+    "profile": "tessera.tools.profile",
+    "report": "tessera.tools.report",
+    "to_exported": "tessera.artifact.write",
+}
 
 
 def __getattr__(name: str) -> object:
@@ -25,7 +41,7 @@ def __getattr__(name: str) -> object:
         return ["__version__", *_PACKAGES, *_TOOLS, *importlib.import_module("tessera.api").__all__]
     if name.startswith("_"):
         raise AttributeError(f"module 'tessera' has no attribute {name!r}")
-    if name in _PACKAGES:
+    if name in _PACKAGES or name in _EXTRAS:
         return importlib.import_module(f"tessera.{name}")
     home = importlib.import_module(_TOOLS.get(name, "tessera.api"))
     if name not in _TOOLS and name not in home.__all__:

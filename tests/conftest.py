@@ -7,7 +7,12 @@ import os
 # Tests look at how programs are compiled, and change it: what an earlier run left on disk would hide that.
 os.environ.setdefault("TESSERA_PROGRAM_CACHE", "0")
 
+import tempfile  # noqa: E402
 from pathlib import Path  # noqa: E402
+
+# Artifacts are tagged by whoever builds them: no test touches the user's own keys.
+os.environ.setdefault("TESSERA_KEYS", str(Path(tempfile.mkdtemp(prefix="tessera-keys-")) / "keys"))
+
 
 import pytest  # noqa: E402
 import torch  # noqa: E402

@@ -16,6 +16,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 QUICK: dict[str, tuple[str, ...]] = {
+    "artifact/test_artifact.py": ("numbers", "without", "checked"),
+    "distributed/test_plans.py": ("bytes",),
     "docs/test_layout.py": (),
     "docs/test_reference.py": (),
     "executors/rows/test_rows.py": (),
@@ -24,6 +26,8 @@ QUICK: dict[str, tuple[str, ...]] = {
     "executors/test_default.py": (),
     "executors/test_register.py": (),
     "executors/test_sdpa.py": (),
+    "frontends/onnx/test_hostile_onnx.py": (),
+    "frontends/stablehlo/test_stablehlo_operators.py": ("division", "dot_general", "scatter"),
     "frontends/test_custom.py": (),
     "frontends/test_data_writes.py": (),
     "frontends/test_functional.py": (),

@@ -21,7 +21,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tessera.ir.layouts import with_strides
+from tessera.ir.strides import with_strides
 from tessera.ir.types import contiguous_strides
 from tessera.torch_internals.operators import OpOverload, raw_callable
 

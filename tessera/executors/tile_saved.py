@@ -15,11 +15,13 @@ from tessera.ir.equation import Recipe, Value
 from tessera.ir.kernel import Kernel
 from tessera.ir.trace import Trace
 from tessera.tile.dialect.ops import KernelOp
-from tessera.tile.from_trace.batch import OneByOne, flat_kernel
-from tessera.tile.from_trace.batch import launcher as batch_launcher
-from tessera.tile.from_trace.kernel import Segment, TileKernel
+from tessera.tile.from_trace.around import read_around, write_around
+from tessera.tile.from_trace.batch import flat_kernel
+from tessera.tile.from_trace.kernel import TileKernel
 from tessera.tile.from_trace.launch import launcher
-from tessera.tile.from_trace.region import Around, lower
+from tessera.tile.from_trace.region import lower
+from tessera.tile.from_trace.segments import OneByOne, Segment
+from tessera.tile.from_trace.segments import launcher as batch_launcher
 from tessera.tile.targets import CompiledKernel, Target, target_for
 from tessera.tile.targets.base import Ahead, Batches, Keeps, Run
 
@@ -42,25 +44,11 @@ def _save_region(kernel: TileKernel) -> dict | None:
     saved = _saved(_target(lowered.stored[0]), kernel.compiled)  # type: ignore[arg-type]
     if saved is None:
         return None
-    number = {v: i for i, v in enumerate(_values(body))}
-    place = {eqn: i for i, eqn in enumerate(body.equations)}
-    return {
-        "inputs": [number[v] for v in lowered.inputs],
-        "stored": [number[v] for v in lowered.stored],
-        "symbols": list(lowered.symbols),
-        "tail": [place[eqn] for eqn in lowered.tail],
-        "kernel": saved,
-    }
+    return {**write_around(body, lowered), "kernel": saved}
 
 
 def _restore_region(body: Trace, data: dict) -> Kernel | None:
-    values = _values(body)
-    around = Around(
-        tuple(values[i] for i in data["inputs"]),
-        tuple(values[i] for i in data["stored"]),
-        tuple(data["symbols"]),
-        tuple(body.equations[i] for i in data["tail"]),
-    )
+    around = read_around(body, data)
     target = _target(around.stored[0])
     kernel = target.load(data["kernel"], lambda: lower(body, body.name).kernel) if isinstance(target, Keeps) else None
     if kernel is None:
@@ -77,10 +65,6 @@ def compile_ahead(kernel: CompiledKernel, device: torch.device) -> None:
 
 def _saved(target: Target | None, compiled: CompiledKernel) -> dict | None:
     return target.save(compiled) if isinstance(target, Keeps) else None
-
-
-def _values(body: Trace) -> list[Value]:
-    return [*body.inputs, *(v for eqn in body.equations for v in eqn.results())]
 
 
 def _target(v: Value) -> Target | None:

@@ -31,12 +31,12 @@ class Exported:
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
     arguments: Arguments
+    named: tuple[str, ...]  # keyword arguments, in the order of the exported program
 
     def flatten(self, args: tuple, kwargs: dict) -> list[object] | None:
         """The user's arguments as the program takes them; None where only eager PyTorch can."""
-        if kwargs:  # in the order of the exported program
-            _, named = pytree.tree_unflatten([None] * self.in_spec.num_leaves, self.in_spec)
-            kwargs = {name: kwargs[name] for name in named} if named.keys() == kwargs.keys() else kwargs
+        if kwargs.keys() == set(self.named):
+            kwargs = {name: kwargs[name] for name in self.named}
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if spec != self.in_spec:
             raise InputError(f"expected arguments of structure {self.in_spec}, got {spec}")
@@ -76,7 +76,8 @@ def capture_export(program: ExportedProgram, name: str = "exported") -> Exported
     inputs = captured.trace.inputs
     mutated = [i - len(held) for i in users if inputs[i] in captured.trace.mutations]
     arguments = Arguments([names[i] for i in users], fakes[len(held) :], program.range_constraints, mutated)
-    return Exported(replace(captured, requires_grad=grads), tuple(held), in_spec, out_spec, arguments)
+    named = tuple(pytree.tree_unflatten([None] * in_spec.num_leaves, in_spec)[1])
+    return Exported(replace(captured, requires_grad=grads), tuple(held), in_spec, out_spec, arguments, named)
 
 
 def _held(program: ExportedProgram, spec: object) -> torch.Tensor:

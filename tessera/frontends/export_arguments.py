@@ -13,7 +13,7 @@ import sympy
 import torch
 
 from tessera.ir.expression import NAMES, expression
-from tessera.ir.layouts import with_strides
+from tessera.ir.strides import with_strides
 from tessera.ir.types import Size, contiguous_strides, symbol_of
 from tessera.util.errors import InputError
 
@@ -30,10 +30,10 @@ class Arguments:
         written: Iterable[int] = (),
     ) -> None:
         self.ranges = {str(size): _bounds(held) for size, held in ranges.items()}
-        pairs = list(enumerate(zip(names, examples, strict=True)))
-        self.checks: list[Check] = [self.check(name, x, i in set(written)) for i, (name, x) in pairs]
+        pairs, mutated = zip(names, examples, strict=True), frozenset(written)
+        self.checks: list[Check] = [self.check(name, x, i in mutated) for i, (name, x) in enumerate(pairs)]
         # Sizes that are computed from others are compared when those are known.
-        self.order = sorted(range(len(pairs)), key=lambda i: _computed(examples[i]))
+        self.order = sorted(range(len(self.checks)), key=lambda i: _computed(examples[i]))
 
     def __call__(self, leaves: list[object]) -> list[object] | None:
         """None where an argument that is written lies so that only eager PyTorch can take it."""

@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from tessera.frontends.captured import Aliased
 from tessera.frontends.functional.trace import Traced, trace_function
 from tessera.ir import fake
+from tessera.ir.aliased import Aliased
 from tessera.ir.equation import Value
 from tessera.ir.record import recording
 from tessera.ir.replay import replay, sweep

@@ -12,9 +12,10 @@ from types import FunctionType
 
 import torch
 
-from tessera.frontends.captured import Aliased, numbers_as_values
+from tessera.frontends.captured import numbers_as_values
 from tessera.inspection.programs import state_of, why_none
 from tessera.ir import fake
+from tessera.ir.aliased import Aliased
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Value, map_values
 from tessera.ir.mode import mode_of

@@ -63,7 +63,7 @@ def _function(name: str, op: Special, body: Body) -> list[str]:
 
 def _claimed(trace: Block) -> Iterator[Special]:
     for eqn in trace.equations:
-        if isinstance(eqn.op, Special) and eqn.op.namespace != "tessera":
+        if isinstance(eqn.op, Special) and eqn.op.namespace not in ("tessera", "dist"):
             yield eqn.op
         for body in eqn.args:
             if isinstance(body, Block):

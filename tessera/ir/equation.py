@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from tessera.ir.formula import Formula
 from tessera.ir.kernel import Kernel
 from tessera.ir.schema import bind
 from tessera.ir.types import SYMBOLIC, Size, TensorType, Type
@@ -306,3 +307,5 @@ def _mention(tree: Arg, found: set[str]) -> None:
         _mention((tree.start, tree.stop, tree.step), found)
     elif isinstance(tree, SYMBOLIC):
         found.update(str(symbol) for symbol in tree.node.expr.free_symbols)
+    elif isinstance(tree, Formula):
+        found.update(tree.names)

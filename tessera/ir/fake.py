@@ -18,6 +18,7 @@ from tessera.ir.index_put import index_put
 from tessera.ir.schema import is_pointwise, is_view
 from tessera.ir.types import SYMBOLIC, Size, TensorType, type_of
 from tessera.ir.views import MAY_COPY
+from tessera.torch_internals import shapes
 from tessera.torch_internals.autograd import lazy_conj, lazy_neg
 from tessera.torch_internals.dispatch import (
     BelowAutograd,
@@ -32,7 +33,6 @@ from tessera.torch_internals.dispatch import (
 from tessera.torch_internals.fake import FakeTensor, FakeTensorMode
 from tessera.torch_internals.memory import storage_id
 from tessera.torch_internals.operators import OpOverload, op_name, op_schema, suggest_memory_format
-from tessera.torch_internals.shapes import ShapeEnv
 from tessera.util.errors import CaptureError
 from tessera.util.names import names
 
@@ -198,7 +198,7 @@ _of_thread = threading.local()
 def default_mode() -> FakeTensorMode:
     """The fake mode of programs that bring none of their own: one a thread, since a mode notes who has entered it."""
     if not hasattr(_of_thread, "mode"):
-        _of_thread.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv())
+        _of_thread.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes.ShapeEnv())
     return _of_thread.mode
 
 

@@ -60,22 +60,6 @@ def may_be_random_state(x: torch.Tensor) -> bool:
     return not x.ndim and x.dtype in (torch.int64, torch.uint64)
 
 
-def with_strides(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """The tensor itself where it lies so, otherwise a copy that does. Strides of dimensions of one element, or of no
-    elements at all, tell nothing."""
-    if not x.numel() or all(a == b or size == 1 for a, b, size in zip(x.stride(), stride, x.shape, strict=True)):
-        return x
-    return copied(x, stride)
-
-
-def copied(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """The same numbers in memory of their own, with these strides; those that one address shows are copied once."""
-    if 0 not in stride:
-        return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
-    once = x[tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)]
-    return torch.empty_strided(once.shape, stride, dtype=x.dtype, device=x.device).copy_(once).expand(x.shape)
-
-
 def unpromised(eqn: Equation) -> bool:
     """Are the strides of this equation's results up to the kernel?"""
     op = eqn.op.of if isinstance(eqn.op, Special) else eqn.op

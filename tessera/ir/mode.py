@@ -13,10 +13,10 @@ import torch
 from tessera.ir import fake
 from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, TensorType
+from tessera.torch_internals import shapes
 from tessera.torch_internals.fake import FakeTensorMode
-from tessera.torch_internals.shapes import ShapeEnv
 
-_modes: weakref.WeakKeyDictionary[ShapeEnv, FakeTensorMode] = weakref.WeakKeyDictionary()
+_modes: weakref.WeakKeyDictionary[shapes.ShapeEnv, FakeTensorMode] = weakref.WeakKeyDictionary()
 
 
 def mode_of(trace: Trace) -> FakeTensorMode:
@@ -29,7 +29,7 @@ def mode_of(trace: Trace) -> FakeTensorMode:
     return _modes[env]
 
 
-def shape_env_of(trace: Trace) -> ShapeEnv | None:
+def shape_env_of(trace: Trace) -> shapes.ShapeEnv | None:
     # Whatever an equation mentions is bound: with no table, only the types of inputs may speak of symbols.
     for v in trace.values() if trace.symbols else trace.inputs:
         if isinstance(v.type, TensorType):

@@ -25,8 +25,10 @@ from tessera.ir.block import Block
 from tessera.ir.definitions import INDENT, Definitions
 from tessera.ir.equation import NO_GRAD, Arg, Equation, Operator, Special, Value, recompute_region, symbols_in
 from tessera.ir.expression import NAMES, expression
+from tessera.ir.formula import Formula
+from tessera.ir.mesh import Mesh
 from tessera.ir.schema import short_name
-from tessera.ir.types import SYMBOLIC
+from tessera.ir.types import SYMBOLIC, TensorType
 from tessera.torch_internals.operators import OpOverload, op_name, overload_name
 
 HEADER = """import builtins
@@ -216,6 +218,13 @@ def _value_names(trace: Block) -> set[str]:
     return names.union(*(_value_names(body) for body in trace.inner()))
 
 
+def _meshes(trace: Block) -> list[Mesh]:
+    """The mesh that the values of a program lie on, where they lie on one."""
+    types = (v.type for v in trace.values())
+    placed = (t.placement for t in types if isinstance(t, TensorType) and t.placement is not None)
+    return [placement.mesh for placement in itertools.islice(placed, 1)]
+
+
 def _free_symbols(trace: Block) -> set[str]:
     """Sizes a sub-trace mentions and does not read off its own values."""
     used = set[str]().union(*(symbols_in((eqn.args, eqn.kwargs)) for eqn in trace.equations))
@@ -263,6 +272,7 @@ class _Function:
         if boxed:
             head += [f"{INDENT}[{names}] = _given", f"{INDENT}_given.clear()"]
         if self.types:
+            head += [f"{INDENT}# mesh {mesh}" for mesh in _meshes(trace)]
             head += [f"{INDENT}# {v.name}: {v.type}" for v in (*trace.inputs, *trace.constants)]
         return [(line, None) for line in head] + [(INDENT + line, index) for line, index in body]
 
@@ -334,7 +344,7 @@ class _Function:
                 return repr(a)
             case torch.dtype() | torch.layout() | torch.memory_format():
                 return repr(a)
-            case _ if isinstance(a, SYMBOLIC):
+            case _ if isinstance(a, (*SYMBOLIC, Formula)):
                 return expression(a)
             case Block():
                 return self.module.function(a, self)

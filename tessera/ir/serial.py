@@ -13,14 +13,18 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from tessera.ir.aliased import Result
 from tessera.ir.equation import SPECIALS, Arg, Equation, Operator, Source, Special, Value
+from tessera.ir.formula import Formulas
+from tessera.ir.mesh import Mesh
+from tessera.ir.placement import Placement
 from tessera.ir.serial_size import Sizes, write_size
 from tessera.ir.trace import Trace
-from tessera.ir.types import OpaqueType, ScalarType, TensorType, Type
+from tessera.ir.types import OpaqueType, ScalarType, Size, TensorType, Type
 from tessera.torch_internals.fake import FakeTensor, unset_fake_temporarily
 from tessera.torch_internals.operators import OpOverload, op_name, overload_name
 from tessera.util.errors import Unserial
@@ -70,7 +74,7 @@ class Writer:
         if isinstance(t, TensorType):
             sizes = (*t.shape, *t.stride, t.offset)
             key: object = (t.key(), str(t.offset)) if any(type(s) is not int for s in sizes) else (t.key(), t.offset)
-            return self._number("types", ("type", key), lambda: self._tensor(t))
+            return self._number("types", ("type", key, t.placement), lambda: self._tensor(t))
         if isinstance(t, ScalarType):
             return self._number("types", t, lambda: ["scalar", t.kind.__name__])
         if isinstance(t, OpaqueType):
@@ -88,6 +92,7 @@ class Writer:
             _name(t.layout),
             write_size(t.offset),
             list(t.bits),
+            *([] if t.placement is None else [_write_placement(t.placement)]),
         ]
 
     # --- programs ---
@@ -166,6 +171,8 @@ class Writer:
             return ["complex", a.real, a.imag]  # type: ignore[attr-defined]
         if kind is Trace:
             return ["trace", self.trace(a)]  # type: ignore[arg-type]
+        if kind is Result:
+            return ["result", a.place]  # type: ignore[attr-defined]
         if isinstance(a, OpOverload):
             return self._overload(a)
         raise Unserial(f"an argument of type {kind.__name__}")
@@ -190,7 +197,7 @@ class Reader:
         tables: dict,
         places: Sequence[Place] = (),
         held: Sequence[torch.Tensor] = (),
-        sizes: Sizes | None = None,
+        sizes: Sizes | Formulas | None = None,
         claimed: Callable[[list, Equation, Reader], Special] | None = None,
     ) -> None:
         self.sizes, self.held, self.claimed = sizes or Sizes(), list(held), claimed
@@ -209,12 +216,17 @@ class Reader:
             return ScalarType(KINDS[t[1]])
         if t[0] == "opaque":
             return OpaqueType(t[1])
-        _, dtype, shape, stride, device, layout, offset, bits = t
-        read = self.sizes.read
-        return TensorType(
-            _attribute(dtype, torch.dtype), tuple(map(read, shape)), tuple(map(read, stride)), torch.device(device),
-            _attribute(layout, torch.layout), read(offset), (bits[0], bits[1]),
-        )  # fmt: skip
+        _, dtype, shape, stride, device, layout, offset, bits, *placed = t
+        sizes, steps = (tuple(cast(Size, self.sizes.read(n)) for n in part) for part in (shape, stride))
+        start = cast(Size, self.sizes.read(offset))
+        kind, laid = _attribute(dtype, torch.dtype), _attribute(layout, torch.layout)
+        placement = self._placement(*placed[0]) if placed else None
+        return TensorType(kind, sizes, steps, torch.device(device), laid, start, (bits[0], bits[1]), placement)
+
+    def _placement(self, axes: list, shape: list, splits: list, parts: list) -> Placement:
+        mesh = Mesh(tuple((name, size) for name, size in axes))
+        sizes = tuple(cast(Size, self.sizes.read(n)) for n in shape)
+        return Placement(mesh, sizes, tuple(map(tuple, splits)), tuple(map(tuple, parts)))
 
     def trace(self, number: int) -> Trace:
         if number not in self._traces:
@@ -285,6 +297,8 @@ class Reader:
                 return complex(a[1], a[2])
             case "trace":
                 return self.trace(a[1])
+            case "result":
+                return Result(a[1])
             case "op":
                 return _overload(a)
         raise Unserial(f"an argument of a kind that is not known: {a[0]!r}")
@@ -311,6 +325,10 @@ def content(x: torch.Tensor) -> bytes:
         return flat.view(torch.uint8).numpy().tobytes()
 
 
+def _write_placement(p: Placement) -> list:
+    return [p.mesh.axes, [write_size(n) for n in p.shape], p.splits, p.parts]
+
+
 def _name(x: object) -> str:
     return str(x).removeprefix("torch.")
 
@@ -324,7 +342,8 @@ def _attribute(name: str, kind: type | tuple[type, ...]) -> Any:
 
 def _overload(data: list) -> OpOverload:
     _, namespace, name, overload = data
-    op = getattr(getattr(getattr(torch.ops, namespace), name), overload, None) if namespace in NAMESPACES else None
+    packet = getattr(getattr(torch.ops, namespace), name, None) if namespace in NAMESPACES else None
+    op = getattr(packet, overload, None)
     if not isinstance(op, OpOverload):
         raise Unserial(f"there is no operator {namespace}.{name}.{overload}")
     return op

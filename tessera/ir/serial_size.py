@@ -6,19 +6,34 @@ its shape environment, so what comes back belongs to the same environment as the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-import sympy
 import torch
 
 from tessera.ir.types import Size
-from tessera.torch_internals.shapes import ShapeEnv, size_functions
+from tessera.torch_internals import shapes
 from tessera.util.errors import Unserial
 
+if TYPE_CHECKING:
+    import sympy
+
 _TORCH = ("FloorDiv", "ModularIndexing", "Mod", "PythonMod", "CleanDiv", "Max", "Min")
-FUNCTIONS: dict[str, type] = {"Add": sympy.Add, "Mul": sympy.Mul, "Pow": sympy.Pow}
-FUNCTIONS |= {name: getattr(size_functions, name) for name in _TORCH if hasattr(size_functions, name)}
-_NAMES = {cls: name for name, cls in FUNCTIONS.items()}
+
+
+@functools.cache
+def functions() -> dict[str, type]:
+    """The functions of sizes by their names. SymPy is imported where a symbolic size is."""
+    import sympy
+
+    theirs = {name: getattr(shapes.size_functions, name) for name in _TORCH if hasattr(shapes.size_functions, name)}
+    return {"Add": sympy.Add, "Mul": sympy.Mul, "Pow": sympy.Pow, **theirs}
+
+
+@functools.cache
+def _names() -> dict[type, str]:
+    return {cls: name for name, cls in functions().items()}
 
 
 def write_size(size: object) -> object:
@@ -31,13 +46,13 @@ def write_size(size: object) -> object:
 
 
 def _write(expr: sympy.Basic) -> object:
-    if isinstance(expr, sympy.Integer):
-        return int(expr)
-    if isinstance(expr, sympy.Symbol):
-        if not expr.name.startswith("s"):
+    if expr.is_Integer:
+        return int(expr)  # type: ignore[arg-type]
+    if expr.is_Symbol:
+        if not str(expr).startswith("s"):
             raise Unserial(f"the size {expr} is known only when the program runs")
-        return expr.name
-    name = _NAMES.get(type(expr))
+        return str(expr)
+    name = _names().get(type(expr))
     if name is None:
         raise Unserial(f"a size computed by {type(expr).__name__}")
     return [name, *map(_write, expr.args)]
@@ -47,7 +62,7 @@ class Sizes:
     """Reads sizes; `around` are those of the program that the symbols belong to."""
 
     def __init__(self, around: Iterable[object] = ()) -> None:
-        self.env: ShapeEnv | None = None
+        self.env: shapes.ShapeEnv | None = None
         self.symbols: dict[str, sympy.Symbol] = {}
         self._made: dict[str, Size] = {}
         for size in around:
@@ -67,10 +82,10 @@ class Sizes:
 
     def _read(self, data: object) -> sympy.Expr:
         if type(data) is int:
-            return sympy.Integer(data)
+            return functions()["Add"](data)
         if isinstance(data, str):
             if data not in self.symbols:
                 raise Unserial(f"a size of the name {data}, which the program does not have")
             return self.symbols[data]
         assert isinstance(data, list)
-        return FUNCTIONS[data[0]](*map(self._read, data[1:]))
+        return functions()[data[0]](*map(self._read, data[1:]))

@@ -8,19 +8,16 @@ A scalar's type is the Python kind of a number known only when the program runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from tessera.torch_internals.shapes import statically_known_true, symbol_values, unreplaced_expression
-
-if TYPE_CHECKING:
-    pass
+from tessera.ir.placement import Placement, Size
+from tessera.torch_internals import shapes
+from tessera.torch_internals.shapes import symbol_values, unreplaced_expression
 
 UNKNOWN = 4096  # what a size that nobody knows is taken for
 
-Size = int | torch.SymInt
 Symbolic = torch.SymInt | torch.SymFloat | torch.SymBool
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
@@ -40,9 +37,9 @@ def settled(truth: bool | torch.SymBool) -> bool | None:
     """What guards say of a comparison of sizes; None where they leave it open."""
     if isinstance(truth, bool):
         return truth
-    if statically_known_true(truth):
+    if shapes.statically_known_true(truth):
         return True
-    return False if statically_known_true(torch.sym_not(truth)) else None
+    return False if shapes.statically_known_true(torch.sym_not(truth)) else None
 
 
 def size_key(size: object) -> object:
@@ -97,6 +94,7 @@ class TensorType:
     layout: torch.layout = torch.strided
     offset: Size = 0
     bits: tuple[bool, bool] = (False, False)  # lazy conjugate, lazy negative
+    placement: Placement | None = None  # where it lies on a mesh; `shape` is that of one rank
     _key: tuple | None = field(
         default=None, init=False, repr=False
     )  # `key()` of a type without symbols, once asked for
@@ -175,8 +173,13 @@ class TensorType:
     def nbytes(self) -> int:
         return self.numel() * self.dtype.itemsize
 
+    def placed(self, placement: Placement) -> TensorType:
+        """The same type with a place on a mesh; `key` does not count it, since one rank's program computes the same."""
+        return replace(self, placement=placement)
+
     def __str__(self) -> str:
-        return f"{dtype_name(self.dtype)}[{', '.join(map(str, self.shape))}]"
+        here = f"{dtype_name(self.dtype)}[{', '.join(map(str, self.shape))}]"
+        return here if self.placement is None else f"{here}  {self.placement}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,8 @@
 In: a Trace. Out: nothing, or a `VerifyError` that shows the equations around the fault. The rules: every
 value is defined once and before it is used; names are unique identifiers; every symbolic size is bound before
 an equation mentions it; outputs and mutations are defined; the type of every result is the one PyTorch's own
-meta kernels give (dtype, shape, device, strides); sub-traces keep the same rules.
+meta kernels give (dtype, shape, device, strides); a value that lies on a mesh has the sizes that one rank has there;
+sub-traces keep the same rules.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from contextlib import ExitStack
 from tessera.ir import fake, printer
 from tessera.ir.call import is_call
 from tessera.ir.equation import Arg, Equation, Special, Value, symbols_in, values_in
+from tessera.ir.mesh import Mesh
 from tessera.ir.mode import mode_of
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, Type, size_key
@@ -46,6 +48,7 @@ class _Verifier:
         self.binds: dict[Value, list[str]] = {}
         for symbol, (v, _) in trace.symbols.items():
             self.binds.setdefault(v, []).append(symbol)
+        self.mesh: Mesh | None = None  # on which its values lie
         self.at = -1  # the equation now looked at; -1 is the head, len(equations) the end
 
     def run(self) -> None:
@@ -72,9 +75,22 @@ class _Verifier:
             self.fail(f"two values are called {v.name}")
         if not v.name.isidentifier() or keyword.iskeyword(v.name) or v.name in printer.RESERVED:
             self.fail(f"{v.name!r} is not a name a Python variable can have here")
+        if isinstance(v.type, TensorType) and v.type.placement is not None:
+            self.check_placement(v, v.type)
         self.defined.add(v)
         self.names.add(v.name)
         self.symbols.update(self.binds.get(v, ()))
+
+    def check_placement(self, v: Value, type_: TensorType) -> None:
+        placement = type_.placement
+        assert placement is not None
+        mesh = self.mesh or placement.mesh
+        if placement.mesh != mesh:
+            self.fail(f"{v.name} lies on the mesh {placement.mesh}, others on {mesh}")
+        self.mesh = mesh
+        if len(placement.shape) != type_.ndim or not _same_sizes(type_.shape, placement.local_shape):
+            local = ", ".join(map(str, placement.local_shape))
+            self.fail(f"{v.name} is {list(type_.shape)} on a rank; placed as {placement} on {mesh} that is [{local}]")
 
     def used(self, tree: Arg, what: str) -> None:
         for v in values_in(tree):
@@ -166,7 +182,7 @@ def _inferable(eqn: Equation) -> bool:
     """An executor's own callable need not run on fakes; a write for its effect alone names no result."""
     if not eqn.outputs and not isinstance(eqn.op, Special):
         return False
-    return not isinstance(eqn.op, Special) or eqn.op.namespace == "tessera"
+    return not isinstance(eqn.op, Special) or eqn.op.namespace in ("tessera", "dist")
 
 
 def same_type(a: Type | None, b: Type | None, layout: bool = True) -> bool:

@@ -44,7 +44,7 @@ def block(seed: Tensor, counter: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor
     return c[0], c[1], c[2], c[3]
 
 
-def _check(seed: Tensor, dtype: torch.dtype) -> None:
+def check_seed(seed: Tensor, dtype: torch.dtype) -> None:
     if seed.dtype is not torch.int64 or seed.numel() == 0:
         raise TypeError(f"tessera::uniform: expected a seed of int64, got {seed.dtype}{list(seed.shape)}")
     if dtype not in BITS:
@@ -52,7 +52,7 @@ def _check(seed: Tensor, dtype: torch.dtype) -> None:
 
 
 def _draw(seed: Tensor, size: Sequence[Size], *, dtype: torch.dtype) -> Tensor:
-    _check(seed, dtype)
+    check_seed(seed, dtype)
     count = 1
     for n in size:
         count *= int(n)
@@ -62,7 +62,7 @@ def _draw(seed: Tensor, size: Sequence[Size], *, dtype: torch.dtype) -> Tensor:
 
 
 def _empty(seed: Tensor, size: Sequence[Size], *, dtype: torch.dtype) -> Tensor:
-    _check(seed, dtype)
+    check_seed(seed, dtype)
     return seed.new_empty(list(size), dtype=dtype)
 
 

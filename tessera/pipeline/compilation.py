@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, fields, replace
 
 import torch
 
-from tessera.frontends.captured import Aliased, Captured
+from tessera.frontends.captured import Captured
 from tessera.ir import fake
+from tessera.ir.aliased import Aliased
 from tessera.ir.serial import Writer
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
@@ -27,6 +28,7 @@ from tessera.pipeline.stage import Stage
 from tessera.runtime.double_backward import Derivative, Wanted, no_forward_mode
 from tessera.runtime.plan import backward_graph
 from tessera.store.key import Key, key_of, own_function
+from tessera.store.layout import read_layout, write_layout
 from tessera.store.program import (
     COUNTS,
     FAULTS,
@@ -34,10 +36,8 @@ from tessera.store.program import (
     Stored,
     load,
     read_bridge,
-    read_layout,
     save,
     write_bridge,
-    write_layout,
 )
 from tessera.torch_internals.autograd import set_grad_enabled
 from tessera.torch_internals.dynamo import compile_lock

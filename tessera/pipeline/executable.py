@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import torch
 
 from tessera.executors.aten import bind
+from tessera.ir.lifetimes import lifetimes
 from tessera.ir.printer import compile_trace
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
-from tessera.passes.memory.schedule import lifetimes
 from tessera.pipeline.account import Program
 from tessera.pipeline.options import Options
+from tessera.runtime import transfer  # noqa: F401  (registers how copies to the host run on CUDA)
 from tessera.runtime.autograd import Bridge, bridge, with_grad
 from tessera.runtime.call import Layout, build_call
 from tessera.runtime.capturable import device_of, why_not_captured

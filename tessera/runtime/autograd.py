@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch.autograd import forward_ad
 
-from tessera.ir.layouts import with_strides
+from tessera.ir.strides import with_strides
 from tessera.ir.types import contiguous_strides, overlaps_itself
 from tessera.runtime import batched, leaf_hooks
 from tessera.runtime.proxies import Context, make_proxies, pass_on

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch.autograd import forward_ad
 
-from tessera.frontends.captured import Aliased
+from tessera.ir.aliased import Aliased
 from tessera.ir.types import overlaps_itself
-from tessera.runtime.autograd import below_autograd
 from tessera.torch_internals.autograd import DUAL_LEVEL, is_tensor_view
+from tessera.torch_internals.dispatch import BelowADInplaceOrView
 
 REMEMBERED = 64  # sets of addresses
 
@@ -39,7 +39,7 @@ class Layout:
 def build_call(core: Callable, layout: Layout, eager: Callable, guarded: bool) -> Callable:
     """Generate the function a caller sees. `guarded` runs the core below autograd (it has no bridge)."""
     scope: dict[str, object] = {
-        "core": core, "below": below_autograd, "eager": eager,
+        "core": core, "below": BelowADInplaceOrView, "eager": eager,
         "overlaps": Overlaps() if layout.fixed else overlaps,
         "bump": torch.autograd.graph.increment_version, "dual": forward_ad, "leaf_views": leaf_views,
     }  # fmt: skip

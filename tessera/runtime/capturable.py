@@ -11,9 +11,9 @@ import torch
 from tessera.ir.equation import Equation, Special
 from tessera.ir.trace import Trace
 from tessera.ir.types import OpaqueType, TensorType
-from tessera.ops.offload import TO_HOST
 from tessera.torch_internals.operators import OpOverload, op_name
 
+TO_HOST = "to_host"  # the operator of `ops/offload.py`, which running alone does not need
 ASKS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
@@ -25,7 +25,7 @@ def device_of(trace: Trace) -> torch.device | None:
 
 
 def why_not_captured(trace: Trace) -> str:
-    if moved := [eqn for eqn in trace.equations if eqn.op is TO_HOST]:
+    if moved := [eqn for eqn in trace.equations if eqn.opname == TO_HOST]:
         return f"{moved[0].inputs()[0].name} waits on the host for backward (offload)"
     for v in trace.values():
         if isinstance(v.type, TensorType) and v.type.device.type != "cuda":

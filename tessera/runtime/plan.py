@@ -11,7 +11,8 @@ from itertools import accumulate
 
 import torch
 
-from tessera.frontends.captured import Aliased, Captured, Result
+from tessera.frontends.captured import Captured
+from tessera.ir.aliased import Aliased, Result
 from tessera.ir.equation import NO_GRAD, Value, map_values, values_in
 from tessera.ir.schema import is_view
 from tessera.ir.trace import Trace

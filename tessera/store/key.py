@@ -17,7 +17,7 @@ from functools import partial
 import torch
 
 from tessera.executors.base import Executor, FusionExecutor, in_order
-from tessera.frontends.captured import Aliased, Captured
+from tessera.frontends.captured import Captured
 from tessera.ir.equation import Arg, Equation
 from tessera.ir.serial import NAMESPACES, VERSION, Place, Writer, content
 from tessera.ir.serial_size import Sizes
@@ -25,6 +25,7 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import SYMBOLIC, TensorType
 from tessera.ops.op import REGISTRY
 from tessera.store.environment import environment
+from tessera.store.layout import write_aliased
 from tessera.torch_internals.operators import aten_name
 from tessera.torch_internals.shapes import symbol_values
 from tessera.util.errors import Unserial
@@ -74,11 +75,6 @@ def key_of(captured: Captured, executors: Sequence[str | Executor], more: dict[s
     places = tuple((str(file), int(line)) for file, line in tables.pop("places"))  # type: ignore[attr-defined]
     digest = hashlib.sha256(json.dumps([about, tables], sort_keys=True).encode())
     return Key(digest.hexdigest(), places, held, sizes, facts)
-
-
-def write_aliased(alias: Aliased, writer: Writer) -> list:
-    steps = [[*map(writer.arg, (op, args, kwargs)), index, off] for op, args, kwargs, index, off in alias.steps]
-    return [alias.source, alias.of_output, steps, alias.same]
 
 
 def facts_of(sizes: Sizes) -> str:

@@ -7,7 +7,21 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 
 import tessera
-from tessera.tools import bench, cache, check, doctor, explain, op, pipeline, repro, run, tile_opt, trace
+from tessera.tools import (
+    artifacts,
+    bench,
+    cache,
+    check,
+    convert,
+    doctor,
+    explain,
+    op,
+    pipeline,
+    repro,
+    run,
+    tile_opt,
+    trace,
+)
 from tessera.tools.command import Command
 from tessera.tools.profile import command as profile_command
 from tessera.tools.report import command as report_command
@@ -23,6 +37,11 @@ COMMANDS: dict[str, Command] = {
     "profile": profile_command.COMMAND,
     "report": report_command.COMMAND,
     "op": op.COMMAND,
+    "convert": convert.COMMAND,
+    "inspect": artifacts.INSPECT,
+    "verify": artifacts.VERIFY,
+    "sign": artifacts.SIGN,
+    "keys": artifacts.KEYS,
     "cache": cache.COMMAND,
     "tile-opt": tile_opt.COMMAND,
     "bench": bench.COMMAND,

@@ -24,6 +24,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 # Where a name stands on the page; a name that no group has comes under the last heading.
 GROUPS: dict[str, tuple[str, ...]] = {
     "Compile": ("jit", "train_step", "optim", "Buckets", "quantize", "backend"),
+    "Deploy": ("export", "load"),
     "Transforms": (
         "grad", "value_and_grad", "vjp", "jvp", "linearize", "vmap", "jacrev", "jacfwd", "hessian", "checkpoint",
         "custom_vjp",

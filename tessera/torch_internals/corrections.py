@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from tessera.torch_internals.dynamo import config, guard_same_objects
 from tessera.torch_internals.lookup import VERSION, owner_of, symbol
@@ -20,6 +22,9 @@ _WHY = "gradients of an autograd.Function under Dynamo"
 _function = owner_of("torch._dynamo.variables.misc.AutogradFunctionVariable.call_apply", _WHY)
 _context = owner_of("torch._dynamo.variables.misc.AutogradFunctionContextVariable.call_method", _WHY)
 _unimplemented = symbol("torch._dynamo.exc.unimplemented", _WHY)
+_guards = owner_of(
+    "torch._dynamo.guards.GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT", "modules of one class, of which some have hooks"
+)
 
 
 def correct_dynamo() -> None:
@@ -28,6 +33,7 @@ def correct_dynamo() -> None:
         config.skip_tensor_guards_with_matching_dict_tags = False
     _replace(_function, "call_apply", _with_different_arguments)
     _replace(_context, "call_method", _with_fixed_results)
+    _replace(_guards, "EMPTY_NN_MODULE_HOOKS_DICT", _with_hooks_of_arguments)
 
 
 def _replace(owner: Any, name: str, correct: Callable[[Callable], Callable]) -> None:
@@ -76,3 +82,16 @@ def _with_fixed_results(method: Callable) -> Callable:
         return method(self, tx, name, args, kwargs)
 
     return call_method
+
+
+def _with_hooks_of_arguments(guard_empty: Callable) -> Callable:
+    """A frame that is given its module is entered for others of its class too: those with hooks need code of their own.
+    Dynamo takes it that hooks never change. Where the module is a global, as in a model's own frame, Tessera looks."""
+
+    def guard(self: Any, guard: Any) -> None:
+        name = guard.name() if callable(guard.name) else guard.name
+        arrives = name.startswith("L[") and RemovableHandle.next_id > 0
+        with config.patch(skip_nnmodule_hook_guards=False) if arrives else nullcontext():
+            guard_empty(self, guard)
+
+    return guard

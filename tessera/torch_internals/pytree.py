@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch.utils._pytree import SequenceKey as SequenceKey
     from torch.utils._pytree import TreeSpec as TreeSpec
     from torch.utils._pytree import _broadcast_to_and_flatten as broadcast_to_and_flatten
+    from torch.utils._pytree import register_pytree_node as register_pytree_node
     from torch.utils._pytree import tree_flatten as tree_flatten
     from torch.utils._pytree import tree_flatten_with_path as tree_flatten_with_path
     from torch.utils._pytree import tree_leaves as tree_leaves
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from torch.utils._pytree import tree_unflatten as tree_unflatten
 else:
     TreeSpec = symbol("torch.utils._pytree.TreeSpec", _WHY)
+    register_pytree_node = symbol("torch.utils._pytree.register_pytree_node", "structures of our own")
     tree_flatten = symbol("torch.utils._pytree.tree_flatten", _WHY)
     tree_flatten_with_path = symbol("torch.utils._pytree.tree_flatten_with_path", _WHY)
     tree_leaves = symbol("torch.utils._pytree.tree_leaves", _WHY)

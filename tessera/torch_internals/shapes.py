@@ -1,4 +1,7 @@
-"""Symbolic sizes: the environment they live in, what is known of them, and the functions in their expressions."""
+"""Symbolic sizes: the environment they live in, what is known of them, and the functions in their expressions.
+
+What stands on SymPy (`LATE`) is imported when it is first asked for: a program that is only run has no use for it.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +14,37 @@ from tessera.torch_internals.lookup import owner_of, symbol
 if TYPE_CHECKING:
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode as GuardOnDataDependentSymNode
     from torch.fx.experimental.symbolic_shapes import ShapeEnv as ShapeEnv
-else:
-    ShapeEnv = symbol("torch.fx.experimental.symbolic_shapes.ShapeEnv", "programs of any size")
-    GuardOnDataDependentSymNode = symbol(
-        "torch.fx.experimental.symbolic_shapes.GuardOnDataDependentSymNode",
-        "saying that a program asks for the value of a tensor",
-    )
 
-statically_known_true = symbol(
-    "torch.fx.experimental.symbolic_shapes.statically_known_true", "comparing sizes without a guard"
-)
-size_functions = symbol("torch.utils._sympy.functions", "reading the expressions of symbolic sizes")
-PythonPrinter = symbol("torch.utils._sympy.printers.PythonPrinter", "printing symbolic sizes as Python")
+    StatelessSymbolicContext: Any
+    DimDynamic: Any
+    statically_known_true: Any
+    size_functions: Any
+    PythonPrinter: Any
+
+_HOME = "torch.fx.experimental.symbolic_shapes"
+_NAMED = "arguments of which some sizes are symbols"
+LATE = {
+    "ShapeEnv": (f"{_HOME}.ShapeEnv", "programs of any size"),
+    "GuardOnDataDependentSymNode": (
+        f"{_HOME}.GuardOnDataDependentSymNode",
+        "saying that a program asks for the value of a tensor",
+    ),
+    "StatelessSymbolicContext": (f"{_HOME}.StatelessSymbolicContext", _NAMED),
+    "DimDynamic": (f"{_HOME}.DimDynamic", _NAMED),
+    "ConstantSource": ("torch._dynamo.source.ConstantSource", _NAMED),
+    "statically_known_true": (f"{_HOME}.statically_known_true", "comparing sizes without a guard"),
+    "size_functions": ("torch.utils._sympy.functions", "reading the expressions of symbolic sizes"),
+    "PythonPrinter": ("torch.utils._sympy.printers.PythonPrinter", "printing symbolic sizes as Python"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in LATE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    given = globals()[name] = symbol(*LATE[name])
+    return given
+
+
 torch_check = symbol("torch._check", "what a program claims of numbers known only when it runs")
 # What all of torch._check and its like call; replaced there while a function is traced.
 CHECK_WITH = owner_of("torch._check_with", "what a program claims of numbers known only when it runs"), "_check_with"
@@ -36,3 +58,20 @@ def symbol_values(env: ShapeEnv) -> dict:
 def unreplaced_expression(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> Any:
     """The expression before PyTorch put in what it has learned since; `node.expr` is the one after."""
     return number.node._expr
+
+
+def symbolic_fake(mode: Any, tensor: torch.Tensor, dynamic: list[bool], name: str) -> torch.Tensor:
+    """A fake tensor whose sizes are symbols where `dynamic` says so; one of 0 or 1 stays a number."""
+    Context, Dynamic, Source = map(__getattr__, ("StatelessSymbolicContext", "DimDynamic", "ConstantSource"))  # noqa: N806
+    sizes = [Dynamic.DYNAMIC if d else Dynamic.STATIC for d in dynamic]
+    how = Context(dynamic_sizes=sizes, constraint_sizes=[None] * len(sizes))
+    return mode.from_tensor(tensor, source=Source(name), symbolic_context=how, static_shapes=False)
+
+
+def guards_of(env: ShapeEnv, sizes: list[torch.SymInt]) -> str:
+    """What was found out of these sizes, as an expression for `guards_hold`."""
+    return env.produce_guards_expression(sizes) or "True"
+
+
+def guards_hold(env: ShapeEnv, guards: str, sizes: list[int]) -> bool:
+    return bool(env.evaluate_guards_expression(guards, sizes))

@@ -30,7 +30,8 @@ from tessera.pipeline.stage import BACKWARD, FORWARD, PROGRAM, STEP, Stage
 from tessera.runtime.call import Layout, build_call
 from tessera.runtime.plan import core_of
 from tessera.store.key import Key
-from tessera.store.program import Stored, load_note, read_layout, save_note, write_layout
+from tessera.store.layout import read_layout, write_layout
+from tessera.store.program import Stored, load_note, save_note
 from tessera.transforms.remat import Split
 from tessera.transforms.vjp import Joint
 from tessera.util.errors import CaptureError, Unserial

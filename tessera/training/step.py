@@ -9,10 +9,11 @@ where somebody replaced it or hung hooks on it. `explain` says which, and why.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from numbers import Real
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.hooks import RemovableHandle
 
 from tessera.frontends.dynamo.frames import MODEL, looking_at_hooks, own_frames
@@ -29,6 +30,7 @@ from tessera.training.optimizer_state import OptimizerState
 from tessera.training.parts import Parts
 from tessera.training.program import LOSS
 from tessera.training.run import Settings, StepFailure
+from tessera.training.sharded import ShardedStep, check_mesh
 from tessera.transforms.fp8_recipe import FP8
 from tessera.util.config import config
 from tessera.util.errors import CaptureError, InputError, OptionError
@@ -198,7 +200,9 @@ def train_step(
     offload: str | None = None,
     precision: str | FP8 | None = None,
     strict: bool | None = None,
-) -> TrainStep:
+    mesh: DeviceMesh | None = None,
+    plan: str | Mapping[str, str] | None = None,
+) -> TrainStep | ShardedStep:
     """A function `step(*batch)` that trains the model on a batch and gives its loss.
 
     loss_fn        `loss_fn(model, *batch)` gives the loss, a tuple that starts with it or a dict with a "loss"; None:
@@ -210,6 +214,9 @@ def train_step(
     accumulate     how many calls share one update; gradients are averaged over them, and wait in `.grad`
     keep_grads     leave the gradients of the last update in `.grad`
     cuda_graph     replay the step as one CUDA graph: True, False, or "auto", where the host is measured to limit it
+    mesh, plan     train on the ranks of a mesh (tessera.mesh): a word for each of its axes, ddp, zero1, zero2, zero3,
+                   hsdp, tensor or sequence, and placements of weights by name. The batch is this rank's part, the loss
+                   that of the whole batch
     executors, memory_budget, recompute, offload, precision, strict  as for `jit`
     """
     if isinstance(compiled := compiled_state(model), Compiled):
@@ -232,5 +239,8 @@ def train_step(
             "and back; leave one of the two out"
         )
     settings = Settings(options, clips, accumulate, keep_grads, names)
+    if mesh is not None or plan is not None:
+        check_mesh(mesh, plan)
+        return ShardedStep(model, loss_fn, state, settings, mesh, plan)  # type: ignore[arg-type]
     backend = StepBackend(state, settings, strict, type(model).__name__, _batch_names(model, loss_fn))
     return TrainStep(model, loss_fn, state, settings, backend)

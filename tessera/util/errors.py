@@ -38,6 +38,11 @@ class Unserial(TesseraError):
     """A program, or a part of one, that has no form as data; the message says what."""
 
 
+class ArtifactError(TesseraError, ValueError):
+    """A file that is no artifact, a damaged one, or one that this version does not read; the message says which file,
+    which part of it, what was expected and what is there."""
+
+
 class EditError(TesseraError):
     """An edited program no longer fits the stage it should replace."""
 

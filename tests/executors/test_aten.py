@@ -7,7 +7,8 @@ import pytest
 import torch
 from programs import same_bits
 
-from tessera.executors.aten import FUNCTIONS, METHODS, NN_FUNCTIONS, bind
+from tessera.executors.aten import bind
+from tessera.ir.binding import FUNCTIONS, METHODS, NN_FUNCTIONS
 from tessera.ir.equation import Special
 
 aten = torch.ops.aten

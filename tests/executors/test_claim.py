@@ -13,12 +13,13 @@ from tessera.executors.claim import claim
 from tessera.executors.regions import partition
 from tessera.ir.equation import Special
 from tessera.ir.interp import run
+from tessera.ir.lifetimes import lifetimes
 from tessera.ir.printer import compile_trace
 from tessera.passes.clean.canonicalise import canonicalise
 from tessera.passes.clean.cse import cse
 from tessera.passes.clean.dce import dce
 from tessera.passes.memory.reinplace import reinplace
-from tessera.passes.memory.schedule import lifetimes, schedule
+from tessera.passes.memory.schedule import schedule
 from tessera.util.errors import OptionError
 
 

@@ -147,3 +147,19 @@ def test_versions_do_not_count_a_write_through_data(fn):
 
     torch._dynamo.reset()
     assert observed(tessera.jit(fn)) == observed(fn)
+
+
+def test_a_write_to_what_carries_no_gradient_and_others_are_multiplied_by():
+    def program(x, w):
+        hidden = x[:1].data
+        out = x[:1] @ w
+        hidden.mul_(3)
+        return out
+
+    def observed(f):
+        x, w = torch.arange(1.0, 9.0).view(2, 4), torch.ones(4, 4, requires_grad=True)
+        f(x, w).sum().backward()
+        return w.grad.tolist(), x.tolist()
+
+    torch._dynamo.reset()
+    assert observed(tessera.jit(program)) == observed(program)

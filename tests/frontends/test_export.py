@@ -204,3 +204,18 @@ def test_a_size_that_is_computed_from_another() -> None:
     assert_close(fast(torch.ones(10), torch.ones(5)), torch.full((10,), 2.0))
     with pytest.raises(InputError, match=r"x, dimension 0: expected 12, which is 2\*s\d+, got 10"):
         fast(torch.ones(10), torch.ones(6))
+
+
+def test_to_exported_and_back() -> None:
+    def program(x: Tensor) -> Tensor:
+        return x.sin() + 1
+
+    exported = tessera.to_exported(program, (X,), dynamic={"x": {0: ("rows", 2, 16)}})
+    assert isinstance(exported, ExportedProgram)
+    fast = tessera.jit(exported)
+    for rows in (2, 9):
+        x = torch.randn(rows, 4)
+        assert_close(fast(x), program(x))
+        assert_close(exported.module()(x), program(x))
+    with pytest.raises(InputError, match="expected 2 to 16, got 17"):
+        fast(torch.randn(17, 4))

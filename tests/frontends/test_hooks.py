@@ -327,3 +327,35 @@ def test_a_gradient_by_what_dropout_gives_back_under_no_grad() -> None:
 
     x = torch.randn(3, dtype=torch.float64, requires_grad=True)
     torch.testing.assert_close(tessera.jit(program)(x), program(x))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.linear(self.norm(x)).tanh()
+
+
+@pytest.mark.parametrize("calls", [0, 1])
+@pytest.mark.parametrize("pre", [False, True])
+@pytest.mark.parametrize("place", ["0.linear", "1.norm", "2.linear", "1"])
+def test_a_hook_in_one_of_several_equal_blocks(place: str, pre: bool, calls: int) -> None:
+    """A graph ends at such a hook, and blocks are compiled one by one: what fits one does not fit the other."""
+
+    def observed(compiled: Callable) -> list[torch.Tensor]:
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = nn.Sequential(*(Block() for _ in range(3))).double()
+        f, x = compiled(model), torch.ones(2, 4, dtype=torch.float64, requires_grad=True)
+        for _ in range(calls):
+            f(x)
+        module = model.get_submodule(place)
+        if pre:
+            module.register_full_backward_pre_hook(lambda m, gradients: tuple(3 * g for g in gradients))
+        else:
+            module.register_full_backward_hook(lambda m, gradients, _: tuple(2 * g for g in gradients))
+        return list(torch.autograd.grad(f(x).square().sum(), [x, *model.parameters()]))
+
+    torch.testing.assert_close(observed(tessera.jit), observed(lambda m: m))

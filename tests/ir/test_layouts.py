@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tessera.ir.layouts import copied, with_strides
+from tessera.ir.strides import copied, with_strides
 from tessera.ir.types import contiguous_strides
 
 

@@ -9,9 +9,9 @@ import torch
 from programs import copies, random_program, same_bits, trace_of
 
 from tessera.ir.interp import run
+from tessera.ir.lifetimes import lifetimes
 from tessera.ir.printer import compile_trace, print_module, print_trace
 from tessera.passes.memory.reinplace import separate
-from tessera.passes.memory.schedule import lifetimes
 
 
 def check(trace, fn, args):

@@ -9,13 +9,14 @@ import torch
 from programs import assert_same, random_program, trace_of
 
 from tessera.executors.aten import bind
+from tessera.ir.lifetimes import lifetimes
 from tessera.ir.printer import compile_trace
 from tessera.passes.clean.canonicalise import canonicalise
 from tessera.passes.clean.cse import cse
 from tessera.passes.clean.dce import dce
 from tessera.passes.clean.fold import fold
 from tessera.passes.memory.reinplace import reinplace
-from tessera.passes.memory.schedule import lifetimes, peak_memory, schedule
+from tessera.passes.memory.schedule import peak_memory, schedule
 
 forget_grad = functools.partial(canonicalise, differentiable=False)
 PASSES = [canonicalise, forget_grad, fold, cse, dce, schedule, reinplace]

@@ -9,12 +9,12 @@ import tessera
 from tessera.executors.aten import bind
 from tessera.inspection.examples import example_inputs
 from tessera.ir.equation import Value
+from tessera.ir.lifetimes import lifetimes
 from tessera.ir.printer import compile_trace
 from tessera.ir.types import TensorType
 from tessera.just_in_time.compiled import compiled_state
 from tessera.ops.offload import ARRIVED, FROM_HOST, SENT, TO_HOST
 from tessera.passes.memory.offload import Halves, candidates
-from tessera.passes.memory.schedule import lifetimes
 from tessera.util.errors import OptionError
 
 ROWS, WIDTH = 1024, 256  # just large enough, in single precision

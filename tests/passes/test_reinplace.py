@@ -9,13 +9,14 @@ from programs import assert_same, trace_of
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tessera.ir.interp import run
+from tessera.ir.lifetimes import lifetimes
 from tessera.ir.printer import compile_trace
 from tessera.passes.clean.canonicalise import canonicalise
 from tessera.passes.clean.cse import cse
 from tessera.passes.clean.dce import dce
 from tessera.passes.clean.fold import fold
 from tessera.passes.memory.reinplace import reinplace
-from tessera.passes.memory.schedule import lifetimes, schedule
+from tessera.passes.memory.schedule import schedule
 
 
 def final(fn, *args):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from programs import assert_same, trace_of
 
+from tessera.ir.lifetimes import lifetimes
 from tessera.passes.memory.reinplace import reinplace
-from tessera.passes.memory.schedule import lifetimes, peak_memory, schedule
+from tessera.passes.memory.schedule import peak_memory, schedule
 
 
 def test_peak_counts_what_lives_at_once():

@@ -11,8 +11,9 @@ import tessera
 from tessera.executors.aten import bind
 from tessera.ir.equation import Equation, Special
 from tessera.ir.printer import compile_trace
+from tessera.ir.strides import LAID_OUT, laid_out
 from tessera.ir.trace import Trace
-from tessera.passes.memory.lay_out import LAID_OUT, laid_out, lay_out
+from tessera.passes.memory.lay_out import lay_out
 from tessera.runtime.contracts import checked_inputs, contracts
 from tessera.util.errors import ContractError
 

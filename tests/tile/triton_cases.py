@@ -290,7 +290,7 @@ def _check_wide() -> None:
     ):
         launcher = Launcher(case.kernel, schedule)
         launcher._plans[tuple(case.symbols)] = (
-            launcher._variant(False, True),
+            launcher.variant(False, True),
             launcher._plan(tuple(case.symbols), case.tensors[0].device, len(case.tensors))[1],
         )
         tensors = [t.clone() for t in case.tensors]

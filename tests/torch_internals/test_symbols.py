@@ -32,6 +32,8 @@ from tessera.util.errors import InternalsError
 
 for _module in pkgutil.iter_modules(torch_internals.__path__):
     importlib.import_module(f"{torch_internals.__name__}.{_module.name}")
+for _name in shapes.LATE:
+    getattr(shapes, _name)
 
 LINEAR = torch.ops.aten.linear.default
 

@@ -23,16 +23,16 @@ from tessera.util.errors import CaptureError
 
 def refuse_hidden_writes(gm: torch.fx.GraphModule) -> None:
     nodes = list(gm.graph.nodes)
-    hidden = {_memory(n.args[0]) for n in nodes if n.target is get_data_attr and _differentiable(n.args[0])}
+    hidden = {_memory(n.args[0]) for n in nodes if n.target is get_data_attr}
     if not hidden:  # nearly always
         return
     read: set[int | None] = set()
     for node in nodes:
         if node.op != "placeholder" and _differentiable(node):
             # A formula may save its operands or its result; a view saves nothing of its base.
-            read |= {_memory(a) for a in node.all_input_nodes if _differentiable(a)} ^ {_memory(node)}
+            read |= {_memory(a) for a in node.all_input_nodes} ^ {_memory(node)}
         written = _written(node)
-        if written is not None and not _differentiable(written) and _memory(written) in hidden & read:
+        if written is not None and not _differentiable(written) and _memory(written) in (hidden & read) - {None}:
             raise CaptureError(f"a write through .data to what {written.name} shares, after a differentiable use of it")
 
 

@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 import torch
 import torch.utils.checkpoint
 
-from tessera.frontends.captured import Aliased, aliases, written_unseen
+from tessera.frontends.captured import aliases, written_unseen
 from tessera.frontends.functional.trace import WATCHED, argument_names, autocast_state, tracing, watching
 from tessera.ir import fake
+from tessera.ir.aliased import Aliased
 from tessera.ir.builder import Builder
 from tessera.ir.call import CALL, CHECKPOINT
 from tessera.ir.equation import NO_GRAD, Arg, Special, Value, recompute_region, recompute_tag

@@ -16,10 +16,11 @@ from typing import Any
 
 import torch
 
-from tessera.frontends.captured import Aliased, aliases
+from tessera.frontends.captured import aliases
 from tessera.frontends.functional.data_writes import refuse_data_writes, watched_data
 from tessera.frontends.requires_grad import requires_grad_known, with_history
 from tessera.ir import fake
+from tessera.ir.aliased import Aliased
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Value
 from tessera.ir.record import Recorded, Recorder, record_with, recording

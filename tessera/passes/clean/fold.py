@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 
 from tessera.ir.equation import Equation, Special, Value, map_values, symbols_in
-from tessera.ir.layouts import copied
 from tessera.ir.schema import has_effect
+from tessera.ir.strides import copied
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.ir.views import REPEATS, RESHAPES

@@ -105,6 +105,8 @@ class _Pools:
             return "nothing reads its result" if values is None else f"it pools {x.dtype}"
         if math.prod(pool.kernel) > MOST:
             return f"its windows have more than {MOST} elements"
+        if (maker := self.rewrite.makers.get(x)) is not None and maker.op in FORWARD:
+            return "it pools what another max pool gives: one kernel would unroll windows of windows"
         if indices in self.rewrite.results or not all(self._is_gradient(user, eqn) for user in readers):
             return "its indices are read by something else than its gradient"
         forward = self._emitted(eqn, max_pool, x, *pool.windows, pool.ceil_mode)

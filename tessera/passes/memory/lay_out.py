@@ -10,19 +10,12 @@ from __future__ import annotations
 
 import torch
 
-from tessera.ir.equation import Equation, Special, Value, symbols_in, values_in
-from tessera.ir.layouts import unpromised, with_strides
+from tessera.ir.equation import Equation, Value, symbols_in, values_in
+from tessera.ir.layouts import unpromised
 from tessera.ir.rewrite import Rewrite
+from tessera.ir.strides import LAID_OUT
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
-
-
-def laid_out(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
-    """The same tensor where it lies as said, a copy that does so otherwise."""
-    return x if x.stride() == stride else with_strides(x, stride)
-
-
-LAID_OUT = Special("laid_out", laid_out)
 
 
 def lay_out(trace: Trace) -> Trace:

@@ -1,8 +1,8 @@
-"""The order of equations and the lives of values.
+"""The order of equations.
 
-`schedule` reorders a functional trace so that less memory is held at once: data dependencies, the order of
-effects and the binding of run-time sizes are kept, and the predicted peak never grows. `lifetimes` says which
-values die after which equation. `peak_memory` predicts the bytes a trace holds at once beyond its inputs.
+`schedule` reorders a functional trace so that less memory is held at once: data dependencies, the order of effects and
+the binding of run-time sizes are kept, and the predicted peak never grows. `peak_memory` predicts the bytes a trace
+holds at once beyond its inputs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection
 
-from tessera.ir.equation import Value, values_in
+from tessera.ir.equation import Value
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
 from tessera.ops.offload import TO_HOST
@@ -32,26 +32,6 @@ def schedule(trace: Trace) -> Trace:
         if peak < least:
             best, least = order, peak
     return trace.with_(equations=tuple(trace.equations[i] for i in best)) if isinstance(best, list) else trace
-
-
-def lifetimes(trace: Trace, inputs: bool = False) -> dict[int, list[Value]]:
-    """Equation index -> the values that nothing reads after it; those of inputs too where asked."""
-    kept = {*values_in(trace.outputs), *trace.mutations, *trace.mutations.values()}
-    last: dict[Value, int] = {}
-    for index, eqn in enumerate(trace.equations):
-        for v in eqn.outputs:
-            if v is not None:
-                last[v] = index
-        for v in eqn.inputs():
-            last[v] = index
-    own = {v for eqn in trace.equations for v in eqn.outputs}
-    if inputs:
-        own.update(trace.inputs)
-    dead: dict[int, list[Value]] = {}
-    for v, index in last.items():
-        if v in own and v not in kept:
-            dead.setdefault(index, []).append(v)
-    return dead
 
 
 def peak_memory(trace: Trace, owned: Collection[Value] = ()) -> int:

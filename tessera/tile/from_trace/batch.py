@@ -9,27 +9,25 @@ such as a counter that is increased, is a segment of length one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-import torch
 from xdsl.dialects.builtin import ArrayAttr, IndexType, StringAttr
 
 from tessera.ir import fake
 from tessera.ir.equation import Arg, Value
-from tessera.ir.layouts import with_strides
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.tile.dialect.index import name
 from tessera.tile.dialect.ops import AxisAttr, KernelOp, index_attr
 from tessera.tile.dialect.overwrite import overwrites
-from tessera.tile.from_trace.kernel import Segment, TileKernel
+from tessera.tile.from_trace.kernel import TileKernel
 from tessera.tile.from_trace.lower.rule import POINTWISE, SOURCE
 from tessera.tile.from_trace.region import Lowered, kind_of, lower, why_not
+from tessera.tile.from_trace.segments import OneByOne, Segment, launcher
 from tessera.tile.targets.autotune import choose
-from tessera.tile.targets.base import Batches, CompiledKernel, Run, Target
+from tessera.tile.targets.base import Batches, Run, Target
 
 LENGTH = 4096  # a length to lower with; the kernel does not remember it
 VECTOR = 16  # elements: segments of whole vectors are launched apart from others
@@ -169,46 +167,3 @@ def _segment(body: Trace, first: Trace, lowered: Lowered, places: dict, results:
     return Segment(
         tuple(places[mine[v]] for v in lowered.inputs), tuple(results[mine[v]] for v in lowered.stored), prod(shape)
     )
-
-
-@dataclass(frozen=True)
-class OneByOne:
-    """For a target that knows no launch of many segments."""
-
-    compiled: CompiledKernel
-
-    @property
-    def source(self) -> str:
-        return self.compiled.source
-
-    def __call__(self, rows: Sequence[Sequence[torch.Tensor]], lengths: Sequence[int]) -> None:
-        for tensors, length in zip(rows, lengths, strict=True):
-            self.compiled(tensors, (length,))
-
-
-def launcher(whole: Trace, segments: Sequence[Segment], run: Run, over: dict[int, int]) -> Callable[..., tuple]:
-    """A function of the whole's inputs. Output k is written over input `over[k]`; the others are given back."""
-    strides = [tuple(v.tensor.stride) for v in whole.inputs]
-    shaped = [i for i, v in enumerate(whole.inputs) if v.ndim]
-    outputs = [v.tensor for v in whole.outputs]  # type: ignore[union-attr]
-    fresh = [k for k in range(len(outputs)) if k not in over]
-    lengths = [s.length for s in segments]
-    empty = torch.empty_strided
-
-    def launch(*args: torch.Tensor) -> tuple:
-        tensors = list(args)
-        for i in shaped:
-            if tensors[i].stride() != strides[i]:
-                tensors[i] = with_strides(tensors[i].detach(), strides[i])
-        results: dict[int, torch.Tensor] = {k: tensors[j] for k, j in over.items()}
-        for k in fresh:
-            t = outputs[k]
-            results[k] = empty(t.shape, t.stride, dtype=t.dtype, device=t.device)
-        rows = [[*[tensors[i] for i in s.inputs], *[results[k] for k in s.outputs]] for s in segments]
-        run(rows, lengths)
-        for j in over.values():  # an input of another layout was copied to be written
-            if tensors[j] is not args[j]:
-                args[j].copy_(tensors[j])
-        return tuple(results[k] for k in fresh)
-
-    return launch

@@ -8,15 +8,20 @@ divides is never negative, neither where a condition hides the element nor where
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import sympy
 import torch
 
+from tessera.ir.formula import Formula
 from tessera.ir.types import Size, known
 from tessera.tile.dialect.index import Index, Name, Product, Quotient, name
-from tessera.torch_internals.shapes import size_functions
+from tessera.torch_internals import shapes
+
+if TYPE_CHECKING:
+    import sympy
 
 ZERO, ONE = Index.of(0), Index.of(1)
 Indices = tuple[Index, ...]
@@ -31,8 +36,8 @@ class Unlowerable(Exception):
 
 def size_index(size: Size) -> Index:
     """A size of a trace, an int or a symbolic expression, as an index expression over its symbols."""
-    size = known(size)
-    return Index.of(size) if isinstance(size, int) else _convert(size.node.expr)
+    size = size if isinstance(size, Formula) else known(size)
+    return Index.of(size) if isinstance(size, int) else _converted(size)
 
 
 def sizes_of(sizes: Sequence[Size]) -> Indices:
@@ -41,7 +46,13 @@ def sizes_of(sizes: Sequence[Size]) -> Indices:
 
 def strides_of(strides: Sequence[Size]) -> Indices:
     """Strides as index expressions. PyTorch steps over `max(1, n)` elements, lest n be 0: but then nothing is read."""
-    return tuple(size_index(s) if isinstance(s, int) else _convert(s.node.expr, stride=True) for s in strides)
+    return tuple(size_index(s) if isinstance(s, int) else _converted(s, stride=True) for s in strides)
+
+
+def _converted(size: torch.SymInt | Formula, stride: bool = False) -> Index:
+    if isinstance(size, Formula):
+        return _of_formula(size.tree, stride)
+    return _convert(size.node.expr, stride)
 
 
 def _convert(e: sympy.Expr, stride: bool = False) -> Index:
@@ -50,7 +61,7 @@ def _convert(e: sympy.Expr, stride: bool = False) -> Index:
     if e.is_Symbol:
         return name(str(e))
     parts = [_convert(a, stride) for a in e.args]  # type: ignore[arg-type]
-    if stride and isinstance(e, (sympy.Max, size_functions.Max)) and len(parts) == 2 and ONE in parts:
+    if stride and isinstance(e, _maxima()) and len(parts) == 2 and ONE in parts:
         return parts[1 - parts.index(ONE)]
     if e.is_Add:
         return sum(parts, ZERO)
@@ -58,11 +69,42 @@ def _convert(e: sympy.Expr, stride: bool = False) -> Index:
         return product(parts)
     if e.is_Pow and e.args[1].is_Integer and int(e.args[1]) > 0:  # type: ignore[attr-defined,arg-type]
         return product([parts[0]] * int(e.args[1]))  # type: ignore[arg-type]
-    if isinstance(e, (size_functions.FloorDiv, size_functions.CleanDiv)):
+    if isinstance(e, (shapes.size_functions.FloorDiv, shapes.size_functions.CleanDiv)):
         return parts[0] // parts[1]
-    if isinstance(e, (size_functions.Mod, size_functions.PythonMod)):
+    if isinstance(e, (shapes.size_functions.Mod, shapes.size_functions.PythonMod)):
         return parts[0] % parts[1]
     raise Unlowerable(f"the size {e} is no expression a kernel can compute")
+
+
+@functools.cache
+def _maxima() -> tuple[type, ...]:
+    import sympy
+
+    return sympy.Max, shapes.size_functions.Max
+
+
+def _of_formula(tree: object, stride: bool) -> Index:
+    """As `_convert`, of a size that comes from a file."""
+    if isinstance(tree, int):
+        return Index.of(tree)
+    if isinstance(tree, str):
+        return name(tree)
+    kind, *trees = tree  # type: ignore[misc]
+    parts = [_of_formula(t, stride) for t in trees]
+    match kind:
+        case "Max" if stride and len(parts) == 2 and ONE in parts:
+            return parts[1 - parts.index(ONE)]
+        case "Add":
+            return sum(parts, ZERO)
+        case "Mul":
+            return product(parts)
+        case "Pow":
+            return product([parts[0]] * trees[1])
+        case "FloorDiv" | "CleanDiv":
+            return parts[0] // parts[1]
+        case "Mod" | "PythonMod":
+            return parts[0] % parts[1]
+    raise Unlowerable(f"the size {tree} is no expression a kernel can compute")
 
 
 def product(parts: Sequence[Index]) -> Index:

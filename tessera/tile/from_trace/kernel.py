@@ -11,17 +11,9 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import size_hint
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.from_trace.region import Lowered
+from tessera.tile.from_trace.segments import Segment
 from tessera.tile.schedules.schedule import Schedule
 from tessera.tile.targets.base import CompiledKernel, Run
-
-
-@dataclass(frozen=True)
-class Segment:
-    """One of many regions: where its buffers stand among the arguments and results of the whole."""
-
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    length: int
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

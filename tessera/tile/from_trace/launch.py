@@ -17,12 +17,12 @@ import torch
 
 from tessera.ir.equation import Value
 from tessera.ir.kernel import Kernel
-from tessera.ir.layouts import with_strides
 from tessera.ir.printer import compile_trace
+from tessera.ir.strides import with_strides
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size, TensorType
+from tessera.tile.from_trace.around import Around
 from tessera.tile.from_trace.index import Unlowerable, sizes_of, strides_of
-from tessera.tile.from_trace.region import Around
 from tessera.tile.targets.base import ByAddress, CompiledKernel
 from tessera.torch_internals.cuda import current_device
 from tessera.torch_internals.memory import empty_cpu, empty_cuda

@@ -21,6 +21,7 @@ from tessera.ir.types import TensorType, size_hint, size_key
 from tessera.tile.dialect.build import KernelBuilder
 from tessera.tile.dialect.index import name
 from tessera.tile.dialect.ops import KernelOp
+from tessera.tile.from_trace.around import Around
 from tessera.tile.from_trace.index import ONE, ZERO, Index, Indices, Ranges, Unlowerable, product, sizes_of, strides_of
 from tessera.tile.from_trace.lower import (  # noqa: F401  (fill the table)
     activation,
@@ -39,20 +40,6 @@ from tessera.tile.rewrites.dce import dce
 from tessera.tile.rewrites.one_hot import one_hot
 
 ROUNDS = 4  # how often axes may be cut before that is given up
-
-
-@dataclass(frozen=True)
-class Around:
-    """What stands around a kernel: all that a call of it needs to know."""
-
-    inputs: tuple[Value, ...]  # of the region, in the order of the kernel's buffers
-    stored: tuple[Value, ...]  # what the kernel writes, in the order of the buffers after those
-    symbols: tuple[str, ...]
-    tail: tuple[Equation, ...]  # views that give the region's outputs from what is stored or came in
-
-    @property
-    def buffers(self) -> tuple[Value, ...]:
-        return (*self.inputs, *self.stored)
 
 
 @dataclass(frozen=True)

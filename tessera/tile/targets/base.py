@@ -9,13 +9,14 @@ goes to the current stream), and returns nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
 
-from tessera.machines import Machine
-from tessera.tile.dialect.ops import KernelOp
-from tessera.tile.schedules.schedule import Schedule
+if TYPE_CHECKING:  # whoever only runs kernels needs no dialect
+    from tessera.machines import Machine
+    from tessera.tile.dialect.ops import KernelOp
+    from tessera.tile.schedules.schedule import Schedule
 
 
 class CompiledKernel(Protocol):

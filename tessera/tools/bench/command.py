@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tessera.tools.bench import core, depth, fp8, kernels, models
+from tessera.tools.bench import core, depth, formats, fp8, kernels, models
 from tessera.tools.bench import machine as machine_suite
 from tessera.tools.bench.probe import CONTESTANTS
 from tessera.tools.bench.report import to_json
@@ -20,7 +20,7 @@ from tessera.util.errors import OptionError
 
 STDOUT = "-"
 SUITES = {
-    "core": core, "depth": depth, "kernels": kernels, "models": models, "fp8": fp8, "zoo": zoo,
+    "core": core, "depth": depth, "kernels": kernels, "models": models, "fp8": fp8, "formats": formats, "zoo": zoo,
     "machine": machine_suite,
 }  # fmt: skip
 
@@ -31,7 +31,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="only these sections of the suite")
     parser.add_argument("--who", nargs="+", choices=CONTESTANTS, help="only these contestants")
     parser.add_argument("--rounds", type=int, help="samples to take; more is steadier")
-    parser.add_argument("--inductor", action="store_true", help="core: measure TorchInductor too")
+    parser.add_argument("--inductor", action="store_true", help="core, formats: measure TorchInductor too")
     parser.add_argument("--thunder", action="store_true", help="core, models: measure Thunder too, if it is installed")
     parser.add_argument("--quick", action="store_true", help="kernels, models, fp8: less of everything, a few minutes")
     parser.add_argument("--tiny", action="store_true", help="models, fp8, zoo: CPU sizes, which say nothing of speed")

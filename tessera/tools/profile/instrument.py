@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from tessera.executors.aten import bind
+from tessera.ir.lifetimes import lifetimes
 from tessera.ir.printer import compile_trace
-from tessera.passes.memory.schedule import lifetimes
 from tessera.pipeline.account import Program
 from tessera.pipeline.compilation import Compilation
 from tessera.torch_internals.profiler import RecordFunctionFast

@@ -8,7 +8,6 @@ one: its code is then made and not run.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,8 +17,7 @@ import llvmlite.binding as llvm
 from tessera.machines import Machine
 from tessera.machines.here import described_cpu
 from tessera.tile.targets.cpu.code import Code, V
-
-PR_SVE_GET_VL, SVE_LENGTH = 51, 0xFFFF  # prctl's question, and where its answer holds the length
+from tessera.tile.targets.cpu.levels import LEVELS, sve_bytes
 
 
 @dataclass(frozen=True)
@@ -97,15 +95,17 @@ def host() -> Host:
     features = llvm.get_host_cpu_features()
     # Sorted, because the text is part of cache keys.
     text = ",".join(sorted(("+" if on else "-") + name for name, on in features.items()))
-    sve = _sve_bytes() if features.get("sve") else 0
+    sve = sve_bytes() if features.get("sve") else 0
     return Host(llvm.get_process_triple(), llvm.get_host_cpu_name(), text, sve if sve > 16 else 0)
 
 
-def _sve_bytes() -> int:
-    """How long this thread's scalable registers are, as Linux tells; 0 where it does not."""
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)
-    answer = -1 if prctl is None else prctl(PR_SVE_GET_VL, 0, 0, 0, 0)
-    return answer & SVE_LENGTH if answer > 0 else 0
+@functools.cache
+def host_of(level: str) -> Host:
+    """A processor that has what the level promises, and no more."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    of = LEVELS[level]
+    return Host(of.triple, of.cpu, of.features, of.sve)
 
 
 class HostCode(Code):

@@ -18,6 +18,7 @@ from tessera.machines import Machine
 from tessera.tile.dialect.ops import KernelOp
 from tessera.tile.rewrites.offline import without_reduce_exp
 from tessera.tile.rewrites.online import with_reduce_exp
+from tessera.tile.rewrites.split_kernel import Split
 from tessera.tile.rewrites.split_sequential import split
 from tessera.tile.schedules.schedule import Schedule, inner_axis, reduced_axis
 from tessera.tile.targets.base import CompiledKernel
@@ -28,6 +29,7 @@ from tessera.tile.targets.cpu.host import Host
 from tessera.tile.targets.cpu.host import host as this_host
 from tessera.tile.targets.cpu.layout import layout
 from tessera.tile.targets.cpu.lower import Lowering
+from tessera.tile.targets.cpu.process import openmp
 from tessera.tile.targets.cpu.product import no_product
 from tessera.tile.targets.pair import Pair, read_scratch
 from tessera.util import disk as cache
@@ -81,7 +83,7 @@ class CpuTarget:
         return compiled
 
     def about(self) -> str:
-        return f"{jit.version(self.host)} {jit.openmp()}"
+        return f"{jit.version(self.host)} {openmp()}"
 
     def save(self, compiled: CompiledKernel) -> dict | None:
         if isinstance(compiled, CpuKernel):
@@ -107,6 +109,14 @@ class CpuTarget:
 
 
 def _build(kernel: KernelOp, schedule: Schedule, host: Host) -> CpuKernel:
+    source, key, code = object_of(kernel, schedule, host)
+    name = kernel.sym_name.data
+    function, alive = jit.link(code, name)
+    return CpuKernel(source, function, alive, host, name, cache.digest(key))
+
+
+def object_of(kernel: KernelOp, schedule: Schedule, host: Host) -> tuple[str, str, bytes]:
+    """The LLVM text of a kernel, what its object is kept under, and the object: for a host that may be another."""
     source = module_text(kernel, schedule, host)
     # The text stands for the kernel, the schedule and this package's own version; the rest is the host and LLVM.
     key = f"{jit.version(host)}\n{source}"
@@ -114,9 +124,7 @@ def _build(kernel: KernelOp, schedule: Schedule, host: Host) -> CpuKernel:
     if code is None:
         code = jit.object_code(source, host)
         cache.store(KIND, key, code)
-    name = kernel.sym_name.data
-    function, alive = jit.link(code, name)
-    return CpuKernel(source, function, alive, host, name, cache.digest(key))
+    return source, key, code
 
 
 def _save(kernel: CpuKernel) -> dict:
@@ -132,11 +140,17 @@ def _load(data: dict, host: Host) -> CpuKernel | None:
 
 
 def _build_halves(kernel: KernelOp, schedule: Schedule, host: Host) -> Pair[CpuKernel]:
+    halves, first, second = in_halves(kernel, schedule, host)
+    return Pair(kernel, halves, _build(*first, host), _build(*second, host))
+
+
+def in_halves(
+    kernel: KernelOp, schedule: Schedule, host: Host
+) -> tuple[Split, tuple[KernelOp, Schedule], tuple[KernelOp, Schedule]]:
+    """A kernel whose schedule shares an axis out, as two kernels, each with its schedule."""
     halves = split(kernel, schedule.split)
     start = without_reduce_exp(halves.first) if _row_stays(halves.first, host) else halves.first
-    first = _build(start, replace(schedule, split=1), host)
-    second = _build(halves.second, Schedule(), host)
-    return Pair(kernel, halves, first, second)
+    return halves, (start, replace(schedule, split=1)), (halves.second, Schedule())
 
 
 def _row_stays(kernel: KernelOp, host: Host) -> bool:
@@ -152,7 +166,7 @@ def module_text(kernel: KernelOp, schedule: Schedule, host: Host) -> str:
     choice = choose(seen, schedule, host)
     lowering = Lowering(seen, choice, host)
     function = lowering.function()
-    start = entry(seen, choice, host, jit.openmp())
+    start = entry(seen, choice, host, openmp())
     declared = [d for n, d in lowering.b.declared.items() if d not in start and n not in lowering.b.helpers]
     return "\n".join(
         [

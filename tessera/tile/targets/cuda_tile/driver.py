@@ -6,17 +6,12 @@ A tile kernel is launched with one thread a program, whatever the binary really 
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Sequence
 
 import torch
 
 from tessera.tile.targets.cuda_tile.arrays import Placed
-from tessera.util.errors import TesseraError
-
-
-class DriverError(TesseraError):
-    """The CUDA driver refused a binary or a launch."""
+from tessera.tile.targets.driver import call
 
 
 class Function:
@@ -26,15 +21,15 @@ class Function:
         self.device = device
         self.module, self.handle = ctypes.c_void_p(), ctypes.c_void_p()
         with torch.cuda.device(device):  # its context is current in here
-            _call("cuModuleLoadData", ctypes.byref(self.module), cubin)
-            _call("cuModuleGetFunction", ctypes.byref(self.handle), self.module, name.encode())
+            call("cuModuleLoadData", ctypes.byref(self.module), cubin)
+            call("cuModuleGetFunction", ctypes.byref(self.handle), self.module, name.encode())
 
     def launch(self, programs: int, arguments: Sequence[ctypes._SimpleCData]) -> None:
         """On the current stream of the device."""
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(a) for a in arguments))
         with torch.cuda.device(self.device):
             stream = ctypes.c_void_p(torch.cuda.current_stream(self.device).cuda_stream)
-            _call("cuLaunchKernel", self.handle, programs, 1, 1, 1, 1, 1, 0, stream, pointers, None)
+            call("cuLaunchKernel", self.handle, programs, 1, 1, 1, 1, 1, 0, stream, pointers, None)
 
 
 def pack(placed: Sequence[Placed], symbols: Sequence[int], wide: bool) -> list[ctypes._SimpleCData]:
@@ -44,19 +39,3 @@ def pack(placed: Sequence[Placed], symbols: Sequence[int], wide: bool) -> list[c
     for p in placed:
         arguments += [ctypes.c_uint64(p.address), *map(size, p.shape), *map(size, p.strides)]
     return arguments + [ctypes.c_int64(n) for n in symbols]
-
-
-@functools.cache
-def _library() -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        raise DriverError(f"expected the CUDA driver (libcuda.so.1) on this machine, got: {error}") from None
-
-
-def _call(name: str, *arguments: object) -> None:
-    code = getattr(_library(), name)(*arguments)
-    if code:
-        text = ctypes.c_char_p()
-        _library().cuGetErrorString(code, ctypes.byref(text))
-        raise DriverError(f"{name} failed: {(text.value or b'unknown error').decode()} ({code})")

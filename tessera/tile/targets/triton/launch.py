@@ -100,7 +100,7 @@ class Launcher:
             schedule = replace(schedule, persistent=False)  # only products are written so
         dtypes = [torch_dtype(element_of(b)) for b in kernel.buffers]
         self._begin(kernel.sym_name.data, [s.data for s in kernel.symbol_names], dtypes, schedule, lambda: kernel)
-        self.main = self._variant(False, False, bool(self._bulks))
+        self.main = self.variant(False, False, bool(self._bulks))
 
     def _begin(
         self,
@@ -133,12 +133,12 @@ class Launcher:
         """What a call without symbols needs, so that nothing is lowered or emitted for it again."""
         if self.symbols:
             return None
-        self._variant_for(self._needed(()))
+        self._variant_for(self.needed(()))
         return {
             "name": self.name,
             "dtypes": [str(d).removeprefix("torch.") for d in self.dtypes],
             "schedule": asdict(self.schedule),
-            "needs": asdict(self._needed(())),
+            "needs": asdict(self.needed(())),
             "main": list(self.main.key),
             "variants": [asdict(v) for v in self._variants.values()],
         }
@@ -179,7 +179,7 @@ class Launcher:
         for t in tensors:
             pointers |= t.data_ptr()
         if pointers & 15 and variant.bulk:  # bulk copies need all pointers to be aligned
-            variant = self._variant_for(replace(self._needed(sizes), bulk=False))
+            variant = self._variant_for(replace(self.needed(sizes), bulk=False))
         options = {"num_warps": variant.warps, "num_stages": variant.stages}
         if not tensors[0].is_cuda:
             variant.function[(programs,)](*variant.arguments(tensors, sizes), **options)
@@ -212,7 +212,7 @@ class Launcher:
                 f"{self.name}: expected {self.buffers} tensors and sizes for {self.symbols}, "
                 f"got {tensors} tensors and {sizes}"
             )
-        needs = self._needed(sizes)
+        needs = self.needed(sizes)
         variant = self._variant_for(replace(needs, bulk=needs.bulk and _copies_in_bulk(device)))
         programs = min(needs.programs, _units(device)) if self.schedule.persistent else needs.programs
         if len(self._plans) >= REMEMBERED:
@@ -220,20 +220,20 @@ class Launcher:
         self._plans[sizes] = variant, programs
         return variant, programs
 
-    def _needed(self, sizes: tuple[int, ...]) -> Needs:
+    def needed(self, sizes: tuple[int, ...]) -> Needs:
         if sizes not in self._needs:
             if len(self._needs) >= REMEMBERED:
                 self._needs.clear()
             values = dict(zip(self.symbols, sizes, strict=True))
             self._needs[sizes] = Needs(
-                self._needs_loop(values),
+                self.needs_loop(values),
                 needs_wide(self.kernel, values),
                 bool(self._bulks) and all(b.aligned(values) for b in self._bulks),
                 layout(self.kernel, self.schedule).programs.evaluate(values.__getitem__, int),
             )
         return self._needs[sizes]
 
-    def _needs_loop(self, values: dict[str, int]) -> bool:
+    def needs_loop(self, values: dict[str, int]) -> bool:
         axis = reduced_axis(self.kernel)
         if axis is None or self.schedule.loop:
             return False
@@ -243,9 +243,9 @@ class Launcher:
         return size > reduced.block
 
     def _variant_for(self, needs: Needs) -> Variant:
-        return self._variant(needs.loop, needs.wide, needs.bulk)
+        return self.variant(needs.loop, needs.wide, needs.bulk)
 
-    def _variant(self, loop: bool, wide: bool, bulk: bool = False) -> Variant:
+    def variant(self, loop: bool, wide: bool, bulk: bool = False) -> Variant:
         variant = self._variants.get((loop, wide, bulk))
         if variant is None:
             schedule = looped(self.kernel, self.schedule) if loop else self.schedule

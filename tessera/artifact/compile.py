@@ -1,0 +1,33 @@
+"""An artifact's program, compiled on this machine: where no kernels of the file can run, and the compiler is here.
+
+In: a program that was read and checked. Out: what calls in its place. The generated function is recorded as any
+function of a user's is, so the program goes through the whole pipeline for the device at hand; programs are kept by the
+sizes of their arguments, and on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+
+from tessera.artifact.read import Program
+from tessera.just_in_time.api import jit
+from tessera.runtime.call import build_call
+from tessera.runtime.double_backward import no_forward_mode
+
+
+def compiled(program: Program) -> Callable[..., tuple]:
+    """The same call, compiled for the sizes that come."""
+    # `jit` looks itself whether arguments overlap. It sees the writes and views that stand around the program.
+    layout = replace(program.layout, written=(), counted=())
+    fn = build_call(program.run, layout, no_forward_mode, guarded=False)
+    fn.__name__ = program.trace.name
+    fast = jit(fn, frontend="functional")
+
+    def call(*args: object) -> tuple:
+        with torch.no_grad():
+            return fast(*args)
+
+    return call

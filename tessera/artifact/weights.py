@@ -1,0 +1,150 @@
+"""Weights: tensors that programs share, as a safetensors member that is mapped, not read.
+
+In: tensors by name. Out: a member that any safetensors reader reads, in which every tensor begins at a multiple of 64
+bytes; what is between two is listed too, as bytes called `_padding.N`, since the format knows no gaps. A tensor with
+strides of its own is stored as the memory it lies in, and `views` in the manifest says how it is seen. Read again, the
+tensors lie in the file's pages: processes share them until one writes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from tessera.artifact.container import Container
+from tessera.artifact.text import read_json
+from tessera.util.errors import ArtifactError, OptionError
+
+ALIGN, DATA_ALIGN = 64, 4096
+MOST_HEADER, MOST_TENSORS = 16 << 20, 1_000_000
+PADDING = "_padding."
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+    "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64, "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64,
+}  # fmt: skip
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+
+@dataclass
+class Shelf:
+    """Tensors on their way into a file, each once, by a name of its own."""
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    _names: dict[tuple, str] = field(default_factory=dict)
+
+    def put(self, name: str, x: torch.Tensor) -> str:
+        """The name under which this tensor is kept; one that is there already keeps its first."""
+        if type(x) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or x.layout is not torch.strided:
+            raise OptionError(f"{name}: an artifact holds plain tensors, got {type(x).__name__} ({x.layout})")
+        x = x.detach()
+        key = (x.data_ptr(), x.dtype, x.shape, x.stride(), x.device) if x.numel() else (name,)
+        if key not in self._names:
+            base, count = name, 1
+            while name in self.tensors:
+                name, count = f"{base}.{count}", count + 1
+            self.tensors[name], self._names[key] = x.resolve_conj().resolve_neg(), name
+        return self._names[key]
+
+    def views(self) -> dict[str, list]:
+        """How tensors are seen that do not lie row by row, or whose dtype the format does not know."""
+        strange = {name: x for name, x in self.tensors.items() if not x.is_contiguous() or x.dtype not in _CODES}
+        return {n: [_name(x.dtype), list(x.shape), list(x.stride())] for n, x in strange.items()}
+
+    def chunks(self) -> Iterator[bytes | memoryview]:
+        """The bytes of the member."""
+        header, at, paddings = dict[str, dict](), 0, 0
+        order = []
+        for name, x in self.tensors.items():
+            plain = x.is_contiguous() and x.dtype in _CODES
+            size = x.numel() * x.element_size() if plain else _extent(x) * x.element_size()
+            code, shape = (_CODES[x.dtype], list(x.shape)) if plain else ("U8", [size])
+            header[name] = {"dtype": code, "shape": shape, "data_offsets": [at, at + size]}
+            order.append((name, size))
+            at += size
+            if gap := -at % ALIGN:
+                header[f"{PADDING}{paddings}"] = {"dtype": "U8", "shape": [gap], "data_offsets": [at, at + gap]}
+                order.append(("", gap))
+                at, paddings = at + gap, paddings + 1
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-(len(text) + 8) % DATA_ALIGN)
+        yield struct.pack("<Q", len(text)) + text
+        for name, size in order:
+            yield bytes(size) if not name else _memory(self.tensors[name])
+
+
+def _extent(x: torch.Tensor) -> int:
+    """Elements from the first to the last in memory."""
+    if not x.numel():
+        return 0
+    return 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+
+
+def _memory(x: torch.Tensor) -> memoryview:
+    """The bytes that a tensor lies in."""
+    flat = x.as_strided((_extent(x),), (1,)).cpu()
+    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")  # type: ignore[arg-type]
+
+
+def mapped_weights(container: Container, name: object, views: object) -> dict[str, torch.Tensor]:
+    """The tensors of a member, in the file's own pages. Every number of its header is checked."""
+    where = f"{container.path}: {name}"
+    data = container.map(name)
+    if len(data) < 8:
+        raise ArtifactError(f"{where}: expected a safetensors header, got {len(data)} bytes")
+    (length,) = struct.unpack_from("<Q", data)
+    if length > min(MOST_HEADER, len(data) - 8):
+        raise ArtifactError(f"{where}: a header of {length} bytes in a member of {len(data)}")
+    header = read_json(bytes(data[8 : 8 + length]), f"{where}: header")
+    if not isinstance(header, dict) or len(header) > MOST_TENSORS or not isinstance(views, dict):
+        raise ArtifactError(f"{where}: expected a table of tensors")
+    body = data[8 + length :]
+    tensors, spans = {}, []
+    for key, row in header.items():
+        if key == "__metadata__":
+            continue
+        dtype, shape, begin, end = _row(row, f"{where}: {key[:80]}", len(body))
+        spans.append((begin, end))
+        if not key.startswith(PADDING):
+            tensors[key] = _seen(body[begin:end], dtype, shape, views.get(key), f"{where}: {key[:80]}")
+    spans.sort()
+    if any(b[0] < a[1] for a, b in zip(spans, spans[1:], strict=False)):
+        raise ArtifactError(f"{where}: expected tensors that do not overlap")
+    return tensors
+
+
+def _row(row: object, where: str, size: int) -> tuple[torch.dtype, list[int], int, int]:
+    match row:
+        case {"dtype": str(code), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if code in DTYPES:
+            dtype = DTYPES[code]
+            sizes = len(shape) <= 64 and all(type(n) is int and 0 <= n < 1 << 62 for n in shape)
+            if sizes and 0 <= begin <= end <= size and math.prod(shape) * dtype.itemsize == end - begin:
+                return dtype, shape, begin, end
+    raise ArtifactError(f"{where}: expected a dtype, a shape and offsets that fit {size} bytes, got {str(row)[:120]}")
+
+
+def _seen(data: memoryview, dtype: torch.dtype, shape: list[int], view: object, where: str) -> torch.Tensor:
+    flat = torch.frombuffer(data, dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
+    if view is None:
+        return flat.view(shape)
+    match view:
+        case [str(name), list(sizes), list(strides)] if len(sizes) == len(strides) <= 64:
+            kind = getattr(torch, name, None)
+            numbers = all(type(n) is int and 0 <= n < 1 << 40 for n in (*sizes, *strides))
+            if isinstance(kind, torch.dtype) and numbers and dtype is torch.uint8 and len(data) % kind.itemsize == 0:
+                empty = 0 in sizes
+                extent = 0 if empty else 1 + sum((n - 1) * s for n, s in zip(sizes, strides, strict=True))
+                if extent * kind.itemsize == len(data):
+                    memory = flat.view(kind) if len(data) else torch.empty(0, dtype=kind)
+                    return memory.as_strided(sizes, strides)
+    raise ArtifactError(f"{where}: expected a view that fits {len(data)} bytes, got {str(view)[:120]}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,86 @@
+"""Collectives over process groups: what the equations of a program call on one rank.
+
+In: a mesh of PyTorch's. Out: a `Communicator` bound to the mesh of that form, so that programs for it run. NCCL, gloo
+and the fake backend serve alike: everything goes by PyTorch's functional collectives, along the first dimension.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from tessera.ir.dist import COMMUNICATORS, padded
+from tessera.ir.mesh import Mesh
+from tessera.torch_internals.distributed import (
+    all_gather_into_tensor,
+    all_reduce,
+    all_to_all_single,
+    reduce_scatter_tensor,
+    wait_tensor,
+)
+from tessera.util.errors import InputError
+
+
+class GroupCommunicator:
+    """This rank's end of the groups along each axis."""
+
+    def __init__(self, mesh: Mesh, device_mesh: DeviceMesh) -> None:
+        self.places = {axis: device_mesh.get_local_rank(axis) for axis in mesh.names}
+        self.groups = {axis: device_mesh.get_group(axis).group_name for axis in mesh.names}
+        self.sizes = mesh.sizes
+        self._run = {
+            "all_gather": self.all_gather, "reduce_scatter": self.reduce_scatter, "all_reduce": self.all_reduce,
+            "all_to_all": self.all_to_all, "permute": self.permute,
+        }  # fmt: skip
+
+    def exchange(self, name: str, x: Tensor, *args: Any) -> Tensor:
+        return self._run[name](x, *args)
+
+    def all_gather(self, x: Tensor, dim: int, axis: str, size: int | None = None) -> Tensor:
+        ranks = self.sizes[axis]
+        out = wait_tensor(all_gather_into_tensor(x.contiguous(), ranks, self.groups[axis]))
+        return _joined(out, dim, ranks, size)
+
+    def reduce_scatter(self, x: Tensor, dim: int, axis: str) -> Tensor:
+        ranks = self.sizes[axis]
+        return wait_tensor(reduce_scatter_tensor(_stacked(x, dim, ranks), "sum", ranks, self.groups[axis]))
+
+    def all_reduce(self, x: Tensor, axis: str, how: str = "sum") -> Tensor:
+        return wait_tensor(all_reduce(x.contiguous(), how, self.groups[axis]))
+
+    def all_to_all(self, x: Tensor, split: int, join: int, axis: str, size: int | None = None) -> Tensor:
+        ranks = self.sizes[axis]
+        given = _stacked(x, split, ranks)
+        rows = [given.shape[0] // ranks] * ranks
+        return _joined(wait_tensor(all_to_all_single(given, rows, rows, self.groups[axis])), join, ranks, size)
+
+    def permute(self, x: Tensor, axis: str, by: int = 1) -> Tensor:
+        ranks, place, flat = self.sizes[axis], self.places[axis], x.contiguous().view(-1)
+        take, give = [0] * ranks, [0] * ranks
+        take[(place - by) % ranks], give[(place + by) % ranks] = flat.numel(), flat.numel()
+        return wait_tensor(all_to_all_single(flat, take, give, self.groups[axis])).view(x.shape)
+
+
+def _stacked(x: Tensor, dim: int, ranks: int) -> Tensor:
+    """Chunks along a dimension, one after the other along the first."""
+    x = padded(x, dim, ranks)
+    return x.contiguous() if dim == 0 else torch.cat(x.chunk(ranks, dim), 0)
+
+
+def _joined(out: Tensor, dim: int, ranks: int, size: int | None) -> Tensor:
+    """The reverse, without padding."""
+    out = out if dim == 0 else torch.cat(out.chunk(ranks, 0), dim)
+    return out if size is None else out.narrow(dim, 0, size).contiguous()
+
+
+def bind(device_mesh: DeviceMesh) -> Mesh:
+    """The mesh that programs are written for; from now on they run over these groups."""
+    names = device_mesh.mesh_dim_names
+    if not names:
+        raise InputError("expected a DeviceMesh whose axes have names, such as mesh_dim_names=('dp', 'tp')")
+    mesh = Mesh(tuple(zip(names, device_mesh.shape, strict=True)))
+    COMMUNICATORS[mesh] = GroupCommunicator(mesh, device_mesh)
+    return mesh

@@ -1,0 +1,175 @@
+"""Plans: from a word for each axis of a mesh to where weights, gradients, state and inputs lie.
+
+    "zero3"                                        one axis
+    {"dp": "zero3", "tp": "tensor"}                a word for each axis
+    {"dp": "zero1", "*.up.weight": "f/tp, d"}      and placements of weights by name
+
+In: a plan, a mesh, a captured program, its weights by name. Out: a `Layout`. Strategies are placements and nothing
+else: what must be gathered, summed or scattered follows from them when the program is partitioned.
+
+    word      weights     gradients   state       does not move
+    ddp       whole       whole       whole       activations
+    zero1     whole       split       split       activations
+    zero2     whole       split       split       activations
+    zero3     split       split       split       activations
+    hsdp      whole       whole       whole       activations      beside an axis of zero3
+    tensor    split, by columns or rows           weights
+    sequence  the same, and activations between are split along the sequence
+
+Gradients under zero1 are split too: the state they go into is, so nobody needs them whole.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tessera.distributed.tensor_parallel import Cuts, columns_and_rows
+from tessera.ir.equation import Value
+from tessera.ir.mesh import Mesh
+from tessera.ir.placement import Placement, parse_splits
+from tessera.ir.trace import Trace
+from tessera.ir.types import size_key
+from tessera.util.errors import OptionError
+
+DATA = ("ddp", "zero1", "zero2", "zero3", "hsdp")
+MODEL = ("tensor", "sequence")
+WORDS = (*DATA, *MODEL)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan that fits a mesh."""
+
+    mesh: Mesh
+    words: Mapping[str, str]  # of each axis
+    patterns: Mapping[str, str]  # of weights, by name
+
+    @classmethod
+    def of(cls, plan: str | Mapping[str, str], mesh: Mesh) -> Plan:
+        if isinstance(plan, str):
+            if len(mesh.names) != 1:
+                raise OptionError(f"plan: expected a word for each axis of the mesh {mesh}, got {plan!r} alone")
+            plan = {mesh.names[0]: plan}
+        words = {key: word for key, word in plan.items() if key.isidentifier()}
+        for axis, word in words.items():
+            if axis not in mesh.names:
+                raise OptionError(f"plan: expected axes of the mesh {mesh}, got {axis!r}")
+            if word not in WORDS:
+                near = difflib.get_close_matches(str(word), WORDS, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                raise OptionError(f"plan: expected for {axis} one of {', '.join(WORDS)}, got {word!r}{hint}")
+        if missing := [axis for axis in mesh.names if axis not in words]:
+            raise OptionError(f"plan: expected a word for every axis of the mesh {mesh}, got none for {missing[0]}")
+        if "hsdp" in words.values() and "zero3" not in words.values():
+            raise OptionError("plan: hsdp expects an axis of zero3 beside it, got none")
+        return cls(mesh, words, {key: text for key, text in plan.items() if key not in words})
+
+    def axes(self, *words: str) -> tuple[str, ...]:
+        return tuple(axis for axis in self.mesh.names if self.words[axis] in words)
+
+    @property
+    def stays(self) -> dict[str, str]:
+        return {axis: "activations" if word in DATA else "weights" for axis, word in self.words.items()}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where everything of a training step lies."""
+
+    plan: Plan
+    weights: dict[str, Placement]
+    grads: dict[str, Placement]
+    states: dict[str, Placement]
+    inputs: dict[Value, Placement] = field(default_factory=dict)
+    results: dict[Value, Placement] = field(default_factory=dict)
+
+
+def lay_out(plan: Plan, trace: Trace, weights: Mapping[str, Value], batch: Sequence[Value]) -> Layout:
+    """Where the values of a captured program lie. `batch` are inputs whose first dimension is split over data axes."""
+    mesh = plan.mesh
+    cuts = {axis: columns_and_rows(trace, set(weights.values()), mesh.size(axis)) for axis in plan.axes(*MODEL)}
+    placed = {name: _model_split(plan, v, cuts) for name, v in weights.items()}
+    placed |= _by_name(plan, weights)
+    split = {name: _split_further(p, plan.axes("zero1", "zero2", "zero3")) for name, p in placed.items()}
+    stored = {name: _split_further(p, plan.axes("zero3")) for name, p in placed.items()}
+    inputs = {v: _rows(plan, v) for v in batch if v.ndim}
+    rows = next((size_key(v.shape[0]) for v in inputs), None)
+    results = {
+        v: _along_sequence(plan, v, axis, rows)
+        for axis in plan.axes("sequence")
+        for v in cuts[axis].summed
+        if v.ndim > 2 and _divides(v.shape[1], mesh.size(axis))
+    }
+    return Layout(plan, stored, split, split, inputs, results)
+
+
+def _model_split(plan: Plan, v: Value, cuts: Mapping[str, Cuts]) -> Placement:
+    placement = Placement.whole(plan.mesh, v.shape)
+    for axis, cut in cuts.items():
+        dim = cut.weights.get(v)
+        if dim is not None and _divides(placement.local(dim), plan.mesh.size(axis)):
+            placement = placement.with_split(dim, (*placement.splits[dim], axis))
+    return placement
+
+
+def _divides(size: object, ranks: int) -> bool:
+    return isinstance(size, int) and size % ranks == 0
+
+
+def _split_further(placement: Placement, axes: Sequence[str]) -> Placement:
+    """Split over more axes, each along the first dimension that it divides, innermost; a weight without one stays whole
+    along it."""
+    for axis in axes:
+        if axis in placement.axes:
+            continue
+        ranks, dims = placement.mesh.size(axis), range(len(placement.shape))
+        dim = next((d for d in dims if placement.local(d) and _divides(placement.local(d), ranks)), None)
+        if dim is not None:
+            placement = placement.with_split(dim, (*placement.splits[dim], axis))
+    return placement
+
+
+def _rows(plan: Plan, v: Value) -> Placement:
+    axes = plan.axes(*DATA)
+    placement = Placement.whole(plan.mesh, v.shape).with_split(0, axes)
+    if not placement.is_even(0):
+        ranks = " x ".join(f"{axis}={plan.mesh.size(axis)}" for axis in axes)
+        raise OptionError(f"{v.name}: expected a batch that {ranks} divides, got {v.shape[0]} rows")
+    return placement
+
+
+def _along_sequence(plan: Plan, v: Value, axis: str, rows: object) -> Placement:
+    placement = Placement.whole(plan.mesh, v.shape)
+    if size_key(v.shape[0]) == rows:
+        placement = placement.with_split(0, plan.axes(*DATA))
+    return placement.with_split(1, (axis,))
+
+
+def _by_name(plan: Plan, weights: Mapping[str, Value]) -> dict[str, Placement]:
+    """Placements that the plan names."""
+    placed: dict[str, Placement] = {}
+    for pattern, text in plan.patterns.items():
+        names = [name for name in weights if fnmatch.fnmatch(name, pattern)]
+        if not names:
+            near = difflib.get_close_matches(pattern.removeprefix("*."), weights, 3, 0.3)
+            raise OptionError(f"plan: {pattern!r} matches no weight; near are {', '.join(near) or 'none'}")
+        _, splits = parse_splits(text)
+        for name in names:
+            placed[name] = _demanded(plan, name, weights[name], splits, text)
+    return placed
+
+
+def _demanded(plan: Plan, name: str, v: Value, splits: tuple, text: str) -> Placement:
+    if len(splits) != v.ndim:
+        raise OptionError(f"plan: {name} is {v.type}; expected {v.ndim} dimensions, got {text!r}")
+    placement = Placement(plan.mesh, v.shape, splits)
+    for dim, axes in enumerate(splits):
+        if not placement.is_even(dim):
+            ranks = " x ".join(f"{axis}={plan.mesh.size(axis)}" for axis in axes)
+            raise OptionError(
+                f"plan: {text!r} splits dimension {dim} of {name}, {v.type}, which {ranks} does not divide"
+            )
+    return placement

@@ -1,0 +1,85 @@
+"""Weights on a mesh: a model's parameters become DTensors in place.
+
+In: a model, where its weights shall lie, a mesh of PyTorch's. Out: the same model, whose parameters hold this rank's
+parts. What rank 0 has counts: whole weights are sent from there before they are cut, so that ranks that were seeded
+differently start alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from tessera.distributed.dtensors import as_dtensor, from_dtensor
+from tessera.ir.dist import chunk, padded
+from tessera.ir.mesh import Mesh
+from tessera.ir.placement import Placement
+from tessera.ir.types import TensorType, contiguous_strides, type_of
+from tessera.util.errors import InputError
+
+
+def whole_type(x: Tensor) -> TensorType:
+    """The type of a whole weight, of which a DTensor is a part."""
+    if not isinstance(x, DTensor):
+        type_ = type_of(x)
+        assert isinstance(type_, TensorType)
+        return type_
+    return TensorType(x.dtype, tuple(x.shape), contiguous_strides(tuple(x.shape)), x.to_local().device)
+
+
+def local_of(x: Tensor) -> Tensor:
+    """This rank's part."""
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
+def own_part(x: Tensor, placement: Placement, device_mesh: DeviceMesh) -> Tensor:
+    """A rank's part of a tensor that is whole on it."""
+    for dim, axes in enumerate(placement.splits):
+        for axis in axes:
+            ranks = placement.mesh.size(axis)
+            step = chunk(x.shape[dim], ranks)
+            x = padded(x, dim, ranks).narrow(dim, device_mesh.get_local_rank(axis) * int(step), int(step))
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def placement_of(x: DTensor, mesh: Mesh) -> Placement:
+    return from_dtensor(x.placements, mesh, tuple(x.shape))
+
+
+def distribute(
+    model: nn.Module, placements: Mapping[str, Placement], device_mesh: DeviceMesh
+) -> dict[nn.Parameter, nn.Parameter]:
+    """Replace a model's parameters; gives the new one for each old. One that two modules share is shared again."""
+    names = {p: name for name, p in model.named_parameters()}
+    new: dict[nn.Parameter, nn.Parameter] = {}
+    for p, name in names.items():
+        if isinstance(p, DTensor):
+            continue
+        if p.grad is not None:
+            raise InputError(f"shard: expected a weight without a gradient, got one in {name}.grad; zero_grad first")
+        with torch.no_grad():
+            whole = p.detach().clone(memory_format=torch.contiguous_format)
+            dist.broadcast(whole, 0)
+            part = as_dtensor(own_part(whole, placements[name], device_mesh), placements[name], device_mesh)
+            new[p] = nn.Parameter(part, requires_grad=p.requires_grad)
+    for module in model.modules():
+        for name, p in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if p in new:
+                setattr(module, name, new[p])
+    with torch.no_grad():
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)
+    return new
+
+
+def follow(optimizer: torch.optim.Optimizer, new: Mapping[nn.Parameter, nn.Parameter]) -> None:
+    """An optimizer of the old parameters is one of the new."""
+    if new and any(p in optimizer.state for p in new):
+        raise InputError("expected an optimizer that has made no step yet; make it, and load its state, after shard")
+    for group in optimizer.param_groups:
+        group["params"] = [new.get(p, p) for p in group["params"]]

@@ -1,0 +1,1 @@
+"""What ONNX's operators mean, one file a family. Importing this package declares them all."""

@@ -1,0 +1,1 @@
+"""StableHLO programs become Traces: reading them (`parse`), what they are (`module`), what they mean (`operators`)."""

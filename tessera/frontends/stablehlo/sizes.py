@@ -1,0 +1,158 @@
+"""Arithmetic on sizes: the operations that programs of dynamic shapes compute their shapes with, over Python's
+integers.
+
+In: `Sizes`, or integers that are known otherwise. Out: `Sizes`. Symbols stay symbols, so a shape is an expression of
+the arguments' sizes, and an assertion about sizes is one of the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from tessera.frontends.stablehlo.registry import Site
+from tessera.frontends.stablehlo.values import Later, Sizes, Value, elements_of, is_fake
+from tessera.ir.types import SYMBOLIC
+
+LARGEST = 64  # elements: a shape has few
+PLACES = 8  # elements of a vector that may hold numbers which only a run tells
+
+
+def _truncated(a: object, b: object) -> object:
+    """Division as StableHLO has it, towards zero."""
+    if b == 0:
+        return -1
+    return a // b if (a >= 0) == (b > 0) or a % b == 0 else -(-a // b)  # type: ignore[operator]
+
+
+def _remainder(a: object, b: object) -> object:
+    return a if b == 0 else a - b * _truncated(a, b)  # type: ignore[operator]
+
+
+def _choose(p: object, a: object, b: object) -> object:
+    return torch.sym_ite(p, a, b) if isinstance(p, SYMBOLIC) else (a if p else b)  # type: ignore[arg-type]
+
+
+def _between(low: object, x: object, high: object) -> object:
+    return torch.sym_min(torch.sym_max(x, low), high)  # type: ignore[arg-type]
+
+
+def _sign(a: object) -> int:
+    return 1 if a > 0 else -1 if a < 0 else 0  # type: ignore[operator]
+
+
+_POINTWISE: dict[str, Callable] = {
+    "add": lambda a, b: a + b,
+    "subtract": lambda a, b: a - b,
+    "multiply": lambda a, b: a * b,
+    "divide": _truncated,
+    "remainder": _remainder,
+    "maximum": torch.sym_max,
+    "minimum": torch.sym_min,
+    "negate": lambda a: -a,
+    "abs": abs,
+    "sign": _sign,
+    "select": _choose,
+    "clamp": lambda low, x, high: x.clamp(low, high) if isinstance(x, Later) else _between(low, x, high),
+}
+_BOOLEAN: dict[str, Callable] = {
+    "and": lambda a, b: a & b if isinstance(a, SYMBOLIC) or isinstance(b, SYMBOLIC) else bool(a) and bool(b),
+    "or": lambda a, b: a | b if isinstance(a, SYMBOLIC) or isinstance(b, SYMBOLIC) else bool(a) or bool(b),
+    "not": lambda a: torch.sym_not(a),
+}
+_COMPARE: dict[str, Callable] = {
+    "EQ": lambda a, b: a == b,
+    "NE": lambda a, b: a != b,
+    "LT": lambda a, b: a < b,
+    "LE": lambda a, b: a <= b,
+    "GT": lambda a, b: a > b,
+    "GE": lambda a, b: a >= b,
+}
+
+
+def _apply(fn: Callable, *arrays: np.ndarray) -> np.ndarray:
+    """Element by element, over objects; NumPy alone would turn what it knows into its own numbers."""
+    shape = np.broadcast_shapes(*(a.shape for a in arrays))
+    out = np.empty(shape, object)
+    spread = [np.broadcast_to(a, shape) for a in arrays]
+    for place in np.ndindex(*shape):
+        out[place] = fn(*(a[place] for a in spread))
+    return out
+
+
+def _shaped(site: Site, x: np.ndarray) -> np.ndarray:
+    return x.reshape(site.result.shape)  # type: ignore[arg-type]
+
+
+def _slice(site: Site, x: np.ndarray) -> np.ndarray:
+    places = zip(site["start_indices"], site["limit_indices"], site["strides"], strict=True)
+    return x[tuple(slice(a, b, c) for a, b, c in places)]
+
+
+def _broadcast(site: Site, x: np.ndarray) -> np.ndarray:
+    shape = [1] * site.result.rank
+    for place, n in zip(site["broadcast_dimensions"], x.shape, strict=True):
+        shape[place] = n
+    return np.broadcast_to(x.reshape(shape), site.result.shape)  # type: ignore[arg-type]
+
+
+_STRUCTURAL: dict[str, Callable] = {
+    "reshape": _shaped,
+    "slice": _slice,
+    "broadcast_in_dim": _broadcast,
+    "concatenate": lambda site, *xs: np.concatenate(xs, site["dimension"]),
+}
+
+
+def _joined(site: Site, operands: tuple[Value, ...]) -> Sizes | None:
+    """A vector of few integers of which some are known and others only a run tells: where a slice begins."""
+    if not site.element.integer or site.result.rank != 1 or (site.result.shape[0] or LARGEST) > PLACES:
+        return None
+    if not any(map(is_fake, operands)) or all(map(is_fake, operands)):
+        return None
+    parts = []
+    for x in operands:
+        if isinstance(x, torch.Tensor) and is_fake(x):
+            part = np.empty(x.shape[0], object)
+            for i in range(x.shape[0]):
+                part[i] = Later(x[i])
+        else:
+            part = elements_of(x)
+        parts.append(part)
+    return Sizes(np.concatenate(parts), site.element)
+
+
+def sizes_meaning(site: Site, operands: tuple[Value, ...]) -> Sizes | None:
+    """What the operation gives, if it computes with sizes alone; None if it does not."""
+    name = site.name
+    if name == "concatenate" and (joined := _joined(site, operands)) is not None:
+        return joined
+    if not any(isinstance(x, Sizes) for x in operands) or len(site.operation.results) != 1:
+        return None
+    rule = _POINTWISE.get(name) or (_BOOLEAN.get(name) if site.element.kind == "bool" else None)
+    known = name in _STRUCTURAL or name in ("compare", "convert")
+    if (rule is None and not known) or not (site.element.integer or site.element.kind == "bool"):
+        return None
+    arrays = [elements_of(x) for x in operands if not isinstance(x, torch.Tensor) or x.numel() <= LARGEST]
+    if any(a is None or a.size > LARGEST for a in arrays) or len(arrays) != len(operands):
+        return None
+    later = any(isinstance(n, Later) for a in arrays for n in a.flat)  # type: ignore[union-attr]
+    if later and name not in ("add", "subtract", "clamp", "reshape", "slice", "concatenate"):
+        return None
+    if rule is not None:
+        try:
+            made = _apply(rule, *arrays)  # type: ignore[arg-type]
+        except TypeError:  # of two numbers that only a run tells
+            return None
+    elif name == "compare":
+        made = _apply(_COMPARE[site["comparison_direction"]], *arrays)  # type: ignore[arg-type]
+    elif name == "convert":
+        if site.element.kind == "bool" or site.operand(0).element.kind == "bool":
+            return None
+        made = arrays[0]
+    else:
+        made = _STRUCTURAL[name](site, *arrays)
+    assert made is not None
+    return Sizes(made, site.element)

@@ -1,0 +1,47 @@
+"""Outputs of a program that are made again as views: of an input, or of another output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tessera.torch_internals import pytree
+from tessera.torch_internals.operators import OpOverload
+
+Step = tuple[OpOverload, tuple, dict, int | None, bool]  # a view, which of its results, whether made under no_grad
+
+
+@dataclass(frozen=True)
+class Result:
+    """Among the arguments of a view: a number that the compiled program gives, by its place among the results."""
+
+    place: int
+
+
+@dataclass(frozen=True)
+class Aliased:
+    """Output = steps applied to an input, or to another output of the trace, one view after another. Numbers that the
+    program computes are values among the arguments of a step, and outputs of the trace too."""
+
+    source: int  # position among the inputs, or among the trace's outputs
+    steps: tuple[Step, ...]
+    of_output: bool = False
+    same: int | None = None  # the output before this one that is the very same object
+
+    @property
+    def asks(self) -> bool:
+        """Whether it needs numbers of the program."""
+        return any(isinstance(a, Result) for a in pytree.tree_leaves(self.steps))
+
+    def make(self, x: torch.Tensor, results: Sequence[object] = ()) -> torch.Tensor:
+        steps = pytree.tree_map_only(Result, lambda r: results[r.place], self.steps) if results else self.steps
+        for op, args, kwargs, index, no_grad in steps:
+            if no_grad:
+                with torch.no_grad():
+                    out = op(x, *args, **kwargs)
+            else:
+                out = op(x, *args, **kwargs)
+            x = out if index is None else out[index]
+        return x

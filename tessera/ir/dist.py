@@ -1,0 +1,245 @@
+"""Collectives: the equations in which ranks of a mesh exchange values, or in which a rank's own place counts.
+
+    all_gather(x, dim, axis)           the ranks' chunks of a dimension, joined
+    reduce_scatter(x, dim, axis)       the sum of the ranks' x; each keeps its chunk
+    all_reduce(x, axis, how)           the sum (max, min) of the ranks' x
+    all_to_all(x, split, join, axis)   chunks of one dimension go out, those of another come together
+    permute(x, axis, by)               the x of the rank that stands `by` places before
+    slice(x, dim, axis)                a rank's own chunk
+    once(x, axis)                      x on the first rank, zeros on the others
+    start(size, axes, device)          the place of a rank's first element along a dimension of that size
+    fill(x, dim, size, axes, value)    x with this value where the chunks of a dimension are padding
+
+In: a rank's tensors. Out: new tensors, never views. A chunk is as `Placement` cuts it: a dimension that no axis divides
+is padded on its way out, and `size`, where given, is what is left of it when it is joined. `on(mesh)` gives the
+operators of a mesh. Run, they call the communicator that is bound to it; on fake tensors they only tell types;
+`together` is what they mean, for all ranks of a mesh in one process.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tessera.ir.equation import Equation, Special
+from tessera.ir.mesh import Mesh
+from tessera.ir.placement import Axes, Size, chunk
+from tessera.torch_internals.fake import active_fake_mode
+from tessera.util.errors import InputError
+
+NAMES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute", "slice", "once", "start", "fill")
+EXCHANGES = NAMES[:5]  # those that send something
+
+
+@dataclass(frozen=True, eq=False)
+class Collective(Special):
+    mesh: Mesh = Mesh(())
+
+
+class Communicator(Protocol):
+    """Runs the collectives of one mesh for this rank; `places` is where it stands."""
+
+    places: dict[str, int]
+
+    def exchange(self, name: str, x: Tensor, *args: Any) -> Tensor: ...
+
+
+COMMUNICATORS: dict[Mesh, Communicator] = {}
+
+
+class On:
+    """The collectives of one mesh, by name."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh = mesh
+        self._ops = {name: Collective(name, _bound(mesh, name), "dist", mesh=mesh) for name in NAMES}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._ops:
+            raise AttributeError(f"no collective dist.{name}; there are {', '.join(NAMES)}")
+        return self._ops[name]
+
+
+@functools.cache
+def on(mesh: Mesh) -> On:
+    return On(mesh)
+
+
+def is_collective(eqn: Equation, *names: str) -> bool:
+    return isinstance(eqn.op, Collective) and (not names or eqn.op.name in names)
+
+
+def _bound(mesh: Mesh, name: str) -> Callable:
+    """What a program calls."""
+
+    def run(*args: Any) -> Tensor:
+        if active_fake_mode() is not None:
+            return TYPES[name](mesh, *args)
+        bound = COMMUNICATORS.get(mesh)
+        if bound is None:
+            raise InputError(
+                f"dist.{name}: no process group stands behind the mesh {mesh}; start this program with "
+                f"torchrun --nproc-per-node={mesh.ranks} and call tessera.mesh first"
+            )
+        if name in EXCHANGES:
+            return bound.exchange(name, *args)
+        return ALONE[name](mesh, bound.places, *args)
+
+    run.__name__ = name
+    return run
+
+
+# --- types ----------------------------------------------------------------------------------------
+
+
+def _resized(x: Tensor, sizes: dict[int, Size]) -> Tensor:
+    return x.new_empty([sizes.get(d, n) for d, n in enumerate(x.shape)])
+
+
+def joined_size(here: Size, ranks: int, size: Size | None) -> Size:
+    return here * ranks if size is None else size
+
+
+TYPES: dict[str, Callable[..., Tensor]] = {
+    "all_gather": lambda mesh, x, dim, axis, size=None: _resized(
+        x, {dim: joined_size(x.shape[dim], mesh.size(axis), size)}
+    ),
+    "reduce_scatter": lambda mesh, x, dim, axis: _resized(x, {dim: chunk(x.shape[dim], mesh.size(axis))}),
+    "all_reduce": lambda mesh, x, axis, how="sum": _resized(x, {}),
+    "all_to_all": lambda mesh, x, split, join, axis, size=None: _resized(
+        x, {split: chunk(x.shape[split], mesh.size(axis)), join: joined_size(x.shape[join], mesh.size(axis), size)}
+    ),
+    "permute": lambda mesh, x, axis, by=1: _resized(x, {}),
+    "slice": lambda mesh, x, dim, axis: _resized(x, {dim: chunk(x.shape[dim], mesh.size(axis))}),
+    "once": lambda mesh, x, axis: _resized(x, {}),
+    "start": lambda mesh, size, axes, device: torch.empty([], dtype=torch.int64, device=device),
+    "fill": lambda mesh, x, dim, size, axes, value: _resized(x, {}),
+}
+
+
+# --- what one rank does by itself -----------------------------------------------------------------
+
+
+def padded(x: Tensor, dim: int, ranks: int) -> Tensor:
+    """x with zeros at the end of a dimension, so that it has chunks for so many ranks."""
+    size = x.shape[dim]
+    missing = chunk(size, ranks) * ranks - size
+    if not missing:
+        return x
+    return torch.cat([x, x.new_zeros([missing if d == dim else n for d, n in enumerate(x.shape)])], dim)
+
+
+def _slice(mesh: Mesh, places: dict[str, int], x: Tensor, dim: int, axis: str) -> Tensor:
+    ranks = mesh.size(axis)
+    step = chunk(x.shape[dim], ranks)
+    return padded(x, dim, ranks).narrow(dim, places[axis] * step, step).clone(memory_format=torch.contiguous_format)
+
+
+def _once(mesh: Mesh, places: dict[str, int], x: Tensor, axis: str) -> Tensor:
+    return x.new_zeros(x.shape) if places[axis] else x.clone(memory_format=torch.contiguous_format)
+
+
+def first_place(mesh: Mesh, places: dict[str, int], size: Size, axes: Axes) -> tuple[int, int]:
+    """The place of a rank's first element along a dimension, and how many elements it has there without padding."""
+    start, end, left = 0, int(size), int(size)
+    for axis in axes:
+        left = int(chunk(left, mesh.size(axis)))
+        start = start + places[axis] * left
+        end = min(end, start + left)
+    return start, max(0, end - start)
+
+
+def _start(mesh: Mesh, places: dict[str, int], size: Size, axes: Axes, device: torch.device) -> Tensor:
+    return torch.tensor(first_place(mesh, places, size, axes)[0], device=device)
+
+
+def _fill(
+    mesh: Mesh, places: dict[str, int], x: Tensor, dim: int, size: Size, axes: Axes, value: float | bool
+) -> Tensor:
+    x = x.clone(memory_format=torch.contiguous_format)
+    _, there = first_place(mesh, places, size, axes)
+    x.narrow(dim, there, x.shape[dim] - there).fill_(value)
+    return x
+
+
+ALONE: dict[str, Callable[..., Tensor]] = {"slice": _slice, "once": _once, "start": _start, "fill": _fill}
+
+
+# --- what ranks do together -----------------------------------------------------------------------
+
+
+def combine(xs: Sequence[Tensor], how: str) -> Tensor:
+    """Parts, one after the other in the order of ranks."""
+    step = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}[how]
+    return functools.reduce(step, xs)
+
+
+def _join(xs: Sequence[Tensor], dim: int, size: Size | None) -> Tensor:
+    out = torch.cat(list(xs), dim)
+    return out if size is None else out.narrow(dim, 0, size).clone()  # type: ignore[arg-type]
+
+
+def _chunk(x: Tensor, dim: int, place: int, ranks: int) -> Tensor:
+    return padded(x, dim, ranks).chunk(ranks, dim)[place].clone()
+
+
+TOGETHER: dict[str, Callable[..., Tensor]] = {  # of the xs along an axis, what the rank at this place gets
+    "all_gather": lambda place, xs, dim, axis, size=None: _join(xs, dim, size),
+    "reduce_scatter": lambda place, xs, dim, axis: _chunk(combine(xs, "sum"), dim, place, len(xs)),
+    "all_reduce": lambda place, xs, axis, how="sum": combine(xs, how).clone(),
+    "all_to_all": lambda place, xs, split, join, axis, size=None: _join(
+        [_chunk(x, split, place, len(xs)) for x in xs], join, size
+    ),
+    "permute": lambda place, xs, axis, by=1: xs[(place - by) % len(xs)].clone(),
+}
+
+
+def axis_of(eqn: Equation) -> str:
+    """The axis along which an equation exchanges."""
+    return next(a for a in eqn.args if isinstance(a, str))
+
+
+def together(op: Collective, args: Sequence[tuple]) -> list[Tensor]:
+    """What all ranks of the mesh get, given the arguments of each."""
+    mesh = op.mesh
+    if op.name in ALONE:
+        return [ALONE[op.name](mesh, mesh.coordinates(rank), *args[rank]) for rank in range(mesh.ranks)]
+    axis = next(a for a in args[0] if isinstance(a, str))
+    results = []
+    for rank in range(mesh.ranks):
+        xs = [args[peer][0] for peer in mesh.peers(rank, axis)]
+        results.append(TOGETHER[op.name](mesh.coordinates(rank)[axis], xs, *args[rank][1:]))
+    return results
+
+
+# --- costs ----------------------------------------------------------------------------------------
+
+
+def bytes_sent(eqn: Equation) -> float:
+    """What one rank sends in an exchange, by the best known way (rings)."""
+    if not is_collective(eqn, *EXCHANGES):
+        return 0.0
+    assert isinstance(eqn.op, Collective)
+    ranks = eqn.op.mesh.size(axis_of(eqn))
+    (x,) = eqn.inputs()
+    return exchange_bytes(eqn.op.name, x.nbytes(), ranks)
+
+
+def exchange_bytes(name: str, given: float, ranks: int) -> float:
+    """Bytes a rank sends, of those it gives to a collective over so many ranks."""
+    if ranks == 1:
+        return 0.0
+    match name:
+        case "all_gather":
+            return given * (ranks - 1)
+        case "all_reduce":
+            return 2 * given * (ranks - 1) / ranks
+        case "permute":
+            return given
+        case _:
+            return given * (ranks - 1) / ranks

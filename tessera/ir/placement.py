@@ -1,0 +1,163 @@
+"""Where a value lies on a mesh.
+
+    [8/dp, 4096/tp, 1024] +tp
+
+In: the value's whole sizes. For each dimension the axes that split it, outermost first; then the axes along which ranks
+hold parts of every element, and how those are combined (`+tp` are summands, `max:tp` the largest counts). Along all
+other axes the ranks hold the same. Out: sizes on one rank, text both ways.
+
+An axis of n ranks cuts a dimension into n chunks of ceil(size / n), as DTensor does. On every rank the local size is a
+whole chunk; where the size is no multiple of it the last chunks end in padding that holds anything. So one program
+serves all ranks. Of several axes each cuts the chunks of the one before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+
+from tessera.ir.mesh import Mesh
+from tessera.util.errors import OptionError
+
+Size = int | torch.SymInt
+Axes = tuple[str, ...]
+COMBINE = ("sum", "max", "min")
+
+_TEXT = re.compile(r"^\s*\[(?P<dims>[^\]]*)\](?P<parts>.*)$", re.DOTALL)
+_PART = re.compile(r"\s*(?:\+|(?P<how>max|min):)(?P<axis>\w+)")
+
+
+def chunk(size: Size, ranks: int) -> Size:
+    """The size of one of so many chunks."""
+    if ranks == 1:
+        return size
+    return -(-size // ranks) if isinstance(size, int) else (size + ranks - 1) // ranks
+
+
+@dataclass(frozen=True, eq=False)
+class Placement:
+    mesh: Mesh
+    shape: tuple[Size, ...]  # of the whole value
+    splits: tuple[Axes, ...]  # the axes that split each dimension, outermost first
+    parts: tuple[tuple[str, str], ...] = ()  # axes whose ranks hold parts, each with how to combine them
+
+    def __post_init__(self) -> None:
+        if len(self.splits) != len(self.shape):
+            raise OptionError(f"expected a split for each of {len(self.shape)} dimensions, got {len(self.splits)}")
+        used = self.axes
+        for axis in used:
+            self.mesh.size(axis)
+        if twice := next((axis for axis in used if used.count(axis) > 1), None):
+            raise OptionError(f"{self}: expected every axis once, got {twice} twice")
+
+    @classmethod
+    def whole(cls, mesh: Mesh, shape: Sequence[Size]) -> Self:
+        """The same on all ranks."""
+        return cls(mesh, tuple(shape), ((),) * len(shape))
+
+    @property
+    def axes(self) -> list[str]:
+        """All axes it mentions."""
+        return [*(axis for axes in self.splits for axis in axes), *(axis for axis, _ in self.parts)]
+
+    @property
+    def is_whole(self) -> bool:
+        return not self.axes
+
+    def dim_of(self, axis: str) -> int | None:
+        """The dimension that an axis splits."""
+        return next((dim for dim, axes in enumerate(self.splits) if axis in axes), None)
+
+    def how(self, axis: str) -> str | None:
+        """How the parts along an axis are combined; None where it holds none."""
+        return dict(self.parts).get(axis)
+
+    def key(self) -> tuple:
+        return self.mesh, tuple(map(str, self.shape)), self.splits, frozenset(self.parts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Placement) and self.key() == other.key()
+
+    def __hash__(self) -> int:
+        return hash(self.key())
+
+    # --- sizes ---
+
+    def local(self, dim: int) -> Size:
+        """The size of a dimension on one rank."""
+        return self.levels(dim)[-1]
+
+    def levels(self, dim: int) -> list[Size]:
+        """The size of a dimension: whole, then as each axis cuts it."""
+        sizes = [self.shape[dim]]
+        for axis in self.splits[dim]:
+            sizes.append(chunk(sizes[-1], self.mesh.size(axis)))
+        return sizes
+
+    @property
+    def local_shape(self) -> tuple[Size, ...]:
+        return tuple(map(self.local, range(len(self.shape))))
+
+    def is_even(self, dim: int) -> bool:
+        """No rank has padding along a dimension."""
+        levels = self.levels(dim)
+        return all(
+            str(small * self.mesh.size(axis)) == str(big)
+            for big, small, axis in zip(levels[:-1], levels[1:], self.splits[dim], strict=True)
+        )
+
+    # --- others ---
+
+    def with_split(self, dim: int, axes: Axes) -> Self:
+        return replace(self, splits=tuple(axes if d == dim else old for d, old in enumerate(self.splits)))
+
+    def with_part(self, axis: str, how: str = "sum") -> Self:
+        return replace(self, parts=(*self.parts, (axis, how)))
+
+    def without_part(self, axis: str) -> Self:
+        return replace(self, parts=tuple(part for part in self.parts if part[0] != axis))
+
+    def without_parts(self) -> Self:
+        return replace(self, parts=())
+
+    # --- text ---
+
+    def __str__(self) -> str:
+        dims = ", ".join("/".join((str(n), *axes)) for n, axes in zip(self.shape, self.splits, strict=True))
+        parts = "".join(f" +{axis}" if how == "sum" else f" {how}:{axis}" for axis, how in self.parts)
+        return f"[{dims}]{parts}"
+
+    @classmethod
+    def parse(cls, text: str, mesh: Mesh) -> Self:
+        """What `str` wrote."""
+        match = _TEXT.match(text)
+        if match is None:
+            raise OptionError(f"expected a placement such as [8/dp, 1024] +tp, got {text!r}")
+        names, splits = parse_splits(match["dims"])
+        if not all(name.isdigit() for name in names):
+            raise OptionError(f"expected sizes in numbers, as in [8/dp, 1024], got {text!r}")
+        parts, rest = [], match["parts"].rstrip()
+        while rest:
+            part = _PART.match(rest)
+            if part is None:
+                raise OptionError(f"expected +axis, max:axis or min:axis behind the sizes, got {rest.strip()!r}")
+            parts.append((part["axis"], part["how"] or "sum"))
+            rest = rest[part.end() :]
+        return cls(mesh, tuple(map(int, names)), splits, tuple(parts))
+
+
+def parse_splits(text: str) -> tuple[list[str], tuple[Axes, ...]]:
+    """`f/tp, d` as the words for the dimensions and the axes that split each."""
+    dims = [dim.strip() for dim in text.split(",")] if text.strip() else []
+    words, splits = [], []
+    for dim in dims:
+        word, *axes = (part.strip() for part in dim.split("/"))
+        if not word or not all(axis.isidentifier() for axis in axes):
+            raise OptionError(f"expected dimensions such as b/dp, s, d, got {text!r}")
+        words.append(word)
+        splits.append(tuple(axes))
+    return words, tuple(splits)

@@ -1,0 +1,31 @@
+"""Copies with other strides, and the operator that makes one where a tensor lies otherwise than a trace says."""
+
+from __future__ import annotations
+
+import torch
+
+from tessera.ir.equation import Special
+
+
+def with_strides(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """The tensor itself where it lies so, otherwise a copy that does. Strides of dimensions of one element, or of no
+    elements at all, tell nothing."""
+    if not x.numel() or all(a == b or size == 1 for a, b, size in zip(x.stride(), stride, x.shape, strict=True)):
+        return x
+    return copied(x, stride)
+
+
+def copied(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """The same numbers in memory of their own, with these strides; those that one address shows are copied once."""
+    if 0 not in stride:
+        return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
+    once = x[tuple(slice(0, 1) if step == 0 else slice(None) for step in stride)]
+    return torch.empty_strided(once.shape, stride, dtype=x.dtype, device=x.device).copy_(once).expand(x.shape)
+
+
+def laid_out(x: torch.Tensor, stride: tuple[int, ...]) -> torch.Tensor:
+    """The same tensor where it lies as said, a copy that does so otherwise."""
+    return x if x.stride() == stride else with_strides(x, stride)
+
+
+LAID_OUT = Special("laid_out", laid_out)

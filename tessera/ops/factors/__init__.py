@@ -1,0 +1,16 @@
+"""Sharding rules of operators, by family. Importing this folder registers them."""
+
+from tessera.ops.factors import (  # noqa: F401
+    attention,
+    creation,
+    indexing,
+    losses,
+    norms,
+    pointwise,
+    products,
+    reductions,
+    views,
+)
+from tessera.ops.factors.rule import APART, FACTORS
+
+__all__ = ["APART", "FACTORS"]

@@ -1,0 +1,85 @@
+"""`tessera convert`: a model from a file into an artifact.
+
+`SOURCES` says how files are read, by how their names end: a reader takes the path and the sizes that may change, and
+gives what `tessera.export` takes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tessera.artifact.write import export
+from tessera.tools.command import Command, console, json_argument, write_json
+from tessera.util.errors import OptionError
+
+DYNAMIC = re.compile(r"(?P<argument>\w+):(?P<dim>\d+)=(?P<name>[A-Za-z]\w*)(:(?P<low>\d+)\.\.(?P<high>\d*))?")
+Sizes = dict[str, dict[int, object]]
+
+
+def arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("source", help="model.pt2, or script.py:function, which gives a model and its arguments")
+    parser.add_argument("target", help="the artifact to write")
+    parser.add_argument("--target", dest="targets", action="append", default=[], help="cpu, cpu:x86-64-v3, …; several")
+    parser.add_argument(
+        "--dynamic", action="append", default=[], metavar="ARG:DIM=NAME:LOW..HIGH", help="a size that may change"
+    )
+    json_argument(parser)
+
+
+def run(args: Namespace) -> int:
+    path = args.source.partition(":")[0]
+    reader = SOURCES.get(Path(path).suffix)
+    if reader is None:
+        raise OptionError(f"expected a source that ends in {' or '.join(SOURCES)}, got {args.source!r}")
+    model, example, dynamic = reader(args.source, sizes(args.dynamic))
+    export(model, example, args.target, dynamic=dynamic or None, targets=args.targets or "cpu")
+    written = Path(args.target).stat().st_size
+    if not write_json(args, {"path": args.target, "bytes": written}):
+        console().print(f"{args.target}: {written} bytes", soft_wrap=True, markup=False)
+    return 0
+
+
+def sizes(texts: list[str]) -> Sizes:
+    """`x:0=batch:1..64` as `{"x": {0: ("batch", 1, 64)}}`."""
+    read: Sizes = {}
+    for text in texts:
+        if (parts := DYNAMIC.fullmatch(text)) is None:
+            raise OptionError(f"--dynamic: expected ARG:DIM=NAME or ARG:DIM=NAME:LOW..HIGH, got {text!r}")
+        name: object = parts["name"]
+        if parts["low"]:
+            name = (parts["name"], int(parts["low"]), int(parts["high"]) if parts["high"] else None)
+        read.setdefault(parts["argument"], {})[int(parts["dim"])] = name
+    return read
+
+
+def _exported(source: str, dynamic: Sizes) -> tuple[Any, tuple, Sizes]:
+    if dynamic:
+        raise OptionError("--dynamic: an exported program has its sizes already")
+    return torch.export.load(source), (), {}
+
+
+def _script(source: str, dynamic: Sizes) -> tuple[Any, tuple, Sizes]:
+    path, _, name = source.partition(":")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    if spec is None or spec.loader is None or not name:
+        raise OptionError(f"expected script.py:function, got {source!r}")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not callable(make := getattr(module, name, None)):
+        raise OptionError(f"{path} has no function {name!r}")
+    given = make()
+    if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[1], tuple):
+        raise OptionError(f"{source}: expected a model and a tuple of arguments")
+    return given[0], given[1], dynamic
+
+
+Reader = Callable[[str, Sizes], tuple[Any, tuple, Sizes]]
+SOURCES: dict[str, Reader] = {".pt2": _exported, ".py": _script}
+COMMAND = Command("compile a model from a file into an artifact", arguments, run)

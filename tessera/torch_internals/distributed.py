@@ -1,0 +1,16 @@
+"""Collectives as functions, and parts of DTensor that have no public name."""
+
+from __future__ import annotations
+
+from tessera.torch_internals.lookup import symbol
+
+_WHY = "running collectives as functions that give new tensors"
+all_reduce = symbol("torch.ops._c10d_functional.all_reduce.default", _WHY)
+all_gather_into_tensor = symbol("torch.ops._c10d_functional.all_gather_into_tensor.default", _WHY)
+reduce_scatter_tensor = symbol("torch.ops._c10d_functional.reduce_scatter_tensor.default", _WHY)
+all_to_all_single = symbol("torch.ops._c10d_functional.all_to_all_single.default", _WHY)
+wait_tensor = symbol("torch.ops._c10d_functional.wait_tensor.default", _WHY)
+StridedShard = symbol(
+    "torch.distributed.tensor.placement_types._StridedShard",
+    "a dimension of a DTensor that two axes split, the later one first",
+)

@@ -1,0 +1,1 @@
+"""From a program over whole values to the program of one rank of a mesh."""

@@ -1,0 +1,170 @@
+"""How one equation is cut: which axis of the mesh splits which factor.
+
+In: the equation's `Factors`, where its operands lie, where its results shall lie. Out: a `Choice`, the cheapest of all
+by the bytes that its operands and results must be moved. For each axis there is a choice between the factors that some
+operand, or a result that is pinned, is split along; passing summands through, where the operator is linear; or neither.
+A factor that nobody has split is not thought of: what the user did not place is not moved about.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tessera.ir.equation import Value
+from tessera.ir.mesh import Mesh
+from tessera.ir.placement import Axes, Placement, chunk
+from tessera.ir.types import Size, size_hint
+from tessera.ops.factors.rule import Dims, Factors
+
+PASS = "+"  # summands go in, summands come out
+LEAST = 1e-6  # of a byte, what an element more on a rank is worth: of equal ways the one with less work
+
+
+@dataclass(frozen=True)
+class Choice:
+    axes: Mapping[str, Axes]  # of each factor that is split
+    operands: tuple[Placement, ...]
+    results: tuple[Placement | None, ...]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked about one equation."""
+
+    mesh: Mesh
+    rule: Factors
+    operands: Sequence[Value]
+    results: Sequence[Value | None]
+    held: Sequence[Sequence[Placement]]  # where each operand lies; the first is its own place, others are copies
+    pinned: Sequence[Placement | None]  # where results shall lie
+    may_pass: Sequence[bool]  # nobody else reads the operand
+    move: Callable[[int, Placement], float]  # what it costs to bring an operand there
+    settle: Callable[[int, Placement], float]  # what it costs to bring a pinned result to its place from there
+
+
+def choose(question: Question) -> Choice:
+    """The cheapest way."""
+    best, least = None, float("inf")
+    for choice in _choices(question):
+        price = _price(question, choice)
+        if price < least:
+            best, least = choice, price
+    assert best is not None  # nothing split and nothing passed is always among them
+    return best
+
+
+def _choices(q: Question) -> Iterator[Choice]:
+    labels = [list(dict.fromkeys(_labels(q, axis))) for axis in q.mesh.names]
+    for combination in itertools.product(*labels):
+        choice = _choice(q, dict(zip(q.mesh.names, combination, strict=True)))
+        if choice is not None:
+            yield choice
+
+
+def _labels(q: Question, axis: str) -> Iterator[str]:
+    """What an axis may do, in the order in which equal prices are settled."""
+    for group in q.rule.linear:
+        if _passes(q, axis, group):
+            yield PASS
+    sides = (
+        *zip(q.rule.operands, (p for p in q.held), strict=True),
+        *((dims, [pin]) for dims, pin in zip(q.rule.results, q.pinned, strict=True) if dims is not None and pin),
+    )
+    for dims, placements in sides:
+        for placement in placements:
+            dim = placement.dim_of(axis)
+            if dim is not None and dims[dim] and q.rule.splittable(dims[dim][0]):
+                yield dims[dim][0]
+    yield ""
+
+
+def _passes(q: Question, axis: str, group: frozenset[int]) -> bool:
+    """All operands in which it is linear together hold summands, and no other."""
+    sums = [placements[0].how(axis) == "sum" for placements in q.held]
+    return all(held == (i in group) for i, held in enumerate(sums)) and all(q.may_pass[i] for i in group)
+
+
+def _choice(q: Question, labels: Mapping[str, str]) -> Choice | None:
+    axes: dict[str, Axes] = {}
+    for factor in dict.fromkeys(label for label in labels.values() if label not in ("", PASS)):
+        axes[factor] = _ordered(q, factor, [axis for axis, label in labels.items() if label == factor])
+        if q.rule.shares(factor) and not _divides(q, factor, axes[factor]):
+            return None
+    passed = [axis for axis, label in labels.items() if label == PASS]
+    reduced = {f: how for f, how in q.rule.reduced.items() if f in axes}
+
+    def lies(v: Value, dims: Dims, parts: list[tuple[str, str]]) -> Placement:
+        splits = tuple(axes.get(dim[0], ()) if dim else () for dim in dims)
+        return Placement(q.mesh, v.shape, splits, tuple(parts))
+
+    operands = []
+    for i, (v, dims) in enumerate(zip(q.operands, q.rule.operands, strict=True)):
+        parts = [(axis, "sum") for axis in passed if q.held[i][0].how(axis) == "sum"]
+        if i in q.rule.addends:
+            parts += [(axis, how) for f, how in reduced.items() for axis in axes[f]]
+        operands.append(lies(v, dims, parts))
+    results = []
+    for v, dims in zip(q.results, q.rule.results, strict=True):
+        if v is None or dims is None:
+            results.append(None)
+            continue
+        has = {f for dim in dims for f in dim}
+        parts = [(axis, how) for f, how in reduced.items() if f not in has for axis in axes[f]]
+        results.append(lies(v, dims, parts + [(axis, "sum") for axis in passed]))
+    return Choice(axes, tuple(operands), tuple(results))
+
+
+def _ordered(q: Question, factor: str, axes: list[str]) -> Axes:
+    """Axes that split one factor, as they stand where it is split already."""
+    if len(axes) == 1:
+        return (axes[0],)
+    order: list[str] = []
+    pinned = [(d, [p]) for d, p in zip(q.rule.results, q.pinned, strict=True) if d is not None and p is not None]
+    for dims, placements in (*zip(q.rule.operands, q.held, strict=True), *pinned):
+        for dim, names in enumerate(dims):
+            if names and names[0] == factor:
+                order += [axis for p in placements for axis in p.splits[dim]]
+    return tuple(axis for axis in dict.fromkeys([*order, *axes]) if axis in axes)
+
+
+def size_of(q: Question, factor: str) -> Size:
+    if factor in q.rule.sizes:
+        return q.rule.sizes[factor]
+    both = (*zip(q.operands, q.rule.operands, strict=True), *zip(q.results, q.rule.results, strict=True))
+    return next(
+        v.shape[dim]
+        for v, dims in both
+        if v is not None and dims is not None
+        for dim, names in enumerate(dims)
+        if names == (factor,)
+    )
+
+
+def _divides(q: Question, factor: str, axes: Axes) -> bool:
+    size = size_of(q, factor)
+    for axis in axes:
+        small = chunk(size, q.mesh.size(axis))
+        if str(small * q.mesh.size(axis)) != str(size):
+            return False
+        size = small
+    return True
+
+
+def _price(q: Question, choice: Choice) -> float:
+    price = sum(q.move(i, placement) for i, placement in enumerate(choice.operands))
+    for i, (v, placement) in enumerate(zip(q.results, choice.results, strict=True)):
+        if v is None or placement is None:
+            continue
+        count = 1
+        for size in placement.local_shape:
+            count *= size_hint(size)
+        price += LEAST * count
+        if q.pinned[i] is not None:
+            price += q.settle(i, placement)
+            continue
+        for axis, _ in placement.parts:
+            ranks = q.mesh.size(axis)
+            price += 2 * count * v.dtype.itemsize * (ranks - 1) / ranks
+    return price

@@ -1,0 +1,321 @@
+"""The partitioner: from one global program to the program of one rank.
+
+In: a Trace over whole values (forward, backward and update together), a mesh, and where some of its values lie, inputs
+and others. Out: a Trace with local sizes in which ranks exchange values by collectives; every value's type says where
+it lies. The same program serves all ranks. Its outputs hold no summands, what it writes lies as it lay before, and run
+on all ranks it computes what the global program computes.
+
+Equations are taken in order. Each is cut in the way that moves the fewest bytes (`choose`), its operands are brought
+where that wants them (`values`, `paths`), and copies that were made for one equation serve the next. An operator whose
+rule forbids what would be cheapest is taken apart, where that is declared; one without a rule is given whole values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from tessera.ir.builder import Builder
+from tessera.ir.call import in_place
+from tessera.ir.equation import Equation, Source, Value, map_values
+from tessera.ir.mesh import Mesh
+from tessera.ir.mode import mode_of
+from tessera.ir.placement import Placement
+from tessera.ir.replay import sweep
+from tessera.ir.schema import draws
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType, Type
+from tessera.ops.factors.lookup import factors_of
+from tessera.ops.factors.rule import Factors, apart_of, tensors, uncut
+from tessera.transforms.shard.choose import Choice, Question, choose
+from tessera.transforms.shard.local import local
+from tessera.transforms.shard.values import Values, local_type, placement_of
+from tessera.util.errors import InputError, RuleError
+
+
+@dataclass(frozen=True)
+class Note:
+    """An equation for which whole values were gathered, since it has no sharding rule."""
+
+    operator: str
+    source: Source
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Sharded:
+    trace: Trace
+    notes: tuple[Note, ...]
+
+
+def shard(
+    trace: Trace,
+    mesh: Mesh,
+    placements: Mapping[Value, Placement],
+    weights: Collection[Value] = (),
+    stays: Mapping[str, str] | None = None,
+) -> Sharded:
+    """The program of one rank. `placements` pins values of the trace, inputs or not; other inputs are whole on every
+    rank. `stays` says for an axis what is not moved along it if there is another way: "weights", which are the inputs
+    named so and what is computed from them alone, or "activations"."""
+    trace = in_place(trace)
+    for v, placement in placements.items():
+        if placement.mesh != mesh:
+            raise InputError(f"{v.name}: expected a placement on the mesh {mesh}, got one on {placement.mesh}")
+        if tuple(map(str, placement.shape)) != tuple(map(str, v.shape)):
+            raise InputError(f"{v.name}: expected a placement of {v.type}, got {placement}")
+    return _Partitioner(trace, mesh, placements, weights, stays or {}).run()
+
+
+class _Partitioner:
+    def __init__(
+        self,
+        trace: Trace,
+        mesh: Mesh,
+        pins: Mapping[Value, Placement],
+        weights: Collection[Value],
+        stays: Mapping[str, str],
+    ) -> None:
+        self.trace, self.mesh, self.pins, self.weights = trace, mesh, pins, weights
+        self.builder = Builder(trace.name, mode_of(trace))
+        self.values = Values(self.builder, mesh, stays)
+        self.values.make = self.made_there
+        self.held, self.kinds = self.values.held, self.values.kinds
+        self.makers: dict[Value, tuple[Equation, Factors]] = {}  # of what is made from nothing, or costs nothing
+        self.uses: dict[Value, int] = {}
+        self.users = trace.users()
+        self.notes: list[Note] = []
+
+    def run(self) -> Sharded:
+        trace = self.trace
+        self.count(trace.equations)
+        for v in trace.inputs:
+            self.input(v)
+        for v, tensor in trace.constants.items():
+            self.kinds[v] = ""
+            self.held[v] = [self.builder.constant(v.name, tensor, self.whole_type(v))]
+        self.symbols()
+        with self.builder:
+            for eqn in trace.equations:
+                self.equation(eqn)
+            outputs = map_values(trace.outputs, self.output)
+            mutations = {self.held[t][0]: self.values.bring(v, self.place(t)) for t, v in trace.mutations.items()}
+        program = sweep(self.builder.finish(outputs, mutations))  # type: ignore[arg-type]
+        return Sharded(program, tuple(self.notes))
+
+    def count(self, equations: Collection[Equation]) -> None:
+        """How often values are read."""
+        for eqn in equations:
+            for v in eqn.inputs():
+                self.uses[v] = self.uses.get(v, 0) + 1
+
+    # --- where values enter and leave ---
+
+    def input(self, v: Value) -> None:
+        self.kinds[v] = "weights" if v in self.weights else "activations"
+        if not isinstance(v.type, TensorType):
+            self.held[v] = [self.builder.input(v.name, v.type)]
+            return
+        placement = self.pins.get(v) or self.values.whole(v)
+        if placement.parts:
+            raise InputError(f"{v.name}: expected an input that holds no summands, got {placement}")
+        self.held[v] = [self.builder.input(v.name, local_type(v.type, placement))]
+
+    def symbols(self) -> None:
+        for symbol, (v, dim) in self.trace.symbols.items():
+            if v not in self.held:
+                continue
+            here = self.held[v][0]
+            if dim is not None and placement_of(here).splits[dim]:
+                raise InputError(f"{v.name}: the size {symbol} of dimension {dim}, which is split, must be a number")
+            self.builder.symbols[symbol] = (here, dim)
+
+    def output(self, v: Value) -> Value:
+        if not isinstance(v.type, TensorType):
+            return self.held[v][0]
+        return self.values.bring(v, self.pins.get(v) or self.place(v).without_parts())
+
+    def place(self, v: Value) -> Placement:
+        return self.values.place(v)
+
+    # --- equations ---
+
+    def equation(self, eqn: Equation) -> None:
+        kinds = {self.kinds[v] for v in eqn.inputs()}
+        kind = next((k for k in ("activations", "weights") if k in kinds), "")
+        self.kinds.update(dict.fromkeys(eqn.results(), kind))
+        if not eqn.results() or not all(isinstance(v.type, TensorType) for v in eqn.results()):
+            self.as_it_is(eqn)
+            return
+        rule = factors_of(eqn)
+        if (rule is None or self.forbids(eqn, rule)) and self.apart(eqn):
+            return
+        if rule is None:
+            self.note(eqn)
+        self.cut(eqn, rule or uncut(eqn))
+
+    def forbids(self, eqn: Equation, rule: Factors) -> bool:
+        """Some operand is split along a dimension that the operator wants whole."""
+        for v, dims in zip(tensors(eqn), rule.operands, strict=True):
+            for dim, axes in enumerate(self.place(v).splits):
+                if axes and dims[dim] and dims[dim][0] in rule.whole:
+                    return True
+        return False
+
+    def note(self, eqn: Equation) -> None:
+        moved = sum(self.values.moving(v, self.place(v), self.values.whole(v)) for v in tensors(eqn))
+        if moved:
+            self.notes.append(Note(str(eqn.op), eqn.source, moved))
+
+    def as_it_is(self, eqn: Equation) -> None:
+        """Numbers, checks, effects: every rank does the same on whole values."""
+
+        def whole(v: Value) -> Value:
+            return self.values.bring(v, self.values.whole(v)) if isinstance(v.type, TensorType) else self.held[v][0]
+
+        with self.builder.at(eqn):
+            args, kwargs = map_values((eqn.args, eqn.kwargs), whole)  # type: ignore[misc]
+        outputs = [None if v is None else self.builder.value(v.name, self.whole_type(v)) for v in eqn.outputs]
+        self.builder.equations.append(eqn.with_(args=args, kwargs=kwargs, outputs=tuple(outputs)))
+        for v, here in zip(eqn.outputs, outputs, strict=True):
+            if v is not None and here is not None:
+                self.define(v, here)
+
+    def whole_type(self, v: Value) -> Type:
+        return v.type.placed(self.values.whole(v)) if isinstance(v.type, TensorType) else v.type
+
+    def apart(self, eqn: Equation) -> bool:
+        """Take an equation apart and go on with what it is made of. False where nothing is declared, or where all its
+        operands are whole anyway."""
+        declared = apart_of(eqn)
+        if declared is None or all(self.place(v).is_whole for v in tensors(eqn)):
+            return False
+        builder = Builder("apart", self.builder.mode)
+        builder.reserve(self.trace.values())
+        with builder, builder.at(eqn):
+            made = declared(eqn)
+        if made is None:
+            return False
+        results: list[Value | None] = list(made) if isinstance(made, (list, tuple)) else [made]  # type: ignore[list-item]
+        self.count(builder.equations)
+        pairs = [(v, outer) for v, outer in zip(results, eqn.outputs, strict=True) if outer is not None]
+        for v, outer in pairs:
+            if v is None or v.dtype != outer.dtype or tuple(map(str, v.shape)) != tuple(map(str, outer.shape)):
+                raise RuleError(f"{eqn.op} taken apart gives {v}, expected {outer}")
+            self.uses[v] = self.uses.get(v, 0) + self.uses.get(outer, 0)
+        for part in builder.equations:
+            self.equation(part)
+        for v, outer in pairs:
+            assert v is not None
+            self.define(outer, *self.held[v])
+        return True
+
+    def cut(self, eqn: Equation, rule: Factors) -> None:
+        operands, results = tensors(eqn), eqn.outputs
+        for v in operands:
+            if (home := self.home(v)) is not None:
+                self.held[v] = [self.values.bring(v, home)]
+        pinned = [None if v is None else self.pins.get(v) for v in results]
+
+        def move(i: int, to: Placement) -> float:
+            v = operands[i]
+            there = any(copy.tensor.placement == to for copy in self.held[v]) or self.making(v, to) is not None
+            return 0.0 if there else self.values.nearest(v, to)[0]
+
+        def settle(i: int, at: Placement) -> float:
+            v, pin = results[i], pinned[i]
+            assert v is not None and pin is not None
+            return self.values.moving(v, at, pin)
+
+        held = [[placement_of(copy) for copy in self.held[v]] for v in operands]
+        may_pass = [self.uses.get(v, 0) == 1 and len(self.held[v]) == 1 for v in operands]
+        choice = choose(Question(self.mesh, rule, operands, results, held, pinned, may_pass, move, settle))
+        drawn = draws(eqn.op, eqn.args, eqn.kwargs)
+        for v, here in zip(results, local(self.values, eqn, rule, choice), strict=True):
+            if v is not None and here is not None:
+                self.define(v, self.agreed(here) if drawn else here)
+        from_nothing = all(self.kinds[v] == "" for v in operands) and not drawn
+        if (rule.cheap or from_nothing) and len(results) == 1 and results[0] is not None:
+            self.makers[results[0]] = eqn, rule
+
+    def home(self, v: Value) -> Placement | None:
+        """Where summands that several equations read are best put together: one of those equations has an operand that
+        is split, so ranks need their own part alone. To scatter sums costs half of what sharing them does."""
+        place = self.place(v)
+        if not place.parts or self.uses.get(v, 0) < 2:
+            return None
+        for axis, how in place.parts:
+            dim = self.met(v, axis) if how == "sum" else None
+            if dim is not None:
+                moved = place.without_part(axis).with_split(dim, (*place.splits[dim], axis))
+                place = moved if moved.is_even(dim) else place
+        return place if place != self.place(v) else None
+
+    def met(self, v: Value, axis: str) -> int | None:
+        """The dimension of a value that some reader's other operand has split over an axis."""
+        for eqn in self.users.get(v, ()):
+            rule = factors_of(eqn)
+            if rule is None:
+                continue
+            sides = list(zip(tensors(eqn), rule.operands, strict=True))
+            own = next(dims for x, dims in sides if x is v)
+            for x, dims in sides:
+                split = self.place(x).dim_of(axis) if x is not v and x in self.held else None
+                if split is None or not dims[split] or not rule.splittable(dims[split][0]):
+                    continue
+                if dims[split][:1] in own:
+                    return own.index(dims[split][:1])
+        return None
+
+    def agreed(self, drawn: Value) -> Value:
+        """What the first rank drew counts for all, so that ranks need not be seeded alike. Masks are left alone: those
+        of a size worth cutting are computed from a seed (`passes/decompose/random`)."""
+        if drawn.dtype == torch.bool:
+            return drawn
+        place = placement_of(drawn)
+        for axis in self.mesh.names:
+            for op, args, after in (("once", (axis,), place.with_part(axis)), ("all_reduce", (axis,), place)):
+                (agreed,) = self.values.emit(getattr(self.values.dist, op), (drawn, *args), {}, [after], [drawn.name])
+                assert agreed is not None
+                drawn = agreed
+        return drawn
+
+    def define(self, v: Value, *copies: Value) -> None:
+        """A global value has its own place; a pinned one is brought to it at once."""
+        self.held[v] = list(copies)
+        if (pin := self.pins.get(v)) is not None:
+            self.held[v] = [self.values.bring(v, pin)]
+
+    # --- what is made rather than moved ---
+
+    def made_there(self, v: Value, to: Placement) -> Value | None:
+        """A value that is made from nothing, or repeated, is made in parts rather than cut."""
+        choice = self.making(v, to)
+        if choice is None:
+            return None
+        eqn, rule = self.makers[v]
+        return local(self.values, eqn, rule, choice)[0]
+
+    def making(self, v: Value, to: Placement) -> Choice | None:
+        """How a value is made there: of operands that lie where they must, or can be made there in turn."""
+        if v not in self.makers or to.parts:
+            return None
+        eqn, rule = self.makers[v]
+        (dims,) = rule.results
+        assert dims is not None
+        axes = {names[0]: split for names, split in zip(dims, to.splits, strict=True) if names and split}
+        split = [bool(split) for split in to.splits]
+        if split != [bool(names) and names[0] in axes for names in dims]:
+            return None
+        if any(not rule.splittable(f) or f in rule.reduced or (rule.shares(f) and not rule.cheap) for f in axes):
+            return None
+        operands = []
+        for x, names in zip(tensors(eqn), rule.operands, strict=True):
+            splits = tuple(axes.get(name[0], ()) if name else () for name in names)
+            operands.append(Placement(self.mesh, x.shape, splits))
+            there = any(copy.tensor.placement == operands[-1] for copy in self.held[x])
+            if not there and self.making(x, operands[-1]) is None:
+                return None
+        return Choice(axes, tuple(operands), (to,))

@@ -1,0 +1,119 @@
+"""The values of a program on their way to one rank: which copies of each there are, and how another is made.
+
+In: a global value and where it is wanted. Out: a local value that lies there. A copy that was made once serves
+everyone; where there is none, collectives are emitted that lead to it from the nearest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from tessera.ir import fake
+from tessera.ir.builder import Builder
+from tessera.ir.dist import on
+from tessera.ir.equation import Equation, Operator, Value
+from tessera.ir.mesh import Mesh
+from tessera.ir.placement import Placement
+from tessera.ir.types import TensorType, contiguous_strides, size_hint
+from tessera.transforms.shard.paths import Step, cost, path
+from tessera.util.errors import RuleError
+
+HEAVY = 1e6  # how much dearer it is to move what shall stay
+
+
+class Values:
+    def __init__(self, builder: Builder, mesh: Mesh, stays: Mapping[str, str]) -> None:
+        self.builder, self.mesh, self.stays = builder, mesh, stays
+        self.dist = on(mesh)
+        self.held: dict[Value, list[Value]] = {}  # of a global value, its copies; its own place first
+        self.kinds: dict[Value, str] = {}  # "weights", "activations", or "" for neither
+        self.make: Callable[[Value, Placement], Value | None] = lambda v, to: None  # a copy made rather than moved
+
+    def place(self, v: Value) -> Placement:
+        return placement_of(self.held[v][0])
+
+    def whole(self, v: Value) -> Placement:
+        return Placement.whole(self.mesh, v.shape)
+
+    def price(self, v: Value, step: Step) -> float:
+        stays = self.stays.get(step.axis) == self.kinds[v] != "" and step.name in ("all_gather", "all_to_all")
+        return HEAVY if stays else 1.0
+
+    def moving(self, v: Value, a: Placement, b: Placement) -> float:
+        """What it costs to bring a value from one place to another."""
+        return cost(path(a, b), v.dtype.itemsize, lambda step: self.price(v, step))
+
+    def nearest(self, v: Value, to: Placement) -> tuple[float, Value]:
+        """The copy from which a value comes to a place most cheaply."""
+        ways = []
+        for copy in self.held[v]:
+            steps = path(placement_of(copy), to)
+            ways.append((cost(steps, v.dtype.itemsize, lambda step: self.price(v, step)), len(steps), copy))
+        price, _, copy = min(ways, key=lambda way: way[:2])
+        return price, copy
+
+    def bring(self, v: Value, to: Placement) -> Value:
+        """A copy of a value that lies there."""
+        for copy in self.held[v]:
+            if copy.tensor.placement == to:
+                return copy
+        if (made := self.make(v, to)) is not None:
+            self.held[v].append(made)
+            return made
+        _, copy = self.nearest(v, to)
+        for step in path(placement_of(copy), to):
+            there = next((c for c in self.held[v] if c.tensor.placement == step.after), None)
+            if there is None:
+                op = getattr(self.dist, step.name)
+                (there,) = self.emit(op, (copy, *step.args), {}, [step.after], [v.name])
+                assert there is not None
+                self.held[v].append(there)
+            copy = there
+        return copy
+
+    def emit(
+        self,
+        op: Operator,
+        args: tuple,
+        kwargs: dict,
+        placements: Sequence[Placement | None],
+        hints: Sequence[str],
+        many: bool = False,
+    ) -> list[Value | None]:
+        """Write an equation whose results lie there, and check that they have the sizes that says."""
+        try:
+            types = fake.infer(op, args, kwargs, self.builder.mode)
+        except Exception as error:
+            raise RuleError(f"{op} does not take a rank's part of its arguments {args}: {error}") from error
+        listed = types if isinstance(types, list) else [types]
+        outputs: list[Value | None] = []
+        for type_, placement, hint in zip(listed, placements, hints, strict=True):
+            if placement is None or not isinstance(type_, TensorType):
+                outputs.append(None)
+                continue
+            check(op, type_, placement)
+            outputs.append(self.builder.value(hint, type_.placed(placement)))
+        source, tags = self.builder.source, self.builder.tags
+        self.builder.equations.append(Equation(op, args, kwargs, tuple(outputs), many, source, tags))
+        return outputs
+
+
+def placement_of(local: Value) -> Placement:
+    placement = local.tensor.placement
+    assert placement is not None
+    return placement
+
+
+def check(op: Operator, type_: TensorType, placement: Placement) -> None:
+    """What a rank gets has the size of its part."""
+    if tuple(map(str, type_.shape)) != tuple(map(str, placement.local_shape)):
+        raise RuleError(f"the sharding rule of {op} says {placement}, but a rank gets {type_}")
+
+
+def local_type(type_: TensorType, placement: Placement) -> TensorType:
+    """The type of a rank's part, whose dimensions lie in the same order as those of the whole."""
+    if placement.is_whole:
+        return type_.placed(placement)
+    shape = placement.local_shape
+    order = sorted(range(len(shape)), key=lambda d: -size_hint(type_.stride[d])) if not type_.is_row_major else None
+    return TensorType(type_.dtype, shape, contiguous_strides(shape, order), type_.device).placed(placement)

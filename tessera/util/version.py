@@ -1,0 +1,3 @@
+"""The version of this package, for those who cannot import it whole."""
+
+VERSION = "0.1.0"

@@ -1,0 +1,363 @@
+"""What `export` writes, `load` runs: the same numbers, writes, views and structure as the model itself."""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import tessera
+from tessera.artifact.container import Container
+from tessera.tile.targets.cpu.levels import LEVELS, levels_here
+from tessera.util.errors import CaptureError, InputError, OptionError
+
+WAYS = ("kernels", "aten", "compiled")
+
+
+def loaded(path: Path, way: str) -> Callable:
+    return tessera.load(path, trust=way == "kernels", compile=way == "compiled")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("batch", [1, 8, 64])
+def test_same_numbers(mlp: nn.Module, mlp_file: Path, way: str, batch: int) -> None:
+    x = torch.randn(batch, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(mlp_file, way)(x), mlp(x))
+
+
+def test_kernels_of_the_file_run(mlp_file: Path) -> None:
+    if not levels_here():
+        pytest.skip("this machine is of no level that is known")
+    told = tessera.load(mlp_file).explain()
+    assert "built by this user" in told and f"kernels for cpu:{levels_here()[0]}" in told and "mapped" in told
+    assert "every operator by PyTorch" in tessera.load(mlp_file, trust=False, compile=False).explain()
+
+
+UNIMPORTABLE = """
+import json, sys
+BLOCKED = ("torch._dynamo", "torch._inductor", "sympy", "xdsl", "llvmlite", "triton", "cuda.tile", "rich")
+
+class Refuses:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith(BLOCKED):
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Refuses())
+import torch
+import tessera
+m = tessera.load(sys.argv[1])
+torch.manual_seed(0)
+x = torch.randn(3, 16)
+with torch.no_grad():
+    y = m(x)
+present = [name for name in BLOCKED if name in sys.modules]
+print(json.dumps({"y": y.tolist(), "told": m.explain(), "present": present}))
+"""
+
+
+def test_runs_without_the_compiler(mlp: nn.Module, mlp_file: Path) -> None:
+    """With everything that compiles made unimportable, and no C compiler on the path."""
+    environment = {**os.environ, "PATH": "", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", UNIMPORTABLE, str(mlp_file)]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+    given = json.loads(run.stdout)
+    torch.manual_seed(0)
+    x = torch.randn(3, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.tensor(given["y"]), mlp(x))
+    assert given["present"] == []
+    if levels_here():
+        assert "regions by kernels of the file" in given["told"]
+
+
+def test_a_process_that_loads_imports_no_compiler(mlp_file: Path) -> None:
+    code = "import sys, torch, tessera; tessera.load(sys.argv[1]); print([m for m in sys.argv[2:] if m in sys.modules])"
+    names = ["torch._dynamo", "sympy", "xdsl", "llvmlite", "triton", "tessera.api"]
+    command = [sys.executable, "-c", code, str(mlp_file), *names]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert run.stdout.strip() == "[]", run.stderr
+
+
+# --- what models do ---
+
+
+class Cache(nn.Module):
+    """Writes a buffer and an argument, and gives views of both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.zeros(2, 8, 4))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor, at: Tensor, out: Tensor) -> dict[str, object]:
+        self.calls.add_(1)
+        self.cache.index_copy_(1, at, x)
+        out.add_(x[:, 0])
+        total = self.cache.sum(1)
+        return {"total": total, "row": out[0], "cache": self.cache, "rest": (total.t(), 3, None)}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_writes_views_and_structure(way: str, tmp_path: Path) -> None:
+    x, at = torch.randn(2, 1, 4), torch.tensor([3])
+    tessera.export(Cache().eval(), (x, at, torch.zeros(2, 4)), tmp_path / "m.tess")
+    model, m = Cache().eval(), loaded(tmp_path / "m.tess", way)
+    mine, theirs = torch.ones(2, 4), torch.ones(2, 4)
+    with torch.no_grad():
+        for step in range(3):
+            place = torch.tensor([step])
+            want, got = model(x + step, place, theirs), m(x + step, place, mine)
+            assert list(got) == list(want) and got["rest"][1:] == (3, None)
+            for key in ("total", "row", "cache"):
+                torch.testing.assert_close(got[key], want[key])
+            torch.testing.assert_close(mine, theirs)
+    assert got["row"].data_ptr() == mine.data_ptr()
+    assert got["rest"][0].data_ptr() == got["total"].data_ptr()
+    assert got["cache"] is m(x, at, mine)["cache"]
+
+
+def test_a_file_is_not_changed_by_what_is_written(tmp_path: Path) -> None:
+    """The pages of the file are shared until somebody writes; then they are this object's own."""
+    path, x = tmp_path / "m.tess", torch.randn(2, 1, 4)
+    tessera.export(Cache().eval(), (x, torch.tensor([0]), torch.zeros(2, 4)), path)
+    before = path.read_bytes()
+    first, second = tessera.load(path), tessera.load(path)
+    first(x, torch.tensor([1]), torch.zeros(2, 4))
+    assert path.read_bytes() == before
+    fresh = second(torch.zeros(2, 1, 4), torch.tensor([0]), torch.zeros(2, 4))
+    assert fresh["total"].abs().sum() == 0
+
+
+class Noise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.rand_like(x) + torch.randn(x.shape)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_random_numbers_are_eagers(way: str, tmp_path: Path) -> None:
+    x = torch.zeros(5, 3)
+    tessera.export(Noise(), (x,), tmp_path / "m.tess")
+    m = loaded(tmp_path / "m.tess", way)
+    torch.manual_seed(3)
+    got = m(x)
+    torch.manual_seed(3)
+    torch.testing.assert_close(got, Noise()(x))
+    assert not torch.equal(m(x), m(x))
+
+
+Pair = collections.namedtuple("Pair", ["first", "second"])
+
+
+def test_structures(tmp_path: Path) -> None:
+    def fn(pair: list[Tensor], named: dict[str, Tensor], flag: bool, scale: float) -> Pair:
+        return Pair(pair[0] + named["b"] * scale if flag else pair[1], [named["a"]])
+
+    a, b = torch.ones(3), torch.full((3,), 2.0)
+    tessera.export(fn, ([a, b], {"a": a, "b": b}, True, 0.5), tmp_path / "m.tess")
+    m = tessera.load(tmp_path / "m.tess")
+    got = m([a, b], {"b": b, "a": b}, scale=0.5, flag=True)
+    assert type(got).__name__ == "Pair" and got.first.tolist() == [2, 2, 2] and got.second[0] is b
+    with pytest.raises(InputError, match="flag: expected True, which it was exported for, got False"):
+        m([a, b], {"a": a, "b": b}, False, 0.5)
+    with pytest.raises(InputError, match="expected a dict with the keys a, b"):
+        m([a, b], {"a": a}, True, 0.5)
+    with pytest.raises(InputError, match="expected a list of 2, got list of 1"):
+        m([a], {"a": a, "b": b}, True, 0.5)
+
+
+def test_entries_share_weights(tmp_path: Path) -> None:
+    first = nn.Linear(8, 8).eval()
+    second = nn.Sequential(first, nn.ReLU()).eval()
+    x = torch.randn(2, 8)
+    tessera.export({"plain": (first, (x,)), "relu": (second, (x,), {"input": {0: "n"}})}, path=tmp_path / "m.tess")
+    m = tessera.load(tmp_path / "m.tess")
+    with torch.no_grad():
+        torch.testing.assert_close(m.plain(x), first(x))
+        torch.testing.assert_close(m.entries["relu"](x[:1].expand(5, 8)), second(x[:1].expand(5, 8)))
+    with Container.open(tmp_path / "m.tess") as file:
+        entries = file.manifest["entries"]
+        assert entries["plain"]["held"] == entries["relu"]["held"] == ["weight", "bias"]
+    with pytest.raises(InputError, match="expected one of the entries plain, relu"):
+        m(x)
+
+
+def test_weights_with_strides_of_their_own(tmp_path: Path) -> None:
+    model = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last).eval()
+    model.register_buffer("wide", torch.ones(1).expand(7))
+    model.register_buffer("part", torch.arange(20.0).view(4, 5)[:, 1:3])
+    model.register_buffer("empty", torch.zeros(0, 2))
+
+    def forward(x: Tensor) -> tuple[Tensor, ...]:
+        return nn.Conv2d.forward(model, x), model.wide * 2, model.part + 1, model.empty + 1
+
+    model.forward = forward  # type: ignore[method-assign]
+    x = torch.randn(1, 3, 8, 8)
+    tessera.export(model, (x,), tmp_path / "m.tess")
+    with torch.no_grad():
+        for got, want in zip(tessera.load(tmp_path / "m.tess")(x), model(x), strict=True):
+            torch.testing.assert_close(got, want)
+
+
+def test_a_size_of_two_arguments(tmp_path: Path) -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        return x + y
+
+    example = (torch.randn(4, 3), torch.randn(4, 1))
+    tessera.export(fn, example, tmp_path / "m.tess", dynamic={"x": {0: "n"}, "y": {0: "n"}})
+    m = tessera.load(tmp_path / "m.tess")
+    assert m(torch.randn(9, 3), torch.randn(9, 1)).shape == (9, 3)
+    with pytest.raises(InputError, match="as another argument has it, got 8"):
+        m(torch.randn(9, 3), torch.randn(8, 1))
+
+
+def test_arguments_that_lie_otherwise(mlp: nn.Module, mlp_file: Path) -> None:
+    m, x = tessera.load(mlp_file), torch.randn(16, 5).t()
+    with torch.no_grad():
+        torch.testing.assert_close(m(x), mlp(x))
+        torch.testing.assert_close(m(x[::2]), mlp(x[::2]))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: m(torch.randn(65, 16)), "x, dimension 0: expected s.* from 1 to 64, got 65"),
+        (lambda m: m(torch.randn(3, 17)), r"x: expected float32\[s.*, 16\] on cpu, got float32\[3, 17\] on cpu"),
+        (lambda m: m(torch.randn(3, 16, dtype=torch.float64)), "got float64"),
+        (lambda m: m(torch.randn(16)), "x: expected"),
+        (lambda m: m([1, 2]), "x: expected a tensor"),
+        (lambda m: m(), "expected the argument 'x'"),
+        (lambda m: m(torch.randn(3, 16), torch.randn(3, 16)), "expected x, got 2"),
+        (lambda m: m(torch.randn(3, 16), y=1), "expected x"),
+        (lambda m: m(torch.randn(3, 16, requires_grad=True)), "x requires gradients"),
+    ],
+)
+def test_arguments_are_checked(mlp_file: Path, call: Callable, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        call(tessera.load(mlp_file))
+
+
+def test_written_arguments_must_not_overlap(tmp_path: Path) -> None:
+    def fn(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(1)
+        return x + y
+
+    tessera.export(fn, (torch.zeros(3), torch.zeros(3)), tmp_path / "m.tess")
+    x = torch.zeros(3)
+    with pytest.raises(InputError, match="shares memory"):
+        tessera.load(tmp_path / "m.tess")(x, x)
+
+
+# --- other machines ---
+
+
+def other_levels() -> list[str]:
+    return [level for level in LEVELS if level not in levels_here()]
+
+
+def test_built_for_other_processors(mlp: nn.Module, tmp_path: Path) -> None:
+    """LLVM compiles for machines that this one is not; here such a file runs by PyTorch's operators, and says so."""
+    targets = [f"cpu:{level}" for level in other_levels()]
+    path, x = tmp_path / "m.tess", torch.randn(8, 16)
+    tessera.export(mlp, (x,), path, targets=targets)
+    m = tessera.load(path, compile=False)
+    with torch.no_grad():
+        torch.testing.assert_close(m(x), mlp(x))
+    for level in other_levels():
+        assert f"they are for {level}" in m.explain()
+    with Container.open(path) as file:
+        for target in file.manifest["targets"].values():
+            assert target["images"] and all("PyLong_AsVoidPtr" in dict(map(reversed, i[4])) for i in target["images"])
+
+
+def test_every_region_by_either(mlp: nn.Module, mlp_file: Path) -> None:
+    """A region whose kernel is left out runs by PyTorch's operators, beside others that have one."""
+    from hostile import Parts
+
+    parts = Parts.of(mlp_file)
+    name = next((n for n in parts.members if n.startswith("programs/main/cpu")), None)
+    if name is None:
+        pytest.skip("no kernels for this machine")
+    program = json.loads(parts.members[name])
+    regions = [op for op in program["tables"]["ops"] if op[0] == "region"]
+    regions[0][-1] = -1
+    parts.put(program, name)
+    m = tessera.load(parts.write(mlp_file.parent / "part.tess"), trust=True)
+    x = torch.randn(4, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(m(x), mlp(x))
+    assert "1 by PyTorch's operators" in m.explain()
+
+
+# --- what export refuses ---
+
+
+def test_what_export_refuses(mlp: nn.Module, tmp_path: Path) -> None:
+    x, path = torch.randn(2, 16), tmp_path / "m.tess"
+
+    def branches(x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+    with pytest.raises(CaptureError, match="torch.export does not capture branches"):
+        tessera.export(branches, (x,), path)
+    with pytest.raises(OptionError, match="dynamic: expected one of x, got 'y'"):
+        tessera.export(mlp, (x,), path, dynamic={"y": {0: "n"}})
+    with pytest.raises(OptionError, match="targets: expected cuda:sm_90, or cpu:LEVEL"):
+        tessera.export(mlp, (x,), path, targets="tpu")
+    with pytest.raises(OptionError, match="plain names of entries"):
+        tessera.export({"a b": (mlp, (x,))}, path=path)
+    assert os.listdir(tmp_path) == []  # nothing half written is left
+
+
+def test_an_exported_program(mlp: nn.Module, tmp_path: Path) -> None:
+    x = torch.randn(2, 16)
+    program = torch.export.export(mlp, (x,), strict=False)
+    tessera.export(program, path=tmp_path / "m.tess")
+    with torch.no_grad():
+        torch.testing.assert_close(tessera.load(tmp_path / "m.tess")(x), mlp(x))
+
+
+def test_buckets(mlp: nn.Module, tmp_path: Path) -> None:
+    tessera.export(mlp, (torch.randn(16, 16),), tmp_path / "m.tess")  # for one size alone
+    m = tessera.load(tmp_path / "m.tess", buckets=tessera.Buckets((16,), {"x": 0}, {0: 0}))
+    x = torch.randn(3, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(m(x), mlp(x))
+        torch.testing.assert_close(m(x=x), mlp(x))
+
+
+def test_cuda_graphs_say_where_they_cannot_be(mlp_file: Path) -> None:
+    m = tessera.load(mlp_file, cuda_graph=True)
+    assert "no CUDA graph: " in m.explain() and "is on cpu" in m.explain()
+
+
+def private_bytes(path: Path) -> int:
+    """Bytes of the file's pages that this process has for itself."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if line[:1] in "0123456789abcdef" and "-" in line.split(" ", 1)[0]:
+            inside = line.endswith(str(path))
+        elif inside and line.startswith("Private_Dirty:"):
+            total += int(line.split()[1]) * 1024
+    return total
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux tells whose a page is")
+def test_weights_are_shared_until_they_are_written(tmp_path: Path) -> None:
+    model, path, x = nn.Linear(512, 512).eval(), tmp_path / "m.tess", torch.randn(2, 512)
+    tessera.export(model, (x,), path)
+    m = tessera.load(path)
+    with torch.no_grad():
+        torch.testing.assert_close(m(x), model(x))
+    assert private_bytes(path) == 0
+    m.main._held[0][0, 0] = 1
+    assert 0 < private_bytes(path) <= 4 * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,115 @@
+"""Every operator of PyTorch's own table, cut along every dimension of every tensor argument.
+
+In: names of operators. Out: for each what became of its samples: run on the parts of 2 and 3 ranks, uneven ones too,
+the joined results must be those of the whole. `python tests/distributed/sweep.py [first [last]]` tries them all.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator
+
+import torch
+
+from tessera.distributed import in_step
+from tessera.frontends.functional.trace import trace_function
+from tessera.ir import interp
+from tessera.ir.dist import is_collective
+from tessera.ir.equation import Value
+from tessera.ir.mesh import Mesh
+from tessera.ir.placement import Placement
+from tessera.ir.schema import has_effect
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType
+from tessera.torch_internals.samples import operators
+from tessera.transforms.shard.partition import shard
+from tessera.util.names import names
+
+SAMPLES = 4  # of an operator
+UNDEFINED = names("empty empty_like new_empty new_empty_strided empty_permuted")  # what they hold is chance
+SENDS = ("all_gather", "reduce_scatter", "all_to_all", "permute")  # a sum or maximum at the end is not counted
+
+
+def samples(info: object, dtype: torch.dtype) -> Iterator[tuple[Trace, list]]:
+    """Calls of an operator as traces with their tensors."""
+    taken = 0
+    for sample in info.sample_inputs("cpu", dtype):
+        if taken == SAMPLES:
+            return
+        flat, spec = torch.utils._pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+        places = [i for i, x in enumerate(flat) if isinstance(x, torch.Tensor)]
+
+        def call(*tensors: torch.Tensor, flat: list = flat, places: list = places, spec: object = spec) -> object:
+            filled = list(flat)
+            for i, x in zip(places, tensors, strict=True):
+                filled[i] = x
+            first, args, kwargs = torch.utils._pytree.tree_unflatten(filled, spec)
+            return info.op(first, *args, **kwargs)
+
+        tensors = [flat[i].detach() for i in places]
+        if not any(x.ndim and x.numel() for x in tensors) or any(x.layout != torch.strided for x in tensors):
+            continue
+        try:
+            trace = trace_function(call, [x.clone() for x in tensors]).trace
+        except Exception:  # what cannot be captured alone (data decides its shape) has no program to cut
+            continue
+        if trace.mutations or any(has_effect(e) or e.opname in UNDEFINED for e in trace.equations):
+            continue
+        if not all(isinstance(v, Value) and _dense(v) for v in trace.outputs):
+            continue
+        taken += 1
+        yield trace, tensors
+
+
+def _dense(v: Value) -> bool:
+    return isinstance(v.type, TensorType) and v.type.layout == torch.strided
+
+
+def attempt(trace: Trace, tensors: list, argument: int, dim: int, ranks: int) -> str:
+    """ "free", "moved" (collectives between), "wrong: …" or "refused: …"."""
+    mesh = Mesh.of(x=ranks)
+    v = trace.inputs[argument]
+    placement = Placement.whole(mesh, v.shape).with_split(dim, ("x",))
+    try:
+        local = shard(trace, mesh, {v: placement}).trace
+        parts = in_step.run(
+            local, [in_step.cut(x, w.tensor.placement) for x, w in zip(tensors, local.inputs, strict=True)]
+        )
+        got = [in_step.join(p, w.tensor.placement, exact=False) for p, w in zip(parts, local.outputs, strict=True)]
+    except Exception as error:
+        return f"refused: {type(error).__name__}: {str(error)[:200]}"
+    want = interp.run(trace, *[x.clone() for x in tensors])
+    for a, b in zip(got, want, strict=True):
+        if not torch.allclose(a, b.resolve_conj().resolve_neg(), rtol=1e-8, atol=1e-10, equal_nan=True):
+            return f"wrong: {(a - b).abs().max() if a.dtype != torch.bool else 'bool'}"
+    return "moved" if any(is_collective(e, *SENDS) for e in local.equations) else "free"
+
+
+def tried(info: object) -> Counter:
+    counts: Counter = Counter()
+    for trace, tensors in samples(info, torch.float64):
+        for argument, x in enumerate(tensors):
+            for dim in range(x.ndim):
+                for ranks in (2, 3):
+                    if x.shape[dim] >= 1:
+                        counts[attempt(trace, tensors, argument, dim, ranks)] += 1
+    return counts
+
+
+def named(names: list[str]) -> list:
+    return [info for info in operators if info.name in names and torch.float64 in info.dtypes]
+
+
+if __name__ == "__main__":
+    total: Counter = Counter()
+    first, last = map(int, sys.argv[1:3]) if len(sys.argv) > 2 else (0, len(operators))
+    for info in operators[first:last]:
+        if torch.float64 not in info.dtypes:
+            continue
+        counts = tried(info)
+        for outcome, count in counts.items():
+            total[outcome.split(":")[0]] += count
+            if outcome.startswith(("wrong", "refused")):
+                print(f"{info.name} {info.variant_test_name}: {count} x {outcome}", flush=True)
+    print(dict(total))

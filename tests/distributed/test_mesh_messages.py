@@ -1,0 +1,87 @@
+"""Plans and meshes that cannot be: each message names what was expected and what came. DTensor's words, both ways."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed.tensor import Replicate, Shard
+
+import tessera
+from tessera.distributed.dtensors import from_dtensor, to_dtensor
+from tessera.distributed.plan import Plan, lay_out
+from tessera.frontends.functional.trace import trace_function
+from tessera.ir.mesh import Mesh
+from tessera.ir.placement import Placement
+from tessera.util.errors import InputError, OptionError
+
+MESH = Mesh.of(dp=2, tp=4)
+
+
+@pytest.mark.parametrize(
+    ("plan", "says"),
+    [
+        ("zero3", "a word for each axis"),
+        ({"dp": "zero3"}, "got none for tp"),
+        ({"dp": "zero3", "tp": "tensor", "pp": "zero1"}, "expected axes of the mesh dp=2 tp=4, got 'pp'"),
+        ({"dp": "zero4", "tp": "tensor"}, "did you mean 'zero"),
+        ({"dp": "hsdp", "tp": "tensor"}, "hsdp expects an axis of zero3"),
+    ],
+)
+def test_bad_plans(plan: object, says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        Plan.of(plan, MESH)  # type: ignore[arg-type]
+
+
+def laid_out(patterns: dict, rows: int = 4):
+    trace = trace_function(lambda w, x: x @ w.t(), (torch.randn(6, 8), torch.randn(rows, 8))).trace
+    plan = Plan.of({"dp": "zero1", "tp": "tensor", **patterns}, MESH)
+    return lay_out(plan, trace, {"up.weight": trace.inputs[0]}, [trace.inputs[1]])
+
+
+@pytest.mark.parametrize(
+    ("patterns", "says"),
+    [
+        ({"*.upp.weight": "f/tp, d"}, "matches no weight; near are up.weight"),
+        ({"*.weight": "f/tp, d"}, "which tp=4 does not divide"),
+        ({"*.weight": "f"}, "expected 2 dimensions"),
+        ({"*.weight": "f, d/xp"}, "got 'xp'"),
+    ],
+)
+def test_bad_placements_by_name(patterns: dict, says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        laid_out(patterns)
+
+
+def test_placements_by_name() -> None:
+    layout = laid_out({"*.weight": "f, d/tp"})
+    assert str(layout.weights["up.weight"]) == "[6, 8/tp]" and str(layout.states["up.weight"]) == "[6/dp, 8/tp]"
+
+
+def test_a_batch_that_ranks_do_not_divide() -> None:
+    with pytest.raises(OptionError, match="expected a batch that dp=2 divides, got 3 rows"):
+        laid_out({}, rows=3)
+
+
+def test_no_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(InputError, match="torchrun --nproc-per-node=8"):
+        tessera.mesh(device="cpu", dp=4, tp=2)
+
+
+def test_a_plan_without_a_mesh() -> None:
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(OptionError, match="mesh: expected what tessera.mesh gives"):
+        tessera.train_step(model, None, torch.optim.SGD(model.parameters()), plan="ddp")
+
+
+@pytest.mark.parametrize(
+    "text", ["[8, 8]", "[8/tp/dp, 4]", "[8/dp/tp, 4]", "[8/dp, 4/tp]", "[8/dp, 4] +tp", "[8] max:tp"]
+)
+def test_dtensors_words_both_ways(text: str) -> None:
+    placement = Placement.parse(text, MESH)
+    assert from_dtensor(to_dtensor(placement), MESH, placement.shape) == placement
+
+
+def test_dtensors_words() -> None:
+    assert to_dtensor(Placement.parse("[8, 4/tp]", MESH)) == [Replicate(), Shard(1)]

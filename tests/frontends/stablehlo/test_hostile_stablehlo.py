@@ -1,0 +1,155 @@
+"""Files that mean harm, or are broken: each ends in one clear error, soon and without much memory."""
+
+from __future__ import annotations
+
+import random
+import resource
+import time
+
+import pytest
+import torch
+
+pytest.importorskip("jaxlib")
+
+from tessera.frontends.stablehlo.bindings import bindings, context  # noqa: E402
+from tessera.frontends.stablehlo.parse import parse  # noqa: E402
+from tessera.stablehlo import load  # noqa: E402
+from tessera.util.errors import TesseraError  # noqa: E402
+
+GOOD = """module {
+  func.func public @main(%a: tensor<4xf32>) -> tensor<4xf32> {
+    %c = stablehlo.constant dense<[1.0, 2.0, 3.0, 4.0]> : tensor<4xf32>
+    %0 = stablehlo.add %a, %c : tensor<4xf32>
+    %1 = func.call @twice(%0) : (tensor<4xf32>) -> tensor<4xf32>
+    return %1 : tensor<4xf32>
+  }
+  func.func private @twice(%a: tensor<4xf32>) -> tensor<4xf32> {
+    %0 = stablehlo.multiply %a, %a : tensor<4xf32>
+    return %0 : tensor<4xf32>
+  }
+}"""
+
+
+def main(body: str, takes: str = "%a: tensor<f32>", gives: str = "tensor<f32>") -> str:
+    return f"func.func public @main({takes}) -> {gives} {{ {body} }}"
+
+
+def nested(depth: int) -> str:
+    inner = "%r = stablehlo.add %a, %a : tensor<f32>"
+    for _ in range(depth):
+        inner = f"""%r = "stablehlo.if"(%p) ({{ {inner}
+          stablehlo.return %r : tensor<f32> }}, {{ stablehlo.return %a : tensor<f32> }})
+          : (tensor<i1>) -> tensor<f32>"""
+    return main(f"{inner} return %r : tensor<f32>", "%a: tensor<f32>, %p: tensor<i1>")
+
+
+def chain(length: int) -> str:
+    parts = [
+        f"func.func private @f{i}(%a: tensor<f32>) -> tensor<f32> {{ "
+        f"%0 = func.call @f{i + 1}(%a) : (tensor<f32>) -> tensor<f32> return %0 : tensor<f32> }}"
+        for i in range(length)
+    ]
+    parts.append(f"func.func private @f{length}(%a: tensor<f32>) -> tensor<f32> {{ return %a : tensor<f32> }}")
+    start = main("%0 = func.call @f0(%a) : (tensor<f32>) -> tensor<f32> return %0 : tensor<f32>")
+    return "\n".join([start, *parts])
+
+
+HOSTILE = {
+    "nothing": "",
+    "no function": "module {}",
+    "bytes that are no text": b"\xff\xfe\x00\x01" * 20,
+    "bytecode cut off": b"ML\xefR\x06",
+    "bytecode of zeros": b"ML\xefR" + bytes(200),
+    "brackets without end": "func.func @main() { " + "(" * 100_000,
+    "types nested deep": "func.func @main(%a: " + "tuple<" * 5_000 + "f32" + ">" * 5_000 + ") { return }",
+    "regions nested deep": nested(70),
+    "a function that calls itself": main(
+        "%0 = func.call @main(%a) : (tensor<f32>) -> tensor<f32> return %0 : tensor<f32>"
+    ),
+    "functions that call each other": """func.func public @main(%a: tensor<f32>) -> tensor<f32> {
+        %0 = func.call @g(%a) : (tensor<f32>) -> tensor<f32>
+        return %0 : tensor<f32> }
+      func.func private @g(%a: tensor<f32>) -> tensor<f32> {
+        %0 = func.call @main(%a) : (tensor<f32>) -> tensor<f32>
+        return %0 : tensor<f32> }""",
+    "calls nested deep": chain(250),
+    "a call of nobody": main("%0 = func.call @nobody(%a) : (tensor<f32>) -> tensor<f32> return %0 : tensor<f32>"),
+    "a value that is not there": main("%0 = stablehlo.add %a, %b : tensor<f32> return %0 : tensor<f32>"),
+    "a value defined twice": main(
+        "%0 = stablehlo.add %a, %a : tensor<f32> %0 = stablehlo.add %a, %a : tensor<f32> return %0 : tensor<f32>"
+    ),
+    "a constant of terabytes": main(
+        "%0 = stablehlo.constant dense<1.0> : tensor<1000000x1000000xf32> %1 = stablehlo.abs %a : tensor<f32> "
+        "return %1 : tensor<f32>"
+    ),
+    "an iota of terabytes": main("%0 = stablehlo.iota dim = 0 : tensor<4000000000000xi64> return %a : tensor<f32>"),
+    "a size beyond 64 bits": main(
+        "%0 = stablehlo.iota dim = 0 : tensor<99999999999999999999999xi64> return %a : tensor<f32>"
+    ),
+    "sizes whose product overflows": main(
+        "%0 = stablehlo.iota dim = 0 : tensor<4294967296x4294967296x4294967296xi8> return %a : tensor<f32>"
+    ),
+    "a constant of the wrong length": main(
+        "%0 = stablehlo.constant dense<[1.0, 2.0]> : tensor<3xf32> return %a : tensor<f32>"
+    ),
+    "a slice out of bounds": main(
+        "%0 = stablehlo.slice %a [5:9] : (tensor<4xf32>) -> tensor<4xf32> return %0 : tensor<4xf32>",
+        "%a: tensor<4xf32>", "tensor<4xf32>",
+    ),
+    "an unknown dialect": main('%0 = "python.exec"() {code = "import os"} : () -> tensor<f32> return %0 : tensor<f32>'),
+    "an unknown custom call": main(
+        "%0 = stablehlo.custom_call @os.system(%a) : (tensor<f32>) -> tensor<f32> return %0 : tensor<f32>"
+    ),
+    "an infeed": """func.func public @main(%a: tensor<f32>) -> tensor<f32> {
+        %t = stablehlo.create_token : !stablehlo.token
+        %0:2 = "stablehlo.infeed"(%t) : (!stablehlo.token) -> (tensor<f32>, !stablehlo.token)
+        return %0#0 : tensor<f32> }""",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_ends_in_one_error(name: str) -> None:
+    start, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    source = HOSTILE[name]
+    with pytest.raises(TesseraError) as error:
+        program = load(source.encode() if isinstance(source, str) else source)
+        program(torch.tensor(1.0))
+    assert str(error.value).strip()
+    assert time.process_time() - start < 5
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 * 1024
+
+
+def test_a_limit_can_be_raised() -> None:
+    text = main("%0 = stablehlo.iota dim = 0 : tensor<100000000xi64> return %a : tensor<f32>")
+    with pytest.raises(TesseraError, match="limit="):
+        parse(text)
+    assert parse(text, limit=10**9).main.name == "main"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_mutated_text_ends_in_an_error_or_an_answer(seed: int) -> None:
+    """A character or two changed: MLIR refuses it, we do, or it is a program."""
+    draw = random.Random(seed)
+    text = list(GOOD)
+    for _ in range(draw.randint(1, 3)):
+        place = draw.randrange(len(text))
+        text[place] = draw.choice("0123456789xf<>{}()%#@, -=") if draw.random() < 0.7 else ""
+    try:
+        out = load("".join(text).encode())(torch.ones(4))
+    except TesseraError:
+        return
+    assert isinstance(out, (torch.Tensor, tuple))
+
+
+@pytest.mark.parametrize("seed", [2, 14, 22])
+def test_damaged_bytecode_is_refused(seed: int) -> None:
+    """Bytes changed at random: whatever MLIR's reader does with them, this process goes on."""
+    with context():
+        hlo = bindings().stablehlo
+        module = bindings().ir.Module.parse(GOOD)
+        data = bytearray(hlo.serialize_portable_artifact(module, hlo.get_minimum_version()))
+    draw = random.Random(seed)
+    for _ in range(4):
+        data[draw.randrange(4, len(data))] = draw.randrange(256)
+    with pytest.raises(TesseraError):
+        load(bytes(data))

@@ -1,0 +1,175 @@
+"""Programs that JAX wrote: `from_jax` gives what JAX gives, for every size that was exported as a symbol."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+jax = pytest.importorskip("jax")
+
+import tessera  # noqa: E402
+from tessera.frontends.stablehlo.capture import Imported  # noqa: E402
+from tessera.frontends.stablehlo.parse import parse  # noqa: E402
+
+jnp = jax.numpy
+KEY = jax.random.PRNGKey(0)
+
+
+def normal(*shape: int) -> object:
+    return jax.random.normal(KEY, shape)
+
+
+def tensors(tree: object) -> object:
+    return jax.tree_util.tree_map(lambda a: torch.from_numpy(np.array(a)), tree)
+
+
+def described(tree: object) -> object:
+    return jax.tree_util.tree_map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), tree)
+
+
+def check(f: Callable, fn: Callable, *args: object, eager: bool = False) -> None:
+    given, wanted = jax.tree_util.tree_leaves(f(*tensors(args))), jax.tree_util.tree_leaves(tensors(fn(*args)))
+    for a, b in zip(given, wanted, strict=True):
+        torch.testing.assert_close(a, b, atol=2e-5, rtol=2e-5)
+    assert bool(tessera.explain(f).eager) == eager
+
+
+def mlp(params: list, x: object) -> object:
+    for w, b in params[:-1]:
+        x = jax.nn.gelu(x @ w + b)
+    w, b = params[-1]
+    return x @ w + b
+
+
+LAYERS = [(normal(16, 32), jnp.ones(32)), (normal(32, 8), jnp.zeros(8))]
+
+
+def test_mlp_of_any_number_of_rows() -> None:
+    (rows,) = jax.export.symbolic_shape("rows")
+    f = tessera.from_jax(mlp, described(LAYERS), jax.ShapeDtypeStruct((rows, 16), jnp.float32))
+    for count in (4, 9, 64):
+        check(f, mlp, LAYERS, normal(count, 16))
+    assert len(tessera.explain(f).graphs) == 1
+    captured = str(tessera.stages(f)["captured"])
+    assert captured.count("aten.linear") == 2 and captured.count("aten.gelu") == 1
+
+
+def attention(q: object, k: object, v: object) -> object:
+    scores = jnp.einsum("bhqd,bhkd->bhqk", q, k) / math.sqrt(q.shape[-1])
+    scores = jnp.where(jnp.tril(jnp.ones(scores.shape[-2:], bool)), scores, -1e30)
+    return jnp.einsum("bhqk,bhkd->bhqd", jax.nn.softmax(scores, -1), v)
+
+
+def test_attention_is_found_again() -> None:
+    q = normal(2, 4, 16, 8)
+    f = tessera.from_jax(attention, q, q, q)
+    check(f, attention, q, q + 1, q * 2)
+    assert "scaled_dot_product_attention" in str(tessera.stages(f)["captured"])
+
+
+def convnet(params: list, x: object) -> object:
+    names = ("NHWC", "HWIO", "NHWC")
+    x = jax.nn.relu(jax.lax.conv_general_dilated(x, params[0], (1, 1), "SAME", dimension_numbers=names))
+    x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    x = jax.lax.conv_general_dilated(x, params[1], (2, 2), "SAME", dimension_numbers=names)
+    return x.mean((1, 2)) @ params[2]
+
+
+def test_convnet_of_any_batch() -> None:
+    params = [normal(3, 3, 3, 4), normal(3, 3, 4, 8), normal(8, 10)]
+    (rows,) = jax.export.symbolic_shape("rows")
+    f = tessera.from_jax(convnet, described(params), jax.ShapeDtypeStruct((rows, 8, 8, 3), jnp.float32))
+    check(f, convnet, params, normal(2, 8, 8, 3))
+
+
+def lstm(params: list, xs: object) -> tuple:
+    def step(carry: tuple, x: object) -> tuple:
+        h, c = carry
+        i, f, g, o = jnp.split(x @ params[0] + h @ params[1], 4, -1)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return (h, c), h
+
+    zero = jnp.zeros((xs.shape[1], 8))
+    return jax.lax.scan(step, (zero, zero), xs)
+
+
+def test_lstm_scan_of_any_batch() -> None:
+    params = [normal(4, 32), normal(8, 32)]
+    (rows,) = jax.export.symbolic_shape("rows")
+    f = tessera.from_jax(lstm, described(params), jax.ShapeDtypeStruct((20, rows, 4), jnp.float32))
+    check(f, lstm, params, normal(20, 3, 4))
+    assert "while_loop" in str(tessera.stages(f)["captured"])
+
+
+def adam(params: list, m: list, v: list, count: object, x: object, y: object) -> tuple:
+    def loss(params: list) -> object:
+        return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(mlp(params, x)), y[:, None], 1))
+
+    value, grads = jax.value_and_grad(loss)(params)
+    tree_map = jax.tree_util.tree_map
+    m = tree_map(lambda m, g: 0.9 * m + 0.1 * g, m, grads)
+    v = tree_map(lambda v, g: 0.999 * v + 0.001 * g * g, v, grads)
+    params = tree_map(
+        lambda p, m, v: p - 1e-2 * (m / (1 - 0.9**count)) / (jnp.sqrt(v / (1 - 0.999**count)) + 1e-8), params, m, v
+    )
+    return value, params, m, v
+
+
+def test_optimizer_step() -> None:
+    zeros = jax.tree_util.tree_map(jnp.zeros_like, LAYERS)
+    args = (LAYERS, zeros, zeros, jnp.float32(1.0), normal(6, 16), jnp.arange(6))
+    check(tessera.from_jax(adam, *args), adam, *args)
+
+
+def test_random_bits_are_those_of_jax() -> None:
+    def draw(seed: object) -> tuple:
+        key = jax.random.PRNGKey(seed)
+        return jax.random.bits(key, (5,)), jax.random.uniform(key, (3,))
+
+    f = tessera.from_jax(draw, jnp.int32(3))
+    bits, numbers = f(torch.tensor(3, dtype=torch.int32))
+    wanted, floats = draw(3)
+    assert bits.tolist() == wanted.tolist() and numbers.tolist() == floats.tolist()
+
+
+@pytest.mark.parametrize("algorithm", ["three_fry", "philox"])
+@pytest.mark.parametrize(("shape", "dtype"), [((7,), "uint32"), ((3, 4), "uint32"), ((5,), "uint64"), ((6,), "uint8")])
+def test_generators_give_xlas_bits(algorithm: str, shape: tuple, dtype: str) -> None:
+    kind = getattr(jax.lax.RandomAlgorithm, f"RNG_{algorithm.upper()}")
+    with jax.enable_x64(True):
+        state = jnp.array([0x12345678, 0x9ABCDEF0, 0xFFFFFFFE, 0xFFFFFFFF], jnp.uint32)
+
+        def draw(state: object) -> tuple:
+            return jax.lax.rng_bit_generator(state, shape, jnp.dtype(dtype), algorithm=kind)
+
+        exported = jax.export.export(jax.jit(draw))(state)
+        new, bits = Imported(parse(exported.mlir_module_serialized)).run(tensors(state))
+        wanted_state, wanted = jax.jit(draw)(state)
+        assert bits.tolist() == np.array(wanted).tolist()
+        assert new.tolist() == np.array(wanted_state).tolist()
+
+
+def test_linear_algebra() -> None:
+    a = normal(4, 4)
+    a = a @ a.T + 3 * jnp.eye(4)
+
+    def solve(a: object) -> tuple:
+        return jnp.linalg.cholesky(a), jnp.linalg.solve(a, a[0]), jnp.linalg.eigh(a)[0], jnp.linalg.det(a)
+
+    check(tessera.from_jax(solve, a), solve, a)
+
+
+def test_control_flow() -> None:
+    def choose(x: object, i: object) -> tuple:
+        turned = jax.lax.switch(i, [jnp.sin, jnp.cos, jnp.tanh], x)
+        grown = jax.lax.while_loop(lambda c: c.sum() < 100, lambda c: c * 2 + 1, jnp.abs(x))
+        return jax.lax.cond(i > 2, lambda x: x * 2, lambda x: x - 1, x), turned, grown
+
+    f = tessera.from_jax(choose, normal(5), jnp.int32(0))
+    for i in (0, 1, 7):
+        check(f, choose, normal(5), jnp.int32(i))
