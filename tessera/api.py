@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tessera.distributed.groups import mesh
+from tessera.distributed.sharding import shard
 from tessera.executors.kernels import register_kernel
 from tessera.executors.register import register_executor, register_operator
 from tessera.func.api import (
@@ -36,7 +37,7 @@ from tessera.util.config import config, override
 __all__ = [  # noqa: F822
     "FP8", "Buckets", "Trace", "backend", "check", "checkpoint", "cond", "config", "custom_vjp", "edit", "explain",
     "grad", "grad_and_value", "hessian", "jacfwd", "jacrev", "jit", "jvp", "linearize", "mesh", "override", "quantize",
-    "register_executor", "register_kernel", "register_operator", "reproduce", "scan", "stages",
+    "register_executor", "register_kernel", "register_operator", "reproduce", "scan", "shard", "stages",
     "trace", "train_step", "value_and_grad", "vjp", "vmap", "while_loop",
 ]  # fmt: skip
 

@@ -2,7 +2,7 @@
 
     "zero3"                                        one axis
     {"dp": "zero3", "tp": "tensor"}                a word for each axis
-    {"dp": "zero1", "*.up.weight": "f/tp, d"}      and placements of weights by name
+    {"dp": "zero1", "*.up.weight": "f/tp, d"}      and placements by name: of weights, or of what modules give
 
 In: a plan, a mesh, a captured program, its weights by name. Out: a `Layout`. Strategies are placements and nothing
 else: what must be gathered, summed or scattered follows from them when the program is partitioned.
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tessera.distributed.tensor_parallel import Cuts, columns_and_rows
@@ -45,7 +45,7 @@ class Plan:
 
     mesh: Mesh
     words: Mapping[str, str]  # of each axis
-    patterns: Mapping[str, str]  # of weights, by name
+    patterns: Mapping[str, str]  # of weights or modules, by name
 
     @classmethod
     def of(cls, plan: str | Mapping[str, str], mesh: Mesh) -> Plan:
@@ -70,6 +70,20 @@ class Plan:
     def axes(self, *words: str) -> tuple[str, ...]:
         return tuple(axis for axis in self.mesh.names if self.words[axis] in words)
 
+    def named(self, weights: Collection[str], modules: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
+        """The placements that patterns give to weights, and to what modules give."""
+        of_weights: dict[str, str] = {}
+        of_modules: dict[str, str] = {}
+        for pattern, text in self.patterns.items():
+            for names, chosen in ((weights, of_weights), (modules, of_modules)):
+                if matched := fnmatch.filter(names, pattern):
+                    chosen.update(dict.fromkeys(matched, text))
+                    break
+            else:
+                near = difflib.get_close_matches(pattern.removeprefix("*."), [*weights, *modules], 3, 0.3)
+                raise OptionError(f"plan: {pattern!r} matches no weight and no module; near are {_listed(near)}")
+        return of_weights, of_modules
+
     @property
     def stays(self) -> dict[str, str]:
         return {axis: "activations" if word in DATA else "weights" for axis, word in self.words.items()}
@@ -87,15 +101,23 @@ class Layout:
     results: dict[Value, Placement] = field(default_factory=dict)
 
 
-def lay_out(plan: Plan, trace: Trace, weights: Mapping[str, Value], batch: Sequence[Value]) -> Layout:
-    """Where the values of a captured program lie. `batch` are inputs whose first dimension is split over data axes."""
+def lay_out(
+    plan: Plan,
+    trace: Trace,
+    weights: Mapping[str, Value],
+    batch: Sequence[Value],
+    held: Mapping[str, Placement] | None = None,
+    modules: Collection[str] = (),
+) -> Layout:
+    """Where the values of a captured program lie. `batch` are inputs whose first dimension is split over data axes;
+    `held` is where weights lie already and stay."""
     mesh = plan.mesh
     cuts = {axis: columns_and_rows(trace, set(weights.values()), mesh.size(axis)) for axis in plan.axes(*MODEL)}
-    placed = {name: _model_split(plan, v, cuts) for name, v in weights.items()}
-    placed |= _by_name(plan, weights)
-    split = {name: _split_further(p, plan.axes("zero1", "zero2", "zero3")) for name, p in placed.items()}
-    stored = {name: _split_further(p, plan.axes("zero3")) for name, p in placed.items()}
-    inputs = {v: _rows(plan, v) for v in batch if v.ndim}
+    if held is None:
+        placed = {name: _model_split(plan, v, cuts) for name, v in weights.items()} | _by_name(plan, weights, modules)
+        held = {name: _split_further(p, plan.axes("zero3")) for name, p in placed.items()}
+    split = {name: _split_further(p, plan.axes("zero1", "zero2", "zero3")) for name, p in held.items()}
+    inputs = {v: rows_of(plan, v) for v in batch if v.ndim}
     rows = next((size_key(v.shape[0]) for v in inputs), None)
     results = {
         v: _along_sequence(plan, v, axis, rows)
@@ -103,7 +125,20 @@ def lay_out(plan: Plan, trace: Trace, weights: Mapping[str, Value], batch: Seque
         for v in cuts[axis].summed
         if v.ndim > 2 and _divides(v.shape[1], mesh.size(axis))
     }
-    return Layout(plan, stored, split, split, inputs, results)
+    return Layout(plan, dict(held), split, split, inputs, results)
+
+
+def lay_out_early(plan: Plan, weights: Mapping[str, Value], modules: Collection[str]) -> dict[str, Placement]:
+    """Where weights lie as far as the plan alone tells: what a tensor-parallel axis splits only a program shows."""
+    whole = {name: Placement.whole(plan.mesh, v.shape) for name, v in weights.items()}
+    placed = whole | _by_name(plan, weights, modules)
+    return {name: _split_further(p, plan.axes("zero3")) for name, p in placed.items()}
+
+
+def demanded(plan: Plan, name: str, v: Value, text: str) -> Placement:
+    """The placement that a plan's words give to a value."""
+    _, splits = parse_splits(text)
+    return _demanded(plan, name, v, splits, text)
 
 
 def _model_split(plan: Plan, v: Value, cuts: Mapping[str, Cuts]) -> Placement:
@@ -132,7 +167,7 @@ def _split_further(placement: Placement, axes: Sequence[str]) -> Placement:
     return placement
 
 
-def _rows(plan: Plan, v: Value) -> Placement:
+def rows_of(plan: Plan, v: Value) -> Placement:
     axes = plan.axes(*DATA)
     placement = Placement.whole(plan.mesh, v.shape).with_split(0, axes)
     if not placement.is_even(0):
@@ -148,18 +183,14 @@ def _along_sequence(plan: Plan, v: Value, axis: str, rows: object) -> Placement:
     return placement.with_split(1, (axis,))
 
 
-def _by_name(plan: Plan, weights: Mapping[str, Value]) -> dict[str, Placement]:
-    """Placements that the plan names."""
-    placed: dict[str, Placement] = {}
-    for pattern, text in plan.patterns.items():
-        names = [name for name in weights if fnmatch.fnmatch(name, pattern)]
-        if not names:
-            near = difflib.get_close_matches(pattern.removeprefix("*."), weights, 3, 0.3)
-            raise OptionError(f"plan: {pattern!r} matches no weight; near are {', '.join(near) or 'none'}")
-        _, splits = parse_splits(text)
-        for name in names:
-            placed[name] = _demanded(plan, name, weights[name], splits, text)
-    return placed
+def _by_name(plan: Plan, weights: Mapping[str, Value], modules: Collection[str]) -> dict[str, Placement]:
+    """Placements of weights that the plan names."""
+    of_weights, _ = plan.named(weights, modules)
+    return {name: demanded(plan, name, weights[name], text) for name, text in of_weights.items()}
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"
 
 
 def _demanded(plan: Plan, name: str, v: Value, splits: tuple, text: str) -> Placement:

@@ -22,6 +22,8 @@ from tessera.ir.placement import Placement
 from tessera.ir.types import TensorType, contiguous_strides, type_of
 from tessera.util.errors import InputError
 
+Replaced = dict[nn.Parameter, nn.Parameter]  # the new parameter for each old one
+
 
 def whole_type(x: Tensor) -> TensorType:
     """The type of a whole weight, of which a DTensor is a part."""
@@ -51,33 +53,52 @@ def placement_of(x: DTensor, mesh: Mesh) -> Placement:
     return from_dtensor(x.placements, mesh, tuple(x.shape))
 
 
-def distribute(
-    model: nn.Module, placements: Mapping[str, Placement], device_mesh: DeviceMesh
-) -> dict[nn.Parameter, nn.Parameter]:
+def distribute(model: nn.Module, placements: Mapping[str, Placement], device_mesh: DeviceMesh) -> Replaced:
     """Replace a model's parameters; gives the new one for each old. One that two modules share is shared again."""
-    names = {p: name for name, p in model.named_parameters()}
-    new: dict[nn.Parameter, nn.Parameter] = {}
-    for p, name in names.items():
+    new: Replaced = {}
+    for name, p in model.named_parameters():
         if isinstance(p, DTensor):
             continue
         if p.grad is not None:
             raise InputError(f"shard: expected a weight without a gradient, got one in {name}.grad; zero_grad first")
-        with torch.no_grad():
-            whole = p.detach().clone(memory_format=torch.contiguous_format)
-            dist.broadcast(whole, 0)
-            part = as_dtensor(own_part(whole, placements[name], device_mesh), placements[name], device_mesh)
-            new[p] = nn.Parameter(part, requires_grad=p.requires_grad)
-    for module in model.modules():
-        for name, p in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            if p in new:
-                setattr(module, name, new[p])
+        new[p] = spread(p, placements[name], device_mesh)
+    exchange(model, new)
     with torch.no_grad():
         for buffer in model.buffers():
             dist.broadcast(buffer, 0)
     return new
 
 
-def follow(optimizer: torch.optim.Optimizer, new: Mapping[nn.Parameter, nn.Parameter]) -> None:
+def spread(p: nn.Parameter, placement: Placement, device_mesh: DeviceMesh) -> nn.Parameter:
+    """A rank's part of what rank 0 holds."""
+    with torch.no_grad():
+        whole = p.detach().clone(memory_format=torch.contiguous_format)
+        dist.broadcast(whole, 0)
+        part = as_dtensor(own_part(whole, placement, device_mesh), placement, device_mesh)
+        return nn.Parameter(part, requires_grad=p.requires_grad)
+
+
+def exchange(model: nn.Module, new: Replaced) -> None:
+    """Put new parameters in the place of old ones, wherever modules hold them."""
+    for module in model.modules():
+        for name, p in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if p in new:
+                setattr(module, name, new[p])
+
+
+def move(model: nn.Module, placements: Mapping[str, Placement], device_mesh: DeviceMesh) -> None:
+    """Bring weights that are DTensors elsewhere. They stay the same objects, so that optimizers go on owning them."""
+    for name, p in model.named_parameters():
+        assert isinstance(p, DTensor)
+        if placement_of(p, placements[name].mesh) == placements[name]:
+            continue
+        with torch.no_grad():
+            part = own_part(p.full_tensor(), placements[name], device_mesh)
+            there = nn.Parameter(as_dtensor(part, placements[name], device_mesh), requires_grad=p.requires_grad)
+        torch.utils.swap_tensors(p, there)
+
+
+def follow(optimizer: torch.optim.Optimizer, new: Replaced) -> None:
     """An optimizer of the old parameters is one of the new."""
     if new and any(p in optimizer.state for p in new):
         raise InputError("expected an optimizer that has made no step yet; make it, and load its state, after shard")

@@ -9,11 +9,13 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.export import ExportedProgram
 
+from tessera.distributed.sharding import place, sharding_of
 from tessera.frontends.dynamo.blocks import follow_blocks
 from tessera.frontends.dynamo.frames import entry_of
 from tessera.frontends.export import capture_export
@@ -21,6 +23,7 @@ from tessera.frontends.functional.callables import refuse_suspended
 from tessera.func.dispatch import Dispatcher, build
 from tessera.just_in_time.backend import Backend, GraphRecord, Handle
 from tessera.just_in_time.compiled import Compiled, compiled_state, wrap
+from tessera.just_in_time.sharded import ShardedCall
 from tessera.pipeline.compilation import compile_captured
 from tessera.pipeline.options import Options
 from tessera.runtime.buckets import Buckets, bucketed
@@ -66,6 +69,8 @@ def jit(
     fullgraph: bool = False,
     cuda_graph: bool = False,
     buckets: Buckets | None = None,
+    mesh: DeviceMesh | None = None,
+    plan: str | Mapping[str, str] | None = None,
 ) -> Callable:
     """Compile a model, function or method. Also a decorator, with or without options.
 
@@ -81,6 +86,8 @@ def jit(
     fullgraph      refuse graph breaks
     cuda_graph     replay programs without gradients as CUDA graphs; explain says where that cannot be
     buckets        sizes that changing inputs are padded to (tessera.Buckets), so that few programs and graphs serve all
+    mesh, plan     shard the model at once (tessera.shard); calls give this rank's part of a batch, and get its part of
+                   the result
     """
     again = functools.partial(
         jit, executors=executors, frontend=frontend, strict=strict, memory_budget=memory_budget,
@@ -103,6 +110,13 @@ def jit(
     if isinstance(state := compiled_state(fn), Compiled):
         fn = state.fn
     options = Options.of(executors, recompute, memory_budget, cuda_graph, offload, precision)
+    if mesh is not None or plan is not None:
+        if not isinstance(fn, torch.nn.Module):
+            raise OptionError(f"mesh: expected a module, whose weights lie there, got {type(fn).__name__}")
+        place(fn, mesh, plan)
+    if (sharding := sharding_of(fn)) is not None:
+        backend = Backend(options, strict, name_of(fn), argument_names(fn))
+        return wrap(fn, Compiled(fn, backend, ShardedCall(fn, sharding, options, backend), again))  # type: ignore[arg-type]
     if isinstance(fn, ExportedProgram):
         return _compiled_export(fn, options, again)
     refuse_suspended(fn, generators=how == "functional")

@@ -98,7 +98,7 @@ class StepRun(Run):
             member if i is None else replace(member, value=inputs[i])
             for member, i in zip(self.plan.members, self.members, strict=True)
         ]
-        backward = _seeded(split.backward, self.joint, of.scale)
+        backward = seeded(split.backward, self.joint, of.scale)
         values = [member.value for member in placed if member.value]
         backward = backward.with_(outputs=(), inputs=tuple(dict.fromkeys((*backward.inputs, *values))))
         chosen = [None if i is None else grads[position[i]] for i in self.members]
@@ -307,7 +307,7 @@ def _never(*_: object) -> object:
     raise AssertionError("a step's programs are not called through their compilation")
 
 
-def _seeded(backward: Trace, joint: Joint, scale: float) -> Trace:
+def seeded(backward: Trace, joint: Joint, scale: float) -> Trace:
     """The backward of the loss alone: its cotangent is a number known now."""
     (seed,) = backward.inputs[len(backward.inputs) - len(joint.pulled) :]
     builder = Builder(backward.name, mode_of(backward))

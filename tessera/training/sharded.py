@@ -1,32 +1,35 @@
-"""A training step on a mesh: `train_step(model, loss_fn, optimizer, mesh=…, plan=…)`.
+"""A training step of a model whose weights lie on a mesh: `train_step(shard(model, mesh, plan), …)`.
 
-At the first call the loss is captured with the sizes of the whole batch, the plan says where weights lie, and the
-model's parameters become DTensors. Every call gives this rank's part of the batch and gets the loss of the whole one.
+Every call gives this rank's part of the batch and gets the loss of the whole one. The loss is captured with the sizes
+of the whole batch; a program is made for each kind of batch, and for each thing that a call has to do: add to sums of
+gradients, or update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
-from tessera.distributed.communicator import bind
+from tessera.distributed.capture import Forward, capture
 from tessera.distributed.dtensors import as_dtensor
-from tessera.distributed.plan import DATA, Layout, Plan, lay_out
-from tessera.distributed.weights import distribute, follow, local_of, whole_type
+from tessera.distributed.plan import Layout
+from tessera.distributed.sharding import Sharding
+from tessera.distributed.weights import local_of
 from tessera.ir.equation import Value
-from tessera.ir.types import TensorType, contiguous_strides
+from tessera.ir.placement import Placement
 from tessera.just_in_time.backend import Backend, GraphRecord
 from tessera.just_in_time.compiled import Compiled
+from tessera.just_in_time.sharded import batch_key
 from tessera.optim.updates import Member
 from tessera.optim.updates import Plan as Update
 from tessera.runtime.autograd import below_autograd
 from tessera.torch_internals import pytree
 from tessera.training.optimizer_state import OptimizerState
 from tessera.training.run import Settings
-from tessera.training.sharded_program import Forward, ShardedCompilation, capture_loss
+from tessera.training.sharded_program import Recipe, ShardedCompilation
+from tessera.transforms.shard.joint import Partition
 from tessera.util.errors import InputError, OptionError
 
 
@@ -39,56 +42,67 @@ class ShardedStep:
         loss_fn: Callable | None,
         state: OptimizerState,
         settings: Settings,
-        device_mesh: DeviceMesh,
-        plan: str | Mapping[str, str],
+        sharding: Sharding,
     ) -> None:
         if reason := state.own_step():
             raise OptionError(f"train_step on a mesh: expected an optimizer that Tessera has equations for; {reason}")
-        if settings.accumulate != 1 or settings.keep_grads:
-            raise OptionError("train_step on a mesh: accumulate and keep_grads are not there yet")
+        if not any(p in state.groups() for p in model.parameters()):
+            raise InputError(
+                f"train_step: the optimizer owns no parameter of {type(model).__name__}; it was made before "
+                "tessera.shard, which makes new parameters; expected torch.optim.AdamW(model.parameters()) after it"
+            )
         self.model, self.loss_fn, self.state, self.settings = model, loss_fn, state, settings
-        self.device_mesh, self.mesh = device_mesh, bind(device_mesh)
-        self.plan = Plan.of(plan, self.mesh)
+        self.sharding = sharding
+        self.captures: dict[tuple, tuple[Forward, Layout]] = {}
         self.programs: dict[tuple, _Program] = {}
         self.backend = Backend(settings.options, True, type(model).__name__, ())
         self.__tessera__ = Compiled(self.__call__, self.backend, self.__call__, _again)
 
     def __call__(self, *batch: object, **named: object) -> object:
         leaves, _ = pytree.tree_flatten((batch, named))
-        key = tuple((tuple(x.shape), x.dtype) if isinstance(x, torch.Tensor) else repr(x) for x in leaves)
-        program = self.programs.get((self.model.training, *key))
+        settings = self.settings
+        params = dict(self.model.named_parameters())
+        waiting = tuple(n for n, p in params.items() if p.grad is not None) if settings.calls else ()
+        what = self.model.training, *map(batch_key, leaves)
+        program = self.programs.get((settings.updates, waiting, *what))
         if program is None:
-            program = self.programs[self.model.training, *key] = self._prepare(batch, named, leaves)
-        return program.run([x for x in leaves if isinstance(x, torch.Tensor)])
+            forward, lies = self._captured(what, batch, named, leaves)
+            program = self._prepare(forward, lies, waiting)
+            self.programs[settings.updates, waiting, *what] = program
+        out = program.run([x for x in leaves if isinstance(x, torch.Tensor)])
+        settings.done()
+        return out
 
-    def _prepare(self, batch: tuple, named: dict, leaves: list) -> _Program:
-        model = self.model
-        weights = dict(model.named_parameters())
-        types = {name: whole_type(x) for name, x in (*weights.items(), *model.named_buffers())}
-        forward = capture_loss(model, self.loss_fn, types, batch, named, self._whole_batch(leaves))
-        lies = lay_out(self.plan, forward.trace, forward.weights, forward.batch)
-        follow(self.state.optimizer, distribute(model, lies.weights, self.device_mesh))
-        owned = self.state.groups()
+    def _captured(self, what: tuple, batch: tuple, named: dict, leaves: list) -> tuple[Forward, Layout]:
+        if what not in self.captures:
+            sharding, model = self.sharding, self.model
+            whole = sharding.whole_batch(leaves)
+            forward = capture(model, self.loss_fn, batch, named, whole, sharding.watched(model))
+            self.captures[what] = forward, sharding.settle(model, forward)
+        return self.captures[what]
+
+    def _prepare(self, forward: Forward, lies: Layout, waiting: tuple[str, ...]) -> _Program:
+        model, settings, owned = self.model, self.settings, self.state.groups()
         trained = [name for name, p in model.named_parameters() if p.requires_grad and p in owned]
-        if not trained:
-            raise InputError("train_step: the optimizer owns no parameter of the model; was it made before shard?")
-        self._make_state(trained, lies)
-        name = f"{type(model).__name__}_{len(self.programs)}_step"
-        compilation = ShardedCompilation(name, forward, lies, trained, self._update, self.settings.options)
+        if settings.updates:
+            self._make_state(trained, lies)
+        name = f"{type(model).__name__}_{len(self.programs)}_{'step' if settings.updates else 'accumulate'}"
+        recipe = Recipe(trained, lambda names: self._update(names, forward.weights, waiting), 1.0 / settings.accumulate)
+        partition = self._partition(forward, lies)
+        compilation = ShardedCompilation(name, forward, partition, lies, recipe, settings.options)
         self.backend.graphs.append(GraphRecord(name, "", compilation))
         return _Program(self, forward, compilation)
 
-    def _whole_batch(self, leaves: list) -> dict[int, TensorType]:
-        """The types of the whole batch, of which this rank has a part."""
-        ranks = 1
-        for axis in self.plan.axes(*DATA):
-            ranks *= self.mesh.size(axis)
-        types = {}
-        for i, x in enumerate(leaves):
-            if isinstance(x, torch.Tensor):
-                shape = (x.shape[0] * ranks, *x.shape[1:]) if x.ndim else ()
-                types[i] = TensorType(x.dtype, shape, contiguous_strides(shape), x.device)
-        return types
+    def _partition(self, forward: Forward, lies: Layout) -> Partition:
+        sharding = self.sharding
+        inputs = {**lies.inputs, **lies.results, **{v: lies.weights[name] for name, v in forward.weights.items()}}
+        results: list[Placement | None] = [None] * forward.results
+        outputs = [*results, *sharding.placed(self.model, forward)]
+        grads = {v: lies.grads[name] for name, v in forward.weights.items()}
+        weights = forward.weights.values()
+        return Partition(
+            sharding.mesh, inputs, outputs, forward.results, grads, weights, lies.plan.stays, sharding.wide
+        )
 
     def _make_state(self, trained: list[str], lies: Layout) -> None:
         """The optimizer's state where the plan has it, before its first step makes it elsewhere."""
@@ -101,19 +115,23 @@ class ShardedStep:
                 if state.get(slot) is None:
                     shape, device = [int(n) for n in placement.local_shape], local_of(p).device
                     part = torch.zeros(shape, dtype=p.dtype, device=device)
-                    state[slot] = as_dtensor(part, placement, self.device_mesh)
+                    state[slot] = as_dtensor(part, placement, self.sharding.device_mesh)
 
-    def _update(self, names: list[str], values: dict[str, Value]) -> Update:
-        params, groups = dict(self.model.named_parameters()), self.state.groups()
+    def _update(self, names: list[str], values: dict[str, Value], waiting: tuple[str, ...]) -> Update:
+        params, groups, updates = dict(self.model.named_parameters()), self.state.groups(), self.settings.updates
         chosen = [params[name] for name in names]
         places, forms = [groups[p] for p in chosen], self.state.forms()
-        families, of = self.state.families(places, self.state.ages(chosen, places), forms)
+        ages = self.state.ages(chosen, places) if updates else [0] * len(chosen)
+        families, of = self.state.families(places, ages, forms)
         members = []
         for name, g, family in zip(names, places, of, strict=True):
-            slots = self.state.rule.state(forms[g])
             type_ = values[name].tensor
-            members.append(Member(name.replace(".", "_"), type_, family, values[name], tuple(type_ for _ in slots)))
-        return Update(self.state.rule, tuple(members), families, tuple(self.settings.clips))
+            state = tuple(type_ for _ in self.state.rule.state(forms[g])) if updates else ()
+            total = type_ if name in waiting else None
+            members.append(Member(name.replace(".", "_"), type_, family, None, state, total))
+        clips = tuple(self.settings.clips) if updates else ()
+        keeps = self.settings.keep_grads and updates
+        return Update(self.state.rule, tuple(members), families, clips, updates, keeps)
 
 
 class _Program:
@@ -121,34 +139,40 @@ class _Program:
 
     def __init__(self, step: ShardedStep, forward: Forward, compilation: ShardedCompilation) -> None:
         self.step, self.forward, self.compilation = step, forward, compilation
-        self.count = len(forward.trace.outputs)
-        self.local = [(v.tensor.shape, v.tensor.dtype) for v in compilation.sharded.trace.inputs]
 
     def run(self, batch: list[torch.Tensor]) -> object:
         step, compilation = self.step, self.compilation
         params, buffers = dict(step.model.named_parameters()), dict(step.model.named_buffers())
-        owned = step.state.groups()
+        owned, plan = step.state.groups(), compilation.plan
         chosen = [params[name] for name in compilation.with_grads]
-        ages = step.state.ages(chosen, [owned[p] for p in chosen])
-        numbers = step.state.numbers(compilation.plan, ages, [*step.settings.clips.values()])
+        numbers: list[float] = []
+        if plan.updates:
+            ages = step.state.ages(chosen, [owned[p] for p in chosen])
+            numbers = step.state.numbers(plan, ages, [*step.settings.clips.values()])
         held = [params[name] for name in self.forward.weights] + [buffers[name] for name in self.forward.buffers]
         more = [step.state.tensor(extra, chosen, numbers) for extra in compilation.extras]
+        tensors = [*map(local_of, held), *batch, *map(local_of, more)]
         with below_autograd():
-            tensors = [*map(local_of, held), *batch, *map(local_of, more)]
             out = compilation.executable.call(*tensors)
-        written = [x for i, x in enumerate([*held, *batch, *more]) if i in compilation.executable.ends.written]
-        torch.autograd.graph.increment_version([local_of(x) for x in written])
-        step.state.advance(chosen)
-        return self.forward.traced.pack(out[: self.count])
+        torch.autograd.graph.increment_version([tensors[i] for i in compilation.executable.ends.written])
+        self._hand_grads(chosen, out[compilation.results :])
+        if plan.updates:
+            step.state.advance(chosen)
+        return self.forward.pack(compilation.outputs(out))
+
+    def _hand_grads(self, chosen: list[nn.Parameter], grads: tuple) -> None:
+        """Sums wait in `.grad`, split as the plan splits gradients; after an update they go, unless they are kept."""
+        step, compilation, plan = self.step, self.compilation, self.compilation.plan
+        if plan.updates:
+            step.state.drop_grads()
+        new = [
+            (p, name)
+            for p, name, m in zip(chosen, compilation.with_grads, plan.members, strict=True)
+            if (plan.keeps if plan.updates else m.total is None)
+        ]
+        for (p, name), grad in zip(new, grads, strict=True):
+            p.grad = as_dtensor(grad, compilation.lies.grads[name], step.sharding.device_mesh)
 
 
 def _again(*_: object) -> Callable:
     raise OptionError("a training step is not compiled again; call tessera.train_step")
-
-
-def check_mesh(mesh: object, plan: object) -> None:
-    """Both or neither."""
-    if not isinstance(mesh, DeviceMesh):
-        raise OptionError(f"mesh: expected what tessera.mesh gives, or a DeviceMesh, got {type(mesh).__name__}")
-    if plan is None:
-        raise OptionError("plan: expected one beside a mesh, such as 'zero3' or {'dp': 'zero3', 'tp': 'tensor'}")

@@ -16,6 +16,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.hooks import RemovableHandle
 
+from tessera.distributed.sharding import place, sharding_of
+from tessera.distributed.weights import follow
 from tessera.frontends.dynamo.frames import MODEL, looking_at_hooks, own_frames
 from tessera.frontends.dynamo.module_hooks import ModuleHooks
 from tessera.just_in_time.api import argument_names, under_dynamo
@@ -30,7 +32,7 @@ from tessera.training.optimizer_state import OptimizerState
 from tessera.training.parts import Parts
 from tessera.training.program import LOSS
 from tessera.training.run import Settings, StepFailure
-from tessera.training.sharded import ShardedStep, check_mesh
+from tessera.training.sharded import ShardedStep
 from tessera.transforms.fp8_recipe import FP8
 from tessera.util.config import config
 from tessera.util.errors import CaptureError, InputError, OptionError
@@ -214,9 +216,8 @@ def train_step(
     accumulate     how many calls share one update; gradients are averaged over them, and wait in `.grad`
     keep_grads     leave the gradients of the last update in `.grad`
     cuda_graph     replay the step as one CUDA graph: True, False, or "auto", where the host is measured to limit it
-    mesh, plan     train on the ranks of a mesh (tessera.mesh): a word for each of its axes, ddp, zero1, zero2, zero3,
-                   hsdp, tensor or sequence, and placements of weights by name. The batch is this rank's part, the loss
-                   that of the whole batch
+    mesh, plan     shard the model at once (tessera.shard); the optimizer follows. The batch is this rank's part, the
+                   loss that of the whole batch
     executors, memory_budget, recompute, offload, precision, strict  as for `jit`
     """
     if isinstance(compiled := compiled_state(model), Compiled):
@@ -229,7 +230,10 @@ def train_step(
         raise OptionError(f"accumulate: expected a number of calls, at least 1, got {accumulate!r}")
     _check_optimizer(optimizer)
     clips = _clips(clip_norm, clip_value)
-    _check_owns(optimizer, model)
+    if mesh is not None or plan is not None:
+        follow(optimizer, place(model, mesh, plan))
+    elif sharding_of(model) is None:
+        _check_owns(optimizer, model)
     state = OptimizerState(optimizer)
     names = {p: name.replace(".", "_") for name, p in model.named_parameters()}
     options = Options.of(executors, recompute, memory_budget, cuda_graph, offload, precision)
@@ -239,8 +243,7 @@ def train_step(
             "and back; leave one of the two out"
         )
     settings = Settings(options, clips, accumulate, keep_grads, names)
-    if mesh is not None or plan is not None:
-        check_mesh(mesh, plan)
-        return ShardedStep(model, loss_fn, state, settings, mesh, plan)  # type: ignore[arg-type]
+    if (sharding := sharding_of(model)) is not None:
+        return ShardedStep(model, loss_fn, state, settings, sharding)
     backend = StepBackend(state, settings, strict, type(model).__name__, _batch_names(model, loss_fn))
     return TrainStep(model, loss_fn, state, settings, backend)

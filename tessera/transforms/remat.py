@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from tessera.ir.builder import Builder
+from tessera.ir.dist import is_collective
 from tessera.ir.equation import NUMBER, Arg, Equation, Value, recompute_region, substitute, symbols_in, values_in
 from tessera.ir.schema import has_effect, is_view
 from tessera.ir.trace import Trace
@@ -159,11 +160,18 @@ class _Plan:
         if eqn not in self.early:
             return 0
         declared = rules(eqn.op)
-        if declared is not None and declared.free or is_view(eqn.op):
+        if declared is not None and declared.free or is_view(eqn.op) or self._gathers_input(eqn):
             return 1
         if rounds(eqn):
             return 3
         return 2 if declared is not None and declared.family in _ARITHMETIC else 3
+
+    def _gathers_input(self, eqn: Equation) -> bool:
+        """A part of a weight becomes the whole: kept, it would take the memory back that splitting it saved."""
+        if not is_collective(eqn, "all_gather"):
+            return False
+        (v,) = eqn.inputs()
+        return v in self.given or (v in self.maker and self._gathers_input(self.maker[v]))
 
     def fit(self, budget: int) -> list[Value]:
         """The least recomputation that keeps the saved bytes within the budget, or the smallest save there is.

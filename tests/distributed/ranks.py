@@ -39,8 +39,55 @@ def train(rank: int, world: int, folder: str, cases: list[tuple[dict, object]]) 
         weights = {name: p.detach().full_tensor() for name, p in model.named_parameters()}
         if rank == 0:
             torch.save((losses, weights), Path(folder) / f"{number}.pt")
+    for part in (through_jit, accumulated, on_meta):
+        part(rank, Path(folder))
     exchange(rank, world)
     dist.destroy_process_group()
+
+
+def through_jit(rank: int, folder: Path) -> None:
+    """A sharded model is called: this rank's part of the result, and gradients that lie as their weights do."""
+    mesh, plan = tessera.mesh(device="cpu", dp=1, tp=2), {"dp": "zero3", "tp": "sequence", "blocks.?": "b/dp, s/tp, d"}
+    model = model_of(rank)
+    fast = tessera.jit(model, mesh=mesh, plan=plan, executors="aten")
+    out = fast(token_batches(1)[0][0])
+    out.square().sum().backward()
+    for p in model.parameters():
+        assert p.grad is not None and p.grad.placements == p.placements
+    keep(rank, folder / "jit.pt", [out.detach(), {n: p.grad.full_tensor() for n, p in model.named_parameters()}])
+    rows = tessera.shard(model_of(rank), tessera.mesh(device="cpu", dp=2), "zero3")
+    ids = token_batches(1)[0][0].chunk(2)[rank]
+    out = tessera.jit(rows, executors="aten")(ids)
+    assert out.shape[0] == 2
+    out.square().sum().backward()
+    keep(rank, folder / "rows.pt", [out.detach(), {n: p.grad.full_tensor() for n, p in rows.named_parameters()}])
+
+
+def accumulated(rank: int, folder: Path) -> None:
+    """Two calls share an update; sums of gradients wait where the plan splits them, and the last ones are kept."""
+    model = tessera.shard(model_of(rank), tessera.mesh(device="cpu", dp=2), "zero1")
+    options = {"accumulate": 2, "clip_norm": 0.5, "keep_grads": True, "executors": "aten"}
+    step = tessera.train_step(model, token_loss, optimizer_of(model), **options)
+    for batch in token_batches(4):
+        step(*(x.chunk(2)[rank] for x in batch))
+    assert all(p.grad.to_local().numel() * 2 == p.numel() == p.to_local().numel() for p in model.parameters())
+    grads = {n: p.grad.full_tensor() for n, p in model.named_parameters()}
+    keep(rank, folder / "sums.pt", [{n: p.detach().full_tensor() for n, p in model.named_parameters()}, grads])
+
+
+def on_meta(rank: int, folder: Path) -> None:
+    """A model without memory is made shard by shard, from what rank 0 draws."""
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.LayerNorm(6), torch.nn.Linear(6, 4))
+    torch.manual_seed(rank)
+    tessera.shard(model, tessera.mesh(device="cpu", dp=2), "zero3")
+    assert model[0].weight.to_local().shape == (3, 4)
+    keep(rank, folder / "meta.pt", {n: p.detach().full_tensor() for n, p in model.named_parameters()})
+
+
+def keep(rank: int, path: Path, what: object) -> None:
+    if rank == 0:
+        torch.save(what, path)
 
 
 def exchange(rank: int, world: int) -> None:

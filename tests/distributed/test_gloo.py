@@ -1,9 +1,10 @@
-"""The front door over gloo with two processes: training on a mesh is training in one process on the whole batch."""
+"""The front door over gloo with two processes: what a mesh computes is what one process computes on the whole batch."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from models import token_batches, token_loss
 from ranks import launch, model_of, optimizer_of
@@ -15,23 +16,65 @@ CASES = [
 ]
 
 
-def eager() -> tuple[list[float], dict[str, torch.Tensor]]:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What two processes wrote down; one launch serves all tests."""
+    folder = tmp_path_factory.mktemp("ranks")
+    launch(2, str(folder), CASES)
+    return folder
+
+
+def eager(calls: int = 2, accumulate: int = 1, clip: float | None = None) -> tuple[list[float], dict, dict]:
     model = model_of(0)
-    optimizer, losses = optimizer_of(model), []
-    for batch in token_batches(2):
+    optimizer, losses, grads = optimizer_of(model), [], {}
+    for i, batch in enumerate(token_batches(calls)):
         loss = token_loss(model, *batch)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        (loss / accumulate).backward()
         losses.append(float(loss.detach()))
-    return losses, {name: p.detach() for name, p in model.named_parameters()}
+        if (i + 1) % accumulate == 0:
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            grads = {name: p.grad for name, p in model.named_parameters()}
+            optimizer.zero_grad()
+    return losses, {name: p.detach() for name, p in model.named_parameters()}, grads
 
 
-def test_two_processes(tmp_path: Path) -> None:
-    launch(2, str(tmp_path), CASES)
-    losses, weights = eager()
-    for number in range(len(CASES)):
-        mine, parts = torch.load(tmp_path / f"{number}.pt")
-        torch.testing.assert_close(mine, losses, rtol=1e-11, atol=0)
-        for name, want in weights.items():
-            torch.testing.assert_close(parts[name], want, rtol=1e-10, atol=1e-12)
+def close(got: dict, want: dict) -> None:
+    assert got.keys() == want.keys()
+    for name, x in want.items():
+        torch.testing.assert_close(got[name], x, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_training(folder: Path, number: int) -> None:
+    losses, weights, _ = eager()
+    mine, parts = torch.load(folder / f"{number}.pt")
+    torch.testing.assert_close(mine, losses, rtol=1e-11, atol=0)
+    close(parts, weights)
+
+
+@pytest.mark.parametrize(("name", "rows"), [("jit", 4), ("rows", 2)])
+def test_calls_of_a_sharded_model(folder: Path, name: str, rows: int) -> None:
+    """Gradients are those of the sum of all ranks' losses; what is whole on all ranks counts once."""
+    model = model_of(0)
+    want = model(token_batches(1)[0][0])
+    want.square().sum().backward()
+    out, grads = torch.load(folder / f"{name}.pt")
+    torch.testing.assert_close(out, want.detach()[:rows], rtol=1e-11, atol=1e-13)
+    close(grads, {name: p.grad for name, p in model.named_parameters()})
+
+
+def test_sums_of_gradients_lie_where_the_plan_splits_them(folder: Path) -> None:
+    _, weights, grads = eager(4, 2, 0.5)
+    mine, kept = torch.load(folder / "sums.pt")
+    close(mine, weights)
+    close(kept, grads)
+
+
+def test_a_model_without_memory_is_made_shard_by_shard(folder: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.LayerNorm(6), torch.nn.Linear(6, 4))
+    made = torch.load(folder / "meta.pt")
+    for name, p in model.named_parameters():
+        assert torch.equal(made[name], p.detach())

@@ -12,7 +12,7 @@ from tessera.distributed.plan import Plan, lay_out
 from tessera.frontends.functional.trace import trace_function
 from tessera.ir.mesh import Mesh
 from tessera.ir.placement import Placement
-from tessera.util.errors import InputError, OptionError
+from tessera.util.errors import CaptureError, InputError, OptionError
 
 MESH = Mesh.of(dp=2, tp=4)
 
@@ -41,7 +41,7 @@ def laid_out(patterns: dict, rows: int = 4):
 @pytest.mark.parametrize(
     ("patterns", "says"),
     [
-        ({"*.upp.weight": "f/tp, d"}, "matches no weight; near are up.weight"),
+        ({"*.upp.weight": "f/tp, d"}, "matches no weight and no module; near are up.weight"),
         ({"*.weight": "f/tp, d"}, "which tp=4 does not divide"),
         ({"*.weight": "f"}, "expected 2 dimensions"),
         ({"*.weight": "f, d/xp"}, "got 'xp'"),
@@ -85,3 +85,50 @@ def test_dtensors_words_both_ways(text: str) -> None:
 
 def test_dtensors_words() -> None:
     assert to_dtensor(Placement.parse("[8, 4/tp]", MESH)) == [Replicate(), Shard(1)]
+
+
+@pytest.fixture
+def alone():
+    """One rank, in a group of its own."""
+    yield tessera.mesh(device="cpu", fake=True, dp=1)
+    torch.distributed.destroy_process_group()
+
+
+def test_an_optimizer_made_before_shard(alone) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    tessera.shard(model, alone, "zero3")
+    with pytest.raises(InputError, match="made before tessera.shard"):
+        tessera.train_step(model, None, optimizer)
+
+
+def test_a_model_is_sharded_once(alone) -> None:
+    model = tessera.shard(torch.nn.Linear(2, 2), alone, "zero3")
+    with pytest.raises(OptionError, match="got one on the mesh dp=1"):
+        tessera.shard(model, alone, "ddp")
+
+
+def test_a_meta_model_that_nobody_makes(alone) -> None:
+    class Scale(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.by = torch.nn.Parameter(torch.ones(3, device="meta"))
+
+    with pytest.raises(InputError, match="0 has weights on the meta device and no reset_parameters"):
+        tessera.shard(torch.nn.Sequential(Scale()), alone, "zero3")
+
+
+def test_a_function_has_no_weights_to_shard(alone) -> None:
+    with pytest.raises(OptionError, match="expected a module, whose weights lie there, got function"):
+        tessera.jit(lambda x: x, mesh=alone, plan="ddp")
+
+
+def test_what_a_step_asks_of_a_value_has_a_line(alone) -> None:
+    def loss(model, x):
+        y = model(x).sum()
+        return y if y > 0 else -y
+
+    model = tessera.shard(torch.nn.Linear(2, 2), alone, "ddp")
+    step = tessera.train_step(model, loss, torch.optim.SGD(model.parameters()))
+    with pytest.raises(CaptureError, match=r"test_mesh_messages.py:\d+: .*torch.where"):
+        step(torch.ones(2, 2))

@@ -7,13 +7,11 @@ from functools import cache
 import pytest
 import torch
 from models import GPT, Llama, Pictures, picture_batches, picture_loss, token_batches, token_loss
-from steps import Step, make_step, run_ranks, run_whole
+from steps import Trained, compiled_step, program_of, train_ranks, train_whole
 
-from tessera.distributed.plan import Layout, Plan, lay_out
 from tessera.ir.dist import bytes_sent
-from tessera.ir.mesh import Mesh
+from tessera.ir.trace import Trace
 from tessera.ir.verify import verify
-from tessera.transforms.shard.partition import Sharded, shard
 
 STEPS = 5
 MODELS = {
@@ -24,33 +22,34 @@ MODELS = {
 
 
 @cache
-def step_of(model: str, optimizer: str, clip: float | None) -> tuple[Step, list, tuple]:
-    make, loss, batches = MODELS[model]
+def model_of(name: str) -> tuple:
+    make, loss, batches = MODELS[name]
     torch.manual_seed(0)
-    given = batches(STEPS)
-    step = make_step(make().double(), loss, given[0], optimizer, clip)
-    return step, given, run_whole(step, given)
+    return make().double(), loss, batches(STEPS)
 
 
-def sharded(step: Step, mesh: Mesh, plan: object) -> tuple[Layout, Sharded]:
-    layout = lay_out(Plan.of(plan, mesh), step.forward, step.params, step.batch)  # type: ignore[arg-type]
-    placements = {**layout.inputs, **layout.results}
-    for name, v in step.params.items():
-        placements[v] = layout.weights[name]
-        placements[step.grads[name]] = layout.grads[name]
-        placements.update(dict.fromkeys(step.states.get(name, ()), layout.states[name]))
-    return layout, shard(step.trace, mesh, placements, step.params.values(), layout.plan.stays)
+@cache
+def whole(name: str, optimizer: str, clip: float | None) -> Trained:
+    return train_whole(*model_of(name), optimizer, clip)
 
 
-def check(model: str, mesh: Mesh, plan: object, optimizer: str = "adam", clip: float | None = None) -> Sharded:
-    step, batches, (losses, held) = step_of(model, optimizer, clip)
-    _, program = sharded(step, mesh, plan)
-    verify(program.trace)
-    mine, parts = run_ranks(step, program.trace, batches)
-    for got, want in zip((*mine, *parts), (*losses, *held), strict=True):
-        got, want = got.double(), want.double()
-        assert (got - want).norm() <= 1e-11 * want.norm() + 1e-15
-    return program
+def program(name: str, axes: dict, plan: object, **options: object) -> Trace:
+    model, loss, batches = model_of(name)
+    return program_of(compiled_step(model, loss, batches[0], axes, plan, "adam", None, **options)[1])
+
+
+def check(
+    name: str, axes: dict, plan: object, optimizer: str = "adam", clip: float | None = None, **options: object
+) -> None:
+    model, loss, batches = model_of(name)
+    step, compilation = compiled_step(model, loss, batches[0], axes, plan, optimizer, clip, **options)
+    verify(program_of(compilation))
+    mine, want = train_ranks(model, step, compilation, batches), whole(name, optimizer, clip)
+    assert mine.held.keys() == want.held.keys()
+    pairs = [*zip(mine.losses, want.losses, strict=True), *((mine.held[n], x) for n, x in want.held.items())]
+    for got, x in pairs:
+        got, x = got.double(), x.double()
+        assert (got - x).norm() <= 1e-11 * x.norm() + 1e-14
 
 
 ALONE = ("ddp", "zero1", "zero2", "zero3", "tensor", "sequence")
@@ -61,7 +60,7 @@ ALONE = ("ddp", "zero1", "zero2", "zero3", "tensor", "sequence")
 def test_alone(model: str, plan: str) -> None:
     if model == "pictures" and plan in ("tensor", "sequence"):
         pytest.skip("convolutions are not cut by columns")
-    check(model, Mesh.of(dp=2), plan)
+    check(model, {"dp": 2}, plan)
 
 
 PAIRS = (
@@ -78,40 +77,49 @@ PAIRS = (
 @pytest.mark.parametrize("model", ["gpt", "llama"])
 @pytest.mark.parametrize(("axes", "plan"), PAIRS, ids=lambda x: "-".join(map(str, x.values())))
 def test_together(model: str, axes: dict, plan: dict) -> None:
-    check(model, Mesh.of(axes), plan)
+    check(model, axes, plan)
 
 
 @pytest.mark.parametrize("plan", ["ddp", "zero3", "sequence"])
 def test_clipped_with_sgd(plan: str) -> None:
     """The norm is that of all gradients of the whole batch."""
-    check("gpt", Mesh.of(dp=2), plan, "sgd", clip=0.5)
+    check("gpt", {"dp": 2}, plan, "sgd", clip=0.5)
 
 
-def sent(program: Sharded, axis: str) -> float:
-    return sum(bytes_sent(e) for e in program.trace.equations if axis in e.args)
+@pytest.mark.parametrize("options", [{"recompute": "none"}, {"recompute": "cheap"}, {"memory_budget": 2000}], ids=str)
+def test_what_backward_recomputes(options: dict) -> None:
+    check("llama", {"dp": 2, "tp": 2}, {"dp": "zero3", "tp": "sequence"}, **options)
 
 
-def bytes_of(step: Step) -> int:
-    return sum(v.nbytes() for v in step.params.values())
+def sent(program: Trace, axis: str) -> float:
+    return sum(bytes_sent(e) for e in program.equations if axis in e.args)
 
 
-@pytest.mark.parametrize(("plan", "times"), [("ddp", 2), ("zero1", 2), ("zero2", 2), ("zero3", 2)])
-def test_bytes_of_data_parallel_plans(plan: str, times: int) -> None:
-    """Weights that were gathered are kept here, so zero3 sends twice as much."""
-    step, _, _ = step_of("llama", "adam", None)
-    _, program = sharded(step, Mesh.of(dp=2), plan)
-    scalars = [e for e in program.trace.equations if "dp" in e.args and e.op.name == "all_reduce" and not e.out.shape]
-    loss = sum(map(bytes_sent, scalars))
-    assert sent(program, "dp") - loss == times * bytes_of(step) / 2
+def bytes_of(name: str) -> int:
+    return sum(p.nbytes for p in model_of(name)[0].parameters())
+
+
+@pytest.mark.parametrize(
+    ("plan", "recompute", "times"),
+    [("ddp", "auto", 2), ("zero1", "auto", 2), ("zero2", "auto", 2), ("zero3", "none", 2), ("zero3", "auto", 3)],
+)
+def test_bytes_of_data_parallel_plans(plan: str, recompute: str, times: int) -> None:
+    """Weights that were gathered are kept, or gathered again for backward. Of tables of words, which come first,
+    backward needs nothing."""
+    local = program("llama", {"dp": 2}, plan, recompute=recompute)
+    scalars = [e for e in local.equations if "dp" in e.args and e.op.name == "all_reduce" and not e.out.shape]
+    loss, table = sum(map(bytes_sent, scalars)), model_of("llama")[0].words.weight.nbytes
+    again = table if times == 3 else 0
+    assert sent(local, "dp") - loss == (times * bytes_of("llama") - again) / 2
 
 
 ACTIVATION = 4 * 8 * 16 * 8  # bytes of a batch of 4 x 8 tokens of width 16 in float64
 
 
-def by_name(program: Sharded, axis: str, size: int) -> dict[str, float]:
+def by_name(program: Trace, axis: str, size: int) -> dict[str, float]:
     """Bytes of collectives on activations of this size, by what they do."""
     sums: dict[str, float] = {}
-    for e in program.trace.equations:
+    for e in program.equations:
         if axis in e.args and bytes_sent(e) and max(e.out.nbytes(), e.args[0].nbytes()) == size:
             sums[e.op.name] = sums.get(e.op.name, 0.0) + bytes_sent(e)
     return sums
@@ -120,14 +128,12 @@ def by_name(program: Sharded, axis: str, size: int) -> dict[str, float]:
 def test_bytes_of_tensor_parallel_blocks() -> None:
     """Four sums of an activation a block. Beside the two blocks there are one more for the table of words and one for
     the gradient that comes back from the head, which are cut as well."""
-    step, _, _ = step_of("llama", "adam", None)
-    _, program = sharded(step, Mesh.of(tp=2), "tensor")
-    assert by_name(program, "tp", ACTIVATION) == {"all_reduce": (4 * 2 + 2) * 2 * ACTIVATION / 2}
+    local = program("llama", {"tp": 2}, "tensor")
+    assert by_name(local, "tp", ACTIVATION) == {"all_reduce": (4 * 2 + 2) * 2 * ACTIVATION / 2}
 
 
 def test_bytes_of_sequence_parallel_blocks() -> None:
     """Each of the four sums is scattered, and gathered where a weight is cut by columns or a gradient comes back."""
-    step, _, _ = step_of("llama", "adam", None)
-    _, program = sharded(step, Mesh.of(tp=2), "sequence")
+    local = program("llama", {"tp": 2}, "sequence")
     half = (4 * 2 + 2) * ACTIVATION / 2
-    assert by_name(program, "tp", ACTIVATION) == {"reduce_scatter": half, "all_gather": half}
+    assert by_name(local, "tp", ACTIVATION) == {"reduce_scatter": half, "all_gather": half}

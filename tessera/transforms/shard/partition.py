@@ -56,17 +56,19 @@ def shard(
     placements: Mapping[Value, Placement],
     weights: Collection[Value] = (),
     stays: Mapping[str, str] | None = None,
+    wide: bool = False,
 ) -> Sharded:
     """The program of one rank. `placements` pins values of the trace, inputs or not; other inputs are whole on every
     rank. `stays` says for an axis what is not moved along it if there is another way: "weights", which are the inputs
-    named so and what is computed from them alone, or "activations"."""
+    named so and what is computed from them alone, or "activations". With `wide`, pinned summands of 16 bits are added
+    in float32."""
     trace = in_place(trace)
     for v, placement in placements.items():
         if placement.mesh != mesh:
             raise InputError(f"{v.name}: expected a placement on the mesh {mesh}, got one on {placement.mesh}")
         if tuple(map(str, placement.shape)) != tuple(map(str, v.shape)):
             raise InputError(f"{v.name}: expected a placement of {v.type}, got {placement}")
-    return _Partitioner(trace, mesh, placements, weights, stays or {}).run()
+    return _Partitioner(trace, mesh, placements, weights, stays or {}, wide).run()
 
 
 class _Partitioner:
@@ -77,10 +79,11 @@ class _Partitioner:
         pins: Mapping[Value, Placement],
         weights: Collection[Value],
         stays: Mapping[str, str],
+        wide: bool,
     ) -> None:
         self.trace, self.mesh, self.pins, self.weights = trace, mesh, pins, weights
         self.builder = Builder(trace.name, mode_of(trace))
-        self.values = Values(self.builder, mesh, stays)
+        self.values = Values(self.builder, mesh, stays, pins if wide else ())
         self.values.make = self.made_there
         self.held, self.kinds = self.values.held, self.values.kinds
         self.makers: dict[Value, tuple[Equation, Factors]] = {}  # of what is made from nothing, or costs nothing

@@ -6,7 +6,9 @@ everyone; where there is none, collectives are emitted that lead to it from the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import torch
 
 from tessera.ir import fake
 from tessera.ir.builder import Builder
@@ -18,12 +20,14 @@ from tessera.ir.types import TensorType, contiguous_strides, size_hint
 from tessera.transforms.shard.paths import Step, cost, path
 from tessera.util.errors import RuleError
 
+SUMS = ("reduce_scatter", "all_reduce")
 HEAVY = 1e6  # how much dearer it is to move what shall stay
 
 
 class Values:
-    def __init__(self, builder: Builder, mesh: Mesh, stays: Mapping[str, str]) -> None:
-        self.builder, self.mesh, self.stays = builder, mesh, stays
+    def __init__(self, builder: Builder, mesh: Mesh, stays: Mapping[str, str], wide: Collection[Value] = ()) -> None:
+        """`wide` are values whose summands are added in float32, if they have fewer bits."""
+        self.builder, self.mesh, self.stays, self.wide = builder, mesh, stays, wide
         self.dist = on(mesh)
         self.held: dict[Value, list[Value]] = {}  # of a global value, its copies; its own place first
         self.kinds: dict[Value, str] = {}  # "weights", "activations", or "" for neither
@@ -64,12 +68,24 @@ class Values:
         for step in path(placement_of(copy), to):
             there = next((c for c in self.held[v] if c.tensor.placement == step.after), None)
             if there is None:
-                op = getattr(self.dist, step.name)
-                (there,) = self.emit(op, (copy, *step.args), {}, [step.after], [v.name])
-                assert there is not None
+                there = self.stepped(v, copy, step)
                 self.held[v].append(there)
             copy = there
         return copy
+
+    def stepped(self, v: Value, copy: Value, step: Step) -> Value:
+        """One collective; sums of 16 bits are made in float32 where that was asked for."""
+        wide = v in self.wide and step.name in SUMS and v.tensor.is_float and v.dtype.itemsize < 4
+        there = self.cast(copy, torch.float32) if wide else copy
+        (there,) = self.emit(getattr(self.dist, step.name), (there, *step.args), {}, [step.after], [v.name])  # type: ignore[assignment]
+        assert there is not None
+        return self.cast(there, v.dtype) if wide else there
+
+    def cast(self, x: Value, dtype: torch.dtype) -> Value:
+        to_copy = torch.ops.aten._to_copy.default
+        (there,) = self.emit(to_copy, (x,), {"dtype": dtype}, [placement_of(x)], [x.name])
+        assert there is not None
+        return there
 
     def emit(
         self,

@@ -1,0 +1,140 @@
+"""A model's call, or a loss over it, as one program over whole tensors.
+
+In: a model whose weights are or will be DTensors, a function of it, a part of a batch. Out: a `Forward`, whose
+inputs are whole weights, buffers and the whole batch. It is captured on fake tensors, so nothing of that size is ever
+made; sizes inside of it are those of the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from tessera.distributed.weights import whole_type
+from tessera.frontends.functional.trace import Traced, trace_function
+from tessera.ir.builder import Builder
+from tessera.ir.equation import Value, map_values
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType
+from tessera.passes.clean.canonicalise import canonicalise
+from tessera.passes.clean.cse import cse
+from tessera.passes.clean.dce import dce
+from tessera.passes.clean.fold import fold
+from tessera.passes.decompose.random import compute_random
+from tessera.torch_internals import pytree
+
+
+@dataclass(frozen=True)
+class Forward:
+    """A captured program. Its outputs are the caller's, then the results of the modules that were watched."""
+
+    traced: Traced
+    trace: Trace
+    weights: dict[str, Value]
+    buffers: dict[str, Value]
+    batch: tuple[Value, ...]
+    results: int  # how many outputs are the caller's
+    watched: tuple[str, ...]  # the modules whose results are the outputs after those
+
+    @property
+    def outputs(self) -> tuple:
+        return self.trace.outputs[: self.results]
+
+    def pack(self, outputs: Sequence[object]) -> object:
+        """The caller's outputs, in the form that the function gave them."""
+        rest: list[object] = [None] * (len(self.trace.outputs) - self.results)
+        return self.traced.pack([*outputs, *rest])[0]  # type: ignore[index]
+
+
+def capture(
+    model: nn.Module,
+    function: Callable | None,
+    batch: tuple,
+    named: dict,
+    batch_types: Mapping[int, TensorType],
+    watched: Collection[str] = (),
+) -> Forward:
+    """`function(model, *batch, **named)`, or the model's own call. `batch_types` are those of the tensors of the whole
+    batch, by their place; `watched` names modules whose results are wanted."""
+    types = {name: whole_type(x) for name, x in (*model.named_parameters(), *model.named_buffers())}
+    names, results = list(types), dict[str, Tensor]()
+
+    def run(held: list, batch: tuple, named: dict) -> tuple:
+        own = dict(zip(names, held, strict=True))
+
+        def call(*args: object, **kwargs: object) -> object:
+            return functional_call(model, own, args, kwargs)
+
+        with _watching(model, watched, results):
+            out = call(*batch, **named) if function is None else function(_Called(model, call), *batch, **named)
+        return out, list(results.values())
+
+    held = [torch.empty(0, dtype=t.dtype, device=t.device) for t in types.values()]
+    all_types = {**dict(enumerate(types.values())), **{len(names) + i: t for i, t in batch_types.items()}}
+    traced = trace_function(run, (held, batch, named), types=all_types, name=type(model).__name__)
+    trace = _named(traced.trace, names)
+    for apply in (canonicalise, fold, cse, dce):
+        trace = apply(trace)
+    trace = compute_random(trace, lambda device: True, lambda eqn: True)
+    inputs = dict(zip(names, trace.inputs, strict=False))
+    params = {name for name, _ in model.named_parameters()}
+    return Forward(
+        traced,
+        trace,
+        {name: v for name, v in inputs.items() if name in params},
+        {name: v for name, v in inputs.items() if name not in params},
+        trace.inputs[len(names) :],
+        len(trace.outputs) - len(results),
+        tuple(results),
+    )
+
+
+@contextmanager
+def _watching(model: nn.Module, names: Collection[str], results: dict[str, Tensor]) -> Iterator[None]:
+    """Keep the first tensor that each of these modules gives."""
+    results.clear()
+
+    def keep(name: str) -> Callable:
+        def hook(module: nn.Module, args: tuple, out: object) -> None:
+            tensors = [x for x in pytree.tree_leaves(out) if isinstance(x, Tensor)]
+            if tensors:
+                results.setdefault(name, tensors[0])
+
+        return hook
+
+    with ExitStack() as stack:
+        for name in names:
+            stack.callback(model.get_submodule(name).register_forward_hook(keep(name)).remove)
+        yield
+
+
+class _Called:
+    """A model whose calls run on given weights; all else is the model's own."""
+
+    def __init__(self, model: nn.Module, call: Callable) -> None:
+        self._model, self._call = model, call
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        return self._call(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._model, name)
+
+
+def _named(trace: Trace, names: Sequence[str]) -> Trace:
+    """Inputs called as the model calls its weights."""
+    builder = Builder(trace.name)
+    builder.reserve(trace.values())
+    fresh = {v: Value(builder.fresh(n.replace(".", "_")), v.type) for v, n in zip(trace.inputs, names, strict=False)}
+    return trace.with_(
+        inputs=tuple(fresh.get(v, v) for v in trace.inputs),
+        equations=tuple(e.substitute(fresh) for e in trace.equations),
+        outputs=map_values(trace.outputs, lambda v: fresh.get(v, v)),
+        mutations={fresh.get(t, t): fresh.get(v, v) for t, v in trace.mutations.items()},
+        symbols={s: (fresh.get(v, v), d) for s, (v, d) in trace.symbols.items()},
+    )

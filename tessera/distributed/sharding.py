@@ -1,0 +1,127 @@
+"""`shard`: a model's weights lie on a mesh, as a plan says.
+
+In: a model, a mesh, a plan. Out: the same model, whose parameters are DTensors, and a `Sharding` that `jit` and
+`train_step` find by the model. What an axis of tensor parallelism splits is read off a program, so weights come to lie
+there at the first call; they stay the same parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from tessera.distributed.capture import Forward
+from tessera.distributed.communicator import bind
+from tessera.distributed.meta import is_meta, materialise
+from tessera.distributed.plan import DATA, MODEL, Layout, Plan, demanded, lay_out, lay_out_early
+from tessera.distributed.weights import Replaced, distribute, move, placement_of, whole_type
+from tessera.ir.equation import Value
+from tessera.ir.placement import Placement
+from tessera.ir.types import TensorType, contiguous_strides
+from tessera.util.errors import OptionError
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+PlanLike = str | Mapping[str, str]
+
+
+class Sharding:
+    """How a model lies on a mesh."""
+
+    def __init__(self, device_mesh: DeviceMesh, plan: PlanLike, settled: bool, wide: bool) -> None:
+        self.device_mesh, self.mesh = device_mesh, bind(device_mesh)
+        self.plan = Plan.of(plan, self.mesh)
+        self.settled = settled  # weights lie where they stay
+        self.wide = wide  # gradients of 16 bits are summed in float32
+
+    def whole_batch(self, leaves: list) -> dict[int, TensorType]:
+        """The types of a whole batch, of which this rank has a part."""
+        ranks = 1
+        for axis in self.plan.axes(*DATA):
+            ranks *= self.mesh.size(axis)
+        types = {}
+        for i, x in enumerate(leaves):
+            if isinstance(x, torch.Tensor):
+                shape = (x.shape[0] * ranks, *x.shape[1:]) if x.ndim else ()
+                types[i] = TensorType(x.dtype, shape, contiguous_strides(shape), x.device)
+        return types
+
+    def watched(self, model: nn.Module) -> dict[str, str]:
+        """The modules whose results the plan places, and where."""
+        return self.plan.named(*_names(model))[1]
+
+    def settle(self, model: nn.Module, forward: Forward) -> Layout:
+        """Where everything of a captured program lies; weights are brought there, if they are not there yet."""
+        held = None
+        if self.settled:
+            held = {name: placement_of(p, self.mesh) for name, p in model.named_parameters()}  # type: ignore[arg-type]
+        modules = _names(model)[1]
+        layout = lay_out(self.plan, forward.trace, forward.weights, forward.batch, held, modules)
+        if not self.settled:
+            move(model, layout.weights, self.device_mesh)
+            self.settled = True
+        return layout
+
+    def placed(self, model: nn.Module, forward: Forward) -> list[Placement]:
+        """Where the results of watched modules lie."""
+        texts, values = self.watched(model), forward.trace.outputs[forward.results :]
+        return [demanded(self.plan, name, v, texts[name]) for name, v in zip(forward.watched, values, strict=True)]  # type: ignore[arg-type]
+
+
+SHARDINGS: WeakKeyDictionary[nn.Module, Sharding] = WeakKeyDictionary()
+
+
+def shard(model: AnyModule, mesh: DeviceMesh, plan: PlanLike, *, reduce_dtype: torch.dtype | None = None) -> AnyModule:
+    """Lay a model's weights out on a mesh, in place; gives the model.
+
+    mesh           what `tessera.mesh` gives, or a DeviceMesh whose axes have names
+    plan           a word for each axis ("zero3", or {"dp": "zero3", "tp": "tensor"}), and placements by name, of
+                   weights or of what modules give: {"*.up.weight": "f/tp, d", "*.attn": "b/dp, s, h"}
+    reduce_dtype   torch.float32: gradients of 16 bits are summed over ranks in float32
+
+    Parameters become DTensors, from what rank 0 holds; a model on the meta device is made shard by shard. Make the
+    optimizer afterwards. Then `train_step` and `jit` follow the weights.
+    """
+    place(model, mesh, plan, reduce_dtype)
+    return model
+
+
+def place(model: nn.Module, mesh: object, plan: object, reduce_dtype: torch.dtype | None = None) -> Replaced:
+    """As `shard`; gives the new parameter for each old one."""
+    check_mesh(mesh, plan)
+    if reduce_dtype not in (None, torch.float32):
+        raise OptionError(f"reduce_dtype: expected torch.float32 or None, got {reduce_dtype}")
+    if (known := SHARDINGS.get(model)) is not None:
+        raise OptionError(f"shard: expected a model that is not sharded, got one on the mesh {known.mesh}")
+    sharding = Sharding(mesh, plan, False, reduce_dtype is not None)  # type: ignore[arg-type]
+    already = [name for name, p in model.named_parameters() if isinstance(p, DTensor)]
+    sharding.settled = bool(already) or not sharding.plan.axes(*MODEL)
+    weights = {name: Value(name.replace(".", "_"), whole_type(p)) for name, p in model.named_parameters()}
+    early = lay_out_early(sharding.plan, weights, _names(model)[1])
+    if is_meta(model):
+        materialise(model, early, sharding.device_mesh)
+    new = distribute(model, early, sharding.device_mesh)
+    SHARDINGS[model] = sharding
+    return new
+
+
+def sharding_of(model: object) -> Sharding | None:
+    """How `shard` laid a model out; None where it did not."""
+    return SHARDINGS.get(model) if isinstance(model, nn.Module) else None
+
+
+def _names(model: nn.Module) -> tuple[list[str], list[str]]:
+    return [n for n, _ in model.named_parameters()], [n for n, _ in model.named_modules() if n]
+
+
+def check_mesh(mesh: object, plan: object) -> None:
+    """Both or neither."""
+    if not isinstance(mesh, DeviceMesh):
+        raise OptionError(f"mesh: expected what tessera.mesh gives, or a DeviceMesh, got {type(mesh).__name__}")
+    if plan is None:
+        raise OptionError("plan: expected one beside a mesh, such as 'zero3' or {'dp': 'zero3', 'tp': 'tensor'}")

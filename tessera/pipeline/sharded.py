@@ -1,0 +1,99 @@
+"""Programs of one rank of a mesh: the pipelines, and one captured program on its way through them.
+
+In: a program over whole values, already cleaned, and where its values lie. Out: one rank's programs. It is
+differentiated first and partitioned then; what stands behind `shard` is a program like any other, so gathered weights
+are kept for backward or gathered again as anything else is: `remat` decides.
+"""
+
+from __future__ import annotations
+
+from tessera.frontends.captured import Captured
+from tessera.ir.equation import Value
+from tessera.ir.trace import Trace
+from tessera.passes.clean.cse import cse
+from tessera.passes.clean.dce import dce
+from tessera.passes.clean.fold import fold
+from tessera.pipeline import parts
+from tessera.pipeline.lists import PIPELINES, SPLIT, claiming, finishing, last
+from tessera.pipeline.options import Options
+from tessera.pipeline.run import Edits, Run
+from tessera.pipeline.stage import BACKWARD, FORWARD, JOINT, PROGRAM, Hook, Row, Stage
+from tessera.transforms.shard.joint import Partition, shard_joint, shard_program
+from tessera.transforms.shard.partition import Note
+
+
+def _program(trace: Trace, run: ShardedRun) -> Trace:
+    sharded = shard_program(trace, run.partition)
+    run.notes = sharded.notes
+    return sharded.trace
+
+
+def _joint(trace: Trace, run: ShardedRun) -> Trace:
+    joint = parts.in_order_of_use(trace, run.account.joint)
+    run.account.joint, run.notes = shard_joint(joint, run.partition)
+    return run.account.joint.trace
+
+
+def cleaned_after(over: str) -> list[Row]:
+    return [
+        Hook("decompose", "one rank's program is a program like any other", over),
+        Stage("canonicalise", last, "what decomposition left", over),
+        Stage("fold", fold, "cotangents that are numbers", over),
+        Stage("cse", cse, "what several equations gathered", over),
+    ]
+
+
+DIFFERENTIATED: list[Row] = [
+    Stage(
+        "vjp", parts.differentiate, "on whole values: gradients are those of the whole batch",
+        gives=JOINT, needs=("run",), quiet=True,
+    ),
+    Stage("canonicalise", last, "detach and its like go", JOINT),
+    Stage("cse", cse, "what forward and backward both compute is partitioned once", JOINT),
+    Stage("shard", _joint, "everything that has a place is there", JOINT, needs=("run",)),
+    *cleaned_after(JOINT),
+]  # fmt: skip
+
+PIPELINES["sharded training"] = [
+    *DIFFERENTIATED, *SPLIT,
+    *claiming(FORWARD), *finishing(FORWARD),
+    *claiming(BACKWARD), *finishing(BACKWARD),
+]  # fmt: skip
+PIPELINES["sharded inference"] = [
+    Stage("shard", _program, "the program is clean", needs=("run",)),
+    *cleaned_after(PROGRAM),
+    Stage("dce", dce, "what nobody reads"),
+    *claiming(PROGRAM),
+    *finishing(PROGRAM),
+]
+
+
+class ShardedRun(Run):
+    """`trace` has more outputs than `captured`: those that are only placed."""
+
+    notes: tuple[Note, ...] = ()
+
+    def __init__(
+        self,
+        name: str,
+        captured: Captured,
+        trace: Trace,
+        partition: Partition,
+        options: Options,
+        grad: bool,
+        edits: Edits,
+    ) -> None:
+        self.trace, self.partition = trace, partition
+        super().__init__(name, captured, options, grad, (), edits)
+
+    def begin(self, grad: bool) -> None:
+        self.keep("captured", self.captured.trace)
+        wanted = zip(self.trace.inputs, self.captured.requires_grad, strict=True)
+        self.wrt = [v for v, want in wanted if want and v.is_differentiable] if grad else []
+        self.plain_kind = "sharded inference"
+        self.kind = "sharded training" if self.wrt else self.plain_kind
+        self.traces[PROGRAM] = self.account.core = self.trace
+
+    def pull(self, core: Trace) -> list[Value] | None:
+        """What is only placed has no cotangent."""
+        return [v for v in core.outputs[: self.partition.results] if isinstance(v, Value)]
