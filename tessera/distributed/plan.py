@@ -53,7 +53,7 @@ class Plan:
             if len(mesh.names) != 1:
                 raise OptionError(f"plan: expected a word for each axis of the mesh {mesh}, got {plan!r} alone")
             plan = {mesh.names[0]: plan}
-        words = {key: word for key, word in plan.items() if key.isidentifier()}
+        words = {key: word for key, word in plan.items() if key.isidentifier() and not set(str(word)) & {"/", ","}}
         for axis, word in words.items():
             if axis not in mesh.names:
                 raise OptionError(f"plan: expected axes of the mesh {mesh}, got {axis!r}")

@@ -18,6 +18,7 @@ from tessera.inspection.advice import changed, for_break, for_recompile
 from tessera.inspection.floor import Floor, predicted
 from tessera.inspection.guards import guards, limits_hit, plain
 from tessera.inspection.memory import memory
+from tessera.inspection.mesh import sent
 from tessera.inspection.programs import state_of
 from tessera.inspection.reports import GraphReport, RegionReport, UnfusedReport
 from tessera.ir.equation import Equation, Special, short_path
@@ -140,6 +141,7 @@ def _report(g: GraphRecord, measure: bool) -> GraphReport:
         unfused=_unfused(c) if c else (),
         memory=memory(c, measure) if c else (),
         fp8=tuple(c.account.fp8.told()) if c else (),
+        mesh=sent(c.account) if c else (),
         repeats=g.repeats,
         blocks=tuple(f"{path}: {why}" for path, why in g.blocks.items()),
         cuda_graph=str(c.executable.cuda_graph) if c else "",

@@ -133,6 +133,8 @@ def _programs(g: GraphReport) -> Iterator[tuple[str, str]]:
         yield "not fused", f"{left.reason}: {few(left.results)} ({few(left.operators)}){_at(left.lines)}"
     for line in g.fp8:
         yield "fp8", line
+    for line in g.mesh:
+        yield "ranks", line
     if g.saved:
         yield "saves for backward", f"{size(g.saved_bytes)}: {few(g.saved)}"
     if g.offloaded or g.offload_note:

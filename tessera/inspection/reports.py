@@ -59,5 +59,6 @@ class GraphReport:
     memory: tuple[Memory, ...]
     fp8: tuple[str, ...] = ()  # which layers multiply in 8 bits, which do not and why
     repeats: int = 0  # calls of blocks that equal another one, which was traced for them
+    mesh: tuple[str, ...] = ()  # what ranks send, by axis, and what was gathered for want of a rule
     blocks: tuple[str, ...] = ()  # blocks that were traced by themselves though others look alike, and why
     cuda_graph: str = ""  # how often the program was captured and replayed, or why it is not

@@ -30,10 +30,10 @@ from tessera.pipeline.executable import Executable
 from tessera.pipeline.options import Options
 from tessera.pipeline.run import Edits
 from tessera.pipeline.sharded import ShardedRun
+from tessera.runtime.double_backward import Derivative, Wanted
 from tessera.torch_internals import pytree
 from tessera.transforms.shard.joint import Partition
-from tessera.transforms.shard.partition import Note
-from tessera.util.errors import InputError
+from tessera.util.errors import DoubleBackwardError, InputError
 
 
 class ShardedCall:
@@ -102,7 +102,6 @@ class ShardedGraph(Compilation):
     """One rank's programs of a model's call."""
 
     kinds = ("sharded inference", "sharded training")
-    notes: tuple[Note, ...] = ()
 
     def __init__(
         self,
@@ -123,6 +122,9 @@ class ShardedGraph(Compilation):
         """Not kept on disk."""
         return None
 
+    def derivative(self, wanted: Wanted, again: bool) -> Derivative:
+        raise DoubleBackwardError("expected gradients that are not differentiated again: on a mesh they cannot be yet")
+
     def through(self, captured: Captured, edits: Edits) -> tuple[Executable, Account]:
         whole = self.forward.trace
         outputs = [v for v in whole.outputs[: self.forward.results] if isinstance(v, Value)]
@@ -133,7 +135,6 @@ class ShardedGraph(Compilation):
         partition = self.partition.with_outputs([*places, *placed], len(places))
         run = ShardedRun(self.name, captured, trace, partition, self.options, self.grad, edits)
         run.go()
-        self.notes = run.notes
         run.account.programs = run.programs()
         return self.made(run.account.programs, run.ends(), captured), run.account
 

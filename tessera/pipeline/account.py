@@ -10,6 +10,7 @@ from tessera.executors.claim import Claim
 from tessera.ir.equation import Value
 from tessera.ir.trace import Trace
 from tessera.passes.patterns.fp8 import Layers
+from tessera.transforms.shard.partition import Note
 from tessera.transforms.vjp import Joint
 
 
@@ -41,6 +42,7 @@ class Account:
     offloaded: dict[str, int] = field(default_factory=dict)  # saved tensors that wait on the host, and their bytes
     offload_note: str = ""  # what there is to say of them
     fp8: Layers = field(default_factory=Layers)  # layers that multiply in 8 bits, and those that could not
+    gathered: tuple[Note, ...] = ()  # on a mesh: equations that no sharding rule allows to be cut
 
     def fusers(self) -> list[FusionExecutor]:
         return [e for e in in_order(self.executors) if isinstance(e, FusionExecutor)]

@@ -19,18 +19,17 @@ from tessera.pipeline.options import Options
 from tessera.pipeline.run import Edits, Run
 from tessera.pipeline.stage import BACKWARD, FORWARD, JOINT, PROGRAM, Hook, Row, Stage
 from tessera.transforms.shard.joint import Partition, shard_joint, shard_program
-from tessera.transforms.shard.partition import Note
 
 
 def _program(trace: Trace, run: ShardedRun) -> Trace:
     sharded = shard_program(trace, run.partition)
-    run.notes = sharded.notes
+    run.account.gathered = sharded.notes
     return sharded.trace
 
 
 def _joint(trace: Trace, run: ShardedRun) -> Trace:
     joint = parts.in_order_of_use(trace, run.account.joint)
-    run.account.joint, run.notes = shard_joint(joint, run.partition)
+    run.account.joint, run.account.gathered = shard_joint(joint, run.partition)
     return run.account.joint.trace
 
 
@@ -70,8 +69,6 @@ PIPELINES["sharded inference"] = [
 
 class ShardedRun(Run):
     """`trace` has more outputs than `captured`: those that are only placed."""
-
-    notes: tuple[Note, ...] = ()
 
     def __init__(
         self,

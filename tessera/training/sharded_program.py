@@ -29,7 +29,6 @@ from tessera.runtime.call import Layout
 from tessera.training.program import StepExecutable, StepProgram, StepRun, joined, renamed, seeded
 from tessera.transforms.remat import Split
 from tessera.transforms.shard.joint import Partition
-from tessera.transforms.shard.partition import Note
 from tessera.util.errors import CaptureError
 
 
@@ -126,7 +125,7 @@ class ShardedStepRun(ShardedRun):
                 pins[v] = kinds[extra.kind][self.with_grads[extra.member]]
         self.keep("update", whole)
         sharded = self.partition.of(whole, pins)
-        self.notes = (*self.notes, *sharded.notes)
+        self.account.gathered += sharded.notes
         return sharded.trace, extras
 
     def ends(self) -> Ends:
@@ -139,7 +138,6 @@ class ShardedCompilation(StepProgram):
 
     kinds = ("sharded step",)
     with_grads: list[str]
-    notes: tuple[Note, ...]
     places: list[int]  # of each output of the loss, its place among what the program gives
     results: int  # how many of those there are; then come gradients
 
@@ -164,7 +162,7 @@ class ShardedCompilation(StepProgram):
         run = ShardedStepRun(self, captured, edits)
         run.go()
         run.account.programs = run.programs()
-        self.plan, self.with_grads, self.notes = run.plan, run.with_grads, run.notes
+        self.plan, self.with_grads = run.plan, run.with_grads
         outputs = run.split.forward.outputs[: self.forward.results]
         self.places, self.results = [run.results.index(v) for v in outputs], len(run.results)
         return StepExecutable(run.account.programs, run.ends(), self.options, run.extras), run.account

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
+from steps import pretended
 from torch.distributed.tensor import Replicate, Shard
 
 import tessera
 from tessera.distributed.dtensors import from_dtensor, to_dtensor
 from tessera.distributed.plan import Plan, lay_out
 from tessera.frontends.functional.trace import trace_function
+from tessera.ir.dist import is_collective
 from tessera.ir.mesh import Mesh
 from tessera.ir.placement import Placement
-from tessera.util.errors import CaptureError, InputError, OptionError
+from tessera.util.errors import CaptureError, DoubleBackwardError, InputError, OptionError
 
 MESH = Mesh.of(dp=2, tp=4)
 
@@ -132,3 +136,44 @@ def test_what_a_step_asks_of_a_value_has_a_line(alone) -> None:
     step = tessera.train_step(model, loss, torch.optim.SGD(model.parameters()))
     with pytest.raises(CaptureError, match=r"test_mesh_messages.py:\d+: .*torch.where"):
         step(torch.ones(2, 2))
+
+
+def test_explain_tells_what_ranks_send() -> None:
+    with pretended({"dp": 2}) as mesh:
+        model = tessera.shard(torch.nn.Linear(4, 4, bias=False), mesh, "zero3")
+        fast = tessera.jit(model, executors="aten")
+        fast(torch.randn(4, 4)).sum().backward()
+        told = str(tessera.explain(fast))
+    assert "dp: 1 all_gather, 32 bytes sent by a rank" in told and "dp: 1 reduce_scatter, 32 bytes" in told
+
+
+def test_explain_names_what_was_gathered() -> None:
+    class Inverted(torch.nn.Linear):
+        def forward(self, x):
+            return x @ torch.linalg.inv_ex(self.weight)[0]
+
+    with pretended({"tp": 2}) as mesh:
+        fast = tessera.jit(Inverted(4, 4, bias=False), mesh=mesh, plan={"tp": "tensor", "weight": "f/tp, d"})
+        with torch.no_grad():
+            fast(torch.randn(4, 4))
+        told = str(tessera.explain(fast))
+    assert re.search(r"linalg_inv\S* at \S*test_mesh_messages.py:\d+ wants whole values, .* sends 32 bytes", told)
+
+
+def test_gradients_of_gradients_are_refused() -> None:
+    with pretended({"dp": 1}) as mesh:
+        model = tessera.shard(torch.nn.Linear(4, 1), mesh, "ddp")
+        out = tessera.jit(model, executors="aten")(torch.randn(4, 4, requires_grad=True)).square().sum()
+        with pytest.raises(DoubleBackwardError, match="on a mesh"):
+            torch.autograd.grad(out, [*model.parameters()], create_graph=True)
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(None, 16), (torch.float32, 32)])
+def test_sums_of_gradients_in_float32(dtype: torch.dtype | None, bits: int) -> None:
+    with pretended({"dp": 2}) as mesh:
+        model = tessera.shard(torch.nn.Linear(4, 4).bfloat16(), mesh, "zero1", reduce_dtype=dtype)
+        fast = tessera.jit(model, executors="aten")
+        fast(torch.randn(4, 4).bfloat16()).sum().backward()
+        _, backward = fast.__tessera__.compilations()[0].account.programs
+    sums = [e for e in backward.trace.equations if is_collective(e, "all_reduce", "reduce_scatter")]
+    assert sums and all(e.out.dtype.itemsize * 8 == bits for e in sums)

@@ -138,6 +138,25 @@ def test_what_has_no_rule_is_gathered_and_named() -> None:
     assert "inv" in note.operator and note.bytes == 4 * 4 * 8 / 2
 
 
+@pytest.mark.parametrize(
+    "fn",
+    [lambda x: torch.linalg.inv_ex(x)[0], lambda x: torch.linalg.cholesky_ex(x)[0], lambda x: torch.fft.fft(x).real],
+)
+def test_what_has_no_rule_is_tried(fn) -> None:
+    """Matrices of a batch are dealt with where they are; along their last dimension they are whole."""
+    args = [torch.eye(5, dtype=torch.float64) * 3 + randn(6, 5, 5) * 0.1]
+    program = local(fn, args, TP, ["[6/tp, 5, 5]"])
+    assert not program.notes and not collectives(program)
+    assert local(fn, args, TP, ["[6, 5, 5/tp]"]).notes
+
+
+def test_rows_that_meet_are_not_cut() -> None:
+    """An operator that looks at its neighbours agrees in no chunk."""
+    program = local(lambda x: torch.cumprod(x, 0), [randn(6, 4)], TP, ["[6/tp, 4]"])
+    assert "all_gather" in collectives(program)
+    assert not collectives(local(lambda x: torch.cumprod(x, 0), [randn(6, 4)], TP, ["[6, 4/tp]"]))
+
+
 def test_values_from_nothing_are_made_in_parts() -> None:
     def fn(x):
         return x * torch.arange(8) + torch.ones(8, dtype=x.dtype)

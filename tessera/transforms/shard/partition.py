@@ -29,15 +29,17 @@ from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, Type
 from tessera.ops.factors.lookup import factors_of
 from tessera.ops.factors.rule import Factors, apart_of, tensors, uncut
+from tessera.ops.factors.tried import tried
 from tessera.transforms.shard.choose import Choice, Question, choose
 from tessera.transforms.shard.local import local
+from tessera.transforms.shard.paths import path
 from tessera.transforms.shard.values import Values, local_type, placement_of
 from tessera.util.errors import InputError, RuleError
 
 
 @dataclass(frozen=True)
 class Note:
-    """An equation for which whole values were gathered, since it has no sharding rule."""
+    """An equation for which whole values were gathered, since no sharding rule allows what is split."""
 
     operator: str
     source: Source
@@ -155,7 +157,9 @@ class _Partitioner:
         rule = factors_of(eqn)
         if (rule is None or self.forbids(eqn, rule)) and self.apart(eqn):
             return
-        if rule is None:
+        if rule is None and any(not self.place(v).is_whole for v in tensors(eqn)):
+            rule = tried(eqn)
+        if rule is None or self.forbids(eqn, rule):
             self.note(eqn)
         self.cut(eqn, rule or uncut(eqn))
 
@@ -168,7 +172,9 @@ class _Partitioner:
         return False
 
     def note(self, eqn: Equation) -> None:
-        moved = sum(self.values.moving(v, self.place(v), self.values.whole(v)) for v in tensors(eqn))
+        moved = sum(
+            step.sent(v.dtype.itemsize) for v in tensors(eqn) for step in path(self.place(v), self.values.whole(v))
+        )
         if moved:
             self.notes.append(Note(str(eqn.op), eqn.source, moved))
 
