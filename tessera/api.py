@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tessera.distributed.checkpoint import load_state, save_state
 from tessera.distributed.groups import mesh
 from tessera.distributed.sharding import shard
 from tessera.executors.kernels import register_kernel
@@ -36,8 +37,8 @@ from tessera.util.config import config, override
 
 __all__ = [  # noqa: F822
     "FP8", "Buckets", "Trace", "backend", "check", "checkpoint", "cond", "config", "custom_vjp", "edit", "explain",
-    "grad", "grad_and_value", "hessian", "jacfwd", "jacrev", "jit", "jvp", "linearize", "mesh", "override", "quantize",
-    "register_executor", "register_kernel", "register_operator", "reproduce", "scan", "shard", "stages",
+    "grad", "grad_and_value", "hessian", "jacfwd", "jacrev", "jit", "jvp", "linearize", "load_state", "mesh", "override", "quantize",
+    "register_executor", "register_kernel", "register_operator", "reproduce", "save_state", "scan", "shard", "stages",
     "trace", "train_step", "value_and_grad", "vjp", "vmap", "while_loop",
 ]  # fmt: skip
 

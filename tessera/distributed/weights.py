@@ -39,6 +39,11 @@ def local_of(x: Tensor) -> Tensor:
     return x.to_local() if isinstance(x, DTensor) else x
 
 
+def whole_of(x: Tensor) -> Tensor:
+    """The whole tensor, on every rank."""
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
 def own_part(x: Tensor, placement: Placement, device_mesh: DeviceMesh) -> Tensor:
     """A rank's part of a tensor that is whole on it."""
     for dim, axes in enumerate(placement.splits):

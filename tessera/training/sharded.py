@@ -11,12 +11,13 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from tessera.distributed.capture import Forward, capture
 from tessera.distributed.dtensors import as_dtensor
 from tessera.distributed.plan import Layout
 from tessera.distributed.sharding import Sharding
-from tessera.distributed.weights import local_of
+from tessera.distributed.weights import local_of, own_part, placement_of, whole_of
 from tessera.ir.equation import Value
 from tessera.ir.placement import Placement
 from tessera.just_in_time.backend import Backend, GraphRecord
@@ -112,10 +113,15 @@ class ShardedStep:
             p, placement = params[name], lies.states[name]
             state = self.state.optimizer.state[p]
             for slot in self.state.rule.state(forms[groups[p]]):
-                if state.get(slot) is None:
+                held = state.get(slot)
+                if held is None:
                     shape, device = [int(n) for n in placement.local_shape], local_of(p).device
                     part = torch.zeros(shape, dtype=p.dtype, device=device)
-                    state[slot] = as_dtensor(part, placement, self.sharding.device_mesh)
+                elif isinstance(held, DTensor) and placement_of(held, placement.mesh) == placement:
+                    continue
+                else:  # it was loaded, and lies elsewhere
+                    part = own_part(whole_of(held), placement, self.sharding.device_mesh)
+                state[slot] = as_dtensor(part, placement, self.sharding.device_mesh)
 
     def _update(self, names: list[str], values: dict[str, Value], waiting: tuple[str, ...]) -> Update:
         params, groups, updates = dict(self.model.named_parameters()), self.state.groups(), self.settings.updates

@@ -39,7 +39,7 @@ def train(rank: int, world: int, folder: str, cases: list[tuple[dict, object]]) 
         weights = {name: p.detach().full_tensor() for name, p in model.named_parameters()}
         if rank == 0:
             torch.save((losses, weights), Path(folder) / f"{number}.pt")
-    for part in (through_jit, accumulated, on_meta):
+    for part in (through_jit, accumulated, on_meta, saved):
         part(rank, Path(folder))
     exchange(rank, world)
     dist.destroy_process_group()
@@ -83,6 +83,22 @@ def on_meta(rank: int, folder: Path) -> None:
     tessera.shard(model, tessera.mesh(device="cpu", dp=2), "zero3")
     assert model[0].weight.to_local().shape == (3, 4)
     keep(rank, folder / "meta.pt", {n: p.detach().full_tensor() for n, p in model.named_parameters()})
+
+
+def saved(rank: int, folder: Path) -> None:
+    """A state that one mesh wrote is loaded on others, and training goes on."""
+    states = folder / "saved"
+    for number, (axes, plan) in enumerate(
+        [({"dp": 2}, "zero3"), ({"tp": 2}, "tensor"), ({"dp": 1, "tp": 2}, {"dp": "zero3", "tp": "sequence"})]
+    ):
+        model = tessera.shard(model_of(rank + number), tessera.mesh(device="cpu", **axes), plan)
+        optimizer = optimizer_of(model)
+        if number:
+            tessera.load_state(states, model, optimizer)
+        step = tessera.train_step(model, token_loss, optimizer, executors="aten")
+        batch = token_batches(3)[number]
+        step(*(x.chunk(2)[rank] if axes["dp"] == 2 else x for x in batch) if "dp" in axes else batch)
+        tessera.save_state(states, model, optimizer)
 
 
 def keep(rank: int, path: Path, what: object) -> None:

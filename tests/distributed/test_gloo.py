@@ -9,6 +9,8 @@ import torch
 from models import token_batches, token_loss
 from ranks import launch, model_of, optimizer_of
 
+import tessera
+
 CASES = [
     ({"dp": 2}, "zero3"),
     ({"dp": 1, "tp": 2}, {"dp": "zero3", "tp": "sequence"}),
@@ -78,3 +80,13 @@ def test_a_model_without_memory_is_made_shard_by_shard(folder: Path) -> None:
     made = torch.load(folder / "meta.pt")
     for name, p in model.named_parameters():
         assert torch.equal(made[name], p.detach())
+
+
+def test_a_state_goes_from_mesh_to_mesh(folder: Path) -> None:
+    """Three meshes made a step each; one process loads what the last one saved."""
+    _, weights, _ = eager(3)
+    model = model_of(5)
+    optimizer = optimizer_of(model)
+    tessera.load_state(folder / "saved", model, optimizer)
+    close({name: p.detach() for name, p in model.named_parameters()}, weights)
+    assert all(float(optimizer.state[p]["step"]) == 3 for p in model.parameters())
