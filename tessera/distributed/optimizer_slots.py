@@ -1,7 +1,7 @@
 """An optimizer's state by the names of the parameters it belongs to.
 
-In: a model and its optimizer. Out: tensors called `optimizer.<parameter>.<slot>`, and options of groups as plain data. An
-optimizer that has made no step yet has no state; it is made for what is to be loaded, as its parameters lie.
+In: a model and its optimizer. Out: tensors called `optimizer.<parameter>.<slot>`, and options of groups as plain data.
+An optimizer that has made no step yet has no state; it is made for what is to be loaded, as its parameters lie.
 """
 
 from __future__ import annotations
