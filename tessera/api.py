@@ -37,9 +37,9 @@ from tessera.util.config import config, override
 
 __all__ = [  # noqa: F822
     "FP8", "Buckets", "Trace", "backend", "check", "checkpoint", "cond", "config", "custom_vjp", "edit", "explain",
-    "grad", "grad_and_value", "hessian", "jacfwd", "jacrev", "jit", "jvp", "linearize", "load_state", "mesh", "override",
-    "quantize", "register_executor", "register_kernel", "register_operator", "reproduce", "save_state", "scan", "shard",
-    "stages", "trace", "train_step", "value_and_grad", "vjp", "vmap", "while_loop",
+    "grad", "grad_and_value", "hessian", "jacfwd", "jacrev", "jit", "jvp", "linearize", "load_state", "mesh",
+    "override", "quantize", "register_executor", "register_kernel", "register_operator", "reproduce", "save_state",
+    "scan", "shard", "stages", "trace", "train_step", "value_and_grad", "vjp", "vmap", "while_loop",
 ]  # fmt: skip
 
 
