@@ -1,7 +1,7 @@
 """`save_state`, `load_state`: a model and its optimizer on the disk, from any mesh to any other.
 
-    path/state/index.json           what there is: whole sizes by the model's own names, and which box is in which file
-    path/state/rank_0.safetensors   the parts that a rank wrote
+    index.json           what there is: whole sizes by the model's own names, and which box is in which file
+    rank_0.safetensors   the parts that a rank wrote
 
 In: a model, sharded or not, and an optimizer. Out: files of plain data. Each part is written once, by the first of the
 ranks that hold it. Who loads reads the boxes that overlap its own, so strategy, mesh and number of ranks are free. A

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -21,7 +22,7 @@ from tessera.torch_internals.distributed import (
     reduce_scatter_tensor,
     wait_tensor,
 )
-from tessera.util.errors import InputError
+from tessera.util.errors import InputError, MeshError
 
 
 class GroupCommunicator:
@@ -30,14 +31,22 @@ class GroupCommunicator:
     def __init__(self, mesh: Mesh, device_mesh: DeviceMesh) -> None:
         self.places = {axis: device_mesh.get_local_rank(axis) for axis in mesh.names}
         self.groups = {axis: device_mesh.get_group(axis).group_name for axis in mesh.names}
-        self.sizes = mesh.sizes
+        self.mesh, self.sizes = mesh, mesh.sizes
+        self.rank, self.peers = device_mesh.get_rank(), {axis: _peers(device_mesh, axis) for axis in mesh.names}
         self._run = {
             "all_gather": self.all_gather, "reduce_scatter": self.reduce_scatter, "all_reduce": self.all_reduce,
             "all_to_all": self.all_to_all, "permute": self.permute,
         }  # fmt: skip
 
     def exchange(self, name: str, x: Tensor, *args: Any) -> Tensor:
-        return self._run[name](x, *args)
+        try:
+            return self._run[name](x, *args)
+        except RuntimeError as error:
+            axis = next(a for a in args if isinstance(a, str))
+            raise MeshError(
+                f"rank {self.rank}: dist.{name} of {tuple(x.shape)} along {axis} did not end; it waits for the ranks "
+                f"{self.peers[axis]} of the mesh {self.mesh}, of which one is gone, late or elsewhere: {error}"
+            ) from error
 
     def all_gather(self, x: Tensor, dim: int, axis: str, size: int | None = None) -> Tensor:
         ranks = self.sizes[axis]
@@ -62,6 +71,11 @@ class GroupCommunicator:
         take, give = [0] * ranks, [0] * ranks
         take[(place - by) % ranks], give[(place + by) % ranks] = flat.numel(), flat.numel()
         return wait_tensor(all_to_all_single(flat, take, give, self.groups[axis])).view(x.shape)
+
+
+def _peers(device_mesh: DeviceMesh, axis: str) -> list[int]:
+    """The ranks along an axis through this one."""
+    return dist.get_process_group_ranks(device_mesh.get_group(axis))
 
 
 def _stacked(x: Tensor, dim: int, ranks: int) -> Tensor:

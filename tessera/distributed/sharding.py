@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from tessera.distributed.capture import Forward
 from tessera.distributed.communicator import bind
+from tessera.distributed.compare import agree_on_weights
 from tessera.distributed.meta import is_meta, materialise
 from tessera.distributed.plan import DATA, MODEL, Layout, Plan, demanded, lay_out, lay_out_early
 from tessera.distributed.weights import Replaced, distribute, move, placement_of, whole_type
@@ -101,6 +102,7 @@ def place(model: nn.Module, mesh: object, plan: object, reduce_dtype: torch.dtyp
     sharding = Sharding(mesh, plan, False, reduce_dtype is not None)  # type: ignore[arg-type]
     already = [name for name, p in model.named_parameters() if isinstance(p, DTensor)]
     sharding.settled = bool(already) or not sharding.plan.axes(*MODEL)
+    agree_on_weights(model)
     weights = {name: Value(name.replace(".", "_"), whole_type(p)) for name, p in model.named_parameters()}
     early = lay_out_early(sharding.plan, weights, _names(model)[1])
     if is_meta(model):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from tessera.distributed.agree import agree
 from tessera.distributed.capture import Forward, capture
 from tessera.distributed.dtensors import as_dtensor
 from tessera.distributed.plan import Layout, Plan, rows_of
@@ -29,7 +30,7 @@ from tessera.pipeline.compilation import Compilation
 from tessera.pipeline.executable import Executable
 from tessera.pipeline.options import Options
 from tessera.pipeline.run import Edits
-from tessera.pipeline.sharded import ShardedRun
+from tessera.pipeline.sharded import ShardedRun, partitioned
 from tessera.runtime.double_backward import Derivative, Wanted
 from tessera.torch_internals import pytree
 from tessera.transforms.shard.joint import Partition
@@ -62,6 +63,7 @@ class ShardedCall:
         name = f"{type(model).__name__}_{len(self.programs)}"
         partition = partition_of(sharding, model, forward, lies)
         compilation = ShardedGraph(name, forward, partition, needs, self.options, grad)
+        agree(sharding, leaves, partitioned(compilation.account))
         self.backend.graphs.append(GraphRecord(name, "", compilation))
         return _Program(model, sharding, forward, compilation)
 

@@ -14,6 +14,7 @@ from tessera.passes.clean.cse import cse
 from tessera.passes.clean.dce import dce
 from tessera.passes.clean.fold import fold
 from tessera.pipeline import parts
+from tessera.pipeline.account import Account
 from tessera.pipeline.lists import PIPELINES, SPLIT, claiming, finishing, last
 from tessera.pipeline.options import Options
 from tessera.pipeline.run import Edits, Run
@@ -65,6 +66,11 @@ PIPELINES["sharded inference"] = [
     *claiming(PROGRAM),
     *finishing(PROGRAM),
 ]
+
+
+def partitioned(account: Account) -> list[Trace]:
+    """One rank's programs as they were partitioned, before anything else was done to them."""
+    return [trace for title, trace in account.stages if title.split()[-1] == "shard"]
 
 
 class ShardedRun(Run):

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from tessera.distributed.agree import agree
 from tessera.distributed.capture import Forward, capture
 from tessera.distributed.dtensors import as_dtensor
 from tessera.distributed.plan import Layout
@@ -25,6 +26,7 @@ from tessera.just_in_time.compiled import Compiled
 from tessera.just_in_time.sharded import batch_key
 from tessera.optim.updates import Member
 from tessera.optim.updates import Plan as Update
+from tessera.pipeline.sharded import partitioned
 from tessera.runtime.autograd import below_autograd
 from tessera.torch_internals import pytree
 from tessera.training.optimizer_state import OptimizerState
@@ -69,6 +71,7 @@ class ShardedStep:
         if program is None:
             forward, lies = self._captured(what, batch, named, leaves)
             program = self._prepare(forward, lies, waiting)
+            agree(self.sharding, leaves, partitioned(program.compilation.account))
             self.programs[settings.updates, waiting, *what] = program
         out = program.run([x for x in leaves if isinstance(x, torch.Tensor)])
         settings.done()

@@ -125,6 +125,7 @@ class ShardedStepRun(ShardedRun):
                 pins[v] = kinds[extra.kind][self.with_grads[extra.member]]
         self.keep("update", whole)
         sharded = self.partition.of(whole, pins)
+        self.keep("update shard", sharded.trace)
         self.account.gathered += sharded.notes
         return sharded.trace, extras
 

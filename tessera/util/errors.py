@@ -47,6 +47,10 @@ class EditError(TesseraError):
     """An edited program no longer fits the stage it should replace."""
 
 
+class MeshError(TesseraError, RuntimeError):
+    """Ranks of a mesh do not meet: one is gone or late, or has another program, plan or batch; the message says who."""
+
+
 class OptionError(TesseraError, ValueError):
     """An unknown option or value; the message lists the valid ones."""
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
+from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -14,6 +18,7 @@ import tessera
 from tessera.distributed import in_step
 from tessera.ir.dist import on
 from tessera.ir.mesh import Mesh
+from tessera.util.errors import MeshError
 
 
 def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -39,7 +44,7 @@ def train(rank: int, world: int, folder: str, cases: list[tuple[dict, object]]) 
         weights = {name: p.detach().full_tensor() for name, p in model.named_parameters()}
         if rank == 0:
             torch.save((losses, weights), Path(folder) / f"{number}.pt")
-    for part in (through_jit, accumulated, on_meta, saved):
+    for part in (through_jit, accumulated, on_meta, saved, differing):
         part(rank, Path(folder))
     exchange(rank, world)
     dist.destroy_process_group()
@@ -124,3 +129,74 @@ def exchange(rank: int, world: int) -> None:
 
 def launch(world: int, folder: str, cases: list) -> None:
     multiprocessing.spawn(train, (world, folder, cases), nprocs=world)
+
+
+# --- what goes wrong ------------------------------------------------------------------------------
+
+
+class Scaled(torch.nn.Linear):
+    """Its number is a part of the program."""
+
+    def __init__(self, by: int) -> None:
+        super().__init__(4, 4)
+        self.by = by
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.by
+
+
+def differing(rank: int, folder: Path) -> None:
+    """Ranks that differ say so on all of them, and go on with what is right."""
+    mesh = tessera.mesh(device="cpu", dp=2)
+    says = []
+    ids = token_batches(1)[0][0]
+
+    def told(fn: Callable, *args: object) -> None:
+        try:
+            fn(*args)
+        except MeshError as error:
+            says.append(str(error))
+
+    model = tessera.jit(model_of(0), mesh=mesh, plan="zero3", executors="aten")
+    told(model, ids[: 2 - rank])
+    told(tessera.shard, torch.nn.Linear(4, 4 + rank), mesh, "ddp")
+    told(tessera.jit(tessera.shard(Scaled(1 + rank), mesh, "ddp"), executors="aten"), torch.ones(2, 4))
+    columns = tessera.jit(model_of(0), mesh=tessera.mesh(device="cpu", tp=2), plan="tensor", executors="aten")
+    told(columns, ids + rank)
+    dist.barrier()
+    (folder / f"differing_{rank}.txt").write_text("\n".join(says))
+
+
+def failing(rank: int, world: int, folder: str, how: str) -> None:
+    """One rank leaves, or sleeps past the deadline; the others end with an error that says where they waited."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(1)
+    limit = timedelta(seconds=5)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world, timeout=limit)
+    mesh = tessera.mesh(device="cpu", dp=world)
+    model = torch.nn.Linear(4, 4)
+    step = tessera.train_step(
+        model, lambda m, x: m(x).sum(), torch.optim.SGD(model.parameters(), lr=0.1), mesh=mesh, plan="zero3",
+        executors="aten",
+    )  # fmt: skip
+    step(torch.ones(2, 4))
+    if rank == 1:
+        if how == "sleeps":
+            time.sleep(8)
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        step(torch.ones(2, 4))
+    except MeshError as error:
+        (Path(folder) / f"{how}_{rank}.txt").write_text(str(error))
+        os._exit(3)
+
+
+def launch_failing(world: int, folder: str, how: str) -> list[int]:
+    """Exit codes of all ranks."""
+    spawn = multiprocessing.get_context("spawn")
+    ranks = [spawn.Process(target=failing, args=(r, world, folder, how)) for r in range(world)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(120)
+    return [process.exitcode for process in ranks]
