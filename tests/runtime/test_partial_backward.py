@@ -117,11 +117,18 @@ def _product_too(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return x.sin(), x @ w
 
 
+def _quotient_computed_again(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A quotient's gradient computes the quotient by itself, and reads none that was given to the caller."""
+    y = x.exp() / w.exp()
+    return y, y.erf()
+
+
 @pytest.mark.skipif(not unpacks_one_by_one, reason="this PyTorch hands out saved tensors all at once")
 @pytest.mark.parametrize("frontend", FRONTENDS)
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize(
-    ("program", "written", "chosen"), [(_erf_too, 0, 0), (_two_softmaxes, 0, 1), (_product_too, "w", 0)]
+    ("program", "written", "chosen"),
+    [(_erf_too, 0, 0), (_two_softmaxes, 0, 1), (_product_too, "w", 0), (_quotient_computed_again, 0, 0)],
 )
 def test_what_a_gradient_does_not_read_may_be_written(
     program: Callable, written: int | str, chosen: int, keep: bool, frontend: str
