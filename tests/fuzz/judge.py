@@ -4,9 +4,9 @@ Where TorchDynamo differs from eager by itself, with a backend that changes noth
 eager refuses a gradient because something was written that it needs, the program is `written`: a functional program
 need not refuse. So it is where a compiled graph is refused so because it saves something else than eager, or hides
 fewer writes: but only if AOTAutograd's graph is, too. `node` are hooks that see something else because a compiled graph
-is one node to autograd: AOTAutograd's shows them the same; and full backward hooks of a module that hand on zeros,
-where nothing differs without them. `refused` is what functional tracing says it does not take, `beyond` what torch.func
-does not do, or does otherwise than a loop over the examples.
+is one node to autograd: AOTAutograd's shows them the same; and full backward hooks of a module that hand on zeros, or
+None to a function that makes zeros of it, where nothing differs without them. `refused` is what functional tracing
+says it does not take, `beyond` what torch.func does not do, or does otherwise than a loop over the examples.
 """
 
 from __future__ import annotations
@@ -196,7 +196,8 @@ def judge(text: str, kind: str) -> Verdict:
             return Verdict("written", reason, **about)
         if not books_refuse(ours) and not compared(others, ours, text, kind):
             return Verdict("node", reason, **about)
-    if "grad: expected None" in reason and "register_full_backward" in text and same_without_module_hooks(text, kind):
+    absent = "grad: expected None" in reason or ("grad: expected" in reason and "got None" in reason)
+    if absent and "register_full_backward" in text and same_without_module_hooks(text, kind):
         return Verdict("node", reason, **about)
     if kind == "functional" and isinstance(ours.error, CaptureError):
         return Verdict("refused", reason, **about)
