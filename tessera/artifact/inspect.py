@@ -41,8 +41,7 @@ def facts_of(container: Container) -> Facts:
         if not isinstance(programs, dict):
             raise ArtifactError(f"{where}: expected programs")
         arguments = arguments_of(entry, torch.device, where)
-        sizes = [f"{s} {low}..{'' if high is None else high}" for s, (low, high) in entry["sizes"].items()]
-        rows.append([name, ", ".join(arguments.lines), ", ".join(sizes), ", ".join(programs)])
+        rows.append([name, ", ".join(arguments.lines()), ", ".join(arguments.sizes()), ", ".join(programs)])
         for target, members in programs.items():
             if not isinstance(members, list) or len(members) != 2:
                 raise ArtifactError(f"{where}.programs: expected a program and its text")

@@ -67,7 +67,7 @@ class Entry:
         return out[0] if self._out == ["leaf"] else unflatten(iter(out), self._out)
 
     def explain(self) -> str:
-        lines = [f"{self.name}({', '.join(self.arguments.lines)})", f"  {self.way.what}"]
+        lines = [f"{self.name}({', '.join(self.arguments.lines())})", f"  {self.way.what}"]
         return "\n".join(lines)
 
 
@@ -210,7 +210,7 @@ class _Loading:
         if chosen not in programs:
             raise ArtifactError(f"{where}.programs: expected one called {PORTABLE!r}")
         program = read_program(self.container, programs[chosen][0], self.tensors, kernels, self.place)
-        if len(program.layout.outputs) != count or len(program.trace.inputs) != len(held) + len(arguments.leaves):
+        if len(program.layout.outputs) != count or len(program.trace.inputs) != len(held) + arguments.count:
             raise ArtifactError(f"{where}: expected a program of {len(held)} weights, these arguments and results")
         weights, way = [self.tensors[n] for n in held], self._way(chosen, program)
         entry = Entry(name, arguments, about["out"], weights, program, way)

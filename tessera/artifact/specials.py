@@ -7,7 +7,7 @@ import importlib
 from tessera.ir.strides import LAID_OUT  # noqa: F401  (almost every program calls it)
 
 SPECIALS = {
-    "check": "tessera.ir.checks",
+    "check": "tessera.ir.check",
     "functional": "tessera.ir.alias",
     "functional_over": "tessera.ir.alias",
     "keep_grad": "tessera.ir.alias",
