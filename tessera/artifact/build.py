@@ -55,8 +55,10 @@ class Entry:
         types = [v.type for v in self.exported.captured.trace.inputs]
         kinds = {t.device.type for t in types if isinstance(t, TensorType)}
         self.device = "cuda" if "cuda" in kinds else "cpu"
-        held = [_target(spec) for spec in program.graph_signature.input_specs if _target(spec)]
-        self.held = [shelf.put(target, x) for target, x in zip(held, self.exported.held, strict=True)]
+        held = [spec for spec in program.graph_signature.input_specs if _target(spec)]
+        self.held = [shelf.put(_target(spec), x) for spec, x in zip(held, self.exported.held, strict=True)]
+        # What is the model's and not this program's alone, and may lie beside the file.
+        self.shared = {n for n, spec in zip(self.held, held, strict=True) if spec.kind.name in ("PARAMETER", "BUFFER")}
         about = {
             "in": structure_of(self.exported.in_spec),
             "out": structure_of(self.exported.out_spec),

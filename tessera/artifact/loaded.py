@@ -19,12 +19,12 @@ from types import MappingProxyType
 import torch
 
 from tessera.artifact import cpu, cuda, trust
+from tessera.artifact.beside import weights_of
 from tessera.artifact.check import Arguments, arguments_of
 from tessera.artifact.container import Container
 from tessera.artifact.read import Program, around, read_program
 from tessera.artifact.regions import Kernels
 from tessera.artifact.structure import check_structure, unflatten
-from tessera.artifact.weights import mapped_weights
 from tessera.ir.types import TensorType
 from tessera.runtime.buckets import Buckets, bucketed
 from tessera.runtime.capturable import why_not_captured
@@ -34,7 +34,6 @@ from tessera.util.garbage import collection_paused
 from tessera.util.log import log
 
 PORTABLE = "portable"
-CHECKED = 64 << 20  # bytes of weights whose SHA-256 is compared even where nobody asks
 COMPILER = ("sympy", "xdsl")  # and what compiles for the device
 COMPILERS = {"cpu": "llvmlite", "cuda": "triton"}
 
@@ -137,13 +136,9 @@ class _Loading:
         self.device = _chosen(device, self.home)
         self.trusted, self.verdict = trusted, _verdict(container, trusted)
         self.may_compile = compile_
-        weights = container.member(self.manifest.get("weights"))
-        if verify or (verify is None and weights.size <= CHECKED):
-            container.verify(weights.name)
-        self.tensors = mapped_weights(container, weights.name, self.manifest.get("views", {}))
+        self.tensors, self.mapped = weights_of(container, verify)
         if self.device.type != "cpu":
             self.tensors = {name: x.to(self.device) for name, x in self.tensors.items()}
-        self.mapped = weights.size
         self.notes: list[str] = []
 
     def loaded(self) -> Loaded:
