@@ -83,6 +83,7 @@ class ModelReader:
         training = tuple(self._training(info, graph) for info in m.training_info)
         metadata = {p.key: p.value for p in m.metadata_props}
         check_texts(f"{self.file}: metadata", *metadata, *metadata.values())
+        check_texts(f"{self.file}: its producer", m.producer_name, m.producer_version)
         producer = f"{m.producer_name} {m.producer_version}".strip()
         return Model(graph, functions, opsets, self.path, producer, m.ir_version, metadata, training)
 
@@ -164,6 +165,7 @@ class ModelReader:
         """`outer`: the names that graphs around it define before it."""
         if depth > self.limits.nesting:
             raise OnnxError(f"{where}: graphs are nested more than {self.limits.nesting} deep")
+        check_texts(f"{where}: its name", g.name)
         inputs = tuple(self.value_info(v, where) for v in g.input)
         _unique([v.name for v in inputs], where, "input")
         initializers = self._initializers(g, where)
