@@ -65,6 +65,9 @@ class Entry:
         out = self.call(*self._held, *self.arguments.flat(args, kwargs))
         return out[0] if self._out == ["leaf"] else unflatten(iter(out), self._out)
 
+    def left_to_pytorch(self, why: str) -> None:
+        self.way = Way(PORTABLE, f"every operator by PyTorch, not compiled: {why}")
+
     def explain(self) -> str:
         lines = [f"{self.name}({', '.join(self.arguments.lines())})", f"  {self.way.what}"]
         return "\n".join(lines)
@@ -211,7 +214,7 @@ class _Loading:
         entry = Entry(name, arguments, about["out"], weights, program, way)
         if chosen == PORTABLE and self._compiles():
             compiled = importlib.import_module("tessera.artifact.compile")
-            entry.call = compiled.compiled(program)
+            entry.call = compiled.compiled(program, entry.left_to_pytorch)
             entry.way = Way(PORTABLE, "compiled on this machine when it is first called")
         elif self.cuda_graph:
             self._replay(entry)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -320,6 +321,21 @@ def test_written_arguments_must_not_overlap(tmp_path: Path) -> None:
     x = torch.zeros(3)
     with pytest.raises(InputError, match="shares memory"):
         tessera.load(tmp_path / "m.tess")(x, x)
+
+
+def test_what_cannot_be_compiled_here_runs_as_it_is(mlp: nn.Module, mlp_file: Path, monkeypatch: Any) -> None:
+    def refuses(*_: object, **__: object) -> Callable:
+        def run(*_: object) -> tuple:
+            raise CaptureError("nothing can be captured today")
+
+        return run
+
+    monkeypatch.setattr("tessera.artifact.compile.jit", refuses)
+    m, x = tessera.load(mlp_file, trust=False, compile=True), torch.randn(3, 16)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(m(x), mlp(x))
+    assert "not compiled: nothing can be captured today" in m.explain()
 
 
 # --- other machines ---

@@ -69,8 +69,8 @@ def test_this_version_has_one() -> None:
     assert (GOLDEN / f"v{VERSION}.tess").exists()
 
 
-# What is in the folder: a file's name, what made it, and where its weights lie. The PyTorch that writes a file is part of
-# what is tested: `v1_torch_2_11` was written with 2.11, the others with 2.13.
+# What is in the folder: a file's name, what made it, and where its weights lie. The PyTorch that writes a file is part
+# of what is tested: `v1_torch_2_11` was written with 2.11, the others with 2.13.
 FILES: dict[str, tuple[type[torch.nn.Module], str | None]] = {
     "v1": (Net, None),
     "v1_sizes": (Chooses, "v1_sizes.safetensors"),
