@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 HERE = Path(__file__).parent
-CHUNK, SECONDS, MEGABYTES = 250, 5, 500
+CHUNK, SECONDS, MEGABYTES = 1000, 5, 500
 # Of 20,000 files, how many are of each kind.
 SHARES = {"artifact": 0.3, "tables": 0.3, "onnx": 0.25, "mlir": 0.1, "bytecode": 0.05}
 STRANGE = [None, True, -1, 0, 1, 2**63, 1e308, "", "x", "__import__('os')", [], {}, ["v", 0], ["size", "s0"]]
@@ -286,7 +286,7 @@ def worked_through(kind: str, first: int, last: int) -> dict[str, object]:
             at = int(seed) + 1
         if not out:
             raise RuntimeError(f"{kind}: nothing ran; the process {how}")
-    return {"kind": kind, "first": first, "counts": counts, "faults": faults}
+    return {"kind": kind, "first": first, "last": last, "counts": counts, "faults": faults}
 
 
 def main() -> int:
@@ -304,10 +304,10 @@ def main() -> int:
     asked.folder.mkdir(parents=True, exist_ok=True)
     state = asked.folder / "done.jsonl"
     done = [json.loads(line) for line in state.read_text().splitlines()] if state.exists() else []
-    known = {(row["kind"], row["first"]) for row in done}
+    known = {(row["kind"], row["first"], row["last"]) for row in done}
     wanted = [c for c in chunks(asked.count) if c[0] in asked.kinds.split(",")][part - 1 :: parts]
     for chunk in wanted:
-        if chunk[:2] not in known:
+        if chunk not in known:
             done.append(worked_through(*chunk))
             with state.open("a") as file:
                 file.write(json.dumps(done[-1]) + "\n")

@@ -442,3 +442,24 @@ def test_weights_are_shared_until_they_are_written(tmp_path: Path) -> None:
     assert private_bytes(path) == 0
     m.main._held[0][0, 0] = 1
     assert 0 < private_bytes(path) <= 4 * os.sysconf("SC_PAGE_SIZE")
+
+
+LIGHT = """
+import importlib, sys
+BLOCKED = ("torch._dynamo", "sympy", "xdsl", "llvmlite", "triton", "rich")
+
+class Refuses:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith(BLOCKED):
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Refuses())
+from tessera.artifact.specials import OVERLOADS, SPECIALS
+for module in sorted({*SPECIALS.values(), *OVERLOADS.values()}):
+    importlib.import_module(module)
+"""
+
+
+def test_operators_come_without_the_compiler() -> None:
+    run = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
