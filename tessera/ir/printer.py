@@ -44,6 +44,7 @@ inf, nan = float("inf"), float("nan")
 # What programs find around them, what nobody reads, and the list that a boxed program is given.
 RESERVED = frozenset((*NAMES, "tessera", "aten", "inf", "nan", "_", "_given"))
 Around = Callable[[int, str], list[str]]
+Line = tuple[str, Equation | None]  # a line, and the equation it belongs to
 _numbers = itertools.count()
 
 
@@ -69,7 +70,7 @@ def print_module(trace: Block, constants: str = "", title: str = "") -> str:
         return claimed.name(op) or operator_name(op, args, kwargs)
 
     module = _Module(trace, reference, types=True)
-    above = "".join(f"{line}\n" for line in claimed.lines(lambda t, name, over: _Function(module, t).lines(name, over)))
+    above = "".join(f"{line}\n" for line in claimed.lines(module.function_text))
     return f"{head}\n\n{above}{module.text()}"
 
 
@@ -87,9 +88,9 @@ def print_line(trace: Block, eqn: Equation) -> str:
     return writer.comment(writer.equation(eqn), eqn)
 
 
-def equation_lines(trace: Block) -> list[tuple[str, int | None]]:
-    """The program without comments: each line, and the equation it belongs to, by position."""
-    return _Module(trace, operator_name, types=False).numbered()
+def equation_lines(trace: Block) -> list[Line]:
+    """The program without comments, sub-traces included: each line, and the equation it belongs to."""
+    return _Module(trace, operator_name, types=False).lines()
 
 
 def compile_trace(
@@ -178,21 +179,23 @@ class _Module:
     ) -> None:
         self.trace, self.reference, self.types, self.scope = trace, reference, types, scope
         self.size_names, self.symbols = names, re.compile(rf"\b({'|'.join(names)})\b") if names else None
-        self.above: list[list[str]] = []
+        self.above: list[list[Line]] = []
         self.names: dict[Block, str] = {}
         self.taken: set[str] | None = None
 
     def text(
         self, dead: dict[int, list[Value]] | None = None, around: Around | None = None, boxed: bool = False
     ) -> str:
-        return "\n".join(line for line, _ in self.numbered(dead, around, boxed)) + "\n"
+        return "\n".join(line for line, _ in self.lines(dead, around, boxed)) + "\n"
 
-    def numbered(
+    def lines(
         self, dead: dict[int, list[Value]] | None = None, around: Around | None = None, boxed: bool = False
-    ) -> list[tuple[str, int | None]]:
-        """Lines, and the position of the equation of the trace itself that each belongs to."""
-        main = _Function(self, self.trace, dead, around).numbered(self.trace.name, boxed)
-        return [(line, None) for lines in self.above for line in (*lines, "", "")] + main
+    ) -> list[Line]:
+        main = _Function(self, self.trace, dead, around).lines(self.trace.name, boxed)
+        return [line for lines in self.above for line in (*lines, ("", None), ("", None))] + main
+
+    def function_text(self, trace: Block, name: str, over: dict[int, int]) -> list[str]:
+        return [line for line, _ in _Function(self, trace).lines(name, over=over)]
 
     def sized(self, text: str) -> str:
         """The text of a size or a type, with sizes by the names that people gave them."""
@@ -253,20 +256,14 @@ class _Function:
         self.module, self.trace, self.dead = module, trace, dead or {}
         self.around = around or (lambda index, line: [line])
         self.reference, self.types = module.reference, module.types
-        self.helpers: list[str] = []
+        self.helpers: list[Line] = []
 
-    def lines(self, name: str, over: dict[int, int] | None = None) -> list[str]:
+    def lines(self, name: str, boxed: bool = False, over: dict[int, int] | None = None) -> list[Line]:
         """`over`: outputs that are written over inputs instead of given back, both by position."""
-        return [line for line, _ in self.numbered(name, over=over or {})]
-
-    def numbered(
-        self, name: str, boxed: bool = False, over: dict[int, int] | None = None
-    ) -> list[tuple[str, int | None]]:
-        """Lines, and the position of the equation that each belongs to."""
         trace, over = self.trace, over or {}
-        body: list[tuple[str, int | None]] = [(line, None) for line in self.symbol_lines(trace.inputs)]
+        body: list[Line] = [(line, None) for line in self.symbol_lines(trace.inputs)]
         for index in range(len(trace.equations)):
-            body += [(line, index) for line in self.equation_block(index)]
+            body += self.equation_block(index)
         for target, value in trace.mutations.items():
             if value is not target:
                 copy = self.reference(torch.ops.aten.copy_.default, (target, value), {})
@@ -284,9 +281,9 @@ class _Function:
             head += [f"{INDENT}# mesh {mesh}" for mesh in _meshes(trace)]
             sized = self.module.sized
             head += [f"{INDENT}# {v.name}: {sized(str(v.type))}" for v in (*trace.inputs, *trace.constants)]
-        return [(line, None) for line in head] + [(INDENT + line, index) for line, index in body]
+        return [(line, None) for line in head] + [(INDENT + line, eqn) for line, eqn in body]
 
-    def equation_block(self, index: int) -> list[str]:
+    def equation_block(self, index: int) -> list[Line]:
         """An equation with the functions it needs before it, and the names it brings and ends after it."""
         eqn, equations = self.trace.equations[index], self.trace.equations
         line = self.equation(eqn)
@@ -295,13 +292,12 @@ class _Function:
         # run, it needs not.
         contexts = self.contexts(eqn)
         if contexts and (not index or self.contexts(equations[index - 1]) != contexts):
-            block.append(f"with {', '.join(contexts)}:")
+            block.append((f"with {', '.join(contexts)}:", eqn))
         line = f"{INDENT}{line}" if contexts else line
-        block += self.around(index, self.comment(line, eqn) if self.types else line)
-        block += self.symbol_lines(eqn.results())
+        own = self.around(index, self.comment(line, eqn) if self.types else line) + self.symbol_lines(eqn.results())
         if self.dead.get(index):
-            block.append(f"del {', '.join(v.name for v in self.dead[index])}")
-        return block
+            own.append(f"del {', '.join(v.name for v in self.dead[index])}")
+        return block + [(line, eqn) for line in own]
 
     def contexts(self, eqn: Equation) -> list[str]:
         """The tags of an equation, as a program says them."""
