@@ -1,8 +1,8 @@
 """Before a program runs for the first time, ranks compare what they have.
 
-In: this rank's programs, its plan and its part of the batch. Out: nothing, or an error on all ranks that says who
-differs and where: in the sizes of the batch, the plan, or the first equation that is not the same, with its line. Ranks
-that stand at the same place of the data axes must have been given the same rows, which a checksum tells.
+In: this rank's programs as lines, its plan and its part of the batch. Out: nothing, or an error on all ranks that says
+who differs and where: in the sizes of the batch, the plan, or the first equation that is not the same, with its line.
+Ranks that stand at the same place of the data axes must have been given the same rows, which a checksum tells.
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ import torch
 from tessera.distributed.compare import everyones, first_difference
 from tessera.distributed.plan import DATA
 from tessera.distributed.sharding import Sharding
-from tessera.ir.trace import Trace
 from tessera.util.errors import MeshError
 
 
-def agree(sharding: Sharding, leaves: Sequence[object], programs: Sequence[Trace]) -> None:
+def agree(sharding: Sharding, leaves: Sequence[object], lines: Sequence[str]) -> None:
     """Raise on every rank where one of them differs."""
-    lines = [line.strip() for trace in programs for line in str(trace).splitlines()]
     tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
     here = sharding.device_mesh.get_coordinate() or []
     at = dict(zip(sharding.mesh.names, here, strict=True))
@@ -37,7 +35,7 @@ def agree(sharding: Sharding, leaves: Sequence[object], programs: Sequence[Trace
         _same(every, what, told)
     _same_rows(every)
     if len({each["program"] for each in every}) > 1:
-        first_difference(everyones(lines), "program")  # a line of a program ends with the user's
+        first_difference(everyones(list(lines)), "program")  # a line of a program ends with the user's
 
 
 def _same(every: list[dict], what: str, told: str) -> None:

@@ -6,6 +6,7 @@ and the fake backend serve alike: everything goes by PyTorch's functional collec
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from tessera.ir.dist import COMMUNICATORS, padded
+from tessera.ir.dist import COMMUNICATORS, axis_in, padded, put_together
 from tessera.ir.mesh import Mesh
 from tessera.torch_internals.distributed import (
     all_gather_into_tensor,
@@ -33,44 +34,54 @@ class GroupCommunicator:
         self.groups = {axis: device_mesh.get_group(axis).group_name for axis in mesh.names}
         self.mesh, self.sizes = mesh, mesh.sizes
         self.rank, self.peers = device_mesh.get_rank(), {axis: _peers(device_mesh, axis) for axis in mesh.names}
-        self._run = {
+        self._begin = {
             "all_gather": self.all_gather, "reduce_scatter": self.reduce_scatter, "all_reduce": self.all_reduce,
             "all_to_all": self.all_to_all, "permute": self.permute,
         }  # fmt: skip
 
     def exchange(self, name: str, x: Tensor, *args: Any) -> Tensor:
+        return self.wait(self.begin(x, name, *args), x, name, *args)
+
+    def begin(self, x: Tensor, name: str, *args: Any) -> Tensor:
+        """What comes in; it may not be read yet."""
+        return self.named(lambda: self._begin[name](x, *args), x, name, args)
+
+    def wait(self, y: Tensor, x: Tensor, name: str, *args: Any) -> Tensor:
+        y = self.named(lambda: wait_tensor(y), x, name, args)
+        return put_together(self.mesh, y, name, *args)
+
+    def named(self, run: Callable[[], Tensor], x: Tensor, name: str, args: tuple) -> Tensor:
+        """Run a part of an exchange; where it fails, say which."""
         try:
-            return self._run[name](x, *args)
+            return run()
         except RuntimeError as error:
-            axis = next(a for a in args if isinstance(a, str))
+            axis = axis_in(args)
             raise MeshError(
                 f"rank {self.rank}: dist.{name} of {tuple(x.shape)} along {axis} did not end; it waits for the ranks "
                 f"{self.peers[axis]} of the mesh {self.mesh}, of which one is gone, late or elsewhere: {error}"
             ) from error
 
     def all_gather(self, x: Tensor, dim: int, axis: str, size: int | None = None) -> Tensor:
-        ranks = self.sizes[axis]
-        out = wait_tensor(all_gather_into_tensor(x.contiguous(), ranks, self.groups[axis]))
-        return _joined(out, dim, ranks, size)
+        return all_gather_into_tensor(x.contiguous(), self.sizes[axis], self.groups[axis])
 
     def reduce_scatter(self, x: Tensor, dim: int, axis: str) -> Tensor:
         ranks = self.sizes[axis]
-        return wait_tensor(reduce_scatter_tensor(_stacked(x, dim, ranks), "sum", ranks, self.groups[axis]))
+        return reduce_scatter_tensor(_stacked(x, dim, ranks), "sum", ranks, self.groups[axis])
 
     def all_reduce(self, x: Tensor, axis: str, how: str = "sum") -> Tensor:
-        return wait_tensor(all_reduce(x.contiguous(), how, self.groups[axis]))
+        return all_reduce(x.contiguous(), how, self.groups[axis])
 
     def all_to_all(self, x: Tensor, split: int, join: int, axis: str, size: int | None = None) -> Tensor:
         ranks = self.sizes[axis]
         given = _stacked(x, split, ranks)
         rows = [given.shape[0] // ranks] * ranks
-        return _joined(wait_tensor(all_to_all_single(given, rows, rows, self.groups[axis])), join, ranks, size)
+        return all_to_all_single(given, rows, rows, self.groups[axis])
 
     def permute(self, x: Tensor, axis: str, by: int = 1) -> Tensor:
         ranks, place, flat = self.sizes[axis], self.places[axis], x.contiguous().view(-1)
         take, give = [0] * ranks, [0] * ranks
         take[(place - by) % ranks], give[(place + by) % ranks] = flat.numel(), flat.numel()
-        return wait_tensor(all_to_all_single(flat, take, give, self.groups[axis])).view(x.shape)
+        return all_to_all_single(flat, take, give, self.groups[axis]).view(x.shape)
 
 
 def _peers(device_mesh: DeviceMesh, axis: str) -> list[int]:
@@ -82,12 +93,6 @@ def _stacked(x: Tensor, dim: int, ranks: int) -> Tensor:
     """Chunks along a dimension, one after the other along the first."""
     x = padded(x, dim, ranks)
     return x.contiguous() if dim == 0 else torch.cat(x.chunk(ranks, dim), 0)
-
-
-def _joined(out: Tensor, dim: int, ranks: int, size: int | None) -> Tensor:
-    """The reverse, without padding."""
-    out = out if dim == 0 else torch.cat(out.chunk(ranks, 0), dim)
-    return out if size is None else out.narrow(dim, 0, size).contiguous()
 
 
 def bind(device_mesh: DeviceMesh) -> Mesh:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tessera.ir.dist import EXCHANGES, axis_of, bytes_sent, is_collective
+from tessera.ir.dist import axis_in, bytes_sent, exchange_of
 from tessera.ir.equation import short_path
 from tessera.pipeline.account import Account
 
@@ -12,8 +12,9 @@ def sent(account: Account) -> tuple[str, ...]:
     counts: dict[tuple[str, str], list[float]] = {}
     for program in account.programs:
         for eqn in program.trace.equations:
-            if is_collective(eqn, *EXCHANGES):
-                counts.setdefault((axis_of(eqn), eqn.op.name), []).append(bytes_sent(eqn))  # type: ignore[union-attr]
+            if (exchange := exchange_of(eqn)) is not None:
+                name, args = exchange
+                counts.setdefault((axis_in(args), name), []).append(bytes_sent(eqn))
     lines = [
         f"{axis}: {len(each)} {name}, {sum(each):,.0f} bytes sent by a rank" for (axis, name), each in counts.items()
     ]

@@ -9,6 +9,8 @@
     once(x, axis)                      x on the first rank, zeros on the others
     start(size, axes, device)          the place of a rank's first element along a dimension of that size
     fill(x, dim, size, axes, value)    x with this value where the chunks of a dimension are padding
+    begin(x, name, *args)              begins the exchange of that name; what it gives may be handed on, not read
+    wait(y, x, name, *args)            its result, once it is there; until here x must stay as it is
 
 In: a rank's tensors. Out: new tensors, never views. A chunk is as `Placement` cuts it: a dimension that no axis divides
 is padded on its way out, and `size`, where given, is what is left of it when it is joined. `on(mesh)` gives the
@@ -32,8 +34,8 @@ from tessera.ir.placement import Axes, Size, chunk
 from tessera.torch_internals.fake import active_fake_mode
 from tessera.util.errors import InputError
 
-NAMES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute", "slice", "once", "start", "fill")
-EXCHANGES = NAMES[:5]  # those that send something
+EXCHANGES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute")  # those that send something
+NAMES = (*EXCHANGES, "slice", "once", "start", "fill", "begin", "wait")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +49,10 @@ class Communicator(Protocol):
     places: dict[str, int]
 
     def exchange(self, name: str, x: Tensor, *args: Any) -> Tensor: ...
+
+    def begin(self, x: Tensor, name: str, *args: Any) -> Tensor: ...
+
+    def wait(self, y: Tensor, x: Tensor, name: str, *args: Any) -> Tensor: ...
 
 
 COMMUNICATORS: dict[Mesh, Communicator] = {}
@@ -88,6 +94,8 @@ def _bound(mesh: Mesh, name: str) -> Callable:
             )
         if name in EXCHANGES:
             return bound.exchange(name, *args)
+        if name in ("begin", "wait"):
+            return getattr(bound, name)(*args)
         return ALONE[name](mesh, bound.places, *args)
 
     run.__name__ = name
@@ -120,6 +128,21 @@ TYPES: dict[str, Callable[..., Tensor]] = {
     "start": lambda mesh, size, axes, device: torch.empty([], dtype=torch.int64, device=device),
     "fill": lambda mesh, x, dim, size, axes, value: _resized(x, {}),
 }
+
+
+def _raw(mesh: Mesh, x: Tensor, name: str, *args: Any) -> Tensor:
+    """What comes in, before it is put together: chunks along the first dimension."""
+    if name == "all_gather":
+        return _resized(x, {0: x.shape[0] * mesh.size(args[1])})
+    if name == "all_to_all":
+        split, ranks = args[0], mesh.size(args[2])
+        part = chunk(x.shape[split], ranks)
+        return _resized(x, {0: part * ranks} if split == 0 else {split: part, 0: x.shape[0] * ranks})
+    return TYPES[name](mesh, x, *args)
+
+
+TYPES["begin"] = _raw
+TYPES["wait"] = lambda mesh, y, x, name, *args: TYPES[name](mesh, x, *args)
 
 
 # --- what one rank does by itself -----------------------------------------------------------------
@@ -167,7 +190,24 @@ def _fill(
     return x
 
 
+def joined(out: Tensor, dim: int, ranks: int, size: Size | None) -> Tensor:
+    """Chunks that lie along the first dimension, put together along another, without padding."""
+    out = out if dim == 0 else torch.cat(out.chunk(ranks, 0), dim)
+    return out if size is None else out.narrow(dim, 0, size).contiguous()  # type: ignore[arg-type]
+
+
+def put_together(mesh: Mesh, y: Tensor, name: str, *args: Any) -> Tensor:
+    """The result of an exchange, of what came in."""
+    match name, args:
+        case "all_gather", (dim, axis, *size):
+            return joined(y, dim, mesh.size(axis), *size or (None,))
+        case "all_to_all", (_, dim, axis, *size):
+            return joined(y, dim, mesh.size(axis), *size or (None,))
+    return y
+
+
 ALONE: dict[str, Callable[..., Tensor]] = {"slice": _slice, "once": _once, "start": _start, "fill": _fill}
+ALONE["wait"] = lambda mesh, places, y, x, name, *args: put_together(mesh, y, name, *args)
 
 
 # --- what ranks do together -----------------------------------------------------------------------
@@ -199,9 +239,28 @@ TOGETHER: dict[str, Callable[..., Tensor]] = {  # of the xs along an axis, what 
 }
 
 
-def axis_of(eqn: Equation) -> str:
-    """The axis along which an equation exchanges."""
-    return next(a for a in eqn.args if isinstance(a, str))
+def exchange_of(eqn: Equation) -> tuple[str, tuple] | None:
+    """The exchange that an equation is or begins: its name, and its arguments behind the value."""
+    if is_collective(eqn, *EXCHANGES):
+        return eqn.op.name, eqn.args[1:]  # type: ignore[union-attr]
+    if is_collective(eqn, "begin"):
+        return eqn.args[1], eqn.args[2:]  # type: ignore[return-value]
+    return None
+
+
+def axis_in(args: Sequence[object]) -> str:
+    """The axis among the arguments of an exchange."""
+    return next(a for a in args if isinstance(a, str))
+
+
+def _as_it_comes(name: str, *args: Any) -> tuple:
+    """The arguments of an exchange that leaves chunks one after the other along the first dimension."""
+    match name:
+        case "all_gather":
+            return 0, args[1]
+        case "all_to_all":
+            return args[0], 0, args[2]
+    return args
 
 
 def together(op: Collective, args: Sequence[tuple]) -> list[Tensor]:
@@ -209,11 +268,12 @@ def together(op: Collective, args: Sequence[tuple]) -> list[Tensor]:
     mesh = op.mesh
     if op.name in ALONE:
         return [ALONE[op.name](mesh, mesh.coordinates(rank), *args[rank]) for rank in range(mesh.ranks)]
-    axis = next(a for a in args[0] if isinstance(a, str))
+    name, rest = (args[0][1], _as_it_comes(*args[0][1:])) if op.name == "begin" else (op.name, args[0][1:])
+    axis = axis_in(rest)
     results = []
     for rank in range(mesh.ranks):
         xs = [args[peer][0] for peer in mesh.peers(rank, axis)]
-        results.append(TOGETHER[op.name](mesh.coordinates(rank)[axis], xs, *args[rank][1:]))
+        results.append(TOGETHER[name](mesh.coordinates(rank)[axis], xs, *rest))
     return results
 
 
@@ -222,12 +282,13 @@ def together(op: Collective, args: Sequence[tuple]) -> list[Tensor]:
 
 def bytes_sent(eqn: Equation) -> float:
     """What one rank sends in an exchange, by the best known way (rings)."""
-    if not is_collective(eqn, *EXCHANGES):
+    exchange = exchange_of(eqn)
+    if exchange is None:
         return 0.0
     assert isinstance(eqn.op, Collective)
-    ranks = eqn.op.mesh.size(axis_of(eqn))
+    name, args = exchange
     (x,) = eqn.inputs()
-    return exchange_bytes(eqn.op.name, x.nbytes(), ranks)
+    return exchange_bytes(name, x.nbytes(), eqn.op.mesh.size(axis_in(args)))
 
 
 def exchange_bytes(name: str, given: float, ranks: int) -> float:

@@ -30,7 +30,7 @@ from tessera.pipeline.compilation import Compilation
 from tessera.pipeline.executable import Executable
 from tessera.pipeline.options import Options
 from tessera.pipeline.run import Edits
-from tessera.pipeline.sharded import ShardedRun, partitioned
+from tessera.pipeline.sharded import ShardedRun, told
 from tessera.runtime.double_backward import Derivative, Wanted
 from tessera.torch_internals import pytree
 from tessera.transforms.shard.joint import Partition
@@ -63,7 +63,7 @@ class ShardedCall:
         name = f"{type(model).__name__}_{len(self.programs)}"
         partition = partition_of(sharding, model, forward, lies)
         compilation = ShardedGraph(name, forward, partition, needs, self.options, grad)
-        agree(sharding, leaves, partitioned(compilation.account))
+        agree(sharding, leaves, told(compilation.account))
         self.backend.graphs.append(GraphRecord(name, "", compilation))
         return _Program(model, sharding, forward, compilation)
 

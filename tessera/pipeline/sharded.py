@@ -8,14 +8,17 @@ are kept for backward or gathered again as anything else is: `remat` decides.
 from __future__ import annotations
 
 from tessera.frontends.captured import Captured
+from tessera.ir.dist import exchange_of
 from tessera.ir.equation import Value
 from tessera.ir.trace import Trace
 from tessera.passes.clean.cse import cse
 from tessera.passes.clean.dce import dce
 from tessera.passes.clean.fold import fold
+from tessera.passes.memory.overlap import overlap
 from tessera.pipeline import parts
 from tessera.pipeline.account import Account
-from tessera.pipeline.lists import PIPELINES, SPLIT, claiming, finishing, last
+from tessera.pipeline.lists import PIPELINES, SPLIT, claiming, last
+from tessera.pipeline.lists import finishing as finishing_alone
 from tessera.pipeline.options import Options
 from tessera.pipeline.run import Edits, Run
 from tessera.pipeline.stage import BACKWARD, FORWARD, JOINT, PROGRAM, Hook, Row, Stage
@@ -43,6 +46,13 @@ def cleaned_after(over: str) -> list[Row]:
     ]
 
 
+def finishing(over: str) -> list[Row]:
+    """As elsewhere, with exchanges begun early and waited for late."""
+    rows = finishing_alone(over)
+    rows.insert(1, Stage("overlap", overlap, "in the final order, before anything is written over what is sent", over))
+    return rows
+
+
 DIFFERENTIATED: list[Row] = [
     Stage(
         "vjp", parts.differentiate, "on whole values: gradients are those of the whole batch",
@@ -68,9 +78,13 @@ PIPELINES["sharded inference"] = [
 ]
 
 
-def partitioned(account: Account) -> list[Trace]:
-    """One rank's programs as they were partitioned, before anything else was done to them."""
-    return [trace for title, trace in account.stages if title.split()[-1] == "shard"]
+def told(account: Account) -> list[str]:
+    """What must be the same on all ranks, line by line: the programs as they were partitioned, and the order in which
+    the final ones exchange."""
+    partitioned = [trace for title, trace in account.stages if title.split()[-1] == "shard"]
+    lines = [line.strip() for trace in partitioned for line in str(trace).splitlines()]
+    exchanges = [eqn for program in account.programs for eqn in program.trace.equations if exchange_of(eqn) is not None]
+    return lines + [f"{eqn.inputs()[0]}: {exchange_of(eqn)} at {eqn.source}" for eqn in exchanges]
 
 
 class ShardedRun(Run):

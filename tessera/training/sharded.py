@@ -26,7 +26,7 @@ from tessera.just_in_time.compiled import Compiled
 from tessera.just_in_time.sharded import batch_key
 from tessera.optim.updates import Member
 from tessera.optim.updates import Plan as Update
-from tessera.pipeline.sharded import partitioned
+from tessera.pipeline.sharded import told
 from tessera.runtime.autograd import below_autograd
 from tessera.torch_internals import pytree
 from tessera.training.optimizer_state import OptimizerState
@@ -71,7 +71,7 @@ class ShardedStep:
         if program is None:
             forward, lies = self._captured(what, batch, named, leaves)
             program = self._prepare(forward, lies, waiting)
-            agree(self.sharding, leaves, partitioned(program.compilation.account))
+            agree(self.sharding, leaves, told(program.compilation.account))
             self.programs[settings.updates, waiting, *what] = program
         out = program.run([x for x in leaves if isinstance(x, torch.Tensor)])
         settings.done()

@@ -20,10 +20,10 @@ from tessera.ir.trace import Trace
 from tessera.optim.updates import Extra, Plan, append_updates
 from tessera.pipeline.account import Account
 from tessera.pipeline.executable import Ends
-from tessera.pipeline.lists import PIPELINES, SPLIT, claiming, finishing
+from tessera.pipeline.lists import PIPELINES, SPLIT, claiming
 from tessera.pipeline.options import Options
 from tessera.pipeline.run import Edits
-from tessera.pipeline.sharded import DIFFERENTIATED, ShardedRun
+from tessera.pipeline.sharded import DIFFERENTIATED, ShardedRun, finishing
 from tessera.pipeline.stage import BACKWARD, FORWARD, STEP, Stage
 from tessera.runtime.call import Layout
 from tessera.training.program import StepExecutable, StepProgram, StepRun, joined, renamed, seeded

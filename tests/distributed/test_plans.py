@@ -9,7 +9,7 @@ import torch
 from models import GPT, Llama, Pictures, picture_batches, picture_loss, token_batches, token_loss
 from steps import Trained, compiled_step, program_of, train_ranks, train_whole
 
-from tessera.ir.dist import bytes_sent
+from tessera.ir.dist import bytes_sent, exchange_of
 from tessera.ir.trace import Trace
 from tessera.ir.verify import verify
 
@@ -107,7 +107,7 @@ def test_bytes_of_data_parallel_plans(plan: str, recompute: str, times: int) -> 
     """Weights that were gathered are kept, or gathered again for backward. Of tables of words, which come first,
     backward needs nothing."""
     local = program("llama", {"dp": 2}, plan, recompute=recompute)
-    scalars = [e for e in local.equations if "dp" in e.args and e.op.name == "all_reduce" and not e.out.shape]
+    scalars = [e for e in local.equations if exchange_of(e) == ("all_reduce", ("dp",)) and not e.out.shape]
     loss, table = sum(map(bytes_sent, scalars)), model_of("llama")[0].words.weight.nbytes
     again = table if times == 3 else 0
     assert sent(local, "dp") - loss == (times * bytes_of("llama") - again) / 2
@@ -121,7 +121,8 @@ def by_name(program: Trace, axis: str, size: int) -> dict[str, float]:
     sums: dict[str, float] = {}
     for e in program.equations:
         if axis in e.args and bytes_sent(e) and max(e.out.nbytes(), e.args[0].nbytes()) == size:
-            sums[e.op.name] = sums.get(e.op.name, 0.0) + bytes_sent(e)
+            name, _ = exchange_of(e)
+            sums[name] = sums.get(name, 0.0) + bytes_sent(e)
     return sums
 
 

@@ -1,0 +1,85 @@
+"""Exchanges between ranks as pairs: the same values, begun early, waited for late, within the window."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tessera.distributed import in_step
+from tessera.frontends.functional.trace import trace_function
+from tessera.inspection.timeline import timeline
+from tessera.ir.dist import EXCHANGES, bytes_sent, is_collective
+from tessera.ir.mesh import Mesh
+from tessera.ir.placement import Placement
+from tessera.ir.trace import Trace
+from tessera.ir.verify import verify
+from tessera.machines import machine
+from tessera.passes.memory.overlap import overlap
+from tessera.transforms.shard.partition import shard
+
+MESH = Mesh.of(dp=2)
+
+
+def layers(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    for w in weights:
+        x = torch.relu(x @ w)
+    return x.t() @ x
+
+
+def local(splits: str = "[8/dp, 8]") -> tuple[Trace, list]:
+    draw = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(8, 8, dtype=torch.float64, generator=draw) for _ in range(5)]
+    trace = trace_function(layers, tuple(tensors)).trace
+    texts = ["[8/dp, 8]", *[splits] * 4]
+    places = {v: Placement.parse(text, MESH) for v, text in zip(trace.inputs, texts, strict=True)}
+    stays = {"dp": "activations"}
+    program = shard(trace, MESH, places, trace.inputs[1:], stays).trace
+    return program, [in_step.cut(x, places[v]) for x, v in zip(tensors, trace.inputs, strict=True)]
+
+
+def names(trace: Trace) -> list[str]:
+    return [e.op.name if is_collective(e) else e.opname for e in trace.equations]
+
+
+@pytest.mark.parametrize("splits", ["[8/dp, 8]", "[8, 8/dp]"])
+@pytest.mark.parametrize("room", [None, 0, 10**9])
+def test_values_and_bytes_are_the_same(splits: str, room: int | None) -> None:
+    program, parts = local(splits)
+    pairs = verify(overlap(program, room))
+    assert not any(is_collective(e, *EXCHANGES) for e in pairs.equations)
+    assert sum(map(bytes_sent, pairs.equations)) == sum(map(bytes_sent, program.equations)) > 0
+    for a, b in zip(in_step.run(pairs, parts), in_step.run(program, parts), strict=True):
+        assert all(map(torch.equal, a, b))
+
+
+def test_a_gather_begins_while_the_layer_before_is_at_work() -> None:
+    order = names(overlap(local()[0]))
+    first = order.index("matmul")
+    assert order[: first + 1].count("begin") == 2 and order[: first + 1].count("wait") == 1
+
+
+def test_without_room_one_at_a_time_is_on_its_way() -> None:
+    moving = 0
+    for name in names(overlap(local()[0], 0)):
+        moving += (name == "begin") - (name == "wait")
+        assert moving <= 1
+
+
+def test_with_room_for_all_every_gather_begins_at_once() -> None:
+    assert names(overlap(local()[0], 10**9))[:4] == ["begin"] * 4
+
+
+def test_a_program_of_one_rank_stays_as_it_is() -> None:
+    trace = trace_function(layers, (torch.randn(4, 4), torch.randn(4, 4))).trace
+    assert overlap(trace) is trace
+
+
+def test_a_timeline_tells_what_is_hidden() -> None:
+    """Whatever stays exposed is less than without pairs; work and exchanges are the same."""
+    program, _ = local()
+    h100 = machine("h100")
+    before, after = timeline(program, h100), timeline(overlap(program, 10**9), h100)
+    assert before.waiting == pytest.approx(before.exchanging) and before.exchanging == pytest.approx(after.exchanging)
+    assert after.waiting < before.waiting and after.computing == pytest.approx(before.computing)
+    assert after.seconds == pytest.approx(after.computing + after.waiting)
+    assert "test_overlap.py:" in str(after)
