@@ -42,6 +42,9 @@ NAMES = (*EXCHANGES, "slice", "once", "start", "fill", "begin", "wait")
 class Collective(Special):
     mesh: Mesh = Mesh(())
 
+    def __str__(self) -> str:
+        return f"dist.{self.name}"
+
 
 class Communicator(Protocol):
     """Runs the collectives of one mesh for this rank; `places` is where it stands."""

@@ -1,0 +1,66 @@
+"""Calls of jitted models on a mesh of one rank: results, buffers and gradients are eager's, whatever their form."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from models import Pictures, picture_batches
+from steps import pretended
+
+import tessera
+
+
+def test_running_statistics_and_gradients() -> None:
+    torch.manual_seed(0)
+    model = Pictures().double()
+    plain, x = copy.deepcopy(model), picture_batches(1)[0][0]
+    with pretended({"dp": 1}) as mesh:
+        fast = tessera.jit(model, mesh=mesh, plan="zero3", executors="aten")
+        for _ in range(2):
+            for f in (fast, plain):
+                f(x).square().sum().backward()
+        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(p.grad.to_local(), q.grad)
+        for a, b in zip(model.buffers(), plain.buffers(), strict=True):
+            torch.testing.assert_close(a, b)
+        model.eval(), plain.eval()
+        with torch.no_grad():
+            torch.testing.assert_close(fast(x), plain(x))
+
+
+class Many(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> dict:
+        y = self.layer(x) * scale
+        return {"rows": y, "given": x, "pair": (y, y), "number": 3, "nothing": None, "mean": y.mean()}
+
+
+def test_results_of_any_form() -> None:
+    torch.manual_seed(0)
+    model, x = Many(), torch.randn(2, 4, requires_grad=True)
+    plain, other = copy.deepcopy(model), x.detach().clone().requires_grad_()
+    with pretended({"dp": 1}) as mesh:
+        out, want = (
+            tessera.jit(tessera.shard(model, mesh, "ddp"), executors="aten")(x, scale=2.0),
+            plain(other, scale=2.0),
+        )
+        assert out["number"] == 3 and out["nothing"] is None and out["pair"][0] is out["pair"][1]
+        for r in (out, want):
+            (r["mean"] + r["rows"].sum()).backward()
+        for name in ("rows", "given", "mean"):
+            torch.testing.assert_close(out[name], want[name])
+        torch.testing.assert_close(x.grad, other.grad)
+        torch.testing.assert_close(model.layer.weight.grad.to_local(), plain.layer.weight.grad)
+
+
+def test_frozen_weights_have_no_gradient() -> None:
+    with pretended({"dp": 1}) as mesh:
+        model = Many()
+        model.layer.bias.requires_grad_(False)
+        tessera.shard(model, mesh, "zero3")
+        tessera.jit(model, executors="aten")(torch.randn(2, 4))["mean"].backward()
+        assert model.layer.bias.grad is None and model.layer.weight.grad is not None
