@@ -22,6 +22,7 @@ from tessera.passes.memory.prefetch import prefetch
 from tessera.passes.memory.reinplace import reinplace
 from tessera.passes.memory.schedule import schedule
 from tessera.passes.patterns.align import align
+from tessera.passes.patterns.attention_mask import attention_mask
 from tessera.passes.patterns.channels_last import channels_last
 from tessera.passes.patterns.contract import contract
 from tessera.passes.patterns.linear_loss import linear_loss
@@ -67,6 +68,7 @@ def fp8_written_out(over: str) -> Stage:
 CLEAN: list[Row] = [
     Stage("inline", inline, "first: no other pass looks into the bodies of calls"),
     Stage("canonicalise", canonicalise, "one plain form; equal equations then look equal", needs=("wrt",)),
+    Stage("attention_mask", attention_mask, "before fold: a constant does not say what it was made of", quiet=True),
     Stage("fold", fold, "constants that the plain form shows"),
     Stage("cse", cse, "after both, which make equations equal"),
     Stage("dce", dce, "sweeps what the others left"),

@@ -14,10 +14,11 @@ import torch
 
 from tessera.frontends.captured import Captured
 from tessera.ir.aliased import Aliased, Result
-from tessera.ir.equation import NO_GRAD, Value, map_values, values_in
+from tessera.ir.equation import APART, NO_GRAD, Equation, Value, map_values, values_in
 from tessera.ir.schema import is_view
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
+from tessera.passes.clean.cse import key_of
 from tessera.passes.clean.known import Given
 from tessera.passes.memory.alias import roots
 from tessera.runtime.autograd import Bridge
@@ -217,6 +218,7 @@ def backward_graph(
     trace = joint.trace.with_(
         name=name,
         inputs=every,
+        equations=joint.trace.equations if again else _apart(joint, values_in(core.outputs)),
         outputs=joint.trace.outputs[len(joint.trace.outputs) - len(plan.wrt) :],
         mutations={},
         symbols=joint.trace.symbols | _sizes([v for v in every if v in known]),
@@ -230,6 +232,18 @@ def backward_graph(
     aliased = {i: Aliased(every.index(g), ()) for i, g in enumerate(trace.outputs) if g in cts}
     graph = Captured(trace, captured.spec, captured.mode, len(trace.outputs), aliased, grads)
     return graph, Given(program, saved, brought)
+
+
+def _apart(joint: Joint, results: list[Value]) -> tuple[Equation, ...]:
+    """The equations, where gradients compute by themselves what is equal to a result: the caller may have written that
+    one since."""
+    forward, backward = joint.trace.equations[: joint.split], joint.trace.equations[joint.split :]
+    taken = {_computes(e) for e in forward if any(v in results for v in e.results())}
+    return *forward, *(e.with_(tags=e.tags | {APART}) if _computes(e) in taken else e for e in backward)
+
+
+def _computes(eqn: Equation) -> tuple:
+    return eqn.op, key_of(eqn.args), key_of(eqn.kwargs)
 
 
 def _sizes(values: list[Value]) -> dict[str, tuple[Value, int | None]]:

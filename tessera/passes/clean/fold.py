@@ -26,7 +26,7 @@ from tessera.torch_internals.operators import OpOverload, op_name
 from tessera.util.names import names
 
 LIMIT = 1024
-_UNINITIALISED = names("empty empty_like new_empty empty_strided new_empty_strided empty_permuted")
+UNINITIALISED = names("empty empty_like new_empty empty_strided new_empty_strided empty_permuted")
 _SHOWS = RESHAPES | REPEATS | {"alias", "detach"}
 
 
@@ -103,7 +103,7 @@ def _foldable(eqn: Equation, known: dict[Value, torch.Tensor | None]) -> bool:
     op = eqn.op
     if isinstance(op, Special) or not isinstance(op, OpOverload) or eqn.many or len(eqn.outputs) != 1:
         return False
-    if op.namespace != "aten" or op_name(op) in _UNINITIALISED or eqn.outputs[0] is None or not _small(eqn.out):
+    if op.namespace != "aten" or op_name(op) in UNINITIALISED or eqn.outputs[0] is None or not _small(eqn.out):
         return False
     if any(v not in known for v in eqn.inputs()) or has_effect(eqn) or symbols_in((eqn.args, eqn.kwargs)):
         return False
