@@ -63,8 +63,8 @@ def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 def restoring(tensors: tuple[int, ...], numbers: tuple[int, ...], own: tuple[int, ...]) -> Restore:
     """`restore(ctx)`: what forward saved, then the proxies. What saved nothing may run twice, as in eager.
 
-    `restore(ctx, needed)` is for a caller that reads the values at these places alone: of the others, which may have been
-    written, it learns the sizes.
+    `restore(ctx, needed)` is for a caller that reads the values at these places alone: of the others, which may have
+    been written, it learns the sizes.
     """
     in_order, count, whole = not numbers, len(tensors), len(tensors) + len(numbers)
 
