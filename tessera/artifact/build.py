@@ -18,9 +18,11 @@ from tessera.artifact.keep import KeptRegions, TargetKernels
 from tessera.artifact.move import on_device
 from tessera.artifact.structure import structure_of
 from tessera.artifact.weights import Shelf
-from tessera.frontends.export import Exported, capture_export
+from tessera.frontends.arguments import Leaf, SizeLeaf, TensorLeaf, ValueLeaf
+from tessera.frontends.export import capture_export
+from tessera.ir.formula import Formula, formula_data
+from tessera.ir.printer import print_trace
 from tessera.ir.serial import VERSION, Writer
-from tessera.ir.serial_size import write_size
 from tessera.ir.strides import copied
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
@@ -53,14 +55,17 @@ class Entry:
         types = [v.type for v in self.exported.captured.trace.inputs]
         kinds = {t.device.type for t in types if isinstance(t, TensorType)}
         self.device = "cuda" if "cuda" in kinds else "cpu"
-        held = [_target(spec) for spec in program.graph_signature.input_specs if _target(spec)]
-        self.held = [shelf.put(target, x) for target, x in zip(held, self.exported.held, strict=True)]
+        held = [spec for spec in program.graph_signature.input_specs if _target(spec)]
+        self.held = [shelf.put(_target(spec), x) for spec, x in zip(held, self.exported.held, strict=True)]
+        # What is the model's and not this program's alone, and may lie beside the file.
+        self.shared = {n for n, spec in zip(self.held, held, strict=True) if spec.kind.name in ("PARAMETER", "BUFFER")}
         about = {
             "in": structure_of(self.exported.in_spec),
             "out": structure_of(self.exported.out_spec),
             "parameters": list(names),
-            "inputs": _leaves(program, self.exported),
-            "sizes": _ranges(program),
+            "inputs": list(map(_row, self.exported.leaves)),
+            "sizes": {symbol: list(bounds) for symbol, bounds in self.exported.ranges.items()},
+            "names": {s: n for s, n in self.exported.size_names.items() if s in self.exported.ranges},
             "held": self.held,
         }
         self.built = Built(about)
@@ -82,7 +87,7 @@ class Entry:
         trace = program.trace.with_(symbols=bound)
         held = [x for t in _traces(trace) for x in t.constants.values()]
         claimed = KeptRegions(executors, kernels)
-        writer = Writer(held=held, claimed=claimed)
+        writer = Writer(held=held, claimed=claimed, runtime=True)
         ends = compilation.executable.ends
         try:
             number, layout = writer.trace(trace), write_layout(ends.layout, writer)
@@ -97,7 +102,7 @@ class Entry:
             "constants": [self.shelf.put(f"{self.name}.constant", x) for x in held],
             "tables": writer.tables(),
         }
-        self.built.texts[target] = str(program.trace)
+        self.built.texts[target] = print_trace(program.trace, sizes=self.exported.size_names)
 
 
 def exported_program(
@@ -186,38 +191,18 @@ def _dynamic_shapes(dynamic: object, names: tuple[str, ...], args: tuple, kwargs
     return {name: spec(dynamic[name]) if name in dynamic else None for name in given}
 
 
-def _leaves(program: ExportedProgram, exported: Exported) -> list[dict]:
-    """What each flat argument has to be."""
-    inputs = exported.captured.trace.inputs[len(exported.held) :]
-    specs = [s for s in program.graph_signature.input_specs if not _target(s)]
-    symbols = {v: s for s, (v, dim) in exported.captured.trace.symbols.items() if dim is None}
-    # Those that are written, or of which the caller gets views, are taken as they lie or not at all.
-    written = {exported.captured.trace.inputs.index(v) for v in exported.captured.trace.mutations}
-    written |= {alias.source for alias in exported.captured.aliased.values() if not alias.of_output}
-    leaves: list[dict] = []
-    for place, (v, spec) in enumerate(zip(inputs, specs, strict=True), len(exported.held)):
-        if isinstance(v.type, TensorType):
-            t = v.type
-            leaf = {"dtype": str(t.dtype).removeprefix("torch."), "device": str(t.device), "written": place in written}
-            sizes = {"shape": [write_size(s) for s in t.shape], "stride": [write_size(s) for s in t.stride]}
-            leaves.append({"name": v.name, **leaf, **sizes})
-        elif symbols.get(v, v.name) != v.name:  # a constant stands for itself
-            leaves.append({"name": v.name, "symbol": symbols[v]})
-        else:
-            value = getattr(spec.arg, "value", None)
-            if value is not None and type(value) not in (bool, int, float, str):
-                raise InputError(f"{v.name}: an artifact has no form for an argument of type {type(value).__name__}")
-            leaves.append({"name": v.name, "value": value})
-    return leaves
-
-
-def _ranges(program: ExportedProgram) -> dict[str, list]:
-    """Of every symbolic size, the least and the most that was exported; None where there is no bound."""
-    ranges = {}
-    for symbol, bounds in program.range_constraints.items():
-        low, high = (int(b) if getattr(b, "is_Integer", False) else None for b in (bounds.lower, bounds.upper))
-        ranges[str(symbol)] = [low if low is not None else 0, high if high is None or high < 1 << 62 else None]
-    return ranges
+def _row(leaf: Leaf) -> dict:
+    """What an argument has to be, as the manifest says it."""
+    match leaf:
+        case TensorLeaf(layout=torch.strided):
+            sizes = {"shape": list(map(formula_data, leaf.shape)), "stride": list(map(formula_data, leaf.stride))}
+            kind = {"dtype": str(leaf.dtype).removeprefix("torch."), "device": str(leaf.device)}
+            return {"name": leaf.name, **kind, "written": leaf.written, **sizes}
+        case SizeLeaf(name, Formula(str(symbol))):
+            return {"name": name, "symbol": symbol}
+        case ValueLeaf(name, value) if value is None or type(value) in (bool, int, float, str):
+            return {"name": name, "value": value}
+    raise InputError(f"{leaf.name}: an artifact has no form for the argument {leaf}")
 
 
 def _target(spec: object) -> str:

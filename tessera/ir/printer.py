@@ -17,7 +17,7 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -48,9 +48,12 @@ Line = tuple[str, Equation | None]  # a line, and the equation it belongs to
 _numbers = itertools.count()
 
 
-def print_trace(trace: Block, types: bool = True) -> str:
-    """The program for a person: one equation a line, with types and the user's lines beside them."""
-    return _Module(trace, operator_name, types).text()
+def print_trace(trace: Block, types: bool = True, sizes: Mapping[str, str] | None = None) -> str:
+    """The program for a person: one equation a line, with types and the user's lines beside them. `sizes`: what they
+    call sizes, by their symbols; a name that is a value's too is left out."""
+    taken = _value_names(trace) if sizes else set()
+    names = {symbol: name for symbol, name in (sizes or {}).items() if name not in taken | RESERVED}
+    return _Module(trace, operator_name, types, names=names).text()
 
 
 def print_module(trace: Block, constants: str = "", title: str = "") -> str:
@@ -172,8 +175,10 @@ class _Module:
         reference: Callable[[Operator, tuple, dict], str],
         types: bool,
         scope: dict[str, object] | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> None:
         self.trace, self.reference, self.types, self.scope = trace, reference, types, scope
+        self.size_names, self.symbols = names, re.compile(rf"\b({'|'.join(names)})\b") if names else None
         self.above: list[list[Line]] = []
         self.names: dict[Block, str] = {}
         self.taken: set[str] | None = None
@@ -191,6 +196,10 @@ class _Module:
 
     def function_text(self, trace: Block, name: str, over: dict[int, int]) -> list[str]:
         return [line for line, _ in _Function(self, trace).lines(name, over=over)]
+
+    def sized(self, text: str) -> str:
+        """The text of a size or a type, with sizes by the names that people gave them."""
+        return self.symbols.sub(lambda m: self.size_names[m[1]], text) if self.symbols else text  # type: ignore[index]
 
     def function(self, trace: Block, caller: _Function) -> str:
         """The name of the function for a sub-trace, which is written now if it is not there yet."""
@@ -270,7 +279,8 @@ class _Function:
             head += [f"{INDENT}[{names}] = _given", f"{INDENT}_given.clear()"]
         if self.types:
             head += [f"{INDENT}# mesh {mesh}" for mesh in _meshes(trace)]
-            head += [f"{INDENT}# {v.name}: {v.type}" for v in (*trace.inputs, *trace.constants)]
+            sized = self.module.sized
+            head += [f"{INDENT}# {v.name}: {sized(str(v.type))}" for v in (*trace.inputs, *trace.constants)]
         return [(line, None) for line in head] + [(INDENT + line, eqn) for line, eqn in body]
 
     def equation_block(self, index: int) -> list[Line]:
@@ -302,7 +312,8 @@ class _Function:
         lines = []
         for symbol, (value, dim) in self.trace.symbols.items():
             if value in defined and value.name != symbol:
-                lines.append(f"{symbol} = {value.name}" + ("" if dim is None else f".shape[{dim}]"))
+                name = self.module.sized(symbol)
+                lines.append(f"{name} = {value.name}" + ("" if dim is None else f".shape[{dim}]"))
         return lines
 
     def equation(self, eqn: Equation) -> str:
@@ -314,7 +325,7 @@ class _Function:
         return f"{', '.join(names)}{',' if len(names) == 1 else ''} = {call}" if names else call
 
     def comment(self, line: str, eqn: Equation) -> str:
-        types = ", ".join(str(v.type) for v in eqn.results())
+        types = self.module.sized(", ".join(str(v.type) for v in eqn.results()))
         notes = "  ".join(filter(None, (types, str(eqn.source))))
         return f"{line:<60}  # {notes}" if notes else line
 
@@ -341,7 +352,7 @@ class _Function:
             case torch.dtype() | torch.layout() | torch.memory_format():
                 return repr(a)
             case _ if isinstance(a, (*SYMBOLIC, Formula)):
-                return expression(a)
+                return self.module.sized(expression(a))
             case Block():
                 return self.module.function(a, self)
             case _:

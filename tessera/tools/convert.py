@@ -30,6 +30,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--dynamic", action="append", default=[], metavar="ARG:DIM=NAME:LOW..HIGH", help="a size that may change"
     )
+    parser.add_argument("--weights", metavar="NAME.safetensors", help="a file beside the artifact, for the weights")
     json_argument(parser)
 
 
@@ -39,7 +40,8 @@ def run(args: Namespace) -> int:
     if reader is None:
         raise OptionError(f"expected a source that ends in {' or '.join(SOURCES)}, got {args.source!r}")
     model, example, dynamic = reader(args.source, sizes(args.dynamic))
-    export(model, example, args.target, dynamic=dynamic or None, targets=args.targets or "cpu")
+    targets = args.targets or "cpu"
+    export(model, example, args.target, dynamic=dynamic or None, targets=targets, weights=args.weights)
     written = Path(args.target).stat().st_size
     if not write_json(args, {"path": args.target, "bytes": written}):
         console().print(f"{args.target}: {written} bytes", soft_wrap=True, markup=False)
