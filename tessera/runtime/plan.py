@@ -6,6 +6,7 @@ inputs outside; the `Layout` that puts its results in order for the caller; the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -101,7 +102,7 @@ def bridge_of(
         tuple(inputs[v] for v in joint.wrt if v not in saved and v in influences),
         _reached(joint),
         _cut(joint),
-        _edges(captured),
+        edges(captured.trace.inputs),
         _merges(joint),
         _contiguous(joint),
         _shares(split, len(results), tensors, set(inputs)),
@@ -264,9 +265,9 @@ def positions_read(trace: Trace) -> frozenset[int]:
     return frozenset(i for i, v in enumerate(trace.inputs) if v in read)
 
 
-def _edges(captured: Captured) -> tuple[int, ...]:
+def edges(inputs: Sequence[Value]) -> tuple[int, ...]:
     """Of each input, how many tensors stand before it: autograd counts nothing else."""
-    tensors = (int(isinstance(v.type, TensorType)) for v in captured.trace.inputs)
+    tensors = (int(isinstance(v.type, TensorType)) for v in inputs)
     return tuple(accumulate(tensors, initial=0))[:-1]
 
 

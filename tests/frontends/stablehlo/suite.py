@@ -174,16 +174,20 @@ def main() -> None:
     options.add_argument("folder", type=Path)
     options.add_argument("--half", action="store_true", help="files at even places of the sorted list")
     options.add_argument("--every", type=int, default=1)
+    options.add_argument("--first", type=int, default=0, help="where the sample begins")
+    options.add_argument("--seconds", type=float, default=1e9, help="stop after this time, with the table so far")
     options.add_argument("--only", default="")
     options.add_argument("--compiled", action="store_true")
     options.add_argument("--limit", type=float, default=30)
     options.add_argument("--show", type=int, default=400)
     given = options.parse_args()
-    files = sorted(given.folder.rglob("*.mlir"))[:: 2 if given.half else 1][:: given.every]
+    files = sorted(given.folder.rglob("*.mlir"))[:: 2 if given.half else 1][given.first :: given.every]
     files = [f for f in files if re.search(given.only, f.name)]
     table: collections.Counter = collections.Counter()
     start = time.time()
     for path in files:
+        if time.time() - start > given.seconds:
+            break
         verdict, why = forked(path, given.compiled, given.limit)
         table[verdict] += 1
         if verdict != "pass":
