@@ -347,7 +347,7 @@ def joined(forward: Trace, backward: Trace, results: int, name: str) -> Trace:
     builder = Builder(name, mode_of(forward))
     builder.reserve(list(forward.values()))
     builder.reserve(list(backward.values()))
-    computed = {v for eqn in backward.equations for v in eqn.results()}
+    computed = [v for eqn in backward.equations for v in eqn.results()]  # in order: names are the same in all processes
     rename = {v: Value(builder.fresh(v.name), v.type) for v in computed if v.name in taken}
     equations = []
     for eqn in backward.equations:
