@@ -25,7 +25,7 @@ from tessera.torch_internals.fake import unset_fake_temporarily
 from tessera.torch_internals.operators import OpOverload, aten_name, op_name
 
 NAME = "scaled_dot_product_attention"
-LARGEST = 2**24  # elements of a mask that is computed to see what it is: some ten milliseconds
+LARGEST = 2**26  # elements of a mask that is computed to see what it is: 8192 tokens, half a second
 FUSED = (torch.float16, torch.bfloat16, torch.float32)  # what PyTorch has fused kernels for
 EVERYTHING, CAUSAL = "everything", "causal"
 
