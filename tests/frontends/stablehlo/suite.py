@@ -117,6 +117,7 @@ def run_part(text: str, compiled: bool) -> list[str]:
 
 def eager_pairs(module, function) -> list:  # noqa: ANN001
     cpu = torch.device("cpu")
+    CHECKS.clear()
     Interpreter(module, cpu, 1 << 33, {}).call(function.name, [])
     return [(k, tensor_of(a, cpu), tensor_of(b, cpu), c["element"]) for k, a, b, c in CHECKS]
 
