@@ -13,6 +13,7 @@ import torch
 
 from tessera.ir.equation import Equation, Special, Value, map_values, symbols_in
 from tessera.ir.schema import has_effect
+from tessera.ir.signature import signature
 from tessera.ir.strides import copied
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
@@ -49,20 +50,42 @@ def fold(trace: Trace) -> Trace:
     wanted.update(dict.fromkeys(v for v in trace.results() if v in maker))
     kept: set[Value] = set()
     constants = dict(trace.constants)
+    numbers, results = _numbers(maker), set(trace.results())
+    computed: dict[int, Value] = {}
+    names: dict[Value, Value] = {}  # what layers compute alike is one constant
     for v in wanted:
         if _is_fill(v, maker) or not of[v].isdisjoint(outside):
             _keep(v, maker, kept)
+            continue
+        if numbers[v] in computed and v not in results:
+            names[v] = computed[numbers[v]]
             continue
         tensor = _compute(v, known, maker)
         if tensor is None:
             _keep(v, maker, kept)
         else:
             constants[v] = tensor
-    equations = tuple(e for e in trace.equations if not e.outputs or e.outputs[0] not in maker or e.outputs[0] in kept)
+            computed.setdefault(numbers[v], v)
+    names = {v: same for v, same in names.items() if v not in kept}
+    equations = tuple(
+        e.substitute(names) if names and any(v in names for v in e.inputs()) else e
+        for e in trace.equations
+        if not e.outputs or e.outputs[0] not in maker or e.outputs[0] in kept
+    )
     for v in kept:  # an equation that stays needs its arguments, as constants or as equations
         constants.pop(v, None)
     used = {v for eqn in equations for v in eqn.inputs()} | set(trace.results())
     return trace.with_(equations=equations, constants={v: t for v, t in constants.items() if v in used})
+
+
+def _numbers(maker: dict[Value, Equation]) -> dict[Value, int]:
+    """A number for each value, equal where the same operators compute it of the same."""
+    seen: dict[tuple, int] = {}
+    numbers: dict[Value, int] = {}
+    for v, eqn in maker.items():
+        key = (signature(eqn), *(numbers.get(x, x) for x in eqn.inputs()))
+        numbers[v] = seen.setdefault(key, len(seen))
+    return numbers
 
 
 def _is_literal(eqn: Equation, trace: Trace) -> bool:

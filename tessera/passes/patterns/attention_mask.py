@@ -5,7 +5,7 @@ left out, and one that allows each query the keys up to its own place becomes `i
 where nobody gave them one. On a GPU any other mask is laid out along the keys: no fused kernel of PyTorch's takes
 one whose last dimension is expanded or strided, and plain attention, in single precision, takes several times as long.
 
-Another kernel may lay its result out otherwise. What reads it is typed again; what leaves the program lies as before.
+Another kernel may lay its result out otherwise (`Relayout`).
 """
 
 from __future__ import annotations
@@ -16,19 +16,16 @@ import torch
 
 from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Equation, Value, map_values, symbols_in
-from tessera.ir.fake import fake_of
-from tessera.ir.layouts import laid_as
-from tessera.ir.rewrite import Rewrite
+from tessera.ir.relayout import Relayout
 from tessera.ir.schema import has_effect, is_view
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_key
-from tessera.ir.verify import same_type
 from tessera.passes.clean.fold import UNINITIALISED
 from tessera.torch_internals.fake import unset_fake_temporarily
 from tessera.torch_internals.operators import OpOverload, aten_name, op_name
 
 NAME = "scaled_dot_product_attention"
-LARGEST = 2**24  # elements of a mask that is computed to see what it is: some ten milliseconds
+LARGEST = 2**26  # elements of a mask that is computed to see what it is: 8192 tokens, half a second
 FUSED = (torch.float16, torch.bfloat16, torch.float32)  # what PyTorch has fused kernels for
 EVERYTHING, CAUSAL = "everything", "causal"
 
@@ -37,7 +34,16 @@ def attention_mask(trace: Trace) -> Trace:
     """Leave out masks that say nothing, name those that are causal, and lay the others out for fused kernels."""
     if not any(_mask(eqn) for eqn in trace.equations):
         return trace
-    return _Walk(trace).walked()
+    rewrite = Relayout(trace)
+    kinds: dict[Value, str | None] = {}
+    for eqn in rewrite:
+        mask = _mask(eqn)
+        rule = _plainer(eqn, mask, kinds, rewrite.makers) if mask is not None else None
+        if rule is not None:
+            rewrite.write(eqn, rule)
+        elif rewrite.moved(eqn):
+            rewrite.type_again(eqn)
+    return rewrite.finish()
 
 
 def _mask(eqn: Equation) -> Value | None:
@@ -48,85 +54,22 @@ def _mask(eqn: Equation) -> Value | None:
     return mask if isinstance(mask, Value) else None
 
 
-class _Walk:
-    def __init__(self, trace: Trace) -> None:
-        self.rewrite = Rewrite(trace)
-        self.kinds: dict[Value, str | None] = {}
-        self.before: dict[Value, Value] = {}  # results of another layout -> those that they stand for
-
-    def walked(self) -> Trace:
-        rewrite = self.rewrite
-        for eqn in rewrite:
-            mask = _mask(eqn)
-            if mask is not None:
-                self.attend(eqn, mask)
-            elif any(v in self.before for v in eqn.inputs()):
-                self.type_again(eqn)
-        for old in list(rewrite.renamed):
-            if old in rewrite.results:
-                rewrite.renamed[old] = self.restored(rewrite.renamed[old])
-        return rewrite.finish()
-
-    def attend(self, eqn: Equation, mask: Value) -> None:
-        if mask not in self.kinds:
-            self.kinds[mask] = _kind(mask, self.rewrite.makers)
-        (query, key, value, _, dropout, causal), options = eqn.bound()
-        assert isinstance(query, Value) and isinstance(key, Value)
-        kind = self.kinds[mask]
-        square = size_key(query.shape[-2]) == size_key(key.shape[-2])
-        if kind == EVERYTHING or (kind == CAUSAL and square and not causal):
-            causal = bool(causal) or kind == CAUSAL
-            self.write(eqn, lambda: emit(eqn.op, query, key, value, None, dropout, causal, **options))
-        elif _unreadable(mask, query):
-            self.write(eqn, lambda: emit(eqn.op, query, key, value, _along_keys(mask), dropout, causal, **options))
-        elif any(v in self.before for v in eqn.inputs()):
-            self.type_again(eqn)
-
-    def type_again(self, eqn: Equation) -> None:
-        """Write an equation that reads a result of another layout. What its operator says of layouts is not known for
-        others than PyTorch's: those read the layout that they were written for."""
-        known = isinstance(eqn.op, OpOverload) and eqn.op.namespace == "aten" and not has_effect(eqn)
-        self.write(eqn, (lambda: emit(eqn.op, *eqn.args, **eqn.kwargs)) if known else None)
-
-    def write(self, eqn: Equation, rule: Callable[[], object] | None) -> None:
-        """Write what `rule` emits in an equation's place. Without one, or where these layouts do not allow it, as views
-        do not: the equation itself, over arguments that lie as they did."""
-        rewrite = self.rewrite
-        start = len(rewrite.equations)
-        results = self.emitted(eqn, rule) if rule is not None else None
-        parts = rewrite.equations[start:]
-        del rewrite.equations[start:]
-        if results is None:
-            with rewrite.at(eqn):
-                lying = {v: self.restored(v) for v in eqn.inputs() if v in self.before}
-            rewrite.keep(eqn.substitute(lying))
-            return
-        pairs = [(a, b) for a, b in zip(eqn.outputs, results, strict=True) if a is not None and b is not None]
-        names = {new: old for old, new in pairs if same_type(old.type, new.type)}
-        rewrite.keep(*(part.renamed(names) for part in parts))
-        for old, new in pairs:
-            if new not in names:
-                rewrite.renamed[old], self.before[new] = new, old
-
-    def emitted(self, eqn: Equation, rule: Callable[[], object]) -> list[Value | None] | None:
-        """The results of a rule, where they are those of the equation but for their layout."""
-        try:
-            with self.rewrite.at(eqn):
-                results = rule()
-        except RuntimeError:
-            return None
-        listed: list[Value | None] = results if isinstance(results, list) else [results]  # type: ignore[list-item]
-        if len(listed) != len(eqn.outputs):
-            return None
-        pairs = zip(eqn.outputs, listed, strict=True)
-        alike = all(a is None or (b is not None and same_type(a.type, b.type, layout=False)) for a, b in pairs)
-        return listed if alike else None
-
-    def restored(self, v: Value) -> Value:
-        """A value in the layout that it had."""
-        old = self.before.get(v)
-        builder = self.rewrite.builder
-        return v if old is None else laid_as(builder, v, fake_of(old.tensor, builder.mode))
+def _plainer(
+    eqn: Equation, mask: Value, kinds: dict[Value, str | None], makers: dict[Value, Equation]
+) -> Callable[[], object] | None:
+    """What emits the same attention with another mask or none; None where this mask is as good as any."""
+    if mask not in kinds:
+        kinds[mask] = _kind(mask, makers)
+    (query, key, value, _, dropout, causal), options = eqn.bound()
+    assert isinstance(query, Value) and isinstance(key, Value)
+    square = size_key(query.shape[-2]) == size_key(key.shape[-2])
+    if kinds[mask] == EVERYTHING:
+        return lambda: emit(eqn.op, query, key, value, None, dropout, causal, **options)
+    if kinds[mask] == CAUSAL and square and not causal:
+        return lambda: emit(eqn.op, query, key, value, None, dropout, True, **options)
+    if _unreadable(mask, query):
+        return lambda: emit(eqn.op, query, key, value, _along_keys(mask), dropout, causal, **options)
+    return None
 
 
 def _unreadable(mask: Value, query: Value) -> bool:
