@@ -14,12 +14,13 @@ import torch
 from torch.export import ExportedProgram
 
 from tessera.artifact import trust
-from tessera.artifact.build import PORTABLE, Entry, exported_program
+from tessera.artifact.build import PORTABLE, Entry
 from tessera.artifact.container import Writer
 from tessera.artifact.keep import CpuKernels, TargetKernels
 from tessera.artifact.keep_cuda import CudaKernels
 from tessera.artifact.text import write_json
 from tessera.artifact.weights import Shelf
+from tessera.frontends.export_model import exported_program
 from tessera.ir.serial_check import is_name
 from tessera.machines import known, machine
 from tessera.tile.targets import missing

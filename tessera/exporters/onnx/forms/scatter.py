@@ -1,0 +1,97 @@
+"""Writing by indices, into a copy."""
+
+from __future__ import annotations
+
+import torch
+
+from tessera.exporters.onnx.forms.common import axis, need
+from tessera.exporters.onnx.graph import INT64_MAX, Graph, Ref, same
+from tessera.exporters.onnx.registry import form
+
+_REDUCTIONS = {"sum": "add", "add": "add", "prod": "mul", "multiply": "mul", "amax": "max", "amin": "min"}
+_SINCE_18 = ("max", "min")
+
+
+def scattered(g: Graph, x: Ref, dim: int, index: Ref, source: Ref, reduction: str | None) -> Ref:
+    need(reduction not in _SINCE_18 or g.opset >= 18)
+    need(not any(same(n, 0) for n in index.sizes))
+    if not x.ndim or not index.ndim:
+        need(x.ndim <= 1 and index.ndim <= 1)
+        out = g.op("ScatterElements", _vector(g, x), _vector(g, index), _vector(g, source), axis=0, reduction=reduction)
+        return g.op("Reshape", out, g.ints(x.sizes))
+    for i in range(index.ndim):  # of a longer source, what the index names
+        if not same(source.sizes[i], index.sizes[i]):
+            source = Ref(g.slice(source, i, 0, index.sizes[i]).name, source.dtype, source.shape)
+    wide = torch.int32 if x.dtype == torch.bool and reduction else x.dtype
+    out = g.op(
+        "ScatterElements", g.cast(x, wide), index, g.cast(source, wide), axis=axis(dim, x.ndim), reduction=reduction
+    )
+    return g.cast(out, x.dtype)
+
+
+def _vector(g: Graph, x: Ref) -> Ref:
+    return x if x.ndim else g.reshape(x, [1])
+
+
+@form("scatter.src scatter.reduce")
+def scatter(g: Graph, x: Ref, dim: int, index: Ref, source: Ref, reduce: str | None = None, **_: object) -> Ref:
+    return scattered(g, x, dim, index, source, _REDUCTIONS[reduce] if reduce else None)
+
+
+@form("scatter.value scatter.value_reduce")
+def scatter_value(g: Graph, x: Ref, dim: int, index: Ref, value: object, reduce: str | None = None, **_: object) -> Ref:
+    need(not any(same(n, 0) for n in index.sizes))
+    source = g.expand(g.scalar(value, x.dtype), index.sizes)
+    return scattered(g, x, dim, index, source, _REDUCTIONS[reduce] if reduce else None)
+
+
+@form("scatter_add")
+def scatter_add(g: Graph, x: Ref, dim: int, index: Ref, source: Ref) -> Ref:
+    return scattered(g, x, dim, index, source, "add")
+
+
+@form("scatter_reduce.two")
+def scatter_reduce(
+    g: Graph, x: Ref, dim: int, index: Ref, source: Ref, reduce: str, *, include_self: bool = True
+) -> Ref:
+    need(include_self and reduce in _REDUCTIONS)
+    return scattered(g, x, dim, index, source, _REDUCTIONS[reduce])
+
+
+# --- a part of a tensor in place of another ---
+
+
+def placed(g: Graph, x: Ref, part: Ref, dim: int, start: object, end: object) -> Ref:
+    parts = [part]
+    if not (isinstance(start, int) and start == 0):
+        parts.insert(0, g.slice(x, dim, 0, start))
+    if not (isinstance(end, int) and end == INT64_MAX) and not same(end, x.sizes[dim]):  # type: ignore[arg-type]
+        parts.append(g.slice(x, dim, end, INT64_MAX))
+    return part if len(parts) == 1 else g.op("Concat", *parts, axis=dim, dtype=x.dtype)
+
+
+@form("slice_scatter")
+def slice_scatter(
+    g: Graph, x: Ref, source: Ref, dim: int = 0, start: object = None, end: object = None, step: object = 1
+) -> Ref:
+    d = axis(dim, x.ndim)
+    need(isinstance(step, int) and step == 1)
+    size, length = x.sizes[d], source.sizes[d]
+    start = 0 if start is None else start
+    need(not isinstance(start, Ref) and not isinstance(end, Ref))
+    if isinstance(start, int) and start < 0:
+        start = start + size if not isinstance(size, int) else max(start + size, 0)
+    if isinstance(start, int) and isinstance(size, int):
+        start = min(start, size)
+    full = g.expand(g.cast(source, x.dtype), [*x.sizes[:d], length, *x.sizes[d + 1 :]])
+    return placed(g, x, full, d, start, start + length)  # type: ignore[operator]
+
+
+@form("select_scatter")
+def select_scatter(g: Graph, x: Ref, source: Ref, dim: int, index: object) -> Ref:
+    need(not isinstance(index, Ref))
+    d = axis(dim, x.ndim)
+    if isinstance(index, int) and index < 0:
+        index = index + x.sizes[d]
+    part = g.unsqueeze(g.cast(source, x.dtype), d)
+    return placed(g, x, part, d, index, index + 1)  # type: ignore[operator]
