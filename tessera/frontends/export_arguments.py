@@ -134,7 +134,7 @@ def _computed(example: object) -> bool:
 
 def _bounds(held: object) -> tuple[int, int | None]:
     low, high = held.lower, held.upper  # type: ignore[attr-defined]
-    return int(low), int(high) if high.is_Integer else None
+    return int(low) if low.is_Integer else 0, int(high) if high.is_Integer else None
 
 
 def _told(x: object) -> str:

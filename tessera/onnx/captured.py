@@ -17,8 +17,10 @@ from tessera.frontends.export import capture_export
 from tessera.frontends.export_model import exported_program
 from tessera.ir.equation import Value
 from tessera.ir.types import ScalarType, TensorType, symbol_of
+from tessera.onnx.module import OnnxModule
+from tessera.onnx.recorded import whole_graph
 from tessera.torch_internals import pytree
-from tessera.util.errors import InputError
+from tessera.util.errors import InputError, OptionError
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Leaving:
 def captured_model(
     model: Callable | ExportedProgram, args: tuple, kwargs: dict, dynamic: Mapping | None, name: str
 ) -> Leaving:
+    if isinstance(model, OnnxModule):
+        return _imported(model, args, kwargs, dynamic)
     exported, names = exported_program(model, args, kwargs, dynamic)
     if not args and not kwargs and exported.example_inputs is not None:
         args, kwargs = exported.example_inputs
@@ -42,7 +46,7 @@ def captured_model(
     weights = dict(zip(trace.inputs, zip(held, captured.held, strict=True), strict=False))
     users = trace.inputs[len(held) :]
     leaves = pytree.tree_leaves((args, kwargs))
-    bound = {v for v, _ in trace.symbols.values()}
+    bound = {v for symbol, (v, _) in trace.symbols.items() if symbol != v.name}
     inputs = {v: v.name for v in users if _comes_in(v, bound)}
     feeds = {v.name: _tensor(x) for v, x in zip(users, leaves, strict=True) if v in inputs}
     sizes = _size_names(users, names, args, kwargs, dynamic or {})
@@ -51,6 +55,18 @@ def captured_model(
     outputs = [(path, o) for path, o in outputs if not isinstance(o, str)]
     kept = trace.with_(outputs=tuple(o for _, o in outputs))
     return Leaving(Program(kept, captured.captured.mode, weights, inputs, outputs, sizes), feeds)
+
+
+def _imported(net: OnnxModule, args: tuple, kwargs: dict, dynamic: Mapping | None) -> Leaving:
+    """A file that was read has sizes and names of its own."""
+    if dynamic:
+        raise OptionError("dynamic: the sizes of an imported model are those that its file names")
+    graph = whole_graph(net, args, kwargs)
+    trace = graph.trace.with_(outputs=tuple(v for _, v in graph.outputs))
+    trace = cleaned(trace)
+    outputs = [(name, v) for (name, _), v in zip(graph.outputs, trace.outputs, strict=True)]
+    program = Program(trace, graph.recorded.mode, graph.weights, graph.inputs, outputs, graph.sizes)
+    return Leaving(program, graph.values)
 
 
 def _comes_in(v: Value, bound: set[Value]) -> bool:

@@ -7,7 +7,6 @@ function. What a member reads from outside it is an argument; small constants th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -16,9 +15,7 @@ import torch
 from tessera.exporters.onnx.graph import Node
 
 DOMAIN = "tessera.blocks"
-_MEMBER = re.compile(r"^(.*?)\.?(\d+)$")
 SMALLEST = 4  # nodes that are worth a function
-CONSTANT = 64  # elements of a constant that stands inside
 
 
 @dataclass
@@ -41,9 +38,7 @@ class _Member:
         """Equal for members that are the same but for the names of their values."""
         number = {name: f"in{i}" for i, name in enumerate(self.reads)}
         number |= {name: f"out{i}" for i, name in enumerate(self.makes)}
-        for name in self.reads:
-            if name in constants and constants[name].numel() <= CONSTANT:
-                number[name] = name
+        number |= {name: name for name in self.reads if name in constants}
         return tuple(
             (n.kind, n.domain, tuple(number.get(i, i) for i in n.inputs), len(n.outputs), _frozen(n.attributes))
             for n in self.nodes
@@ -95,7 +90,32 @@ def _members(nodes: list[Node], container: str) -> list[_Member]:
         part = rest.split(".")[0]
         if part.isdigit():
             groups.setdefault(start + part, []).append(node)
-    return [_member(module, group) for module, group in groups.items()]
+    shared = _shared(groups)
+    return [_member(module, [n for n in group if id(n) not in shared]) for module, group in groups.items()]
+
+
+def _shared(groups: dict[str, list[Node]]) -> set[int]:
+    """Nodes that one member has for all: it reads what they give, and so do others; they read nothing that members
+    compute but such nodes."""
+    home = {o: module for module, group in groups.items() for n in group for o in n.outputs}
+    read_by: dict[str, set[str]] = {}
+    for module, group in groups.items():
+        for n in group:
+            for i in n.inputs:
+                read_by.setdefault(i, set()).add(module)
+    free: dict[str, Node] = {}  # by what they give
+    for group in groups.values():
+        for n in group:
+            if all(i not in home or i in free for i in n.inputs) and not n.inner:
+                free |= dict.fromkeys(n.outputs, n)
+    shared: set[int] = set()
+    pending = [n for o, n in free.items() if read_by.get(o, set()) > {home[o]}]
+    while pending:
+        n = pending.pop()
+        if id(n) not in shared:
+            shared.add(id(n))
+            pending += [free[i] for i in n.inputs if i in free]
+    return shared
 
 
 def _member(module: str, nodes: list[Node]) -> _Member:
@@ -109,11 +129,7 @@ def _function(
     name: str, group: list[_Member], nodes: list[Node], outputs: Iterable[str], constants: dict[str, torch.Tensor]
 ) -> Function:
     first = group[0]
-    inside = {
-        r: constants[r]
-        for r in first.reads
-        if r in constants and constants[r].numel() <= CONSTANT and all(r in m.reads for m in group)
-    }
+    inside = {r: constants[r] for r in first.reads if r in constants}
     wanted: set[int] = set()
     for member in group:
         own = set(map(id, member.nodes))

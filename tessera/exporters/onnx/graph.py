@@ -16,8 +16,18 @@ import torch
 
 from tessera.ir.equation import NOWHERE, Source
 from tessera.ir.types import SYMBOLIC, Size, TensorType, known, size_key
+from tessera.util.names import names
 
 INT64_MAX = 2**63 - 1
+# Operators whose result has the shape that their inputs are brought to.
+ELEMENTWISE = names(
+    """
+    Abs Acos Acosh Add And Asin Asinh Atan Atanh BitwiseAnd BitwiseNot BitwiseOr BitwiseXor Cast Ceil Cos Cosh Div Elu
+    Equal Erf Exp Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less LessOrEqual Log Max
+    Min Mod Mul Neg Not Or Pow Reciprocal Relu Round Selu Sigmoid Sign Sin Sinh Softmax Softplus Sqrt Sub Tan Tanh Where
+    Xor
+    """
+)
 
 
 @dataclass(frozen=True)
@@ -95,11 +105,13 @@ class Graph:
             given.pop()
         own = dtype if dtype is not None else next(x.dtype for x in inputs if x is not None)
         module = self.source.module
-        names = [self.fresh(f"{module}.{kind}" if module else kind) for _ in range(outputs or 1)]
+        made = [self.fresh(f"{module}.{kind}" if module else kind) for _ in range(outputs or 1)]
         kept = {k: v for k, v in attributes.items() if v is not None}
-        self.nodes.append(Node(kind, given, names, kept, domain, self.source))
-        dtypes = [own] * len(names) if isinstance(own, torch.dtype) else list(own)
-        refs = [Ref(n, d, None if shape is None else tuple(shape)) for n, d in zip(names, dtypes, strict=True)]
+        self.nodes.append(Node(kind, given, made, kept, domain, self.source))
+        if shape is None and kind in ELEMENTWISE and all(x is None or x.shape is not None for x in inputs):
+            shape = broadcast([x.sizes for x in inputs if x is not None])
+        dtypes = [own] * len(made) if isinstance(own, torch.dtype) else list(own)
+        refs = [Ref(n, d, None if shape is None else tuple(shape)) for n, d in zip(made, dtypes, strict=True)]
         return refs if outputs else refs[0]
 
     # --- constants ---
@@ -110,7 +122,7 @@ class Graph:
         key = None
         if data.numel() <= 64:
             bits = data.reshape(-1).view(torch.uint8) if data.numel() else data
-            key = (data.dtype, tuple(data.shape), tuple(bits.tolist()))
+            key = (data.dtype, tuple(data.shape), tuple(bits.reshape(-1).tolist()))
             if key in self._constants:
                 return self._constants[key]
         name = self.fresh(hint)
@@ -119,6 +131,10 @@ class Graph:
         if key is not None:
             self._constants[key] = ref
         return ref
+
+    def small_constants(self) -> dict[str, torch.Tensor]:
+        """Those that equal ones share; no weights."""
+        return {ref.name: self.initializers[ref.name] for ref in self._constants.values()}
 
     def full(self, number: object, dtype: torch.dtype, shape: Sequence[int] = ()) -> Ref:
         """A number as a constant of no dimensions, or of these."""
@@ -235,6 +251,17 @@ class Graph:
         if self.opset < 18 and kind != "ReduceSum":
             return self.op(kind, x, axes=axes, keepdims=int(keepdim), shape=shape)
         return self.op(kind, x, None if axes is None else self.ints(axes), keepdims=int(keepdim), shape=shape)
+
+
+def broadcast(shapes: Sequence[Sequence[Size]]) -> list[Size]:
+    """The shape that several are brought to."""
+    rank = max(map(len, shapes), default=0)
+    out: list[Size] = [1] * rank
+    for shape in shapes:
+        for i, n in enumerate(shape, rank - len(shape)):
+            if not same(n, 1):
+                out[i] = n
+    return out
 
 
 def same(a: Size, b: Size) -> bool:

@@ -39,20 +39,19 @@ class Lowering:
         g.compute = Numbers(g, self.symbol)
         g.transposed = self.transposed
         self.weights: dict[str, torch.Tensor] = {} if outer is None else outer.weights
-        self.readers = {} if outer is None else outer.readers
+        self.readers: dict[str, int] = {} if outer is None else outer.readers
+        self.read: set[object] = read_values(trace)
 
     def run(self) -> list[Ref | object]:
         """Write all equations; gives what the trace gives."""
         for v, data in self.trace.constants.items():
-            self.env[v] = self.weight(v, v.name, data)
+            self.env[v] = self.g.tensor(data, v.name)
         for eqn in self.trace.equations:
             self.equation(eqn, DEPTH)
         return [self.env[o] if isinstance(o, Value) else o for o in self.trace.outputs]
 
     def weight(self, v: Value, name: str, data: torch.Tensor) -> Ref:
-        """A tensor that the file holds."""
-        if data.numel() <= 16 and not data.requires_grad:
-            return self.g.tensor(data, name)
+        """A parameter or buffer, which the file holds."""
         name = self.g.fresh(name)
         self.g.initializers[name] = self.weights[name] = data
         return Ref(name, data.dtype, v.tensor.shape)
@@ -96,8 +95,9 @@ class Lowering:
             return
         if draws(eqn.op, eqn.args, eqn.kwargs):
             raise ExportError(f"{eqn.op} draws random numbers, which ONNX has no like of: {where(eqn)}")
-        g.results = [v.type if v is not None and isinstance(v.type, TensorType) else None for v in eqn.outputs]
-        g.result = next((t for t in g.results if t is not None), None)  # type: ignore[assignment]
+        types = [v.type if v is not None and isinstance(v.type, TensorType) else None for v in eqn.outputs]
+        g.results = [t if v in self.read else None for v, t in zip(eqn.outputs, types, strict=True)]
+        g.result = next((t for t in types if t is not None), None)  # type: ignore[assignment]
         positional, keyword = eqn.bound()
         args, kwargs = self.refs(positional), self.refs(keyword)
         for fn in forms_of(eqn.op, g.opset):
@@ -122,9 +122,10 @@ class Lowering:
         for inner, outer in zip(parts.inputs, dict.fromkeys(eqn.inputs()), strict=True):
             self.env[inner] = self.env[outer]
         for v, data in parts.constants.items():
-            self.env[v] = self.weight(v, v.name, data)
+            self.env[v] = self.g.tensor(data, v.name)
         for name, place in parts.symbols.items():
             self.symbols.setdefault(name, place)
+        self.read |= read_values(parts)
         for part in parts.equations:
             self.equation(part.with_(source=eqn.source), depth - 1)
         self.g.source = eqn.source
@@ -149,6 +150,15 @@ class Lowering:
 
 def where(eqn: Equation) -> str:
     return f"called at {eqn.source}" if str(eqn.source) else "at an unknown line"
+
+
+def read_values(trace: Trace) -> set[object]:
+    """What equations read, or the program gives."""
+    return (
+        {v for eqn in trace.equations for v in eqn.inputs()}
+        | {*trace.results()}
+        | {v for v, _ in trace.symbols.values()}
+    )
 
 
 def count_readers(trace: Trace, names: Mapping[Value, str]) -> dict[str, int]:

@@ -10,7 +10,7 @@ import torch
 
 from tessera.exporters.onnx.functions import DOMAIN, Function, outline
 from tessera.exporters.onnx.graph import Graph, Node, Ref
-from tessera.exporters.onnx.lower import Lowering, count_readers
+from tessera.exporters.onnx.lower import Lowering, count_readers, read_values
 from tessera.exporters.onnx.program import Program, updated
 from tessera.frontends.onnx.elements import CODES
 from tessera.frontends.onnx.proto import onnx
@@ -25,8 +25,9 @@ def to_model(program: Program, opset: int) -> tuple[onnx.ModelProto, dict[str, t
     """The model, and its weights by name."""
     g = Graph(opset)
     outputs = _written(g, program)
-    nodes, functions = outline(_needed(g.nodes, {name for name, _ in outputs}), {n for n, _ in outputs}, g.initializers)
-    read = {i for n in _every(nodes) for i in n.inputs} | {name for name, _ in outputs}
+    given = {name for name, _ in outputs}
+    nodes, functions = outline(_needed(g.nodes, given), given, g.small_constants())
+    read = {i for n in _every(nodes) for i in n.inputs} | given
     weights = {name: data for name, data in g.initializers.items() if name in read}
     graph = onnx.helper.make_graph(
         [_node(n, program) for n in nodes],
@@ -58,8 +59,7 @@ def _written(g: Graph, program: Program) -> list[tuple[str, Ref]]:
         shape = v.shape if isinstance(v.type, TensorType) else ()
         g.inputs.append(Ref(g.fresh(name), dtype, shape))
         lowering.env[v] = g.inputs[-1]
-    read = {v for eqn in trace.equations for v in eqn.inputs()} | set(trace.results())
-    read |= {v for v, _ in trace.symbols.values()}
+    read = read_values(trace)
     for v, (name, data) in program.weights.items():
         if v not in read:
             continue
@@ -130,15 +130,8 @@ def _needed(nodes: list[Node], wanted: set[str]) -> list[Node]:
 def _node(node: Node, program: Program) -> onnx.NodeProto:
     attributes = {k: _attribute(v) for k, v in node.attributes.items()}
     attributes |= {k: _graph(inner, program, f"{node.kind}_{k}") for k, inner in node.inner.items()}
-    path = f"/{node.source.module.replace('.', '/')}" if node.source.module else ""
-    message = onnx.helper.make_node(
-        node.kind,
-        node.inputs,
-        node.outputs,
-        name=f"{path}/{node.outputs[0].rsplit('.', 1)[-1]}",
-        domain=node.domain,
-        **attributes,
-    )
+    name = f"/{node.outputs[0].replace('.', '/')}"  # begins with the path of its module
+    message = onnx.helper.make_node(node.kind, node.inputs, node.outputs, name=name, domain=node.domain, **attributes)
     if text := str(node.source):
         message.doc_string = text
     return message

@@ -2,16 +2,19 @@
 
 from tessera.exporters.onnx.forms import (  # noqa: F401
     activation,
+    arithmetic,
     attention,
     choose,
     create,
     elementwise,
     index,
     layers,
+    logic,
     normalise,
     pool,
     products,
     reduce,
+    scan,
     scatter,
     shape,
 )

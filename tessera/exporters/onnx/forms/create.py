@@ -117,3 +117,10 @@ def triangle(g: Graph, x: Ref, k: object, upper: int) -> Ref:
     narrow = x.dtype not in (torch.float32, torch.float64, torch.int64)
     wide = g.cast(x, torch.int64 if not x.is_float else torch.float32) if narrow else x
     return g.cast(g.op("Trilu", wide, g.scalar(k, torch.int64), upper=upper), x.dtype)
+
+
+@form("_local_scalar_dense")
+def item(g: Graph, x: Ref) -> Ref:
+    """A number that the program goes on with."""
+    wide = torch.float64 if x.is_float else torch.bool if x.dtype == torch.bool else torch.int64
+    return g.cast(g.op("Reshape", x, g.tensor(torch.empty(0, dtype=torch.int64)), shape=()), wide)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from tessera.exporters.onnx.forms.common import axis, need
-from tessera.exporters.onnx.graph import Graph, Ref, same
+from tessera.exporters.onnx.graph import Graph, Ref, broadcast, same
 from tessera.exporters.onnx.registry import form
 
 
@@ -47,20 +47,9 @@ def nonzero(g: Graph, x: Ref) -> Ref:
 
 @form("masked_select")
 def masked_select(g: Graph, x: Ref, mask: Ref) -> Ref:
-    shape = broadcast(x, mask)
+    shape = broadcast([x.sizes, mask.sizes])
     x, mask = g.expand(x, shape), g.expand(mask, shape)
     return g.op("Compress", g.op("Reshape", x, g.ints([-1])), g.op("Reshape", mask, g.ints([-1])), axis=0)
-
-
-def broadcast(*refs: Ref) -> list:
-    """The shape that several tensors are brought to."""
-    rank = max(r.ndim for r in refs)
-    shape: list = [1] * rank
-    for r in refs:
-        for i, n in enumerate(r.sizes, rank - r.ndim):
-            if not same(n, 1):
-                shape[i] = n
-    return shape
 
 
 class Places:
@@ -92,7 +81,7 @@ class Places:
         g = self.g
         if self.masked:
             return g.op("Transpose", g.op("NonZero", self.given[0], dtype=torch.int64), perm=[1, 0])
-        shape = broadcast(*self.given)
+        shape = broadcast([i.sizes for i in self.given])
         columns = [g.expand(g.cast(i, torch.int64), shape) for i in self.given]
         return g.op("Concat", *(g.unsqueeze(c, len(shape)) for c in columns), axis=-1)
 
@@ -131,7 +120,7 @@ def index_put(
         count = g.op("Shape", tuples, start=0, end=1, dtype=torch.int64)
         where: list = [count]
     else:
-        where = broadcast(*places.given)
+        where = broadcast([i.sizes for i in places.given])
     shape = [*places.rest[: places.first], *where, *places.rest[places.first :]]
     source = g.op("Expand", g.cast(values, x.dtype), g.ints(shape))
     if order != sorted(order):
@@ -142,3 +131,17 @@ def index_put(
     if places.order == sorted(places.order):
         return out
     return g.op("Transpose", out, perm=[places.order.index(i) for i in range(x.ndim)])
+
+
+@form("as_strided as_strided_copy")
+def as_strided(g: Graph, x: Ref, size: Sequence[int], stride: Sequence[int], offset: int | None = None) -> Ref:
+    """Recorded over a vector, the memory: the places of its elements are known."""
+    need(x.ndim == 1 and all(isinstance(n, int) for n in (*size, *stride, offset or 0)))
+    return g.op("Gather", x, g.tensor(addresses(size, stride, offset or 0)), axis=0)
+
+
+def addresses(size: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+    places = torch.full((), offset)
+    for n, step in zip(size, stride, strict=True):
+        places = places.unsqueeze(-1) + torch.arange(n) * step
+    return places

@@ -46,7 +46,12 @@ def convolution(
     about = {"strides": listed(stride, n), "pads": pads * 2, "dilations": listed(dilation, n), "group": groups}
     if not transposed:
         return convolved(g, "Conv", x, weight, bias, **about)
-    return convolved(g, "ConvTranspose", x, weight, bias, output_padding=listed(output_padding, n), **about)
+    # What the output is padded by comes off its end: runtimes refuse much of it as `output_padding`.
+    about["pads"] = pads + [p - extra for p, extra in zip(pads, listed(output_padding, n), strict=True)]
+    if any(p < 0 for p in about["pads"]):
+        about["pads"] = pads * 2
+        about["output_padding"] = listed(output_padding, n)
+    return convolved(g, "ConvTranspose", x, weight, bias, **about)
 
 
 @form("conv1d conv2d conv3d")
@@ -115,43 +120,41 @@ def resized(g: Graph, x: Ref, scales: Sequence[float | None], mode: str, **attri
     return g.op("Resize", x, None, *target, mode=mode, **attributes)
 
 
-def _scales(output_size: object, scales: Sequence[object], rank: int) -> list:
+def _scales(scales: Sequence[object], rank: int) -> list:
     """The vectorised overloads give a list of factors, the others one number each."""
     given = list(scales[0]) if scales and isinstance(scales[0], (list, tuple)) else list(scales)
-    return (
-        [None] * rank if output_size is not None and not any(s is not None for s in given) else given or [None] * rank
-    )
+    return given if any(s is not None for s in given) else [None] * rank
 
 
 @form("upsample_nearest1d upsample_nearest2d upsample_nearest3d")
-def nearest(g: Graph, x: Ref, output_size: object, *scales: object) -> Ref:
+def nearest(g: Graph, x: Ref, _: object, *scales: object) -> Ref:
     need(x.is_float)
     about = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    return resized(g, x, _scales(output_size, scales, x.ndim - 2), "nearest", **about)
+    return resized(g, x, _scales(scales, x.ndim - 2), "nearest", **about)
 
 
 @form("_upsample_nearest_exact1d _upsample_nearest_exact2d _upsample_nearest_exact3d")
-def nearest_exact(g: Graph, x: Ref, output_size: object, *scales: object) -> Ref:
+def nearest_exact(g: Graph, x: Ref, _: object, *scales: object) -> Ref:
     need(x.is_float)
     about = {"coordinate_transformation_mode": "half_pixel", "nearest_mode": "round_prefer_ceil"}
-    return resized(g, x, _scales(output_size, scales, x.ndim - 2), "nearest", **about)
+    return resized(g, x, _scales(scales, x.ndim - 2), "nearest", **about)
 
 
-def _between(g: Graph, x: Ref, output_size: object, corners: bool, scales: tuple, mode: str, **about: object) -> Ref:
+def _between(g: Graph, x: Ref, corners: bool, scales: tuple, mode: str, **about: object) -> Ref:
     need(x.is_float)
     places = "align_corners" if corners else "half_pixel"
-    factors = [None] * (x.ndim - 2) if corners else _scales(output_size, scales, x.ndim - 2)
+    factors = [None] * (x.ndim - 2) if corners else _scales(scales, x.ndim - 2)
     return resized(g, x, factors, mode, coordinate_transformation_mode=places, **about)
 
 
 @form("upsample_linear1d upsample_bilinear2d upsample_trilinear3d")
-def linear_resize(g: Graph, x: Ref, output_size: object, corners: bool, *scales: object) -> Ref:
-    return _between(g, x, output_size, corners, scales, "linear")
+def linear_resize(g: Graph, x: Ref, _: object, corners: bool, *scales: object) -> Ref:
+    return _between(g, x, corners, scales, "linear")
 
 
 @form("upsample_bicubic2d")
-def cubic_resize(g: Graph, x: Ref, output_size: object, corners: bool, *scales: object) -> Ref:
-    return _between(g, x, output_size, corners, scales, "cubic", cubic_coeff_a=-0.75)
+def cubic_resize(g: Graph, x: Ref, _: object, corners: bool, *scales: object) -> Ref:
+    return _between(g, x, corners, scales, "cubic", cubic_coeff_a=-0.75)
 
 
 _BEFORE_20 = {0: "bilinear", 1: "nearest", 2: "bicubic"}

@@ -1,4 +1,4 @@
-"""Reductions, scans and what is made of them."""
+"""Reductions and what is made of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from tessera.exporters.onnx.forms.common import axes, axis, need
 from tessera.exporters.onnx.forms.elementwise import convert
-from tessera.exporters.onnx.graph import Graph, Ref, same
+from tessera.exporters.onnx.graph import Graph, Ref
 from tessera.exporters.onnx.registry import form
 
 
@@ -190,18 +190,6 @@ def var_mean(g: Graph, x: Ref, dims: object = None, *, correction: object = None
     return [variance, mean_ if keepdim else _squeezed(g, mean_, dims, x.ndim)]
 
 
-@form("cumsum")
-def cumsum(g: Graph, x: Ref, dim: int, **_: object) -> Ref:
-    x = summable(g, x)
-    return g.op("CumSum", x, g.full(axis(dim, x.ndim), torch.int64)) if x.ndim else x
-
-
-@form("cumprod", since=26)
-def cumprod(g: Graph, x: Ref, dim: int, **_: object) -> Ref:
-    x = summable(g, x)
-    return g.op("CumProd", x, g.full(axis(dim, x.ndim), torch.int64)) if x.ndim else x
-
-
 @form("linalg_vector_norm norm.ScalarOpt_dim norm.Scalar")
 def vector_norm(g: Graph, x: Ref, ord: object = 2, dims: object = None, keepdim: bool = False, **_: object) -> Ref:
     dtype = g.result.dtype
@@ -230,5 +218,11 @@ def count_nonzero(g: Graph, x: Ref, dims: Sequence[int]) -> Ref:
     return reduced(g, "ReduceSum", g.cast(convert(g, x, torch.bool), torch.int64), dims, False)
 
 
-def empty(x: Ref) -> bool:
-    return any(same(n, 0) for n in x.sizes)
+@form("prims.prod")
+def prims_prod(g: Graph, x: Ref, dims: object, **_: object) -> Ref:
+    return reduced(g, "ReduceProd", summable(g, x), dims, False)
+
+
+@form("prims.sum")
+def prims_sum(g: Graph, x: Ref, dims: object, **_: object) -> Ref:
+    return reduced(g, "ReduceSum", summable(g, x), dims, False)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import torch
 
 from tessera.exporters.onnx.forms.common import axis, need
+from tessera.exporters.onnx.forms.index import addresses
 from tessera.exporters.onnx.graph import INT64_MAX, Graph, Ref, same
 from tessera.exporters.onnx.registry import form
 
@@ -54,8 +58,20 @@ def scatter_add(g: Graph, x: Ref, dim: int, index: Ref, source: Ref) -> Ref:
 def scatter_reduce(
     g: Graph, x: Ref, dim: int, index: Ref, source: Ref, reduce: str, *, include_self: bool = True
 ) -> Ref:
-    need(include_self and reduce in _REDUCTIONS)
+    need(reduce in _REDUCTIONS and not any(same(n, 0) for n in index.sizes))
+    if not include_self:  # what will be written begins as what changes nothing
+        neutral = g.expand(g.full(neutral_of(reduce, x.dtype), x.dtype), index.sizes)
+        x = Ref(scattered(g, x, dim, index, neutral, None).name, x.dtype, x.shape)
     return scattered(g, x, dim, index, source, _REDUCTIONS[reduce])
+
+
+def neutral_of(reduce: str, dtype: torch.dtype) -> float | int | bool:
+    if reduce in ("sum", "prod"):
+        return 0 if reduce == "sum" else 1
+    if dtype.is_floating_point:
+        return math.inf if reduce == "amin" else -math.inf
+    info = torch.iinfo(dtype)
+    return info.max if reduce == "amin" else info.min
 
 
 # --- a part of a tensor in place of another ---
@@ -95,3 +111,48 @@ def select_scatter(g: Graph, x: Ref, source: Ref, dim: int, index: object) -> Re
         index = index + x.sizes[d]
     part = g.unsqueeze(g.cast(source, x.dtype), d)
     return placed(g, x, part, d, index, index + 1)  # type: ignore[operator]
+
+
+@form("diagonal_scatter")
+def diagonal_scatter(g: Graph, x: Ref, source: Ref, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Ref:
+    """With the two dimensions last and as one, at the flat places of the diagonal."""
+    a, b = axis(dim1, x.ndim), axis(dim2, x.ndim)
+    rows, columns, length = x.sizes[a], x.sizes[b], source.sizes[-1]
+    need(isinstance(rows, int) and isinstance(columns, int) and isinstance(length, int))
+    order = [*(i for i in range(x.ndim) if i not in (a, b)), a, b]
+    turned = g.permute(x, order)
+    flat = g.reshape(turned, [*turned.sizes[:-2], rows * columns])
+    first = offset if offset >= 0 else -offset * columns  # type: ignore[operator]
+    places = g.tensor(torch.arange(length) * (columns + 1) + first)  # type: ignore[operator,arg-type]
+    index = g.expand(places, source.sizes)
+    out = g.op("ScatterElements", flat, index, g.cast(source, x.dtype), axis=-1, shape=flat.shape)
+    inverse = [order.index(i) for i in range(x.ndim)]
+    return g.permute(g.reshape(out, turned.sizes), inverse)
+
+
+@form("masked_scatter")
+def masked_scatter(g: Graph, x: Ref, mask: Ref, source: Ref) -> Ref:
+    """The first elements of the source, one for each place that is true."""
+    shape = g.result.shape
+    places = g.op("Transpose", g.op("NonZero", g.expand(mask, shape), dtype=torch.int64), perm=[1, 0])
+    count = g.op("Shape", places, start=0, end=1, dtype=torch.int64, shape=(1,))
+    flat = g.op("Reshape", g.cast(source, x.dtype), g.ints([-1]))
+    first = g.op("Slice", flat, g.ints([0]), count, g.ints([0]))
+    return g.op("ScatterND", g.expand(x, shape), places, first)
+
+
+@form("as_strided_scatter")
+def as_strided_scatter(
+    g: Graph, x: Ref, source: Ref, size: Sequence[int], stride: Sequence[int], offset: int | None = None
+) -> Ref:
+    need(x.ndim == 1 and all(isinstance(n, int) for n in (*size, *stride, offset or 0)))
+    places = g.tensor(addresses(size, stride, offset or 0).reshape(-1))
+    return g.op("ScatterElements", x, places, g.op("Reshape", g.cast(source, x.dtype), g.ints([-1])), axis=0)
+
+
+@form("index_reduce")
+def index_reduce(g: Graph, x: Ref, dim: int, index: Ref, source: Ref, reduce: str, *, include_self: bool = True) -> Ref:
+    need(include_self and reduce in _REDUCTIONS and x.ndim > 0 and index.ndim == 1)
+    d = axis(dim, x.ndim)
+    places = g.expand(g.reshape(index, [*[1] * d, index.sizes[0], *[1] * (x.ndim - d - 1)]), source.sizes)
+    return scattered(g, x, d, g.cast(places, torch.int64), source, _REDUCTIONS[reduce])

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from tessera.exporters.onnx.forms.common import axis, need
+from tessera.exporters.onnx.forms.elementwise import convert
 from tessera.exporters.onnx.graph import INT64_MAX, Graph, Ref, same
 from tessera.exporters.onnx.registry import form
 from tessera.ir.types import Size
@@ -217,6 +218,14 @@ def padded(g: Graph, x: Ref, pad: Sequence[object], mode: str, value: Ref | None
     """PyTorch says the last dimension first, begin and end side by side."""
     count = len(pad) // 2
     low, high = list(pad[0::2])[::-1], list(pad[1::2])[::-1]
+    if mode != "constant":  # what a negative padding cuts off goes first
+        for i in range(count):
+            d = x.ndim - count + i
+            cut = [p if isinstance(p, int) and p < 0 else 0 for p in (low[i], high[i])]
+            if any(cut):
+                shape = [*x.sizes[:d], x.sizes[d] + cut[0] + cut[1], *x.sizes[d + 1 :]]
+                x = Ref(g.slice(x, d, -cut[0], cut[1] or INT64_MAX).name, x.dtype, tuple(shape))
+            low[i], high[i] = (0 if c else p for c, p in zip(cut, (low[i], high[i]), strict=True))
     lead = [0] * (x.ndim - count)
     boolean = x.dtype == torch.bool
     if boolean:
@@ -239,3 +248,8 @@ def replication_pad(g: Graph, x: Ref, pad: Sequence[object]) -> Ref:
 def pixel_shuffle(g: Graph, x: Ref, factor: int) -> Ref:
     need(x.ndim == 4 and x.is_float)
     return g.op("DepthToSpace", x, blocksize=factor, mode="CRD")
+
+
+@form("copy")
+def copy(g: Graph, x: Ref, source: Ref, *_: object) -> Ref:
+    return convert(g, g.expand(source, x.sizes), x.dtype)
