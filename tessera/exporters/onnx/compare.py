@@ -42,6 +42,7 @@ def compare(name: str, got: torch.Tensor, expected: torch.Tensor) -> Difference:
         return Difference(name, "")
     relative, absolute = TOLERANCES.get(got.dtype, (0.0, 0.0))
     kind = torch.complex128 if got.dtype.is_complex else torch.float64
+    got, expected = got.detach(), expected.detach()
     a, b = got.to(kind), expected.to(kind)
     equal = (a == b) | (a.isnan() & b.isnan())
     distance = torch.where(equal, 0.0, (a - b).abs().nan_to_num(float("inf"), float("inf")))

@@ -77,6 +77,7 @@ class Graph:
         self.compute: Callable[[Any], Ref] = None  # type: ignore[assignment]  # a symbolic number, as one element
         self.transposed: Callable[[Ref], Ref] = None  # type: ignore[assignment]  # a matrix turned
         self._once: dict[tuple, Ref] = {}
+        self.sizes: dict[str, Ref] = {}  # symbolic numbers that are computed, by their text
         self._constants: dict[tuple, Ref] = {} if outer is None else outer._constants
         self._names: dict[str, int] = {} if outer is None else outer._names
 
@@ -113,6 +114,17 @@ class Graph:
         dtypes = [own] * len(made) if isinstance(own, torch.dtype) else list(own)
         refs = [Ref(n, d, None if shape is None else tuple(shape)) for n, d in zip(made, dtypes, strict=True)]
         return refs if outputs else refs[0]
+
+    def written(self) -> tuple[int, int, int]:
+        """How much is written so far."""
+        return len(self.nodes), len(self._once), len(self.sizes)
+
+    def forget(self, before: tuple[int, int, int]) -> None:
+        """Take back what was written since; constants stay, and are left out of the file where nothing reads them."""
+        del self.nodes[before[0] :]
+        for kept, count in ((self._once, before[1]), (self.sizes, before[2])):
+            for key in list(kept)[count:]:
+                del kept[key]
 
     # --- constants ---
 

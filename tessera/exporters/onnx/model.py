@@ -130,7 +130,8 @@ def _needed(nodes: list[Node], wanted: set[str]) -> list[Node]:
 def _node(node: Node, program: Program) -> onnx.NodeProto:
     attributes = {k: _attribute(v) for k, v in node.attributes.items()}
     attributes |= {k: _graph(inner, program, f"{node.kind}_{k}") for k, inner in node.inner.items()}
-    name = f"/{node.outputs[0].replace('.', '/')}"  # begins with the path of its module
+    # What a node gives begins with the path of its module; a call of a function is the module's.
+    name = "/" + (node.source.module if node.domain else node.outputs[0]).replace(".", "/")
     message = onnx.helper.make_node(node.kind, node.inputs, node.outputs, name=name, domain=node.domain, **attributes)
     if text := str(node.source):
         message.doc_string = text

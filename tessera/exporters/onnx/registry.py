@@ -2,8 +2,8 @@
 
 A form is `fn(g, *args, **kwargs)`: a graph that is being written (`graph.py`) and the operator's arguments, bound to
 its schema, with a `Ref` for every tensor. It gives the Ref of the result, or a list. It raises `NoForm` where it does
-not hold, before it writes a node; the operator is then decomposed. Forms say since which opset they hold; the latest
-that the file's opset has wins.
+not hold; the operator is then decomposed. Forms say since which opset they hold; the latest that the file's opset has
+wins.
 """
 
 from __future__ import annotations

@@ -31,17 +31,16 @@ class Numbers:
 
     def __init__(self, g: Graph, symbol: Callable[[str], Ref]) -> None:
         self.g, self.symbol = g, symbol
-        self.known: dict[str, Ref] = {}
 
     def __call__(self, number: Any) -> Ref:
         return self.expr(number.node.expr)
 
     def expr(self, e: Any) -> Ref:
         key = str(e)
-        if key not in self.known:
+        if key not in self.g.sizes:
             with self.g.shared():
-                self.known[key] = self.write(e)
-        return self.known[key]
+                self.g.sizes[key] = self.write(e)
+        return self.g.sizes[key]
 
     def write(self, e: Any) -> Ref:
         g, kind = self.g, type(e).__name__
