@@ -6,14 +6,18 @@ In: a model, its arguments, and the sizes that may change. Out: an `ExportedProg
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping
 
 import torch
 from torch.export import Dim, ExportedProgram
+from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
 
 from tessera.ir.strides import copied
 from tessera.torch_internals import pytree
 from tessera.util.errors import CaptureError, OptionError
+
+_RANGE = re.compile(r"(\w+) = Dim\('\1'.*\)")
 
 
 def exported_program(
@@ -31,10 +35,28 @@ def exported_program(
     args, kwargs = _apart(args, kwargs, module)
     shapes = _dynamic_shapes(dynamic, names, args, kwargs)
     try:
-        with torch.no_grad():
-            return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False), names
+        return _exported(module, args, kwargs, shapes), names
     except Exception as error:
-        raise CaptureError(f"torch.export does not capture {_name_of(model)}: {error}") from error
+        if (narrower := _narrower(str(error), shapes, dynamic)) is None:
+            raise CaptureError(f"torch.export does not capture {_name_of(model)}: {error}") from error
+    return _exported(module, args, kwargs, narrower), names
+
+
+def _exported(module: torch.nn.Module, args: tuple, kwargs: dict, shapes: object) -> ExportedProgram:
+    with torch.no_grad():
+        return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)  # type: ignore[arg-type]
+
+
+def _narrower(message: str, shapes: object, dynamic: object) -> object:
+    """Sizes in the ranges that PyTorch suggests, as a table of positions gives one; None where it suggests another thing
+    than ranges, or a range for a size that the user gave one for."""
+    fixes = dict(_RANGE.findall(message.partition("Suggested fixes:")[2]))
+    named = {size for size in pytree.tree_leaves(dynamic) if isinstance(size, str)}
+    told = message.partition("Suggested fixes:")[2].strip().splitlines()
+    lines = [line for line in told[: told.index("")] if line] if "" in told else told
+    if not fixes or len(fixes) != len(lines) or not fixes.keys() <= named or any(n[:1] == "_" for n in fixes):
+        return None
+    return refine_dynamic_shapes_from_suggested_fixes(message, shapes)  # type: ignore[arg-type]
 
 
 def _apart(args: tuple, kwargs: dict, module: torch.nn.Module) -> tuple[tuple, dict]:

@@ -100,7 +100,7 @@ class Lowering:
         g.result = next((t for t in types if t is not None), None)  # type: ignore[assignment]
         positional, keyword = eqn.bound()
         args, kwargs = self.refs(positional), self.refs(keyword)
-        for fn in forms_of(eqn.op, g.opset):
+        for fn in forms_of(eqn.op, g.opset, any(map(_is_complex, (*eqn.inputs(), *eqn.outputs)))):
             before = g.written()
             try:
                 out = fn(g, *args, **kwargs)
@@ -143,9 +143,13 @@ class Lowering:
                     continue
                 ref = self.g.scalar(ref, v.dtype)
             if isinstance(v.type, TensorType):
-                ref = self.g.cast(ref, v.dtype)
+                ref = ref if v.dtype.is_complex else self.g.cast(ref, v.dtype)
                 ref = Ref(ref.name, v.dtype, v.type.shape)
             self.env[v] = ref
+
+
+def _is_complex(v: Value | None) -> bool:
+    return v is not None and isinstance(v.type, TensorType) and v.type.dtype.is_complex
 
 
 def where(eqn: Equation) -> str:

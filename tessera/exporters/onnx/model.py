@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import torch
 
+from tessera.exporters.onnx.errors import ExportError
 from tessera.exporters.onnx.functions import DOMAIN, Function, outline
 from tessera.exporters.onnx.graph import Graph, Node, Ref
 from tessera.exporters.onnx.lower import Lowering, count_readers, read_values
@@ -57,6 +58,8 @@ def _written(g: Graph, program: Program) -> list[tuple[str, Ref]]:
     for v, name in program.inputs.items():
         dtype = v.dtype if isinstance(v.type, TensorType) else SCALARS[v.type.kind]  # type: ignore[union-attr]
         shape = v.shape if isinstance(v.type, TensorType) else ()
+        if dtype.is_complex:
+            raise ExportError(f"the input {name} is complex, which runtimes have no tensors of: take its parts")
         g.inputs.append(Ref(g.fresh(name), dtype, shape))
         lowering.env[v] = g.inputs[-1]
     read = read_values(trace)
@@ -81,6 +84,8 @@ def _written(g: Graph, program: Program) -> list[tuple[str, Ref]]:
 
 def _output(g: Graph, result: object, value: object) -> Ref:
     if isinstance(result, Ref):
+        if result.dtype.is_complex:
+            raise ExportError("an output is complex, which runtimes have no tensors of: give torch.view_as_real of it")
         if isinstance(value, Value) and isinstance(value.type, ScalarType):
             return Ref(result.name, result.dtype, ())
         return result

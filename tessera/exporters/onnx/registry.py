@@ -38,9 +38,10 @@ def form(names: str, since: int = OLDEST) -> Callable[[Form], Form]:
     return declare
 
 
-def forms_of(op: OpOverload, opset: int) -> list[Form]:
-    """The functions that may write an operator, best first."""
-    declared = [d for name in _names(op) for d in _FORMS.get(name, ())]
+def forms_of(op: OpOverload, opset: int, of_complex: bool = False) -> list[Form]:
+    """The functions that may write an operator, best first; over complex numbers those declared for them alone."""
+    names = [f"complex.{name}" for name in _names(op)] if of_complex else _names(op)
+    declared = [d for name in names for d in _FORMS.get(name, ())]
     return [d.fn for d in sorted(declared, key=lambda d: -d.since) if d.since <= opset]
 
 

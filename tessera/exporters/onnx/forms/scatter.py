@@ -58,11 +58,26 @@ def scatter_add(g: Graph, x: Ref, dim: int, index: Ref, source: Ref) -> Ref:
 def scatter_reduce(
     g: Graph, x: Ref, dim: int, index: Ref, source: Ref, reduce: str, *, include_self: bool = True
 ) -> Ref:
+    if reduce == "mean":
+        return scatter_mean(g, x, dim, index, source, include_self)
     need(reduce in _REDUCTIONS and not any(same(n, 0) for n in index.sizes))
     if not include_self:  # what will be written begins as what changes nothing
         neutral = g.expand(g.full(neutral_of(reduce, x.dtype), x.dtype), index.sizes)
         x = Ref(scattered(g, x, dim, index, neutral, None).name, x.dtype, x.shape)
     return scattered(g, x, dim, index, source, _REDUCTIONS[reduce])
+
+
+def scatter_mean(g: Graph, x: Ref, dim: int, index: Ref, source: Ref, include_self: bool) -> Ref:
+    """The sum, by how many there are of each."""
+    need(x.is_float and x.ndim > 0 and index.ndim > 0)
+    one, zero = g.full(1, x.dtype), g.full(0, x.dtype)
+    base = x
+    if not include_self:
+        base = Ref(scattered(g, x, dim, index, g.expand(zero, index.sizes), None).name, x.dtype, x.shape)
+    total = scattered(g, base, dim, index, source, "add")
+    first = g.expand(one if include_self else zero, x.sizes)
+    count = scattered(g, first, dim, index, g.expand(one, index.sizes), "add")
+    return g.op("Div", total, g.op("Max", count, one))
 
 
 def neutral_of(reduce: str, dtype: torch.dtype) -> float | int | bool:
