@@ -10,13 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch.export import ExportedProgram
 
 from tessera.artifact.keep import KeptRegions, TargetKernels
 from tessera.artifact.move import on_device
+from tessera.artifact.source import Source
 from tessera.artifact.structure import structure_of
 from tessera.artifact.weights import Shelf
-from tessera.frontends.export import Exported, capture_export
 from tessera.ir.serial import VERSION, Writer
 from tessera.ir.serial_size import write_size
 from tessera.ir.trace import Trace
@@ -42,21 +41,18 @@ class Built:
 class Entry:
     """A program, captured once and compiled for one target after the other."""
 
-    def __init__(self, name: str, program: ExportedProgram, names: tuple[str, ...], shelf: Shelf) -> None:
-        self.name, self.shelf = name, shelf
-        with torch.no_grad():
-            self.exported = capture_export(program, name)
-        types = [v.type for v in self.exported.captured.trace.inputs]
+    def __init__(self, name: str, source: Source, shelf: Shelf) -> None:
+        self.name, self.shelf, self.source = name, shelf, source
+        types = [v.type for v in source.captured.trace.inputs]
         kinds = {t.device.type for t in types if isinstance(t, TensorType)}
         self.device = "cuda" if "cuda" in kinds else "cpu"
-        held = [_target(spec) for spec in program.graph_signature.input_specs if _target(spec)]
-        self.held = [shelf.put(target, x) for target, x in zip(held, self.exported.held, strict=True)]
+        self.held = [shelf.put(target, x) for target, x in zip(source.names, source.held, strict=True)]
         about = {
-            "in": structure_of(self.exported.in_spec),
-            "out": structure_of(self.exported.out_spec),
-            "parameters": list(names),
-            "inputs": _leaves(program, self.exported),
-            "sizes": _ranges(program),
+            "in": structure_of(source.in_spec),
+            "out": structure_of(source.out_spec),
+            "parameters": list(source.parameters),
+            "inputs": _leaves(source),
+            "sizes": dict(source.ranges),
             "held": self.held,
         }
         self.built = Built(about)
@@ -64,10 +60,10 @@ class Entry:
     def compile(self, target: str, kernels: TargetKernels | None, machine: str = "") -> None:
         """Programs of the target `portable` have no kernels. `machine`: whose figures choose schedules."""
         executors = PLAIN if kernels is None else WITH_KERNELS
-        captured = self.exported.captured
+        captured = self.source.captured
         if kernels is not None and kernels.kind != self.device:
             captured = on_device(captured, self.device, torch.device("cuda:0" if kernels.kind == "cuda" else "cpu"))
-        env = self.exported.captured.mode.shape_env
+        env = self.source.captured.mode.shape_env
         guards = _facts(env)
         with torch.no_grad(), override(program_cache=False, dump="", verify=False, machine=machine or config.machine):
             compilation = Compilation(self.name, captured, _no_eager, Options.of(executors, None, None))
@@ -96,16 +92,16 @@ class Entry:
         self.built.texts[target] = str(program.trace)
 
 
-def _leaves(program: ExportedProgram, exported: Exported) -> list[dict]:
+def _leaves(source: Source) -> list[dict]:
     """What each flat argument has to be."""
-    inputs = exported.captured.trace.inputs[len(exported.held) :]
-    specs = [s for s in program.graph_signature.input_specs if not _target(s)]
-    symbols = {v: s for s, (v, dim) in exported.captured.trace.symbols.items() if dim is None}
+    captured = source.captured
+    inputs = captured.trace.inputs[len(source.held) :]
+    symbols = {v: s for s, (v, dim) in captured.trace.symbols.items() if dim is None}
     # Those that are written, or of which the caller gets views, are taken as they lie or not at all.
-    written = {exported.captured.trace.inputs.index(v) for v in exported.captured.trace.mutations}
-    written |= {alias.source for alias in exported.captured.aliased.values() if not alias.of_output}
+    written = {captured.trace.inputs.index(v) for v in captured.trace.mutations}
+    written |= {alias.source for alias in captured.aliased.values() if not alias.of_output}
     leaves: list[dict] = []
-    for place, (v, spec) in enumerate(zip(inputs, specs, strict=True), len(exported.held)):
+    for place, (v, value) in enumerate(zip(inputs, source.values, strict=True), len(source.held)):
         if isinstance(v.type, TensorType):
             t = v.type
             leaf = {"dtype": str(t.dtype).removeprefix("torch."), "device": str(t.device), "written": place in written}
@@ -114,25 +110,10 @@ def _leaves(program: ExportedProgram, exported: Exported) -> list[dict]:
         elif symbols.get(v, v.name) != v.name:  # a constant stands for itself
             leaves.append({"name": v.name, "symbol": symbols[v]})
         else:
-            value = getattr(spec.arg, "value", None)
             if value is not None and type(value) not in (bool, int, float, str):
                 raise InputError(f"{v.name}: an artifact has no form for an argument of type {type(value).__name__}")
             leaves.append({"name": v.name, "value": value})
     return leaves
-
-
-def _ranges(program: ExportedProgram) -> dict[str, list]:
-    """Of every symbolic size, the least and the most that was exported; None where there is no bound."""
-    ranges = {}
-    for symbol, bounds in program.range_constraints.items():
-        low, high = (int(b) if getattr(b, "is_Integer", False) else None for b in (bounds.lower, bounds.upper))
-        ranges[str(symbol)] = [low if low is not None else 0, high if high is None or high < 1 << 62 else None]
-    return ranges
-
-
-def _target(spec: object) -> str:
-    """The name of a parameter, buffer or constant; empty for an argument."""
-    return "" if spec.kind.name == "USER_INPUT" else spec.target or spec.arg.name  # type: ignore[attr-defined]
 
 
 def _traces(trace: Trace) -> list[Trace]:

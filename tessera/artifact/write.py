@@ -18,6 +18,7 @@ from tessera.artifact.build import PORTABLE, Entry
 from tessera.artifact.container import Writer
 from tessera.artifact.keep import CpuKernels, TargetKernels
 from tessera.artifact.keep_cuda import CudaKernels
+from tessera.artifact.source import source_of
 from tessera.artifact.text import write_json
 from tessera.artifact.weights import Shelf
 from tessera.frontends.export_model import exported_program
@@ -56,7 +57,7 @@ def export(
     given = _entries(model, args, kwargs, dynamic)
     kernels = dict(_kernels(t) for t in ([targets] if isinstance(targets, str) else targets))
     shelf = Shelf()
-    entries = {name: Entry(name, *exported_program(*call), shelf) for name, call in given.items()}
+    entries = {name: Entry(name, source_of(*call, name), shelf) for name, call in given.items()}
     for entry in entries.values():
         entry.compile(PORTABLE, None)
         for target, of in kernels.items():

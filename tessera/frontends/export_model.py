@@ -48,13 +48,12 @@ def _exported(module: torch.nn.Module, args: tuple, kwargs: dict, shapes: object
 
 
 def _narrower(message: str, shapes: object, dynamic: object) -> object:
-    """Sizes in the ranges that PyTorch suggests, as a table of positions gives one; None where it suggests another thing
+    """Sizes in the ranges that PyTorch suggests, as a table of positions has one; None where it suggests something else
     than ranges, or a range for a size that the user gave one for."""
-    fixes = dict(_RANGE.findall(message.partition("Suggested fixes:")[2]))
-    named = {size for size in pytree.tree_leaves(dynamic) if isinstance(size, str)}
-    told = message.partition("Suggested fixes:")[2].strip().splitlines()
-    lines = [line for line in told[: told.index("")] if line] if "" in told else told
-    if not fixes or len(fixes) != len(lines) or not fixes.keys() <= named or any(n[:1] == "_" for n in fixes):
+    suggested = message.partition("Suggested fixes:")[2].strip("\n").split("\n\n")[0].splitlines()
+    ranges = [found[1] for line in suggested if (found := _RANGE.fullmatch(line.strip()))]
+    open_ended = {size for size in pytree.tree_leaves(dynamic) if isinstance(size, str)}
+    if not ranges or len(ranges) != len(suggested) or not open_ended.issuperset(ranges):
         return None
     return refine_dynamic_shapes_from_suggested_fixes(message, shapes)  # type: ignore[arg-type]
 
