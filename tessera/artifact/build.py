@@ -16,8 +16,10 @@ from tessera.artifact.move import on_device
 from tessera.artifact.source import Source
 from tessera.artifact.structure import structure_of
 from tessera.artifact.weights import Shelf
+from tessera.frontends.arguments import Leaf, SizeLeaf, TensorLeaf, ValueLeaf
+from tessera.ir.formula import Formula, formula_data
+from tessera.ir.printer import print_trace
 from tessera.ir.serial import VERSION, Writer
-from tessera.ir.serial_size import write_size
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.pipeline.compilation import Compilation
@@ -42,17 +44,20 @@ class Entry:
     """A program, captured once and compiled for one target after the other."""
 
     def __init__(self, name: str, source: Source, shelf: Shelf) -> None:
-        self.name, self.shelf, self.source = name, shelf, source
-        types = [v.type for v in source.captured.trace.inputs]
+        self.name, self.shelf, self.exported = name, shelf, source.exported
+        types = [v.type for v in self.exported.captured.trace.inputs]
         kinds = {t.device.type for t in types if isinstance(t, TensorType)}
         self.device = "cuda" if "cuda" in kinds else "cpu"
-        self.held = [shelf.put(target, x) for target, x in zip(source.names, source.held, strict=True)]
+        self.held = [shelf.put(held, x) for held, x in zip(source.names, self.exported.held, strict=True)]
+        # What is the model's and not this program's alone, and may lie beside the file.
+        self.shared = {n for n, own in zip(self.held, source.shared, strict=True) if own}
         about = {
-            "in": structure_of(source.in_spec),
-            "out": structure_of(source.out_spec),
+            "in": structure_of(self.exported.in_spec),
+            "out": structure_of(self.exported.out_spec),
             "parameters": list(source.parameters),
-            "inputs": _leaves(source),
-            "sizes": dict(source.ranges),
+            "inputs": list(map(_row, self.exported.leaves)),
+            "sizes": {symbol: list(bounds) for symbol, bounds in self.exported.ranges.items()},
+            "names": {s: n for s, n in self.exported.size_names.items() if s in self.exported.ranges},
             "held": self.held,
         }
         self.built = Built(about)
@@ -60,10 +65,10 @@ class Entry:
     def compile(self, target: str, kernels: TargetKernels | None, machine: str = "") -> None:
         """Programs of the target `portable` have no kernels. `machine`: whose figures choose schedules."""
         executors = PLAIN if kernels is None else WITH_KERNELS
-        captured = self.source.captured
+        captured = self.exported.captured
         if kernels is not None and kernels.kind != self.device:
             captured = on_device(captured, self.device, torch.device("cuda:0" if kernels.kind == "cuda" else "cpu"))
-        env = self.source.captured.mode.shape_env
+        env = self.exported.captured.mode.shape_env
         guards = _facts(env)
         with torch.no_grad(), override(program_cache=False, dump="", verify=False, machine=machine or config.machine):
             compilation = Compilation(self.name, captured, _no_eager, Options.of(executors, None, None))
@@ -74,7 +79,7 @@ class Entry:
         trace = program.trace.with_(symbols=bound)
         held = [x for t in _traces(trace) for x in t.constants.values()]
         claimed = KeptRegions(executors, kernels)
-        writer = Writer(held=held, claimed=claimed)
+        writer = Writer(held=held, claimed=claimed, runtime=True)
         ends = compilation.executable.ends
         try:
             number, layout = writer.trace(trace), write_layout(ends.layout, writer)
@@ -89,31 +94,21 @@ class Entry:
             "constants": [self.shelf.put(f"{self.name}.constant", x) for x in held],
             "tables": writer.tables(),
         }
-        self.built.texts[target] = str(program.trace)
+        self.built.texts[target] = print_trace(program.trace, sizes=self.exported.size_names)
 
 
-def _leaves(source: Source) -> list[dict]:
-    """What each flat argument has to be."""
-    captured = source.captured
-    inputs = captured.trace.inputs[len(source.held) :]
-    symbols = {v: s for s, (v, dim) in captured.trace.symbols.items() if dim is None}
-    # Those that are written, or of which the caller gets views, are taken as they lie or not at all.
-    written = {captured.trace.inputs.index(v) for v in captured.trace.mutations}
-    written |= {alias.source for alias in captured.aliased.values() if not alias.of_output}
-    leaves: list[dict] = []
-    for place, (v, value) in enumerate(zip(inputs, source.values, strict=True), len(source.held)):
-        if isinstance(v.type, TensorType):
-            t = v.type
-            leaf = {"dtype": str(t.dtype).removeprefix("torch."), "device": str(t.device), "written": place in written}
-            sizes = {"shape": [write_size(s) for s in t.shape], "stride": [write_size(s) for s in t.stride]}
-            leaves.append({"name": v.name, **leaf, **sizes})
-        elif symbols.get(v, v.name) != v.name:  # a constant stands for itself
-            leaves.append({"name": v.name, "symbol": symbols[v]})
-        else:
-            if value is not None and type(value) not in (bool, int, float, str):
-                raise InputError(f"{v.name}: an artifact has no form for an argument of type {type(value).__name__}")
-            leaves.append({"name": v.name, "value": value})
-    return leaves
+def _row(leaf: Leaf) -> dict:
+    """What an argument has to be, as the manifest says it."""
+    match leaf:
+        case TensorLeaf(layout=torch.strided):
+            sizes = {"shape": list(map(formula_data, leaf.shape)), "stride": list(map(formula_data, leaf.stride))}
+            kind = {"dtype": str(leaf.dtype).removeprefix("torch."), "device": str(leaf.device)}
+            return {"name": leaf.name, **kind, "written": leaf.written, **sizes}
+        case SizeLeaf(name, Formula(str(symbol))):
+            return {"name": name, "symbol": symbol}
+        case ValueLeaf(name, value) if value is None or type(value) in (bool, int, float, str):
+            return {"name": name, "value": value}
+    raise InputError(f"{leaf.name}: an artifact has no form for the argument {leaf}")
 
 
 def _traces(trace: Trace) -> list[Trace]:

@@ -16,18 +16,30 @@ from tessera.artifact.read import Program
 from tessera.just_in_time.api import jit
 from tessera.runtime.call import build_call
 from tessera.runtime.double_backward import no_forward_mode
+from tessera.util.errors import CaptureError
 
 
-def compiled(program: Program) -> Callable[..., tuple]:
-    """The same call, compiled for the sizes that come."""
+def compiled(program: Program, refused: Callable[[str], None]) -> Callable[..., tuple]:
+    """The same call, compiled for the sizes that come. Where it cannot be, `refused` is told why, and it runs as it
+    is."""
     # `jit` looks itself whether arguments overlap. It sees the writes and views that stand around the program.
     layout = replace(program.layout, written=(), counted=())
     fn = build_call(program.run, layout, no_forward_mode, guarded=False)
     fn.__name__ = program.trace.name
     fast = jit(fn, frontend="functional")
 
+    run: Callable[..., tuple] = fast
+
     def call(*args: object) -> tuple:
+        nonlocal run
         with torch.no_grad():
-            return fast(*args)
+            try:
+                return run(*args)
+            except CaptureError as error:  # before anything ran
+                if run is not fast:
+                    raise
+                run = program.call
+                refused(str(error))
+                return run(*args)
 
     return call

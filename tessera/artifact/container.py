@@ -18,10 +18,11 @@ import re
 import stat
 import struct
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, BinaryIO, Self
 
 from tessera.artifact.text import read_json, write_json
 from tessera.util.errors import ArtifactError
@@ -54,23 +55,39 @@ class Seals:
     signatures: tuple[tuple[bytes, bytes], ...] = ()
 
 
+@contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """A file that is written beside its place and moved there at the end; if something is raised, nothing is left."""
+    handle, temporary = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, path)
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+
+
 class Writer:
-    """Members one after the other, then `finish`. Used as a context: a file that is not finished is removed."""
+    """Members one after the other, then `finish`. Used as a context, at whose end the file is in its place."""
 
     def __init__(self, path: str | os.PathLike) -> None:
         self.path = Path(path)
         self.members: list[Member] = []
-        handle, self._temporary = tempfile.mkstemp(dir=self.path.absolute().parent, prefix=f".{self.path.name}.")
-        self._file = os.fdopen(handle, "w+b")
-        self._file.write(bytes(PAGE))
+        self._whole = written_whole(self.path)
 
     def __enter__(self) -> Self:
+        self._file = self._whole.__enter__()
+        self._file.write(bytes(PAGE))
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-        if os.path.exists(self._temporary):
-            os.unlink(self._temporary)
+    def __exit__(self, *raised: Any) -> None:
+        self._whole.__exit__(*raised)
 
     def add(self, name: str, chunks: Iterable[bytes | memoryview]) -> None:
         assert NAME.fullmatch(name) and all(m.name != name for m in self.members), name
@@ -82,7 +99,7 @@ class Writer:
         self.members.append(Member(name, offset, self._file.tell() - offset, digest.hexdigest()))
 
     def finish(self, manifest: dict, tag: Callable[[bytes], bytes]) -> None:
-        """Write the manifest and move the file to its place. `tag` makes the builder's of the manifest's SHA-256."""
+        """Write the manifest. `tag` makes the builder's of the manifest's SHA-256."""
         listed = [[m.name, m.offset, m.size, m.sha256] for m in self.members]
         data = write_json({**manifest, "members": listed})
         if len(data) > MOST_MANIFEST:
@@ -92,15 +109,6 @@ class Writer:
         self._file.write(data)
         self._file.seek(0)
         self._file.write(HEAD.pack(MAGIC, VERSION, 0, offset, len(data), digest, tag(digest)))
-        self._publish()
-
-    def _publish(self) -> None:
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(self._temporary, 0o666 & ~umask)
-        os.replace(self._temporary, self.path)
 
 
 class Container:
@@ -243,10 +251,7 @@ def with_seals(path: str | os.PathLike, seals: Seals) -> None:
         page = (HEAD.pack(*fields) + signed).ljust(PAGE, b"\0")
         if len(page) != PAGE or len(seals.signatures) > MOST_SIGNATURES:
             raise old.wrong("page 0", f"expected at most {MOST_SIGNATURES} signatures")
-        new = Writer(old.path)
-        with new:
-            new._file.seek(0)
-            new._file.write(page)
+        with written_whole(old.path) as new:
+            new.write(page)
             for at in range(PAGE, old.size, CHUNK):
-                new._file.write(old._at("members", at, min(CHUNK, old.size - at)))
-            new._publish()
+                new.write(old._at("members", at, min(CHUNK, old.size - at)))

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 
 from tessera.artifact import trust
+from tessera.artifact.beside import beside_of, weights_of
 from tessera.artifact.check import arguments_of
 from tessera.artifact.container import Container
-from tessera.artifact.weights import mapped_weights
 from tessera.util.errors import ArtifactError
 
 Table = tuple[str, tuple[str, ...], list[list]]
@@ -41,8 +41,7 @@ def facts_of(container: Container) -> Facts:
         if not isinstance(programs, dict):
             raise ArtifactError(f"{where}: expected programs")
         arguments = arguments_of(entry, torch.device, where)
-        sizes = [f"{s} {low}..{'' if high is None else high}" for s, (low, high) in entry["sizes"].items()]
-        rows.append([name, ", ".join(arguments.lines), ", ".join(sizes), ", ".join(programs)])
+        rows.append([name, ", ".join(arguments.lines()), ", ".join(arguments.sizes()), ", ".join(programs)])
         for target, members in programs.items():
             if not isinstance(members, list) or len(members) != 2:
                 raise ArtifactError(f"{where}.programs: expected a program and its text")
@@ -52,9 +51,11 @@ def facts_of(container: Container) -> Facts:
         if not isinstance(target, dict) or not isinstance(target.get("images", []), list):
             raise container.wrong(f"targets[{name[:40]}]", "expected kernels")
         kernels.append([name, f"{len(target.get('images', []))} kernels", container.member(target.get("code")).size])
-    tensors = mapped_weights(container, manifest.get("weights"), manifest.get("views", {}))
+    tensors, _ = weights_of(container, verify=False)
     weights = [[n, str(x.dtype).removeprefix("torch."), str(list(x.shape)), x.nbytes] for n, x in tensors.items()]
     members = [[m.name, m.size, m.sha256] for m in container.members.values()]
+    if shared := beside_of(container):
+        members.append([f"{shared.name} (beside)", shared.size, shared.sha256])
     made, verdict = manifest.get("made_by"), trust.verdict(container)
     data = {
         "made_by": made, "trusted": verdict.trusted, "why": verdict.why, "entries": rows, "targets": kernels,

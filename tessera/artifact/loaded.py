@@ -19,12 +19,12 @@ from types import MappingProxyType
 import torch
 
 from tessera.artifact import cpu, cuda, trust
+from tessera.artifact.beside import weights_of
 from tessera.artifact.check import Arguments, arguments_of
 from tessera.artifact.container import Container
 from tessera.artifact.read import Program, around, read_program
 from tessera.artifact.regions import Kernels
 from tessera.artifact.structure import check_structure, unflatten
-from tessera.artifact.weights import mapped_weights
 from tessera.ir.types import TensorType
 from tessera.runtime.buckets import Buckets, bucketed
 from tessera.runtime.capturable import why_not_captured
@@ -34,7 +34,6 @@ from tessera.util.garbage import collection_paused
 from tessera.util.log import log
 
 PORTABLE = "portable"
-CHECKED = 64 << 20  # bytes of weights whose SHA-256 is compared even where nobody asks
 COMPILER = ("sympy", "xdsl")  # and what compiles for the device
 COMPILERS = {"cpu": "llvmlite", "cuda": "triton"}
 
@@ -66,8 +65,11 @@ class Entry:
         out = self.call(*self._held, *self.arguments.flat(args, kwargs))
         return out[0] if self._out == ["leaf"] else unflatten(iter(out), self._out)
 
+    def left_to_pytorch(self, why: str) -> None:
+        self.way = Way(PORTABLE, f"every operator by PyTorch, not compiled: {why}")
+
     def explain(self) -> str:
-        lines = [f"{self.name}({', '.join(self.arguments.lines)})", f"  {self.way.what}"]
+        lines = [f"{self.name}({', '.join(self.arguments.lines())})", f"  {self.way.what}"]
         return "\n".join(lines)
 
 
@@ -137,13 +139,9 @@ class _Loading:
         self.device = _chosen(device, self.home)
         self.trusted, self.verdict = trusted, _verdict(container, trusted)
         self.may_compile = compile_
-        weights = container.member(self.manifest.get("weights"))
-        if verify or (verify is None and weights.size <= CHECKED):
-            container.verify(weights.name)
-        self.tensors = mapped_weights(container, weights.name, self.manifest.get("views", {}))
+        self.tensors, self.mapped = weights_of(container, verify)
         if self.device.type != "cpu":
             self.tensors = {name: x.to(self.device) for name, x in self.tensors.items()}
-        self.mapped = weights.size
         self.notes: list[str] = []
 
     def loaded(self) -> Loaded:
@@ -210,13 +208,13 @@ class _Loading:
         if chosen not in programs:
             raise ArtifactError(f"{where}.programs: expected one called {PORTABLE!r}")
         program = read_program(self.container, programs[chosen][0], self.tensors, kernels, self.place)
-        if len(program.layout.outputs) != count or len(program.trace.inputs) != len(held) + len(arguments.leaves):
+        if len(program.layout.outputs) != count or len(program.trace.inputs) != len(held) + arguments.count:
             raise ArtifactError(f"{where}: expected a program of {len(held)} weights, these arguments and results")
         weights, way = [self.tensors[n] for n in held], self._way(chosen, program)
         entry = Entry(name, arguments, about["out"], weights, program, way)
         if chosen == PORTABLE and self._compiles():
             compiled = importlib.import_module("tessera.artifact.compile")
-            entry.call = compiled.compiled(program)
+            entry.call = compiled.compiled(program, entry.left_to_pytorch)
             entry.way = Way(PORTABLE, "compiled on this machine when it is first called")
         elif self.cuda_graph:
             self._replay(entry)

@@ -7,30 +7,26 @@ In: an exported program, or a module that was read from an ONNX file, which has 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.export import ExportedProgram
 
-from tessera.frontends.captured import Captured
-from tessera.frontends.export import capture_export
+from tessera.frontends.arguments import TensorLeaf
+from tessera.frontends.export import Exported, capture_export
 from tessera.frontends.export_model import exported_program
+from tessera.ir.equation import Value
+from tessera.ir.serial_size import formula_of
 from tessera.torch_internals import pytree
 from tessera.util.errors import CaptureError, OptionError
 
 
 @dataclass(frozen=True)
 class Source:
-    captured: Captured
-    held: tuple[torch.Tensor, ...]  # parameters, buffers and constants: the first inputs
-    names: tuple[str, ...]  # of those
-    in_spec: pytree.TreeSpec
-    out_spec: pytree.TreeSpec
+    exported: Exported
+    names: tuple[str, ...]  # of what the model holds
+    shared: tuple[bool, ...]  # whether that is the model's, and not this program's alone
     parameters: tuple[str, ...]  # the names of positional arguments
-    values: tuple[object, ...]  # of each flat argument that is no tensor and no size
-    ranges: Mapping[str, list]  # of every symbolic size, the least and the most; None where there is no bound
 
 
 def source_of(model: Any, args: tuple, kwargs: dict, dynamic: object, name: str) -> Source:
@@ -41,17 +37,9 @@ def source_of(model: Any, args: tuple, kwargs: dict, dynamic: object, name: str)
     program, parameters = exported_program(model, args, kwargs, dynamic)
     with torch.no_grad():
         exported = capture_export(program, name)
-    specs = program.graph_signature.input_specs
-    return Source(
-        exported.captured,
-        exported.held,
-        tuple(_target(spec) for spec in specs if _target(spec)),
-        exported.in_spec,
-        exported.out_spec,
-        parameters,
-        tuple(getattr(spec.arg, "value", None) for spec in specs if not _target(spec)),
-        _ranges(program),
-    )
+    held = [spec for spec in program.graph_signature.input_specs if spec.kind.name != "USER_INPUT"]
+    names = tuple(spec.target or spec.arg.name for spec in held)
+    return Source(exported, names, tuple(spec.kind.name in ("PARAMETER", "BUFFER") for spec in held), parameters)
 
 
 def _imported(net: Any, args: tuple, kwargs: dict) -> Source:
@@ -62,39 +50,32 @@ def _imported(net: Any, args: tuple, kwargs: dict) -> Source:
     if env is not None and env.guards:
         told = ", ".join(str(guard.expr) for guard in env.guards)
         raise CaptureError(f"the graph holds for some sizes only, where {told}")
-    trace, old = captured.trace, captured.trace.inputs
     given = {name: v for v, name in graph.inputs.items()}
     users = [given[name] for name in net.input_names if name in given]
     if len(users) != len(net.input_names):
         raise CaptureError(f"the graph does not read all of its inputs {', '.join(net.input_names)}")
-    inputs = (*graph.weights, *users)
-    place = {old.index(v): i for i, v in enumerate(inputs)}
     results = [v for _, v in graph.outputs]
-    if captured.aliased or len(results) != captured.outputs:
+    if captured.aliased or captured.trace.mutations or len(results) != captured.outputs:
         raise CaptureError("the graph gives back an input, or one result twice")
-    trace = trace.with_(inputs=inputs, outputs=(*results, *trace.outputs[captured.outputs :]))
-    grads = tuple(captured.requires_grad[o] for o, _ in sorted(place.items(), key=lambda pair: pair[1]))
-    symbols = sorted({s for s, (v, dim) in trace.symbols.items() if dim is not None})
-    return Source(
-        replace(captured, trace=trace, requires_grad=grads),
+    inputs = (*graph.weights, *users)
+    grads = dict(zip(captured.trace.inputs, captured.requires_grad, strict=True))
+    trace = captured.trace.with_(inputs=inputs, outputs=(*results, *captured.trace.outputs[captured.outputs :]))
+    captured = replace(captured, trace=trace, requires_grad=tuple(grads[v] for v in inputs))
+    exported = Exported(
+        captured,
         tuple(x for _, x in graph.weights.values()),
-        tuple(name for name, _ in graph.weights.values()),
         pytree.tree_structure((tuple(range(len(users))), {})),
         pytree.tree_structure(0 if len(results) == 1 else tuple(range(len(results)))),
-        tuple(net.input_names),
-        (None,) * len(users),
-        {symbol: [2, None] for symbol in symbols},
+        [_leaf(name, given[name]) for name in net.input_names],
+        {symbol: (2, None) for symbol, (_, dim) in trace.symbols.items() if dim is not None},
+        graph.sizes,
+        (),
     )
+    names = tuple(name for name, _ in graph.weights.values())
+    return Source(exported, names, tuple(v in graph.held for v in graph.weights), tuple(net.input_names))
 
 
-def _ranges(program: ExportedProgram) -> dict[str, list]:
-    ranges = {}
-    for symbol, bounds in program.range_constraints.items():
-        low, high = (int(b) if getattr(b, "is_Integer", False) else None for b in (bounds.lower, bounds.upper))
-        ranges[str(symbol)] = [low if low is not None else 0, high if high is None or high < 1 << 62 else None]
-    return ranges
-
-
-def _target(spec: object) -> str:
-    """The name of a parameter, buffer or constant; empty for an argument."""
-    return "" if spec.kind.name == "USER_INPUT" else spec.target or spec.arg.name  # type: ignore[attr-defined]
+def _leaf(name: str, v: Value) -> TensorLeaf:
+    t = v.tensor
+    shape, stride = (tuple(map(formula_of, part)) for part in (t.shape, t.stride))
+    return TensorLeaf(name, t.dtype, torch.device(t.device.type), shape, stride)

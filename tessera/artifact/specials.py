@@ -1,4 +1,8 @@
-"""Tessera's own operators, by the files that bring them: a program imports those that it calls."""
+"""Tessera's own operators, by the files that bring them: a program imports those that it calls.
+
+None of these files needs the compiler. The operators over few rows (`executors/rows`) are not among them: their folder
+does, and no artifact is compiled to them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import importlib
 from tessera.ir.strides import LAID_OUT  # noqa: F401  (almost every program calls it)
 
 SPECIALS = {
-    "check": "tessera.ir.checks",
+    "check": "tessera.ir.check",
     "functional": "tessera.ir.alias",
     "functional_over": "tessera.ir.alias",
     "keep_grad": "tessera.ir.alias",
@@ -27,10 +31,6 @@ OVERLOADS = {
     "quantized_linear": "tessera.ops.quantized",
     "uniform": "tessera.ops.uniform",
     "max_pool": "tessera.ops.pool",
-    "rows_linear": "tessera.executors.rows.operators",
-    "cache_write": "tessera.executors.rows.operators",
-    "decode_attention": "tessera.executors.rows.operators",
-    "cached_attention": "tessera.executors.rows.operators",
 }
 
 

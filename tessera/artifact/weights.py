@@ -1,9 +1,9 @@
 """Weights: tensors that programs share, as a safetensors member that is mapped, not read.
 
-In: tensors by name. Out: a member that any safetensors reader reads, in which every tensor begins at a multiple of 64
-bytes; what is between two is listed too, as bytes called `_padding.N`, since the format knows no gaps. A tensor with
-strides of its own is stored as the memory it lies in, and `views` in the manifest says how it is seen. Read again, the
-tensors lie in the file's pages: processes share them until one writes.
+In: tensors by name. Out: a member, or a file beside the artifact (`beside.py`), that any safetensors reader reads, in
+which every tensor begins at a multiple of 64 bytes; what is between two is listed too, as bytes called `_padding.N`,
+since the format knows no gaps. A tensor with strides of its own is stored as the memory it lies in, and `views` in the
+manifest says how it is seen. Read again, the tensors lie in the file's pages: processes share them until one writes.
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 import torch
 
-from tessera.artifact.container import Container
 from tessera.artifact.text import read_json
 from tessera.util.errors import ArtifactError, OptionError
 
@@ -52,6 +51,9 @@ class Shelf:
             self.tensors[name], self._names[key] = x.resolve_conj().resolve_neg(), name
         return self._names[key]
 
+    def only(self, names: Collection[str]) -> Shelf:
+        return Shelf({name: x for name, x in self.tensors.items() if name in names})
+
     def views(self) -> dict[str, list]:
         """How tensors are seen that do not lie row by row, or whose dtype the format does not know."""
         strange = {name: x for name, x in self.tensors.items() if not x.is_contiguous() or x.dtype not in _CODES}
@@ -62,9 +64,7 @@ class Shelf:
         header, at, paddings = dict[str, dict](), 0, 0
         order = []
         for name, x in self.tensors.items():
-            plain = x.is_contiguous() and x.dtype in _CODES
-            size = x.numel() * x.element_size() if plain else _extent(x) * x.element_size()
-            code, shape = (_CODES[x.dtype], list(x.shape)) if plain else ("U8", [size])
+            code, shape, size = stored_as(x)
             header[name] = {"dtype": code, "shape": shape, "data_offsets": [at, at + size]}
             order.append((name, size))
             at += size
@@ -76,7 +76,15 @@ class Shelf:
         text += b" " * (-(len(text) + 8) % DATA_ALIGN)
         yield struct.pack("<Q", len(text)) + text
         for name, size in order:
-            yield bytes(size) if not name else _memory(self.tensors[name])
+            yield bytes(size) if not name else memory_of(self.tensors[name])
+
+
+def stored_as(x: torch.Tensor) -> tuple[str, list[int], int]:
+    """The dtype and shape that a header says of a tensor, and its bytes."""
+    if x.is_contiguous() and x.dtype in _CODES:
+        return _CODES[x.dtype], list(x.shape), x.numel() * x.element_size()
+    size = _extent(x) * x.element_size()
+    return "U8", [size], size
 
 
 def _extent(x: torch.Tensor) -> int:
@@ -86,16 +94,17 @@ def _extent(x: torch.Tensor) -> int:
     return 1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
 
 
-def _memory(x: torch.Tensor) -> memoryview:
+def memory_of(x: torch.Tensor) -> memoryview:
     """The bytes that a tensor lies in."""
     flat = x.as_strided((_extent(x),), (1,)).cpu()
     return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")  # type: ignore[arg-type]
 
 
-def mapped_weights(container: Container, name: object, views: object) -> dict[str, torch.Tensor]:
-    """The tensors of a member, in the file's own pages. Every number of its header is checked."""
-    where = f"{container.path}: {name}"
-    data = container.map(name)
+def tensors_in(
+    data: memoryview, views: object, where: str, wanted: Collection[str] | None = None
+) -> dict[str, torch.Tensor]:
+    """The tensors of a safetensors file, in its own pages; those that are `wanted`, where it says so. Every number of
+    the header is checked."""
     if len(data) < 8:
         raise ArtifactError(f"{where}: expected a safetensors header, got {len(data)} bytes")
     (length,) = struct.unpack_from("<Q", data)
@@ -111,11 +120,13 @@ def mapped_weights(container: Container, name: object, views: object) -> dict[st
             continue
         dtype, shape, begin, end = _row(row, f"{where}: {key[:80]}", len(body))
         spans.append((begin, end))
-        if not key.startswith(PADDING):
+        if key in wanted if wanted is not None else not key.startswith(PADDING):
             tensors[key] = _seen(body[begin:end], dtype, shape, views.get(key), f"{where}: {key[:80]}")
     spans.sort()
     if any(b[0] < a[1] for a, b in zip(spans, spans[1:], strict=False)):
         raise ArtifactError(f"{where}: expected tensors that do not overlap")
+    if wanted is not None and (missing := sorted(set(wanted) - set(tensors))):
+        raise ArtifactError(f"{where}: expected the tensor {missing[0][:80]!r}, which is not in it")
     return tensors
 
 

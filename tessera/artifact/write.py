@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import torch
 from torch.export import ExportedProgram
 
 from tessera.artifact import trust
+from tessera.artifact.beside import share
 from tessera.artifact.build import PORTABLE, Entry
 from tessera.artifact.container import Writer
 from tessera.artifact.keep import CpuKernels, TargetKernels
@@ -43,6 +45,7 @@ def export(
     kwargs: dict | None = None,
     dynamic: Mapping | None = None,
     targets: str | Sequence[str] = "cpu",
+    weights: str | None = None,
 ) -> None:
     """Compile a model for the given example arguments and write it to one file; `tessera.load` runs it.
 
@@ -51,6 +54,8 @@ def export(
     dynamic  sizes that may change: `{"x": {0: "batch", 1: ("length", 1, 512)}}`; a name stands for one size
     targets  "cpu" is this machine's kind of processor, "cpu:x86-64-v3" another, "cuda:sm_90" a GPU, which need not be
              here; every file runs on any machine that PyTorch runs on, by PyTorch's operators where no target fits
+    weights  the name of a .safetensors file beside the artifact, for parameters and buffers that several artifacts
+             share; one that is there is used where it holds what the model does. None: inside the artifact
     """
     if not path:
         raise OptionError("expected a path to write to")
@@ -62,7 +67,7 @@ def export(
         entry.compile(PORTABLE, None)
         for target, of in kernels.items():
             entry.compile(target, of, _machine(of))
-    _write(path, entries, kernels, shelf)
+    _write(Path(path), entries, kernels, shelf, weights)
 
 
 def to_exported(
@@ -124,7 +129,9 @@ def _level(target: str) -> str:
     return level or levels_here()[0]
 
 
-def _write(path: str | os.PathLike, entries: dict[str, Entry], kernels: dict[str, TargetKernels], shelf: Shelf) -> None:
+def _write(
+    path: Path, entries: dict[str, Entry], kernels: dict[str, TargetKernels], shelf: Shelf, weights: str | None
+) -> None:
     manifest: dict = {
         "made_by": {"tessera": VERSION, "torch": torch.__version__},
         "device": next(iter(entries.values())).device,
@@ -133,8 +140,13 @@ def _write(path: str | os.PathLike, entries: dict[str, Entry], kernels: dict[str
         "targets": {},
         "entries": {},
     }
+    inside = shelf
+    if weights is not None:
+        shared = set[str]().union(*(entry.shared for entry in entries.values()))
+        manifest["beside"] = beside = share(path, weights, shelf.only(shared))
+        inside = shelf.only(shelf.tensors.keys() - set(beside["tensors"]))  # type: ignore[call-overload]
     with Writer(path) as file:
-        file.add(WEIGHTS, shelf.chunks())
+        file.add(WEIGHTS, inside.chunks())
         for target, of in kernels.items():
             member = f"kernels/{target.replace(':', '-')}.bin"
             file.add(member, [of.code()])

@@ -18,6 +18,7 @@ from tessera.executors.base import FusionExecutor, Passes, Region, register
 from tessera.executors.regions import body_of
 from tessera.executors.tile_saved import compile_ahead, restore, save
 from tessera.ir.equation import Equation, Value
+from tessera.ir.layouts import can_view
 from tessera.ir.schema import has_effect
 from tessera.ir.signature import signature
 from tessera.ir.trace import Trace
@@ -127,9 +128,9 @@ def _no_sums_over_rows(body: Trace, row: int | None) -> str:
 
 def _alone(eqn: Equation) -> bool:
     """Random numbers that are computed, and max pools; on a CPU linear layers over few rows, activations and sums over
-    rows; on a GPU large transposing copies, sums along rows or over them, gelu of 16 bits, masks of whole rows, and
-    arithmetic with a number that lies on the device, where PyTorch's leave bandwidth, and running sums down columns,
-    whose rows PyTorch takes one after another (190 ns each on an H200).
+    rows; on a GPU large transposing copies and reshapes that copy, sums along rows or over them, gelu of 16 bits, masks
+    of whole rows, and arithmetic with a number that lies on the device, where PyTorch's leave bandwidth, and running
+    sums down columns, whose rows PyTorch takes one after another (190 ns each on an H200).
 
     The library's gelu takes erf in f32 and is limited by it (71% of the bytes' time forward, 79% backward on an H200);
     with the cheaper formula of `lower_activation` memory is. Other activations alone are at the memory's speed already.
@@ -153,8 +154,10 @@ def _alone(eqn: Equation) -> bool:
         return True
     if eqn.opname in ("masked_fill", "where") and any(v.ndim and v.tensor.numel() < t.numel() for v in eqn.inputs()):
         return True
-    copies = eqn.opname in ("clone", "contiguous", "_to_copy", "copy")
-    return copies and eqn.inputs()[0].tensor.stride != t.stride
+    source = eqn.inputs()[0].tensor
+    if eqn.opname in ("reshape", "flatten"):
+        return not can_view(source, t)
+    return eqn.opname in ("clone", "contiguous", "_to_copy", "copy") and source.stride != t.stride
 
 
 def _lone_activation(eqn: Equation, points: int) -> bool:

@@ -56,11 +56,12 @@ def capture(
 ) -> Captured:
     """Record `fn(*fakes)`; outputs that share memory with an input are described, not computed.
 
-    With `close`, the caller makes further inputs of the tensors closed over: outputs may be views of those too.
+    With `close`, the caller makes further inputs of the tensors closed over: they may be written, and outputs may be
+    views of them.
     """
     recorder = Recorder(builder, keep, locate)
     with kept_grad_mode() as left:
-        made = record_with(recorder, fn, fakes, names)
+        made = record_with(recorder, fn, fakes, names, writes_closed=close)
     record_assumptions(builder)
     _drop_empty_histories(made, recorder.base_grad)
     closed = tuple(made.trace.constants.values()) if close else ()

@@ -7,18 +7,26 @@ the program writes are mutations of the trace, as they are when eager PyTorch ru
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 
+from tessera.frontends.arguments import Arguments, Leaf, MislaidError, Range, SizeLeaf, TensorLeaf, ValueLeaf
 from tessera.frontends.captured import Captured, capture
 from tessera.frontends.dynamo.graphs import run_graph
-from tessera.frontends.export_arguments import Arguments
 from tessera.ir.builder import Builder
+from tessera.ir.check import with_names
+from tessera.ir.equation import Value
+from tessera.ir.formula import SYMBOL
+from tessera.ir.serial_size import formula_of
+from tessera.ir.types import TensorType
 from tessera.ops.op import keep_whole
 from tessera.torch_internals import pytree
+from tessera.torch_internals.shapes import given_names
 from tessera.util.errors import CaptureError, InputError
 
 
@@ -30,8 +38,14 @@ class Exported:
     held: tuple[torch.Tensor, ...]  # parameters, buffers and constants: the first inputs
     in_spec: pytree.TreeSpec
     out_spec: pytree.TreeSpec
-    arguments: Arguments
+    leaves: list[Leaf]  # what each of the user's arguments has to be
+    ranges: Mapping[str, Range]  # of sizes, by their symbols
+    size_names: Mapping[str, str]  # what the user called them
     named: tuple[str, ...]  # keyword arguments, in the order of the exported program
+
+    @functools.cached_property
+    def arguments(self) -> Arguments:
+        return Arguments(self.leaves, self.ranges, self.size_names)
 
     def flatten(self, args: tuple, kwargs: dict) -> list[object] | None:
         """The user's arguments as the program takes them; None where only eager PyTorch can."""
@@ -40,7 +54,10 @@ class Exported:
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if spec != self.in_spec:
             raise InputError(f"expected arguments of structure {self.in_spec}, got {spec}")
-        return self.arguments(leaves)
+        try:
+            return self.arguments(leaves)
+        except MislaidError:
+            return None
 
     def pack(self, outputs: tuple) -> object:
         return pytree.tree_unflatten(list(outputs), self.out_spec)
@@ -72,12 +89,42 @@ def capture_export(program: ExportedProgram, name: str = "exported") -> Exported
     grads = tuple(t.requires_grad for t in held) + (False,) * (len(fakes) - len(held))
     in_spec, out_spec = program.call_spec.in_spec, program.call_spec.out_spec
     assert in_spec is not None and out_spec is not None
-    users = range(len(held), len(fakes))
-    inputs = captured.trace.inputs
-    mutated = [i - len(held) for i in users if inputs[i] in captured.trace.mutations]
-    arguments = Arguments([names[i] for i in users], fakes[len(held) :], program.range_constraints, mutated)
+    sizes = {} if mode is None or mode.shape_env is None else given_names(mode.shape_env)
+    leaves, ranges = _leaves(captured, fakes, len(held)), _ranges(program)
     named = tuple(pytree.tree_unflatten([None] * in_spec.num_leaves, in_spec)[1])
-    return Exported(replace(captured, requires_grad=grads), tuple(held), in_spec, out_spec, arguments, named)
+    checked = captured.trace.with_(equations=tuple(with_names(eqn, sizes) for eqn in captured.trace.equations))
+    captured = replace(captured, trace=checked, requires_grad=grads)
+    return Exported(captured, tuple(held), in_spec, out_spec, leaves, ranges, sizes, named)
+
+
+def _leaves(captured: Captured, fakes: list, held: int) -> list[Leaf]:
+    trace = captured.trace
+    # Those that are written, or of which the caller gets views, are taken as they lie or not at all.
+    written = {trace.inputs.index(v) for v in trace.mutations}
+    written |= {alias.source for alias in captured.aliased.values() if not alias.of_output}
+
+    def leaf(place: int, v: Value) -> Leaf:
+        if isinstance(v.type, TensorType):
+            t, device = v.type, torch.device(v.type.device.type)
+            shape, stride = (tuple(map(formula_of, part)) for part in (t.shape, t.stride))
+            return TensorLeaf(v.name, t.dtype, device, shape, stride, place in written, t.layout)
+        if isinstance(fakes[place], torch.SymInt):
+            return SizeLeaf(v.name, formula_of(fakes[place]))
+        return ValueLeaf(v.name, fakes[place])
+
+    return [leaf(place, v) for place, v in enumerate(trace.inputs) if place >= held]
+
+
+def _ranges(program: ExportedProgram) -> dict[str, Range]:
+    """Of every size that arguments have, the least and the most that was exported. Sizes that are known only when the
+    program runs are none of these, nor are those that are computed from others."""
+    ranges: dict[str, Range] = {}
+    for size, bounds in program.range_constraints.items():
+        if str(size).startswith("s") and SYMBOL.fullmatch(str(size)):
+            low, high = (int(b) if b.is_Integer else None for b in (bounds.lower, bounds.upper))
+            most = None if high is None or high >= 1 << 62 else high
+            ranges[str(size)] = (low or 0, most)
+    return ranges
 
 
 def _held(program: ExportedProgram, spec: object) -> torch.Tensor:

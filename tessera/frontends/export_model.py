@@ -55,7 +55,8 @@ def _narrower(message: str, shapes: object, dynamic: object) -> object:
     open_ended = {size for size in pytree.tree_leaves(dynamic) if isinstance(size, str)}
     if not ranges or len(ranges) != len(suggested) or not open_ended.issuperset(ranges):
         return None
-    return refine_dynamic_shapes_from_suggested_fixes(message, shapes)  # type: ignore[arg-type]
+    fixes = "\n".join(["Suggested fixes:", *suggested])
+    return refine_dynamic_shapes_from_suggested_fixes(fixes, shapes)  # type: ignore[arg-type]
 
 
 def _apart(args: tuple, kwargs: dict, module: torch.nn.Module) -> tuple[tuple, dict]:

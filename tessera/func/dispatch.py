@@ -2,7 +2,7 @@
 
 No bytecode and no guards on Python state, as in JAX: the function is taken to be pure, and what it reads from
 closures and globals is fixed when it is traced (tensors closed over are kept by reference, so writes to them
-are seen). A call costs one key, one dictionary look-up and the compiled program.
+are seen, the function's own too). A call costs one key, one dictionary look-up and the compiled program.
 """
 
 from __future__ import annotations

@@ -384,7 +384,7 @@ def _is_float(x: object) -> bool:
 
 def _text(eqn: Equation) -> str:
     single = Trace("one", tuple(dict.fromkeys(eqn.inputs())), (eqn,), ())
-    return next(line.strip() for line, index in equation_lines(single) if index == 0)
+    return next(line.strip() for line, own in equation_lines(single) if own is eqn)
 
 
 def copied(x: object) -> object:

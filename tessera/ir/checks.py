@@ -8,38 +8,13 @@ environment that relies on a condition says of it ever after that it is true.
 
 from __future__ import annotations
 
-import functools
-from types import CodeType
-
 import sympy
 import torch
 
 from tessera.ir.builder import Builder
-from tessera.ir.equation import Equation, Special, Value
-from tessera.ir.expression import NAMES, text_of
-from tessera.torch_internals.shapes import torch_check
-
-
-def check(text: str, message: str, kind: str = "RuntimeError", **symbols: tuple) -> tuple:
-    """Raise unless the text holds. In a program that is being recorded it becomes part of that program."""
-    known = {name: value if dim is None else value.shape[dim] for name, (value, dim) in symbols.items()}
-    holds = eval(_code(text), dict(NAMES), known)
-    if isinstance(holds, torch.SymBool):
-        torch_check(holds, lambda: message)
-    elif not holds:
-        raise KINDS[kind](f"{message} ({', '.join(f'{name} = {n}' for name, n in known.items())})")
-    return ()
-
-
-@functools.lru_cache(maxsize=1024)
-def _code(text: str) -> CodeType:
-    return compile(text, "<tessera check>", "eval")
-
-
-KINDS: dict[str, type[Exception]] = {
-    e.__name__: e for e in (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError)
-}
-CHECK = Special("check", check, pure=False)
+from tessera.ir.check import CHECK
+from tessera.ir.equation import Equation, Value
+from tessera.ir.expression import text_of
 
 
 def record_check(builder: Builder, condition: object, message: str, kind: str = "RuntimeError") -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from tessera.util.errors import Unserial
@@ -66,6 +66,21 @@ class Formula:
     def value(self, symbols: Mapping[str, int]) -> int:
         return _value(self.tree, symbols)
 
+    def renamed(self, names: Mapping[str, str]) -> Formula:
+        """The same over symbols of other names."""
+        return Formula(_renamed(self.tree, names))
+
+    def solved(self, name: str, value: int, symbols: Mapping[str, int]) -> int | None:
+        """What the symbol has to be for the formula to have this value; None where no number does, or where the formula
+        is not as many times the symbol and something."""
+        try:
+            start = self.value({**symbols, name: 0})
+            step = self.value({**symbols, name: 1}) - start
+            number = (value - start) // step
+            return number if self.value({**symbols, name: number}) == value else None
+        except ArithmeticError:
+            return None
+
 
 class Formulas:
     """Reads sizes as ints and formulas. Where `known` is given, symbols are among these."""
@@ -97,6 +112,8 @@ class Formulas:
             raise Unserial(f"expected {_COUNT[name]} arguments of {name}, got {len(parts)}")
         if name == "Pow" and not (isinstance(parts[1], int) and 0 <= parts[1] <= LARGEST_POWER):
             raise Unserial(f"a size to the power of {str(parts[1])[:80]}")
+        if name == "Pow" and _has_power(parts[0]):  # else a short text is a number beyond all memory
+            raise Unserial("a power of a power as a size")
         return (name, *parts)
 
 
@@ -104,6 +121,50 @@ def _number(data: int) -> int:
     if abs(data) > LARGEST:
         raise Unserial("a size that no tensor can have")
     return data
+
+
+def formula_data(size: int | Formula) -> object:
+    """As `Formulas` reads it."""
+    return ["size", _tree_data(size.tree)] if isinstance(size, Formula) else size
+
+
+def _tree_data(tree: Tree) -> object:
+    return [tree[0], *map(_tree_data, tree[1:])] if isinstance(tree, tuple) else tree
+
+
+def row_major(shape: Sequence[int | Formula], stride: Sequence[int | Formula]) -> bool:
+    """Each stride is the product of the sizes after it, as far as the formulas say so."""
+    step: tuple[int, tuple] = (1, ())
+    for size, own in zip(reversed(shape), reversed(stride), strict=True):
+        if size != 1 and _product(own) != step:
+            return False
+        factor, parts = _product(size)
+        step = (step[0] * factor, tuple(sorted((*step[1], *parts))))
+    return True
+
+
+def _product(size: int | Formula) -> tuple[int, tuple]:
+    """A size as a number times the texts of what else is multiplied, in order."""
+    factor, parts, left = 1, [], [size.tree if isinstance(size, Formula) else size]
+    while left:
+        tree = left.pop()
+        if isinstance(tree, int):
+            factor *= tree
+        elif isinstance(tree, tuple) and tree[0] == "Mul":
+            left += tree[1:]
+        else:
+            parts.append(_text(tree))
+    return factor, tuple(sorted(parts))
+
+
+def _has_power(tree: Tree) -> bool:
+    return isinstance(tree, tuple) and (tree[0] == "Pow" or any(map(_has_power, tree[1:])))
+
+
+def _renamed(tree: Tree, names: Mapping[str, str]) -> Tree:
+    if isinstance(tree, str):
+        return names.get(tree, tree)
+    return (tree[0], *(_renamed(part, names) for part in tree[1:])) if isinstance(tree, tuple) else tree
 
 
 def _text(tree: Tree) -> str:

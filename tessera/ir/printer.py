@@ -17,7 +17,7 @@ import os
 import re
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -44,12 +44,16 @@ inf, nan = float("inf"), float("nan")
 # What programs find around them, what nobody reads, and the list that a boxed program is given.
 RESERVED = frozenset((*NAMES, "tessera", "aten", "inf", "nan", "_", "_given"))
 Around = Callable[[int, str], list[str]]
+Line = tuple[str, Equation | None]  # a line, and the equation it belongs to
 _numbers = itertools.count()
 
 
-def print_trace(trace: Block, types: bool = True) -> str:
-    """The program for a person: one equation a line, with types and the user's lines beside them."""
-    return _Module(trace, operator_name, types).text()
+def print_trace(trace: Block, types: bool = True, sizes: Mapping[str, str] | None = None) -> str:
+    """The program for a person: one equation a line, with types and the user's lines beside them. `sizes`: what they
+    call sizes, by their symbols; a name that is a value's too is left out."""
+    taken = _value_names(trace) if sizes else set()
+    names = {symbol: name for symbol, name in (sizes or {}).items() if name not in taken | RESERVED}
+    return _Module(trace, operator_name, types, names=names).text()
 
 
 def print_module(trace: Block, constants: str = "", title: str = "") -> str:
@@ -66,7 +70,7 @@ def print_module(trace: Block, constants: str = "", title: str = "") -> str:
         return claimed.name(op) or operator_name(op, args, kwargs)
 
     module = _Module(trace, reference, types=True)
-    above = "".join(f"{line}\n" for line in claimed.lines(lambda t, name, over: _Function(module, t).lines(name, over)))
+    above = "".join(f"{line}\n" for line in claimed.lines(module.function_text))
     return f"{head}\n\n{above}{module.text()}"
 
 
@@ -84,9 +88,9 @@ def print_line(trace: Block, eqn: Equation) -> str:
     return writer.comment(writer.equation(eqn), eqn)
 
 
-def equation_lines(trace: Block) -> list[tuple[str, int | None]]:
-    """The program without comments: each line, and the equation it belongs to, by position."""
-    return _Module(trace, operator_name, types=False).numbered()
+def equation_lines(trace: Block) -> list[Line]:
+    """The program without comments, sub-traces included: each line, and the equation it belongs to."""
+    return _Module(trace, operator_name, types=False).lines()
 
 
 def compile_trace(
@@ -171,23 +175,31 @@ class _Module:
         reference: Callable[[Operator, tuple, dict], str],
         types: bool,
         scope: dict[str, object] | None = None,
+        names: Mapping[str, str] | None = None,
     ) -> None:
         self.trace, self.reference, self.types, self.scope = trace, reference, types, scope
-        self.above: list[list[str]] = []
+        self.size_names, self.symbols = names, re.compile(rf"\b({'|'.join(names)})\b") if names else None
+        self.above: list[list[Line]] = []
         self.names: dict[Block, str] = {}
         self.taken: set[str] | None = None
 
     def text(
         self, dead: dict[int, list[Value]] | None = None, around: Around | None = None, boxed: bool = False
     ) -> str:
-        return "\n".join(line for line, _ in self.numbered(dead, around, boxed)) + "\n"
+        return "\n".join(line for line, _ in self.lines(dead, around, boxed)) + "\n"
 
-    def numbered(
+    def lines(
         self, dead: dict[int, list[Value]] | None = None, around: Around | None = None, boxed: bool = False
-    ) -> list[tuple[str, int | None]]:
-        """Lines, and the position of the equation of the trace itself that each belongs to."""
-        main = _Function(self, self.trace, dead, around).numbered(self.trace.name, boxed)
-        return [(line, None) for lines in self.above for line in (*lines, "", "")] + main
+    ) -> list[Line]:
+        main = _Function(self, self.trace, dead, around).lines(self.trace.name, boxed)
+        return [line for lines in self.above for line in (*lines, ("", None), ("", None))] + main
+
+    def function_text(self, trace: Block, name: str, over: dict[int, int]) -> list[str]:
+        return [line for line, _ in _Function(self, trace).lines(name, over=over)]
+
+    def sized(self, text: str) -> str:
+        """The text of a size or a type, with sizes by the names that people gave them."""
+        return self.symbols.sub(lambda m: self.size_names[m[1]], text) if self.symbols else text  # type: ignore[index]
 
     def function(self, trace: Block, caller: _Function) -> str:
         """The name of the function for a sub-trace, which is written now if it is not there yet."""
@@ -244,20 +256,14 @@ class _Function:
         self.module, self.trace, self.dead = module, trace, dead or {}
         self.around = around or (lambda index, line: [line])
         self.reference, self.types = module.reference, module.types
-        self.helpers: list[str] = []
+        self.helpers: list[Line] = []
 
-    def lines(self, name: str, over: dict[int, int] | None = None) -> list[str]:
+    def lines(self, name: str, boxed: bool = False, over: dict[int, int] | None = None) -> list[Line]:
         """`over`: outputs that are written over inputs instead of given back, both by position."""
-        return [line for line, _ in self.numbered(name, over=over or {})]
-
-    def numbered(
-        self, name: str, boxed: bool = False, over: dict[int, int] | None = None
-    ) -> list[tuple[str, int | None]]:
-        """Lines, and the position of the equation that each belongs to."""
         trace, over = self.trace, over or {}
-        body: list[tuple[str, int | None]] = [(line, None) for line in self.symbol_lines(trace.inputs)]
+        body: list[Line] = [(line, None) for line in self.symbol_lines(trace.inputs)]
         for index in range(len(trace.equations)):
-            body += [(line, index) for line in self.equation_block(index)]
+            body += self.equation_block(index)
         for target, value in trace.mutations.items():
             if value is not target:
                 copy = self.reference(torch.ops.aten.copy_.default, (target, value), {})
@@ -273,10 +279,11 @@ class _Function:
             head += [f"{INDENT}[{names}] = _given", f"{INDENT}_given.clear()"]
         if self.types:
             head += [f"{INDENT}# mesh {mesh}" for mesh in _meshes(trace)]
-            head += [f"{INDENT}# {v.name}: {v.type}" for v in (*trace.inputs, *trace.constants)]
-        return [(line, None) for line in head] + [(INDENT + line, index) for line, index in body]
+            sized = self.module.sized
+            head += [f"{INDENT}# {v.name}: {sized(str(v.type))}" for v in (*trace.inputs, *trace.constants)]
+        return [(line, None) for line in head] + [(INDENT + line, eqn) for line, eqn in body]
 
-    def equation_block(self, index: int) -> list[str]:
+    def equation_block(self, index: int) -> list[Line]:
         """An equation with the functions it needs before it, and the names it brings and ends after it."""
         eqn, equations = self.trace.equations[index], self.trace.equations
         line = self.equation(eqn)
@@ -285,13 +292,12 @@ class _Function:
         # run, it needs not.
         contexts = self.contexts(eqn)
         if contexts and (not index or self.contexts(equations[index - 1]) != contexts):
-            block.append(f"with {', '.join(contexts)}:")
+            block.append((f"with {', '.join(contexts)}:", eqn))
         line = f"{INDENT}{line}" if contexts else line
-        block += self.around(index, self.comment(line, eqn) if self.types else line)
-        block += self.symbol_lines(eqn.results())
+        own = self.around(index, self.comment(line, eqn) if self.types else line) + self.symbol_lines(eqn.results())
         if self.dead.get(index):
-            block.append(f"del {', '.join(v.name for v in self.dead[index])}")
-        return block
+            own.append(f"del {', '.join(v.name for v in self.dead[index])}")
+        return block + [(line, eqn) for line in own]
 
     def contexts(self, eqn: Equation) -> list[str]:
         """The tags of an equation, as a program says them."""
@@ -306,7 +312,8 @@ class _Function:
         lines = []
         for symbol, (value, dim) in self.trace.symbols.items():
             if value in defined and value.name != symbol:
-                lines.append(f"{symbol} = {value.name}" + ("" if dim is None else f".shape[{dim}]"))
+                name = self.module.sized(symbol)
+                lines.append(f"{name} = {value.name}" + ("" if dim is None else f".shape[{dim}]"))
         return lines
 
     def equation(self, eqn: Equation) -> str:
@@ -318,7 +325,7 @@ class _Function:
         return f"{', '.join(names)}{',' if len(names) == 1 else ''} = {call}" if names else call
 
     def comment(self, line: str, eqn: Equation) -> str:
-        types = ", ".join(str(v.type) for v in eqn.results())
+        types = self.module.sized(", ".join(str(v.type) for v in eqn.results()))
         notes = "  ".join(filter(None, (types, str(eqn.source))))
         return f"{line:<60}  # {notes}" if notes else line
 
@@ -345,7 +352,7 @@ class _Function:
             case torch.dtype() | torch.layout() | torch.memory_format():
                 return repr(a)
             case _ if isinstance(a, (*SYMBOLIC, Formula)):
-                return expression(a)
+                return self.module.sized(expression(a))
             case Block():
                 return self.module.function(a, self)
             case _:

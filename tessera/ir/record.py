@@ -396,8 +396,9 @@ class Recorder(TorchDispatchMode):
         self.builder.constants.clear()
         return closed
 
-    def finish(self, outputs: list[object], inputs: list[torch.Tensor | None]) -> Trace:
-        """Close the trace. `inputs[i]` is the tensor behind the builder's i-th input, or None for a number."""
+    def finish(self, outputs: list[object], inputs: list[torch.Tensor | None], writes_closed: bool = False) -> Trace:
+        """Close the trace. `inputs[i]` is the tensor behind the builder's i-th input, or None for a number. Tensors
+        closed over may be written where the caller makes inputs of them (`writes_closed`)."""
         mutations: dict[Value, Value] = {}
         for v, tensor in zip(list(self.builder.inputs), inputs, strict=True):
             if tensor is None:
@@ -405,18 +406,16 @@ class Recorder(TorchDispatchMode):
             now = self.ref(tensor).read(self.builder)
             if now is not v:
                 mutations[v] = now
-        for tensor_id, ref in list(self.refs.items()):
-            if ref.view is None and ref.value not in self.builder.constants and ref.root.version:
-                self.check_constant(tensor_id, ref)
+        for v, tensor in self.builder.constants.items():
+            ref = self.refs.get(id(tensor))
+            if ref is not None and (now := ref.read(self.builder)) is not v:
+                if not writes_closed:
+                    raise CaptureError(
+                        f"the program writes a tensor it closes over ({v.type}); pass that tensor as an argument"
+                    )
+                mutations[v] = now
         self.builder.tags = frozenset()
         return self.builder.finish([self.lower(o) for o in outputs], mutations)
-
-    def check_constant(self, tensor_id: int, ref: Ref) -> None:
-        for v, tensor in self.builder.constants.items():
-            if id(tensor) == tensor_id:
-                raise CaptureError(
-                    f"the program writes a tensor it closes over ({v.type}); pass that tensor as an argument"
-                )
 
 
 _touch_cache: dict[OpOverload, bool] = {}
@@ -531,8 +530,10 @@ def record_with(
     names: list[str],
     whole: bool = True,
     close: bool = False,
+    writes_closed: bool = False,
 ) -> Recorded:
-    """As `record`, with a recorder of the caller's; with `close`, tensors closed over become inputs."""
+    """As `record`, with a recorder of the caller's; with `close`, tensors closed over become inputs. With
+    `writes_closed` the caller makes inputs of them, and the program may write them."""
     builder = recorder.builder
     recorder.symbolic = any(map(fake.has_symbols, fakes))
     tensors: list[torch.Tensor | None] = []
@@ -563,5 +564,5 @@ def record_with(
         leaves = [recorder.fake(x) if isinstance(x, torch.Tensor) else x for x in leaves]
         closed = recorder.close() if close else {}
         tensors += closed.values()
-        trace = recorder.finish(leaves, tensors)
+        trace = recorder.finish(leaves, tensors, writes_closed)
     return Recorded(trace, spec, recorder.refs, tensors, leaves, tuple(closed))

@@ -38,18 +38,20 @@ Data = object
 
 
 class Writer:
-    """Turns traces into tables. `claimed` writes operators that an executor made."""
+    """Turns traces into tables. `claimed` writes operators that an executor made; `runtime`: whether whoever reads can
+    hold sizes that are known only when the program runs."""
 
     def __init__(
         self,
         places: Sequence[Place] = (),
         held: Sequence[torch.Tensor] = (),
         claimed: Callable[[Special, Writer], Data] | None = None,
+        runtime: bool = False,
     ) -> None:
         self.places: dict[Place, int] = {p: i for i, p in enumerate(places)}
         self.known = len(self.places)  # those that a reader brings
         self.held = list(held)
-        self.claimed = claimed
+        self.claimed, self.runtime = claimed, runtime
         self._tables: dict[str, list[Data]] = {n: [] for n in ("types", "values", "sources", "tags", "ops", "traces")}
         self._numbers: dict[object, int] = {}
 
@@ -82,7 +84,7 @@ class Writer:
         raise Unserial(f"a type of another kind: {t!r}")
 
     def _tensor(self, t: TensorType) -> Data:
-        shape, stride = [write_size(s) for s in t.shape], [write_size(s) for s in t.stride]
+        shape, stride = (list(map(self.size, part)) for part in (t.shape, t.stride))
         return [
             "tensor",
             _name(t.dtype),
@@ -90,10 +92,13 @@ class Writer:
             stride,
             str(t.device),
             _name(t.layout),
-            write_size(t.offset),
+            self.size(t.offset),
             list(t.bits),
             *([] if t.placement is None else [_write_placement(t.placement)]),
         ]
+
+    def size(self, size: object) -> Data:
+        return write_size(size, self.runtime)
 
     # --- programs ---
 
@@ -166,7 +171,7 @@ class Writer:
         if kind is torch.device:
             return ["device", str(a)]
         if kind is torch.SymInt:
-            return ["size", write_size(a)]
+            return ["size", self.size(a)]
         if kind is complex:
             return ["complex", a.real, a.imag]  # type: ignore[attr-defined]
         if kind is Trace:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from tessera.ir.formula import Formula, Formulas
 from tessera.ir.types import Size
 from tessera.torch_internals import shapes
 from tessera.util.errors import Unserial
@@ -36,26 +37,31 @@ def _names() -> dict[type, str]:
     return {cls: name for name, cls in functions().items()}
 
 
-def write_size(size: object) -> object:
-    """An int, or ["size", expression]."""
+def write_size(size: object, runtime: bool = False) -> object:
+    """An int, or ["size", expression]. `runtime`: also sizes that are known only when the program runs."""
     if type(size) is int:
         return size
     if type(size) is not torch.SymInt or size.node.constant is not None:
         raise Unserial(f"a size of type {type(size).__name__}")
-    return ["size", _write(size.node.expr)]
+    return ["size", _write(size.node.expr, runtime)]
 
 
-def _write(expr: sympy.Basic) -> object:
+def _write(expr: sympy.Basic, runtime: bool) -> object:
     if expr.is_Integer:
         return int(expr)  # type: ignore[arg-type]
     if expr.is_Symbol:
-        if not str(expr).startswith("s"):
+        if not runtime and not str(expr).startswith("s"):
             raise Unserial(f"the size {expr} is known only when the program runs")
         return str(expr)
     name = _names().get(type(expr))
     if name is None:
         raise Unserial(f"a size computed by {type(expr).__name__}")
-    return [name, *map(_write, expr.args)]
+    return [name, *(_write(part, runtime) for part in expr.args)]
+
+
+def formula_of(size: object) -> int | Formula:
+    """The same without SymPy."""
+    return Formulas().read(write_size(size, runtime=True))
 
 
 class Sizes:

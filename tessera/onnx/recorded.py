@@ -29,6 +29,7 @@ class WholeGraph:
     values: dict[str, torch.Tensor]  # the example inputs
     outputs: list[tuple[str, Value]]
     sizes: dict[str, str]  # symbol -> the file's name for it
+    held: frozenset[Value]  # weights that are the module's; others are constants of the program
 
     @property
     def trace(self) -> Trace:
@@ -61,6 +62,7 @@ def whole_graph(net: OnnxModule, args: tuple, kwargs: Mapping[str, object]) -> W
         for v, n in by_value.items()
         if n not in given
     }
+    held = frozenset(weights)
     lifted = zip(trace.inputs[count:], recorded.lifted, strict=True)
     weights |= {v: (v.name, x) for v, x in lifted}
     called = {v: n for v, n in by_value.items() if n in given}
@@ -72,7 +74,7 @@ def whole_graph(net: OnnxModule, args: tuple, kwargs: Mapping[str, object]) -> W
     order = {v.name: i for i, v in enumerate(graph.model.graph.outputs)}
     outputs.sort(key=lambda pair: order.get(pair[0], 0))
     values = {n: given[n] for n in called.values()}
-    return WholeGraph(recorded, weights, called, values, outputs, _sizes(graph.infos, called))  # type: ignore[arg-type]
+    return WholeGraph(recorded, weights, called, values, outputs, _sizes(graph.infos, called), held)  # type: ignore[arg-type]
 
 
 def _sizes(infos: Mapping, inputs: Mapping[Value, str]) -> dict[str, str]:

@@ -19,15 +19,17 @@ from tessera.ir.serial import Writer
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.passes.clean.known import Given
+from tessera.passes.memory.schedule import schedule
 from tessera.pipeline.account import Account, Program
 from tessera.pipeline.executable import Ends, Executable, finished
 from tessera.pipeline.lists import PIPELINES, cleaned, editable
 from tessera.pipeline.options import Options
+from tessera.pipeline.repeated import Compiled, compiled
 from tessera.pipeline.run import Edits, Run
-from tessera.pipeline.stage import Stage
+from tessera.pipeline.stage import BACKWARD, FORWARD, PROGRAM, Stage
 from tessera.runtime.double_backward import Derivative, Wanted, no_forward_mode
 from tessera.runtime.plan import backward_graph
-from tessera.store.key import Key, key_of, own_function
+from tessera.store.key import Key, check_executors, key_of, own_function
 from tessera.store.layout import read_layout, write_layout
 from tessera.store.program import (
     COUNTS,
@@ -54,7 +56,9 @@ class Compilation:
     """A captured graph, what runs in its place, and how that was made."""
 
     kinds: tuple[str, ...] = ("inference", "training")  # the pipelines it may go through
+    shortens = True  # of equal layers a few are compiled, where no one looks at the stages
     executable: Executable
+    programs: list[Program]  # as they were built
 
     def __init__(
         self, name: str, captured: Captured, eager: Callable, options: Options, given: tuple[Given, ...] = ()
@@ -65,23 +69,28 @@ class Compilation:
         self.edits: Edits = {}
         self.flags = {field.name: getattr(config, field.name) for field in fields(config)}
         self._account: Account | None = None
+        self._stretched: Compiled | None = None  # made of what was compiled for few of its layers
         self.seconds = 0.0
         key = self.key()
         if key is None or not self.load(key):
             self.build(captured, {})
             if key is not None:
                 self.try_to_store(key)
-            count = sum(len(p.trace.equations) for p in self.account.programs)
+            count = sum(len(p.trace.equations) for p in self.programs)
             log(1, f"{name}: {count} equations, {self.seconds:.2f} s to compile")
         for tell in WATCHERS:
             tell(self)
 
     @property
     def account(self) -> Account:
-        """How it was made. Of a program from the disk that is found out now; what runs stays as it is."""
+        """How it was made. Of a program from the disk, or made of few layers, that is found out now: every layer goes
+        through every stage. What runs stays as it is."""
         if self._account is None:
             with override(**self.flags):
+                stretched = self._stretched or self.stretched(self.captured, self.edits)
                 self._account = self.through(self.captured, self.edits)[1]
+            if stretched is not None:  # it may save in another order
+                self._account.programs, self._account.kept = _programs(stretched), stretched.kept
         return self._account
 
     # --- building ---
@@ -89,10 +98,40 @@ class Compilation:
     def build(self, captured: Captured, edits: Edits) -> None:
         """Compile. Where that fails, what was there before goes on."""
         start = time.perf_counter()
+        account: Account | None = None
         with collection_paused():
-            executable, account = self.through(captured, edits)
+            stretched = self.stretched(captured, edits)
+            if stretched is None:
+                executable, account = self.through(captured, edits)
+                programs = account.programs
+            else:
+                programs = _programs(stretched)
+                executable = self.made(programs, stretched.ends, captured)
         self.captured, self.edits, self.executable, self._account = captured, edits, executable, account
+        self.programs, self._stretched = programs, stretched
         self.from_cache, self.seconds = False, time.perf_counter() - start
+
+    def stretched(self, captured: Captured, edits: Edits) -> Compiled | None:
+        """The programs of all layers, made of those of a few; None where every layer has to be compiled, or where
+        somebody wants to see that: passes and executors of a user's may look at whatever they like."""
+        options = self.options
+        everywhere = options.memory_budget is not None or options.offload != "none" or options.precision is not None
+        if not self.shortens or edits or self.given or everywhere or _every_stage():
+            return None
+        try:
+            self.identity()
+            check_executors(options.executors)
+        except Unserial:
+            return None
+        return compiled(self.name, captured, self.few_layers)
+
+    def few_layers(self, captured: Captured) -> Compiled:
+        run = Run(self.name, captured, self.options, self.grad, (), {})
+        run.go()
+        names = (PROGRAM,) if run.kind == run.plain_kind else (FORWARD, BACKWARD)
+        # The forward in the order in which it runs: as it was split, what only backward reads stands at its end.
+        kept = None if run.account.kept is None else (schedule(run.account.kept[0]), run.account.kept[1])
+        return Compiled(tuple(run.traces[name] for name in names), run.ends(), kept)
 
     def through(self, captured: Captured, edits: Edits) -> tuple[Executable, Account]:
         """The graph through its pipeline."""
@@ -134,7 +173,7 @@ class Compilation:
 
     def key(self) -> Key | None:
         """What a stored program would be found by; None where there can be none, or where every stage is wanted."""
-        if not config.program_cache or config.dump or config.verify or config.autotune or config.log >= 2:
+        if not config.program_cache or _every_stage():
             return None
         if self.given or self.options.histories is not None:  # they would belong to the key
             return None
@@ -181,7 +220,7 @@ class Compilation:
             log(1, f"{self.name}: not kept on disk: {_told(reason)}")
 
     def store(self, key: Key) -> None:
-        save(key, self.options.executors, [Part(p.name, p.trace, p.boxed) for p in self.account.programs], self.details)
+        save(key, self.options.executors, [Part(p.name, p.trace, p.boxed) for p in self.programs], self.details)
 
     def details(self, writer: Writer) -> dict:
         """What joins the programs, as data."""
@@ -191,6 +230,22 @@ class Compilation:
             "bridge": write_bridge(ends.bridge),
             "written": ends.written,
         }
+
+
+def _every_stage() -> bool:
+    """Every stage of every layer is wanted."""
+    return bool(config.dump or config.verify or config.autotune or config.log >= 2)
+
+
+def _programs(compiled: Compiled) -> list[Program]:
+    if len(compiled.programs) == 1:
+        (trace,) = compiled.programs
+        return [Program("inference", trace, finished(trace))]
+    forward, backward = compiled.programs
+    return [
+        Program(FORWARD, forward, finished(forward)),
+        Program(BACKWARD, backward, finished(backward, boxed=True), boxed=True),
+    ]
 
 
 def _told(error: Exception) -> str:

@@ -22,9 +22,11 @@ from tessera.passes.memory.prefetch import prefetch
 from tessera.passes.memory.reinplace import reinplace
 from tessera.passes.memory.schedule import schedule
 from tessera.passes.patterns.align import align
+from tessera.passes.patterns.attention_mask import attention_mask
 from tessera.passes.patterns.channels_last import channels_last
 from tessera.passes.patterns.contract import contract
 from tessera.passes.patterns.linear_loss import linear_loss
+from tessera.passes.patterns.row_major import row_major
 from tessera.pipeline import parts
 from tessera.pipeline.stage import BACKWARD, FORWARD, JOINT, PROGRAM, Hook, Row, Stage
 from tessera.transforms.fp8_layers import fp8_products
@@ -45,6 +47,11 @@ def _contract(trace: Trace) -> Trace:
 def _known(trace: Trace, given: tuple[Given, ...]) -> Trace:
     return dce(known(trace, given))
 
+
+ROW_MAJOR = Stage(
+    "row_major", row_major, "on whole norms; derivatives lie as what they are derived from",
+    when=parts.with_kernels, quiet=True,
+)  # fmt: skip
 
 CONTRACT = Stage(
     "contract", _contract, "sums of products as the user wrote them; derivatives are products then",
@@ -67,12 +74,14 @@ def fp8_written_out(over: str) -> Stage:
 CLEAN: list[Row] = [
     Stage("inline", inline, "first: no other pass looks into the bodies of calls"),
     Stage("canonicalise", canonicalise, "one plain form; equal equations then look equal", needs=("wrt",)),
+    Stage("attention_mask", attention_mask, "before fold: a constant does not say what it was made of", quiet=True),
     Stage("fold", fold, "constants that the plain form shows"),
     Stage("cse", cse, "after both, which make equations equal"),
     Stage("dce", dce, "sweeps what the others left"),
 ]
 
 DIFFERENTIATE: list[Row] = [
+    ROW_MAJOR,
     CONTRACT,
     Stage(
         "linear_loss", _linear_loss, "kernels make the loss's gradient beside the loss, so before vjp",
@@ -126,6 +135,7 @@ def finishing(over: str) -> list[Row]:
 INFERENCE: list[Row] = [
     *CLEAN,
     Hook("rewrite", "on whole operators, where there is no gradient"),
+    ROW_MAJOR,
     CONTRACT,
     Stage("fp8", parts.narrow, "on whole layers", needs=("account",), quiet=True),
     FP8_LAYERS,

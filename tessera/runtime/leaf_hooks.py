@@ -1,18 +1,19 @@
-"""Hooks of leaves that a backward does not reach.
+"""Hooks of leaves and of modules that a backward does not reach.
 
 A compiled graph is one node to autograd, whichever of its results is differentiated. Autograd goes on from it to all of
 its inputs, and calls the hooks of a leaf with None where no gradient came. Eager has a node for every operator and
-never gets there. So hooks of such a leaf are told apart: they run where there is a gradient.
+never gets there. So hooks of such a leaf are told apart: they run where there is a gradient. So are the full backward
+hooks of a module before the graph, which would get zeros, and hand them on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from tessera.torch_internals.autograd import hooks_of
+from tessera.torch_internals.autograd import hooks_of, hooks_of_ends
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,23 @@ class AfterGradient:
             self.hook(leaf)
 
 
+@dataclass(frozen=True)
+class OnSomeGradient:
+    """A node's hook, called where a gradient came to the node. Where none did, none goes on."""
+
+    hook: Callable
+
+    def __call__(self, after: Sequence[torch.Tensor | None], before: Sequence[torch.Tensor | None]) -> object:
+        came = any(grad is not None for grad in before)
+        return self.hook(after, before) if came else (None,) * len(after)
+
+
 def spare(node: object) -> None:
-    """Let the hooks of this node's leaf, if it is one's, run only where a gradient comes."""
+    """Let the hooks of this node's leaf, or of its module, if it is one's, run only where a gradient comes."""
+    ends = hooks_of_ends(node) or {}
+    for key, hook in ends.items():
+        if not isinstance(hook, OnSomeGradient):
+            ends[key] = OnSomeGradient(hook)
     leaf = getattr(node, "variable", None)
     if leaf is None:
         return

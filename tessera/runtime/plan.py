@@ -6,6 +6,7 @@ inputs outside; the `Layout` that puts its results in order for the caller; the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
 
@@ -13,10 +14,11 @@ import torch
 
 from tessera.frontends.captured import Captured
 from tessera.ir.aliased import Aliased, Result
-from tessera.ir.equation import NO_GRAD, Value, map_values, values_in
+from tessera.ir.equation import APART, NO_GRAD, Equation, Value, map_values, values_in
 from tessera.ir.schema import is_view
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
+from tessera.passes.clean.cse import key_of
 from tessera.passes.clean.known import Given
 from tessera.passes.memory.alias import roots
 from tessera.runtime.autograd import Bridge
@@ -100,7 +102,7 @@ def bridge_of(
         tuple(inputs[v] for v in joint.wrt if v not in saved and v in influences),
         _reached(joint),
         _cut(joint),
-        _edges(captured),
+        edges(captured.trace.inputs),
         _merges(joint),
         _contiguous(joint),
         _shares(split, len(results), tensors, set(inputs)),
@@ -216,6 +218,7 @@ def backward_graph(
     trace = joint.trace.with_(
         name=name,
         inputs=every,
+        equations=joint.trace.equations if again else _apart(joint, values_in(core.outputs)),
         outputs=joint.trace.outputs[len(joint.trace.outputs) - len(plan.wrt) :],
         mutations={},
         symbols=joint.trace.symbols | _sizes([v for v in every if v in known]),
@@ -229,6 +232,18 @@ def backward_graph(
     aliased = {i: Aliased(every.index(g), ()) for i, g in enumerate(trace.outputs) if g in cts}
     graph = Captured(trace, captured.spec, captured.mode, len(trace.outputs), aliased, grads)
     return graph, Given(program, saved, brought)
+
+
+def _apart(joint: Joint, results: list[Value]) -> tuple[Equation, ...]:
+    """The equations, where gradients compute by themselves what is equal to a result: the caller may have written that
+    one since."""
+    forward, backward = joint.trace.equations[: joint.split], joint.trace.equations[joint.split :]
+    taken = {_computes(e) for e in forward if any(v in results for v in e.results())}
+    return *forward, *(e.with_(tags=e.tags | {APART}) if _computes(e) in taken else e for e in backward)
+
+
+def _computes(eqn: Equation) -> tuple:
+    return eqn.op, key_of(eqn.args), key_of(eqn.kwargs)
 
 
 def _sizes(values: list[Value]) -> dict[str, tuple[Value, int | None]]:
@@ -250,9 +265,9 @@ def positions_read(trace: Trace) -> frozenset[int]:
     return frozenset(i for i, v in enumerate(trace.inputs) if v in read)
 
 
-def _edges(captured: Captured) -> tuple[int, ...]:
+def edges(inputs: Sequence[Value]) -> tuple[int, ...]:
     """Of each input, how many tensors stand before it: autograd counts nothing else."""
-    tensors = (int(isinstance(v.type, TensorType)) for v in captured.trace.inputs)
+    tensors = (int(isinstance(v.type, TensorType)) for v in inputs)
     return tuple(accumulate(tensors, initial=0))[:-1]
 
 

@@ -49,7 +49,7 @@ class Key:
 
 def key_of(captured: Captured, executors: Sequence[str | Executor], more: dict[str, object]) -> Key:
     """`more` is whatever else decides what is compiled, as data."""
-    _check_executors(executors)
+    check_executors(executors)
     held = tuple(_tensors(captured.trace))
     if sum(x.numel() * x.element_size() for x in held) > MOST_BYTES:
         raise Unserial("the program closes over large tensors")
@@ -103,7 +103,7 @@ def own_function(fn: Callable) -> str:
     return f"{module}.{name}{bound}"
 
 
-def _check_executors(executors: Sequence[str | Executor]) -> None:
+def check_executors(executors: Sequence[str | Executor]) -> None:
     """Executors of a user's are refused. One that looks at other operators than those that may stand in a stored
     program does no harm."""
     if not all(isinstance(name, str) for name in executors):

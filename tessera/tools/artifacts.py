@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tessera.artifact import trust
+from tessera.artifact.beside import verify_beside
 from tessera.artifact.container import Container
 from tessera.artifact.inspect import Facts, facts_of
 from tessera.inspection.render import size
@@ -63,6 +64,7 @@ def _verify(args: Namespace) -> int:
     with Container.open(args.path) as container:
         for name in container.members:
             container.verify(name)
+        verify_beside(container)
         facts_of(container)
         verdict, signed = trust.verdict(container), trust.signers(container)
         members = len(container.members)

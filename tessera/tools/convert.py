@@ -33,6 +33,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--dynamic", action="append", default=[], metavar="ARG:DIM=NAME:LOW..HIGH", help="a size that may change"
     )
+    parser.add_argument("--weights", metavar="NAME.safetensors", help="a file beside the artifact, for the weights")
     parser.add_argument("--opset", type=int, help="of an ONNX file")
     json_argument(parser)
 
@@ -44,13 +45,14 @@ def run(args: Namespace) -> int:
         raise OptionError(f"expected a source that ends in {' or '.join(SOURCES)}, got {args.source!r}")
     model, example, dynamic = reader(args.source, sizes(args.dynamic))
     if args.target.endswith(".onnx"):
-        if args.targets:
-            raise OptionError("--target: an ONNX file is for every machine")
+        if args.targets or args.weights:
+            raise OptionError("--target, --weights: an ONNX file is for every machine and holds its weights")
         _onnx("tessera.onnx.writing").export(model, example, args.target, dynamic=dynamic or None, opset=args.opset)
     else:
         if args.opset is not None:
             raise OptionError("--opset: expected a target that ends in .onnx")
-        export(model, example, args.target, dynamic=dynamic or None, targets=args.targets or "cpu")
+        targets = args.targets or "cpu"
+        export(model, example, args.target, dynamic=dynamic or None, targets=targets, weights=args.weights)
     written = Path(args.target).stat().st_size
     if not write_json(args, {"path": args.target, "bytes": written}):
         console().print(f"{args.target}: {written} bytes", soft_wrap=True, markup=False)

@@ -42,6 +42,19 @@ def hooks_of(leaf: torch.Tensor) -> tuple[dict, dict]:
     return leaf._backward_hooks or {}, getattr(leaf, "_post_accumulate_grad_hooks", None) or {}
 
 
+# The identity on what goes into a module with full backward hooks, and on what comes out.
+ModuleEnds = symbol("torch.nn.modules._functions.BackwardHookFunction", "full backward hooks of modules")
+
+
+def hooks_of_ends(node: Any) -> dict | None:
+    """The hooks of such an identity's node; None where it is another one's."""
+    if not isinstance(node, ModuleEnds._backward_cls):
+        return None
+    handle = node.register_hook(lambda *_: None)
+    handle.remove()
+    return handle.hooks_dict_ref()
+
+
 def has_hooks(leaf: torch.Tensor) -> bool:
     return any(hooks_of(leaf))
 

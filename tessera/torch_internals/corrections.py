@@ -26,6 +26,8 @@ _guards = owner_of(
     "torch._dynamo.guards.GuardBuilder.EMPTY_NN_MODULE_HOOKS_DICT", "modules of one class, of which some have hooks"
 )
 
+_effects = owner_of("torch._dynamo.side_effects.SideEffects.codegen_hooks", "hooks on arguments that a graph writes")
+
 
 def correct_dynamo() -> None:
     guard_same_objects()
@@ -34,6 +36,7 @@ def correct_dynamo() -> None:
     _replace(_function, "call_apply", _with_different_arguments)
     _replace(_context, "call_method", _with_fixed_results)
     _replace(_guards, "EMPTY_NN_MODULE_HOOKS_DICT", _with_hooks_of_arguments)
+    _replace(_effects, "codegen_hooks", _with_renewed_histories)
 
 
 def _replace(owner: Any, name: str, correct: Callable[[Callable], Callable]) -> None:
@@ -95,3 +98,17 @@ def _with_hooks_of_arguments(guard_empty: Callable) -> Callable:
             guard_empty(self, guard)
 
     return guard
+
+
+def _with_renewed_histories(codegen_hooks: Callable) -> Callable:
+    """Dynamo sets hooks on arguments behind the graph. If the argument is a view, and the graph wrote its memory, then
+    its history is out of date, and PyTorch crashes at its first hook. Reading `grad_fn` brings it up to date."""
+
+    def codegen(self: Any, cg: Any) -> None:
+        for tensor, *_ in self.tensor_hooks.values():
+            cg(tensor)
+            cg.extend_output([cg.create_load_attr("grad_fn")])
+            cg.pop_top()
+        codegen_hooks(self, cg)
+
+    return codegen

@@ -60,6 +60,15 @@ def unreplaced_expression(number: torch.SymInt | torch.SymFloat | torch.SymBool)
     return number.node._expr
 
 
+def given_names(env: ShapeEnv) -> dict[str, str]:
+    """What the user called sizes that were exported as dynamic, by their symbols. A program that was read from a file
+    has forgotten."""
+    told = getattr(env, "source_name_to_debug_name", {})
+    pairs = [(str(symbol), told.get(source, source)) for source, symbol in getattr(env, "source_to_var", {}).items()]
+    symbols = {symbol for symbol, _ in pairs}
+    return {symbol: name for symbol, name in pairs if name.isidentifier() and name not in symbols}
+
+
 def symbolic_fake(mode: Any, tensor: torch.Tensor, dynamic: list[bool], name: str) -> torch.Tensor:
     """A fake tensor whose sizes are symbols where `dynamic` says so; one of 0 or 1 stays a number."""
     Context, Dynamic, Source = map(__getattr__, ("StatelessSymbolicContext", "DimDynamic", "ConstantSource"))  # noqa: N806

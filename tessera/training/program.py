@@ -176,6 +176,7 @@ class StepExecutable(Executable):
 class StepProgram(Compilation):
     """What both kinds of programs have: the plan they carry out."""
 
+    shortens = False  # updates of all layers share launches
     plan: Plan
     executable: StepExecutable
 

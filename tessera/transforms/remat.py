@@ -230,9 +230,10 @@ class _Plan:
                         continue  # made from nothing: run again at no cost in memory
                 else:
                     edge(source, (v, "in"), INFINITE)
+        compared = self._compared(read_late)
         for v in self.primals:
             edge(source, (v, "in"), INFINITE)
-            edge((v, "in"), (v, "out"), self._weight(v, alive=True))
+            edge((v, "in"), (v, "out"), self._weight(v, alive=v not in compared))
         for v in read_late:
             if v in self.maker and self.maker[v] in self.late or v in self.cts or v in self.trace.constants:
                 continue
@@ -240,6 +241,15 @@ class _Plan:
         reached = min_cut(edges, source, sink)
         order = [*self.primals, *(v for e in self.trace.equations for v in e.results())]
         return [v for v in order if (v, "in") in reached and (v, "out") in edges and (v, "out") not in reached]
+
+    def _compared(self, read_late: set[Value]) -> set[Value]:
+        """Inputs of which backward wants nothing but masks. Eager keeps those, so that the input may be written before
+        backward runs, and a mask is few bytes: it is kept unless the input is fewer."""
+        wanted = {v for v in read_late if not _is_mask(v)}
+        for eqn in reversed(self.trace.equations):
+            if eqn in self.needed and eqn not in self.late and any(v in wanted for v in eqn.results()):
+                wanted.update(eqn.inputs())
+        return {v for v in self.primals if v not in wanted and v not in read_late and not _is_mask(v)}
 
     def _weight(self, v: Value, alive: bool) -> float:
         size = _nbytes(v) + 1.0 if isinstance(v.type, TensorType) else 1.0
@@ -379,6 +389,10 @@ def _near_their_use(early: list[Equation], late: list[Equation]) -> list[Equatio
     for eqn in early:
         place(eqn)
     return order
+
+
+def _is_mask(v: Value) -> bool:
+    return isinstance(v.type, TensorType) and v.type.dtype is torch.bool
 
 
 def _nbytes(v: Value) -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import collections
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 
 import tessera
 from tessera.artifact.container import Container
+from tessera.artifact.inspect import facts_of
 from tessera.tile.targets.cpu.levels import LEVELS, levels_here
 from tessera.util.errors import CaptureError, InputError, OptionError
 
@@ -56,21 +59,26 @@ import torch
 import tessera
 m = tessera.load(sys.argv[1])
 torch.manual_seed(0)
-x = torch.randn(3, 16)
+args = torch.randn(3, 16), torch.tensor(2)
 with torch.no_grad():
-    y = m(x)
+    y = m(*args[:m.main.arguments.count])
+y = y[0] if isinstance(y, tuple) else y
 present = [name for name in BLOCKED if name in sys.modules]
 print(json.dumps({"y": y.tolist(), "told": m.explain(), "present": present}))
 """
 
 
-def test_runs_without_the_compiler(mlp: nn.Module, mlp_file: Path) -> None:
-    """With everything that compiles made unimportable, and no C compiler on the path."""
+def without_the_compiler(path: Path) -> dict:
     environment = {**os.environ, "PATH": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", UNIMPORTABLE, str(mlp_file)]
+    command = [sys.executable, "-c", UNIMPORTABLE, str(path)]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr
-    given = json.loads(run.stdout)
+    return json.loads(run.stdout)
+
+
+def test_runs_without_the_compiler(mlp: nn.Module, mlp_file: Path) -> None:
+    """With everything that compiles made unimportable, and no C compiler on the path."""
+    given = without_the_compiler(mlp_file)
     torch.manual_seed(0)
     x = torch.randn(3, 16)
     with torch.no_grad():
@@ -167,7 +175,7 @@ def test_structures(tmp_path: Path) -> None:
     m = tessera.load(tmp_path / "m.tess")
     got = m([a, b], {"b": b, "a": b}, scale=0.5, flag=True)
     assert type(got).__name__ == "Pair" and got.first.tolist() == [2, 2, 2] and got.second[0] is b
-    with pytest.raises(InputError, match="flag: expected True, which it was exported for, got False"):
+    with pytest.raises(InputError, match="flag: expected True, which the program was exported for, got False"):
         m([a, b], {"a": a, "b": b}, False, 0.5)
     with pytest.raises(InputError, match="expected a dict with the keys a, b"):
         m([a, b], {"a": a}, True, 0.5)
@@ -216,8 +224,66 @@ def test_a_size_of_two_arguments(tmp_path: Path) -> None:
     tessera.export(fn, example, tmp_path / "m.tess", dynamic={"x": {0: "n"}, "y": {0: "n"}})
     m = tessera.load(tmp_path / "m.tess")
     assert m(torch.randn(9, 3), torch.randn(9, 1)).shape == (9, 3)
-    with pytest.raises(InputError, match="as another argument has it, got 8"):
+    with pytest.raises(InputError, match="expected n = 9, the size of another argument, got 8"):
         m(torch.randn(9, 3), torch.randn(8, 1))
+
+
+def test_sizes_are_told_by_their_names(mlp_file: Path, tmp_path: Path) -> None:
+    assert "main(x: float32[batch, 16] on cpu)" in tessera.load(mlp_file).explain()
+    with Container.open(mlp_file) as file:
+        facts = facts_of(file)
+        assert facts.data["entries"][0][1:3] == ["x: float32[batch, 16] on cpu", "batch 1..64"]
+        for member in facts.texts.values():
+            text = file.read(member).decode()
+            assert "f32[batch, 16]" in text and not re.search(r"\bs\d+\b", text)
+    # A name that a value of the program has too is no name of a size there.
+    tessera.export(nn.ReLU(), (torch.randn(4, 3),), tmp_path / "m.tess", dynamic={"input": {0: "input", 1: "rows"}})
+    with Container.open(tmp_path / "m.tess") as file:
+        assert re.search(r"input: f32\[s\d+, rows\]", file.read("texts/main/portable.py").decode())
+    with pytest.raises(InputError, match=r"input: expected float32\[input, rows\] on cpu"):
+        tessera.load(tmp_path / "m.tess")(torch.randn(3))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_sizes_computed_from_one_that_no_argument_has(tmp_path: Path, way: str) -> None:
+    pairs = 2 * torch.export.Dim("pairs", min=2, max=8)
+    program = torch.export.export(nn.GELU(), (torch.randn(6, 3),), dynamic_shapes=({0: pairs},))
+    tessera.export(program, path=tmp_path / "m.tess")
+    m, x = loaded(tmp_path / "m.tess", way), torch.randn(10, 3)
+    torch.testing.assert_close(m(x), nn.functional.gelu(x))
+    for rows in (9, 18):
+        with pytest.raises(InputError, match=rf"expected 2 \* pairs with pairs from 2 to 8, got {rows}"):
+            m(torch.randn(rows, 3))
+
+
+class Chooses(nn.Module):
+    """Results whose sizes are known only when the program runs."""
+
+    def forward(self, x: Tensor, n: Tensor) -> tuple[Tensor, ...]:
+        count = n.item()
+        torch._check(count >= 0)
+        torch._check(count <= x.shape[0])
+        return x[x > 0].sin() + 1, torch.nonzero(x).float().mean(0), x[:count] * 2, torch.zeros(count) + x.sum()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_sizes_known_only_when_it_runs(tmp_path: Path, way: str) -> None:
+    tessera.export(Chooses(), (torch.randn(8), torch.tensor(3)), tmp_path / "m.tess", dynamic={"x": {0: "length"}})
+    m = loaded(tmp_path / "m.tess", way)
+    for length, count in ((8, 3), (5, 5), (11, 0)):
+        x, n = torch.randn(length), torch.tensor(count)
+        torch.testing.assert_close(m(x, n), Chooses()(x, n))
+    with pytest.raises(RuntimeError, match="<= length"):
+        m(torch.randn(4), torch.tensor(5))
+
+
+def test_claims_are_checked_without_the_compiler(tmp_path: Path) -> None:
+    tessera.export(Chooses(), (torch.randn(4, 16), torch.tensor(3)), tmp_path / "m.tess", dynamic={"x": {0: "length"}})
+    given = without_the_compiler(tmp_path / "m.tess")
+    torch.manual_seed(0)
+    x = torch.randn(3, 16)
+    torch.testing.assert_close(torch.tensor(given["y"]), Chooses()(x, torch.tensor(2))[0])
+    assert given["present"] == []
 
 
 def test_arguments_that_lie_otherwise(mlp: nn.Module, mlp_file: Path) -> None:
@@ -230,9 +296,9 @@ def test_arguments_that_lie_otherwise(mlp: nn.Module, mlp_file: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda m: m(torch.randn(65, 16)), "x, dimension 0: expected s.* from 1 to 64, got 65"),
-        (lambda m: m(torch.randn(3, 17)), r"x: expected float32\[s.*, 16\] on cpu, got float32\[3, 17\] on cpu"),
-        (lambda m: m(torch.randn(3, 16, dtype=torch.float64)), "got float64"),
+        (lambda m: m(torch.randn(65, 16)), "x, dimension 0: expected batch from 1 to 64, got 65"),
+        (lambda m: m(torch.randn(3, 17)), "x, dimension 1: expected 16, which the program was exported for, got 17"),
+        (lambda m: m(torch.randn(3, 16, dtype=torch.float64)), r"x: expected float32\[batch, 16\] on cpu, got float64"),
         (lambda m: m(torch.randn(16)), "x: expected"),
         (lambda m: m([1, 2]), "x: expected a tensor"),
         (lambda m: m(), "expected the argument 'x'"),
@@ -255,6 +321,21 @@ def test_written_arguments_must_not_overlap(tmp_path: Path) -> None:
     x = torch.zeros(3)
     with pytest.raises(InputError, match="shares memory"):
         tessera.load(tmp_path / "m.tess")(x, x)
+
+
+def test_what_cannot_be_compiled_here_runs_as_it_is(mlp: nn.Module, mlp_file: Path, monkeypatch: Any) -> None:
+    def refuses(*_: object, **__: object) -> Callable:
+        def run(*_: object) -> tuple:
+            raise CaptureError("nothing can be captured today")
+
+        return run
+
+    monkeypatch.setattr("tessera.artifact.compile.jit", refuses)
+    m, x = tessera.load(mlp_file, trust=False, compile=True), torch.randn(3, 16)
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(m(x), mlp(x))
+    assert "not compiled: nothing can be captured today" in m.explain()
 
 
 # --- other machines ---
@@ -361,3 +442,24 @@ def test_weights_are_shared_until_they_are_written(tmp_path: Path) -> None:
     assert private_bytes(path) == 0
     m.main._held[0][0, 0] = 1
     assert 0 < private_bytes(path) <= 4 * os.sysconf("SC_PAGE_SIZE")
+
+
+LIGHT = """
+import importlib, sys
+BLOCKED = ("torch._dynamo", "sympy", "xdsl", "llvmlite", "triton", "rich")
+
+class Refuses:
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith(BLOCKED):
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Refuses())
+from tessera.artifact.specials import OVERLOADS, SPECIALS
+for module in sorted({*SPECIALS.values(), *OVERLOADS.values()}):
+    importlib.import_module(module)
+"""
+
+
+def test_operators_come_without_the_compiler() -> None:
+    run = subprocess.run([sys.executable, "-c", LIGHT], capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr

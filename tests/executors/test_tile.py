@@ -277,3 +277,17 @@ def test_numbers_with_five_bits_of_exponent_stay_with_the_library_on_a_gpu() -> 
     with override(machine="h200"):
         assert "five for the exponent" in tile.refusal(cast(torch.float8_e5m2))
         assert "five for the exponent" not in tile.refusal(cast(torch.float8_e4m3fn))
+
+
+def test_a_large_reshape_that_copies_is_a_kernel_on_a_gpu() -> None:
+    """As heads that are shared are repeated; PyTorch's strided copy takes four times as long."""
+
+    def repeated(x: torch.Tensor) -> torch.Tensor:
+        batch, heads, tokens, width = x.shape
+        return x.unsqueeze(2).expand(batch, heads, 4, tokens, width).reshape(batch, heads * 4, tokens, width)
+
+    with override(machine="h200"):
+        large, small = on_cuda(repeated, (2, 8, 256, 64)), on_cuda(repeated, (1, 2, 4, 8))
+        assert [[large.equations[i].opname for i in region] for region in tile.regions(large)] == [["reshape"]]
+        assert tile.regions(small) == []
+        assert tile.regions(on_cuda(lambda x: x.reshape(-1), (512, 1024))) == []  # nothing is copied

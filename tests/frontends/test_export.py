@@ -166,15 +166,15 @@ def test_arguments_that_lie_otherwise(written: bool) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ((torch.randn(17, 4), torch.randn(17, 4)), "x, dimension 0: expected 2 to 16, got 17"),
+        ((torch.randn(17, 4), torch.randn(17, 4)), "x, dimension 0: expected rows from 2 to 16, got 17"),
         (
             (torch.randn(3, 5), torch.randn(3, 4)),
             "x, dimension 1: expected 4, .* exported for, got 5",
         ),
-        ((torch.randn(3, 4), torch.randn(5, 4)), "y, dimension 0: expected 3, the size of another argument, got 5"),
-        ((torch.randn(3, 4).double(), torch.randn(3, 4)), "x: expected torch.float32 of 2 dimensions on cpu"),
-        ((torch.randn(3), torch.randn(3, 4)), "x: expected torch.float32 of 2 dimensions"),
-        ((torch.randn(3, 4), 2.0), "y: expected a tensor, got 2.0"),
+        ((torch.randn(3, 4), torch.randn(5, 4)), "y, dimension 0: expected rows = 3, the size of another .*, got 5"),
+        ((torch.randn(3, 4).double(), torch.randn(3, 4)), r"x: expected float32\[rows, 4\] on cpu, got float64"),
+        ((torch.randn(3), torch.randn(3, 4)), r"x: expected float32\[rows, 4\] on cpu, got float32\[3\]"),
+        ((torch.randn(3, 4), 2.0), r"y: expected a tensor, float32\[rows, 4\] on cpu, got 2.0"),
         ((torch.randn(3, 4),), "expected arguments of structure"),
     ],
     ids=["too large", "another size", "sizes differ", "dtype", "dimensions", "a number", "one is missing"],
@@ -202,8 +202,31 @@ def test_a_size_that_is_computed_from_another() -> None:
 
     fast = tessera.jit(export(Halved(), (torch.ones(6), torch.ones(3)), dynamic_shapes=({0: 2 * ROWS}, {0: ROWS})))
     assert_close(fast(torch.ones(10), torch.ones(5)), torch.full((10,), 2.0))
-    with pytest.raises(InputError, match=r"x, dimension 0: expected 12, which is 2\*s\d+, got 10"):
+    with pytest.raises(InputError, match=r"x, dimension 0: expected 12, which is 2 \* rows, got 10"):
         fast(torch.ones(10), torch.ones(6))
+
+
+def test_a_size_that_no_argument_has_itself() -> None:
+    program = export(nn.ReLU(), (torch.ones(6),), dynamic_shapes=({0: 2 * ROWS},))
+    fast = tessera.jit(program)
+    assert_close(fast(torch.ones(10)), torch.ones(10))
+    for n in (9, 34):
+        with pytest.raises(InputError, match=rf"expected 2 \* rows with rows from 2 to 16, got {n}"):
+            fast(torch.ones(n))
+
+
+def test_what_a_program_claims_is_told_by_the_names_of_sizes() -> None:
+    class Claims(nn.Module):
+        def forward(self, x: Tensor, n: Tensor) -> Tensor:
+            count = n.item()
+            torch._check(count <= x.shape[0])
+            torch._check(count >= 0)
+            return x[:count] * 2
+
+    fast = tessera.jit(export(Claims(), (torch.ones(8), torch.tensor(3)), dynamic_shapes=({0: ROWS}, None)))
+    assert_close(fast(torch.ones(6), torch.tensor(5)), torch.full((5,), 2.0))
+    with pytest.raises(RuntimeError, match="rows = 6"):
+        fast(torch.ones(6), torch.tensor(7))
 
 
 def test_to_exported_and_back() -> None:
@@ -217,5 +240,5 @@ def test_to_exported_and_back() -> None:
         x = torch.randn(rows, 4)
         assert_close(fast(x), program(x))
         assert_close(exported.module()(x), program(x))
-    with pytest.raises(InputError, match="expected 2 to 16, got 17"):
+    with pytest.raises(InputError, match="expected rows from 2 to 16, got 17"):
         fast(torch.randn(17, 4))

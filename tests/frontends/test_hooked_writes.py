@@ -48,3 +48,17 @@ def test_a_write_behind_a_hook(program: Callable) -> None:
         out.sum().backward()
         seen.append((out.detach(), x.detach(), leaf.grad))
     torch.testing.assert_close(seen[0], seen[1])
+
+
+def test_a_hook_on_a_view_whose_memory_is_written() -> None:
+    """Behind the graph, where TorchDynamo sets it, the view's history is out of date."""
+
+    @tessera.jit
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x.register_hook(_ten_times)
+        seen = x.detach()
+        seen[0] = 2
+        return seen
+
+    view = torch.arange(4.0).requires_grad_()[1:]
+    torch.testing.assert_close(program(view), torch.tensor([2.0, 2.0, 3.0]))

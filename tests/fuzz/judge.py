@@ -3,10 +3,11 @@
 Where TorchDynamo differs from eager by itself, with a backend that changes nothing, the program is `dynamo`'s. Where
 eager refuses a gradient because something was written that it needs, the program is `written`: a functional program
 need not refuse. So it is where a compiled graph is refused so because it saves something else than eager, or hides
-fewer writes: but only if AOTAutograd's graph is, too. `node` are hooks that see something else because a compiled graph
-is one node to autograd: AOTAutograd's shows them the same; and full backward hooks of a module that hand on zeros,
-where nothing differs without them. `refused` is what functional tracing says it does not take, `beyond` what torch.func
-does not do, or does otherwise than a loop over the examples.
+fewer writes: but only if AOTAutograd's graph is, too; or because of a checkpoint that would run again on something else
+than it ran on, which eager does without a word. `node` are hooks that see something else because a compiled graph
+is one node to autograd: AOTAutograd's shows them the same; and full backward hooks of a module that hand on zeros, or
+None to a function that makes zeros of it, where nothing differs without them. `refused` is what functional tracing
+says it does not take, `beyond` what torch.func does not do, or does otherwise than a loop over the examples.
 """
 
 from __future__ import annotations
@@ -196,7 +197,10 @@ def judge(text: str, kind: str) -> Verdict:
             return Verdict("written", reason, **about)
         if not books_refuse(ours) and not compared(others, ours, text, kind):
             return Verdict("node", reason, **about)
-    if "grad: expected None" in reason and "register_full_backward" in text and same_without_module_hooks(text, kind):
+    if books_refuse(ours) and "checkpoint(" in text and same_with(text.replace("checkpoint(", "called("), kind):
+        return Verdict("written", reason, **about)
+    absent = "grad: expected None" in reason or ("grad: expected" in reason and "got None" in reason)
+    if absent and "register_full_backward" in text and same_with(without_module_hooks(text), kind):
         return Verdict("node", reason, **about)
     if kind == "functional" and isinstance(ours.error, CaptureError):
         return Verdict("refused", reason, **about)
@@ -212,8 +216,12 @@ def judge(text: str, kind: str) -> Verdict:
     return Verdict("wrong", reason, **about)
 
 
-def same_without_module_hooks(text: str, kind: str) -> bool:
-    text = "".join(line for line in text.splitlines(keepends=True) if "register_full_backward" not in line)
+def without_module_hooks(text: str) -> str:
+    return "".join(line for line in text.splitlines(keepends=True) if "register_full_backward" not in line)
+
+
+def same_with(text: str, kind: str) -> bool:
+    """Whether another program, made of the one at hand, gives what eager gives."""
     return not compared(run(text, lambda fn: fn, Eager()), run(text, *ways(kind, [])), text, kind)
 
 

@@ -117,11 +117,18 @@ def _product_too(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return x.sin(), x @ w
 
 
+def _quotient_computed_again(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A quotient's gradient computes the quotient by itself, and reads none that was given to the caller."""
+    y = x.exp() / w.exp()
+    return y, y.erf()
+
+
 @pytest.mark.skipif(not unpacks_one_by_one, reason="this PyTorch hands out saved tensors all at once")
 @pytest.mark.parametrize("frontend", FRONTENDS)
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize(
-    ("program", "written", "chosen"), [(_erf_too, 0, 0), (_two_softmaxes, 0, 1), (_product_too, "w", 0)]
+    ("program", "written", "chosen"),
+    [(_erf_too, 0, 0), (_two_softmaxes, 0, 1), (_product_too, "w", 0), (_quotient_computed_again, 0, 0)],
 )
 def test_what_a_gradient_does_not_read_may_be_written(
     program: Callable, written: int | str, chosen: int, keep: bool, frontend: str
@@ -175,3 +182,31 @@ def test_a_backward_that_adds_something_runs_only_where_a_gradient_arrives(f: Ca
     """Zeros in place of a gradient that is missing would become ones."""
     torch._dynamo.reset()
     torch.testing.assert_close(observed(tessera.jit(f), chosen), observed(f, chosen))
+
+
+class Branches(torch.nn.Module):
+    """Two results, of which one goes through a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        behind = self.layer(x)  # the graph ends here, and both results come from the next one
+        return x.sin(), behind.cos()
+
+
+@pytest.mark.parametrize("order", [(0,), (1,), (0, 1)], ids=str)
+def test_hooks_of_a_module_run_only_where_a_gradient_arrives(order: tuple[int, ...]) -> None:
+    """A full backward hook gets no zeros, and the layer no gradient of zeros."""
+    seen = []
+    for make in (lambda m: m, tessera.jit):
+        torch.manual_seed(0)
+        model, calls = Branches(), []
+        model.layer.register_full_backward_hook(lambda _, into, out, calls=calls: calls.append((into, out)))
+        x = torch.ones(3, 2, requires_grad=True)
+        out = make(model)(x)
+        for chosen in order:  # what was spared once runs when its gradient comes
+            out[chosen].sum().backward(retain_graph=True)
+        seen.append((x.grad, model.layer.weight.grad, calls))
+    torch.testing.assert_close(seen[1], seen[0])

@@ -175,6 +175,12 @@ def test_side_by_side_they_compile_and_one_by_one_they_are_timed(children: str) 
     assert first["timed"][1] <= second["timed"][0] and crashed["status"] == ERROR
 
 
+def test_a_neighbour_that_takes_too_long_costs_nobody_else(children: str, tmp_path: Path) -> None:
+    hangs, ready = in_children([{"do": "hang", "pid": str(tmp_path / "pid")}, {"do": "wait"}], 8, children)
+    assert (hangs["status"], ready["status"]) == (LATE, OK)
+    assert ready["wall"] < hangs["wall"]
+
+
 def gone(pid: int) -> bool:
     for _ in range(100):
         status = Path(f"/proc/{pid}/stat")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from browser import Browser
@@ -131,11 +133,12 @@ def test_a_kernel_leads_back_to_trace_and_source(page):
 def test_pointing_marks_what_belongs_together(page):
     tab(page, "program")
     stage(page, "captured")
-    page.js("document.querySelector('#source').scrollTop = 70 * 20")
+    page.js("document.querySelector('#source').scrollTop = 35 * 20")
     page.frame()
     left, top, _, _ = page.box("#trace .row[data-i='4']")
     page.hover_at(left + 150, top + 10)
-    assert len(texts(page, "#trace .row.near")) == 1 and texts(page, "#source .row.near")
+    near = texts(page, "#trace .row.near")  # equal blocks stand twice: by themselves, and in the program
+    assert near and len({re.search(r"\w+\.py:\d+", row)[0] for row in near}) == 1 and texts(page, "#source .row.near")
 
 
 def test_searching_filters(page):
@@ -180,7 +183,7 @@ def test_alignment_keeps_every_line_once_and_in_order(page):
         right += [(i, b) for i, _, b in rows if b]
     for side in (left, right):
         numbers = [n for _, n in sorted(set(side))]
-        assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 100
+        assert numbers == list(range(1, len(numbers) + 1)) and len(numbers) > 50
 
 
 def test_a_place_of_another_graph_is_found_there(browser, tmp_path):

@@ -77,6 +77,17 @@ def test_an_output_that_backward_reads_is_not_made_again_from_more_inputs():
     assert [v.name for v in split.saved] == [split.forward.outputs[0].name] and split.saved_bytes == 0
 
 
+def test_a_mask_is_saved_rather_than_an_input_that_tells_nothing_else():
+    """As in eager, which keeps the condition of a where: the input may be written then."""
+    x, y = torch.randn(8, 4), torch.randn(8, 4)
+    _, split = split_of(lambda x, y: torch.where(x + 1 > 0, y, -y), x, y, policy="cheap")
+    assert [v.dtype for v in split.saved] == [torch.bool]
+    _, split = split_of(lambda x, y: torch.where(x + 1 > 0, y, -y) * x, x, y, policy="cheap")
+    assert torch.bool not in [v.dtype for v in split.saved]  # it is saved, and tells the mask too
+    _, split = split_of(lambda x, y: torch.where(x > 0, y, -y), torch.randn(1, 4), y, policy="cheap")
+    assert [v.shape for v in split.saved] == [(1, 4)]
+
+
 def test_budget_is_kept_where_it_can_be():
     sizes = []
     for budget in (0, 600, 10**6):

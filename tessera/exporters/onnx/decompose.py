@@ -55,7 +55,8 @@ class Decompositions:
             )
         except (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError):
             return None  # PyTorch's decomposition does not take these arguments
-        if parts.mutations or any(e.op is op for e in parts.equations):
+        declined = any(o is NotImplemented for o in parts.outputs)
+        if declined or parts.mutations or any(e.op is op for e in parts.equations):
             return None
         return parts
 

@@ -94,6 +94,8 @@ class Lowering:
         if eqn.opname.startswith(_CLAIMS):
             return
         if draws(eqn.op, eqn.args, eqn.kwargs):
+            if self.read.isdisjoint(eqn.outputs):
+                return
             raise ExportError(f"{eqn.op} draws random numbers, which ONNX has no like of: {where(eqn)}")
         types = [v.type if v is not None and isinstance(v.type, TensorType) else None for v in eqn.outputs]
         g.results = [t if v in self.read else None for v, t in zip(eqn.outputs, types, strict=True)]

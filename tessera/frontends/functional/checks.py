@@ -12,7 +12,8 @@ from collections.abc import Callable
 import torch
 
 from tessera.frontends.functional.trace import WATCHED, tracing
-from tessera.ir.checks import KINDS, record_check
+from tessera.ir.check import KINDS
+from tessera.ir.checks import record_check
 from tessera.ir.record import recording
 from tessera.torch_internals.shapes import CHECK_WITH
 

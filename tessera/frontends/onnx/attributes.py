@@ -9,7 +9,7 @@ from tessera.frontends.onnx.errors import OnnxError
 from tessera.frontends.onnx.limits import Limits
 from tessera.frontends.onnx.proto import onnx
 from tessera.frontends.onnx.structure import Reference
-from tessera.frontends.onnx.tensors import read_sparse, read_tensor
+from tessera.frontends.onnx.tensors import check_texts, read_sparse, read_tensor
 
 _TYPES = onnx.AttributeProto
 _FIELDS = {
@@ -94,5 +94,6 @@ def _text_or_bytes(data: bytes) -> str:
 
 
 def check_name(name: str, what: str) -> None:
+    check_texts(what, name)
     if not name or "\0" in name or len(name) > 4096:
         raise OnnxError(f"{what}: expected a name, got {name[:40]!r}")

@@ -17,7 +17,7 @@ from tessera.frontends.onnx.errors import OnnxError
 from tessera.frontends.onnx.limits import LIMITS, Limits
 from tessera.frontends.onnx.proto import DecodeError, onnx
 from tessera.frontends.onnx.structure import Function, Graph, Key, Model, Node, ValueInfo, reads, subgraphs
-from tessera.frontends.onnx.tensors import read_sparse, read_tensor
+from tessera.frontends.onnx.tensors import check_texts, read_sparse, read_tensor
 
 NEWEST = onnx.defs.onnx_opset_version()
 Source = str | os.PathLike | bytes | bytearray | memoryview | onnx.ModelProto
@@ -82,12 +82,15 @@ class ModelReader:
             self._check_domain(node, opsets, functions, self.file)
         training = tuple(self._training(info, graph) for info in m.training_info)
         metadata = {p.key: p.value for p in m.metadata_props}
+        check_texts(f"{self.file}: metadata", *metadata, *metadata.values())
+        check_texts(f"{self.file}: its producer", m.producer_name, m.producer_version)
         producer = f"{m.producer_name} {m.producer_version}".strip()
         return Model(graph, functions, opsets, self.path, producer, m.ir_version, metadata, training)
 
     def opsets(self, listed: Iterable[onnx.OperatorSetIdProto], where: str) -> dict[str, int]:
         opsets: dict[str, int] = {}
         for entry in listed:
+            check_texts(f"{where}: the domain of an opset", entry.domain)
             domain = _domain(entry.domain)
             if opsets.setdefault(domain, entry.version) != entry.version:
                 raise OnnxError(
@@ -104,6 +107,7 @@ class ModelReader:
         for f in self.message.functions:
             key = (_domain(f.domain), f.name, f.overload)
             where = f"{self.file}: function {f.domain}.{f.name}"
+            check_texts(where, *key)
             if not f.name or key in functions:
                 raise OnnxError(f"{where}: {'defined twice' if f.name else 'a function needs a name'}")
             functions[key] = self.function(f, key, where, opsets)
@@ -161,6 +165,7 @@ class ModelReader:
         """`outer`: the names that graphs around it define before it."""
         if depth > self.limits.nesting:
             raise OnnxError(f"{where}: graphs are nested more than {self.limits.nesting} deep")
+        check_texts(f"{where}: its name", g.name)
         inputs = tuple(self.value_info(v, where) for v in g.input)
         _unique([v.name for v in inputs], where, "input")
         initializers = self._initializers(g, where)
@@ -202,6 +207,7 @@ class ModelReader:
             if self.nodes > self.limits.nodes:
                 raise OnnxError(f"{where}: more than {self.limits.nodes} nodes")
             what = f"{where}: node {index} ({n.op_type}{f', {n.name!r}' if n.name else ''})"
+            check_texts(what, n.op_type, n.domain, n.name, n.overload)
             if not n.op_type:
                 raise OnnxError(f"{what}: a node needs an operator")
             for name in filter(None, n.input):
@@ -233,14 +239,19 @@ class ModelReader:
         if inner in ("tensor_type", "sparse_tensor_type"):
             tensor = getattr(about, inner)
             element = tensor.elem_type
-            shape = tuple(map(_size, tensor.shape.dim)) if tensor.HasField("shape") else None
+            shape = (
+                tuple(_size(dim, f"{where}: a size of {v.name!r}") for dim in tensor.shape.dim)
+                if tensor.HasField("shape")
+                else None
+            )
         return ValueInfo(v.name, kind.removesuffix("_type").removesuffix("_tensor"), element, shape)
 
 
-def _size(dim: onnx.TensorShapeProto.Dimension) -> int | str | None:
+def _size(dim: onnx.TensorShapeProto.Dimension, what: str) -> int | str | None:
     kind = dim.WhichOneof("value")
     if kind == "dim_value":
         return int(dim.dim_value) if dim.dim_value >= 0 else None
+    check_texts(what, dim.dim_param)
     return dim.dim_param or None if kind else None
 
 

@@ -45,6 +45,7 @@ def read_tensor(message: onnx.TensorProto, folder: str | None, limits: Limits, w
         raise OnnxError(f"{what}: expected an element type between 1 and 28, got {code}")
     if message.data_location == EXTERNAL:
         entries = {e.key: e.value for e in message.external_data}
+        check_texts(f"{what}: its external data", *entries, *entries.values())
         if len(entries) != len(message.external_data):
             raise OnnxError(f"{what}: external data says the same thing twice")
         return _from_bytes(read_external(folder, entries, _bytes(code, count), what), code, shape, what)
@@ -143,6 +144,13 @@ def _strings(message: onnx.TensorProto, shape: tuple[int, ...], what: str) -> np
     texts = np.empty(len(message.string_data), dtype=object)
     texts[:] = [text(s, what) for s in message.string_data]
     return texts.reshape(shape)
+
+
+def check_texts(what: str, *texts: str) -> None:
+    """Protobuf gives bytes where a text is no UTF-8."""
+    for text in texts:
+        if type(text) is not str:
+            raise OnnxError(f"{what}: expected text, got the bytes {text[:40]!r}")
 
 
 def text(data: bytes, what: str) -> str:

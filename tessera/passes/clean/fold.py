@@ -13,6 +13,7 @@ import torch
 
 from tessera.ir.equation import Equation, Special, Value, map_values, symbols_in
 from tessera.ir.schema import has_effect
+from tessera.ir.signature import signature
 from tessera.ir.strides import copied
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
@@ -25,7 +26,7 @@ from tessera.torch_internals.operators import OpOverload, op_name
 from tessera.util.names import names
 
 LIMIT = 1024
-_UNINITIALISED = names("empty empty_like new_empty empty_strided new_empty_strided empty_permuted")
+UNINITIALISED = names("empty empty_like new_empty empty_strided new_empty_strided empty_permuted")
 _SHOWS = RESHAPES | REPEATS | {"alias", "detach"}
 
 
@@ -49,20 +50,42 @@ def fold(trace: Trace) -> Trace:
     wanted.update(dict.fromkeys(v for v in trace.results() if v in maker))
     kept: set[Value] = set()
     constants = dict(trace.constants)
+    numbers, results = _numbers(maker), set(trace.results())
+    computed: dict[int, Value] = {}
+    names: dict[Value, Value] = {}  # what layers compute alike is one constant
     for v in wanted:
         if _is_fill(v, maker) or not of[v].isdisjoint(outside):
             _keep(v, maker, kept)
+            continue
+        if numbers[v] in computed and v not in results:
+            names[v] = computed[numbers[v]]
             continue
         tensor = _compute(v, known, maker)
         if tensor is None:
             _keep(v, maker, kept)
         else:
             constants[v] = tensor
-    equations = tuple(e for e in trace.equations if not e.outputs or e.outputs[0] not in maker or e.outputs[0] in kept)
+            computed.setdefault(numbers[v], v)
+    names = {v: same for v, same in names.items() if v not in kept}
+    equations = tuple(
+        e.substitute(names) if names and any(v in names for v in e.inputs()) else e
+        for e in trace.equations
+        if not e.outputs or e.outputs[0] not in maker or e.outputs[0] in kept
+    )
     for v in kept:  # an equation that stays needs its arguments, as constants or as equations
         constants.pop(v, None)
     used = {v for eqn in equations for v in eqn.inputs()} | set(trace.results())
     return trace.with_(equations=equations, constants={v: t for v, t in constants.items() if v in used})
+
+
+def _numbers(maker: dict[Value, Equation]) -> dict[Value, int]:
+    """A number for each value, equal where the same operators compute it of the same."""
+    seen: dict[tuple, int] = {}
+    numbers: dict[Value, int] = {}
+    for v, eqn in maker.items():
+        key = (signature(eqn), *(numbers.get(x, x) for x in eqn.inputs()))
+        numbers[v] = seen.setdefault(key, len(seen))
+    return numbers
 
 
 def _is_literal(eqn: Equation, trace: Trace) -> bool:
@@ -80,7 +103,7 @@ def _foldable(eqn: Equation, known: dict[Value, torch.Tensor | None]) -> bool:
     op = eqn.op
     if isinstance(op, Special) or not isinstance(op, OpOverload) or eqn.many or len(eqn.outputs) != 1:
         return False
-    if op.namespace != "aten" or op_name(op) in _UNINITIALISED or eqn.outputs[0] is None or not _small(eqn.out):
+    if op.namespace != "aten" or op_name(op) in UNINITIALISED or eqn.outputs[0] is None or not _small(eqn.out):
         return False
     if any(v not in known for v in eqn.inputs()) or has_effect(eqn) or symbols_in((eqn.args, eqn.kwargs)):
         return False

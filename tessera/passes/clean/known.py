@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from tessera.ir.alias import KEEP_GRAD
-from tessera.ir.equation import Arg, Value, map_values
+from tessera.ir.equation import APART, Arg, Value, map_values
 from tessera.ir.rewrite import needed, with_equations
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
@@ -70,7 +70,7 @@ def _numbered(trace: Trace, numbers: dict[object, int]) -> dict[Value, int]:
         if eqn.op in _HANDED_ON and isinstance(source := eqn.args[_HANDED_ON[eqn.op]], Value):
             number_of[eqn.out] = number_of[source]
             continue
-        key: tuple[object, ...] = (eqn.op, _key(eqn.args, number_of), _key(eqn.kwargs, number_of))
+        key: tuple[object, ...] = (eqn.op, _key(eqn.args, number_of), _key(eqn.kwargs, number_of), APART in eqn.tags)
         if has_effect(eqn):
             key, drawn = (eqn.op, "turn", drawn), drawn + 1
         for place, v in enumerate(eqn.outputs):

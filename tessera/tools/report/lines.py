@@ -31,15 +31,12 @@ class Lines:
 
     def stage(self, trace: Trace) -> list[int]:
         """The lines of a program, by number."""
-        return [self._number(text, trace.equations[i] if i is not None else None) for text, i in equation_lines(trace)]
+        return [self._number(text, eqn) for text, eqn in equation_lines(trace)]
 
     def equations(self, trace: Trace) -> list[int]:
         """The line of each equation of a program; where it has several, the last."""
-        numbers: dict[int, int] = {}
-        for text, index in equation_lines(trace):
-            if index is not None:
-                numbers[index] = self._number(text, trace.equations[index])
-        return [numbers[i] for i in range(len(trace.equations))]
+        numbers = {eqn: self._number(text, eqn) for text, eqn in equation_lines(trace) if eqn is not None}
+        return [numbers[eqn] for eqn in trace.equations]
 
     def _number(self, text: str, eqn: Equation | None) -> int:
         types, places, kernel, tags, body = "", (), -1, "", ()
@@ -64,8 +61,7 @@ class Lines:
 
     def _inner(self, body: Trace) -> list[int]:
         """A region's equations, without the function around them."""
-        pairs = [(text, index) for text, index in equation_lines(body) if index is not None]
-        return [self._number(text, body.equations[index]) for text, index in pairs]
+        return [self._number(text, eqn) for text, eqn in equation_lines(body) if eqn is not None]
 
     def _places(self, equations: tuple[Equation, ...]) -> tuple[int, ...]:
         sources = dict.fromkeys(e.source for e in equations if e.source.file)

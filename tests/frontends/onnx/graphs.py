@@ -52,3 +52,12 @@ def model(
         graph(nodes, inputs, outputs, initializers), opset_imports=imports, functions=list(functions), ir_version=10
     )
     return made
+
+
+def convolutional() -> bytes:
+    """A file with weights, a shape that is computed and a sum."""
+    shape = constant("s", np.array([0, -1]))
+    body = [node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]), node("Relu", ["c"], ["r"])]
+    body += [node("Shape", ["r"], ["n"]), node("Reshape", ["r", "s"], ["f"]), node("ReduceSum", ["f"], ["y"])]
+    weights = constant("w", np.ones((2, 1, 3, 3), np.float32))
+    return model(body, [value("x", [1, 1, 4, 4])], ["y"], [weights, shape]).SerializeToString()

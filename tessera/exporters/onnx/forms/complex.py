@@ -85,8 +85,9 @@ def _real(x: Ref) -> Ref:
 
 @form("complex.mul")
 def mul(g: Graph, a: Ref, b: object) -> Ref:
-    need(isinstance(b, Ref) and g.result.dtype == torch.complex64)
-    assert isinstance(b, Ref)
+    need(g.result.dtype == torch.complex64)
+    if not isinstance(b, Ref):
+        return scaled(g, a, b)  # type: ignore[arg-type]
     (ar, ai), (br, bi) = ((part(g, x, 0), part(g, x, 1)) for x in (a, b))
     shape = g.result.shape
     real_ = g.op("Sub", g.op("Mul", ar, br), g.op("Mul", ai, bi))

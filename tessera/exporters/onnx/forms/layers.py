@@ -46,12 +46,15 @@ def convolution(
     about = {"strides": listed(stride, n), "pads": pads * 2, "dilations": listed(dilation, n), "group": groups}
     if not transposed:
         return convolved(g, "Conv", x, weight, bias, **about)
-    # What the output is padded by comes off its end: runtimes refuse much of it as `output_padding`.
-    about["pads"] = pads + [p - extra for p, extra in zip(pads, listed(output_padding, n), strict=True)]
-    if any(p < 0 for p in about["pads"]):
-        about["pads"] = pads * 2
-        about["output_padding"] = listed(output_padding, n)
-    return convolved(g, "ConvTranspose", x, weight, bias, **about)
+    # What the output is longer by comes off its padding; what no padding is left for are zeros behind it, and the bias.
+    over = [p - extra for p, extra in zip(pads, listed(output_padding, n), strict=True)]
+    about["pads"] = pads + [max(p, 0) for p in over]
+    if min(over) >= 0:
+        return convolved(g, "ConvTranspose", x, weight, bias, **about)
+    out = convolved(g, "ConvTranspose", x, weight, None, **about)
+    lead = [0] * (x.ndim - n)
+    out = g.op("Pad", out, g.ints([*lead, *[0] * n, *lead, *(max(-p, 0) for p in over)]), mode="constant")
+    return out if bias is None else g.op("Add", out, g.reshape(bias, [*bias.sizes, *[1] * n]))
 
 
 @form("conv1d conv2d conv3d")

@@ -149,8 +149,10 @@ def logsumexp(g: Graph, x: Ref, dims: object, keepdim: bool = False) -> Ref:
 
 def deviations(g: Graph, x: Ref, dims: object, correction: object, keepdim: bool) -> tuple[Ref, Ref]:
     """The variance and the mean, which keeps its dimensions."""
+    if not x.ndim:  # a row of one
+        x, dims, keepdim = g.reshape(x, [1]), None, False
     listed = axes(dims, x.ndim)
-    need(x.is_float and x.ndim > 0)
+    need(x.is_float)
     count = 1
     for d in range(x.ndim) if listed is None else listed:
         count = count * x.sizes[d]  # type: ignore[assignment]
@@ -170,7 +172,7 @@ def deviations(g: Graph, x: Ref, dims: object, correction: object, keepdim: bool
 
 
 def _squeezed(g: Graph, x: Ref, dims: object, rank: int) -> Ref:
-    listed = axes(dims, rank)
+    listed = axes(dims, rank) if rank else None
     return g.op("Squeeze", x, None if listed is None else g.ints(listed))
 
 
@@ -187,7 +189,7 @@ def std(g: Graph, x: Ref, dims: object = None, *, correction: object = None, kee
 @form("var_mean.correction")
 def var_mean(g: Graph, x: Ref, dims: object = None, *, correction: object = None, keepdim: bool = False) -> list[Ref]:
     variance, mean_ = deviations(g, x, dims, correction, keepdim)
-    return [variance, mean_ if keepdim else _squeezed(g, mean_, dims, x.ndim)]
+    return [variance, mean_ if keepdim and x.ndim else _squeezed(g, mean_, dims, x.ndim)]
 
 
 @form("linalg_vector_norm norm.ScalarOpt_dim norm.Scalar")

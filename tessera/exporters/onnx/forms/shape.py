@@ -218,19 +218,19 @@ def padded(g: Graph, x: Ref, pad: Sequence[object], mode: str, value: Ref | None
     """PyTorch says the last dimension first, begin and end side by side."""
     count = len(pad) // 2
     low, high = list(pad[0::2])[::-1], list(pad[1::2])[::-1]
-    if mode != "constant":  # what a negative padding cuts off goes first
-        for i in range(count):
-            d = x.ndim - count + i
-            cut = [p if isinstance(p, int) and p < 0 else 0 for p in (low[i], high[i])]
-            if any(cut):
-                shape = [*x.sizes[:d], x.sizes[d] + cut[0] + cut[1], *x.sizes[d + 1 :]]
-                x = Ref(g.slice(x, d, -cut[0], cut[1] or INT64_MAX).name, x.dtype, tuple(shape))
-            low[i], high[i] = (0 if c else p for c, p in zip(cut, (low[i], high[i]), strict=True))
     lead = [0] * (x.ndim - count)
     boolean = x.dtype == torch.bool
     if boolean:
         x, value = g.cast(x, torch.uint8), None if value is None else g.cast(value, torch.uint8)
+    cuts: list[tuple[int, int, int]] = []
+    if mode != "constant":  # what a negative padding cuts off goes last, as what is copied may come from there
+        for i, ends in enumerate(zip(low, high, strict=True), x.ndim - count):
+            first, last = (-p if isinstance(p, int) and p < 0 else 0 for p in ends)
+            cuts += [(i, first, -last or INT64_MAX)] if first or last else []
+        low, high = ([max(p, 0) if isinstance(p, int) else p for p in side] for side in (low, high))
     out = g.op("Pad", x, g.ints([*lead, *low, *lead, *high]), value, mode=mode)
+    for dim, first, last in cuts:
+        out = g.slice(out, dim, first, last)
     return g.cast(out, torch.bool) if boolean else out
 
 

@@ -50,10 +50,8 @@ class Child:
         waits = self._ready.exists() or self._process.poll() is not None
         return not waits and time.monotonic() - self._since < self._limit
 
-    def compiled(self) -> None:
-        """Wait until it has compiled, or has ended."""
-        while self.busy:
-            time.sleep(POLL)
+    def stopped(self) -> None:
+        """It was seen to have compiled or ended: what it waits from here on does not count."""
         self.wall = time.monotonic() - self._since
 
     def finish(self) -> dict:
@@ -89,8 +87,14 @@ def in_children(orders: Sequence[Mapping[str, object]], limit: float, module: st
     children: list[Child] = []
     try:
         children.extend(Child(order, limit, module) for order in orders)
-        for child in children:
-            child.compiled()
+        working = children
+        while working:
+            time.sleep(POLL)
+            busy = [child for child in working if child.busy]
+            for child in working:
+                if child not in busy:
+                    child.stopped()
+            working = busy
         return [{**child.finish(), "wall": round(child.wall, 1)} for child in children]
     finally:
         for child in children:

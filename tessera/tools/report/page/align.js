@@ -1,6 +1,6 @@
-// Two programs side by side. Lines are numbers, equal where they are equal; a program defines every name once, so the
+// Two programs side by side. Lines are numbers, equal where they are equal; a function defines every name once, so the
 // lines that both have are put in order first (the longest common increasing run), then, between them, the lines that
-// define the same name, or open or end the program, which have changed. Gives [left, right] positions, -1 where one side has nothing.
+// define the same name, or open or end a function, which have changed. Gives [left, right] positions, -1 where one side has nothing.
 
 function align(a, b) {
   const rows = [];
@@ -25,15 +25,21 @@ function walk(pairs, i, j, endA, endB, gap, pair) {
   gap(i, j, endA, endB);
 }
 
-// Pairs of positions with equal keys that stand once on each side, in an order both sides share, as many as possible.
+// Pairs of positions with equal keys, in an order both sides share, as many as possible. What stands in several functions
+// is paired in turn: the first with the first.
 function anchors(a, b, key) {
-  const once = (list) => {
-    const at = new Map();
-    list.forEach((id, i) => { const k = key(id); if (k !== undefined) at.set(k, at.has(k) ? -1 : i); });
+  const places = (list) => {
+    const at = new Map(), seen = new Map();
+    list.forEach((id, i) => {
+      const k = key(id);
+      if (k === undefined) return;
+      seen.set(k, (seen.get(k) ?? 0) + 1);
+      at.set(`${k} ${seen.get(k)}`, i);
+    });
     return at;
   };
-  const left = once(a), right = once(b), pairs = [];
-  for (const [k, i] of left) if (i >= 0 && right.get(k) >= 0) pairs.push([i, right.get(k)]);
+  const left = places(a), right = places(b), pairs = [];
+  for (const [k, i] of left) if (right.has(k)) pairs.push([i, right.get(k)]);
   pairs.sort((x, y) => x[0] - y[0]);
   return increasing(pairs);
 }

@@ -1,0 +1,146 @@
+"""Attention masks that fused kernels can do without, or can read.
+
+In: a trace. Out: the same program. A mask that depends on no argument is computed here: one that allows everything is
+left out, and one that allows each query the keys up to its own place becomes `is_causal`. Models make such masks
+where nobody gave them one. On a GPU any other mask is laid out along the keys: no fused kernel of PyTorch's takes
+one whose last dimension is expanded or strided, and plain attention, in single precision, takes several times as long.
+
+Another kernel may lay its result out otherwise (`Relayout`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from tessera.ir.builder import aten, emit
+from tessera.ir.equation import Equation, Value, map_values, symbols_in
+from tessera.ir.relayout import Relayout
+from tessera.ir.schema import has_effect, is_view
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType, size_key
+from tessera.passes.clean.fold import UNINITIALISED
+from tessera.torch_internals.fake import unset_fake_temporarily
+from tessera.torch_internals.operators import OpOverload, aten_name, op_name
+
+NAME = "scaled_dot_product_attention"
+LARGEST = 2**24  # elements of a mask that is computed to see what it is: some ten milliseconds
+FUSED = (torch.float16, torch.bfloat16, torch.float32)  # what PyTorch has fused kernels for
+EVERYTHING, CAUSAL = "everything", "causal"
+
+
+def attention_mask(trace: Trace) -> Trace:
+    """Leave out masks that say nothing, name those that are causal, and lay the others out for fused kernels."""
+    if not any(_mask(eqn) for eqn in trace.equations):
+        return trace
+    rewrite = Relayout(trace)
+    kinds: dict[Value, str | None] = {}
+    for eqn in rewrite:
+        mask = _mask(eqn)
+        rule = _plainer(eqn, mask, kinds, rewrite.makers) if mask is not None else None
+        if rule is not None:
+            rewrite.write(eqn, rule)
+        elif rewrite.moved(eqn):
+            rewrite.type_again(eqn)
+    return rewrite.finish()
+
+
+def _mask(eqn: Equation) -> Value | None:
+    """The mask of an attention that has one."""
+    if aten_name(eqn.op) != NAME:
+        return None
+    mask = eqn.bound()[0][3]
+    return mask if isinstance(mask, Value) else None
+
+
+def _plainer(
+    eqn: Equation, mask: Value, kinds: dict[Value, str | None], makers: dict[Value, Equation]
+) -> Callable[[], object] | None:
+    """What emits the same attention with another mask or none; None where this mask is as good as any."""
+    if mask not in kinds:
+        kinds[mask] = _kind(mask, makers)
+    (query, key, value, _, dropout, causal), options = eqn.bound()
+    assert isinstance(query, Value) and isinstance(key, Value)
+    square = size_key(query.shape[-2]) == size_key(key.shape[-2])
+    if kinds[mask] == EVERYTHING:
+        return lambda: emit(eqn.op, query, key, value, None, dropout, causal, **options)
+    if kinds[mask] == CAUSAL and square and not causal:
+        return lambda: emit(eqn.op, query, key, value, None, dropout, True, **options)
+    if _unreadable(mask, query):
+        return lambda: emit(eqn.op, query, key, value, _along_keys(mask), dropout, causal, **options)
+    return None
+
+
+def _unreadable(mask: Value, query: Value) -> bool:
+    """No fused kernel takes it: its last dimension is no run in memory."""
+    if query.tensor.device.type != "cuda" or query.dtype not in FUSED or not mask.ndim:
+        return False
+    return size_key(mask.shape[-1]) != 1 and size_key(mask.tensor.stride[-1]) != 1
+
+
+def _along_keys(mask: Value) -> Value:
+    """The mask with its keys side by side in memory; what it repeats over batches and heads is not written out."""
+    repeated = [d for d in range(mask.ndim - 2) if size_key(mask.tensor.stride[d]) == 0]
+    once = mask
+    for d in repeated:
+        once = aten.slice(once, d, 0, 1)
+    once = aten.clone(once, memory_format=torch.contiguous_format)
+    return aten.expand(once, list(mask.shape)) if repeated else once
+
+
+# --- masks that no argument changes ---
+
+
+def _kind(mask: Value, makers: dict[Value, Equation]) -> str | None:
+    """What a mask allows, where that is known now."""
+    with unset_fake_temporarily(), torch.no_grad():
+        tensor = _computed(mask, makers, {})
+        if tensor is None or tensor.ndim < 2 or not tensor.numel():
+            return None
+        repeats = tuple(slice(0, 1) if step == 0 else slice(None) for step in tensor.stride()[:-2])
+        tensor = tensor[(*repeats, ...)]
+        if tensor.numel() > LARGEST:
+            return None
+        allowed = tensor if tensor.dtype is torch.bool else tensor == 0
+        if tensor.dtype is not torch.bool and not bool((allowed | (tensor == -torch.inf)).all()):
+            return None
+        if bool(allowed.all()):
+            return EVERYTHING
+        rows, columns = tensor.shape[-2:]
+        triangle = torch.ones(rows, columns, dtype=torch.bool).tril()
+        return CAUSAL if rows == columns and bool((allowed == triangle).all()) else None
+
+
+def _computed(v: Value, makers: dict[Value, Equation], known: dict[Value, torch.Tensor | None]) -> torch.Tensor | None:
+    """The tensor, on the CPU; None where it hangs on an argument, on chance or on a size, or is too large."""
+    if v not in known:
+        known[v] = None
+        eqn = makers.get(v)
+        if eqn is not None and _constant(eqn):
+            read = {u: _computed(u, makers, known) for u in eqn.inputs()}
+            if all(tensor is not None for tensor in read.values()):
+                args, kwargs = _on_cpu(map_values((eqn.args, eqn.kwargs), read.__getitem__))  # type: ignore[misc]
+                known[v] = eqn.op(*args, **kwargs)  # type: ignore[operator]
+    return known[v]
+
+
+def _constant(eqn: Equation) -> bool:
+    """May this be computed now, if its arguments may?"""
+    op = eqn.op
+    if not isinstance(op, OpOverload) or op.namespace != "aten" or eqn.many or len(eqn.outputs) != 1:
+        return False
+    if op_name(op) in UNINITIALISED:
+        return False
+    type_ = eqn.out.type
+    if not isinstance(type_, TensorType) or type_.is_symbolic or symbols_in((eqn.args, eqn.kwargs)):
+        return False
+    return (is_view(op) or type_.numel() <= LARGEST) and not has_effect(eqn)
+
+
+def _on_cpu(a: object) -> object:
+    if isinstance(a, torch.device):
+        return torch.device("cpu")
+    if isinstance(a, (list, tuple)):
+        return type(a)(map(_on_cpu, a))
+    return {k: _on_cpu(v) for k, v in a.items()} if isinstance(a, dict) else a
