@@ -10,15 +10,19 @@ import importlib
 from dataclasses import dataclass, replace
 from typing import Any
 
+import sympy
 import torch
 
-from tessera.frontends.arguments import TensorLeaf
+from tessera.frontends.arguments import Range, TensorLeaf
 from tessera.frontends.export import Exported, capture_export
 from tessera.frontends.export_model import exported_program
 from tessera.ir.equation import Value
 from tessera.ir.serial_size import formula_of
 from tessera.torch_internals import pytree
+from tessera.torch_internals.shapes import ShapeEnv
 from tessera.util.errors import CaptureError, OptionError
+
+_ORDER = (sympy.StrictLessThan, sympy.LessThan, sympy.StrictGreaterThan, sympy.GreaterThan)
 
 
 @dataclass(frozen=True)
@@ -46,10 +50,7 @@ def _imported(net: Any, args: tuple, kwargs: dict) -> Source:
     """An ONNX graph is called by position; a size that its file names is any from 2 on, as everywhere in PyTorch."""
     graph = importlib.import_module("tessera.onnx.recorded").whole_graph(net, args, kwargs)  # onnx is an extra
     captured = graph.recorded.captured
-    env = graph.recorded.mode.shape_env
-    if env is not None and env.guards:
-        told = ", ".join(str(guard.expr) for guard in env.guards)
-        raise CaptureError(f"the graph holds for some sizes only, where {told}")
+    bounds = _bounds(graph.recorded.mode.shape_env)
     given = {name: v for v, name in graph.inputs.items()}
     users = [given[name] for name in net.input_names if name in given]
     if len(users) != len(net.input_names):
@@ -67,12 +68,29 @@ def _imported(net: Any, args: tuple, kwargs: dict) -> Source:
         pytree.tree_structure((tuple(range(len(users))), {})),
         pytree.tree_structure(0 if len(results) == 1 else tuple(range(len(results)))),
         [_leaf(name, given[name]) for name in net.input_names],
-        {symbol: (2, None) for symbol, (_, dim) in trace.symbols.items() if dim is not None},
+        {symbol: bounds.get(symbol, (2, None)) for symbol, (_, dim) in trace.symbols.items() if dim is not None},
         graph.sizes,
         (),
     )
     names = tuple(name for name, _ in graph.weights.values())
     return Source(exported, names, tuple(v in graph.held for v in graph.weights), tuple(net.input_names))
+
+
+def _bounds(env: ShapeEnv | None) -> dict[str, Range]:
+    """The sizes that the recorded program holds for, where it found out that it does not hold for all."""
+    if env is None:
+        return {}
+    others = [g.expr for g in env.guards if not (isinstance(g.expr, _ORDER) and _one_symbol(g.expr))]
+    if others:
+        raise CaptureError(f"the graph holds for some sizes only, where {', '.join(map(str, others))}")
+    ranges = {str(symbol): held for symbol, held in env.var_to_range.items()}
+    return {s: (max(2, int(r.lower)), int(r.upper) if r.upper < 1 << 62 else None) for s, r in ranges.items()}
+
+
+def _one_symbol(condition: sympy.Basic) -> bool:
+    """A comparison of a size with a number, which is a range."""
+    left, right = condition.args
+    return (left.is_Symbol and right.is_Integer) or (left.is_Integer and right.is_Symbol)  # type: ignore[attr-defined]
 
 
 def _leaf(name: str, v: Value) -> TensorLeaf:

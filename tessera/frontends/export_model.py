@@ -34,17 +34,16 @@ def exported_program(
         raise OptionError(f"expected a tuple of arguments, got {type(args).__name__}")
     args, kwargs = _apart(args, kwargs, module)
     shapes = _dynamic_shapes(dynamic, names, args, kwargs)
-    try:
-        return _exported(module, args, kwargs, shapes), names
-    except Exception as error:
-        if (narrower := _narrower(str(error), shapes, dynamic)) is None:
-            raise CaptureError(f"torch.export does not capture {_name_of(model)}: {error}") from error
-    return _exported(module, args, kwargs, narrower), names
-
-
-def _exported(module: torch.nn.Module, args: tuple, kwargs: dict, shapes: object) -> ExportedProgram:
-    with torch.no_grad():
-        return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)  # type: ignore[arg-type]
+    narrowed = False
+    while True:
+        try:
+            with torch.no_grad():
+                return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False), names  # type: ignore[arg-type]
+        except Exception as error:
+            narrower = None if narrowed else _narrower(str(error), shapes, dynamic)
+            if narrower is None:
+                raise CaptureError(f"torch.export does not capture {_name_of(model)}: {error}") from error
+            shapes, narrowed = narrower, True
 
 
 def _narrower(message: str, shapes: object, dynamic: object) -> object:
