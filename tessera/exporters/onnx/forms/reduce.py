@@ -113,13 +113,13 @@ def argmin(g: Graph, x: Ref, dim: int | None = None, keepdim: bool = False) -> R
     return place_of(g, "ArgMin", x, dim, keepdim)
 
 
-@form("any")
+@form("any _is_any_true")
 def any_(g: Graph, x: Ref, dims: object = None, keepdim: bool = False) -> Ref:
     need(not x.dtype.is_complex)
     return convert(g, reduced(g, "ReduceMax", truths(g, x), dims, keepdim), g.result.dtype)
 
 
-@form("all")
+@form("all _is_all_true")
 def all_(g: Graph, x: Ref, dims: object = None, keepdim: bool = False) -> Ref:
     need(not x.dtype.is_complex)
     return convert(g, reduced(g, "ReduceMin", truths(g, x), dims, keepdim), g.result.dtype)
