@@ -237,7 +237,16 @@ def _detach(view: View, parent: Value, new: Value) -> Value:
 
 
 def _unfold(view: View, parent: Value, new: Value, dim: int, size: int, step: int) -> Value:
-    raise CaptureError("a write through overlapping windows (unfold) has no single meaning; copy the windows first")
+    if not parent.ndim:
+        return _reshape(parent, new)
+    dim %= parent.ndim
+    count = new.shape[dim]
+    if step < size and count != 1:
+        raise CaptureError("a write through overlapping windows (unfold) has no single meaning; copy the windows first")
+    for place in range(size):  # of each window
+        part = aten.select(new, -1, place)
+        parent = aten.slice_scatter(parent, part, dim, place, place + (count - 1) * step + 1, step)
+    return parent
 
 
 def _expand(view: View, parent: Value, new: Value, *args: Arg, **kwargs: Arg) -> Value:

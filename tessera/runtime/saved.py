@@ -63,8 +63,8 @@ def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
 def restoring(tensors: tuple[int, ...], numbers: tuple[int, ...], own: tuple[int, ...]) -> Restore:
     """`restore(ctx)`: what forward saved, then the proxies. What saved nothing may run twice, as in eager.
 
-    `restore(ctx, needed)` is for a caller that reads the values at these places alone: the others are None where one of
-    them has been written.
+    `restore(ctx, needed)` is for a caller that reads the values at these places alone: of the others, which may have
+    been written, it learns the sizes.
     """
     in_order, count, whole = not numbers, len(tensors), len(tensors) + len(numbers)
 
@@ -86,7 +86,7 @@ def restoring(tensors: tuple[int, ...], numbers: tuple[int, ...], own: tuple[int
 
     def some(ctx: Context, needed: Collection[int]) -> list[torch.Tensor | None]:
         each = raw_saved(ctx)
-        unpacked: list[torch.Tensor | None] = [None] * len(each)
+        unpacked = [one.data if isinstance(one.data, torch.Tensor) else None for one in each]
         for k, (position, one) in enumerate(zip(tensors, each, strict=False)):
             if position in needed:
                 unpacked[k] = one.unpack() if own[position] >= 0 else _computed(ctx, one.data)

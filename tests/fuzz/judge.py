@@ -207,8 +207,12 @@ def judge(text: str, kind: str) -> Verdict:
     missing = (*MISSING, UNBATCHED) if "T.vmap" in text else MISSING
     if kind == "transform" and any(words in str(eager.error) for words in missing):
         return Verdict("beyond", reason, **about)
-    if kind == "transform" and "T.vmap" in text and not compared(run(text, lambda fn: fn, Looped()), ours, text, kind):
-        return Verdict("beyond", reason, **about)
+    if kind == "transform" and "T.vmap" in text:
+        looped = run(text, lambda fn: fn, Looped())
+        if books_refuse(looped) and ours.error is None:
+            return Verdict("written", reason, **about)
+        if not compared(looped, ours, text, kind):
+            return Verdict("beyond", reason, **about)
     if kind in UNDER_DYNAMO:
         plain = run(text, *others_way("eager"))
         if compared(eager, plain, text, kind):

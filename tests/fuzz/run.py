@@ -39,6 +39,7 @@ class Report:
     programs: int = 0
     kinds: Counter = field(default_factory=Counter)
     outcomes: Counter = field(default_factory=Counter)
+    refusals: Counter = field(default_factory=Counter)  # what functional tracing said it does not take
     raised: int = 0  # programs that eager refuses as well
     graphs: int = 0
     eager_graphs: int = 0
@@ -52,6 +53,8 @@ class Report:
         self.raised += verdict.raised
         self.graphs += verdict.graphs
         self.eager_graphs += verdict.eager
+        if verdict.outcome == "refused":
+            self.refusals[manner(verdict.reason)] += 1
         if verdict.outcome == "wrong":
             manner_ = manner(verdict.reason)
             self.failures.append(
@@ -192,6 +195,8 @@ def main() -> int:
             json.dump(vars(report), file, indent=1)
     print(f"{report.programs} programs {dict(report.kinds)}: {dict(report.outcomes)}; eager refuses {report.raised}")
     print(f"{report.graphs} graphs compiled, {report.eager_graphs} ran eagerly; {report.seconds:.0f} s of CPU time")
+    for name, many in report.refusals.most_common():
+        print(f"{many:5} refused: {name}")
     for name, many in Counter(f["manner"] for f in report.failures).most_common():
         print(f"{many:5} {name}   {[f['seed'] for f in report.failures if f['manner'] == name][:8]}")
     return bool(report.failures)

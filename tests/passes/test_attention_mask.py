@@ -128,6 +128,35 @@ def test_a_triangle_over_more_keys_than_queries_is_not_causal_order():
     assert "True" not in agrees(fn)[0]
 
 
+DYNAMIC: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], str]] = {
+    "everything": (lambda q, k: (q >= 0) & (k > -1), "(q, k, v)"),
+    "causal": (lambda q, k: (k <= q) & (q >= 0), "(q, k, v, None, 0.0, True)"),
+    "causal, turned": (lambda q, k: (k.transpose(0, 1) < q.transpose(0, 1) + 1).transpose(0, 1), "None, 0.0, True)"),
+    "strictly before": (lambda q, k: (k < q) | (k == 0), ""),
+    "a window": (lambda q, k: (k <= q) & (k > q - 5), ""),
+    "later": (lambda q, k: k >= q, ""),
+    "shifted": (lambda q, k: k <= q + 1, ""),
+}
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_masks_over_sizes_that_are_symbols(name):
+    mask, told = DYNAMIC[name]
+
+    def fn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        places = torch.arange(q.shape[2])
+        allowed = mask(places[:, None], places[None]).expand(q.shape[0], 1, -1, -1)
+        return F.scaled_dot_product_attention(q, k, v, allowed)
+
+    fast = tessera.jit(fn, dynamic=True)
+    for tokens in (12, 20):
+        given = draw(tokens)
+        assert_close(fast(*given), fn(*given))
+    (stage,) = [s for s in tessera.stages(fast) if s.name == "dce"]
+    (line,) = [x.split("#")[0].strip() for x in str(stage.trace).splitlines() if "scaled_dot_product" in x and "=" in x]
+    assert line.endswith(told) if told else "None" not in line and line.count(",") == 3
+
+
 def on_a_gpu(*shape: int, order: tuple[int, ...] | None = None) -> Tensor:
     """A tensor that no machine needs to have."""
     with fake.default_mode():

@@ -148,6 +148,25 @@ def test_what_a_gradient_does_not_read_may_be_written(
     torch.testing.assert_close(results[1], results[0])
 
 
+@pytest.mark.skipif(not unpacks_one_by_one, reason="this PyTorch hands out saved tensors all at once")
+def test_a_size_is_read_off_what_was_written() -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        reciprocal = x.reciprocal()
+        return reciprocal, torch.cat([y, y]).sin()
+
+    fast = tessera.jit(program, executors=["aten"], dynamic=True)
+    results = []
+    for f in (program, fast):
+        for rows in (2, 3):
+            x, y = torch.ones(rows, 2, requires_grad=True), torch.ones(rows, 2, requires_grad=True)
+            first, second = f(x, y * 1)
+            with torch.no_grad():
+                first.mul_(2)
+            second.sum().backward()
+            results.append((x.grad, y.grad))
+    torch.testing.assert_close(results[2:], results[:2])
+
+
 class PlusOne(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):  # noqa: ANN001, ANN205

@@ -1,7 +1,8 @@
 """Attention masks that fused kernels can do without, or can read.
 
-In: a trace. Out: the same program. A mask that depends on no argument is computed here: one that allows everything is
-left out, and one that allows each query the keys up to its own place becomes `is_causal`. Models make such masks
+In: a trace. Out: the same program. A mask that depends on no argument is told from what makes it (`mask_places`), or
+computed here. One that allows everything is left out, and one that allows each query the keys up to its own place
+becomes `is_causal`. Models make such masks
 where nobody gave them one. On a GPU any other mask is laid out along the keys: no fused kernel of PyTorch's takes
 one whose last dimension is expanded or strided, and plain attention, in single precision, takes several times as long.
 
@@ -21,11 +22,12 @@ from tessera.ir.schema import has_effect, is_view
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_key
 from tessera.passes.clean.fold import UNINITIALISED
+from tessera.passes.patterns.mask_places import Affine, conditions
 from tessera.torch_internals.fake import unset_fake_temporarily
 from tessera.torch_internals.operators import OpOverload, aten_name, op_name
 
 NAME = "scaled_dot_product_attention"
-LARGEST = 2**24  # elements of a mask that is computed to see what it is: some ten milliseconds
+LARGEST = 2**26  # elements of a mask that is computed to see what it is: 8192 tokens, half a second
 FUSED = (torch.float16, torch.bfloat16, torch.float32)  # what PyTorch has fused kernels for
 EVERYTHING, CAUSAL = "everything", "causal"
 
@@ -94,22 +96,28 @@ def _along_keys(mask: Value) -> Value:
 
 def _kind(mask: Value, makers: dict[Value, Equation]) -> str | None:
     """What a mask allows, where that is known now."""
+    told = conditions(mask, makers) if mask.ndim >= 2 else None
+    if told is not None:
+        later = Affine(0, (*(0,) * (mask.ndim - 2), 1, -1))  # the query's place is not before the key's
+        return EVERYTHING if not told else CAUSAL if told == {later} else None
     with unset_fake_temporarily(), torch.no_grad():
         tensor = _computed(mask, makers, {})
-        if tensor is None or tensor.ndim < 2 or not tensor.numel():
-            return None
-        repeats = tuple(slice(0, 1) if step == 0 else slice(None) for step in tensor.stride()[:-2])
-        tensor = tensor[(*repeats, ...)]
-        if tensor.numel() > LARGEST:
-            return None
-        allowed = tensor if tensor.dtype is torch.bool else tensor == 0
-        if tensor.dtype is not torch.bool and not bool((allowed | (tensor == -torch.inf)).all()):
-            return None
-        if bool(allowed.all()):
-            return EVERYTHING
-        rows, columns = tensor.shape[-2:]
-        triangle = torch.ones(rows, columns, dtype=torch.bool).tril()
-        return CAUSAL if rows == columns and bool((allowed == triangle).all()) else None
+        return None if tensor is None or tensor.ndim < 2 or not tensor.numel() else _seen(tensor)
+
+
+def _seen(mask: torch.Tensor) -> str | None:
+    """The same, of the mask itself."""
+    mask = mask[(*(slice(0, 1) if step == 0 else slice(None) for step in mask.stride()[:-2]), ...)]
+    if mask.numel() > LARGEST:
+        return None
+    allowed = mask if mask.dtype is torch.bool else mask == 0
+    if mask.dtype is not torch.bool and not bool((allowed | (mask == -torch.inf)).all()):
+        return None
+    if bool(allowed.all()):
+        return EVERYTHING
+    rows, columns = mask.shape[-2:]
+    triangle = torch.ones(rows, columns, dtype=torch.bool).tril()
+    return CAUSAL if rows == columns and bool((allowed == triangle).all()) else None
 
 
 def _computed(v: Value, makers: dict[Value, Equation], known: dict[Value, torch.Tensor | None]) -> torch.Tensor | None:

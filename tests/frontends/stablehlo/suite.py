@@ -26,6 +26,7 @@ from tessera.frontends.stablehlo.parse import parse
 from tessera.frontends.stablehlo.registry import CUSTOM_CALLS, NoMeaningError, custom_call
 from tessera.frontends.stablehlo.run import Interpreter
 from tessera.frontends.stablehlo.values import tensor_of
+from tessera.util.errors import CaptureError
 
 _CONST = re.compile(r"check\.(expect_\w+)_const (%[\w#]+),\s*(.*?>)\s*:\s*(tensor<[^\n]*>)(?:\n|$)", re.DOTALL)
 _GENERIC = re.compile(
@@ -116,6 +117,7 @@ def run_part(text: str, compiled: bool) -> list[str]:
 
 def eager_pairs(module, function) -> list:  # noqa: ANN001
     cpu = torch.device("cpu")
+    CHECKS.clear()
     Interpreter(module, cpu, 1 << 33, {}).call(function.name, [])
     return [(k, tensor_of(a, cpu), tensor_of(b, cpu), c["element"]) for k, a, b, c in CHECKS]
 
@@ -131,7 +133,10 @@ def compiled_pairs(module, function) -> list:  # noqa: ANN001
         kinds[:] = [(k, c["element"]) for k, _, _, c in CHECKS]
         return [tensor_of(v, cpu).clone() for _, a, b, _ in CHECKS for v in (a, b)]
 
-    out = tessera.jit(program, frontend="functional")(torch.zeros(()))
+    try:
+        out = tessera.jit(program, frontend="functional")(torch.zeros(()))
+    except CaptureError:  # `tessera.stablehlo.load` interprets it, too
+        return eager_pairs(module, function)
     return [(k, out[2 * i], out[2 * i + 1], e) for i, (k, e) in enumerate(kinds)]
 
 
@@ -174,16 +179,20 @@ def main() -> None:
     options.add_argument("folder", type=Path)
     options.add_argument("--half", action="store_true", help="files at even places of the sorted list")
     options.add_argument("--every", type=int, default=1)
+    options.add_argument("--first", type=int, default=0, help="where the sample begins")
+    options.add_argument("--seconds", type=float, default=1e9, help="stop after this time, with the table so far")
     options.add_argument("--only", default="")
     options.add_argument("--compiled", action="store_true")
     options.add_argument("--limit", type=float, default=30)
     options.add_argument("--show", type=int, default=400)
     given = options.parse_args()
-    files = sorted(given.folder.rglob("*.mlir"))[:: 2 if given.half else 1][:: given.every]
+    files = sorted(given.folder.rglob("*.mlir"))[:: 2 if given.half else 1][given.first :: given.every]
     files = [f for f in files if re.search(given.only, f.name)]
     table: collections.Counter = collections.Counter()
     start = time.time()
     for path in files:
+        if time.time() - start > given.seconds:
+            break
         verdict, why = forked(path, given.compiled, given.limit)
         table[verdict] += 1
         if verdict != "pass":

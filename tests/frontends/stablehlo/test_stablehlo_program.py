@@ -148,3 +148,30 @@ def test_unsigned_arguments_and_results_have_their_own_dtypes() -> None:
       return %0 : tensor<2xui32> }""")
     out = f(torch.tensor([70000, 3], dtype=torch.uint32))
     assert out.dtype == torch.uint32 and out.tolist() == [70000**2 % 2**32, 9]
+
+
+def test_a_loop_in_a_call_of_constants() -> None:
+    """All that the call takes is known; its loop, of too many turns to write out, is recorded all the same."""
+    program = tessera.stablehlo.load("""
+      func.func public @main(%x: tensor<f32>) -> tensor<f32> {
+        %c = stablehlo.constant dense<1.5> : tensor<f32>
+        %0 = func.call @doubled(%c) : (tensor<f32>) -> tensor<f32>
+        %1 = stablehlo.add %x, %0 : tensor<f32>
+        return %1 : tensor<f32>
+      }
+      func.func private @doubled(%a: tensor<f32>) -> tensor<f32> {
+        %most = stablehlo.constant dense<1.0e+06> : tensor<f32>
+        %0 = stablehlo.while(%b = %a) : tensor<f32>
+        cond {
+          %p = stablehlo.compare LT, %b, %most : (tensor<f32>, tensor<f32>) -> tensor<i1>
+          stablehlo.return %p : tensor<i1>
+        } do {
+          %1 = stablehlo.add %b, %b : tensor<f32>
+          stablehlo.return %1 : tensor<f32>
+        }
+        %2 = stablehlo.negate %0 : tensor<f32>
+        return %2 : tensor<f32>
+      }
+    """)
+    out = program(torch.tensor(1.0))
+    assert type(out) is torch.Tensor and out.item() == 1 - 1.5 * 2**20

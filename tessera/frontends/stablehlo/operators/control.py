@@ -17,12 +17,13 @@ from tessera.ir.record import recording
 UNROLLED = 16  # turns of a loop that are written one after another
 
 
-@meaning("call", dialect="func", raw=True, storage=True)
+# What a call runs is folded operation by operation: a loop inside it may have to be recorded.
+@meaning("call", dialect="func", raw=True, storage=True, folds=False)
 def call(site: Site, *operands: Value) -> list[Value]:
     return list(site.machine.call(site["callee"], operands))
 
 
-@meaning("composite", raw=True, storage=True)
+@meaning("composite", raw=True, storage=True, folds=False)
 def composite(site: Site, *operands: Value) -> list[Value]:
     """Whole, where torch has the operator; otherwise what it says it is made of."""
     whole = COMPOSITES.get(site["name"])
