@@ -26,6 +26,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "executors/test_default.py": (),
     "executors/test_register.py": (),
     "executors/test_sdpa.py": (),
+    "exporters/onnx/test_onnx_forms.py": ("whole", "named", "refused"),
     "frontends/onnx/test_hostile_onnx.py": (),
     "frontends/stablehlo/test_stablehlo_operators.py": ("division", "dot_general", "scatter"),
     "frontends/test_custom.py": (),

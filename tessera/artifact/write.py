@@ -16,12 +16,14 @@ from torch.export import ExportedProgram
 
 from tessera.artifact import trust
 from tessera.artifact.beside import share
-from tessera.artifact.build import PORTABLE, Entry, exported_program
+from tessera.artifact.build import PORTABLE, Entry
 from tessera.artifact.container import Writer
 from tessera.artifact.keep import CpuKernels, TargetKernels
 from tessera.artifact.keep_cuda import CudaKernels
+from tessera.artifact.source import source_of
 from tessera.artifact.text import write_json
 from tessera.artifact.weights import Shelf
+from tessera.frontends.export_model import exported_program
 from tessera.ir.serial_check import is_name
 from tessera.machines import known, machine
 from tessera.tile.targets import missing
@@ -60,7 +62,7 @@ def export(
     given = _entries(model, args, kwargs, dynamic)
     kernels = dict(_kernels(t) for t in ([targets] if isinstance(targets, str) else targets))
     shelf = Shelf()
-    entries = {name: Entry(name, *exported_program(*call), shelf) for name, call in given.items()}
+    entries = {name: Entry(name, source_of(*call, name), shelf) for name, call in given.items()}
     for entry in entries.values():
         entry.compile(PORTABLE, None)
         for target, of in kernels.items():

@@ -55,12 +55,17 @@ class RunningGraph:
 
     def direct(self, interpreter: Interpreter, values: dict[str, object]) -> tuple[object, ...]:
         """Every node, one by one."""
+        named = self.values(interpreter, values)
+        return tuple(named[name] for name in self.outputs)
+
+    def values(self, interpreter: Interpreter, values: dict[str, object]) -> dict[str, object]:
+        """What every node gives, by name, beside what is given and held."""
         scope = Scope(self.model.opsets, graph=self.model.graph)
         scope.values.update({n: self.state[n] for n in self.model.graph.initializers if n not in values})
         scope.values.update(values)
         for node in self.model.graph.nodes:
             interpreter.run_node(node, scope)
-        return tuple(scope[name] for name in self.outputs)
+        return scope.values
 
     def device(self, values: Mapping[str, object]) -> torch.device:
         for x in values.values():

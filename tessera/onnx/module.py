@@ -73,7 +73,7 @@ class OnnxModule(torch.nn.Module):
 
     def forward(self, *args: object, **kwargs: object) -> object:
         graph = self.__tessera_onnx__
-        outputs = graph(_arguments(graph, args, kwargs))
+        outputs = graph(arguments(graph, args, kwargs))
         return outputs[0] if len(outputs) == 1 else outputs
 
     def __deepcopy__(self, memo: dict) -> OnnxModule:
@@ -94,7 +94,7 @@ def _forget_programs(net: OnnxModule, _: object) -> None:
     net.__tessera_onnx__.reset()
 
 
-def _arguments(graph: RunningGraph, args: tuple, kwargs: Mapping[str, object]) -> dict[str, object]:
+def arguments(graph: RunningGraph, args: tuple, kwargs: Mapping[str, object]) -> dict[str, object]:
     """Values by the file's names, checked against what it says of them."""
     if len(args) > len(graph.inputs):
         raise InputError(f"expected at most {len(graph.inputs)} inputs, got {len(args)}")

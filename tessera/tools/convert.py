@@ -1,11 +1,12 @@
-"""`tessera convert`: a model from a file into an artifact.
+"""`tessera convert`: a model from one file into another, an artifact or ONNX.
 
 `SOURCES` says how files are read, by how their names end: a reader takes the path and the sizes that may change, and
-gives what `tessera.export` takes.
+gives what `tessera.export` takes. A target that ends in `.onnx` is written by `tessera.onnx.export`.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 from argparse import ArgumentParser, Namespace
@@ -24,13 +25,16 @@ Sizes = dict[str, dict[int, object]]
 
 
 def arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("source", help="model.pt2, or script.py:function, which gives a model and its arguments")
-    parser.add_argument("target", help="the artifact to write")
+    parser.add_argument(
+        "source", help="model.pt2, model.onnx, or script.py:function, which gives a model and arguments"
+    )
+    parser.add_argument("target", help="the file to write: an artifact, or ONNX where it ends in .onnx")
     parser.add_argument("--target", dest="targets", action="append", default=[], help="cpu, cpu:x86-64-v3, …; several")
     parser.add_argument(
         "--dynamic", action="append", default=[], metavar="ARG:DIM=NAME:LOW..HIGH", help="a size that may change"
     )
     parser.add_argument("--weights", metavar="NAME.safetensors", help="a file beside the artifact, for the weights")
+    parser.add_argument("--opset", type=int, help="of an ONNX file")
     json_argument(parser)
 
 
@@ -40,8 +44,15 @@ def run(args: Namespace) -> int:
     if reader is None:
         raise OptionError(f"expected a source that ends in {' or '.join(SOURCES)}, got {args.source!r}")
     model, example, dynamic = reader(args.source, sizes(args.dynamic))
-    targets = args.targets or "cpu"
-    export(model, example, args.target, dynamic=dynamic or None, targets=targets, weights=args.weights)
+    if args.target.endswith(".onnx"):
+        if args.targets or args.weights:
+            raise OptionError("--target, --weights: an ONNX file is for every machine and holds its weights")
+        _onnx("tessera.onnx.writing").export(model, example, args.target, dynamic=dynamic or None, opset=args.opset)
+    else:
+        if args.opset is not None:
+            raise OptionError("--opset: expected a target that ends in .onnx")
+        targets = args.targets or "cpu"
+        export(model, example, args.target, dynamic=dynamic or None, targets=targets, weights=args.weights)
     written = Path(args.target).stat().st_size
     if not write_json(args, {"path": args.target, "bytes": written}):
         console().print(f"{args.target}: {written} bytes", soft_wrap=True, markup=False)
@@ -82,6 +93,18 @@ def _script(source: str, dynamic: Sizes) -> tuple[Any, tuple, Sizes]:
     return given[0], given[1], dynamic
 
 
+def _onnx(name: str) -> Any:
+    """A module that needs the package onnx, an extra: looked up when a file asks for it."""
+    return importlib.import_module(name)
+
+
+def _onnx_file(source: str, dynamic: Sizes) -> tuple[Any, tuple, Sizes]:
+    if dynamic:
+        raise OptionError("--dynamic: an ONNX file names its sizes already")
+    net = _onnx("tessera.onnx.module").load(source)
+    return net, tuple(_onnx("tessera.tools.run_model").random_inputs(net, {}).values()), {}
+
+
 Reader = Callable[[str, Sizes], tuple[Any, tuple, Sizes]]
-SOURCES: dict[str, Reader] = {".pt2": _exported, ".py": _script}
-COMMAND = Command("compile a model from a file into an artifact", arguments, run)
+SOURCES: dict[str, Reader] = {".pt2": _exported, ".py": _script, ".onnx": _onnx_file}
+COMMAND = Command("turn a model from a file into an artifact or an ONNX file", arguments, run)

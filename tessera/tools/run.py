@@ -1,8 +1,9 @@
-"""`tessera run script.py`: the user's script, compiled by Tessera, and a summary at its end."""
+"""`tessera run script.py`: the user's script, compiled by Tessera, and a summary at its end; or a model from a file."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Iterator
@@ -42,11 +43,25 @@ def run_chosen(args: Namespace, script: str | None = None) -> Session:
 
 
 def run(args: Namespace) -> int:
+    if args.script.endswith(".onnx"):
+        return _run_model(args)
     session = run_chosen(args)
     summary = Summary.of(session, explain_states(session.states))
     if not write_json(args, summary.to_dict()):
         console(stderr=True).print(summary.table())
     return session.exit_code
+
+
+def _run_model(args: Namespace) -> int:
+    # ONNX is an extra: scripts run without it.
+    facts, code = importlib.import_module("tessera.tools.run_model").run_model(args.script, args.args)
+    if not write_json(args, facts):
+        for name, shape in facts["outputs"].items():
+            console().print(f"{name}: {shape}", markup=False)
+        lines = [*facts.get("differences", ()), *([f"first: {facts['first']}"] if "first" in facts else ())]
+        for line in lines:
+            console().print(line, soft_wrap=True, markup=False)
+    return code
 
 
 def check_states(session: Session) -> None:
@@ -55,5 +70,7 @@ def check_states(session: Session) -> None:
 
 
 COMMAND = Command(
-    "run a script with every torch.compile and tessera.jit in it going through Tessera", script_arguments, run
+    "run a script with every torch.compile and tessera.jit in it going through Tessera, or an .onnx file",
+    script_arguments,
+    run,
 )

@@ -1,0 +1,99 @@
+"""What an entry of an artifact is made of: a captured program, and how a caller's arguments line up with it.
+
+In: an exported program, or a module that was read from an ONNX file, which has its Trace without being exported. Out: a
+`Source`, whose program takes what the model holds first and then the caller's arguments.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sympy
+import torch
+
+from tessera.frontends.arguments import Range, TensorLeaf
+from tessera.frontends.export import Exported, capture_export
+from tessera.frontends.export_model import exported_program
+from tessera.ir.equation import Value
+from tessera.ir.serial_size import formula_of
+from tessera.torch_internals import pytree
+from tessera.torch_internals.shapes import ShapeEnv
+from tessera.util.errors import CaptureError, OptionError
+
+_ORDER = (sympy.StrictLessThan, sympy.LessThan, sympy.StrictGreaterThan, sympy.GreaterThan)
+
+
+@dataclass(frozen=True)
+class Source:
+    exported: Exported
+    names: tuple[str, ...]  # of what the model holds
+    shared: tuple[bool, ...]  # whether that is the model's, and not this program's alone
+    parameters: tuple[str, ...]  # the names of positional arguments
+
+
+def source_of(model: Any, args: tuple, kwargs: dict, dynamic: object, name: str) -> Source:
+    if hasattr(model, "__tessera_onnx__"):
+        if dynamic:
+            raise OptionError("dynamic: the sizes of an imported model are those that its file names")
+        return _imported(model, args, kwargs)
+    program, parameters = exported_program(model, args, kwargs, dynamic)
+    with torch.no_grad():
+        exported = capture_export(program, name)
+    held = [spec for spec in program.graph_signature.input_specs if spec.kind.name != "USER_INPUT"]
+    names = tuple(spec.target or spec.arg.name for spec in held)
+    return Source(exported, names, tuple(spec.kind.name in ("PARAMETER", "BUFFER") for spec in held), parameters)
+
+
+def _imported(net: Any, args: tuple, kwargs: dict) -> Source:
+    """An ONNX graph is called by position; a size that its file names is any from 2 on, as everywhere in PyTorch."""
+    graph = importlib.import_module("tessera.onnx.recorded").whole_graph(net, args, kwargs)  # onnx is an extra
+    captured = graph.recorded.captured
+    bounds = _bounds(graph.recorded.mode.shape_env)
+    given = {name: v for v, name in graph.inputs.items()}
+    users = [given[name] for name in net.input_names if name in given]
+    if len(users) != len(net.input_names):
+        raise CaptureError(f"the graph does not read all of its inputs {', '.join(net.input_names)}")
+    results = [v for _, v in graph.outputs]
+    if captured.aliased or captured.trace.mutations or len(results) != captured.outputs:
+        raise CaptureError("the graph gives back an input, or one result twice")
+    inputs = (*graph.weights, *users)
+    grads = dict(zip(captured.trace.inputs, captured.requires_grad, strict=True))
+    trace = captured.trace.with_(inputs=inputs, outputs=(*results, *captured.trace.outputs[captured.outputs :]))
+    captured = replace(captured, trace=trace, requires_grad=tuple(grads[v] for v in inputs))
+    exported = Exported(
+        captured,
+        tuple(x for _, x in graph.weights.values()),
+        pytree.tree_structure((tuple(range(len(users))), {})),
+        pytree.tree_structure(0 if len(results) == 1 else tuple(range(len(results)))),
+        [_leaf(name, given[name]) for name in net.input_names],
+        {symbol: bounds.get(symbol, (2, None)) for symbol, (_, dim) in trace.symbols.items() if dim is not None},
+        graph.sizes,
+        (),
+    )
+    names = tuple(name for name, _ in graph.weights.values())
+    return Source(exported, names, tuple(v in graph.held for v in graph.weights), tuple(net.input_names))
+
+
+def _bounds(env: ShapeEnv | None) -> dict[str, Range]:
+    """The sizes that the recorded program holds for, where it found out that it does not hold for all."""
+    if env is None:
+        return {}
+    others = [g.expr for g in env.guards if not (isinstance(g.expr, _ORDER) and _one_symbol(g.expr))]
+    if others:
+        raise CaptureError(f"the graph holds for some sizes only, where {', '.join(map(str, others))}")
+    ranges = {str(symbol): held for symbol, held in env.var_to_range.items()}
+    return {s: (max(2, int(r.lower)), int(r.upper) if r.upper < 1 << 62 else None) for s, r in ranges.items()}
+
+
+def _one_symbol(condition: sympy.Basic) -> bool:
+    """A comparison of a size with a number, which is a range."""
+    left, right = condition.args
+    return (left.is_Symbol and right.is_Integer) or (left.is_Integer and right.is_Symbol)  # type: ignore[attr-defined]
+
+
+def _leaf(name: str, v: Value) -> TensorLeaf:
+    t = v.tensor
+    shape, stride = (tuple(map(formula_of, part)) for part in (t.shape, t.stride))
+    return TensorLeaf(name, t.dtype, torch.device(t.device.type), shape, stride)

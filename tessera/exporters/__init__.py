@@ -1,0 +1,1 @@
+"""Programs that leave: a Trace in another format."""

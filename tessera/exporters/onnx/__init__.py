@@ -1,0 +1,1 @@
+"""ONNX out: a Trace as an ONNX model."""

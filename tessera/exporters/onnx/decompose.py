@@ -1,0 +1,65 @@
+"""An operator without a form of its own, as the operators that it is made of.
+
+In: an equation. Out: a Trace over the equation's values, recorded from PyTorch's decomposition of the operator or from
+its composite kernel; operators that have a form stay whole. None where PyTorch has neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from tessera.exporters.onnx.registry import has_form
+from tessera.ir import fake
+from tessera.ir.builder import Builder
+from tessera.ir.equation import Equation, substitute
+from tessera.ir.record import record
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType
+from tessera.ops.fallback import call_key
+from tessera.torch_internals.fake import FakeTensorMode
+from tessera.torch_internals.operators import OpOverload, decomposition_table
+
+
+class Decompositions:
+    """What operators are made of, remembered by the types of their arguments."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        self.mode = mode
+        self.known: dict[tuple, Trace | None] = {}
+
+    def of(self, eqn: Equation) -> Trace | None:
+        if not all(isinstance(v.type, TensorType) for v in eqn.inputs()):
+            return None
+        key = call_key(eqn, self.mode)
+        if key not in self.known:
+            self.known[key] = self.trace(eqn)
+        return self.known[key]
+
+    def trace(self, eqn: Equation) -> Trace | None:
+        op, values = eqn.op, list(dict.fromkeys(eqn.inputs()))
+        call = decomposition_table.get(op, op) if isinstance(op, OpOverload) else op.fn
+
+        def run(*tensors: torch.Tensor) -> list[object]:
+            env = dict(zip(values, tensors, strict=True))
+            out = call(*substitute(eqn.args, env), **substitute(eqn.kwargs, env))  # type: ignore[arg-type]
+            return list(out) if isinstance(out, (tuple, list)) else [out]
+
+        # Its strides are nobody's concern: an operator is asked for what it gives of plain tensors.
+        fakes = [fake.fake_of(_plain(v.tensor), self.mode) for v in values]
+        names = [f"x{i}" for i in range(len(fakes))]
+        try:
+            parts, _ = record(
+                run, fakes, names, lambda o: has_form(o) and o is not op, Builder("parts", self.mode), locate=False
+            )
+        except (RuntimeError, NotImplementedError, TypeError, ValueError, AssertionError):
+            return None  # PyTorch's decomposition does not take these arguments
+        declined = any(o is NotImplemented for o in parts.outputs)
+        if declined or parts.mutations or any(e.op is op for e in parts.equations):
+            return None
+        return parts
+
+
+def _plain(t: TensorType) -> TensorType:
+    return replace(t, bits=(False, False))

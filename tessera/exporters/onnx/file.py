@@ -1,0 +1,72 @@
+"""The file, and beside it the weights where they are many.
+
+In: a model without weights, and the weights. Out: one `.onnx` file, or two: protobuf holds at most 2 GB, so beyond a
+limit the weights lie in `<name>.data`, each beginning at a multiple of a page. A file is written under another name and
+then renamed, the weights first: whoever looks sees a whole model or the one before.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from typing import BinaryIO
+
+import torch
+
+from tessera.exporters.onnx.model import raw, to_tensor
+from tessera.frontends.onnx.elements import CODES
+from tessera.frontends.onnx.proto import onnx
+
+INSIDE = 1 << 30  # bytes of weights that a file holds itself
+ALIGNED = 4096
+
+
+def with_weights(model: onnx.ModelProto, weights: Mapping[str, torch.Tensor]) -> onnx.ModelProto:
+    """The model with its weights inside."""
+    model.graph.initializer.extend(to_tensor(name, data) for name, data in weights.items())
+    return model
+
+
+def save(model: onnx.ModelProto, weights: Mapping[str, torch.Tensor], path: str, inside: int = INSIDE) -> None:
+    total = sum(data.numel() * data.element_size() for data in weights.values())
+    if total <= inside:
+        message = with_weights(model, weights)
+    else:
+        beside = os.path.basename(path) + ".data"
+        _replace(f"{path}.data", lambda file: _write_beside(file, model, weights, beside))
+        message = model
+    _replace(path, lambda file: file.write(message.SerializeToString()))
+
+
+def _write_beside(file: BinaryIO, model: onnx.ModelProto, weights: Mapping[str, torch.Tensor], name: str) -> None:
+    for key, data in weights.items():
+        if data.numel() * data.element_size() < ALIGNED:
+            model.graph.initializer.append(to_tensor(key, data))
+            continue
+        content = raw(data)
+        file.write(b"\0" * (-file.tell() % ALIGNED))
+        message = onnx.TensorProto(name=key, data_type=CODES[data.dtype], dims=tuple(data.shape))
+        message.data_location = onnx.TensorProto.EXTERNAL
+        for k, v in (("location", name), ("offset", file.tell()), ("length", len(content))):
+            message.external_data.add(key=k, value=str(v))
+        model.graph.initializer.append(message)
+        file.write(content)
+
+
+def _replace(path: str, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file whole or not at all."""
+    folder = os.path.dirname(os.path.abspath(path))
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{os.path.basename(path)}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        mask = os.umask(0)
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -1,0 +1,1 @@
+"""How ATen's operators are said in ONNX, by family."""

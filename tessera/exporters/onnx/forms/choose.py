@@ -1,0 +1,137 @@
+"""Sorting and searching."""
+
+from __future__ import annotations
+
+import torch
+
+from tessera.exporters.onnx.forms.common import axis, need
+from tessera.exporters.onnx.graph import Graph, Ref
+from tessera.exporters.onnx.registry import form
+
+
+def best(g: Graph, x: Ref, k: object, dim: int, largest: bool) -> list[Ref]:
+    """The k largest or smallest, in order; of equal ones the first comes first."""
+    if not x.ndim:
+        return [x, g.full(0, torch.int64)]
+    wide = x if x.is_float or x.dtype in (torch.int32, torch.int64) else g.cast(x, torch.int32)
+    values, places = g.op(
+        "TopK", wide, g.ints([k]), axis=axis(dim, x.ndim), largest=int(largest), outputs=2,
+        dtype=[wide.dtype, torch.int64],
+    )  # fmt: skip
+    return [g.cast(values, x.dtype), places]
+
+
+@form("topk")
+def topk(g: Graph, x: Ref, k: object, dim: int = -1, largest: bool = True, sorted: bool = True) -> list[Ref]:
+    return best(g, x, k, dim, largest)
+
+
+@form("sort.default")
+def sort(g: Graph, x: Ref, dim: int = -1, descending: bool = False) -> list[Ref]:
+    return best(g, x, x.sizes[axis(dim, x.ndim)] if x.ndim else 1, dim, descending)
+
+
+@form("sort.stable")
+def sort_stable(g: Graph, x: Ref, *, stable: bool | None, dim: int = -1, descending: bool = False) -> list[Ref]:
+    return sort(g, x, dim, descending)
+
+
+@form("argsort.default")
+def argsort(g: Graph, x: Ref, dim: int = -1, descending: bool = False) -> Ref:
+    return sort(g, x, dim, descending)[1]
+
+
+@form("argsort.stable")
+def argsort_stable(g: Graph, x: Ref, *, stable: bool, dim: int = -1, descending: bool = False) -> Ref:
+    return sort(g, x, dim, descending)[1]
+
+
+@form("kthvalue")
+def kthvalue(g: Graph, x: Ref, k: int, dim: int = -1, keepdim: bool = False) -> list[Ref]:
+    if not x.ndim:
+        return best(g, x, k, dim, False)
+    d = axis(dim, x.ndim)
+    place = g.tensor(torch.tensor([k - 1])) if keepdim else g.full(k - 1, torch.int64)
+    return [g.op("Gather", out, place, axis=d) for out in best(g, x, k, d, False)]
+
+
+def _boundaries(g: Graph, x: Ref, edges: Ref, right: bool) -> Ref:
+    """How many boundaries lie below: one row of them for all, or one for each row."""
+    dtype = torch.promote_types(x.dtype, edges.dtype)
+    kind = "GreaterOrEqual" if right else "Greater"
+    if edges.ndim > 1:
+        edges = g.unsqueeze(edges, edges.ndim - 1)
+    above = g.op(kind, g.unsqueeze(g.cast(x, dtype), -1), g.cast(edges, dtype), dtype=torch.bool)
+    return g.op("ReduceSum", g.cast(above, torch.int64), g.ints([-1]), keepdims=0)
+
+
+@form("bucketize.Tensor")
+def bucketize(g: Graph, x: Ref, edges: Ref, *, out_int32: bool = False, right: bool = False) -> Ref:
+    return _boundaries(g, x, edges, right)
+
+
+@form("searchsorted.Tensor")
+def searchsorted(
+    g: Graph, edges: Ref, x: Ref, *, out_int32: bool = False, right: bool = False, side: str | None = None,
+    sorter: Ref | None = None,
+) -> Ref:  # fmt: skip
+    need(sorter is None)
+    return _boundaries(g, x, edges, right or side == "right")
+
+
+def _median(g: Graph, x: Ref, dim: int, keepdim: bool) -> list[Ref]:
+    """The lower one of the two in the middle."""
+    d = axis(dim, x.ndim)
+    need(isinstance(x.sizes[d], int) and x.sizes[d] > 0)  # type: ignore[operator]
+    return kthvalue(g, x, (x.sizes[d] + 1) // 2, d, keepdim)  # type: ignore[operator]
+
+
+@form("median.dim")
+def median(g: Graph, x: Ref, dim: int, keepdim: bool = False) -> list[Ref]:
+    return _median(g, x, dim, keepdim) if x.ndim else [x, g.full(0, torch.int64)]
+
+
+@form("median.default")
+def median_all(g: Graph, x: Ref) -> Ref:
+    total = 1
+    for n in x.sizes:
+        need(isinstance(n, int) and n > 0)
+        total *= n  # type: ignore[assignment]
+    return _median(g, g.reshape(x, [total]), 0, False)[0]
+
+
+@form("isin.Tensor_Tensor")
+def isin(g: Graph, x: Ref, among: Ref, *, assume_unique: bool = False, invert: bool = False) -> Ref:
+    need(not x.dtype.is_complex and among.ndim == 1)
+    dtype = torch.promote_types(x.dtype, among.dtype)
+    equal = g.op("Equal", g.unsqueeze(g.cast(x, dtype), -1), g.cast(among, dtype), dtype=torch.bool)
+    out = g.cast(g.reduce("ReduceMax", g.cast(equal, torch.int32), [-1], False), torch.bool)
+    return g.op("Not", out) if invert else out
+
+
+@form("_unique2")
+def unique(
+    g: Graph, x: Ref, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> list[Ref]:
+    values, _, inverse, counts = g.op(
+        "Unique", x, sorted=1, outputs=4, dtype=[x.dtype, torch.int64, torch.int64, torch.int64]
+    )
+    return [values, g.op("Reshape", inverse, g.ints(x.sizes)), counts]
+
+
+@form("histc")
+def histc(g: Graph, x: Ref, bins: int = 100, low: float = 0, high: float = 0) -> Ref:
+    """How many elements fall into each bin; the last one has its end, too."""
+    need(isinstance(bins, int) and low < high)
+    dtype = g.result.dtype
+    wide = dtype if dtype.is_floating_point else torch.float32
+    flat = g.cast(g.op("Reshape", x, g.ints([-1])), wide)
+    first, last = g.full(low, wide), g.full(high, wide)
+    place = g.op("Floor", g.op("Mul", g.op("Sub", flat, first), g.full(bins / (high - low), wide)))
+    place = g.op("Min", place, g.full(bins - 1, wide))
+    above = g.op("GreaterOrEqual", flat, first, dtype=torch.bool)
+    within = g.op("And", above, g.op("LessOrEqual", flat, last, dtype=torch.bool))
+    kept = g.op("Where", within, place, g.full(-1, wide), dtype=wide)
+    rows = g.op("Unsqueeze", kept, g.ints([1]))
+    hits = g.op("Equal", rows, g.tensor(torch.arange(bins, dtype=wide)), dtype=torch.bool)
+    return g.op("ReduceSum", g.cast(hits, wide), g.ints([0]), keepdims=0)

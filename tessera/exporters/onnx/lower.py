@@ -1,0 +1,180 @@
+"""A Trace as ONNX nodes.
+
+In: a cleaned, functional Trace, and the names and contents of the inputs that are weights. Out: a `Graph`. Each
+equation is written by its form; one that has none is taken apart, and its parts are written; what still has none is an
+error that names the operator and the user's line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+import tessera.exporters.onnx.forms.all  # noqa: F401  (declares them)
+from tessera.exporters.onnx.decompose import Decompositions
+from tessera.exporters.onnx.errors import ExportError, NoForm
+from tessera.exporters.onnx.graph import Graph, Ref
+from tessera.exporters.onnx.registry import forms_of
+from tessera.exporters.onnx.sizes import Numbers
+from tessera.exporters.onnx.specials import special
+from tessera.ir.equation import Arg, Equation, Special, Value, map_values
+from tessera.ir.schema import draws
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType
+from tessera.torch_internals.fake import FakeTensorMode
+
+_CLAIMS = ("_assert", "sym_constrain")  # what a program says of itself; nothing of it is computed
+DEPTH = 8  # how often parts are taken apart themselves
+
+
+class Lowering:
+    def __init__(self, g: Graph, trace: Trace, mode: FakeTensorMode, outer: Lowering | None = None) -> None:
+        self.g, self.trace = g, trace
+        self.env: dict[Value, Ref] = {}
+        self.outer = outer
+        self.symbols = dict(trace.symbols)
+        self.decompositions = Decompositions(mode) if outer is None else outer.decompositions
+        self.mode = mode
+        g.compute = Numbers(g, self.symbol)
+        g.transposed = self.transposed
+        self.weights: dict[str, torch.Tensor] = {} if outer is None else outer.weights
+        self.readers: dict[str, int] = {} if outer is None else outer.readers
+        self.read: set[object] = read_values(trace)
+
+    def run(self) -> list[Ref | object]:
+        """Write all equations; gives what the trace gives."""
+        for v, data in self.trace.constants.items():
+            self.env[v] = self.g.tensor(data, v.name)
+        for eqn in self.trace.equations:
+            self.equation(eqn, DEPTH)
+        return [self.env[o] if isinstance(o, Value) else o for o in self.trace.outputs]
+
+    def weight(self, v: Value, name: str, data: torch.Tensor) -> Ref:
+        """A parameter or buffer, which the file holds."""
+        name = self.g.fresh(name)
+        self.g.initializers[name] = self.weights[name] = data
+        return Ref(name, data.dtype, v.tensor.shape)
+
+    def transposed(self, x: Ref) -> Ref:
+        """A matrix turned. One of the file's that nothing else reads is held turned."""
+        assert x.shape is not None
+        shape = x.shape[::-1]
+        if self.weights.get(x.name) is not None and self.readers.get(x.name) == 1:
+            name = f"{x.name}.T"
+            if name not in self.g.initializers:
+                self.g.initializers[self.g.fresh(name)] = self.weights[x.name].detach().t()
+            return Ref(name, x.dtype, shape)
+        return self.g.op("Transpose", x, perm=[1, 0], shape=shape)
+
+    def symbol(self, name: str) -> Ref:
+        """A symbol of the sizes, as one element."""
+        if name not in self.symbols:
+            if self.outer is not None:
+                return self.outer.symbol(name)
+            raise ExportError(f"the program does not say where the size {name} comes from")
+        value, dim = self.symbols[name]
+        x = self.env[value]
+        if dim is None:
+            return self.g.one(x)
+        return self.g.op("Shape", x, start=dim, end=dim + 1, dtype=torch.int64, shape=(1,))
+
+    # --- equations ---
+
+    def equation(self, eqn: Equation, depth: int) -> None:
+        g = self.g
+        g.source = eqn.source
+        if isinstance(eqn.op, Special):
+            out = special(self, eqn)
+            if out is None:
+                self.apart(eqn, depth)
+            else:
+                self.bind(eqn, out)
+            return
+        if eqn.opname.startswith(_CLAIMS):
+            return
+        if draws(eqn.op, eqn.args, eqn.kwargs):
+            if self.read.isdisjoint(eqn.outputs):
+                return
+            raise ExportError(f"{eqn.op} draws random numbers, which ONNX has no like of: {where(eqn)}")
+        types = [v.type if v is not None and isinstance(v.type, TensorType) else None for v in eqn.outputs]
+        g.results = [t if v in self.read else None for v, t in zip(eqn.outputs, types, strict=True)]
+        g.result = next((t for t in types if t is not None), None)  # type: ignore[assignment]
+        positional, keyword = eqn.bound()
+        args, kwargs = self.refs(positional), self.refs(keyword)
+        for fn in forms_of(eqn.op, g.opset, any(map(_is_complex, (*eqn.inputs(), *eqn.outputs)))):
+            before = g.written()
+            try:
+                out = fn(g, *args, **kwargs)
+            except NoForm:
+                g.forget(before)
+                continue
+            self.bind(eqn, out)
+            return
+        self.apart(eqn, depth)
+
+    def refs(self, tree: Arg) -> Arg:
+        return map_values(tree, self.env.__getitem__)
+
+    def apart(self, eqn: Equation, depth: int) -> None:
+        """Write an equation as the equations that it is made of."""
+        parts = self.decompositions.of(eqn) if depth else None
+        if parts is None:
+            raise ExportError(f"ONNX has no form for {eqn.op}: {where(eqn)}")
+        for inner, outer in zip(parts.inputs, dict.fromkeys(eqn.inputs()), strict=True):
+            self.env[inner] = self.env[outer]
+        for v, data in parts.constants.items():
+            self.env[v] = self.g.tensor(data, v.name)
+        for name, place in parts.symbols.items():
+            self.symbols.setdefault(name, place)
+        self.read |= read_values(parts)
+        for part in parts.equations:
+            self.equation(part.with_(source=eqn.source), depth - 1)
+        self.g.source = eqn.source
+        self.bind(eqn, [self.refs(o) for o in parts.outputs])
+
+    def bind(self, eqn: Equation, out: object) -> None:
+        """The results of an equation, of the dtypes and shapes that it says."""
+        refs = list(out) if isinstance(out, (list, tuple)) else [out]
+        for v, ref in zip(eqn.outputs, refs, strict=False):
+            if v is None:
+                continue
+            if not isinstance(ref, Ref):
+                if ref is None or not isinstance(v.type, TensorType):
+                    self.env[v] = ref  # type: ignore[assignment]
+                    continue
+                ref = self.g.scalar(ref, v.dtype)
+            if isinstance(v.type, TensorType):
+                ref = ref if v.dtype.is_complex else self.g.cast(ref, v.dtype)
+                ref = Ref(ref.name, v.dtype, v.type.shape)
+            self.env[v] = ref
+
+
+def _is_complex(v: Value | None) -> bool:
+    return v is not None and isinstance(v.type, TensorType) and v.type.dtype.is_complex
+
+
+def where(eqn: Equation) -> str:
+    return f"called at {eqn.source}" if str(eqn.source) else "at an unknown line"
+
+
+def read_values(trace: Trace) -> set[object]:
+    """What equations read, or the program gives."""
+    return (
+        {v for eqn in trace.equations for v in eqn.inputs()}
+        | {*trace.results()}
+        | {v for v, _ in trace.symbols.values()}
+    )
+
+
+def count_readers(trace: Trace, names: Mapping[Value, str]) -> dict[str, int]:
+    """How many equations read each weight."""
+    counts: dict[str, int] = {}
+    for eqn in trace.equations:
+        for v in dict.fromkeys(eqn.inputs()):
+            if v in names:
+                counts[names[v]] = counts.get(names[v], 0) + 1
+    for v in trace.results():
+        if v in names:
+            counts[names[v]] = counts.get(names[v], 0) + 1
+    return counts

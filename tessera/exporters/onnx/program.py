@@ -1,0 +1,55 @@
+"""What is exported: a Trace, and the names under which it leaves.
+
+In: a captured program. Out: a `Program`, cleaned by the passes of inference, with the names of its weights, inputs,
+outputs and sizes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from tessera.ir.equation import Arg, Value
+from tessera.ir.trace import Trace
+from tessera.ir.types import Size
+from tessera.passes.clean.canonicalise import canonicalise
+from tessera.passes.clean.cse import cse
+from tessera.passes.clean.dce import dce
+from tessera.passes.clean.fold import fold
+from tessera.passes.clean.inline import inline
+from tessera.torch_internals.fake import FakeTensorMode
+
+_SYMBOL = re.compile(r"[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True)
+class Program:
+    trace: Trace
+    mode: FakeTensorMode
+    weights: Mapping[Value, tuple[str, torch.Tensor]]  # inputs that the file holds
+    inputs: Mapping[Value, str]  # those that a caller brings
+    outputs: Sequence[tuple[str, Arg]]
+    sizes: Mapping[str, str] = field(default_factory=dict)  # symbol -> what the user calls it
+
+    def size_name(self, size: Size) -> str:
+        """A symbolic size in the user's words: `batch`, `2*length + 1`."""
+        return _SYMBOL.sub(lambda m: self.sizes.get(m[0], m[0]), str(size))
+
+
+def cleaned(trace: Trace) -> Trace:
+    """As inference begins, without what only gradients need."""
+    for step in (inline, _plain, fold, cse, dce):
+        trace = step(trace)
+    return trace
+
+
+def _plain(trace: Trace) -> Trace:
+    return canonicalise(trace, differentiable=False)
+
+
+def updated(name: str) -> str:
+    """The output that holds what an input, or a buffer, becomes."""
+    return f"{name}.updated"

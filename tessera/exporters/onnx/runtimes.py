@@ -1,0 +1,50 @@
+"""Who runs an ONNX file for us: ONNX Runtime, or the reference evaluator of the package onnx.
+
+In: a model (a path or bytes) and arrays by input name. Out: arrays, in the order of the outputs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from tessera.exporters.onnx.errors import ExportError
+
+Run = Callable[[Mapping[str, np.ndarray]], list]
+ORT, REFERENCE = "ort", "reference"
+
+
+def preferred() -> str:
+    """ONNX Runtime where it is installed."""
+    return ORT if importlib.util.find_spec("onnxruntime") is not None else REFERENCE
+
+
+def runtime(kind: str, model: str | bytes) -> Run:
+    return _ort(model) if kind == ORT else _reference(model)
+
+
+def _ort(model: str | bytes) -> Run:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ExportError("comparing with ONNX Runtime needs the package onnxruntime") from error
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    wanted = {i.name for i in session.get_inputs()}
+    return lambda feeds: session.run(None, {k: v for k, v in feeds.items() if k in wanted})
+
+
+def _reference(model: str | bytes) -> Run:
+    from onnx.reference import ReferenceEvaluator
+
+    evaluator = ReferenceEvaluator(model if isinstance(model, str) else _read(model))
+    return lambda feeds: list(evaluator.run(None, dict(feeds)))
+
+
+def _read(model: bytes) -> object:
+    from onnx import load_from_string
+
+    return load_from_string(model)

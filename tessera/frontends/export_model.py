@@ -1,0 +1,123 @@
+"""Models as exported programs: what `torch.export` makes of a module or function and example arguments.
+
+In: a model, its arguments, and the sizes that may change. Out: an `ExportedProgram`, for `frontends/export.py`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+
+import torch
+from torch.export import Dim, ExportedProgram
+from torch.export.dynamic_shapes import refine_dynamic_shapes_from_suggested_fixes
+
+from tessera.ir.strides import copied
+from tessera.torch_internals import pytree
+from tessera.util.errors import CaptureError, OptionError
+
+_RANGE = re.compile(r"(\w+) = Dim\('\1'.*\)")
+
+
+def exported_program(
+    model: Callable | ExportedProgram, args: tuple, kwargs: dict, dynamic: object
+) -> tuple[ExportedProgram, tuple[str, ...]]:
+    """The model as PyTorch exports it, and the names of its positional arguments."""
+    if isinstance(model, ExportedProgram):
+        if args or kwargs or dynamic:
+            raise OptionError("an exported program brings its arguments and sizes: expected none beside it")
+        return model, ()
+    module = model if isinstance(model, torch.nn.Module) else _Function(model)
+    names = _names(model, len(args))
+    if not isinstance(args, tuple):
+        raise OptionError(f"expected a tuple of arguments, got {type(args).__name__}")
+    args, kwargs = _apart(args, kwargs, module)
+    shapes = _dynamic_shapes(dynamic, names, args, kwargs)
+    narrowed = False
+    while True:
+        try:
+            with torch.no_grad():
+                return torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False), names  # type: ignore[arg-type]
+        except Exception as error:
+            narrower = None if narrowed else _narrower(str(error), shapes, dynamic)
+            if narrower is None:
+                raise CaptureError(f"torch.export does not capture {_name_of(model)}: {error}") from error
+            shapes, narrowed = narrower, True
+
+
+def _narrower(message: str, shapes: object, dynamic: object) -> object:
+    """Sizes in the ranges that PyTorch suggests, as a table of positions has one; None where it suggests something else
+    than ranges, or a range for a size that the user gave one for."""
+    suggested = message.partition("Suggested fixes:")[2].strip("\n").split("\n\n")[0].splitlines()
+    ranges = [found[1] for line in suggested if (found := _RANGE.fullmatch(line.strip()))]
+    open_ended = {size for size in pytree.tree_leaves(dynamic) if isinstance(size, str)}
+    if not ranges or len(ranges) != len(suggested) or not open_ended.issuperset(ranges):
+        return None
+    fixes = "\n".join(["Suggested fixes:", *suggested])
+    return refine_dynamic_shapes_from_suggested_fixes(fixes, shapes)  # type: ignore[arg-type]
+
+
+def _apart(args: tuple, kwargs: dict, module: torch.nn.Module) -> tuple[tuple, dict]:
+    """The arguments with no tensor among them twice: PyTorch's export would take the one for the other ever after."""
+    seen = {id(x) for x in (*module.parameters(), *module.buffers())}
+
+    def once(x: torch.Tensor) -> torch.Tensor:
+        if id(x) in seen:
+            x = copied(x.detach(), x.stride())
+        seen.add(id(x))
+        kept.append(x)  # an id is a tensor's as long as it lives
+        return x
+
+    kept: list[torch.Tensor] = []
+    return pytree.tree_map_only(torch.Tensor, once, (args, kwargs))
+
+
+class _Function(torch.nn.Module):
+    def __init__(self, fn: Callable) -> None:
+        super().__init__()
+        self.fn = fn
+        self.forward = fn  # type: ignore[method-assign]
+
+
+def _name_of(model: object) -> str:
+    return getattr(model, "__name__", type(model).__name__)
+
+
+def _names(model: Callable, count: int) -> tuple[str, ...]:
+    fn = model.forward if isinstance(model, torch.nn.Module) else model
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        names = [p.name for p in inspect.signature(fn).parameters.values() if p.kind in kinds]
+    except (TypeError, ValueError):
+        names = []
+    return tuple(names[:count]) if len(names) >= count else tuple(f"arg{i}" for i in range(count))
+
+
+def _dynamic_shapes(dynamic: object, names: tuple[str, ...], args: tuple, kwargs: dict) -> object:
+    """`{"x": {0: "batch", 1: ("length", 1, 512)}}` as PyTorch wants it: a size of one name is one size."""
+    if dynamic is None:
+        return None
+    if not isinstance(dynamic, Mapping):
+        raise OptionError(f"dynamic: expected arguments and their sizes, as {{'x': {{0: 'batch'}}}}, got {dynamic!r}")
+    given = (*names, *kwargs)
+    if unknown := [name for name in dynamic if name not in given]:
+        raise OptionError(f"dynamic: expected one of {', '.join(given)}, got {unknown[0]!r}")
+    dims: dict[str, object] = {}
+
+    def dim(size: object) -> object:
+        if isinstance(size, str):
+            return dims.setdefault(size, Dim(size))
+        if isinstance(size, tuple) and len(size) == 3:
+            name, low, high = size
+            return dims.setdefault(name, Dim(name, min=low, max=high))
+        return size
+
+    def spec(x: object) -> object:
+        if isinstance(x, Mapping) and all(isinstance(k, int) for k in x):
+            return {k: dim(size) for k, size in x.items()}
+        if isinstance(x, Mapping):
+            return {k: spec(v) for k, v in x.items()}
+        return type(x)(map(spec, x)) if isinstance(x, (list, tuple)) else x
+
+    return {name: spec(dynamic[name]) if name in dynamic else None for name in given}

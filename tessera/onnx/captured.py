@@ -1,0 +1,133 @@
+"""A model on its way out: captured, with the names that its file will have.
+
+In: a module, function or exported program, its arguments, and the sizes that may change. Out: a `Program` for the
+exporter, and the caller's tensors by the names of the inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch.export import ExportedProgram
+
+from tessera.exporters.onnx.program import Program, cleaned
+from tessera.frontends.export import capture_export
+from tessera.frontends.export_model import exported_program
+from tessera.ir.equation import Value
+from tessera.ir.types import ScalarType, TensorType, symbol_of
+from tessera.onnx.module import OnnxModule
+from tessera.onnx.recorded import whole_graph
+from tessera.torch_internals import pytree
+from tessera.util.errors import InputError, OptionError
+
+
+@dataclass(frozen=True)
+class Leaving:
+    program: Program
+    feeds: dict[str, torch.Tensor]  # the example arguments, by the names of the inputs
+
+
+def captured_model(
+    model: Callable | ExportedProgram, args: tuple, kwargs: dict, dynamic: Mapping | None, name: str
+) -> Leaving:
+    if isinstance(model, OnnxModule):
+        return _imported(model, args, kwargs, dynamic)
+    exported, names = exported_program(model, args, kwargs, dynamic)
+    if not args and not kwargs and exported.example_inputs is not None:
+        args, kwargs = exported.example_inputs
+    with torch.no_grad():
+        captured = capture_export(exported, name)
+    specs = exported.graph_signature.input_specs
+    held = [spec.target or spec.arg.name for spec in specs if spec.kind.name != "USER_INPUT"]
+    trace = captured.captured.trace
+    trace = cleaned(trace.with_(outputs=trace.outputs[: captured.captured.outputs]))
+    weights = dict(zip(trace.inputs, zip(held, captured.held, strict=True), strict=False))
+    users = trace.inputs[len(held) :]
+    leaves = pytree.tree_leaves((args, kwargs))
+    bound = {v for symbol, (v, _) in trace.symbols.items() if symbol != v.name}
+    inputs = {v: v.name for v in users if _comes_in(v, bound)}
+    feeds = {v.name: _tensor(x) for v, x in zip(users, leaves, strict=True) if v in inputs}
+    sizes = _size_names(users, names, args, kwargs, dynamic or {})
+    paths = _paths(captured.out_spec, len(trace.outputs))
+    outputs = [(path, o) for path, o in zip(paths, trace.outputs, strict=True) if o is not None]
+    outputs = [(path, o) for path, o in outputs if not isinstance(o, str)]
+    kept = trace.with_(outputs=tuple(o for _, o in outputs))
+    return Leaving(Program(kept, captured.captured.mode, weights, inputs, outputs, sizes), feeds)
+
+
+def _imported(net: OnnxModule, args: tuple, kwargs: dict, dynamic: Mapping | None) -> Leaving:
+    """A file that was read has sizes and names of its own."""
+    if dynamic:
+        raise OptionError("dynamic: the sizes of an imported model are those that its file names")
+    graph = whole_graph(net, args, kwargs)
+    trace = graph.trace.with_(outputs=tuple(v for _, v in graph.outputs))
+    trace = cleaned(trace)
+    outputs = [(name, v) for (name, _), v in zip(graph.outputs, trace.outputs, strict=True)]
+    program = Program(trace, graph.recorded.mode, graph.weights, graph.inputs, outputs, graph.sizes)
+    return Leaving(program, graph.values)
+
+
+def _comes_in(v: Value, bound: set[Value]) -> bool:
+    """Tensors, and numbers that are symbols; other numbers are constants of the program."""
+    return isinstance(v.type, TensorType) or (isinstance(v.type, ScalarType) and v in bound)
+
+
+def _tensor(x: object) -> torch.Tensor:
+    if isinstance(x, torch.Tensor):
+        return x.detach()
+    if isinstance(x, (bool, int, float)):
+        return torch.tensor(x, dtype=torch.float64 if isinstance(x, float) else None)
+    raise InputError(f"expected tensors and numbers as arguments, got {type(x).__name__}")
+
+
+def _size_names(
+    users: tuple[Value, ...], names: tuple[str, ...], args: tuple, kwargs: dict, dynamic: Mapping
+) -> dict[str, str]:
+    """What the user calls each symbol."""
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    specs = [spec for name, x in given.items() for spec in _leaf_specs(dynamic.get(name), x)]
+    called: dict[str, str] = {}
+    for v, spec in zip(users, specs, strict=False):
+        if not isinstance(v.type, TensorType) or not isinstance(spec, Mapping):
+            continue
+        for dim, size in spec.items():
+            name = (
+                size if isinstance(size, str) else size[0] if isinstance(size, tuple) else getattr(size, "__name__", "")
+            )
+            here = v.type.shape[dim]
+            if name and not isinstance(here, int) and (symbol := symbol_of(here)):
+                called.setdefault(symbol, name)
+    return called
+
+
+def _leaf_specs(spec: object, x: object) -> Iterator[object]:
+    if isinstance(x, torch.Tensor):
+        yield spec
+    elif isinstance(x, (list, tuple)):
+        listed = spec if isinstance(spec, (list, tuple)) else [None] * len(x)
+        for s, item in zip(listed, x, strict=True):
+            yield from _leaf_specs(s, item)
+    elif isinstance(x, dict):
+        for key, item in x.items():
+            yield from _leaf_specs(spec.get(key) if isinstance(spec, Mapping) else None, item)
+    else:
+        yield from [None] * len(pytree.tree_leaves(x))
+
+
+def _paths(spec: pytree.TreeSpec, count: int) -> list[str]:
+    """Names of outputs by where they stand: `logits`, `past.0.1`; `output` where there is one alone."""
+    numbered = pytree.tree_unflatten(list(range(count)), spec)
+    paths = {leaf: path for path, leaf in pytree.tree_flatten_with_path(numbered)[0]}
+    if count == 1 and not paths[0]:
+        return ["output"]
+    texts = [".".join(_key(k) for k in paths[i]) for i in range(count)]
+    return [f"output.{t}" if t[:1].isdigit() else t for t in texts]
+
+
+def _key(key: object) -> str:
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)

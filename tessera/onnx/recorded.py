@@ -1,0 +1,91 @@
+"""An imported module as one program, whatever its signature: for what leaves again.
+
+In: an `OnnxModule` and example inputs. Out: the recording of its whole graph, with a symbol for every size that the
+file names or leaves open, and whose inputs are which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from tessera.frontends.onnx.capture import Recorded, Result, record_part
+from tessera.frontends.onnx.importer import Importer, Stop
+from tessera.frontends.onnx.segments import Plan
+from tessera.ir.equation import Value
+from tessera.ir.trace import Trace
+from tessera.ir.types import symbol_of
+from tessera.onnx.module import OnnxModule, arguments
+from tessera.util.errors import CaptureError, InputError
+
+
+@dataclass(frozen=True)
+class WholeGraph:
+    recorded: Recorded
+    weights: dict[Value, tuple[str, torch.Tensor]]
+    inputs: dict[Value, str]
+    values: dict[str, torch.Tensor]  # the example inputs
+    outputs: list[tuple[str, Value]]
+    sizes: dict[str, str]  # symbol -> the file's name for it
+    held: frozenset[Value]  # weights that are the module's; others are constants of the program
+
+    @property
+    def trace(self) -> Trace:
+        return self.recorded.captured.trace
+
+
+def whole_graph(net: OnnxModule, args: tuple, kwargs: Mapping[str, object]) -> WholeGraph:
+    graph = net.__tessera_onnx__
+    given = arguments(graph, args, kwargs)
+    (part,) = Plan(graph.model.graph).parts or (None,)
+    if part is None:
+        raise CaptureError("the file has no nodes")
+    state = graph.state
+    inputs = {n: given[n] if n in given else state[n] for n in part.inputs}
+    constants = {n: x for n, x in inputs.items() if n not in given and state.known(n)}
+    plain = {n: x.detach() if isinstance(x, torch.Tensor) else x for n, x in constants.items()}
+    importer = Importer(graph.model, graph.limits, graph.device(given))
+    dynamic = graph.compiler.dynamic(part, inputs, set(constants))
+    try:
+        with torch.no_grad():
+            recorded = record_part(graph.model, part, inputs, plain, importer, dynamic or None, graph.backend.name)
+    except Stop as stop:
+        raise CaptureError(f"the graph is not one program: {stop}") from stop
+    owners = [n for n, x in inputs.items() if n not in constants]
+    trace = recorded.captured.trace
+    count = len(recorded.places)
+    by_value = dict(zip(trace.inputs[:count], (owners[i] for i in recorded.places), strict=True))
+    weights: dict[Value, tuple[str, torch.Tensor]] = {
+        v: (n, state[n].detach())  # type: ignore[attr-defined]
+        for v, n in by_value.items()
+        if n not in given
+    }
+    held = frozenset(weights)
+    lifted = zip(trace.inputs[count:], recorded.lifted, strict=True)
+    weights |= {v: (v.name, x) for v, x in lifted}
+    called = {v: n for v, n in by_value.items() if n in given}
+    outputs: list[tuple[str, Value]] = []
+    for name, leaf in zip(part.outputs, recorded.leaves, strict=True):
+        if not isinstance(leaf, Result):
+            raise CaptureError(f"the output {name!r} is a constant of the file, which a program does not give")
+        outputs.append((name, trace.outputs[leaf.place]))  # type: ignore[arg-type]
+    order = {v.name: i for i, v in enumerate(graph.model.graph.outputs)}
+    outputs.sort(key=lambda pair: order.get(pair[0], 0))
+    values = {n: given[n] for n in called.values()}
+    return WholeGraph(recorded, weights, called, values, outputs, _sizes(graph.infos, called), held)  # type: ignore[arg-type]
+
+
+def _sizes(infos: Mapping, inputs: Mapping[Value, str]) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for v, name in inputs.items():
+        declared = infos[name].shape
+        for here, said in zip(v.tensor.shape, declared or (), strict=False):
+            if isinstance(here, int) or not isinstance(said, str) or not (symbol := symbol_of(here)):
+                continue
+            if names.setdefault(symbol, said) != said:
+                raise InputError(
+                    f"the sizes {names[symbol]} and {said} are equal in the example: give inputs in which they differ"
+                )
+    return names

@@ -1,0 +1,108 @@
+"""`export`: a model as an ONNX file, and its answer compared with eager PyTorch's."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Mapping
+
+import torch
+from torch.export import ExportedProgram
+
+from tessera.exporters.onnx.compare import compare
+from tessera.exporters.onnx.errors import ExportError
+from tessera.exporters.onnx.file import INSIDE, save, with_weights
+from tessera.exporters.onnx.model import to_model
+from tessera.exporters.onnx.registry import OLDEST
+from tessera.exporters.onnx.runtimes import preferred, runtime
+from tessera.frontends.onnx.proto import onnx
+from tessera.onnx.arrays import to_numpy, to_torch
+from tessera.onnx.captured import Leaving, captured_model
+from tessera.torch_internals import pytree
+from tessera.util.errors import OptionError
+
+DEFAULT = 23  # the first opset with attention and RMS normalisation
+NEWEST = onnx.defs.onnx_opset_version()
+
+
+def export(
+    model: Callable | ExportedProgram,
+    args: tuple = (),
+    path: str | os.PathLike | None = None,
+    *,
+    kwargs: dict | None = None,
+    dynamic: Mapping | None = None,
+    opset: int | None = None,
+    check: bool = True,
+    inside: int = INSIDE,
+) -> onnx.ModelProto | None:
+    """Write a model as an ONNX file, for the given example arguments; without a path, give the `onnx.ModelProto`.
+
+    dynamic  sizes that may change: `{"x": {0: "batch", 1: ("length", 1, 512)}}`; a name stands for one size
+    opset    17 or later; 23 unless given
+    check    run the file on the arguments, by ONNX Runtime or, where that is missing, by onnx's reference evaluator,
+             and raise unless it gives what the model does
+    inside   bytes of weights that the file itself holds; with more they lie beside it, in `<path>.data`
+    """
+    version = min(DEFAULT, NEWEST) if opset is None else opset
+    if not OLDEST <= version <= NEWEST:
+        raise OptionError(f"opset: expected {OLDEST} to {NEWEST}, got {version}")
+    leaving = captured_model(model, args, kwargs or {}, dynamic, _name(model))
+    expected = _eager(model, args, kwargs or {}) if check else None
+    message, weights = to_model(leaving.program, version)
+    if path is None:
+        message = with_weights(message, weights)
+        held: str | bytes = message.SerializeToString() if check else b""
+    else:
+        held = os.fspath(path)
+        save(message, weights, held, inside)
+    if expected is not None:
+        _check(held, leaving, expected)
+    return message if path is None else None
+
+
+def _name(model: object) -> str:
+    name = getattr(model, "__name__", type(model).__name__)
+    return name if name.isidentifier() else "model"
+
+
+def _eager(model: Callable | ExportedProgram, args: tuple, kwargs: dict) -> list[object]:
+    """What the model gives; its buffers and arguments stay as they are."""
+    if isinstance(model, ExportedProgram):
+        args, kwargs = model.example_inputs or ((), {})
+        model = model.module()
+    args, kwargs = pytree.tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
+    kept = {name: b.clone() for name, b in model.named_buffers()} if isinstance(model, torch.nn.Module) else {}
+    try:
+        with torch.no_grad():
+            out = model(*args, **kwargs)
+    finally:
+        for name, b in model.named_buffers() if isinstance(model, torch.nn.Module) else ():
+            b.data.copy_(kept[name])
+    return [copy.copy(x) for x in pytree.tree_leaves(out)]
+
+
+def _check(held: str | bytes, leaving: Leaving, expected: list[object]) -> None:
+    program = leaving.program
+    kind = preferred()
+    try:
+        run = runtime(kind, held)
+        results = run({name: to_numpy(x) for name, x in leaving.feeds.items()})  # type: ignore[misc]
+    except Exception as error:
+        raise ExportError(f"the model is written, but {_called(kind)} does not run it: {error}") from error
+    tensors = [x for x in expected if isinstance(x, (torch.Tensor, bool, int, float))]
+    problems = []
+    for (name, _), got, wanted in zip(program.outputs, results, tensors, strict=False):
+        answer = to_torch(got)
+        assert isinstance(answer, torch.Tensor)
+        if not isinstance(wanted, torch.Tensor):
+            wanted = torch.tensor(wanted, dtype=answer.dtype)
+        difference = compare(name, answer, wanted.detach().cpu())
+        if difference.problem:
+            problems.append(str(difference))
+    if problems:
+        raise ExportError(f"the model is written, but {_called(kind)} gives another answer: {'; '.join(problems)}")
+
+
+def _called(kind: str) -> str:
+    return {"ort": "ONNX Runtime", "reference": "onnx's reference evaluator (onnxruntime is not installed)"}[kind]

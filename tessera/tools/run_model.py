@@ -1,0 +1,163 @@
+"""`tessera run model.onnx --random --compare ort`: a model from a file, run and compared with another answer.
+
+In: a file and inputs, random ones or arrays of an `.npz` file. Out: the worst element of each output beside what ONNX
+Runtime, onnx's reference evaluator, our own interpreter or another file gives; where they differ, the first node whose
+results do.
+"""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tessera.artifact.loaded import load as load_artifact
+from tessera.exporters.onnx.compare import Difference, compare
+from tessera.exporters.onnx.runtimes import ORT, REFERENCE, runtime
+from tessera.frontends.onnx.elements import DTYPES
+from tessera.frontends.onnx.interpreter import Interpreter
+from tessera.frontends.onnx.proto import onnx
+from tessera.onnx.arrays import to_numpy, to_torch
+from tessera.onnx.module import OnnxModule, load
+from tessera.util.errors import OptionError
+
+EAGER = "eager"
+Tensors = dict[str, torch.Tensor]
+
+
+def options() -> ArgumentParser:
+    parser = ArgumentParser(prog="tessera run model.onnx")
+    parser.add_argument("--random", action="store_true", help="make inputs of the types that the file says")
+    parser.add_argument("--inputs", help="an .npz file with an array for each input")
+    parser.add_argument(
+        "--size", action="append", default=[], metavar="NAME=N", help="a size that the file leaves open"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--compare", metavar="WITH", help="ort, reference, eager, or another .onnx or .tess file")
+    return parser
+
+
+class ModelRun:
+    """An ONNX file, its inputs, and what we compute of them."""
+
+    def __init__(self, path: str, given: Namespace) -> None:
+        self.path, self.net = path, load(path).eval()
+        if given.inputs:
+            arrays = np.load(given.inputs, allow_pickle=False)
+            self.inputs: Tensors = {name: to_torch(arrays[name]) for name in self.net.input_names}  # type: ignore[misc]
+        elif given.random:
+            self.inputs = random_inputs(self.net, _sizes(given.size), given.seed)
+        else:
+            raise OptionError(f"{path}: expected --random, or --inputs arrays.npz")
+        self.outputs = self.results(self.net)
+
+    def results(self, call: Callable) -> Tensors:
+        with torch.no_grad():
+            out = call(*self.inputs.values())
+        return dict(zip(self.net.output_names, out if isinstance(out, (tuple, list)) else (out,), strict=True))
+
+    def against(self, other: str) -> list[Difference]:
+        """Our outputs beside another answer."""
+        theirs = self.answer(other)
+        return [compare(name, x, theirs[name]) for name, x in self.outputs.items()]
+
+    def answer(self, other: str) -> Tensors:
+        if other in (ORT, REFERENCE):
+            return dict(zip(self.net.output_names, self.elsewhere(other, self.path), strict=True))
+        if other == EAGER:
+            return self.results(load(self.path, compile=False))
+        if Path(other).suffix not in (".onnx", ".tess"):
+            raise OptionError(
+                f"--compare: expected {ORT}, {REFERENCE}, {EAGER} or a file .onnx or .tess, got {other!r}"
+            )
+        return self.results(load(other) if other.endswith(".onnx") else load_artifact(other))
+
+    def elsewhere(self, kind: str, model: str | bytes) -> list[torch.Tensor]:
+        feeds = {name: to_numpy(x) for name, x in self.inputs.items()}
+        return [to_torch(x) for x in runtime(kind, model)(feeds)]  # type: ignore[misc,arg-type]
+
+    def first_difference(self, kind: str) -> str:
+        """The first node whose results differ from a runtime's, by our interpreter."""
+        model = onnx.load(self.path)
+        names = [o for node in model.graph.node for o in node.output if o]
+        known = {o.name for o in model.graph.output}
+        model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(n) for n in names if n not in known)
+        order = [o.name for o in model.graph.output]
+        theirs = dict(zip(order, self.elsewhere(kind, model.SerializeToString()), strict=True))
+        graph = self.net.__tessera_onnx__
+        values = graph.values(Interpreter(graph.model, graph.limits, graph.device(self.inputs)), dict(self.inputs))
+        for node in graph.model.graph.nodes:
+            for name in node.outputs:
+                mine = values.get(name)
+                if isinstance(mine, torch.Tensor) and isinstance(theirs.get(name), torch.Tensor):
+                    difference = compare(name, mine, theirs[name])
+                    if difference.problem:
+                        return f"{node}: {difference}"
+        return "no node by itself: the interpreter agrees with it, the compiled program does not"
+
+
+def _sizes(texts: list[str]) -> dict[str, int]:
+    sizes = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        if not number.isdigit():
+            raise OptionError(f"--size: expected NAME=N, got {text!r}")
+        sizes[name] = int(number)
+    return sizes
+
+
+def random_inputs(net: OnnxModule, sizes: dict[str, int], seed: int = 0) -> Tensors:
+    """Tensors of the types that the file says; sizes that it names differ from each other."""
+    generator = torch.Generator().manual_seed(seed)
+    graph = net.__tessera_onnx__
+    chosen = dict(sizes)
+
+    def size(n: int | str | None) -> int:
+        if isinstance(n, int):
+            return n
+        return chosen.setdefault(n or "?", 2 + len(chosen))
+
+    inputs: Tensors = {}
+    for name in net.input_names:
+        info = graph.infos[name]
+        dtype = DTYPES.get(info.element)
+        if info.kind != "tensor" or dtype is None or info.shape is None:
+            raise OptionError(
+                f"the input {name!r}: nothing is known that random numbers could be made of; give --inputs"
+            )
+        shape = [size(n) for n in info.shape]
+        if dtype.is_floating_point or dtype.is_complex:
+            made = torch.randn(shape, generator=generator).to(dtype)
+        else:
+            made = torch.randint(0, 2, shape, generator=generator).to(dtype)
+        inputs[name] = made
+    return inputs
+
+
+def told(run: ModelRun, other: str | None) -> dict[str, object]:
+    """What is to be said of a run, for people or programs."""
+    facts: dict[str, object] = {"outputs": {name: list(x.shape) for name, x in run.outputs.items()}}
+    if other:
+        differences = run.against(other)
+        wrong = any(d.problem for d in differences)
+        facts |= {"agrees": not wrong, "differences": [str(d) for d in differences]}
+        if wrong and other in (ORT, REFERENCE):
+            facts["first"] = run.first_difference(other)
+    return facts
+
+
+def run_model(path: str, arguments: list[str]) -> tuple[dict[str, object], int]:
+    """The facts, and the exit code: 1 where answers differ."""
+    if not path.endswith(".onnx"):
+        raise OptionError(f"expected a script or an .onnx file, got {path!r}")
+    try:
+        given = options().parse_args(arguments)
+    except SystemExit:
+        print(options().format_usage(), file=sys.stderr)
+        raise OptionError("expected the options above behind the file") from None
+    facts = told(ModelRun(path, given), given.compare)
+    return facts, 1 if facts.get("agrees") is False else 0

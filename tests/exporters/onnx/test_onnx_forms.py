@@ -1,0 +1,172 @@
+"""How operators are said in ONNX: small functions, run by onnx's reference evaluator and by our own importer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from leaving import answers, assert_same, written
+
+from tessera.exporters.onnx.errors import ExportError
+
+
+def floats(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def ints(*shape: int, high: int = 3) -> torch.Tensor:
+    return torch.randint(0, high, shape, generator=torch.Generator().manual_seed(1))
+
+
+X, Y = floats(2, 3, 4), floats(2, 3, 4, seed=1)
+IMAGE, KERNEL = floats(2, 4, 8, 8), floats(6, 2, 3, 3)
+Q, K = floats(2, 4, 5, 8), floats(2, 4, 7, 8)
+MASK = torch.ones(5, 7, dtype=torch.bool).tril()
+HIDDEN = MASK.clone()
+HIDDEN[2] = False  # a query that may look at nothing
+
+# name -> function, inputs; what follows is said in a whole operator, or in several
+CASES: dict[str, tuple[Callable, tuple[torch.Tensor, ...]]] = {
+    "add promotes": (lambda x, y: x + y, (X, ints(2, 3, 4))),
+    "add alpha": (lambda x, y: torch.add(x, y, alpha=3), (X, Y)),
+    "integers floor": (lambda x: (x - 3) // 2, (ints(4, 4, high=6),)),
+    "remainder": (lambda x, y: torch.remainder(x, y), (X * 5, Y)),
+    "fmod": (lambda x, y: torch.fmod(x, y), (X * 5, Y)),
+    "true division": (lambda x: x / 2, (ints(5),)),
+    "log1p near zero": (lambda x: torch.log1p(x), (torch.tensor([1e-8, -1e-8, 0.3, 5.0, 1e6]),)),
+    "expm1 near zero": (lambda x: torch.expm1(x), (torch.tensor([1e-8, -1e-8, 0.3, 5.0, -30.0]),)),
+    "atan2": (lambda x, y: torch.atan2(x, y), (X, Y)),
+    "bytes": (lambda x: x + 250, (ints(4).to(torch.uint8),)),
+    "comparison": (lambda x, y: (x > y) & (x != 0) | ~(y <= 1), (X, Y)),
+    "clamp": (lambda x: x.clamp(0.5, -0.5), (X,)),
+    "where": (lambda x, y: torch.where(x > 0, x, y), (X, Y)),
+    "gelu": (lambda x: F.gelu(x), (X,)),
+    "gelu tanh": (lambda x: F.gelu(x, approximate="tanh"), (X,)),
+    "softplus": (lambda x: F.softplus(x, beta=2, threshold=1), (X,)),
+    "silu mish": (lambda x: F.silu(x) + F.mish(x), (X,)),
+    "glu": (lambda x: F.glu(x, -1), (X,)),
+    "softmax": (lambda x: (x.softmax(1), x.log_softmax(-1)), (X,)),
+    "views": (lambda x: x.transpose(0, 2).reshape(4, 6).unsqueeze(1).expand(4, 5, 6), (X,)),
+    "slices": (lambda x: (x[:, 1:, ::2], x[..., -1], x[1]), (X,)),
+    "flip and roll": (lambda x: (x.flip(0, 2), x.roll((1, -1), (1, 2)), x.roll(3)), (X,)),
+    "split": (lambda x: (*x.split(2, -1), *x.chunk(3, 1), *x.unbind(0)), (X,)),
+    "cat and stack": (lambda x, y: (torch.cat([x, y], 1), torch.stack([x, y], -1)), (X, Y)),
+    "repeat": (lambda x: (x.repeat(2, 1, 2, 1), x.tile(2)), (X,)),
+    "windows": (lambda x: x.unfold(2, 3, 1), (X,)),
+    "diagonal": (lambda x: (x.diagonal(1, 1, 2), torch.diag_embed(x)), (X,)),
+    "triangles": (lambda x: (x.tril(1), x.triu()), (X,)),
+    "padding": (
+        lambda x: (F.pad(x, (1, 2), value=3.0), F.pad(x, (1, 2), "reflect"), F.pad(x, (-1, 1), "replicate")),
+        (X,),
+    ),
+    "sums": (lambda x: (x.sum(), x.mean((0, 2)), x.sum(1, keepdim=True), (x > 0).sum(0)), (X,)),
+    "extremes": (lambda x: (x.amax(1), x.max(2), x.argmin(0), x.argmax()), (X,)),
+    "truths": (lambda x: ((x > 0).any(1), (x > 0).all(), x.count_nonzero(0)), (X,)),
+    "variances": (lambda x: (x.var(1), x.std((0, 2), correction=0), torch.var_mean(x, 2)), (X,)),
+    "norms": (lambda x: (x.norm(dim=1), x.norm(3, dim=-1), x.norm(math.inf, dim=0)), (X,)),
+    "logsumexp": (lambda x: x.logsumexp((0, 2)), (X,)),
+    "scans": (lambda x: (x.cumsum(1), x.cumprod(2), x.cummax(0), x.logcumsumexp(-1)), (X,)),
+    "products": (lambda x, y: (x @ y.transpose(1, 2), torch.einsum("bij,bkj->bik", x, y)), (X, Y)),
+    "linear": (lambda x, w, b: (F.linear(x, w, b), F.linear(x[0], w)), (X, floats(5, 4), floats(5))),
+    "convolution": (lambda x, w: F.conv2d(x, w, stride=2, padding=1, groups=2), (IMAGE, KERNEL)),
+    "convolution same": (lambda x, w: F.conv2d(x, w, padding="same", groups=2), (IMAGE, floats(6, 2, 4, 3))),
+    "transposed": (
+        lambda x, w: F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1),
+        (IMAGE, floats(4, 3, 3, 3)),
+    ),
+    "pools": (lambda x: (F.max_pool2d(x, 3, 2, 1), F.avg_pool2d(x, 2), F.adaptive_avg_pool2d(x, (3, 5))), (IMAGE,)),
+    "pool places": (lambda x: F.max_pool2d(x, 2, return_indices=True), (IMAGE,)),
+    "uneven maxima": (lambda x: F.adaptive_max_pool2d(x, 3), (IMAGE,)),
+    "resize": (lambda x: (F.interpolate(x, scale_factor=2), F.interpolate(x, (5, 9), mode="bilinear")), (IMAGE,)),
+    "embedding": (lambda w, i: F.embedding(i, w), (floats(9, 4), ints(2, 3, high=9))),
+    "layer norm": (lambda x, w, b: F.layer_norm(x, (4,), w, b), (X, floats(4), floats(4))),
+    "rms norm": (lambda x, w: F.rms_norm(x, (4,), w, 1e-6), (X, floats(4))),
+    "group norm": (lambda x, w, b: F.group_norm(x, 2, w, b), (IMAGE, floats(4), floats(4))),
+    "batch norm": (lambda x, m, v: F.batch_norm(x, m, v.abs() + 1), (IMAGE, floats(4), floats(4))),
+    "batch norm of its input": (lambda x: F.batch_norm(x, None, None, training=True), (IMAGE,)),
+    "attention": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v), (Q, K, K + 1)),
+    "attention causal": (lambda q, k: F.scaled_dot_product_attention(q, k, k, is_causal=True, scale=0.3), (Q, K)),
+    "attention masked": (lambda q, k, m: F.scaled_dot_product_attention(q, k, k, m), (Q, K, HIDDEN)),
+    "attention biased": (lambda q, k, m: F.scaled_dot_product_attention(q, k, k, m), (Q, K, floats(5, 7))),
+    "gather": (lambda x, i: (x.gather(1, i), x.take_along_dim(i, 1)), (X, ints(2, 2, 4))),
+    "indices": (lambda x, i: (x[:, i], x[i[:2], :, i[:2]], x[:, i, i]), (X, ints(3, high=2))),
+    "index put": (lambda x, i, v: x.index_put((i, i), v), (X, ints(2, high=2), floats(2, 4))),
+    "index add": (
+        lambda x, i, v: (x.index_add(1, i, v), x.index_copy(1, i, v)),
+        (X, torch.tensor([0, 2]), floats(2, 2, 4)),
+    ),
+    "scatter": (
+        lambda x, i, s: (x.scatter(2, i, s), x.scatter_add(2, i, s), x.scatter(1, i, 7.0)),
+        (X, ints(2, 2, 2), Y),
+    ),
+    "scatter reduce": (lambda x, i, s: x.scatter_reduce(2, i, s, "sum", include_self=False), (X, ints(2, 3, 3), Y)),
+    "parts in place": (lambda x, y: (x.slice_scatter(y[:, :1], 1, 1, 2), x.select_scatter(y[0], 0, 1)), (X, Y)),
+    "masked": (lambda x, y: (x.masked_fill(x > 0, -1.0), x.masked_scatter(x > 0, y)), (X, Y)),
+    "sorted": (lambda x: (x.sort(1, descending=True), x.topk(2, 2), x.median(1), x.kthvalue(2, 2)), (X,)),
+    "searched": (
+        lambda x, e: (torch.bucketize(x, e), torch.searchsorted(e, x, right=True)),
+        (X, torch.tensor([-1.0, 0, 1])),
+    ),
+    "one hot": (lambda i: F.one_hot(i, 4), (ints(5),)),
+    "created": (lambda x: (torch.arange(1, 9, 3), torch.eye(3), torch.zeros_like(x), x.new_full((2, 99), 3)), (X,)),
+    "copies written": (lambda x: torch.cat([x.clone().zero_(), x.clone().add_(1)]), (X,)),
+    "losses": (
+        lambda x, t: (F.cross_entropy(x, t), F.mse_loss(x, x * 2), F.smooth_l1_loss(x, x * 3)),
+        (X[:, 0], ints(2, high=4)),
+    ),
+    "decomposed": (lambda x: (F.hardshrink(x), torch.logit(x.sigmoid()), x.nan_to_num(), torch.heaviside(x, x)), (X,)),
+    "distances": (lambda x, y: (torch.cdist(x, y), F.cosine_similarity(x, y, -1), F.pairwise_distance(x, y)), (X, Y)),
+}
+# What onnx's reference evaluator has wrong, or not at all.
+NOT_BY_REFERENCE = {"attention masked", "resize", "transposed", "scatter reduce"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_form_computes(name: str) -> None:
+    fn, inputs = CASES[name]
+    for opset in (17, 23):
+        model = written(fn, inputs, opset)
+        assert_same(answers(model, inputs, "tessera"), fn(*inputs))
+        if opset == 23 and name not in NOT_BY_REFERENCE:
+            assert_same(answers(model, inputs, "reference"), fn(*inputs))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_onnx_runtime_computes(name: str) -> None:
+    pytest.importorskip("onnxruntime")
+    fn, inputs = CASES[name]
+    for opset in (17, 20, 23):
+        assert_same(answers(written(fn, inputs, opset), inputs, "ort"), fn(*inputs))
+
+
+WHOLE = {
+    "gelu": ("Gelu", 20),
+    "layer norm": ("LayerNormalization", 17),
+    "rms norm": ("RMSNormalization", 23),
+    "group norm": ("GroupNormalization", 21),
+    "attention": ("Attention", 23),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_operators_stay_whole_where_the_opset_has_them(name: str) -> None:
+    kind, since = WHOLE[name]
+    kinds = [node.op_type for node in written(*CASES[name], since).graph.node]
+    assert kinds == [kind]
+    if since > 17:
+        assert kind not in [node.op_type for node in written(*CASES[name], since - 1).graph.node]
+
+
+def test_what_has_no_form_is_named_with_its_line() -> None:
+    with pytest.raises(ExportError, match=r"aten\.linalg_qr.*test_onnx_forms\.py:\d+"):
+        written(lambda x: torch.linalg.qr(x)[0], (X,), 23)
+
+
+def test_random_numbers_are_refused_by_name() -> None:
+    with pytest.raises(ExportError, match=r"aten\.rand_like.*draws random numbers.*test_onnx_forms\.py:\d+"):
+        written(lambda x: x + torch.rand_like(x), (X,), 23)
+    model = written(lambda x: F.dropout(x, 0.5, training=False) * 2, (X,), 23)
+    assert [node.op_type for node in model.graph.node] == ["Mul"]

@@ -1,0 +1,62 @@
+"""PyTorch's own samples of every operator, by way of ONNX Runtime: a right answer, or an error that says why not."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from leaving import answers, assert_same
+from torch.testing._internal.common_methods_invocations import op_db
+
+from tessera.exporters.onnx.errors import ExportError
+from tessera.onnx import export
+from tessera.torch_internals import pytree
+from tessera.util.errors import CaptureError
+
+SAMPLES = 2
+# Results that are random, uninitialised, or that runtimes have no tensors of.
+LEFT_OUT = (
+    "rand",
+    "normal",
+    "bernoulli",
+    "multinomial",
+    "empty",
+    "dropout",
+    "jiterator",
+    "sparse",
+    "cfloat",
+    "cdouble",
+)
+CASES = [op for op in op_db if torch.float32 in op.dtypes and not any(part in op.name for part in LEFT_OUT)]
+
+
+def numbered(op) -> str:
+    return f"{op.name}.{op.variant_test_name}".rstrip(".")
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("op", CASES, ids=numbered)
+def test_samples_of_an_operator(op) -> None:
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    samples = list(op.sample_inputs("cpu", torch.float32))
+    for sample in samples[:: max(1, len(samples) // SAMPLES)][:SAMPLES]:
+        leaves, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+        places = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
+        tensors = tuple(leaves[i] for i in places)
+
+        def call(*given: torch.Tensor, leaves=leaves, spec=spec, places=places) -> list[torch.Tensor]:
+            full = list(leaves)
+            for i, x in zip(places, given, strict=True):
+                full[i] = x
+            first, args, kwargs = pytree.tree_unflatten(full, spec)
+            return [x for x in pytree.tree_leaves(op.op(first, *args, **kwargs)) if isinstance(x, torch.Tensor)]
+
+        expected = call(*(x.clone() for x in tensors))
+        if not expected or any(x.dtype.is_complex for x in expected):
+            pytest.skip("no real tensors come out")
+        try:
+            model = export(call, tensors, check=False)
+        except (ExportError, CaptureError) as reason:
+            pytest.skip(str(reason).splitlines()[0])
+        assert model is not None
+        assert_same(answers(model, tensors, "ort")[: len(expected)], expected)
