@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tessera.executors.base import FusionExecutor, in_order
 from tessera.executors.claim import Claim
-from tessera.ir.equation import Value
+from tessera.ir.equation import Equation, Special, Value
 from tessera.ir.trace import Trace
 from tessera.passes.patterns.fp8 import Layers
 from tessera.transforms.shard.partition import Note
@@ -44,6 +44,16 @@ class Account:
     fp8: Layers = field(default_factory=Layers)  # layers that multiply in 8 bits, and those that could not
     gathered: tuple[Note, ...] = ()  # on a mesh: equations that no sharding rule allows to be cut
 
+    def run_by(self, programs: list[Program], kept: tuple[Trace, tuple[Value, ...]] | None) -> None:
+        """Other programs run in place of those that the stages led to, of which they were not made: layers that were
+        copied name another layer's modules. The last stages show them."""
+        final: dict[int, Trace] = {}
+        for old, new in zip(self.programs, programs, strict=True):
+            final[id(old.trace)] = _told_as(old.trace, new.trace)
+        self.programs = [replace(new, trace=trace) for new, trace in zip(programs, final.values(), strict=True)]
+        self.stages = [(name, final.get(id(trace), trace)) for name, trace in self.stages]
+        self.kept = kept
+
     def fusers(self) -> list[FusionExecutor]:
         return [e for e in in_order(self.executors) if isinstance(e, FusionExecutor)]
 
@@ -56,3 +66,17 @@ class Account:
                     for name, reason in executor.reasons(trace).items():
                         told.setdefault(reason, []).append(name)
         return told
+
+
+def _told_as(told: Trace, trace: Trace) -> Trace:
+    """A program whose equations come from where those of its like do."""
+    if [eqn.opname for eqn in told.equations] != [eqn.opname for eqn in trace.equations]:
+        return trace
+    return trace.with_(equations=tuple(map(_from_where, trace.equations, told.equations)))
+
+
+def _from_where(eqn: Equation, told: Equation) -> Equation:
+    op, like = eqn.op, told.op
+    if isinstance(op, Special) and isinstance(like, Special) and op.body is not None and like.body is not None:
+        op = replace(op, body=_told_as(like.body, op.body))
+    return eqn.with_(op=op, source=told.source)

@@ -90,7 +90,7 @@ class Compilation:
                 stretched = self._stretched or self.stretched(self.captured, self.edits)
                 self._account = self.through(self.captured, self.edits)[1]
             if stretched is not None:  # it may save in another order
-                self._account.programs, self._account.kept = _programs(stretched), stretched.kept
+                self._account.run_by(_programs(stretched), stretched.kept)
         return self._account
 
     # --- building ---

@@ -16,6 +16,7 @@ from tessera.ir.equation import Special, Value
 from tessera.ir.trace import Trace
 from tessera.ir.verify import verify
 from tessera.pipeline import compilation as compilations
+from tessera.pipeline.account import Program
 from tessera.pipeline.compilation import Compilation
 from tessera.pipeline.shorten import shortened
 from tessera.pipeline.stretch import NotRepeated, Stretched
@@ -107,9 +108,10 @@ def wired(trace: Trace, values: dict[Value, object]) -> list[object]:
     return [*lines, {values[target]: values[v] for target, v in trace.mutations.items()}]
 
 
-def wiring(compilation: Compilation) -> list[object]:
+def wiring(compilation: Compilation, programs: list[Program] | None = None) -> list[object]:
     """All programs of a compilation; backward's inputs are what forward saved, whatever their order."""
-    bridge, (forward, *others) = compilation.executable.ends.bridge, [p.trace for p in compilation.programs]
+    bridge = compilation.executable.ends.bridge
+    forward, *others = [p.trace for p in programs or compilation.programs]
     values: dict[Value, object] = {v: ("input", i) for i, v in enumerate(forward.inputs)}
     lines = wired(forward, values)
     for backward in others:
@@ -260,7 +262,9 @@ def test_stages_show_every_layer(compiled):
     captured = tessera.stages(fast)[0].trace
     assert len(captured.inputs) >= DEPTH * 6
     account = compiled[0].account
-    assert [p.trace for p in account.programs] == [p.trace for p in compiled[0].programs]
+    assert wiring(compiled[0], account.programs) == wiring(compiled[0])
+    modules = {eqn.source.module for p in account.programs for eqn in p.trace.equations}
+    assert {f"blocks.{i}.up" for i in range(DEPTH)} <= modules
     torch.testing.assert_close(fast(given(64, 4)), before)
     compiled[0].edit("dce", dict(account.stages)["dce"])
     assert compiled[0]._stretched is None

@@ -38,13 +38,13 @@ def _ort(model: str | bytes) -> Run:
 
 
 def _reference(model: str | bytes) -> Run:
+    """Local functions are put in place first. Inside them the evaluator knows no types, without which it cannot expand
+    some operators, such as Gelu."""
+    from onnx import load, load_from_string
+    from onnx.inliner import inline_local_functions
     from onnx.reference import ReferenceEvaluator
+    from onnx.shape_inference import infer_shapes
 
-    evaluator = ReferenceEvaluator(model if isinstance(model, str) else _read(model))
+    read = load(model) if isinstance(model, str) else load_from_string(model)
+    evaluator = ReferenceEvaluator(infer_shapes(inline_local_functions(read)))
     return lambda feeds: list(evaluator.run(None, dict(feeds)))
-
-
-def _read(model: bytes) -> object:
-    from onnx import load_from_string
-
-    return load_from_string(model)
