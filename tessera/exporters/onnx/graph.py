@@ -7,7 +7,7 @@ initializer; a symbolic size is computed once (`sizes.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -76,8 +76,9 @@ class Graph:
         self.results: list[TensorType | None] = []
         self.compute: Callable[[Any], Ref] = None  # type: ignore[assignment]  # a symbolic number, as one element
         self.transposed: Callable[[Ref], Ref] = None  # type: ignore[assignment]  # a matrix turned
-        self._once: dict[tuple, Ref] = {}
-        self.sizes: dict[str, Ref] = {}  # symbolic numbers that are computed, by their text
+        # A graph inside a node sees what was computed around it.
+        self._once: dict[tuple, Ref] = {} if outer is None else dict(outer._once)
+        self.sizes: dict[str, Ref] = {} if outer is None else dict(outer.sizes)  # symbolic numbers, by their text
         self._constants: dict[tuple, Ref] = {} if outer is None else outer._constants
         self._names: dict[str, int] = {} if outer is None else outer._names
 
@@ -263,6 +264,23 @@ class Graph:
         if self.opset < 18 and kind != "ReduceSum":
             return self.op(kind, x, axes=axes, keepdims=int(keepdim), shape=shape)
         return self.op(kind, x, None if axes is None else self.ints(axes), keepdims=int(keepdim), shape=shape)
+
+
+def every(nodes: Iterable[Node]) -> list[Node]:
+    """The nodes, and those of graphs inside them."""
+    return [m for n in nodes for m in (n, *(i for inner in n.inner.values() for i in every(inner.nodes)))]
+
+
+def needed(nodes: Sequence[Node], wanted: set[str]) -> list[Node]:
+    """The nodes that these values are computed with."""
+    live = set(wanted)
+    kept = []
+    for node in reversed(nodes):
+        if any(o in live for o in node.outputs):
+            kept.append(node)
+            live.update(i for n in every([node]) for i in n.inputs)
+            live.update(o.name for n in every([node]) for inner in n.inner.values() for o in inner.outputs)
+    return kept[::-1]
 
 
 def broadcast(shapes: Sequence[Sequence[Size]]) -> list[Size]:

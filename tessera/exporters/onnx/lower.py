@@ -7,7 +7,8 @@ error that names the operator and the user's line.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -33,7 +34,7 @@ class Lowering:
         self.g, self.trace = g, trace
         self.env: dict[Value, Ref] = {}
         self.outer = outer
-        self.symbols = dict(trace.symbols)
+        self.symbols = dict(trace.symbols) if outer is None else {}
         self.decompositions = Decompositions(mode) if outer is None else outer.decompositions
         self.mode = mode
         g.compute = Numbers(g, self.symbol)
@@ -49,6 +50,27 @@ class Lowering:
         for eqn in self.trace.equations:
             self.equation(eqn, DEPTH)
         return [self.env[o] if isinstance(o, Value) else o for o in self.trace.outputs]
+
+    def inside(self) -> Lowering:
+        """Writes a graph inside a node of this one."""
+        return Lowering(Graph(self.g.opset, self.g), self.trace, self.mode, self)
+
+    def within(self, body: Trace, given: Sequence[Ref]) -> list[Any]:
+        """Write the equations of a body here, over these values; gives what the body gives."""
+        self.enter(body, given)
+        source = self.g.source
+        for eqn in body.equations:
+            self.equation(eqn if str(eqn.source) else eqn.with_(source=source), DEPTH)
+        self.g.source = source
+        return [self.refs(o) for o in body.outputs]
+
+    def enter(self, body: Trace, given: Iterable[Ref]) -> None:
+        self.env.update(zip(body.inputs, given, strict=True))
+        for v, data in body.constants.items():
+            self.env[v] = self.g.tensor(data, v.name)
+        for name, place in body.symbols.items():
+            self.symbols.setdefault(name, place)
+        self.read |= read_values(body)
 
     def weight(self, v: Value, name: str, data: torch.Tensor) -> Ref:
         """A parameter or buffer, which the file holds."""
@@ -121,13 +143,7 @@ class Lowering:
         parts = self.decompositions.of(eqn) if depth else None
         if parts is None:
             raise ExportError(f"ONNX has no form for {eqn.op}: {where(eqn)}")
-        for inner, outer in zip(parts.inputs, dict.fromkeys(eqn.inputs()), strict=True):
-            self.env[inner] = self.env[outer]
-        for v, data in parts.constants.items():
-            self.env[v] = self.g.tensor(data, v.name)
-        for name, place in parts.symbols.items():
-            self.symbols.setdefault(name, place)
-        self.read |= read_values(parts)
+        self.enter(parts, [self.env[v] for v in dict.fromkeys(eqn.inputs())])
         for part in parts.equations:
             self.equation(part.with_(source=eqn.source), depth - 1)
         self.g.source = eqn.source

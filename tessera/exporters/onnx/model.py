@@ -10,7 +10,7 @@ import torch
 
 from tessera.exporters.onnx.errors import ExportError
 from tessera.exporters.onnx.functions import DOMAIN, Function, outline
-from tessera.exporters.onnx.graph import Graph, Node, Ref
+from tessera.exporters.onnx.graph import Graph, Node, Ref, every, needed
 from tessera.exporters.onnx.lower import Lowering, count_readers, read_values
 from tessera.exporters.onnx.program import Program, updated
 from tessera.frontends.onnx.elements import CODES
@@ -27,8 +27,8 @@ def to_model(program: Program, opset: int) -> tuple[onnx.ModelProto, dict[str, t
     g = Graph(opset)
     outputs = _written(g, program)
     given = {name for name, _ in outputs}
-    nodes, functions = outline(_needed(g.nodes, given), given, g.small_constants())
-    read = {i for n in _every(nodes) for i in n.inputs} | given
+    nodes, functions = outline(needed(g.nodes, given), given, g.small_constants())
+    read = {i for n in every(nodes) for i in n.inputs} | given
     weights = {name: data for name, data in g.initializers.items() if name in read}
     graph = onnx.helper.make_graph(
         [_node(n, program) for n in nodes],
@@ -106,27 +106,12 @@ def _named(g: Graph, outputs: list[tuple[str, Ref]]) -> list[tuple[str, Ref]]:
         else:
             copies.append((own, ref))
         taken.append((own, Ref(own, ref.dtype, ref.shape)))
-    for node in _every(g.nodes):
+    for node in every(g.nodes):
         node.inputs = [renamed.get(i, i) for i in node.inputs]
         node.outputs = [renamed.get(o, o) for o in node.outputs]
     for own, ref in copies:
         g.nodes.append(Node("Identity", [renamed.get(ref.name, ref.name)], [own], {}))
     return taken
-
-
-def _every(nodes: list[Node]) -> list[Node]:
-    """The nodes, and those of graphs inside them."""
-    return [m for n in nodes for m in (n, *(i for inner in n.inner.values() for i in _every(inner.nodes)))]
-
-
-def _needed(nodes: list[Node], wanted: set[str]) -> list[Node]:
-    live = set(wanted)
-    kept = []
-    for node in reversed(nodes):
-        if any(o in live for o in node.outputs):
-            kept.append(node)
-            live.update(i for n in _every([node]) for i in n.inputs)
-    return kept[::-1]
 
 
 # --- messages ---
