@@ -7,7 +7,7 @@ values around it, so that only what changes from turn to turn is an input of the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -100,7 +100,7 @@ def _truth(g: Graph, x: object) -> Ref:
 
 
 def _node(
-    g: Graph, kind: str, inputs: Sequence[Ref | None], inner: dict[str, Graph], skip: int = 0, **attributes: object
+    g: Graph, kind: str, inputs: Sequence[Ref | None], inner: dict[str, Graph], skip: int = 0, **attributes: Any
 ) -> list[Ref]:
     """The node. The first `skip` outputs of its graphs are no results of it."""
     outputs = next(iter(inner.values())).outputs[skip:]

@@ -41,7 +41,7 @@ class Lowering:
         g.transposed = self.transposed
         self.weights: dict[str, torch.Tensor] = {} if outer is None else outer.weights
         self.readers: dict[str, int] = {} if outer is None else outer.readers
-        self.read: set[object] = read_values(trace)
+        self.read: set[Value] = read_values(trace)
 
     def run(self) -> list[Ref | object]:
         """Write all equations; gives what the trace gives."""
@@ -122,12 +122,15 @@ class Lowering:
         types = [v.type if v is not None and isinstance(v.type, TensorType) else None for v in eqn.outputs]
         g.results = [t if v in self.read else None for v, t in zip(eqn.outputs, types, strict=True)]
         g.result = next((t for t in types if t is not None), None)  # type: ignore[assignment]
+        if types and all(map(_is_empty, types)):
+            self.bind(eqn, [g.tensor(torch.zeros(t.shape, dtype=t.dtype)) for t in types if t is not None])
+            return  # runtimes differ in what they make of nothing
         positional, keyword = eqn.bound()
         args, kwargs = self.refs(positional), self.refs(keyword)
         for fn in forms_of(eqn.op, g.opset, any(map(_is_complex, (*eqn.inputs(), *eqn.outputs)))):
             before = g.written()
             try:
-                out = fn(g, *args, **kwargs)
+                out = fn(g, *args, **kwargs)  # type: ignore[misc]
             except NoForm:
                 g.forget(before)
                 continue
@@ -166,6 +169,10 @@ class Lowering:
             self.env[v] = ref
 
 
+def _is_empty(t: TensorType | None) -> bool:
+    return t is not None and all(isinstance(n, int) for n in t.shape) and 0 in t.shape
+
+
 def _is_complex(v: Value | None) -> bool:
     return v is not None and isinstance(v.type, TensorType) and v.type.dtype.is_complex
 
@@ -174,7 +181,7 @@ def where(eqn: Equation) -> str:
     return f"called at {eqn.source}" if str(eqn.source) else "at an unknown line"
 
 
-def read_values(trace: Trace) -> set[object]:
+def read_values(trace: Trace) -> set[Value]:
     """What equations read, or the program gives."""
     return (
         {v for eqn in trace.equations for v in eqn.inputs()}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tessera.ir.equation import NUMBER, Equation, Special
-
 from tessera.exporters.onnx.control import cond, scan, while_loop
+from tessera.ir.equation import NUMBER, Equation, Special
 from tessera.ops.control import COND, SCAN, WHILE_LOOP
 
 if TYPE_CHECKING:

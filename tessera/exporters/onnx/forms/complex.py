@@ -7,6 +7,7 @@ complex values are those of the program; the dimension of the parts is behind th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -156,7 +157,7 @@ _SCALED = {0: 0.0, 1: -0.5, 2: -1.0}  # norms: none, by the root of the size, by
 
 def transformed(g: Graph, x: Ref, dim: int, inverse: bool, onesided: bool = False) -> Ref:
     """One dimension; ONNX divides by the size on the way back, PyTorch where it says so."""
-    about = {"inverse": int(inverse), "onesided": int(onesided)}
+    about: dict[str, Any] = {"inverse": int(inverse), "onesided": int(onesided)}
     if g.opset >= 20:
         return g.op("DFT", x, None, g.full(dim, torch.int64), **about)
     return g.op("DFT", x, axis=dim, **about)

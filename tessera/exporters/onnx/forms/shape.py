@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -157,10 +158,7 @@ def roll(g: Graph, x: Ref, shifts: Sequence[object], dims: Sequence[int] = ()) -
 
 
 def _count(shape: Sequence[Size]) -> int:
-    total = 1
-    for n in shape:
-        total *= n  # type: ignore[assignment]
-    return total
+    return math.prod(map(int, shape))
 
 
 def _rolled(g: Graph, x: Ref, d: int, shift: int) -> Ref:
@@ -193,8 +191,8 @@ def diagonal(g: Graph, x: Ref, offset: int = 0, dim1: int = 0, dim2: int = 1) ->
     flat = g.reshape(g.permute(x, [*rest, a, b]), [*(x.sizes[i] for i in rest), rows * columns])
     length = g.result.shape[-1]
     assert isinstance(length, int)
-    first = offset if offset >= 0 else -offset * columns  # type: ignore[operator]
-    places = torch.arange(length) * (columns + 1) + first  # type: ignore[operator]
+    first = offset if offset >= 0 else -offset * int(columns)
+    places = torch.arange(length) * (int(columns) + 1) + first
     return g.op("Gather", flat, g.tensor(places), axis=len(rest))
 
 
