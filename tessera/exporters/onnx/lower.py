@@ -7,7 +7,7 @@ error that names the operator and the user's line.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ import tessera.exporters.onnx.forms.all  # noqa: F401  (declares them)
 from tessera.exporters.onnx.decompose import Decompositions
 from tessera.exporters.onnx.errors import ExportError, NoForm
 from tessera.exporters.onnx.graph import Graph, Ref
+from tessera.exporters.onnx.patterns.whole import whole_operators
 from tessera.exporters.onnx.registry import forms_of
 from tessera.exporters.onnx.sizes import Numbers
 from tessera.exporters.onnx.specials import special
@@ -42,6 +43,7 @@ class Lowering:
         self.weights: dict[str, torch.Tensor] = {} if outer is None else outer.weights
         self.readers: dict[str, int] = {} if outer is None else outer.readers
         self.read: set[Value] = read_values(trace)
+        self.whole = whole_operators(trace, g.opset) if outer is None else {}
 
     def run(self) -> list[Ref | object]:
         """Write all equations; gives what the trace gives."""
@@ -66,6 +68,7 @@ class Lowering:
 
     def enter(self, body: Trace, given: Iterable[Ref]) -> None:
         self.env.update(zip(body.inputs, given, strict=True))
+        self.whole |= whole_operators(body, self.g.opset)
         for v, data in body.constants.items():
             self.env[v] = self.g.tensor(data, v.name)
         for name, place in body.symbols.items():
@@ -125,18 +128,26 @@ class Lowering:
         if types and all(map(_is_empty, types)):
             self.bind(eqn, [g.tensor(torch.zeros(t.shape, dtype=t.dtype)) for t in types if t is not None])
             return  # runtimes differ in what they make of nothing
+        if eqn in self.whole and (out := self.tried(lambda: self.whole[eqn](self))) is not None:
+            self.bind(eqn, out)
+            return
         positional, keyword = eqn.bound()
         args, kwargs = self.refs(positional), self.refs(keyword)
         for fn in forms_of(eqn.op, g.opset, any(map(_is_complex, (*eqn.inputs(), *eqn.outputs)))):
-            before = g.written()
-            try:
-                out = fn(g, *args, **kwargs)  # type: ignore[misc]
-            except NoForm:
-                g.forget(before)
-                continue
-            self.bind(eqn, out)
-            return
+            out = self.tried(lambda fn=fn: fn(g, *args, **kwargs))  # type: ignore[misc]
+            if out is not None:
+                self.bind(eqn, out)
+                return
         self.apart(eqn, depth)
+
+    def tried(self, write: Callable[[], Any]) -> Any:
+        """What a form gives; None where it does not hold, and nothing of it stays."""
+        before = self.g.written()
+        try:
+            return write()
+        except NoForm:
+            self.g.forget(before)
+            return None
 
     def refs(self, tree: Arg) -> Arg:
         return map_values(tree, self.env.__getitem__)
