@@ -181,7 +181,8 @@ class Lowering:
 
 
 def _is_empty(t: TensorType | None) -> bool:
-    return t is not None and all(isinstance(n, int) for n in t.shape) and 0 in t.shape
+    known = t is not None and all(isinstance(n, int) for n in t.shape)
+    return known and 0 in t.shape and not t.dtype.is_complex
 
 
 def _is_complex(v: Value | None) -> bool:

@@ -48,6 +48,18 @@ CASES: dict[str, tuple[Callable, tuple[torch.Tensor, ...]]] = {
     ),
     "unique rows": (lambda x: torch.unique(x, dim=0, return_inverse=True, return_counts=True), (ints(6, 2, high=2),)),
     "places of one number": (lambda x: (x[0, 0, 0].nonzero(), (x[0, 0, 0] * 0).nonzero()), (X,)),
+    "complex sums": (
+        lambda x, y: torch.view_as_real((torch.complex(x, y) - torch.complex(y, x[:, :1])).sum(1)),
+        (X, Y),
+    ),
+    "complex parts": (
+        lambda x, y: torch.view_as_real(torch.cat([torch.complex(x, y)[0], -torch.complex(y, x)[1, :1]])),
+        (X, Y),
+    ),
+    "short transforms": (
+        lambda x: torch.view_as_real(torch.stft(x, 8, window=torch.ones(8), return_complex=True)),
+        (floats(20),),
+    ),
     "atan2": (lambda x, y: torch.atan2(x, y), (X, Y)),
     "bytes": (lambda x: x + 250, (ints(4).to(torch.uint8),)),
     "comparison": (lambda x, y: (x > y) & (x != 0) | ~(y <= 1), (X, Y)),
@@ -92,6 +104,13 @@ CASES: dict[str, tuple[Callable, tuple[torch.Tensor, ...]]] = {
     "uneven maxima": (lambda x: F.adaptive_max_pool2d(x, 3), (IMAGE,)),
     "resize": (lambda x: (F.interpolate(x, scale_factor=2), F.interpolate(x, (5, 9), mode="bilinear")), (IMAGE,)),
     "embedding": (lambda w, i: F.embedding(i, w), (floats(9, 4), ints(2, 3, high=9))),
+    "bags": (
+        lambda w, i: tuple(
+            F.embedding_bag(i, w, torch.tensor([0, 3]), mode="sum", padding_idx=p) for p in (None, 1, -1)
+        ),
+        (floats(3, 4), ints(6)),
+    ),
+    "sum of nothing": (lambda x: torch.addmm(x[0, 0], x[0, :, :0], x[0, :0], beta=0.5), (X,)),
     "layer norm": (lambda x, w, b: F.layer_norm(x, (4,), w, b), (X, floats(4), floats(4))),
     "rms norm": (lambda x, w: F.rms_norm(x, (4,), w, 1e-6), (X, floats(4))),
     "group norm": (lambda x, w, b: F.group_norm(x, 2, w, b), (IMAGE, floats(4), floats(4))),

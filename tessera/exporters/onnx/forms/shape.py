@@ -20,7 +20,7 @@ def view(g: Graph, x: Ref, *_: object, **__: object) -> Ref:
     return g.reshape(x, g.result.shape)
 
 
-@form("squeeze squeeze_copy")
+@form("squeeze squeeze_copy prims.squeeze")
 def squeeze(g: Graph, x: Ref, dims: int | Sequence[int] | None = None) -> Ref:
     every = range(x.ndim) if dims is None else [dims] if isinstance(dims, int) else dims
     ones = sorted({axis(d, x.ndim) for d in every if x.ndim and same(x.sizes[axis(d, x.ndim)], 1)})
