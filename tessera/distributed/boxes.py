@@ -57,10 +57,13 @@ def own(x: Tensor, box: Box) -> Tensor:
     return part
 
 
-def writes(x: Tensor) -> bool:
-    """Of the ranks that hold the same part, the first one writes it."""
+def writes(x: Tensor, apart: str | None = None) -> bool:
+    """Of the ranks that hold the same part, the first one writes it. Ranks along `apart`, the axis of a pipeline, hold
+    different weights: whoever has one writes it."""
     if not isinstance(x, DTensor):
         return not dist.is_initialized() or dist.get_rank() == 0
     placement = placement_of(x, bind(x.device_mesh))
-    free = [axis for axis in placement.mesh.names if axis not in placement.axes]
+    if local_of(x).is_meta:
+        return False
+    free = [axis for axis in placement.mesh.names if axis not in placement.axes and axis != apart]
     return all(x.device_mesh.get_local_rank(axis) == 0 for axis in free)

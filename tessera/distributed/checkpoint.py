@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from tessera.distributed import safetensors
 from tessera.distributed.boxes import Box, box_of, overlap, own, writes
 from tessera.distributed.optimizer_slots import groups_of, load_groups, slots_of
+from tessera.distributed.sharding import pipeline_axis
 from tessera.util.errors import InputError
 
 NEW, NOW, OLD = ".new", "state", ".old"
@@ -40,7 +41,8 @@ def save_state(path: str | os.PathLike, model: nn.Module, optimizer: torch.optim
         (folder / NEW).mkdir(parents=True)
     _meet()
     everything = _tensors(model, optimizer)
-    mine = {name: (x, box) for name, x in everything.items() if writes(x) and not (box := box_of(x)).is_empty}
+    apart = pipeline_axis(model)
+    mine = {name: (x, box) for name, x in everything.items() if writes(x, apart) and not (box := box_of(x)).is_empty}
     file = f"rank_{rank}.safetensors"
     safetensors.write(folder / NEW / file, {name: own(x, box) for name, (x, box) in mine.items()})
     every = _gathered({name: [file, list(box.start), list(box.size)] for name, (_, box) in mine.items()})

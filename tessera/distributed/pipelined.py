@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from tessera.ir.equation import Value
+from tessera.ir.equation import Value, values_in
 from tessera.transforms.pipelined.cut import KINDS, Part, Stages
 from tessera.transforms.pipelined.orders import Do, Expect, Forget, Message, Send, Step, Take, orders
 from tessera.transforms.pipelined.schedule import Action, Schedule
@@ -55,11 +55,17 @@ class Worker:
         read = {v for k in later for v in self.stages.programs[k, stage].inputs}
         return read | {v for k in later for _, values in self.stages.sent(k, stage) for v in values}
 
-    def run(self, weights: Mapping[Value, object], batches: Sequence[Mapping[Value, object]]) -> Iterator[None]:
-        """Every step in turn; it stops where a message can only come once other ranks have been run."""
+    def run(
+        self,
+        weights: Mapping[Value, object],
+        batches: Sequence[Mapping[Value, object]],
+        sums: Mapping[Value, object] | None = None,
+    ) -> Iterator[None]:
+        """Every step in turn; it stops where a message can only come once other ranks have been run. Gradients are
+        added to `sums`."""
         self.weights, self.batches = weights, batches
         self.results: list[Env] = [{} for _ in batches]
-        self.sums: Env = {}
+        self.sums: Env = dict(sums or {})
         self.held: dict[tuple[int, int], Env] = {}  # of a stage and a microbatch
         for step in self.steps:
             match step:
@@ -80,6 +86,10 @@ class Worker:
                     held = self.held[part[1], microbatch]
                     self.held[part[1], microbatch] = {v: x for v, x in held.items() if v in self.keeps[part]}
 
+    def clear(self) -> None:
+        """Let go of a step's tensors."""
+        self.weights, self.batches, self.results, self.sums, self.held = {}, (), [], {}, {}
+
     def do(self, action: Action) -> None:
         """One action: run the program, keep what it gave, hand it to stages of this rank that wait for it."""
         part, microbatch = (action.kind, action.stage), action.microbatch
@@ -87,7 +97,7 @@ class Worker:
         batch = self.batches[microbatch]
         args = [held[v] if v in held else batch[v] if v in batch else self.weights[v] for v in program.inputs]
         outputs = self.execute(part, args) if program.equations else ()
-        for v, x in zip(program.outputs, outputs, strict=True):
+        for v, x in zip(values_in(program.outputs), outputs, strict=True):
             held[v] = x
             if v in self.grads:
                 self.sums[v] = self.add(self.sums[v], x) if v in self.sums else x
@@ -117,18 +127,23 @@ class Mailbox:
         return self.letters.pop(message, None)
 
 
-def workers(stages: Stages, schedule: Schedule, execute: Execute, add: Callable, grads: Sequence[Value]) -> list[Worker]:
+def workers(
+    stages: Stages, schedule: Schedule, execute: Execute, add: Callable, grads: Sequence[Value]
+) -> list[Worker]:
     """All ranks of a pipeline, with one mailbox."""
     box = Mailbox()
     return [Worker(stages, row, execute, add, box, grads, schedule.split) for row in orders(schedule, stages)]
 
 
 def together(
-    ranks: Sequence[Worker], weights: Mapping[Value, object], batches: Sequence[Mapping[Value, object]]
+    ranks: Sequence[Worker],
+    weights: Mapping[Value, object],
+    batches: Sequence[Mapping[Value, object]],
+    sums: Mapping[Value, object] | None = None,
 ) -> tuple[list[Env], Env]:
     """Run all ranks; gives results of each microbatch and sums of gradients, whoever has them."""
-    running = [worker.run(weights, batches) for worker in ranks]
+    running = [worker.run(weights, batches, sums) for worker in ranks]
     while running:
         running = [run for run in running if next(run, True) is None]
     results = [{v: x for w in ranks for v, x in w.results[m].items()} for m in range(len(batches))]
-    return results, {v: x for w in ranks for v, x in w.sums.items()}
+    return results, {v: x for w in ranks for v, x in w.sums.items() if w.stages.home[v] in w.own}

@@ -20,7 +20,8 @@ from tessera.passes.clean.cse import cse
 from tessera.passes.clean.dce import dce
 from tessera.pipeline.parts import in_order_of_use
 from tessera.transforms.pipelined.cut import cut
-from tessera.transforms.pipelined.schedule import WORDS, Schedule, schedule
+from tessera.transforms.pipelined.known import WORDS, schedule
+from tessera.transforms.pipelined.schedule import Schedule
 from tessera.transforms.shard.joint import Partition, shard_joint
 from tessera.transforms.vjp import Joint, vjp
 from tessera.util.errors import OptionError

@@ -11,7 +11,8 @@ for bit. Every equation stands in one of them, except four kinds:
     computed again by backward                 stand on the stage that computed them first
 
 An equation of the backward stands on the last stage that has the values of the forward it reads, and no later than its
-cotangents. What another stage computes again is not waited for: what the forward sent is read.
+cotangents; where it reads none and only makes gradients, on the stage of those weights. What another stage computes
+again is not waited for: what the forward sent is read.
 """
 
 from __future__ import annotations
@@ -130,12 +131,14 @@ class _Cut:
                     self.there.setdefault(v, set()).update(self.at[eqn])
         self.costs = [sum(cost_of(e) for e, s in stage_of.items() if s == k) for k in range(count)]
         self.late = dict.fromkeys(self.trace.inputs[len(self.trace.inputs) - len(joint.pulled) :], count - 1)
+        self.bound = self.bounds(joint)
         self.first: dict[Value, Value] = {}  # of what backward computes again, what the forward computed
         for eqn in kinds.backward:
             self.at[eqn] = self.at[again[eqn]] if again.get(eqn) in self.at else (self.place(eqn),)
             if again.get(eqn) in self.at:
                 pairs = zip(eqn.outputs, again[eqn].outputs, strict=True)
                 self.first |= {a: b for a, b in pairs if a is not None and b is not None}
+        self.trim()
 
     # --- who reads what ---
 
@@ -182,10 +185,35 @@ class _Cut:
             for v in self.roots(eqn):
                 wanted.setdefault(v, set()).update(stages)
 
+    def trim(self) -> None:
+        """What is computed again stands only where somebody reads it."""
+        wanted: dict[Value, set[int]] = {}
+        for eqn in reversed(self.kinds.backward):
+            if any(v in self.first for v in eqn.results()):
+                read = {s for v in eqn.results() for s in wanted.get(v, ())}
+                self.at[eqn] = tuple(s for s in self.at[eqn] if s in read)
+            for v in self.roots(eqn):
+                wanted.setdefault(v, set()).update(self.at[eqn])
+
+    def bounds(self, joint: Joint) -> dict[Value, int]:
+        """What only leads from cotangents to gradients of weights: the last stage that reads one of them."""
+        bound: dict[Value, int] = {}
+        for w, grad in zip(joint.wrt, self.trace.outputs[len(self.trace.outputs) - len(joint.wrt) :], strict=True):
+            if isinstance(grad, Value):
+                bound[grad] = max(bound.get(grad, 0), max(self.there.get(w, ()), default=self.count - 1))
+        for eqn in reversed(self.kinds.backward):
+            free = not any(v in self.there for v in self.roots(eqn))
+            last = max((bound.get(v, 0) for v in eqn.results()), default=0) if free else self.count - 1
+            for v in self.roots(eqn):
+                bound[v] = max(bound.get(v, 0), last)
+        return bound
+
     def place(self, eqn: Equation) -> int:
         roots = [self.first.get(v, v) for v in self.roots(eqn)]
         latest = min((self.late[v] for v in roots if v in self.late), default=self.count - 1)
         held = [self.there[v] for v in roots if v in self.there]
+        if not held:
+            latest = min(latest, max((self.bound.get(v, 0) for v in eqn.results()), default=latest))
         everywhere = [s for s in range(latest + 1) if all(s in stages for stages in held)]
         stage = everywhere[-1] if everywhere else min(latest, *(max(stages) for stages in held))
         self.late.update(dict.fromkeys(eqn.results(), stage))

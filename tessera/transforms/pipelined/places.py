@@ -1,8 +1,8 @@
 """Where the forward of a pipeline is cut: by cost, at modules, or where weights already are.
 
 In: the equations of a forward in order, and for each the weights it reads. Out: the stage of each equation. By cost, a
-cut may be moved a little to where fewer bytes cross. A cut that weights decide stands anywhere between the last equation
-that reads a weight of the stage before and the first that reads one of the stage after; there the fewest bytes decide.
+cut may be moved a little to where fewer bytes cross. A cut that weights decide stands between the last equation that
+reads a weight of the stage before and the first that reads one of the stage after; there the fewest bytes decide.
 """
 
 from __future__ import annotations
