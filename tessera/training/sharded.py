@@ -105,7 +105,16 @@ class ShardedStep:
         grads = {v: lies.grads[name] for name, v in forward.weights.items()}
         weights = forward.weights.values()
         return Partition(
-            sharding.mesh, inputs, outputs, forward.results, grads, weights, lies.plan.stays, sharding.wide
+            sharding.mesh,
+            inputs,
+            outputs,
+            forward.results,
+            grads,
+            weights,
+            lies.plan.stays,
+            sharding.wide,
+            lies.homes,
+            lies.plan.rings,
         )
 
     def _make_state(self, trained: list[str], lies: Layout) -> None:
