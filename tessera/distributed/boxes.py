@@ -73,7 +73,7 @@ def writes(x: Tensor, apart: str | None = None) -> bool:
     if not isinstance(x, DTensor):
         return not dist.is_initialized() or dist.get_rank() == 0
     placement, places = _placed(x)
-    if places is None or x.to_local().is_meta:
+    if places is None or local_of(x).is_meta:
         return False
     free = [axis for axis in placement.mesh.names if axis not in placement.axes and axis != apart]
     return all(places[axis] == 0 for axis in free)
