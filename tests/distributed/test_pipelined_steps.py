@@ -3,14 +3,20 @@ accumulation in one process does, bit for bit."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from functools import cache
-from pipes import Ranks, pipelined_step
 
 import pytest
 import torch
-from models import GPT, Llama, token_batches, token_loss
-from steps import Trained, train_whole
+import torch.nn.functional as F
+from models import GPT, LENGTH, WIDTH, Llama, Pictures, picture_batches, picture_loss, token_batches, token_loss
+from pipe_steps import Ranks, pipelined_step
+from steps import OPTIMIZERS, Trained, pretended, train_whole
+from torch import Tensor
 
+import tessera
+from tessera.distributed.weights import local_of
 from tessera.transforms.pipelined.known import WORDS
 
 STEPS = 5
@@ -66,3 +72,84 @@ def test_clipped_with_sgd() -> None:
 @pytest.mark.parametrize("options", [{"recompute": "none"}, {"recompute": "cheap"}, {"memory_budget": 2000}], ids=str)
 def test_what_backward_recomputes(options: dict) -> None:
     check("llama", {"dp": 2, "pp": 2}, {"dp": "zero3", "pp": "zero-bubble"}, **options)
+
+
+# --- bit for bit ----------------------------------------------------------------------------------
+
+
+class Dropping(GPT):
+    """Its activations are dropped at random on both stages."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids)
+        for block in self.blocks:
+            x = F.dropout(block(x), 0.25)
+        return self.head(self.norm(x))
+
+
+class Frozen(Llama):
+    def __init__(self, layers: int) -> None:
+        super().__init__(layers)
+        for name, p in self.named_parameters():
+            p.requires_grad_("gate" in name or "head" in name)
+
+
+class Skipping(GPT):
+    """The last stage reads what the first one made."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = first = self.words(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x + first))
+
+
+KINDS = {
+    "tied": (lambda: GPT(2), token_loss, token_batches),
+    "dropout": (lambda: Dropping(2), token_loss, token_batches),
+    "frozen": (lambda: Frozen(2), token_loss, token_batches),
+    "skip": (lambda: Skipping(4), token_loss, token_batches),
+    "batch norm": (Pictures, picture_loss, picture_batches),
+}
+
+
+def accumulated(model: torch.nn.Module, loss: Callable, batches: list, count: int, on_mesh: bool) -> dict:
+    """Microbatch by microbatch, in one process; weights and buffers afterwards. On a mesh of one rank,
+    random numbers are drawn, and cotangents that meet are added, as on any other."""
+    model = copy.deepcopy(model)
+    with pretended({"dp": 1}) as mesh:
+        options = {"mesh": mesh, "plan": "ddp"} if on_mesh else {}
+        step = tessera.train_step(
+            model, loss, OPTIMIZERS["adam"](model.parameters()), accumulate=count, clip_norm=0.5, executors="aten",
+            **options,
+        )  # fmt: skip
+        torch.manual_seed(3)
+        for batch in batches:
+            for part in zip(*(x.chunk(count) for x in batch), strict=True):
+                step(*part)
+    return {name: local_of(x.detach()) for name, x in (*model.named_parameters(), *model.named_buffers())}
+
+
+@pytest.mark.parametrize(("kind", "word"), [*zip(KINDS, WORDS, strict=True), ("tied", "dualpipe")])
+def test_a_pipeline_is_accumulation_bit_for_bit(kind: str, word: str) -> None:
+    make, loss, batches_of = KINDS[kind]
+    torch.manual_seed(0)
+    model, batches = make().double(), batches_of(2, 8)
+    step, compilation = pipelined_step(model, loss, batches[0], {"pp": 2}, word, clip=0.5, microbatches=4)
+    ranks = Ranks(model, step, compilation)
+    torch.manual_seed(3)
+    mine, want = ranks.trained(batches).held, accumulated(model, loss, batches, 4, kind in ("dropout", "skip"))
+    assert all(torch.equal(mine[name], x) for name, x in want.items())
+
+
+# --- what crosses ---------------------------------------------------------------------------------
+
+
+def test_an_activation_crosses_each_way() -> None:
+    """A boundary and a microbatch, one way and back; a rank of the data axis has its rows."""
+    model, loss, batches = model_of("llama")
+    axes, plan = {"dp": 2, "pp": 2}, {"dp": "zero3", "pp": "1f1b"}
+    _, compilation = pipelined_step(model, loss, batches[0], axes, plan, microbatches=4)
+    size = 1 * LENGTH * WIDTH * 8
+    between = {way: sum(v.nbytes() for v in values) for way, values in compilation.stages.sends.items()}
+    assert between == {("F", 0, 1): size, ("B", 1, 0): size}
