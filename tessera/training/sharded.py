@@ -105,7 +105,18 @@ class ShardedStep:
         outputs = [*results, *(replace(p, mesh=mesh) for p in sharding.placed(self.model, forward))]
         grads = {v: lies.grads[name] for name, v in forward.weights.items()}
         weights = forward.weights.values()
-        return Partition(mesh, inputs, outputs, forward.results, grads, weights, lies.plan.stays, sharding.wide)
+        return Partition(
+            mesh,
+            inputs,
+            outputs,
+            forward.results,
+            grads,
+            weights,
+            lies.plan.stays,
+            sharding.wide,
+            lies.homes,
+            lies.plan.rings,
+        )
 
     def _make_state(self, trained: list[str], lies: Layout, own: Collection[str] | None = None) -> None:
         """The optimizer's state where the plan has it, before its first step makes it elsewhere. Of weights that are
