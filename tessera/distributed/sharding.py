@@ -101,7 +101,7 @@ def place(model: nn.Module, mesh: object, plan: object, reduce_dtype: torch.dtyp
         raise OptionError(f"shard: expected a model that is not sharded, got one on the mesh {known.mesh}")
     sharding = Sharding(mesh, plan, False, reduce_dtype is not None)  # type: ignore[arg-type]
     already = [name for name, p in model.named_parameters() if isinstance(p, DTensor)]
-    sharding.settled = bool(already) or not sharding.plan.axes(*MODEL)
+    sharding.settled = bool(already) or not sharding.plan.axes(*MODEL, "experts")
     agree_on_weights(model)
     weights = {name: Value(name.replace(".", "_"), whole_type(p)) for name, p in model.named_parameters()}
     early = lay_out_early(sharding.plan, weights, _names(model)[1])

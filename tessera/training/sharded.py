@@ -114,7 +114,7 @@ class ShardedStep:
             lies.plan.stays,
             sharding.wide,
             lies.homes,
-            lies.plan.rings,
+            lies.plan.ways,
         )
 
     def _make_state(self, trained: list[str], lies: Layout) -> None:
