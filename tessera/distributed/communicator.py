@@ -37,7 +37,7 @@ class GroupCommunicator:
         self.mesh, self.sizes = mesh, mesh.sizes
         self.rank, self.peers = device_mesh.get_rank(), {axis: _peers(device_mesh, axis) for axis in mesh.names}
         self.fake = dist.get_backend(device_mesh.get_group(mesh.names[0])) == "fake"
-        self.loads: list[tuple[int, int]] = []  # of the last exchanges of rows, those sent out and those that came
+        self.loads: list[tuple[str, int, int]] = []
         self._begin = {
             "all_gather": self.all_gather, "reduce_scatter": self.reduce_scatter, "all_reduce": self.all_reduce,
             "all_to_all": self.all_to_all, "permute": self.permute, "rows": self.rows,
@@ -87,12 +87,13 @@ class GroupCommunicator:
         take[(place - by) % ranks], give[(place + by) % ranks] = flat.numel(), flat.numel()
         return all_to_all_single(flat, take, give, self.groups[axis]).view(x.shape)
 
-    def rows(self, x: Tensor, give: Tensor, take: Tensor, axis: str, size: int) -> Tensor:
+    def rows(self, x: Tensor, give: Tensor, take: Tensor, axis: str, size: int, back: str | None = None) -> Tensor:
         if self.fake:  # nobody told how many rows come
             sent = came = [min(x.shape[0], size) // self.sizes[axis]] * self.sizes[axis]
         else:
             sent, came = give.tolist(), take.tolist()
-        self.loads = [*self.loads[1 - LOADS :], (sum(sent), sum(came))]
+        if back is None:
+            self.loads = [*self.loads[1 - LOADS :], (axis, sum(sent), sum(came))]
         y = all_to_all_single(x[: sum(sent)].contiguous(), came, sent, self.groups[axis])
         return with_zeros(wait_tensor(y), size)
 

@@ -5,7 +5,8 @@
     all_reduce(x, axis, how)           the sum (max, min) of the ranks' x
     all_to_all(x, split, join, axis)   chunks of one dimension go out, those of another come together
     permute(x, axis, by)               the x of the rank that stands `by` places before
-    rows(x, give, take, axis, size)    rows go out, so many to each rank as `give` says; those that come in, then zeros
+    rows(x, give, take, axis, size)    rows go out, so many to each rank as `give` says; those that come in, then zeros.
+                                       With "back" behind it they go to where they came from
     slice(x, dim, axis)                a rank's own chunk
     once(x, axis)                      x on the first rank, zeros on the others
     start(size, axes, device)          the place of a rank's first element along a dimension of that size
@@ -52,6 +53,7 @@ class Communicator(Protocol):
     """Runs the collectives of one mesh for this rank; `places` is where it stands."""
 
     places: dict[str, int]
+    loads: list[tuple[str, int, int]]  # of the last exchanges of rows their axis, those sent out and those that came
 
     def exchange(self, name: str, x: Tensor, *args: Any) -> Tensor: ...
 
@@ -128,7 +130,7 @@ TYPES: dict[str, Callable[..., Tensor]] = {
         x, {split: chunk(x.shape[split], mesh.size(axis)), join: joined_size(x.shape[join], mesh.size(axis), size)}
     ),
     "permute": lambda mesh, x, axis, by=1: _resized(x, {}),
-    "rows": lambda mesh, x, give, take, axis, size: _resized(x, {0: size}),
+    "rows": lambda mesh, x, give, take, axis, size, back=None: _resized(x, {0: size}),
     "slice": lambda mesh, x, dim, axis: _resized(x, {dim: chunk(x.shape[dim], mesh.size(axis))}),
     "once": lambda mesh, x, axis: _resized(x, {}),
     "start": lambda mesh, size, axes, device: torch.empty([], dtype=torch.int64, device=device),
@@ -251,7 +253,7 @@ def with_zeros(x: Tensor, size: Size) -> Tensor:
 
 
 def _rows_together(mesh: Mesh, args: Sequence[tuple]) -> list[Tensor]:
-    _, _, _, axis, size = args[0]
+    axis, size = args[0][3:5]
     results = []
     for rank in range(mesh.ranks):
         place = mesh.coordinates(rank)[axis]

@@ -119,7 +119,8 @@ class Sent:
         return emit(self.cut.mesh.rows, rows, self.give, self.take, self.axis, self.room)
 
     def returned(self, rows: Value) -> Value:
-        return emit(self.cut.mesh.rows, rows, self.take, self.give, self.axis, self.shape[0] * self.shape[1])
+        count = self.shape[0] * self.shape[1]
+        return emit(self.cut.mesh.rows, rows, self.take, self.give, self.axis, count, "back")
 
     def sorted(self, each: Value) -> Value:
         """A row for each choice, expert by expert."""
@@ -141,7 +142,9 @@ def _send(tokens: Value, choice: Value, count: int, most: int, axis: str, cut: C
     zeros = aten.zeros([count + 1], dtype=torch.int64, device=device)
     counts = aten.slice(aten.scatter_add(zeros, 0, flat, aten.ones_like(flat, dtype=torch.int64)), 0, 0, count)
     counts = aten.reshape(counts, [ranks, own])
-    told = aten.reshape(emit(cut.mesh.all_to_all, counts, 0, 1, axis), [ranks, own])  # rows that come, by rank and expert
+    told = aten.reshape(
+        emit(cut.mesh.all_to_all, counts, 0, 1, axis), [ranks, own]
+    )  # rows that come, by rank and expert
     give, take = (aten.sum(x, [1]) for x in (counts, told))
     rows = aten.index_select(tokens, 0, aten.div(order, shape[1], rounding_mode="floor"))
     ends, place = aten.cumsum(aten.reshape(told, [count]), 0), aten.arange(room, device=device)
