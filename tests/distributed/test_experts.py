@@ -91,9 +91,7 @@ def test_leading_dimensions() -> None:
     torch.testing.assert_close(out, flat.view(3, 4, -1))
 
 
-@pytest.mark.parametrize(
-    "texts", [("[12/ep, 4]", "[4/ep, 6, 4]"), ("[12, 4]", "[4/ep, 6, 4]"), ("[12/ep, 4]", "[4, 6, 4]")]
-)
+@pytest.mark.parametrize("own", [("/ep", "/ep"), ("", "/ep"), ("/ep", "")], ids=["both", "experts", "tokens"])
 @pytest.mark.parametrize("ids", [choice(), choice(0, 1), torch.full((TOKENS, CHOICES), -1)], ids=["any", "one", "none"])
 def test_ranks_that_have_some(own: tuple, ids: Tensor) -> None:
     """Of tokens, experts or both; also where all rows go to one expert, so that other ranks have none, or nowhere."""
