@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import torch.distributed as dist
 from torch import nn
@@ -10,13 +11,28 @@ from torch import nn
 from tessera.util.errors import MeshError
 
 
-def everyones(mine: object) -> list:
+def everyones(mine: object, group: dist.ProcessGroup | None = None) -> list:
     """What each rank has; only this rank's own where no other is there."""
-    if dist.get_backend() == "fake":
+    if not dist.is_initialized() or dist.get_backend() == "fake":
         return [mine]
     every: list = [None] * dist.get_world_size()
-    dist.all_gather_object(every, mine)
+    dist.all_gather_object(every, mine, group=group)
     return every
+
+
+def on_all(what: str, step: Callable[[], None], group: dist.ProcessGroup | None = None) -> None:
+    """Run a step on every rank and wait for all of them. Where it fails on one, it fails on all, which say on whom."""
+    failure: Exception | None = None
+    try:
+        step()
+    except Exception as error:
+        failure = error
+    every = everyones(None if failure is None else f"{type(failure).__name__}: {failure}", group)
+    if failure is not None:
+        raise failure
+    for rank, told in enumerate(every):
+        if told is not None:
+            raise MeshError(f"{what}: rank {rank} failed: {told}")
 
 
 def first_difference(every: list[list], what: str) -> None:

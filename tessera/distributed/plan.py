@@ -19,6 +19,9 @@ else: what must be gathered, summed or scattered follows from them when the prog
     ring      whole       whole       whole       activations      split along the sequence; in attention keys go round
     experts   experts split, others whole         activations      rows go to the ranks of their experts
 
+A word for a schedule makes an axis a pipeline (`pipe.py`): its ranks hold different weights, and nothing is split over
+it.
+
 Gradients under zero1 are split too: the state they go into is, so nobody needs them whole.
 """
 
@@ -27,16 +30,18 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tessera.distributed.context_parallel import Context, context_in
 from tessera.distributed.expert_parallel import expert_stacks
+from tessera.distributed.pipe import Pipe, pipe_in
 from tessera.distributed.tensor_parallel import Cuts, columns_and_rows
 from tessera.ir.equation import Value
 from tessera.ir.mesh import Mesh
 from tessera.ir.placement import Placement, parse_splits
 from tessera.ir.trace import Trace
 from tessera.ir.types import size_key
+from tessera.transforms.pipelined.known import WORDS as SCHEDULES
 from tessera.util.errors import OptionError
 
 DATA = ("ddp", "zero1", "zero2", "zero3", "hsdp", "experts")  # axes that split the batch
@@ -52,21 +57,25 @@ class Plan:
     mesh: Mesh
     words: Mapping[str, str]  # of each axis
     patterns: Mapping[str, str]  # of weights or modules, by name
+    pipe: Pipe | None = None
 
     @classmethod
-    def of(cls, plan: str | Mapping[str, str], mesh: Mesh) -> Plan:
+    def of(cls, plan: str | Mapping[str, object], mesh: Mesh) -> Plan:
         if isinstance(plan, str):
             if len(mesh.names) != 1:
                 raise OptionError(f"plan: expected a word for each axis of the mesh {mesh}, got {plan!r} alone")
             plan = {mesh.names[0]: plan}
-        words = {key: word for key, word in plan.items() if key.isidentifier() and not set(str(word)) & {"/", ","}}
+        pipe = pipe_in(plan, mesh)
+        plan = {**plan, **({} if pipe is None else {pipe.axis: pipe.word})}
+        words = {key: str(word) for key, word in plan.items() if key.isidentifier() and not set(str(word)) & {"/", ","}}
         for axis, word in words.items():
             if axis not in mesh.names:
                 raise OptionError(f"plan: expected axes of the mesh {mesh}, got {axis!r}")
-            if word not in WORDS:
-                near = difflib.get_close_matches(str(word), WORDS, 1)
+            if word not in WORDS and (pipe is None or axis != pipe.axis):
+                near = difflib.get_close_matches(word, (*WORDS, *SCHEDULES), 1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise OptionError(f"plan: expected for {axis} one of {', '.join(WORDS)}, got {word!r}{hint}")
+                every = ", ".join((*WORDS, *SCHEDULES))
+                raise OptionError(f"plan: expected for {axis} one of {every}, got {word!r}{hint}")
         if missing := [axis for axis in mesh.names if axis not in words]:
             raise OptionError(f"plan: expected a word for every axis of the mesh {mesh}, got none for {missing[0]}")
         if "hsdp" in words.values() and "zero3" not in words.values():
@@ -75,7 +84,8 @@ class Plan:
             raise OptionError(f"plan: expected one axis that splits the sequence, got {both[0]} and {both[1]}")
         if len(both := [axis for axis, word in words.items() if word == "experts"]) > 1:
             raise OptionError(f"plan: expected one axis of experts, got {both[0]} and {both[1]}")
-        return cls(mesh, words, {key: text for key, text in plan.items() if key not in words})
+        patterns = {key: str(text) for key, text in plan.items() if key not in words}
+        return cls(mesh, words, patterns, pipe)
 
     def axes(self, *words: str) -> tuple[str, ...]:
         return tuple(axis for axis in self.mesh.names if self.words[axis] in words)
@@ -103,6 +113,13 @@ class Plan:
         """How operands are exchanged along axes."""
         return {axis: self.words[axis] for axis in self.axes("ring", "experts")}
 
+    @property
+    def inner(self) -> Mesh:
+        """The mesh of one stage: along a pipeline there is one rank."""
+        if self.pipe is None:
+            return self.mesh
+        return Mesh(tuple((axis, 1 if axis == self.pipe.axis else size) for axis, size in self.mesh.axes))
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -115,6 +132,15 @@ class Layout:
     inputs: dict[Value, Placement] = field(default_factory=dict)
     results: dict[Value, Placement] = field(default_factory=dict)
     homes: dict[Value, Placement] = field(default_factory=dict)  # of inputs that a rank cuts further
+
+    def on(self, mesh: Mesh) -> Layout:
+        """The same on a mesh that has the axes that split something."""
+
+        def moved(places: Mapping) -> dict:
+            return {key: replace(placement, mesh=mesh) for key, placement in places.items()}
+
+        every = map(moved, (self.weights, self.grads, self.states, self.inputs, self.results, self.homes))
+        return Layout(self.plan, *every)
 
 
 def lay_out(

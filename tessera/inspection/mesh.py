@@ -15,7 +15,8 @@ def sent(account: Account) -> tuple[str, ...]:
             if (exchange := exchange_of(eqn)) is not None:
                 name, args = exchange
                 counts.setdefault((axis_in(args), name), []).append(bytes_sent(eqn))
-    lines = [
+    lines = [*account.pipeline]
+    lines += [
         f"{axis}: {len(each)} {name}, {sum(each):,.0f} bytes sent by a rank" for (axis, name), each in counts.items()
     ]
     for note in account.gathered:
