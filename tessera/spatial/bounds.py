@@ -1,8 +1,8 @@
 """What no schedule, and what no mapping, can be faster than; computed apart from the scheduler.
 
-`bound`: for the chosen tiles and cores. A resource is busy as long as all that holds it, over how many there are of it; and
-each step ends after all that it waits for, however much is free. `limit`: for any mapping. All multiplications over all
-arrays; all inputs and outputs through the host's ports.
+`bound`: for the chosen tiles and cores. A resource is busy as long as all that holds it, over how many there are of
+it; and each step ends after all that it waits for, however much is free. `limit`: for any mapping. All
+multiplications over all arrays; all inputs and outputs through the host's ports.
 """
 
 from __future__ import annotations

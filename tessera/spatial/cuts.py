@@ -70,8 +70,10 @@ def _grids(node: Product, effort: Effort) -> Iterator[Grid]:
                     yield Grid(rows, columns, depth)
 
 
-def _grid_cost(machine: SpatialMachine, node: Product, effort: Effort, constant: bool, grid: Grid) -> tuple[float, float]:
-    """How far tiles are too large, then the cycles of the array and of what comes to a core, for all tiles of a core."""
+def _grid_cost(
+    machine: SpatialMachine, node: Product, effort: Effort, constant: bool, grid: Grid
+) -> tuple[float, float]:
+    """How far tiles are too large, then a core's cycles for the array and for what comes to it."""
     batch, m, k = node.x.shape
     size, wide = node.dtype.itemsize, node.home.dtype.itemsize
     a, b, c = math.ceil(m / grid.rows), math.ceil(k / grid.depth), math.ceil(node.w.shape[2] / grid.columns)

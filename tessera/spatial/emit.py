@@ -110,7 +110,9 @@ def _arrival(
     core = part.tile.core
     unit = machine.neighbours(route[-2])[core].arrives
     ports = tuple(f"sram.w{i}" for i in held[("write", core)])
-    return core, Instruction(start + delay, (unit,), Recv(ref(part), step.core), step.duration, ports, (), 1, module, where)
+    return core, Instruction(
+        start + delay, (unit,), Recv(ref(part), step.core), step.duration, ports, (), 1, module, where
+    )
 
 
 def _ports(held: dict[tuple, list[int]], core: Core, writes: str) -> tuple[str, ...]:
@@ -174,5 +176,3 @@ def _note(lines: list[Line], instructions: list[Instruction], machine: SpatialMa
                 busy[kind] = busy.get(kind, 0) + i.duration
     shares = " · ".join(f"{kind} {100 * n / max(cycles, 1):.0f} %" for kind, n in sorted(busy.items()))
     return f"{top:,} of {machine.sram.size:,} B" + (f" · {shares}" if shares else "")
-
-

@@ -1,7 +1,8 @@
 """Runs a program of tiles, tile by tile, in the machine's precision: the oracle for everything below.
 
-In: tiles, the machine, the inputs. Out: the outputs. Products add what one fill of the array holds exactly, and round; parts
-are added in order. Expressions are computed in float32 (float64 where an operand is) and rounded when they are written.
+In: tiles, the machine, the inputs. Out: the outputs. Products add what one fill of the array holds exactly, and
+round; parts are added in order. Expressions are computed in float32 (float64 where an operand is) and rounded when
+they are written.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
 
 
 def run(tiles: Tiles, machine: SpatialMachine, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-    host = {name: x.reshape(-1, shape[-1] if shape else 1) for (name, _, shape), x in zip(tiles.inputs, inputs, strict=True)}
+    host = {
+        name: x.reshape(-1, shape[-1] if shape else 1) for (name, _, shape), x in zip(tiles.inputs, inputs, strict=True)
+    }
     env: dict[Tile, torch.Tensor] = {}
 
     def part(p: Part) -> torch.Tensor:
@@ -93,7 +96,9 @@ def _value(tile: Tile, tiles: Tiles, machine: SpatialMachine, host: dict[str, to
     raise AssertionError(tile)
 
 
-def multiply(x: torch.Tensor, w: torch.Tensor, machine: SpatialMachine, dtype: torch.dtype, total: torch.Tensor | None) -> torch.Tensor:
+def multiply(
+    x: torch.Tensor, w: torch.Tensor, machine: SpatialMachine, dtype: torch.dtype, total: torch.Tensor | None
+) -> torch.Tensor:
     """A product as the array takes it; `total` is what it is added to."""
     k = x.shape[1]
     step = k if machine.matrix.stationary == "output" else machine.matrix.rows

@@ -38,9 +38,9 @@ def map_onto(
     onto = machine if isinstance(machine, SpatialMachine) else spatial_machine(machine)
     if effort not in EFFORTS:
         raise OptionError(f"effort: expected one of {', '.join(EFFORTS)}, got {effort!r}")
-    if chips != 1:
-        raise OptionError(f"chips: expected 1, got {chips}; programs over several chips have no form yet")
+    if not 1 <= chips <= onto.chip_count:
+        raise OptionError(f"chips: expected 1 to {onto.chip_count}, which {onto.key} has; got {chips}")
     got = captured(model, args, kwargs)
-    cores = onto.cores()
+    cores = tuple(core for chip in range(chips) for core in onto.cores(chip))
     chosen = best(got.graph, onto, cores, EFFORTS[effort], seed)
     return program(chosen, onto, limit(got.graph, onto, cores), got.trace, got.out_spec)

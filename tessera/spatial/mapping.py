@@ -1,8 +1,8 @@
 """From a graph to a listing, and a search over ways to get there.
 
-In: a graph, a machine, cores. Out: the best mapping of several: how many cores a node is spread over, how large a tile may be,
-how often a weight lies in memory. What does not fit is tried with smaller tiles, fewer copies and less at once, before it is
-refused.
+In: a graph, a machine, cores. Out: the best mapping of several: how many cores a node is spread over, how large a
+tile may be, how often a weight lies in memory. What does not fit is tried with smaller tiles, fewer copies and less
+at once, before it is refused.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tessera.spatial.errors import SpaceError
 from tessera.spatial.graph import Constant, Graph
 from tessera.spatial.listing.types import Listing
 from tessera.spatial.memory.layout import Buffer, lay_out, regions_of
+from tessera.spatial.routes import Routes
 from tessera.spatial.schedule import Schedule, schedule
 from tessera.spatial.steps import Steps
 from tessera.spatial.tiles import Tiles
@@ -42,11 +43,12 @@ def best(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], tries: 
     """The shortest of several mappings; the first that fits where `tries` is 1."""
     chosen: Mapping | None = None
     refused: SpaceError | None = None
+    routes = Routes(machine, cores)
     for number, effort in enumerate(efforts(graph, machine, cores, seed)):
         if chosen is not None and number >= tries:
             break
         try:
-            mapped = one(graph, machine, cores, effort)
+            mapped = one(graph, machine, routes, effort)
         except SpaceError as error:
             refused = error if refused is None else refused
             continue
@@ -76,13 +78,13 @@ def efforts(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], seed
             yield Effort(count, max(tile // shrink, 256), 1.0, window, False, seed)
 
 
-def one(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], effort: Effort) -> Mapping:
+def one(graph: Graph, machine: SpatialMachine, routes: Routes, effort: Effort) -> Mapping:
     names = dict(graph.names)
-    tiles = Tiling(graph, machine, cores, effort).run()
+    tiles = Tiling(graph, machine, routes, effort).run()
     graph.names = names  # the next try begins with the same names
     regions = min(machine.sram.banks, machine.sram.read_ports, 4) if effort.banked else 1
     homes = regions_of(tiles.tiles, machine, regions)
-    steps = Steps(tiles, machine, homes).run()
+    steps = Steps(tiles, machine, routes, homes).run()
     timed = schedule(steps, machine, effort.window)
     buffers = lay_out(tiles.tiles, timed, machine, homes, regions)
     listing = emit(tiles, timed, buffers, machine)

@@ -1,7 +1,7 @@
 """Rectangles in maps.
 
-In: a map, a matrix of the numbers of elements. Out: rectangles of it that are rectangles of a home, as they lie or turned.
-Every element of the map is in exactly one. What a tile reads is found so, whatever views led to it.
+In: a map, a matrix of the numbers of elements. Out: rectangles of it that are rectangles of a home, as they lie or
+turned. Every element of the map is in exactly one. What a tile reads is found so, whatever views led to it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tessera.spatial.graph import ZERO, Graph, Home
 
 @dataclass(frozen=True)
 class Piece:
-    """`height` × `width` elements of the map at (row, column), from (home_row, home_column) of a home on; a turned piece
-    goes down the home's rows along the map's columns. No home: zeros."""
+    """`height` × `width` elements of the map at (row, column), from (home_row, home_column) of a home on; a turned
+    piece goes down the home's rows along the map's columns. No home: zeros."""
 
     home: Home | None
     home_row: int
@@ -42,9 +42,7 @@ def pieces(index: np.ndarray, graph: Graph) -> list[Piece]:
     turned = _rectangles(np.ascontiguousarray(index.T), graph)
     if len(turned) >= len(upright):
         return upright
-    return [
-        Piece(p.home, p.home_row, p.home_column, p.column, p.row, p.width, p.height, True) for p in turned
-    ]
+    return [Piece(p.home, p.home_row, p.home_column, p.column, p.row, p.width, p.height, True) for p in turned]
 
 
 def _rectangles(index: np.ndarray, graph: Graph) -> list[Piece]:
@@ -77,10 +75,16 @@ def _joined(found: list[Piece]) -> list[Piece]:
     for p in found:
         key = (p.row, p.height, p.column)
         before = at.pop(("end", p.row, p.height, p.column), None)
-        if before is not None and before.home is p.home and (
-            p.home is None or (before.home_row == p.home_row and before.home_column + before.width == p.home_column)
+        if (
+            before is not None
+            and before.home is p.home
+            and (
+                p.home is None or (before.home_row == p.home_row and before.home_column + before.width == p.home_column)
+            )
         ):
-            joined = Piece(p.home, before.home_row, before.home_column, p.row, before.column, p.height, before.width + p.width)
+            joined = Piece(
+                p.home, before.home_row, before.home_column, p.row, before.column, p.height, before.width + p.width
+            )
             del at[(before.row, before.height, before.column)]
             p, key = joined, (joined.row, joined.height, joined.column)
         elif before is not None:
@@ -91,7 +95,7 @@ def _joined(found: list[Piece]) -> list[Piece]:
 
 
 def uniform(index: np.ndarray) -> np.ndarray:
-    """A map without what broadcasting repeats: one row where all rows are the same, one column where all columns are."""
+    """A map without what broadcasting repeats: one row where all are the same, and one column likewise."""
     if index.shape[0] > 1 and (index[1:] == index[:1]).all():
         index = index[:1]
     if index.shape[1] > 1 and (index[:, 1:] == index[:, :1]).all():

@@ -38,6 +38,11 @@ class SpatialProgram:
     def cycles(self) -> int:
         return self.listing.end
 
+    @property
+    def program(self) -> container.Program:
+        """What the simulator takes."""
+        return container.Program(self.listing, self.machine, dict(self.data))
+
     def __str__(self) -> str:
         return print_listing(self.listing)
 
@@ -76,7 +81,12 @@ class SpatialProgram:
         for page in self.listing.pages:
             for i in page.instructions:
                 if name in (i.module, i.source) or i.module.startswith(f"{name}.") or _mentions(i, name):
-                    rows.append((i.start, f"@{i.start}..{i.start + i.duration}  core {page.core}  {'+'.join(i.units)}  {_text(i)}"))
+                    rows.append(
+                        (
+                            i.start,
+                            f"@{i.start}..{i.start + i.duration}  core {page.core}  {'+'.join(i.units)}  {_text(i)}",
+                        )
+                    )
         if not rows:
             known = sorted({i.module for p in self.listing.pages for i in p.instructions if i.module})
             raise MapError(f"nothing is called {name!r}; modules are {', '.join(known) or 'none'}")
@@ -86,7 +96,7 @@ class SpatialProgram:
 
     def save(self, path: str | Path) -> None:
         """Write the listing, the machine and the data as one `.spatial` file."""
-        container.save(container.Program(self.listing, self.machine, dict(self.data)), path)
+        container.save(self.program, path)
 
     def edited(self, text: str) -> SpatialProgram:
         """The program with another listing, such as an edited `str(program)`; whether it is right, `simulate` says."""
@@ -103,8 +113,18 @@ def _text(i: Instruction) -> str:
     return " ".join(filter(None, (action_text(i.action), i.module, i.source)))
 
 
-def program(mapped: Mapping, machine: SpatialMachine, limit: Bound, trace: Trace, spec: pytree.TreeSpec | None) -> SpatialProgram:
+def program(
+    mapped: Mapping, machine: SpatialMachine, limit: Bound, trace: Trace, spec: pytree.TreeSpec | None
+) -> SpatialProgram:
     reasons = mapped.bound.reason, limit.reason
     return SpatialProgram(
-        mapped.listing, machine, mapped.tiles.tensors, max(mapped.bound.cycles, limit.cycles), limit.cycles, reasons, trace, mapped, spec
+        mapped.listing,
+        machine,
+        mapped.tiles.tensors,
+        max(mapped.bound.cycles, limit.cycles),
+        limit.cycles,
+        reasons,
+        trace,
+        mapped,
+        spec,
     )

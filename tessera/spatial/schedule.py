@@ -1,7 +1,8 @@
 """When each step begins: list scheduling over tables of what is held.
 
-In: steps. Out: the cycle at which each begins. The step with the longest way to the end goes first; it begins at the first
-cycle at which all it waits for is there and all it holds is free, be it in a gap. The same steps give the same schedule.
+In: steps. Out: the cycle at which each begins. The step with the longest way to the end goes first; it begins at the
+first cycle at which all it waits for is there and all it holds is free, be it in a gap. The same steps give the same
+schedule.
 """
 
 from __future__ import annotations

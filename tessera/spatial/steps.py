@@ -1,7 +1,7 @@
 """From tiles to steps: what each instruction does, how long, and what it holds; not yet when.
 
-In: a program of tiles and a machine. Out: steps, each with its duration, what it holds from when on, the tiles it reads and
-writes, and the steps that it waits for. Parts that several cores read are sent to all of them at once.
+In: a program of tiles and a machine. Out: steps, each with its duration, what it holds from when on, the tiles it
+reads and writes, and the steps that it waits for. Parts that several cores read are sent to all of them at once.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class Step:
 
 
 class Steps:
-    def __init__(self, tiles: Tiles, machine: SpatialMachine, regions: dict[Tile, int]) -> None:
+    def __init__(self, tiles: Tiles, machine: SpatialMachine, routes: Routes, regions: dict[Tile, int]) -> None:
         self.tiles, self.machine, self.regions = tiles, machine, regions
-        self.routes = Routes(machine)
+        self.routes = routes
         self.steps: list[Step] = []
         self.writers: dict[Tile, list[tuple[Box, Step, int]]] = {}  # and how many cycles after its start it is written
         self.readers: dict[Tile, list[Step]] = {}
@@ -113,7 +113,9 @@ class Steps:
                 for place, top, bottom in host_rows(self.inputs[tile.tensor], tile.box):
                     part = Part(tile, (top - tile.box[0], bottom - tile.box[0], 0, tile.columns))
                     cycles = math.ceil(part.nbytes / self.machine.host.width)  # type: ignore[union-attr]
-                    self.add("from_host", tile.core, "host", cycles, part, [], host=(tile.tensor, place), source=tile.source)
+                    self.add(
+                        "from_host", tile.core, "host", cycles, part, [], host=(tile.tensor, place), source=tile.source
+                    )
             case Multiplied():
                 for number, (x, w) in enumerate(tile.factors):
                     m, k, n = *x.shape, w.shape[1]
@@ -128,7 +130,16 @@ class Steps:
                          source=tile.source)  # fmt: skip
             case Gathered():
                 nbytes = tile.nbytes + tile.index.nbytes
-                self.add("gather", tile.core, "copy", 1, tile.whole, [tile.table, tile.index], read=nbytes, source=tile.source)
+                self.add(
+                    "gather",
+                    tile.core,
+                    "copy",
+                    1,
+                    tile.whole,
+                    [tile.table, tile.index],
+                    read=nbytes,
+                    source=tile.source,
+                )
             case Scattered():
                 read = tile.values.nbytes + tile.index.nbytes
                 self.add("scatter", tile.core, "copy", 1, tile.state.whole, [tile.index, tile.values], read=read,
@@ -148,7 +159,8 @@ class Steps:
             self.add("expression", tile.core, "vector", cycles, target, [part], tree=0, source=tile.source)
 
     def send_from(self, tile: Tile) -> None:
-        """Sends of what other cores read of a tile, each to all of them at once; a core that wants it twice copies it."""
+        """Sends of what other cores read of a tile, each to all of them at once; a core that wants it twice copies
+        it."""
         for box, wanted in self.waiting.get(tile, {}).items():
             first: dict[Core, Part] = {}
             again: list[tuple[Assembled, int, int]] = []
@@ -174,7 +186,7 @@ class Steps:
         uses = [Use(("read", source), 0, duration, reads), *self.banks("bank_read", [part], 0, duration)]
         units = dict.fromkeys(h.edge.unit for (a, _), h in hops.items() if a == source)
         uses += [Use(("send", source, unit), 0, duration) for unit in units]
-        uses += [Use(("link", a, b), h.offset, duration + h.edge.jitter) for (a, b), h in hops.items()]
+        uses += [Use(("link", a, b), h.offset, duration + h.window) for (a, b), h in hops.items()]
         arrivals: list[tuple[Part, Route, int]] = []
         for target, route in zip(targets, routes, strict=True):
             delay, core = self.routes.delay(route), target.tile.core
@@ -193,7 +205,16 @@ class Steps:
             r, _, c, d = part.box
             piece = Part(part.tile, (r + a - top, r + b - top, c, d), part.turned)
             cycles = math.ceil(piece.nbytes / self.machine.host.width)  # type: ignore[union-attr]
-            self.add("to_host", part.tile.core, "host", cycles, None, [piece], host=(given.tensor, place), source=part.tile.source)
+            self.add(
+                "to_host",
+                part.tile.core,
+                "host",
+                cycles,
+                None,
+                [piece],
+                host=(given.tensor, place),
+                source=part.tile.source,
+            )
 
     # --- steps ---
 
@@ -208,7 +229,9 @@ class Steps:
         write = (target.nbytes if target is not None else 0) if write is None else write
         if add:
             read += write
-        fastest = max(cycles, machine.link.width and math.ceil(max(read, write) / max(machine.link.width, machine.sram.width)))
+        fastest = max(
+            cycles, machine.link.width and math.ceil(max(read, write) / max(machine.link.width, machine.sram.width))
+        )
         limit = cycles if kind in ("product", "expression") else fastest
         nr = ports_for(read, limit, machine.sram.width, machine.sram.read_ports)
         nw = ports_for(write, limit, machine.sram.width, machine.sram.write_ports)
@@ -259,8 +282,8 @@ def _meet(a: Box, b: Box) -> bool:
 
 
 def host_rows(shape: tuple[int, ...], box: Box) -> list[tuple[tuple, int, int]]:
-    """A block of a tensor that is folded into rows: places in the tensor, and the rows of each. A place has a span for each
-    dimension, or a number."""
+    """A block of a tensor that is folded into rows: places in the tensor, and the rows of each. A place has a span
+    for each dimension, or a number."""
     top, bottom, left, right = box
     if not shape:
         return [((), top, bottom)]

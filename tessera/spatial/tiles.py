@@ -1,8 +1,8 @@
 """A program of tiles: what each core computes, not when.
 
-A tile is a matrix that lies on one core and is filled once. It is held (a weight), comes from the host, is assembled from
-parts of other tiles (wherever they lie), or is computed from parts of tiles on its own core. Invariant: a tile reads only
-tiles before it; everything but an assembled one reads its own core alone.
+A tile is a matrix that lies on one core and is filled once. It is held (a weight), comes from the host, is assembled
+from parts of other tiles (wherever they lie), or is computed from parts of tiles on its own core. Invariant: a tile
+reads only tiles before it; everything but an assembled one reads its own core alone.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """From homes to tiles, each on a core.
 
-In: a graph, a machine, and what the mapping may do. Out: a program of tiles. Nodes are cut one after the other (`cuts`), and
-each tile goes to the core where it would be done first: when that core is free, when what the tile reads has come there, and
-whether its weights fit. Weights are laid out ahead of time as tiles read them, so that they never move.
+In: a graph, a machine, and what the mapping may do. Out: a program of tiles. Nodes are cut one after the other
+(`cuts`), and each tile goes to the core where it would be done first: when that core is free, when what the tile
+reads has come there, and whether its weights fit. Weights are laid out ahead of time as tiles read them, so that they
+never move.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from tessera.spatial.graph import (
     reduces,
 )
 from tessera.spatial.pieces import Piece, pieces, uniform
+from tessera.spatial.routes import Routes
 from tessera.spatial.tiles import (
     Assembled,
     Box,
@@ -60,7 +62,9 @@ class Blocks:
         top, bottom, left, right = box
         found = []
         for i in range(np.searchsorted(self.rows, top, "right") - 1, np.searchsorted(self.rows, bottom, "left")):
-            for j in range(np.searchsorted(self.columns, left, "right") - 1, np.searchsorted(self.columns, right, "left")):
+            for j in range(
+                np.searchsorted(self.columns, left, "right") - 1, np.searchsorted(self.columns, right, "left")
+            ):
                 r, c = self.rows[i], self.columns[j]
                 a, b = max(top, r), min(bottom, self.rows[i + 1])
                 d, e = max(left, c), min(right, self.columns[j + 1])
@@ -70,12 +74,12 @@ class Blocks:
 
 
 class Tiling:
-    def __init__(self, graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], effort: Effort) -> None:
+    def __init__(self, graph: Graph, machine: SpatialMachine, routes: Routes, effort: Effort) -> None:
         self.graph, self.machine, self.effort = graph, machine, effort
         self.random = random.Random(effort.seed)
-        self.cores = list(cores)
+        self.cores = routes.cores
         self.number = {core: i for i, core in enumerate(self.cores)}
-        self.hops = _hops(machine, self.cores)
+        self.hops = routes.delays
         self.hosts = [core for core in self.cores if machine.has_host(core)]
         if not self.hosts:
             raise MapError(f"{machine.key} has no core with a host port: inputs cannot come in")
@@ -176,8 +180,14 @@ class Tiling:
         tree: Tree = 0
         for i in range(1, len(operands)):
             tree = Apply("add", (tree, i))
-        tile = Computed(name, home.dtype, first.rows, first.columns, core, tree, operands, source=home.source, home=home.name)
-        return self.add(tile, durations.expression(self.machine, tree, first.rows * first.columns), max(map(self.done.__getitem__, partial)))
+        tile = Computed(
+            name, home.dtype, first.rows, first.columns, core, tree, operands, source=home.source, home=home.name
+        )
+        return self.add(
+            tile,
+            durations.expression(self.machine, tree, first.rows * first.columns),
+            max(map(self.done.__getitem__, partial)),
+        )
 
     def brought(self, core: Core, tile: Tile) -> Part:
         if tile.core == core:
@@ -211,7 +221,9 @@ class Tiling:
                 name = self.fresh(home, i, j, len(rows) - 1, len(columns) - 1)
                 wide = right - left
                 tree, operands = node.tree, operands
-                tile = Computed(name, home.dtype, bottom - top, wide, core, tree, operands, source=home.source, home=home.name)
+                tile = Computed(
+                    name, home.dtype, bottom - top, wide, core, tree, operands, source=home.source, home=home.name
+                )
                 row.append(self.add(tile, cycles, when))
             tiles.append(row)
         self.blocks[home] = Blocks(rows, columns, tiles)
@@ -352,9 +364,13 @@ class Tiling:
         if len(moves) == 1 and moves[0][0].turned and turned:  # sent as it lies, read turned
             part = moves[0][0]
             lies = Part(part.tile, part.box)
-            return Part(self.assembled(core, [(lies, 0, 0)], *lies.shape, dtype), (0, lies.shape[0], 0, lies.shape[1]), True)
+            return Part(
+                self.assembled(core, [(lies, 0, 0)], *lies.shape, dtype), (0, lies.shape[0], 0, lies.shape[1]), True
+            )
         if any(part.turned and part.tile.core != core for part, _, _ in moves):
-            moves = [(self.upright(part) if part.turned and part.tile.core != core else part, r, c) for part, r, c in moves]
+            moves = [
+                (self.upright(part) if part.turned and part.tile.core != core else part, r, c) for part, r, c in moves
+            ]
         return self.assembled(core, moves, *index.shape, dtype).whole
 
     def upright(self, part: Part) -> Part:
@@ -364,7 +380,9 @@ class Tiling:
             self.fetched[key] = self.assembled(part.tile.core, [(part, 0, 0)], *part.shape, part.tile.dtype).whole
         return self.fetched[key]
 
-    def assembled(self, core: Core, moves: list[tuple[Part, int, int]], rows: int, columns: int, dtype: torch.dtype) -> Tile:
+    def assembled(
+        self, core: Core, moves: list[tuple[Part, int, int]], rows: int, columns: int, dtype: torch.dtype
+    ) -> Tile:
         first = moves[0][0].tile
         name = self.graph.fresh(f"{first.home or first.name}_at")
         tile = Assembled(name, dtype, rows, columns, core, moves, source=first.source, home=first.home)
@@ -372,7 +390,9 @@ class Tiling:
         cycles = sum(part.nbytes for part, _, _ in moves) / self.machine.link.width
         return self.add(tile, cycles, when)
 
-    def hold(self, core: Core, index: np.ndarray, found: list[Piece], turned: bool, dtype: torch.dtype | None = None) -> Part:
+    def hold(
+        self, core: Core, index: np.ndarray, found: list[Piece], turned: bool, dtype: torch.dtype | None = None
+    ) -> Part:
         """Weights as a tile reads them, arranged ahead of time."""
         if len(found) == 1 and found[0].home is not None and (turned or not found[0].turned):
             home = found[0].home
@@ -430,10 +450,3 @@ def _counts(index: np.ndarray) -> bool:
     """Numbers one after the other, row by row."""
     flat = index.reshape(-1)
     return bool((flat[1:] - flat[:-1] == 1).all())
-
-
-def _hops(machine: SpatialMachine, cores: list[Core]) -> np.ndarray:
-    """Cycles of latency between cores, as the crow flies."""
-    place = np.array([(c.row, c.column) for c in cores])
-    apart = np.abs(place[:, None, :] - place[None, :, :]).sum(axis=2)
-    return apart * float(machine.link.latency)

@@ -355,3 +355,33 @@ def convolution(im: Importer, x: Item, w: Item, b: Item | None, stride: list[int
     if b is None:
         return y
     return im.apply("add", y, im.relaid(b, lambda t: t.reshape(-1, *[1] * count)))
+
+
+@form("var var_mean")
+def variance(im: Importer, x: Item, dims: list[int] | None = None, correction: float | None = None,
+             keepdim: bool = False) -> Item | list[Item]:  # fmt: skip
+    """The mean square of what is left after the mean; `unbiased` of the older overloads is a correction of 1."""
+    assert im.eqn is not None
+    if isinstance(correction, bool) or correction is None:
+        correction = 1 if correction is None or correction else 0
+    dims = _dims(im, x, dims)
+    x = im.values.plain(x)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    middle = im.values.plain(_mean(im, x, dims, wide))
+    left = im.values.plain(im.apply("sub", x, middle, dtype=wide))
+    count = math.prod(x.shape[d] for d in dims)
+    squares = im.reduce("sum", im.apply("mul", left, left, dtype=wide), dims, keepdim, wide)
+    result = im.apply("div", squares, float(max(count - correction, 0)), dtype=wide)
+    if im.eqn.opname == "var":
+        return result
+    shape = tuple(im.eqn.results()[-1].shape)
+    return [result, _viewed(middle, shape)]
+
+
+@form("log_softmax _log_softmax")
+def log_softmax(im: Importer, x: Item, dim: int, option: object = None) -> Item:
+    x = im.values.plain(im.values.cast(x, option) if isinstance(option, torch.dtype) else x)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    left = im.values.plain(im.apply("sub", x, im.reduce("max", x, [dim], True, wide), dtype=wide))
+    total = im.reduce("sum", im.apply("exp", left, dtype=wide), [dim], True, wide)
+    return im.apply("sub", left, im.apply("log", total, dtype=wide), dtype=wide)

@@ -1,7 +1,7 @@
 """Values of a Trace while it is imported: tensors that are known now, and expressions over homes.
 
-An expression stays one until somebody needs it as a matrix: another operator than arithmetic, or a second reader. Then a
-node computes it, and it is a plain map of the new home. So arithmetic fuses into whoever reads it first.
+An expression stays one until somebody needs it as a matrix: another operator than arithmetic, or a second reader.
+Then a node computes it, and it is a plain map of the new home. So arithmetic fuses into whoever reads it first.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Known:
 
 @dataclass(frozen=True, eq=False)
 class Lazy:
-    """An expression over maps, each of which broadcasts to `shape`; numbers are rounded to `dtype` when it is written."""
+    """An expression over maps, each of which broadcasts to `shape`; numbers are rounded to `dtype` when it is
+    written."""
 
     shape: Shape
     dtype: torch.dtype
@@ -68,7 +69,11 @@ class Values:
     def constant(self, known: Known) -> torch.Tensor:
         """The map of a known tensor; what is expanded lies once."""
         data = known.data.detach()
-        small = data[tuple(slice(0, 1) if s == 0 and n > 1 else slice(None) for s, n in zip(data.stride(), data.shape))]
+        small = data[
+            tuple(
+                slice(0, 1) if s == 0 and n > 1 else slice(None) for s, n in zip(data.stride(), data.shape, strict=True)
+            )
+        ]
         key = (data.data_ptr(), data.dtype, tuple(small.shape), tuple(small.stride()))
         if key not in self.constants:
             home = self.graph.home(known.name, data.dtype, *fold(small.shape))
@@ -186,7 +191,9 @@ class Values:
             cut = self.apply("trunc", [lazy], dtype, lazy.name, lazy.source)
             return self.plain(cut)
         if dtype == torch.bool:
-            return self.plain(self.apply("ne", [lazy, Known(torch.zeros((), dtype=lazy.dtype))], dtype, lazy.name, lazy.source))
+            return self.plain(
+                self.apply("ne", [lazy, Known(torch.zeros((), dtype=lazy.dtype))], dtype, lazy.name, lazy.source)
+            )
         return self.plain(other)
 
     def place(self, index: torch.Tensor, ndim: int, operands: list[torch.Tensor]) -> int:

@@ -1,8 +1,8 @@
 """Addresses for buffers with lifetimes.
 
-In: sizes and lifetimes. Out: an address for each, so that buffers that live at the same time lie apart, and how many bytes that
-takes. Several orders of the greedy rule are tried, then a search that moves the buffers at fault to the front; small sets
-that still do not reach their least are given to a solver where it is installed.
+In: sizes and lifetimes. Out: an address for each, so that buffers that live at the same time lie apart, and how many
+bytes that takes. Several orders of the greedy rule are tried, then a search that moves the buffers at fault to the
+front; small sets that still do not reach their least are given to a solver where it is installed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Addresses by a solver, for small sets. In: spans. Out: addresses of least height, or None where none was found in time.
+"""Addresses by a solver, for small sets. In: spans. Out: addresses of least height, or None where none was found in
+time.
 
 ortools is the extra `plan`; without it nothing is solved here, and what the search found stands.
 """

@@ -1,8 +1,8 @@
 """The memory of all cores.
 
-In: tiles, the cycles of a schedule, the machine. Out: an address and a lifetime for each tile, proven by `check`; or an error
-that says which core lacks how much, and by what. Memory is cut into regions of whole banks, so that instructions that touch
-different regions never meet in a bank.
+In: tiles, the cycles of a schedule, the machine. Out: an address and a lifetime for each tile, proven by `check`; or
+an error that says which core lacks how much, and by what. Memory is cut into regions of whole banks, so that
+instructions that touch different regions never meet in a bank.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ def bounds(machine: SpatialMachine, count: int, region: int) -> tuple[int, int]:
     return -(-low // align) * align, high
 
 
-def lay_out(tiles: list[Tile], schedule: Schedule, machine: SpatialMachine, regions: dict[Tile, int], count: int) -> list[Buffer]:
+def lay_out(
+    tiles: list[Tile], schedule: Schedule, machine: SpatialMachine, regions: dict[Tile, int], count: int
+) -> list[Buffer]:
     align = machine.sram.align
     lives = lifetimes(schedule)
     groups: dict[tuple[Core, int], list[Tile]] = {}
@@ -107,12 +109,19 @@ def _prove(buffers: list[Buffer], low: int, high: int, align: int, cycles: int) 
 
 
 def _full(
-    core: Core, machine: SpatialMachine, held: list[Tile], others: list[Tile], weights: int, live: int, height: int, has: int
+    core: Core,
+    machine: SpatialMachine,
+    held: list[Tile],
+    others: list[Tile],
+    weights: int,
+    live: int,
+    height: int,
+    has: int,
 ) -> SpaceError:
     """What a core lacks, and by what."""
     largest = sorted((*held, *others), key=lambda t: -t.nbytes)[:3]
     names = ", ".join(f"{t.name} {t.nbytes:,}" for t in largest)
     return SpaceError(
-        f"core {core} of {machine.key} needs {weights + height:,} bytes and has {has:,}: {weights:,} of weights, and up to "
+        f"core {core} of {machine.key} needs {weights + height:,} bytes and has {has:,}: {weights:,} of weights, up to "
         f"{live:,} at once of what is computed; the largest are {names}"
     )
