@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tessera.artifact.write import to_exported as to_exported
     from tessera.machines.find import machine as machine
     from tessera.spatial.simulator.api import simulate as simulate
+    from tessera.spatial.map import map_onto as map_onto
     from tessera.stablehlo.jax import from_jax as from_jax
     from tessera.tools.profile import profile as profile
     from tessera.tools.report import report as report
@@ -33,6 +34,7 @@ _TOOLS = {
     "from_jax": "tessera.stablehlo.jax",
     "load": "tessera.artifact.loaded",  # needs neither the compiler nor what it stands on
     "machine": "tessera.machines.find",
+    "map_onto": "tessera.spatial.map",
     "profile": "tessera.tools.profile",
     "report": "tessera.tools.report",
     "simulate": "tessera.spatial.simulator.api",
