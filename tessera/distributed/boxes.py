@@ -8,9 +8,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from tessera.distributed.communicator import bind
 from tessera.distributed.weights import local_of, placement_of
 from tessera.ir.dist import first_place
+from tessera.ir.mesh import Mesh
+from tessera.ir.placement import Placement
 from tessera.util.errors import InputError
 
 
@@ -41,12 +42,21 @@ def box_of(x: Tensor) -> Box:
     """What this rank holds of a tensor."""
     if not isinstance(x, DTensor):
         return Box((0,) * x.ndim, tuple(x.shape))
-    placement, mesh = placement_of(x, bind(x.device_mesh)), x.device_mesh
+    placement, places = _placed(x)
     if placement.parts:
         raise InputError(f"expected a tensor that holds no summands, got {placement}")
-    places = {axis: mesh.get_local_rank(axis) for axis in placement.mesh.names}
+    if places is None:
+        return Box((0,) * x.ndim, (0,) * x.ndim)
     pairs = [first_place(placement.mesh, places, n, axes) for n, axes in zip(x.shape, placement.splits, strict=True)]
     return Box(tuple(at for at, _ in pairs), tuple(there for _, there in pairs))
+
+
+def _placed(x: DTensor) -> tuple[Placement, dict[str, int] | None]:
+    """Where a tensor lies, and this rank's place on that mesh, if it stands there; axes need no names."""
+    names = x.device_mesh.mesh_dim_names or tuple(f"axis{i}" for i in range(x.device_mesh.ndim))
+    mesh = Mesh(tuple(zip(names, x.device_mesh.shape, strict=True)))
+    here = x.device_mesh.get_coordinate()
+    return placement_of(x, mesh), None if here is None else dict(zip(names, here, strict=True))
 
 
 def own(x: Tensor, box: Box) -> Tensor:
@@ -57,10 +67,13 @@ def own(x: Tensor, box: Box) -> Tensor:
     return part
 
 
-def writes(x: Tensor) -> bool:
-    """Of the ranks that hold the same part, the first one writes it."""
+def writes(x: Tensor, apart: str | None = None) -> bool:
+    """Of the ranks that hold the same part, the first one writes it. Ranks along `apart`, the axis of a pipeline, hold
+    different weights: whoever has one writes it."""
     if not isinstance(x, DTensor):
         return not dist.is_initialized() or dist.get_rank() == 0
-    placement = placement_of(x, bind(x.device_mesh))
-    free = [axis for axis in placement.mesh.names if axis not in placement.axes]
-    return all(x.device_mesh.get_local_rank(axis) == 0 for axis in free)
+    placement, places = _placed(x)
+    if places is None or local_of(x).is_meta:
+        return False
+    free = [axis for axis in placement.mesh.names if axis not in placement.axes and axis != apart]
+    return all(places[axis] == 0 for axis in free)

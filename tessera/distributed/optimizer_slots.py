@@ -6,7 +6,7 @@ An optimizer that has made no step yet has no state; it is made for what is to b
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,17 @@ PREFIX = "optimizer."
 Plain = (int, float, bool, str, type(None))
 
 
-def slots_of(model: nn.Module, optimizer: torch.optim.Optimizer, wanted: Collection[str] = ()) -> dict[str, Tensor]:
-    """Tensors of the state; those that are `wanted` and not there are made."""
+def slots_of(
+    model: nn.Module, optimizer: torch.optim.Optimizer, wanted: Mapping[str, tuple[int, ...]] | None = None
+) -> dict[str, Tensor]:
+    """Tensors of the state; those that are `wanted`, with these sizes, and not there are made."""
     params = dict(model.named_parameters())
-    for key in wanted:
-        if key.startswith(PREFIX):
-            name, _, slot = key.removeprefix(PREFIX).rpartition(".")
-            if name in params and slot not in optimizer.state[params[name]]:
-                optimizer.state[params[name]][slot] = _fresh(params[name], slot)
+    for key, shape in (wanted or {}).items():
+        name, _, slot = key.removeprefix(PREFIX).rpartition(".")
+        if name not in params or not any(p is params[name] for g in optimizer.param_groups for p in g["params"]):
+            raise InputError(f"load_state: expected an optimizer that owns {name}, whose {slot} was saved")
+        if slot not in optimizer.state[params[name]]:
+            optimizer.state[params[name]][slot] = _fresh(optimizer, params[name], slot, shape)
     slots = {}
     for name, p in params.items():
         for slot, x in optimizer.state.get(p, {}).items():
@@ -33,10 +36,12 @@ def slots_of(model: nn.Module, optimizer: torch.optim.Optimizer, wanted: Collect
     return slots
 
 
-def _fresh(p: nn.Parameter, slot: str) -> Tensor:
-    if slot == "step":
-        return torch.zeros((), dtype=torch.float32)
-    return torch.zeros_like(p.detach())
+def _fresh(optimizer: torch.optim.Optimizer, p: nn.Parameter, slot: str, shape: tuple[int, ...]) -> Tensor:
+    if slot != "step" and shape == tuple(p.shape):
+        return torch.zeros_like(p.detach())
+    group = next(g for g in optimizer.param_groups if any(q is p for q in g["params"]))
+    counted_there = slot != "step" or group.get("capturable") or group.get("fused")
+    return torch.zeros(shape, dtype=torch.float32, device=p.device if counted_there else "cpu")
 
 
 def groups_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[dict]:

@@ -26,11 +26,12 @@ DTYPES = {
 }  # fmt: skip
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 ALIGN = 64
+NOTES = "__metadata__"
 
 
-def write(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a file and wait until it is on the disk."""
-    header, at = dict[str, dict](), 0
+def write(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> None:
+    """Write a file and wait until it is on the disk. `notes` are texts that stand beside the tensors."""
+    header, at = dict[str, dict]({NOTES: {"format": "pt", **(notes or {})}}), 0
     for name, x in tensors.items():
         if x.dtype not in CODES:
             raise InputError(f"{name}: expected one of {', '.join(map(str, CODES))}, got {x.dtype}")
@@ -53,17 +54,33 @@ def _bytes(x: Tensor) -> memoryview | bytes:
 
 def read(path: Path) -> dict[str, Tensor]:
     """The tensors of a file, in its pages; they are not to be written."""
+    header, body = _opened(path)
+    return {name: _seen(body, row, f"{path}: {name}") for name, row in header.items() if name != NOTES}
+
+
+def notes(path: Path) -> dict[str, str]:
+    """The texts of a file."""
+    texts = _opened(path)[0].get(NOTES, {})
+    if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+        raise InputError(f"{path}: expected {NOTES} to hold texts, got {texts}")
+    return texts
+
+
+def _opened(path: Path) -> tuple[dict, memoryview]:
+    """The header, and the bytes behind it."""
     with open(path, "rb") as file:
-        if os.fstat(file.fileno()).st_size < 8:
-            raise InputError(f"{path}: expected a safetensors file, got {os.fstat(file.fileno()).st_size} bytes")
+        size = os.fstat(file.fileno()).st_size
+        if size < 8:
+            raise InputError(f"{path}: expected a safetensors file, got {size} bytes")
         data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     (length,) = struct.unpack_from("<Q", data)
     try:
         header = json.loads(bytes(data[8 : 8 + length]))
     except ValueError as error:
         raise InputError(f"{path}: expected the header of a safetensors file: {error}") from None
-    body = data[8 + length :]
-    return {name: _seen(body, row, f"{path}: {name}") for name, row in header.items() if name != "__metadata__"}
+    if not isinstance(header, dict):
+        raise InputError(f"{path}: expected the header of a safetensors file, got {type(header).__name__}")
+    return header, data[8 + length :]
 
 
 def _seen(body: memoryview, row: object, where: str) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,49 @@ def test_a_save_that_is_interrupted_leaves_the_last_good_one(tmp_path: Path, mon
     assert all(torch.equal(a, b) for a, b in zip(other.parameters(), model.parameters(), strict=True))
 
 
+def test_training_goes_on_while_a_state_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = trained()
+    kept, may_write = [p.detach().clone() for p in model.parameters()], threading.Event()
+    write = safetensors.write
+    monkeypatch.setattr(safetensors, "write", lambda *args: (may_write.wait(60), write(*args)))
+    saving = tessera.save_state(tmp_path, model, optimizer, wait=False)
+    train(model, optimizer)
+    assert not saving.done and not (tmp_path / "state").exists()
+    may_write.set()
+    saving.wait()
+    other = model_of(1)
+    tessera.load_state(tmp_path, other)
+    assert saving.done and all(torch.equal(a, b) for a, b in zip(other.parameters(), kept, strict=True))
+
+
+def test_a_save_that_fails_says_so_to_who_waits_or_saves_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError("no space left")
+
+    model = torch.nn.Linear(2, 2)
+    monkeypatch.setattr(safetensors, "write", full)
+    with pytest.raises(OSError, match="no space left"):
+        tessera.save_state(tmp_path, model, wait=False).wait()
+    saving = tessera.save_state(tmp_path, model, wait=False)
+    while not saving.done:
+        time.sleep(0.01)
+    monkeypatch.undo()
+    with pytest.raises(OSError, match="no space left"):
+        tessera.save_state(tmp_path, model)
+    tessera.save_state(tmp_path, model)
+
+
+def test_a_part_that_is_missing(tmp_path: Path) -> None:
+    """A weight is filled whole or not at all."""
+    tessera.save_state(tmp_path, torch.nn.Linear(4, 3))
+    index = tmp_path / "state" / "index.json"
+    data = json.loads(index.read_text())
+    data["tensors"]["bias"]["parts"] = []
+    index.write_text(json.dumps(data))
+    with pytest.raises(InputError, match="bias: expected 3 elements at .0,., got 0"):
+        tessera.load_state(tmp_path, torch.nn.Linear(4, 3))
+
+
 def interrupted(fn, call: int):
     """As `fn`, until the call of that number."""
     left = [call]
@@ -77,13 +122,15 @@ def interrupted(fn, call: int):
 
 def test_another_model(tmp_path: Path) -> None:
     tessera.save_state(tmp_path, torch.nn.Sequential(torch.nn.Linear(4, 3)))
-    with pytest.raises(InputError, match="has no 1.bias, which the model has; near are 0.bias"):
+    with pytest.raises(InputError, match=r"has no 1.weight, 1.bias, which the model has; near are 0.weight"):
         tessera.load_state(tmp_path, torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 3)))
     with pytest.raises(InputError, match=r"0.weight: expected \[3, 5\], got \[3, 4\]"):
         tessera.load_state(tmp_path, torch.nn.Sequential(torch.nn.Linear(5, 3)))
-    with pytest.raises(InputError, match="has 0.bias, which the model has not"):
+    with pytest.raises(InputError, match="has 0.bias, which the model has not; is it of another model"):
         tessera.load_state(tmp_path, torch.nn.Sequential(torch.nn.Linear(4, 3, bias=False)))
-    with pytest.raises(InputError, match="expected a folder that save_state wrote"):
+    with pytest.raises(InputError, match="has no weight, which the model has; .*it has 0.bias, 0.weight, which the"):
+        tessera.load_state(tmp_path, torch.nn.Linear(4, 3, bias=False))
+    with pytest.raises(InputError, match="expected a folder that save_state or torch.distributed.checkpoint wrote"):
         tessera.load_state(tmp_path / "elsewhere", torch.nn.Linear(4, 3))
 
 

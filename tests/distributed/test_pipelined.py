@@ -10,7 +10,7 @@ from models import GPT, Llama, token_batches, token_loss
 from torch.func import functional_call
 
 from tessera.distributed import in_step
-from tessera.distributed.pipelined import Run
+from tessera.distributed.pipelined import together, workers
 from tessera.distributed.plan import Plan, lay_out
 from tessera.frontends.functional.trace import trace_function
 from tessera.ir import interp
@@ -20,7 +20,9 @@ from tessera.passes.clean.cse import cse
 from tessera.passes.clean.dce import dce
 from tessera.pipeline.parts import in_order_of_use
 from tessera.transforms.pipelined.cut import cut
-from tessera.transforms.pipelined.schedule import WORDS, Schedule, schedule
+from tessera.transforms.pipelined.known import WORDS, schedule
+from tessera.transforms.pipelined.orders import Expect, Send, Take, orders, prove
+from tessera.transforms.pipelined.schedule import Schedule
 from tessera.transforms.shard.joint import Partition, shard_joint
 from tessera.transforms.vjp import Joint, vjp
 from tessera.util.errors import OptionError
@@ -34,6 +36,8 @@ def test_bubbles_are_those_of_theory(ranks: int, microbatches: int) -> None:
     assert made["interleaved"].bubble() == pytest.approx((ranks - 1) / (2 * microbatches + ranks - 1))
     assert made["zero-bubble"].idle() <= made["1f1b"].idle() / 3
     assert max(made["zero-bubble"].held()) <= max(made["1f1b"].held()) <= ranks <= max(made["gpipe"].held())
+    assert made["dualpipe"].idle() == ranks - 1 == made["1f1b"].idle() * 2 / 6  # of stages that are half as long
+    assert max(made["dualpipe"].held()) <= 2 * max(made["1f1b"].held())
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -76,6 +80,36 @@ def test_fewer_microbatches_than_stages() -> None:
         schedule("1f1b", 4, 2)
 
 
+# --- what ranks send and receive ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_both_ranks_post_their_messages_in_one_order(word: str) -> None:
+    """Queues without names serve, then; and everything that is sent is taken before it is read."""
+    joint, _, _ = joint_of("gpt")
+    table = schedule(word, 2, 4)
+    one, two = orders(table, cut(joint, table.stages))
+    posts = [[step.message for step in row if isinstance(step, (Send, Expect))] for row in (one, two)]
+    assert posts[0] == posts[1] and len(posts[0]) == len(set(posts[0]))
+    for row in (one, two):
+        taken = [step.message for step in row if isinstance(step, Take)]
+        assert sorted(map(str, taken)) == sorted(str(s.message) for s in row if isinstance(s, Expect))
+
+
+def test_an_order_that_would_wait_for_ever() -> None:
+    """Each takes before it sends."""
+    joint, _, _ = joint_of("llama")
+    table = schedule("1f1b", 2, 2)
+    rows = orders(table, cut(joint, 2))
+    first = [sorted(row, key=lambda step: not isinstance(step, (Take, Expect))) for row in rows]
+    with pytest.raises(
+        OptionError, match=r"wait for each other for ever: rank 0 for B0 from stage 1 to 0; rank 1 for F0"
+    ):
+        prove(first, table)
+    with pytest.raises(OptionError, match="expected both ends of every message, got one of F0 from stage 0 to 1"):
+        prove([[s for s in row if isinstance(s, Send)] for row in rows], table)
+
+
 # --- programs -------------------------------------------------------------------------------------
 
 MICROBATCHES, ROWS = 4, 2
@@ -112,7 +146,8 @@ def piped(joint: Joint, table: Schedule, given: list, batches: list, seed: objec
     stages = cut(joint, table.stages)
     weights = dict(zip(inputs, given, strict=False)) | {inputs[-1]: seed}
     fed = [dict(zip(inputs[len(given) :], batch, strict=False)) for batch in batches]
-    results, sums = Run(stages, table, execute, add)(weights, fed, outputs[1:])
+    ranks = workers(stages, table, lambda part, args: execute(stages.programs[part], args), add, outputs[1:])
+    results, sums = together(ranks, weights, fed)
     return [r[outputs[0]] for r in results], [sums[v] for v in outputs[1:]]
 
 
@@ -170,4 +205,4 @@ def test_what_crosses_is_an_activation() -> None:
 def test_more_stages_than_work() -> None:
     trace = trace_function(lambda x: torch.sin(x).sum(), (torch.randn(3),)).trace
     with pytest.raises(OptionError, match="expected at most 2 stages"):
-        cut(vjp(trace, list(trace.inputs)), 3)
+        cut(vjp(trace, list(trace.inputs)), 3, weights=())
