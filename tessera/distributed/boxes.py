@@ -67,10 +67,13 @@ def own(x: Tensor, box: Box) -> Tensor:
     return part
 
 
-def writes(x: Tensor) -> bool:
-    """Of the ranks that hold the same part, the first one writes it."""
+def writes(x: Tensor, apart: str | None = None) -> bool:
+    """Of the ranks that hold the same part, the first one writes it. Ranks along `apart`, the axis of a pipeline, hold
+    different weights: whoever has one writes it."""
     if not isinstance(x, DTensor):
         return not dist.is_initialized() or dist.get_rank() == 0
     placement, places = _placed(x)
-    free = [axis for axis in placement.mesh.names if axis not in placement.axes]
-    return places is not None and all(places[axis] == 0 for axis in free)
+    if places is None or local_of(x).is_meta:
+        return False
+    free = [axis for axis in placement.mesh.names if axis not in placement.axes and axis != apart]
+    return all(places[axis] == 0 for axis in free)

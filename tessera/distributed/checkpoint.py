@@ -29,6 +29,7 @@ from tessera.distributed.matching import find, names_of
 from tessera.distributed.optimizer_slots import groups_of, load_groups, slots_of
 from tessera.distributed.saved import FORMAT, INDEX, Saved, of_index, of_safetensors, starts_noted
 from tessera.distributed.saving import Saving
+from tessera.distributed.sharding import pipeline_axis
 from tessera.distributed.weights import whole_of
 from tessera.util.errors import InputError
 
@@ -60,8 +61,8 @@ class _Save:
 
     def __init__(self, folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         self.folder, self.file = folder, f"rank_{_rank()}{PLAIN}"
-        everything = _tensors(model, optimizer)
-        boxes = {name: box for name, x in everything.items() if writes(x) and not (box := box_of(x)).is_empty}
+        everything, apart = _tensors(model, optimizer), pipeline_axis(model)
+        boxes = {n: box for n, x in everything.items() if writes(x, apart) and not (box := box_of(x)).is_empty}
         self.boxes: dict[str, Box] = boxes
         self.parts = {name: own(everything[name], box) for name, box in boxes.items()}
         every = everyones({name: [self.file, list(box.start), list(box.size)] for name, box in boxes.items()})

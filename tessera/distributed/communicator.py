@@ -99,6 +99,11 @@ def _stacked(x: Tensor, dim: int, ranks: int) -> Tensor:
     return x.contiguous() if dim == 0 else torch.cat(x.chunk(ranks, dim), 0)
 
 
+def bind_inner(inner: Mesh, device_mesh: DeviceMesh) -> None:
+    """Programs of one stage of a pipeline, which are written for a part of a mesh, run over its groups."""
+    COMMUNICATORS[inner] = GroupCommunicator(inner, device_mesh)
+
+
 def bind(device_mesh: DeviceMesh) -> Mesh:
     """The mesh that programs are written for; from now on they run over these groups."""
     names = device_mesh.mesh_dim_names

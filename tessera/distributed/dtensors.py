@@ -24,6 +24,8 @@ from tessera.util.errors import InputError
 
 def to_dtensor(placement: Placement) -> list:
     """A word for each axis of the mesh."""
+    if placement.marks:
+        raise InputError(f"expected a placement whose axes cut plainly, got {placement}")
     words: list = []
     names = placement.mesh.names
     for axis in names:

@@ -9,6 +9,7 @@ to parts and back; `join` checks that ranks which should hold the same do.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -29,6 +30,8 @@ Parts = list  # of one value, what each rank has
 def cut(x: Tensor, placement: Placement) -> Parts:
     """The parts of a whole tensor, one for each rank."""
     mesh = placement.mesh
+    if placement.marks:
+        raise InputError(f"expected a placement whose axes cut plainly, got {placement}")
     parts = []
     for rank in range(mesh.ranks):
         places, part = mesh.coordinates(rank), x
@@ -44,6 +47,8 @@ def cut(x: Tensor, placement: Placement) -> Parts:
 def join(parts: Sequence[Tensor], placement: Placement, exact: bool = True) -> Tensor:
     """The whole tensor; ranks that should hold the same must, bit for bit unless `exact` is False."""
     mesh = placement.mesh
+    if placement.marks:
+        return _join_marked(parts, placement, exact)
     out = parts[0].new_zeros([int(n) for n in placement.shape])
     seen: dict[tuple, Tensor] = {}
     combined: dict[tuple, list[Tensor]] = {}
@@ -69,6 +74,20 @@ def join(parts: Sequence[Tensor], placement: Placement, exact: bool = True) -> T
             target, part = target.narrow(dim, start if there else 0, there), part.narrow(dim, 0, there)
         target.copy_(part)
     return out
+
+
+def _join_marked(parts: Sequence[Tensor], placement: Placement, exact: bool) -> Tensor:
+    """As if chunks lay one after the other; then each goes where it belongs."""
+    apart = placement.unfolded()
+    whole = join([x.reshape([int(n) for n in apart.local_shape]) for x in parts], replace(apart, marks=()), exact)
+    for axis, _ in apart.marks:
+        dim, ranks = apart.dim_of(axis), apart.mesh.size(axis)
+        assert dim is not None
+        if apart.splits[dim] != (axis,):
+            raise InputError(f"expected one axis in a dimension that is cut in zigzag, got {placement}")
+        pairs = whole.unflatten(dim, (ranks, 2, -1))
+        whole = torch.cat([pairs.select(dim + 1, 0), pairs.select(dim + 1, 1).flip(dim)], dim).flatten(dim, dim + 1)
+    return whole.reshape([int(n) for n in placement.shape])
 
 
 def _same(a: Tensor, b: Tensor, placement: Placement, rank: int, exact: bool) -> None:

@@ -1,55 +1,149 @@
-"""Pipelines run in one process: every stage has values of its own, and gets others only where they are sent.
+"""One rank of a pipeline at work: it computes, sends and receives in the order that was derived for it.
 
-In: the programs of stages, a schedule, weights, microbatches. Out: results of each microbatch and sums of gradients, in
-the order in which stages make them. `execute` runs one program: `interp.run`, or, where the other axes of a mesh have
-ranks too, `in_step.run` on parts. A value that no message brings is missed at once.
+In: the programs of stages, a rank's steps, weights and microbatches by value, and a channel to the other ranks. Out:
+results of each microbatch and sums of gradients. A value that no message brings is missed at once. `together` runs all
+ranks of a pipeline in one process, where every rank has values of its own; the channel between processes is
+`tessera/distributed/channel.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
-from tessera.ir.equation import Value
-from tessera.transforms.pipelined.cut import Stages
+from tessera.ir.equation import Value, values_in
+from tessera.transforms.pipelined.cut import KINDS, Part, Stages
+from tessera.transforms.pipelined.orders import Do, Expect, Forget, Message, Send, Step, Take, orders
 from tessera.transforms.pipelined.schedule import Action, Schedule
-from tessera.util.errors import InputError
 
 Env = dict[Value, object]
+Execute = Callable[[Part, list], Sequence]  # runs one program
 
 
-class Run:
-    def __init__(self, stages: Stages, schedule: Schedule, execute: Callable, add: Callable) -> None:
-        if schedule.stages != stages.count:
-            raise InputError(f"expected a schedule of {stages.count} stages, got one of {schedule.stages}")
-        self.stages, self.schedule, self.execute, self.add = stages, schedule, execute, add
+class Channel(Protocol):
+    def expect(self, message: Message) -> None:
+        """Be ready for it."""
+
+    def send(self, message: Message, values: Sequence) -> None:
+        """Let it go; whoever sends may go on at once."""
+
+    def take(self, message: Message) -> Sequence | None:
+        """What came, waiting for it; None where it can only come once others have been run."""
+
+
+class Worker:
+    """One rank. `results` and `sums` are complete when `run` is through."""
+
+    def __init__(
+        self,
+        stages: Stages,
+        steps: Sequence[Step],
+        execute: Execute,
+        add: Callable,
+        channel: Channel,
+        grads: Sequence[Value],
+        split: bool,
+    ) -> None:
+        self.stages, self.steps, self.execute, self.add, self.channel = stages, steps, execute, add, channel
+        self.grads, self.split = set(grads), split
+        self.own = {step.action.stage for step in steps if isinstance(step, Do)}
+        self.keeps = {part: self._kept(*part) for part in stages.programs}
+
+    def _kept(self, kind: str, stage: int) -> set[Value]:
+        """What later programs of a stage read, or send, once this one has run and sent."""
+        later = KINDS[KINDS.index(kind) + 1 :]
+        read = {v for k in later for v in self.stages.programs[k, stage].inputs}
+        return read | {v for k in later for _, values in self.stages.sent(k, stage) for v in values}
+
+    def run(
+        self,
+        weights: Mapping[Value, object],
+        batches: Sequence[Mapping[Value, object]],
+        sums: Mapping[Value, object] | None = None,
+    ) -> Iterator[None]:
+        """Every step in turn; it stops where a message can only come once other ranks have been run. Gradients are
+        added to `sums`."""
+        self.weights, self.batches = weights, batches
+        self.results: list[Env] = [{} for _ in batches]
+        self.sums: Env = dict(sums or {})
         self.held: dict[tuple[int, int], Env] = {}  # of a stage and a microbatch
+        for step in self.steps:
+            match step:
+                case Do(action):
+                    for kind in ("B", "W") if action.kind == "B" and not self.split else (action.kind,):
+                        self.do(Action(kind, action.microbatch, action.stage))
+                case Send(message):
+                    held = self.held[message.start, message.microbatch]
+                    self.channel.send(message, [held[v] for v in self.stages.sends[message.key]])
+                case Expect(message):
+                    self.channel.expect(message)
+                case Take(message):
+                    while (values := self.channel.take(message)) is None:
+                        yield
+                    named = zip(self.stages.sends[message.key], values, strict=True)
+                    self.held.setdefault((message.to, message.microbatch), {}).update(named)
+                case Forget(part, microbatch):
+                    held = self.held[part[1], microbatch]
+                    self.held[part[1], microbatch] = {v: x for v, x in held.items() if v in self.keeps[part]}
 
-    def __call__(
-        self, weights: Mapping[Value, object], batches: Sequence[Mapping[Value, object]], grads: Sequence[Value]
-    ) -> tuple[list[Env], Env]:
-        """Results of each microbatch by value, and the sums of `grads`."""
-        results: list[Env] = [{} for _ in batches]
-        sums: Env = {}
-        timed = sorted((t for row in self.schedule.timed() for t in row), key=lambda t: (t.end, t.action.stage))
-        for action in (t.action for t in timed):
-            for kind in ("B", "W") if action.kind == "B" and not self.schedule.split else action.kind:
-                made = self.do(Action(kind, action.microbatch, action.stage), {**weights, **batches[action.microbatch]})
-                for v, x in made.items():
-                    if v in grads:
-                        sums[v] = self.add(sums[v], x) if v in sums else x
-                    elif v in self.stages.home:
-                        results[action.microbatch][v] = x
-        return results, sums
+    def clear(self) -> None:
+        """Let go of a step's tensors."""
+        self.weights, self.batches, self.results, self.sums, self.held = {}, (), [], {}, {}
 
-    def do(self, action: Action, given: Mapping[Value, object]) -> Env:
-        """One action: run the program, keep what it made, send what others wait for."""
-        stage, microbatch = action.stage, action.microbatch
-        program, held = self.stages.programs[action.kind, stage], self.held.setdefault((stage, microbatch), {})
-        if not program.equations:
-            return {}
-        args = [held[v] if v in held else given[v] for v in program.inputs]
-        made = dict(zip(program.outputs, self.execute(program, args), strict=True))
-        held.update(made)  # type: ignore[arg-type]
-        for to, values in self.stages.sent(action.kind, stage):
-            self.held.setdefault((to, microbatch), {}).update({v: held[v] for v in values})
-        return made  # type: ignore[return-value]
+    def do(self, action: Action) -> None:
+        """One action: run the program, keep what it gave, hand it to stages of this rank that wait for it."""
+        part, microbatch = (action.kind, action.stage), action.microbatch
+        program, held = self.stages.programs[part], self.held.setdefault((action.stage, microbatch), {})
+        batch = self.batches[microbatch]
+        args = [held[v] if v in held else batch[v] if v in batch else self.weights[v] for v in program.inputs]
+        outputs = self.execute(part, args) if program.equations else ()
+        for v, x in zip(values_in(program.outputs), outputs, strict=True):
+            held[v] = x
+            if v in self.grads:
+                self.sums[v] = self.add(self.sums[v], x) if v in self.sums else x
+            elif v in self.stages.home:
+                self.results[microbatch][v] = x
+        for to, values in self.stages.sent(*part):
+            if to in self.own:
+                self.held.setdefault((to, microbatch), {}).update({v: held[v] for v in values})
+
+
+# --- all ranks in one process ---------------------------------------------------------------------
+
+
+class Mailbox:
+    """The channel between ranks of one process."""
+
+    def __init__(self) -> None:
+        self.letters: dict[Message, Sequence] = {}
+
+    def expect(self, message: Message) -> None:
+        pass
+
+    def send(self, message: Message, values: Sequence) -> None:
+        self.letters[message] = values
+
+    def take(self, message: Message) -> Sequence | None:
+        return self.letters.pop(message, None)
+
+
+def workers(
+    stages: Stages, schedule: Schedule, execute: Execute, add: Callable, grads: Sequence[Value]
+) -> list[Worker]:
+    """All ranks of a pipeline, with one mailbox."""
+    box = Mailbox()
+    return [Worker(stages, row, execute, add, box, grads, schedule.split) for row in orders(schedule, stages)]
+
+
+def together(
+    ranks: Sequence[Worker],
+    weights: Mapping[Value, object],
+    batches: Sequence[Mapping[Value, object]],
+    sums: Mapping[Value, object] | None = None,
+) -> tuple[list[Env], Env]:
+    """Run all ranks; gives results of each microbatch and sums of gradients, whoever has them."""
+    running = [worker.run(weights, batches, sums) for worker in ranks]
+    while running:
+        running = [run for run in running if next(run, True) is None]
+    results = [{v: x for w in ranks for v, x in w.results[m].items()} for m in range(len(batches))]
+    return results, {v: x for w in ranks for v, x in w.sums.items() if w.stages.home[v] in w.own}

@@ -15,6 +15,11 @@ else: what must be gathered, summed or scattered follows from them when the prog
     hsdp      whole       whole       whole       activations      beside an axis of zero3
     tensor    split, by columns or rows           weights
     sequence  the same, and activations between are split along the sequence
+    ulysses   whole       whole       whole       activations      split along the sequence, in attention along heads
+    ring      whole       whole       whole       activations      split along the sequence; in attention keys go round
+
+A word for a schedule makes an axis a pipeline (`pipe.py`): its ranks hold different weights, and nothing is split over
+it.
 
 Gradients under zero1 are split too: the state they go into is, so nobody needs them whole.
 """
@@ -24,19 +29,23 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from tessera.distributed.context_parallel import Context, context_in
+from tessera.distributed.pipe import Pipe, pipe_in
 from tessera.distributed.tensor_parallel import Cuts, columns_and_rows
 from tessera.ir.equation import Value
 from tessera.ir.mesh import Mesh
 from tessera.ir.placement import Placement, parse_splits
 from tessera.ir.trace import Trace
 from tessera.ir.types import size_key
+from tessera.transforms.pipelined.known import WORDS as SCHEDULES
 from tessera.util.errors import OptionError
 
 DATA = ("ddp", "zero1", "zero2", "zero3", "hsdp")
 MODEL = ("tensor", "sequence")
-WORDS = (*DATA, *MODEL)
+CONTEXT = ("ulysses", "ring")
+WORDS = (*DATA, *MODEL, *CONTEXT)
 
 
 @dataclass(frozen=True)
@@ -46,26 +55,33 @@ class Plan:
     mesh: Mesh
     words: Mapping[str, str]  # of each axis
     patterns: Mapping[str, str]  # of weights or modules, by name
+    pipe: Pipe | None = None
 
     @classmethod
-    def of(cls, plan: str | Mapping[str, str], mesh: Mesh) -> Plan:
+    def of(cls, plan: str | Mapping[str, object], mesh: Mesh) -> Plan:
         if isinstance(plan, str):
             if len(mesh.names) != 1:
                 raise OptionError(f"plan: expected a word for each axis of the mesh {mesh}, got {plan!r} alone")
             plan = {mesh.names[0]: plan}
-        words = {key: word for key, word in plan.items() if key.isidentifier() and not set(str(word)) & {"/", ","}}
+        pipe = pipe_in(plan, mesh)
+        plan = {**plan, **({} if pipe is None else {pipe.axis: pipe.word})}
+        words = {key: str(word) for key, word in plan.items() if key.isidentifier() and not set(str(word)) & {"/", ","}}
         for axis, word in words.items():
             if axis not in mesh.names:
                 raise OptionError(f"plan: expected axes of the mesh {mesh}, got {axis!r}")
-            if word not in WORDS:
-                near = difflib.get_close_matches(str(word), WORDS, 1)
+            if word not in WORDS and (pipe is None or axis != pipe.axis):
+                near = difflib.get_close_matches(word, (*WORDS, *SCHEDULES), 1)
                 hint = f"; did you mean {near[0]!r}?" if near else ""
-                raise OptionError(f"plan: expected for {axis} one of {', '.join(WORDS)}, got {word!r}{hint}")
+                every = ", ".join((*WORDS, *SCHEDULES))
+                raise OptionError(f"plan: expected for {axis} one of {every}, got {word!r}{hint}")
         if missing := [axis for axis in mesh.names if axis not in words]:
             raise OptionError(f"plan: expected a word for every axis of the mesh {mesh}, got none for {missing[0]}")
         if "hsdp" in words.values() and "zero3" not in words.values():
             raise OptionError("plan: hsdp expects an axis of zero3 beside it, got none")
-        return cls(mesh, words, {key: text for key, text in plan.items() if key not in words})
+        if len(both := [axis for axis, word in words.items() if word in CONTEXT]) > 1:
+            raise OptionError(f"plan: expected one axis that splits the sequence, got {both[0]} and {both[1]}")
+        patterns = {key: str(text) for key, text in plan.items() if key not in words}
+        return cls(mesh, words, patterns, pipe)
 
     def axes(self, *words: str) -> tuple[str, ...]:
         return tuple(axis for axis in self.mesh.names if self.words[axis] in words)
@@ -86,7 +102,18 @@ class Plan:
 
     @property
     def stays(self) -> dict[str, str]:
-        return {axis: "activations" if word in DATA else "weights" for axis, word in self.words.items()}
+        return {axis: "weights" if word in MODEL else "activations" for axis, word in self.words.items()}
+
+    @property
+    def rings(self) -> tuple[str, ...]:
+        return self.axes("ring")
+
+    @property
+    def inner(self) -> Mesh:
+        """The mesh of one stage: along a pipeline there is one rank."""
+        if self.pipe is None:
+            return self.mesh
+        return Mesh(tuple((axis, 1 if axis == self.pipe.axis else size) for axis, size in self.mesh.axes))
 
 
 @dataclass(frozen=True)
@@ -99,6 +126,16 @@ class Layout:
     states: dict[str, Placement]
     inputs: dict[Value, Placement] = field(default_factory=dict)
     results: dict[Value, Placement] = field(default_factory=dict)
+    homes: dict[Value, Placement] = field(default_factory=dict)  # of inputs that a rank cuts further
+
+    def on(self, mesh: Mesh) -> Layout:
+        """The same on a mesh that has the axes that split something."""
+
+        def moved(places: Mapping) -> dict:
+            return {key: replace(placement, mesh=mesh) for key, placement in places.items()}
+
+        every = map(moved, (self.weights, self.grads, self.states, self.inputs, self.results, self.homes))
+        return Layout(self.plan, *every)
 
 
 def lay_out(
@@ -119,13 +156,21 @@ def lay_out(
     split = {name: _split_further(p, plan.axes("zero1", "zero2", "zero3")) for name, p in held.items()}
     inputs = {v: rows_of(plan, v) for v in batch if v.ndim}
     rows = next((size_key(v.shape[0]) for v in inputs), None)
+    context = context_of(plan, trace, batch)
     results = {
-        v: _along_sequence(plan, v, axis, rows)
+        v: place
         for axis in plan.axes("sequence")
         for v in cuts[axis].summed
-        if v.ndim > 2 and _divides(v.shape[1], mesh.size(axis))
+        if v.ndim > 2 and (place := _along_sequence(plan, v, axis, rows, context)) is not None
     }
-    return Layout(plan, dict(held), split, split, inputs, results)
+    homes = context.homes(inputs) if context else {}
+    return Layout(plan, dict(held), split, split, inputs, results, homes)
+
+
+def context_of(plan: Plan, trace: Trace, batch: Sequence[Value]) -> Context | None:
+    """How the plan splits the sequence; None where no axis does."""
+    axes = plan.axes(*CONTEXT)
+    return context_in(trace, batch, plan.mesh, axes[0], plan.words[axes[0]] == "ring") if axes else None
 
 
 def lay_out_early(plan: Plan, weights: Mapping[str, Value], modules: Collection[str]) -> dict[str, Placement]:
@@ -176,11 +221,14 @@ def rows_of(plan: Plan, v: Value) -> Placement:
     return placement
 
 
-def _along_sequence(plan: Plan, v: Value, axis: str, rows: object) -> Placement:
+def _along_sequence(plan: Plan, v: Value, axis: str, rows: object, context: Context | None) -> Placement | None:
+    """None where the sequence cannot be cut so."""
     placement = Placement.whole(plan.mesh, v.shape)
     if size_key(v.shape[0]) == rows:
         placement = placement.with_split(0, plan.axes(*DATA))
-    return placement.with_split(1, (axis,))
+    if context is not None and size_key(v.shape[1]) == size_key(context.length):
+        placement = placement.with_axis(1, context.axis, context.mark)
+    return placement.with_axis(1, axis) if _divides(placement.local(1), plan.mesh.size(axis)) else None
 
 
 def _by_name(plan: Plan, weights: Mapping[str, Value], modules: Collection[str]) -> dict[str, Placement]:

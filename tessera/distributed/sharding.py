@@ -17,18 +17,21 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from tessera.distributed.capture import Forward
-from tessera.distributed.communicator import bind
+from tessera.distributed.communicator import bind, bind_inner
 from tessera.distributed.compare import agree_on_weights
 from tessera.distributed.meta import is_meta, materialise
 from tessera.distributed.plan import DATA, MODEL, Layout, Plan, demanded, lay_out, lay_out_early
-from tessera.distributed.weights import Replaced, distribute, move, placement_of, whole_type
+from tessera.distributed.weights import Replaced, distribute, leave, move, placement_of, whole_type
 from tessera.ir.equation import Value
 from tessera.ir.placement import Placement
 from tessera.ir.types import TensorType, contiguous_strides
 from tessera.util.errors import OptionError
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
-PlanLike = str | Mapping[str, str]
+PlanLike = str | Mapping[str, object]
+
+
+Held = tuple[int, tuple[int, ...]]  # along a pipeline, the rank that updates a weight, and all that have it
 
 
 class Sharding:
@@ -39,16 +42,20 @@ class Sharding:
         self.plan = Plan.of(plan, self.mesh)
         self.settled = settled  # weights lie where they stay
         self.wide = wide  # gradients of 16 bits are summed in float32
+        self.microbatches: int | None = None  # what the user asked for
+        self.stages: dict[str, Held] | None = None  # in a pipeline, who has each weight; None: all ranks have all
+        if self.plan.pipe is not None:
+            bind_inner(self.plan.inner, device_mesh)
 
-    def whole_batch(self, leaves: list) -> dict[int, TensorType]:
-        """The types of a whole batch, of which this rank has a part."""
+    def whole_batch(self, leaves: list, microbatches: int = 1) -> dict[int, TensorType]:
+        """The types of a whole batch (or microbatch), of which this rank has a part."""
         ranks = 1
         for axis in self.plan.axes(*DATA):
             ranks *= self.mesh.size(axis)
         types = {}
         for i, x in enumerate(leaves):
             if isinstance(x, torch.Tensor):
-                shape = (x.shape[0] * ranks, *x.shape[1:]) if x.ndim else ()
+                shape = (x.shape[0] // microbatches * ranks, *x.shape[1:]) if x.ndim else ()
                 types[i] = TensorType(x.dtype, shape, contiguous_strides(shape), x.device)
         return types
 
@@ -68,6 +75,21 @@ class Sharding:
             self.settled = True
         return layout
 
+    def settle_stages(self, model: nn.Module, held: Mapping[str, Held]) -> None:
+        """Weights of other stages are given up, once the first program was cut. Later ones are cut alike."""
+        pipe = self.plan.pipe
+        assert pipe is not None
+        if self.stages is None:
+            self.stages = dict(held)
+            here = self.device_mesh.get_local_rank(pipe.axis)
+            leave(model, [name for name, (_, ranks) in held.items() if here not in ranks])
+        for name, (owner, ranks) in held.items():
+            if owner != self.stages[name][0] or not set(ranks) <= set(self.stages[name][1]):
+                raise OptionError(
+                    f"pipeline: {name} is on the ranks {self.stages[name][1]} of {pipe.axis}; expected a program that "
+                    f"reads it there, got one that reads it on {ranks}"
+                )
+
     def placed(self, model: nn.Module, forward: Forward) -> list[Placement]:
         """Where the results of watched modules lie."""
         texts, values = self.watched(model), forward.trace.outputs[forward.results :]
@@ -77,22 +99,38 @@ class Sharding:
 SHARDINGS: WeakKeyDictionary[nn.Module, Sharding] = WeakKeyDictionary()
 
 
-def shard(model: AnyModule, mesh: DeviceMesh, plan: PlanLike, *, reduce_dtype: torch.dtype | None = None) -> AnyModule:
+def shard(
+    model: AnyModule,
+    mesh: DeviceMesh,
+    plan: PlanLike,
+    *,
+    reduce_dtype: torch.dtype | None = None,
+    microbatches: int | None = None,
+) -> AnyModule:
     """Lay a model's weights out on a mesh, in place; gives the model.
 
     mesh           what `tessera.mesh` gives, or a DeviceMesh whose axes have names
     plan           a word for each axis ("zero3", or {"dp": "zero3", "tp": "tensor"}), and placements by name, of
                    weights or of what modules give: {"*.up.weight": "f/tp, d", "*.attn": "b/dp, s, h"}
+                   A pipeline's axis has the word of a schedule ("1f1b"), that and the modules that stages begin with
+                   ("1f1b", ["blocks.4"]), or a schedule's table
     reduce_dtype   torch.float32: gradients of 16 bits are summed over ranks in float32
+    microbatches   how many parts a pipeline cuts a batch into; None: as many as divide its rows, at most 4 a rank
 
     Parameters become DTensors, from what rank 0 holds; a model on the meta device is made shard by shard. Make the
     optimizer afterwards. Then `train_step` and `jit` follow the weights.
     """
-    place(model, mesh, plan, reduce_dtype)
+    place(model, mesh, plan, reduce_dtype, microbatches)
     return model
 
 
-def place(model: nn.Module, mesh: object, plan: object, reduce_dtype: torch.dtype | None = None) -> Replaced:
+def place(
+    model: nn.Module,
+    mesh: object,
+    plan: object,
+    reduce_dtype: torch.dtype | None = None,
+    microbatches: int | None = None,
+) -> Replaced:
     """As `shard`; gives the new parameter for each old one."""
     check_mesh(mesh, plan)
     if reduce_dtype not in (None, torch.float32):
@@ -100,6 +138,9 @@ def place(model: nn.Module, mesh: object, plan: object, reduce_dtype: torch.dtyp
     if (known := SHARDINGS.get(model)) is not None:
         raise OptionError(f"shard: expected a model that is not sharded, got one on the mesh {known.mesh}")
     sharding = Sharding(mesh, plan, False, reduce_dtype is not None)  # type: ignore[arg-type]
+    ask_for(sharding, microbatches)
+    if sharding.plan.pipe is not None:
+        sharding.plan.pipe.check_names(_names(model)[1])
     already = [name for name, p in model.named_parameters() if isinstance(p, DTensor)]
     sharding.settled = bool(already) or not sharding.plan.axes(*MODEL)
     agree_on_weights(model)
@@ -112,9 +153,28 @@ def place(model: nn.Module, mesh: object, plan: object, reduce_dtype: torch.dtyp
     return new
 
 
+def ask_for(sharding: Sharding, microbatches: int | None) -> None:
+    """Note how many microbatches the user wants."""
+    if microbatches is None:
+        return
+    if isinstance(microbatches, bool) or not isinstance(microbatches, int) or microbatches < 1:
+        raise OptionError(f"microbatches: expected a number, at least 1, or None, got {microbatches!r}")
+    pipe = sharding.plan.pipe
+    if pipe is None:
+        raise OptionError(f"microbatches: expected a plan with a pipeline such as '1f1b', got {sharding.plan.words}")
+    pipe.schedule(microbatches)
+    sharding.microbatches = microbatches
+
+
 def sharding_of(model: object) -> Sharding | None:
     """How `shard` laid a model out; None where it did not."""
     return SHARDINGS.get(model) if isinstance(model, nn.Module) else None
+
+
+def pipeline_axis(model: nn.Module) -> str | None:
+    """The axis whose ranks hold different weights of a model; None where there is none, or none does yet."""
+    sharding = sharding_of(model)
+    return sharding.plan.pipe.axis if sharding and sharding.plan.pipe and sharding.stages is not None else None
 
 
 def _names(model: nn.Module) -> tuple[list[str], list[str]]:

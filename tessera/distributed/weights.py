@@ -7,7 +7,7 @@ differently start alike.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,11 @@ def whole_type(x: Tensor) -> TensorType:
         type_ = type_of(x)
         assert isinstance(type_, TensorType)
         return type_
-    return TensorType(x.dtype, tuple(x.shape), contiguous_strides(tuple(x.shape)), x.to_local().device)
+    device = x.to_local().device
+    if device.type == "meta":  # another stage of a pipeline holds it
+        kind = x.device_mesh.device_type
+        device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+    return TensorType(x.dtype, tuple(x.shape), contiguous_strides(tuple(x.shape)), device)
 
 
 def local_of(x: Tensor) -> Tensor:
@@ -101,6 +105,18 @@ def move(model: nn.Module, placements: Mapping[str, Placement], device_mesh: Dev
             part = own_part(p.full_tensor(), placements[name], device_mesh)
             there = nn.Parameter(as_dtensor(part, placements[name], device_mesh), requires_grad=p.requires_grad)
         torch.utils.swap_tensors(p, there)
+
+
+def leave(model: nn.Module, absent: Collection[str]) -> None:
+    """Give up the memory of weights that other ranks hold. They stay the same parameters, on the meta device."""
+    for name, p in model.named_parameters():
+        if name in absent and not local_of(p).is_meta:
+            assert isinstance(p, DTensor)
+            part = torch.empty_like(p.to_local(), device="meta")
+            gone = DTensor.from_local(
+                part, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
+            )  # fmt: skip
+            torch.utils.swap_tensors(p, nn.Parameter(gone, requires_grad=p.requires_grad))
 
 
 def follow(optimizer: torch.optim.Optimizer, new: Replaced) -> None:

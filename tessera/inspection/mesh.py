@@ -25,7 +25,7 @@ def sent(account: Account) -> tuple[str, ...]:
                 key = axis_in(args), name
                 counts.setdefault(key, []).append(bytes_sent(eqn))
                 joined[key] = joined.get(key, 0) + members(eqn)
-    lines = []
+    lines = [*account.pipeline]
     for (axis, name), each in counts.items():
         of = f" of {joined[axis, name]} joined" if joined[axis, name] > len(each) else ""
         lines.append(f"{axis}: {len(each)} {name}{of}, {sum(each):,.0f} bytes sent by a rank")

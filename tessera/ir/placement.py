@@ -9,13 +9,19 @@ other axes the ranks hold the same. Out: sizes on one rank, text both ways.
 An axis of n ranks cuts a dimension into n chunks of ceil(size / n), as DTensor does. On every rank the local size is a
 whole chunk; where the size is no multiple of it the last chunks end in padding that holds anything. So one program
 serves all ranks. Of several axes each cuts the chunks of the one before.
+
+Two marks say that an axis cuts otherwise, always evenly. `[32/dp/cp:4]` are 4 rows of 8, of which dp has cut the rows
+and cp each row: the dimension was made of two. `[32/cp:zigzag]` cuts twice as many chunks; a rank has one from the
+start and its mirror from the end, so that all have the same work where later elements look at earlier ones.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Self
 
 import torch
@@ -27,7 +33,10 @@ Size = int | torch.SymInt
 Axes = tuple[str, ...]
 COMBINE = ("sum", "max", "min")
 
+ZIGZAG = "zigzag"
+
 _TEXT = re.compile(r"^\s*\[(?P<dims>[^\]]*)\](?P<parts>.*)$", re.DOTALL)
+_MARK = re.compile(rf"(\w+)(?::(\d+))?(:{ZIGZAG})?(?![\w:])")
 _PART = re.compile(r"\s*(?:\+|(?P<how>max|min):)(?P<axis>\w+)")
 
 
@@ -38,12 +47,48 @@ def chunk(size: Size, ranks: int) -> Size:
     return -(-size // ranks) if isinstance(size, int) else (size + ranks - 1) // ranks
 
 
+@dataclass(frozen=True)
+class Mark:
+    """How an axis cuts a dimension."""
+
+    blocks: int = 1  # it cuts each of so many equal blocks
+    zigzag: bool = False  # into chunks of which a rank has two
+
+    def within(self, blocks: int) -> Mark:
+        """The same inside of each of so many blocks."""
+        return replace(self, blocks=self.blocks * blocks)
+
+    def __str__(self) -> str:
+        return (f":{self.blocks}" if self.blocks > 1 else "") + (f":{ZIGZAG}" if self.zigzag else "")
+
+
+PLAIN = Mark()
+Entries = Sequence[tuple[str, Mark]]  # axes that split a dimension, each with its mark
+
+
+def folded(size: Size, entries: Entries) -> list[tuple[Size, Axes]]:
+    """A dimension as the ones it is made of, each with the axes that split it."""
+    starts = sorted({1, *(mark.blocks for _, mark in entries)})
+    sizes = [*(b // a for a, b in itertools.pairwise(starts)), size // starts[-1]]
+    groups = [tuple(axis for axis, mark in entries if mark.blocks == start) for start in starts]
+    return list(zip(sizes, groups, strict=True))
+
+
+def cuts_evenly(mesh: Mesh, size: Size, entries: Entries) -> bool:
+    """Axes cut a dimension evenly, those of fewer blocks first."""
+    blocks, chunks = [mark.blocks for _, mark in entries], {a: 2 if m.zigzag else 1 for a, m in entries}
+    if not isinstance(size, int) or blocks != sorted(blocks) or size % max(blocks, default=1):
+        return False
+    return all(n % prod(mesh.size(a) * chunks[a] for a in axes) == 0 for n, axes in folded(size, entries))  # type: ignore[operator]
+
+
 @dataclass(frozen=True, eq=False)
 class Placement:
     mesh: Mesh
     shape: tuple[Size, ...]  # of the whole value
     splits: tuple[Axes, ...]  # the axes that split each dimension, outermost first
     parts: tuple[tuple[str, str], ...] = ()  # axes whose ranks hold parts, each with how to combine them
+    marks: tuple[tuple[str, Mark], ...] = ()  # axes that do not cut plainly
 
     def __post_init__(self) -> None:
         if len(self.splits) != len(self.shape):
@@ -53,6 +98,17 @@ class Placement:
             self.mesh.size(axis)
         if twice := next((axis for axis in used if used.count(axis) > 1), None):
             raise OptionError(f"{self}: expected every axis once, got {twice} twice")
+        if self.marks:
+            there = {axis for axes in self.splits for axis in axes}
+            kept = tuple(sorted(((a, m) for a, m in self.marks if a in there and m != PLAIN), key=lambda pair: pair[0]))
+            object.__setattr__(self, "marks", kept)
+            for dim in range(len(self.shape)):
+                self._check_marks(dim)
+
+    def _check_marks(self, dim: int) -> None:
+        entries = self.entries(dim)
+        if any(mark != PLAIN for _, mark in entries) and not cuts_evenly(self.mesh, self.shape[dim], entries):
+            raise OptionError(f"{self}: expected marked axes that divide dimension {dim}, those of fewer blocks first")
 
     @classmethod
     def whole(cls, mesh: Mesh, shape: Sequence[Size]) -> Self:
@@ -76,8 +132,15 @@ class Placement:
         """How the parts along an axis are combined; None where it holds none."""
         return dict(self.parts).get(axis)
 
+    def mark(self, axis: str) -> Mark:
+        return next((mark for name, mark in self.marks if name == axis), PLAIN) if self.marks else PLAIN
+
+    def entries(self, dim: int) -> tuple[tuple[str, Mark], ...]:
+        """The axes that split a dimension, each with its mark."""
+        return tuple((axis, self.mark(axis)) for axis in self.splits[dim])
+
     def key(self) -> tuple:
-        return self.mesh, tuple(map(str, self.shape)), self.splits, frozenset(self.parts)
+        return self.mesh, tuple(map(str, self.shape)), self.splits, frozenset(self.parts), self.marks
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Placement) and self.key() == other.key()
@@ -98,6 +161,12 @@ class Placement:
             sizes.append(chunk(sizes[-1], self.mesh.size(axis)))
         return sizes
 
+    def unfolded(self) -> Self:
+        """The same value with a dimension for each that a dimension is made of."""
+        pieces = [piece for dim, n in enumerate(self.shape) for piece in folded(n, self.entries(dim))]
+        marks = tuple((axis, replace(mark, blocks=1)) for axis, mark in self.marks)
+        return replace(self, shape=tuple(n for n, _ in pieces), splits=tuple(axes for _, axes in pieces), marks=marks)
+
     @property
     def local_shape(self) -> tuple[Size, ...]:
         return tuple(map(self.local, range(len(self.shape))))
@@ -115,6 +184,11 @@ class Placement:
     def with_split(self, dim: int, axes: Axes) -> Self:
         return replace(self, splits=tuple(axes if d == dim else old for d, old in enumerate(self.splits)))
 
+    def with_axis(self, dim: int, axis: str, mark: Mark = PLAIN) -> Self:
+        """Split further, by one axis more."""
+        splits = tuple((*old, axis) if d == dim else old for d, old in enumerate(self.splits))
+        return replace(self, splits=splits, marks=(*self.marks, (axis, mark)))
+
     def with_part(self, axis: str, how: str = "sum") -> Self:
         return replace(self, parts=(*self.parts, (axis, how)))
 
@@ -127,7 +201,8 @@ class Placement:
     # --- text ---
 
     def __str__(self) -> str:
-        dims = ", ".join("/".join((str(n), *axes)) for n, axes in zip(self.shape, self.splits, strict=True))
+        texts = [[f"{axis}{self.mark(axis)}" for axis in axes] for axes in self.splits]
+        dims = ", ".join("/".join((str(n), *axes)) for n, axes in zip(self.shape, texts, strict=True))
         parts = "".join(f" +{axis}" if how == "sum" else f" {how}:{axis}" for axis, how in self.parts)
         return f"[{dims}]{parts}"
 
@@ -137,7 +212,8 @@ class Placement:
         match = _TEXT.match(text)
         if match is None:
             raise OptionError(f"expected a placement such as [8/dp, 1024] +tp, got {text!r}")
-        names, splits = parse_splits(match["dims"])
+        dims, marks = _marked(match["dims"])
+        names, splits = parse_splits(dims)
         if not all(name.isdigit() for name in names):
             raise OptionError(f"expected sizes in numbers, as in [8/dp, 1024], got {text!r}")
         parts, rest = [], match["parts"].rstrip()
@@ -147,7 +223,13 @@ class Placement:
                 raise OptionError(f"expected +axis, max:axis or min:axis behind the sizes, got {rest.strip()!r}")
             parts.append((part["axis"], part["how"] or "sum"))
             rest = rest[part.end() :]
-        return cls(mesh, tuple(map(int, names)), splits, tuple(parts))
+        return cls(mesh, tuple(map(int, names)), splits, tuple(parts), marks)
+
+
+def _marked(text: str) -> tuple[str, tuple[tuple[str, Mark], ...]]:
+    """Dimensions without their marks, and the marks."""
+    marks = [(axis, Mark(int(blocks or 1), bool(zigzag))) for axis, blocks, zigzag in _MARK.findall(text)]
+    return _MARK.sub(r"\1", text), tuple(marks)
 
 
 def parse_splits(text: str) -> tuple[list[str], tuple[Axes, ...]]:

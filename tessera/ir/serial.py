@@ -21,7 +21,7 @@ from tessera.ir.aliased import Result
 from tessera.ir.equation import SPECIALS, Arg, Equation, Operator, Source, Special, Value
 from tessera.ir.formula import Formulas
 from tessera.ir.mesh import Mesh
-from tessera.ir.placement import Placement
+from tessera.ir.placement import Mark, Placement
 from tessera.ir.serial_size import Sizes, write_size
 from tessera.ir.trace import Trace
 from tessera.ir.types import OpaqueType, ScalarType, Size, TensorType, Type
@@ -228,10 +228,11 @@ class Reader:
         placement = self._placement(*placed[0]) if placed else None
         return TensorType(kind, sizes, steps, torch.device(device), laid, start, (bits[0], bits[1]), placement)
 
-    def _placement(self, axes: list, shape: list, splits: list, parts: list) -> Placement:
+    def _placement(self, axes: list, shape: list, splits: list, parts: list, marks: list) -> Placement:
         mesh = Mesh(tuple((name, size) for name, size in axes))
         sizes = tuple(cast(Size, self.sizes.read(n)) for n in shape)
-        return Placement(mesh, sizes, tuple(map(tuple, splits)), tuple(map(tuple, parts)))
+        read = tuple((axis, Mark(blocks, zigzag)) for axis, blocks, zigzag in marks)
+        return Placement(mesh, sizes, tuple(map(tuple, splits)), tuple(map(tuple, parts)), read)
 
     def trace(self, number: int) -> Trace:
         if number not in self._traces:
@@ -331,7 +332,8 @@ def content(x: torch.Tensor) -> bytes:
 
 
 def _write_placement(p: Placement) -> list:
-    return [p.mesh.axes, [write_size(n) for n in p.shape], p.splits, p.parts]
+    marks = [[axis, mark.blocks, mark.zigzag] for axis, mark in p.marks]
+    return [p.mesh.axes, [write_size(n) for n in p.shape], p.splits, p.parts, marks]
 
 
 def _name(x: object) -> str:

@@ -82,7 +82,8 @@ def partition_of(sharding: Sharding, model: nn.Module, forward: Forward, lies: L
     grads = {v: inputs[v] for v in (*forward.weights.values(), *lies.inputs)}
     weights = forward.weights.values()
     return Partition(
-        sharding.mesh, inputs, outputs, forward.results, grads, weights, lies.plan.stays, sharding.wide
+        sharding.mesh, inputs, outputs, forward.results, grads, weights, lies.plan.stays, sharding.wide,
+        lies.homes, lies.plan.rings,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ bits are updated in float32 arithmetic and rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -52,6 +52,7 @@ class Plan:
     clips: tuple[str, ...] = ()  # in order; "norm": gradients together · "value": each element; first slots: limits
     updates: bool = True  # False: gradients are added to sums; those without a sum yet are further outputs
     keeps: bool = False  # give the gradients as further outputs
+    norms: int | None = None  # the norms of so many gradients, of other programs' members too, are an input
 
     def slots(self) -> int:
         return len(self.clips) + sum(len(f.names) for f in self.families)
@@ -59,7 +60,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Extra:
-    """A further input of the program: "param", "state", "sum" of a member, or "numbers"."""
+    """A further input of the program: "param", "state", "sum" of a member, "numbers" or "norms"."""
 
     kind: str
     member: int = -1
@@ -122,9 +123,13 @@ class _Appender:
     def scaled(self, grads: list[Value], slot: int) -> list[Value]:
         """Gradients scaled down so that all of them together have at most the limit as their norm."""
         device = grads[0].tensor.device
-        wide = torch.float64 if any(g.dtype == torch.float64 for g in grads) else torch.float32
-        norms: list[Value] = aten._foreach_norm(grads, 2, dtype=wide)
-        total = aten.linalg_vector_norm(aten.stack(norms))
+        wide = norm_dtype(g.dtype for g in grads)
+        if self.plan.norms is None:
+            norms = stacked_norms(grads, wide)
+        else:
+            type_ = TensorType(wide, (self.plan.norms,), (1,), device)
+            norms = self.input("norms", type_, Extra("norms", dtype=wide, device=device))
+        total = aten.linalg_vector_norm(norms)
         scale = aten.clamp_max(self.numbers(wide, device)[slot] / (total + LITTLE), 1.0)
         return [cast(cast(g, _wide(g)) * cast(scale, _wide(g)), g.dtype) for g in grads]
 
@@ -174,6 +179,17 @@ def append_updates(trace: Trace, plan: Plan, grads: Sequence[Value | None]) -> t
     mutations = {**trace.mutations, **appender.mutations}
     updated = builder.finish([*trace.outputs, *kept], {v: mutations[v] for v in builder.inputs if v in mutations})
     return updated, tuple(appender.extras)
+
+
+def norm_dtype(dtypes: Iterable[torch.dtype]) -> torch.dtype:
+    """The dtype in which the norms of gradients are taken."""
+    return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
+def stacked_norms(grads: list[Value], dtype: torch.dtype) -> Value:
+    """The norm of each gradient."""
+    norms: list[Value] = aten._foreach_norm(grads, 2, dtype=dtype)
+    return aten.stack(norms)
 
 
 def _wide(v: Value) -> torch.dtype:

@@ -7,7 +7,8 @@ gradients, or update.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -98,36 +99,50 @@ class ShardedStep:
         return _Program(self, forward, compilation)
 
     def _partition(self, forward: Forward, lies: Layout) -> Partition:
-        sharding = self.sharding
+        sharding, mesh = self.sharding, self.sharding.plan.inner
         inputs = {**lies.inputs, **lies.results, **{v: lies.weights[name] for name, v in forward.weights.items()}}
         results: list[Placement | None] = [None] * forward.results
-        outputs = [*results, *sharding.placed(self.model, forward)]
+        outputs = [*results, *(replace(p, mesh=mesh) for p in sharding.placed(self.model, forward))]
         grads = {v: lies.grads[name] for name, v in forward.weights.items()}
         weights = forward.weights.values()
         return Partition(
-            sharding.mesh, inputs, outputs, forward.results, grads, weights, lies.plan.stays, sharding.wide
+            mesh,
+            inputs,
+            outputs,
+            forward.results,
+            grads,
+            weights,
+            lies.plan.stays,
+            sharding.wide,
+            lies.homes,
+            lies.plan.rings,
         )
 
-    def _make_state(self, trained: list[str], lies: Layout) -> None:
-        """The optimizer's state where the plan has it, before its first step makes it elsewhere."""
+    def _make_state(self, trained: list[str], lies: Layout, own: Collection[str] | None = None) -> None:
+        """The optimizer's state where the plan has it, before its first step makes it elsewhere. Of weights that are
+        not this rank's `own` it has sizes and no memory."""
         params, groups = dict(self.model.named_parameters()), self.state.groups()
         forms = self.state.forms()
         for name in trained:
-            p, placement = params[name], lies.states[name]
+            p, placement, absent = params[name], lies.states[name], own is not None and name not in own
             state = self.state.optimizer.state[p]
             for slot in self.state.rule.state(forms[groups[p]]):
                 held = state.get(slot)
-                if held is None:
-                    shape, device = [int(n) for n in placement.local_shape], local_of(p).device
-                    part = torch.zeros(shape, dtype=p.dtype, device=device)
-                elif isinstance(held, DTensor) and placement_of(held, placement.mesh) == placement:
+                there = isinstance(held, DTensor) and local_of(held).is_meta == absent
+                if there and placement_of(held, placement.mesh) == placement:  # type: ignore[arg-type]
                     continue
+                if held is None or absent:
+                    shape, device = [int(n) for n in placement.local_shape], local_of(p).device
+                    part = torch.zeros(shape, dtype=p.dtype, device="meta" if absent else device)
                 else:  # it was loaded, and lies elsewhere
                     part = own_part(whole_of(held), placement, self.sharding.device_mesh)
                 state[slot] = as_dtensor(part, placement, self.sharding.device_mesh)
 
-    def _update(self, names: list[str], values: dict[str, Value], waiting: tuple[str, ...]) -> Update:
-        params, groups, updates = dict(self.model.named_parameters()), self.state.groups(), self.settings.updates
+    def _update(
+        self, names: list[str], values: dict[str, Value], waiting: tuple[str, ...], updates: bool | None = None
+    ) -> Update:
+        params, groups = dict(self.model.named_parameters()), self.state.groups()
+        updates = self.settings.updates if updates is None else updates
         chosen = [params[name] for name in names]
         places, forms = [groups[p] for p in chosen], self.state.forms()
         ages = self.state.ages(chosen, places) if updates else [0] * len(chosen)
@@ -141,6 +156,9 @@ class ShardedStep:
         clips = tuple(self.settings.clips) if updates else ()
         keeps = self.settings.keep_grads and updates
         return Update(self.state.rule, tuple(members), families, clips, updates, keeps)
+
+    def as_grad(self, grad: torch.Tensor, placement: Placement) -> DTensor:
+        return as_dtensor(grad, placement, self.sharding.device_mesh)
 
 
 class _Program:
@@ -180,7 +198,7 @@ class _Program:
             if (plan.keeps if plan.updates else m.total is None)
         ]
         for (p, name), grad in zip(new, grads, strict=True):
-            p.grad = as_dtensor(grad, compilation.lies.grads[name], step.sharding.device_mesh)
+            p.grad = step.as_grad(grad, compilation.lies.grads[name])
 
 
 def _again(*_: object) -> Callable:

@@ -16,7 +16,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.hooks import RemovableHandle
 
-from tessera.distributed.sharding import place, sharding_of
+from tessera.distributed.sharding import ask_for, place, sharding_of
 from tessera.distributed.weights import follow
 from tessera.frontends.dynamo.frames import MODEL, looking_at_hooks, own_frames
 from tessera.frontends.dynamo.module_hooks import ModuleHooks
@@ -30,6 +30,7 @@ from tessera.training.backend import StepBackend, reason_of
 from tessera.training.methods import wants_closure
 from tessera.training.optimizer_state import OptimizerState
 from tessera.training.parts import Parts
+from tessera.training.pipelined import PipelinedStep
 from tessera.training.program import LOSS
 from tessera.training.run import Settings, StepFailure
 from tessera.training.sharded import ShardedStep
@@ -203,7 +204,8 @@ def train_step(
     precision: str | FP8 | None = None,
     strict: bool | None = None,
     mesh: DeviceMesh | None = None,
-    plan: str | Mapping[str, str] | None = None,
+    plan: str | Mapping[str, object] | None = None,
+    microbatches: int | None = None,
 ) -> TrainStep | ShardedStep:
     """A function `step(*batch)` that trains the model on a batch and gives its loss.
 
@@ -218,6 +220,8 @@ def train_step(
     cuda_graph     replay the step as one CUDA graph: True, False, or "auto", where the host is measured to limit it
     mesh, plan     shard the model at once (tessera.shard); the optimizer follows. The batch is this rank's part, the
                    loss that of the whole batch
+    microbatches   how many parts a pipeline of the plan cuts a batch into; None: as many as divide its rows, at most 4
+                   for each rank
     executors, memory_budget, recompute, offload, precision, strict  as for `jit`
     """
     if isinstance(compiled := compiled_state(model), Compiled):
@@ -231,8 +235,12 @@ def train_step(
     _check_optimizer(optimizer)
     clips = _clips(clip_norm, clip_value)
     if mesh is not None or plan is not None:
-        follow(optimizer, place(model, mesh, plan))
-    elif sharding_of(model) is None:
+        follow(optimizer, place(model, mesh, plan, None, microbatches))
+    elif (sharding := sharding_of(model)) is not None:
+        ask_for(sharding, microbatches)
+    else:
+        if microbatches is not None:
+            raise OptionError("microbatches: expected a model that tessera.shard laid out with a pipeline, got another")
         _check_owns(optimizer, model)
     state = OptimizerState(optimizer)
     names = {p: name.replace(".", "_") for name, p in model.named_parameters()}
@@ -244,6 +252,7 @@ def train_step(
         )
     settings = Settings(options, clips, accumulate, keep_grads, names)
     if (sharding := sharding_of(model)) is not None:
-        return ShardedStep(model, loss_fn, state, settings, sharding)
+        kind = ShardedStep if sharding.plan.pipe is None else PipelinedStep
+        return kind(model, loss_fn, state, settings, sharding)
     backend = StepBackend(state, settings, strict, type(model).__name__, _batch_names(model, loss_fn))
     return TrainStep(model, loss_fn, state, settings, backend)

@@ -167,7 +167,10 @@ class _Plan:
         return 2 if declared is not None and declared.family in _ARITHMETIC else 3
 
     def _gathers_input(self, eqn: Equation) -> bool:
-        """A part of a weight becomes the whole: kept, it would take the memory back that splitting it saved."""
+        """A part of a weight becomes the whole, or other ranks' keys pass by: kept, it would take the memory back that
+        splitting it saved."""
+        if is_collective(eqn, "permute"):
+            return True
         if not is_collective(eqn, "all_gather"):
             return False
         (v,) = eqn.inputs()

@@ -10,7 +10,7 @@ from models import GPT, Llama, token_batches, token_loss
 from torch.func import functional_call
 
 from tessera.distributed import in_step
-from tessera.distributed.pipelined import Run
+from tessera.distributed.pipelined import together, workers
 from tessera.distributed.plan import Plan, lay_out
 from tessera.frontends.functional.trace import trace_function
 from tessera.ir import interp
@@ -20,7 +20,8 @@ from tessera.passes.clean.cse import cse
 from tessera.passes.clean.dce import dce
 from tessera.pipeline.parts import in_order_of_use
 from tessera.transforms.pipelined.cut import cut
-from tessera.transforms.pipelined.schedule import WORDS, Schedule, schedule
+from tessera.transforms.pipelined.known import WORDS, schedule
+from tessera.transforms.pipelined.schedule import Schedule
 from tessera.transforms.shard.joint import Partition, shard_joint
 from tessera.transforms.vjp import Joint, vjp
 from tessera.util.errors import OptionError
@@ -112,7 +113,8 @@ def piped(joint: Joint, table: Schedule, given: list, batches: list, seed: objec
     stages = cut(joint, table.stages)
     weights = dict(zip(inputs, given, strict=False)) | {inputs[-1]: seed}
     fed = [dict(zip(inputs[len(given) :], batch, strict=False)) for batch in batches]
-    results, sums = Run(stages, table, execute, add)(weights, fed, outputs[1:])
+    ranks = workers(stages, table, lambda part, args: execute(stages.programs[part], args), add, outputs[1:])
+    results, sums = together(ranks, weights, fed)
     return [r[outputs[0]] for r in results], [sums[v] for v in outputs[1:]]
 
 
@@ -170,4 +172,4 @@ def test_what_crosses_is_an_activation() -> None:
 def test_more_stages_than_work() -> None:
     trace = trace_function(lambda x: torch.sin(x).sum(), (torch.randn(3),)).trace
     with pytest.raises(OptionError, match="expected at most 2 stages"):
-        cut(vjp(trace, list(trace.inputs)), 3)
+        cut(vjp(trace, list(trace.inputs)), 3, weights=())

@@ -12,24 +12,23 @@ import tempfile
 from collections.abc import Callable, Mapping
 from typing import BinaryIO
 
-import torch
-
-from tessera.exporters.onnx.model import raw, to_tensor
-from tessera.frontends.onnx.elements import CODES
+from tessera.exporters.onnx.graph import Content
+from tessera.exporters.onnx.model import byte_count, raw, to_tensor
+from tessera.frontends.onnx.elements import code_of
 from tessera.frontends.onnx.proto import onnx
 
 INSIDE = 1 << 30  # bytes of weights that a file holds itself
 ALIGNED = 4096
 
 
-def with_weights(model: onnx.ModelProto, weights: Mapping[str, torch.Tensor]) -> onnx.ModelProto:
+def with_weights(model: onnx.ModelProto, weights: Mapping[str, Content]) -> onnx.ModelProto:
     """The model with its weights inside."""
     model.graph.initializer.extend(to_tensor(name, data) for name, data in weights.items())
     return model
 
 
-def save(model: onnx.ModelProto, weights: Mapping[str, torch.Tensor], path: str, inside: int = INSIDE) -> None:
-    total = sum(data.numel() * data.element_size() for data in weights.values())
+def save(model: onnx.ModelProto, weights: Mapping[str, Content], path: str, inside: int = INSIDE) -> None:
+    total = sum(map(byte_count, weights.values()))
     if total <= inside:
         message = with_weights(model, weights)
     else:
@@ -39,14 +38,14 @@ def save(model: onnx.ModelProto, weights: Mapping[str, torch.Tensor], path: str,
     _replace(path, lambda file: file.write(message.SerializeToString()))
 
 
-def _write_beside(file: BinaryIO, model: onnx.ModelProto, weights: Mapping[str, torch.Tensor], name: str) -> None:
+def _write_beside(file: BinaryIO, model: onnx.ModelProto, weights: Mapping[str, Content], name: str) -> None:
     for key, data in weights.items():
-        if data.numel() * data.element_size() < ALIGNED:
+        if byte_count(data) < ALIGNED:
             model.graph.initializer.append(to_tensor(key, data))
             continue
         content = raw(data)
         file.write(b"\0" * (-file.tell() % ALIGNED))
-        message = onnx.TensorProto(name=key, data_type=CODES[data.dtype], dims=tuple(data.shape))
+        message = onnx.TensorProto(name=key, data_type=code_of(data), dims=tuple(data.shape))
         message.data_location = onnx.TensorProto.EXTERNAL
         for k, v in (("location", name), ("offset", file.tell()), ("length", len(content))):
             message.external_data.add(key=k, value=str(v))

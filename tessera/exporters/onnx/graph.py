@@ -7,18 +7,21 @@ initializer; a symbolic size is computed once (`sizes.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from tessera.frontends.onnx.elements import Narrow
 from tessera.ir.equation import NOWHERE, Source
 from tessera.ir.types import SYMBOLIC, Size, TensorType, known, size_key
 from tessera.util.names import names
 
 INT64_MAX = 2**63 - 1
+Content = torch.Tensor | Narrow  # what a file holds under a name
 # Operators whose result has the shape that their inputs are brought to.
 ELEMENTWISE = names(
     """
@@ -70,14 +73,15 @@ class Graph:
         self.nodes: list[Node] = []
         self.inputs: list[Ref] = []
         self.outputs: list[Ref] = []
-        self.initializers: dict[str, torch.Tensor] = {} if outer is None else outer.initializers
+        self.initializers: dict[str, Content] = {} if outer is None else outer.initializers
         self.source = NOWHERE
         self.result: TensorType = None  # type: ignore[assignment]  # of the equation that is being written, the first
         self.results: list[TensorType | None] = []
         self.compute: Callable[[Any], Ref] = None  # type: ignore[assignment]  # a symbolic number, as one element
         self.transposed: Callable[[Ref], Ref] = None  # type: ignore[assignment]  # a matrix turned
-        self._once: dict[tuple, Ref] = {}
-        self.sizes: dict[str, Ref] = {}  # symbolic numbers that are computed, by their text
+        # A graph inside a node sees what was computed around it.
+        self._once: dict[tuple, Ref] = {} if outer is None else dict(outer._once)
+        self.sizes: dict[str, Ref] = {} if outer is None else dict(outer.sizes)  # symbolic numbers, by their text
         self._constants: dict[tuple, Ref] = {} if outer is None else outer._constants
         self._names: dict[str, int] = {} if outer is None else outer._names
 
@@ -123,8 +127,8 @@ class Graph:
         """Take back what was written since; constants stay, and are left out of the file where nothing reads them."""
         del self.nodes[before[0] :]
         for kept, count in ((self._once, before[1]), (self.sizes, before[2])):
-            for key in list(kept)[count:]:
-                del kept[key]
+            while len(kept) > count:
+                kept.popitem()
 
     # --- constants ---
 
@@ -133,8 +137,7 @@ class Graph:
         data = data.detach().cpu().contiguous()
         key = None
         if data.numel() <= 64:
-            bits = data.reshape(-1).view(torch.uint8) if data.numel() else data
-            key = (data.dtype, tuple(data.shape), tuple(bits.reshape(-1).tolist()))
+            key = (data.dtype, tuple(data.shape), flat_bytes(data))
             if key in self._constants:
                 return self._constants[key]
         name = self.fresh(hint)
@@ -144,9 +147,16 @@ class Graph:
             self._constants[key] = ref
         return ref
 
+    def narrow(self, data: torch.Tensor, code: int, hint: str) -> Ref:
+        """A constant of a type that PyTorch has no dtype for."""
+        name = self.fresh(hint)
+        self.initializers[name] = Narrow(data, code)
+        return Ref(name, data.dtype, tuple(data.shape))
+
     def small_constants(self) -> dict[str, torch.Tensor]:
         """Those that equal ones share; no weights."""
-        return {ref.name: self.initializers[ref.name] for ref in self._constants.values()}
+        shared = {ref.name: self.initializers[ref.name] for ref in self._constants.values()}
+        return {name: data for name, data in shared.items() if isinstance(data, torch.Tensor)}
 
     def full(self, number: object, dtype: torch.dtype, shape: Sequence[int] = ()) -> Ref:
         """A number as a constant of no dimensions, or of these."""
@@ -213,7 +223,7 @@ class Graph:
     def cast(self, x: Ref, dtype: torch.dtype) -> Ref:
         return x if x.dtype == dtype else self.op("Cast", x, to=dtype, dtype=dtype, shape=x.shape)
 
-    def reshape(self, x: Ref, shape: Sequence[object]) -> Ref:
+    def reshape(self, x: Ref, shape: Sequence[Size]) -> Ref:
         """Reshape to sizes of the program. A size that stays at its place, or the only other one, is not computed."""
         target = [known(s) if isinstance(s, torch.SymInt) else s for s in shape]
         if x.shape is not None and [*map(size_key, x.shape)] == [*map(size_key, target)]:
@@ -260,9 +270,35 @@ class Graph:
         if x.shape is not None:
             gone = set(range(x.ndim)) if axes is None else {d % max(x.ndim, 1) for d in axes}
             shape = [1 if i in gone else s for i, s in enumerate(x.shape) if keepdim or i not in gone]
+            if kind == "ReduceMean" and any(same(x.sizes[i], 0) for i in gone):  # runtimes differ in what they give
+                return self.expand(self.full(math.nan, x.dtype), shape)
         if self.opset < 18 and kind != "ReduceSum":
             return self.op(kind, x, axes=axes, keepdims=int(keepdim), shape=shape)
         return self.op(kind, x, None if axes is None else self.ints(axes), keepdims=int(keepdim), shape=shape)
+
+
+def every(nodes: Iterable[Node]) -> list[Node]:
+    """The nodes, and those of graphs inside them."""
+    return [m for n in nodes for m in (n, *(i for inner in n.inner.values() for i in every(inner.nodes)))]
+
+
+def needed(nodes: Sequence[Node], wanted: set[str]) -> list[Node]:
+    """The nodes that these values are computed with."""
+    live = set(wanted)
+    kept = []
+    for node in reversed(nodes):
+        if any(o in live for o in node.outputs):
+            kept.append(node)
+            live.update(i for n in every([node]) for i in n.inputs)
+            live.update(o.name for n in every([node]) for inner in n.inner.values() for o in inner.outputs)
+    return kept[::-1]
+
+
+def flat_bytes(data: torch.Tensor) -> bytes:
+    """The elements row by row. A tensor of one element may have any stride, which a view as bytes minds."""
+    flat = data.detach().cpu().contiguous().reshape(-1)
+    flat = flat if flat.numel() != 1 else flat.clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 def broadcast(shapes: Sequence[Sequence[Size]]) -> list[Size]:

@@ -7,7 +7,8 @@ error that names the operator and the user's line.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -15,6 +16,7 @@ import tessera.exporters.onnx.forms.all  # noqa: F401  (declares them)
 from tessera.exporters.onnx.decompose import Decompositions
 from tessera.exporters.onnx.errors import ExportError, NoForm
 from tessera.exporters.onnx.graph import Graph, Ref
+from tessera.exporters.onnx.patterns.whole import whole_operators
 from tessera.exporters.onnx.registry import forms_of
 from tessera.exporters.onnx.sizes import Numbers
 from tessera.exporters.onnx.specials import special
@@ -33,14 +35,15 @@ class Lowering:
         self.g, self.trace = g, trace
         self.env: dict[Value, Ref] = {}
         self.outer = outer
-        self.symbols = dict(trace.symbols)
+        self.symbols = dict(trace.symbols) if outer is None else {}
         self.decompositions = Decompositions(mode) if outer is None else outer.decompositions
         self.mode = mode
         g.compute = Numbers(g, self.symbol)
         g.transposed = self.transposed
         self.weights: dict[str, torch.Tensor] = {} if outer is None else outer.weights
         self.readers: dict[str, int] = {} if outer is None else outer.readers
-        self.read: set[object] = read_values(trace)
+        self.read: set[Value] = read_values(trace)
+        self.whole = whole_operators(trace, g.opset) if outer is None else {}
 
     def run(self) -> list[Ref | object]:
         """Write all equations; gives what the trace gives."""
@@ -49,6 +52,28 @@ class Lowering:
         for eqn in self.trace.equations:
             self.equation(eqn, DEPTH)
         return [self.env[o] if isinstance(o, Value) else o for o in self.trace.outputs]
+
+    def inside(self) -> Lowering:
+        """Writes a graph inside a node of this one."""
+        return Lowering(Graph(self.g.opset, self.g), self.trace, self.mode, self)
+
+    def within(self, body: Trace, given: Sequence[Ref]) -> list[Any]:
+        """Write the equations of a body here, over these values; gives what the body gives."""
+        self.enter(body, given)
+        source = self.g.source
+        for eqn in body.equations:
+            self.equation(eqn if str(eqn.source) else eqn.with_(source=source), DEPTH)
+        self.g.source = source
+        return [self.refs(o) for o in body.outputs]
+
+    def enter(self, body: Trace, given: Iterable[Ref]) -> None:
+        self.env.update(zip(body.inputs, given, strict=True))
+        self.whole |= whole_operators(body, self.g.opset)
+        for v, data in body.constants.items():
+            self.env[v] = self.g.tensor(data, v.name)
+        for name, place in body.symbols.items():
+            self.symbols.setdefault(name, place)
+        self.read |= read_values(body)
 
     def weight(self, v: Value, name: str, data: torch.Tensor) -> Ref:
         """A parameter or buffer, which the file holds."""
@@ -100,18 +125,29 @@ class Lowering:
         types = [v.type if v is not None and isinstance(v.type, TensorType) else None for v in eqn.outputs]
         g.results = [t if v in self.read else None for v, t in zip(eqn.outputs, types, strict=True)]
         g.result = next((t for t in types if t is not None), None)  # type: ignore[assignment]
+        if types and all(map(_is_empty, types)):
+            self.bind(eqn, [g.tensor(torch.zeros(t.shape, dtype=t.dtype)) for t in types if t is not None])
+            return  # runtimes differ in what they make of nothing
+        if eqn in self.whole and (out := self.tried(lambda: self.whole[eqn](self))) is not None:
+            self.bind(eqn, out)
+            return
         positional, keyword = eqn.bound()
         args, kwargs = self.refs(positional), self.refs(keyword)
         for fn in forms_of(eqn.op, g.opset, any(map(_is_complex, (*eqn.inputs(), *eqn.outputs)))):
-            before = g.written()
-            try:
-                out = fn(g, *args, **kwargs)
-            except NoForm:
-                g.forget(before)
-                continue
-            self.bind(eqn, out)
-            return
+            out = self.tried(lambda fn=fn: fn(g, *args, **kwargs))  # type: ignore[misc]
+            if out is not None:
+                self.bind(eqn, out)
+                return
         self.apart(eqn, depth)
+
+    def tried(self, write: Callable[[], Any]) -> Any:
+        """What a form gives; None where it does not hold, and nothing of it stays."""
+        before = self.g.written()
+        try:
+            return write()
+        except NoForm:
+            self.g.forget(before)
+            return None
 
     def refs(self, tree: Arg) -> Arg:
         return map_values(tree, self.env.__getitem__)
@@ -121,13 +157,7 @@ class Lowering:
         parts = self.decompositions.of(eqn) if depth else None
         if parts is None:
             raise ExportError(f"ONNX has no form for {eqn.op}: {where(eqn)}")
-        for inner, outer in zip(parts.inputs, dict.fromkeys(eqn.inputs()), strict=True):
-            self.env[inner] = self.env[outer]
-        for v, data in parts.constants.items():
-            self.env[v] = self.g.tensor(data, v.name)
-        for name, place in parts.symbols.items():
-            self.symbols.setdefault(name, place)
-        self.read |= read_values(parts)
+        self.enter(parts, [self.env[v] for v in dict.fromkeys(eqn.inputs())])
         for part in parts.equations:
             self.equation(part.with_(source=eqn.source), depth - 1)
         self.g.source = eqn.source
@@ -150,6 +180,12 @@ class Lowering:
             self.env[v] = ref
 
 
+def _is_empty(t: TensorType | None) -> bool:
+    if t is None or not all(isinstance(n, int) for n in t.shape):
+        return False
+    return 0 in t.shape and not t.dtype.is_complex
+
+
 def _is_complex(v: Value | None) -> bool:
     return v is not None and isinstance(v.type, TensorType) and v.type.dtype.is_complex
 
@@ -158,7 +194,7 @@ def where(eqn: Equation) -> str:
     return f"called at {eqn.source}" if str(eqn.source) else "at an unknown line"
 
 
-def read_values(trace: Trace) -> set[object]:
+def read_values(trace: Trace) -> set[Value]:
     """What equations read, or the program gives."""
     return (
         {v for eqn in trace.equations for v in eqn.inputs()}

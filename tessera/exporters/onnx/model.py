@@ -6,14 +6,16 @@ In: a `Program` and the opset. Out: an `onnx.ModelProto` without the weights' co
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from tessera.exporters.onnx.errors import ExportError
 from tessera.exporters.onnx.functions import DOMAIN, Function, outline
-from tessera.exporters.onnx.graph import Graph, Node, Ref
+from tessera.exporters.onnx.graph import Content, Graph, Node, Ref, every, flat_bytes, needed
 from tessera.exporters.onnx.lower import Lowering, count_readers, read_values
 from tessera.exporters.onnx.program import Program, updated
-from tessera.frontends.onnx.elements import CODES
+from tessera.frontends.onnx.elements import BITS, CODES, Narrow, code_of
 from tessera.frontends.onnx.proto import onnx
 from tessera.ir.equation import Value
 from tessera.ir.types import ScalarType, Size, TensorType
@@ -22,13 +24,13 @@ from tessera.util.version import VERSION
 SCALARS = {int: torch.int64, float: torch.float64, bool: torch.bool}
 
 
-def to_model(program: Program, opset: int) -> tuple[onnx.ModelProto, dict[str, torch.Tensor]]:
+def to_model(program: Program, opset: int) -> tuple[onnx.ModelProto, dict[str, Content]]:
     """The model, and its weights by name."""
     g = Graph(opset)
     outputs = _written(g, program)
     given = {name for name, _ in outputs}
-    nodes, functions = outline(_needed(g.nodes, given), given, g.small_constants())
-    read = {i for n in _every(nodes) for i in n.inputs} | given
+    nodes, functions = outline(needed(g.nodes, given), given, g.small_constants())
+    read = {i for n in every(nodes) for i in n.inputs} | given
     weights = {name: data for name, data in g.initializers.items() if name in read}
     graph = onnx.helper.make_graph(
         [_node(n, program) for n in nodes],
@@ -106,7 +108,7 @@ def _named(g: Graph, outputs: list[tuple[str, Ref]]) -> list[tuple[str, Ref]]:
         else:
             copies.append((own, ref))
         taken.append((own, Ref(own, ref.dtype, ref.shape)))
-    for node in _every(g.nodes):
+    for node in every(g.nodes):
         node.inputs = [renamed.get(i, i) for i in node.inputs]
         node.outputs = [renamed.get(o, o) for o in node.outputs]
     for own, ref in copies:
@@ -114,26 +116,11 @@ def _named(g: Graph, outputs: list[tuple[str, Ref]]) -> list[tuple[str, Ref]]:
     return taken
 
 
-def _every(nodes: list[Node]) -> list[Node]:
-    """The nodes, and those of graphs inside them."""
-    return [m for n in nodes for m in (n, *(i for inner in n.inner.values() for i in _every(inner.nodes)))]
-
-
-def _needed(nodes: list[Node], wanted: set[str]) -> list[Node]:
-    live = set(wanted)
-    kept = []
-    for node in reversed(nodes):
-        if any(o in live for o in node.outputs):
-            kept.append(node)
-            live.update(i for n in _every([node]) for i in n.inputs)
-    return kept[::-1]
-
-
 # --- messages ---
 
 
 def _node(node: Node, program: Program) -> onnx.NodeProto:
-    attributes = {k: _attribute(v) for k, v in node.attributes.items()}
+    attributes: dict[str, Any] = {k: _attribute(v) for k, v in node.attributes.items()}
     attributes |= {k: _graph(inner, program, f"{node.kind}_{k}") for k, inner in node.inner.items()}
     # What a node gives begins with the path of its module; a call of a function is the module's.
     name = "/" + (node.source.module if node.domain else node.outputs[0]).replace(".", "/")
@@ -171,13 +158,22 @@ def _info(name: str, dtype: torch.dtype, shape: tuple[Size, ...], program: Progr
     return onnx.helper.make_tensor_value_info(name, CODES[dtype], sizes)
 
 
-def to_tensor(name: str, data: torch.Tensor) -> onnx.TensorProto:
-    message = onnx.TensorProto(name=name, data_type=CODES[data.dtype], dims=tuple(data.shape))
+def to_tensor(name: str, data: Content) -> onnx.TensorProto:
+    message = onnx.TensorProto(name=name, data_type=code_of(data), dims=tuple(data.shape))
     message.raw_data = raw(data)
     return message
 
 
-def raw(data: torch.Tensor) -> bytes:
-    """The elements as a file holds them, row by row."""
-    flat = data.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+def raw(data: Content) -> bytes:
+    """The elements as a file holds them, row by row; of four bits two in a byte, the first one low."""
+    if isinstance(data, Narrow):
+        assert BITS[data.code] == 4, f"no form for elements of {BITS[data.code]} bits"
+        flat = torch.nn.functional.pad(data.data.cpu().reshape(-1), (0, data.data.numel() % 2)).view(torch.uint8)
+        return ((flat[0::2] & 15) | (flat[1::2] << 4)).numpy().tobytes()
+    return flat_bytes(data)
+
+
+def byte_count(data: Content) -> int:
+    if isinstance(data, Narrow):
+        return -(-data.data.numel() * BITS[data.code] // 8)
+    return data.numel() * data.element_size()

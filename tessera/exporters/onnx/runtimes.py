@@ -27,11 +27,13 @@ def runtime(kind: str, model: str | bytes) -> Run:
 
 def _ort(model: str | bytes) -> Run:
     try:
-        import onnxruntime
+        import onnxruntime  # type: ignore[import-not-found]
     except ImportError as error:
         raise ExportError("comparing with ONNX Runtime needs the package onnxruntime") from error
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    # Products with weights of few bits in single precision: by default it rounds the other side to 8 bits.
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     wanted = {i.name for i in session.get_inputs()}
     return lambda feeds: session.run(None, {k: v for k, v in feeds.items() if k in wanted})

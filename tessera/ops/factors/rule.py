@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from tessera.ir.dist import On
 from tessera.ir.equation import Equation, Special, Value
-from tessera.ir.placement import Axes, Placement
+from tessera.ir.placement import Axes, Mark, Placement
 from tessera.ir.schema import schema_of
 from tessera.ir.types import Size, TensorType, size_key
 from tessera.torch_internals.operators import op_name, overload_name
@@ -39,6 +40,7 @@ class Cut:
     whole: tuple[tuple[Size, ...], ...]  # the sizes of its operands before they were cut
     results: tuple[Placement | None, ...]
     start: Callable[[Size, Axes, torch.device], Value]  # emits the place of a rank's first element
+    mesh: On  # the collectives of the mesh
 
     def sizes(self, result: int = 0) -> list[Size]:
         """The sizes of a result on one rank."""
@@ -62,6 +64,9 @@ class Factors:
     local: Local | None = None  # what a rank computes, where it is not the equation itself
     sized: tuple[int, ...] = ()  # arguments that are the sizes of the first result
     unread: frozenset[str] = frozenset()  # factors whose padding `local` never looks at
+    merges: bool = False  # dimensions made of several may be cut along any of them
+    instead: frozenset[str] = frozenset()  # what is cut where an axis splits what must be whole; results go back
+    around: frozenset[str] = frozenset()  # of what must be whole, that along which operands may go round a ring
     cheap: bool = False  # it makes or repeats values at no cost: who needs a part has it made, not cut
 
     def splittable(self, factor: str) -> bool:
@@ -72,7 +77,7 @@ class Factors:
         lacks = any(dims is not None and not any(factor in dim for dim in dims) for dims in self.results)
         if lacks and factor not in self.reduced:
             return False
-        return all(dim[0] == factor for dims in self.everywhere() for dim in dims if factor in dim)
+        return self.merges or all(dim[0] == factor for dims in self.everywhere() for dim in dims if factor in dim)
 
     def shares(self, factor: str) -> bool:
         """Some dimension is made of this factor and others: it is cut evenly or not at all."""
@@ -81,10 +86,28 @@ class Factors:
     def everywhere(self) -> Iterable[Dims]:
         return (*self.operands, *(dims for dims in self.results if dims is not None))
 
+    def cut_by(self, dim: tuple[str, ...], mark: Mark) -> tuple[str, Mark] | None:
+        """The factor of a dimension that an axis with this mark cuts, and how it cuts that. None where that is known of
+        no factor."""
+        before = 1
+        for factor in dim:
+            size = self.sizes.get(factor)
+            last = factor == dim[-1]
+            if mark.blocks % before == 0 and (last or mark.blocks == before or mark.blocks < before * _known(size)):
+                return factor, replace(mark, blocks=mark.blocks // before)
+            if not isinstance(size, int):
+                return None
+            before *= size
+        return None
+
     def made(self) -> set[str]:
         """Factors that results have and operands have not: an operator that makes or repeats values."""
         given = {f for dims in self.operands for dim in dims for f in dim}
         return {f for dims in self.results if dims is not None for dim in dims for f in dim} - given
+
+
+def _known(size: Size | None) -> int:
+    return size if isinstance(size, int) else 1
 
 
 Rule = Callable[[Equation], Factors | None]

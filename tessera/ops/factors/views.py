@@ -93,7 +93,9 @@ def reshape(eqn: Equation) -> Factors | None:
     if x.numel() == 0:
         return None
     left, right, sizes, whole = matched(x.shape, eqn.out.shape)
-    return Factors((left,), (right,), whole=frozenset(whole), linear=ALONE, sizes=sizes, local=_reshape_here)
+    return Factors(
+        (left,), (right,), whole=frozenset(whole), linear=ALONE, sizes=sizes, local=_reshape_here, merges=True
+    )
 
 
 # --- views that name dimensions -------------------------------------------------------------------

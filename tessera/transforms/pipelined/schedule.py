@@ -13,13 +13,12 @@ ranks wait for each other for ever is refused, with who waits for what.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 from tessera.util.errors import OptionError
 
-WORDS = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 _CELL = re.compile(r"^([FBW])(\d+)(?:/(\d+))?$")
 
 
@@ -178,76 +177,3 @@ def _read(cell: str, rank: int) -> Action:
     if match is None:
         raise OptionError(f"schedule: expected F0, B0, W0, a dot or =, got {cell!r}")
     return Action(match[1], int(match[2]), rank if match[3] is None else int(match[3]))
-
-
-# --- the known ones -------------------------------------------------------------------------------
-
-
-def schedule(word: str, ranks: int, microbatches: int, chunks: int = 2) -> Schedule:
-    """The schedule of that name; `chunks` are the stages of a rank under "interleaved"."""
-    if word not in WORDS:
-        raise OptionError(f"schedule: expected one of {', '.join(WORDS)}, got {word!r}")
-    if microbatches < ranks and ranks > 1:
-        bubble = (ranks - 1) / (microbatches + ranks - 1)
-        raise OptionError(
-            f"schedule: expected {ranks} microbatches or more for {ranks} stages, got {microbatches}: "
-            f"ranks would do nothing for {bubble:.0%} of the time"
-        )
-    match word:
-        case "gpipe":
-            rows = [_each("F", microbatches, r) + _each("B", microbatches, r) for r in range(ranks)]
-        case "1f1b":
-            rows = [_one_by_one(ranks, r, microbatches) for r in range(ranks)]
-        case "interleaved":
-            return Schedule(ranks * chunks, microbatches, tuple(_interleaved(ranks, microbatches, chunks)))
-        case _:
-            return _zero_bubble(ranks, microbatches)
-    return Schedule(ranks, microbatches, tuple(map(tuple, rows)))
-
-
-def _each(kind: str, microbatches: int, stage: int) -> list[Action]:
-    return [Action(kind, m, stage) for m in range(microbatches)]
-
-
-def _one_by_one(ranks: int, rank: int, microbatches: int) -> list[Action]:
-    return _alternating(ranks - rank - 1, _each("F", microbatches, rank), _each("B", microbatches, rank))
-
-
-def _alternating(warm: int, forwards: Sequence[Action], backwards: Sequence[Action]) -> list[Action]:
-    """Some forwards, then one of each in turn, then the backwards that are left."""
-    warm = min(warm, len(forwards))
-    row, rest = list(forwards[:warm]), list(backwards)
-    for forward in forwards[warm:]:
-        row += [forward, rest.pop(0)]
-    return row + rest
-
-
-def _interleaved(ranks: int, microbatches: int, chunks: int) -> Iterator[tuple[Action, ...]]:
-    """Every rank has several stages, a round of ranks apart; microbatches go through them in groups as large as the
-    number of ranks."""
-    if microbatches % ranks:
-        raise OptionError(f"schedule: interleaved expects microbatches that {ranks} ranks divide, got {microbatches}")
-    groups = range(0, microbatches, ranks)
-    for rank in range(ranks):
-        forwards = [
-            Action("F", m, chunk * ranks + rank) for g in groups for chunk in range(chunks) for m in range(g, g + ranks)
-        ]
-        backwards = [
-            Action("B", m, chunk * ranks + rank)
-            for g in groups for chunk in reversed(range(chunks)) for m in range(g, g + ranks)
-        ]  # fmt: skip
-        yield tuple(_alternating((ranks - rank - 1) * 2 + (chunks - 1) * ranks, forwards, backwards))
-
-
-def _zero_bubble(ranks: int, microbatches: int) -> Schedule:
-    """As 1f1b, with backward split: rank r makes gradients of weights r microbatches late, to fill its pauses. No
-    rank holds more microbatches than under 1f1b the first one does."""
-    rows = []
-    for rank in range(ranks):
-        row, late = [], _each("W", microbatches, rank)
-        for action in _one_by_one(ranks, rank, microbatches):
-            row.append(action)
-            if action.kind == "B" and action.microbatch >= rank:
-                row.append(late.pop(0))
-        rows.append((*row, *late))
-    return Schedule(ranks, microbatches, tuple(rows))

@@ -9,16 +9,18 @@ A factor that nobody has split is not thought of: what the user did not place is
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tessera.ir.equation import Value
 from tessera.ir.mesh import Mesh
-from tessera.ir.placement import Axes, Placement, chunk
+from tessera.ir.placement import PLAIN, Axes, Mark, Placement, chunk, cuts_evenly
 from tessera.ir.types import Size, size_hint
 from tessera.ops.factors.rule import Dims, Factors
 
-PASS = "+"  # summands go in, summands come out
+Label = tuple[str, Mark]  # a factor, and how it is cut
+PASS: Label = ("+", PLAIN)  # summands go in, summands come out
+NEITHER: Label = ("", PLAIN)
 LEAST = 1e-6  # of a byte, what an element more on a rank is worth: of equal ways the one with less work
 
 
@@ -27,6 +29,7 @@ class Choice:
     axes: Mapping[str, Axes]  # of each factor that is split
     operands: tuple[Placement, ...]
     results: tuple[Placement | None, ...]
+    marks: Mapping[str, Mark] = field(default_factory=dict)  # of each axis that splits a factor
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Question:
     may_pass: Sequence[bool]  # nobody else reads the operand
     move: Callable[[int, Placement], float]  # what it costs to bring an operand there
     settle: Callable[[int, Placement], float]  # what it costs to bring a pinned result to its place from there
+    rings: Collection[str] = ()  # axes along which operands may go round
 
 
 def choose(question: Question) -> Choice:
@@ -63,7 +67,7 @@ def _choices(q: Question) -> Iterator[Choice]:
             yield choice
 
 
-def _labels(q: Question, axis: str) -> Iterator[str]:
+def _labels(q: Question, axis: str) -> Iterator[Label]:
     """What an axis may do, in the order in which equal prices are settled."""
     for group in q.rule.linear:
         if _passes(q, axis, group):
@@ -75,9 +79,14 @@ def _labels(q: Question, axis: str) -> Iterator[str]:
     for dims, placements in sides:
         for placement in placements:
             dim = placement.dim_of(axis)
-            if dim is not None and dims[dim] and q.rule.splittable(dims[dim][0]):
-                yield dims[dim][0]
-    yield ""
+            cut = None if dim is None else q.rule.cut_by(dims[dim], placement.mark(axis))
+            if cut is None:
+                continue
+            if q.rule.splittable(cut[0]) or (axis in q.rings and cut[0] in q.rule.around):
+                yield cut
+            elif cut[0] in q.rule.whole:
+                yield from ((factor, PLAIN) for factor in sorted(q.rule.instead))
+    yield NEITHER
 
 
 def _passes(q: Question, axis: str, group: frozenset[int]) -> bool:
@@ -86,18 +95,24 @@ def _passes(q: Question, axis: str, group: frozenset[int]) -> bool:
     return all(held == (i in group) for i, held in enumerate(sums)) and all(q.may_pass[i] for i in group)
 
 
-def _choice(q: Question, labels: Mapping[str, str]) -> Choice | None:
+def _choice(q: Question, labels: Mapping[str, Label]) -> Choice | None:
     axes: dict[str, Axes] = {}
-    for factor in dict.fromkeys(label for label in labels.values() if label not in ("", PASS)):
-        axes[factor] = _ordered(q, factor, [axis for axis, label in labels.items() if label == factor])
-        if q.rule.shares(factor) and not _divides(q, factor, axes[factor]):
+    marks = {axis: mark for axis, (_, mark) in labels.items()}
+    for factor in dict.fromkeys(label[0] for label in labels.values() if label not in (NEITHER, PASS)):
+        axes[factor] = _ordered(q, factor, [axis for axis, label in labels.items() if label[0] == factor], marks)
+        marked = any(marks[axis] != PLAIN for axis in axes[factor])
+        if (marked or q.rule.shares(factor)) and not _divides(q, factor, axes[factor], marks):
+            return None
+        if not _known_before(q.rule, factor):
             return None
     passed = [axis for axis, label in labels.items() if label == PASS]
     reduced = {f: how for f, how in q.rule.reduced.items() if f in axes}
 
     def lies(v: Value, dims: Dims, parts: list[tuple[str, str]]) -> Placement:
-        splits = tuple(axes.get(dim[0], ()) if dim else () for dim in dims)
-        return Placement(q.mesh, v.shape, splits, tuple(parts))
+        entries = [_entries(q.rule, dim, axes, marks) for dim in dims]
+        splits = tuple(tuple(axis for axis, _ in dim) for dim in entries)
+        marked = tuple(entry for dim in entries for entry in dim if entry[1] != PLAIN)
+        return Placement(q.mesh, v.shape, splits, tuple(parts), marked)
 
     operands = []
     for i, (v, dims) in enumerate(zip(q.operands, q.rule.operands, strict=True)):
@@ -113,20 +128,41 @@ def _choice(q: Question, labels: Mapping[str, str]) -> Choice | None:
         has = {f for dim in dims for f in dim}
         parts = [(axis, how) for f, how in reduced.items() if f not in has for axis in axes[f]]
         results.append(lies(v, dims, parts + [(axis, "sum") for axis in passed]))
-    return Choice(axes, tuple(operands), tuple(results))
+    return Choice(axes, tuple(operands), tuple(results), {a: m for a, m in marks.items() if m != PLAIN})
 
 
-def _ordered(q: Question, factor: str, axes: list[str]) -> Axes:
-    """Axes that split one factor, as they stand where it is split already."""
+def _entries(
+    rule: Factors, dim: tuple[str, ...], axes: Mapping[str, Axes], marks: Mapping[str, Mark]
+) -> list[tuple[str, Mark]]:
+    """The axes that split a dimension: those of the first factor it is made of, then, inside of it, those of others."""
+    entries, before = [], 1
+    for factor in dim:
+        entries += [(axis, marks[axis].within(before)) for axis in axes.get(factor, ())]
+        before *= int(rule.sizes[factor]) if len(dim) > 1 and _splits_later(dim, factor, axes) else 1
+    return entries
+
+
+def _known_before(rule: Factors, factor: str) -> bool:
+    """Factors that stand before this one in a dimension have sizes that are numbers."""
+    dims = (dim for side in rule.everywhere() for dim in side if factor in dim)
+    return all(isinstance(rule.sizes.get(f), int) for dim in dims for f in dim[: dim.index(factor)])
+
+
+def _splits_later(dim: tuple[str, ...], factor: str, axes: Mapping[str, Axes]) -> bool:
+    return any(f in axes for f in dim[dim.index(factor) + 1 :])
+
+
+def _ordered(q: Question, factor: str, axes: list[str], marks: Mapping[str, Mark]) -> Axes:
+    """Axes that split one factor, as they stand where it is split already; those of fewer blocks first."""
     if len(axes) == 1:
         return (axes[0],)
     order: list[str] = []
     pinned = [(d, [p]) for d, p in zip(q.rule.results, q.pinned, strict=True) if d is not None and p is not None]
     for dims, placements in (*zip(q.rule.operands, q.held, strict=True), *pinned):
         for dim, names in enumerate(dims):
-            if names and names[0] == factor:
+            if factor in names:
                 order += [axis for p in placements for axis in p.splits[dim]]
-    return tuple(axis for axis in dict.fromkeys([*order, *axes]) if axis in axes)
+    return tuple(sorted((a for a in dict.fromkeys([*order, *axes]) if a in axes), key=lambda a: marks[a].blocks))
 
 
 def size_of(q: Question, factor: str) -> Size:
@@ -142,8 +178,10 @@ def size_of(q: Question, factor: str) -> Size:
     )
 
 
-def _divides(q: Question, factor: str, axes: Axes) -> bool:
+def _divides(q: Question, factor: str, axes: Axes, marks: Mapping[str, Mark]) -> bool:
     size = size_of(q, factor)
+    if any(marks[axis] != PLAIN for axis in axes):
+        return cuts_evenly(q.mesh, size, [(axis, marks[axis]) for axis in axes])
     for axis in axes:
         small = chunk(size, q.mesh.size(axis))
         if str(small * q.mesh.size(axis)) != str(size):

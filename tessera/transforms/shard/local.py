@@ -16,6 +16,7 @@ from tessera.ir.types import Size, TensorType
 from tessera.ops.factors.rule import Cut, Factors, tensors
 from tessera.transforms.shard.choose import Choice
 from tessera.transforms.shard.values import Values, check, placement_of
+from tessera.util.errors import RuleError
 
 NEUTRAL = {"sum": 0, "max": float("-inf"), "min": float("inf")}
 
@@ -43,6 +44,8 @@ def _by_rule(values: Values, eqn: Equation, here: Equation, rule: Factors, choic
     """What the rule says a rank computes."""
 
     def start(size: Size, axes: Axes, device: torch.device) -> Value:
+        if any(axis in choice.marks for axis in axes):
+            raise RuleError(f"{eqn.op}: a part along {axes} has no first element, since its chunks lie apart")
         made = builder.emit(values.dist.start, size, axes, device)
         assert isinstance(made, Value)
         return made
@@ -50,7 +53,8 @@ def _by_rule(values: Values, eqn: Equation, here: Equation, rule: Factors, choic
     assert rule.local is not None
     builder = values.builder
     first = len(builder.equations)
-    made = rule.local(here, Cut(choice.axes, tuple(v.shape for v in tensors(eqn)), choice.results, start))
+    shapes = tuple(v.shape for v in tensors(eqn))
+    made = rule.local(here, Cut(choice.axes, shapes, choice.results, start, values.dist))
     listed = list(made) if isinstance(made, (list, tuple)) else [made]
     names: dict[Value, Value] = {}
     for v, placement, whole in zip(listed, choice.results, eqn.outputs, strict=True):

@@ -22,18 +22,20 @@ from tessera.ir.call import in_place
 from tessera.ir.equation import Equation, Source, Value, map_values
 from tessera.ir.mesh import Mesh
 from tessera.ir.mode import mode_of
-from tessera.ir.placement import Placement
+from tessera.ir.placement import PLAIN, Placement, chunk
 from tessera.ir.replay import sweep
-from tessera.ir.schema import draws
+from tessera.ir.schema import draws, is_view
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, Type
 from tessera.ops.factors.lookup import factors_of
 from tessera.ops.factors.rule import Factors, apart_of, tensors, uncut
 from tessera.ops.factors.tried import tried
-from tessera.transforms.shard.choose import Choice, Question, choose
+from tessera.transforms.shard.choose import Question, choose
+from tessera.transforms.shard.instead import back_again
 from tessera.transforms.shard.local import local
+from tessera.transforms.shard.makers import Makers
 from tessera.transforms.shard.paths import path
-from tessera.transforms.shard.values import Values, local_type, placement_of
+from tessera.transforms.shard.values import HEAVY, Values, local_type, placement_of
 from tessera.util.errors import InputError, RuleError
 
 
@@ -59,18 +61,21 @@ def shard(
     weights: Collection[Value] = (),
     stays: Mapping[str, str] | None = None,
     wide: bool = False,
+    homes: Mapping[Value, Placement] | None = None,
+    rings: Collection[str] = (),
 ) -> Sharded:
     """The program of one rank. `placements` pins values of the trace, inputs or not; other inputs are whole on every
     rank. `stays` says for an axis what is not moved along it if there is another way: "weights", which are the inputs
     named so and what is computed from them alone, or "activations". With `wide`, pinned summands of 16 bits are added
-    in float32."""
+    in float32. `homes` is where inputs go at once, of which the placed one stays a copy; `rings` are axes along which
+    attention's keys and values may go round."""
     trace = in_place(trace)
-    for v, placement in placements.items():
+    for v, placement in (*placements.items(), *(homes or {}).items()):
         if placement.mesh != mesh:
             raise InputError(f"{v.name}: expected a placement on the mesh {mesh}, got one on {placement.mesh}")
         if tuple(map(str, placement.shape)) != tuple(map(str, v.shape)):
             raise InputError(f"{v.name}: expected a placement of {v.type}, got {placement}")
-    return _Partitioner(trace, mesh, placements, weights, stays or {}, wide).run()
+    return _Partitioner(trace, mesh, placements, weights, stays or {}, wide, homes or {}, rings).run()
 
 
 class _Partitioner:
@@ -82,13 +87,16 @@ class _Partitioner:
         weights: Collection[Value],
         stays: Mapping[str, str],
         wide: bool,
+        homes: Mapping[Value, Placement],
+        rings: Collection[str],
     ) -> None:
         self.trace, self.mesh, self.pins, self.weights = trace, mesh, pins, weights
+        self.homes, self.rings = homes, rings
         self.builder = Builder(trace.name, mode_of(trace))
         self.values = Values(self.builder, mesh, stays, pins if wide else ())
-        self.values.make = self.made_there
+        self.makers = Makers(self.values)
+        self.values.make = self.makers.made
         self.held, self.kinds = self.values.held, self.values.kinds
-        self.makers: dict[Value, tuple[Equation, Factors]] = {}  # of what is made from nothing, or costs nothing
         self.uses: dict[Value, int] = {}
         self.users = trace.users()
         self.notes: list[Note] = []
@@ -103,6 +111,9 @@ class _Partitioner:
             self.held[v] = [self.builder.constant(v.name, tensor, self.whole_type(v))]
         self.symbols()
         with self.builder:
+            for v, home in self.homes.items():
+                given = self.held[v][0]
+                self.held[v] = [self.values.bring(v, home), given]
             for eqn in trace.equations:
                 self.equation(eqn)
             outputs = map_values(trace.outputs, self.output)
@@ -167,9 +178,16 @@ class _Partitioner:
         """Some operand is split along a dimension that the operator wants whole."""
         for v, dims in zip(tensors(eqn), rule.operands, strict=True):
             for dim, axes in enumerate(self.place(v).splits):
-                if axes and dims[dim] and dims[dim][0] in rule.whole:
+                cuts = [(axis, rule.cut_by(dims[dim], self.place(v).mark(axis))) for axis in axes]
+                if any(cut and cut[0] in rule.whole and not self.may(rule, axis, cut[0]) for axis, cut in cuts):
                     return True
         return False
+
+    def may(self, rule: Factors, axis: str, factor: str) -> bool:
+        """There is a way for an axis that splits what must be whole: round a ring, or along something else instead."""
+        ranks = self.mesh.size(axis)
+        fits = any(not rule.shares(f) or chunk(rule.sizes[f], ranks) * ranks == rule.sizes[f] for f in rule.instead)
+        return fits or (axis in self.rings and factor in rule.around)
 
     def note(self, eqn: Equation) -> None:
         moved = sum(
@@ -230,7 +248,7 @@ class _Partitioner:
 
         def move(i: int, to: Placement) -> float:
             v = operands[i]
-            there = any(copy.tensor.placement == to for copy in self.held[v]) or self.making(v, to) is not None
+            there = any(copy.tensor.placement == to for copy in self.held[v]) or self.makers.way(v, to) is not None
             return 0.0 if there else self.values.nearest(v, to)[0]
 
         def settle(i: int, at: Placement) -> float:
@@ -240,14 +258,35 @@ class _Partitioner:
 
         held = [[placement_of(copy) for copy in self.held[v]] for v in operands]
         may_pass = [self.uses.get(v, 0) == 1 and len(self.held[v]) == 1 for v in operands]
-        choice = choose(Question(self.mesh, rule, operands, results, held, pinned, may_pass, move, settle))
+        question = Question(self.mesh, rule, operands, results, held, pinned, may_pass, move, settle, self.rings)
+        choice = choose(question)
         drawn = draws(eqn.op, eqn.args, eqn.kwargs)
+        back = back_again(eqn, rule, choice, self.place) if rule.instead else {}
         for v, here in zip(results, local(self.values, eqn, rule, choice), strict=True):
             if v is not None and here is not None:
                 self.define(v, self.agreed(here) if drawn else here)
+                if v in back and v not in self.pins:
+                    self.held[v] = [self.values.bring(v, back[v]), here]
+        if is_view(eqn.op) and len(operands) == len(results) == 1 and results[0] not in self.pins:
+            self.view_copies(eqn, rule, operands[0], eqn.out)
         from_nothing = all(self.kinds[v] == "" for v in operands) and not drawn
         if (rule.cheap or from_nothing) and len(results) == 1 and results[0] is not None:
-            self.makers[results[0]] = eqn, rule
+            self.makers.of[results[0]] = eqn, rule
+
+    def view_copies(self, eqn: Equation, rule: Factors, x: Value, out: Value) -> None:
+        """A view costs nothing: where there are several copies of a value, there are as many of its view."""
+        if len(self.held[x]) == 1:
+            return
+        for place in [placement_of(copy) for copy in self.held[x]]:
+            if place.parts:
+                continue
+            costs = lambda _, to, place=place: 0.0 if to == place else HEAVY  # noqa: E731
+            choice = choose(Question(self.mesh, rule, [x], [out], [[place]], [None], [False], costs, costs))
+            there = any(choice.results[0] == placement_of(view) for view in self.held[out])
+            if choice.operands[0] == place and not there:
+                (view,) = local(self.values, eqn, rule, choice)
+                assert view is not None
+                self.held[out].append(view)
 
     def home(self, v: Value) -> Placement | None:
         """Where summands that several equations read are best put together: one of those equations has an operand that
@@ -257,8 +296,8 @@ class _Partitioner:
             return None
         for axis, how in place.parts:
             dim = self.met(v, axis) if how == "sum" else None
-            if dim is not None:
-                moved = place.without_part(axis).with_split(dim, (*place.splits[dim], axis))
+            if dim is not None and all(mark.blocks == 1 for _, mark in place.entries(dim)):
+                moved = place.without_part(axis).with_axis(dim, axis)
                 place = moved if moved.is_even(dim) else place
         return place if place != self.place(v) else None
 
@@ -272,7 +311,9 @@ class _Partitioner:
             own = next(dims for x, dims in sides if x is v)
             for x, dims in sides:
                 split = self.place(x).dim_of(axis) if x is not v and x in self.held else None
-                if split is None or not dims[split] or not rule.splittable(dims[split][0]):
+                if split is None or self.place(x).mark(axis) != PLAIN:
+                    continue
+                if not dims[split] or not rule.splittable(dims[split][0]):
                     continue
                 if dims[split][:1] in own:
                     return own.index(dims[split][:1])
@@ -296,35 +337,3 @@ class _Partitioner:
         self.held[v] = list(copies)
         if (pin := self.pins.get(v)) is not None:
             self.held[v] = [self.values.bring(v, pin)]
-
-    # --- what is made rather than moved ---
-
-    def made_there(self, v: Value, to: Placement) -> Value | None:
-        """A value that is made from nothing, or repeated, is made in parts rather than cut."""
-        choice = self.making(v, to)
-        if choice is None:
-            return None
-        eqn, rule = self.makers[v]
-        return local(self.values, eqn, rule, choice)[0]
-
-    def making(self, v: Value, to: Placement) -> Choice | None:
-        """How a value is made there: of operands that lie where they must, or can be made there in turn."""
-        if v not in self.makers or to.parts:
-            return None
-        eqn, rule = self.makers[v]
-        (dims,) = rule.results
-        assert dims is not None
-        axes = {names[0]: split for names, split in zip(dims, to.splits, strict=True) if names and split}
-        split = [bool(split) for split in to.splits]
-        if split != [bool(names) and names[0] in axes for names in dims]:
-            return None
-        if any(not rule.splittable(f) or f in rule.reduced or (rule.shares(f) and not rule.cheap) for f in axes):
-            return None
-        operands = []
-        for x, names in zip(tensors(eqn), rule.operands, strict=True):
-            splits = tuple(axes.get(name[0], ()) if name else () for name in names)
-            operands.append(Placement(self.mesh, x.shape, splits))
-            there = any(copy.tensor.placement == operands[-1] for copy in self.held[x])
-            if not there and self.making(x, operands[-1]) is None:
-                return None
-        return Choice(axes, tuple(operands), (to,))

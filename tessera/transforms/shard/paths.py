@@ -67,8 +67,8 @@ class _Walk:
         dim = self.to.dim_of(axis)
         if dim is None:
             return None
-        have, want = self.at.splits[dim], self.to.splits[dim]
-        return dim if want[: len(have) + 1] == (*have, axis) else None
+        have, want = self.at.entries(dim), self.to.entries(dim)
+        return dim if want[: len(have) + 1] == (*have, (axis, self.to.mark(axis))) else None
 
     def combine(self) -> None:
         gone = [(axis, how) for axis, how in self.at.parts if self.to.how(axis) != how]
@@ -78,7 +78,7 @@ class _Walk:
             for axis, how in list(gone):
                 dim = self.next_in(axis)
                 if how == "sum" and dim is not None:
-                    after = self.at.without_part(axis).with_split(dim, (*self.at.splits[dim], axis))
+                    after = self.at.without_part(axis).with_axis(dim, axis, self.to.mark(axis))
                     self.step("reduce_scatter", (dim, axis), after, axis)
                     gone.remove((axis, how))
                     scattered = True
@@ -88,7 +88,7 @@ class _Walk:
 
     def leave(self) -> None:
         for dim in range(len(self.at.shape)):
-            while self.at.splits[dim] != self.to.splits[dim][: len(self.at.splits[dim])]:
+            while self.at.entries(dim) != self.to.entries(dim)[: len(self.at.splits[dim])]:
                 *rest, axis = self.at.splits[dim]
                 after = self.at.with_split(dim, tuple(rest))
                 levels = self.at.levels(dim)
@@ -98,13 +98,13 @@ class _Walk:
                 if other is None or other == dim:
                     self.step("all_gather", (dim, axis, *size), after, axis)
                 else:
-                    after = after.with_split(other, (*self.at.splits[other], axis))
+                    after = after.with_axis(other, axis, self.to.mark(axis))
                     self.step("all_to_all", (other, dim, axis, *size), after, axis)
 
     def enter(self) -> None:
         for dim, axes in enumerate(self.to.splits):
             for axis in axes[len(self.at.splits[dim]) :]:
-                self.step("slice", (dim, axis), self.at.with_split(dim, (*self.at.splits[dim], axis)), axis)
+                self.step("slice", (dim, axis), self.at.with_axis(dim, axis, self.to.mark(axis)), axis)
 
     def part(self) -> None:
         for axis, how in self.to.parts:

@@ -17,6 +17,7 @@ from tessera.ir.equation import Equation, Operator, Value
 from tessera.ir.mesh import Mesh
 from tessera.ir.placement import Placement
 from tessera.ir.types import TensorType, contiguous_strides, size_hint
+from tessera.transforms.shard.marked import exchanged, is_marked
 from tessera.transforms.shard.paths import Step, cost, path
 from tessera.util.errors import RuleError
 
@@ -76,10 +77,23 @@ class Values:
     def stepped(self, v: Value, copy: Value, step: Step) -> Value:
         """One collective; sums of 16 bits are made in float32 where that was asked for."""
         wide = v in self.wide and step.name in SUMS and v.tensor.is_float and v.dtype.itemsize < 4
-        there = self.cast(copy, torch.float32) if wide else copy
-        (there,) = self.emit(getattr(self.dist, step.name), (there, *step.args), {}, [step.after], [v.name])  # type: ignore[assignment]
+        given = self.cast(copy, torch.float32) if wide else copy
+        op = getattr(self.dist, step.name)
+        if is_marked(step):
+            there = self.named(lambda: exchanged(given, op, step), v.name, step.after)
+        else:
+            (there,) = self.emit(op, (given, *step.args), {}, [step.after], [v.name])
         assert there is not None
         return self.cast(there, v.dtype) if wide else there
+
+    def named(self, emit: Callable[[], Value], hint: str, placement: Placement) -> Value:
+        """What equations give in the end, under a name and at a place."""
+        first = len(self.builder.equations)
+        last = emit()
+        check(self.builder.equations[-1].op, last.tensor, placement)
+        there = self.builder.value(hint, last.tensor.placed(placement))
+        self.builder.equations[first:] = [e.renamed({last: there}) for e in self.builder.equations[first:]]
+        return there
 
     def cast(self, x: Value, dtype: torch.dtype) -> Value:
         to_copy = torch.ops.aten._to_copy.default

@@ -15,6 +15,7 @@ from tessera.exporters.onnx.forms import (  # noqa: F401
     normalise,
     pool,
     products,
+    quantized,
     reduce,
     scan,
     scatter,

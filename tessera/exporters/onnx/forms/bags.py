@@ -71,3 +71,14 @@ def embedding_bag(
     if mode == 1:
         total = g.op("Div", total, g.op("Max", count, g.full(1, dtype)))
     return [total, None, None, None]
+
+
+@form("embedding_bag.padding_idx")
+def embedding_bag_padded(
+    g: Graph, weight: Ref, ids: Ref, offsets: Ref, by_frequency: bool, mode: int, sparse: bool, factors: Ref | None,
+    last_offset: bool, padding: int | None,
+) -> list[Ref | None]:  # fmt: skip
+    """Here a negative row counts from the end, and None says that there is none."""
+    need(isinstance(weight.sizes[0], int))
+    row = -1 if padding is None else padding % int(weight.sizes[0])
+    return embedding_bag(g, weight, ids, offsets, by_frequency, mode, sparse, factors, last_offset, row)

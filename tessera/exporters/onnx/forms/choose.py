@@ -119,6 +119,17 @@ def unique(
     return [values, g.op("Reshape", inverse, g.ints(x.sizes)), counts]
 
 
+@form("unique_dim")
+def unique_dim(
+    g: Graph, x: Ref, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> list[Ref]:
+    need(x.ndim > 0)
+    values, _, inverse, counts = g.op(
+        "Unique", x, axis=axis(dim, x.ndim), sorted=1, outputs=4, dtype=[x.dtype, torch.int64, torch.int64, torch.int64]
+    )
+    return [values, inverse, counts]
+
+
 @form("histc")
 def histc(g: Graph, x: Ref, bins: int = 100, low: float = 0, high: float = 0) -> Ref:
     """How many elements fall into each bin; the last one has its end, too."""

@@ -6,11 +6,12 @@ complex values are those of the program; the dimension of the parts is behind th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
-from tessera.exporters.onnx.forms.common import axis, need
+from tessera.exporters.onnx.forms.common import axes, axis, need
 from tessera.exporters.onnx.graph import INT64_MAX, Graph, Ref, same
 from tessera.exporters.onnx.registry import form
 from tessera.ir.types import Size
@@ -100,6 +101,33 @@ def scaled(g: Graph, x: Ref, by: float) -> Ref:
     return Ref(g.op("Mul", _real(x), g.full(by, _real(x).dtype)).name, x.dtype, x.shape)
 
 
+def _both(kind: str) -> Callable[..., Ref]:
+    """Sums and differences, part by part; a last dimension of two broadcasts with another."""
+
+    def write(g: Graph, a: Ref, b: object, *, alpha: object = 1) -> Ref:
+        need(isinstance(b, Ref) and alpha == 1 and a.dtype == b.dtype == g.result.dtype)
+        assert isinstance(b, Ref)
+        return Ref(g.op(kind, _real(a), _real(b)).name, a.dtype, g.result.shape)
+
+    return write
+
+
+form("complex.add.Tensor")(_both("Add"))
+form("complex.sub.Tensor")(_both("Sub"))
+
+
+@form("complex.neg")
+def neg(g: Graph, x: Ref) -> Ref:
+    return Ref(g.op("Neg", _real(x)).name, x.dtype, x.shape)
+
+
+@form("complex.sum")
+def sum_(g: Graph, x: Ref, dims: object = None, keepdim: bool = False, **_: object) -> Ref:
+    need(x.dtype == g.result.dtype and x.ndim > 0)
+    out = g.reduce("ReduceSum", _real(x), axes(dims, x.ndim) or list(range(x.ndim)), keepdim)
+    return Ref(out.name, x.dtype, g.result.shape)
+
+
 @form("complex.abs")
 def abs_(g: Graph, x: Ref) -> Ref:
     return g.op("Sqrt", g.reduce("ReduceSumSquare", _real(x), [len(x.sizes)], False))
@@ -108,7 +136,7 @@ def abs_(g: Graph, x: Ref) -> Ref:
 # --- views ---
 
 
-@form("complex.view.default complex.reshape complex._unsafe_view complex.flatten")
+@form("complex.view.default complex.reshape complex._unsafe_view complex.flatten complex.squeeze complex.prims.squeeze")
 def view(g: Graph, x: Ref, *_: object, **__: object) -> Ref:
     return Ref(g.reshape(_real(x), [*g.result.shape, 2]).name, x.dtype, g.result.shape)
 
@@ -140,6 +168,19 @@ def slice_(g: Graph, x: Ref, dim: int = 0, start: object = None, end: object = N
     return Ref(out.name, x.dtype, g.result.shape)
 
 
+@form("complex.select.int")
+def select(g: Graph, x: Ref, dim: int, index: object) -> Ref:
+    out = g.op("Gather", _real(x), g.scalar(index, torch.int64), axis=axis(dim, x.ndim))
+    return Ref(out.name, x.dtype, g.result.shape)
+
+
+@form("complex.cat")
+def cat(g: Graph, tensors: Sequence[Ref], dim: int = 0) -> Ref:
+    need(all(x.dtype == g.result.dtype and x.ndim == len(g.result.shape) for x in tensors))
+    out = g.op("Concat", *map(_real, tensors), axis=axis(dim, len(g.result.shape)))
+    return Ref(out.name, g.result.dtype, g.result.shape)
+
+
 @form("complex.constant_pad_nd")
 def constant_pad(g: Graph, x: Ref, pad: Sequence[int], value: object = 0) -> Ref:
     count = len(pad) // 2
@@ -156,7 +197,7 @@ _SCALED = {0: 0.0, 1: -0.5, 2: -1.0}  # norms: none, by the root of the size, by
 
 def transformed(g: Graph, x: Ref, dim: int, inverse: bool, onesided: bool = False) -> Ref:
     """One dimension; ONNX divides by the size on the way back, PyTorch where it says so."""
-    about = {"inverse": int(inverse), "onesided": int(onesided)}
+    about: dict[str, Any] = {"inverse": int(inverse), "onesided": int(onesided)}
     if g.opset >= 20:
         return g.op("DFT", x, None, g.full(dim, torch.int64), **about)
     return g.op("DFT", x, axis=dim, **about)

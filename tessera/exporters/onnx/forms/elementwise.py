@@ -107,10 +107,41 @@ form("log2")(_log_base(2))
 form("log10")(_log_base(10))
 
 
+# log(erfcx(x) / t) is a polynomial of t = 1 / (1 + x / 2), within 1.2e-7, for x that are not negative.
+_ERFCX = (
+    0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806, 0.09678418, 0.37409196, 1.00002368,
+    -1.26551223,
+)  # fmt: skip
+
+
+def scaled_tail(g: Graph, x: Ref) -> Ref:
+    """exp(x²) erfc(x) of what is not negative."""
+    dtype = x.dtype
+    need(dtype in (torch.float16, torch.bfloat16, torch.float32))
+    t = g.op("Reciprocal", g.op("Add", g.op("Mul", x, g.full(0.5, dtype)), g.full(1, dtype)))
+    total = g.full(_ERFCX[0], dtype)
+    for c in _ERFCX[1:]:
+        total = g.op("Add", g.op("Mul", total, t), g.full(c, dtype))
+    return g.op("Mul", t, g.op("Exp", total))
+
+
+@form("special_erfcx prims.erfcx")
+def erfcx(g: Graph, x: Ref) -> Ref:
+    x = g.cast(x, g.result.dtype)
+    tail = scaled_tail(g, g.op("Abs", x))
+    rest = g.op("Sub", g.op("Mul", g.full(2, x.dtype), g.op("Exp", g.op("Mul", x, x))), tail)
+    return g.op("Where", g.op("Less", x, g.full(0, x.dtype), dtype=torch.bool), rest, tail, dtype=x.dtype)
+
+
 @form("erfc special_erfc")
 def erfc(g: Graph, x: Ref) -> Ref:
-    dtype = g.result.dtype
-    return g.op("Sub", g.full(1, dtype), g.op("Erf", g.cast(x, dtype)))
+    """1 - erf(x) has no digits left where x is large: that end is computed by itself."""
+    x = g.cast(x, g.result.dtype)
+    near = g.op("Sub", g.full(1, x.dtype), g.op("Erf", x))
+    if x.dtype == torch.float64:
+        return near
+    far = g.op("Mul", scaled_tail(g, g.op("Abs", x)), g.op("Exp", g.op("Neg", g.op("Mul", x, x))))
+    return g.op("Where", g.op("Greater", x, g.full(1, x.dtype), dtype=torch.bool), far, near, dtype=x.dtype)
 
 
 @form("sgn")

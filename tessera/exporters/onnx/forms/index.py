@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from tessera.exporters.onnx.forms.common import axis, need
+from tessera.exporters.onnx.forms.elementwise import convert
 from tessera.exporters.onnx.graph import Graph, Ref, broadcast, same
 from tessera.exporters.onnx.registry import form
 
@@ -22,6 +23,7 @@ def index_select(g: Graph, x: Ref, dim: int, index: Ref) -> Ref:
 @form("gather")
 def gather(g: Graph, x: Ref, dim: int, index: Ref, **_: object) -> Ref:
     """Along other dimensions an index may be shorter than what it reads, for ONNX too."""
+    index = g.cast(index, torch.int64)
     if not x.ndim or not index.ndim:
         rank = max(x.ndim, index.ndim)
         data = g.reshape(x, [1]) if not x.ndim else x
@@ -42,6 +44,9 @@ def take(g: Graph, x: Ref, index: Ref) -> Ref:
 
 @form("nonzero")
 def nonzero(g: Graph, x: Ref) -> Ref:
+    if not x.ndim:  # one row of no places, or none
+        rows = g.op("Concat", g.one(convert(g, x, torch.bool)), g.ints([0]), axis=0)
+        return g.op("ConstantOfShape", rows, value=torch.tensor([0]), dtype=torch.int64)
     return g.op("Transpose", g.op("NonZero", x, dtype=torch.int64), perm=[1, 0])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ from tessera.exporters.onnx.graph import Graph, Ref, same
 from tessera.exporters.onnx.registry import form
 
 
-def convolved(g: Graph, kind: str, x: Ref, weight: Ref, bias: Ref | None, **attributes: object) -> Ref:
+def convolved(g: Graph, kind: str, x: Ref, weight: Ref, bias: Ref | None, **attributes: Any) -> Ref:
     """An image without a batch is a batch of one."""
     need(x.is_float and all(isinstance(n, int) for n in weight.sizes) and not any(same(n, 0) for n in x.sizes))
     single = x.ndim == weight.ndim - 1
@@ -73,7 +74,7 @@ def conv(
     if padding == "valid":
         padding = (0,)
     if isinstance(padding, str):  # "same": what is odd goes to the end
-        total = [d * (k - 1) for d, k in zip(spread, weight.sizes[2:], strict=True)]  # type: ignore[operator]
+        total = [d * (int(k) - 1) for d, k in zip(spread, weight.sizes[2:], strict=True)]
         pads = [t // 2 for t in total] + [t - t // 2 for t in total]
     else:
         pads = listed(padding, n) * 2
@@ -109,7 +110,7 @@ def one_hot(g: Graph, ids: Ref, classes: int = -1) -> Ref:
 # --- resampling ---
 
 
-def resized(g: Graph, x: Ref, scales: Sequence[float | None], mode: str, **attributes: object) -> Ref:
+def resized(g: Graph, x: Ref, scales: Sequence[float | None], mode: str, **attributes: Any) -> Ref:
     """By sizes, or by factors where PyTorch was given some: it then computes places by them."""
     if any(s is not None for s in scales):
         need(all(isinstance(s, (int, float)) for s in scales))
@@ -158,6 +159,18 @@ def linear_resize(g: Graph, x: Ref, _: object, corners: bool, *scales: object) -
 @form("upsample_bicubic2d")
 def cubic_resize(g: Graph, x: Ref, _: object, corners: bool, *scales: object) -> Ref:
     return _between(g, x, corners, scales, "cubic", cubic_coeff_a=-0.75)
+
+
+@form("_upsample_bilinear2d_aa", since=18)
+def smooth_linear_resize(g: Graph, x: Ref, _: object, corners: bool, *scales: object) -> Ref:
+    need(not corners)  # runtimes weigh otherwise
+    return _between(g, x, corners, scales, "linear", antialias=1, exclude_outside=1)
+
+
+@form("_upsample_bicubic2d_aa", since=18)
+def smooth_cubic_resize(g: Graph, x: Ref, _: object, corners: bool, *scales: object) -> Ref:
+    need(not corners)  # runtimes weigh otherwise
+    return _between(g, x, corners, scales, "cubic", cubic_coeff_a=-0.5, antialias=1, exclude_outside=1)
 
 
 _BEFORE_20 = {0: "bilinear", 1: "nearest", 2: "bicubic"}

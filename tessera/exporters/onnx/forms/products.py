@@ -34,9 +34,34 @@ def linear(g: Graph, x: Ref, weight: Ref, bias: Ref | None = None) -> Ref:
     return out if bias is None else g.op("Add", out, bias)
 
 
+@form("_linalg_det")
+def det(g: Graph, x: Ref) -> list[Ref | None]:
+    need(g.results[1:] == [None, None] and x.dtype == torch.float32)
+    if same(x.sizes[-1], 0):
+        return [g.expand(g.full(1, x.dtype), x.sizes[:-2]), None, None]
+    return [g.op("Det", x), None, None]
+
+
+@form("_linalg_slogdet")
+def slogdet(g: Graph, x: Ref) -> list[Ref | None]:
+    """The determinant itself may be too large or too small for a float: rows are brought to a like size first."""
+    need(g.results[2:] == [None, None] and x.dtype == torch.float32)
+    if same(x.sizes[-1], 0):
+        one, zero = (g.expand(g.full(n, x.dtype), x.sizes[:-2]) for n in (1, 0))
+        return [one, zero, None, None]
+    largest = g.reduce("ReduceMax", g.op("Abs", x), [x.ndim - 1], True)
+    empty = g.op("Equal", largest, g.full(0, x.dtype), dtype=torch.bool)
+    size = g.op("Where", empty, g.full(1, x.dtype), largest, dtype=x.dtype)
+    unit = g.op("Det", g.op("Div", x, size), shape=x.sizes[:-2])
+    rows = g.reduce("ReduceSum", g.op("Log", size), [x.ndim - 2, x.ndim - 1], False)
+    return [g.op("Sign", unit), g.op("Add", g.op("Log", g.op("Abs", unit)), rows), None, None]
+
+
 @form("addmm")
 def addmm(g: Graph, bias: Ref, a: Ref, b: Ref, beta: float = 1, alpha: float = 1) -> Ref:
     need(a.is_float)
+    if same(a.sizes[1], 0):  # a sum of nothing: runtimes forget to scale what it is added to
+        return g.expand(g.op("Mul", bias, g.full(beta, bias.dtype)), g.result.shape)
     return g.op("Gemm", a, b, bias, alpha=float(alpha), beta=float(beta))
 
 
@@ -59,19 +84,6 @@ def baddbmm(g: Graph, bias: Ref, a: Ref, b: Ref, beta: float = 1, alpha: float =
 def addbmm(g: Graph, bias: Ref, a: Ref, b: Ref, beta: float = 1, alpha: float = 1) -> Ref:
     need(a.is_float)
     return _added(g, bias, g.reduce("ReduceSum", multiplied(g, a, b), [0], False), beta, alpha)
-
-
-@form("_linalg_det")
-def det(g: Graph, x: Ref) -> list[Ref | None]:
-    need(x.dtype == torch.float32 and g.results[1:] == [None, None] and not any(same(n, 0) for n in x.sizes))
-    return [g.op("Det", x), None, None]
-
-
-@form("_linalg_slogdet")
-def slogdet(g: Graph, x: Ref) -> list[Ref | None]:
-    need(x.dtype == torch.float32 and g.results[2:] == [None, None] and not any(same(n, 0) for n in x.sizes))
-    value = g.op("Det", x)
-    return [g.op("Sign", value), g.op("Log", g.op("Abs", value)), None, None]
 
 
 @form("_trilinear")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -19,7 +20,7 @@ def view(g: Graph, x: Ref, *_: object, **__: object) -> Ref:
     return g.reshape(x, g.result.shape)
 
 
-@form("squeeze squeeze_copy")
+@form("squeeze squeeze_copy prims.squeeze")
 def squeeze(g: Graph, x: Ref, dims: int | Sequence[int] | None = None) -> Ref:
     every = range(x.ndim) if dims is None else [dims] if isinstance(dims, int) else dims
     ones = sorted({axis(d, x.ndim) for d in every if x.ndim and same(x.sizes[axis(d, x.ndim)], 1)})
@@ -157,10 +158,7 @@ def roll(g: Graph, x: Ref, shifts: Sequence[object], dims: Sequence[int] = ()) -
 
 
 def _count(shape: Sequence[Size]) -> int:
-    total = 1
-    for n in shape:
-        total *= n  # type: ignore[assignment]
-    return total
+    return math.prod(map(int, shape))
 
 
 def _rolled(g: Graph, x: Ref, d: int, shift: int) -> Ref:
@@ -193,8 +191,8 @@ def diagonal(g: Graph, x: Ref, offset: int = 0, dim1: int = 0, dim2: int = 1) ->
     flat = g.reshape(g.permute(x, [*rest, a, b]), [*(x.sizes[i] for i in rest), rows * columns])
     length = g.result.shape[-1]
     assert isinstance(length, int)
-    first = offset if offset >= 0 else -offset * columns  # type: ignore[operator]
-    places = torch.arange(length) * (columns + 1) + first  # type: ignore[operator]
+    first = offset if offset >= 0 else -offset * int(columns)
+    places = torch.arange(length) * (int(columns) + 1) + first
     return g.op("Gather", flat, g.tensor(places), axis=len(rest))
 
 

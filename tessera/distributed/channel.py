@@ -1,0 +1,112 @@
+"""The channel of a pipeline over process groups.
+
+In: the messages that a rank's steps name. Out: what other ranks sent. A message is a tensor or several, each sent by
+itself, in the order in which both ranks name them; what is on its way is kept until it has gone. Whoever fails to hear
+of a rank says which message it waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from tessera.ir.equation import Value
+from tessera.transforms.pipelined.cut import Stages
+from tessera.transforms.pipelined.orders import Message
+from tessera.util.errors import MeshError
+
+TAGS = 1 << 8  # tensors of a message, and microbatches, that tags tell apart; beyond that their order does
+
+
+class GroupChannel:
+    def __init__(self, device_mesh: DeviceMesh, axis: str, stages: Stages, home: dict[int, int]) -> None:
+        self.group = device_mesh.get_group(axis)
+        self.here = device_mesh.get_local_rank(axis)
+        self.device = torch.device(device_mesh.device_type)
+        self.ranks = dist.get_process_group_ranks(self.group)
+        self.stages, self.home, self.axis = stages, home, axis
+        self.numbers = {key: i for i, key in enumerate(stages.sends)}
+        self.coming: dict[Message, tuple[list[Tensor], list]] = {}
+        self.going: list[tuple[list[Tensor], list]] = []
+        self.bytes_sent = 0
+
+    def expect(self, message: Message) -> None:
+        buffers = [_empty(v) for v in self.stages.sends[message.key]]
+        source = self.ranks[self.home[message.start]]
+        works = [
+            self.named(lambda x=x, i=i: dist.irecv(x, source, self.group, self.tag(message, i)), message)
+            for i, x in enumerate(buffers)
+        ]
+        self.coming[message] = buffers, works
+
+    def send(self, message: Message, values: Sequence) -> None:
+        self.going = [(xs, works) for xs, works in self.going if not all(w.is_completed() for w in works)]
+        tensors = [x.contiguous() for x in values]
+        target = self.ranks[self.home[message.to]]
+        works = [
+            self.named(lambda x=x, i=i: dist.isend(x, target, self.group, self.tag(message, i)), message)
+            for i, x in enumerate(tensors)
+        ]
+        self.going.append((tensors, works))
+        self.bytes_sent += sum(x.nbytes for x in tensors)
+
+    def take(self, message: Message) -> list[Tensor]:
+        buffers, works = self.coming.pop(message)
+        for work in works:
+            self.named(work.wait, message)
+        types = [v.tensor for v in self.stages.sends[message.key]]
+        return [_laid_out(x, tuple(map(int, t.stride))) for x, t in zip(buffers, types, strict=True)]
+
+    def finish(self) -> None:
+        """Wait until everything has gone."""
+        for _, works in self.going:
+            for work in works:
+                work.wait()
+        self.going.clear()
+
+    def tag(self, message: Message, index: int) -> int:
+        number = self.numbers[message.key]
+        return (number * TAGS + message.microbatch % TAGS) * TAGS + index % TAGS
+
+    def named(self, run: Callable, message: Message) -> object:
+        try:
+            return run()
+        except RuntimeError as error:
+            raise MeshError(
+                f"rank {dist.get_rank()}: {message} did not go through; it is between ranks {self.home[message.start]} "
+                f"and {self.home[message.to]} along {self.axis}, of which one is gone, late or elsewhere: {error}"
+            ) from error
+
+    # --- beside the schedule ---
+
+    def share(self, x: Tensor, place: int) -> None:
+        """Everyone along the pipeline gets what the rank at a place has, in place."""
+        dist.broadcast(x, self.ranks[place], self.group)
+
+    def hand_on(self, x: Tensor, owner: int, others: Sequence[int]) -> None:
+        """Some ranks get what the owner has, in place."""
+        if self.here == owner:
+            sent = x.contiguous()
+            self.going.append(([sent], [dist.isend(sent, self.ranks[r], self.group) for r in others]))
+        elif self.here in others:
+            buffer = torch.empty_like(x, memory_format=torch.contiguous_format)
+            work = dist.irecv(buffer, self.ranks[owner], self.group)
+            if work is not None:
+                work.wait()
+            x.copy_(buffer)
+
+    def add_up(self, x: Tensor) -> None:
+        """The sum over the pipeline, in place."""
+        dist.all_reduce(x, group=self.group)
+
+
+def _empty(v: Value) -> Tensor:
+    return torch.empty(tuple(map(int, v.shape)), dtype=v.tensor.dtype, device=v.tensor.device)
+
+
+def _laid_out(x: Tensor, stride: tuple[int, ...]) -> Tensor:
+    return x if x.stride() == stride else torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)

@@ -1,0 +1,1 @@
+"""Whole operators that a program wrote out by hand."""

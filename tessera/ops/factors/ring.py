@@ -1,0 +1,210 @@
+"""Attention over a sequence that lies on the ranks of an axis: keys and values go round, queries stay.
+
+In: an attention equation over one rank's operands, and how it is cut. Out: its results as equations. At step t a rank
+has the keys of the rank that stands t places before it; what its queries find there is merged by log-sum-exp. Backward
+goes round the same way; gradients of keys and values travel behind them and come home after the last step.
+
+Under a causal mask a rank whose keys come later has nothing to do, so the sequence is best cut in zigzag: a rank has a
+chunk of the start and its mirror of the end. Then in each step every rank has two pairs of chunks to do: its late
+queries with the others' early keys, and either its early queries with those too, or its late queries with the late
+keys. Which of the two is a value, not a shape, so all ranks run one text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from tessera.ir.builder import aten, emit
+from tessera.ir.equation import Arg, Equation, Value
+from tessera.ir.schema import schema_of
+from tessera.ops.factors.rule import Cut, arguments
+from tessera.ops.families import cast
+
+LENGTH = 2  # the dimension of the sequence
+Halves = tuple[Value, Value]
+
+
+@dataclass(frozen=True)
+class Round:
+    """The way round an axis."""
+
+    cut: Cut
+    axis: str
+    zigzag: bool
+    causal: bool
+
+    @property
+    def ranks(self) -> int:
+        return self.cut.mesh.mesh.size(self.axis)
+
+    def passed(self, x: Value) -> Value:
+        """What the rank before this one has."""
+        return emit(self.cut.mesh.permute, x, self.axis, 1)
+
+    def earlier(self, step: int, device: torch.device) -> Value:
+        """Whether the keys at a step stand before a rank's own; a truth value that depends on the rank."""
+        return aten.ge(emit(self.cut.mesh.start, self.ranks, (self.axis,), device), step)
+
+
+def _round(eqn: Equation, cut: Cut) -> Round | None:
+    axes = cut.axes.get("s", ())
+    if not axes:
+        return None
+    (axis,) = axes
+    place = cut.results[0]
+    assert place is not None
+    return Round(cut, axis, place.mark(axis).zigzag, bool(arguments(eqn)["is_causal"]))
+
+
+def _with(eqn: Equation, **given: Arg) -> object:
+    """The equation's operator on other arguments, by name."""
+    named = arguments(eqn) | given
+    params = schema_of(eqn.op).params  # type: ignore[arg-type]
+    positional = [named[p.name] for p in params if not p.keyword]
+    return emit(eqn.op, *positional, **{p.name: named[p.name] for p in params if p.keyword})
+
+
+def halves(x: Value) -> Halves:
+    length = int(x.shape[LENGTH])
+    return aten.slice(x, LENGTH, 0, length // 2), aten.slice(x, LENGTH, length // 2, length)
+
+
+def _wide(x: Value) -> Value:
+    return cast(x, torch.promote_types(x.dtype, torch.float32))
+
+
+# --- forward --------------------------------------------------------------------------------------
+
+Found = tuple[Value, Value]  # what queries found in some keys, and the log-sum-exp of their scores
+
+
+def merged(a: Found, b: Found) -> Found:
+    """What queries found in two sets of keys, as in both together."""
+    total = aten.logaddexp(a[1], b[1])
+    weights = [aten.unsqueeze(aten.exp(aten.sub(lse, total)), -1) for lse in (a[1], b[1])]
+    return aten.add(aten.mul(a[0], weights[0]), aten.mul(b[0], weights[1])), total
+
+
+def _only(found: Found, where: Value) -> Found:
+    """Nothing was found where this is false."""
+    return found[0], aten.where(where, found[1], aten.full_like(found[1], float("-inf")))
+
+
+def ring_attention(eqn: Equation, cut: Cut) -> object:
+    way = _round(eqn, cut)
+    if way is None:
+        return emit(eqn.op, *eqn.args, **eqn.kwargs)
+    named = arguments(eqn)
+    q, k, v = named["query"], named["key"], named["value"]
+    find = _finder(eqn)
+    total = find(q, k, v, way.causal)
+    for step in range(1, way.ranks):
+        k, v = way.passed(k), way.passed(v)
+        if way.causal and way.zigzag:
+            total = _zigzag_step(total, q, k, v, find, way.earlier(step, q.tensor.device))
+        else:
+            more = find(q, k, v, False)
+            total = merged(total, _only(more, way.earlier(step, q.tensor.device)) if way.causal else more)
+    out = cast(total[0], q.dtype)
+    return [out, total[1]] if eqn.many else out
+
+
+def _finder(eqn: Equation) -> Callable[[Value, Value, Value, bool], Found]:
+    def kernel(q: Value, k: Value, v: Value, causal: bool) -> Found:
+        out, lse = _with(eqn, query=q, key=k, value=v, is_causal=causal)  # type: ignore[misc]
+        return _wide(out), lse
+
+    def arithmetic(q: Value, k: Value, v: Value, causal: bool) -> Found:
+        """The operator as a whole keeps its log-sum-exp to itself."""
+        scale = arguments(eqn)["scale"] or int(q.shape[-1]) ** -0.5
+        q, k, v = (_wide(x) for x in (q, _own_heads(k, q), _own_heads(v, q)))
+        scores = aten.mul(aten.matmul(q, aten.transpose(k, -2, -1)), scale)
+        if causal:
+            sizes = [q.shape[LENGTH], k.shape[LENGTH]]
+            hidden = aten.triu(aten.ones(sizes, dtype=torch.bool, device=q.tensor.device), 1)
+            scores = aten.masked_fill(scores, hidden, float("-inf"))
+        return aten.matmul(aten.softmax(scores, -1), v), aten.logsumexp(scores, [-1])
+
+    return kernel if eqn.many else arithmetic
+
+
+def _own_heads(x: Value, q: Value) -> Value:
+    b, h, s, e = x.shape
+    times = int(q.shape[1]) // int(h)
+    if times == 1:
+        return x
+    return aten.reshape(aten.expand(aten.unsqueeze(x, 2), [b, h, times, s, e]), [b, q.shape[1], s, e])
+
+
+def _zigzag_step(
+    total: Found, q: Value, k: Value, v: Value, find: Callable[..., Found], earlier: Value
+) -> Found:  # fmt: skip
+    (q0, q1), (k0, k1), (v0, v1) = halves(q), halves(k), halves(v)
+    late = find(q1, k0, v0, False)
+    other = find(*(aten.where(earlier, a, b) for a, b in ((q0, q1), (k0, k1), (v0, v1))), False)
+    (out0, out1), (lse0, lse1) = halves(total[0]), halves(total[1])
+    first = merged((out0, lse0), _only(other, earlier))
+    second = merged(merged((out1, lse1), late), _only(other, aten.logical_not(earlier)))
+    return aten.cat([first[0], second[0]], LENGTH), aten.cat([first[1], second[1]], LENGTH)
+
+
+# --- backward -------------------------------------------------------------------------------------
+
+
+def ring_backward(eqn: Equation, cut: Cut) -> object:
+    way = _round(eqn, cut)
+    if way is None:
+        return emit(eqn.op, *eqn.args, **eqn.kwargs)
+    named = arguments(eqn)
+    ct, q, k, v, out, lse = (named[n] for n in ("grad_out", "query", "key", "value", "out", "logsumexp"))
+    queries = ct, q, out, lse
+
+    def pull(rows: tuple, k: Value, v: Value, causal: bool) -> list[Value]:
+        ct, q, out, lse = rows
+        return _with(
+            eqn, grad_out=ct, query=q, key=k, value=v, out=out, logsumexp=lse, is_causal=causal
+        )  # type: ignore[return-value]  # fmt: skip
+
+    dq, own_k, own_v = pull(queries, k, v, way.causal)
+    dq = _wide(dq)
+    travelling: list[Value] = []
+    for step in range(1, way.ranks):
+        k, v = way.passed(k), way.passed(v)
+        earlier = way.earlier(step, q.tensor.device) if way.causal else None
+        if earlier is not None and way.zigzag:
+            more, dk, dv = _zigzag_pull(queries, k, v, pull, earlier)
+        else:
+            more, dk, dv = pull(queries, k, v, False)
+            if earlier is not None:
+                more, dk, dv = (aten.where(earlier, x, aten.zeros_like(x)) for x in (more, dk, dv))
+        dq = aten.add(dq, _wide(more))
+        travelling = [way.passed(x) for x in (_sums(travelling, [dk, dv]) if travelling else [dk, dv])]
+    dk, dv = _sums([own_k, own_v], travelling) if travelling else (own_k, own_v)
+    return [cast(dq, q.dtype), dk, dv]
+
+
+def _sums(a: list[Value], b: list[Value]) -> list[Value]:
+    return [aten.add(x, y) for x, y in zip(a, b, strict=True)]
+
+
+def _zigzag_pull(queries: tuple, k: Value, v: Value, pull: Callable, earlier: Value) -> tuple[Value, Value, Value]:
+    """Gradients of the two pairs of chunks that a rank has to do, each where it belongs."""
+    rows = [halves(x) for x in queries]
+    (k0, k1), (v0, v1) = halves(k), halves(v)
+    dq1, dk0, dv0 = pull(tuple(late for _, late in rows), k0, v0, False)
+    chosen = tuple(aten.where(earlier, a, b) for a, b in rows)
+    dq, dk, dv = pull(chosen, aten.where(earlier, k0, k1), aten.where(earlier, v0, v1), False)
+
+    def placed(x: Value, early: Value | None, late: Value | None) -> Value:
+        """What belongs to early chunks or to late ones, beside what is there already."""
+        none = aten.zeros_like(x)
+        parts = aten.where(earlier, x, none), aten.where(earlier, none, x)
+        listed = [
+            part if there is None else aten.add(part, there) for part, there in zip(parts, (early, late), strict=True)
+        ]
+        return aten.cat(listed, LENGTH)
+
+    return placed(dq, None, dq1), placed(dk, dk0, None), placed(dv, dv0, None)

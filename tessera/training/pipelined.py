@@ -1,0 +1,252 @@
+"""A training step over a pipeline of ranks: `train_step` of a model whose plan has a schedule.
+
+Every call cuts this rank's part of the batch into microbatches and runs the schedule on them: gradients are those of
+accumulation, one microbatch after the other, and the loss is the mean of theirs, on every rank. A rank has the weights
+of its stages alone, and the optimizer's state of those whose gradients it makes; of other weights it keeps names and
+sizes, on the meta device. A weight that several stages read is updated by one of them and handed on to the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from tessera.distributed.agree import agree
+from tessera.distributed.capture import Forward, capture
+from tessera.distributed.channel import GroupChannel
+from tessera.distributed.pipelined import Env, Worker
+from tessera.distributed.plan import Layout
+from tessera.distributed.sharding import Held, Sharding
+from tessera.distributed.weights import local_of
+from tessera.ir.equation import Value, values_in
+from tessera.just_in_time.backend import GraphRecord
+from tessera.just_in_time.sharded import batch_key
+from tessera.runtime.autograd import below_autograd
+from tessera.torch_internals import pytree
+from tessera.training.optimizer_state import OptimizerState
+from tessera.training.pipelined_program import Piped, PipelinedCompilation
+from tessera.training.run import Settings
+from tessera.training.sharded import ShardedStep
+from tessera.training.sharded_program import Recipe, loss_place
+from tessera.transforms.pipelined.cut import Part
+from tessera.util.errors import OptionError
+
+
+class PipelinedStep(ShardedStep):
+    """Call it with this rank's part of a batch, which all ranks of the pipeline have; it gives the batch's loss."""
+
+    programs: dict[tuple, _Program]  # type: ignore[assignment]
+
+    def __init__(
+        self, model: nn.Module, loss_fn: Callable | None, state: OptimizerState, settings: Settings, sharding: Sharding
+    ) -> None:
+        if settings.options.offload != "none":
+            raise OptionError(
+                "offload: expected 'none' beside a pipeline, whose stages hold few microbatches, got 'host'"
+            )
+        super().__init__(model, loss_fn, state, settings, sharding)
+
+    def __call__(self, *batch: object, **named: object) -> object:
+        leaves, _ = pytree.tree_flatten((batch, named))
+        what = self.model.training, *map(batch_key, leaves)
+        program = self.programs.get(what)
+        if program is None:
+            microbatches = self._microbatches(leaves)
+            forward, lies = self._captured((microbatches, *what), batch, named, leaves)
+            program = self._prepare(forward, lies, microbatches)
+            agree(self.sharding, leaves, _lines(program.compilation))
+            self.programs[what] = program
+        out = program.run([x for x in leaves if isinstance(x, Tensor)])
+        self.settings.done()
+        return out
+
+    def _microbatches(self, leaves: list) -> int:
+        pipe = self.sharding.plan.pipe
+        assert pipe is not None
+        rows = {x.shape[0] for x in leaves if isinstance(x, Tensor) and x.ndim}
+        if len(rows) != 1:
+            raise OptionError(f"pipeline: expected tensors of as many rows as the batch has, got {sorted(rows)}")
+        return pipe.microbatches(rows.pop(), self.sharding.microbatches)
+
+    def _captured(self, what: tuple, batch: tuple, named: dict, leaves: list) -> tuple[Forward, Layout]:
+        if what not in self.captures:
+            sharding, model = self.sharding, self.model
+            whole = sharding.whole_batch(leaves, what[0])
+            forward = capture(model, self.loss_fn, batch, named, whole, sharding.watched(model))
+            self.captures[what] = forward, sharding.settle(model, forward)
+        return self.captures[what]
+
+    def _prepare(self, forward: Forward, lies: Layout, microbatches: int) -> _Program:  # type: ignore[override]
+        model, settings, owned, sharding = self.model, self.settings, self.state.groups(), self.sharding
+        pipe = sharding.plan.pipe
+        assert pipe is not None
+        trained = [name for name, p in model.named_parameters() if p.requires_grad and p in owned]
+        rank, homes = sharding.device_mesh.get_local_rank(pipe.axis), sharding.stages
+
+        def settle(held: Mapping[str, Held]) -> None:
+            sharding.settle_stages(model, held)
+            self._make_state(trained, lies, [name for name in trained if held[name][0] == rank])
+
+        recipe = Recipe(
+            trained, lambda names: self._update(names, forward.weights, (), True), 1.0 / settings.accumulate
+        )
+        piped = Piped(
+            pipe.schedule(microbatches),
+            rank,
+            pipe.starts,
+            None if homes is None else {name: ranks for name, (_, ranks) in homes.items()},
+            settle,
+        )
+        name = f"{type(model).__name__}_{len(self.programs)}_step"
+        inner = lies.on(sharding.plan.inner)
+        compilation = PipelinedCompilation(
+            name, forward, self._partition(forward, inner), inner, recipe, piped, settings.options
+        )  # fmt: skip
+        self.backend.graphs.append(GraphRecord(name, "", compilation))
+        return _Program(self, forward, compilation, lies)
+
+
+def _lines(of: PipelinedCompilation) -> list[str]:
+    """What must be the same on all ranks: the program before it was cut, and the pipeline."""
+    partitioned = [trace for title, trace in of.account.stages if title == "joint shard"]
+    return [line.strip() for trace in partitioned for line in str(trace).splitlines()] + [*of.account.pipeline]
+
+
+class _Program:
+    """Compiled programs with the tensors they run on."""
+
+    def __init__(self, step: PipelinedStep, forward: Forward, compilation: PipelinedCompilation, lies: Layout) -> None:
+        self.step, self.forward, self.compilation, self.lies = step, forward, compilation, lies
+        pipe, mesh = step.sharding.plan.pipe, step.sharding.device_mesh
+        assert pipe is not None
+        schedule, stages = compilation.piped.schedule, compilation.stages
+        self.channel = GroupChannel(mesh, pipe.axis, stages, schedule.home)
+        grads = compilation.run.grads
+        self.worker = Worker(
+            stages, compilation.steps, self.execute, torch.add, self.channel, list(grads.values()), schedule.split
+        )  # fmt: skip
+        self.loss = compilation.places[loss_place(forward)]
+        mutated = {t for program in stages.programs.values() for t in program.mutations}
+        homes = {t: part[1] for part, program in stages.programs.items() for t in program.mutations}
+        self.written = {n: schedule.home[homes[v]] for n, v in compilation.run.buffers.items() if v in mutated}
+
+    def execute(self, part: Part, args: list) -> tuple:
+        return self.compilation.parts[part].run(*args)
+
+    def run(self, batch: list[Tensor]) -> object:
+        step, of = self.step, self.compilation
+        params, buffers = dict(step.model.named_parameters()), dict(step.model.named_buffers())
+        held = {v: local_of(params[name]) for name, v in of.run.weights.items()}
+        held |= {v: buffers[name] for name, v in of.run.buffers.items()}
+        sums = {of.run.grads[n]: local_of(g) for n in of.own if (g := params[n].grad) is not None}
+        with below_autograd():
+            batches = self.microbatches(batch)
+            for _ in self.worker.run(held, batches, sums if step.settings.calls else {}):
+                raise AssertionError("a channel between processes waits for what comes")
+            results = self.results()
+        grads: dict[str, Tensor] = {n: self.worker.sums[of.run.grads[n]] for n in of.own}  # type: ignore[misc]
+        self.worker.clear()
+        if step.settings.updates:
+            with below_autograd():
+                self.update(params, grads)
+                self.share(params, buffers)
+        else:
+            self.hand(params, grads)
+        self.channel.finish()
+        return self.forward.pack(of.outputs(results))
+
+    def microbatches(self, batch: list[Tensor]) -> list[Env]:
+        """The inputs of each microbatch, and what is drawn at random for it, the same on all ranks."""
+        of, count = self.compilation, self.compilation.piped.schedule.microbatches
+        parts = [x.chunk(count) if x.ndim else (x,) * count for x in batch]
+        batches: list[Env] = [dict(zip(of.run.batch, xs, strict=True)) for xs in zip(*parts, strict=True)]
+        if of.draws is not None:
+            for env in batches:
+                env.update(zip(values_in(of.draws.trace.outputs), of.draws.run(), strict=True))
+        return batches
+
+    # --- what ranks tell each other beside the schedule ---
+
+    def results(self) -> list:
+        """What the loss gave: its mean over microbatches, rows one after the other. Every rank gets it."""
+        of, given = self.compilation, []
+        home, stages = of.piped.schedule.home, of.stages
+        for i, v in enumerate(of.run.outputs):
+            if not isinstance(v, Value):
+                given.append(v)
+                continue
+            kind = _kind_of(v, i == self.loss, of.run.batch)
+            if v not in stages.home:  # a part of the batch, which everyone has
+                given.append(_joined([env[v] for env in self.worker.batches], kind))
+                continue
+            if home[stages.home[v]] == self.channel.here:
+                whole = _joined([env[v] for env in self.worker.results], kind)
+            else:
+                rows = [int(v.shape[0]) * of.piped.schedule.microbatches] if kind == "rows" else v.shape[:1]
+                shape = [int(n) for n in (*rows, *v.shape[1:])]
+                whole = torch.empty(shape, dtype=v.dtype, device=v.tensor.device)
+            self.channel.share(whole, home[stages.home[v]])
+            given.append(whole)
+        return given
+
+    def update(self, params: dict[str, nn.Parameter], grads: dict[str, Tensor]) -> None:
+        step, of = self.step, self.compilation
+        state, owned, plan = step.state, step.state.groups(), of.plan
+        chosen = [params[name] for name in of.with_grads]
+        ages = dict(zip(of.with_grads, state.ages(chosen, [owned[p] for p in chosen]), strict=True))
+        numbers = state.numbers(plan, [ages[name] for name in of.own], [*step.settings.clips.values()])
+        norms = self.norms(grads) if plan.norms is not None or "norm" in step.settings.clips else None
+        state.drop_grads()
+        if of.update is not None:
+            own = [params[name] for name in of.own]
+            more = [norms if e.kind == "norms" else local_of(state.tensor(e, own, numbers)) for e in of.extras]
+            tensors = [*(grads[name] for name in of.own), *more]
+            kept = of.update.run(*tensors)
+            inputs = of.update.trace.inputs
+            written = [x for v, x in zip(inputs, tensors, strict=True) if v in of.written]
+            torch.autograd.graph.increment_version(written)
+            if plan.keeps:
+                self.hand(params, dict(zip(of.own, kept, strict=True)))
+        state.advance(chosen)
+
+    def norms(self, grads: dict[str, Tensor]) -> Tensor:
+        """The norms of all gradients, in the order of the model."""
+        of, device = self.compilation, self.channel.device
+        norms = torch.zeros(len(of.with_grads), dtype=of.norm_dtype, device=device)
+        if of.norms is not None:
+            (own,) = of.norms.run(*(grads[name] for name in of.own))
+            norms[[of.with_grads.index(name) for name in of.own]] = own
+        self.channel.add_up(norms)
+        return norms
+
+    def share(self, params: dict[str, nn.Parameter], buffers: dict[str, Tensor]) -> None:
+        """Weights that several ranks read, and buffers that one of them wrote."""
+        for name, (owner, ranks) in self.compilation.held.items():
+            if len(ranks) > 1 and name in self.compilation.with_grads:
+                self.channel.hand_on(local_of(params[name]), owner, [r for r in ranks if r != owner])
+        for name, home in self.written.items():
+            self.channel.share(buffers[name], home)
+
+    def hand(self, params: dict[str, nn.Parameter], grads: dict[str, Tensor]) -> None:
+        """Gradients wait in `.grad` of the rank that updates the weight, split as the plan splits them."""
+        for name, grad in grads.items():
+            params[name].grad = self.step.as_grad(grad, self.lies.grads[name])
+
+
+def _joined(each: list, kind: str) -> Tensor:
+    return torch.cat(each) if kind == "rows" else torch.stack(each).mean(0)
+
+
+def _kind_of(v: Value, loss: bool, batch: tuple[Value, ...]) -> str:
+    """What becomes of the results of microbatches: "mean" or "rows"."""
+    rows = {int(x.shape[0]) for x in batch if x.ndim}
+    if v.ndim and int(v.shape[0]) in rows and not loss:
+        return "rows"
+    if v.dtype.is_floating_point and v.tensor.numel() == 1:
+        return "mean"
+    raise OptionError(
+        f"train_step: a pipeline cuts the batch into microbatches; expected results that have its rows, or one "
+        f"floating-point number, whose mean is taken, got {v.type}"
+    )

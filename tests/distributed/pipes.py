@@ -1,0 +1,145 @@
+"""Training steps on all ranks of a mesh with a pipeline, in one process.
+
+The front door is used as rank 0 of a group that does not exist; the programs of the other ranks are compiled from the
+same stages. Ranks of the pipeline run side by side and have only what they were sent; those of the other axes run in
+step.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from math import prod
+
+import torch
+from steps import OPTIMIZERS, Trained, pretended
+from torch import Tensor, nn
+
+import tessera
+from tessera.distributed import in_step
+from tessera.distributed.pipelined import together, workers
+from tessera.distributed.plan import DATA
+from tessera.pipeline.account import Account
+from tessera.training.pipelined import PipelinedStep
+from tessera.training.pipelined_program import PipelinedCompilation
+
+
+def pipelined_step(
+    model: nn.Module, loss_fn: Callable, batch: list, axes: dict, plan: object, optimizer: str = "adam",
+    clip: float | None = None, **options: object,
+) -> tuple[PipelinedStep, PipelinedCompilation]:  # fmt: skip
+    model = copy.deepcopy(model)
+    with pretended(axes) as mesh:
+        by = OPTIMIZERS[optimizer](model.parameters())
+        step = tessera.train_step(
+            model, loss_fn, by, clip_norm=clip, executors="aten", mesh=mesh, plan=plan, **options
+        )  # fmt: skip
+        step(*(x.chunk(data_ranks(step))[0] for x in batch))
+    (program,) = step.programs.values()
+    return step, program.compilation
+
+
+def data_ranks(step: PipelinedStep) -> int:
+    plan = step.sharding.plan
+    return prod(plan.mesh.size(axis) for axis in plan.axes(*DATA))
+
+
+def add(a: list, b: list) -> list:
+    return list(map(torch.add, a, b))
+
+
+class Ranks:
+    """All ranks, from the same weights."""
+
+    def __init__(self, model: nn.Module, step: PipelinedStep, compilation: PipelinedCompilation) -> None:
+        self.step, self.of = step, compilation
+        account, run = Account(("aten",)), compilation.run
+        self.parts = {
+            part: compilation.compiled_part(part, account).trace
+            for part, trace in compilation.stages.programs.items() if trace.equations
+        }  # fmt: skip
+        self.workers = workers(
+            compilation.stages, compilation.piped.schedule, lambda part, args: in_step.run(self.parts[part], args),
+            add, list(run.grads.values()),
+        )  # fmt: skip
+        self.places = {name: compilation.lies.weights[name] for name in run.weights}
+        whole = {name: x.detach().clone() for name, x in (*model.named_parameters(), *model.named_buffers())}
+        self.weights = {v: in_step.cut(whole[n], v.type.placement) for n, v in (run.weights | run.buffers).items()}
+        self.state: dict[tuple[str, str], list] = {}
+        self.sums: dict = {}
+        self.age = 0
+        self.updates = []
+        for rank in range(len(compilation.rows)):
+            names = [name for name in compilation.with_grads if compilation.held[name][0] == rank]
+            compilation.update_of(names, account)
+            of = compilation
+            self.updates.append((names, of.plan, of.norms, of.update, of.update_extras))
+
+    def microbatches(self, batch: list[Tensor]) -> list[dict]:
+        """Each rank along the data axes cuts its rows; microbatches are what all of them have together."""
+        count, ranks = self.of.piped.schedule.microbatches, data_ranks(self.step)
+        envs = []
+        for m in range(count):
+            whole = [torch.cat([part.chunk(count)[m] for part in x.chunk(ranks)]) for x in batch]
+            envs.append({v: in_step.cut(x, v.type.placement) for v, x in zip(self.of.run.batch, whole, strict=True)})
+            if self.of.draws is not None:
+                drawn = in_step.run(self.of.draws.trace, []) if self.of.draws.trace.inputs else self.drawn()
+                envs[-1].update(zip(self.of.draws.trace.outputs, drawn, strict=True))
+        return envs
+
+    def drawn(self) -> list[list]:
+        ranks = self.of.partition.mesh.ranks
+        return [[x] * ranks for x in self.of.draws.run()]
+
+    def loss(self, batch: list[Tensor]) -> Tensor:
+        """One call: the loss; gradients are added up, and with the last of some calls weights are updated."""
+        settings = self.step.settings
+        results, sums = together(self.workers, self.weights, self.microbatches(batch), self.sums)
+        loss = self.of.run.outputs[0]
+        out = torch.stack([in_step.join(r[loss], loss.type.placement) for r in results]).mean()
+        self.sums = sums
+        if settings.updates:
+            self.update()
+            self.sums = {}
+        settings.done()
+        return out
+
+    def update(self) -> None:
+        self.age += 1
+        of, grads = self.of, {name: self.sums[v] for name, v in self.of.run.grads.items()}
+        ranks = of.partition.mesh.ranks
+        norms = [torch.zeros(len(grads), dtype=of.norm_dtype) for _ in range(ranks)]
+        for names, _, norm, _, _ in self.updates:
+            if norm is not None:
+                (own,) = in_step.run(norm.trace, [grads[n] for n in names])
+                for mine, x in zip(norms, own, strict=True):
+                    mine[[of.with_grads.index(n) for n in names]] = x
+        for names, plan, _, update, extras in self.updates:
+            if update is not None:
+                clips = [*self.step.settings.clips.values()]
+                numbers = self.step.state.numbers(plan, [self.age] * len(plan.members), clips)
+                more = [self.tensor(e, names, numbers, norms, ranks) for e in extras]
+                in_step.run(update.trace, [*(grads[n] for n in names), *more])
+
+    def tensor(self, extra, names: list[str], numbers: list[float], norms: list, ranks: int) -> list:
+        match extra.kind:
+            case "numbers":
+                return [torch.tensor(numbers, dtype=extra.dtype)] * ranks
+            case "norms":
+                return norms
+            case "param":
+                return self.weights[self.of.run.weights[names[extra.member]]]
+        name = names[extra.member]
+        place = self.of.lies.states[name]
+        if (name, extra.name) not in self.state:
+            weight = self.of.forward.weights[name]
+            zeros = torch.zeros([int(n) for n in weight.shape], dtype=weight.dtype)
+            self.state[name, extra.name] = in_step.cut(zeros, place)
+        return self.state[name, extra.name]
+
+    def trained(self, batches: list) -> Trained:
+        losses = [self.loss(batch) for batch in batches]
+        run, lies = self.of.run, self.of.lies
+        held = {n: in_step.join(self.weights[v], v.type.placement) for n, v in (run.weights | run.buffers).items()}
+        held |= {f"{n}.{slot}": in_step.join(x, lies.states[n]) for (n, slot), x in self.state.items()}
+        return Trained(losses, held)
