@@ -155,7 +155,8 @@ def _taken_apart(builder: Builder, flat: Value, members: Sequence[Equation], kep
     for eqn in members:
         with builder.at(eqn):
             gathered = is_collective(eqn, "all_gather")
-            count = int(prod(eqn.inputs()[0].shape if gathered else eqn.out.shape))  # type: ignore[arg-type]
+            shape = eqn.inputs()[0].shape if gathered else eqn.out.shape
+            count = prod(int(n) for n in shape)
             if gathered:
                 part = _gathered(builder, flat, eqn, at, count)
             else:
