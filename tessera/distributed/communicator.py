@@ -6,6 +6,7 @@ and the fake backend serve alike: everything goes by PyTorch's functional collec
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from tessera.distributed import watch
+from tessera.distributed.deadlines import share_deadline
 from tessera.ir.dist import COMMUNICATORS, axis_in, padded, put_together, with_zeros
 from tessera.ir.mesh import Mesh
 from tessera.torch_internals.distributed import (
@@ -59,10 +62,11 @@ class GroupCommunicator:
         try:
             return run()
         except RuntimeError as error:
-            axis = axis_in(args)
+            axis, here = axis_in(args), watch.position(sys._getframe())
+            peers = self.peers[axis]
             raise MeshError(
                 f"rank {self.rank}: dist.{name} of {tuple(x.shape)} along {axis} did not end; it waits for the ranks "
-                f"{self.peers[axis]} of the mesh {self.mesh}, of which one is gone, late or elsewhere: {error}"
+                f"{peers} of the mesh {self.mesh}, at `{here}`: {watch.absent(here, peers)} ({error})"
             ) from error
 
     def all_gather(self, x: Tensor, dim: int, axis: str, size: int | None = None) -> Tensor:
@@ -121,4 +125,6 @@ def bind(device_mesh: DeviceMesh) -> Mesh:
         raise InputError("expected a DeviceMesh whose axes have names, such as mesh_dim_names=('dp', 'tp')")
     mesh = Mesh(tuple(zip(names, device_mesh.shape, strict=True)))
     COMMUNICATORS[mesh] = GroupCommunicator(mesh, device_mesh)
+    share_deadline(device_mesh)
+    watch.start()
     return mesh
