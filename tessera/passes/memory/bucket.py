@@ -155,7 +155,7 @@ def _taken_apart(builder: Builder, flat: Value, members: Sequence[Equation], kep
     for eqn in members:
         with builder.at(eqn):
             gathered = is_collective(eqn, "all_gather")
-            count = prod(eqn.inputs()[0].shape if gathered else eqn.out.shape)  # type: ignore[arg-type]
+            count = int(prod(eqn.inputs()[0].shape if gathered else eqn.out.shape))  # type: ignore[arg-type]
             if gathered:
                 part = _gathered(builder, flat, eqn, at, count)
             else:
