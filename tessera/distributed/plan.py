@@ -209,7 +209,7 @@ def _split_further(placement: Placement, axes: Sequence[str]) -> Placement:
     """Split over more axes, each along the first dimension that it divides, innermost; a weight without one stays whole
     along it."""
     for axis in axes:
-        if axis in placement.axes:
+        if axis in placement.axes or placement.mesh.size(axis) == 1:
             continue
         ranks, dims = placement.mesh.size(axis), range(len(placement.shape))
         dim = next((d for d in dims if placement.local(d) and _divides(placement.local(d), ranks)), None)
