@@ -94,6 +94,7 @@ class Constant(Node):
 
     data: torch.Tensor
     state: bool = False
+    grain: int = 1  # columns of a state that stay together
 
 
 @dataclass(eq=False)
