@@ -209,7 +209,8 @@ class Worker:
                 folds, streamed, reads = _up(k, rows) * _up(m, columns), n, (1, _up(m, columns))
             case _:
                 folds, streamed, reads = _up(m, rows) * _up(n, columns), k, (_up(n, columns), _up(m, rows))
-        fold = 2 * rows + columns + streamed - 2
+        loaded = 0 if array.stationary == "output" else rows
+        fold = loaded + rows + columns + streamed - 2
         cycles = folds * fold if array.loading == "serial" else fold + (folds - 1) * max(streamed, rows)
         work.unit_cycles = math.ceil(Fraction(passes[x.dtype]) * cycles)
         work.macs = m * k * n
