@@ -9,6 +9,7 @@ never move.
 from __future__ import annotations
 
 import random
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,6 +94,7 @@ class Tiling:
         self.blocks: dict[Home, Blocks] = {}
         self.constants: dict[Home, Constant] = {}
         self.fetched: dict[tuple, Part] = {}
+        self.looked_at: deque[tuple[np.ndarray, list[Piece]]] = deque(maxlen=8)
 
     def run(self) -> Tiles:
         for node in self.graph.nodes:
@@ -360,7 +362,7 @@ class Tiling:
     def reads(self, index: np.ndarray) -> list[tuple[Tile | None, int]]:
         """The tiles under a map and how much of each; None for weights."""
         found: dict[Tile | None, int] = {}
-        for p in pieces(index, self.graph):
+        for p in self.pieces(index):
             size = p.height * p.width
             if p.home is None or p.home in self.constants:
                 width = p.home.dtype.itemsize if p.home is not None else 1
@@ -372,14 +374,22 @@ class Tiling:
 
     def fetch(self, core: Core, index: np.ndarray, turned: bool) -> Part:
         """What a map says, on a core: where it lies there already, a part of that; otherwise a new tile."""
-        index = np.ascontiguousarray(index)
-        key = (core, index.shape, index.tobytes(), turned)
+        found = self.pieces(index)
+        key = (core, tuple(found), turned)
         if key not in self.fetched:
-            self.fetched[key] = self.fetch_anew(core, index, turned)
+            self.fetched[key] = self.fetch_anew(core, index, found, turned)
         return self.fetched[key]
 
-    def fetch_anew(self, core: Core, index: np.ndarray, turned: bool) -> Part:
+    def pieces(self, index: np.ndarray) -> list[Piece]:
+        """The rectangles of a map; of those that were looked at last, what was found then."""
+        for other, found in self.looked_at:
+            if other is index:
+                return found
         found = pieces(index, self.graph)
+        self.looked_at.append((index, found))
+        return found
+
+    def fetch_anew(self, core: Core, index: np.ndarray, found: list[Piece], turned: bool) -> Part:
         if all(p.home is None or p.home in self.constants for p in found):
             return self.hold(core, index, found, turned)
         moves: list[tuple[Part, int, int]] = []
@@ -438,7 +448,7 @@ class Tiling:
                 return Part(part.tile, part.box, True)
         else:
             data, first = self.arranged(index, found, dtype)
-            key = ("arranged", index.shape, index.tobytes())
+            key = ("arranged", tuple(found))
             if key not in self.fetched:
                 name = self.graph.fresh(f"{first}_arranged")
                 self.tensors[name] = data
