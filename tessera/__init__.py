@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from tessera.artifact.write import export as export
     from tessera.artifact.write import to_exported as to_exported
     from tessera.machines.find import machine as machine
-    from tessera.spatial.simulator.api import simulate as simulate
     from tessera.spatial.map import map_onto as map_onto
+    from tessera.spatial.simulator.api import simulate as simulate
     from tessera.stablehlo.jax import from_jax as from_jax
     from tessera.tools.profile import profile as profile
     from tessera.tools.report import report as report
