@@ -57,6 +57,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "pipeline/test_lists.py": (),
     "runtime/test_autograd.py": (),
     "runtime/test_call.py": (),
+    "spatial/test_listing.py": (),
     "store/test_key.py": (),
     "test_front_door.py": ("told", "named", "short", "stage"),
     "test_tiers.py": (),

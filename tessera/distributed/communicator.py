@@ -6,6 +6,7 @@ and the fake backend serve alike: everything goes by PyTorch's functional collec
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from tessera.ir.dist import COMMUNICATORS, axis_in, padded, put_together
+from tessera.distributed import watch
+from tessera.distributed.deadlines import share_deadline
+from tessera.ir.dist import COMMUNICATORS, axis_in, padded, put_together, with_zeros
 from tessera.ir.mesh import Mesh
 from tessera.torch_internals.distributed import (
     all_gather_into_tensor,
@@ -25,6 +28,8 @@ from tessera.torch_internals.distributed import (
 )
 from tessera.util.errors import InputError, MeshError
 
+LOADS = 1000  # exchanges of rows that are remembered
+
 
 class GroupCommunicator:
     """This rank's end of the groups along each axis."""
@@ -34,9 +39,11 @@ class GroupCommunicator:
         self.groups = {axis: device_mesh.get_group(axis).group_name for axis in mesh.names}
         self.mesh, self.sizes = mesh, mesh.sizes
         self.rank, self.peers = device_mesh.get_rank(), {axis: _peers(device_mesh, axis) for axis in mesh.names}
+        self.fake = dist.get_backend(device_mesh.get_group(mesh.names[0])) == "fake"
+        self.loads: list[tuple[str, int, int]] = []
         self._begin = {
             "all_gather": self.all_gather, "reduce_scatter": self.reduce_scatter, "all_reduce": self.all_reduce,
-            "all_to_all": self.all_to_all, "permute": self.permute,
+            "all_to_all": self.all_to_all, "permute": self.permute, "rows": self.rows,
         }  # fmt: skip
 
     def exchange(self, name: str, x: Tensor, *args: Any) -> Tensor:
@@ -55,10 +62,11 @@ class GroupCommunicator:
         try:
             return run()
         except RuntimeError as error:
-            axis = axis_in(args)
+            axis, here = axis_in(args), watch.position(sys._getframe())
+            peers = self.peers[axis]
             raise MeshError(
                 f"rank {self.rank}: dist.{name} of {tuple(x.shape)} along {axis} did not end; it waits for the ranks "
-                f"{self.peers[axis]} of the mesh {self.mesh}, of which one is gone, late or elsewhere: {error}"
+                f"{peers} of the mesh {self.mesh}, at `{here}`: {watch.absent(here, peers)} ({error})"
             ) from error
 
     def all_gather(self, x: Tensor, dim: int, axis: str, size: int | None = None) -> Tensor:
@@ -82,6 +90,16 @@ class GroupCommunicator:
         take, give = [0] * ranks, [0] * ranks
         take[(place - by) % ranks], give[(place + by) % ranks] = flat.numel(), flat.numel()
         return all_to_all_single(flat, take, give, self.groups[axis]).view(x.shape)
+
+    def rows(self, x: Tensor, give: Tensor, take: Tensor, axis: str, size: int, back: str | None = None) -> Tensor:
+        if self.fake:  # nobody told how many rows come
+            sent = came = [min(x.shape[0], size) // self.sizes[axis]] * self.sizes[axis]
+        else:
+            sent, came = give.tolist(), take.tolist()
+        if back is None:
+            self.loads = [*self.loads[1 - LOADS :], (axis, sum(sent), sum(came))]
+        y = all_to_all_single(x[: sum(sent)].contiguous(), came, sent, self.groups[axis])
+        return with_zeros(wait_tensor(y), size)
 
 
 def _peers(device_mesh: DeviceMesh, axis: str) -> list[int]:
@@ -107,4 +125,6 @@ def bind(device_mesh: DeviceMesh) -> Mesh:
         raise InputError("expected a DeviceMesh whose axes have names, such as mesh_dim_names=('dp', 'tp')")
     mesh = Mesh(tuple(zip(names, device_mesh.shape, strict=True)))
     COMMUNICATORS[mesh] = GroupCommunicator(mesh, device_mesh)
+    share_deadline(device_mesh)
+    watch.start()
     return mesh

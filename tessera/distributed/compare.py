@@ -1,13 +1,20 @@
-"""Ranks compare what they have, as plain data; a group that is not there is not asked."""
+"""Ranks compare what they have, as plain data; a group that is not there is not asked.
+
+They meet in groups of their own: where one rank compares and others compute, no message is taken for another's.
+"""
 
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch.distributed as dist
 from torch import nn
 
+from tessera.distributed import watch
+from tessera.distributed.deadlines import deadline
 from tessera.util.errors import MeshError
 
 
@@ -16,8 +23,34 @@ def everyones(mine: object, group: dist.ProcessGroup | None = None) -> list:
     if not dist.is_initialized() or dist.get_backend() == "fake":
         return [mine]
     every: list = [None] * dist.get_world_size()
-    dist.all_gather_object(every, mine, group=group)
+    try:
+        dist.all_gather_object(every, mine, group=group or own_group("compare"))
+    except RuntimeError as error:
+        where = watch.position(sys._getframe())
+        raise MeshError(
+            f"rank {dist.get_rank()}: ranks did not meet to compare what they have, at {where}: "
+            f"{watch.absent(where)} ({error})"
+        ) from error
     return every
+
+
+class _Groups:
+    """Of the present process group, the groups that serve one purpose."""
+
+    world: object = None
+    named: ClassVar[dict[str, dist.ProcessGroup]] = {}
+
+
+def own_group(purpose: str) -> dist.ProcessGroup | None:
+    """A group of all ranks that nothing else uses. All ranks ask for it in the same order."""
+    if not dist.is_initialized() or dist.get_backend() == "fake":
+        return None
+    world = dist.group.WORLD
+    if _Groups.world is not world:
+        _Groups.world, _Groups.named = world, {}
+    if purpose not in _Groups.named:
+        _Groups.named[purpose] = dist.new_group(backend="gloo", timeout=deadline())  # type: ignore[assignment]
+    return _Groups.named[purpose]
 
 
 def on_all(what: str, step: Callable[[], None], group: dist.ProcessGroup | None = None) -> None:

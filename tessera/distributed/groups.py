@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tessera.distributed.communicator import bind
+from tessera.distributed.deadlines import share_deadline
 from tessera.ir.mesh import Mesh
 from tessera.util.errors import InputError
 
@@ -22,7 +23,7 @@ def mesh(*, device: str | None = None, fake: bool = False, timeout: float | None
     """A mesh of ranks, such as `tessera.mesh(dp=4, tp=2)`; the last axis holds neighbours.
 
     device   "cuda" or "cpu"; None: CUDA where there is one
-    timeout  seconds after which a rank that waits for others stops, in a group that is made here; None: PyTorch's
+    timeout  seconds after which a rank that waits for others stops; None: those of the process group, or PyTorch's
     fake     without a process group: be rank 0 of ranks that are not there, to look at programs and measure one rank
     """
     wanted = Mesh.of(axes)
@@ -34,6 +35,7 @@ def mesh(*, device: str | None = None, fake: bool = False, timeout: float | None
             f"start the program with torchrun --nproc-per-node={wanted.ranks}, or choose other sizes"
         )
     made = init_device_mesh(kind, tuple(wanted.sizes.values()), mesh_dim_names=wanted.names)
+    share_deadline(made, timeout)
     bind(made)
     return made
 
@@ -47,9 +49,25 @@ def _join(wanted: Mesh, kind: str, fake: bool, timeout: float | None) -> None:
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=wanted.ranks)
     elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         limit = None if timeout is None else timedelta(seconds=timeout)
-        dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=limit)
+        backend, store = "nccl" if kind == "cuda" else "gloo", _store_of_torchrun()
+        if store is None:
+            dist.init_process_group(backend, timeout=limit)
+        else:
+            rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            dist.init_process_group(backend, timeout=limit, store=store, rank=rank, world_size=ranks)  # type: ignore[arg-type]
     else:
         raise InputError(
             f"mesh: there is no process group for {wanted}; start the program with "
             f"torchrun --nproc-per-node={wanted.ranks} …, or say mesh(…, fake=True) to be one rank alone"
         )
+
+
+def _store_of_torchrun() -> object | None:
+    """The store that torchrun keeps for its ranks, where it does. It outlives them, so that ranks that are started
+    again would find the addresses of those that are gone: every attempt has names of its own."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(host, port, int(os.environ["WORLD_SIZE"]), is_master=False)  # type: ignore[attr-defined]
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]

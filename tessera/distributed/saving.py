@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
+from tessera.distributed.compare import own_group
+
 
 class Saving:
     """A save under way. One that nobody waits for is waited for by the next."""
@@ -43,15 +45,14 @@ class Saving:
 
 
 class _Last:
-    """The last save that was begun, and the group in which ranks meet for it."""
+    """The last save that was begun."""
 
     saving = Saving()
-    group: tuple[object, dist.ProcessGroup] | None = None
 
 
 def begin(work: Callable[[dist.ProcessGroup | None], None]) -> Saving:
     """Do the work in a thread. All ranks call it."""
-    group = _own_group()
+    group = own_group("save")
     _Last.saving = Saving()
     _Last.saving.begin(lambda: work(group))
     return _Last.saving
@@ -59,12 +60,3 @@ def begin(work: Callable[[dist.ProcessGroup | None], None]) -> Saving:
 
 def finish_last() -> None:
     _Last.saving.wait()
-
-
-def _own_group() -> dist.ProcessGroup | None:
-    if not dist.is_initialized() or dist.get_backend() == "fake":
-        return None
-    world = dist.group.WORLD
-    if _Last.group is None or _Last.group[0] is not world:
-        _Last.group = world, dist.new_group(backend="gloo")  # type: ignore[assignment]
-    return _Last.group[1]  # type: ignore[index]

@@ -2,24 +2,70 @@
 
 from __future__ import annotations
 
-from tessera.ir.dist import axis_in, bytes_sent, exchange_of
+from tessera.inspection.timeline import Timeline, timeline
+from tessera.ir.dist import COMMUNICATORS, ROWS, Collective, axis_in, bytes_sent, exchange_of, is_collective
 from tessera.ir.equation import short_path
+from tessera.ir.types import TensorType
+from tessera.machines.here import machine_of
+from tessera.passes.memory.bucket import members
 from tessera.pipeline.account import Account
+
+LINK = "link.nvlink"
+LINES = 5  # of those where a program waits longest
 
 
 def sent(account: Account) -> tuple[str, ...]:
     """Lines about one compilation; none where it is not for a mesh."""
     counts: dict[tuple[str, str], list[float]] = {}
+    joined: dict[tuple[str, str], int] = {}
     for program in account.programs:
         for eqn in program.trace.equations:
             if (exchange := exchange_of(eqn)) is not None:
                 name, args = exchange
-                counts.setdefault((axis_in(args), name), []).append(bytes_sent(eqn))
+                key = axis_in(args), name
+                counts.setdefault(key, []).append(bytes_sent(eqn))
+                joined[key] = joined.get(key, 0) + members(eqn)
     lines = [*account.pipeline]
-    lines += [
-        f"{axis}: {len(each)} {name}, {sum(each):,.0f} bytes sent by a rank" for (axis, name), each in counts.items()
-    ]
+    for (axis, name), each in counts.items():
+        of = f" of {joined[axis, name]} joined" if joined[axis, name] > len(each) else ""
+        lines.append(f"{axis}: {len(each)} {name}{of}, {sum(each):,.0f} bytes sent by a rank")
+    lines += exposed(account)
     for note in account.gathered:
         line = f"{short_path(note.source.file)}:{note.source.line}" if note.source.file else "an unknown line"
         lines.append(f"{note.operator} at {line} wants whole values, and a rank sends {note.bytes:,.0f} bytes for it")
-    return tuple(lines)
+    return tuple(lines + _loads(account))
+
+
+def exposed(account: Account) -> list[str]:
+    """What of the exchanges nothing hides, by line, on a machine whose links are known."""
+    lines = []
+    for program in account.programs:
+        inputs = [v.type for v in program.trace.inputs if isinstance(v.type, TensorType)]
+        if not inputs or not any(exchange_of(eqn) for eqn in program.trace.equations):
+            continue
+        here = machine_of(inputs[0].device)
+        if LINK in here:
+            lines += [
+                f"{program.trace.name}, foreseen: {line.strip()}" for line in _told(timeline(program.trace, here))
+            ]
+    return lines
+
+
+def _told(line: Timeline) -> list[str]:
+    return str(line).splitlines()[: 1 + LINES]
+
+
+def _loads(account: Account) -> list[str]:
+    """How unevenly rows went to experts, in the last exchanges that this rank took part in."""
+    ops = [eqn.op for program in account.programs for eqn in program.trace.equations if is_collective(eqn, ROWS)]
+    if not ops or not isinstance(ops[0], Collective) or ops[0].mesh not in COMMUNICATORS:
+        return []
+    by_axis: dict[str, list[tuple[int, int]]] = {}
+    for axis, sent_out, came in COMMUNICATORS[ops[0].mesh].loads:
+        by_axis.setdefault(axis, []).append((sent_out, came))
+    lines = []
+    for axis, each in by_axis.items():
+        share, had = (sum(numbers) / len(each) for numbers in zip(*each, strict=True))
+        most = max(came for _, came in each)
+        lines.append(f"{axis}: this rank's experts had {had:.0f} rows on average, {most} at most; it sent {share:.0f}")
+    return lines

@@ -99,6 +99,16 @@ def _laid_as_product(op: OpOverload) -> Callable:
     return rule
 
 
+def _pow_scalar(base: float, x: torch.Tensor) -> torch.Tensor:
+    """The kernel gives rows however its argument lies; PyTorch's rule has them lie as the argument does."""
+    out = _aten.pow.Scalar(base, x)
+    return out.new_empty(out.shape)
+
+
+def _ldexp(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return rule_of(_aten.mul.Tensor)(x, _pow_scalar(2.0, y))
+
+
 def _bags(op: OpOverload) -> Callable:
     """Sums of bags. On the CPU the kernel of bfloat16 keeps as little for backward as that of float16; PyTorch's rule
     knows of float16 alone."""
@@ -151,6 +161,8 @@ _RULES: dict[object, Callable] = {
     _aten._transformer_encoder_layer_fwd.default: lambda x, *_, **__: x.new_empty(x.shape),
     _aten.index_put.default: index_put,
     _aten.view.default: _view,
+    _aten.pow.Scalar: _pow_scalar,
+    _aten.ldexp.Tensor: _ldexp,
     _aten._unique.default: lambda x, s=True, inverse=False: _aten._unique2.default(x, s, inverse)[:2],
     _aten.addmm.dtype: lambda x, a, b, dtype, **_: a.new_empty((a.shape[0], b.shape[1]), dtype=dtype),
     _aten._native_batch_norm_legit_functional.default: _batch_norm(

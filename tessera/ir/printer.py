@@ -294,7 +294,9 @@ class _Function:
         if contexts and (not index or self.contexts(equations[index - 1]) != contexts):
             block.append((f"with {', '.join(contexts)}:", eqn))
         line = f"{INDENT}{line}" if contexts else line
-        own = self.around(index, self.comment(line, eqn) if self.types else line) + self.symbol_lines(eqn.results())
+        # A rank that waits for others in vain says at which line, so exchanges keep the user's where they run.
+        commented = self.types or getattr(eqn.op, "namespace", "") == "dist"
+        own = self.around(index, self.comment(line, eqn) if commented else line) + self.symbol_lines(eqn.results())
         if self.dead.get(index):
             own.append(f"del {', '.join(v.name for v in self.dead[index])}")
         return block + [(line, eqn) for line in own]

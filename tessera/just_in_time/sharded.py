@@ -85,7 +85,7 @@ def partition_of(sharding: Sharding, model: nn.Module, forward: Forward, lies: L
     weights = forward.weights.values()
     return Partition(
         sharding.mesh, inputs, outputs, forward.results, grads, weights, lies.plan.stays, sharding.wide,
-        lies.homes, lies.plan.rings,
+        lies.homes, lies.plan.ways,
     )  # fmt: skip
 
 

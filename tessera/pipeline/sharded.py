@@ -14,6 +14,7 @@ from tessera.ir.trace import Trace
 from tessera.passes.clean.cse import cse
 from tessera.passes.clean.dce import dce
 from tessera.passes.clean.fold import fold
+from tessera.passes.memory.bucket import bucket
 from tessera.passes.memory.overlap import overlap
 from tessera.pipeline import parts
 from tessera.pipeline.account import Account
@@ -47,9 +48,12 @@ def cleaned_after(over: str) -> list[Row]:
 
 
 def finishing(over: str) -> list[Row]:
-    """As elsewhere, with exchanges begun early and waited for late."""
+    """As elsewhere, with small exchanges joined, and all begun early and waited for late."""
     rows = finishing_alone(over)
-    rows.insert(1, Stage("overlap", overlap, "in the final order, before anything is written over what is sent", over))
+    rows[1:1] = [
+        Stage("bucket", bucket, "in the final order, which tells which exchanges stand together", over),
+        Stage("overlap", overlap, "after bucket: what is joined begins once; before anything is written over", over),
+    ]
     return rows
 
 

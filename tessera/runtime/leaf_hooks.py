@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tessera.torch_internals.autograd import hooks_of, hooks_of_ends
+from tessera.torch_internals.autograd import hooks_of, hooks_of_ends, module_was_entered
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,13 @@ class AfterGradient:
 
 @dataclass(frozen=True)
 class OnSomeGradient:
-    """A node's hook, called where a gradient came to the node. Where none did, none goes on."""
+    """A node's hook, called where a gradient came to the node, or to what its module gave: eager goes on from there
+    through all of the module, with None where there is no gradient. Otherwise none goes on."""
 
     hook: Callable
 
     def __call__(self, after: Sequence[torch.Tensor | None], before: Sequence[torch.Tensor | None]) -> object:
-        came = any(grad is not None for grad in before)
+        came = any(grad is not None for grad in before) or module_was_entered(self.hook)
         return self.hook(after, before) if came else (None,) * len(after)
 
 

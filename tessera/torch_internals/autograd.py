@@ -55,6 +55,15 @@ def hooks_of_ends(node: Any) -> dict | None:
     return handle.hooks_dict_ref()
 
 
+ModuleHook = symbol("torch.utils.hooks.BackwardHook", "full backward hooks of modules")
+
+
+def module_was_entered(hook: Callable) -> bool:
+    """Whether a backward came to what the module of such a hook gave, and not yet to what it was given."""
+    cells = (cell.cell_contents for cell in getattr(hook, "__closure__", None) or ())
+    return any(isinstance(held, ModuleHook) and held.grad_outputs is not None for held in cells)
+
+
 def has_hooks(leaf: torch.Tensor) -> bool:
     return any(hooks_of(leaf))
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
+import torch
+
 from tessera.torch_internals.lookup import symbol
 
 _WHY = "running collectives as functions that give new tensors"
@@ -14,3 +18,14 @@ StridedShard = symbol(
     "torch.distributed.tensor.placement_types._StridedShard",
     "a dimension of a DTensor that two axes split, the later one first",
 )
+default_store = symbol(
+    "torch.distributed.distributed_c10d._get_default_store", "the store that all ranks reach, to tell where each one is"
+)
+set_deadline = symbol(
+    "torch.distributed.distributed_c10d._set_pg_timeout", "one deadline for all groups of a mesh, which PyTorch makes"
+)
+
+
+def deadline_of(group: object, device: torch.device) -> timedelta:
+    """After which a collective of this group gives up."""
+    return group._get_backend(device).options._timeout  # type: ignore[attr-defined]

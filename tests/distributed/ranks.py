@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
-import time
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -165,38 +162,3 @@ def differing(rank: int, folder: Path) -> None:
     told(columns, ids + rank)
     dist.barrier()
     (folder / f"differing_{rank}.txt").write_text("\n".join(says))
-
-
-def failing(rank: int, world: int, folder: str, how: str) -> None:
-    """One rank leaves, or sleeps past the deadline; the others end with an error that says where they waited."""
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), GLOO_SOCKET_IFNAME="lo")
-    torch.set_num_threads(1)
-    limit = timedelta(seconds=5)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world, timeout=limit)
-    mesh = tessera.mesh(device="cpu", dp=world)
-    model = torch.nn.Linear(4, 4)
-    step = tessera.train_step(
-        model, lambda m, x: m(x).sum(), torch.optim.SGD(model.parameters(), lr=0.1), mesh=mesh, plan="zero3",
-        executors="aten",
-    )  # fmt: skip
-    step(torch.ones(2, 4))
-    if rank == 1:
-        if how == "sleeps":
-            time.sleep(8)
-        os.kill(os.getpid(), signal.SIGKILL)
-    try:
-        step(torch.ones(2, 4))
-    except MeshError as error:
-        (Path(folder) / f"{how}_{rank}.txt").write_text(str(error))
-        os._exit(3)
-
-
-def launch_failing(world: int, folder: str, how: str) -> list[int]:
-    """Exit codes of all ranks."""
-    spawn = multiprocessing.get_context("spawn")
-    ranks = [spawn.Process(target=failing, args=(r, world, folder, how)) for r in range(world)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(120)
-    return [process.exitcode for process in ranks]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
 import torch
 from models import token_batches, token_loss
-from ranks import launch, launch_failing, model_of, optimizer_of
+from ranks import launch, model_of, optimizer_of
 
 import tessera
 
@@ -101,11 +100,3 @@ def test_ranks_that_differ_say_so(folder: Path) -> None:
         assert "it has 'weight: torch.float32 [5, 4]', rank 0 'weight: torch.float32 [4, 4]'" in model
         assert "rank 1 has another program than rank 0: it has 'mul" in program and "ranks.py:" in program
         assert "ranks 0 and 1 stand at the same place of the data axes" in rows
-
-
-@pytest.mark.parametrize("how", ["killed", "sleeps"])
-def test_a_rank_that_does_not_come(tmp_path: Path, how: str) -> None:
-    """The other one ends, with the collective at which it waited and for whom."""
-    assert launch_failing(2, str(tmp_path), how) == [3, -signal.SIGKILL]
-    told = (tmp_path / f"{how}_0.txt").read_text()
-    assert "rank 0: dist." in told and "along dp did not end; it waits for the ranks [0, 1] of the mesh dp=2" in told

@@ -13,9 +13,11 @@ import tessera
 from tessera.distributed.dtensors import from_dtensor, to_dtensor
 from tessera.distributed.plan import Plan, lay_out
 from tessera.frontends.functional.trace import trace_function
+from tessera.inspection import mesh as inspection_mesh
 from tessera.ir.dist import exchange_of
 from tessera.ir.mesh import Mesh
 from tessera.ir.placement import Placement
+from tessera.machines import machine
 from tessera.util.errors import CaptureError, DoubleBackwardError, InputError, OptionError
 
 MESH = Mesh.of(dp=2, tp=4)
@@ -145,6 +147,18 @@ def test_explain_tells_what_ranks_send() -> None:
         fast(torch.randn(4, 4)).sum().backward()
         told = str(tessera.explain(fast))
     assert "dp: 1 all_gather, 32 bytes sent by a rank" in told and "dp: 1 reduce_scatter, 32 bytes" in told
+
+
+def test_explain_tells_what_was_joined_and_what_stays_exposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspection_mesh, "machine_of", lambda device: machine("h100"))
+    with pretended({"dp": 2}) as mesh:
+        model = tessera.shard(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), mesh, "zero3")
+        fast = tessera.jit(model, executors="aten")
+        fast(torch.randn(4, 4)).sum().backward()
+        told = str(tessera.explain(fast))
+    assert "dp: 2 all_gather of 5 joined" in told and "dp: 1 reduce_scatter of 4 joined" in told
+    assert re.search(r"foreseen: \S+ ms: \S+ of work, \S+ of exchanges, of which \S+ hidden", told)
+    assert re.search(r"foreseen: \S+ ms exposed at \S+:\d+", told)
 
 
 def test_explain_names_what_was_gathered() -> None:

@@ -83,3 +83,20 @@ def test_a_layer_in_evaluation_gives_rows(first: bool) -> None:
         with (mode := fake.default_mode()):
             made = fake.rule_of(op)(mode.from_tensor(x), *given[1:])
         assert (made.dtype, made.shape, made.stride()) == (real.dtype, real.shape, real.stride())
+
+
+@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.int64))
+def test_powers_of_a_number_are_rows(dtype: torch.dtype) -> None:
+    x = torch.arange(16).to(dtype).view(4, 4).t()
+    for base in (2.0, 1.0, 3):
+        lies(aten.pow.Scalar, base, x)
+    for y in (torch.arange(4), torch.randn(4, 4).t(), torch.tensor(2)):
+        lies(aten.ldexp.Tensor, y, x)
+        lies(aten.ldexp.Tensor, x, y)
+
+
+def lies(op: torch._ops.OpOverload, *args: object) -> None:
+    real = op(*args)
+    with (mode := fake.default_mode()):
+        out = fake.rule_of(op)(*(mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in args))
+    assert (out.dtype, out.shape, out.stride()) == (real.dtype, real.shape, real.stride())

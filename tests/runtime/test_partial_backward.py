@@ -229,3 +229,26 @@ def test_hooks_of_a_module_run_only_where_a_gradient_arrives(order: tuple[int, .
             out[chosen].sum().backward(retain_graph=True)
         seen.append((x.grad, model.layer.weight.grad, calls))
     torch.testing.assert_close(seen[1], seen[0])
+
+
+@pytest.mark.parametrize("chosen", [0, 1])
+def test_full_backward_hooks_around_results_that_have_nothing_in_common(chosen) -> None:
+    """A module's results are one node to autograd, so that all of the module is gone through."""
+
+    class Apart(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.weight.sin(), x + 1
+
+    seen = []
+    for make in (lambda m: m, tessera.jit):
+        model, calls = Apart(), []
+        model.register_full_backward_hook(lambda _, into, out, calls=calls: calls.append((into, out)))
+        x = torch.ones(3, 2, requires_grad=True)
+        make(model)(x)[chosen].sum().backward()
+        seen.append((x.grad, model.weight.grad, calls))
+    assert len(seen[0][2]) == 1
+    torch.testing.assert_close(seen[1], seen[0])

@@ -181,8 +181,9 @@ class Lowering:
 
 
 def _is_empty(t: TensorType | None) -> bool:
-    known = t is not None and all(isinstance(n, int) for n in t.shape)
-    return known and 0 in t.shape and not t.dtype.is_complex
+    if t is None or t.dtype.is_complex:
+        return False
+    return all(isinstance(n, int) for n in t.shape) and 0 in t.shape
 
 
 def _is_complex(v: Value | None) -> bool:

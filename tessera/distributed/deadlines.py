@@ -1,0 +1,27 @@
+"""One deadline for all groups of ranks: the one of the process group that everything began with."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from tessera.torch_internals.distributed import deadline_of, set_deadline
+
+
+def deadline() -> timedelta:
+    """Seconds after which a rank that waits for others gives up."""
+    return deadline_of(dist.group.WORLD, torch.device("cpu" if dist.get_backend() == "gloo" else "cuda"))
+
+
+def share_deadline(device_mesh: DeviceMesh, seconds: float | None = None) -> None:
+    """The groups along the axes give up when the first group does, or after so many seconds."""
+    if dist.get_backend() == "fake":
+        return
+    limit = deadline() if seconds is None else timedelta(seconds=seconds)
+    if seconds is not None:
+        set_deadline(limit)
+    for axis in range(device_mesh.ndim):
+        set_deadline(limit, device_mesh.get_group(axis))

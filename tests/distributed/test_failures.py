@@ -1,0 +1,161 @@
+"""What survivors say when a rank fails, over gloo with four processes: who is missing, at which equation, in time.
+
+One launch a way to fail; the first step and its state on the disk are good, the second step is not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from processes import join_group, start
+from torch import Tensor, nn
+
+import tessera
+from tessera.distributed import safetensors
+from tessera.ir.dist import COMMUNICATORS
+from tessera.ir.mesh import Mesh
+
+WORLD, VICTIM, DEADLINE = 4, 1, 3.0
+MESH = Mesh.of(dp=WORLD)
+
+
+def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().mean()
+
+
+def batch(number: int, rank: int, world: int = WORLD) -> Tensor:
+    draw = torch.Generator().manual_seed(number)
+    return torch.randn(8, 4, generator=draw).chunk(world)[rank]
+
+
+def training(world: int = WORLD) -> tuple:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    model = tessera.shard(model, tessera.mesh(device="cpu", dp=world), "zero3")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    return model, optimizer, tessera.train_step(model, loss_of, optimizer, executors="aten")
+
+
+def rank_of(rank: int, folder: str, how: str) -> None:
+    """One step, a state on the disk, and then one rank fails. Ends as a script does."""
+    try:
+        join_group(rank, WORLD, f"{folder}/meet", DEADLINE)
+        model, optimizer, step = training()
+        step(batch(0, rank))
+        tessera.save_state(f"{folder}/saved", model, optimizer)
+        if rank == VICTIM:
+            fails(how)
+        begun = time.monotonic()
+        step(batch(1, rank)[: 1 if (how, rank) == ("batch", VICTIM) else 2])
+        tessera.save_state(f"{folder}/saved", model, optimizer)
+    except BaseException as error:
+        told = {"message": str(error), "kind": type(error).__name__, "seconds": time.monotonic() - begun}
+        Path(folder, f"{rank}.json").write_text(json.dumps(told))
+        sys.excepthook(*sys.exc_info())
+        os._exit(3)
+
+
+def fails(how: str) -> None:
+    """From now on this rank fails: at the next exchange of a kind, or when it saves."""
+    exchanges = COMMUNICATORS[MESH]._begin
+
+    def killed(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def raises(*_: object) -> None:
+        raise ValueError("the data are bad")
+
+    match how:
+        case "forward":
+            exchanges["all_gather"] = killed
+        case "backward":
+            exchanges["reduce_scatter"] = killed
+        case "save":
+            safetensors.write = killed
+        case "sleeps":
+            exchanges["reduce_scatter"] = lambda *_: (time.sleep(DEADLINE + 5), killed())
+        case "raises":
+            exchanges["all_gather"] = raises
+
+
+SAYS = {  # of survivors, and of the one that is elsewhere
+    "forward": "rank 1 is gone; it was last seen at ",
+    "backward": "rank 1 is gone; it was last seen at ",
+    "save": "rank 1 is gone; it was last seen at ",
+    "sleeps": r"rank 1 is at \S*test_failures.py:\d+, for \d+ s",
+    "raises": "rank 1 ended: ValueError: the data are bad",
+    "batch": r"rank 1 is at \S*test_failures.py:\d+, in tessera.distributed.agree.agree",
+}
+WAITS = {
+    "forward": "dist.all_gather of .* at `weight_1 = dist_wait.*test_failures.py",
+    "backward": "dist.reduce_scatter of .* at `",
+    "save": r"did not meet to compare what they have, at \S*test_failures.py:\d+, in tessera.distributed.checkpoint",
+    "sleeps": "dist.reduce_scatter of .* at `",
+    "raises": "dist.all_gather of .* at `weight_1 = dist_wait",
+    "batch": "dist.all_gather of .* at `weight_1 = dist_wait",
+}
+
+
+@pytest.mark.parametrize("how", SAYS)
+def test_survivors_say_who_is_missing(tmp_path: Path, how: str) -> None:
+    codes = start(WORLD, rank_of, str(tmp_path), how, seconds=60)
+    survivors = [rank for rank in range(WORLD) if rank != VICTIM]
+    assert [codes[rank] for rank in survivors] == [3] * len(survivors)
+    told = {rank: json.loads((tmp_path / f"{rank}.json").read_text()) for rank in survivors}
+    for each in told.values():
+        assert each["kind"] == "MeshError" and each["seconds"] < DEADLINE + 10
+        assert re.search(WAITS[how], each["message"]), each["message"]
+        # who noticed late may see only that others ended because they waited
+        assert re.search(SAYS[how], each["message"]) or "waited in vain at" in each["message"], each["message"]
+    assert any(re.search(SAYS[how], each["message"]) for each in told.values())
+    if how == "batch":
+        lone = json.loads((tmp_path / f"{VICTIM}.json").read_text())["message"]
+        assert re.search("rank 1: ranks did not meet.*rank 0 (is|waited in vain) at weight_1 = dist_wait", lone), lone
+    if how in ("backward", "save"):
+        assert start(WORLD, restarted, str(tmp_path)) == [0] * WORLD
+
+
+def restarted(rank: int, folder: str) -> None:
+    """Goes on from the state, and beside it trains from the start without a break; both must agree bit for bit."""
+    join_group(rank, WORLD, f"{folder}/meet_again")
+    again, optimizer, step = training()
+    tessera.load_state(f"{folder}/saved", again, optimizer)
+    step(batch(1, rank))
+    model, _, step = training()
+    for number in range(2):
+        step(batch(number, rank))
+    for p, q in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(p.to_local(), q.to_local())
+
+
+def test_torchrun_starts_ranks_again(tmp_path: Path) -> None:
+    """The example: a rank dies in step 2, once. One process goes on from the state that the others left."""
+    file = Path(__file__).parents[2] / "examples" / "restart.py"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [*launch, str(file), str(tmp_path / "states"), "--steps=4", "--kill=2"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    steps = re.findall(r"step (\d) of 2 ranks: loss (\S+)", done.stdout)
+    assert [number for number, _ in steps][-2:] == ["2", "3"]
+    example = runpy.run_path(str(file))
+    model = example["model_of"]()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for number in range(4):
+        optimizer.zero_grad()
+        example["loss_of"](model, example["batch"](number)).backward()
+        optimizer.step()
+    other = example["model_of"]()
+    tessera.load_state(tmp_path / "states", other)
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
