@@ -62,7 +62,7 @@ def _activation(module: nn.Module) -> str | None:
         return None
     with torch.no_grad():
         seen = act(PROBE)
-    return next((name for name, y in KINDS.items() if torch.equal(seen, y)), None)
+    return next((name for name, y in KINDS.items() if isinstance(seen, Tensor) and torch.equal(seen, y)), None)
 
 
 def _call(
