@@ -192,7 +192,8 @@ INSTRUCTIONS = [
 ]  # fmt: skip
 BUFFERS = [address, size, row_short, dtype, lifetime, source]
 # These may give another program that is as good as the first and means something else: the judges must agree, no more.
-OTHER_MEANING = ("turned", "swapped_operands", "name")
+# Another type between two expressions is another rounding.
+OTHER_MEANING = ("turned", "swapped_operands", "name", "dtype")
 KINDS = [of.__name__ for of in (*INSTRUCTIONS, *BUFFERS)] + ["end", "swapped times", "page dropped", "machine"]
 
 

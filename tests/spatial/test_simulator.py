@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from tessera.machines.spatial.read import vary
 from tessera.spatial.listing import load, parse, print_listing, save
 from tessera.spatial.simulator import KINDS, Violation, judge, simulate
 from tessera.spatial.simulator.stepper import step
+from tessera.tools import cli
 from tessera.util.errors import InputError
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -168,3 +170,18 @@ def test_a_file_runs(tmp_path):
     again = load(tmp_path / "mlp.spatial")
     assert again.listing == case.program.listing and again.machine == case.program.machine
     assert right(case, tessera.simulate(tmp_path / "mlp.spatial", *case.inputs).outputs)
+
+
+def test_the_command_line(tmp_path, capsys):
+    case = mlp_on_one()
+    path, trace = tmp_path / "mlp.spatial", tmp_path / "trace.json"
+    save(case.program, path)
+    assert cli.main(["simulate", str(path), "--random", "--json", "--perfetto", str(trace)]) == 0
+    assert json.loads(capsys.readouterr().out)["cycles"] == 548
+    spans = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert {(span["ts"], span["dur"]) for span in spans if span["name"] == "a = x · w1"} == {(64, 256)}
+    save(replace(case.program, listing=replace(case.program.listing, end=549)), path)
+    assert cli.main(["simulate", str(path)]) == 1
+    assert "expected the program to end at 548" in capsys.readouterr().err
+    assert cli.main(["machine", "lpx"]) == 0
+    assert "26 of 33 numbers are assumed" in capsys.readouterr().out
