@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from tessera.artifact.loaded import load as load
     from tessera.artifact.write import export as export
     from tessera.artifact.write import to_exported as to_exported
+    from tessera.machines.find import machine as machine
+    from tessera.spatial.map import map_onto as map_onto
+    from tessera.spatial.simulator.api import simulate as simulate
     from tessera.stablehlo.jax import from_jax as from_jax
     from tessera.tools.profile import profile as profile
     from tessera.tools.report import report as report
@@ -30,8 +33,11 @@ _TOOLS = {
     "export": "tessera.artifact.write",
     "from_jax": "tessera.stablehlo.jax",
     "load": "tessera.artifact.loaded",  # needs neither the compiler nor what it stands on
+    "machine": "tessera.machines.find",
+    "map_onto": "tessera.spatial.map",
     "profile": "tessera.tools.profile",
     "report": "tessera.tools.report",
+    "simulate": "tessera.spatial.simulator.api",
     "to_exported": "tessera.artifact.write",
 }
 

@@ -28,6 +28,7 @@ from tessera.inspection import check, edit, explain, reproduce, stages, trace
 from tessera.ir.trace import Trace
 from tessera.just_in_time.api import backend as _backend
 from tessera.just_in_time.api import jit
+from tessera.ops.experts import experts
 from tessera.runtime.buckets import Buckets
 from tessera.torch_internals.corrections import correct_dynamo
 from tessera.training import train_step
@@ -36,8 +37,8 @@ from tessera.transforms.quantize import quantize
 from tessera.util.config import config, override
 
 __all__ = [  # noqa: F822
-    "FP8", "Buckets", "Trace", "backend", "check", "checkpoint", "cond", "config", "custom_vjp", "edit", "explain",
-    "grad", "grad_and_value", "hessian", "jacfwd", "jacrev", "jit", "jvp", "linearize", "load_state", "mesh",
+    "FP8", "Buckets", "Trace", "backend", "check", "checkpoint", "cond", "config", "custom_vjp", "edit", "experts",
+    "explain", "grad", "grad_and_value", "hessian", "jacfwd", "jacrev", "jit", "jvp", "linearize", "load_state", "mesh",
     "override", "quantize", "register_executor", "register_kernel", "register_operator", "reproduce", "save_state",
     "scan", "shard", "stages", "trace", "train_step", "value_and_grad", "vjp", "vmap", "while_loop",
 ]  # fmt: skip

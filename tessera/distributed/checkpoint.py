@@ -98,6 +98,8 @@ class _Plain(_Save):
     def __init__(self, path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None) -> None:
         if optimizer is not None:
             raise InputError(f"save_state: expected no optimizer beside a plain file of weights, got one for {path}")
+        if pipeline_axis(model) is not None:
+            raise InputError(f"save_state: no rank of a pipeline has all weights; expected a folder, got {path}")
         self.path, self.parts = path, dict[str, Tensor]()
         for name, x in _tensors(model, None).items():
             whole = whole_of(x.detach())

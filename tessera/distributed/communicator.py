@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tessera.distributed import watch
 from tessera.distributed.deadlines import share_deadline
-from tessera.ir.dist import COMMUNICATORS, axis_in, padded, put_together
+from tessera.ir.dist import COMMUNICATORS, axis_in, padded, put_together, with_zeros
 from tessera.ir.mesh import Mesh
 from tessera.torch_internals.distributed import (
     all_gather_into_tensor,
@@ -28,6 +28,7 @@ from tessera.torch_internals.distributed import (
 from tessera.util.errors import InputError, MeshError
 
 COME_IN_CHUNKS = ("all_gather", "all_to_all")
+LOADS = 1000  # exchanges of rows that are remembered
 
 
 class GroupCommunicator:
@@ -38,9 +39,11 @@ class GroupCommunicator:
         self.groups = {axis: device_mesh.get_group(axis).group_name for axis in mesh.names}
         self.mesh, self.sizes = mesh, mesh.sizes
         self.rank, self.peers = device_mesh.get_rank(), {axis: _peers(device_mesh, axis) for axis in mesh.names}
+        self.fake = dist.get_backend(device_mesh.get_group(mesh.names[0])) == "fake"
+        self.loads: list[tuple[str, int, int]] = []
         self._begin = {
             "all_gather": self.all_gather, "reduce_scatter": self.reduce_scatter, "all_reduce": self.all_reduce,
-            "all_to_all": self.all_to_all, "permute": self.permute,
+            "all_to_all": self.all_to_all, "permute": self.permute, "rows": self.rows,
         }  # fmt: skip
 
     def exchange(self, name: str, x: Tensor, *args: Any) -> Tensor:
@@ -90,6 +93,16 @@ class GroupCommunicator:
         take, give = [0] * ranks, [0] * ranks
         take[(place - by) % ranks], give[(place + by) % ranks] = flat.numel(), flat.numel()
         return all_to_all_single(flat, take, give, self.groups[axis]).view(x.shape)
+
+    def rows(self, x: Tensor, give: Tensor, take: Tensor, axis: str, size: int, back: str | None = None) -> Tensor:
+        if self.fake:  # nobody told how many rows come
+            sent = came = [min(x.shape[0], size) // self.sizes[axis]] * self.sizes[axis]
+        else:
+            sent, came = give.tolist(), take.tolist()
+        if back is None:
+            self.loads = [*self.loads[1 - LOADS :], (axis, sum(sent), sum(came))]
+        y = all_to_all_single(x[: sum(sent)].contiguous(), came, sent, self.groups[axis])
+        return with_zeros(wait_tensor(y), size)
 
 
 def _peers(device_mesh: DeviceMesh, axis: str) -> list[int]:

@@ -17,6 +17,7 @@ else: what must be gathered, summed or scattered follows from them when the prog
     sequence  the same, and activations between are split along the sequence
     ulysses   whole       whole       whole       activations      split along the sequence, in attention along heads
     ring      whole       whole       whole       activations      split along the sequence; in attention keys go round
+    experts   experts split, others whole         activations      rows go to the ranks of their experts
 
 A word for a schedule makes an axis a pipeline (`pipe.py`): its ranks hold different weights, and nothing is split over
 it.
@@ -32,6 +33,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tessera.distributed.context_parallel import Context, context_in
+from tessera.distributed.expert_parallel import expert_stacks
 from tessera.distributed.pipe import Pipe, pipe_in
 from tessera.distributed.tensor_parallel import Cuts, columns_and_rows
 from tessera.ir.equation import Value
@@ -42,7 +44,7 @@ from tessera.ir.types import size_key
 from tessera.transforms.pipelined.known import WORDS as SCHEDULES
 from tessera.util.errors import OptionError
 
-DATA = ("ddp", "zero1", "zero2", "zero3", "hsdp")
+DATA = ("ddp", "zero1", "zero2", "zero3", "hsdp", "experts")  # axes that split the batch
 MODEL = ("tensor", "sequence")
 CONTEXT = ("ulysses", "ring")
 WORDS = (*DATA, *MODEL, *CONTEXT)
@@ -80,11 +82,14 @@ class Plan:
             raise OptionError("plan: hsdp expects an axis of zero3 beside it, got none")
         if len(both := [axis for axis, word in words.items() if word in CONTEXT]) > 1:
             raise OptionError(f"plan: expected one axis that splits the sequence, got {both[0]} and {both[1]}")
+        if len(both := [axis for axis, word in words.items() if word == "experts"]) > 1:
+            raise OptionError(f"plan: expected one axis of experts, got {both[0]} and {both[1]}")
         patterns = {key: str(text) for key, text in plan.items() if key not in words}
         return cls(mesh, words, patterns, pipe)
 
     def axes(self, *words: str) -> tuple[str, ...]:
-        return tuple(axis for axis in self.mesh.names if self.words[axis] in words)
+        """The axes with one of these words. An axis of one rank splits nothing, so it is not among them."""
+        return tuple(axis for axis, ranks in self.mesh.axes if self.words[axis] in words and ranks > 1)
 
     def named(self, weights: Collection[str], modules: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
         """The placements that patterns give to weights, and to what modules give."""
@@ -105,8 +110,9 @@ class Plan:
         return {axis: "weights" if word in MODEL else "activations" for axis, word in self.words.items()}
 
     @property
-    def rings(self) -> tuple[str, ...]:
-        return self.axes("ring")
+    def ways(self) -> dict[str, str]:
+        """How operands are exchanged along axes."""
+        return {axis: self.words[axis] for axis in self.axes("ring", "experts")}
 
     @property
     def inner(self) -> Mesh:
@@ -150,6 +156,7 @@ def lay_out(
     `held` is where weights lie already and stay."""
     mesh = plan.mesh
     cuts = {axis: columns_and_rows(trace, set(weights.values()), mesh.size(axis)) for axis in plan.axes(*MODEL)}
+    cuts |= {axis: expert_stacks(trace, weights, axis, mesh.size(axis)) for axis in plan.axes("experts")}
     if held is None:
         placed = {name: _model_split(plan, v, cuts) for name, v in weights.items()} | _by_name(plan, weights, modules)
         held = {name: _split_further(p, plan.axes("zero3")) for name, p in placed.items()}
@@ -203,7 +210,7 @@ def _split_further(placement: Placement, axes: Sequence[str]) -> Placement:
     """Split over more axes, each along the first dimension that it divides, innermost; a weight without one stays whole
     along it."""
     for axis in axes:
-        if axis in placement.axes:
+        if axis in placement.axes or placement.mesh.size(axis) == 1:
             continue
         ranks, dims = placement.mesh.size(axis), range(len(placement.shape))
         dim = next((d for d in dims if placement.local(d) and _divides(placement.local(d), ranks)), None)

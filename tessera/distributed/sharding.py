@@ -142,7 +142,7 @@ def place(
     if sharding.plan.pipe is not None:
         sharding.plan.pipe.check_names(_names(model)[1])
     already = [name for name, p in model.named_parameters() if isinstance(p, DTensor)]
-    sharding.settled = bool(already) or not sharding.plan.axes(*MODEL)
+    sharding.settled = bool(already) or not sharding.plan.axes(*MODEL, "experts")
     agree_on_weights(model)
     weights = {name: Value(name.replace(".", "_"), whole_type(p)) for name, p in model.named_parameters()}
     early = lay_out_early(sharding.plan, weights, _names(model)[1])

@@ -5,6 +5,8 @@
     all_reduce(x, axis, how)           the sum (max, min) of the ranks' x
     all_to_all(x, split, join, axis)   chunks of one dimension go out, those of another come together
     permute(x, axis, by)               the x of the rank that stands `by` places before
+    rows(x, give, take, axis, size)    rows go out, so many to each rank as `give` says; those that come in, then zeros.
+                                       With "back" behind it they go to where they came from
     slice(x, dim, axis)                a rank's own chunk
     once(x, axis)                      x on the first rank, zeros on the others
     start(size, axes, device)          the place of a rank's first element along a dimension of that size
@@ -35,7 +37,8 @@ from tessera.torch_internals.fake import active_fake_mode
 from tessera.util.errors import InputError
 
 EXCHANGES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute")  # those that send something
-NAMES = (*EXCHANGES, "slice", "once", "start", "fill", "begin", "wait")
+ROWS = "rows"  # sends something too, but how much is known only when it runs: it neither begins early nor waits
+NAMES = (*EXCHANGES, ROWS, "slice", "once", "start", "fill", "begin", "wait")
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +53,7 @@ class Communicator(Protocol):
     """Runs the collectives of one mesh for this rank; `places` is where it stands."""
 
     places: dict[str, int]
+    loads: list[tuple[str, int, int]]  # of the last exchanges of rows their axis, those sent out and those that came
 
     def exchange(self, name: str, x: Tensor, *args: Any) -> Tensor: ...
 
@@ -99,7 +103,9 @@ def _bound(mesh: Mesh, name: str) -> Callable:
             return bound.begin(*args)
         if name == "wait":
             return bound.wait(*args)
-        return bound.exchange(name, *args) if name in EXCHANGES else ALONE[name](mesh, bound.places, *args)
+        if name in EXCHANGES or name == ROWS:
+            return bound.exchange(name, *args)
+        return ALONE[name](mesh, bound.places, *args)
 
     run.__name__ = name
     return run
@@ -126,6 +132,7 @@ TYPES: dict[str, Callable[..., Tensor]] = {
         x, {split: chunk(x.shape[split], mesh.size(axis)), join: joined_size(x.shape[join], mesh.size(axis), size)}
     ),
     "permute": lambda mesh, x, axis, by=1: _resized(x, {}),
+    "rows": lambda mesh, x, give, take, axis, size, back=None: _resized(x, {0: size}),
     "slice": lambda mesh, x, dim, axis: _resized(x, {dim: chunk(x.shape[dim], mesh.size(axis))}),
     "once": lambda mesh, x, axis: _resized(x, {}),
     "start": lambda mesh, size, axes, device: torch.empty([], dtype=torch.int64, device=device),
@@ -244,9 +251,25 @@ TOGETHER: dict[str, Callable[..., Tensor]] = {  # of the xs along an axis, what 
 }
 
 
+def with_zeros(x: Tensor, size: Size) -> Tensor:
+    """So many rows, the last ones zeros."""
+    return torch.cat([x, x.new_zeros([size - x.shape[0], *x.shape[1:]])])  # type: ignore[list-item]
+
+
+def _rows_together(mesh: Mesh, args: Sequence[tuple]) -> list[Tensor]:
+    axis, size = args[0][3:5]
+    results = []
+    for rank in range(mesh.ranks):
+        place = mesh.coordinates(rank)[axis]
+        came = [x.split([*give.tolist(), len(x) - int(give.sum())])[place]
+                for x, give, *_ in (args[peer] for peer in mesh.peers(rank, axis))]  # fmt: skip
+        results.append(with_zeros(torch.cat(came), size))
+    return results
+
+
 def exchange_of(eqn: Equation) -> tuple[str, tuple] | None:
     """The exchange that an equation is or begins: its name, and its arguments behind the value."""
-    if is_collective(eqn, *EXCHANGES):
+    if is_collective(eqn, *EXCHANGES, ROWS):
         return eqn.op.name, eqn.args[1:]  # type: ignore[union-attr]
     if is_collective(eqn, "begin"):
         return eqn.args[1], eqn.args[2:]  # type: ignore[return-value]
@@ -273,6 +296,8 @@ def together(op: Collective, args: Sequence[tuple]) -> list[Tensor]:
     mesh = op.mesh
     if op.name in ALONE:
         return [ALONE[op.name](mesh, mesh.coordinates(rank), *args[rank]) for rank in range(mesh.ranks)]
+    if op.name == ROWS:
+        return _rows_together(mesh, args)
     name, rest = (args[0][1], _as_it_comes(*args[0][1:])) if op.name == "begin" else (op.name, args[0][1:])
     axis = axis_in(rest)
     results = []
@@ -292,8 +317,9 @@ def bytes_sent(eqn: Equation) -> float:
         return 0.0
     assert isinstance(eqn.op, Collective)
     name, args = exchange
-    (x,) = eqn.inputs()
-    return exchange_bytes(name, x.nbytes(), eqn.op.mesh.size(axis_in(args)))
+    x = eqn.inputs()[0]
+    given = min(x.nbytes(), eqn.out.nbytes()) if name == ROWS else x.nbytes()  # either has room to spare; if balanced
+    return exchange_bytes(name, given, eqn.op.mesh.size(axis_in(args)))
 
 
 def exchange_bytes(name: str, given: float, ranks: int) -> float:

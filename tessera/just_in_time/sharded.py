@@ -34,13 +34,15 @@ from tessera.pipeline.sharded import ShardedRun, told
 from tessera.runtime.double_backward import Derivative, Wanted
 from tessera.torch_internals import pytree
 from tessera.transforms.shard.joint import Partition
-from tessera.util.errors import DoubleBackwardError, InputError
+from tessera.util.errors import DoubleBackwardError, InputError, OptionError
 
 
 class ShardedCall:
     """The call of a sharded model: a program for every kind of batch."""
 
     def __init__(self, model: nn.Module, sharding: Sharding, options: Options, backend: Backend) -> None:
+        if (pipe := sharding.plan.pipe) is not None:
+            raise OptionError(f"jit: expected a plan without a pipeline, got {pipe.axis}: {pipe.word}; use train_step")
         self.model, self.sharding, self.options, self.backend = model, sharding, options, backend
         self.programs: dict[tuple, _Program] = {}
 
@@ -83,7 +85,7 @@ def partition_of(sharding: Sharding, model: nn.Module, forward: Forward, lies: L
     weights = forward.weights.values()
     return Partition(
         sharding.mesh, inputs, outputs, forward.results, grads, weights, lies.plan.stays, sharding.wide,
-        lies.homes, lies.plan.rings,
+        lies.homes, lies.plan.ways,
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from tessera.ops import (  # noqa: F401
     conv,
     copies,
     elementwise,
+    experts,
     fp8,
     fp8_linear,
     index,

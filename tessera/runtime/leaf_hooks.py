@@ -49,8 +49,8 @@ class AfterGradient:
 
 @dataclass(frozen=True)
 class OnSomeGradient:
-    """A node's hook, called where a gradient came to the node, or to what its module gave: eager goes from there through
-    all of the module, with None where there is no gradient. Otherwise none goes on."""
+    """A node's hook, called where a gradient came to the node, or to what its module gave: eager goes on from there
+    through all of the module, with None where there is no gradient. Otherwise none goes on."""
 
     hook: Callable
 

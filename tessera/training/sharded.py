@@ -115,7 +115,7 @@ class ShardedStep:
             lies.plan.stays,
             sharding.wide,
             lies.homes,
-            lies.plan.rings,
+            lies.plan.ways,
         )
 
     def _make_state(self, trained: list[str], lies: Layout, own: Collection[str] | None = None) -> None:

@@ -55,6 +55,14 @@ class OptionError(TesseraError, ValueError):
     """An unknown option or value; the message lists the valid ones."""
 
 
+class MachineError(OptionError):
+    """A machine file that is wrong: the file, the line, the field, what was expected and the nearest name."""
+
+
+class ListingError(TesseraError, ValueError):
+    """A listing that cannot be read: the line, what was expected and what is there."""
+
+
 class InputError(TesseraError, TypeError, ValueError, RuntimeError):
     """Arguments of the wrong structure, type or layout were given to a transform or a compiled function. Of these
     PyTorch raises now one class, now another."""

@@ -57,7 +57,7 @@ def check(case: Case) -> Sharded:
     whole = [Placement.whole(mesh, x.shape) for x in args]
     pairs = zip(trace.inputs, whole, strict=True)
     homes = {v: p.with_axis(2, "cp", Mark(zigzag=case.zigzag)) for v, p in pairs if v.shape[-1] == 4}
-    sharded = shard(trace, mesh, {}, homes=homes, rings=("cp",) if case.ring else ())
+    sharded = shard(trace, mesh, {}, homes=homes, ways={"cp": "ring"} if case.ring else {})
     verify(sharded.trace)
     parts = in_step.run(sharded.trace, [in_step.cut(x, p) for x, p in zip(args, whole, strict=True)])
     for part, v, want in zip(parts, sharded.trace.outputs, run(trace, *args), strict=True):

@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import tessera
+
 VOCABULARY, WIDTH, LENGTH = 48, 16, 8
 
 
@@ -91,6 +93,45 @@ class Llama(nn.Module):
         turns = steps * 0.1 ** torch.arange(self.half, dtype=x.dtype)
         for block in self.blocks:
             x = block(x, turns)
+        return self.head(self.norm(x))
+
+
+class Experts(nn.Module):
+    """Each token goes to the two of its experts that a router prefers; one more sees all tokens."""
+
+    def __init__(self, width: int, experts: int, capacity: float | None = None) -> None:
+        super().__init__()
+        self.router = nn.Linear(width, experts, bias=False)
+        self.gate_up = nn.Parameter(torch.randn(experts, 2 * width, width) / 4)
+        self.down = nn.Parameter(torch.randn(experts, width, width) / 4)
+        self.shared, self.capacity = nn.Linear(width, width), capacity
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.reshape(-1, x.shape[-1])
+        weights, choice = self.router(tokens).softmax(-1).topk(2)
+        weights = weights / weights.sum(-1, keepdim=True)
+        gate, up = self.gate_up.chunk(2, 1)
+        out = tessera.experts(tokens, choice, weights, up, self.down, gate, capacity=self.capacity)
+        return out.view(x.shape) + F.silu(self.shared(x))
+
+
+class MoE(nn.Module):
+    """Llama's attention, experts behind it."""
+
+    def __init__(self, layers: int = 2, heads: int = 4, experts: int = 4, capacity: float | None = None) -> None:
+        super().__init__()
+        self.words = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(LlamaBlock(WIDTH, heads, 2) for _ in range(layers))
+        self.experts = nn.ModuleList(Experts(WIDTH, experts, capacity) for _ in range(layers))
+        self.norm, self.head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.half = WIDTH // heads // 2
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.words(ids)
+        turns = torch.arange(ids.shape[1], dtype=x.dtype)[:, None] * 0.1 ** torch.arange(self.half, dtype=x.dtype)
+        for block, experts in zip(self.blocks, self.experts, strict=True):
+            x = block(x, turns)
+            x = x + experts(self.norm(x))
         return self.head(self.norm(x))
 
 

@@ -21,6 +21,7 @@ from tessera.passes.clean.dce import dce
 from tessera.pipeline.parts import in_order_of_use
 from tessera.transforms.pipelined.cut import cut
 from tessera.transforms.pipelined.known import WORDS, schedule
+from tessera.transforms.pipelined.orders import Expect, Send, Take, orders, prove
 from tessera.transforms.pipelined.schedule import Schedule
 from tessera.transforms.shard.joint import Partition, shard_joint
 from tessera.transforms.vjp import Joint, vjp
@@ -35,6 +36,8 @@ def test_bubbles_are_those_of_theory(ranks: int, microbatches: int) -> None:
     assert made["interleaved"].bubble() == pytest.approx((ranks - 1) / (2 * microbatches + ranks - 1))
     assert made["zero-bubble"].idle() <= made["1f1b"].idle() / 3
     assert max(made["zero-bubble"].held()) <= max(made["1f1b"].held()) <= ranks <= max(made["gpipe"].held())
+    assert made["dualpipe"].idle() == ranks - 1 == made["1f1b"].idle() * 2 / 6  # of stages that are half as long
+    assert max(made["dualpipe"].held()) <= 2 * max(made["1f1b"].held())
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -75,6 +78,36 @@ def test_tables_that_cannot_be(before: str, after: str, says: str) -> None:
 def test_fewer_microbatches_than_stages() -> None:
     with pytest.raises(OptionError, match="ranks would do nothing for 60% of the time"):
         schedule("1f1b", 4, 2)
+
+
+# --- what ranks send and receive ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_both_ranks_post_their_messages_in_one_order(word: str) -> None:
+    """Queues without names serve, then; and everything that is sent is taken before it is read."""
+    joint, _, _ = joint_of("gpt")
+    table = schedule(word, 2, 4)
+    one, two = orders(table, cut(joint, table.stages))
+    posts = [[step.message for step in row if isinstance(step, (Send, Expect))] for row in (one, two)]
+    assert posts[0] == posts[1] and len(posts[0]) == len(set(posts[0]))
+    for row in (one, two):
+        taken = [step.message for step in row if isinstance(step, Take)]
+        assert sorted(map(str, taken)) == sorted(str(s.message) for s in row if isinstance(s, Expect))
+
+
+def test_an_order_that_would_wait_for_ever() -> None:
+    """Each takes before it sends."""
+    joint, _, _ = joint_of("llama")
+    table = schedule("1f1b", 2, 2)
+    rows = orders(table, cut(joint, 2))
+    first = [sorted(row, key=lambda step: not isinstance(step, (Take, Expect))) for row in rows]
+    with pytest.raises(
+        OptionError, match=r"wait for each other for ever: rank 0 for B0 from stage 1 to 0; rank 1 for F0"
+    ):
+        prove(first, table)
+    with pytest.raises(OptionError, match="expected both ends of every message, got one of F0 from stage 0 to 1"):
+        prove([[s for s in row if isinstance(s, Send)] for row in rows], table)
 
 
 # --- programs -------------------------------------------------------------------------------------

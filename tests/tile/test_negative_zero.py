@@ -1,4 +1,4 @@
-"""A sum begins at zero, also of one element: -0.0 alone gives 0.0, as in eager."""
+"""Numbers at the edge: -0.0 alone sums to 0.0, as in eager; what is no number becomes some whole number."""
 
 from __future__ import annotations
 
@@ -20,3 +20,18 @@ def test_sums_of_negative_zero(dtype: torch.dtype) -> None:
         assert torch.equal(got, want) and torch.equal(got.signbit(), want.signbit())
     whole = torch.arange(-1, 1).view(2, 1)
     torch.testing.assert_close(tessera.jit(sums)(whole.double()), sums(whole.double()))
+
+
+def test_what_is_no_number_becomes_some_whole_number() -> None:
+    """0 / 0 as an integer is any number; times zero it is zero, and what it is added to is still there."""
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        zeros = x.new_zeros(x.shape)
+        scale = (zeros.amax() - zeros.amin()) / 255
+        whole = (zeros / scale).round().clamp(0, 255).to(torch.uint8)
+        return whole.to(torch.int32).float() * scale + x
+
+    fast = tessera.jit(rounded)
+    for seed in range(3):
+        x = torch.randn(2, 6, generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(fast(x), x)

@@ -21,6 +21,7 @@ from tessera.ir.types import SYMBOLIC, Size, TensorType, known, size_key
 from tessera.util.names import names
 
 INT64_MAX = 2**63 - 1
+UNCHOSEN = (torch.bool, torch.int8, torch.int16)  # what runtimes have no Where of
 Content = torch.Tensor | Narrow  # what a file holds under a name
 # Operators whose result has the shape that their inputs are brought to.
 ELEMENTWISE = names(
@@ -105,6 +106,10 @@ class Graph:
     ) -> Any:
         """Write a node. Gives its result, or a list of them where `outputs` says how many. A result's dtype is that of
         the first input unless given."""
+        if kind == "Where" and dtype in UNCHOSEN:
+            test, *parts = inputs
+            wide = [self.cast(x, torch.int32) for x in parts if x is not None]
+            return self.cast(self.op("Where", test, *wide, dtype=torch.int32, shape=shape), dtype)
         given = [x.name if x is not None else "" for x in inputs]
         while given and not given[-1]:
             given.pop()

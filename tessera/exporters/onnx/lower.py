@@ -181,9 +181,9 @@ class Lowering:
 
 
 def _is_empty(t: TensorType | None) -> bool:
-    if t is None or not all(isinstance(n, int) for n in t.shape):
+    if t is None or t.dtype.is_complex:
         return False
-    return 0 in t.shape and not t.dtype.is_complex
+    return all(isinstance(n, int) for n in t.shape) and 0 in t.shape
 
 
 def _is_complex(v: Value | None) -> bool:

@@ -3,6 +3,7 @@
 from tessera.ops.factors import (  # noqa: F401
     attention,
     creation,
+    experts,
     indexing,
     losses,
     norms,

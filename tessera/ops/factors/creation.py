@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Equation, Value
-from tessera.ops.factors.rule import Cut, Dims, Factors, rule, tensors
+from tessera.ops.factors.rule import Cut, Dims, Factors, apart, rule, tensors
 from tessera.ops.uniform_part import uniform_part
 
 
@@ -29,6 +29,18 @@ def like(eqn: Equation) -> Factors:
     return Factors(
         (operand,), _made(eqn), {f"x{i}": "sum" for i in range(x.ndim)}, whole=_names(operand), sized=(1,), cheap=True
     )
+
+
+@apart("new_zeros new_ones")
+def from_nothing(eqn: Equation) -> object:
+    """As `like`, without the operand, which may lie anywhere."""
+    x, size = eqn.args[:2]
+    assert isinstance(x, Value)
+    if any(value is not None for name, value in eqn.kwargs.items() if name not in ("dtype", "device")):
+        return None
+    dtype, device = eqn.kwargs.get("dtype") or x.dtype, eqn.kwargs.get("device") or x.tensor.device
+    make = aten.zeros if eqn.opname == "new_zeros" else aten.ones
+    return make(size, dtype=dtype, device=device)
 
 
 def _names(dims: Dims) -> frozenset[str]:

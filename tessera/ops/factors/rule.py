@@ -67,6 +67,7 @@ class Factors:
     merges: bool = False  # dimensions made of several may be cut along any of them
     instead: frozenset[str] = frozenset()  # what is cut where an axis splits what must be whole; results go back
     around: frozenset[str] = frozenset()  # of what must be whole, that along which operands may go round a ring
+    pairs: tuple[tuple[str, str], ...] = ()  # of factors that one axis may cut at once, by sending rows to experts
     cheap: bool = False  # it makes or repeats values at no cost: who needs a part has it made, not cut
 
     def splittable(self, factor: str) -> bool:

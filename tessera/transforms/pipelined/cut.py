@@ -77,7 +77,7 @@ class _Kinds:
         self.of_weights: list[Equation] = []
         self.work: list[Equation] = []
         given_back = {*values_in(trace.outputs), *trace.mutations.values()}
-        nothing, random, held = set(trace.constants), set[Value](), set(weights)
+        nothing, random, held = set(trace.constants), set[Value](), weights - set(trace.mutations)
         for eqn in trace.equations[: joint.split]:
             inputs, free = eqn.inputs(), _free(eqn)
             kept = any(v in given_back for v in eqn.results())
@@ -122,6 +122,7 @@ class _Cut:
         self.at: dict[Equation, tuple[int, ...]] = {}  # the stages that an equation stands on
         read = [self.weights_of(eqn) for eqn in kinds.work]
         stage_of = stages_of(kinds.work, read, count, where)
+        self.before_writes(stage_of)
         self.at |= {eqn: (stage,) for eqn, stage in stage_of.items()}
         self.spread()
         self.there: dict[Value, set[int]] = {}  # the stages whose forward has a value
@@ -184,6 +185,19 @@ class _Cut:
             self.at[eqn] = tuple(sorted(stages))
             for v in self.roots(eqn):
                 wanted.setdefault(v, set()).update(stages)
+
+    def before_writes(self, stage_of: dict[Equation, int]) -> None:
+        """Who reads an input that a stage writes stands on that stage."""
+        homes = {t: stage_of[self.maker[v]] for t, v in self.trace.mutations.items() if self.maker.get(v) in stage_of}
+        for eqn, stage in stage_of.items():
+            for v in self.roots(eqn):
+                if homes.get(v, stage) != stage:
+                    if any(x in e.inputs() for e in stage_of for x in eqn.results()):
+                        raise OptionError(
+                            f"pipeline: {v.name} is read on stage {stage} at {eqn.source} and written on stage "
+                            f"{homes[v]}; expected one stage that does both: cut the model elsewhere"
+                        )
+                    stage_of[eqn] = homes[v]
 
     def trim(self) -> None:
         """What is computed again stands only where somebody reads it."""

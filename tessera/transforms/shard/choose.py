@@ -9,7 +9,7 @@ A factor that nobody has split is not thought of: what the user did not place is
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tessera.ir.equation import Value
@@ -21,6 +21,8 @@ from tessera.ops.factors.rule import Dims, Factors
 Label = tuple[str, Mark]  # a factor, and how it is cut
 PASS: Label = ("+", PLAIN)  # summands go in, summands come out
 NEITHER: Label = ("", PLAIN)
+JOIN = "&"  # between two factors that one axis cuts at once
+RING, EXPERTS = "ring", "experts"  # ways of exchanging operands
 LEAST = 1e-6  # of a byte, what an element more on a rank is worth: of equal ways the one with less work
 
 
@@ -45,7 +47,7 @@ class Question:
     may_pass: Sequence[bool]  # nobody else reads the operand
     move: Callable[[int, Placement], float]  # what it costs to bring an operand there
     settle: Callable[[int, Placement], float]  # what it costs to bring a pinned result to its place from there
-    rings: Collection[str] = ()  # axes along which operands may go round
+    ways: Mapping[str, str] = field(default_factory=dict)  # of axes along which operands may be exchanged, how
 
 
 def choose(question: Question) -> Choice:
@@ -76,13 +78,16 @@ def _labels(q: Question, axis: str) -> Iterator[Label]:
         *zip(q.rule.operands, (p for p in q.held), strict=True),
         *((dims, [pin]) for dims, pin in zip(q.rule.results, q.pinned, strict=True) if dims is not None and pin),
     )
+    if q.ways.get(axis) == EXPERTS:
+        split = {f for dims, ps in sides for p in ps if (d := p.dim_of(axis)) is not None for f in dims[d][:1]}
+        yield from ((JOIN.join(pair), PLAIN) for pair in q.rule.pairs if split.issuperset(pair))
     for dims, placements in sides:
         for placement in placements:
             dim = placement.dim_of(axis)
             cut = None if dim is None else q.rule.cut_by(dims[dim], placement.mark(axis))
             if cut is None:
                 continue
-            if q.rule.splittable(cut[0]) or (axis in q.rings and cut[0] in q.rule.around):
+            if q.rule.splittable(cut[0]) or (q.ways.get(axis) == RING and cut[0] in q.rule.around):
                 yield cut
             elif cut[0] in q.rule.whole:
                 yield from ((factor, PLAIN) for factor in sorted(q.rule.instead))
@@ -98,8 +103,9 @@ def _passes(q: Question, axis: str, group: frozenset[int]) -> bool:
 def _choice(q: Question, labels: Mapping[str, Label]) -> Choice | None:
     axes: dict[str, Axes] = {}
     marks = {axis: mark for axis, (_, mark) in labels.items()}
-    for factor in dict.fromkeys(label[0] for label in labels.values() if label not in (NEITHER, PASS)):
-        axes[factor] = _ordered(q, factor, [axis for axis, label in labels.items() if label[0] == factor], marks)
+    factors = {axis: label[0].split(JOIN) for axis, label in labels.items() if label not in (NEITHER, PASS)}
+    for factor in dict.fromkeys(f for each in factors.values() for f in each):
+        axes[factor] = _ordered(q, factor, [axis for axis, each in factors.items() if factor in each], marks)
         marked = any(marks[axis] != PLAIN for axis in axes[factor])
         if (marked or q.rule.shares(factor)) and not _divides(q, factor, axes[factor], marks):
             return None
@@ -126,7 +132,8 @@ def _choice(q: Question, labels: Mapping[str, Label]) -> Choice | None:
             results.append(None)
             continue
         has = {f for dim in dims for f in dim}
-        parts = [(axis, how) for f, how in reduced.items() if f not in has for axis in axes[f]]
+        there = {axis for f in has for axis in axes.get(f, ())}  # of two factors, either splits a result
+        parts = [(a, how) for f, how in reduced.items() if f not in has for a in axes[f] if a not in there]
         results.append(lies(v, dims, parts + [(axis, "sum") for axis in passed]))
     return Choice(axes, tuple(operands), tuple(results), {a: m for a, m in marks.items() if m != PLAIN})
 

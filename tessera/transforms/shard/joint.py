@@ -30,7 +30,7 @@ class Partition:
     stays: Mapping[str, str] = field(default_factory=dict)
     wide: bool = False  # summands of 16 bits are added in float32
     homes: Mapping[Value, Placement] = field(default_factory=dict)  # of inputs that are cut further at once
-    rings: Collection[str] = ()  # axes along which attention's keys and values go round
+    ways: Mapping[str, str] = field(default_factory=dict)  # of axes along which operands are exchanged, how
 
     def with_outputs(self, outputs: Sequence[Placement | None], results: int) -> Partition:
         return replace(self, outputs=outputs, results=results)
@@ -38,7 +38,7 @@ class Partition:
     def of(self, trace: Trace, pins: Mapping[Value, Placement]) -> Sharded:
         """One rank's program; `trace` gives what is the caller's at the start."""
         homes = {v: home for v, home in self.homes.items() if v in trace.inputs}
-        return shard(trace, self.mesh, pins, self.weights, self.stays, self.wide, homes, self.rings)
+        return shard(trace, self.mesh, pins, self.weights, self.stays, self.wide, homes, self.ways)
 
     def pins(self, trace: Trace) -> dict[Value, Placement]:
         """What is pinned of a program that has these inputs and outputs."""

@@ -30,7 +30,7 @@ from tessera.ir.types import TensorType, Type
 from tessera.ops.factors.lookup import factors_of
 from tessera.ops.factors.rule import Factors, apart_of, tensors, uncut
 from tessera.ops.factors.tried import tried
-from tessera.transforms.shard.choose import Question, choose
+from tessera.transforms.shard.choose import RING, Question, choose
 from tessera.transforms.shard.instead import back_again
 from tessera.transforms.shard.local import local
 from tessera.transforms.shard.makers import Makers
@@ -62,20 +62,20 @@ def shard(
     stays: Mapping[str, str] | None = None,
     wide: bool = False,
     homes: Mapping[Value, Placement] | None = None,
-    rings: Collection[str] = (),
+    ways: Mapping[str, str] | None = None,
 ) -> Sharded:
     """The program of one rank. `placements` pins values of the trace, inputs or not; other inputs are whole on every
     rank. `stays` says for an axis what is not moved along it if there is another way: "weights", which are the inputs
     named so and what is computed from them alone, or "activations". With `wide`, pinned summands of 16 bits are added
-    in float32. `homes` is where inputs go at once, of which the placed one stays a copy; `rings` are axes along which
-    attention's keys and values may go round."""
+    in float32. `homes` is where inputs go at once, of which the placed one stays a copy; `ways` says
+    of an axis that operands may be exchanged along it: keys and values in a "ring", rows to their "experts"."""
     trace = in_place(trace)
     for v, placement in (*placements.items(), *(homes or {}).items()):
         if placement.mesh != mesh:
             raise InputError(f"{v.name}: expected a placement on the mesh {mesh}, got one on {placement.mesh}")
         if tuple(map(str, placement.shape)) != tuple(map(str, v.shape)):
             raise InputError(f"{v.name}: expected a placement of {v.type}, got {placement}")
-    return _Partitioner(trace, mesh, placements, weights, stays or {}, wide, homes or {}, rings).run()
+    return _Partitioner(trace, mesh, placements, weights, stays or {}, wide, homes or {}, ways or {}).run()
 
 
 class _Partitioner:
@@ -88,10 +88,10 @@ class _Partitioner:
         stays: Mapping[str, str],
         wide: bool,
         homes: Mapping[Value, Placement],
-        rings: Collection[str],
+        ways: Mapping[str, str],
     ) -> None:
         self.trace, self.mesh, self.pins, self.weights = trace, mesh, pins, weights
-        self.homes, self.rings = homes, rings
+        self.homes, self.ways = homes, ways
         self.builder = Builder(trace.name, mode_of(trace))
         self.values = Values(self.builder, mesh, stays, pins if wide else ())
         self.makers = Makers(self.values)
@@ -162,10 +162,11 @@ class _Partitioner:
         kinds = {self.kinds[v] for v in eqn.inputs()}
         kind = next((k for k in ("activations", "weights") if k in kinds), "")
         self.kinds.update(dict.fromkeys(eqn.results(), kind))
-        if not eqn.results() or not all(isinstance(v.type, TensorType) for v in eqn.results()):
+        rule = factors_of(eqn) if eqn.results() else None
+        numbers = not all(isinstance(v.type, TensorType) for v in eqn.results())
+        if not eqn.results() or (numbers and (rule is None or rule.local is None)):
             self.as_it_is(eqn)
             return
-        rule = factors_of(eqn)
         if (rule is None or self.forbids(eqn, rule)) and self.apart(eqn):
             return
         if rule is None and any(not self.place(v).is_whole for v in tensors(eqn)):
@@ -187,7 +188,7 @@ class _Partitioner:
         """There is a way for an axis that splits what must be whole: round a ring, or along something else instead."""
         ranks = self.mesh.size(axis)
         fits = any(not rule.shares(f) or chunk(rule.sizes[f], ranks) * ranks == rule.sizes[f] for f in rule.instead)
-        return fits or (axis in self.rings and factor in rule.around)
+        return fits or (self.ways.get(axis) == RING and factor in rule.around)
 
     def note(self, eqn: Equation) -> None:
         moved = sum(
@@ -237,10 +238,13 @@ class _Partitioner:
         for v, outer in pairs:
             assert v is not None
             self.define(outer, *self.held[v])
+            if v in self.makers.of:
+                self.makers.of[outer] = self.makers.of[v]
         return True
 
     def cut(self, eqn: Equation, rule: Factors) -> None:
-        operands, results = tensors(eqn), eqn.outputs
+        operands, outputs = tensors(eqn), eqn.outputs
+        results = [v if dims is not None else None for v, dims in zip(outputs, rule.results, strict=True)]
         for v in operands:
             if (home := self.home(v)) is not None:
                 self.held[v] = [self.values.bring(v, home)]
@@ -258,11 +262,11 @@ class _Partitioner:
 
         held = [[placement_of(copy) for copy in self.held[v]] for v in operands]
         may_pass = [self.uses.get(v, 0) == 1 and len(self.held[v]) == 1 for v in operands]
-        question = Question(self.mesh, rule, operands, results, held, pinned, may_pass, move, settle, self.rings)
+        question = Question(self.mesh, rule, operands, results, held, pinned, may_pass, move, settle, self.ways)
         choice = choose(question)
         drawn = draws(eqn.op, eqn.args, eqn.kwargs)
         back = back_again(eqn, rule, choice, self.place) if rule.instead else {}
-        for v, here in zip(results, local(self.values, eqn, rule, choice), strict=True):
+        for v, here in zip(outputs, local(self.values, eqn, rule, choice), strict=True):
             if v is not None and here is not None:
                 self.define(v, self.agreed(here) if drawn else here)
                 if v in back and v not in self.pins:

@@ -105,3 +105,26 @@ def test_quantized_sum() -> None:
     real = (a.double() - 128) * 0.1 + (b.double() - 100) * 0.2
     expected = (real / 0.3 + 110).clamp(0, 255)
     assert (got.double() - expected).abs().max() <= 0.51
+
+
+def test_lstm_of_weights_in_8_bits() -> None:
+    """Against a layer of single precision, within what 8 bits allow."""
+    layer = torch.nn.LSTM(4, 6)
+    x = torch.randn(5, 2, 4)
+    order = [0, 3, 1, 2]  # gates: ONNX has the output's second
+
+    def turned(w: torch.Tensor) -> torch.Tensor:
+        return torch.cat([w.detach().split(6)[i] for i in order])
+
+    weights = [turned(w).T for w in (layer.weight_ih_l0, layer.weight_hh_l0)]
+    scales = [w.abs().max() / 127 for w in weights]
+    stored = [(w / s).round().to(torch.int8)[None] for w, s in zip(weights, scales, strict=True)]
+    bias = torch.cat([turned(b) for b in (layer.bias_ih_l0, layer.bias_hh_l0)])[None]
+    zero = torch.zeros(1, dtype=torch.int8)
+    given = (x, *stored, bias, None, None, None, None, scales[0][None], zero, scales[1][None], zero)
+    for compiles in (False, True):
+        y, h, c = run("DynamicQuantizeLSTM", *given, outputs=3, compiles=compiles, hidden_size=6)  # type: ignore[misc]
+        expected, (last_h, last_c) = layer(x)
+        torch.testing.assert_close(y[:, 0], expected.detach(), atol=0.03, rtol=0)
+        torch.testing.assert_close(h, last_h.detach(), atol=0.03, rtol=0)
+        torch.testing.assert_close(c, last_c.detach(), atol=0.05, rtol=0)

@@ -128,7 +128,17 @@ def power(g: Graph, a: object, b: object) -> Ref:
             return g.op("Reciprocal", g.op("Sqrt", a))
         if b == 1:
             return a
+    if not dtype.is_floating_point and isinstance(b, Ref):
+        return whole_power(g, as_ref(g, a, torch.int64), g.cast(b, torch.int64))
     return arithmetic(g, "Pow", a, b)
+
+
+def whole_power(g: Graph, a: Ref, b: Ref) -> Ref:
+    """To a negative power a whole number is zero, unless it is one or minus one."""
+    out = g.op("Pow", a, g.op("Abs", b))
+    small = g.op("Less", b, g.full(0, torch.int64), dtype=torch.bool)
+    other = g.op("Not", g.op("Equal", g.op("Abs", a), g.full(1, torch.int64), dtype=torch.bool))
+    return g.op("Where", g.op("And", small, other), g.full(0, torch.int64), out, dtype=torch.int64)
 
 
 @form("square")

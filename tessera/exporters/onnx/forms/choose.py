@@ -109,13 +109,21 @@ def isin(g: Graph, x: Ref, among: Ref, *, assume_unique: bool = False, invert: b
     return g.op("Not", out) if invert else out
 
 
+def _distinct(g: Graph, x: Ref, dim: int | None) -> list[Ref]:
+    """In order, with where each element of the input went, and how many did."""
+    if x.dtype not in (torch.float32, torch.float64, torch.int64):
+        x = g.cast(x, torch.float32 if x.is_float else torch.int64)
+    values, _, inverse, counts = g.op(
+        "Unique", x, axis=dim, sorted=1, outputs=4, dtype=[x.dtype, torch.int64, torch.int64, torch.int64]
+    )
+    return [values, inverse, counts]
+
+
 @form("_unique2")
 def unique(
     g: Graph, x: Ref, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> list[Ref]:
-    values, _, inverse, counts = g.op(
-        "Unique", x, sorted=1, outputs=4, dtype=[x.dtype, torch.int64, torch.int64, torch.int64]
-    )
+    values, inverse, counts = _distinct(g, x, None)
     return [values, g.op("Reshape", inverse, g.ints(x.sizes)), counts]
 
 
@@ -124,10 +132,7 @@ def unique_dim(
     g: Graph, x: Ref, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> list[Ref]:
     need(x.ndim > 0)
-    values, _, inverse, counts = g.op(
-        "Unique", x, axis=axis(dim, x.ndim), sorted=1, outputs=4, dtype=[x.dtype, torch.int64, torch.int64, torch.int64]
-    )
-    return [values, inverse, counts]
+    return _distinct(g, x, axis(dim, x.ndim))
 
 
 @form("histc")
@@ -146,3 +151,16 @@ def histc(g: Graph, x: Ref, bins: int = 100, low: float = 0, high: float = 0) ->
     rows = g.op("Unsqueeze", kept, g.ints([1]))
     hits = g.op("Equal", rows, g.tensor(torch.arange(bins, dtype=wide)), dtype=torch.bool)
     return g.op("ReduceSum", g.cast(hits, wide), g.ints([0]), keepdims=0)
+
+
+@form("bincount")
+def bincount(g: Graph, x: Ref, weights: Ref | None = None, shortest: int = 0) -> Ref:
+    """How often each number stands there: ones, or weights, are added at its place."""
+    need(x.ndim == 1 and isinstance(shortest, int))
+    dtype = torch.int64 if weights is None else g.result.dtype
+    places = g.cast(x, torch.int64)
+    seen = g.op("Concat", places, g.ints([shortest - 1]), axis=0)  # of no numbers there is no largest one
+    count = g.op("Add", g.reduce("ReduceMax", seen, [0], True), g.ints([1]), shape=(1,))
+    zeros = g.op("ConstantOfShape", count, value=torch.zeros(1, dtype=dtype), dtype=dtype)
+    added = g.expand(g.full(1, dtype), x.sizes) if weights is None else g.cast(weights, dtype)
+    return g.op("ScatterElements", zeros, places, added, axis=0, reduction="add", dtype=dtype)

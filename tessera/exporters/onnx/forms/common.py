@@ -45,6 +45,11 @@ def need(holds: bool) -> None:
         raise NoForm
 
 
+def summing(dtype: torch.dtype) -> torch.dtype:
+    """In which runtimes add what is scattered."""
+    return {torch.bool: torch.int32, torch.float16: torch.float32, torch.bfloat16: torch.float32}.get(dtype, dtype)
+
+
 def number(x: object) -> bool:
     return isinstance(x, (bool, int, float))
 

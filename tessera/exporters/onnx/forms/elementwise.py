@@ -23,7 +23,7 @@ NARROW = (torch.bool, torch.uint8, torch.int8, torch.int16)  # runtimes have no 
 
 def _unary(kind: str) -> Form:
     def write(g: Graph, x: Ref) -> Ref:
-        if kind in _ON_FLOATS and not x.is_float:
+        if kind in _ON_FLOATS and not x.is_float or kind == "Sign" and x.dtype == torch.bool:
             return x
         need(not g.result.dtype.is_complex)
         return g.op(kind, g.cast(x, g.result.dtype))
@@ -146,8 +146,8 @@ def erfc(g: Graph, x: Ref) -> Ref:
 
 @form("sgn")
 def sgn(g: Graph, x: Ref) -> Ref:
-    need(not x.dtype.is_complex and x.dtype != torch.bool)
-    return g.op("Sign", x)
+    need(not x.dtype.is_complex)
+    return x if x.dtype == torch.bool else g.op("Sign", x)
 
 
 @form("round.decimals")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tessera.exporters.onnx.forms.common import axis, need
+from tessera.exporters.onnx.forms.common import axis, need, summing
 from tessera.exporters.onnx.forms.elementwise import convert
 from tessera.exporters.onnx.graph import Graph, Ref, broadcast, same
 from tessera.exporters.onnx.registry import form
@@ -130,7 +130,7 @@ def index_put(
     source = g.op("Expand", g.cast(values, x.dtype), g.ints(shape))
     if order != sorted(order):
         source = g.op("Transpose", source, perm=[order.index(i) for i in range(len(order))])
-    wide = g.cast(turned, torch.int32) if x.dtype == torch.bool and accumulate else turned
+    wide = g.cast(turned, summing(x.dtype)) if accumulate else turned
     out = g.op("ScatterND", wide, tuples, g.cast(source, wide.dtype), reduction="add" if accumulate else None)
     out = g.cast(out, x.dtype)
     if places.order == sorted(places.order):

@@ -16,6 +16,8 @@ from tessera.exporters.onnx.registry import form
 def batched(g: Graph, x: Ref, spatial: int, write: Callable[[Ref], list[Ref]]) -> list[Ref]:
     """An image without a batch is a batch of one."""
     need(x.is_float and not any(same(n, 0) for n in x.sizes))
+    if x.dtype in (torch.float16, torch.bfloat16):  # what runtimes have no pools of
+        x = g.cast(x, torch.float32)
     if x.ndim == spatial + 2:
         return write(x)
     return [g.op("Squeeze", out, g.ints([0])) for out in write(g.unsqueeze(x, 0))]

@@ -66,7 +66,10 @@ def addmm(g: Graph, bias: Ref, a: Ref, b: Ref, beta: float = 1, alpha: float = 1
 
 
 def _added(g: Graph, bias: Ref, product: Ref, beta: float, alpha: float) -> Ref:
+    """Among whole numbers the factors are whole, too."""
     dtype = g.result.dtype
+    if not dtype.is_floating_point:
+        beta, alpha = int(beta), int(alpha)
     if alpha != 1:
         product = g.op("Mul", product, g.full(alpha, dtype))
     if beta == 0:
@@ -76,13 +79,11 @@ def _added(g: Graph, bias: Ref, product: Ref, beta: float, alpha: float) -> Ref:
 
 @form("baddbmm addmv")
 def baddbmm(g: Graph, bias: Ref, a: Ref, b: Ref, beta: float = 1, alpha: float = 1) -> Ref:
-    need(a.is_float)
     return _added(g, bias, multiplied(g, a, b), beta, alpha)
 
 
 @form("addbmm")
 def addbmm(g: Graph, bias: Ref, a: Ref, b: Ref, beta: float = 1, alpha: float = 1) -> Ref:
-    need(a.is_float)
     return _added(g, bias, g.reduce("ReduceSum", multiplied(g, a, b), [0], False), beta, alpha)
 
 

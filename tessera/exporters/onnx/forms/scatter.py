@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from tessera.exporters.onnx.forms.common import axis, need
+from tessera.exporters.onnx.forms.common import axis, need, summing
 from tessera.exporters.onnx.forms.index import addresses
 from tessera.exporters.onnx.graph import INT64_MAX, Graph, Ref, same
 from tessera.exporters.onnx.registry import form
@@ -21,12 +21,14 @@ def scattered(g: Graph, x: Ref, dim: int, index: Ref, source: Ref, reduction: st
     need(not any(same(n, 0) for n in index.sizes))
     if not x.ndim or not index.ndim:
         need(x.ndim <= 1 and index.ndim <= 1)
-        out = g.op("ScatterElements", _vector(g, x), _vector(g, index), _vector(g, source), axis=0, reduction=reduction)
+        wide = summing(x.dtype) if reduction else x.dtype
+        data, places, new = (_vector(g, v) for v in (g.cast(x, wide), index, g.cast(source, wide)))
+        out = g.op("ScatterElements", data, places, new, axis=0, reduction=reduction)
         return g.op("Reshape", out, g.ints(x.sizes))
     for i in range(index.ndim):  # of a longer source, what the index names
         if not same(source.sizes[i], index.sizes[i]):
             source = Ref(g.slice(source, i, 0, index.sizes[i]).name, source.dtype, source.shape)
-    wide = torch.int32 if x.dtype == torch.bool and reduction else x.dtype
+    wide = summing(x.dtype) if reduction else x.dtype
     out = g.op(
         "ScatterElements", g.cast(x, wide), index, g.cast(source, wide), axis=axis(dim, x.ndim), reduction=reduction
     )

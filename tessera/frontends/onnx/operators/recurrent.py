@@ -9,7 +9,8 @@ import torch.nn.functional as F
 
 from tessera.frontends.onnx.errors import OnnxError
 from tessera.frontends.onnx.interpreter import Context
-from tessera.frontends.onnx.registry import operator
+from tessera.frontends.onnx.operators.quantization import dequantize_linear, dynamic_quantize_linear
+from tessera.frontends.onnx.registry import MICROSOFT, operator
 from tessera.frontends.onnx.values import Untraceable
 from tessera.ir.record import recording
 
@@ -220,6 +221,21 @@ def lstm(
     layer = _Layer(
         x, lengths, direction, layout, clip, activations, default, activation_alpha, activation_beta, context
     )
+    return _lstm_layer(layer, w, r, b, h, c, p, bool(input_forget))
+
+
+def _lstm_layer(
+    layer: _Layer,
+    w: Tensor,
+    r: Tensor,
+    b: Tensor | None,
+    h: Tensor | None,
+    c: Tensor | None,
+    p: Tensor | None,
+    input_forget: bool,
+    rounded: Callable[[Tensor], Tensor] = lambda x: x,
+) -> tuple:
+    """`rounded` is what a product sees of the state."""
     hidden, outputs, hs, cs = r.shape[2], [], [], []
     for d, backwards in enumerate(layer.directions):
         wb, rb = _biases(b, d, 4)
@@ -237,7 +253,7 @@ def lstm(
             o: Callable = o,
         ) -> tuple:
             old_h, old_c = state
-            gates = row @ w[d].t() + old_h @ r[d].t() + bias
+            gates = row @ w[d].t() + rounded(old_h) @ r[d].t() + bias
             enter, leave, forget, new = gates.split(hidden, 1)
             enter = f(layer.clipped(enter + peep[0] * old_c))
             forget = 1 - enter if input_forget else f(layer.clipped(forget + peep[2] * old_c))
@@ -251,3 +267,49 @@ def lstm(
         hs.append(last_h)
         cs.append(last_c)
     return layer.results(outputs, hs, cs)
+
+
+@operator("DynamicQuantizeLSTM", domain=MICROSOFT)
+def dynamic_quantize_lstm(
+    x: Tensor,
+    w: Tensor,
+    r: Tensor,
+    b: Tensor | None = None,
+    lengths: Tensor | None = None,
+    h: Tensor | None = None,
+    c: Tensor | None = None,
+    p: Tensor | None = None,
+    w_scale: Tensor | None = None,
+    w_zero: Tensor | None = None,
+    r_scale: Tensor | None = None,
+    r_zero: Tensor | None = None,
+    *,
+    activation_alpha: list[float] | None = None,
+    activation_beta: list[float] | None = None,
+    activations: list[str] | None = None,
+    clip: float | None = None,
+    direction: str = "forward",
+    hidden_size: int | None = None,
+    input_forget: int = 0,
+    context: Context,
+) -> tuple:
+    """Weights are stored turned, in 8 bits; what they are multiplied with is rounded to 8 bits on the way."""
+    if w_scale is None or r_scale is None:
+        raise OnnxError(f"{context.node}: expected scales of both weights")
+    default = ["Sigmoid", "Tanh", "Tanh"]
+    layer = _Layer(
+        _in_8_bits(x), lengths, direction, 0, clip, activations, default, activation_alpha, activation_beta, context
+    )
+    weights = (_widened(w, w_scale, w_zero).mT, _widened(r, r_scale, r_zero).mT)
+    return _lstm_layer(layer, *weights, b, h, c, p, bool(input_forget), _in_8_bits)
+
+
+def _in_8_bits(x: Tensor) -> Tensor:
+    return dequantize_linear(*dynamic_quantize_linear(x))
+
+
+def _widened(w: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
+    """A scale for each direction, or for each column of it."""
+    factor = scale.reshape(scale.shape[0], 1, -1) if scale.ndim else scale
+    shift = 0 if zero is None else zero.reshape(factor.shape).to(torch.int32)
+    return (w.to(torch.int32) - shift).to(factor.dtype) * factor

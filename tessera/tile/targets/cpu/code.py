@@ -188,6 +188,10 @@ class Code:
     def convert(self, op: str, x: V, elem: str) -> V:
         return self.value(f"{op} {x} to {type_of(elem, x.lanes)}", elem, x.lanes)
 
+    def freeze(self, x: V) -> V:
+        """Some number, always the same, where LLVM holds the result to be undefined."""
+        return self.value(f"freeze {x}", x.elem, x.lanes)
+
     def call(self, base: str, *args: V, elem: str = "", pure: bool = True) -> V:
         """An intrinsic overloaded on its first argument's type, giving that type (or `elem`)."""
         args = tuple(self.match(*args))

@@ -121,7 +121,8 @@ def cast(b: Code, x: V, source: Element, to: Element) -> V:
         wide = to.register if to.register == "i64" else "i32"
         if to.unsigned:
             wide = "i64"
-        x = b.convert("fptosi", x, wide)
+        # LLVM drops whatever is computed with a number that does not fit, or is none; C takes some whole number.
+        x = b.freeze(b.convert("fptosi", x, wide))
         return x if wide == to.register else b.convert("trunc", x, to.register)
     if to.is_float:
         return b.convert("uitofp" if source.unsigned else "sitofp", x, to.register)

@@ -1,0 +1,62 @@
+"""Models as graphs of homes.
+
+In: a module, function, exported program or Trace, and example arguments. Out: a `Graph` and how the user's results are
+put together from its outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.export import ExportedProgram
+
+import tessera.spatial.importer.forms  # noqa: F401  (declares them)
+from tessera.frontends.export import capture_export
+from tessera.frontends.export_model import exported_program
+from tessera.ir.equation import Value
+from tessera.ir.trace import Trace
+from tessera.passes.clean.canonicalise import canonicalise
+from tessera.passes.clean.cse import cse
+from tessera.passes.clean.dce import dce
+from tessera.passes.clean.fold import fold
+from tessera.passes.clean.inline import inline
+from tessera.spatial.errors import MapError
+from tessera.spatial.graph import Graph
+from tessera.spatial.importer.importer import Importer
+from tessera.torch_internals import pytree
+from tessera.torch_internals.fake import FakeTensorMode
+
+
+@dataclass(frozen=True)
+class Captured:
+    trace: Trace
+    graph: Graph
+    out_spec: pytree.TreeSpec | None = None
+
+
+def captured(model: Callable | ExportedProgram | Trace, args: tuple, kwargs: dict) -> Captured:
+    if isinstance(model, Trace):
+        trace = cleaned(model)
+        weights: dict[Value, tuple[str, torch.Tensor]] = {}
+        return Captured(trace, Importer(trace, FakeTensorMode()).run(weights))
+    exported, _ = exported_program(model, args, kwargs, None)
+    name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "program")
+    with torch.no_grad():
+        program = capture_export(exported, name if name.isidentifier() else "program")
+    trace = program.captured.trace
+    held = [s.target or s.arg.name for s in exported.graph_signature.input_specs if s.kind.name != "USER_INPUT"]
+    trace = cleaned(trace.with_(outputs=trace.outputs[: program.captured.outputs]))
+    weights = dict(zip(trace.inputs, zip(held, program.held, strict=True), strict=False))
+    if argument := next((v.name for v in trace.mutations if v not in weights), ""):
+        raise MapError(f"the program writes to its argument {argument}; what is kept between runs must be a buffer")
+    graph = Importer(trace, program.captured.mode).run(weights)
+    return Captured(trace, graph, program.out_spec)
+
+
+def cleaned(trace: Trace) -> Trace:
+    """As inference begins, without what only gradients need."""
+    for step in (inline, lambda t: canonicalise(t, differentiable=False), fold, cse, dce):
+        trace = step(trace)
+    return trace

@@ -1,0 +1,1 @@
+"""From a Trace to a graph of homes: what is computed, before it is cut into tiles."""

@@ -1,0 +1,403 @@
+"""Operators by their forms: arithmetic by tables, products, reductions, and what is made of these."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from tessera.spatial.importer.importer import FORMS, Importer, form
+from tessera.spatial.importer.values import Item, Known, Lazy
+from tessera.util.names import names
+
+# Functions of the vector unit that an operator is by itself.
+_SAME = names(
+    """
+    exp expm1 log log1p sqrt rsqrt sigmoid tanh erf sin cos abs neg sign floor ceil trunc round relu silu
+    maximum minimum eq ne lt le gt ge mul remainder
+    """
+)
+
+
+def _elementwise(fn: str) -> Callable[..., Item]:
+    return lambda im, *args: im.apply(fn, *args)
+
+
+for _name in sorted(_SAME):
+    FORMS[_name] = _elementwise(_name)
+
+
+@form("reciprocal")
+def reciprocal(im: Importer, x: Item) -> Item:
+    return im.apply("div", 1.0, x)
+
+
+@form("logical_and bitwise_and logical_or bitwise_or")
+def both(im: Importer, a: Item, b: Item) -> Item:
+    """Truth values are 0 and 1."""
+    assert im.eqn is not None
+    if im.eqn.results()[0].dtype != torch.bool:
+        return NotImplemented
+    a, b = (im.values.cast(x, torch.bool) for x in (a, b))
+    return im.apply("minimum" if im.eqn.opname.endswith("and") else "maximum", a, b)
+
+
+@form("logical_not bitwise_not")
+def opposite(im: Importer, x: Item) -> Item:
+    assert im.eqn is not None
+    return im.apply("eq", x, 0) if im.eqn.results()[0].dtype == torch.bool else NotImplemented
+
+
+@form("add")
+def add(im: Importer, a: Item, b: Item, alpha: float = 1) -> Item:
+    return im.apply("add", a, b if alpha == 1 else im.apply("mul", b, alpha))
+
+
+@form("sub")
+def sub(im: Importer, a: Item, b: Item, alpha: float = 1) -> Item:
+    return im.apply("sub", a, b if alpha == 1 else im.apply("mul", b, alpha))
+
+
+@form("rsub")
+def rsub(im: Importer, a: Item, b: Item, alpha: float = 1) -> Item:
+    return im.apply("sub", b, a if alpha == 1 else im.apply("mul", a, alpha))
+
+
+@form("div")
+def div(im: Importer, a: Item, b: Item, rounding_mode: str | None = None) -> Item:
+    assert im.eqn is not None
+    if rounding_mode is None:
+        a, b = (im.values.cast(x, im.eqn.results()[0].dtype) if isinstance(x, (Lazy, Known)) else x for x in (a, b))
+        return im.apply("div", a, b)
+    if not im.eqn.results()[0].dtype.is_floating_point:
+        return NotImplemented
+    return im.apply({"floor": "floor", "trunc": "trunc"}[rounding_mode], im.apply("div", a, b))
+
+
+@form("pow")
+def power(im: Importer, x: Item, exponent: Item | float) -> Item:
+    if exponent == 2 and not isinstance(x, (int, float)):
+        x = im.values.plain(x)
+        return im.apply("mul", x, x)
+    if exponent == 0.5:
+        return im.apply("sqrt", x)
+    return im.apply("pow", x, exponent)
+
+
+@form("square")
+def square(im: Importer, x: Item) -> Item:
+    return power(im, x, 2)
+
+
+@form("where")
+def where(im: Importer, c: Item, a: Item | float, b: Item | float) -> Item:
+    return im.apply("where", c, a, b)
+
+
+@form("masked_fill")
+def masked_fill(im: Importer, x: Item, mask: Item, value: Item | float) -> Item:
+    return im.apply("where", mask, value, x)
+
+
+@form("clamp")
+def clamp(im: Importer, x: Item, low: Item | float | None = None, high: Item | float | None = None) -> Item:
+    x = x if low is None else im.apply("maximum", x, low)
+    return x if high is None else im.apply("minimum", x, high)
+
+
+@form("gelu")
+def gelu(im: Importer, x: Item, approximate: str = "none") -> Item:
+    return im.apply("gelu" if approximate == "none" else "gelu_tanh", x)
+
+
+@form("_to_copy to")
+def to_copy(im: Importer, x: Item, *args: object, **kwargs: object) -> Item:
+    assert im.eqn is not None
+    return im.values.cast(x, im.eqn.results()[0].dtype)
+
+
+# --- products ---
+
+
+@form("mm bmm matmul _int_mm")
+def matmul(im: Importer, a: Item, b: Item) -> Item:
+    assert im.eqn is not None
+    left, right = (len(im.values.lazy(x).shape) for x in (a, b))
+    if left < 2 or right < 2:
+        a = im.relaid(a, lambda t: t.unsqueeze(0)) if left == 1 else a
+        b = im.relaid(b, lambda t: t.unsqueeze(1)) if right == 1 else b
+    y = im.product(a, b)
+    shape = tuple(im.eqn.results()[0].shape)
+    return y if y.shape == shape else _viewed(y, shape)
+
+
+def _viewed(y: Lazy, shape: tuple[int, ...]) -> Lazy:
+    """Another shape of the same elements, in the same order."""
+    operands = tuple(o.reshape(shape) for o in y.operands)
+    return Lazy(shape, y.dtype, y.tree, operands, y.name, y.source)
+
+
+def turned(im: Importer, w: Item) -> Item:
+    if isinstance(w, Known):
+        return Known(w.data.transpose(-1, -2), f"{w.name}.T")
+    return im.relaid(w, lambda t: t.transpose(-1, -2))
+
+
+@form("linear")
+def linear(im: Importer, x: Item, w: Item, b: Item | None = None) -> Item:
+    if len(im.values.lazy(x).shape) == 1:
+        return NotImplemented
+    y = im.product(x, turned(im, w))
+    return y if b is None else im.apply("add", y, b)
+
+
+@form("addmm baddbmm")
+def addmm(im: Importer, c: Item, a: Item, b: Item, beta: float = 1, alpha: float = 1) -> Item:
+    y = im.product(a, b)
+    y = y if alpha == 1 else im.apply("mul", y, alpha)
+    return y if beta == 0 else im.apply("add", y, c if beta == 1 else im.apply("mul", c, beta))
+
+
+@form("scaled_dot_product_attention")
+def attention(
+    im: Importer, q: Item, k: Item, v: Item, mask: Item | None = None, dropout: float = 0.0, causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Item:  # fmt: skip
+    """Scores, their softmax, and the sum of values; groups of queries read the same keys, which are not copied."""
+    if dropout:
+        return NotImplemented
+    queries, keys = im.values.lazy(q).shape, im.values.lazy(k).shape
+    if enable_gqa and queries[-3] != keys[-3]:
+        times = queries[-3] // keys[-3]
+        k, v = (im.relaid(x, lambda t: t.repeat_interleave(times, -3)) for x in (k, v))
+    scale = 1 / math.sqrt(queries[-1]) if scale is None else scale
+    wide = torch.promote_types(im.values.lazy(q).dtype, torch.float32)
+    scores = im.apply("mul", im.product(q, turned(im, k)), scale, dtype=wide)
+    if causal:
+        below = Known(torch.ones(queries[-2], keys[-2], dtype=torch.bool).tril(), "causal")
+        scores = im.apply("where", below, scores, -math.inf, dtype=wide)
+    if mask is not None and im.values.lazy(mask).dtype == torch.bool:
+        scores = im.apply("where", mask, scores, -math.inf, dtype=wide)
+    elif mask is not None:
+        scores = im.apply("add", scores, mask, dtype=wide)
+    rows = softmax(im, scores, -1, safe=mask is not None)
+    return im.product(im.values.cast(rows, im.values.lazy(v).dtype), v)
+
+
+# --- reductions and norms ---
+
+
+def softmax(im: Importer, x: Item, dim: int, dtype: torch.dtype | None = None, safe: bool = False) -> Lazy:
+    x = im.values.plain(x if dtype is None else im.values.cast(x, dtype))
+    wide = torch.promote_types(x.dtype, torch.float32)
+    top = im.reduce("max", x, [dim], True, wide)
+    if safe:  # a row that is masked whole gives zeros
+        top = im.values.plain(im.apply("maximum", top, torch.finfo(wide).min, dtype=wide))
+    e = im.values.plain(im.apply("exp", im.apply("sub", x, top, dtype=wide), dtype=wide))
+    total = im.reduce("sum", e, [dim], True, wide)
+    if safe:
+        total = im.apply("maximum", total, torch.finfo(wide).tiny, dtype=wide)
+    return im.apply("div", e, total, dtype=wide)
+
+
+@form("softmax _softmax")
+def softmax_form(im: Importer, x: Item, dim: int, option: object = None) -> Item:
+    return softmax(im, x, dim, option if isinstance(option, torch.dtype) else None)
+
+
+@form("_safe_softmax")
+def safe_softmax(im: Importer, x: Item, dim: int, dtype: torch.dtype | None = None) -> Item:
+    return softmax(im, x, dim, dtype, safe=True)
+
+
+@form("layer_norm")
+def layer_norm(im: Importer, x: Item, shape: list[int], w: Item | None, b: Item | None, eps: float, *_: object) -> Item:
+    dims = list(range(-len(shape), 0))
+    x = im.values.plain(x)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    mean = im.values.plain(_mean(im, x, dims, wide))
+    left = im.values.plain(im.apply("sub", x, mean, dtype=wide))
+    scale = im.values.plain(_rstd(im, left, dims, eps, wide))
+    return _affine(im, im.apply("mul", left, scale, dtype=wide), w, b)
+
+
+@form("rms_norm _fused_rms_norm")
+def rms_norm(im: Importer, x: Item, shape: list[int], w: Item | None, eps: float | None) -> Item | list[Item]:
+    assert im.eqn is not None
+    x = im.values.plain(x)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    scale = im.values.plain(
+        _rstd(im, x, list(range(-len(shape), 0)), torch.finfo(x.dtype).eps if eps is None else eps, wide)
+    )
+    y = _affine(im, im.apply("mul", x, scale, dtype=wide), w, None)
+    return [y, scale] if im.eqn.many else y
+
+
+def _mean(im: Importer, x: Item, dims: list[int], dtype: torch.dtype, keep: bool = True) -> Lazy:
+    count = math.prod(im.values.lazy(x).shape[d] for d in dims) if dims else math.prod(im.values.lazy(x).shape)
+    return im.apply("div", im.reduce("sum", x, dims, keep, dtype), float(count), dtype=dtype)
+
+
+def _rstd(im: Importer, x: Item, dims: list[int], eps: float, dtype: torch.dtype) -> Lazy:
+    squares = _mean(im, im.apply("mul", x, x, dtype=dtype), dims, dtype)
+    return im.apply("rsqrt", im.apply("add", squares, eps, dtype=dtype), dtype=dtype)
+
+
+def _affine(im: Importer, y: Lazy, w: Item | None, b: Item | None) -> Lazy:
+    y = y if w is None else im.apply("mul", y, w)
+    return y if b is None else im.apply("add", y, b)
+
+
+@form("sum")
+def total(im: Importer, x: Item, dims: list[int] | None = None, keepdim: bool = False, dtype: object = None) -> Item:
+    assert im.eqn is not None
+    return im.reduce("sum", im.values.cast(x, im.eqn.results()[0].dtype), _dims(im, x, dims), keepdim)
+
+
+@form("mean")
+def mean(im: Importer, x: Item, dims: list[int] | None = None, keepdim: bool = False, dtype: object = None) -> Item:
+    assert im.eqn is not None
+    wide = torch.promote_types(im.eqn.results()[0].dtype, torch.float32)
+    return _mean(im, im.values.cast(x, wide), _dims(im, x, dims), wide, keepdim)
+
+
+@form("amax")
+def amax(im: Importer, x: Item, dims: list[int] | None = None, keepdim: bool = False) -> Item:
+    return im.reduce("max", x, _dims(im, x, dims), keepdim)
+
+
+@form("amin")
+def amin(im: Importer, x: Item, dims: list[int] | None = None, keepdim: bool = False) -> Item:
+    return im.reduce("min", x, _dims(im, x, dims), keepdim)
+
+
+@form("argmax")
+def argmax(im: Importer, x: Item, dim: int | None = None, keepdim: bool = False) -> Item:
+    return im.reduce("argmax", x, _dims(im, x, dim), keepdim, torch.int64)
+
+
+def _dims(im: Importer, x: Item, dims: list[int] | int | None) -> list[int]:
+    count = len(im.values.lazy(x).shape)
+    if dims is None or dims == []:
+        return list(range(count))
+    return [dims] if isinstance(dims, int) else list(dims)
+
+
+# --- rows chosen by data, windows ---
+
+
+@form("embedding")
+def embedding(im: Importer, table: Item, index: Item, *_: object) -> Item:
+    return im.gather(table, index)
+
+
+@form("index_select")
+def index_select(im: Importer, x: Item, dim: int, index: Item) -> Item:
+    return im.gather(x, index) if dim == 0 else NotImplemented
+
+
+@form("index")
+def index(im: Importer, x: Item, indices: list[Item | None]) -> Item:
+    """Rows; or any elements at places that are known."""
+    if all(i is None or isinstance(i, Known) for i in indices):
+        places = tuple(slice(None) if i is None else i.data for i in indices)  # type: ignore[union-attr]
+        return im.relaid(x, lambda t: t[places])
+    if len(indices) != 1 or indices[0] is None or im.values.lazy(indices[0]).dtype == torch.bool:
+        return NotImplemented
+    return im.gather(x, indices[0])
+
+
+@form("index_put")
+def index_put(im: Importer, x: Item, indices: list[Item | None], rows: Item, accumulate: bool = False) -> Item:
+    places = [d for d, i in enumerate(indices) if i is not None]
+    if len(places) != 1 or accumulate or not isinstance(x, Lazy):
+        return NotImplemented
+    index, dim = indices[places[0]], places[0]
+    if index is None or im.values.lazy(index).dtype == torch.bool:
+        return NotImplemented
+    return im.scattered(x, dim, index, rows)
+
+
+@form("index_copy")
+def index_copy(im: Importer, x: Item, dim: int, index: Item, rows: Item) -> Item:
+    return im.scattered(x, dim, index, rows) if isinstance(x, Lazy) else NotImplemented
+
+
+@form("convolution conv1d conv2d _convolution")
+def convolution(im: Importer, x: Item, w: Item, b: Item | None, stride: list[int], padding: list[int] | str,
+                dilation: list[int], *rest: object) -> Item:  # fmt: skip
+    """A product for each group: of windows, which are maps, by the weights. Results lie pixel by pixel."""
+    assert im.eqn is not None
+    if im.eqn.opname in ("convolution", "_convolution"):
+        transposed, _, groups = rest[:3]
+    else:
+        transposed, groups = False, rest[0] if rest else 1
+    if transposed or isinstance(padding, str) or len(im.values.lazy(x).shape) != len(im.values.lazy(w).shape):
+        return NotImplemented
+    assert isinstance(groups, int)
+    kernel = im.values.lazy(w).shape[2:]
+    count = len(kernel)
+
+    def windows(t: torch.Tensor) -> torch.Tensor:
+        """[groups, pixels, kernel · channels of a group]"""
+        sides = [p for pad in reversed(padding) for p in (pad, pad)]
+        t = torch.nn.functional.pad(t + 1, sides) - 1  # -1 is zero
+        for d in range(count):
+            reach = dilation[d] * (kernel[d] - 1) + 1
+            t = t.unfold(2 + d, reach, stride[d])
+        t = t[(..., *[slice(None, None, dilation[d]) for d in range(count)])]
+        n, c = t.shape[:2]
+        t = t.reshape(n, groups, c // groups, *t.shape[2:])
+        pixels, inside = range(3, 3 + count), range(3 + count, 3 + 2 * count)
+        t = t.permute(1, 0, *pixels, *inside, 2)
+        return t.reshape(groups, -1, math.prod(kernel) * (c // groups))
+
+    def arranged(t: torch.Tensor) -> torch.Tensor:
+        """[groups, kernel · channels of a group, results of a group]"""
+        t = t.reshape(groups, t.shape[0] // groups, *t.shape[1:])
+        t = t.permute(0, *range(3, 3 + count), 2, 1)
+        return t.reshape(groups, -1, t.shape[-1])
+
+    columns = im.relaid(im.values.plain(x), windows)
+    y = im.product(columns, im.relaid(w, arranged))  # [groups, pixels, results]
+    shape = tuple(im.eqn.results()[0].shape)
+
+    def back(t: torch.Tensor) -> torch.Tensor:
+        t = t.reshape(groups, shape[0], *shape[2:], shape[1] // groups)
+        return t.permute(1, 0, t.ndim - 1, *range(2, t.ndim - 1)).reshape(shape)
+
+    y = Lazy(shape, y.dtype, y.tree, tuple(back(o) for o in y.operands), y.name, y.source)
+    if b is None:
+        return y
+    return im.apply("add", y, im.relaid(b, lambda t: t.reshape(-1, *[1] * count)))
+
+
+@form("var var_mean")
+def variance(im: Importer, x: Item, dims: list[int] | None = None, correction: float | None = None,
+             keepdim: bool = False) -> Item | list[Item]:  # fmt: skip
+    """The mean square of what is left after the mean; `unbiased` of the older overloads is a correction of 1."""
+    assert im.eqn is not None
+    if isinstance(correction, bool) or correction is None:
+        correction = 1 if correction is None or correction else 0
+    dims = _dims(im, x, dims)
+    x = im.values.plain(x)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    middle = im.values.plain(_mean(im, x, dims, wide))
+    left = im.values.plain(im.apply("sub", x, middle, dtype=wide))
+    count = math.prod(x.shape[d] for d in dims)
+    squares = im.reduce("sum", im.apply("mul", left, left, dtype=wide), dims, keepdim, wide)
+    result = im.apply("div", squares, float(max(count - correction, 0)), dtype=wide)
+    if im.eqn.opname == "var":
+        return result
+    shape = tuple(im.eqn.results()[-1].shape)
+    return [result, _viewed(middle, shape)]
+
+
+@form("log_softmax _log_softmax")
+def log_softmax(im: Importer, x: Item, dim: int, option: object = None) -> Item:
+    x = im.values.plain(im.values.cast(x, option) if isinstance(option, torch.dtype) else x)
+    wide = torch.promote_types(x.dtype, torch.float32)
+    left = im.values.plain(im.apply("sub", x, im.reduce("max", x, [dim], True, wide), dtype=wide))
+    total = im.reduce("sum", im.apply("exp", left, dtype=wide), [dim], True, wide)
+    return im.apply("sub", left, im.apply("log", total, dtype=wide), dtype=wide)

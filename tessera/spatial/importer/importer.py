@@ -1,0 +1,351 @@
+"""A Trace as a graph of homes.
+
+In: a cleaned, functional Trace with sizes that are numbers, and the tensors that its weights are. Out: a `Graph`. What
+depends on weights alone is computed now. Operators that only move elements run on maps, by PyTorch itself. Arithmetic
+and products have forms; any other operator is taken apart; what still has no form is refused with the user's line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from tessera.ir.equation import Arg, Equation, Special, Value, map_values
+from tessera.ir.schema import draws
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType
+from tessera.spatial.errors import MapError
+from tessera.spatial.graph import Constant, Gather, Graph, Home, Input, Product, Scatter
+from tessera.spatial.importer.decompose import Decompositions
+from tessera.spatial.importer.values import Item, Known, Lazy, Values, fold
+from tessera.torch_internals.fake import FakeTensorMode
+from tessera.torch_internals.operators import OpOverload, aten_name
+from tessera.util.names import names
+
+Form = Callable[..., Item | list[Item]]
+FORMS: dict[str, Form] = {}
+DEPTH = 8  # how often parts are taken apart themselves
+FOLDED = 1 << 28  # elements; a larger tensor is not computed ahead of time
+_CLAIMS = ("_assert", "sym_constrain")
+
+# Operators that give elements of their arguments, at places that do not depend on what these hold.
+MOVES = names(
+    """
+    view reshape _unsafe_view permute transpose t expand slice select squeeze unsqueeze cat stack split
+    split_with_sizes chunk unbind repeat repeat_interleave flip roll narrow clone contiguous alias detach unfold
+    flatten movedim swapaxes expand_as view_as reshape_as tile unflatten diagonal select_scatter slice_scatter
+    lift_fresh_copy lift_fresh view_copy numpy_T mT T hsplit vsplit tensor_split broadcast_to constant_pad_nd pad
+    pixel_shuffle pixel_unshuffle tril triu rot90 concat concatenate hstack vstack squeeze_copy
+    """
+)
+_PADDED = names("constant_pad_nd pad tril triu")  # these fill with zeros
+
+
+def form(text: str) -> Callable[[Form], Form]:
+    def add(fn: Form) -> Form:
+        FORMS.update(dict.fromkeys(text.split(), fn))
+        return fn
+
+    return add
+
+
+class Importer:
+    def __init__(self, trace: Trace, mode: FakeTensorMode) -> None:
+        self.graph = Graph(trace.name)
+        self.values = Values(self.graph)
+        self.trace = trace
+        self.env: dict[Value, Item] = {}
+        self.readers: dict[Value, int] = {}
+        self.decompositions = Decompositions(mode, self.has_form)
+        self.states: dict[Value, Home] = {}
+        self.eqn: Equation | None = None  # the one that is being imported
+
+    def has_form(self, op: object) -> bool:
+        return isinstance(op, OpOverload) and op.namespace == "aten" and ((n := aten_name(op)) in FORMS or n in MOVES)
+
+    def run(self, weights: Mapping[Value, tuple[str, torch.Tensor]]) -> Graph:
+        for v in self.trace.inputs:
+            if v in weights:
+                name, data = weights[v]
+                self.env[v] = self.state(v, name, data) if v in self.trace.mutations else Known(data.detach(), name)
+            else:
+                self.env[v] = self.input(v)
+        self.body(self.trace, DEPTH)
+        self.check_states()
+        for i, o in enumerate(self.trace.outputs):
+            name = f"y{i}" if len(self.trace.outputs) > 1 else "y"
+            item = self.env[o] if isinstance(o, Value) else Known(torch.tensor(o), name)
+            index = self.values.map(item)
+            rows, columns = fold(index.shape)
+            dtype = item.dtype if isinstance(item, Lazy) else item.data.dtype
+            self.graph.outputs.append((name, dtype, tuple(index.shape), index.reshape(rows, columns).numpy()))
+        self.graph.live()
+        return self.graph
+
+    def input(self, v: Value) -> Lazy:
+        if not isinstance(v.type, TensorType) or not all(isinstance(n, int) for n in v.type.shape):
+            raise MapError(f"{v.name} is {v.type}: expected a tensor whose sizes are numbers; give one size at a time")
+        if v.dtype.is_complex:
+            raise MapError(f"{v.name} is {v.type}: expected real numbers")
+        home = self.graph.home(v.name, v.dtype, *fold(v.type.shape))
+        self.graph.nodes.append(Input(home))
+        self.graph.inputs.append((home.name, v.dtype, tuple(v.type.shape), home))
+        return Lazy(tuple(v.type.shape), v.dtype, 0, (self.values.numbers(home, v.type.shape),), home.name)
+
+    def state(self, v: Value, name: str, data: torch.Tensor) -> Lazy:
+        """A buffer that the program writes: the dimension along which it is written is the matrix's rows."""
+        dim = next((d for eqn in self.trace.equations if (d := written_along(eqn, v)) is not None), None)
+        if dim is None:
+            raise MapError(f"{name} is written otherwise than by rows that an index chooses (index_put, index_copy)")
+        order = [dim, *(d for d in range(data.ndim) if d != dim)]
+        rows = data.detach().permute(order)
+        home = self.graph.home(name, data.dtype, rows.shape[0], rows[0].numel())
+        grain = rows.shape[-1] if rows.ndim > 1 else 1
+        self.graph.nodes.append(Constant(home, rows.reshape(home.rows, home.columns).clone(), True, grain))
+        index = self.values.numbers(home, rows.shape).permute([order.index(d) for d in range(data.ndim)])
+        self.states[v] = home
+        return Lazy(tuple(data.shape), data.dtype, 0, (index,), name)
+
+    def scattered(self, x: Lazy, dim: int, index: Item, rows: Item) -> Item:
+        """A state after rows of it were written."""
+        assert self.eqn is not None
+        old = self.values.map(x)
+        before = self.graph.home_at(int(old.reshape(-1)[0]))
+        order = [dim, *(d for d in range(old.ndim) if d != dim)]
+        whole = self.values.numbers(before, [old.shape[d] for d in order]) if before.size == old.numel() else None
+        if whole is None or not whole.equal(old.permute(order)) or not self.is_state(before):
+            return NotImplemented
+        at = self.values.map(index).reshape(-1, 1)
+        new = self.values.map(self.values.cast(rows, x.dtype))
+        new = new.expand([at.shape[0] if d == dim else n for d, n in enumerate(old.shape)])
+        home = self.graph.home(self.name(), x.dtype, before.rows, before.columns, self.eqn.source)
+        values = new.permute(order).reshape(at.shape[0], before.columns)
+        self.graph.nodes.append(Scatter(home, before, at.numpy(), values.numpy()))
+        return Lazy(x.shape, x.dtype, 0, (old - before.base + home.base,), home.name, self.eqn.source)
+
+    def is_state(self, home: Home) -> bool:
+        return home in self.states.values() or any(isinstance(n, Scatter) and n.home is home for n in self.graph.nodes)
+
+    def check_states(self) -> None:
+        """A state ends as what was last written into it, and nobody reads what was there before."""
+        after = {n.state: n.home for n in self.graph.nodes if isinstance(n, Scatter)}
+        for v, home in self.states.items():
+            last, first, item = home, self.env[v], self.env[self.trace.mutations[v]]
+            while last in after:
+                last = after[last]
+            assert isinstance(first, Lazy)
+            if not isinstance(item, Lazy) or not (self.values.map(item) - last.base).equal(first.index - home.base):
+                raise MapError(f"{home.name} ends as something else than rows written into it")
+        written: set[Home] = set()
+        for node in self.graph.nodes:
+            for index in node.maps:
+                if late := written.intersection(self.graph.homes_in(index)):
+                    name = next(iter(late)).name
+                    raise MapError(f"{name} is read as it was before it was written: called at {node.home.source}")
+            if isinstance(node, Scatter):
+                written.add(node.state)
+
+    def body(self, trace: Trace, depth: int) -> None:
+        for v, data in trace.constants.items():
+            self.env[v] = Known(data.detach(), v.name)
+        for eqn in trace.equations:
+            for v in dict.fromkeys(eqn.inputs()):
+                self.readers[v] = self.readers.get(v, 0) + 1
+        for v in trace.results():
+            self.readers[v] = self.readers.get(v, 0) + 1
+        for eqn in trace.equations:
+            self.equation(eqn, depth)
+
+    # --- equations ---
+
+    def equation(self, eqn: Equation, depth: int) -> None:
+        if eqn.opname.startswith(_CLAIMS):
+            return
+        if not isinstance(eqn.op, Special) and draws(eqn.op, eqn.args, eqn.kwargs):
+            raise MapError(f"{eqn.op} draws random numbers, which such a machine has none of: {where(eqn)}")
+        self.eqn = eqn
+        if self.is_known(eqn):
+            self.bind(eqn, self.computed(eqn))
+        elif eqn.opname in MOVES:
+            self.bind(eqn, self.moved(eqn))
+        elif eqn.opname in FORMS:
+            positional, keyword = eqn.bound()
+            result = FORMS[eqn.opname](self, *map_values(positional, self.read), **map_values(keyword, self.read))  # type: ignore[arg-type]
+            if result is NotImplemented:
+                self.apart(eqn, depth)
+            else:
+                self.bind(eqn, result if isinstance(result, list) else [result])
+        else:
+            self.apart(eqn, depth)
+
+    def read(self, v: Value) -> Item:
+        return self.env[v]
+
+    def is_known(self, eqn: Equation) -> bool:
+        known = all(isinstance(self.env[v], Known) for v in eqn.inputs())
+        return known and not isinstance(eqn.op, Special) and all(v.numel() <= FOLDED for v in eqn.results())
+
+    def computed(self, eqn: Equation) -> list[Item]:
+        """The results of an operator on tensors that are known."""
+        args, kwargs = map_values((eqn.args, eqn.kwargs), lambda v: self.env[v].data)  # type: ignore[misc,union-attr]
+        with torch.no_grad():
+            out = eqn.op(*args, **_here(kwargs))  # type: ignore[operator]
+        given = [self.env[v] for v in eqn.inputs()]
+        turned = ".T" if eqn.opname in ("t", "transpose", "permute") else ""
+        name = f"{given[0].name}{turned}" if turned and given else eqn.outputs[0].name  # type: ignore[union-attr]
+        if eqn.opname in ("detach", "alias", "view", "clone") and given:
+            name = given[0].name
+        return [Known(t, name) for t in (out if isinstance(out, (list, tuple)) else [out])]
+
+    def moved(self, eqn: Equation) -> list[Item]:
+        """The maps of an operator's results: it runs on the maps of its arguments."""
+        kinds = {self.env[v].dtype if isinstance(self.env[v], Lazy) else self.env[v].data.dtype for v in eqn.inputs()}  # type: ignore[union-attr]
+        dtype = eqn.results()[0].dtype
+        if len(kinds) > 1:  # a concatenation of several types
+            maps = {v: self.values.map(self.values.cast(self.env[v], dtype)) for v in eqn.inputs()}
+        else:
+            maps = {v: self.values.map(self.env[v]) for v in eqn.inputs()}
+        args, kwargs = map_values((eqn.args, eqn.kwargs), maps.__getitem__)  # type: ignore[misc]
+        padded = eqn.opname in _PADDED
+        if padded and not _pads_zero(eqn):
+            raise MapError(f"{eqn.op} with another value than zero has no form: {where(eqn)}")
+        if padded:  # zeros are what comes out where nothing goes in
+            args = map_values(args, lambda v: v) if not args else (args[0] + 1, *args[1:])
+        out = eqn.op(*args, **_here(kwargs))  # type: ignore[operator]
+        results = out if isinstance(out, (list, tuple)) else [out]
+        items: list[Item] = []
+        for v, index in zip(eqn.outputs, results, strict=True):
+            name = v.name if v is not None else "v"
+            items.append(Lazy(tuple(index.shape), dtype, 0, (index - 1 if padded else index,), name, eqn.source))
+        return items
+
+    def apart(self, eqn: Equation, depth: int) -> None:
+        """Import an equation as the equations that it is made of."""
+        parts = self.decompositions.of(eqn) if depth and not isinstance(eqn.op, Special) else None
+        if parts is None:
+            raise MapError(f"{eqn.op} has no form on a spatial machine: {where(eqn)}")
+        for inner, outer in zip(parts.inputs, dict.fromkeys(eqn.inputs()), strict=True):
+            self.env[inner] = self.env[outer]
+        sourced = parts.with_(equations=tuple(e.with_(source=eqn.source) for e in parts.equations))
+        self.body(sourced, depth - 1)
+        self.eqn = eqn
+        self.bind(eqn, [self.env[o] if isinstance(o, Value) else None for o in parts.outputs])  # type: ignore[misc]
+
+    def bind(self, eqn: Equation, items: list[Item]) -> None:
+        """Results, of the type that the equation says; what has several readers is written once."""
+        for v, item in zip(eqn.outputs, items, strict=True):
+            if v is None or item is None:
+                continue
+            if isinstance(item, Lazy):
+                item = self.values.cast(item, v.dtype)
+                if item.shape != tuple(v.shape):
+                    raise MapError(f"{eqn.op} gives {item.shape}, expected {tuple(v.shape)}: {where(eqn)}")
+                if self.readers.get(v, 0) > 1 and not isinstance(item.tree, int):
+                    item = self.values.plain(item)
+            self.env[v] = item
+
+    # --- what forms are made of ---
+
+    def name(self) -> str:
+        assert self.eqn is not None
+        return self.eqn.results()[0].name
+
+    def apply(self, fn: str, *items: Item | float, dtype: torch.dtype | None = None) -> Lazy:
+        assert self.eqn is not None
+        dtype = dtype or self.eqn.results()[0].dtype
+        args = [_number(i, dtype) if isinstance(i, (bool, int, float)) else i for i in items]
+        return self.values.apply(fn, args, dtype, self.name(), self.eqn.source)
+
+    def reduce(self, fn: str, x: Item, dims: list[int], keep: bool, dtype: torch.dtype | None = None) -> Lazy:
+        assert self.eqn is not None
+        x = self.values.lazy(x)
+        dims = sorted({d % max(len(x.shape), 1) for d in dims} or range(len(x.shape)))
+        named = Lazy(x.shape, x.dtype, x.tree, x.operands, self.name(), self.eqn.source)
+        return self.values.reduced(fn, named, dims if x.shape else [], keep, dtype or self.eqn.results()[0].dtype)
+
+    def product(self, x: Item, w: Item) -> Lazy:
+        """[…, m, k] by […, k, n]; the sums are of the type in which the array adds."""
+        assert self.eqn is not None
+        dtype = torch.promote_types(_dtype(x), _dtype(w))
+        x, w = (self.values.cast(i, dtype) if isinstance(i, Lazy) and i.dtype != dtype else i for i in (x, w))
+        a, b = self.values.map(x), self.values.map(w)
+        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        count = int(torch.tensor(batch).prod()) if batch else 1
+        m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
+        shared = b.ndim == 2 or all(size == 1 for size in b.shape[:-2])
+        if shared and count > 1:  # one product of all rows
+            m, count = m * count, 1
+            a = a.expand(*batch, *a.shape[-2:])
+        left = a.expand(*batch, *a.shape[-2:]).reshape(count, m, k) if not shared else a.reshape(count, m, k)
+        right = (b.reshape(1, k, n) if shared else b.expand(*batch, k, n)).reshape(count, k, n)
+        home = self.graph.home(self.name(), sum_type(dtype), count * m, n, self.eqn.source)
+        self.graph.nodes.append(Product(home, left.numpy(), right.numpy(), dtype))
+        shape = (*batch, a.shape[-2], n)
+        result = Lazy(shape, home.dtype, 0, (self.values.numbers(home, shape),), home.name, self.eqn.source)
+        return self.values.cast(result, dtype) if dtype.is_floating_point else result
+
+    def gather(self, table: Item, index: Item) -> Lazy:
+        assert self.eqn is not None
+        rows, at = self.values.map(table), self.values.map(index)
+        flat = rows.reshape(rows.shape[0], -1)
+        home = self.graph.home(self.name(), _dtype(table), at.numel(), flat.shape[1], self.eqn.source)
+        self.graph.nodes.append(Gather(home, flat.numpy(), at.reshape(-1, 1).numpy()))
+        shape = (*at.shape, *rows.shape[1:])
+        return Lazy(shape, home.dtype, 0, (self.values.numbers(home, shape),), home.name, self.eqn.source)
+
+    def relaid(self, x: Item, fn: Callable[[torch.Tensor], torch.Tensor]) -> Item:
+        """A value whose elements are moved by a function of maps."""
+        if isinstance(x, Known):
+            return Known(fn(x.data), x.name)
+        index = fn(self.values.map(x))
+        return Lazy(tuple(index.shape), x.dtype, 0, (index,), x.name, x.source)
+
+
+def written_along(eqn: Equation, v: Value) -> int | None:
+    """The dimension along which an equation writes rows into a value."""
+    if not eqn.args or eqn.args[0] is not v:
+        return None
+    if eqn.opname == "index_copy":
+        return eqn.args[1] if isinstance(eqn.args[1], int) else None
+    if eqn.opname == "index_put" and isinstance(eqn.args[1], (list, tuple)):
+        places = [d for d, i in enumerate(eqn.args[1]) if i is not None]
+        return places[0] if len(places) == 1 else None
+    return None
+
+
+def sum_type(dtype: torch.dtype) -> torch.dtype:
+    """What an array adds in."""
+    if not dtype.is_floating_point:
+        return torch.int32
+    return dtype if dtype in (torch.float32, torch.float64) else torch.float32
+
+
+def _dtype(x: Item) -> torch.dtype:
+    return x.dtype if isinstance(x, Lazy) else x.data.dtype
+
+
+def _number(value: float, dtype: torch.dtype) -> Known:
+    if isinstance(value, bool):
+        return Known(torch.tensor(value))
+    wide = torch.float64 if isinstance(value, float) or dtype.is_floating_point else torch.int64
+    return Known(torch.tensor(value, dtype=wide))
+
+
+def _here(kwargs: Arg) -> dict:
+    """Without a device: tensors are computed where the weights lie."""
+    assert isinstance(kwargs, dict)
+    return {k: v for k, v in kwargs.items() if k != "device"}
+
+
+def _pads_zero(eqn: Equation) -> bool:
+    positional, _ = eqn.bound()
+    if eqn.opname == "constant_pad_nd":
+        return not positional[2]
+    if eqn.opname == "pad":
+        return positional[2] == "constant" and not positional[3]
+    return True
+
+
+def where(eqn: Equation) -> str:
+    return f"called at {eqn.source}" if str(eqn.source) else "at an unknown line"

@@ -1,0 +1,207 @@
+"""Values of a Trace while it is imported: tensors that are known now, and expressions over homes.
+
+An expression stays one until somebody needs it as a matrix: another operator than arithmetic, or a second reader.
+Then a node computes it, and it is a plain map of the new home. So arithmetic fuses into whoever reads it first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tessera.ir.equation import NOWHERE, Source
+from tessera.spatial.graph import Apply, Constant, Expression, Graph, Home, Number, Tree, reduces, shift
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """A tensor that does not depend on the inputs."""
+
+    data: torch.Tensor
+    name: str = "constant"
+
+
+@dataclass(frozen=True, eq=False)
+class Lazy:
+    """An expression over maps, each of which broadcasts to `shape`; numbers are rounded to `dtype` when it is
+    written."""
+
+    shape: Shape
+    dtype: torch.dtype
+    tree: Tree
+    operands: tuple[torch.Tensor, ...]
+    name: str
+    source: Source = NOWHERE
+
+    @property
+    def index(self) -> torch.Tensor:
+        """The map of a value that is one already."""
+        assert self.tree == 0
+        return self.operands[0]
+
+
+Item = Known | Lazy
+
+
+def fold(shape: Sequence[int]) -> tuple[int, int]:
+    """A tensor as a matrix: the last dimension is a row."""
+    columns = shape[-1] if shape else 1
+    return int(np.prod(shape[:-1], dtype=np.int64)) if len(shape) > 1 else 1, columns
+
+
+class Values:
+    """Makes homes for values."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.constants: dict[tuple, tuple[Home, torch.Tensor]] = {}
+
+    # --- homes ---
+
+    def numbers(self, home: Home, shape: Sequence[int]) -> torch.Tensor:
+        return torch.arange(home.base, home.base + home.size).view(tuple(shape))
+
+    def constant(self, known: Known) -> torch.Tensor:
+        """The map of a known tensor; what is expanded lies once."""
+        data = known.data.detach()
+        strides = zip(data.stride(), data.shape, strict=True)
+        small = data[tuple(slice(0, 1) if stride == 0 and n > 1 else slice(None) for stride, n in strides)]
+        key = (data.data_ptr(), data.dtype, tuple(small.shape), tuple(small.stride()))
+        if key not in self.constants:
+            home = self.graph.home(known.name, data.dtype, *fold(small.shape))
+            self.graph.nodes.append(Constant(home, small.contiguous().view(home.rows, home.columns)))
+            self.constants[key] = home, data  # the tensor is kept, for its address is the key
+        return self.numbers(self.constants[key][0], small.shape).expand(data.shape)
+
+    def lazy(self, item: Item) -> Lazy:
+        if isinstance(item, Lazy):
+            return item
+        data = item.data
+        if data.numel() == 1 and not data.is_complex():
+            return Lazy(tuple(data.shape), data.dtype, Number(data.item()), (), item.name)
+        return Lazy(tuple(data.shape), data.dtype, 0, (self.constant(item),), item.name)
+
+    def kind(self, lazy: Lazy) -> str:
+        """Whether an expression is computed in floats or in integers; empty for truth values and numbers alone."""
+        dtypes = [self.dtype_of(o) for o in lazy.operands]
+        if any(d.is_floating_point for d in dtypes):
+            return "float"
+        return "int" if any(d != torch.bool for d in dtypes) else ""
+
+    def dtype_of(self, index: torch.Tensor) -> torch.dtype:
+        return self.graph.home_at(int(index.max())).dtype if index.numel() else torch.float32
+
+    def is_plain(self, lazy: Lazy) -> bool:
+        return lazy.tree == 0 and self.dtype_of(lazy.index) == lazy.dtype
+
+    def plain(self, item: Item) -> Lazy:
+        """The value as a map: an expression becomes a node."""
+        if isinstance(item, Known):
+            return Lazy(tuple(item.data.shape), item.data.dtype, 0, (self.constant(item),), item.name)
+        return item if self.is_plain(item) else self.written(item)
+
+    def map(self, item: Item) -> torch.Tensor:
+        """The map of a value, whatever it is."""
+        if isinstance(item, Known):
+            return self.constant(item)
+        return self.plain(item).index.expand(item.shape)
+
+    def written(self, lazy: Lazy) -> Lazy:
+        """A node that computes an expression without reductions, in the order in which its largest operand lies."""
+        like = next((found for o in lazy.operands if (found := self.order(o, lazy.shape)) is not None), None)
+        rows, columns = fold(lazy.shape) if like is None else (like[0].rows, like[0].columns)
+        home = self.graph.home(lazy.name, lazy.dtype, rows, columns, lazy.source)
+        flat = [o.expand(lazy.shape).reshape(-1) for o in lazy.operands]
+        if like is None:
+            index = self.numbers(home, lazy.shape)
+        else:
+            places = like[1]
+            index = (places + home.base).view(lazy.shape)
+            back = torch.empty_like(places)
+            back[places] = torch.arange(len(places))
+            flat = [f[back] for f in flat]
+        self.graph.nodes.append(Expression(home, lazy.tree, [matrix(f, rows, columns) for f in flat]))
+        return Lazy(lazy.shape, lazy.dtype, 0, (index,), lazy.name, lazy.source)
+
+    def order(self, index: torch.Tensor, shape: Shape) -> tuple[Home, torch.Tensor] | None:
+        """The home of which a map holds each element once, and their places in it."""
+        if tuple(index.shape) != shape or not index.numel():
+            return None
+        flat = index.reshape(-1)
+        home = self.graph.home_at(int(flat[0]))
+        places = flat - home.base
+        if home.size != len(flat) or int(places.min()) < 0 or int(places.max()) >= home.size:
+            return None
+        once = len(flat) == 1 or bool((torch.bincount(places, minlength=home.size) == 1).all())
+        return (home, places) if once else None
+
+    def reduced(self, fn: str, lazy: Lazy, dims: list[int], keep: bool, dtype: torch.dtype) -> Lazy:
+        """A node that combines an expression along dimensions."""
+        assert not reduces(lazy.tree)
+        left = [d for d in range(len(lazy.shape)) if d not in dims]
+        rows = int(np.prod([lazy.shape[d] for d in left], dtype=np.int64))
+        columns = int(np.prod([lazy.shape[d] for d in dims], dtype=np.int64))
+        operands = [matrix(o.expand(lazy.shape).permute(*left, *dims), rows, columns) for o in lazy.operands]
+        home = self.graph.home(lazy.name, dtype, rows, 1, lazy.source)
+        self.graph.nodes.append(Expression(home, Apply(fn, (lazy.tree,)), operands))
+        shape = [1 if d in dims else n for d, n in enumerate(lazy.shape) if keep or d not in dims]
+        return Lazy(tuple(shape), dtype, 0, (self.numbers(home, shape),), home.name, lazy.source)
+
+    # --- expressions ---
+
+    def apply(self, fn: str, items: Sequence[Item], dtype: torch.dtype, name: str, source: Source) -> Lazy:
+        """A function of elements; arguments of another kind of number are written first."""
+        lazies = [self.lazy(i) for i in items]
+        kinds = {k for k in map(self.kind, lazies) if k}
+        if len(kinds) > 1:
+            lazies = [self.as_float(x, dtype) if self.kind(x) == "int" else x for x in lazies]
+        shape = tuple(torch.broadcast_shapes(*(x.shape for x in lazies)))
+        operands: list[torch.Tensor] = []
+        trees: list[Tree] = []
+        for x in lazies:
+            places = [self.place(o, len(shape), operands) for o in x.operands]
+            trees.append(shift(x.tree, places))
+        return Lazy(shape, dtype, Apply(fn, tuple(trees)), tuple(operands), name, source)
+
+    def as_float(self, lazy: Lazy, dtype: torch.dtype) -> Lazy:
+        """Integers or truth values as a home that arithmetic of floats reads."""
+        wanted = lazy.dtype if lazy.dtype == torch.bool else dtype if dtype.is_floating_point else torch.float32
+        return self.plain(Lazy(lazy.shape, wanted, lazy.tree, lazy.operands, lazy.name, lazy.source))
+
+    def cast(self, item: Item, dtype: torch.dtype) -> Lazy:
+        """Another type. Floats stay in the expression, which is rounded when it is written."""
+        lazy = self.lazy(item)
+        other = Lazy(lazy.shape, dtype, lazy.tree, lazy.operands, lazy.name, lazy.source)
+        if lazy.dtype == dtype:
+            return lazy
+        if isinstance(lazy.tree, Number):
+            value = torch.tensor(lazy.tree.value).to(dtype).item()
+            return Lazy(lazy.shape, dtype, Number(value), (), lazy.name, lazy.source)
+        if lazy.dtype.is_floating_point and dtype.is_floating_point:
+            return other
+        if lazy.dtype.is_floating_point and dtype != torch.bool:
+            cut = self.apply("trunc", [lazy], dtype, lazy.name, lazy.source)
+            return self.plain(cut)
+        if dtype == torch.bool:
+            return self.plain(
+                self.apply("ne", [lazy, Known(torch.zeros((), dtype=lazy.dtype))], dtype, lazy.name, lazy.source)
+            )
+        return self.plain(other)
+
+    def place(self, index: torch.Tensor, ndim: int, operands: list[torch.Tensor]) -> int:
+        """The number of a map among operands, where it may stand already."""
+        index = index.reshape((1,) * (ndim - index.ndim) + tuple(index.shape)) if index.ndim < ndim else index
+        for i, o in enumerate(operands):
+            if o is index or (o.shape == index.shape and o.stride() == index.stride() and o.equal(index)):
+                return i
+        operands.append(index)
+        return len(operands) - 1
+
+
+def matrix(index: torch.Tensor, rows: int, columns: int) -> np.ndarray:
+    return index.reshape(rows, columns).numpy()

@@ -1,0 +1,133 @@
+"""`.spatial` files: a zip archive, without compression, of the listing, the machine's file and the data.
+
+In: a `Program`. Out: a file, and the same program from it. Members are read by size: what the archive claims is checked
+against the file before memory is taken. Data is safetensors, so nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+import torch
+
+from tessera.machines.spatial import SpatialMachine, read
+from tessera.spatial.listing.parse import parse
+from tessera.spatial.listing.text import print_listing
+from tessera.spatial.listing.types import SIZES, Listing
+from tessera.util.errors import ListingError
+
+LISTING, MACHINE, DATA = "listing.txt", "machine.toml", "data.safetensors"
+LONGEST_HEADER = 100 << 20
+CODES = {
+    "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float16": "F16", "bfloat16": "BF16", "float32": "F32",
+    "float64": "F64",
+}  # fmt: skip
+_NAMES = {code: name for name, code in CODES.items()}
+_DATE = (1980, 1, 1, 0, 0, 0)  # the same program is the same file
+
+
+@dataclass(frozen=True)
+class Program:
+    """All that a run needs: the listing, the machine it is for, the tensors that lie beside it."""
+
+    listing: Listing
+    machine: SpatialMachine
+    data: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+def save(program: Program, path: str | Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, content in (
+            (LISTING, print_listing(program.listing).encode()),
+            (MACHINE, program.machine.text.encode()),
+            (DATA, pack(program.data)),
+        ):
+            archive.writestr(zipfile.ZipInfo(name, _DATE), content)
+
+
+def load(path: str | Path) -> Program:
+    path = Path(path)
+    if not path.is_file():
+        raise ListingError(f"{path}: there is no such file")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            listing, machine, data = (_member(path, archive, name) for name in (LISTING, MACHINE, DATA))
+        text, described = listing.decode(), machine.decode()
+    except (zipfile.BadZipFile, UnicodeDecodeError, NotImplementedError, EOFError) as error:
+        raise ListingError(f"{path}: expected a .spatial file: {error}") from None
+    try:
+        parsed = parse(text)
+        return Program(parsed, read(parsed.machine, described), unpack(data))
+    except ListingError as error:
+        raise ListingError(f"{path}: {error}") from None
+
+
+def _member(path: Path, archive: zipfile.ZipFile, name: str) -> bytes:
+    try:
+        info = archive.getinfo(name)
+    except KeyError:
+        raise ListingError(f"{path}: expected {LISTING}, {MACHINE} and {DATA} in it; {name} is missing") from None
+    if info.compress_type != zipfile.ZIP_STORED or info.file_size > path.stat().st_size:
+        raise ListingError(f"{path}: expected {name} without compression, of at most the file's size")
+    return archive.read(info)
+
+
+def pack(data: Mapping[str, torch.Tensor]) -> bytes:
+    """As safetensors."""
+    header: dict[str, object] = {}
+    parts, at = [], 0
+    for name, tensor in sorted(data.items()):
+        flat = tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        header[name] = {"dtype": CODES[dtype], "shape": list(tensor.shape), "data_offsets": [at, at + flat.numel()]}
+        parts.append(flat.numpy().tobytes())
+        at += flat.numel()
+    head = json.dumps(header).encode()
+    head += b" " * (-len(head) % 8)
+    return struct.pack("<Q", len(head)) + head + b"".join(parts)
+
+
+def unpack(content: bytes) -> dict[str, torch.Tensor]:
+    """From safetensors; every number of the header is checked."""
+    length = struct.unpack("<Q", content[:8])[0] if len(content) >= 8 else -1
+    if not 0 <= length <= min(len(content) - 8, LONGEST_HEADER):
+        _refuse("a header of safetensors")
+    try:
+        header = json.loads(content[8 : 8 + length])
+    except (ValueError, RecursionError):
+        _refuse("a header of JSON")
+    if not isinstance(header, dict):
+        _refuse("names and places in the header")
+    body = bytearray(memoryview(content)[8 + length :])
+    return {name: _tensor(name, of, body) for name, of in header.items() if name != "__metadata__"}
+
+
+def _tensor(name: str, of: object, body: bytearray) -> torch.Tensor:
+    match of:
+        case {"dtype": str(code), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if code in _NAMES:
+            dtype = _NAMES[code]
+        case _:
+            _refuse(f"dtype, shape and data_offsets of {name[:100]!r}")
+    whole = all(type(size) is int and 0 <= size <= 1 << 48 for size in shape) and len(shape) <= 8
+    if not whole or not 0 <= begin <= end <= len(body) or math.prod(shape) * SIZES[dtype] != end - begin:
+        _refuse(f"{name[:100]!r} of {code}{shape[:8]} within the data's {len(body)} bytes")
+    if begin == end:
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    return (
+        torch.frombuffer(body, dtype=torch.uint8, count=end - begin, offset=begin)
+        .clone()
+        .view(getattr(torch, dtype))
+        .reshape(shape)
+    )
+
+
+def _refuse(expected: str) -> NoReturn:
+    raise ListingError(f"{DATA}: expected {expected}")

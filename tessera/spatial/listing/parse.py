@@ -1,0 +1,257 @@
+"""Listings read: one regular expression a line.
+
+In: text. Out: a `Listing`, or a `ListingError` with the line and what was expected. What a line does not say in one of
+the forms of docs/machine.md is refused; nothing is executed. Equal columns are parsed once: pages repeat themselves.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+from tessera.machines.spatial import Core
+from tessera.spatial.listing.expression import NAME, Unread, read_ref, read_tree
+from tessera.spatial.listing.text import HEAD
+from tessera.spatial.listing.types import (
+    SIZES,
+    Action,
+    Buffer,
+    Copy,
+    CorePage,
+    Dram,
+    Expression,
+    FromHost,
+    Instruction,
+    Listing,
+    Load,
+    Product,
+    Recv,
+    Route,
+    Send,
+    Store,
+    TensorType,
+    ToHost,
+)
+from tessera.util.errors import ListingError
+
+LONGEST_LINE = 20_000
+LONGEST = 1 << 31  # characters
+LARGEST = 10**15  # cycles, bytes, addresses
+_T = TypeVar("_T")
+
+_CELL = r"[^\s#]+(?: [^\s#]+)*"
+_INSTRUCTION = re.compile(
+    rf"  @(\d{{1,15}})  +([a-z0-9+]+)  +({_CELL})  +(\d{{1,15}})(?: × (\d{{1,15}}))?"
+    rf"  +({_CELL})(?:  +({_CELL}))?(?:  +({_CELL}))? *"
+)
+_TYPE = r"([a-z0-9_]{1,20})\[([\d, ]*)\]"
+_DATA = rf"( state)?(?: = ({NAME}(?:\[[\d:, ]*\])?))?"
+_SRAM = re.compile(
+    rf"  sram  +({NAME})  +{_TYPE}  +0x([0-9a-f]{{1,13}}) \+(\d{{1,15}})"
+    rf"  +(?:(always)|(\d{{1,15}})\.\.(\d{{1,15}})){_DATA} *"
+)
+_DRAM = re.compile(rf"dram +({NAME}) +{_TYPE} +chip (\d{{1,6}}){_DATA} *")
+_PLACE = re.compile(rf"(input|output) +({NAME}) +{_TYPE} *")
+_CORE = re.compile(r"(?:(\d{1,6}):)?(\d{1,6}),(\d{1,6})")
+_PAGE = re.compile(r"core ((?:\d{1,6}:)?\d{1,6},\d{1,6}) *(?:# ?(.*))?")
+_MACHINE = re.compile(r"machine ([\w.-]{1,100}) ([0-9a-f]{64}) *")
+_END = re.compile(r"end (\d{1,15}) *")
+_SEND = re.compile(r"send (.+) to (.+)")
+_RECV = re.compile(r"recv (.+?) (\+= )?from (.+)")
+_LOAD = re.compile(r"load (.+) from dram\.(.+)")
+_STORE = re.compile(r"store (.+) to dram\.(.+)")
+_SOURCE = re.compile(r"\S*:\d+")
+
+
+def parse(text: str) -> Listing:
+    return _Parser(text).listing()
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        if len(text) > LONGEST:
+            raise _error(0, f"a listing of at most {LONGEST} characters", f"{len(text)}")
+        self.lines = text.split("\n")
+        self.actions: dict[tuple[str, str], Action] = {}
+        self.names: dict[str, tuple[tuple[str, ...], tuple[Route, ...]]] = {}
+        self.units: dict[str, tuple[str, ...]] = {}
+        self.types: dict[tuple[str, str], TensorType] = {}
+        self.number = 0
+
+    def listing(self) -> Listing:
+        machine = self.head()
+        places: dict[str, list[tuple[str, TensorType]]] = {"input": [], "output": []}
+        drams: list[Dram] = []
+        pages: list[CorePage] = []
+        buffers: list[Buffer] = []
+        steps: list[Instruction] = []
+        end: int | None = None
+        for number, line in enumerate(self.lines[2:], 3):
+            self.number = number
+            if len(line) > LONGEST_LINE:
+                self.refuse(f"lines of at most {LONGEST_LINE} characters", line)
+            if line.startswith("  @"):
+                if not pages:
+                    self.refuse("a line `core row,column` before the first instruction", line)
+                steps.append(self.instruction(line))
+            elif not (bare := line.partition("#")[0].rstrip()):
+                continue
+            elif end is not None:
+                self.refuse("nothing after `end`", line)
+            elif line.startswith("  sram"):
+                if not pages or steps:
+                    self.refuse("buffers between the line `core` and the first instruction", line)
+                buffers.append(self.buffer(bare))
+            elif match := _PAGE.fullmatch(line):
+                self.close(pages, buffers, steps)
+                pages.append(CorePage(read_core(match[1]), note=match[2] or "", line=number))
+            elif match := _END.fullmatch(bare):
+                self.close(pages, buffers, steps)
+                end = int(match[1])
+            elif not pages and (match := _PLACE.fullmatch(bare)):
+                places[match[1]].append((match[2], self.type(match[3], match[4])))
+            elif not pages and (match := _DRAM.fullmatch(bare)):
+                source = self.read(read_ref, match[6]) if match[6] else None
+                of = self.type(match[2], match[3])
+                drams.append(Dram(match[1], of, int(match[4]), match[5] is not None, source, number))
+            else:
+                self.refuse("`input`, `output`, `dram`, `core`, `sram`, `@cycle` or `end`", line)
+        if end is None:
+            raise _error(len(self.lines), "`end` and the program's duration; the file is cut off", "its end")
+        return Listing(*machine, tuple(places["input"]), tuple(places["output"]), tuple(pages), end, tuple(drams))
+
+    def head(self) -> tuple[str, str]:
+        if self.lines[0].rstrip() != HEAD:
+            raise _error(1, f"`{HEAD}`", self.lines[0])
+        second = self.lines[1].partition("#")[0].rstrip() if len(self.lines) > 1 else ""
+        if (match := _MACHINE.fullmatch(second)) is None:
+            raise _error(2, "`machine`, its name and the SHA-256 of its file", second)
+        return match[1], match[2]
+
+    @staticmethod
+    def close(pages: list[CorePage], buffers: list[Buffer], steps: list[Instruction]) -> None:
+        """Put what was read into the page that it belongs to."""
+        if pages:
+            last = pages[-1]
+            pages[-1] = CorePage(last.core, tuple(buffers), tuple(steps), last.note, last.line)
+        buffers.clear()
+        steps.clear()
+
+    def instruction(self, line: str) -> Instruction:
+        match = _INSTRUCTION.fullmatch(line) or _INSTRUCTION.fullmatch(line.partition("#")[0])
+        if match is None:
+            self.refuse(
+                "columns two spaces apart: @cycle, unit, what it does, duration, ports (module, file:line)", line
+            )
+        start, units, action, duration, each, names, module, source = match.groups()
+        times = 1 if each is None else int(duration)
+        took = int(duration) if each is None else times * int(each)
+        if not 1 <= took <= LARGEST:
+            self.refuse(f"a duration of 1 to {LARGEST} cycles", line)
+        if module is not None and source is None and _SOURCE.fullmatch(module):
+            module, source = None, module
+        if (unit := self.units.get(units)) is None:
+            unit = self.units[units] = tuple(units.split("+"))
+        if (named := self.names.get(names)) is None:
+            named = self.names[names] = self.read(read_names, names)
+        kind = unit[0].rstrip("0123456789")
+        if (does := self.actions.get((kind, action))) is None:
+            does = self.actions[kind, action] = self.read(lambda text: read_action(kind, text), action)
+        return Instruction(
+            int(start), unit, does, took, named[0], named[1], times, module or "", source or "", self.number
+        )
+
+    def buffer(self, line: str) -> Buffer:
+        if (match := _SRAM.fullmatch(line)) is None:
+            self.refuse("`sram  name  type[shape]  0xADDRESS +size  from..to` or `always`, ` = tensor[slices]`", line)
+        name, dtype, shape, address, size, always, begin, end, state, source = match.groups()
+        lifetime = None if always else (int(begin), int(end))
+        if lifetime is not None and (state or source):
+            self.refuse("`always` for a buffer that is state or holds data before cycle 0", line)
+        if lifetime is None and not (state or source):
+            self.refuse("` state`, or ` = ` and the tensor whose bytes it holds, after `always`", line)
+        of = self.read(read_ref, source) if source else None
+        return Buffer(
+            name, self.type(dtype, shape), int(address, 16), int(size), lifetime, state is not None, of, self.number
+        )
+
+    def type(self, dtype: str, shape: str) -> TensorType:
+        if (known := self.types.get((dtype, shape))) is None:
+            if dtype not in SIZES:
+                near = difflib.get_close_matches(dtype, SIZES, 1)
+                self.refuse(f"a type out of {', '.join(SIZES)}{f'; did you mean {near[0]}?' if near else ''}", dtype)
+            sizes = tuple(int(part) for part in shape.split(",")) if re.fullmatch(r"\d+(, ?\d+)*", shape) else ()
+            if (shape and not sizes) or len(sizes) > 8 or not 1 <= TensorType(dtype, sizes).bytes <= LARGEST:
+                self.refuse("at most 8 sizes, each 1 or more", f"[{shape}]"[:100])
+            known = self.types[dtype, shape] = TensorType(dtype, sizes)
+        return known
+
+    def read(self, reader: Callable[[str], _T], text: str) -> _T:
+        try:
+            return reader(text)
+        except Unread as error:
+            raise ListingError(f"line {self.number}: {error}") from None
+
+    def refuse(self, expected: str, got: str) -> NoReturn:
+        raise _error(self.number, expected, got)
+
+
+def _error(line: int, expected: str, got: str) -> ListingError:
+    return ListingError(f"line {line}: expected {expected}; got {got.strip()[:100]!r}")
+
+
+def read_core(text: str) -> Core:
+    if (match := _CORE.fullmatch(text)) is None:
+        raise Unread(f"expected a core, row,column or chip:row,column; got {text[:100]!r}")
+    return Core(int(match[1] or 0), int(match[2]), int(match[3]))
+
+
+def read_names(text: str) -> tuple[tuple[str, ...], tuple[Route, ...]]:
+    """The ports, and the routes behind `link`."""
+    ports, _, routes = f"{text} ".partition("link ")
+    names = tuple(ports.split())
+    for name in names:
+        if not re.fullmatch(r"sram\.[rw]\d{1,4}", name):
+            raise Unread(f"expected ports, sram.r0 or sram.w0, then `link` and routes; got {name[:100]!r}")
+    ways = tuple(tuple(map(read_core, route.split(">"))) for route in routes.split())
+    return names, ways
+
+
+def read_action(kind: str, text: str) -> Action:
+    match kind:
+        case "matrix":
+            target, add, x, w = _split(text, r"(.+?) (\+?=) (.+) · (.+)", "`y = x · w` or `y += x · w`")
+            return Product(read_ref(target), read_ref(x), read_ref(w), add == "+=")
+        case "vector":
+            target, tree = _split(text, r"(.+?) = (.+)", "`y = an expression`")
+            return Expression(read_ref(target), read_tree(tree))
+        case "copy":
+            target, source = _split(text, r"(.+?) = (.+)", "`b = a`, `b = a^T`, `b = table[rows]` or `b[rows] = a`")
+            return Copy(read_ref(target), read_ref(source))
+        case "dram":
+            if match := _LOAD.fullmatch(text):
+                return Load(read_ref(match[1]), read_ref(match[2]))
+            value, place = _split(text, _STORE.pattern, "`load v from dram.name[…]` or `store v to dram.name[…]`")
+            return Store(read_ref(value), read_ref(place))
+        case "host":
+            if match := re.fullmatch(r"recv (.+) from host\.(.+)", text):
+                return FromHost(read_ref(match[1]), read_ref(match[2]))
+            value, place = _split(
+                text, r"send (.+) to host\.(.+)", "`recv v from host.name[…]` or `send v to host.name[…]`"
+            )
+            return ToHost(read_ref(value), read_ref(place))
+        case "north" | "east" | "south" | "west" | "chip":
+            if match := _SEND.fullmatch(text):
+                return Send(read_ref(match[1]), tuple(map(read_core, match[2].split())))
+            target, add, source = _split(text, _RECV.pattern, "`send v to core` or `recv v from core`")
+            return Recv(read_ref(target), read_core(source), add is not None)
+    known = "matrix, vector, copy0, north, east, south, west, chip0, dram, host"
+    raise Unread(f"expected a unit out of {known}; got {kind!r}")
+
+
+def _split(text: str, pattern: str, expected: str) -> tuple[str, ...]:
+    if (match := re.fullmatch(pattern, text)) is None:
+        raise Unread(f"expected {expected}; got {text[:100]!r}")
+    return match.groups()

@@ -1,0 +1,142 @@
+"""Listings printed. In: a `Listing`. Out: its text, in columns; `parse.parse` gives the same listing again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from tessera.spatial.listing.types import (
+    INFIX,
+    Action,
+    Buffer,
+    Call,
+    Copy,
+    CorePage,
+    Dram,
+    Expression,
+    FromHost,
+    Index,
+    Instruction,
+    Listing,
+    Load,
+    Product,
+    Recv,
+    Ref,
+    Send,
+    Span,
+    Store,
+    ToHost,
+    Tree,
+)
+
+HEAD = "tessera spatial listing 1"
+_LEVEL = {"add": 2, "sub": 2, "mul": 3, "div": 3}  # comparisons are 1
+
+
+def print_listing(listing: Listing) -> str:
+    lines = [HEAD, f"machine {listing.machine} {listing.sha256}"]
+    lines += [f"input   {name} {of}" for name, of in listing.inputs]
+    lines += [f"output  {name} {of}" for name, of in listing.outputs]
+    lines += [f"dram    {_dram(of)}" for of in listing.drams]
+    for page in listing.pages:
+        lines += ["", print_page(page)]
+    return "\n".join([*lines, f"end {listing.end}", ""])
+
+
+def print_page(page: CorePage) -> str:
+    note = f"  # {page.note}" if page.note else ""
+    rows = [_buffer(buffer) for buffer in page.buffers]
+    steps = [_instruction(instruction) for instruction in page.instructions]
+    sram = [f"  sram  {line}" for line in _columns(rows)]
+    return "\n".join([f"core {page.core}{note}", *sram, *(f"  {line}" for line in _columns(steps))])
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    if not rows:
+        return []
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width).rstrip() for row in rows
+    ]
+
+
+def _buffer(buffer: Buffer) -> tuple[str, ...]:
+    alive = "always" if buffer.lifetime is None else f"{buffer.lifetime[0]}..{buffer.lifetime[1]}"
+    return (
+        buffer.name,
+        str(buffer.type),
+        f"0x{buffer.address:04x} +{buffer.size}",
+        alive + _data(buffer.state, buffer.source),
+    )
+
+
+def _dram(of: Dram) -> str:
+    return f"{of.name}  {of.type}  chip {of.chip}{_data(of.state, of.source)}"
+
+
+def _data(state: bool, source: Ref | None) -> str:
+    return (" state" if state else "") + (f" = {ref_text(source)}" if source else "")
+
+
+def _instruction(of: Instruction) -> tuple[str, ...]:
+    took = f"{of.times} × {of.duration // of.times}" if of.times > 1 else str(of.duration)
+    routes = " ".join(">".join(map(str, route)) for route in of.routes)
+    names = " ".join([*of.ports, *(["link", routes] if routes else [])])
+    last = _word(of.source) if re.search(r":\d+$", of.source) else ""
+    return f"@{of.start}", "+".join(of.units), action_text(of.action), took, names, _word(of.module), last
+
+
+def _word(text: str) -> str:
+    return re.sub(r"[\s#]+", "_", text)
+
+
+def action_text(action: Action) -> str:
+    match action:
+        case Product(y, x, w, add):
+            return f"{ref_text(y)} {'+=' if add else '='} {ref_text(x)} · {ref_text(w)}"
+        case Expression(y, tree):
+            return f"{ref_text(y)} = {tree_text(tree)}"
+        case Copy(y, x):
+            return f"{ref_text(y)} = {ref_text(x)}"
+        case Send(x, targets):
+            return f"send {ref_text(x)} to {' '.join(map(str, targets))}"
+        case Recv(y, source, add):
+            return f"recv {ref_text(y)} {'+= ' if add else ''}from {source}"
+        case FromHost(y, place):
+            return f"recv {ref_text(y)} from host.{ref_text(place)}"
+        case ToHost(x, place):
+            return f"send {ref_text(x)} to host.{ref_text(place)}"
+        case Load(y, place):
+            return f"load {ref_text(y)} from dram.{ref_text(place)}"
+        case Store(x, place):
+            return f"store {ref_text(x)} to dram.{ref_text(place)}"
+
+
+def ref_text(ref: Ref) -> str:
+    index = f"[{', '.join(map(_index, ref.index))}]" if ref.index else ""
+    return f"{ref.name}{index}{'^T' if ref.transposed else ''}"
+
+
+def _index(index: Index) -> str:
+    match index:
+        case None:
+            return ":"
+        case Span(start, stop, step):
+            return f"{start}:{stop}" + (f":{step}" if step != 1 else "")
+    return str(index)
+
+
+def tree_text(tree: Tree, level: int = 0) -> str:
+    match tree:
+        case Call("neg", (operand,)):
+            return f"neg({tree_text(operand)})"
+        case Call(name, (left, right)) if name in INFIX:
+            mine = _LEVEL.get(name, 1)
+            # Sums and products group to the left; comparisons do not group.
+            text = f"{tree_text(left, mine if mine > 1 else 2)} {INFIX[name]} {tree_text(right, mine + 1)}"
+            return f"({text})" if mine < level else text
+        case Call(name, operands):
+            return f"{name}({', '.join(map(tree_text, operands))})"
+        case Ref():
+            return ref_text(tree)
+    return repr(tree)

@@ -1,0 +1,46 @@
+"""`map_onto`: a model as a program for every core of a spatial machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torch.export import ExportedProgram
+
+from tessera.ir.trace import Trace
+from tessera.machines.find import spatial_machine
+from tessera.machines.spatial import SpatialMachine
+from tessera.spatial.bounds import limit
+from tessera.spatial.capture import captured
+from tessera.spatial.mapping import best
+from tessera.spatial.program import SpatialProgram, program
+from tessera.util.errors import OptionError
+
+EFFORTS = {"quick": 1, "normal": 5, "thorough": 10}
+
+
+def map_onto(
+    model: Callable | ExportedProgram | Trace,
+    *args: object,
+    machine: str | Path | SpatialMachine,
+    chips: int = 1,
+    effort: str = "normal",
+    seed: int = 0,
+    **kwargs: object,
+) -> SpatialProgram:
+    """Compile a model, for arguments like these, to a listing for each core of a spatial machine.
+
+    machine  a name, a TOML file, or what `tessera.machine` gives
+    chips    how many to use
+    effort   how many mappings are tried: quick, normal or thorough
+    seed     of the search; the same seed gives the same listing
+    """
+    onto = machine if isinstance(machine, SpatialMachine) else spatial_machine(machine)
+    if effort not in EFFORTS:
+        raise OptionError(f"effort: expected one of {', '.join(EFFORTS)}, got {effort!r}")
+    if not 1 <= chips <= onto.chip_count:
+        raise OptionError(f"chips: expected 1 to {onto.chip_count}, which {onto.key} has; got {chips}")
+    got = captured(model, args, kwargs)
+    cores = tuple(core for chip in range(chips) for core in onto.cores(chip))
+    chosen = best(got.graph, onto, cores, EFFORTS[effort], seed)
+    return program(chosen, onto, limit(got.graph, onto, cores), got.trace, got.out_spec)

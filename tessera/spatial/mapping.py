@@ -1,0 +1,100 @@
+"""From a graph to a listing, and a search over ways to get there.
+
+In: a graph, a machine, cores. Out: the best mapping of several: how many cores a node is spread over, how large a
+tile may be, how often a weight lies in memory. What does not fit is tried with smaller tiles, fewer copies and less
+at once, before it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tessera.machines.spatial import Core, SpatialMachine
+from tessera.spatial.bounds import Bound, bound
+from tessera.spatial.cuts import Effort
+from tessera.spatial.emit import emit
+from tessera.spatial.errors import SpaceError
+from tessera.spatial.graph import Constant, Graph
+from tessera.spatial.listing.types import Listing
+from tessera.spatial.memory.layout import Buffer, lay_out, regions_of
+from tessera.spatial.routes import Routes
+from tessera.spatial.schedule import Schedule, schedule
+from tessera.spatial.steps import Steps
+from tessera.spatial.tiles import Tiles
+from tessera.spatial.tiling import Tiling
+
+
+@dataclass(frozen=True, eq=False)
+class Mapping:
+    effort: Effort
+    tiles: Tiles
+    schedule: Schedule
+    buffers: list[Buffer]
+    listing: Listing
+    bound: Bound
+
+    @property
+    def cycles(self) -> int:
+        return self.schedule.cycles
+
+
+def best(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], tries: int, seed: int) -> Mapping:
+    """The shortest of several mappings; the first that fits where `tries` is 1."""
+    chosen: Mapping | None = None
+    refused: SpaceError | None = None
+    routes = Routes(machine, cores)
+    for number, effort in enumerate(efforts(graph, machine, cores, seed)):
+        if chosen is not None and number >= tries:
+            break
+        try:
+            mapped = one(graph, machine, routes, effort)
+        except SpaceError as error:
+            refused = error if refused is None else refused
+            continue
+        if chosen is None or mapped.cycles < chosen.cycles:
+            chosen = mapped
+    if chosen is None:
+        assert refused is not None
+        raise SpaceError(f"{refused}; {least_chips(graph, machine, cores)}")
+    return chosen
+
+
+def efforts(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], seed: int) -> Iterator[Effort]:
+    """What to try, the most hopeful first; then what takes ever less memory."""
+    count, size = len(cores), machine.sram.size
+    weights = sum(n.data.numel() * n.data.element_size() for n in graph.nodes if isinstance(n, Constant))
+    replicas = max(1.0, 0.5 * size * count / max(weights, 1))
+    tile = size // 4
+    yield Effort(count, tile, replicas, seed=seed)
+    spread = sorted({max(1, count // 2), max(1, count // 4), 1} - {count}, reverse=True)
+    for fewer in spread:
+        yield Effort(fewer, tile, replicas, seed=seed)
+    yield Effort(count, tile // 4, replicas, seed=seed)
+    for more in range(1, 5):
+        yield Effort(count, tile, replicas, seed=seed + more)
+    for window in (64, 16, 4, 1):
+        for shrink in (4, 16, 64):
+            yield Effort(count, max(tile // shrink, 256), 1.0, window, False, seed)
+
+
+def one(graph: Graph, machine: SpatialMachine, routes: Routes, effort: Effort) -> Mapping:
+    names = dict(graph.names)
+    tiles = Tiling(graph, machine, routes, effort).run()
+    graph.names = names  # the next try begins with the same names
+    regions = min(machine.sram.banks, machine.sram.read_ports, 4) if effort.banked else 1
+    homes = regions_of(tiles.tiles, machine, regions)
+    steps = Steps(tiles, machine, routes, homes).run()
+    timed = schedule(steps, machine, effort.window)
+    buffers = lay_out(tiles.tiles, timed, machine, homes, regions)
+    listing = emit(tiles, timed, buffers, machine)
+    return Mapping(effort, tiles, timed, buffers, listing, bound(steps, machine))
+
+
+def least_chips(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...]) -> str:
+    """A rough answer to how many chips would do."""
+    weights = sum(n.data.numel() * n.data.element_size() for n in graph.nodes if isinstance(n, Constant))
+    largest = max((n.home.size * n.home.dtype.itemsize for n in graph.nodes), default=0)
+    per_chip = machine.sram.size * len(machine.cores())
+    chips = max(2, -(-(2 * weights + 2 * largest) // per_chip))
+    return f"weights are {weights:,} bytes in all, a chip has {per_chip:,}; about {chips} chips would do"

@@ -1,0 +1,1 @@
+"""Where buffers lie: addresses from lifetimes, and a checker that proves them."""

@@ -1,0 +1,133 @@
+"""What `map_onto` gives: a program a person reads, runs, edits and puts back."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping as Table
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from tessera.ir.trace import Trace
+from tessera.machines.spatial import Core, SpatialMachine
+from tessera.spatial.bounds import Bound
+from tessera.spatial.dialect.text import to_text
+from tessera.spatial.errors import MapError
+from tessera.spatial.listing import container, parse, print_listing, print_page
+from tessera.spatial.listing.text import action_text
+from tessera.spatial.listing.types import CorePage, Instruction, Listing
+from tessera.spatial.mapping import Mapping
+from tessera.torch_internals import pytree
+
+
+@dataclass(frozen=True, eq=False)
+class SpatialProgram:
+    """A program for every core of a machine, to the cycle. `print` it; `tessera.simulate(program, x)` runs it."""
+
+    listing: Listing
+    machine: SpatialMachine
+    data: Table[str, torch.Tensor]
+    bound: int = 0
+    limit: int = 0
+    reasons: tuple[str, str] = ("", "")  # of the bound and of the limit
+    trace: Trace | None = None
+    mapping: Mapping | None = None
+    out_spec: pytree.TreeSpec | None = field(default=None, repr=False)
+
+    @property
+    def cycles(self) -> int:
+        return self.listing.end
+
+    @property
+    def program(self) -> container.Program:
+        """What the simulator takes."""
+        return container.Program(self.listing, self.machine, dict(self.data))
+
+    def __str__(self) -> str:
+        return print_listing(self.listing)
+
+    def __repr__(self) -> str:
+        return f"<SpatialProgram on {self.machine.key}: {self.summary()}>"
+
+    def summary(self) -> str:
+        """Cycles, how near they are to what is possible, and what is at fault."""
+        text = f"{self.cycles:,} cycles on {len(self.listing.pages)} cores"
+        if self.bound:
+            text += f", {self.cycles / self.bound:.2f} × bound {self.bound:,} ({self.reasons[0]})"
+        if self.limit:
+            text += f", limit {self.limit:,} ({self.reasons[1]})"
+        return text
+
+    def core(self, *place: int) -> str:
+        """The page of a core: `core(row, column)`, or `core(chip, row, column)`."""
+        return print_page(self.page(Core(*place) if len(place) == 3 else Core(0, *place)))
+
+    def page(self, core: Core) -> CorePage:
+        for page in self.listing.pages:
+            if page.core == core:
+                return page
+        cores = ", ".join(str(p.core) for p in self.listing.pages)
+        raise MapError(f"core {core} has nothing to do; there are pages of {cores}")
+
+    @functools.cached_property
+    def stages(self) -> dict[str, str]:
+        """The program at every stage: captured, as tiles on cores, and as a listing."""
+        texts = {} if self.trace is None else {"captured": str(self.trace)}
+        if self.mapping is not None:
+            texts["placed"] = to_text(self.mapping.tiles)
+        return {**texts, "listing": str(self)}
+
+    def why(self, name: str) -> str:
+        """When and where something is computed, and what it waited for: a module, a line `file:number`, or a buffer."""
+        rows = []
+        for page in self.listing.pages:
+            for i in page.instructions:
+                if name in (i.module, i.source) or i.module.startswith(f"{name}.") or _mentions(i, name):
+                    rows.append(
+                        (
+                            i.start,
+                            f"@{i.start}..{i.start + i.duration}  core {page.core}  {'+'.join(i.units)}  {_text(i)}",
+                        )
+                    )
+        if not rows:
+            known = sorted({i.module for p in self.listing.pages for i in p.instructions if i.module})
+            raise MapError(f"nothing is called {name!r}; modules are {', '.join(known) or 'none'}")
+        rows.sort()
+        start = rows[0][0]
+        return "\n".join([f"{name}: {len(rows)} instructions from cycle {start} on", *(text for _, text in rows)])
+
+    def save(self, path: str | Path) -> None:
+        """Write the listing, the machine and the data as one `.spatial` file."""
+        container.save(self.program, path)
+
+    def edited(self, text: str) -> SpatialProgram:
+        """The program with another listing, such as an edited `str(program)`; whether it is right, `simulate` says."""
+        return SpatialProgram(parse(text), self.machine, self.data, self.bound, self.limit, self.reasons, self.trace,
+                              None, self.out_spec)  # fmt: skip
+
+
+def _mentions(i: Instruction, name: str) -> bool:
+    target = getattr(i.action, "target", None)
+    return target is not None and target.name == name
+
+
+def _text(i: Instruction) -> str:
+    return " ".join(filter(None, (action_text(i.action), i.module, i.source)))
+
+
+def program(
+    mapped: Mapping, machine: SpatialMachine, limit: Bound, trace: Trace, spec: pytree.TreeSpec | None
+) -> SpatialProgram:
+    reasons = mapped.bound.reason, limit.reason
+    return SpatialProgram(
+        mapped.listing,
+        machine,
+        mapped.tiles.tensors,
+        max(mapped.bound.cycles, limit.cycles),
+        limit.cycles,
+        reasons,
+        trace,
+        mapped,
+        spec,
+    )

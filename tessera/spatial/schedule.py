@@ -1,0 +1,156 @@
+"""When each step begins: list scheduling over tables of what is held.
+
+In: steps. Out: the cycle at which each begins. The step with the longest way to the end goes first; it begins at the
+first cycle at which all it waits for is there and all it holds is free, be it in a gap. The same steps give the same
+schedule.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+
+from tessera.machines.spatial import SpatialMachine
+from tessera.spatial.steps import Resource, Step, Use
+
+
+class Lane:
+    """One unit, port, bank or link: the times at which it is held."""
+
+    __slots__ = ("ends", "starts")
+
+    def __init__(self) -> None:
+        self.starts: list[int] = []
+        self.ends: list[int] = []
+
+    def earliest(self, at: int, duration: int) -> int:
+        """The first cycle, not before `at`, from which it is free that long."""
+        i = bisect_right(self.ends, at)
+        starts, ends = self.starts, self.ends
+        while i < len(starts) and starts[i] < at + duration:
+            at = max(at, ends[i])
+            i += 1
+        return at
+
+    def hold(self, start: int, end: int) -> None:
+        """Neighbouring times become one."""
+        i = bisect_left(self.starts, start)
+        joins_left = i > 0 and self.ends[i - 1] == start
+        joins_right = i < len(self.starts) and self.starts[i] == end
+        if joins_left and joins_right:
+            self.ends[i - 1] = self.ends.pop(i)
+            self.starts.pop(i)
+        elif joins_left:
+            self.ends[i - 1] = end
+        elif joins_right:
+            self.starts[i] = start
+        else:
+            self.starts.insert(i, start)
+            self.ends.insert(i, end)
+
+
+@dataclass(eq=False)
+class Schedule:
+    steps: list[Step]
+    starts: dict[Step, int]
+    lanes: dict[tuple[Step, Use], list[int]]  # which of several ports, arrays or engines
+    cycles: int
+
+
+def schedule(steps: list[Step], machine: SpatialMachine, window: int = 0) -> Schedule:
+    return _Scheduler(steps, machine, window).run()
+
+
+class _Scheduler:
+    def __init__(self, steps: list[Step], machine: SpatialMachine, window: int) -> None:
+        self.steps, self.machine, self.window = steps, machine, window
+        self.tables: dict[Resource, list[Lane]] = {}
+        self.starts: dict[Step, int] = {}
+        self.lanes: dict[tuple[Step, Use], list[int]] = {}
+
+    def run(self) -> Schedule:
+        users: dict[Step, list[Step]] = {s: [] for s in self.steps}
+        missing = {s: len(s.after) for s in self.steps}
+        for s in self.steps:
+            for before, _ in s.after:
+                users[before].append(s)
+        urgent = urgency(self.steps)
+        ready = [(self.rank(s, urgent), s.number, s) for s in self.steps if not missing[s]]
+        heapq.heapify(ready)
+        done = 0
+        finished: list[int] = []  # ends of steps in order of their numbers, for the window
+        while ready:
+            _, _, step = heapq.heappop(ready)
+            at = max((self.starts[b] + delay for b, delay in step.after), default=0)
+            if self.window and done >= self.window:
+                at = max(at, finished[done - self.window])
+            self.place(step, at)
+            finished.append(self.starts[step])
+            done += 1
+            for user in users[step]:
+                missing[user] -= 1
+                if not missing[user]:
+                    heapq.heappush(ready, (self.rank(user, urgent), user.number, user))
+        assert done == len(self.steps), "steps wait for each other"
+        cycles = max((self.starts[s] + s.end for s in self.steps), default=0)
+        return Schedule(self.steps, self.starts, self.lanes, cycles)
+
+    def rank(self, step: Step, urgent: dict[Step, int]) -> int:
+        return step.number if self.window else -urgent[step]
+
+    def place(self, step: Step, at: int) -> None:
+        while True:
+            start = at
+            for use in step.uses:
+                start = self.free(use, start + use.offset) - use.offset
+            if start == at:
+                break
+            at = start
+        self.starts[step] = at
+        for use in step.uses:
+            lanes = self.table(use.resource)
+            begin = at + use.offset
+            free = [i for i, lane in enumerate(lanes) if lane.earliest(begin, use.duration) == begin][: use.count]
+            for i in free:
+                lanes[i].hold(begin, begin + use.duration)
+            self.lanes[step, use] = free
+
+    def free(self, use: Use, at: int) -> int:
+        """The first cycle from which enough lanes are free."""
+        lanes = self.table(use.resource)
+        if len(lanes) == 1:
+            return lanes[0].earliest(at, use.duration)
+        while True:
+            times = sorted(lane.earliest(at, use.duration) for lane in lanes)
+            if times[use.count - 1] == at:
+                return at
+            at = times[use.count - 1]
+
+    def table(self, resource: Resource) -> list[Lane]:
+        if (known := self.tables.get(resource)) is None:
+            known = self.tables[resource] = [Lane() for _ in range(capacity(resource, self.machine))]
+        return known
+
+
+def capacity(resource: Resource, machine: SpatialMachine) -> int:
+    """How many there are of a resource."""
+    match resource:
+        case ("read", _):
+            return machine.sram.read_ports
+        case ("write", _):
+            return machine.sram.write_ports
+        case ("unit", _, "matrix"):
+            return machine.matrix.count
+        case ("unit", _, "copy"):
+            return machine.copy.engines
+    return 1
+
+
+def urgency(steps: list[Step]) -> dict[Step, int]:
+    """The longest way from the start of each step to the end."""
+    longest = {s: s.end for s in steps}
+    for s in reversed(steps):
+        for before, delay in s.after:
+            longest[before] = max(longest[before], delay + longest[s])
+    return longest

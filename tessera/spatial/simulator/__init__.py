@@ -1,0 +1,11 @@
+"""The judge of listings: runs them on data, to the cycle, and refuses the first violation.
+
+It is written from docs/machine.md and shares with the compiler the grammar of listings and the machine files, nothing
+else.
+"""
+
+from tessera.spatial.simulator.api import Simulation, judge, simulate
+from tessera.spatial.simulator.report import Report
+from tessera.spatial.simulator.violation import KINDS, Violation
+
+__all__ = ["KINDS", "Report", "Simulation", "Violation", "judge", "simulate"]

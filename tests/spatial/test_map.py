@@ -1,0 +1,166 @@
+"""Models on spatial machines: the simulator gives PyTorch's answer, in the very cycles that were scheduled."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import tessera
+from tessera.machines.find import spatial_machine
+from tessera.spatial import interpreter
+from tessera.spatial.errors import MapError, SpaceError
+from tessera.spatial.listing import parse
+from tessera.spatial.map import map_onto
+from tessera.spatial.program import SpatialProgram
+from tessera.spatial.simulator.api import simulate
+from tessera.util.errors import OptionError
+from tests.spatial.models import MLP, Attention, Block, Many, convolutions, toy
+
+MACHINES = {
+    "toy": lambda: spatial_machine("toy"),
+    "1x1": lambda: toy(1, 1),
+    "4x4": lambda: toy(4, 4),
+    "systolic": lambda: spatial_machine("systolic"),
+    "wormhole": lambda: spatial_machine("wormhole"),
+}
+MODELS = {
+    "mlp": (lambda: MLP(32, 48), (16, 32)),
+    "attention": (Attention, (2, 9, 32)),
+    "block": (Block, (1, 12, 32)),
+    "convolutions": (convolutions, (1, 3, 7, 7)),
+    "many": (Many, (3, 5, 7)),
+}
+
+
+def agree(model: object, inputs: tuple[torch.Tensor, ...], program: SpatialProgram, tolerance: float) -> None:
+    with torch.no_grad():
+        expected = model(*inputs)  # type: ignore[operator]
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    given = simulate(program, *inputs)
+    assert given.cycles == program.cycles
+    assert program.cycles >= program.bound >= program.limit
+    for got, want in zip(given.outputs, expected, strict=True):
+        assert got.dtype == want.dtype
+        torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("name", MODELS)
+def test_models(name: str, machine: str) -> None:
+    torch.manual_seed(0)
+    make, shape = MODELS[name]
+    model, x = make(), torch.randn(shape)
+    agree(model, (x,), map_onto(model, x, machine=MACHINES[machine](), effort="quick"), 1e-5)
+
+
+@pytest.mark.parametrize("m, k, n", [(1, 1, 1), (17, 257, 1), (257, 17, 33), (1, 257, 17)])
+def test_odd_products_in_float64(m: int, k: int, n: int) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(k, n).double(), torch.randn(m, k, dtype=torch.float64)
+    agree(model, (x,), map_onto(model, x, machine="toy", effort="quick"), 1e-12)
+
+
+def test_integers_are_exact() -> None:
+    torch.manual_seed(0)
+    a = torch.randint(-128, 128, (17, 64), dtype=torch.int8)
+    b = torch.randint(-128, 128, (64, 40), dtype=torch.int8)
+    program = map_onto(lambda x, y: torch._int_mm(x, y), a, b, machine=toy(2, 3))
+    assert simulate(program, a, b).output.equal(torch._int_mm(a, b))
+
+
+def test_bfloat16_is_what_the_interpreter_of_tiles_says() -> None:
+    torch.manual_seed(0)
+    model, x = MLP().bfloat16(), torch.randn(16, 64).bfloat16()
+    program = map_onto(model, x, machine="toy")
+    assert program.mapping is not None
+    expected = interpreter.run(program.mapping.tiles, program.machine, [x])
+    assert simulate(program, x).output.equal(expected[0])
+
+
+def test_rows_chosen_by_data() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Embedding(40, 16), torch.randint(0, 40, (3, 5))
+    program = map_onto(model, x, machine="toy")
+    for _ in range(2):  # another choice takes the same time
+        agree(model, (x,), program, 0.0)
+        x = torch.randint(0, 40, (3, 5))
+
+
+def test_several_chips() -> None:
+    torch.manual_seed(0)
+    chips = (
+        '\n[chips]\ncount = [2, "assumed: two"]\ntopology = ["ring", "assumed"]\nwidth = ["16 B", "assumed: half"]\n'
+        'latency = [40, "assumed: far"]\njitter = [3, "assumed: two clocks"]\ngates = [[[0, 1]], "assumed: a corner"]\n'
+    )
+    model, x = MLP(32, 48), torch.randn(16, 32)
+    program = map_onto(model, x, machine=toy(2, 2, chips), chips=2)
+    agree(model, (x,), program, 1e-5)
+    assert {page.core.chip for page in program.listing.pages} == {0, 1}
+    assert simulate(program, x, jitter=7).output.equal(simulate(program, x).output)
+
+
+def test_dead_cores_are_left_alone() -> None:
+    torch.manual_seed(0)
+    dead = '\n[dead]\ncores = [[[0, 1], [2, 2]], "assumed: two are dead"]\n'
+    model, x = MLP(32, 48), torch.randn(16, 32)
+    program = map_onto(model, x, machine=toy(3, 3, dead), effort="quick")
+    agree(model, (x,), program, 1e-5)
+    assert not {(0, 1), (2, 2)} & {page.core[1:] for page in program.listing.pages}
+
+
+def test_a_core_without_copy_engines() -> None:
+    torch.manual_seed(0)
+    model, x = Attention(), torch.randn(1, 5, 32)
+    agree(model, (x,), map_onto(model, x, machine=toy(2, 2, engines=0), effort="quick"), 1e-5)
+
+
+@pytest.mark.parametrize("stationary", ["weight", "input", "output"])
+def test_arrays(stationary: str) -> None:
+    torch.manual_seed(0)
+    machine = toy(2, 2, stationary=f'"{stationary}"', loading='"overlapped"', rows=8, columns=4, banks=4, read_ports=2)
+    model, x = MLP(20, 33), torch.randn(11, 20)
+    agree(model, (x,), map_onto(model, x, machine=machine, effort="quick"), 1e-5)
+
+
+def test_the_same_seed_gives_the_same_listing() -> None:
+    torch.manual_seed(0)
+    model, x = MLP(32, 48), torch.randn(8, 32)
+    texts = [str(map_onto(model, x, machine="toy", seed=3)) for _ in range(2)]
+    assert texts[0] == texts[1]
+
+
+def test_a_program_is_read_edited_and_saved(tmp_path) -> None:
+    torch.manual_seed(0)
+    model, x = MLP(32, 48), torch.randn(8, 32)
+    program = tessera.map_onto(model, x, machine="toy")
+    assert parse(str(program)) == program.listing
+    assert "matrix" in program.core(0, 0)
+    assert list(program.stages)[-1] == "listing"
+    assert "up" in program.why("up")
+    with pytest.raises(MapError, match="modules are"):
+        program.why("sideways")
+    slower = program.edited(str(program).replace(f"end {program.cycles}", f"end {program.cycles + 1}"))
+    with pytest.raises(Exception, match="expected the program to end at"):
+        simulate(slower, x)
+    program.save(tmp_path / "mlp.spatial")
+    assert simulate(tmp_path / "mlp.spatial", x).output.equal(simulate(program, x).output)
+
+
+class Refused(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft(x).real
+
+
+def test_what_is_refused() -> None:
+    x = torch.randn(8, 8)
+    with pytest.raises(MapError, match=r"has no form.*test_map.py:\d+"):
+        map_onto(Refused(), x, machine="toy")
+    with pytest.raises(SpaceError, match="chips would do"):
+        map_onto(nn.Linear(512, 512), torch.randn(1, 512), machine="toy")
+    with pytest.raises(OptionError, match="expected 1 to 1"):
+        map_onto(MLP(), torch.randn(4, 64), machine="toy", chips=2)
+    with pytest.raises(OptionError, match="expected one of quick"):
+        map_onto(MLP(), torch.randn(4, 64), machine="toy", effort="some")
+    with pytest.raises(OptionError, match="expected a spatial one"):
+        map_onto(MLP(), torch.randn(4, 64), machine="h100")
