@@ -179,3 +179,20 @@ def test_torchs_map(rows: int) -> None:
 
     torch._dynamo.reset()
     assert_close(observed(tessera.jit(mapped)), observed(mapped))
+
+
+def test_a_loop_closes_over_the_tensor_that_it_begins_with() -> None:
+    """What is closed over stays as it is, while the carry that began as the same tensor moves on."""
+
+    def root(x: torch.Tensor) -> torch.Tensor:
+        return control.while_loop(lambda y, n: n < 6, lambda y, n: ((y + x / y) / 2, n + 1), (x, torch.tensor(0)))[0]
+
+    def steps(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return control.scan(lambda y, row: (y + x[0], row * x.sum()), x[0], x)
+
+    x = torch.tensor([[2.0, 3.0], [5.0, 7.0]])
+    torch.testing.assert_close(tessera.jit(root)(x), root(x))
+    torch.testing.assert_close(root(x), x.sqrt())
+    torch.testing.assert_close(tessera.jit(steps)(x), steps(x))
+    same = lambda x: control.scan(lambda y, row: (y + x, row * 2), x, x.repeat(2, 1, 1))  # noqa: E731
+    torch.testing.assert_close(tessera.jit(same)(x), same(x))

@@ -91,7 +91,7 @@ def record_cond(recorder: Recorder, pred: torch.Tensor, true_fn: Callable, false
 
 def record_while(recorder: Recorder, cond_fn: Callable, body_fn: Callable, carry: tuple, extra: tuple) -> tuple:
     args = (*carry, *extra)
-    operands = Operands(args)
+    operands = Operands(args, moving=len(pytree.tree_leaves(carry)))
     test = _trace("while_loop", "test", cond_fn, args)
     body = _trace("while_loop", "turn", lambda *xs: _tuple(body_fn(*xs)), args)
     given = [_type(v) for v in body.trace.inputs[: len(pytree.tree_leaves(carry))]]
@@ -118,7 +118,7 @@ def record_scan(recorder: Recorder, combine_fn: Callable, init: object, xs: obje
         outputs[:carried],
         [_type(v) for v in body.trace.inputs[:carried]],
     )
-    operands = Operands((init, xs))
+    operands = Operands((init, xs), moving=carried + sliced)
     slots = operands.slots(body)
     types = [*_types(body.trace.inputs[: carried + sliced]), *operands.types()[carried + sliced :]]
     trace = rewire(body.trace, slots, types)

@@ -39,13 +39,18 @@ def rewire(trace: Trace, slots: Sequence[int], types: Sequence[Type]) -> Trace:
 
 
 class Operands:
-    """The tensors an equation reads: its arguments in order, then what it closes over, each once."""
+    """The tensors an equation reads: its arguments in order, then what it closes over, each once.
 
-    def __init__(self, args: tuple) -> None:
+    The first `moving` of them are others at each turn of a loop: what is closed over is none of these, also where a
+    loop begins with the same tensor.
+    """
+
+    def __init__(self, args: tuple, moving: int = 0) -> None:
         self.tensors = [x for x in pytree.tree_leaves(args) if isinstance(x, torch.Tensor)]
+        self.moving = moving
 
     def slot(self, x: torch.Tensor) -> int:
-        for i, known in enumerate(self.tensors):
+        for i, known in enumerate(self.tensors[self.moving :], self.moving):
             if known is x:
                 return i
         self.tensors.append(x)
