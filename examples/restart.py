@@ -3,7 +3,7 @@
     torchrun --nproc-per-node=4 --max-restarts=3 examples/restart.py states
     torchrun --nproc-per-node=2 examples/restart.py states --steps 40      # goes on with fewer ranks
 
-`--kill 3` has the last rank die in step 3, once, to see it work.
+`--kill 3` has the last rank die in step 3, once, to see it work. Started without torchrun, it is the only rank.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def steps_made(optimizer: torch.optim.Optimizer) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("states"))
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--kill", type=int)
     options = parser.parse_args()
-    ranks, again = int(os.environ["WORLD_SIZE"]), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
-    mesh = tessera.mesh(dp=ranks, timeout=60)
+    ranks, again = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
+    mesh = tessera.mesh(dp=ranks, timeout=60, fake="RANK" not in os.environ)
     model = tessera.shard(model_of().to(mesh.device_type), mesh, "zero3")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     if options.folder.exists():

@@ -58,6 +58,8 @@ QUICK: dict[str, tuple[str, ...]] = {
     "runtime/test_autograd.py": (),
     "runtime/test_call.py": (),
     "spatial/test_listing.py": (),
+    "spatial/test_map.py": ("integers", "chosen", "refused"),
+    "spatial/test_memory.py": ("refuses",),
     "store/test_key.py": (),
     "test_front_door.py": ("told", "named", "short", "stage"),
     "test_tiers.py": (),

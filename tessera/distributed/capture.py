@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from tessera.distributed.known_experts import known_experts
 from tessera.distributed.weights import whole_type
 from tessera.frontends.functional.trace import Traced, trace_function
 from tessera.ir.builder import Builder
@@ -76,7 +77,8 @@ def capture(
 
     held = [torch.empty(0, dtype=t.dtype, device=t.device) for t in types.values()]
     all_types = {**dict(enumerate(types.values())), **{len(names) + i: t for i, t in batch_types.items()}}
-    traced = trace_function(run, (held, batch, named), types=all_types, name=type(model).__name__)
+    with known_experts(model):
+        traced = trace_function(run, (held, batch, named), types=all_types, name=type(model).__name__)
     trace = _named(traced.trace, names)
     for apply in (canonicalise, fold, cse, dce):
         trace = apply(trace)

@@ -7,7 +7,6 @@ and the fake backend serve alike: everything goes by PyTorch's functional collec
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from tessera.torch_internals.distributed import (
 )
 from tessera.util.errors import InputError, MeshError
 
+COME_IN_CHUNKS = ("all_gather", "all_to_all")
 LOADS = 1000  # exchanges of rows that are remembered
 
 
@@ -51,23 +51,26 @@ class GroupCommunicator:
 
     def begin(self, x: Tensor, name: str, *args: Any) -> Tensor:
         """What comes in; it may not be read yet."""
-        return self.named(lambda: self._begin[name](x, *args), x, name, args)
+        try:
+            return self._begin[name](x, *args)
+        except RuntimeError as error:
+            raise self.in_vain(x, name, args, error) from error
 
     def wait(self, y: Tensor, x: Tensor, name: str, *args: Any) -> Tensor:
-        y = self.named(lambda: wait_tensor(y), x, name, args)
-        return put_together(self.mesh, y, name, *args)
-
-    def named(self, run: Callable[[], Tensor], x: Tensor, name: str, args: tuple) -> Tensor:
-        """Run a part of an exchange; where it fails, say which."""
         try:
-            return run()
+            y = wait_tensor(y)
         except RuntimeError as error:
-            axis, here = axis_in(args), watch.position(sys._getframe())
-            peers = self.peers[axis]
-            raise MeshError(
-                f"rank {self.rank}: dist.{name} of {tuple(x.shape)} along {axis} did not end; it waits for the ranks "
-                f"{peers} of the mesh {self.mesh}, at `{here}`: {watch.absent(here, peers)} ({error})"
-            ) from error
+            raise self.in_vain(x, name, args, error) from error
+        return put_together(self.mesh, y, name, *args) if name in COME_IN_CHUNKS else y
+
+    def in_vain(self, x: Tensor, name: str, args: tuple, error: RuntimeError) -> MeshError:
+        """Which exchange did not end, and who is missing."""
+        axis, here = axis_in(args), watch.position(sys._getframe())
+        peers = self.peers[axis]
+        return MeshError(
+            f"rank {self.rank}: dist.{name} of {tuple(x.shape)} along {axis} did not end; it waits for the ranks "
+            f"{peers} of the mesh {self.mesh}, at `{here}`: {watch.absent(here, peers)} ({error})"
+        )
 
     def all_gather(self, x: Tensor, dim: int, axis: str, size: int | None = None) -> Tensor:
         return all_gather_into_tensor(x.contiguous(), self.sizes[axis], self.groups[axis])

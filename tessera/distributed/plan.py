@@ -88,7 +88,8 @@ class Plan:
         return cls(mesh, words, patterns, pipe)
 
     def axes(self, *words: str) -> tuple[str, ...]:
-        return tuple(axis for axis in self.mesh.names if self.words[axis] in words)
+        """The axes with one of these words. An axis of one rank splits nothing, so it is not among them."""
+        return tuple(axis for axis, ranks in self.mesh.axes if self.words[axis] in words and ranks > 1)
 
     def named(self, weights: Collection[str], modules: Collection[str]) -> tuple[dict[str, str], dict[str, str]]:
         """The placements that patterns give to weights, and to what modules give."""
@@ -209,7 +210,7 @@ def _split_further(placement: Placement, axes: Sequence[str]) -> Placement:
     """Split over more axes, each along the first dimension that it divides, innermost; a weight without one stays whole
     along it."""
     for axis in axes:
-        if axis in placement.axes:
+        if axis in placement.axes or placement.mesh.size(axis) == 1:
             continue
         ranks, dims = placement.mesh.size(axis), range(len(placement.shape))
         dim = next((d for d in dims if placement.local(d) and _divides(placement.local(d), ranks)), None)

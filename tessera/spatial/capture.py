@@ -46,12 +46,11 @@ def captured(model: Callable | ExportedProgram | Trace, args: tuple, kwargs: dic
     with torch.no_grad():
         program = capture_export(exported, name if name.isidentifier() else "program")
     trace = program.captured.trace
-    if trace.mutations:
-        written = ", ".join(v.name for v in trace.mutations)
-        raise MapError(f"the program writes to {written}; a state that is kept between runs has no form yet")
     held = [s.target or s.arg.name for s in exported.graph_signature.input_specs if s.kind.name != "USER_INPUT"]
     trace = cleaned(trace.with_(outputs=trace.outputs[: program.captured.outputs]))
     weights = dict(zip(trace.inputs, zip(held, program.held, strict=True), strict=False))
+    if argument := next((v.name for v in trace.mutations if v not in weights), ""):
+        raise MapError(f"the program writes to its argument {argument}; what is kept between runs must be a buffer")
     graph = Importer(trace, program.captured.mode).run(weights)
     return Captured(trace, graph, program.out_spec)
 

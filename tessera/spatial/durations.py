@@ -37,7 +37,8 @@ def product(machine: SpatialMachine, m: int, k: int, n: int, dtype: torch.dtype)
     """Cycles that an array takes, whatever the ports do."""
     rows, columns = machine.matrix.rows, machine.matrix.columns
     count, stream = folds(machine, m, k, n)
-    fill = 2 * rows + columns + stream - 2
+    load = 0 if machine.matrix.stationary == "output" else rows  # a stationary output has nothing to load
+    fill = load + rows + columns + stream - 2
     if machine.matrix.loading == "serial":
         cycles = count * fill
     else:

@@ -72,7 +72,7 @@ def _spans(box: Box) -> tuple[Index, ...]:
 
 
 def ref(part: Part) -> Ref:
-    return Ref(part.tile.name, () if part.is_whole else _spans(part.box), part.turned)
+    return Ref(part.tile.buffer.name, () if part.is_whole else _spans(part.box), part.turned)
 
 
 def _host(step: Step) -> Ref:
@@ -141,10 +141,10 @@ def _action(step: Step) -> Action:
             return Copy(ref(step.target), ref(step.reads[0]))
         case "gather":
             assert step.target is not None
-            return Copy(ref(step.target), Ref(step.reads[0].tile.name, (step.reads[1].tile.name,)))
+            return Copy(ref(step.target), Ref(step.reads[0].tile.buffer.name, (step.reads[1].tile.buffer.name,)))
         case "scatter":
             assert step.target is not None
-            return Copy(Ref(step.target.tile.name, (step.reads[0].tile.name,)), ref(step.reads[1]))
+            return Copy(Ref(step.target.tile.buffer.name, (step.reads[0].tile.buffer.name,)), ref(step.reads[1]))
         case "from_host":
             assert step.target is not None
             return FromHost(ref(step.target), _host(step))

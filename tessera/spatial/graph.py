@@ -94,6 +94,7 @@ class Constant(Node):
 
     data: torch.Tensor
     state: bool = False
+    grain: int = 1  # columns of a state that stay together
 
 
 @dataclass(eq=False)
@@ -184,8 +185,11 @@ class Graph:
         """The homes that a map mentions."""
         if not index.size:
             return []
-        places = np.unique(np.searchsorted(np.asarray(self.bases), index.reshape(-1), "right") - 1)
-        return [self.homes[i] for i in places if i >= 0]
+        low, high = int(index.min()), int(index.max())
+        if low >= 0 and self.home_at(low) is self.home_at(high):  # most maps mention one
+            return [self.home_at(low)]
+        places = np.searchsorted(np.asarray(self.bases), index.reshape(-1), "right")
+        return [self.homes[i - 1] for i in np.flatnonzero(np.bincount(places)).tolist() if i]
 
     def elements_read(self, home: Home) -> int:
         """How many elements of a home anybody reads."""

@@ -90,9 +90,9 @@ def _value(tile: Tile, tiles: Tiles, machine: SpatialMachine, host: dict[str, to
         case Gathered():
             return part(tile.table)[part(tile.index).reshape(-1).long()]
         case Scattered():
-            env[tile.state] = env[tile.state].clone()
-            env[tile.state][part(tile.index).reshape(-1).long()] = part(tile.values)
-            return env[tile.state]
+            after = part(tile.state).clone()
+            after[part(tile.index).reshape(-1).long()] = part(tile.values)
+            return after
     raise AssertionError(tile)
 
 

@@ -36,13 +36,38 @@ class Piece:
 
 def pieces(index: np.ndarray, graph: Graph) -> list[Piece]:
     """The rectangles of a map, few rather than many."""
-    upright = _rectangles(index, graph)
-    if len(upright) == 1 or min(index.shape) == 1:
-        return upright
-    turned = _rectangles(np.ascontiguousarray(index.T), graph)
-    if len(turned) >= len(upright):
-        return upright
-    return [Piece(p.home, p.home_row, p.home_column, p.column, p.row, p.width, p.height, True) for p in turned]
+    for turned in (False, True):
+        if (only := _single(index.T if turned else index, graph)) is not None:
+            row, column = only
+            home = graph.home_at(int(index[0, 0]))
+            return [Piece(home, row, column, 0, 0, *index.shape, turned)]
+    if min(index.shape) > 1 and _breaks(index.T) < _breaks(index):
+        found = _rectangles(np.ascontiguousarray(index.T), graph)
+        return [Piece(p.home, p.home_row, p.home_column, p.column, p.row, p.width, p.height, True) for p in found]
+    return _rectangles(index, graph)
+
+
+def _breaks(index: np.ndarray) -> int:
+    """About how many rectangles a map has: steps that lead elsewhere than to a neighbour."""
+    along = int((index[:, 1:] - index[:, :-1] != 1).any(axis=0).sum()) + 1
+    below = index[1:, 0] - index[:-1, 0]
+    return along * (int((below[1:] != below[:-1]).sum()) + 1)
+
+
+def _single(index: np.ndarray, graph: Graph) -> tuple[int, int] | None:
+    """Where a map begins in its home, if it is one rectangle of it: asked first, since most are."""
+    first, last = int(index[0, 0]), int(index[-1, -1])
+    if first < 0:
+        return None
+    home = graph.home_at(first)
+    row, column = divmod(first - home.base, home.columns)
+    rows, columns = index.shape
+    if column + columns > home.columns or last != first + (rows - 1) * home.columns + columns - 1:
+        return None
+    if last >= home.base + home.size:
+        return None
+    expected = first + np.arange(rows)[:, None] * home.columns + np.arange(columns)
+    return (row, column) if (index == expected).all() else None
 
 
 def _rectangles(index: np.ndarray, graph: Graph) -> list[Piece]:

@@ -12,6 +12,7 @@ import torch
 from tessera.ir.trace import Trace
 from tessera.machines.spatial import Core, SpatialMachine
 from tessera.spatial.bounds import Bound
+from tessera.spatial.dialect.text import to_text
 from tessera.spatial.errors import MapError
 from tessera.spatial.listing import container, parse, print_listing, print_page
 from tessera.spatial.listing.text import action_text
@@ -73,6 +74,8 @@ class SpatialProgram:
     def stages(self) -> dict[str, str]:
         """The program at every stage: captured, as tiles on cores, and as a listing."""
         texts = {} if self.trace is None else {"captured": str(self.trace)}
+        if self.mapping is not None:
+            texts["placed"] = to_text(self.mapping.tiles)
         return {**texts, "listing": str(self)}
 
     def why(self, name: str) -> str:

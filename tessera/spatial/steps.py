@@ -142,7 +142,7 @@ class Steps:
                 )
             case Scattered():
                 read = tile.values.nbytes + tile.index.nbytes
-                self.add("scatter", tile.core, "copy", 1, tile.state.whole, [tile.index, tile.values], read=read,
+                self.add("scatter", tile.core, "copy", 1, tile.whole, [tile.index, tile.values], read=read,
                          write=tile.values.nbytes, source=tile.source)  # fmt: skip
             case Assembled():
                 for part, row, column in tile.moves:
@@ -248,24 +248,24 @@ class Steps:
 
     def banks(self, what: str, parts: list[Part], offset: int, duration: int) -> list[Use]:
         """The regions of memory that parts lie in."""
-        regions = {(what, p.tile.core, self.regions.get(p.tile, 0)) for p in parts}
+        regions = {(what, p.tile.core, self.regions.get(p.tile.buffer, 0)) for p in parts}
         return [Use(r, offset, duration) for r in sorted(regions)]
 
     def record(self, step: Step) -> None:
         """Put a step behind those that write what it reads, or that touch what it writes again."""
         after: dict[Step, int] = {}
         for part in step.reads:
-            for box, writer, when in self.writers.get(part.tile, ()):
+            for box, writer, when in self.writers.get(part.tile.buffer, ()):
                 if _meet(box, part.box):
                     after[writer] = max(after.get(writer, 0), when)
-            self.readers.setdefault(part.tile, []).append(step)
+            self.readers.setdefault(part.tile.buffer, []).append(step)
         for part, delay in step.written():
-            earlier = self.writers.setdefault(part.tile, [])
+            earlier = self.writers.setdefault(part.tile.buffer, [])
             for box, writer, when in earlier:
                 if _meet(box, part.box):
                     after[writer] = max(after.get(writer, 0), when - delay)
             if step.kind == "scatter":
-                for reader in self.readers.get(part.tile, ()):
+                for reader in self.readers.get(part.tile.buffer, ()):
                     after[reader] = max(after.get(reader, 0), reader.duration)
             earlier.append((part.box, step, delay + step.duration))
         step.after = list(after.items())

@@ -34,6 +34,11 @@ class Tile:
         return self.rows * self.columns * self.dtype.itemsize
 
     @property
+    def buffer(self) -> Tile:
+        """The tile whose memory it has."""
+        return self
+
+    @property
     def whole(self) -> Part:
         return Part(self, (0, self.rows, 0, self.columns))
 
@@ -127,12 +132,16 @@ class Gathered(Tile):
 class Scattered(Tile):
     """Rows written into a tile in place; this is what that tile holds afterwards."""
 
-    state: Tile
+    state: Part
     index: Part
     values: Part
 
     def parts(self) -> Iterator[Part]:
-        return iter((self.index, self.values))
+        return iter((self.state, self.index, self.values))
+
+    @property
+    def buffer(self) -> Tile:
+        return self.state.tile.buffer
 
 
 @dataclass(frozen=True, eq=False)

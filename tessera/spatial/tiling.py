@@ -9,6 +9,7 @@ never move.
 from __future__ import annotations
 
 import random
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,6 +45,7 @@ from tessera.spatial.tiles import (
     Multiplied,
     Part,
     Received,
+    Scattered,
     Tile,
     Tiles,
 )
@@ -92,6 +94,7 @@ class Tiling:
         self.blocks: dict[Home, Blocks] = {}
         self.constants: dict[Home, Constant] = {}
         self.fetched: dict[tuple, Part] = {}
+        self.looked_at: deque[tuple[np.ndarray, list[Piece]]] = deque(maxlen=8)
 
     def run(self) -> Tiles:
         for node in self.graph.nodes:
@@ -105,7 +108,10 @@ class Tiling:
     def node(self, node: Node) -> None:
         match node:
             case Constant():
-                self.constants[node.home] = node
+                if node.state:
+                    self.state(node)
+                else:
+                    self.constants[node.home] = node
             case Input():
                 self.input(node)
             case Product():
@@ -115,7 +121,7 @@ class Tiling:
             case Gather():
                 self.gather(node)
             case Scatter():
-                raise MapError(f"{node.home.name}: a state that is written has no form yet")
+                self.scatter(node)
 
     # --- nodes ---
 
@@ -266,6 +272,34 @@ class Tiling:
             row.append(self.add(tile, cycles, when))
         self.blocks[home] = Blocks([0, home.rows], columns, [row])
 
+    def state(self, node: Constant) -> None:
+        """What is kept between runs: its columns are spread over cores, a group of them at a time."""
+        home, grain = node.home, node.grain
+        columns = cut(home.columns, min(self.effort.cores, max(1, home.columns // grain)), grain)
+        self.tensors[home.name] = node.data
+        row: list[Tile] = []
+        for left, right in zip(columns[:-1], columns[1:], strict=True):
+            emptiest = int(np.argmin(self.held_bytes))
+            row.append(self.held(self.cores[emptiest], home.name, (0, home.rows, left, right), True))
+        self.blocks[home] = Blocks([0, home.rows], columns, [row])
+
+    def scatter(self, node: Scatter) -> None:
+        """Rows written in place, on each core that holds some of the columns."""
+        home, before = node.home, self.blocks[node.state]
+        if not self.machine.copy.engines:
+            raise MapError(f"{self.machine.key} has no copy engine, which writes rows: called at {home.source}")
+        row: list[Tile] = []
+        for j, tile in enumerate(before.tiles[0]):
+            left, right = before.columns[j], before.columns[j + 1]
+            index = self.whole(self.fetch(tile.core, node.index, False))
+            values = self.fetch(tile.core, node.rows[:, left:right], False)
+            name = self.fresh(home, 0, j, 1, len(before.columns) - 1)
+            after = Scattered(name, home.dtype, tile.rows, tile.columns, tile.core, tile.whole, index, values,
+                              source=home.source, home=home.name)  # fmt: skip
+            when = max(self.done[index.tile], self.done[values.tile])
+            row.append(self.add(after, values.nbytes / self.machine.sram.width, when))
+        self.blocks[home] = Blocks(before.rows, before.columns, [row])
+
     def whole(self, part: Part) -> Part:
         """A part as a tile of its own: rows are chosen by a whole tile, in a whole tile."""
         if part.is_whole:
@@ -328,7 +362,7 @@ class Tiling:
     def reads(self, index: np.ndarray) -> list[tuple[Tile | None, int]]:
         """The tiles under a map and how much of each; None for weights."""
         found: dict[Tile | None, int] = {}
-        for p in pieces(index, self.graph):
+        for p in self.pieces(index):
             size = p.height * p.width
             if p.home is None or p.home in self.constants:
                 width = p.home.dtype.itemsize if p.home is not None else 1
@@ -340,14 +374,22 @@ class Tiling:
 
     def fetch(self, core: Core, index: np.ndarray, turned: bool) -> Part:
         """What a map says, on a core: where it lies there already, a part of that; otherwise a new tile."""
-        index = np.ascontiguousarray(index)
-        key = (core, index.shape, index.tobytes(), turned)
+        found = self.pieces(index)
+        key = (core, tuple(found), turned)
         if key not in self.fetched:
-            self.fetched[key] = self.fetch_anew(core, index, turned)
+            self.fetched[key] = self.fetch_anew(core, index, found, turned)
         return self.fetched[key]
 
-    def fetch_anew(self, core: Core, index: np.ndarray, turned: bool) -> Part:
+    def pieces(self, index: np.ndarray) -> list[Piece]:
+        """The rectangles of a map; of those that were looked at last, what was found then."""
+        for other, found in self.looked_at:
+            if other is index:
+                return found
         found = pieces(index, self.graph)
+        self.looked_at.append((index, found))
+        return found
+
+    def fetch_anew(self, core: Core, index: np.ndarray, found: list[Piece], turned: bool) -> Part:
         if all(p.home is None or p.home in self.constants for p in found):
             return self.hold(core, index, found, turned)
         moves: list[tuple[Part, int, int]] = []
@@ -406,7 +448,7 @@ class Tiling:
                 return Part(part.tile, part.box, True)
         else:
             data, first = self.arranged(index, found, dtype)
-            key = ("arranged", index.shape, index.tobytes())
+            key = ("arranged", tuple(found))
             if key not in self.fetched:
                 name = self.graph.fresh(f"{first}_arranged")
                 self.tensors[name] = data
@@ -414,9 +456,9 @@ class Tiling:
             name, box = self.fetched[key], (0, index.shape[0], 0, index.shape[1])  # type: ignore[assignment]
         return self.held(core, name, box).whole
 
-    def held(self, core: Core, name: str, box: Box) -> Tile:
-        tensor = self.tensors[name]
-        tile = Held(self.graph.fresh(name), tensor.dtype, box[1] - box[0], box[3] - box[2], core, name, box, home=name)
+    def held(self, core: Core, name: str, box: Box, state: bool = False) -> Tile:
+        tensor, rows, columns = self.tensors[name], box[1] - box[0], box[3] - box[2]
+        tile = Held(self.graph.fresh(name), tensor.dtype, rows, columns, core, name, box, state, home=name)
         self.held_bytes[self.number[core]] += tile.nbytes
         return self.add(tile, 0.0, 0.0)
 

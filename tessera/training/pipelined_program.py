@@ -260,6 +260,7 @@ def told(of: PipelinedCompilation) -> tuple[str, ...]:
     for name, (owner, ranks) in of.held.items():
         if len(ranks) > 1:
             lines.append(f"{name} is on the ranks {', '.join(map(str, ranks))}; rank {owner} updates it")
+    lines.append("exchanges along other axes are counted for one microbatch, and the update")
     return tuple(lines)
 
 

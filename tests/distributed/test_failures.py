@@ -97,12 +97,12 @@ SAYS = {  # of survivors, and of the one that is elsewhere
     "batch": r"rank 1 is at \S*test_failures.py:\d+, in tessera.distributed.agree.agree",
 }
 WAITS = {
-    "forward": "dist.all_gather of .* at `weight_1 = dist_wait.*test_failures.py",
+    "forward": "dist.all_gather of .* at `all_gather = dist_wait.*test_failures.py",
     "backward": "dist.reduce_scatter of .* at `",
     "save": r"did not meet to compare what they have, at \S*test_failures.py:\d+, in tessera.distributed.checkpoint",
     "sleeps": "dist.reduce_scatter of .* at `",
-    "raises": "dist.all_gather of .* at `weight_1 = dist_wait",
-    "batch": "dist.all_gather of .* at `weight_1 = dist_wait",
+    "raises": "dist.all_gather of .* at `all_gather = dist_wait",
+    "batch": "dist.all_gather of .* at `all_gather = dist_wait",
 }
 
 
@@ -120,7 +120,7 @@ def test_survivors_say_who_is_missing(tmp_path: Path, how: str) -> None:
     assert any(re.search(SAYS[how], each["message"]) for each in told.values())
     if how == "batch":
         lone = json.loads((tmp_path / f"{VICTIM}.json").read_text())["message"]
-        assert re.search("rank 1: ranks did not meet.*rank 0 (is|waited in vain) at weight_1 = dist_wait", lone), lone
+        assert re.search("rank 1: ranks did not meet.*rank 0 (is|waited in vain) at all_gather = dist_wait", lone), lone
     if how in ("backward", "save"):
         assert start(WORLD, restarted, str(tmp_path)) == [0] * WORLD
 

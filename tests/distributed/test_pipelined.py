@@ -155,8 +155,7 @@ def whole_run(trace, args: list) -> list:
     return interp.run(trace, *args)
 
 
-@pytest.mark.parametrize("name", ["gpt", "llama"])
-@pytest.mark.parametrize("word", WORDS)
+@pytest.mark.parametrize(("name", "word"), [*(("gpt", word) for word in WORDS), ("llama", "interleaved")])
 def test_a_pipeline_is_accumulation_bit_for_bit(name: str, word: str) -> None:
     joint, weights, batches = joint_of(name)
     common = [*weights.values()], batches, torch.tensor(1 / MICROBATCHES, dtype=torch.float64), whole_run, torch.add

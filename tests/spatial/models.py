@@ -82,3 +82,50 @@ def toy(down: int, across: int, extra: str = "", **figures: object) -> SpatialMa
         text, count = re.subn(rf"^{name} = \[(\"[^\"]*\"|[^,]*),", f"{name} = [{value},", text, flags=re.M)
         assert count, name
     return read(f"toy{down}x{across}", text + extra)
+
+
+class Decoder(nn.Module):
+    """One layer of a Llama that decodes: rotary tables by position, a cache that is written in place."""
+
+    def __init__(self, wide: int, heads: int, groups: int, inner: int, longest: int) -> None:
+        super().__init__()
+        self.heads, self.groups, self.each = heads, groups, wide // heads
+        self.n1, self.n2 = nn.RMSNorm(wide, eps=1e-6), nn.RMSNorm(wide, eps=1e-6)
+        self.q, self.o = (nn.Linear(wide, wide, bias=False) for _ in range(2))
+        self.k, self.v = (nn.Linear(wide, groups * self.each, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(wide, inner, bias=False) for _ in range(2))
+        self.down = nn.Linear(inner, wide, bias=False)
+        self.register_buffer("keys", torch.zeros(longest, groups, self.each))
+        self.register_buffer("values", torch.zeros(longest, groups, self.each))
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, mask: torch.Tensor):
+        y = self.n1(x)
+        q, k = (f(y).view(1, -1, self.each) for f in (self.q, self.k))
+        q, k = (t * cos + torch.cat([-t[..., self.each // 2 :], t[..., : self.each // 2]], -1) * sin for t in (q, k))
+        self.keys[at] = k
+        self.values[at] = self.v(y).view(1, self.groups, self.each)
+        keys, values = (t.transpose(0, 1)[None] for t in (self.keys, self.values))
+        a = F.scaled_dot_product_attention(q.transpose(0, 1)[None], keys, values, attn_mask=mask, enable_gqa=True)
+        x = x + self.o(a.reshape(1, -1))
+        y = self.n2(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
+
+
+class Llama(nn.Module):
+    """Gives the next word for a word and its position."""
+
+    def __init__(self, layers=2, wide=32, heads=4, groups=2, inner=48, words=64, longest=16) -> None:  # noqa: ANN001
+        super().__init__()
+        self.embed, self.head = nn.Embedding(words, wide), nn.Linear(wide, words, bias=False)
+        self.layers = nn.ModuleList(Decoder(wide, heads, groups, inner, longest) for _ in range(layers))
+        self.norm, each = nn.RMSNorm(wide, eps=1e-6), wide // heads
+        angles = torch.arange(longest)[:, None] / 10000 ** (torch.arange(0, each, 2) / each).repeat(2)
+        self.register_buffer("cos", angles.cos())
+        self.register_buffer("sin", angles.sin())
+        self.longest = longest
+
+    def forward(self, word: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        x, mask = self.embed(word), (torch.arange(self.longest) <= at)[None, None, None]
+        for layer in self.layers:
+            x = layer(x, at, self.cos[at], self.sin[at], mask)
+        return self.head(self.norm(x)).argmax(-1)

@@ -1,7 +1,7 @@
 """Single mutations of listings. Every one is refused by both judges, or both accept it and the values are still right;
 of a few kinds (`OTHER_MEANING`) it may be a lawful program of another meaning, on which both judges agree.
 
-python tests/spatial/mutate.py 10000     prints how many were refused, by kind of mutation and of violation
+python tests/spatial/mutate.py 10000     20 listings; prints how many were refused, by kind of mutation and of violation
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from listings import CASES, Case  # noqa: E402
+from listings import CASES, Case, toy  # noqa: E402
 
+import tessera  # noqa: E402
 from tessera.spatial.listing import types as t  # noqa: E402
 from tessera.spatial.simulator import Violation, simulate  # noqa: E402
 from tessera.spatial.simulator.stepper import step  # noqa: E402
@@ -192,7 +193,8 @@ INSTRUCTIONS = [
 ]  # fmt: skip
 BUFFERS = [address, size, row_short, dtype, lifetime, source]
 # These may give another program that is as good as the first and means something else: the judges must agree, no more.
-OTHER_MEANING = ("turned", "swapped_operands", "name")
+# Another type between two expressions is another rounding.
+OTHER_MEANING = ("turned", "swapped_operands", "name", "dtype")
 KINDS = [of.__name__ for of in (*INSTRUCTIONS, *BUFFERS)] + ["end", "swapped times", "page dropped", "machine"]
 
 
@@ -259,10 +261,31 @@ def judged(case: Case, listing: t.Listing) -> tuple[str, str]:
     return ("accepted", "") if right(case, ran.outputs) else ("wrong", "the values are others")
 
 
-def campaign(count: int, seed: int = 0) -> tuple[Counter, list[str]]:
+def mapped() -> list[Case]:
+    """What the compiler makes of two models on six machines."""
+    machines = [
+        toy(chip__grid=[1, 1]),
+        toy(),
+        toy(sram__banks=8, sram__read_ports=4, sram__write_ports=4),
+        toy(chip__grid=[3, 3], link__topology="torus", dead__cores=[[1, 1]], link__jitter=2),
+        toy(matrix__stationary="output"),
+        toy(matrix__stationary="input", matrix__loading="overlapped"),
+    ]
+    torch.manual_seed(0)
+    mlp = torch.nn.Sequential(torch.nn.Linear(24, 40), torch.nn.GELU(), torch.nn.Linear(40, 17))
+    norm = torch.nn.Sequential(torch.nn.LayerNorm(16), torch.nn.Linear(16, 24), torch.nn.Softmax(-1))
+    cases = []
+    for model, x in ((mlp, torch.randn(9, 24)), (norm, torch.randn(12, 16))):
+        with torch.no_grad():
+            programs = [tessera.map_onto(model, x, machine=machine) for machine in machines]
+            cases += [Case(program.program, (x,), (model(x),), 1e-5) for program in programs]
+    return cases
+
+
+def campaign(count: int, seed: int = 0, more: list[Case] | None = None) -> tuple[Counter, list[str]]:
     """So many mutations: how often each kind was refused for what, and what the judges got wrong."""
     rng, seen, faults = Random(seed), Counter(), []
-    cases = [case() for case in CASES.values()]
+    cases = [*(case() for case in CASES.values()), *(more or [])]
     while sum(seen.values()) < count:
         case = rng.choice(cases)
         if (mutation := mutated(rng, case.program.listing)) is None:
@@ -276,7 +299,7 @@ def campaign(count: int, seed: int = 0) -> tuple[Counter, list[str]]:
 
 
 if __name__ == "__main__":
-    seen, faults = campaign(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+    seen, faults = campaign(int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 0, mapped())
     for key, number in sorted(seen.items()):
         print(f"{number:6}  {'  '.join(key)}")
     print("\n".join(faults[:10]))

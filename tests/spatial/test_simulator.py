@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +17,14 @@ from tessera.machines.spatial.read import vary
 from tessera.spatial.listing import load, parse, print_listing, save
 from tessera.spatial.simulator import KINDS, Violation, judge, simulate
 from tessera.spatial.simulator.stepper import step
+from tessera.tools import cli
 from tessera.util.errors import InputError
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from listings import CASES, cache, listing, mlp_on_one, over_chips, toy  # noqa: E402
 from mutate import KINDS as MUTATIONS  # noqa: E402
-from mutate import campaign, right  # noqa: E402
+from mutate import campaign, mapped, right  # noqa: E402
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -120,7 +123,7 @@ def test_some_hundred_mutations():
 
 @pytest.mark.sweep
 def test_many_mutations():
-    assert not campaign(10_000, seed=2)[1]
+    assert not campaign(10_000, seed=2, more=mapped())[1]
 
 
 def test_a_violation_names_the_kind_the_core_the_cycle_and_both_parties():
@@ -133,6 +136,15 @@ def test_a_violation_names_the_kind_the_core_the_cycle_and_both_parties():
     assert (violation.kind, str(violation.core), violation.cycle) == ("arrival", "0,1", 11)
     assert "expected to receive at cycle 10" in str(violation)
     assert "recv x from 0,0" in violation.parties[0] and "send x[0:8, 16:32] to 0,1" in violation.parties[1]
+
+
+def test_the_judges_share_listings_and_machines_with_the_compiler_and_nothing_else():
+    folder = Path(tessera.__file__).parent / "spatial"
+    allowed = ("tessera.spatial.listing", "tessera.spatial.simulator", "tessera.machines", "tessera.util")
+    for path in (*(folder / "simulator").glob("*.py"), *(folder / "listing").glob("*.py")):
+        modules = [node.module for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        ours = [module for module in modules if module and module.startswith("tessera")]
+        assert all(module.startswith(allowed) for module in ours), f"{path.name}: {ours}"
 
 
 def test_a_program_for_another_machine():
@@ -168,3 +180,18 @@ def test_a_file_runs(tmp_path):
     again = load(tmp_path / "mlp.spatial")
     assert again.listing == case.program.listing and again.machine == case.program.machine
     assert right(case, tessera.simulate(tmp_path / "mlp.spatial", *case.inputs).outputs)
+
+
+def test_the_command_line(tmp_path, capsys):
+    case = mlp_on_one()
+    path, trace = tmp_path / "mlp.spatial", tmp_path / "trace.json"
+    save(case.program, path)
+    assert cli.main(["simulate", str(path), "--random", "--json", "--perfetto", str(trace)]) == 0
+    assert json.loads(capsys.readouterr().out)["cycles"] == 548
+    spans = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert {(span["ts"], span["dur"]) for span in spans if span["name"] == "a = x · w1"} == {(64, 256)}
+    save(replace(case.program, listing=replace(case.program.listing, end=549)), path)
+    assert cli.main(["simulate", str(path)]) == 1
+    assert "expected the program to end at 548" in capsys.readouterr().err
+    assert cli.main(["machine", "lpx"]) == 0
+    assert "26 of 33 numbers are assumed" in capsys.readouterr().out

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
-from tessera.ir.types import size_key
+from tessera.ir.types import TensorType, size_key
 from tessera.ops.factors.ring import ring_attention, ring_backward
 from tessera.ops.factors.rule import Dims, Factors, apart, arguments, rule, tensors
 
-KERNELS = "scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu"
-BACKWARD = "_scaled_dot_product_flash_attention_for_cpu_backward"
+FUSED = [f"_scaled_dot_product_{name}_attention" for name in ("flash", "efficient", "cudnn")]
+FLASH_ON_CPU = "_scaled_dot_product_flash_attention_for_cpu"
+KERNELS = f"scaled_dot_product_attention {FLASH_ON_CPU}"
+BACKWARD = f"{FLASH_ON_CPU}_backward"
+RINGS = ("scaled_dot_product_attention", FLASH_ON_CPU, FUSED[0], BACKWARD, f"{FUSED[0]}_backward")
+MASKS = ("attn_mask", "attn_bias")
 
 
 def _sizes(q: Value, k: Value, v: Value) -> dict | None:
@@ -25,56 +29,79 @@ def _sizes(q: Value, k: Value, v: Value) -> dict | None:
     return {"h": pairs, "g": heads // pairs}
 
 
-def _mask(mask: Value, q: Value, keys: str, own: Dims) -> Dims:
-    """A mask is broadcast against queries and keys."""
-    dims = [("b",), own[1], own[2], (keys,)]
-    wide = [size_key(q.shape[0]), size_key(q.shape[1]), size_key(q.shape[2]), None]
-    pairs = zip(dims[4 - mask.ndim :], wide[4 - mask.ndim :], mask.shape, strict=True)
-    return tuple(dim if w is None or size_key(n) == w else () for dim, w, n in pairs)
+class _Attention:
+    """The dimensions of one call, by the names that operators give their arguments."""
+
+    def __init__(self, eqn: Equation) -> None:
+        self.given = {name: a for name, a in arguments(eqn).items() if isinstance(a, Value)}
+        self.q, self.k, self.v = (self.given[name] for name in ("query", "key", "value"))
+        self.sizes = _sizes(self.q, self.k, self.v) if self.q.ndim == self.k.ndim == 4 else None
+        self.known = self.sizes is not None and not arguments(eqn)["dropout_p"]
+        self.heads = ("h", "g") if self.sizes and self.sizes.get("g", 1) != 1 else ("h",)
+        self.keys = "s" if size_key(self.q.shape[2]) == size_key(self.k.shape[2]) else "k"
+        masked = any(name in self.given for name in MASKS)
+        self.around = {"s"} if self.keys == "s" and not masked and eqn.opname in RINGS else set()
+        self.whole = {"s", "k", "e", "v"}
+
+    def dims(self, name: str, v: Value) -> Dims:
+        match name.rstrip("_"):
+            case "query":
+                return ("b",), self.heads, ("s",), ("e",)
+            case "key":
+                return ("b",), ("h",), (self.keys,), ("e",)
+            case "value":
+                return ("b",), ("h",), (self.keys,), ("v",)
+            case "grad_out" | "out" | "output":
+                return ("b",), self.heads, ("s",), ("v",)
+            case "logsumexp" | "log_sumexp":  # some kernels round its size up
+                own = "s" if size_key(v.shape[2]) == size_key(self.q.shape[2]) else "rounded"
+                self.whole.add(own)
+                return (("b",), self.heads, (own,), ())[: v.ndim]
+            case "attn_mask" | "attn_bias":
+                return self.mask(v)
+        names = tuple((f"{name}{i}",) for i in range(v.ndim))  # states of generators, which nobody reads
+        self.whole.update(f for dim in names for f in dim)
+        return names
+
+    def mask(self, mask: Value) -> Dims:
+        """It is broadcast against queries and keys."""
+        dims: Dims = (("b",), self.heads, ("s",), (self.keys,))
+        wide = [size_key(n) for n in (*self.q.shape[:3], self.k.shape[2])]
+        pairs = zip(dims[4 - mask.ndim :], wide[4 - mask.ndim :], mask.shape, strict=True)
+        return tuple(dim if size_key(n) == w else () for dim, w, n in pairs)
+
+    def rule(self, results: list[Dims | None], local: object) -> Factors:
+        operands = tuple(self.dims(name, v) for name, v in self.given.items() if isinstance(v.type, TensorType))
+        return Factors(
+            operands,
+            tuple(results),
+            whole=frozenset(self.whole),
+            sizes=self.sizes or {},
+            local=local,  # type: ignore[arg-type]
+            instead=frozenset("h"),
+            around=frozenset(self.around),
+        )
 
 
-def _attention(eqn: Equation, q: Value, k: Value, v: Value, mask: list[Value]) -> tuple[dict, Dims, Dims, Dims] | None:
-    if q.ndim != 4 or k.ndim != 4 or arguments(eqn)["dropout_p"]:
-        return None
-    sizes = _sizes(q, k, v)
-    if sizes is None:
-        return None
-    heads = ("h", "g") if sizes.get("g", 1) != 1 else ("h",)
-    keys = "s" if size_key(q.shape[2]) == size_key(k.shape[2]) else "k"
-    whole = {"s", "k", "e", "v"}
-    around = {"s"} if keys == "s" and not mask else set()
-    options = {"sizes": sizes, "whole": frozenset(whole), "instead": frozenset("h"), "around": frozenset(around)}
-    return (
-        options,
-        (("b",), heads, ("s",), ("e",)),
-        (("b",), ("h",), (keys,), ("e",)),
-        (("b",), ("h",), (keys,), ("v",)),
-    )
-
-
-@rule(KERNELS)
+@rule(f"{KERNELS} {' '.join(FUSED)}")
 def attention(eqn: Equation) -> Factors | None:
-    q, k, v, *mask = tensors(eqn)
-    known = _attention(eqn, q, k, v, mask)
-    if known is None:
+    """Behind the result and its log-sum-exp stand sizes and states of generators, the same on all ranks."""
+    call = _Attention(eqn)
+    if not call.known:
         return None
-    options, dq, dk, dv = known
-    out = (*dq[:3], ("v",))
-    masks = [_mask(m, q, dk[2][0], dq) for m in mask]
-    results = (out,) if len(eqn.outputs) == 1 else (out, dq[:3])
-    return Factors((dq, dk, dv, *masks), results, local=ring_attention, **options)
+    named = zip(("out", "logsumexp"), eqn.outputs, strict=False)
+    results = [None if v is None else call.dims(name, v) for name, v in named]
+    return call.rule([*results, *[None] * (len(eqn.outputs) - len(results))], ring_attention)
 
 
-@rule(BACKWARD)
+@rule(f"{BACKWARD} {' '.join(f'{name}_backward' for name in FUSED)}")
 def attention_backward(eqn: Equation) -> Factors | None:
-    ct, q, k, v, out, lse, *mask = tensors(eqn)
-    known = _attention(eqn, q, k, v, mask)
-    if known is None:
+    call = _Attention(eqn)
+    if not call.known or any(v is not None for v in eqn.outputs[3:]):  # the gradient of a mask
         return None
-    options, dq, dk, dv = known
-    given = (*dq[:3], ("v",))
-    masks = [_mask(m, q, dk[2][0], dq) for m in mask]
-    return Factors((given, dq, dk, dv, given, dq[:3], *masks), (dq, dk, dv), local=ring_backward, **options)
+    named = zip(("query", "key", "value"), eqn.outputs, strict=False)
+    results = [None if v is None else call.dims(name, v) for name, v in named]
+    return call.rule([*results, *[None] * (len(eqn.outputs) - len(results))], ring_backward)
 
 
 # --- fewer heads of keys than ranks ---------------------------------------------------------------

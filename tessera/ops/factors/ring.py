@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -61,7 +62,9 @@ def _round(eqn: Equation, cut: Cut) -> Round | None:
 
 def _with(eqn: Equation, **given: Arg) -> object:
     """The equation's operator on other arguments, by name."""
-    named = arguments(eqn) | given
+    named: dict[str, Any] = arguments(eqn) | given
+    if "max_q" in named:  # the longest sequences
+        named |= {"max_q": named["query"].shape[LENGTH], "max_k": named["key"].shape[LENGTH]}
     params = schema_of(eqn.op).params  # type: ignore[arg-type]
     positional = [named[p.name] for p in params if not p.keyword]
     return emit(eqn.op, *positional, **{p.name: named[p.name] for p in params if p.keyword})
@@ -99,7 +102,8 @@ def ring_attention(eqn: Equation, cut: Cut) -> object:
         return emit(eqn.op, *eqn.args, **eqn.kwargs)
     named = arguments(eqn)
     q, k, v = named["query"], named["key"], named["value"]
-    find = _finder(eqn)
+    rest: list = []  # what a kernel gives beside
+    find = _finder(eqn, rest)
     total = find(q, k, v, way.causal)
     for step in range(1, way.ranks):
         k, v = way.passed(k), way.passed(v)
@@ -109,12 +113,12 @@ def ring_attention(eqn: Equation, cut: Cut) -> object:
             more = find(q, k, v, False)
             total = merged(total, _only(more, way.earlier(step, q.tensor.device)) if way.causal else more)
     out = cast(total[0], q.dtype)
-    return [out, total[1]] if eqn.many else out
+    return [out, total[1], *rest] if eqn.many else out
 
 
-def _finder(eqn: Equation) -> Callable[[Value, Value, Value, bool], Found]:
+def _finder(eqn: Equation, rest: list) -> Callable[[Value, Value, Value, bool], Found]:
     def kernel(q: Value, k: Value, v: Value, causal: bool) -> Found:
-        out, lse = _with(eqn, query=q, key=k, value=v, is_causal=causal)  # type: ignore[misc]
+        out, lse, *rest[:] = _with(eqn, query=q, key=k, value=v, is_causal=causal)  # type: ignore[misc]
         return _wide(out), lse
 
     def arithmetic(q: Value, k: Value, v: Value, causal: bool) -> Found:

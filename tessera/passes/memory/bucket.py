@@ -18,7 +18,12 @@ import torch
 from tessera.ir.builder import Builder
 from tessera.ir.dist import Collective, axis_in, is_collective, on
 from tessera.ir.equation import Equation, Value, values_in
+from tessera.ir.schema import normalise
 from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType, contiguous_strides
+from tessera.torch_internals.operators import OpOverload
+
+aten = torch.ops.aten
 
 SMALL, ROOM = 1 << 20, 32 << 20  # bytes
 IN_A_BUCKET = "in a bucket"
@@ -122,10 +127,9 @@ def _joinable(eqn: Equation, small: int) -> bool:
     (x,) = eqn.inputs()
     if not all(type(n) is int for n in (*x.shape, *eqn.out.shape)) or max(x.nbytes(), eqn.out.nbytes()) > small:
         return False
-    if is_collective(eqn, "reduce_scatter"):  # without padding
-        _, dim, axis = eqn.args
-        return x.shape[dim] % eqn.op.mesh.size(axis) == 0  # type: ignore[union-attr, index, operator, arg-type]
-    return True
+    ranks = eqn.op.mesh.size(axis_in(eqn.args[1:]))  # type: ignore[union-attr, arg-type]
+    padded = is_collective(eqn, "reduce_scatter") and x.shape[eqn.args[1]] % ranks  # type: ignore[index, operator]
+    return ranks > 1 and not padded
 
 
 def _exchanged(builder: Builder, group: Sequence[Equation]) -> Value:
@@ -141,40 +145,86 @@ def _exchanged(builder: Builder, group: Sequence[Equation]) -> Value:
 
 def _flat(builder: Builder, eqn: Equation) -> Value:
     x, op = eqn.inputs()[0], eqn.op
+    shape = _sizes(x)
     if not is_collective(eqn, "reduce_scatter"):
-        return builder.call("reshape", x, [x.numel()])  # type: ignore[return-value]
-    _, dim, axis = eqn.args
-    ranks, shape = op.mesh.size(axis), x.shape  # type: ignore[union-attr, arg-type]
-    split = builder.call("reshape", x, [*shape[:dim], ranks, shape[dim] // ranks, *shape[dim + 1 :]])  # type: ignore[index, operator, misc]
-    first = builder.call("movedim", split, dim, 0) if dim else split  # type: ignore[arg-type]
-    return builder.call("reshape", first, [ranks, x.numel() // ranks])  # type: ignore[arg-type, return-value, operator]
+        return _reshaped(builder, _dense(builder, x), [prod(shape)])
+    dim, ranks = int(eqn.args[1]), op.mesh.size(eqn.args[2])  # type: ignore[union-attr, arg-type]
+    split = [*shape[:dim], ranks, shape[dim] // ranks, *shape[dim + 1 :]]
+    first = _moved(builder, _reshaped(builder, _dense(builder, x), split), dim, 0)
+    return _reshaped(builder, _dense(builder, first), [ranks, prod(shape) // ranks])
 
 
-def _taken_apart(builder: Builder, flat: Value, members: Sequence[Equation], kept: set[Value]) -> None:
+def _taken_apart(builder: Builder, flat: Value, group: Sequence[Equation], kept: set[Value]) -> None:
     at = 0
-    for eqn in members:
+    with builder.at(group[0]):
+        flat = _reshaped(builder, flat, [int(flat.numel())]) if flat.ndim == 2 else flat
+    for eqn in group:
         with builder.at(eqn):
-            gathered = is_collective(eqn, "all_gather")
-            count = int(prod(eqn.inputs()[0].shape if gathered else eqn.out.shape))  # type: ignore[arg-type]
-            if gathered:
-                part = _gathered(builder, flat, eqn, at, count)
+            if is_collective(eqn, "all_gather"):
+                at += _gathered(builder, flat, eqn, at)
             else:
-                part = builder.call("slice", flat, flat.ndim - 1, at, at + count)
-                part = builder.call("reshape", part, list(eqn.out.shape))
-            # an exchange gives dense tensors, and what the caller gets holds no bucket
-            if eqn.out in kept or part.tensor.stride != eqn.out.tensor.stride:  # type: ignore[union-attr]
-                builder.call("clone", part, memory_format=torch.contiguous_format)  # type: ignore[arg-type]
+                shape = _sizes(eqn.out)
+                part = _reshaped(builder, _sliced(builder, flat, 0, at, at + prod(shape)), shape)
+                if eqn.out in kept:  # what the caller gets holds no bucket
+                    _copied(builder, part)
+                at += prod(shape)
         builder.equations[-1] = builder.equations[-1].with_(outputs=(eqn.out,))
-        at += count
 
 
-def _gathered(builder: Builder, flat: Value, eqn: Equation, at: int, count: int) -> Value:
-    """One member's chunks, put together along its dimension, without padding."""
+def _gathered(builder: Builder, flat: Value, eqn: Equation, at: int) -> int:
+    """One member's chunks, put together along its dimension, without padding; gives how many elements a chunk has."""
     x, ranks = eqn.inputs()[0], eqn.op.mesh.size(axis_in(eqn.args[1:]))  # type: ignore[union-attr, arg-type]
-    dim, size = eqn.args[1], eqn.args[3] if len(eqn.args) > 3 else None
-    rows = builder.call("reshape", flat, [ranks, flat.numel() // ranks])  # type: ignore[operator]
-    part = builder.call("reshape", builder.call("slice", rows, 1, at, at + count), [ranks, *x.shape])  # type: ignore[arg-type]
-    there = builder.call("movedim", part, 0, dim) if dim else part  # type: ignore[arg-type]
-    whole = [n * ranks if d == dim else n for d, n in enumerate(x.shape)]
-    out = builder.call("reshape", there, whole)  # type: ignore[arg-type]
-    return builder.call("slice", out, dim, 0, size) if size not in (None, whole[dim]) else out  # type: ignore
+    shape, dim = _sizes(x), int(eqn.args[1])  # type: ignore[arg-type]
+    count, whole = prod(shape), _sizes(eqn.out)[dim]
+    rows = _reshaped(builder, flat, [ranks, int(flat.numel()) // ranks])
+    chunks = _reshaped(builder, _sliced(builder, rows, 1, at, at + count), [ranks, *shape])
+    dense = _copied(builder, _moved(builder, chunks, 0, dim))
+    out = _reshaped(builder, dense, [n * ranks if d == dim else n for d, n in enumerate(shape)])
+    if whole != shape[dim] * ranks:
+        _copied(builder, _sliced(builder, out, dim, 0, whole))
+    return count
+
+
+# --- equations whose types are known: nothing is run to learn them --------------------------------
+
+
+def _sizes(x: Value) -> list[int]:
+    return [int(n) for n in x.shape]
+
+
+def _emit(builder: Builder, op: OpOverload, args: tuple, x: Value, shape: list[int], stride: Sequence) -> Value:
+    args, kwargs = normalise(op, args, {})
+    type_ = TensorType(x.dtype, tuple(shape), tuple(stride), x.tensor.device)
+    return builder.record(op, args, kwargs, type_)  # type: ignore[return-value]
+
+
+def _dense(builder: Builder, x: Value) -> Value:
+    return x if x.tensor.stride == contiguous_strides(x.shape) else _copied(builder, x)
+
+
+def _copied(builder: Builder, x: Value) -> Value:
+    args, kwargs = normalise(aten.clone.default, (x,), {"memory_format": torch.contiguous_format})
+    type_ = TensorType(x.dtype, x.shape, contiguous_strides(x.shape), x.tensor.device)
+    return builder.record(aten.clone.default, args, kwargs, type_)  # type: ignore[return-value]
+
+
+def _sliced(builder: Builder, x: Value, dim: int, start: int, end: int) -> Value:
+    shape = [end - start if d == dim else n for d, n in enumerate(_sizes(x))]
+    return _emit(builder, aten.slice.Tensor, (x, dim, start, end), x, shape, x.tensor.stride)
+
+
+def _moved(builder: Builder, x: Value, dim: int, to: int) -> Value:
+    if dim == to:
+        return x
+    order = [d for d in range(x.ndim) if d != dim]
+    order.insert(to, dim)
+    shape, stride = [_sizes(x)[d] for d in order], [x.tensor.stride[d] for d in order]
+    return _emit(builder, aten.permute.default, (x, order), x, shape, stride)
+
+
+def _reshaped(builder: Builder, x: Value, shape: list[int]) -> Value:
+    """Of what is dense, or of dense rows: each row's elements in a new form."""
+    stride = list(contiguous_strides(shape))
+    if x.ndim == 2 and x.tensor.stride != contiguous_strides(x.shape):
+        stride[0] = x.tensor.stride[0]
+    return _emit(builder, aten.view.default, (x, shape), x, shape, stride)

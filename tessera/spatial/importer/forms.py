@@ -308,6 +308,22 @@ def index(im: Importer, x: Item, indices: list[Item | None]) -> Item:
     return im.gather(x, indices[0])
 
 
+@form("index_put")
+def index_put(im: Importer, x: Item, indices: list[Item | None], rows: Item, accumulate: bool = False) -> Item:
+    places = [d for d, i in enumerate(indices) if i is not None]
+    if len(places) != 1 or accumulate or not isinstance(x, Lazy):
+        return NotImplemented
+    index, dim = indices[places[0]], places[0]
+    if index is None or im.values.lazy(index).dtype == torch.bool:
+        return NotImplemented
+    return im.scattered(x, dim, index, rows)
+
+
+@form("index_copy")
+def index_copy(im: Importer, x: Item, dim: int, index: Item, rows: Item) -> Item:
+    return im.scattered(x, dim, index, rows) if isinstance(x, Lazy) else NotImplemented
+
+
 @form("convolution conv1d conv2d _convolution")
 def convolution(im: Importer, x: Item, w: Item, b: Item | None, stride: list[int], padding: list[int] | str,
                 dilation: list[int], *rest: object) -> Item:  # fmt: skip

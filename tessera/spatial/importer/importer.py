@@ -16,7 +16,7 @@ from tessera.ir.schema import draws
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.spatial.errors import MapError
-from tessera.spatial.graph import Gather, Graph, Input, Product
+from tessera.spatial.graph import Constant, Gather, Graph, Home, Input, Product, Scatter
 from tessera.spatial.importer.decompose import Decompositions
 from tessera.spatial.importer.values import Item, Known, Lazy, Values, fold
 from tessera.torch_internals.fake import FakeTensorMode
@@ -58,6 +58,7 @@ class Importer:
         self.env: dict[Value, Item] = {}
         self.readers: dict[Value, int] = {}
         self.decompositions = Decompositions(mode, self.has_form)
+        self.states: dict[Value, Home] = {}
         self.eqn: Equation | None = None  # the one that is being imported
 
     def has_form(self, op: object) -> bool:
@@ -67,10 +68,11 @@ class Importer:
         for v in self.trace.inputs:
             if v in weights:
                 name, data = weights[v]
-                self.env[v] = Known(data.detach(), name)
+                self.env[v] = self.state(v, name, data) if v in self.trace.mutations else Known(data.detach(), name)
             else:
                 self.env[v] = self.input(v)
         self.body(self.trace, DEPTH)
+        self.check_states()
         for i, o in enumerate(self.trace.outputs):
             name = f"y{i}" if len(self.trace.outputs) > 1 else "y"
             item = self.env[o] if isinstance(o, Value) else Known(torch.tensor(o), name)
@@ -90,6 +92,59 @@ class Importer:
         self.graph.nodes.append(Input(home))
         self.graph.inputs.append((home.name, v.dtype, tuple(v.type.shape), home))
         return Lazy(tuple(v.type.shape), v.dtype, 0, (self.values.numbers(home, v.type.shape),), home.name)
+
+    def state(self, v: Value, name: str, data: torch.Tensor) -> Lazy:
+        """A buffer that the program writes: the dimension along which it is written is the matrix's rows."""
+        dim = next((d for eqn in self.trace.equations if (d := written_along(eqn, v)) is not None), None)
+        if dim is None:
+            raise MapError(f"{name} is written otherwise than by rows that an index chooses (index_put, index_copy)")
+        order = [dim, *(d for d in range(data.ndim) if d != dim)]
+        rows = data.detach().permute(order)
+        home = self.graph.home(name, data.dtype, rows.shape[0], rows[0].numel())
+        grain = rows.shape[-1] if rows.ndim > 1 else 1
+        self.graph.nodes.append(Constant(home, rows.reshape(home.rows, home.columns).clone(), True, grain))
+        index = self.values.numbers(home, rows.shape).permute([order.index(d) for d in range(data.ndim)])
+        self.states[v] = home
+        return Lazy(tuple(data.shape), data.dtype, 0, (index,), name)
+
+    def scattered(self, x: Lazy, dim: int, index: Item, rows: Item) -> Item:
+        """A state after rows of it were written."""
+        assert self.eqn is not None
+        old = self.values.map(x)
+        before = self.graph.home_at(int(old.reshape(-1)[0]))
+        order = [dim, *(d for d in range(old.ndim) if d != dim)]
+        whole = self.values.numbers(before, [old.shape[d] for d in order]) if before.size == old.numel() else None
+        if whole is None or not whole.equal(old.permute(order)) or not self.is_state(before):
+            return NotImplemented
+        at = self.values.map(index).reshape(-1, 1)
+        new = self.values.map(self.values.cast(rows, x.dtype))
+        new = new.expand([at.shape[0] if d == dim else n for d, n in enumerate(old.shape)])
+        home = self.graph.home(self.name(), x.dtype, before.rows, before.columns, self.eqn.source)
+        values = new.permute(order).reshape(at.shape[0], before.columns)
+        self.graph.nodes.append(Scatter(home, before, at.numpy(), values.numpy()))
+        return Lazy(x.shape, x.dtype, 0, (old - before.base + home.base,), home.name, self.eqn.source)
+
+    def is_state(self, home: Home) -> bool:
+        return home in self.states.values() or any(isinstance(n, Scatter) and n.home is home for n in self.graph.nodes)
+
+    def check_states(self) -> None:
+        """A state ends as what was last written into it, and nobody reads what was there before."""
+        after = {n.state: n.home for n in self.graph.nodes if isinstance(n, Scatter)}
+        for v, home in self.states.items():
+            last, first, item = home, self.env[v], self.env[self.trace.mutations[v]]
+            while last in after:
+                last = after[last]
+            assert isinstance(first, Lazy)
+            if not isinstance(item, Lazy) or not (self.values.map(item) - last.base).equal(first.index - home.base):
+                raise MapError(f"{home.name} ends as something else than rows written into it")
+        written: set[Home] = set()
+        for node in self.graph.nodes:
+            for index in node.maps:
+                if late := written.intersection(self.graph.homes_in(index)):
+                    name = next(iter(late)).name
+                    raise MapError(f"{name} is read as it was before it was written: called at {node.home.source}")
+            if isinstance(node, Scatter):
+                written.add(node.state)
 
     def body(self, trace: Trace, depth: int) -> None:
         for v, data in trace.constants.items():
@@ -245,6 +300,18 @@ class Importer:
             return Known(fn(x.data), x.name)
         index = fn(self.values.map(x))
         return Lazy(tuple(index.shape), x.dtype, 0, (index,), x.name, x.source)
+
+
+def written_along(eqn: Equation, v: Value) -> int | None:
+    """The dimension along which an equation writes rows into a value."""
+    if not eqn.args or eqn.args[0] is not v:
+        return None
+    if eqn.opname == "index_copy":
+        return eqn.args[1] if isinstance(eqn.args[1], int) else None
+    if eqn.opname == "index_put" and isinstance(eqn.args[1], (list, tuple)):
+        places = [d for d, i in enumerate(eqn.args[1]) if i is not None]
+        return places[0] if len(places) == 1 else None
+    return None
 
 
 def sum_type(dtype: torch.dtype) -> torch.dtype:

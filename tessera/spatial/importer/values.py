@@ -69,11 +69,8 @@ class Values:
     def constant(self, known: Known) -> torch.Tensor:
         """The map of a known tensor; what is expanded lies once."""
         data = known.data.detach()
-        small = data[
-            tuple(
-                slice(0, 1) if s == 0 and n > 1 else slice(None) for s, n in zip(data.stride(), data.shape, strict=True)
-            )
-        ]
+        strides = zip(data.stride(), data.shape, strict=True)
+        small = data[tuple(slice(0, 1) if stride == 0 and n > 1 else slice(None) for stride, n in strides)]
         key = (data.data_ptr(), data.dtype, tuple(small.shape), tuple(small.stride()))
         if key not in self.constants:
             home = self.graph.home(known.name, data.dtype, *fold(small.shape))

@@ -113,7 +113,7 @@ class _Parser:
             elif not pages and (match := _PLACE.fullmatch(bare)):
                 places[match[1]].append((match[2], self.type(match[3], match[4])))
             elif not pages and (match := _DRAM.fullmatch(bare)):
-                source = read_ref(match[6]) if match[6] else None
+                source = self.read(read_ref, match[6]) if match[6] else None
                 of = self.type(match[2], match[3])
                 drams.append(Dram(match[1], of, int(match[4]), match[5] is not None, source, number))
             else:
@@ -172,7 +172,7 @@ class _Parser:
             self.refuse("`always` for a buffer that is state or holds data before cycle 0", line)
         if lifetime is None and not (state or source):
             self.refuse("` state`, or ` = ` and the tensor whose bytes it holds, after `always`", line)
-        of = read_ref(source) if source else None
+        of = self.read(read_ref, source) if source else None
         return Buffer(
             name, self.type(dtype, shape), int(address, 16), int(size), lifetime, state is not None, of, self.number
         )

@@ -35,7 +35,6 @@ def regions_of(tiles: list[Tile], machine: SpatialMachine, count: int) -> dict[T
     found: dict[Tile, int] = {}
     for tile in tiles:
         if isinstance(tile, Scattered):
-            found[tile] = found[tile.state]
             continue
         load = loads.setdefault(tile.core, [0] * count)
         region = load.index(min(load))
@@ -91,9 +90,9 @@ def lifetimes(schedule: Schedule) -> dict[Tile, tuple[int, int]]:
     for step in schedule.steps:
         start = schedule.starts[step]
         for part in step.reads:
-            touch(part.tile, start, start + step.duration)
+            touch(part.tile.buffer, start, start + step.duration)
         for part, delay in step.written():
-            touch(part.tile, start + delay, start + delay + step.duration)
+            touch(part.tile.buffer, start + delay, start + delay + step.duration)
     return lives
 
 

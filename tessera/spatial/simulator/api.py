@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from tessera.machines.spatial import SpatialMachine
+from tessera.machines.spatial import Core, SpatialMachine
 from tessera.spatial.listing import Program, load
 from tessera.spatial.listing.types import Listing, Load, Store, TensorType, ToHost
 from tessera.spatial.simulator.claims import Claims, check_claims, check_duration, check_names, claims
@@ -104,21 +104,23 @@ def judge(listing: Listing, machine: SpatialMachine, jitter: int | None = None) 
     places = {"input": dict(listing.inputs), "output": dict(listing.outputs), "dram": {}}
     pages = {page.core: page for page in listing.pages}
     works: list[Work] = []
+    of_core: dict[Core, list[Work]] = {}
     buffers = {page.core: {of.name: of for of in page.buffers} for page in listing.pages}
     for core, page in pages.items():
         check_buffers(machine, core, page.buffers)
         places["dram"] = {of.name: of.type for of in listing.drams if of.chip == core.chip}
         worker = Worker(machine, buffers[core], places)
-        mine = [worker.work(Step(core, instruction)) for instruction in page.instructions]
+        mine = of_core[core] = [worker.work(Step(core, instruction)) for instruction in page.instructions]
+        units = machine.units(core)
         for work in mine:
-            check_names(machine, work)
+            check_names(machine, units, work)
             check_duration(machine, work)
         works += mine
     paired = flows(machine, works, None if jitter is None else Random(jitter))
     held = claims(machine, works, paired, buffers)
     check_claims(held)
-    for core in pages:
-        check_accesses(core, buffers[core], [work for work in works if work.step.core == core])
+    for core, mine in of_core.items():
+        check_accesses(core, buffers[core], mine)
     _check_outside(listing, works)
     end = max((work.end for work in works), default=0)
     if listing.end != end:

@@ -32,11 +32,10 @@ class Resource(NamedTuple):
 Claims = dict[Resource, list[Claim]]
 
 
-def check_names(machine: SpatialMachine, work: Work) -> None:
+def check_names(machine: SpatialMachine, exist: tuple[str, ...], work: Work) -> None:
     """The unit is one of the core's and of the right kind; the ports exist, and are those that are needed."""
     step = work.step
     units, action = step.of.units, step.of.action
-    exist = machine.units(step.core)
     for unit in units:
         if unit not in exist:
             raise step.refuse("unit", f"expected a unit of this core ({', '.join(exist)}); got {unit}")

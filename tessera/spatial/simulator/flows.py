@@ -8,6 +8,7 @@ receives at another time for it.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
@@ -37,10 +38,10 @@ class Flow:
 def flows(machine: SpatialMachine, works: list[Work], jitter: Random | None) -> dict[int, Flow]:
     """By the identity of a send's or a recv's work."""
     sent = {id(work): _flow(machine, work, jitter) for work in works if isinstance(work.step.of.action, Send)}
-    arriving: dict[tuple[Core, Core], list[Flow]] = defaultdict(list)
+    arriving: dict[tuple[Core, Core], dict[int, list[Flow]]] = defaultdict(lambda: defaultdict(list))
     for flow in sent.values():
-        for target in flow.arrivals:
-            arriving[flow.send.step.core, target].append(flow)
+        for target, (cycle, _) in flow.arrivals.items():
+            arriving[flow.send.step.core, target][cycle].append(flow)
     received: dict[int, Flow] = {}
     for work in works:
         if isinstance(action := work.step.of.action, Recv):
@@ -102,16 +103,13 @@ def _text(route: Route) -> str:
     return ">".join(map(str, route))
 
 
-def _match(work: Work, candidates: list[Flow]) -> Flow:
+def _match(work: Work, candidates: Mapping[int, list[Flow]]) -> Flow:
+    """The flow that arrives now, of those that come from the same core, by their cycle; or who is nearest to it."""
     step = work.step
     if not candidates:
         raise step.refuse("arrival", "expected a send to this core; nobody sends")
-
-    def distance(flow: Flow) -> tuple[int, bool]:
-        cycle, unit = flow.arrivals[step.core]
-        return abs(cycle - step.of.start), step.of.units != (unit,)
-
-    nearest = min(candidates, key=distance)
+    now = candidates.get(step.of.start) or candidates[min(candidates, key=lambda cycle: abs(cycle - step.of.start))]
+    nearest = min(now, key=lambda flow: step.of.units != (flow.arrivals[step.core][1],))
     cycle, unit = nearest.arrivals[step.core]
     if cycle != step.of.start:
         why = f"expected to receive at cycle {cycle}, when it arrives; got {step.of.start}"

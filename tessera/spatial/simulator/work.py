@@ -11,8 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-import torch
-
 from tessera.machines.spatial import SpatialMachine
 from tessera.spatial.listing.types import (
     WHOLE,
@@ -83,6 +81,7 @@ class Worker:
         places: Mapping[str, Mapping[str, TensorType]],
     ) -> None:
         self.machine, self.buffers, self.places = machine, buffers, places
+        self.tiles: dict[Ref, Tile] = {}
 
     def work(self, step: Step) -> Work:
         work = Work(step)
@@ -134,6 +133,11 @@ class Worker:
     # ── operands
 
     def tile(self, ref: Ref) -> Tile:
+        if (known := self.tiles.get(ref)) is None:
+            known = self.tiles[ref] = self.new_tile(ref)
+        return known
+
+    def new_tile(self, ref: Ref) -> Tile:
         if (buffer := self.buffers.get(ref.name)) is None:
             raise Bad("bounds", f"expected a buffer of this core; there is no {ref.name}")
         rows = None
@@ -225,11 +229,7 @@ class Worker:
         y = self.write(work, target)
         work.over += [self.read(work, ref) for ref in dict.fromkeys(refs(tree))]
         shape = self.shape(tree)
-        try:
-            fits = tuple(torch.broadcast_shapes(shape, y.shape)) == y.shape
-        except RuntimeError:
-            fits = False
-        if not fits:
+        if broadcast([shape, y.shape]) != y.shape:
             raise Bad("shape", f"expected what broadcasts to {list(y.shape)}; got {list(shape)}")
         largest = max(of.count for of in (y, *work.reads))
         names = [call.function for call in calls(tree)] or ["move"]
@@ -247,15 +247,25 @@ class Worker:
                     if not shapes[0]:
                         raise Bad("shape", f"expected a dimension to take the {name} of")
                     return (*shapes[0][:-1], 1)
-                try:
-                    return tuple(torch.broadcast_shapes(*shapes))
-                except RuntimeError:
-                    raise Bad("shape", f"expected shapes that broadcast; got {', '.join(map(str, shapes))}") from None
+                if (shape := broadcast(shapes)) is None:
+                    raise Bad("shape", f"expected shapes that broadcast; got {', '.join(map(str, shapes))}")
+                return shape
         return ()
 
 
 def _up(a: int, b: int) -> int:
     return -(-a // b)
+
+
+def broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """The shape that all of them broadcast to, as in PyTorch; None where there is none."""
+    first, *others = shapes
+    if all(shape == first for shape in others):
+        return first
+    rank = max(map(len, shapes))
+    columns = zip(*((1,) * (rank - len(shape)) + shape for shape in shapes), strict=True)
+    sizes = [set(column) - {1} for column in columns]
+    return tuple(size.pop() if size else 1 for size in sizes) if all(len(size) < 2 for size in sizes) else None
 
 
 def refs(tree: Tree) -> Iterator[Ref]:

@@ -61,6 +61,9 @@ def _by_rule(values: Values, eqn: Equation, here: Equation, rule: Factors, choic
         if isinstance(v, Value) and placement is not None and whole is not None:
             check(eqn.op, v.tensor, placement)
             names[v] = builder.value(whole.name, v.tensor.placed(placement))
+        elif isinstance(v, Value) and whole is not None:  # the same on all ranks: numbers, states of generators
+            everywhere = isinstance(v.type, TensorType)
+            names[v] = builder.value(whole.name, v.tensor.placed(values.whole(whole)) if everywhere else v.type)
     builder.equations[first:] = [e.renamed(names) for e in builder.equations[first:]]
     return [names.get(v) if isinstance(v, Value) else None for v in listed]
 

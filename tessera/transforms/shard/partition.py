@@ -162,10 +162,11 @@ class _Partitioner:
         kinds = {self.kinds[v] for v in eqn.inputs()}
         kind = next((k for k in ("activations", "weights") if k in kinds), "")
         self.kinds.update(dict.fromkeys(eqn.results(), kind))
-        if not eqn.results() or not all(isinstance(v.type, TensorType) for v in eqn.results()):
+        rule = factors_of(eqn) if eqn.results() else None
+        numbers = not all(isinstance(v.type, TensorType) for v in eqn.results())
+        if not eqn.results() or (numbers and (rule is None or rule.local is None)):
             self.as_it_is(eqn)
             return
-        rule = factors_of(eqn)
         if (rule is None or self.forbids(eqn, rule)) and self.apart(eqn):
             return
         if rule is None and any(not self.place(v).is_whole for v in tensors(eqn)):
@@ -242,7 +243,8 @@ class _Partitioner:
         return True
 
     def cut(self, eqn: Equation, rule: Factors) -> None:
-        operands, results = tensors(eqn), eqn.outputs
+        operands, outputs = tensors(eqn), eqn.outputs
+        results = [v if dims is not None else None for v, dims in zip(outputs, rule.results, strict=True)]
         for v in operands:
             if (home := self.home(v)) is not None:
                 self.held[v] = [self.values.bring(v, home)]
@@ -264,7 +266,7 @@ class _Partitioner:
         choice = choose(question)
         drawn = draws(eqn.op, eqn.args, eqn.kwargs)
         back = back_again(eqn, rule, choice, self.place) if rule.instead else {}
-        for v, here in zip(results, local(self.values, eqn, rule, choice), strict=True):
+        for v, here in zip(outputs, local(self.values, eqn, rule, choice), strict=True):
             if v is not None and here is not None:
                 self.define(v, self.agreed(here) if drawn else here)
                 if v in back and v not in self.pins:

@@ -1,0 +1,1 @@
+"""The dialect `spatial`: programs of tiles as MLIR text, both ways."""

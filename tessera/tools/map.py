@@ -1,0 +1,42 @@
+"""`tessera map`: a model as a program for every core of a spatial machine.
+
+In: a model from a file, as `tessera convert` takes it, and a machine. Out: a `.spatial` file, or the listing on
+standard output.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from tessera.spatial.map import EFFORTS, map_onto
+from tessera.tools.command import Command, json_argument, write_json
+from tessera.tools.convert import SOURCES
+from tessera.util.errors import OptionError
+
+
+def arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("source", help="model.pt2, or script.py:function, which gives a model and arguments")
+    parser.add_argument("--machine", default="toy", help="its name, or a TOML file")
+    parser.add_argument("--chips", type=int, default=1, help="how many to use")
+    parser.add_argument("--effort", choices=EFFORTS, default="normal", help="how many mappings are tried")
+    parser.add_argument("--seed", type=int, default=0, help="of the search")
+    parser.add_argument("--output", metavar="FILE", help="write a .spatial file instead of the listing")
+    json_argument(parser)
+
+
+def run(args: Namespace) -> int:
+    reader = SOURCES.get(Path(args.source.partition(":")[0]).suffix)
+    if reader is None:
+        raise OptionError(f"expected a source that ends in {' or '.join(SOURCES)}, got {args.source!r}")
+    model, example, _ = reader(args.source, {})
+    program = map_onto(model, *example, machine=args.machine, chips=args.chips, effort=args.effort, seed=args.seed)
+    if args.output:
+        program.save(args.output)
+    facts = {"cycles": program.cycles, "bound": program.bound, "limit": program.limit, "summary": program.summary()}
+    if not write_json(args, facts):
+        print(f"{args.output}: {program.summary()}" if args.output else program)
+    return 0
+
+
+COMMAND = Command("compile a model for every core of a spatial machine", arguments, run)

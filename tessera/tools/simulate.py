@@ -1,0 +1,79 @@
+"""`tessera simulate FILE`: a program for a spatial machine run on data, to the cycle, or refused.
+
+In: a `.spatial` file, and its inputs: random ones (`--random`), or a file that `torch.save` wrote a list of tensors to.
+Out: cycles, bytes and energy. A violation is one error and exit code 1.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+import torch
+
+from tessera.spatial.listing import load
+from tessera.spatial.listing.types import TensorType
+from tessera.spatial.simulator.api import judge, simulate
+from tessera.spatial.simulator.timeline import events
+from tessera.spatial.simulator.violation import Violation
+from tessera.tools.command import Command, json_argument, write_json
+from tessera.util.errors import OptionError
+from tessera.util.files import check_writable
+
+
+def arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("file", help="a .spatial file")
+    data = parser.add_mutually_exclusive_group()
+    data.add_argument("--random", action="store_true", help="run it on random inputs")
+    data.add_argument("--inputs", metavar="FILE", help="run it on tensors that torch.save wrote as a list")
+    parser.add_argument("--seed", type=int, default=0, help="of the random inputs")
+    parser.add_argument("--jitter", type=int, metavar="SEED", help="let what travels arrive anywhere in its window")
+    parser.add_argument("--perfetto", metavar="FILE", help="write what is busy when, for Perfetto")
+    json_argument(parser)
+
+
+def run(args: Namespace) -> int:
+    if args.perfetto:
+        check_writable(args.perfetto)
+    program = load(args.file)
+    try:
+        judged = judge(program.listing, program.machine, args.jitter)
+        if args.random or args.inputs:
+            types = [of for _, of in program.listing.inputs]
+            inputs = _given(args.inputs) if args.inputs else random_inputs(types, args.seed)
+            simulate(program, *inputs, jitter=args.jitter)
+    except Violation as violation:
+        print(f"tessera simulate: {args.file}: {violation}", file=sys.stderr)
+        return 1
+    if args.perfetto:
+        Path(args.perfetto).write_text(json.dumps({"traceEvents": list(events(judged))}), encoding="utf-8")
+    if not write_json(args, judged.report.data()):
+        print(judged.report)
+    return 0
+
+
+def _given(path: str) -> list[torch.Tensor]:
+    tensors = torch.load(path, weights_only=True)
+    if not isinstance(tensors, list | tuple) or not all(isinstance(x, torch.Tensor) for x in tensors):
+        raise OptionError(f"{path}: expected a list of tensors")
+    return list(tensors)
+
+
+def random_inputs(types: list[TensorType], seed: int) -> list[torch.Tensor]:
+    """Normal numbers, or integers of -8 to 7; indices are 0, which is inside of every table."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs = []
+    for of in types:
+        dtype = getattr(torch, of.dtype)
+        if dtype.is_floating_point:
+            inputs.append(torch.randn(of.shape, generator=generator).to(dtype))
+        elif of.dtype == "int8":
+            inputs.append(torch.randint(-8, 8, of.shape, generator=generator).to(dtype))
+        else:
+            inputs.append(torch.zeros(of.shape, dtype=dtype))
+    return inputs
+
+
+COMMAND = Command("run a program for a spatial machine, to the cycle", arguments, run)

@@ -1,0 +1,58 @@
+"""Decoding: a cache written in place, rows and positions chosen by data, one listing for every token."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from tessera.spatial.errors import MapError
+from tessera.spatial.map import map_onto
+from tessera.spatial.simulator.api import simulate
+from tests.spatial.models import Llama, toy
+
+
+def decode(model: torch.nn.Module, machine: object, count: int, chips: int = 1) -> tuple[list[int], list[int]]:
+    """Greedy words by the machine and by PyTorch, each from its own."""
+    first = torch.tensor([3]), torch.tensor([0])
+    program = map_onto(model, *first, machine=machine, effort="quick", chips=chips)  # type: ignore[arg-type]
+    eager = copy.deepcopy(model)
+    mine, theirs, state = [3], [3], None
+    for at in range(count):
+        run = simulate(program, torch.tensor(mine[-1:]), torch.tensor([at]), state=state)
+        assert run.cycles == program.cycles
+        state = run.state
+        mine.append(int(run.output))
+        with torch.no_grad():
+            theirs.append(int(eager(torch.tensor(theirs[-1:]), torch.tensor([at]))))
+    return mine, theirs
+
+
+def test_llama_decodes_as_pytorch_does() -> None:
+    torch.manual_seed(0)
+    mine, theirs = decode(Llama(), toy(2, 2), 10)
+    assert mine == theirs and len(set(mine)) > 2
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    torch.manual_seed(0)
+    model = Llama(layers=1)
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    map_onto(model, torch.tensor([3]), torch.tensor([0]), machine=toy(2, 2), effort="quick")
+    assert all(t.equal(before[name]) for name, t in model.state_dict().items())
+
+
+class Adds(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.total += x
+        return self.total * 2
+
+
+def test_a_state_that_is_not_written_by_rows() -> None:
+    with pytest.raises(MapError, match="total is written otherwise than by rows"):
+        map_onto(Adds(), torch.randn(4, 4), machine="toy")
