@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import join_group, start
+from launch import join_group, start
 from torch import Tensor, nn
 
 import tessera

@@ -17,7 +17,7 @@ from tessera.machines.spatial import SpatialMachine
 from tessera.spatial.errors import SpaceError
 from tessera.spatial.map import map_onto
 from tessera.spatial.simulator.api import simulate
-from tests.spatial.models import toy
+from tests.spatial.nets import toy
 
 
 def random_machine(chance: random.Random) -> SpatialMachine:

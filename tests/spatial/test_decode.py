@@ -10,7 +10,7 @@ import torch
 from tessera.spatial.errors import MapError
 from tessera.spatial.map import map_onto
 from tessera.spatial.simulator.api import simulate
-from tests.spatial.models import Llama, toy
+from tests.spatial.nets import Llama, toy
 
 
 def decode(model: torch.nn.Module, machine: object, count: int, chips: int = 1) -> tuple[list[int], list[int]]:

@@ -9,7 +9,7 @@ from tessera.spatial import interpreter
 from tessera.spatial.dialect.text import parse, to_text
 from tessera.spatial.errors import MapError
 from tessera.spatial.map import map_onto
-from tests.spatial.models import Attention
+from tests.spatial.nets import Attention
 
 
 @pytest.fixture(scope="module")

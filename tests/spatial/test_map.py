@@ -15,7 +15,7 @@ from tessera.spatial.map import map_onto
 from tessera.spatial.program import SpatialProgram
 from tessera.spatial.simulator.api import simulate
 from tessera.util.errors import OptionError
-from tests.spatial.models import MLP, Attention, Block, Many, convolutions, toy
+from tests.spatial.nets import MLP, Attention, Block, Many, convolutions, toy
 
 MACHINES = {
     "toy": lambda: spatial_machine("toy"),
