@@ -8,9 +8,6 @@ manifest says how it is seen. Read again, the tensors lie in the file's pages: p
 
 from __future__ import annotations
 
-import json
-import math
-import struct
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
@@ -18,17 +15,11 @@ import torch
 
 from tessera.artifact.text import read_json
 from tessera.util.errors import ArtifactError, OptionError
+from tessera.util.safetensors import CODES, NOTES, Unfit, head, place, row, split
 
 ALIGN, DATA_ALIGN = 64, 4096
 MOST_HEADER, MOST_TENSORS = 16 << 20, 1_000_000
 PADDING = "_padding."
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-    "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64, "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64,
-}  # fmt: skip
-_CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 @dataclass
@@ -56,7 +47,7 @@ class Shelf:
 
     def views(self) -> dict[str, list]:
         """How tensors are seen that do not lie row by row, or whose dtype the format does not know."""
-        strange = {name: x for name, x in self.tensors.items() if not x.is_contiguous() or x.dtype not in _CODES}
+        strange = {name: x for name, x in self.tensors.items() if not x.is_contiguous() or x.dtype not in CODES}
         return {n: [_name(x.dtype), list(x.shape), list(x.stride())] for n, x in strange.items()}
 
     def chunks(self) -> Iterator[bytes | memoryview]:
@@ -65,24 +56,22 @@ class Shelf:
         order = []
         for name, x in self.tensors.items():
             code, shape, size = stored_as(x)
-            header[name] = {"dtype": code, "shape": shape, "data_offsets": [at, at + size]}
+            header[name] = row(code, shape, at, size)
             order.append((name, size))
             at += size
             if gap := -at % ALIGN:
-                header[f"{PADDING}{paddings}"] = {"dtype": "U8", "shape": [gap], "data_offsets": [at, at + gap]}
+                header[f"{PADDING}{paddings}"] = row("U8", [gap], at, gap)
                 order.append(("", gap))
                 at, paddings = at + gap, paddings + 1
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-(len(text) + 8) % DATA_ALIGN)
-        yield struct.pack("<Q", len(text)) + text
+        yield head(header, DATA_ALIGN)
         for name, size in order:
             yield bytes(size) if not name else memory_of(self.tensors[name])
 
 
 def stored_as(x: torch.Tensor) -> tuple[str, list[int], int]:
     """The dtype and shape that a header says of a tensor, and its bytes."""
-    if x.is_contiguous() and x.dtype in _CODES:
-        return _CODES[x.dtype], list(x.shape), x.numel() * x.element_size()
+    if x.is_contiguous() and x.dtype in CODES:
+        return CODES[x.dtype], list(x.shape), x.numel() * x.element_size()
     size = _extent(x) * x.element_size()
     return "U8", [size], size
 
@@ -105,20 +94,21 @@ def tensors_in(
 ) -> dict[str, torch.Tensor]:
     """The tensors of a safetensors file, in its own pages; those that are `wanted`, where it says so. Every number of
     the header is checked."""
-    if len(data) < 8:
-        raise ArtifactError(f"{where}: expected a safetensors header, got {len(data)} bytes")
-    (length,) = struct.unpack_from("<Q", data)
-    if length > min(MOST_HEADER, len(data) - 8):
-        raise ArtifactError(f"{where}: a header of {length} bytes in a member of {len(data)}")
-    header = read_json(bytes(data[8 : 8 + length]), f"{where}: header")
+    try:
+        text, body = split(data, MOST_HEADER)
+    except Unfit as error:
+        raise ArtifactError(f"{where}: {error}") from None
+    header = read_json(text, f"{where}: header")
     if not isinstance(header, dict) or len(header) > MOST_TENSORS or not isinstance(views, dict):
         raise ArtifactError(f"{where}: expected a table of tensors")
-    body = data[8 + length :]
     tensors, spans = {}, []
-    for key, row in header.items():
-        if key == "__metadata__":
+    for key, told in header.items():
+        if key == NOTES:
             continue
-        dtype, shape, begin, end = _row(row, f"{where}: {key[:80]}", len(body))
+        try:
+            dtype, shape, begin, end = place(told, len(body))
+        except Unfit as error:
+            raise ArtifactError(f"{where}: {key[:80]}: {error}") from None
         spans.append((begin, end))
         if key in wanted if wanted is not None else not key.startswith(PADDING):
             tensors[key] = _seen(body[begin:end], dtype, shape, views.get(key), f"{where}: {key[:80]}")
@@ -128,16 +118,6 @@ def tensors_in(
     if wanted is not None and (missing := sorted(set(wanted) - set(tensors))):
         raise ArtifactError(f"{where}: expected the tensor {missing[0][:80]!r}, which is not in it")
     return tensors
-
-
-def _row(row: object, where: str, size: int) -> tuple[torch.dtype, list[int], int, int]:
-    match row:
-        case {"dtype": str(code), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if code in DTYPES:
-            dtype = DTYPES[code]
-            sizes = len(shape) <= 64 and all(type(n) is int and 0 <= n < 1 << 62 for n in shape)
-            if sizes and 0 <= begin <= end <= size and math.prod(shape) * dtype.itemsize == end - begin:
-                return dtype, shape, begin, end
-    raise ArtifactError(f"{where}: expected a dtype, a shape and offsets that fit {size} bytes, got {str(row)[:120]}")
 
 
 def _seen(data: memoryview, dtype: torch.dtype, shape: list[int], view: object, where: str) -> torch.Tensor:

@@ -7,10 +7,8 @@ pages, so that who wants a part of one reads that part. Nothing in such a file i
 from __future__ import annotations
 
 import json
-import math
 import mmap
 import os
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,15 +16,10 @@ import torch
 from torch import Tensor
 
 from tessera.util.errors import InputError
+from tessera.util.safetensors import CODES, NOTES, Unfit, head, place, row, split
 
-DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64,
-}  # fmt: skip
-CODES = {dtype: code for code, dtype in DTYPES.items()}
 ALIGN = 64
-NOTES = "__metadata__"
+MOST_HEADER = 1 << 30
 
 
 def write(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> None:
@@ -35,12 +28,10 @@ def write(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | 
     for name, x in tensors.items():
         if x.dtype not in CODES:
             raise InputError(f"{name}: expected one of {', '.join(map(str, CODES))}, got {x.dtype}")
-        header[name] = {"dtype": CODES[x.dtype], "shape": list(x.shape), "data_offsets": [at, at + x.nbytes]}
+        header[name] = row(CODES[x.dtype], list(x.shape), at, x.nbytes)
         at += x.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(len(text) + 8) % ALIGN)
     with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
+        file.write(head(header, ALIGN))
         for x in tensors.values():
             file.write(_bytes(x))
         file.flush()
@@ -55,7 +46,7 @@ def _bytes(x: Tensor) -> memoryview | bytes:
 def read(path: Path) -> dict[str, Tensor]:
     """The tensors of a file, in its pages; they are not to be written."""
     header, body = _opened(path)
-    return {name: _seen(body, row, f"{path}: {name}") for name, row in header.items() if name != NOTES}
+    return {name: _seen(body, told, f"{path}: {name}") for name, told in header.items() if name != NOTES}
 
 
 def notes(path: Path) -> dict[str, str]:
@@ -73,22 +64,22 @@ def _opened(path: Path) -> tuple[dict, memoryview]:
         if size < 8:
             raise InputError(f"{path}: expected a safetensors file, got {size} bytes")
         data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
-    (length,) = struct.unpack_from("<Q", data)
     try:
-        header = json.loads(bytes(data[8 : 8 + length]))
-    except ValueError as error:
+        text, body = split(data, MOST_HEADER)
+        header = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: expected the header of a safetensors file: {error}") from None
     if not isinstance(header, dict):
         raise InputError(f"{path}: expected the header of a safetensors file, got {type(header).__name__}")
-    return header, data[8 + length :]
+    return header, body
 
 
-def _seen(body: memoryview, row: object, where: str) -> Tensor:
-    match row:
-        case {"dtype": str(code), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if code in DTYPES:
-            fits = all(type(n) is int and n >= 0 for n in shape) and 0 <= begin <= end <= len(body)
-            if fits and math.prod(shape) * DTYPES[code].itemsize == end - begin:
-                data = torch.frombuffer(body[begin:end], dtype=torch.uint8) if end > begin else torch.empty(0).byte()
-                aligned = data if begin % DTYPES[code].itemsize == 0 else data.clone()
-                return aligned.view(DTYPES[code]).view(shape)
-    raise InputError(f"{where}: expected a dtype, a shape and offsets within {len(body)} bytes, got {row}")
+def _seen(body: memoryview, told: object, where: str) -> Tensor:
+    try:
+        dtype, shape, begin, end = place(told, len(body))
+    except Unfit:
+        expected = f"a dtype, a shape and offsets within {len(body)} bytes"
+        raise InputError(f"{where}: expected {expected}, got {told}") from None
+    data = torch.frombuffer(body[begin:end], dtype=torch.uint8) if end > begin else torch.empty(0).byte()
+    aligned = data if begin % dtype.itemsize == 0 else data.clone()
+    return aligned.view(dtype).view(shape)

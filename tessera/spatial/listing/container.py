@@ -7,8 +7,6 @@ against the file before memory is taken. Data is safetensors, so nothing is ever
 from __future__ import annotations
 
 import json
-import math
-import struct
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,15 +20,10 @@ from tessera.spatial.listing.parse import parse
 from tessera.spatial.listing.text import print_listing
 from tessera.spatial.listing.types import SIZES, Listing
 from tessera.util.errors import ListingError
+from tessera.util.safetensors import CODES, NOTES, Unfit, head, place, row, split
 
 LISTING, MACHINE, DATA = "listing.txt", "machine.toml", "data.safetensors"
-LONGEST_HEADER = 100 << 20
-CODES = {
-    "bool": "BOOL", "uint8": "U8", "int8": "I8", "int16": "I16", "int32": "I32", "int64": "I64",
-    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float16": "F16", "bfloat16": "BF16", "float32": "F32",
-    "float64": "F64",
-}  # fmt: skip
-_NAMES = {code: name for name, code in CODES.items()}
+LONGEST_HEADER, ALIGN = 100 << 20, 8
 _DATE = (1980, 1, 1, 0, 0, 0)  # the same program is the same file
 
 
@@ -86,47 +79,40 @@ def pack(data: Mapping[str, torch.Tensor]) -> bytes:
     parts, at = [], 0
     for name, tensor in sorted(data.items()):
         flat = tensor.detach().contiguous().cpu().reshape(-1).view(torch.uint8)
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        header[name] = {"dtype": CODES[dtype], "shape": list(tensor.shape), "data_offsets": [at, at + flat.numel()]}
+        header[name] = row(CODES[tensor.dtype], list(tensor.shape), at, flat.numel())
         parts.append(flat.numpy().tobytes())
         at += flat.numel()
-    head = json.dumps(header).encode()
-    head += b" " * (-len(head) % 8)
-    return struct.pack("<Q", len(head)) + head + b"".join(parts)
+    return head(header, ALIGN) + b"".join(parts)
 
 
 def unpack(content: bytes) -> dict[str, torch.Tensor]:
     """From safetensors; every number of the header is checked."""
-    length = struct.unpack("<Q", content[:8])[0] if len(content) >= 8 else -1
-    if not 0 <= length <= min(len(content) - 8, LONGEST_HEADER):
+    try:
+        text, body = split(memoryview(content), LONGEST_HEADER)
+    except Unfit:
         _refuse("a header of safetensors")
     try:
-        header = json.loads(content[8 : 8 + length])
+        header = json.loads(text)
     except (ValueError, RecursionError):
         _refuse("a header of JSON")
     if not isinstance(header, dict):
         _refuse("names and places in the header")
-    body = bytearray(memoryview(content)[8 + length :])
-    return {name: _tensor(name, of, body) for name, of in header.items() if name != "__metadata__"}
+    body = bytearray(body)
+    return {name: _tensor(name, told, body) for name, told in header.items() if name != NOTES}
 
 
-def _tensor(name: str, of: object, body: bytearray) -> torch.Tensor:
-    match of:
-        case {"dtype": str(code), "shape": list(shape), "data_offsets": [int(begin), int(end)]} if code in _NAMES:
-            dtype = _NAMES[code]
-        case _:
-            _refuse(f"dtype, shape and data_offsets of {name[:100]!r}")
-    whole = all(type(size) is int and 0 <= size <= 1 << 48 for size in shape) and len(shape) <= 8
-    if not whole or not 0 <= begin <= end <= len(body) or math.prod(shape) * SIZES[dtype] != end - begin:
-        _refuse(f"{name[:100]!r} of {code}{shape[:8]} within the data's {len(body)} bytes")
+def _tensor(name: str, told: object, body: bytearray) -> torch.Tensor:
+    try:
+        dtype, shape, begin, end = place(told, len(body))
+    except Unfit as error:
+        _refuse(f"dtype, shape and data_offsets of {name[:100]!r}: {error}")
+    listed = str(dtype).removeprefix("torch.") in SIZES
+    if not listed or len(shape) > 8 or any(size > 1 << 48 for size in shape):
+        _refuse(f"{name[:100]!r} of a type and at most 8 sizes that listings know, got {dtype} {shape[:8]}")
     if begin == end:
-        return torch.empty(shape, dtype=getattr(torch, dtype))
-    return (
-        torch.frombuffer(body, dtype=torch.uint8, count=end - begin, offset=begin)
-        .clone()
-        .view(getattr(torch, dtype))
-        .reshape(shape)
-    )
+        return torch.empty(shape, dtype=dtype)
+    data = torch.frombuffer(body, dtype=torch.uint8, count=end - begin, offset=begin)
+    return data.clone().view(dtype).reshape(shape)
 
 
 def _refuse(expected: str) -> NoReturn:
