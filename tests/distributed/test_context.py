@@ -72,29 +72,6 @@ def test_alone(model: str, word: str) -> None:
     check(model, {"cp": 2}, word)
 
 
-TOGETHER = [
-    ("gpt", {"dp": 2, "cp": 2}, ("zero1",)),
-    ("llama", {"dp": 2, "cp": 2}, ("zero2",)),
-    ("gpt", {"dp": 2, "cp": 2}, ("zero3",)),
-    ("llama", {"rep": 2, "dp": 2, "cp": 2}, ("hsdp", "zero3")),
-]
-
-
-@pytest.mark.parametrize("word", WORDS)
-@pytest.mark.parametrize(("model", "axes", "words"), TOGETHER, ids=str)
-def test_with_data_axes(model: str, axes: dict, words: tuple, word: str) -> None:
-    check(model, axes, dict(zip(axes, (*words, word), strict=True)))
-
-
-@pytest.mark.parametrize("word", WORDS)
-def test_with_sequence(word: str) -> None:
-    check("gpt", {"cp": 2, "tp": 2}, {"cp": word, "tp": "sequence"})
-
-
-def test_zero3_and_sequence_and_ring() -> None:
-    check("llama", {"dp": 2, "cp": 2, "tp": 2}, {"dp": "zero3", "cp": "ring", "tp": "sequence"})
-
-
 def by_name(local: Trace) -> dict[str, float]:
     """Bytes of exchanges along cp that are no sums, by what they do."""
     sums: dict[str, float] = {}
