@@ -7,12 +7,12 @@ from functools import cache
 import pytest
 import torch
 from all_ranks import assert_equal, train_mesh
-from models import GPT, Llama, MoE, token_batches, token_loss
+from models import GPT, EncoderDecoder, Llama, MoE, token_batches, token_loss
 from steps import train_whole
 from strategies import MORE, PAGE, PAIRS, model_for, page, plan_of
 
 STEPS = 5
-MODELS = {"gpt": GPT, "llama": Llama, "moe": MoE}
+MODELS = {"gpt": GPT, "llama": Llama, "moe": MoE, "encoder-decoder": EncoderDecoder}
 
 
 @cache
@@ -26,6 +26,18 @@ def whole(name: str, rows: int) -> tuple:
 def test_together(words: tuple[str, ...]) -> None:
     plan = plan_of(words)
     model, batches, want = whole(model_for(words), 8)
+    assert_equal(train_mesh(model, token_loss, batches, dict.fromkeys(plan, 2), plan), want)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("zero3", "sequence"), ("zero3", "ring"), ("ulysses",), ("tensor", "1f1b"), ("interleaved",)],
+    ids="·".join,
+)
+def test_an_encoder_and_a_decoder(words: tuple[str, ...]) -> None:
+    """Layers of the decoder read what the encoder made, whatever their stage; keys are fewer than queries."""
+    plan = plan_of(words)
+    model, batches, want = whole("encoder-decoder", 8)
     assert_equal(train_mesh(model, token_loss, batches, dict.fromkeys(plan, 2), plan), want)
 
 
