@@ -170,7 +170,7 @@ def _eager_second(ctx, *cts: Tensor | None) -> tuple:  # noqa: ANN001
     def run(ct: Tensor, tokens: Tensor, weights: Tensor, up: Tensor, down: Tensor, gate: Tensor | None = None) -> tuple:
         return tuple(dense_pull(ct, tokens, choice, weights, up, down, gate, ctx.activation))
 
-    outs, pull = torch.func.vjp(run, *given)
+    outs, pull = torch.func.vjp(run, *given)  # type: ignore[misc]
     seeds = [torch.zeros_like(x) if g is None else g for x, g in zip(outs, cts, strict=False)]
     d_ct, d_tokens, *d_rest = pull(tuple(seeds))
     return d_ct, d_tokens, None, *d_rest, *[None] * (3 + len(rest) - len(d_rest) - 1)
