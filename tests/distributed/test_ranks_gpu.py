@@ -1,4 +1,4 @@
-"""Ranks on a GPU: plans train as one process does, NCCL carries every exchange, and a rank's program runs its kernels."""
+"""Ranks on a GPU: plans train as one process does, NCCL carries every exchange, a rank's program runs its kernels."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_every_exchange(tmp_path, device: str = "cuda", backend: str = "nccl") -
 
 @pytest.mark.parametrize("plan", ["zero3", "sequence"])
 def test_a_rank_alone_runs_its_kernels(plan: str, device: str = "cuda") -> None:
-    """Rank 0 of a group that does not exist: exchanges bring anything, so only what is finite and where can be asked."""
+    """Rank 0 of a group that does not exist: exchanges bring anything; what comes is finite and lies there."""
     torch.manual_seed(0)
     model = Llama().to(device)
     ids, labels = (x[:4].to(device) for x in token_batches(1)[0])
