@@ -35,21 +35,24 @@ class Trained:
     held: dict[str, Tensor]  # weights, buffers and the optimizer's state, by name
 
 
-def train_whole(model: nn.Module, loss_fn: Callable, batches: list, optimizer: str, clip: float | None) -> Trained:
+def train_whole(
+    model: nn.Module, loss_fn: Callable, batches: list, optimizer: str, clip: float | None, accumulate: int = 1
+) -> Trained:
     """Eager, on whole batches."""
     model, losses = copy.deepcopy(model), []
     by = OPTIMIZERS[optimizer](model.parameters())
-    for batch in batches:
+    for number, batch in enumerate(batches, 1):
         loss = loss_fn(model, *batch)
-        by.zero_grad()
-        loss.backward()
-        if clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
-        by.step()
+        (loss / accumulate).backward()
         losses.append(loss.detach())
+        if number % accumulate == 0:
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            by.step()
+            by.zero_grad()
     held = {name: x.detach() for name, x in (*model.named_parameters(), *model.named_buffers())}
     for name, p in model.named_parameters():
-        held |= {f"{name}.{slot}": x for slot, x in by.state[p].items() if slot != "step"}
+        held |= {f"{name}.{slot}": x for slot, x in by.state.get(p, {}).items() if slot != "step"}
     return Trained(losses, held)
 
 
