@@ -30,6 +30,7 @@ from tessera.passes.fuse.compiler import (
     VIEW,
     Compiler,
     Work,
+    innermost,
     is_outer,
     turns,
     widens,
@@ -232,6 +233,8 @@ class _Fusion:
             return merged, self.products.refusal(a, b, set(members), beside)
         if beside or both_ways:
             return merged, ""
+        if any(map(self.compiler.rereads, self._equations(b))):
+            return merged, "its neighbour reads every point several times"
         private = not self.flow.leaves(a, b)
         if one.points != two.points:
             if one.reduces and two.points == one.rows and not two.reduces:  # after a reduction, over its rows
@@ -246,6 +249,8 @@ class _Fusion:
                 return two.space(), ""
             if one.reduces or not private:
                 return merged, "its neighbours have other sizes"
+            if any(map(self.compiler.once, self._equations(a))) and self._along_rows(a, b):
+                return merged, "it would be computed again at every point"
             # something small, computed beside what needs it, or large, of which only a part is needed
             return two.space(), ""
         if one.reduces and two.reduces and one.rows != two.rows:
@@ -256,6 +261,17 @@ class _Fusion:
         if two.outer and not one.outer and not private and not (self.late and self._writes(b)):
             return merged, "a sum over outer dimensions has too few rows to write its argument too"
         return merged, ""
+
+    def _equations(self, group: int) -> list[Equation]:
+        return [self.trace.equations[i] for i in self.groups.members[group]]
+
+    def _along_rows(self, a: int, b: int) -> bool:
+        """Whether something small of group a runs along the rows of its readers in group b: then every point has a
+        value of its own, which no loop around the points of a row computes."""
+        small = self.work[a].points
+        readers = [i for i in self.groups.members[b] if any(self.groups.of[j] == a for j in self.flow.sources(i))]
+        results = [v.tensor for i in readers for v in self.trace.equations[i].results()]
+        return any(size_hint(t.shape[d]) == small < t.numel() for t in results for d in innermost(t))
 
     def _stored_after_sums(self, a: int, b: int) -> bool:
         """Whether group b gives something, point by point, that waits for a sum of group a."""
