@@ -30,6 +30,7 @@ from tessera.passes.fuse.compiler import (
     VIEW,
     Compiler,
     Work,
+    innermost,
     is_outer,
     turns,
     widens,
@@ -42,7 +43,7 @@ MOST_BUFFERS, MOST_EQUATIONS = 24, 96
 AGAIN = 1.3  # how much dearer a kernel may get by computing something again, beside SLACK
 FEW = 8  # points of something large, for each of something small, from which on that may be computed apart
 MANY = 64  # instructions a point, of what is dear
-REPEATED = 1 << 26  # instructions, over all points, that take a GPU as long as a launch
+REPEATED = 1 << 27  # instructions, over all points, that take a GPU longer than a launch
 OTHERS_FIRST = "other sums over outer dimensions that read the same come first"
 SHORT_ROW = 1 << 13  # elements of an only row that one program reduces beside what is made of it
 
@@ -239,6 +240,8 @@ class _Fusion:
             return merged, self.products.refusal(a, b, set(members), beside)
         if beside or both_ways:
             return merged, ""
+        if any(map(self.compiler.rereads, self._equations(b))):
+            return merged, "its neighbour reads every point several times"
         private = not self.flow.leaves(a, b)
         if one.points != two.points:
             if one.reduces and two.points == one.rows and not two.reduces:  # after a reduction, over its rows
@@ -255,6 +258,8 @@ class _Fusion:
                 return merged, "its neighbours have other sizes"
             if self._repeats(a, b):
                 return merged, "every point of its neighbour would compute it again"
+            if any(map(self.compiler.once, self._equations(a))) and self._along_rows(a, b):
+                return merged, "it would be computed again at every point"
             # something small, computed beside what needs it, or large, of which only a part is needed
             return two.space(), ""
         if one.reduces and two.reduces and one.rows != two.rows:
@@ -272,6 +277,17 @@ class _Fusion:
         if two.reduces or one.points * FEW > two.points or two.points < REPEATED // MANY:
             return False
         return self._count(a) * two.points > REPEATED
+
+    def _equations(self, group: int) -> list[Equation]:
+        return [self.trace.equations[i] for i in self.groups.members[group]]
+
+    def _along_rows(self, a: int, b: int) -> bool:
+        """Whether something small of group a runs along the rows of its readers in group b: then every point has a
+        value of its own, which no loop around the points of a row computes."""
+        small = self.work[a].points
+        readers = [i for i in self.groups.members[b] if any(self.groups.of[j] == a for j in self.flow.sources(i))]
+        results = [v.tensor for i in readers for v in self.trace.equations[i].results()]
+        return any(size_hint(t.shape[d]) == small < t.numel() for t in results for d in innermost(t))
 
     def _stored_after_sums(self, a: int, b: int) -> bool:
         """Whether group b gives something, point by point, that waits for a sum of group a."""
