@@ -92,3 +92,12 @@ def test_the_checker_refuses() -> None:
         check([Laid("c", 8, 8, 0, 1)], 0, 1024, 32)
     with pytest.raises(LayoutError, match="beyond"):
         check([Laid("c", 1024, 8, 0, 1)], 0, 1024, 32)
+
+
+@pytest.mark.skipif(not exact.available(), reason="ortools is not installed")
+def test_a_solver_keeps_addresses_aligned() -> None:
+    for seed in range(20):
+        spans = random_spans(seed, 8)
+        most = sum(s.size for s in spans) + 32
+        addresses, proven = exact.solve(spans, pressure(spans), most)
+        assert addresses is not None and proven and all(a % 32 == 0 for a in addresses)

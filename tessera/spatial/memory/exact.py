@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 from collections.abc import Sequence
 
 from tessera.spatial.memory.span import Span
@@ -27,16 +28,18 @@ def solve(spans: Sequence[Span], least: int, most: int, seconds: float = SECONDS
         raise OptionError("CP-SAT is part of ortools, which is not installed: pip install tessera[plan]")
     if least >= most:
         return None, True
+    unit = math.gcd(*(s.size for s in spans))  # addresses stay aligned as sizes are
     cp_model = importlib.import_module("ortools.sat.python.cp_model")
     model = cp_model.CpModel()
-    height = model.new_int_var(least, most - 1, "height")
+    height = model.new_int_var(-(-least // unit), (most - 1) // unit, "height")
     places, times, rows = [], [], []
     for i, s in enumerate(spans):
-        at = model.new_int_var(0, most - 1 - s.size, f"at{i}")
-        model.add(at + s.size <= height)
+        size = s.size // unit
+        at = model.new_int_var(0, (most - 1) // unit - size, f"at{i}")
+        model.add(at + size <= height)
         places.append(at)
         times.append(model.new_fixed_size_interval_var(s.start, s.end - s.start, f"t{i}"))
-        rows.append(model.new_fixed_size_interval_var(at, s.size, f"a{i}"))
+        rows.append(model.new_fixed_size_interval_var(at, size, f"a{i}"))
     model.add_no_overlap_2d(times, rows)
     model.minimize(height)
     solver = cp_model.CpSolver()
@@ -46,4 +49,4 @@ def solve(spans: Sequence[Span], least: int, most: int, seconds: float = SECONDS
     status = solver.solve(model)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None, status == cp_model.INFEASIBLE
-    return [int(solver.value(at)) for at in places], status == cp_model.OPTIMAL
+    return [unit * int(solver.value(at)) for at in places], status == cp_model.OPTIMAL
