@@ -72,13 +72,6 @@ class BlockPool:
         """Would nobody notice a write? Others own it too, or may find it, where not."""
         return self._owners[block] == 1 and block not in self._name
 
-    def forget(self) -> None:
-        """Give cached blocks back as free ones, and let no name be found again."""
-        self._name.clear()
-        self._by_name.clear()
-        self._free.extend(self._cached)
-        self._cached.clear()
-
     def check(self, owned: Mapping[int, int]) -> None:
         """Raise AssertionError unless `owned` (block -> owners) is all that is owned, and nothing was lost."""
         free, cached = set(self._free), set(self._cached)

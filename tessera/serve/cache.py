@@ -97,7 +97,7 @@ class Cache:
         table = Table([[] for _ in self.pools], salt)
         if not self.reuse:
             return table, 0
-        names = self._chain(table, tokens, (len(tokens) - 1) // self.block_size)
+        names = self._chain(table, tokens, max(0, len(tokens) - 1) // self.block_size)
         count = self._longest(names)
         table.names = names[:count]
         for group, pool in enumerate(self.pools):

@@ -41,6 +41,7 @@ class Answer:
     priority: int = 0
     deadline: float | None = None  # by the clock that `arrival` is read from
     salt: bytes = b""
+    reuse: bool = True  # take what is cached of its tokens
     parent: Answer | None = None  # of several answers to one prompt, the one that computes the prompt
     draft: list[int] = field(default_factory=list)  # tokens that may come next, to be verified
     prompt: int = 0  # how many of the tokens were given
@@ -122,22 +123,28 @@ class Scheduler:
 
     # --- sequences come and go ---
 
+    def admits(self, prompt: int, most: int, count: int = 1) -> None:
+        """Refuse sequences that can never run, or for which the queue has no room, with the numbers that say why."""
+        if prompt < 1:
+            raise Refused("expected a prompt of at least one token")
+        if most < 1:
+            raise Refused(f"max_tokens: expected at least 1, got {most}")
+        limits = {"the model's positions": self.longest, "the cache's blocks": self.cache.capacity()}
+        for what, limit in limits.items():
+            if limit is not None and prompt + most > limit:
+                raise Refused(
+                    f"{prompt} tokens of prompt and up to {most} more are {prompt + most}; {what} hold {limit}"
+                )
+        if len(self.waiting) + count > self.most_waiting:
+            raise Refused(f"{len(self.waiting)} sequences are waiting; at most {self.most_waiting} may", retry=True)
+
     def add(self, sequence: Answer) -> None:
         """Take a sequence, or say at once why not."""
-        total = len(sequence.tokens) + sequence.max_tokens
-        if not sequence.tokens:
-            raise Refused("expected a prompt of at least one token")
-        if sequence.max_tokens < 1:
-            raise Refused(f"max_tokens: expected at least 1, got {sequence.max_tokens}")
-        limits = {"the model's positions": self.longest, "the cache": self.cache.capacity()}
-        for what, limit in limits.items():
-            if limit is not None and total > limit:
-                raise Refused(
-                    f"{len(sequence.tokens)} tokens of prompt and up to {sequence.max_tokens} more are {total}; "
-                    f"{what} hold {limit}"
-                )
-        if len(self.waiting) >= self.most_waiting:
-            raise Refused(f"{len(self.waiting)} sequences are waiting, which is the most that may", retry=True)
+        self.admits(len(sequence.tokens), sequence.max_tokens)
+        self.put(sequence)
+
+    def put(self, sequence: Answer) -> None:
+        """Take a sequence that `admits` has let pass."""
         insort(self.waiting, sequence, key=lambda s: s.rank)
 
     def end(self, sequence: Answer, why: str) -> None:
@@ -232,7 +239,7 @@ class Scheduler:
             table = self.cache.fork(parent.table, computed)
             if table is not None:
                 return table, computed
-        return self.cache.open(sequence.tokens, sequence.salt)
+        return self.cache.open(sequence.tokens if sequence.reuse else (), sequence.salt)
 
     def advance(self, work: Work, new: Sequence[int] = ()) -> None:
         """The step has run: `new` tokens follow the last known one, the first ones of them as drafted."""

@@ -92,13 +92,13 @@ def test_the_lowest_rank_gives_way_and_is_computed_again() -> None:
 
 def test_what_never_fits_is_refused_with_numbers() -> None:
     s = scheduler(blocks=4, longest=100)
-    with pytest.raises(Refused, match=r"10 tokens of prompt and up to 8 more are 18; the cache hold 16"):
+    with pytest.raises(Refused, match=r"10 tokens of prompt and up to 8 more are 18; the cache's blocks hold 16"):
         s.add(answer(1, 10))
     with pytest.raises(Refused, match="at least one token"):
         s.add(answer(1, 0))
     s = scheduler(most_waiting=1)
     s.add(answer(1, 4))
-    with pytest.raises(Refused, match="1 sequences are waiting") as refused:
+    with pytest.raises(Refused, match="1 sequences are waiting; at most 1 may") as refused:
         s.add(answer(2, 4))
     assert refused.value.retry
 
