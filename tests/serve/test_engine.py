@@ -15,9 +15,9 @@ from families import FAMILIES, differences, engine_of, expected, model, prompts_
 
 import tessera
 from tessera.serve.engine import Engine
-from tessera.serve.programs import Layer, Site
 from tessera.serve.sampling import Sampling
 from tessera.serve.scheduler import Refused
+from tessera.tools.llama import Llama, LlamaConfig
 from tessera.util.errors import InputError, OptionError
 
 GREEDY = Sampling(max_tokens=8, temperature=0)
@@ -220,44 +220,16 @@ def test_a_timeline_is_written(tmp_path: Path) -> None:
     assert [event["name"] for event in events] == ["mixed", *["decode"] * 7]
 
 
-class Own(torch.nn.Module):
-    """A module of one's own that follows the protocol: one layer that adds up what it sees."""
-
-    vocabulary, longest, stops = 16, 32, ()
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.table = torch.nn.Embedding(16, 8)
-
-    def layers(self) -> list[Layer]:
-        return [Layer(heads=2, head=4, value_head=4)]
-
-    def take_sites(self, sites: Sequence[Site]) -> None:
-        self.sites = torch.nn.ModuleList(sites)
-
-    def paged_forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, step: tuple
-    ) -> torch.Tensor:
-        x = self.table(tokens).view(-1, 2, 4)
-        y = x + self.sites[0](x, x, x, step, 0.5)
-        y = y.flatten(1) if rows is None else y.flatten(1)[rows]
-        return y @ self.table.weight.T
-
-
-def test_a_module_of_ones_own() -> None:
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_module_of_ones_own(compiled: bool) -> None:
     torch.manual_seed(0)
-    own = Own()
+    own = Llama(LlamaConfig(layers=1, width=32, heads=4, kv_heads=2, hidden=48, vocab=40)).eval()
 
     def plainly(tokens: list[int]) -> list[int]:
         for _ in range(6):
-            x = own.table(torch.tensor(tokens)).view(1, -1, 2, 4).transpose(1, 2)
-            y = torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True, scale=0.5)
-            last = (x + y).transpose(1, 2).flatten(2)[0, -1]
-            tokens = [*tokens, int((own.table.weight @ last).argmax())]
+            tokens = [*tokens, int(own(torch.tensor([tokens]))[0, -1].argmax())]
         return tokens[-6:]
 
     prompts = [[1, 2, 3, 4, 5], [7], [1, 2, 3, 9]]
-    answers = Engine(own, memory=2**16, block_size=2, budget=4, compiled=False).generate(
-        prompts, max_tokens=6, temperature=0
-    )
-    assert [answer.tokens for answer in answers] == [plainly(prompt) for prompt in prompts]
+    served = Engine(own, memory=2**18, block_size=2, budget=4, compiled=compiled)
+    assert [a.tokens for a in served.generate(prompts, max_tokens=6, temperature=0)] == [plainly(p) for p in prompts]
