@@ -3,6 +3,7 @@ the same, with the mesh and a pipeline's schedule, as data that a report draws."
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from tessera.inspection.timeline import Timeline, timeline
@@ -46,6 +47,7 @@ def sent(account: Account) -> tuple[str, ...]:
     for (axis, name), each in exchanged(account).items():
         of = f" of {each.joined} joined" if each.joined > each.calls else ""
         lines.append(f"{axis}: {each.calls} {name}{of}, {each.bytes:,.0f} bytes sent by a rank")
+    lines += [said if times == 1 else f"{said} ({times} times)" for said, times in Counter(account.in_pieces).items()]
     lines += exposed(account)
     for note in account.gathered:
         line = f"{short_path(note.source.file)}:{note.source.line}" if note.source.file else "an unknown line"

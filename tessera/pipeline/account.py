@@ -45,6 +45,7 @@ class Account:
     pipeline: tuple[str, ...] = ()  # of a pipeline of ranks, its table and its stages in words
     pipeline_axis: str = ""  # whose ranks those are
     gathered: tuple[Note, ...] = ()  # on a mesh: equations that no sharding rule allows to be cut
+    in_pieces: tuple[str, ...] = ()  # of products beside exchanges, which were cut into pieces, and why others not
 
     def run_by(self, programs: list[Program], kept: tuple[Trace, tuple[Value, ...]] | None) -> None:
         """Other programs run in place of those that the stages led to, of which they were not made: layers that were

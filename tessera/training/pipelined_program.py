@@ -26,7 +26,7 @@ from tessera.pipeline.executable import Ends, Executable
 from tessera.pipeline.lists import PIPELINES, SPLIT, claiming
 from tessera.pipeline.options import Options
 from tessera.pipeline.run import Edits, Run
-from tessera.pipeline.sharded import DIFFERENTIATED, finishing
+from tessera.pipeline.sharded import DIFFERENTIATED, finishing, in_pieces
 from tessera.pipeline.stage import PROGRAM
 from tessera.runtime.call import Layout
 from tessera.training.program import joined, renamed, seeded
@@ -40,7 +40,7 @@ from tessera.transforms.shard.joint import Partition
 from tessera.transforms.vjp import Joint
 
 PIPELINES["pipelined step"] = [*DIFFERENTIATED, *SPLIT]
-PIPELINES["part of a pipeline"] = [*claiming(PROGRAM), *finishing(PROGRAM)]
+PIPELINES["part of a pipeline"] = [in_pieces(PROGRAM), *claiming(PROGRAM), *finishing(PROGRAM)]
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,8 @@ class PipelinedRun(ShardedStepRun):
 class PartRun(Run):
     """One program of a pipeline on its way to what runs."""
 
-    def __init__(self, title: str, trace: Trace, options: Options) -> None:
-        self.title, self.trace = title, trace
+    def __init__(self, title: str, trace: Trace, options: Options, ways: Mapping[str, str] | None = None) -> None:
+        self.title, self.trace, self.ways = title, trace, ways or {}
         super().__init__(trace.name, None, options, False, (), {})  # type: ignore[arg-type]
 
     def begin(self, _: bool) -> None:
@@ -144,6 +144,7 @@ class PartRun(Run):
         program = self.program(self.title, self.traces[PROGRAM])
         account.stages += [(f"{self.title} {name}", trace) for name, trace in self.account.stages]
         account.claims += self.account.claims
+        account.in_pieces += self.account.in_pieces
         account.to_claim += self.account.to_claim
         account.programs.append(program)
         return program
@@ -206,7 +207,8 @@ class PipelinedCompilation(ShardedCompilation):
         return PipelineExecutable(run.account.programs, self.update_extras), run.account
 
     def compiled_part(self, part: Part, account: Account) -> Program:
-        return PartRun(_title(part), self.stages.programs[part], self.options).compiled(account)
+        ways = self.partition.ways
+        return PartRun(_title(part), self.stages.programs[part], self.options, ways).compiled(account)
 
     def update_of(self, names: list[str], account: Account) -> None:
         """Clipping and update of the weights that a rank owns."""

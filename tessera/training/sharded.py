@@ -83,7 +83,7 @@ class ShardedStep:
             sharding, model = self.sharding, self.model
             whole = sharding.whole_batch(leaves)
             forward = capture(model, self.loss_fn, batch, named, whole, sharding.watched(model))
-            self.captures[what] = forward, sharding.settle(model, forward)
+            self.captures[what] = forward, sharding.settle(model, forward, leaves)
         return self.captures[what]
 
     def _prepare(self, forward: Forward, lies: Layout, waiting: tuple[str, ...]) -> _Program:
@@ -182,7 +182,7 @@ class _Program:
             numbers = step.state.numbers(plan, ages, [*step.settings.clips.values()])
         held = [params[name] for name in self.forward.weights] + [buffers[name] for name in self.forward.buffers]
         more = [step.state.tensor(extra, chosen, numbers) for extra in compilation.extras]
-        tensors = [*map(local_of, held), *batch, *map(local_of, more)]
+        tensors = [*map(local_of, (*held, *batch, *more))]
         with below_autograd():
             out = compilation.executable.call(*tensors)
         torch.autograd.graph.increment_version([tensors[i] for i in compilation.executable.ends.written])
