@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tessera.machines.find import machine as machine
     from tessera.serve.engine import Engine as Engine
     from tessera.serve.sampling import Sampling as Sampling
+    from tessera.spatial.codesign.api import codesign as codesign
     from tessera.spatial.map import map_onto as map_onto
     from tessera.spatial.simulator.api import simulate as simulate
     from tessera.stablehlo.jax import from_jax as from_jax
@@ -34,6 +35,7 @@ _EXTRAS = ("onnx",)  # packages that need one of their own, so that `import *` l
 _TOOLS = {
     "Engine": "tessera.serve.engine",
     "Sampling": "tessera.serve.sampling",
+    "codesign": "tessera.spatial.codesign.api",
     "export": "tessera.artifact.write",
     "from_jax": "tessera.stablehlo.jax",
     "load": "tessera.artifact.loaded",  # needs neither the compiler nor what it stands on
