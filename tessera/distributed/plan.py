@@ -15,6 +15,7 @@ else: what must be gathered, summed or scattered follows from them when the prog
     hsdp      whole       whole       whole       activations      beside an axis of zero3
     tensor    split, by columns or rows           weights
     sequence  the same, and activations between are split along the sequence
+    async-tp  as sequence; products and the exchanges beside them are cut into pieces that overlap
     hf        as a Hugging Face model's own plan says   weights
     ulysses   whole       whole       whole       activations      split along the sequence, in attention along heads
     ring      whole       whole       whole       activations      split along the sequence; in attention keys go round
@@ -47,7 +48,8 @@ from tessera.transforms.pipelined.known import WORDS as SCHEDULES
 from tessera.util.errors import OptionError
 
 DATA = ("ddp", "zero1", "zero2", "zero3", "hsdp", "experts")  # axes that split the batch
-READ = ("tensor", "sequence")  # what they split is read off the program
+SEQUENCE = ("sequence", "async-tp")  # what is summed lies split along the sequence
+READ = ("tensor", *SEQUENCE)  # what they split is read off the program
 MODEL = (*READ, HUGGING_FACE)
 CONTEXT = ("ulysses", "ring")
 WORDS = (*DATA, *MODEL, *CONTEXT)
@@ -115,7 +117,7 @@ class Plan:
     @property
     def ways(self) -> dict[str, str]:
         """How operands are exchanged along axes."""
-        return {axis: self.words[axis] for axis in self.axes("ring", "experts")}
+        return {axis: self.words[axis] for axis in self.axes("ring", "experts", "async-tp")}
 
     @property
     def inner(self) -> Mesh:
@@ -170,7 +172,7 @@ def lay_out(
     context = context_of(plan, trace, batch)
     results = {
         v: place
-        for axis in plan.axes("sequence")
+        for axis in plan.axes(*SEQUENCE)
         for v in cuts[axis].summed
         if v.ndim > 2 and (place := _along_sequence(plan, v, axis, rows, context)) is not None
     }

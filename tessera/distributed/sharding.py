@@ -26,13 +26,11 @@ from tessera.distributed.weights import Replaced, adopt, distribute, leave, move
 from tessera.ir.equation import Value
 from tessera.ir.placement import Placement
 from tessera.ir.types import TensorType, contiguous_strides
+from tessera.transforms.pipelined.places import Held
 from tessera.util.errors import InputError, OptionError
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 PlanLike = str | Mapping[str, object]
-
-
-Held = tuple[int, tuple[int, ...]]  # along a pipeline, the rank that updates a weight, and all that have it
 
 
 class Sharding:
@@ -97,12 +95,13 @@ class Sharding:
         if self.stages is None:
             self.stages = dict(held)
             here = self.device_mesh.get_local_rank(pipe.axis)
-            leave(model, [name for name, (_, ranks) in held.items() if here not in ranks])
-        for name, (owner, ranks) in held.items():
-            if owner != self.stages[name][0] or not set(ranks) <= set(self.stages[name][1]):
+            leave(model, [name for name, weight in held.items() if here not in weight.ranks])
+        for name, weight in held.items():
+            before = self.stages[name]
+            if weight.owner != before.owner or not set(weight.ranks) <= set(before.ranks):
                 raise OptionError(
-                    f"pipeline: {name} is on the ranks {self.stages[name][1]} of {pipe.axis}; expected a program that "
-                    f"reads it there, got one that reads it on {ranks}"
+                    f"pipeline: {name} is on the ranks {before.ranks} of {pipe.axis}; expected a program that "
+                    f"reads it there, got one that reads it on {weight.ranks}"
                 )
 
     def placed(self, model: nn.Module, forward: Forward) -> list[Placement]:

@@ -159,7 +159,11 @@ class ShardedStep:
                     part = torch.zeros(shape, dtype=p.dtype, device="meta" if absent else device)
                 else:  # it was loaded, and lies elsewhere
                     part = own_part(whole_of(held), placement, self.sharding.device_mesh)
-                state[slot] = as_dtensor(part, placement, self.sharding.device_mesh)
+                placed = as_dtensor(part, placement, self.sharding.device_mesh)
+                if held is None:
+                    self.state.give(p, slot, placed)
+                else:
+                    state[slot] = placed
 
     def _update(
         self, names: list[str], values: dict[str, Value], waiting: tuple[str, ...], updates: bool | None = None
