@@ -440,3 +440,16 @@ def test_bytes_are_turned_in_tiles() -> None:
     kernels = [{trace.equations[i].opname for i in region} for region in tile.regions(trace)]
     assert any("clone" in names for names in kernels)
     assert not any({"clone", "amax"} <= names for names in kernels)
+
+
+def test_what_is_small_and_dear_is_computed_once() -> None:
+    """A table of angles beside many heads, that is; beside few points it is not worth a launch."""
+
+    def f(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        return x * (angles * 3).cos() + 1
+
+    angles = torch.empty(1, 1024, 64, device="meta")
+    _, regions = fused(f, torch.empty(256, 1024, 64, device="meta"), angles)
+    assert sorted(map(sorted, regions)) == [["add", "mul"], ["cos", "mul"]]
+    _, regions = fused(f, torch.empty(8, 1024, 64, device="meta"), angles)
+    assert regions == [{"mul", "cos", "add"}]
