@@ -1,11 +1,19 @@
-"""`tessera bench formats`: a GPT as one file: what building it costs, loading it to the first result, and calls of it.
+"""`tessera bench formats`: what programs cost that come from a file, or leave as one.
 
-Each contestant is measured in fresh processes through `tools/format_probe.py` and `format_tasks.py`. TorchInductor's
-packages take minutes to build and are measured where `--inductor` asks for them.
+    build, load, steady  a GPT as an artifact: making the file, from the file to the first result, calls after that
+    import, networks     ONNX files: to the first result; calls of the zoo's networks, a BERT and a GPT
+    export               the GPT as an ONNX file: time and nodes
+    jax                  kernels of a GPT's block that JAX wrote
+
+Each contestant is measured in fresh processes, through `tools/format_probe.py`, `format_tasks.py`, `format_doors.py`.
+TorchInductor's packages take minutes to build and are measured where `--inductor` asks for them. Sections, and peers,
+whose packages are not installed are left out.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import math
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -16,7 +24,8 @@ from typing import Any
 from tessera.tools import format_probe
 from tessera.tools.bench import format_tasks
 from tessera.tools.bench.core import Options, Say, options_of
-from tessera.tools.bench.measure import Samples, in_fresh_process
+from tessera.tools.bench.format_names import EXPORTED, JAX, JIT, ONNX, ORT, TORCH, TORCH_ONNX, ZOO
+from tessera.tools.bench.measure import Samples, in_fresh_process, ratio
 from tessera.tools.bench.report import Outcome, Row, Target, listed, rows, table
 
 TITLE = "one thread, CPU seconds; a GPT of 12 layers, 128 wide, any batch and length"
@@ -55,9 +64,76 @@ def steady(title: str, folder: Path, options: Options, say: Say) -> list[Row]:
     return rows(title, "ms", samples, "eager", {OURS: Target(1.03, "tessera.jit")})
 
 
+def imported(title: str, folder: Path, options: Options, say: Say) -> list[Row]:
+    """Reading the file may cost a tenth of what compiling the same network costs."""
+    if not _installed("onnx", "onnxscript"):
+        return []
+    path = str(folder / "gpt.onnx")
+    _door("write", name="gpt", path=path)
+    samples: Samples = {ONNX: [], JIT: []}
+    for number in range(options.rounds):
+        for who, seconds in samples.items():
+            say(f"{title}: {who}, round {number + 1} of {options.rounds}")
+            seconds.append(_door("first", who=who, path=path))
+    return rows(title, "ms", samples, JIT, {ONNX: Target(1.1, JIT)})
+
+
+def networks(title: str, folder: Path, options: Options, say: Say) -> list[Row]:
+    """Every network, and the geometric mean of the ratios to ONNX Runtime."""
+    if not _installed("onnx"):
+        return []
+    measured, ratios = [], []
+    for name in (*ZOO, *(EXPORTED if _installed("onnxscript", "transformers") else ())):
+        say(f"{title}: {name}")
+        path = str(folder / f"{name}.onnx")
+        _door("write", name=name, path=path)
+        samples: Samples = _door("steady", name=name, path=path, rounds=options.rounds + 2)
+        Path(path).unlink()
+        measured += rows(f"{title}: {name}", "ms", samples, "eager", {ONNX: Target(1.0, "eager")})
+        if ORT in samples:
+            ratios.append(ratio(samples, ONNX, ORT))
+            measured.append(Row(f"{title}: {name}", ONNX, f"x {ORT}", (ratios[-1],)))
+    if ratios:
+        mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+        measured.append(Row(f"{title}: geometric mean", ONNX, f"x {ORT}", (mean,), at_most=1.2))
+    return measured
+
+
+def exported(title: str, _: Path, options: Options, say: Say) -> list[Row]:
+    """In a new process, and once everything is imported; nodes are counted in functions too."""
+    if not _installed("onnx"):
+        return []
+    seconds: dict[str, list[float]] = {}
+    nodes: Samples = {}
+    for who in (ONNX, *((TORCH_ONNX,) if _installed("onnxscript") else ())):
+        say(f"{title}: {who}")
+        seconds[who], count = _door("export", who=who, times=2)
+        nodes[who] = [count]
+    cold, warm = ({who: [times[i]] for who, times in seconds.items()} for i in (0, 1))
+    limit = {ONNX: Target(0.25, TORCH_ONNX)}
+    return [
+        *rows(f"{title}, first", "ms", cold, TORCH_ONNX, limit),
+        *rows(f"{title}, again", "ms", warm, TORCH_ONNX, limit),
+        *rows(f"{title}, nodes", "nodes", nodes, TORCH_ONNX, {ONNX: Target(0.7, TORCH_ONNX)}),
+    ]
+
+
+def from_jax(title: str, _: Path, options: Options, say: Say) -> list[Row]:
+    if not _installed("jax"):
+        return []
+    say(title)
+    samples = {who: [count] for who, count in _door("kernels").items()}
+    return rows(title, "kernels", samples, TORCH, {JAX: Target(1.2, TORCH)})
+
+
 SECTIONS: dict[str, Callable[[Path, Options, Say], list[Row]]] = {
-    name: partial(section, name) for name, section in (("build", build), ("load", first), ("steady", steady))
-}
+    name: partial(section, name)
+    for name, section in (
+        ("build", build), ("load", first), ("steady", steady), ("import", imported), ("networks", networks),
+        ("export", exported), ("jax", from_jax),
+    )
+}  # fmt: skip
+ARTIFACT = ("build", "load", "steady")  # they need the files that `build` makes
 
 
 def outcome(args: Namespace, say: Say) -> Outcome:
@@ -69,12 +145,21 @@ def outcome(args: Namespace, say: Say) -> Outcome:
 
 
 def run(only: Sequence[str], folder: Path, options: Options, say: Say) -> list[Row]:
-    """The files are built in any case."""
-    built = build("build", folder, options, say)
+    """Artifacts are built if any section needs them."""
     chosen = [name for name in only or SECTIONS if name != "build"]
+    needed = not only or any(name in ARTIFACT for name in only)
+    built = build("build", folder, options, say) if needed else []
     others = [row for name in chosen for row in SECTIONS[name](folder, options, say)]
     return [*(built if not only or "build" in only else []), *others]
 
 
 def _probe(task: Callable[..., object], **options: Any) -> Any:
     return in_fresh_process(task.__module__, task.__name__, **options)
+
+
+def _door(task: str, **options: Any) -> Any:
+    return in_fresh_process("tessera.tools.bench.format_doors", task, **options)
+
+
+def _installed(*packages: str) -> bool:
+    return all(importlib.util.find_spec(package) is not None for package in packages)

@@ -16,7 +16,7 @@ from rich.table import Table
 from tessera.tools.bench.measure import Samples, ratio
 from tessera.tools.machine import Machine
 
-SCALE = {"ms": 1e3, "µs": 1e6}
+SCALE = {"ms": 1e3, "µs": 1e6, "nodes": 1, "kernels": 1}
 
 
 @dataclass(frozen=True)

@@ -141,6 +141,10 @@ CASES: dict[str, tuple[Callable, tuple[torch.Tensor, ...]]] = {
         (X, ints(2, 2, 2), Y),
     ),
     "scatter reduce": (lambda x, i, s: x.scatter_reduce(2, i, s, "sum", include_self=False), (X, ints(2, 3, 3), Y)),
+    "scatter mean of integers": (
+        lambda x, i, s: (x.scatter_reduce(1, i, s, "mean"), x.scatter_reduce(1, i, s, "mean", include_self=False)),
+        (torch.tensor([[-7, 4, 9]]), torch.tensor([[0, 0, 2]]), torch.tensor([[2, -3, -4]])),
+    ),
     "parts in place": (lambda x, y: (x.slice_scatter(y[:, :1], 1, 1, 2), x.select_scatter(y[0], 0, 1)), (X, Y)),
     "masked": (lambda x, y: (x.masked_fill(x > 0, -1.0), x.masked_scatter(x > 0, y)), (X, Y)),
     "sorted": (lambda x: (x.sort(1, descending=True), x.topk(2, 2), x.median(1), x.kthvalue(2, 2)), (X,)),

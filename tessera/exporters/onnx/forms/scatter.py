@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from tessera.exporters.onnx.forms.arithmetic import floor_divide
 from tessera.exporters.onnx.forms.common import axis, need, summing
 from tessera.exporters.onnx.forms.index import addresses
 from tessera.exporters.onnx.graph import INT64_MAX, Graph, Ref, same
@@ -70,8 +71,8 @@ def scatter_reduce(
 
 
 def scatter_mean(g: Graph, x: Ref, dim: int, index: Ref, source: Ref, include_self: bool) -> Ref:
-    """The sum, by how many there are of each."""
-    need(x.is_float and x.ndim > 0 and index.ndim > 0)
+    """The sum, by how many there are of each; of integers rounded down."""
+    need(x.dtype is not torch.bool and x.ndim > 0 and index.ndim > 0)
     one, zero = g.full(1, x.dtype), g.full(0, x.dtype)
     base = x
     if not include_self:
@@ -79,7 +80,8 @@ def scatter_mean(g: Graph, x: Ref, dim: int, index: Ref, source: Ref, include_se
     total = scattered(g, base, dim, index, source, "add")
     first = g.expand(one if include_self else zero, x.sizes)
     count = scattered(g, first, dim, index, g.expand(one, index.sizes), "add")
-    return g.op("Div", total, g.op("Max", count, one))
+    divisor = g.op("Max", count, one)
+    return g.op("Div", total, divisor) if x.is_float else floor_divide(g, total, divisor)
 
 
 def neutral_of(reduce: str, dtype: torch.dtype) -> float | int | bool:
