@@ -16,6 +16,7 @@ from tessera.tools import (
     convert,
     doctor,
     explain,
+    generate,
     machines,
     map,
     op,
@@ -33,6 +34,7 @@ from tessera.util.errors import TesseraError
 
 COMMANDS: dict[str, Command] = {
     "run": run.COMMAND,
+    "generate": generate.COMMAND,
     "explain": explain.COMMAND,
     "trace": trace.COMMAND,
     "pipeline": pipeline.COMMAND,
