@@ -1,4 +1,4 @@
-"""What machines are: their figures, and where each comes from. One JSON file a machine, in `data/`."""
+"""What machines are: their figures, and where each comes from. One TOML file a machine, in `data/`."""
 
 from tessera.machines.describe import Machine, known, machine
 from tessera.machines.here import machine_of

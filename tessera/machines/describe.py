@@ -1,21 +1,24 @@
 """A machine as numbers that a cost model reads.
 
-In: a name, or a JSON file. Out: a `Machine`, which prints every figure with its unit and its source. A figure is what
-one device has, unless its name says otherwise: a unit is a multiprocessor of a GPU, or a core of a CPU. Rates are
-dense, and decimal; sizes of memories inside the chip are binary. A figure that is not known is not there, and whoever
-asks for it is told which machine lacks it.
+In: a name, or a TOML file; or a JSON file, as `tessera bench machine` writes what it measured. Out: a `Machine`, which
+prints every figure with its unit and its source. A figure is what one device has, unless its name says otherwise: a
+unit is a multiprocessor of a GPU, or a core of a CPU. Rates are dense, and decimal; sizes of memories inside the chip
+are binary. A figure that is not known is not there, and whoever asks for it is told which machine lacks it.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import re
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from tessera.util.errors import OptionError
+from tessera.machines.spatial import forms
+from tessera.util.errors import MachineError, OptionError
 
 # name -> (unit, meaning). A name with a dot has a dtype or a kind of link behind it.
 FIGURES = {
@@ -39,6 +42,8 @@ FIGURES = {
     "flops": ("FLOP/s", "of plain units, by dtype"),
     "matrix": ("FLOP/s", "of matrix units, by dtype"),
     "link": ("B/s", "to other devices, all links together, one way, by kind"),
+    "devices": ("", "that one switch joins"),
+    "power": ("W", "of the board"),
     "launch": ("s", "of the host, for one kernel"),
     "call": ("s", "of the host, for one operator of PyTorch"),
     "fork": ("s", "to start a team of threads"),
@@ -120,25 +125,77 @@ class Machine:
 def machine(which: str | Path) -> Machine:
     """The machine of that name, or the one that a file describes; the same object every time."""
     path = Path(which)
-    if path.suffix == ".json":
+    if path.suffix in (".json", ".toml"):
         if not path.is_file():
             raise OptionError(f"machine: there is no file {path}")
-        return read(path.stem, path.read_text(encoding="utf-8"))
-    names = known()
-    if str(which).lower() not in names:
-        raise OptionError(f"machine: unknown {str(which)!r}; there are {', '.join(names)}, or a JSON file")
+        text = path.read_text(encoding="utf-8")
+        return read_json(path.stem, text) if path.suffix == ".json" else read(path.stem, text)
     key = str(which).lower()
-    return read(key, (files(__package__) / _DATA / f"{key}.json").read_text(encoding="utf-8"))
+    if key not in known():
+        raise OptionError(f"machine: unknown {str(which)!r}; there are {', '.join(known())}, or a TOML or JSON file")
+    return read(key, shipped()[key][1])
 
 
 @functools.cache
-def known() -> tuple[str, ...]:
-    names = (file.name for file in (files(__package__) / _DATA).iterdir())
-    return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
+def shipped() -> dict[str, tuple[str, str]]:
+    """The machines that come with Tessera, by name: what kind each is, and its file."""
+    texts = {
+        file.name.removesuffix(".toml"): file.read_text(encoding="utf-8")
+        for file in (files(__package__) / _DATA).iterdir()
+        if file.name.endswith(".toml")
+    }
+    return {name: (kind_of(text), text) for name, text in sorted(texts.items())}
+
+
+def kind_of(text: str) -> str:
+    """What a machine's file says it is, without reading all of it."""
+    line = re.search(r'^kind = "(\w+)"', text, re.MULTILINE)
+    return line[1] if line else ""
+
+
+@functools.cache
+def known(kind: str | None = None) -> tuple[str, ...]:
+    """The names of all GPUs and CPUs, or of one kind."""
+    return tuple(name for name, (of, _) in shipped().items() if of == kind or (kind is None and of in ("gpu", "cpu")))
 
 
 def read(key: str, text: str) -> Machine:
-    """A description, checked: every figure is one of `FIGURES`, is a positive number and says where it comes from."""
+    """A TOML file, checked. `[device]` has the figures without a dot, the other tables those of their name."""
+    try:
+        data = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise MachineError(f"{key}: expected TOML: {error}") from None
+    head: dict[str, str] = {}
+    for name in ("name", "kind", "architecture"):
+        value = data.pop(name, None)
+        if not isinstance(value, str):
+            raise MachineError(f'{key}: expected {name} = "…", got {value!r}')
+        head[name] = value
+    figures: dict[str, Figure] = {}
+    for table, fields in data.items():
+        if not isinstance(fields, dict):
+            raise MachineError(f"{key}: expected name, kind, architecture and tables of figures; got {table!r}")
+        for field, pair in fields.items():
+            name = field if table == "device" else f"{table}.{field}"
+            figures[name] = _figure(key, name, pair)
+    return _checked(Machine(key, head["name"], head["kind"], head["architecture"], figures))
+
+
+def _figure(key: str, name: str, pair: object) -> Figure:
+    """From `["4.8 TB/s", "who says so"]`."""
+    if not isinstance(pair, list) or len(pair) != 2 or not isinstance(pair[1], str):
+        raise MachineError(f'{key}: {name}: expected [value, "source"]: a number and where it comes from, got {pair!r}')
+    if (known := FIGURES.get(name.partition(".")[0])) is None:
+        raise MachineError(f"{key}: unknown figure {name!r}; the figures are {', '.join(FIGURES)}")
+    try:
+        value = forms.quantity(known[0], most=1e18)(pair[0]) if known[0] else forms.whole(0)(pair[0])
+    except forms.BadForm as error:
+        raise MachineError(f"{key}: {name}: expected {error}; got {pair[0]!r}") from None
+    return Figure(float(value), pair[1])
+
+
+def read_json(key: str, text: str) -> Machine:
+    """As `Machine.data` gives it, checked."""
     try:
         data = json.loads(text)
         head = [data["name"], data["kind"], data["architecture"]]
@@ -146,12 +203,18 @@ def read(key: str, text: str) -> Machine:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"{type(error).__name__}: {error}"
         raise OptionError(f"{key}: expected name, kind, architecture and figures as [value, source]; {why}") from None
-    for name, figure in figures.items():
+    return _checked(Machine(key, *head, figures))
+
+
+def _checked(described: Machine) -> Machine:
+    """Every figure is one of `FIGURES`, is a positive number and says where it comes from."""
+    key = described.key
+    for name, figure in described.figures.items():
         if name.partition(".")[0] not in FIGURES:
             raise OptionError(f"{key}: unknown figure {name!r}; the figures are {', '.join(FIGURES)}")
         if figure.value <= 0 or not figure.source.strip():
             raise OptionError(f"{key}: expected {name} to be a positive number with a source, got {figure}")
-    return Machine(key, *head, figures)
+    return described
 
 
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))

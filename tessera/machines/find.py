@@ -1,12 +1,11 @@
 """`tessera.machine`: any machine that is described, by its name or by its file.
 
-In: a name or a path. Out: a `Machine` (GPUs and CPUs, described in JSON) or a `SpatialMachine` (TOML).
+In: a name or a path. Out: a `Machine` (GPUs and CPUs) or a `SpatialMachine`, by the `kind` that its TOML file names.
 """
 
 from __future__ import annotations
 
 import functools
-from importlib.resources import files
 from pathlib import Path
 
 from tessera.machines import describe
@@ -22,7 +21,8 @@ def machine(which: str | Path) -> Machine | SpatialMachine:
     """
     path = Path(which)
     if path.suffix == ".toml":
-        return spatial_file(path)
+        text = _text(path)
+        return describe.machine(path) if describe.kind_of(text) in ("gpu", "cpu") else read(path.name, text)
     if (key := str(which).lower()) in spatial_machines():
         return _shipped(key)
     if path.suffix == ".json" or key in describe.known():
@@ -40,21 +40,19 @@ def spatial_machine(which: str | Path) -> SpatialMachine:
     return found
 
 
-def spatial_file(path: Path) -> SpatialMachine:
+def _text(path: Path) -> str:
     if not path.is_file():
         raise OptionError(f"machine: there is no file {path}")
     try:
-        return read(path.name, path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise MachineError(f"{path.name}: expected text in UTF-8: {error}") from None
 
 
-@functools.cache
 def spatial_machines() -> tuple[str, ...]:
-    names = (file.name for file in (files("tessera.machines") / "data").iterdir())
-    return tuple(sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml")))
+    return describe.known("spatial")
 
 
 @functools.cache
 def _shipped(key: str) -> SpatialMachine:
-    return read(key, (files("tessera.machines") / "data" / f"{key}.toml").read_text(encoding="utf-8"))
+    return read(key, describe.shipped()[key][1])

@@ -54,7 +54,7 @@ def _current() -> int:
 @functools.cache
 def _gpu(index: int) -> Machine:
     if not torch.cuda.is_available():
-        gpus = ", ".join(key for key in known() if machine(key).kind == "gpu")
+        gpus = ", ".join(known("gpu"))
         raise OptionError(f"there is no GPU here to take its figures from; name one by machine=, such as {gpus}")
     return described_gpu(torch.cuda.get_device_properties(index))
 
@@ -68,22 +68,30 @@ def _cpu() -> Machine:
 
 
 def described_gpu(properties) -> Machine:
-    """The description nearest to a GPU: by its name, then by its architecture, then by its size."""
+    """The description nearest to a GPU: by its name, then by its architecture, then by its size and its memory."""
     capability, units = 10 * properties.major + properties.minor, properties.multi_processor_count
-    short = properties.name.lower().replace(" ", "")
+    memory = getattr(properties, "total_memory", 0)
+    short = properties.name.lower().replace(" ", "").replace("-", "")
 
     def distance(m: Machine) -> tuple:
-        return m.key not in short, abs(m.capability - capability), abs(m.units - units)
+        apart = abs(m["memory"] - memory) if memory else 0
+        return -_alike(m.key, short), abs(m.capability - capability), abs(m.units - units), apart
 
-    nearest = min((m for m in map(machine, known()) if m.kind == "gpu"), key=distance)
+    nearest = min(map(machine, known("gpu")), key=distance)
     figures = {ours: getattr(properties, theirs, 0) for theirs, ours in PROPERTIES.items()}
     named = replace(nearest, architecture=f"sm_{capability}")
-    if nearest.key in short and nearest.units == units:
+    if _alike(nearest.key, short) and nearest.units == units:
         return with_figures(named, figures, "the driver")
     # Both edges of the memory's clock, in kHz, carry a bit a line.
     promised = 2e3 * getattr(properties, "memory_clock_rate", 0) * getattr(properties, "memory_bus_width", 0) / 8
     moved = {"peak_bandwidth": promised, "bandwidth": COPIED * promised}
     return with_figures(_of_size(replace(named, name=properties.name), units), figures | moved, "the driver")
+
+
+def _alike(key: str, short: str) -> int:
+    """How much of a GPU's name its key says: of "gb200-nvl72" all, or the part before the dash."""
+    whole, first = key.replace("-", ""), key.partition("-")[0]
+    return len(whole) if whole in short else len(first) if first in short else 0
 
 
 def _of_size(described: Machine, units: int) -> Machine:
@@ -95,7 +103,7 @@ def _of_size(described: Machine, units: int) -> Machine:
 
 def described_cpu(arm: bool, vector_bits: int) -> Machine:
     """The description nearest to a CPU: of its family, and with registers as long."""
-    cpus = [m for m in map(machine, known()) if m.kind == "cpu" and m.architecture.startswith("arm") == arm]
+    cpus = [m for m in map(machine, known("cpu")) if m.architecture.startswith("arm") == arm]
     return min(cpus, key=lambda m: abs(m["vector_bits"] - vector_bits))
 
 

@@ -7,13 +7,16 @@ import json
 import pytest
 
 from tessera.machines import known, machine
-from tessera.util.errors import OptionError
+from tessera.machines.find import machine as any_machine
+from tessera.machines.find import spatial_machine
+from tessera.util.errors import MachineError, OptionError
 
 GPUS = [name for name in known() if machine(name).kind == "gpu"]
 CPUS = [name for name in known() if machine(name).kind == "cpu"]
 
 
 def test_the_machines_that_people_have_are_described():
+    assert {"h100-96gb", "gb200-nvl72", "rubin-nvl72"} <= set(known("gpu"))
     assert {"a100", "h100", "h200", "b200", "l40s", "rtx4090", "xeon_avx512", "neoverse_n1", "neoverse_v1"} <= set(
         known()
     )
@@ -72,6 +75,44 @@ def test_a_wrong_description_is_refused(figures, told, tmp_path):
     path.write_text(json.dumps({"name": "w", "kind": "gpu", "architecture": "sm_90", "figures": figures}))
     with pytest.raises(OptionError, match=told):
         machine(path)
+
+
+TOML = 'name = "mine"\nkind = "gpu"\narchitecture = "sm_90"\n[device]\n'
+
+
+def test_a_toml_file_describes_a_machine_of_any_kind(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        TOML + 'units = [4, "counted"]\nlaunch = ["2.5 us", "measured"]\n[link]\nnic = ["50 GB/s", "told"]\n'
+    )
+    m = any_machine(path)
+    assert m is machine(path) and (m.units, m["launch"], m["link.nic"]) == (4, 2.5e-6, 50e9)
+    path.with_name("toy.toml").write_text(spatial_machine("toy").text)
+    assert any_machine(path.with_name("toy.toml")) == spatial_machine("toy")
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('speed = [1, "x"]', "unknown figure 'speed'"),
+        ('memory = [80, "x"]', 'memory: expected a number with its unit, such as "16 B"'),
+        ('memory = ["80 GW", "x"]', "memory: expected a number with its unit"),
+        ('units = ["4 B", "x"]', "units: expected a whole number"),
+        ("units = 4", 'units: expected .value, "source".'),
+        ('units = [4, ""]', "with a source"),
+        ("units = [", "expected TOML"),
+    ],
+)
+def test_a_wrong_toml_file_is_refused(line, told, tmp_path):
+    path = tmp_path / "wrong.toml"
+    path.write_text(TOML + line)
+    with pytest.raises(MachineError if "source." in told or "TOML" in told else OptionError, match=told):
+        machine(path)
+
+
+@pytest.mark.parametrize("name", known())
+def test_sources_say_who_or_that_it_is_assumed(name):
+    assert all(len(figure.source) > 8 for figure in machine(name).figures.values())
 
 
 def test_an_unknown_name_lists_the_known_ones(tmp_path):

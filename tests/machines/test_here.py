@@ -38,6 +38,9 @@ def test_a_described_gpu_is_found_by_its_own_properties(key: str) -> None:
     [
         ("NVIDIA H200", 90, 132, "h200"),
         ("NVIDIA A100-SXM4-80GB", 80, 108, "a100"),
+        ("NVIDIA H100 80GB HBM3", 90, 132, "h100"),
+        ("NVIDIA GB200", 100, 148, "gb200-nvl72"),
+        ("NVIDIA B200", 100, 148, "b200"),
         ("NVIDIA A10G", 86, 80, "rtx3090"),
         ("NVIDIA L4", 89, 58, "rtx4090"),
         ("NVIDIA GH200 480GB", 90, 132, "h200"),
@@ -50,6 +53,11 @@ def test_the_nearest_description(name: str, capability: int, units: int, nearest
     found, like = described_gpu(properties(name, capability, units)), machine(nearest)
     assert found.key == nearest and found.units == units and found.capability == capability
     assert found.matrix_flops == pytest.approx(like.matrix_flops * units / like.units)
+
+
+def test_two_of_one_name_are_told_apart_by_their_memory() -> None:
+    for memory, key in ((85_000_000_000, "h100"), (99_900_000_000, "h100-96gb")):
+        assert described_gpu(properties("NVIDIA H100", 90, 132, total_memory=memory)).key == key
 
 
 def test_figures_that_the_driver_tells() -> None:

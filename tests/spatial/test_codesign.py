@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import tessera
 from tessera.machines.spatial import SpatialMachine
 from tessera.machines.spatial.read import vary
 from tessera.spatial.codesign.fields import DIALS, axis
+from tessera.tools.cli import main
 from tessera.util.errors import OptionError
 from tests.spatial.nets import MLP, Block
 
@@ -130,3 +133,19 @@ def test_bad_sweeps_are_one_clear_line(given: dict, message: str) -> None:
     with pytest.raises(OptionError, match=message) as error:
         tessera.codesign(nn.ReLU(), torch.randn(2), machine="toy", vary=given)
     assert "\n" not in str(error.value)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "model.py"
+    script.write_text("import torch\n\n\ndef make():\n    return torch.nn.Linear(16, 16), (torch.randn(4, 16),)\n")
+    source = f"{script}:make"
+    assert main(["codesign", source, "--vary", "vector.lanes=x1..x2", "--points", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["machine"] == "toy" and len(found["points"]) == 2 and len(found["asks"]) <= 3
+    assert main(["codesign", source, "--vary", "vector.lanes"]) == 2
+    assert "expected FIELD=VALUES" in capsys.readouterr().err
+    files = [str(tmp_path / name) for name in ("m.prom", "m.html")]
+    assert main(["map", source, "--metrics", files[0], "--report", files[1], "--effort", "quick", "--json"]) == 0
+    cycles = json.loads(capsys.readouterr().out)["cycles"]
+    assert f'tessera_spatial_cycles{{machine="toy"}} {cycles}' in Path(files[0]).read_text()
+    assert Path(files[1]).stat().st_size > 10_000 and (tmp_path / "m.perfetto.json").is_file()

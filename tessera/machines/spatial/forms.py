@@ -13,8 +13,10 @@ from typing import Any
 
 Form = Callable[[Any], Any]
 
-PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-_QUANTITY = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) (Ki|Mi|Gi|Ti|k|M|G|T)?([A-Za-z]{1,3}2?)")
+PREFIXES = {
+    "": 1, "u": Fraction(1, 10**6), "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15,
+    "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40,
+}  # fmt: skip
 LARGEST = 2**50
 
 
@@ -35,17 +37,19 @@ def whole(least: int) -> Form:
     return form
 
 
-def quantity(unit: str, least: float = 0, *, exact: bool = False) -> Form:
+def quantity(unit: str, least: float = 0, *, exact: bool = False, most: float = LARGEST) -> Form:
     """A number with a unit, "64 KiB"; `exact` ones are whole numbers of the unit."""
 
+    pattern = re.compile(rf"(\d{{1,15}}(?:\.\d{{1,9}})?) ({'|'.join(PREFIXES)}){unit}")
+
     def form(value: object) -> float:
-        match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
-        if match is None or match[3] != unit:
+        match = pattern.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
             raise _refuse(f'a number with its unit, such as "16 {unit}" or "1.5 M{unit}"')
-        number = Fraction(match[1]) * PREFIXES[match[2] or ""]
-        if not least <= number <= LARGEST or (exact and number.denominator != 1):
+        number = Fraction(match[1]) * PREFIXES[match[2]]
+        if not least <= number <= most or (exact and number.denominator != 1):
             kind = "a whole number of " if exact else ""
-            raise _refuse(f"{kind}{unit}, {least:g} or more and at most 2^50")
+            raise _refuse(f"{kind}{unit}, {least:g} or more and at most {most:g}")
         return int(number) if exact else float(number)
 
     return form
