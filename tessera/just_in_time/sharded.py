@@ -17,21 +17,25 @@ from torch.distributed.tensor import DTensor
 from tessera.distributed.agree import agree
 from tessera.distributed.capture import Forward, capture
 from tessera.distributed.dtensors import as_dtensor
+from tessera.distributed.once import meet, once
 from tessera.distributed.plan import Layout, Plan, rows_of
 from tessera.distributed.sharding import Sharding
 from tessera.distributed.weights import local_of, placement_of
 from tessera.frontends.captured import Captured
 from tessera.ir.equation import Value
 from tessera.ir.placement import Placement
+from tessera.ir.serial import Writer
 from tessera.ir.types import TensorType, size_key
 from tessera.just_in_time.backend import Backend, GraphRecord
-from tessera.pipeline.account import Account
+from tessera.pipeline.account import Account, Program
 from tessera.pipeline.compilation import Compilation
 from tessera.pipeline.executable import Executable
 from tessera.pipeline.options import Options
 from tessera.pipeline.run import Edits
-from tessera.pipeline.sharded import ShardedRun, told
+from tessera.pipeline.sharded import ShardedRun, digest, partition_data, told
 from tessera.runtime.double_backward import Derivative, Wanted
+from tessera.store.key import Key
+from tessera.store.program import Stored
 from tessera.torch_internals import pytree
 from tessera.transforms.shard.joint import Partition
 from tessera.util.errors import DoubleBackwardError, InputError, OptionError
@@ -65,7 +69,8 @@ class ShardedCall:
         name = f"{type(model).__name__}_{len(self.programs)}"
         partition = partition_of(sharding, model, forward, lies)
         compilation = ShardedGraph(name, forward, partition, needs, self.options, grad)
-        agree(sharding, leaves, told(compilation.account))
+        meet()
+        agree(sharding, leaves, compilation.digest, lambda: told(compilation.account))
         self.backend.graphs.append(GraphRecord(name, "", compilation))
         return _Program(model, sharding, forward, compilation)
 
@@ -107,6 +112,8 @@ class ShardedGraph(Compilation):
     """One rank's programs of a model's call."""
 
     kinds = ("sharded inference", "sharded training")
+    shortens = False  # layers are partitioned one after the other
+    _digest = ""  # of the programs, once it was asked for or read
 
     def __init__(
         self,
@@ -123,9 +130,26 @@ class ShardedGraph(Compilation):
         captured = Captured(trace, spec, forward.traced.mode, count, requires_grad=tuple(needs))
         super().__init__(name, captured, _never, options)
 
-    def key(self) -> None:
-        """Not kept on disk."""
-        return None
+    def identity(self) -> dict[str, object]:
+        return {**super().identity(), **partition_data(self.forward.trace, self.partition)}
+
+    def compile(self, key: Key | None) -> None:
+        text = None if key is None else key.text
+        once(text, lambda: Compilation.compile(self, key), lambda: key is not None and self.load(key))
+
+    def details(self, writer: Writer) -> dict:
+        return {**super().details(writer), "digest": self.digest}
+
+    def restored(self, programs: list[Program], stored: Stored) -> Executable:
+        self._digest = stored.details["digest"]
+        return super().restored(programs, stored)
+
+    @property
+    def digest(self) -> str:
+        """The same on all ranks."""
+        if not self._digest:
+            self._digest = digest(self.account)
+        return self._digest
 
     def derivative(self, wanted: Wanted, again: bool) -> Derivative:
         raise DoubleBackwardError("expected gradients that are not differentiated again: on a mesh they cannot be yet")

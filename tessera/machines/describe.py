@@ -39,6 +39,7 @@ FIGURES = {
     "flops": ("FLOP/s", "of plain units, by dtype"),
     "matrix": ("FLOP/s", "of matrix units, by dtype"),
     "link": ("B/s", "to other devices, all links together, one way, by kind"),
+    "box": ("", "devices that the fastest of these links join"),
     "launch": ("s", "of the host, for one kernel"),
     "call": ("s", "of the host, for one operator of PyTorch"),
     "fork": ("s", "to start a team of threads"),

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from tessera.distributed.agree import agree
 from tessera.distributed.capture import Forward, capture
 from tessera.distributed.dtensors import as_dtensor
+from tessera.distributed.once import meet
 from tessera.distributed.plan import Layout
 from tessera.distributed.sharding import Sharding
 from tessera.distributed.weights import local_of, own_part, placement_of, whole_of
@@ -72,7 +73,9 @@ class ShardedStep:
         if program is None:
             forward, lies = self._captured(what, batch, named, leaves)
             program = self._prepare(forward, lies, waiting)
-            agree(self.sharding, leaves, told(program.compilation.account))
+            meet()
+            compilation = program.compilation
+            agree(self.sharding, leaves, compilation.digest, lambda: told(compilation.account))
             self.programs[settings.updates, waiting, *what] = program
         out = program.run([x for x in leaves if isinstance(x, torch.Tensor)])
         settings.done()
