@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from tessera.distributed.compare import everyones, first_difference
 from tessera.distributed.plan import DATA
@@ -26,7 +27,7 @@ def agree(sharding: Sharding, leaves: Sequence[object], digest: str, lines: Call
         "sizes": [f"{x.dtype} {list(x.shape)}" for x in tensors],
         "plan": f"{sharding.mesh}: {dict(sharding.plan.words)} {dict(sharding.plan.patterns)}",
         "place": [at[axis] for axis in sharding.plan.axes(*DATA)],
-        "rows": [_checksum(x) for x in tensors],
+        "rows": [_checksum(x) for x in tensors if not isinstance(x, DTensor)],
         "program": digest,
     }
     every = everyones(mine)

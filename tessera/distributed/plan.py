@@ -153,9 +153,10 @@ def lay_out(
     batch: Sequence[Value],
     held: Mapping[str, Placement] | None = None,
     modules: Collection[str] = (),
+    given: Mapping[Value, Placement] | None = None,
 ) -> Layout:
     """Where the values of a captured program lie. `batch` are inputs whose first dimension is split over data axes;
-    `held` is where weights lie already and stay."""
+    `held` is where weights lie already and stay, `given` where inputs do."""
     mesh = plan.mesh
     cuts = {axis: columns_and_rows(trace, set(weights.values()), mesh.size(axis)) for axis in plan.axes(*MODEL)}
     cuts |= {axis: expert_stacks(trace, weights, axis, mesh.size(axis)) for axis in plan.axes("experts")}
@@ -163,7 +164,7 @@ def lay_out(
         placed = {name: _model_split(plan, v, cuts) for name, v in weights.items()} | _by_name(plan, weights, modules)
         held = {name: _split_further(p, plan.axes("zero3")) for name, p in placed.items()}
     split = {name: _split_further(p, plan.axes("zero1", "zero2", "zero3")) for name, p in held.items()}
-    inputs = {v: rows_of(plan, v) for v in batch if v.ndim}
+    inputs = {v: (given or {}).get(v) or rows_of(plan, v) for v in batch if v.ndim}
     rows = next((size_key(v.shape[0]) for v in inputs), None)
     context = context_of(plan, trace, batch)
     results = {

@@ -7,6 +7,7 @@ multiplications over all arrays; all inputs and outputs through the host's ports
 
 from __future__ import annotations
 
+import heapq
 import math
 from dataclasses import dataclass
 
@@ -27,25 +28,46 @@ class Bound:
 
 
 def bound(steps: list[Step], machine: SpatialMachine) -> Bound:
-    """The busiest resource, with what must come before it and after it; or the longest path."""
+    """The busiest resource, with what must come before and after what holds it; or the longest path."""
     early = _earliest(steps)
     late = _latest(steps)
-    busy: dict[Resource, int] = {}
-    first: dict[Resource, int] = {}
-    last: dict[Resource, int] = {}
+    held: dict[Resource, list[tuple[int, int, int]]] = {}
     for step in steps:
         for use in step.uses:
-            key = use.resource
-            busy[key] = busy.get(key, 0) + use.duration * use.count
-            head, tail = early[step] + use.offset, late[step] - use.offset - use.duration
-            first[key] = min(first.get(key, head), head)
-            last[key] = min(last.get(key, tail), tail)
+            tail = late[step] - use.offset - use.duration
+            held.setdefault(use.resource, []).append((early[step] + use.offset, use.duration * use.count, tail))
     best = Bound(max((early[s] + late[s] for s in steps), default=0), "the longest path")
-    for key, cycles in busy.items():
-        total = first[key] + math.ceil(cycles / capacity(key, machine)) + last[key]
+    for key, jobs in held.items():
+        count = capacity(key, machine)
+        if count == 1:
+            total = _one_at_a_time(jobs)
+        else:
+            work = math.ceil(sum(busy for _, busy, _ in jobs) / count)
+            total = min(head for head, _, _ in jobs) + work + min(tail for _, _, tail in jobs)
         if total > best.cycles:
             best = Bound(total, _name(key))
     return best
+
+
+def _one_at_a_time(jobs: list[tuple[int, int, int]]) -> int:
+    """The least time for jobs (head, duration, tail) on one machine that may interrupt them: whenever a job comes, the
+    one with the longest tail goes on (Jackson). No schedule that may not interrupt is shorter."""
+    jobs = sorted(jobs)
+    waiting: list[tuple[int, int]] = []  # minus the tail, cycles left
+    at = end = 0
+    for i, (head, busy, tail) in enumerate(jobs):
+        at = max(at, head)
+        heapq.heappush(waiting, (-tail, busy))
+        until = jobs[i + 1][0] if i + 1 < len(jobs) else math.inf
+        while waiting and at < until:
+            after, left = heapq.heappop(waiting)
+            run = min(left, until - at)
+            at += int(run)
+            if run < left:
+                heapq.heappush(waiting, (after, left - int(run)))
+            else:
+                end = max(end, at - after)
+    return end
 
 
 def _earliest(steps: list[Step]) -> dict[Step, int]:

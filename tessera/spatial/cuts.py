@@ -23,7 +23,10 @@ class Effort:
     tile_bytes: int  # a tile's operands and result together
     replicas: float = 1.0  # how often a weight may lie in memory
     window: int = 0  # instructions between the oldest unfinished one and the next; 0: any number
-    banked: bool = True  # buffers keep to banks of their own
+    regions: int = 4  # of whole banks, which buffers keep to, at most
+    waves: int = 1  # tiles of a node that a core takes one after the other, where they are not too large
+    arranged: bool = True  # products by weights that take all cores are laid over them as a grid
+    stay: float = 1.0  # how much a cycle of what must come to a core weighs against waiting for another core
     seed: int = 0
 
 
@@ -70,28 +73,44 @@ def _grids(node: Product, effort: Effort) -> Iterator[Grid]:
                     yield Grid(rows, columns, depth)
 
 
+def copies(grid: Grid, effort: Effort) -> int:
+    """On how many cores each block of a weight lies: rows are spread over them."""
+    return max(1, min(grid.rows, effort.cores // (grid.columns * grid.depth), int(effort.replicas)))
+
+
 def _grid_cost(
     machine: SpatialMachine, node: Product, effort: Effort, constant: bool, grid: Grid
 ) -> tuple[float, float]:
-    """How far tiles are too large, then a core's cycles for the array and for what comes to it."""
+    """How far tiles are too large, then a core's cycles: while the array works on a tile, the next one arrives."""
     batch, m, k = node.x.shape
-    size, wide = node.dtype.itemsize, node.home.dtype.itemsize
+    size, wide, width = node.dtype.itemsize, node.home.dtype.itemsize, machine.link.width
     a, b, c = math.ceil(m / grid.rows), math.ceil(k / grid.depth), math.ceil(node.w.shape[2] / grid.columns)
+    tiles = batch * grid.rows * grid.columns * grid.depth
+    used = min(effort.cores, grid.columns * grid.depth * copies(grid, effort)) if constant else effort.cores
+    each = math.ceil(tiles / used)
     arrives = a * b * size + (0 if constant else b * c * size)
-    arrives += a * c * wide * (grid.depth - 1)
-    excess = max(0, arrives + a * c * wide - effort.tile_bytes) / effort.tile_bytes
-    copies = min(grid.rows, math.ceil(effort.cores / grid.columns)) if constant else 1  # of the weights
-    if copies > max(1.0, effort.replicas):
-        excess += copies / effort.replicas
-    waves = math.ceil(batch * grid.rows * grid.columns * grid.depth / effort.cores)
-    cycles = waves * (_tile_cycles(machine, a, b, c, node, size) + math.ceil(arrives / machine.link.width) + 8)
-    return excess, cycles * (1 + 0.02 * (copies - 1))
+    parts = sum_parts(machine, b)
+    kept = arrives / parts * min(each * parts, 2) + a * c * wide  # the next part arrives while one is read
+    excess = max(0, kept - effort.tile_bytes) / effort.tile_bytes
+    array = tile_cycles(machine, a, b, c, node, size) + 8
+    link = math.ceil(arrives / width)
+    # Parts of a sum come to one core, which adds them.
+    summed = (grid.depth - 1) * a * c * (wide / width + 1 / machine.vector.lanes) * math.ceil(each / grid.depth)
+    cycles = each * max(array, link) + min(array, link) + a * c * wide / width + summed
+    more = max(0, each - effort.waves)
+    rows = 1.25 if grid.columns > 1 and not constant else 1.0  # what reads rows wants them whole
+    return excess, cycles * rows * (1 + 0.2 * more)
 
 
-def _tile_cycles(machine: SpatialMachine, m: int, k: int, n: int, node: Product, size: int) -> int:
+def tile_cycles(machine: SpatialMachine, m: int, k: int, n: int, node: Product, size: int) -> int:
     cycles = durations.product(machine, m, k, n, node.dtype)
     reads, writes = durations.product_bytes(machine, m, k, n, size), m * n * node.home.dtype.itemsize
     return max(cycles, durations.traffic(machine, reads, writes, machine.sram.read_ports, machine.sram.write_ports))
+
+
+def sum_parts(machine: SpatialMachine, k: int) -> int:
+    """In how many instructions a sum is taken: few enough that filling the array does not count."""
+    return max(1, k // (8 * machine.matrix.rows))
 
 
 def expression_parts(machine: SpatialMachine, node: Expression, effort: Effort) -> int:

@@ -17,7 +17,8 @@ from tessera.spatial.emit import emit
 from tessera.spatial.errors import SpaceError
 from tessera.spatial.graph import Constant, Graph
 from tessera.spatial.listing.types import Listing
-from tessera.spatial.memory.layout import Buffer, lay_out, regions_of
+from tessera.spatial.memory.layout import Buffer, lay_out
+from tessera.spatial.regions import regions_of
 from tessera.spatial.routes import Routes
 from tessera.spatial.schedule import Schedule, schedule
 from tessera.spatial.steps import Steps
@@ -66,27 +67,26 @@ def efforts(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], seed
     weights = sum(n.data.numel() * n.data.element_size() for n in graph.nodes if isinstance(n, Constant))
     replicas = max(1.0, 0.5 * size * count / max(weights, 1))
     tile = size // 4
-    yield Effort(count, tile, replicas, seed=seed)
-    spread = sorted({max(1, count // 2), max(1, count // 4), 1} - {count}, reverse=True)
-    for fewer in spread:
+    for regions in (8, 4, 2, 1):
+        for waves, part in ((1, tile), (2, tile), (2, tile // 4)):
+            yield Effort(count, part, replicas, regions=regions, waves=waves, seed=seed)
+    for fewer in sorted({max(1, count // 2), max(1, count // 4), 1} - {count}, reverse=True):
         yield Effort(fewer, tile, replicas, seed=seed)
-    yield Effort(count, tile // 4, replicas, seed=seed)
     for more in range(1, 5):
         yield Effort(count, tile, replicas, seed=seed + more)
     for window in (64, 16, 4, 1):
         for shrink in (4, 16, 64):
-            yield Effort(count, max(tile // shrink, 256), 1.0, window, False, seed)
+            yield Effort(count, max(tile // shrink, 256), 1.0, window, 1, seed)
 
 
 def one(graph: Graph, machine: SpatialMachine, routes: Routes, effort: Effort) -> Mapping:
     names = dict(graph.names)
     tiles = Tiling(graph, machine, routes, effort).run()
     graph.names = names  # the next try begins with the same names
-    regions = min(machine.sram.banks, machine.sram.read_ports, 4) if effort.banked else 1
-    homes = regions_of(tiles.tiles, machine, regions)
-    steps = Steps(tiles, machine, routes, homes).run()
+    regions = regions_of(tiles.tiles, min(machine.sram.banks, effort.regions))
+    steps = Steps(tiles, machine, routes, regions, effort.tile_bytes).run()
     timed = schedule(steps, machine, effort.window)
-    buffers = lay_out(tiles.tiles, timed, machine, homes, regions)
+    buffers = lay_out(tiles.tiles, timed, machine, regions)
     listing = emit(tiles, timed, buffers, machine)
     return Mapping(effort, tiles, timed, buffers, listing, bound(steps, machine))
 

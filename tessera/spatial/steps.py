@@ -1,7 +1,9 @@
 """From tiles to steps: what each instruction does, how long, and what it holds; not yet when.
 
 In: a program of tiles and a machine. Out: steps, each with its duration, what it holds from when on, the tiles it
-reads and writes, and the steps that it waits for. Parts that several cores read are sent to all of them at once.
+reads and writes, and the steps that it waits for. Parts that several cores read are sent to all of them at once, when
+the first of them is in turn; what comes to a core waits there in a store of limited size, so that memory is not full
+of what is read much later.
 """
 
 from __future__ import annotations
@@ -74,23 +76,29 @@ class Step:
 
 
 class Steps:
-    def __init__(self, tiles: Tiles, machine: SpatialMachine, routes: Routes, regions: dict[Tile, int]) -> None:
+    def __init__(
+        self, tiles: Tiles, machine: SpatialMachine, routes: Routes, regions: dict[Tile, int], store: int = 0
+    ) -> None:
         self.tiles, self.machine, self.regions = tiles, machine, regions
+        self.store = store  # bytes on a core that have come and nobody has begun to read; 0: any number
+        self.stored: dict[Core, list[Tile]] = {}
         self.routes = routes
         self.steps: list[Step] = []
         self.writers: dict[Tile, list[tuple[Box, Step, int]]] = {}  # and how many cycles after its start it is written
         self.readers: dict[Tile, list[Step]] = {}
         self.waiting = self.receivers()
-        self.sent: set[tuple] = set()
+        self.given: dict[Tile, list[Given]] = {}
+        for given in tiles.given:
+            self.given.setdefault(given.part.tile, []).append(given)
         self.inputs = {name: shape for name, _, shape in tiles.inputs}
         self.outputs = {name: shape for name, _, shape in tiles.outputs}
 
     def run(self) -> list[Step]:
         for tile in self.tiles.tiles:
-            self.tile(tile)
-            self.send_from(tile)
-        for given in self.tiles.given:
-            self.give(given)
+            if not isinstance(tile, Received):  # these come when somebody reads them
+                self.tile(tile)
+            for given in self.given.get(tile, ()):
+                self.give(given)
         return self.steps
 
     def receivers(self) -> dict[Tile, dict[Box, list[tuple[Assembled, int, int, Part]]]]:
@@ -148,6 +156,8 @@ class Steps:
                 for part, row, column in tile.moves:
                     if part.tile.core == tile.core:
                         self.copy(tile, part, row, column)
+                    else:
+                        self.send_all(part)
 
     def copy(self, tile: Tile, part: Part, row: int, column: int) -> None:
         rows, columns = part.shape
@@ -158,21 +168,20 @@ class Steps:
             cycles = durations.expression(self.machine, 0, rows * columns)
             self.add("expression", tile.core, "vector", cycles, target, [part], tree=0, source=tile.source)
 
-    def send_from(self, tile: Tile) -> None:
-        """Sends of what other cores read of a tile, each to all of them at once; a core that wants it twice copies
-        it."""
-        for box, wanted in self.waiting.get(tile, {}).items():
-            first: dict[Core, Part] = {}
-            again: list[tuple[Assembled, int, int]] = []
-            for target, row, column, part in wanted:
-                rows, columns = part.shape
-                if target.core in first:
-                    again.append((target, row, column))
-                else:
-                    first[target.core] = Part(target, (row, row + rows, column, column + columns))
-            self.send(Part(tile, box), list(first.values()))
-            for target, row, column in again:
-                self.copy(target, first[target.core], row, column)
+    def send_all(self, part: Part) -> None:
+        """A part to all cores that read it; a core that wants it twice copies it."""
+        first: dict[Core, Part] = {}
+        again: list[tuple[Assembled, int, int]] = []
+        for target, row, column, other in self.waiting[part.tile].pop(part.box, ()):
+            rows, columns = other.shape
+            if target.core in first:
+                again.append((target, row, column))
+            else:
+                first[target.core] = Part(target, (row, row + rows, column, column + columns))
+        if first:
+            self.send(Part(part.tile, part.box), list(first.values()))
+        for target, row, column in again:
+            self.copy(target, first[target.core], row, column)
 
     def send(self, part: Part, targets: list[Part]) -> None:
         machine, source = self.machine, part.tile.core
@@ -255,6 +264,12 @@ class Steps:
         """Put a step behind those that write what it reads, or that touch what it writes again."""
         after: dict[Step, int] = {}
         for part in step.reads:
+            if isinstance(part.tile, Received) and part.tile not in self.writers:
+                self.tile(part.tile)
+        step.number = len(self.steps)
+        if step.kind in ("send", "from_host"):
+            self.make_room(step, after)
+        for part in step.reads:
             for box, writer, when in self.writers.get(part.tile.buffer, ()):
                 if _meet(box, part.box):
                     after[writer] = max(after.get(writer, 0), when)
@@ -270,6 +285,16 @@ class Steps:
             earlier.append((part.box, step, delay + step.duration))
         step.after = list(after.items())
         self.steps.append(step)
+
+    def make_room(self, step: Step, after: dict[Step, int]) -> None:
+        """Put a step that brings something behind those that begin to read what came to the same core long before."""
+        for part, _ in step.written() if self.store else ():
+            tiles = self.stored.setdefault(part.tile.core, [])
+            if not tiles or tiles[-1] is not part.tile:
+                tiles.append(part.tile)
+            while len(tiles) > 1 and sum(t.nbytes for t in tiles) > self.store:
+                for reader in self.readers.get(tiles.pop(0), ()):
+                    after[reader] = max(after.get(reader, 0), 0)
 
 
 def ports_for(nbytes: int, cycles: int, width: int, ports: int) -> int:

@@ -11,11 +11,22 @@ from torch import Tensor
 
 from tessera.torch_internals.lookup import symbol
 
-_WHY = "beginning a collective without the checks that PyTorch's own functions make again at every call"
-_AllgatherOptions = symbol("torch.distributed.distributed_c10d.AllgatherOptions", _WHY)
-_ReduceScatterOptions = symbol("torch.distributed.distributed_c10d.ReduceScatterOptions", _WHY)
-_AllreduceOptions = symbol("torch.distributed.distributed_c10d.AllreduceOptions", _WHY)
-_AllToAllOptions = symbol("torch.distributed.distributed_c10d.AllToAllOptions", _WHY)
+_WHY = "running collectives as functions that give new tensors"
+all_reduce = symbol("torch.ops._c10d_functional.all_reduce.default", _WHY)
+all_gather_into_tensor = symbol("torch.ops._c10d_functional.all_gather_into_tensor.default", _WHY)
+reduce_scatter_tensor = symbol("torch.ops._c10d_functional.reduce_scatter_tensor.default", _WHY)
+all_to_all_single = symbol("torch.ops._c10d_functional.all_to_all_single.default", _WHY)
+broadcast = symbol("torch.ops._c10d_functional.broadcast.default", _WHY)
+wait_tensor = symbol("torch.ops._c10d_functional.wait_tensor.default", _WHY)
+group_of = symbol(
+    "torch.distributed.distributed_c10d._resolve_process_group",
+    "which rank of its group this one is, by the group's name",
+)
+_AT_ONCE = "beginning a collective without the checks that PyTorch's own functions make again at every call"
+_AllgatherOptions = symbol("torch.distributed.distributed_c10d.AllgatherOptions", _AT_ONCE)
+_ReduceScatterOptions = symbol("torch.distributed.distributed_c10d.ReduceScatterOptions", _AT_ONCE)
+_AllreduceOptions = symbol("torch.distributed.distributed_c10d.AllreduceOptions", _AT_ONCE)
+_AllToAllOptions = symbol("torch.distributed.distributed_c10d.AllToAllOptions", _AT_ONCE)
 StridedShard = symbol(
     "torch.distributed.tensor.placement_types._StridedShard",
     "a dimension of a DTensor that two axes split, the later one first",

@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 import torch
 
-from tessera.spatial.importer.importer import FORMS, Importer, form
+from tessera.spatial.importer.importer import FORMS, Importer, Movable, form
+from tessera.spatial.importer.moves import chosen, repeated
 from tessera.spatial.importer.values import Item, Known, Lazy
+from tessera.spatial.maps import Map, padded
 from tessera.util.names import names
 
 # Functions of the vector unit that an operator is by itself.
@@ -125,8 +127,8 @@ def matmul(im: Importer, a: Item, b: Item) -> Item:
     assert im.eqn is not None
     left, right = (len(im.values.lazy(x).shape) for x in (a, b))
     if left < 2 or right < 2:
-        a = im.relaid(a, lambda t: t.unsqueeze(0)) if left == 1 else a
-        b = im.relaid(b, lambda t: t.unsqueeze(1)) if right == 1 else b
+        a = im.relaid(a, lambda t: t.reshape(1, *t.shape)) if left == 1 else a
+        b = im.relaid(b, lambda t: t.reshape(*t.shape, 1)) if right == 1 else b
     y = im.product(a, b)
     shape = tuple(im.eqn.results()[0].shape)
     return y if y.shape == shape else _viewed(y, shape)
@@ -134,7 +136,7 @@ def matmul(im: Importer, a: Item, b: Item) -> Item:
 
 def _viewed(y: Lazy, shape: tuple[int, ...]) -> Lazy:
     """Another shape of the same elements, in the same order."""
-    operands = tuple(o.reshape(shape) for o in y.operands)
+    operands = tuple(o.reshape(*shape) for o in y.operands)
     return Lazy(shape, y.dtype, y.tree, operands, y.name, y.source)
 
 
@@ -170,7 +172,7 @@ def attention(
     queries, keys = im.values.lazy(q).shape, im.values.lazy(k).shape
     if enable_gqa and queries[-3] != keys[-3]:
         times = queries[-3] // keys[-3]
-        k, v = (im.relaid(x, lambda t: t.repeat_interleave(times, -3)) for x in (k, v))
+        k, v = (im.relaid(x, lambda t: repeated(t, t.ndim - 3, times)) for x in (k, v))
     scale = 1 / math.sqrt(queries[-1]) if scale is None else scale
     wide = torch.promote_types(im.values.lazy(q).dtype, torch.float32)
     scores = im.apply("mul", im.product(q, turned(im, k)), scale, dtype=wide)
@@ -302,7 +304,7 @@ def index(im: Importer, x: Item, indices: list[Item | None]) -> Item:
     """Rows; or any elements at places that are known."""
     if all(i is None or isinstance(i, Known) for i in indices):
         places = tuple(slice(None) if i is None else i.data for i in indices)  # type: ignore[union-attr]
-        return im.relaid(x, lambda t: t[places])
+        return im.relaid(x, lambda t: chosen(t, places, im.graph.homes))
     if len(indices) != 1 or indices[0] is None or im.values.lazy(indices[0]).dtype == torch.bool:
         return NotImplemented
     return im.gather(x, indices[0])
@@ -339,38 +341,38 @@ def convolution(im: Importer, x: Item, w: Item, b: Item | None, stride: list[int
     kernel = im.values.lazy(w).shape[2:]
     count = len(kernel)
 
-    def windows(t: torch.Tensor) -> torch.Tensor:
+    def windows(t: Map) -> Map:
         """[groups, pixels, kernel · channels of a group]"""
-        sides = [p for pad in reversed(padding) for p in (pad, pad)]
-        t = torch.nn.functional.pad(t + 1, sides) - 1  # -1 is zero
+        t = padded(t, [p for pad in reversed(padding) for p in (pad, pad)])
+        n, c, *outer = t.shape
+        pixels = [(outer[d] - dilation[d] * (kernel[d] - 1) - 1) // stride[d] + 1 for d in range(count)]
+        steps = [[0] * (2 + 2 * count) for _ in t.shape]
+        steps[0][0] = steps[1][1] = 1
         for d in range(count):
-            reach = dilation[d] * (kernel[d] - 1) + 1
-            t = t.unfold(2 + d, reach, stride[d])
-        t = t[(..., *[slice(None, None, dilation[d]) for d in range(count)])]
-        n, c = t.shape[:2]
+            steps[2 + d][2 + d], steps[2 + d][2 + count + d] = stride[d], dilation[d]
+        t = t.view((n, c, *pixels, *kernel), [0] * t.ndim, steps)
         t = t.reshape(n, groups, c // groups, *t.shape[2:])
-        pixels, inside = range(3, 3 + count), range(3 + count, 3 + 2 * count)
-        t = t.permute(1, 0, *pixels, *inside, 2)
-        return t.reshape(groups, -1, math.prod(kernel) * (c // groups))
+        t = t.permute(1, 0, *range(3, 3 + count), *range(3 + count, 3 + 2 * count), 2)
+        return t.reshape(groups, n * math.prod(pixels), math.prod(kernel) * (c // groups))
 
-    def arranged(t: torch.Tensor) -> torch.Tensor:
+    def arranged(t: Movable) -> Movable:
         """[groups, kernel · channels of a group, results of a group]"""
         t = t.reshape(groups, t.shape[0] // groups, *t.shape[1:])
         t = t.permute(0, *range(3, 3 + count), 2, 1)
-        return t.reshape(groups, -1, t.shape[-1])
+        return t.reshape(groups, math.prod(t.shape[1:-1]), t.shape[-1])
 
-    columns = im.relaid(im.values.plain(x), windows)
+    columns = im.relaid(im.values.plain(x), windows)  # type: ignore[arg-type]
     y = im.product(columns, im.relaid(w, arranged))  # [groups, pixels, results]
     shape = tuple(im.eqn.results()[0].shape)
 
-    def back(t: torch.Tensor) -> torch.Tensor:
+    def back(t: Map) -> Map:
         t = t.reshape(groups, shape[0], *shape[2:], shape[1] // groups)
-        return t.permute(1, 0, t.ndim - 1, *range(2, t.ndim - 1)).reshape(shape)
+        return t.permute(1, 0, t.ndim - 1, *range(2, t.ndim - 1)).reshape(*shape)
 
     y = Lazy(shape, y.dtype, y.tree, tuple(back(o) for o in y.operands), y.name, y.source)
     if b is None:
         return y
-    return im.apply("add", y, im.relaid(b, lambda t: t.reshape(-1, *[1] * count)))
+    return im.apply("add", y, im.relaid(b, lambda t: t.reshape(*t.shape, *[1] * count)))
 
 
 @form("var var_mean")

@@ -7,6 +7,7 @@ and products have forms; any other operator is taken apart; what still has no fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -16,30 +17,20 @@ from tessera.ir.schema import draws
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.spatial.errors import MapError
-from tessera.spatial.graph import Constant, Gather, Graph, Home, Input, Product, Scatter
+from tessera.spatial.graph import Constant, Gather, Graph, Input, Product, Scatter
 from tessera.spatial.importer.decompose import Decompositions
+from tessera.spatial.importer.moves import MOVES, moved, pads_zero
 from tessera.spatial.importer.values import Item, Known, Lazy, Values, fold
+from tessera.spatial.maps import Home, Map, whole
 from tessera.torch_internals.fake import FakeTensorMode
 from tessera.torch_internals.operators import OpOverload, aten_name
-from tessera.util.names import names
 
 Form = Callable[..., Item | list[Item]]
+Movable = torch.Tensor | Map
 FORMS: dict[str, Form] = {}
 DEPTH = 8  # how often parts are taken apart themselves
 FOLDED = 1 << 28  # elements; a larger tensor is not computed ahead of time
 _CLAIMS = ("_assert", "sym_constrain")
-
-# Operators that give elements of their arguments, at places that do not depend on what these hold.
-MOVES = names(
-    """
-    view reshape _unsafe_view permute transpose t expand slice select squeeze unsqueeze cat stack split
-    split_with_sizes chunk unbind repeat repeat_interleave flip roll narrow clone contiguous alias detach unfold
-    flatten movedim swapaxes expand_as view_as reshape_as tile unflatten diagonal select_scatter slice_scatter
-    lift_fresh_copy lift_fresh view_copy numpy_T mT T hsplit vsplit tensor_split broadcast_to constant_pad_nd pad
-    pixel_shuffle pixel_unshuffle tril triu rot90 concat concatenate hstack vstack squeeze_copy
-    """
-)
-_PADDED = names("constant_pad_nd pad tril triu")  # these fill with zeros
 
 
 def form(text: str) -> Callable[[Form], Form]:
@@ -79,7 +70,7 @@ class Importer:
             index = self.values.map(item)
             rows, columns = fold(index.shape)
             dtype = item.dtype if isinstance(item, Lazy) else item.data.dtype
-            self.graph.outputs.append((name, dtype, tuple(index.shape), index.reshape(rows, columns).numpy()))
+            self.graph.outputs.append((name, dtype, index.shape, index.reshape(rows, columns)))
         self.graph.live()
         return self.graph
 
@@ -91,7 +82,7 @@ class Importer:
         home = self.graph.home(v.name, v.dtype, *fold(v.type.shape))
         self.graph.nodes.append(Input(home))
         self.graph.inputs.append((home.name, v.dtype, tuple(v.type.shape), home))
-        return Lazy(tuple(v.type.shape), v.dtype, 0, (self.values.numbers(home, v.type.shape),), home.name)
+        return Lazy(tuple(v.type.shape), v.dtype, 0, (whole(home, v.type.shape),), home.name)
 
     def state(self, v: Value, name: str, data: torch.Tensor) -> Lazy:
         """A buffer that the program writes: the dimension along which it is written is the matrix's rows."""
@@ -103,7 +94,7 @@ class Importer:
         home = self.graph.home(name, data.dtype, rows.shape[0], rows[0].numel())
         grain = rows.shape[-1] if rows.ndim > 1 else 1
         self.graph.nodes.append(Constant(home, rows.reshape(home.rows, home.columns).clone(), True, grain))
-        index = self.values.numbers(home, rows.shape).permute([order.index(d) for d in range(data.ndim)])
+        index = whole(home, rows.shape).permute(*(order.index(d) for d in range(data.ndim)))
         self.states[v] = home
         return Lazy(tuple(data.shape), data.dtype, 0, (index,), name)
 
@@ -111,18 +102,18 @@ class Importer:
         """A state after rows of it were written."""
         assert self.eqn is not None
         old = self.values.map(x)
-        before = self.graph.home_at(int(old.reshape(-1)[0]))
         order = [dim, *(d for d in range(old.ndim) if d != dim)]
-        whole = self.values.numbers(before, [old.shape[d] for d in order]) if before.size == old.numel() else None
-        if whole is None or not whole.equal(old.permute(order)) or not self.is_state(before):
+        before = old.permute(*order).only
+        if before is None or not self.is_state(before):
             return NotImplemented
-        at = self.values.map(index).reshape(-1, 1)
+        at = self.values.map(index)
+        at = at.reshape(at.size, 1)
         new = self.values.map(self.values.cast(rows, x.dtype))
-        new = new.expand([at.shape[0] if d == dim else n for d, n in enumerate(old.shape)])
+        new = new.expand(*(at.shape[0] if d == dim else n for d, n in enumerate(old.shape)))
         home = self.graph.home(self.name(), x.dtype, before.rows, before.columns, self.eqn.source)
-        values = new.permute(order).reshape(at.shape[0], before.columns)
-        self.graph.nodes.append(Scatter(home, before, at.numpy(), values.numpy()))
-        return Lazy(x.shape, x.dtype, 0, (old - before.base + home.base,), home.name, self.eqn.source)
+        values = new.permute(*order).reshape(at.shape[0], before.columns)
+        self.graph.nodes.append(Scatter(home, before, at, values))
+        return Lazy(x.shape, x.dtype, 0, (old.moved_to(home),), home.name, self.eqn.source)
 
     def is_state(self, home: Home) -> bool:
         return home in self.states.values() or any(isinstance(n, Scatter) and n.home is home for n in self.graph.nodes)
@@ -135,12 +126,12 @@ class Importer:
             while last in after:
                 last = after[last]
             assert isinstance(first, Lazy)
-            if not isinstance(item, Lazy) or not (self.values.map(item) - last.base).equal(first.index - home.base):
+            if not isinstance(item, Lazy) or self.values.map(item) != first.index.moved_to(last):
                 raise MapError(f"{home.name} ends as something else than rows written into it")
         written: set[Home] = set()
         for node in self.graph.nodes:
-            for index in node.maps:
-                if late := written.intersection(self.graph.homes_in(index)):
+            for m in node.maps:
+                if late := written.intersection(m.homes):
                     name = next(iter(late)).name
                     raise MapError(f"{name} is read as it was before it was written: called at {node.home.source}")
             if isinstance(node, Scatter):
@@ -206,18 +197,13 @@ class Importer:
             maps = {v: self.values.map(self.values.cast(self.env[v], dtype)) for v in eqn.inputs()}
         else:
             maps = {v: self.values.map(self.env[v]) for v in eqn.inputs()}
-        args, kwargs = map_values((eqn.args, eqn.kwargs), maps.__getitem__)  # type: ignore[misc]
-        padded = eqn.opname in _PADDED
-        if padded and not _pads_zero(eqn):
+        if len(kinds) == 1 and dtype not in kinds:
+            raise MapError(f"{eqn.op} takes the bits of another type, which has no form: {where(eqn)}")
+        if not pads_zero(eqn):
             raise MapError(f"{eqn.op} with another value than zero has no form: {where(eqn)}")
-        if padded:  # zeros are what comes out where nothing goes in
-            args = map_values(args, lambda v: v) if not args else (args[0] + 1, *args[1:])
-        out = eqn.op(*args, **_here(kwargs))  # type: ignore[operator]
-        results = out if isinstance(out, (list, tuple)) else [out]
         items: list[Item] = []
-        for v, index in zip(eqn.outputs, results, strict=True):
-            name = v.name if v is not None else "v"
-            items.append(Lazy(tuple(index.shape), dtype, 0, (index - 1 if padded else index,), name, eqn.source))
+        for v, index in zip(eqn.outputs, moved(eqn, maps, self.graph.homes), strict=True):
+            items.append(Lazy(index.shape, dtype, 0, (index,), v.name if v is not None else "v", eqn.source))
         return items
 
     def apart(self, eqn: Equation, depth: int) -> None:
@@ -270,36 +256,37 @@ class Importer:
         dtype = torch.promote_types(_dtype(x), _dtype(w))
         x, w = (self.values.cast(i, dtype) if isinstance(i, Lazy) and i.dtype != dtype else i for i in (x, w))
         a, b = self.values.map(x), self.values.map(w)
-        batch = torch.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-        count = int(torch.tensor(batch).prod()) if batch else 1
+        batch = tuple(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
+        count = math.prod(batch)
         m, k, n = a.shape[-2], a.shape[-1], b.shape[-1]
         shared = b.ndim == 2 or all(size == 1 for size in b.shape[:-2])
         if shared and count > 1:  # one product of all rows
             m, count = m * count, 1
             a = a.expand(*batch, *a.shape[-2:])
         left = a.expand(*batch, *a.shape[-2:]).reshape(count, m, k) if not shared else a.reshape(count, m, k)
-        right = (b.reshape(1, k, n) if shared else b.expand(*batch, k, n)).reshape(count, k, n)
+        right = b.reshape(1, k, n) if shared else b.expand(*batch, k, n).reshape(count, k, n)
         home = self.graph.home(self.name(), sum_type(dtype), count * m, n, self.eqn.source)
-        self.graph.nodes.append(Product(home, left.numpy(), right.numpy(), dtype))
+        self.graph.nodes.append(Product(home, left, right, dtype))
         shape = (*batch, a.shape[-2], n)
-        result = Lazy(shape, home.dtype, 0, (self.values.numbers(home, shape),), home.name, self.eqn.source)
+        result = Lazy(shape, home.dtype, 0, (whole(home, shape),), home.name, self.eqn.source)
         return self.values.cast(result, dtype) if dtype.is_floating_point else result
 
     def gather(self, table: Item, index: Item) -> Lazy:
         assert self.eqn is not None
         rows, at = self.values.map(table), self.values.map(index)
-        flat = rows.reshape(rows.shape[0], -1)
-        home = self.graph.home(self.name(), _dtype(table), at.numel(), flat.shape[1], self.eqn.source)
-        self.graph.nodes.append(Gather(home, flat.numpy(), at.reshape(-1, 1).numpy()))
+        flat = rows.reshape(rows.shape[0], math.prod(rows.shape[1:]))
+        home = self.graph.home(self.name(), _dtype(table), at.size, flat.shape[1], self.eqn.source)
+        self.graph.nodes.append(Gather(home, flat, at.reshape(at.size, 1)))
         shape = (*at.shape, *rows.shape[1:])
-        return Lazy(shape, home.dtype, 0, (self.values.numbers(home, shape),), home.name, self.eqn.source)
+        return Lazy(shape, home.dtype, 0, (whole(home, shape),), home.name, self.eqn.source)
 
-    def relaid(self, x: Item, fn: Callable[[torch.Tensor], torch.Tensor]) -> Item:
-        """A value whose elements are moved by a function of maps."""
+    def relaid(self, x: Item, fn: Callable[[Movable], Movable]) -> Item:
+        """A value whose elements are moved by a function of tensors or maps."""
         if isinstance(x, Known):
-            return Known(fn(x.data), x.name)
+            return Known(fn(x.data), x.name)  # type: ignore[arg-type]
         index = fn(self.values.map(x))
-        return Lazy(tuple(index.shape), x.dtype, 0, (index,), x.name, x.source)
+        assert isinstance(index, Map)
+        return Lazy(index.shape, x.dtype, 0, (index,), x.name, x.source)
 
 
 def written_along(eqn: Equation, v: Value) -> int | None:
@@ -336,15 +323,6 @@ def _here(kwargs: Arg) -> dict:
     """Without a device: tensors are computed where the weights lie."""
     assert isinstance(kwargs, dict)
     return {k: v for k, v in kwargs.items() if k != "device"}
-
-
-def _pads_zero(eqn: Equation) -> bool:
-    positional, _ = eqn.bound()
-    if eqn.opname == "constant_pad_nd":
-        return not positional[2]
-    if eqn.opname == "pad":
-        return positional[2] == "constant" and not positional[3]
-    return True
 
 
 def where(eqn: Equation) -> str:

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from tessera.ir.equation import NOWHERE, Source
-from tessera.spatial.graph import Apply, Constant, Expression, Graph, Home, Number, Tree, reduces, shift
-
-Shape = tuple[int, ...]
+from tessera.spatial.graph import Apply, Constant, Expression, Graph, Number, Tree, reduces, shift
+from tessera.spatial.maps import Home, Map, Shape, whole
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,12 +33,12 @@ class Lazy:
     shape: Shape
     dtype: torch.dtype
     tree: Tree
-    operands: tuple[torch.Tensor, ...]
+    operands: tuple[Map, ...]
     name: str
     source: Source = NOWHERE
 
     @property
-    def index(self) -> torch.Tensor:
+    def index(self) -> Map:
         """The map of a value that is one already."""
         assert self.tree == 0
         return self.operands[0]
@@ -63,10 +62,7 @@ class Values:
 
     # --- homes ---
 
-    def numbers(self, home: Home, shape: Sequence[int]) -> torch.Tensor:
-        return torch.arange(home.base, home.base + home.size).view(tuple(shape))
-
-    def constant(self, known: Known) -> torch.Tensor:
+    def constant(self, known: Known) -> Map:
         """The map of a known tensor; what is expanded lies once."""
         data = known.data.detach()
         strides = zip(data.stride(), data.shape, strict=True)
@@ -76,7 +72,7 @@ class Values:
             home = self.graph.home(known.name, data.dtype, *fold(small.shape))
             self.graph.nodes.append(Constant(home, small.contiguous().view(home.rows, home.columns)))
             self.constants[key] = home, data  # the tensor is kept, for its address is the key
-        return self.numbers(self.constants[key][0], small.shape).expand(data.shape)
+        return whole(self.constants[key][0], small.shape).expand(*data.shape)
 
     def lazy(self, item: Item) -> Lazy:
         if isinstance(item, Lazy):
@@ -88,16 +84,13 @@ class Values:
 
     def kind(self, lazy: Lazy) -> str:
         """Whether an expression is computed in floats or in integers; empty for truth values and numbers alone."""
-        dtypes = [self.dtype_of(o) for o in lazy.operands]
+        dtypes = [home.dtype for o in lazy.operands for home in o.homes[:1]]
         if any(d.is_floating_point for d in dtypes):
             return "float"
         return "int" if any(d != torch.bool for d in dtypes) else ""
 
-    def dtype_of(self, index: torch.Tensor) -> torch.dtype:
-        return self.graph.home_at(int(index.max())).dtype if index.numel() else torch.float32
-
     def is_plain(self, lazy: Lazy) -> bool:
-        return lazy.tree == 0 and self.dtype_of(lazy.index) == lazy.dtype
+        return lazy.tree == 0 and all(home.dtype == lazy.dtype for home in lazy.index.homes)
 
     def plain(self, item: Item) -> Lazy:
         """The value as a map: an expression becomes a node."""
@@ -105,40 +98,31 @@ class Values:
             return Lazy(tuple(item.data.shape), item.data.dtype, 0, (self.constant(item),), item.name)
         return item if self.is_plain(item) else self.written(item)
 
-    def map(self, item: Item) -> torch.Tensor:
+    def map(self, item: Item) -> Map:
         """The map of a value, whatever it is."""
         if isinstance(item, Known):
             return self.constant(item)
-        return self.plain(item).index.expand(item.shape)
+        return self.plain(item).index.expand(*item.shape)
 
     def written(self, lazy: Lazy) -> Lazy:
         """A node that computes an expression without reductions, in the order in which its largest operand lies."""
-        like = next((found for o in lazy.operands if (found := self.order(o, lazy.shape)) is not None), None)
+        like = next((order for o in lazy.operands if (order := self.order(o, lazy.shape)) is not None), None)
+        dims = list(range(len(lazy.shape))) if like is None else like[1]
         rows, columns = fold(lazy.shape) if like is None else (like[0].rows, like[0].columns)
         home = self.graph.home(lazy.name, lazy.dtype, rows, columns, lazy.source)
-        flat = [o.expand(lazy.shape).reshape(-1) for o in lazy.operands]
-        if like is None:
-            index = self.numbers(home, lazy.shape)
-        else:
-            places = like[1]
-            index = (places + home.base).view(lazy.shape)
-            back = torch.empty_like(places)
-            back[places] = torch.arange(len(places))
-            flat = [f[back] for f in flat]
-        self.graph.nodes.append(Expression(home, lazy.tree, [matrix(f, rows, columns) for f in flat]))
+        operands = [o.expand(*lazy.shape).permute(*dims).reshape(rows, columns) for o in lazy.operands]
+        self.graph.nodes.append(Expression(home, lazy.tree, operands))
+        index = whole(home, [lazy.shape[d] for d in dims]).permute(*(dims.index(d) for d in range(len(dims))))
         return Lazy(lazy.shape, lazy.dtype, 0, (index,), lazy.name, lazy.source)
 
-    def order(self, index: torch.Tensor, shape: Shape) -> tuple[Home, torch.Tensor] | None:
-        """The home of which a map holds each element once, and their places in it."""
-        if tuple(index.shape) != shape or not index.numel():
+    def order(self, index: Map, shape: Shape) -> tuple[Home, list[int]] | None:
+        """The home of which a map holds each element once, and its dimensions in the order in which they lie there."""
+        home = index.pieces[0].home if len(index.pieces) == 1 else None
+        if index.shape != shape or home is None or home.size != index.size:
             return None
-        flat = index.reshape(-1)
-        home = self.graph.home_at(int(flat[0]))
-        places = flat - home.base
-        if home.size != len(flat) or int(places.min()) < 0 or int(places.max()) >= home.size:
-            return None
-        once = len(flat) == 1 or bool((torch.bincount(places, minlength=home.size) == 1).all())
-        return (home, places) if once else None
+        strides = index.pieces[0].strides
+        dims = sorted(range(len(shape)), key=lambda d: -strides[d])
+        return (home, dims) if index.permute(*dims) == whole(home, [shape[d] for d in dims]) else None
 
     def reduced(self, fn: str, lazy: Lazy, dims: list[int], keep: bool, dtype: torch.dtype) -> Lazy:
         """A node that combines an expression along dimensions."""
@@ -146,11 +130,11 @@ class Values:
         left = [d for d in range(len(lazy.shape)) if d not in dims]
         rows = int(np.prod([lazy.shape[d] for d in left], dtype=np.int64))
         columns = int(np.prod([lazy.shape[d] for d in dims], dtype=np.int64))
-        operands = [matrix(o.expand(lazy.shape).permute(*left, *dims), rows, columns) for o in lazy.operands]
+        operands = [o.expand(*lazy.shape).permute(*left, *dims).reshape(rows, columns) for o in lazy.operands]
         home = self.graph.home(lazy.name, dtype, rows, 1, lazy.source)
         self.graph.nodes.append(Expression(home, Apply(fn, (lazy.tree,)), operands))
         shape = [1 if d in dims else n for d, n in enumerate(lazy.shape) if keep or d not in dims]
-        return Lazy(tuple(shape), dtype, 0, (self.numbers(home, shape),), home.name, lazy.source)
+        return Lazy(tuple(shape), dtype, 0, (whole(home, shape),), home.name, lazy.source)
 
     # --- expressions ---
 
@@ -161,7 +145,7 @@ class Values:
         if len(kinds) > 1:
             lazies = [self.as_float(x, dtype) if self.kind(x) == "int" else x for x in lazies]
         shape = tuple(torch.broadcast_shapes(*(x.shape for x in lazies)))
-        operands: list[torch.Tensor] = []
+        operands: list[Map] = []
         trees: list[Tree] = []
         for x in lazies:
             places = [self.place(o, len(shape), operands) for o in x.operands]
@@ -193,15 +177,9 @@ class Values:
             )
         return self.plain(other)
 
-    def place(self, index: torch.Tensor, ndim: int, operands: list[torch.Tensor]) -> int:
+    def place(self, index: Map, ndim: int, operands: list[Map]) -> int:
         """The number of a map among operands, where it may stand already."""
-        index = index.reshape((1,) * (ndim - index.ndim) + tuple(index.shape)) if index.ndim < ndim else index
-        for i, o in enumerate(operands):
-            if o is index or (o.shape == index.shape and o.stride() == index.stride() and o.equal(index)):
-                return i
-        operands.append(index)
-        return len(operands) - 1
-
-
-def matrix(index: torch.Tensor, rows: int, columns: int) -> np.ndarray:
-    return index.reshape(rows, columns).numpy()
+        index = index.reshape(*(1,) * (ndim - index.ndim), *index.shape)
+        if index not in operands:
+            operands.append(index)
+        return operands.index(index)

@@ -1,8 +1,8 @@
 """The memory of all cores.
 
 In: tiles, the cycles of a schedule, the machine. Out: an address and a lifetime for each tile, proven by `check`; or
-an error that says which core lacks how much, and by what. Memory is cut into regions of whole banks, so that
-instructions that touch different regions never meet in a bank.
+an error that says which core lacks how much, and by what. Regions are of whole banks, so that instructions that touch
+different regions never meet in a bank.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from tessera.machines.spatial import Core, SpatialMachine
 from tessera.spatial.errors import SpaceError
-from tessera.spatial.memory.allocate import Span, allocate, pressure
+from tessera.spatial.memory.allocate import allocate
 from tessera.spatial.memory.check import Laid, check
+from tessera.spatial.memory.span import Span, pressure
 from tessera.spatial.schedule import Schedule
 from tessera.spatial.tiles import Held, Scattered, Tile
 
@@ -29,54 +30,44 @@ class Buffer:
         return isinstance(self.tile, Held)
 
 
-def regions_of(tiles: list[Tile], machine: SpatialMachine, count: int) -> dict[Tile, int]:
-    """Tiles spread over regions by size; what is held goes where the least is held."""
-    loads: dict[Core, list[int]] = {}
-    found: dict[Tile, int] = {}
-    for tile in tiles:
-        if isinstance(tile, Scattered):
-            continue
-        load = loads.setdefault(tile.core, [0] * count)
-        region = load.index(min(load))
-        load[region] += max(tile.nbytes, 1)
-        found[tile] = region
-    return found
-
-
-def bounds(machine: SpatialMachine, count: int, region: int) -> tuple[int, int]:
-    """The bytes of a region: whole banks, from an aligned address on."""
-    banks, size, align = machine.sram.banks, machine.sram.bank_size, machine.sram.align
-    low, high = region * banks // count * size, (region + 1) * banks // count * size
-    return -(-low // align) * align, high
-
-
-def lay_out(
-    tiles: list[Tile], schedule: Schedule, machine: SpatialMachine, regions: dict[Tile, int], count: int
-) -> list[Buffer]:
-    align = machine.sram.align
+def lay_out(tiles: list[Tile], schedule: Schedule, machine: SpatialMachine, regions: dict[Tile, int]) -> list[Buffer]:
+    """Regions lie above each other, each as large as it must be, from a new bank on."""
     lives = lifetimes(schedule)
-    groups: dict[tuple[Core, int], list[Tile]] = {}
+    groups: dict[Core, dict[int, list[Tile]]] = {}
     for tile in tiles:
         if not isinstance(tile, Scattered) and (tile in lives or isinstance(tile, Held)):
-            groups.setdefault((tile.core, regions[tile]), []).append(tile)
+            groups.setdefault(tile.core, {}).setdefault(regions[tile], []).append(tile)
     buffers: list[Buffer] = []
-    for (core, region), group in sorted(groups.items()):
-        low, high = bounds(machine, count, region)
-        held = [t for t in group if isinstance(t, Held)]
-        others = [t for t in group if not isinstance(t, Held)]
-        at = low
-        laid: list[Buffer] = []
-        for tile in held:
-            laid.append(Buffer(tile, at, 0, 0))
-            at += aligned(tile.nbytes, align)
-        spans = [Span(aligned(t.nbytes, align), *lives[t]) for t in others]
-        placed = allocate(spans, high - at)
-        if at + placed.height > high:
-            raise _full(core, machine, held, others, at - low, pressure(spans), placed.height, high - low)
-        laid += [Buffer(t, at + a, *lives[t]) for t, a in zip(others, placed.addresses, strict=True)]
-        _prove(laid, low, high, align, schedule.cycles)
+    for core in sorted(groups):
+        parts = [groups[core][region] for region in sorted(groups[core])]
+        for room in (machine.sram.size, None):  # the first layout that fits, else the lowest
+            laid = _stack(parts, lives, machine, room)
+            top = max((b.address + b.tile.nbytes for b in laid), default=0)
+            if top <= machine.sram.size:
+                break
+        if top > machine.sram.size:
+            raise _full(core, machine, [t for part in parts for t in part], lives, top)
+        _prove(laid, 0, machine.sram.size, machine.sram.align, schedule.cycles)
         buffers += laid
     return buffers
+
+
+def _stack(
+    regions: list[list[Tile]], lives: dict[Tile, tuple[int, int]], machine: SpatialMachine, room: int | None
+) -> list[Buffer]:
+    at, align, bank = 0, machine.sram.align, machine.sram.bank_size
+    laid: list[Buffer] = []
+    for group in regions:
+        at = aligned(aligned(at, bank), align)
+        for tile in group:
+            if isinstance(tile, Held):
+                laid.append(Buffer(tile, at, 0, 0))
+                at += aligned(tile.nbytes, align)
+        others = [t for t in group if not isinstance(t, Held)]
+        placed = allocate([Span(aligned(t.nbytes, align), *lives[t]) for t in others], room)
+        laid += [Buffer(t, at + a, *lives[t]) for t, a in zip(others, placed.addresses, strict=True)]
+        at += placed.height
+    return laid
 
 
 def lifetimes(schedule: Schedule) -> dict[Tile, tuple[int, int]]:
@@ -108,19 +99,14 @@ def _prove(buffers: list[Buffer], low: int, high: int, align: int, cycles: int) 
 
 
 def _full(
-    core: Core,
-    machine: SpatialMachine,
-    held: list[Tile],
-    others: list[Tile],
-    weights: int,
-    live: int,
-    height: int,
-    has: int,
+    core: Core, machine: SpatialMachine, tiles: list[Tile], lives: dict[Tile, tuple[int, int]], needs: int
 ) -> SpaceError:
     """What a core lacks, and by what."""
-    largest = sorted((*held, *others), key=lambda t: -t.nbytes)[:3]
+    largest = sorted(tiles, key=lambda t: -t.nbytes)[:3]
     names = ", ".join(f"{t.name} {t.nbytes:,}" for t in largest)
+    weights = sum(t.nbytes for t in tiles if isinstance(t, Held))
+    live = pressure([Span(t.nbytes, *lives[t]) for t in tiles if not isinstance(t, Held)])
     return SpaceError(
-        f"core {core} of {machine.key} needs {weights + height:,} bytes and has {has:,}: {weights:,} of weights, up to "
-        f"{live:,} at once of what is computed; the largest are {names}"
+        f"core {core} of {machine.key} needs {needs:,} bytes and has {machine.sram.size:,}: {weights:,} of weights, up "
+        f"to {live:,} at once of what is computed; the largest are {names}"
     )

@@ -1,0 +1,263 @@
+"""Tiles on cores: where each is done first, and what comes there.
+
+In: maps, block by block. Out: parts of tiles on a core: where a block lies there already, a part of that; otherwise a
+new tile, whose parts are sent or copied. Weights are laid out ahead of time as tiles read them, so that they never
+move; how often each may lie in memory is limited.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tessera.machines.spatial import Core, SpatialMachine
+from tessera.spatial.cuts import Effort
+from tessera.spatial.errors import MapError, SpaceError
+from tessera.spatial.graph import Constant, Graph
+from tessera.spatial.maps import Home, Map, Piece
+from tessera.spatial.rectangles import Rectangle, rectangles
+from tessera.spatial.routes import Routes
+from tessera.spatial.tiles import Assembled, Box, Held, Part, Received, Tile
+
+UNITS = ("matrix", "vector", "copy", "link", "host")
+
+
+@dataclass(eq=False)
+class Blocks:
+    """A home in tiles."""
+
+    rows: list[int]
+    columns: list[int]
+    tiles: list[list[Tile]]
+
+    def parts(self, box: Box, turned: bool) -> list[tuple[Part, int, int]]:
+        """The tiles under a box: a part of each, and where it stands in the box, as that is read."""
+        top, bottom, left, right = box
+        parts = []
+        for i in range(bisect_right(self.rows, top) - 1, bisect_left(self.rows, bottom)):
+            r = self.rows[i]
+            a, b = max(top, r), min(bottom, self.rows[i + 1])
+            for j in range(bisect_right(self.columns, left) - 1, bisect_left(self.columns, right)):
+                c = self.columns[j]
+                d, e = max(left, c), min(right, self.columns[j + 1])
+                part = Part(self.tiles[i][j], (a - r, b - r, d - c, e - c), turned)
+                parts.append((part, d - left, a - top) if turned else (part, a - top, d - left))
+        return parts
+
+
+class Placement:
+    def __init__(self, graph: Graph, machine: SpatialMachine, routes: Routes, effort: Effort) -> None:
+        self.graph, self.machine, self.effort = graph, machine, effort
+        self.random = random.Random(effort.seed)
+        self.cores = routes.cores
+        self.number = {core: i for i, core in enumerate(self.cores)}
+        self.hops = routes.delays
+        self.hosts = [core for core in self.cores if machine.has_host(core)]
+        if not self.hosts:
+            raise MapError(f"{machine.key} has no core with a host port: inputs cannot come in")
+        self.ready = {unit: np.zeros(len(self.cores)) for unit in UNITS}  # when units are done, by rough account
+        self.done: dict[Tile, float] = {}
+        self.held_bytes = np.zeros(len(self.cores))
+        self.tiles: list[Tile] = []
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.blocks: dict[Home, Blocks] = {}
+        self.constants: dict[Home, Constant] = {}
+        self.fetched: dict[tuple, Part] = {}
+        self.present: dict[Map, list[int]] = {}  # the cores on which a block is
+        self.arranged_names: dict[Map, str] = {}
+        self.known_rectangles: dict[Map, list[Rectangle]] = {}
+
+    def choose(
+        self, maps: list[Map], cycles: float, unit: str, copies: int = 0, at: Core | None = None
+    ) -> tuple[Core, float]:
+        """The core on which a tile would be done first, and when it could begin there. `copies`: on how many cores
+        the weights among the maps may lie; 0: on any. `at`: the core that it is to be, if there is room."""
+        start = self.ready[unit].copy()
+        incoming = self.ready["link"].copy()
+        extra = np.zeros(len(self.cores))
+        barred = np.zeros(len(self.cores), dtype=bool)
+        width = self.machine.link.width
+        for m in maps:
+            there = self.present.get(m, [])
+            for tile, nbytes in self.reads(m):
+                if tile is None:
+                    more = np.full(len(self.cores), float(nbytes))
+                    more[there] = 0
+                    extra += more
+                    if copies and len(there) >= copies:
+                        barred |= more > 0
+                    continue
+                here = self.number[tile.core]
+                away = np.full(len(self.cores), nbytes / width)
+                away[here] = 0
+                away[there] = 0
+                incoming += away
+                start = np.maximum(start, np.where(away > 0, self.done[tile] + self.hops[here] + away, self.done[tile]))
+        moved = incoming > self.ready["link"]
+        begin = np.where(moved, np.maximum(start, incoming), start)
+        full = self.held_bytes + extra > self.machine.sram.size * 0.9
+        if full.all():
+            need, has = int((self.held_bytes + extra).min()), self.machine.sram.size
+            raise SpaceError(f"weights need {need:,} of {has:,} bytes on the emptiest core of {self.machine.key}")
+        if not (full | barred).all():
+            full |= barred
+        # Of cores that would be done at the same time, the one to which the least comes.
+        cost = np.where(full, np.inf, begin + cycles + self.effort.stay * (incoming - self.ready["link"]))
+        if self.effort.seed:
+            cost = cost * np.array([1 + 0.05 * self.random.random() for _ in self.cores])
+        wanted = self.number[at] if at is not None else -1
+        best = wanted if at is not None and not full[wanted] else int(np.argmin(cost))
+        return self.cores[best], float(begin[best])
+
+    def stays(self, maps: list[Map]) -> Core | None:
+        """The core on which most of what a tile reads lies; not one that only passes it on from the host."""
+        sizes: dict[Core, int] = {}
+        for m in maps:
+            for tile, nbytes in self.reads(m):
+                if tile is not None:
+                    key = tile.core
+                    sizes[key] = sizes.get(key, 0) + (0 if isinstance(tile, Received) else nbytes)
+        most = max(sizes, key=sizes.__getitem__, default=None)
+        return most if most is not None and 2 * sizes[most] > sum(sizes.values()) > 0 else None
+
+    def note(self, core: Core, *maps: Map) -> None:
+        """Say that blocks are on a core, if only in parts."""
+        for m in maps:
+            there = self.present.setdefault(m, [])
+            if self.number[core] not in there:
+                there.append(self.number[core])
+
+    def reads(self, m: Map) -> list[tuple[Tile | None, int]]:
+        """The tiles under a map and how much of each; None for weights."""
+        sizes: dict[Tile | None, int] = {}
+        if self.is_held(m):
+            return [(None, m.size * (m.homes[0].dtype.itemsize if m.homes else 1))]
+        for r in self.rectangles(m):
+            if r.home is None or r.home in self.constants:
+                width = r.home.dtype.itemsize if r.home is not None else 1
+                sizes[None] = sizes.get(None, 0) + r.height * r.width * width
+                continue
+            for part, _, _ in self.blocks[r.home].parts(r.home_box, r.turned):
+                sizes[part.tile] = sizes.get(part.tile, 0) + part.nbytes
+        return list(sizes.items())
+
+    def is_held(self, m: Map) -> bool:
+        return all(p.home is None or p.home in self.constants for p in m.pieces)
+
+    def rectangles(self, m: Map) -> list[Rectangle]:
+        if m not in self.known_rectangles:
+            self.known_rectangles[m] = rectangles(m)
+        return self.known_rectangles[m]
+
+    def fetch(self, core: Core, m: Map, turned: bool) -> Part:
+        """What a map says, on a core: where it lies there already, a part of that; otherwise a new tile."""
+        key = (core, m, turned)
+        if key not in self.fetched:
+            self.fetched[key] = self.hold(core, m, turned) if self.is_held(m) else self.fetch_anew(core, m, turned)
+            self.note(core, m)
+        return self.fetched[key]
+
+    def fetch_anew(self, core: Core, m: Map, turned: bool) -> Part:
+        moves: list[tuple[Part, int, int]] = []
+        dtype = next(home for home in m.homes if home not in self.constants).dtype
+        for r in self.rectangles(m):
+            if r.home is None or r.home in self.constants:
+                block = m.block((r.row, r.row + r.height), (r.column, r.column + r.width))
+                moves.append((self.hold(core, block, False, dtype), r.row, r.column))
+                continue
+            for part, row, column in self.blocks[r.home].parts(r.home_box, r.turned):
+                moves.append((part, r.row + row, r.column + column))
+        if len(moves) == 1 and moves[0][0].tile.core == core and (turned or not moves[0][0].turned):
+            return moves[0][0]
+        if len(moves) == 1 and moves[0][0].turned and turned:  # sent as it lies, read turned
+            part = moves[0][0]
+            lies = Part(part.tile, part.box)
+            tile = self.assembled(core, [(lies, 0, 0)], *lies.shape, dtype)
+            return Part(tile, (0, tile.rows, 0, tile.columns), True)
+        if any(part.turned and part.tile.core != core for part, _, _ in moves):
+            moves = [
+                (self.upright(part) if part.turned and part.tile.core != core else part, r, c) for part, r, c in moves
+            ]
+        return self.assembled(core, moves, *m.shape, dtype).whole
+
+    def upright(self, part: Part) -> Part:
+        """A part turned on its own core, before it is sent."""
+        key = ("turned", part.tile, part.box)
+        if key not in self.fetched:
+            self.fetched[key] = self.assembled(part.tile.core, [(part, 0, 0)], *part.shape, part.tile.dtype).whole
+        return self.fetched[key]
+
+    def assembled(
+        self, core: Core, moves: list[tuple[Part, int, int]], rows: int, columns: int, dtype: torch.dtype
+    ) -> Tile:
+        first = moves[0][0].tile
+        name = self.graph.fresh(f"{first.home or first.name}_at")
+        tile = Assembled(name, dtype, rows, columns, core, moves, source=first.source, home=first.home)
+        when = max(self.done.get(part.tile, 0.0) for part, _, _ in moves)
+        cycles = sum(part.nbytes for part, _, _ in moves) / self.machine.link.width
+        return self.add(tile, "link", cycles, when)
+
+    def hold(self, core: Core, m: Map, turned: bool, dtype: torch.dtype | None = None) -> Part:
+        """Weights as a tile reads them, arranged ahead of time."""
+        alone = self.rectangles(m) if len(m.pieces) == 1 else []
+        if len(alone) == 1 and alone[0].home is not None and (turned or not alone[0].turned):
+            home, box = alone[0].home, alone[0].home_box
+            self.tensors.setdefault(home.name, self.constants[home].data)
+            key = (core, "held", home.name, box)
+            if key not in self.fetched:
+                self.fetched[key] = self.held(core, home.name, box).whole
+            part = self.fetched[key]
+            return Part(part.tile, part.box, True) if alone[0].turned else part
+        if m not in self.arranged_names:
+            data, first = self.arranged(m, dtype)
+            name = self.arranged_names[m] = self.graph.fresh(f"{first}_arranged")
+            self.tensors[name] = data
+        return self.held(core, self.arranged_names[m], (0, m.shape[0], 0, m.shape[1])).whole
+
+    def held(self, core: Core, name: str, box: Box, state: bool = False) -> Tile:
+        tensor, rows, columns = self.tensors[name], box[1] - box[0], box[3] - box[2]
+        tile = Held(self.graph.fresh(name), tensor.dtype, rows, columns, core, name, box, state, home=name)
+        self.held_bytes[self.number[core]] += tile.nbytes
+        return self.add(tile, "copy", 0.0, 0.0)
+
+    def arranged(self, m: Map, dtype: torch.dtype | None) -> tuple[torch.Tensor, str]:
+        home = m.homes[0] if m.homes else None
+        out = torch.zeros(m.shape, dtype=home.dtype if home is not None else dtype or torch.float32)
+        for p in m.pieces:
+            if p.home is not None:
+                out[tuple(slice(*e) for e in p.box)] = _elements(self.constants[p.home].data, p)
+        return out, home.name if home is not None else "zeros"
+
+    def add(self, tile: Tile, unit: str, cycles: float, when: float) -> Tile:
+        self.tiles.append(tile)
+        number = self.number[tile.core]
+        if isinstance(tile, Held):
+            self.done[tile] = 0.0
+            return tile
+        self.ready[unit][number] = self.done[tile] = max(self.ready[unit][number], when) + cycles
+        return tile
+
+    def fresh(self, home: Home, i: int, j: int, rows: int, columns: int) -> str:
+        """`up`, or `up_2_0` where there are several blocks."""
+        name = home.name + (f"_{i}" if rows > 1 else "") + (f"_{j}" if columns > 1 else "")
+        return name if rows * columns == 1 else self.graph.fresh(name)
+
+    def whole(self, part: Part) -> Part:
+        """A part as a tile of its own: rows are chosen by a whole tile, in a whole tile."""
+        if part.is_whole:
+            return part
+        return self.assembled(part.tile.core, [(part, 0, 0)], *part.shape, part.tile.dtype).whole
+
+
+def _elements(data: torch.Tensor, p: Piece) -> torch.Tensor:
+    """What a piece says of a home's data."""
+    if min(p.strides) >= 0:
+        return data.as_strided(p.shape, p.strides, p.offset)
+    places = torch.tensor(p.offset)
+    for n, stride in zip(p.shape, p.strides, strict=True):
+        places = places[..., None] + torch.arange(n) * stride
+    return data.reshape(-1)[places]

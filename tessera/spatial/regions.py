@@ -1,0 +1,44 @@
+"""Which tiles keep to banks of their own.
+
+In: tiles. Out: the number of a region for each. An array holds the banks of its weights and of what streams through it
+for long; so weights, what arrives, products and what the vector unit writes lie in regions apart, where there are
+banks enough, and neighbours of one kind take turns.
+"""
+
+from __future__ import annotations
+
+from tessera.machines.spatial import Core
+from tessera.spatial.tiles import Assembled, Held, Multiplied, Received, Scattered, Tile
+
+# By how many regions there are: those of weights of products, of what arrives from other cores, of products, of what
+# the host sends, of everything else.
+_ROLES = {
+    1: ((0,), (0,), (0,), (0,), (0,)),
+    2: ((0,), (0,), (1,), (1,), (1,)),
+    4: ((0,), (1,), (2,), (3,), (3,)),
+    8: ((0,), (1, 2), (3,), (4,), (5, 6, 7)),
+}
+
+
+def regions_of(tiles: list[Tile], most: int) -> dict[Tile, int]:
+    roles = _ROLES[max(count for count in _ROLES if count <= most)]
+    factors = {part.tile for t in tiles if isinstance(t, Multiplied) for _, part in t.factors}
+    turns: dict[tuple[Core, int], int] = {}
+    regions: dict[Tile, int] = {}
+    for tile in tiles:
+        if isinstance(tile, Scattered):
+            continue
+        match tile:
+            case Held():
+                role = 0 if tile in factors else 4
+            case Assembled():
+                role = 1
+            case Multiplied():
+                role = 2
+            case Received():
+                role = 3
+            case _:
+                role = 4
+        turn = turns[tile.core, role] = turns.get((tile.core, role), -1) + 1
+        regions[tile] = roles[role][turn % len(roles[role])]
+    return regions
