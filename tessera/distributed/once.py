@@ -12,6 +12,7 @@ import itertools
 import socket
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch.distributed as dist
 
@@ -24,7 +25,7 @@ LOOK = 0.02  # seconds between two looks at the store
 SILENCE = 30.0  # seconds without a note, after which a rank that compiles is gone
 
 
-def store() -> dist.Store | None:
+def store() -> Any:
     """What all ranks reach; None where this rank is alone."""
     if not dist.is_initialized() or dist.get_backend() == "fake" or dist.get_world_size() == 1:
         return None
@@ -53,7 +54,7 @@ def once(name: str | None, make: Callable[[], None], fetch: Callable[[], bool]) 
             make()
 
 
-def _wait_for(shared: dist.Store, name: str) -> None:
+def _wait_for(shared: Any, name: str) -> None:
     """Until a program is made, or whoever makes it is gone."""
     heard, last = time.monotonic(), None
     while not shared.check([f"{name} done"]):

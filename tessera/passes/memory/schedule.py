@@ -99,7 +99,7 @@ def _sends(trace: Trace) -> Iterator[tuple[int, int]]:
     last: dict[tuple[str, str], int] = {}
     for index, eqn in enumerate(trace.equations):
         if is_collective(eqn, *IN_TURN):
-            kind = eqn.op.name  # type: ignore[union-attr]
+            kind = str(eqn.op).removeprefix("dist.")
             key = axis_in(eqn.args[1:]), "sum" if kind in SUMS else kind
             if key in last:
                 yield last[key], index

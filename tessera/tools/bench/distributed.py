@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,8 @@ from torch import Tensor, nn
 
 import tessera
 from tessera.inspection.timeline import Timeline, timeline
+from tessera.ir.dist import on
+from tessera.ir.mesh import Mesh
 from tessera.machines import machine
 from tessera.tools.bench.distributed_steps import program_of
 from tessera.tools.bench.report import Outcome
@@ -164,32 +167,25 @@ PLANS = {
 }
 
 
-def _first_and_later(axes: dict[str, int] | None, plan: object, calls: int) -> tuple[float, float, int]:
-    """CPU seconds of a first call, of a later one, and how many exchanges that has."""
+def _first_call(axes: dict[str, int] | None, plan: Any) -> float:
+    """CPU seconds of a first step."""
     torch.manual_seed(0)
     model = GPT(MODEL)
     rows = torch.randint(0, 128, (4, 33))
     batch = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-    make = partial(tessera.train_step, executors="aten")
     if axes is None:
-        return (*_timed(make(model, _loss, torch.optim.AdamW(model.parameters())), batch, calls), 0)
+        return _seconds(
+            tessera.train_step(model, _loss, torch.optim.AdamW(model.parameters()), executors="aten"), batch
+        )
     with _rank(axes) as mesh:
-        step = make(model, _loss, torch.optim.AdamW(model.parameters()), mesh=mesh, plan=plan)
-        first, later = _timed(step, batch, calls)
-        (program,) = step.programs.values()
-        text = str(program.compilation.programs[0].trace)
-        return first, later, text.count("dist.begin(")
+        optimizer = torch.optim.AdamW(model.parameters())
+        return _seconds(tessera.train_step(model, _loss, optimizer, executors="aten", mesh=mesh, plan=plan), batch)
 
 
-def _timed(step: Callable, batch: tuple, calls: int) -> tuple[float, float]:
+def _seconds(call: Callable, args: tuple) -> float:
     start = time.process_time()
-    step(*batch)
-    first, later = time.process_time() - start, []
-    for _ in range(calls):
-        start = time.process_time()
-        step(*batch)
-        later.append(time.process_time() - start)
-    return first, min(later, default=0.0)
+    call(*args)
+    return time.process_time() - start
 
 
 def compiling(say: Say) -> list[Row]:
@@ -197,7 +193,7 @@ def compiling(say: Say) -> list[Row]:
     with override(program_cache=False):
         for name, (axes, plan) in {"one process": (None, None), **PLANS}.items():
             say(f"compiling for {name}")
-            seconds[name] = min(_first_and_later(axes, plan, 0)[0] for _ in range(3))  # the first one warms up
+            seconds[name] = min(_first_call(axes, plan) for _ in range(3))  # the first one warms up
     alone = seconds["one process"]
     rows = [Row("compile", name, 1e3 * s, "ms", note=f"{s / alone:.2f} x one process") for name, s in seconds.items()]
     for name in ("zero3 on 8", "sequence on 8"):
@@ -206,19 +202,31 @@ def compiling(say: Say) -> list[Row]:
     return [*rows, Row("compile", "16384 ranks / 8 ranks", ratio, "x", 1.1)]
 
 
+CALLS = 2000
+EXCHANGES = {
+    "all_gather": (0, "dp"),
+    "reduce_scatter": (0, "dp"),
+    "all_reduce": ("dp",),
+    "all_to_all": (0, 0, "dp"),
+    "permute": ("dp", 1),
+}
+
+
 def host(say: Say) -> list[Row]:
-    """A sharded step beside one process on the same rows; the fake group copies what it gathers, which counts too."""
-    rows = []
-    with override(program_cache=False):
-        say("one process")
-        _, alone, _ = _first_and_later(None, None, 20)
-        for name in ("zero3 on 8", "sequence on 8"):
+    """CPU time of an exchange of a small tensor, begun and waited for; what the fake group itself does counts."""
+    rows, x = [], torch.ones(8, 16)
+    with _rank({"dp": 4}):
+        ops = on(Mesh.of(dp=4))
+        begin, wait = ops.begin.fn, ops.wait.fn
+        for name, args in EXCHANGES.items():
             say(name)
-            axes, plan = PLANS[name]
-            _, seconds, exchanges = _first_and_later(axes, plan, 20)
-            each = 1e6 * (seconds - alone) / exchanges
-            rows.append(Row("host", f"{name}, for each of {exchanges} exchanges", each, "µs", 15.0))
-    return [Row("host", "one process, a step", 1e3 * alone, "ms"), *rows]
+
+            def calls(name: str = name, args: tuple = args) -> None:
+                for _ in range(CALLS):
+                    wait(begin(x, name, *args), x, name, *args)
+
+            rows.append(Row("host", name, 1e6 * min(_seconds(calls, ()) for _ in range(5)) / CALLS, "µs", 15.0))
+    return rows
 
 
 SECTIONS = {"zero3": zero3, "async": async_tp, "experts": experts, "compile": compiling, "host": host}
