@@ -7,8 +7,7 @@ Ranks that stand at the same place of the data axes must have been given the sam
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -19,8 +18,8 @@ from tessera.distributed.sharding import Sharding
 from tessera.util.errors import MeshError
 
 
-def agree(sharding: Sharding, leaves: Sequence[object], lines: Sequence[str]) -> None:
-    """Raise on every rank where one of them differs."""
+def agree(sharding: Sharding, leaves: Sequence[object], digest: str, lines: Callable[[], Sequence[str]]) -> None:
+    """Raise on every rank where one of them differs. `digest` is that of the programs, `lines` are the programs."""
     tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
     here = sharding.device_mesh.get_coordinate() or []
     at = dict(zip(sharding.mesh.names, here, strict=True))
@@ -29,14 +28,14 @@ def agree(sharding: Sharding, leaves: Sequence[object], lines: Sequence[str]) ->
         "plan": f"{sharding.mesh}: {dict(sharding.plan.words)} {dict(sharding.plan.patterns)}",
         "place": [at[axis] for axis in sharding.plan.axes(*DATA)],
         "rows": [_checksum(x) for x in tensors if not isinstance(x, DTensor)],
-        "program": hashlib.sha256("\n".join(lines).encode()).hexdigest(),
+        "program": digest,
     }
     every = everyones(mine)
     for what, told in (("sizes", "a batch of"), ("plan", "the plan")):
         _same(every, what, told)
     _same_rows(every)
     if len({each["program"] for each in every}) > 1:
-        first_difference(everyones(list(lines)), "program")  # a line of a program ends with the user's
+        first_difference(everyones(list(lines())), "program")  # a line of a program ends with the user's
 
 
 def _same(every: list[dict], what: str, told: str) -> None:

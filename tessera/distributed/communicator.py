@@ -1,7 +1,8 @@
 """Collectives over process groups: what the equations of a program call on one rank.
 
 In: a mesh of PyTorch's. Out: a `Communicator` bound to the mesh of that form, so that programs for it run. NCCL, gloo
-and the fake backend serve alike: everything goes by PyTorch's functional collectives, along the first dimension.
+and the fake backend serve alike: everything goes along the first dimension. What was begun is remembered by its result
+until that is waited for.
 """
 
 from __future__ import annotations
@@ -18,13 +19,7 @@ from tessera.distributed import watch
 from tessera.distributed.deadlines import share_deadline
 from tessera.ir.dist import COMMUNICATORS, axis_in, padded, put_together, with_zeros
 from tessera.ir.mesh import Mesh
-from tessera.torch_internals.distributed import (
-    all_gather_into_tensor,
-    all_reduce,
-    all_to_all_single,
-    reduce_scatter_tensor,
-    wait_tensor,
-)
+from tessera.torch_internals.distributed import Group
 from tessera.util.errors import InputError, MeshError
 
 COME_IN_CHUNKS = ("all_gather", "all_to_all")
@@ -36,7 +31,8 @@ class GroupCommunicator:
 
     def __init__(self, mesh: Mesh, device_mesh: DeviceMesh) -> None:
         self.places = {axis: device_mesh.get_local_rank(axis) for axis in mesh.names}
-        self.groups = {axis: device_mesh.get_group(axis).group_name for axis in mesh.names}
+        self.groups = {axis: Group(device_mesh.get_group(axis)) for axis in mesh.names}
+        self.under_way: dict[int, Any] = {}  # by the number of a result, what waits for it
         self.mesh, self.sizes = mesh, mesh.sizes
         self.rank, self.peers = device_mesh.get_rank(), {axis: _peers(device_mesh, axis) for axis in mesh.names}
         self.fake = dist.get_backend(device_mesh.get_group(mesh.names[0])) == "fake"
@@ -59,10 +55,12 @@ class GroupCommunicator:
             raise self.in_vain(x, name, args, error) from error
 
     def wait(self, y: Tensor, x: Tensor, name: str, *args: Any) -> Tensor:
-        try:
-            y = wait_tensor(y)
-        except RuntimeError as error:
-            raise self.in_vain(x, name, args, error) from error
+        work = self.under_way.pop(id(y), None)
+        if work is not None:
+            try:
+                work.wait()
+            except RuntimeError as error:
+                raise self.in_vain(x, name, args, error) from error
         return put_together(self.mesh, y, name, *args) if name in COME_IN_CHUNKS else y
 
     def in_vain(self, x: Tensor, name: str, args: tuple, error: RuntimeError) -> MeshError:
@@ -74,27 +72,34 @@ class GroupCommunicator:
             f"{peers} of the mesh {self.mesh}, at `{here}`: {watch.absent(here, peers)} ({error})"
         )
 
+    def begun(self, out: Tensor, work: Any) -> Tensor:
+        self.under_way[id(out)] = work
+        return out
+
     def all_gather(self, x: Tensor, dim: int, axis: str, size: int | None = None) -> Tensor:
-        return all_gather_into_tensor(x.contiguous(), self.sizes[axis], self.groups[axis])
+        out = x.new_empty((x.shape[0] * self.sizes[axis], *x.shape[1:]))
+        return self.begun(out, self.groups[axis].all_gather(out, x.contiguous()))
 
     def reduce_scatter(self, x: Tensor, dim: int, axis: str) -> Tensor:
-        ranks = self.sizes[axis]
-        return reduce_scatter_tensor(_stacked(x, dim, ranks), "sum", ranks, self.groups[axis])
+        given = _stacked(x, dim, self.sizes[axis])
+        out = x.new_empty((given.shape[0] // self.sizes[axis], *given.shape[1:]))
+        return self.begun(out, self.groups[axis].reduce_scatter(out, given))
 
     def all_reduce(self, x: Tensor, axis: str, how: str = "sum") -> Tensor:
-        return all_reduce(x.contiguous(), how, self.groups[axis])
+        out = x.clone(memory_format=torch.contiguous_format)
+        return self.begun(out, self.groups[axis].all_reduce(out, how))
 
     def all_to_all(self, x: Tensor, split: int, join: int, axis: str, size: int | None = None) -> Tensor:
-        ranks = self.sizes[axis]
-        given = _stacked(x, split, ranks)
-        rows = [given.shape[0] // ranks] * ranks
-        return all_to_all_single(given, rows, rows, self.groups[axis])
+        given = _stacked(x, split, self.sizes[axis])
+        out = given.new_empty(given.shape)
+        return self.begun(out, self.groups[axis].all_to_all(out, given, [], []))
 
     def permute(self, x: Tensor, axis: str, by: int = 1) -> Tensor:
-        ranks, place, flat = self.sizes[axis], self.places[axis], x.contiguous().view(-1)
+        ranks, place, given = self.sizes[axis], self.places[axis], x.contiguous()
         take, give = [0] * ranks, [0] * ranks
-        take[(place - by) % ranks], give[(place + by) % ranks] = flat.numel(), flat.numel()
-        return all_to_all_single(flat, take, give, self.groups[axis]).view(x.shape)
+        take[(place - by) % ranks] = give[(place + by) % ranks] = given.numel()
+        out = given.new_empty(given.shape)
+        return self.begun(out, self.groups[axis].all_to_all(out.view(-1), given.view(-1), take, give))
 
     def rows(self, x: Tensor, give: Tensor, take: Tensor, axis: str, size: int, back: str | None = None) -> Tensor:
         if self.fake:  # nobody told how many rows come
@@ -103,8 +108,9 @@ class GroupCommunicator:
             sent, came = give.tolist(), take.tolist()
         if back is None:
             self.loads = [*self.loads[1 - LOADS :], (axis, sum(sent), sum(came))]
-        y = all_to_all_single(x[: sum(sent)].contiguous(), came, sent, self.groups[axis])
-        return with_zeros(wait_tensor(y), size)
+        out = x.new_empty((sum(came), *x.shape[1:]))
+        self.groups[axis].all_to_all(out, x[: sum(sent)].contiguous(), came, sent).wait()
+        return with_zeros(out, size)
 
 
 def _peers(device_mesh: DeviceMesh, axis: str) -> list[int]:

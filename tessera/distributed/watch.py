@@ -13,7 +13,8 @@ import linecache
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -40,6 +41,7 @@ class Watch:
         self.every, self.store = every, dist.PrefixStore("tessera", store)  # type: ignore[attr-defined]
         self.count, self.at, self.since = 0, "", time.monotonic()
         self.stop, self.ended, self.waited = threading.Event(), "", False  # ended because it waited in vain
+        self.compiles = 0  # programs that are being compiled
         self.thread = threading.Thread(target=self.run, name="tessera watch", daemon=True)
         self.thread.start()
 
@@ -55,7 +57,7 @@ class Watch:
             self.at, self.since = at, time.monotonic()
         self.count += 1
         told = {"count": self.count, "at": at, "for": time.monotonic() - self.since, "ended": bool(self.ended)}
-        told["waited"] = self.waited
+        told |= {"waited": self.waited, "compiles": self.compiles > 0}
         try:
             self.store.set(str(self.rank), json.dumps(told))
         except RuntimeError:  # whoever kept it has ended
@@ -137,6 +139,25 @@ def start() -> None:
             atexit.register(_at_exit)
             sys.excepthook = _telling(sys.excepthook)
         _Watched.watch = Watch(world)
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """Others are told that this rank compiles."""
+    watch = _Watched.watch
+    if watch is None:
+        yield
+        return
+    watch.compiles += 1
+    try:
+        yield
+    finally:
+        watch.compiles -= 1
+
+
+def note_of(rank: int) -> dict | None:
+    """The last note of a rank."""
+    return None if _Watched.watch is None else _Watched.watch.notes([rank]).get(rank)
 
 
 def absent(here: str, ranks: Sequence[int] | None = None) -> str:

@@ -1,21 +1,26 @@
 """A timeline of one rank's program: what it computes, what it exchanges, and how much of that nothing hides.
 
 In: a final program and a `Machine`. Out: a `Timeline`. Equations run one after the other on the device, each for as
-long as its arithmetic or its bytes take, whichever is more; exchanges run beside them, one after the other, for as long
-as the link takes for their bytes, and a latency. Where a program waits for one, that time is exposed, at some line.
+long as its arithmetic or its bytes take, whichever is more; exchanges run beside them, for as long as the link takes
+for their bytes, and a latency. Ranks that stand next to each other fill a box, inside of which the machine's own links
+join them; between boxes each device has a link to the network. An exchange among whole boxes uses all of theirs, in
+rings. What goes over one kind of link goes one after the other. Where a program waits, that time is exposed, at some
+line.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 
-from tessera.ir.dist import bytes_sent, exchange_of, is_collective
+from tessera.ir.dist import Collective, axis_in, bytes_sent, exchange_of, is_collective
 from tessera.ir.equation import Equation, Value, short_path
 from tessera.ir.trace import Trace
 from tessera.machines import Machine
 from tessera.ops.op import bytes_moved, flops
 
 LATENCY = 10e-6  # seconds, of an exchange
+NETWORK = "link.network"
 
 
 @dataclass
@@ -24,6 +29,7 @@ class Timeline:
     computing: float = 0.0
     exchanging: float = 0.0  # all exchanges together
     exposed: dict[str, float] = field(default_factory=dict)  # line -> seconds in which the device waits
+    by_name: dict[str, float] = field(default_factory=dict)  # the same by collective
 
     @property
     def waiting(self) -> float:
@@ -36,34 +42,54 @@ class Timeline:
         return "\n".join([head, *(f"  {seconds * 1e3:8.3f} ms exposed at {line}" for line, seconds in rows)])
 
 
-def timeline(trace: Trace, machine: Machine, link: str = "nvlink") -> Timeline:
-    """What one rank does, on this machine with links of that kind."""
-    told, now, free = Timeline(), 0.0, 0.0
+def timeline(trace: Trace, machine: Machine, link: str = "nvlink", fused: bool = False) -> Timeline:
+    """What one rank does, on this machine with links of that kind. With `fused` arithmetic alone takes time, as if all
+    that moves memory were part of other kernels: then what is exposed is the most that it can be."""
+    told, now = Timeline(), 0.0
+    free: dict[str, float] = {}  # when each kind of link has done what was given to it
     ends: dict[Value, float] = {}
     for eqn in trace.equations:
         if exchange_of(eqn) is not None:
-            taken = LATENCY + bytes_sent(eqn) / machine[f"link.{link}"]
-            free = max(free, now) + taken
+            kind, taken = _exchange(eqn, machine, link)
+            free[kind] = max(free.get(kind, 0.0), now) + taken
             told.exchanging += taken
-            ends[eqn.out] = free
-            end = now if is_collective(eqn, "begin") else free
+            ends[eqn.out] = free[kind]
+            end = now if is_collective(eqn, "begin") else free[kind]
         elif is_collective(eqn, "wait"):
             end = max(now, ends[eqn.inputs()[0]])
         else:
-            taken = _work(eqn, machine)
+            taken = _work(eqn, machine, fused)
             told.computing += taken
             now += taken
             continue
         if end > now:
             line = _line(eqn)
             told.exposed[line] = told.exposed.get(line, 0.0) + end - now
+            what = str(eqn.args[2] if is_collective(eqn, "wait") else exchange_of(eqn)[0])  # type: ignore[index]
+            told.by_name[what] = told.by_name.get(what, 0.0) + end - now
         now = end
     told.seconds = now
     return told
 
 
-def _work(eqn: Equation, machine: Machine) -> float:
-    return max(flops(eqn) / machine.matrix_flops, bytes_moved(eqn) / machine.bandwidth)
+def _exchange(eqn: Equation, machine: Machine, link: str) -> tuple[str, float]:
+    """The kind of link that an exchange goes over, and for how long."""
+    assert isinstance(eqn.op, Collective)
+    name, args = exchange_of(eqn)  # type: ignore[misc]
+    mesh, axis, sent = eqn.op.mesh, axis_in(args), bytes_sent(eqn)
+    ranks, step = mesh.size(axis), prod(size for _, size in mesh.axes[mesh.names.index(axis) + 1 :])
+    fast, box = machine[f"link.{link}"], int(machine["devices"]) if "devices" in machine else mesh.ranks
+    if ranks * step <= box or NETWORK not in machine:
+        return link, LATENCY + sent / fast
+    near, slow = max(1, box // step), machine[NETWORK]  # so many of the ranks are in one box
+    if name in ("all_to_all", "permute", "rows"):  # what leaves the box goes over the device's own link
+        return NETWORK, LATENCY + sent * (ranks - near) / (ranks - 1) / slow
+    return NETWORK, LATENCY + sent / min(fast, near * slow)
+
+
+def _work(eqn: Equation, machine: Machine, fused: bool) -> float:
+    arithmetic = flops(eqn) / machine.matrix_flops
+    return arithmetic if fused else max(arithmetic, bytes_moved(eqn) / machine.bandwidth)
 
 
 def _line(eqn: Equation) -> str:

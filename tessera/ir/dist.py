@@ -91,6 +91,8 @@ def is_collective(eqn: Equation, *names: str) -> bool:
 def _bound(mesh: Mesh, name: str) -> Callable:
     """What a program calls."""
 
+    begins_or_waits = name in ("begin", "wait")
+
     def run(*args: Any) -> Tensor:
         if active_fake_mode() is not None:
             return TYPES[name](mesh, *args)
@@ -100,10 +102,8 @@ def _bound(mesh: Mesh, name: str) -> Callable:
                 f"dist.{name}: no process group stands behind the mesh {mesh}; start this program with "
                 f"torchrun --nproc-per-node={mesh.ranks} and call tessera.mesh first"
             )
-        if name == "begin":
-            return bound.begin(*args)
-        if name == "wait":
-            return bound.wait(*args)
+        if begins_or_waits:
+            return getattr(bound, name)(*args)
         if name in EXCHANGES or name == ROWS:
             return bound.exchange(name, *args)
         return ALONE[name](mesh, bound.places, *args)

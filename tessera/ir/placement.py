@@ -21,6 +21,7 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import prod
 from typing import Self
 
@@ -115,7 +116,7 @@ class Placement:
         """The same on all ranks."""
         return cls(mesh, tuple(shape), ((),) * len(shape))
 
-    @property
+    @cached_property
     def axes(self) -> list[str]:
         """All axes it mentions."""
         return [*(axis for axes in self.splits for axis in axes), *(axis for axis, _ in self.parts)]
@@ -142,11 +143,19 @@ class Placement:
     def key(self) -> tuple:
         return self.mesh, tuple(map(str, self.shape)), self.splits, frozenset(self.parts), self.marks
 
+    @cached_property
+    def _digest(self) -> int:
+        """The same for equal placements, whatever is found out about symbolic sizes."""
+        sizes = self.shape if all(type(n) is int for n in self.shape) else len(self.shape)
+        return hash((self.mesh, sizes, self.splits, frozenset(self.parts), self.marks))
+
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Placement) and self.key() == other.key()
+        if self is other:
+            return True
+        return isinstance(other, Placement) and self._digest == other._digest and self.key() == other.key()
 
     def __hash__(self) -> int:
-        return hash(self.key())
+        return self._digest
 
     # --- sizes ---
 
@@ -167,9 +176,14 @@ class Placement:
         marks = tuple((axis, replace(mark, blocks=1)) for axis, mark in self.marks)
         return replace(self, shape=tuple(n for n, _ in pieces), splits=tuple(axes for _, axes in pieces), marks=marks)
 
-    @property
+    @cached_property
     def local_shape(self) -> tuple[Size, ...]:
         return tuple(map(self.local, range(len(self.shape))))
+
+    @cached_property
+    def padded(self) -> tuple[int, ...]:
+        """The dimensions along which ranks may have padding."""
+        return tuple(dim for dim, axes in enumerate(self.splits) if axes and not self.is_even(dim))
 
     def is_even(self, dim: int) -> bool:
         """No rank has padding along a dimension."""

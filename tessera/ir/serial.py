@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 
 from tessera.ir.aliased import Result
+from tessera.ir.dist import Collective, on
 from tessera.ir.equation import SPECIALS, Arg, Equation, Operator, Source, Special, Value
 from tessera.ir.formula import Formulas
 from tessera.ir.mesh import Mesh
@@ -143,6 +144,8 @@ class Writer:
             return self._overload(op)
         if op.namespace == "tessera" and SPECIALS.get(op.name) is op:
             return ["special", op.name]
+        if isinstance(op, Collective):
+            return ["dist", op.name, op.mesh.axes]
         if self.claimed is None:
             raise Unserial(f"the operator {op!r} was made for one program")
         return self.claimed(op, self)
@@ -229,7 +232,7 @@ class Reader:
         return TensorType(kind, sizes, steps, torch.device(device), laid, start, (bits[0], bits[1]), placement)
 
     def _placement(self, axes: list, shape: list, splits: list, parts: list, marks: list) -> Placement:
-        mesh = Mesh(tuple((name, size) for name, size in axes))
+        mesh = _mesh(axes)
         sizes = tuple(cast(Size, self.sizes.read(n)) for n in shape)
         read = tuple((axis, Mark(blocks, zigzag)) for axis, blocks, zigzag in marks)
         return Placement(mesh, sizes, tuple(map(tuple, splits)), tuple(map(tuple, parts)), read)
@@ -269,6 +272,8 @@ class Reader:
             self._made[number] = _overload(data)
         elif data[0] == "special":
             self._made[number] = SPECIALS[data[1]]
+        elif data[0] == "dist":
+            self._made[number] = getattr(on(_mesh(data[2])), data[1])
         else:
             return SPECIALS["number"]  # stands there until `_claim` has looked at the equation
         return self._made[number]
@@ -334,6 +339,10 @@ def content(x: torch.Tensor) -> bytes:
 def _write_placement(p: Placement) -> list:
     marks = [[axis, mark.blocks, mark.zigzag] for axis, mark in p.marks]
     return [p.mesh.axes, [write_size(n) for n in p.shape], p.splits, p.parts, marks]
+
+
+def _mesh(axes: list) -> Mesh:
+    return Mesh(tuple((name, size) for name, size in axes))
 
 
 def _name(x: object) -> str:

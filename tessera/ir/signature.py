@@ -9,6 +9,7 @@ from __future__ import annotations
 from tessera.ir import fake
 from tessera.ir.equation import Equation, Value
 from tessera.ir.types import TensorType
+from tessera.torch_internals.operators import OpOverload
 
 _numbers: dict[tuple, tuple[int, bool]] = {}  # the number, and whether it mentions no symbols
 
@@ -29,6 +30,14 @@ def signature(eqn: Equation) -> int:
     if lasts:  # what is known of a symbolic size may change
         object.__setattr__(eqn, "_signature", number)
     return number
+
+
+def lasting(eqn: Equation) -> int | None:
+    """The signature, of an operator of PyTorch's whose sizes are all known; None otherwise."""
+    if not isinstance(eqn.op, OpOverload):
+        return None
+    number = signature(eqn)
+    return None if eqn._signature is None else number
 
 
 def _is_symbolic(v: Value | None) -> bool:

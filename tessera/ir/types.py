@@ -8,7 +8,7 @@ A scalar's type is the Python kind of a number known only when the program runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -175,7 +175,11 @@ class TensorType:
 
     def placed(self, placement: Placement) -> TensorType:
         """The same type with a place on a mesh; `key` does not count it, since one rank's program computes the same."""
-        return replace(self, placement=placement)
+        placed = TensorType(
+            self.dtype, self.shape, self.stride, self.device, self.layout, self.offset, self.bits, placement
+        )
+        object.__setattr__(placed, "_key", self._key)
+        return placed
 
     def __str__(self) -> str:
         here = f"{dtype_name(self.dtype)}[{', '.join(map(str, self.shape))}]"

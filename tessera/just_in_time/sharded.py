@@ -19,6 +19,7 @@ from tessera.distributed.caches import Caches, is_cache
 from tessera.distributed.caches import lies as lies_in_cache
 from tessera.distributed.capture import Forward, capture
 from tessera.distributed.dtensors import as_dtensor
+from tessera.distributed.once import meet, once
 from tessera.distributed.plan import Layout, Plan
 from tessera.distributed.sharding import Sharding
 from tessera.distributed.sizes import SYMBOLS_REFUSED, Sizes, StandIns
@@ -26,15 +27,18 @@ from tessera.distributed.weights import local_of, placement_of
 from tessera.frontends.captured import Captured
 from tessera.ir.equation import Value
 from tessera.ir.placement import Axes, Placement
+from tessera.ir.serial import Writer
 from tessera.ir.types import TensorType, size_key
 from tessera.just_in_time.backend import Backend, GraphRecord
-from tessera.pipeline.account import Account
+from tessera.pipeline.account import Account, Program
 from tessera.pipeline.compilation import Compilation
 from tessera.pipeline.executable import Executable
 from tessera.pipeline.options import Options
 from tessera.pipeline.run import Edits
-from tessera.pipeline.sharded import ShardedRun, told
+from tessera.pipeline.sharded import ShardedRun, digest, partition_data, told
 from tessera.runtime.double_backward import Derivative, Wanted
+from tessera.store.key import Key
+from tessera.store.program import Stored
 from tessera.torch_internals import pytree
 from tessera.transforms.shard.joint import Partition
 from tessera.util.errors import DoubleBackwardError, InputError, OptionError
@@ -113,7 +117,8 @@ class ShardedCall:
         whole = caches is None and any(isinstance(x, DTensor) for x in leaves)
         partition = partition_of(sharding, model, forward, lies)
         compilation = ShardedGraph(name, forward, partition, needs, self.options, grad)
-        agree(sharding, leaves, told(compilation.account))
+        meet()
+        agree(sharding, leaves, compilation.digest, lambda: told(compilation.account))
         self.backend.graphs.append(GraphRecord(name, "", compilation, recompile_reason=reason))
         return _Program(model, sharding, forward, compilation, whole)
 
@@ -160,6 +165,8 @@ class ShardedGraph(Compilation):
     """One rank's programs of a model's call."""
 
     kinds = ("sharded inference", "sharded training")
+    shortens = False  # layers are partitioned one after the other
+    _digest = ""  # of the programs, once it was asked for or read
 
     def __init__(
         self,
@@ -176,9 +183,26 @@ class ShardedGraph(Compilation):
         captured = Captured(trace, spec, forward.traced.mode, count, requires_grad=tuple(needs))
         super().__init__(name, captured, _never, options)
 
-    def key(self) -> None:
-        """Not kept on disk."""
-        return None
+    def identity(self) -> dict[str, object]:
+        return {**super().identity(), **partition_data(self.forward.trace, self.partition)}
+
+    def compile(self, key: Key | None) -> None:
+        text = None if key is None else key.text
+        once(text, lambda: Compilation.compile(self, key), lambda: key is not None and self.load(key))
+
+    def details(self, writer: Writer) -> dict:
+        return {**super().details(writer), "digest": self.digest}
+
+    def restored(self, programs: list[Program], stored: Stored) -> Executable:
+        self._digest = stored.details["digest"]
+        return super().restored(programs, stored)
+
+    @property
+    def digest(self) -> str:
+        """The same on all ranks."""
+        if not self._digest:
+            self._digest = digest(self.account)
+        return self._digest
 
     def derivative(self, wanted: Wanted, again: bool) -> Derivative:
         raise DoubleBackwardError("expected gradients that are not differentiated again: on a mesh they cannot be yet")

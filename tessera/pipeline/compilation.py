@@ -73,11 +73,7 @@ class Compilation:
         self.seconds = 0.0
         key = self.key()
         if key is None or not self.load(key):
-            self.build(captured, {})
-            if key is not None:
-                self.try_to_store(key)
-            count = sum(len(p.trace.equations) for p in self.programs)
-            log(1, f"{name}: {count} equations, {self.seconds:.2f} s to compile")
+            self.compile(key)
         for tell in WATCHERS:
             tell(self)
 
@@ -94,6 +90,14 @@ class Compilation:
         return self._account
 
     # --- building ---
+
+    def compile(self, key: Key | None) -> None:
+        """Build, and keep what was built where there is a key for it."""
+        self.build(self.captured, {})
+        if key is not None:
+            self.try_to_store(key)
+        count = sum(len(p.trace.equations) for p in self.programs)
+        log(1, f"{self.name}: {count} equations, {self.seconds:.2f} s to compile")
 
     def build(self, captured: Captured, edits: Edits) -> None:
         """Compile. Where that fails, what was there before goes on."""

@@ -7,9 +7,13 @@ are kept for backward or gathered again as anything else is: `remat` decides.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
+
 from tessera.frontends.captured import Captured
 from tessera.ir.dist import exchange_of
-from tessera.ir.equation import Value
+from tessera.ir.equation import Equation, Value, map_values
+from tessera.ir.placement import Placement
 from tessera.ir.trace import Trace
 from tessera.passes.clean.cse import cse
 from tessera.passes.clean.dce import dce
@@ -109,6 +113,39 @@ def told(account: Account) -> list[str]:
     lines = [line.strip() for trace in partitioned for line in str(trace).splitlines()]
     exchanges = [eqn for program in account.programs for eqn in program.trace.equations if exchange_of(eqn) is not None]
     return lines + [f"{eqn.inputs()[0]}: {exchange_of(eqn)} at {eqn.source}" for eqn in exchanges]
+
+
+def digest(account: Account) -> str:
+    """A text of one length that differs where programs do: made of the same as `told`, and sooner."""
+    partitioned = [trace for title, trace in account.stages if title.split()[-1] == "shard"]
+    texts = [f"{v.name} {v.type}" for trace in partitioned for v in trace.inputs]
+    texts += [_short(eqn) for trace in partitioned for eqn in trace.equations]
+    texts += [_short(eqn) for program in account.programs for eqn in program.trace.equations if exchange_of(eqn)]
+    return hashlib.sha256("\n".join(texts).encode()).hexdigest()
+
+
+def _short(eqn: Equation) -> str:
+    given = map_values((eqn.args, eqn.kwargs), lambda v: v.name) if eqn.args else ""
+    return f"{eqn.op} {given} {[v.name for v in eqn.results()]}"
+
+
+def partition_data(trace: Trace, partition: Partition) -> dict[str, object]:
+    """Where the values of a program lie, as data: whatever of it decides what is compiled."""
+
+    def lies(places: Mapping[Value, Placement]) -> list[list[str]]:
+        return [[v.name, str(place)] for v, place in places.items()]
+
+    known = set(trace.values())
+    return {
+        "mesh": partition.mesh.axes,
+        "inputs": lies({v: place for v, place in partition.inputs.items() if v in known}),
+        "outputs": [str(place) for place in partition.outputs],
+        "watched": [str(v) for v in trace.outputs[partition.results :]],
+        "grads": lies(partition.grads),
+        "homes": lies(partition.homes),
+        "weights": [v.name for v in partition.weights],
+        "settings": [dict(partition.stays), partition.wide, dict(partition.ways)],
+    }
 
 
 class ShardedRun(Run):

@@ -9,6 +9,8 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from tessera.torch_internals.lookup import symbol
 
@@ -23,6 +25,11 @@ group_of = symbol(
     "torch.distributed.distributed_c10d._resolve_process_group",
     "which rank of its group this one is, by the group's name",
 )
+_AT_ONCE = "beginning a collective without the checks that PyTorch's own functions make again at every call"
+_AllgatherOptions = symbol("torch.distributed.distributed_c10d.AllgatherOptions", _AT_ONCE)
+_ReduceScatterOptions = symbol("torch.distributed.distributed_c10d.ReduceScatterOptions", _AT_ONCE)
+_AllreduceOptions = symbol("torch.distributed.distributed_c10d.AllreduceOptions", _AT_ONCE)
+_AllToAllOptions = symbol("torch.distributed.distributed_c10d.AllToAllOptions", _AT_ONCE)
 StridedShard = symbol(
     "torch.distributed.tensor.placement_types._StridedShard",
     "a dimension of a DTensor that two axes split, the later one first",
@@ -58,3 +65,37 @@ def noticing_local_map(notice: Callable[[], NoReturn]) -> Iterator[None]:
 def deadline_of(group: object, device: torch.device) -> timedelta:
     """After which a collective of this group gives up."""
     return group._get_backend(device).options._timeout  # type: ignore[attr-defined]
+
+
+class Group:
+    """Collectives of one process group. Each begins and gives what waits for it: its `wait` returns once the result may
+    be read, on a GPU by whatever is launched after it. Until then operand and result stay as they are."""
+
+    def __init__(self, group: Any) -> None:
+        self._gather_base, self._scatter_base = group._allgather_base, group._reduce_scatter_base
+        self._reduce, self._exchange = group.allreduce, group.alltoall_base
+        self._gathers, self._scatters = _asynchronous(_AllgatherOptions()), _asynchronous(_ReduceScatterOptions())
+        self._exchanges = _asynchronous(_AllToAllOptions())
+        self._reduces = {}
+        for how, op in (("sum", dist.ReduceOp.SUM), ("max", dist.ReduceOp.MAX), ("min", dist.ReduceOp.MIN)):
+            self._reduces[how] = _asynchronous(_AllreduceOptions())
+            self._reduces[how].reduceOp = op
+
+    def all_gather(self, out: Tensor, x: Tensor) -> Any:
+        return self._gather_base(out, x, self._gathers)
+
+    def reduce_scatter(self, out: Tensor, x: Tensor) -> Any:
+        return self._scatter_base(out, x, self._scatters)
+
+    def all_reduce(self, x: Tensor, how: str) -> Any:
+        """In place."""
+        return self._reduce([x], self._reduces[how])
+
+    def all_to_all(self, out: Tensor, x: Tensor, take: list[int], give: list[int]) -> Any:
+        """Rows that come from each rank, and that go to each; none named: as many to and from all."""
+        return self._exchange(out, x, take, give, self._exchanges)
+
+
+def _asynchronous(options: Any) -> Any:
+    options.asyncOp = True
+    return options

@@ -8,6 +8,7 @@ sizes, on the meta device. A weight that several stages read is updated by one o
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from tessera.distributed.agree import agree
 from tessera.distributed.capture import Forward, capture
 from tessera.distributed.channel import GroupChannel
+from tessera.distributed.once import meet
 from tessera.distributed.pipelined import Env, Worker
 from tessera.distributed.plan import Layout
 from tessera.distributed.sharding import Sharding
@@ -57,7 +59,9 @@ class PipelinedStep(ShardedStep):
             microbatches = self._microbatches(leaves)
             forward, lies = self._captured((microbatches, *what), batch, named, leaves)
             program = self._prepare(forward, lies, microbatches)
-            agree(self.sharding, leaves, _lines(program.compilation))
+            lines = _lines(program.compilation)
+            meet()
+            agree(self.sharding, leaves, hashlib.sha256("\n".join(lines).encode()).hexdigest(), lambda: lines)
             self.programs[what] = program
         out = program.run([x for x in leaves if isinstance(x, Tensor)])
         self.settings.done()

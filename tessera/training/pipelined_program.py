@@ -183,6 +183,10 @@ class PipelinedCompilation(ShardedCompilation):
         self.piped = piped
         super().__init__(name, forward, partition, lies, recipe, options)
 
+    def key(self) -> None:
+        """Not kept on disk."""
+        return None
+
     def through(self, captured: Captured, edits: Edits) -> tuple[PipelineExecutable, Account]:  # type: ignore[override]
         run = self.run = PipelinedRun(self, captured, edits)
         run.go()

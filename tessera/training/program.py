@@ -16,7 +16,7 @@ from tessera.frontends.captured import Captured
 from tessera.ir.builder import Builder, aten
 from tessera.ir.equation import Equation, Special, Value, map_values
 from tessera.ir.mode import mode_of
-from tessera.ir.serial import Writer
+from tessera.ir.serial import Reader, Writer
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.optim.updates import Extra, Plan, append_updates
@@ -241,13 +241,13 @@ class StepCompilation(StepProgram):
 
     def details(self, writer: Writer) -> dict:
         executable = self.executable
-        extras = [[e.kind, e.member, e.name, writer.arg(e.dtype), writer.arg(e.device)] for e in executable.extras]
+        extras = write_extras(executable.extras, writer)
         layout = write_layout(executable.ends.layout, writer)
         return {"layout": layout, "extras": extras, "written": executable.ends.written, "results": self.results}
 
     def restored(self, programs: list[Program], stored: Stored) -> StepExecutable:
         details, reader = stored.details, stored.reader
-        extras = tuple(Extra(kind, i, name, reader.arg(t), reader.arg(d)) for kind, i, name, t, d in details["extras"])  # type: ignore[arg-type]
+        extras = read_extras(details["extras"], reader)
         ends = Ends(read_layout(details["layout"], reader), None, tuple(details["written"]))
         self.results, self.hand_out = details["results"], _outputs(ends.layout)
         return StepExecutable(programs, ends, self.options, extras)
@@ -287,6 +287,14 @@ def plan_data(plan: Plan, members: list[int | None]) -> dict[str, object] | None
     families = [[f.group, repr(f.form), f.names] for f in plan.families]
     settings = [rule.name, plan.clips, plan.updates, plan.keeps]
     return {"members": listed, "inputs": members, "families": families, "settings": settings, **writer.tables()}
+
+
+def write_extras(extras: Iterable[Extra], writer: Writer) -> list:
+    return [[e.kind, e.member, e.name, writer.arg(e.dtype), writer.arg(e.device)] for e in extras]
+
+
+def read_extras(data: list, reader: Reader) -> tuple[Extra, ...]:
+    return tuple(Extra(kind, i, name, reader.arg(t), reader.arg(d)) for kind, i, name, t, d in data)  # type: ignore[arg-type]
 
 
 def _outputs(layout: Layout) -> Callable[[tuple, tuple], tuple]:

@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 from tessera.distributed.agree import agree
 from tessera.distributed.capture import Forward, capture
 from tessera.distributed.dtensors import as_dtensor
+from tessera.distributed.once import meet
 from tessera.distributed.plan import Layout
 from tessera.distributed.sharding import Sharding
 from tessera.distributed.sizes import SYMBOLS_REFUSED, Sizes
@@ -98,7 +99,9 @@ class ShardedStep:
             forward, lies = self._captured(what, batch, named, leaves)
             program = self._prepare(forward, lies, waiting)
             self.backend.graphs[-1].recompile_reason = reason
-        agree(self.sharding, leaves, told(program.compilation.account))
+        meet()
+        compilation = program.compilation
+        agree(self.sharding, leaves, compilation.digest, lambda: told(compilation.account))
         return program
 
     def _captured(self, what: tuple, batch: tuple, named: dict, leaves: list) -> tuple[Forward, Layout]:

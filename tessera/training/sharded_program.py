@@ -8,28 +8,42 @@ of their own, partitioned too, that begins where gradients lie. In the end all t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tessera.distributed.capture import Forward
+from tessera.distributed.once import once
 from tessera.distributed.plan import Layout as Lies
 from tessera.frontends.captured import Captured
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Value
 from tessera.ir.placement import Placement
+from tessera.ir.serial import Writer
 from tessera.ir.trace import Trace
 from tessera.optim.updates import Extra, Plan, append_updates
-from tessera.pipeline.account import Account
+from tessera.pipeline.account import Account, Program
 from tessera.pipeline.executable import Ends
 from tessera.pipeline.lists import PIPELINES, SPLIT, claiming
 from tessera.pipeline.options import Options
 from tessera.pipeline.run import Edits
-from tessera.pipeline.sharded import DIFFERENTIATED, ShardedRun, finishing, in_pieces
+from tessera.pipeline.sharded import DIFFERENTIATED, ShardedRun, digest, finishing, in_pieces, partition_data
 from tessera.pipeline.stage import BACKWARD, FORWARD, STEP, Stage
 from tessera.runtime.call import Layout
-from tessera.training.program import StepExecutable, StepProgram, StepRun, joined, renamed, seeded
+from tessera.store.key import Key
+from tessera.store.program import Stored, load_note, save_note
+from tessera.training.program import (
+    StepExecutable,
+    StepProgram,
+    StepRun,
+    joined,
+    plan_data,
+    read_extras,
+    renamed,
+    seeded,
+    write_extras,
+)
 from tessera.transforms.remat import Split
 from tessera.transforms.shard.joint import Partition
-from tessera.util.errors import CaptureError
+from tessera.util.errors import CaptureError, Unserial
 
 
 def _step(forward: Trace, run: ShardedStepRun) -> Trace:
@@ -141,6 +155,7 @@ class ShardedCompilation(StepProgram):
     with_grads: list[str]
     places: list[int]  # of each output of the loss, its place among what the program gives
     results: int  # how many of those there are; then come gradients
+    _digest = ""  # of the programs, once it was asked for or read
 
     def __init__(
         self, name: str, forward: Forward, partition: Partition, lies: Lies, recipe: Recipe, options: Options
@@ -155,9 +170,60 @@ class ShardedCompilation(StepProgram):
         )  # fmt: skip
         super().__init__(name, captured, _never, options)
 
-    def key(self) -> None:
-        """Not kept on disk."""
-        return None
+    # --- kept on disk: first which weights have gradients, then, for the update that follows from them, the program ---
+
+    def identity(self) -> dict[str, object]:
+        data = partition_data(self.forward.trace, self.partition)
+        return {**super().identity(), **data, "trained": self.trained_names, "scale": self.recipe.scale}
+
+    def compile(self, key: Key | None) -> None:
+        text = None if key is None else key.text
+        once(text, lambda: StepProgram.compile(self, key), lambda: key is not None and self.load(key))
+
+    def load(self, key: Key) -> bool:
+        places = load_note(key)
+        if places is None:
+            return False
+        every = list(self.forward.weights)
+        self.with_grads = [every[i] for i in places]
+        self.plan = plan = self.recipe.update(self.with_grads)
+        more = plan_data(plan, [*places])
+        if more is None or not super().load(key.with_more(more)):
+            return False
+        self.recipe = replace(self.recipe, update=lambda _: plan)  # who asks for the stages later wants this one
+        return True
+
+    def store(self, key: Key) -> None:
+        every = list(self.forward.weights)
+        places = [every.index(name) for name in self.with_grads]
+        more = plan_data(self.plan, [*places])
+        if more is None:
+            raise Unserial(f"the optimizer {self.plan.rule.name} is not one of Tessera's own rules")
+        super().store(key.with_more(more))
+        save_note(key, places)
+
+    def details(self, writer: Writer) -> dict:
+        ends = self.executable.ends
+        return {
+            "extras": write_extras(self.extras, writer),
+            "written": ends.written,
+            "places": self.places,
+            "results": self.results,
+            "digest": self.digest,
+        }
+
+    def restored(self, programs: list[Program], stored: Stored) -> StepExecutable:
+        details = stored.details
+        self.places, self.results, self._digest = details["places"], details["results"], details["digest"]
+        ends = Ends(Layout(()), None, tuple(details["written"]))
+        return StepExecutable(programs, ends, self.options, read_extras(details["extras"], stored.reader))
+
+    @property
+    def digest(self) -> str:
+        """The same on all ranks."""
+        if not self._digest:
+            self._digest = digest(self.account)
+        return self._digest
 
     def through(self, captured: Captured, edits: Edits) -> tuple[StepExecutable, Account]:
         run = ShardedStepRun(self, captured, edits)

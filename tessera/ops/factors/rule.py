@@ -90,6 +90,8 @@ class Factors:
     def cut_by(self, dim: tuple[str, ...], mark: Mark) -> tuple[str, Mark] | None:
         """The factor of a dimension that an axis with this mark cuts, and how it cuts that. None where that is known of
         no factor."""
+        if len(dim) == 1:
+            return dim[0], mark
         before = 1
         for factor in dim:
             size = self.sizes.get(factor)

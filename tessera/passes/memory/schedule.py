@@ -8,8 +8,9 @@ holds at once beyond its inputs.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
+from tessera.ir.dist import axis_in, is_collective
 from tessera.ir.equation import Value
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
@@ -18,6 +19,9 @@ from tessera.passes.memory.alias import Roots, roots, shown
 from tessera.passes.memory.depend import dependencies
 from tessera.passes.memory.region_writes import plan_regions
 from tessera.passes.memory.writes import plan
+
+SUMS = ("reduce_scatter", "all_reduce")
+IN_TURN = (*SUMS, "permute", "in_order")
 
 
 def schedule(trace: Trace) -> Trace:
@@ -89,6 +93,19 @@ class _Memory:
         return found
 
 
+def _sends(trace: Trace) -> Iterator[tuple[int, int]]:
+    """Sums along one axis keep their order, and so do pieces that are sent or joined: while one is on its way, the next
+    is computed. Put off, gradients of weights would all be made at the end, where nothing hides their sums."""
+    last: dict[tuple[str, str], int] = {}
+    for index, eqn in enumerate(trace.equations):
+        if is_collective(eqn, *IN_TURN):
+            kind = str(eqn.op).removeprefix("dist.")
+            key = axis_in(eqn.args[1:]), "sum" if kind in SUMS else kind
+            if key in last:
+                yield last[key], index
+            last[key] = index
+
+
 class _Graph:
     """What must come before what, and two ways to put it in order."""
 
@@ -99,6 +116,8 @@ class _Graph:
         for planned in (*plan(trace, of), *plan_regions(trace, of)):  # what can be written in place stays so
             for before, after in planned.waits:
                 self.needs[after].add(before)
+        for before, after in _sends(trace):
+            self.needs[after].add(before)
         self.feeds: list[list[int]] = [[] for _ in self.equations]
         for index, needs in enumerate(self.needs):
             for need in needs:

@@ -126,7 +126,7 @@ class _Uses:
     """Who makes and who reads what in a trace: found once, for every input that is written asks."""
 
     def __init__(self, trace: Trace, of: Roots) -> None:
-        self.of = of
+        self.of, self.mode = of, mode_of(trace)
         self.places = trace.places()
         self.users = trace.users()
         self.readers: dict[Value, list[int]] = {}  # memory -> the equations that read it
@@ -145,7 +145,7 @@ class _Finder:
         self.trace, self.uses, self.of, self.target = trace, uses, uses.of, target
         self.index = uses.places
         self.plan = Plan(target)
-        self.mode = mode_of(trace)
+        self.mode = uses.mode
 
     def find(self, value: Value) -> Plan | None:
         if not self.peel(value, lambda u: u is self.target, ()) or not self.plan.leaves:

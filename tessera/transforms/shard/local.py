@@ -71,8 +71,9 @@ def _by_rule(values: Values, eqn: Equation, here: Equation, rule: Factors, choic
 def _filled(values: Values, eqn: Equation, rule: Factors, i: int, x: Value) -> Value:
     """An operand without what its padding holds, where that would count: it is summed away, or looked up."""
     placement = placement_of(x)
-    for dim, names in enumerate(rule.operands[i]):
-        if not names or not placement.splits[dim] or placement.is_even(dim) or names[0] in rule.unread:
+    for dim in placement.padded:
+        names = rule.operands[i][dim]
+        if not names or names[0] in rule.unread:
             continue
         how = rule.reduced.get(names[0])
         looked_up = not x.tensor.is_float and not is_pointwise(eqn.op)

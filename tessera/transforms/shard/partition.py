@@ -12,7 +12,7 @@ rule forbids what would be cheapest is taken apart, where that is declared; one 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,12 +25,13 @@ from tessera.ir.mode import mode_of
 from tessera.ir.placement import PLAIN, Placement, chunk
 from tessera.ir.replay import sweep
 from tessera.ir.schema import draws, is_view
+from tessera.ir.signature import lasting
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, Type
 from tessera.ops.factors.lookup import factors_of
 from tessera.ops.factors.rule import Factors, apart_of, tensors, uncut
 from tessera.ops.factors.tried import tried
-from tessera.transforms.shard.choose import RING, Question, choose
+from tessera.transforms.shard.choose import RING, Choice, Question, choose
 from tessera.transforms.shard.instead import back_again
 from tessera.transforms.shard.local import local
 from tessera.transforms.shard.makers import Makers
@@ -78,6 +79,10 @@ def shard(
     return _Partitioner(trace, mesh, placements, weights, stays or {}, wide, homes or {}, ways or {}).run()
 
 
+CAST = "_to_copy"
+AHEAD = 4  # equations that are looked through to see how a value will lie
+
+
 class _Partitioner:
     def __init__(
         self,
@@ -98,8 +103,10 @@ class _Partitioner:
         self.values.make = self.makers.made
         self.held, self.kinds = self.values.held, self.values.kinds
         self.uses: dict[Value, int] = {}
-        self.users = trace.users()
+        self.users, self.makers_of = trace.users(), trace.makers()
         self.notes: list[Note] = []
+        self.rules: dict[int, Factors | None] = {}  # equal equations have one rule,
+        self.choices: dict[tuple, Choice] = {}  # and where their operands lie alike they are cut alike
 
     def run(self) -> Sharded:
         trace = self.trace
@@ -162,7 +169,7 @@ class _Partitioner:
         kinds = {self.kinds[v] for v in eqn.inputs()}
         kind = next((k for k in ("activations", "weights") if k in kinds), "")
         self.kinds.update(dict.fromkeys(eqn.results(), kind))
-        rule = factors_of(eqn) if eqn.results() else None
+        rule = self.rule(eqn) if eqn.results() else None
         numbers = not all(isinstance(v.type, TensorType) for v in eqn.results())
         if not eqn.results() or (numbers and (rule is None or rule.local is None)):
             self.as_it_is(eqn)
@@ -175,8 +182,18 @@ class _Partitioner:
             self.note(eqn)
         self.cut(eqn, rule or uncut(eqn))
 
+    def rule(self, eqn: Equation) -> Factors | None:
+        number = lasting(eqn)
+        if number is None:
+            return factors_of(eqn)
+        if number not in self.rules:
+            self.rules[number] = factors_of(eqn)
+        return self.rules[number]
+
     def forbids(self, eqn: Equation, rule: Factors) -> bool:
         """Some operand is split along a dimension that the operator wants whole."""
+        if not rule.whole:
+            return False
         for v, dims in zip(tensors(eqn), rule.operands, strict=True):
             for dim, axes in enumerate(self.place(v).splits):
                 cuts = [(axis, rule.cut_by(dims[dim], self.place(v).mark(axis))) for axis in axes]
@@ -248,22 +265,7 @@ class _Partitioner:
         for v in operands:
             if (home := self.home(v)) is not None:
                 self.held[v] = [self.values.bring(v, home)]
-        pinned = [None if v is None else self.pins.get(v) for v in results]
-
-        def move(i: int, to: Placement) -> float:
-            v = operands[i]
-            there = any(copy.tensor.placement == to for copy in self.held[v]) or self.makers.way(v, to) is not None
-            return 0.0 if there else self.values.nearest(v, to)[0]
-
-        def settle(i: int, at: Placement) -> float:
-            v, pin = results[i], pinned[i]
-            assert v is not None and pin is not None
-            return self.values.moving(v, at, pin)
-
-        held = [[placement_of(copy) for copy in self.held[v]] for v in operands]
-        may_pass = [self.uses.get(v, 0) == 1 and len(self.held[v]) == 1 for v in operands]
-        question = Question(self.mesh, rule, operands, results, held, pinned, may_pass, move, settle, self.ways)
-        choice = choose(question)
+        choice = self.choice(eqn, rule, operands, results)
         drawn = draws(eqn.op, eqn.args, eqn.kwargs)
         back = back_again(eqn, rule, choice, self.place) if rule.instead else {}
         for v, here in zip(outputs, local(self.values, eqn, rule, choice), strict=True):
@@ -276,6 +278,38 @@ class _Partitioner:
         from_nothing = all(self.kinds[v] == "" for v in operands) and not drawn
         if (rule.cheap or from_nothing) and len(results) == 1 and results[0] is not None:
             self.makers.of[results[0]] = eqn, rule
+
+    def choice(self, eqn: Equation, rule: Factors, operands: list[Value], results: list[Value | None]) -> Choice:
+        """How an equation is cut; as one before it was, if that is the same and its operands lie as they did there."""
+        pinned = tuple(None if v is None else self.pins.get(v) for v in results)
+        held = tuple(tuple(placement_of(copy) for copy in self.held[v]) for v in operands)
+        may_pass = tuple(self.uses.get(v, 0) == 1 and len(self.held[v]) == 1 for v in operands)
+        number = None if any(v in self.makers.of for v in operands) else lasting(eqn)
+        key = number, held, pinned, may_pass, tuple(self.kinds[v] for v in operands)
+        if number is None or key not in self.choices:
+            self.choices[key] = self.asked(rule, operands, results, held, pinned, may_pass)
+        return self.choices[key]
+
+    def asked(
+        self,
+        rule: Factors,
+        operands: list[Value],
+        results: list[Value | None],
+        held: Sequence[Sequence[Placement]],
+        pinned: Sequence[Placement | None],
+        may_pass: Sequence[bool],
+    ) -> Choice:
+        def move(i: int, to: Placement) -> float:
+            v = operands[i]
+            there = any(copy.tensor.placement == to for copy in self.held[v]) or self.makers.way(v, to) is not None
+            return 0.0 if there else self.values.nearest(v, to)[0]
+
+        def settle(i: int, at: Placement) -> float:
+            v, pin = results[i], pinned[i]
+            assert v is not None and pin is not None
+            return self.values.moving(v, at, pin)
+
+        return choose(Question(self.mesh, rule, operands, results, held, pinned, may_pass, move, settle, self.ways))
 
     def view_copies(self, eqn: Equation, rule: Factors, x: Value, out: Value) -> None:
         """A view costs nothing: where there are several copies of a value, there are as many of its view."""
@@ -296,7 +330,7 @@ class _Partitioner:
         """Where summands that several equations read are best put together: one of those equations has an operand that
         is split, so ranks need their own part alone. To scatter sums costs half of what sharing them does."""
         place = self.place(v)
-        if not place.parts or self.uses.get(v, 0) < 2:
+        if not place.parts or not self.shared(v):
             return None
         for axis, how in place.parts:
             dim = self.met(v, axis) if how == "sum" else None
@@ -305,22 +339,45 @@ class _Partitioner:
                 place = moved if moved.is_even(dim) else place
         return place if place != self.place(v) else None
 
+    def shared(self, v: Value) -> bool:
+        """Several equations read a value, or one that gives it another dtype, which more bytes may have."""
+        readers = self.users.get(v, ())
+        return self.uses.get(v, 0) > 1 or (len(readers) == 1 and readers[0].opname == CAST)
+
     def met(self, v: Value, axis: str) -> int | None:
         """The dimension of a value that some reader's other operand has split over an axis."""
         for eqn in self.users.get(v, ()):
-            rule = factors_of(eqn)
+            if eqn.opname == CAST:
+                if (dim := self.met(eqn.out, axis)) is not None:
+                    return dim
+                continue
+            rule = self.rule(eqn)
             if rule is None:
                 continue
             sides = list(zip(tensors(eqn), rule.operands, strict=True))
             own = next(dims for x, dims in sides if x is v)
             for x, dims in sides:
-                split = self.place(x).dim_of(axis) if x is not v and x in self.held else None
-                if split is None or self.place(x).mark(axis) != PLAIN:
+                split = None if x is v else self.will_split(x, axis)
+                if split is None:
                     continue
                 if not dims[split] or not rule.splittable(dims[split][0]):
                     continue
                 if dims[split][:1] in own:
                     return own.index(dims[split][:1])
+        return None
+
+    def will_split(self, x: Value, axis: str, ahead: int = AHEAD) -> int | None:
+        """The dimension of a value that an axis splits plainly, also of one that a few equations make of others."""
+        if x in self.held:
+            return self.place(x).dim_of(axis) if self.place(x).mark(axis) == PLAIN else None
+        eqn = self.makers_of.get(x)
+        rule = self.rule(eqn) if eqn is not None and ahead else None
+        if eqn is None or rule is None or len(rule.results) != 1 or rule.results[0] is None:
+            return None
+        for operand, dims in zip(tensors(eqn), rule.operands, strict=True):
+            dim = self.will_split(operand, axis, ahead - 1)
+            if dim is not None and dims[dim] and dims[dim] in rule.results[0] and rule.splittable(dims[dim][0]):
+                return rule.results[0].index(dims[dim])
         return None
 
     def agreed(self, drawn: Value) -> Value:

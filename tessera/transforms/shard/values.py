@@ -16,7 +16,7 @@ from tessera.ir.dist import on
 from tessera.ir.equation import Equation, Operator, Value
 from tessera.ir.mesh import Mesh
 from tessera.ir.placement import Placement
-from tessera.ir.types import TensorType, contiguous_strides, size_hint
+from tessera.ir.types import TensorType, contiguous_strides, size_hint, size_key
 from tessera.transforms.shard.marked import exchanged, is_marked
 from tessera.transforms.shard.paths import Step, cost, path
 from tessera.util.errors import RuleError
@@ -32,6 +32,7 @@ class Values:
         self.dist = on(mesh)
         self.held: dict[Value, list[Value]] = {}  # of a global value, its copies; its own place first
         self.kinds: dict[Value, str] = {}  # "weights", "activations", or "" for neither
+        self.paths: dict[tuple[Placement, Placement], list[Step]] = {}
         self.make: Callable[[Value, Placement], Value | None] = lambda v, to: None  # a copy made rather than moved
 
     def place(self, v: Value) -> Placement:
@@ -44,15 +45,21 @@ class Values:
         stays = self.stays.get(step.axis) == self.kinds[v] != "" and step.name in ("all_gather", "all_to_all")
         return HEAVY if stays else 1.0
 
+    def path(self, a: Placement, b: Placement) -> list[Step]:
+        """Of those that were walked before, as before."""
+        if (a, b) not in self.paths:
+            self.paths[a, b] = path(a, b)
+        return self.paths[a, b]
+
     def moving(self, v: Value, a: Placement, b: Placement) -> float:
         """What it costs to bring a value from one place to another."""
-        return cost(path(a, b), v.dtype.itemsize, lambda step: self.price(v, step))
+        return cost(self.path(a, b), v.dtype.itemsize, lambda step: self.price(v, step))
 
     def nearest(self, v: Value, to: Placement) -> tuple[float, Value]:
         """The copy from which a value comes to a place most cheaply."""
         ways = []
         for copy in self.held[v]:
-            steps = path(placement_of(copy), to)
+            steps = self.path(placement_of(copy), to)
             ways.append((cost(steps, v.dtype.itemsize, lambda step: self.price(v, step)), len(steps), copy))
         price, _, copy = min(ways, key=lambda way: way[:2])
         return price, copy
@@ -66,7 +73,7 @@ class Values:
             self.held[v].append(made)
             return made
         _, copy = self.nearest(v, to)
-        for step in path(placement_of(copy), to):
+        for step in self.path(placement_of(copy), to):
             there = next((c for c in self.held[v] if c.tensor.placement == step.after), None)
             if there is None:
                 there = self.stepped(v, copy, step)
@@ -136,7 +143,9 @@ def placement_of(local: Value) -> Placement:
 
 def check(op: Operator, type_: TensorType, placement: Placement) -> None:
     """What a rank gets has the size of its part."""
-    if tuple(map(str, type_.shape)) != tuple(map(str, placement.local_shape)):
+    here, there = type_.shape, placement.local_shape
+    same = here == there if not type_.is_symbolic else tuple(map(size_key, here)) == tuple(map(size_key, there))
+    if not same:
         raise RuleError(f"the sharding rule of {op} says {placement}, but a rank gets {type_}")
 
 

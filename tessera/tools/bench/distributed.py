@@ -1,0 +1,246 @@
+"""`tessera bench distributed`: what stays exposed on large meshes, what compiling for a mesh costs, the host's part.
+
+In: sections. Out: rows. Steps of large models are foreseen on H100s in boxes of eight by `inspection/timeline`, at full
+rate and with all memory traffic fused away, so that what is exposed is the most that it can be. Equal layers are priced
+once: a step of two layers and one of three tell what each further layer adds. Compile and host are CPU time of this
+machine, of a tiny GPT.
+"""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from rich.table import Table
+from torch import Tensor, nn
+
+import tessera
+from tessera.inspection.timeline import Timeline, timeline
+from tessera.ir.dist import on
+from tessera.ir.mesh import Mesh
+from tessera.machines import machine
+from tessera.tools.bench.distributed_steps import program_of
+from tessera.tools.bench.report import Outcome
+from tessera.tools.llama import Attention, Llama, LlamaConfig, turns
+from tessera.tools.models import GPT, GPTConfig
+from tessera.util.config import override
+
+Say = Callable[[str], None]
+FEW = (2, 3)  # layers that are compiled; what the third adds each further one does
+
+
+@dataclass(frozen=True)
+class Row:
+    section: str
+    what: str
+    value: float
+    unit: str
+    at_most: float | None = None
+    note: str = ""
+
+    @property
+    def passed(self) -> bool | None:
+        return None if self.at_most is None else self.value <= self.at_most
+
+
+# --- large models -------------------------------------------------------------------------------
+
+
+class Experts(nn.Module):
+    """Llama's attention; behind it every token's best experts, beside one that all tokens pass."""
+
+    def __init__(self, config: LlamaConfig, experts: int, best: int, hidden: int) -> None:
+        super().__init__()
+        self.best, width = best, config.width
+        self.norm1, self.norm2 = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.attention, self.router = Attention(config), nn.Linear(width, experts, bias=False)
+        self.up, self.gate = (nn.Parameter(torch.empty(experts, hidden, width)) for _ in range(2))
+        self.down = nn.Parameter(torch.empty(experts, width, hidden))
+        self.wide, self.narrow = nn.Linear(width, 2 * hidden, bias=False), nn.Linear(2 * hidden, width, bias=False)
+
+    def forward(self, x: Tensor, turn: Tensor, positions: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x), turn, positions, None)
+        n = self.norm2(x)
+        tokens = n.reshape(-1, n.shape[-1])
+        weights, choice = self.router(tokens).softmax(-1).topk(self.best)
+        routed = tessera.experts(tokens, choice, weights, self.up, self.down, self.gate)
+        return x + routed.view(x.shape) + self.narrow(F.silu(self.wide(n)))
+
+
+class MoE(nn.Module):
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.config = config = LlamaConfig(layers=layers, width=2048, heads=16, kv_heads=16, hidden=1408, vocab=102400)
+        self.tokens, self.norm = nn.Embedding(config.vocab, config.width), nn.RMSNorm(config.width)
+        self.blocks = nn.ModuleList(Experts(config, 64, 6, config.hidden) for _ in range(layers))
+        self.head = nn.Linear(config.width, config.vocab, bias=False)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> Tensor:
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        x = self.tokens(ids)
+        turn = turns(positions, self.config, x.dtype)
+        for block in self.blocks:
+            x = block(x, turn, positions)
+        return F.cross_entropy(self.head(self.norm(x)).flatten(0, 1).float(), labels.flatten())
+
+
+def _loss(model: nn.Module, ids: Tensor, labels: Tensor) -> Tensor:
+    return model(ids, labels)
+
+
+def _llama(layers: int, width: int, heads: int, hidden: int) -> nn.Module:
+    return Llama(LlamaConfig(layers=layers, width=width, heads=heads, kv_heads=8, hidden=hidden, vocab=128256))
+
+
+def _foreseen(
+    make: Callable[[int], nn.Module], layers: int, axes: dict[str, int], plan: object, rows: int, say: Say
+) -> tuple[float, float, dict[str, float]]:
+    """Seconds of a step, those that are exposed, and these by collective, of so many layers."""
+    few: list[Timeline] = []
+    for count in FEW:
+        say(f"{count} of {layers} layers on {prod(axes.values())} ranks")
+        few.append(
+            timeline(program_of(partial(make, count), _loss, axes, plan, rows, 8192), machine("h100"), fused=True)
+        )
+    a, b = few
+
+    def whole(x: float, y: float) -> float:
+        return y + (layers - FEW[1]) * (y - x)
+
+    by_name = {name: whole(a.by_name.get(name, 0.0), seconds) for name, seconds in b.by_name.items()}
+    return whole(a.seconds, b.seconds), whole(a.waiting, b.waiting), by_name
+
+
+def _share(section: str, seconds: float, exposed: float, at_most: float | None, note: str) -> list[Row]:
+    return [
+        Row(section, "step", 1e3 * seconds, "ms", note=note),
+        Row(section, "exposed", 100 * exposed / seconds, "%", at_most),
+    ]
+
+
+def zero3(say: Say) -> list[Row]:
+    make = partial(_llama, width=4096, heads=32, hidden=14336)
+    seconds, exposed, _ = _foreseen(make, 32, {"dp": 64}, "zero3", 2, say)
+    return _share("8B zero3 on 64", seconds, exposed, 5.0, "2 x 8192 tokens a rank")
+
+
+def async_tp(say: Say) -> list[Row]:
+    make = partial(_llama, width=8192, heads=64, hidden=28672)
+    plan = {"dp": "zero3", "tp": "async-tp"}
+    seconds, exposed, _ = _foreseen(make, 80, {"dp": 32, "tp": 8}, plan, 4, say)
+    return _share("70B zero3·async-tp on 256", seconds, exposed, 12.0, "dp=32 tp=8, 4 x 8192 tokens a data rank")
+
+
+def experts(say: Say) -> list[Row]:
+    seconds, exposed, by_name = _foreseen(MoE, 28, {"dp": 4, "ep": 8}, {"dp": "zero3", "ep": "experts"}, 2, say)
+    rows = _share("MoE 16B experts·zero3 on 32", seconds, exposed, None, "dp=4 ep=8, 2 x 8192 tokens a rank")
+    note = "nothing hides them: how many there are is known when they are sent"
+    return [*rows, Row(rows[0].section, "of that rows to experts", 100 * by_name["rows"] / seconds, "%", note=note)]
+
+
+# --- compiling, and the host ---------------------------------------------------------------------
+
+
+@contextmanager
+def _rank(axes: dict[str, int]) -> Iterator:
+    try:
+        yield tessera.mesh(device="cpu", fake=True, **axes)
+    finally:
+        dist.destroy_process_group()
+
+
+MODEL = GPTConfig(layers=6, width=64, heads=4, vocab=128, context=32)
+PLANS = {
+    "zero3 on 8": ({"dp": 8}, "zero3"),
+    "sequence on 8": ({"tp": 4, "dp": 2}, {"dp": "ddp", "tp": "sequence"}),
+    "zero3·sequence on 8": ({"dp": 2, "tp": 4}, {"dp": "zero3", "tp": "sequence"}),
+    "zero3·sequence on 16384": ({"dp": 4096, "tp": 4}, {"dp": "zero3", "tp": "sequence"}),
+}
+
+
+def _first_call(axes: dict[str, int] | None, plan: Any) -> float:
+    """CPU seconds of a first step."""
+    torch.manual_seed(0)
+    model = GPT(MODEL)
+    rows = torch.randint(0, 128, (4, 33))
+    batch = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+    if axes is None:
+        return _seconds(
+            tessera.train_step(model, _loss, torch.optim.AdamW(model.parameters()), executors="aten"), batch
+        )
+    with _rank(axes) as mesh:
+        optimizer = torch.optim.AdamW(model.parameters())
+        return _seconds(tessera.train_step(model, _loss, optimizer, executors="aten", mesh=mesh, plan=plan), batch)
+
+
+def _seconds(call: Callable, args: tuple) -> float:
+    start = time.process_time()
+    call(*args)
+    return time.process_time() - start
+
+
+def compiling(say: Say) -> list[Row]:
+    seconds = {}
+    with override(program_cache=False):
+        for name, (axes, plan) in {"one process": (None, None), **PLANS}.items():
+            say(f"compiling for {name}")
+            seconds[name] = min(_first_call(axes, plan) for _ in range(3))  # the first one warms up
+    alone = seconds["one process"]
+    rows = [Row("compile", name, 1e3 * s, "ms", note=f"{s / alone:.2f} x one process") for name, s in seconds.items()]
+    for name in ("zero3 on 8", "sequence on 8"):
+        rows.append(Row("compile", f"{name} / one process", seconds[name] / alone, "x", 1.4))
+    ratio = seconds["zero3·sequence on 16384"] / seconds["zero3·sequence on 8"]
+    return [*rows, Row("compile", "16384 ranks / 8 ranks", ratio, "x", 1.1)]
+
+
+CALLS = 2000
+EXCHANGES = {
+    "all_gather": (0, "dp"),
+    "reduce_scatter": (0, "dp"),
+    "all_reduce": ("dp",),
+    "all_to_all": (0, 0, "dp"),
+    "permute": ("dp", 1),
+}
+
+
+def host(say: Say) -> list[Row]:
+    """CPU time of an exchange of a small tensor, begun and waited for; what the fake group itself does counts."""
+    rows, x = [], torch.ones(8, 16)
+    with _rank({"dp": 4}):
+        ops = on(Mesh.of(dp=4))
+        begin, wait = ops.begin.fn, ops.wait.fn
+        for name, args in EXCHANGES.items():
+            say(name)
+
+            def calls(name: str = name, args: tuple = args) -> None:
+                for _ in range(CALLS):
+                    wait(begin(x, name, *args), x, name, *args)
+
+            rows.append(Row("host", name, 1e6 * min(_seconds(calls, ()) for _ in range(5)) / CALLS, "µs", 15.0))
+    return rows
+
+
+SECTIONS = {"zero3": zero3, "async": async_tp, "experts": experts, "compile": compiling, "host": host}
+
+
+def outcome(args: Namespace, say: Say) -> Outcome:
+    rows = [row for name in args.only or SECTIONS for row in SECTIONS[name](say)]
+    shown = Table("what", "", title="tessera bench distributed", title_justify="left")
+    for header in ("value", "target", ""):
+        shown.add_column(header, justify="right")
+    shown.add_column("")
+    for row in rows:
+        limit = "" if row.at_most is None else f"<= {row.at_most:g} {row.unit}"
+        mark = {True: "[green]pass", False: "[red]fail", None: ""}[row.passed]
+        shown.add_row(row.section, row.what, f"{row.value:.2f} {row.unit}", limit, mark, row.note)
+    listed = [{**row.__dict__, "passed": row.passed} for row in rows]
+    return Outcome("one thread; steps are foreseen for H100s", shown, listed, any(row.passed is False for row in rows))

@@ -1,0 +1,65 @@
+"""`tessera bench distributed`: a step without tensors, links of boxes and networks, rows of a section."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+import pytest
+import torch
+
+from tessera.inspection.timeline import LATENCY, timeline
+from tessera.ir.dist import bytes_sent, is_collective, on
+from tessera.ir.equation import Equation, Value
+from tessera.ir.mesh import Mesh
+from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType, contiguous_strides
+from tessera.machines import machine
+from tessera.tools.bench import distributed
+from tessera.tools.bench.distributed_steps import program_of
+from tessera.tools.llama import Llama, LlamaConfig
+
+TINY = LlamaConfig(layers=1, width=1024, heads=16, kv_heads=8, hidden=2048, vocab=4096)
+
+
+def test_a_step_of_a_model_without_memory() -> None:
+    """It gathers, multiplies in pieces and updates; no tensor of its size is made."""
+    plan = {"dp": "zero3", "tp": "async-tp"}
+    program = program_of(lambda: Llama(TINY), distributed._loss, {"dp": 4, "tp": 8}, plan, 1, 512)
+    names = {e.args[1] for e in program.equations if is_collective(e, "begin")}
+    assert {"all_gather", "reduce_scatter", "permute"} <= names and program.mutations
+    told = timeline(program, machine("h100"), fused=True)
+    assert 0 < told.waiting < told.seconds and told.waiting == pytest.approx(sum(told.by_name.values()))
+    assert told.computing < timeline(program, machine("h100")).computing
+
+
+def exchange(axes: dict[str, int], name: str, *args: object) -> tuple[float, float]:
+    """Seconds and bytes of one exchange of 64 MiB."""
+    mesh, shape = Mesh.of(axes), (1 << 25,)
+    type_ = TensorType(torch.bfloat16, shape, contiguous_strides(shape), torch.device("cpu"))
+    x, y = Value("x", type_), Value("y", type_)
+    eqn = Equation(getattr(on(mesh), name), (x, *args), {}, (y,))
+    return timeline(Trace("one", (x,), (eqn,), (y,)), machine("h100")).seconds, bytes_sent(eqn)
+
+
+def test_links_inside_of_a_box_and_between_boxes() -> None:
+    h100 = machine("h100")
+    fast, slow = h100["link.nvlink"], h100["link.network"]
+    for axes, axis, rate in (
+        ({"dp": 4, "tp": 8}, "tp", fast),  # neighbours fill a box
+        ({"dp": 4, "tp": 8}, "dp", slow),  # one of each box
+        ({"dp": 64}, "dp", min(fast, 8 * slow)),  # whole boxes, over all their links
+    ):
+        seconds, sent = exchange(axes, "all_gather", 0, axis)
+        assert seconds == pytest.approx(sent / rate + LATENCY)
+    seconds, sent = exchange({"ep": 16}, "all_to_all", 0, 0, "ep")
+    assert seconds == pytest.approx(sent * 8 / 15 / slow + LATENCY)
+
+
+def test_rows_are_held_to_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    def section(say: object) -> list[distributed.Row]:
+        return [distributed.Row("a", "good", 1.0, "%", 2.0), distributed.Row("a", "bad", 3.0, "%", 2.0, "why")]
+
+    monkeypatch.setitem(distributed.SECTIONS, "zero3", section)
+    outcome = distributed.outcome(Namespace(only=["zero3"]), lambda text: None)
+    assert outcome.missed and [row["passed"] for row in outcome.rows] == [True, False]
+    assert outcome.rows[1]["note"] == "why"
