@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from tessera.artifact.write import export as export
     from tessera.artifact.write import to_exported as to_exported
     from tessera.machines.find import machine as machine
+    from tessera.serve.engine import Engine as Engine
+    from tessera.serve.sampling import Sampling as Sampling
+    from tessera.spatial.codesign.api import codesign as codesign
     from tessera.spatial.map import map_onto as map_onto
     from tessera.spatial.simulator.api import simulate as simulate
     from tessera.stablehlo.jax import from_jax as from_jax
@@ -30,6 +33,9 @@ __version__ = VERSION
 _PACKAGES = ("ops", "optim", "stablehlo")
 _EXTRAS = ("onnx",)  # packages that need one of their own, so that `import *` leaves them alone
 _TOOLS = {
+    "Engine": "tessera.serve.engine",
+    "Sampling": "tessera.serve.sampling",
+    "codesign": "tessera.spatial.codesign.api",
     "export": "tessera.artifact.write",
     "from_jax": "tessera.stablehlo.jax",
     "load": "tessera.artifact.loaded",  # needs neither the compiler nor what it stands on

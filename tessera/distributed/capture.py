@@ -13,13 +13,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 
 from tessera.distributed.known_experts import known_experts
-from tessera.distributed.weights import whole_type
+from tessera.distributed.weights import local_of, whole_type
 from tessera.frontends.functional.trace import Traced, trace_function
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Value, map_values
+from tessera.ir.schema import COLLECTIVES
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.passes.clean.canonicalise import canonicalise
@@ -28,6 +30,8 @@ from tessera.passes.clean.dce import dce
 from tessera.passes.clean.fold import fold
 from tessera.passes.decompose.random import compute_random
 from tessera.torch_internals import pytree
+from tessera.torch_internals.modules import without_hooks_of
+from tessera.util.errors import CaptureError
 
 
 @dataclass(frozen=True)
@@ -75,11 +79,13 @@ def capture(
             out = call(*batch, **named) if function is None else function(_Called(model, call), *batch, **named)
         return out, list(results.values())
 
+    batch, named = pytree.tree_map_only(DTensor, local_of, (batch, named))
     held = [torch.empty(0, dtype=t.dtype, device=t.device) for t in types.values()]
     all_types = {**dict(enumerate(types.values())), **{len(names) + i: t for i, t in batch_types.items()}}
-    with known_experts(model):
+    with known_experts(model), without_hooks_of(model, "torch.distributed.tensor"):  # values here are whole ones
         traced = trace_function(run, (held, batch, named), types=all_types, name=type(model).__name__)
     trace = _named(traced.trace, names)
+    _refuse_collectives(trace)
     for apply in (canonicalise, fold, cse, dce):
         trace = apply(trace)
     trace = compute_random(trace, lambda device: True, lambda eqn: True)
@@ -94,6 +100,17 @@ def capture(
         len(trace.outputs) - len(results),
         tuple(results),
     )
+
+
+def _refuse_collectives(trace: Trace) -> None:
+    """A model's own collectives speak of a rank's part, which there is none of yet."""
+    for eqn in trace.equations:
+        if getattr(eqn.op, "namespace", "") in COLLECTIVES:
+            raise CaptureError(
+                f"{eqn.source}: {eqn.op} exchanges parts of ranks; expected a model over whole values, since on a mesh "
+                "sizes are those of the whole batch: leave it out, for what it gives is there already, or put what "
+                "speaks of parts into torch.distributed.tensor.experimental.local_map"
+            )
 
 
 @contextmanager

@@ -53,6 +53,8 @@ class GroupCommunicator:
         """What comes in; it may not be read yet."""
         try:
             return self._begin[name](x, *args)
+        except torch.OutOfMemoryError:  # a RuntimeError, and this rank's own
+            raise
         except RuntimeError as error:
             raise self.in_vain(x, name, args, error) from error
 

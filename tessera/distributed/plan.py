@@ -15,6 +15,7 @@ else: what must be gathered, summed or scattered follows from them when the prog
     hsdp      whole       whole       whole       activations      beside an axis of zero3
     tensor    split, by columns or rows           weights
     sequence  the same, and activations between are split along the sequence
+    async-tp  as sequence; products and the exchanges beside them are cut into pieces that overlap
     ulysses   whole       whole       whole       activations      split along the sequence, in attention along heads
     ring      whole       whole       whole       activations      split along the sequence; in attention keys go round
     experts   experts split, others whole         activations      rows go to the ranks of their experts
@@ -45,7 +46,8 @@ from tessera.transforms.pipelined.known import WORDS as SCHEDULES
 from tessera.util.errors import OptionError
 
 DATA = ("ddp", "zero1", "zero2", "zero3", "hsdp", "experts")  # axes that split the batch
-MODEL = ("tensor", "sequence")
+SEQUENCE = ("sequence", "async-tp")  # what is summed lies split along the sequence
+MODEL = ("tensor", *SEQUENCE)
 CONTEXT = ("ulysses", "ring")
 WORDS = (*DATA, *MODEL, *CONTEXT)
 
@@ -112,7 +114,7 @@ class Plan:
     @property
     def ways(self) -> dict[str, str]:
         """How operands are exchanged along axes."""
-        return {axis: self.words[axis] for axis in self.axes("ring", "experts")}
+        return {axis: self.words[axis] for axis in self.axes("ring", "experts", "async-tp")}
 
     @property
     def inner(self) -> Mesh:
@@ -151,9 +153,10 @@ def lay_out(
     batch: Sequence[Value],
     held: Mapping[str, Placement] | None = None,
     modules: Collection[str] = (),
+    given: Mapping[Value, Placement] | None = None,
 ) -> Layout:
     """Where the values of a captured program lie. `batch` are inputs whose first dimension is split over data axes;
-    `held` is where weights lie already and stay."""
+    `held` is where weights lie already and stay, `given` where inputs do."""
     mesh = plan.mesh
     cuts = {axis: columns_and_rows(trace, set(weights.values()), mesh.size(axis)) for axis in plan.axes(*MODEL)}
     cuts |= {axis: expert_stacks(trace, weights, axis, mesh.size(axis)) for axis in plan.axes("experts")}
@@ -161,12 +164,12 @@ def lay_out(
         placed = {name: _model_split(plan, v, cuts) for name, v in weights.items()} | _by_name(plan, weights, modules)
         held = {name: _split_further(p, plan.axes("zero3")) for name, p in placed.items()}
     split = {name: _split_further(p, plan.axes("zero1", "zero2", "zero3")) for name, p in held.items()}
-    inputs = {v: rows_of(plan, v) for v in batch if v.ndim}
+    inputs = {v: (given or {}).get(v) or rows_of(plan, v) for v in batch if v.ndim}
     rows = next((size_key(v.shape[0]) for v in inputs), None)
     context = context_of(plan, trace, batch)
     results = {
         v: place
-        for axis in plan.axes("sequence")
+        for axis in plan.axes(*SEQUENCE)
         for v in cuts[axis].summed
         if v.ndim > 2 and (place := _along_sequence(plan, v, axis, rows, context)) is not None
     }

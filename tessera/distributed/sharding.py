@@ -7,7 +7,7 @@ there at the first call; they stay the same parameters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 from weakref import WeakKeyDictionary
 
@@ -21,17 +21,15 @@ from tessera.distributed.communicator import bind, bind_inner
 from tessera.distributed.compare import agree_on_weights
 from tessera.distributed.meta import is_meta, materialise
 from tessera.distributed.plan import DATA, MODEL, Layout, Plan, demanded, lay_out, lay_out_early
-from tessera.distributed.weights import Replaced, distribute, leave, move, placement_of, whole_type
+from tessera.distributed.weights import Replaced, adopt, distribute, leave, move, placement_of, whole_type
 from tessera.ir.equation import Value
 from tessera.ir.placement import Placement
 from tessera.ir.types import TensorType, contiguous_strides
-from tessera.util.errors import OptionError
+from tessera.transforms.pipelined.places import Held
+from tessera.util.errors import InputError, OptionError
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
 PlanLike = str | Mapping[str, object]
-
-
-Held = tuple[int, tuple[int, ...]]  # along a pipeline, the rank that updates a weight, and all that have it
 
 
 class Sharding:
@@ -48,13 +46,20 @@ class Sharding:
             bind_inner(self.plan.inner, device_mesh)
 
     def whole_batch(self, leaves: list, microbatches: int = 1) -> dict[int, TensorType]:
-        """The types of a whole batch (or microbatch), of which this rank has a part."""
+        """The types of a whole batch (or microbatch), of which this rank has a part; a DTensor says itself which."""
         ranks = 1
         for axis in self.plan.axes(*DATA):
             ranks *= self.mesh.size(axis)
         types = {}
         for i, x in enumerate(leaves):
-            if isinstance(x, torch.Tensor):
+            if isinstance(x, DTensor):
+                if x.device_mesh != self.device_mesh or self.plan.pipe is not None:
+                    raise InputError(
+                        f"expected DTensors on the mesh {self.mesh} of a plan without a pipeline, got one on "
+                        f"{x.device_mesh}"
+                    )
+                types[i] = whole_type(x)
+            elif isinstance(x, torch.Tensor):
                 shape = (x.shape[0] // microbatches * ranks, *x.shape[1:]) if x.ndim else ()
                 types[i] = TensorType(x.dtype, shape, contiguous_strides(shape), x.device)
         return types
@@ -63,13 +68,20 @@ class Sharding:
         """The modules whose results the plan places, and where."""
         return self.plan.named(*_names(model))[1]
 
-    def settle(self, model: nn.Module, forward: Forward) -> Layout:
-        """Where everything of a captured program lies; weights are brought there, if they are not there yet."""
+    def settle(self, model: nn.Module, forward: Forward, leaves: Sequence[object] = ()) -> Layout:
+        """Where everything of a captured program lies; weights are brought there, if they are not there yet. DTensors
+        among the arguments `leaves` lie where they are."""
+        tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        pairs = zip(forward.batch, tensors, strict=False)
+        given = {v: placement_of(x, self.mesh) for v, x in pairs if isinstance(x, DTensor)}
+        for v, placement in given.items():
+            if not all(map(placement.is_even, range(v.ndim))):
+                raise InputError(f"{v.name}: expected a DTensor that its axes divide, got one that lies as {placement}")
         held = None
         if self.settled:
             held = {name: placement_of(p, self.mesh) for name, p in model.named_parameters()}  # type: ignore[arg-type]
         modules = _names(model)[1]
-        layout = lay_out(self.plan, forward.trace, forward.weights, forward.batch, held, modules)
+        layout = lay_out(self.plan, forward.trace, forward.weights, forward.batch, held, modules, given)
         if not self.settled:
             move(model, layout.weights, self.device_mesh)
             self.settled = True
@@ -82,12 +94,13 @@ class Sharding:
         if self.stages is None:
             self.stages = dict(held)
             here = self.device_mesh.get_local_rank(pipe.axis)
-            leave(model, [name for name, (_, ranks) in held.items() if here not in ranks])
-        for name, (owner, ranks) in held.items():
-            if owner != self.stages[name][0] or not set(ranks) <= set(self.stages[name][1]):
+            leave(model, [name for name, weight in held.items() if here not in weight.ranks])
+        for name, weight in held.items():
+            before = self.stages[name]
+            if weight.owner != before.owner or not set(weight.ranks) <= set(before.ranks):
                 raise OptionError(
-                    f"pipeline: {name} is on the ranks {self.stages[name][1]} of {pipe.axis}; expected a program that "
-                    f"reads it there, got one that reads it on {ranks}"
+                    f"pipeline: {name} is on the ranks {before.ranks} of {pipe.axis}; expected a program that "
+                    f"reads it there, got one that reads it on {weight.ranks}"
                 )
 
     def placed(self, model: nn.Module, forward: Forward) -> list[Placement]:
@@ -144,6 +157,7 @@ def place(
     already = [name for name, p in model.named_parameters() if isinstance(p, DTensor)]
     sharding.settled = bool(already) or not sharding.plan.axes(*MODEL, "experts")
     agree_on_weights(model)
+    adopt(model, sharding.device_mesh)
     weights = {name: Value(name.replace(".", "_"), whole_type(p)) for name, p in model.named_parameters()}
     early = lay_out_early(sharding.plan, weights, _names(model)[1])
     if is_meta(model):

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from tessera.distributed.dtensors import as_dtensor, from_dtensor
 from tessera.ir.dist import chunk, padded
@@ -93,6 +93,21 @@ def exchange(model: nn.Module, new: Replaced) -> None:
         for name, p in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if p in new:
                 setattr(module, name, new[p])
+
+
+def adopt(model: nn.Module, device_mesh: DeviceMesh) -> None:
+    """Weights that lie on some axes of a mesh already lie on the whole of it, the same along the other axes."""
+    names = device_mesh.mesh_dim_names or ()
+    for name, p in model.named_parameters():
+        if not isinstance(p, DTensor) or p.device_mesh == device_mesh:
+            continue
+        words = dict(zip(p.device_mesh.mesh_dim_names or (), p.placements, strict=False))
+        if not words or not set(words) <= set(names):
+            raise InputError(f"shard: expected {name} on axes of the mesh {names}, got it on {p.device_mesh}")
+        there = [words.get(axis, Replicate()) for axis in names]
+        local, shape, stride = p.to_local().detach(), p.shape, p.stride()
+        part = DTensor.from_local(local, device_mesh, there, run_check=False, shape=shape, stride=stride)
+        torch.utils.swap_tensors(p, nn.Parameter(part, requires_grad=p.requires_grad))
 
 
 def move(model: nn.Module, placements: Mapping[str, Placement], device_mesh: DeviceMesh) -> None:

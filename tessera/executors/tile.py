@@ -32,7 +32,7 @@ from tessera.passes.decompose.apply import decompose as take_apart
 from tessera.passes.decompose.random import compute_random
 from tessera.passes.decompose.split_bias import split_bias
 from tessera.passes.fuse import regions as fuse
-from tessera.passes.fuse.compiler import CONTRACT, POINTWISE, REDUCE, SCAN, Compiler, is_outer
+from tessera.passes.fuse.compiler import CONTRACT, POINTWISE, REDUCE, SCAN, Compiler, innermost, is_outer
 from tessera.passes.fuse.duplicate import duplicate
 from tessera.passes.fuse.horizontal import horizontal
 from tessera.passes.fuse.recompute import recompute
@@ -53,6 +53,7 @@ from tessera.util.names import names
 # than these takes 1.1 of it.
 LONE_ON_CPU = names("gelu gelu_backward silu silu_backward")
 LARGE_GELU = 1 << 16
+DIVIDES = names("div reciprocal sqrt rsqrt")
 MANY_ROWS = 128  # of a running sum: a kernel of ours takes as long as some thirty of PyTorch's steps
 LONE = 4  # equations outside of regions that are worth a launch of their own together
 _launchers: dict[tuple, TileKernel | None] = {}
@@ -79,10 +80,18 @@ def refusal(eqn: Equation) -> str:
     target = target_for(device)
     if target is None:
         return f"no target for {device} is installed"
+    if device.type == "cpu" and _joins_channels(eqn):
+        return "the library copies channels that lie side by side faster"
     rule = rule_of(eqn.op)
     if rule is not None and rule.raises is not None and device.type == "cpu" and (why := rule.raises(Call.of(eqn))):
         return why
     return products.refusal(eqn, target) if rule is not None and rule.kind == CONTRACT else ""
+
+
+def _joins_channels(eqn: Equation) -> bool:
+    """A concatenation of images along channels that lie side by side: a kernel would ask of every element whose it
+    is."""
+    return eqn.opname == "cat" and eqn.out.ndim == 4 and innermost(eqn.out.tensor) == [1]
 
 
 def _has(eqn: Equation, *dtypes: torch.dtype) -> bool:
@@ -175,7 +184,19 @@ def _writes(eqn: Equation) -> bool:
     return rule is not None and rule.over_rows and eqn.results()[0].tensor.device.type == "cuda"
 
 
-COMPILER = Compiler(_kind, refusal, _reduced, _expensive, _check, _alone, products.loses, _writes)
+def _once(eqn: Equation) -> bool:
+    """A GPU computes a root in the time its memory takes; on a CPU it takes longer than a read."""
+    return eqn.results()[0].tensor.device.type == "cpu" and (eqn.opname in DIVIDES or _expensive(eqn))
+
+
+def _rereads(eqn: Equation) -> bool:
+    """Max pools whose windows overlap."""
+    if eqn.op is not max_pool or eqn.results()[0].tensor.device.type != "cpu":
+        return False
+    return any(size > step for size, step in zip(eqn.args[1], eqn.args[2], strict=True))  # type: ignore[arg-type]
+
+
+COMPILER = Compiler(_kind, refusal, _reduced, _expensive, _check, _alone, products.loses, _writes, _once, _rereads)
 
 
 def _holds(eqn: Equation) -> bool:

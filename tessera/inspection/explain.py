@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from tessera.distributed.elsewhere import elsewhere
 from tessera.inspection import render
 from tessera.inspection.advice import changed, for_break, for_recompile
 from tessera.inspection.floor import Floor, predicted
@@ -37,6 +38,7 @@ class Explanation:
 
     graphs: list[GraphReport] = field(default_factory=list)
     floor: Floor = field(default_factory=lambda: predicted(()))
+    elsewhere: str = ""  # who else has laid the model out on ranks, and what tessera.shard would gain
 
     @property
     def breaks(self) -> list[GraphReport]:
@@ -59,10 +61,11 @@ class Explanation:
             "eager": len(self.eager),
             "seconds": sum(g.seconds for g in self.graphs),
             "floor": self.floor.to_dict(),
+            "elsewhere": self.elsewhere,
         }
 
     def __str__(self) -> str:
-        return f"{render.text(self.graphs)}\n\n{self.floor}"
+        return "\n\n".join(filter(None, (render.text(self.graphs), self.elsewhere, str(self.floor))))
 
     __repr__ = __str__  # what a prompt shows
 
@@ -71,6 +74,8 @@ class Explanation:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from render.rich_parts(self.graphs)
+        if self.elsewhere:
+            yield Text(f"\n{self.elsewhere}")
         yield Text(f"\n{self.floor}")
 
 
@@ -90,7 +95,13 @@ def explain_states(states: Iterable[Compiled], measure: bool = False, floor: Flo
     states = list(states)
     graphs = [_report(record, measure) for state in states for record in _records(state)]
     compilations = [c for state in states for c in state.compilations()]
-    return Explanation(graphs, floor or predicted(p for c in compilations for p in c.account.programs))
+    told = dict.fromkeys(str(theirs) for state in states if (theirs := elsewhere(_model_of(state))) is not None)
+    return Explanation(graphs, floor or predicted(p for c in compilations for p in c.account.programs), "\n".join(told))
+
+
+def _model_of(state: Compiled) -> object:
+    """What was jitted, or trained by a step."""
+    return getattr(getattr(state.fn, "__self__", None), "model", state.fn)
 
 
 def _records(state: Compiled) -> list[GraphRecord]:

@@ -24,6 +24,7 @@ from tessera.inspection.examples import example_inputs
 from tessera.inspection.step import step
 from tessera.ir.equation import Equation, Value, values_in
 from tessera.ir.printer import operator_name
+from tessera.ir.schema import COLLECTIVES
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.passes.memory.offload import Halves
@@ -117,7 +118,7 @@ def _bound(eqn: Equation, args: tuple, kwargs: dict) -> object:
 
 
 def _communicates(eqn: Equation) -> bool:
-    return "c10d" in getattr(eqn.op, "namespace", "")
+    return getattr(eqn.op, "namespace", "") in COLLECTIVES
 
 
 class _Cuda:

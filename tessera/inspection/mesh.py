@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from tessera.inspection.timeline import Timeline, timeline
 from tessera.ir.dist import COMMUNICATORS, ROWS, Collective, axis_in, bytes_sent, exchange_of, is_collective
 from tessera.ir.equation import short_path
@@ -29,6 +31,7 @@ def sent(account: Account) -> tuple[str, ...]:
     for (axis, name), each in counts.items():
         of = f" of {joined[axis, name]} joined" if joined[axis, name] > len(each) else ""
         lines.append(f"{axis}: {len(each)} {name}{of}, {sum(each):,.0f} bytes sent by a rank")
+    lines += [said if times == 1 else f"{said} ({times} times)" for said, times in Counter(account.in_pieces).items()]
     lines += exposed(account)
     for note in account.gathered:
         line = f"{short_path(note.source.file)}:{note.source.line}" if note.source.file else "an unknown line"

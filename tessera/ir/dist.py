@@ -7,7 +7,8 @@
     permute(x, axis, by)               the x of the rank that stands `by` places before
     rows(x, give, take, axis, size)    rows go out, so many to each rank as `give` says; those that come in, then zeros.
                                        With "back" behind it they go to where they came from
-    slice(x, dim, axis)                a rank's own chunk
+    slice(x, dim, axis, by)            a rank's own chunk, or that of the rank `by` places behind it
+    in_order(xs, dim, axis)            chunks of this rank and of those 1, 2, … places before it, in the order of ranks
     once(x, axis)                      x on the first rank, zeros on the others
     start(size, axes, device)          the place of a rank's first element along a dimension of that size
     fill(x, dim, size, axes, value)    x with this value where the chunks of a dimension are padding
@@ -38,7 +39,7 @@ from tessera.util.errors import InputError
 
 EXCHANGES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute")  # those that send something
 ROWS = "rows"  # sends something too, but how much is known only when it runs: it neither begins early nor waits
-NAMES = (*EXCHANGES, ROWS, "slice", "once", "start", "fill", "begin", "wait")
+NAMES = (*EXCHANGES, ROWS, "slice", "in_order", "once", "start", "fill", "begin", "wait")
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +134,8 @@ TYPES: dict[str, Callable[..., Tensor]] = {
     ),
     "permute": lambda mesh, x, axis, by=1: _resized(x, {}),
     "rows": lambda mesh, x, give, take, axis, size, back=None: _resized(x, {0: size}),
-    "slice": lambda mesh, x, dim, axis: _resized(x, {dim: chunk(x.shape[dim], mesh.size(axis))}),
+    "slice": lambda mesh, x, dim, axis, by=0: _resized(x, {dim: chunk(x.shape[dim], mesh.size(axis))}),
+    "in_order": lambda mesh, xs, dim, axis: _resized(xs[0], {dim: xs[0].shape[dim] * mesh.size(axis)}),
     "once": lambda mesh, x, axis: _resized(x, {}),
     "start": lambda mesh, size, axes, device: torch.empty([], dtype=torch.int64, device=device),
     "fill": lambda mesh, x, dim, size, axes, value: _resized(x, {}),
@@ -167,10 +169,14 @@ def padded(x: Tensor, dim: int, ranks: int) -> Tensor:
     return torch.cat([x, x.new_zeros([missing if d == dim else n for d, n in enumerate(x.shape)])], dim)
 
 
-def _slice(mesh: Mesh, places: dict[str, int], x: Tensor, dim: int, axis: str) -> Tensor:
+def _slice(mesh: Mesh, places: dict[str, int], x: Tensor, dim: int, axis: str, by: int = 0) -> Tensor:
     ranks = mesh.size(axis)
-    step = chunk(x.shape[dim], ranks)
-    return padded(x, dim, ranks).narrow(dim, places[axis] * step, step).clone(memory_format=torch.contiguous_format)
+    step, place = chunk(x.shape[dim], ranks), (places[axis] + by) % ranks
+    return padded(x, dim, ranks).narrow(dim, place * step, step).clone(memory_format=torch.contiguous_format)
+
+
+def _in_order(mesh: Mesh, places: dict[str, int], xs: Sequence[Tensor], dim: int, axis: str) -> Tensor:
+    return torch.cat([xs[(places[axis] - rank) % len(xs)] for rank in range(len(xs))], dim)
 
 
 def _once(mesh: Mesh, places: dict[str, int], x: Tensor, axis: str) -> Tensor:
@@ -218,7 +224,13 @@ def put_together(mesh: Mesh, y: Tensor, name: str, *args: Any) -> Tensor:
     return y
 
 
-ALONE: dict[str, Callable[..., Tensor]] = {"slice": _slice, "once": _once, "start": _start, "fill": _fill}
+ALONE: dict[str, Callable[..., Tensor]] = {
+    "slice": _slice,
+    "in_order": _in_order,
+    "once": _once,
+    "start": _start,
+    "fill": _fill,
+}
 ALONE["wait"] = lambda mesh, places, y, x, name, *args: put_together(mesh, y, name, *args)
 
 

@@ -300,6 +300,7 @@ class Recorder(TorchDispatchMode):
                 keyword.pop(params[i].name)
             results = self.builder.emit(plain, *positional, **keyword)
             news = [v for v in pytree.tree_leaves(results) if isinstance(v, Value)]
+            _check_casts(func, targets, news)
             extra: list[Value] = []
         else:
             results = self.builder.emit(FUNCTIONAL, func, *lowered_args, **lowered_kwargs)
@@ -448,6 +449,16 @@ def _has_none(x: torch.Tensor) -> bool:
 def _may_be_a_view(func: OpOverload, args: tuple) -> bool:
     """einsum of one operand may only permute it, which its schema does not tell."""
     return op_name(func) == "einsum" and len(args[1]) == 1
+
+
+def _check_casts(func: OpOverload, targets: list[torch.Tensor], news: list[Value]) -> None:
+    """An operator in place promotes types like any other, and refuses a target that cannot hold what comes of it.
+    Some rules of fake tensors do not ask."""
+    for target, new in zip(targets, news, strict=True):
+        if not torch.can_cast(new.tensor.dtype, target.dtype):
+            raise CaptureError(
+                f"{func}: result type {new.tensor.dtype} can't be cast to the output type {target.dtype}"
+            )
 
 
 def _draws_in_other_order(func: OpOverload, args: tuple) -> bool:

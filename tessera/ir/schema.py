@@ -242,6 +242,8 @@ def draws(op: object, args: tuple, kwargs: dict) -> bool:
 
 
 _EFFECTS = ("_assert", "sym_constrain", "_print", "record_stream")
+# Ranks meet in them: none may be left out, run twice, or run in another order than on other ranks.
+COLLECTIVES = frozenset(("c10d", "_c10d_functional", "_c10d_functional_autograd"))
 
 
 class _Call(Protocol):
@@ -269,6 +271,6 @@ def _has_effect(eqn: _Call) -> bool:
     if not isinstance(op, OpOverload):
         return not getattr(op, "pure", True) or any(isinstance(a, OpOverload) and is_random(a) for a in eqn.args)
     schema = schema_of(op)
-    if schema.mutated or not schema.returns or op_name(op).startswith(_EFFECTS):
+    if schema.mutated or not schema.returns or op_name(op).startswith(_EFFECTS) or op.namespace in COLLECTIVES:
         return True
     return schema.random and draws(op, eqn.args, eqn.kwargs)

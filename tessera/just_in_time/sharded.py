@@ -8,7 +8,7 @@ once. A weight's gradient lies as the weight does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +17,12 @@ from torch.distributed.tensor import DTensor
 from tessera.distributed.agree import agree
 from tessera.distributed.capture import Forward, capture
 from tessera.distributed.dtensors import as_dtensor
-from tessera.distributed.plan import Layout, Plan, rows_of
+from tessera.distributed.plan import Layout, Plan
 from tessera.distributed.sharding import Sharding
 from tessera.distributed.weights import local_of, placement_of
 from tessera.frontends.captured import Captured
 from tessera.ir.equation import Value
-from tessera.ir.placement import Placement
+from tessera.ir.placement import Axes, Placement
 from tessera.ir.types import TensorType, size_key
 from tessera.just_in_time.backend import Backend, GraphRecord
 from tessera.pipeline.account import Account
@@ -48,8 +48,6 @@ class ShardedCall:
 
     def __call__(self, *batch: object, **named: object) -> object:
         leaves, _ = pytree.tree_flatten((batch, named))
-        if any(isinstance(x, DTensor) for x in leaves):
-            raise InputError("expected this rank's part of the batch as plain tensors, got a DTensor")
         grad = torch.is_grad_enabled()
         key = self.model.training, grad, *(batch_key(x, grad) for x in leaves)
         program = self.programs.get(key)
@@ -60,25 +58,29 @@ class ShardedCall:
     def _prepare(self, batch: tuple, named: dict, leaves: list, grad: bool) -> _Program:
         sharding, model = self.sharding, self.model
         forward = capture(model, None, batch, named, sharding.whole_batch(leaves), sharding.watched(model))
-        lies = sharding.settle(model, forward)
+        lies = sharding.settle(model, forward, leaves)
         needs = [x.requires_grad for x in (*_held(model, forward), *(x for x in leaves if isinstance(x, Tensor)))]
         name = f"{type(model).__name__}_{len(self.programs)}"
+        whole = any(isinstance(x, DTensor) for x in leaves)
         partition = partition_of(sharding, model, forward, lies)
         compilation = ShardedGraph(name, forward, partition, needs, self.options, grad)
         agree(sharding, leaves, told(compilation.account))
         self.backend.graphs.append(GraphRecord(name, "", compilation))
-        return _Program(model, sharding, forward, compilation)
+        return _Program(model, sharding, forward, compilation, whole)
 
 
 def batch_key(x: object, grad: bool = False) -> object:
     """What a program is made for."""
-    return (tuple(x.shape), x.dtype, grad and x.requires_grad) if isinstance(x, Tensor) else repr(x)
+    if not isinstance(x, Tensor):
+        return repr(x)
+    lies = x.placements if isinstance(x, DTensor) else ()
+    return tuple(x.shape), x.dtype, grad and x.requires_grad, lies
 
 
 def partition_of(sharding: Sharding, model: nn.Module, forward: Forward, lies: Layout) -> Partition:
     """Where the values of a model's call lie."""
     inputs = {**lies.inputs, **lies.results, **{v: lies.weights[name] for name, v in forward.weights.items()}}
-    rows = {size_key(v.shape[0]) for v in lies.inputs}
+    rows = {size_key(v.shape[0]): placement.splits[0] for v, placement in reversed(lies.inputs.items())}
     outputs: list[Placement | None] = [_result(lies.plan, v, rows) for v in forward.outputs]
     outputs += sharding.placed(model, forward)
     grads = {v: inputs[v] for v in (*forward.weights.values(), *lies.inputs)}
@@ -89,13 +91,12 @@ def partition_of(sharding: Sharding, model: nn.Module, forward: Forward, lies: L
     )  # fmt: skip
 
 
-def _result(plan: Plan, v: object, rows: set) -> Placement | None:
+def _result(plan: Plan, v: object, rows: Mapping[object, Axes]) -> Placement | None:
     """A result that has the batch's rows is split as they are; another one is whole."""
     if not isinstance(v, Value) or not isinstance(v.type, TensorType):
         return None
-    if v.ndim and size_key(v.shape[0]) in rows:
-        return rows_of(plan, v)
-    return Placement.whole(plan.mesh, v.shape)
+    whole = Placement.whole(plan.mesh, v.shape)
+    return whole.with_split(0, rows.get(size_key(v.shape[0]), ())) if v.ndim else whole
 
 
 def _held(model: nn.Module, forward: Forward) -> list[Tensor]:
@@ -147,14 +148,28 @@ class ShardedGraph(Compilation):
 class _Program:
     """A compiled call with the tensors it runs on."""
 
-    def __init__(self, model: nn.Module, sharding: Sharding, forward: Forward, compilation: ShardedGraph) -> None:
+    def __init__(
+        self, model: nn.Module, sharding: Sharding, forward: Forward, compilation: ShardedGraph, whole: bool
+    ) -> None:
         self.model, self.sharding, self.forward, self.compilation = model, sharding, forward, compilation
+        self.whole = whole  # DTensors come, and are given
 
     def __call__(self, batch: list[Tensor]) -> object:
         held = _held(self.model, self.forward)
         count = len(self.forward.weights)
         parts = _Parts.apply(self.sharding, *held[:count])
+        if self.whole:
+            return self.with_dtensors(parts, held[count:], batch)
         return self.forward.pack(self.compilation.executable.call(*parts, *held[count:], *batch))
+
+    def with_dtensors(self, parts: Sequence[Tensor], buffers: list[Tensor], batch: list[Tensor]) -> object:
+        places = [i for i, x in enumerate(batch) if isinstance(x, DTensor)]
+        local = dict(zip(places, _Parts.apply(self.sharding, *(batch[i] for i in places)), strict=True))
+        batch = [local.get(i, x) for i, x in enumerate(batch)]
+        results = self.compilation.executable.call(*parts, *buffers, *batch)
+        mesh, places = self.sharding.device_mesh, self.compilation.partition.outputs
+        pairs = zip(results, places, strict=False)
+        return self.forward.pack([x if p is None else as_dtensor(x, p, mesh) for x, p in pairs])
 
 
 class _Parts(torch.autograd.Function):

@@ -6,6 +6,7 @@ from tessera.ops import (  # noqa: F401
     channelnorm,
     choosing,
     chunked_loss,
+    collectives,
     control,
     conv,
     copies,

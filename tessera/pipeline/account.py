@@ -44,6 +44,7 @@ class Account:
     fp8: Layers = field(default_factory=Layers)  # layers that multiply in 8 bits, and those that could not
     pipeline: tuple[str, ...] = ()  # of a pipeline of ranks, its table and its stages in words
     gathered: tuple[Note, ...] = ()  # on a mesh: equations that no sharding rule allows to be cut
+    in_pieces: tuple[str, ...] = ()  # of products beside exchanges, which were cut into pieces, and why others not
 
     def run_by(self, programs: list[Program], kept: tuple[Trace, tuple[Value, ...]] | None) -> None:
         """Other programs run in place of those that the stages led to, of which they were not made: layers that were

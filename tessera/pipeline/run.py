@@ -7,7 +7,8 @@ line up with their caller (`Ends`), and the account of what happened.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from tessera.executors.base import in_order
 from tessera.executors.dumped import dump_kernels
@@ -41,6 +42,7 @@ class Run:
     halves: Halves  # what is saved may wait on the host
     results: list[Arg]  # what forward gives its caller
     backward: Collection[Value] = ()  # in a program of both halves, what backward computes
+    ways: Mapping[str, str] = MappingProxyType({})  # on a mesh, of axes along which operands are exchanged, how
 
     def __init__(
         self, name: str, captured: Captured, options: Options, grad: bool, given: tuple[Given, ...], edits: Edits

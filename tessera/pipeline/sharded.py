@@ -16,6 +16,7 @@ from tessera.passes.clean.dce import dce
 from tessera.passes.clean.fold import fold
 from tessera.passes.memory.bucket import bucket
 from tessera.passes.memory.overlap import overlap
+from tessera.passes.patterns.async_tp import async_tp
 from tessera.pipeline import parts
 from tessera.pipeline.account import Account
 from tessera.pipeline.lists import PIPELINES, SPLIT, claiming, last
@@ -36,6 +37,24 @@ def _joint(trace: Trace, run: ShardedRun) -> Trace:
     joint = parts.in_order_of_use(trace, run.account.joint)
     run.account.joint, run.account.gathered = shard_joint(joint, run.partition)
     return run.account.joint.trace
+
+
+def _async_tp(trace: Trace, run: Run) -> Trace:
+    trace, said = async_tp(trace, asynchronous(run))
+    run.account.in_pieces += said
+    return trace
+
+
+def asynchronous(run: Run) -> list[str]:
+    """The axes whose exchanges are cut into pieces."""
+    return [axis for axis, way in run.ways.items() if way == "async-tp"]
+
+
+def in_pieces(over: str) -> Stage:
+    return Stage(
+        "async_tp", _async_tp, "it is decided what is gathered again; before regions are chosen", over,
+        needs=("run",), when=lambda run, _: bool(asynchronous(run)),
+    )  # fmt: skip
 
 
 def cleaned_after(over: str) -> list[Row]:
@@ -70,13 +89,14 @@ DIFFERENTIATED: list[Row] = [
 
 PIPELINES["sharded training"] = [
     *DIFFERENTIATED, *SPLIT,
-    *claiming(FORWARD), *finishing(FORWARD),
-    *claiming(BACKWARD), *finishing(BACKWARD),
+    in_pieces(FORWARD), *claiming(FORWARD), *finishing(FORWARD),
+    in_pieces(BACKWARD), *claiming(BACKWARD), *finishing(BACKWARD),
 ]  # fmt: skip
 PIPELINES["sharded inference"] = [
     Stage("shard", _program, "the program is clean", needs=("run",)),
     *cleaned_after(PROGRAM),
     Stage("dce", dce, "what nobody reads"),
+    in_pieces(PROGRAM),
     *claiming(PROGRAM),
     *finishing(PROGRAM),
 ]
@@ -104,7 +124,7 @@ class ShardedRun(Run):
         grad: bool,
         edits: Edits,
     ) -> None:
-        self.trace, self.partition = trace, partition
+        self.trace, self.partition, self.ways = trace, partition, partition.ways
         super().__init__(name, captured, options, grad, (), edits)
 
     def begin(self, grad: bool) -> None:

@@ -12,9 +12,11 @@ from tessera.tools import (
     bench,
     cache,
     check,
+    codesign,
     convert,
     doctor,
     explain,
+    generate,
     machines,
     map,
     op,
@@ -32,6 +34,7 @@ from tessera.util.errors import TesseraError
 
 COMMANDS: dict[str, Command] = {
     "run": run.COMMAND,
+    "generate": generate.COMMAND,
     "explain": explain.COMMAND,
     "trace": trace.COMMAND,
     "pipeline": pipeline.COMMAND,
@@ -48,6 +51,7 @@ COMMANDS: dict[str, Command] = {
     "machine": machines.COMMAND,
     "map": map.COMMAND,
     "simulate": simulate.COMMAND,
+    "codesign": codesign.COMMAND,
     "cache": cache.COMMAND,
     "tile-opt": tile_opt.COMMAND,
     "bench": bench.COMMAND,

@@ -2,16 +2,20 @@
 
 Without a cache it takes token ids `(batch, time)` and gives logits, or the mean cross-entropy against targets. With
 a `Cache` it reads and writes keys and values at given positions, so that prefill and one-token decode are the same
-program at different sizes. The cache is plain tensors, written in place.
+program at different sizes. The cache is plain tensors, written in place. It follows the protocol of `tessera.Engine`
+(`serve/programs.py: Paged`), as a model of one's own would.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from tessera.serve.programs import Layer, Site
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ class Attention(nn.Module):
         self.k = nn.Linear(config.width, kv, bias=False)
         self.v = nn.Linear(config.width, kv, bias=False)
         self.out = nn.Linear(config.width, config.width, bias=False)
+        self.site: Site | None = None  # the engine's cache
 
     def forward(self, x: Tensor, turn: Tensor, positions: Tensor, cache: tuple[Tensor, Tensor] | None) -> Tensor:
         batch, time, width = x.shape
@@ -73,6 +78,13 @@ class Attention(nn.Module):
             seen = torch.arange(keys.shape[2], device=x.device) <= positions[:, None]
             y = F.scaled_dot_product_attention(q, keys, values, attn_mask=seen, enable_gqa=True)
         return self.out(y.transpose(1, 2).reshape(batch, time, width))
+
+    def paged(self, x: Tensor, turn: Tensor, step: tuple[Tensor, ...]) -> Tensor:
+        """The same over the engine's cache: `x` is a flat row of tokens, (time, width)."""
+        head = self.config.head
+        q, k, v = (layer(x).view(x.shape[0], -1, head) for layer in (self.q, self.k, self.v))
+        q, k = (rotate(each.transpose(0, 1), turn).transpose(0, 1) for each in (q, k))
+        return self.out(self.site(q, k, v, step, head**-0.5).flatten(1))
 
 
 class MLP(nn.Module):
@@ -100,6 +112,10 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, turn: Tensor, positions: Tensor, cache: tuple[Tensor, Tensor] | None) -> Tensor:
         x = x + self.attention(self.norm1(x), turn, positions, cache)
+        return x + self.mlp(self.norm2(x))
+
+    def paged(self, x: Tensor, turn: Tensor, step: tuple[Tensor, ...]) -> Tensor:
+        x = x + self.attention.paged(self.norm1(x), turn, step)
         return x + self.mlp(self.norm2(x))
 
 
@@ -132,6 +148,29 @@ class Llama(nn.Module):
     def decode(self, idx: Tensor, positions: Tensor, cache: Cache) -> Tensor:
         """Logits of the last of the given tokens, whose keys and values go into the cache at `positions`."""
         return self.head(self.hidden(idx, positions, cache)[:, -1])
+
+    # --- the protocol of tessera.Engine ---
+
+    longest: int | None = None
+    stops: tuple[int, ...] = ()
+
+    @property
+    def vocabulary(self) -> int:
+        return self.config.vocab
+
+    def layers(self) -> list[Layer]:
+        return [Layer(self.config.kv_heads, self.config.head, self.config.head)] * self.config.layers
+
+    def take_sites(self, sites: Sequence[Site]) -> None:
+        for block, site in zip(self.blocks, sites, strict=True):
+            block.attention.site = site
+
+    def paged_forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, step: tuple[Tensor, ...]) -> Tensor:
+        x = self.tokens(tokens)
+        turn = turns(positions, self.config, x.dtype)
+        for block in self.blocks:
+            x = block.paged(x, turn, step)
+        return self.head(self.norm(x if rows is None else x[rows]))
 
 
 def turns(positions: Tensor, config: LlamaConfig, dtype: torch.dtype) -> Tensor:

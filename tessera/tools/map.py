@@ -6,13 +6,17 @@ standard output.
 
 from __future__ import annotations
 
+import json
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from tessera.spatial.map import EFFORTS, map_onto
+from tessera.spatial.watch.metrics import metrics
+from tessera.tools import spatial_report
 from tessera.tools.command import Command, json_argument, write_json
 from tessera.tools.convert import SOURCES
 from tessera.util.errors import OptionError
+from tessera.util.files import check_writable
 
 
 def arguments(parser: ArgumentParser) -> None:
@@ -22,10 +26,14 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--effort", choices=EFFORTS, default="normal", help="how many mappings are tried")
     parser.add_argument("--seed", type=int, default=0, help="of the search")
     parser.add_argument("--output", metavar="FILE", help="write a .spatial file instead of the listing")
+    parser.add_argument("--metrics", metavar="FILE", help="write what is used: JSON, or Prometheus text (.prom)")
+    parser.add_argument("--report", metavar="FILE", help="write an HTML page, and a trace for Perfetto beside it")
     json_argument(parser)
 
 
 def run(args: Namespace) -> int:
+    for path in filter(None, (args.output, args.metrics, args.report)):
+        check_writable(path)
     reader = SOURCES.get(Path(args.source.partition(":")[0]).suffix)
     if reader is None:
         raise OptionError(f"expected a source that ends in {' or '.join(SOURCES)}, got {args.source!r}")
@@ -33,6 +41,12 @@ def run(args: Namespace) -> int:
     program = map_onto(model, *example, machine=args.machine, chips=args.chips, effort=args.effort, seed=args.seed)
     if args.output:
         program.save(args.output)
+    if args.metrics:
+        seen = metrics(program)
+        text = seen.prometheus() if args.metrics.endswith(".prom") else json.dumps(seen.data(), indent=2) + "\n"
+        Path(args.metrics).write_text(text, encoding="utf-8")
+    if args.report:
+        spatial_report.write(program, args.report)
     facts = {"cycles": program.cycles, "bound": program.bound, "limit": program.limit, "summary": program.summary()}
     if not write_json(args, facts):
         print(f"{args.output}: {program.summary()}" if args.output else program)

@@ -13,7 +13,12 @@ all_reduce = symbol("torch.ops._c10d_functional.all_reduce.default", _WHY)
 all_gather_into_tensor = symbol("torch.ops._c10d_functional.all_gather_into_tensor.default", _WHY)
 reduce_scatter_tensor = symbol("torch.ops._c10d_functional.reduce_scatter_tensor.default", _WHY)
 all_to_all_single = symbol("torch.ops._c10d_functional.all_to_all_single.default", _WHY)
+broadcast = symbol("torch.ops._c10d_functional.broadcast.default", _WHY)
 wait_tensor = symbol("torch.ops._c10d_functional.wait_tensor.default", _WHY)
+group_of = symbol(
+    "torch.distributed.distributed_c10d._resolve_process_group",
+    "which rank of its group this one is, by the group's name",
+)
 StridedShard = symbol(
     "torch.distributed.tensor.placement_types._StridedShard",
     "a dimension of a DTensor that two axes split, the later one first",

@@ -31,6 +31,9 @@ compilation_metrics: Callable[[], list] = symbol(
 set_metrics_limit: Callable[[int], None] = symbol(
     "torch._dynamo.utils.set_compilation_metrics_limit", "the report of a whole script"
 )
+mark_dynamic: Callable[[object, int], None] = symbol(
+    "torch._dynamo.mark_dynamic", "programs of the engine that take any number of tokens"
+)
 _metrics_context = symbol("torch._dynamo.utils.get_metrics_context", "saying why Dynamo compiles again")
 
 

@@ -16,7 +16,11 @@ functorch_interpreters: Callable[[], list] = symbol(
     "torch._functorch.pyfunctorch.retrieve_all_functorch_interpreters", "telling whether torch.func is at work"
 )
 level_count: Callable[[], int] = symbol("torch._C._functorch.get_dynamic_layer_stack_depth", _LEVELS)
-pop_levels: Callable[[int], object] = symbol("torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth", _LEVELS)
+_top_level = symbol("torch._C._functorch.peek_interpreter_stack", _LEVELS)
+_LEAVE = {
+    kind: symbol(f"torch._C._functorch._{name}_decrement_nesting", _LEVELS)
+    for kind, name in {"Vmap": "vmap", "Grad": "grad", "Jvp": "jvp", "Functionalize": "func"}.items()
+}
 is_functorch_wrapped: Callable[[torch.Tensor], bool] = symbol(
     "torch._C._functorch.is_functorch_wrapped_tensor", "tensors under torch.func"
 )
@@ -29,6 +33,12 @@ vmap_level_up: Callable[[], int] = symbol("torch._C._vmapmode_increment_nesting"
 vmap_level_down: Callable[[], int] = symbol("torch._C._vmapmode_decrement_nesting", _BATCHED)
 add_batch_dim = symbol("torch._add_batch_dim", _BATCHED)
 remove_batch_dim = symbol("torch._remove_batch_dim", _BATCHED)
+
+
+def pop_levels(depth: int) -> None:
+    """Leave the innermost levels until `depth` are left. torch 2.11's own function for it only knows those of vmap."""
+    while level_count() > depth:
+        _LEAVE[_top_level().key().name]()
 
 
 def innermost(x: torch.Tensor) -> torch.Tensor:

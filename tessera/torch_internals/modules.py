@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
 import torch
 from torch.nn.modules import module as every_module
 from torch.optim import optimizer as every_optimizer
@@ -52,3 +57,23 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
 def mark_stepped(optimizer: torch.optim.Optimizer) -> None:
     """Schedulers ask whether a step came before theirs."""
     optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+@contextmanager
+def without_hooks_of(model: torch.nn.Module, package: str) -> Iterator[None]:
+    """Forward hooks that a package of PyTorch's own has hung on a model do not run meanwhile."""
+    before = [(module, kind, getattr(module, kind)) for module in model.modules() for kind in HOOKS[:2]]
+    try:
+        for module, kind, hooks in before:
+            kept = [(key, fn) for key, fn in hooks.items() if not _module_of(fn).startswith(package)]
+            if len(kept) < len(hooks):
+                setattr(module, kind, OrderedDict(kept))
+        yield
+    finally:
+        for module, kind, hooks in before:
+            setattr(module, kind, hooks)
+
+
+def _module_of(fn: object) -> str:
+    plain = fn.func if isinstance(fn, partial) else fn
+    return str(getattr(plain, "__module__", ""))

@@ -82,6 +82,11 @@ class OptimizerState:
                 self._new[state[name]] = p
         return bool(self._new) and any(state[name] in self._new for name in names)
 
+    def give(self, p: torch.Tensor, name: str, new: torch.Tensor) -> None:
+        """State that no step has used yet, made where somebody wants it to lie."""
+        self.optimizer.state[p][name] = new
+        self._new[new] = p
+
     def unmake(self) -> None:
         """Take back state that no step has used: the optimizer's own step wants to make it."""
         for p in self._new.values():

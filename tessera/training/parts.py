@@ -23,7 +23,10 @@ from tessera.util.errors import CaptureError, InputError
 class Parts:
     """Forward and backward compiled apart, then one compiled update."""
 
-    def __init__(self, loss: Callable, state: OptimizerState, settings: Settings, backend: StepBackend) -> None:
+    def __init__(
+        self, loss: Callable, state: OptimizerState, settings: Settings, backend: StepBackend, by_itself: bool = False
+    ) -> None:
+        """`by_itself`: parameters are such that only the optimizer's own step updates them."""
         self.state, self.settings = state, settings
         options = settings.options
         self.forward = jit(
@@ -35,7 +38,7 @@ class Parts:
         own.graphs, own.options = backend.graphs, options  # one account, one history of scales
         self.update = Updater(state, settings, backend.note)
         self.backend = backend
-        self.own = False  # the optimizer's own step runs, since a compiled one cannot
+        self.own = by_itself  # the optimizer's own step runs, since a compiled one cannot
 
     def loss(self, batch: tuple, named: dict) -> object:
         """What the user's function gives for a batch."""

@@ -18,7 +18,7 @@ from tessera.distributed.capture import Forward, capture
 from tessera.distributed.channel import GroupChannel
 from tessera.distributed.pipelined import Env, Worker
 from tessera.distributed.plan import Layout
-from tessera.distributed.sharding import Held, Sharding
+from tessera.distributed.sharding import Sharding
 from tessera.distributed.weights import local_of
 from tessera.ir.equation import Value, values_in
 from tessera.just_in_time.backend import GraphRecord
@@ -31,6 +31,7 @@ from tessera.training.run import Settings
 from tessera.training.sharded import ShardedStep
 from tessera.training.sharded_program import Recipe, loss_place
 from tessera.transforms.pipelined.cut import Part
+from tessera.transforms.pipelined.places import Held
 from tessera.util.errors import OptionError
 
 
@@ -96,7 +97,7 @@ class PipelinedStep(ShardedStep):
             pipe.schedule(microbatches),
             rank,
             pipe.starts,
-            None if homes is None else {name: ranks for name, (_, ranks) in homes.items()},
+            homes,
             settle,
         )
         name = f"{type(model).__name__}_{len(self.programs)}_step"
@@ -223,7 +224,7 @@ class _Program:
 
     def share(self, params: dict[str, nn.Parameter], buffers: dict[str, Tensor]) -> None:
         """Weights that several ranks read, and buffers that one of them wrote."""
-        for name, (owner, ranks) in self.compilation.held.items():
+        for name, (owner, ranks, _) in self.compilation.held.items():
             if len(ranks) > 1 and name in self.compilation.with_grads:
                 self.channel.hand_on(local_of(params[name]), owner, [r for r in ranks if r != owner])
         for name, home in self.written.items():

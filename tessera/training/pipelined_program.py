@@ -26,21 +26,21 @@ from tessera.pipeline.executable import Ends, Executable
 from tessera.pipeline.lists import PIPELINES, SPLIT, claiming
 from tessera.pipeline.options import Options
 from tessera.pipeline.run import Edits, Run
-from tessera.pipeline.sharded import DIFFERENTIATED, finishing
+from tessera.pipeline.sharded import DIFFERENTIATED, finishing, in_pieces
 from tessera.pipeline.stage import PROGRAM
 from tessera.runtime.call import Layout
 from tessera.training.program import joined, renamed, seeded
 from tessera.training.sharded_program import Recipe, ShardedCompilation, ShardedStepRun
 from tessera.transforms.pipelined.cut import KINDS, Part, Stages, cut
 from tessera.transforms.pipelined.orders import Step, orders
-from tessera.transforms.pipelined.places import Where
+from tessera.transforms.pipelined.places import Held, Where
 from tessera.transforms.pipelined.schedule import Schedule
 from tessera.transforms.remat import Split
 from tessera.transforms.shard.joint import Partition
 from tessera.transforms.vjp import Joint
 
 PIPELINES["pipelined step"] = [*DIFFERENTIATED, *SPLIT]
-PIPELINES["part of a pipeline"] = [*claiming(PROGRAM), *finishing(PROGRAM)]
+PIPELINES["part of a pipeline"] = [in_pieces(PROGRAM), *claiming(PROGRAM), *finishing(PROGRAM)]
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Piped:
     schedule: Schedule
     rank: int  # this one's place along the axis
     starts: Sequence[str] = ()  # the modules that stages begin with
-    homes: Mapping[str, Sequence[int]] | None = None  # of each weight, the ranks that have it already
-    settle: Callable[[Mapping[str, tuple[int, tuple[int, ...]]]], None] = lambda held: None  # told who has each weight
+    homes: Mapping[str, Held] | None = None  # who has each weight already
+    settle: Callable[[Mapping[str, Held]], None] = lambda held: None  # told who has each weight
 
 
 class PipelinedRun(ShardedStepRun):
@@ -106,21 +106,16 @@ class PipelinedRun(ShardedStepRun):
     def where(self) -> Where:
         piped = self.of.piped
         if piped.homes is not None:
-            on = {
-                rank: [s for s, r in piped.schedule.home.items() if r == rank] for rank in piped.schedule.home.values()
-            }
-            homes = {self.weights[n]: [s for r in ranks for s in on[r]] for n, ranks in piped.homes.items()}
-            return Where(homes=homes)
+            return Where(homes={self.weights[name]: held.stages for name, held in piped.homes.items()})
         inside = [[v for n, v in self.weights.items() if f"{n}.".startswith(f"{at}.")] for at in piped.starts]
         return Where(starts=inside)
 
-    def held(self, stages: Stages) -> dict[str, tuple[int, tuple[int, ...]]]:
-        """Of each weight, the rank that updates it and all ranks that have it."""
+    def held(self, stages: Stages) -> dict[str, Held]:
         on, held = self.of.piped.schedule.home, {}
         for name, v in self.weights.items():
             readers = {on[s] for s in stages.readers[v]}
             owner = on[stages.home[self.grads[name]]] if name in self.grads else min(readers, default=0)
-            held[name] = owner, tuple(sorted(readers | {owner}))
+            held[name] = Held(owner, tuple(sorted(readers | {owner})), stages.readers[v])
         return held
 
     def norms(self, names: Sequence[str], dtype: torch.dtype) -> Trace:
@@ -136,8 +131,8 @@ class PipelinedRun(ShardedStepRun):
 class PartRun(Run):
     """One program of a pipeline on its way to what runs."""
 
-    def __init__(self, title: str, trace: Trace, options: Options) -> None:
-        self.title, self.trace = title, trace
+    def __init__(self, title: str, trace: Trace, options: Options, ways: Mapping[str, str] | None = None) -> None:
+        self.title, self.trace, self.ways = title, trace, ways or {}
         super().__init__(trace.name, None, options, False, (), {})  # type: ignore[arg-type]
 
     def begin(self, _: bool) -> None:
@@ -149,6 +144,7 @@ class PartRun(Run):
         program = self.program(self.title, self.traces[PROGRAM])
         account.stages += [(f"{self.title} {name}", trace) for name, trace in self.account.stages]
         account.claims += self.account.claims
+        account.in_pieces += self.account.in_pieces
         account.to_claim += self.account.to_claim
         account.programs.append(program)
         return program
@@ -171,7 +167,7 @@ class PipelinedCompilation(ShardedCompilation):
     stages: Stages
     steps: tuple[Step, ...]
     run: PipelinedRun
-    held: dict[str, tuple[int, tuple[int, ...]]]
+    held: dict[str, Held]
     own: list[str]  # the weights that this rank updates
 
     def __init__(
@@ -210,7 +206,8 @@ class PipelinedCompilation(ShardedCompilation):
         return PipelineExecutable(run.account.programs, self.update_extras), run.account
 
     def compiled_part(self, part: Part, account: Account) -> Program:
-        return PartRun(_title(part), self.stages.programs[part], self.options).compiled(account)
+        ways = self.partition.ways
+        return PartRun(_title(part), self.stages.programs[part], self.options, ways).compiled(account)
 
     def update_of(self, names: list[str], account: Account) -> None:
         """Clipping and update of the weights that a rank owns."""
@@ -257,7 +254,7 @@ def told(of: PipelinedCompilation) -> tuple[str, ...]:
         ]  # fmt: skip
         sent = f"; a microbatch sends {', '.join(sends)}" if sends else ""
         lines.append(f"stage {stage} on rank {schedule.home[stage]}: {span}, {cost / whole:.0%} of the work{sent}")
-    for name, (owner, ranks) in of.held.items():
+    for name, (owner, ranks, _) in of.held.items():
         if len(ranks) > 1:
             lines.append(f"{name} is on the ranks {', '.join(map(str, ranks))}; rank {owner} updates it")
     lines.append("exchanges along other axes are counted for one microbatch, and the update")

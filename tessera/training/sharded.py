@@ -83,7 +83,7 @@ class ShardedStep:
             sharding, model = self.sharding, self.model
             whole = sharding.whole_batch(leaves)
             forward = capture(model, self.loss_fn, batch, named, whole, sharding.watched(model))
-            self.captures[what] = forward, sharding.settle(model, forward)
+            self.captures[what] = forward, sharding.settle(model, forward, leaves)
         return self.captures[what]
 
     def _prepare(self, forward: Forward, lies: Layout, waiting: tuple[str, ...]) -> _Program:
@@ -136,7 +136,11 @@ class ShardedStep:
                     part = torch.zeros(shape, dtype=p.dtype, device="meta" if absent else device)
                 else:  # it was loaded, and lies elsewhere
                     part = own_part(whole_of(held), placement, self.sharding.device_mesh)
-                state[slot] = as_dtensor(part, placement, self.sharding.device_mesh)
+                placed = as_dtensor(part, placement, self.sharding.device_mesh)
+                if held is None:
+                    self.state.give(p, slot, placed)
+                else:
+                    state[slot] = placed
 
     def _update(
         self, names: list[str], values: dict[str, Value], waiting: tuple[str, ...], updates: bool | None = None
@@ -178,7 +182,7 @@ class _Program:
             numbers = step.state.numbers(plan, ages, [*step.settings.clips.values()])
         held = [params[name] for name in self.forward.weights] + [buffers[name] for name in self.forward.buffers]
         more = [step.state.tensor(extra, chosen, numbers) for extra in compilation.extras]
-        tensors = [*map(local_of, held), *batch, *map(local_of, more)]
+        tensors = [*map(local_of, (*held, *batch, *more))]
         with below_autograd():
             out = compilation.executable.call(*tensors)
         torch.autograd.graph.increment_version([tensors[i] for i in compilation.executable.ends.written])

@@ -23,7 +23,7 @@ from tessera.pipeline.executable import Ends
 from tessera.pipeline.lists import PIPELINES, SPLIT, claiming
 from tessera.pipeline.options import Options
 from tessera.pipeline.run import Edits
-from tessera.pipeline.sharded import DIFFERENTIATED, ShardedRun, finishing
+from tessera.pipeline.sharded import DIFFERENTIATED, ShardedRun, finishing, in_pieces
 from tessera.pipeline.stage import BACKWARD, FORWARD, STEP, Stage
 from tessera.runtime.call import Layout
 from tessera.training.program import StepExecutable, StepProgram, StepRun, joined, renamed, seeded
@@ -37,7 +37,7 @@ def _step(forward: Trace, run: ShardedStepRun) -> Trace:
 
 
 PIPELINES["sharded step"] = [
-    *DIFFERENTIATED, *SPLIT, *claiming(FORWARD), *claiming(BACKWARD),
+    *DIFFERENTIATED, *SPLIT, in_pieces(FORWARD), *claiming(FORWARD), in_pieces(BACKWARD), *claiming(BACKWARD),
     Stage("step", _step, "after claiming: what backward recomputes is not fused into the forward", FORWARD,
           gives=STEP, needs=("run",)),
     *finishing(STEP),

@@ -16,6 +16,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.hooks import RemovableHandle
 
+from tessera.distributed.elsewhere import DTENSORS, FULLY_SHARD, elsewhere
 from tessera.distributed.sharding import ask_for, place, sharding_of
 from tessera.distributed.weights import follow
 from tessera.frontends.dynamo.frames import MODEL, looking_at_hooks, own_frames
@@ -55,8 +56,11 @@ class TrainStep:
         self.model, self.loss_fn = model, loss_fn
         self.state, self.settings, self.backend = state, settings, backend
         self.hooks: ModuleHooks[tuple[Callable, Parts]] = ModuleHooks(model)
+        self.elsewhere = elsewhere(model)
         self.whole, self.parts = self._anew()
         self.in_parts = ""  # why the step does not run as one program
+        if self.elsewhere is not None:
+            self._say_in_parts(f"{self.elsewhere.who}: {self.elsewhere.reason}")
         self.__tessera__ = Compiled(self.__call__, backend, self.__call__, _again)
 
     def __call__(self, *batch: object, **named: object) -> object:
@@ -99,7 +103,7 @@ class TrainStep:
     def _anew(self) -> tuple[Callable, Parts]:
         """The step as one program and in parts; nothing is compiled yet."""
         loss, whole = _frames(self.model, self.loss_fn)
-        parts = Parts(loss, self.state, self.settings, self.backend)
+        parts = Parts(loss, self.state, self.settings, self.backend, self.elsewhere in (FULLY_SHARD, DTENSORS))
         return under_dynamo(whole, self.backend, fullgraph=True), parts
 
     def _look_at_hooks(self) -> None:
@@ -112,9 +116,12 @@ class TrainStep:
         """From now on in parts, unless it is the loss itself that fails: the next batch may be a better one."""
         out = self.parts.loss(batch, named)
         if not self.in_parts:
-            self.in_parts = reason
-            self.backend.refuse(f"the step runs in parts: {reason}")
+            self._say_in_parts(reason)
         return self.parts.finish(out)
+
+    def _say_in_parts(self, reason: str) -> None:
+        self.in_parts = reason
+        self.backend.refuse(f"the step runs in parts: {reason}")
 
 
 def _again(*_: object) -> Callable:

@@ -38,8 +38,20 @@ class Case:
     def masks(self) -> list[Tensor]:
         if not self.mask:
             return []
-        numbers = torch.randn(2, 1, self.length, self.length, dtype=torch.float64)
-        return [numbers if self.mask == "numbers" else numbers > -1]
+        draw, size = torch.Generator().manual_seed(1), (2, 1, self.length, self.length)
+        numbers = torch.randn(size, dtype=torch.float64, generator=draw)
+        places = torch.arange(self.length)
+        match self.mask:
+            case "numbers":  # some keys are hidden, and of one query all
+                hidden = (numbers > 1.0) | (places == 1)[:, None]
+                return [numbers.masked_fill(hidden, float("-inf"))]
+            case "truths":
+                return [numbers > -1]
+            case "lower":  # what a causal mask is
+                return [places <= places[:, None]]
+            case "padding":  # one sequence ends early, the other begins late
+                return [torch.stack([places < 3, places >= 2])[:, None, None]]
+        raise AssertionError(self.mask)
 
 
 def check(case: Case) -> Sharded:

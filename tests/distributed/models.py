@@ -89,8 +89,8 @@ class Llama(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.words(ids)
-        steps = torch.arange(ids.shape[1], dtype=x.dtype)[:, None]
-        turns = steps * 0.1 ** torch.arange(self.half, dtype=x.dtype)
+        steps = torch.arange(ids.shape[1], dtype=x.dtype, device=x.device)[:, None]
+        turns = steps * 0.1 ** torch.arange(self.half, dtype=x.dtype, device=x.device)
         for block in self.blocks:
             x = block(x, turns)
         return self.head(self.norm(x))
@@ -128,7 +128,8 @@ class MoE(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         x = self.words(ids)
-        turns = torch.arange(ids.shape[1], dtype=x.dtype)[:, None] * 0.1 ** torch.arange(self.half, dtype=x.dtype)
+        steps = torch.arange(ids.shape[1], dtype=x.dtype, device=x.device)[:, None]
+        turns = steps * 0.1 ** torch.arange(self.half, dtype=x.dtype, device=x.device)
         for block, experts in zip(self.blocks, self.experts, strict=True):
             x = block(x, turns)
             x = x + experts(self.norm(x))

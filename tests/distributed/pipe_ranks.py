@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
-from models import GPT, Pictures, picture_batches, picture_loss, token_batches, token_loss
+from models import GPT, MoE, Pictures, picture_batches, picture_loss, token_batches, token_loss
 from ranks import optimizer_of
 
 import tessera
@@ -17,9 +17,9 @@ from tessera.distributed.weights import local_of
 ROWS = 8
 
 
-def model_of(seed: int) -> torch.nn.Module:
+def model_of(seed: int, experts: bool = False) -> torch.nn.Module:
     torch.manual_seed(seed)
-    return GPT(2).double()
+    return (MoE if experts else GPT)(2).double()
 
 
 def launch(world: int, folder: str, cases: list, then: bool) -> None:
@@ -33,11 +33,12 @@ def train(rank: int, world: int, folder: str, cases: list[tuple[dict, object, di
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
     for number, (axes, plan, options) in enumerate(cases):
         mesh = tessera.mesh(device="cpu", **axes)
-        model = model_of(rank)  # what rank 0 has counts
+        model = model_of(rank, "ep" in axes)  # what rank 0 has counts
         step = tessera.train_step(
             model, token_loss, optimizer_of(model), executors="aten", mesh=mesh, plan=plan, **options
         )  # fmt: skip
-        parts, own = axes.get("dp", 1), mesh.get_local_rank("dp") if "dp" in axes else 0
+        rows = [axis for axis in ("dp", "ep") if axis in axes]
+        parts, own = (axes[rows[0]], mesh.get_local_rank(rows[0])) if rows else (1, 0)
         losses = [float(step(*(x.chunk(parts)[own] for x in batch))) for batch in token_batches(4, ROWS)]
         torch.save((losses, whole(model), told(step)), Path(folder) / f"{number}_{rank}.pt")
     for part in (saved, changing, written) if then else ():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
@@ -48,10 +49,22 @@ def add(a: list, b: list) -> list:
     return list(map(torch.add, a, b))
 
 
-class Ranks:
-    """All ranks, from the same weights."""
+@dataclass
+class Held:
+    """What ranks have between calls, of all of them, by name."""
 
-    def __init__(self, model: nn.Module, step: PipelinedStep, compilation: PipelinedCompilation) -> None:
+    weights: dict[str, list] = field(default_factory=dict)  # and buffers
+    state: dict[tuple[str, str], list] = field(default_factory=dict)
+    sums: dict[str, list] = field(default_factory=dict)
+    age: int = 0
+
+
+class Ranks:
+    """All ranks, from the same weights, or with what they have from calls of another size."""
+
+    def __init__(
+        self, model: nn.Module, step: PipelinedStep, compilation: PipelinedCompilation, held: Held | None = None
+    ) -> None:
         self.step, self.of = step, compilation
         account, run = Account(("aten",)), compilation.run
         self.parts = {
@@ -62,18 +75,18 @@ class Ranks:
             compilation.stages, compilation.piped.schedule, lambda part, args: in_step.run(self.parts[part], args),
             add, list(run.grads.values()),
         )  # fmt: skip
-        self.places = {name: compilation.lies.weights[name] for name in run.weights}
-        whole = {name: x.detach().clone() for name, x in (*model.named_parameters(), *model.named_buffers())}
-        self.weights = {v: in_step.cut(whole[n], v.type.placement) for n, v in (run.weights | run.buffers).items()}
-        self.state: dict[tuple[str, str], list] = {}
-        self.sums: dict = {}
-        self.age = 0
+        values, self.held = run.weights | run.buffers, held or Held()
+        if held is None:
+            whole = {name: x.detach().clone() for name, x in (*model.named_parameters(), *model.named_buffers())}
+            self.held.weights = {n: in_step.cut(whole[n], v.type.placement) for n, v in values.items()}
+        self.weights = {v: self.held.weights[n] for n, v in values.items()}
         self.updates = []
         for rank in range(len(compilation.rows)):
             names = [name for name in compilation.with_grads if compilation.held[name][0] == rank]
             compilation.update_of(names, account)
             of = compilation
             self.updates.append((names, of.plan, of.norms, of.update, of.update_extras))
+        compilation.update_of(compilation.own, account)  # what the front door runs
 
     def microbatches(self, batch: list[Tensor]) -> list[dict]:
         """Each rank along the data axes cuts its rows; microbatches are what all of them have together."""
@@ -91,22 +104,22 @@ class Ranks:
         ranks = self.of.partition.mesh.ranks
         return [[x] * ranks for x in self.of.draws.run()]
 
-    def loss(self, batch: list[Tensor]) -> Tensor:
+    def loss(self, batch: list[Tensor], updates: bool = True) -> Tensor:
         """One call: the loss; gradients are added up, and with the last of some calls weights are updated."""
-        settings = self.step.settings
-        results, sums = together(self.workers, self.weights, self.microbatches(batch), self.sums)
+        grads, held = self.of.run.grads, self.held
+        before = {v: held.sums[name] for name, v in grads.items() if name in held.sums}
+        results, sums = together(self.workers, self.weights, self.microbatches(batch), before)
         loss = self.of.run.outputs[0]
         out = torch.stack([in_step.join(r[loss], loss.type.placement) for r in results]).mean()
-        self.sums = sums
-        if settings.updates:
+        held.sums = {name: sums[v] for name, v in grads.items()}
+        if updates:
             self.update()
-            self.sums = {}
-        settings.done()
+            held.sums = {}
         return out
 
     def update(self) -> None:
-        self.age += 1
-        of, grads = self.of, {name: self.sums[v] for name, v in self.of.run.grads.items()}
+        self.held.age += 1
+        of, grads = self.of, self.held.sums
         ranks = of.partition.mesh.ranks
         norms = [torch.zeros(len(grads), dtype=of.norm_dtype) for _ in range(ranks)]
         for names, _, norm, _, _ in self.updates:
@@ -117,7 +130,7 @@ class Ranks:
         for names, plan, _, update, extras in self.updates:
             if update is not None:
                 clips = [*self.step.settings.clips.values()]
-                numbers = self.step.state.numbers(plan, [self.age] * len(plan.members), clips)
+                numbers = self.step.state.numbers(plan, [self.held.age] * len(plan.members), clips)
                 more = [self.tensor(e, names, numbers, norms, ranks) for e in extras]
                 in_step.run(update.trace, [*(grads[n] for n in names), *more])
 
@@ -131,15 +144,17 @@ class Ranks:
                 return self.weights[self.of.run.weights[names[extra.member]]]
         name = names[extra.member]
         place = self.of.lies.states[name]
-        if (name, extra.name) not in self.state:
+        state = self.held.state
+        if (name, extra.name) not in state:
             weight = self.of.forward.weights[name]
             zeros = torch.zeros([int(n) for n in weight.shape], dtype=weight.dtype)
-            self.state[name, extra.name] = in_step.cut(zeros, place)
-        return self.state[name, extra.name]
+            state[name, extra.name] = in_step.cut(zeros, place)
+        return state[name, extra.name]
 
     def trained(self, batches: list) -> Trained:
-        losses = [self.loss(batch) for batch in batches]
+        return Trained([self.loss(batch) for batch in batches], self.whole())
+
+    def whole(self) -> dict[str, Tensor]:
         run, lies = self.of.run, self.of.lies
         held = {n: in_step.join(self.weights[v], v.type.placement) for n, v in (run.weights | run.buffers).items()}
-        held |= {f"{n}.{slot}": in_step.join(x, lies.states[n]) for (n, slot), x in self.state.items()}
-        return Trained(losses, held)
+        return held | {f"{n}.{slot}": in_step.join(x, lies.states[n]) for (n, slot), x in self.held.state.items()}

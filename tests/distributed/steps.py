@@ -35,29 +35,32 @@ class Trained:
     held: dict[str, Tensor]  # weights, buffers and the optimizer's state, by name
 
 
-def train_whole(model: nn.Module, loss_fn: Callable, batches: list, optimizer: str, clip: float | None) -> Trained:
+def train_whole(
+    model: nn.Module, loss_fn: Callable, batches: list, optimizer: str, clip: float | None, accumulate: int = 1
+) -> Trained:
     """Eager, on whole batches."""
     model, losses = copy.deepcopy(model), []
     by = OPTIMIZERS[optimizer](model.parameters())
-    for batch in batches:
+    for number, batch in enumerate(batches, 1):
         loss = loss_fn(model, *batch)
-        by.zero_grad()
-        loss.backward()
-        if clip is not None:
-            nn.utils.clip_grad_norm_(model.parameters(), clip)
-        by.step()
+        (loss / accumulate).backward()
         losses.append(loss.detach())
+        if number % accumulate == 0:
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            by.step()
+            by.zero_grad()
     held = {name: x.detach() for name, x in (*model.named_parameters(), *model.named_buffers())}
     for name, p in model.named_parameters():
-        held |= {f"{name}.{slot}": x for slot, x in by.state[p].items() if slot != "step"}
+        held |= {f"{name}.{slot}": x for slot, x in by.state.get(p, {}).items() if slot != "step"}
     return Trained(losses, held)
 
 
 @contextmanager
-def pretended(axes: dict[str, int]) -> Iterator:
+def pretended(axes: dict[str, int], device: str = "cpu") -> Iterator:
     """A mesh whose other ranks do not exist."""
     try:
-        yield tessera.mesh(device="cpu", fake=True, **axes)
+        yield tessera.mesh(device=device, fake=True, **axes)
     finally:
         dist.destroy_process_group()
 
@@ -67,7 +70,7 @@ def compiled_step(
     **options: object,
 ) -> tuple[tessera.training.sharded.ShardedStep, ShardedCompilation]:  # fmt: skip
     model = copy.deepcopy(model)
-    with pretended(axes) as mesh:
+    with pretended(axes, next(model.parameters()).device.type) as mesh:
         by = OPTIMIZERS[optimizer](model.parameters())
         step = tessera.train_step(
             model, loss_fn, by, clip_norm=clip, executors="aten", mesh=mesh, plan=plan, **options
@@ -83,8 +86,10 @@ def program_of(compilation: ShardedCompilation) -> Trace:
     return program.trace
 
 
-def train_ranks(model: nn.Module, step: object, compilation: ShardedCompilation, batches: list) -> Trained:
-    """All ranks in step, from the same weights; losses are equal on all of them."""
+def train_ranks(
+    model: nn.Module, step: object, compilation: ShardedCompilation, batches: list, exact: bool = True
+) -> Trained:
+    """All ranks in step, from the same weights; losses are equal on all of them, bit for bit where `exact`."""
     trace, forward, state = program_of(compilation), compilation.forward, step.state
     whole = {name: x.detach().clone() for name, x in (*model.named_parameters(), *model.named_buffers())}
     names = [*forward.weights, *forward.buffers, *(None for _ in forward.batch)]
@@ -97,9 +102,10 @@ def train_ranks(model: nn.Module, step: object, compilation: ShardedCompilation,
     losses, clips, plan = [], [*step.settings.clips.values()], compilation.plan
     for age, batch in enumerate(batches):
         numbers = torch.tensor(state.numbers(plan, [age + 1] * len(plan.members), clips), dtype=torch.float64)
+        numbers = numbers.to(next(model.parameters()).device)
         rest = iter([*batch, *(numbers for e in compilation.extras if e.kind == "numbers")])
         args = [held[n] if n else in_step.cut(next(rest), p) for n, p in zip(names, places, strict=True)]
         outputs = in_step.run(trace, args)
-        losses.append(in_step.join(outputs[0], trace.outputs[0].type.placement))
-    joined = {n: in_step.join(held[n], p) for n, p in zip(names, places, strict=True) if n is not None}
+        losses.append(in_step.join(outputs[0], trace.outputs[0].type.placement, exact))
+    joined = {n: in_step.join(held[n], p, exact) for n, p in zip(names, places, strict=True) if n is not None}
     return Trained(losses, joined)

@@ -6,11 +6,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
+from all_ranks import assert_equal
 from attention import Case
 from attention import check as check_attention
 from models import GPT, token_batches
-from steps import pretended
+from steps import compiled_step, pretended, program_of, train_ranks, train_whole
 from test_plans import ACTIVATION, check, program
+from torch import Tensor
 
 import tessera
 from tessera.distributed.plan import Plan
@@ -47,13 +50,16 @@ def test_a_dimension_made_of_two() -> None:
         Case(2, ring=False, pairs=2), Case(4, ring=False, pairs=2), Case(2, ring=False, causal=False, mask="numbers"),
         Case(2, ring=True), Case(3, ring=True, length=12, zigzag=True), Case(2, ring=True, pairs=2, zigzag=True),
         Case(3, ring=True, causal=False, length=6), Case(2, ring=True, causal=False, mask="truths", zigzag=True),
+        Case(3, ring=True, causal=False, length=12, mask="numbers", zigzag=True),
+        Case(2, ring=True, causal=False, mask="numbers"), Case(4, ring=True, causal=False, mask="lower"),
+        Case(2, ring=True, causal=False, mask="padding", pairs=2),
     ],
     ids=str,
 )  # fmt: skip
 def test_attention(case: Case, backward: bool) -> None:
     sharded = check_attention(replace(case, backward=backward))
     names = {eqn.op.name for eqn in sharded.trace.equations if exchange_of(eqn) is not None}
-    assert names == ({"permute"} if case.ring and not case.mask else {"all_to_all"}) and not sharded.notes
+    assert names == ({"permute"} if case.ring else {"all_to_all"}) and not sharded.notes
 
 
 def test_a_ring_in_zigzag_has_equal_work() -> None:
@@ -72,27 +78,37 @@ def test_alone(model: str, word: str) -> None:
     check(model, {"cp": 2}, word)
 
 
-TOGETHER = [
-    ("gpt", {"dp": 2, "cp": 2}, ("zero1",)),
-    ("llama", {"dp": 2, "cp": 2}, ("zero2",)),
-    ("gpt", {"dp": 2, "cp": 2}, ("zero3",)),
-    ("llama", {"rep": 2, "dp": 2, "cp": 2}, ("hsdp", "zero3")),
-]
+class Padded(torch.nn.Module):
+    """Queries see what stands before them and is no padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = torch.nn.Embedding(48, 8)
+        self.qkv, self.head = torch.nn.Linear(8, 24), torch.nn.Linear(8, 48)
+
+    def forward(self, ids: Tensor, keep: Tensor) -> Tensor:
+        q, k, v = (x.unflatten(-1, (2, 4)).transpose(1, 2) for x in self.qkv(self.words(ids)).chunk(3, -1))
+        places = torch.arange(ids.shape[1])
+        seen = keep[:, None, None] & (places <= places[:, None])
+        return self.head(F.scaled_dot_product_attention(q, k, v, seen).transpose(1, 2).flatten(2))
 
 
-@pytest.mark.parametrize("word", WORDS)
-@pytest.mark.parametrize(("model", "axes", "words"), TOGETHER, ids=str)
-def test_with_data_axes(model: str, axes: dict, words: tuple, word: str) -> None:
-    check(model, axes, dict(zip(axes, (*words, word), strict=True)))
+def padded_loss(model: torch.nn.Module, ids: Tensor, labels: Tensor, keep: Tensor) -> Tensor:
+    return F.cross_entropy(model(ids, keep).flatten(0, 1), torch.where(keep, labels, -100).flatten())
 
 
-@pytest.mark.parametrize("word", WORDS)
-def test_with_sequence(word: str) -> None:
-    check("gpt", {"cp": 2, "tp": 2}, {"cp": word, "tp": "sequence"})
-
-
-def test_zero3_and_sequence_and_ring() -> None:
-    check("llama", {"dp": 2, "cp": 2, "tp": 2}, {"dp": "zero3", "cp": "ring", "tp": "sequence"})
+def test_a_ring_with_padding() -> None:
+    """A mask of the batch is cut as the batch is; queries get all of its columns, and keys go round."""
+    torch.manual_seed(0)
+    model = Padded().double()
+    keep = torch.arange(8) < torch.tensor([8, 5, 3, 6])[:, None]
+    batches = [[*batch, keep] for batch in token_batches(2)]
+    plan = {"dp": "zero3", "cp": "ring"}
+    step, compilation = compiled_step(model, padded_loss, batches[0], {"dp": 2, "cp": 2}, plan, "adam", None)
+    exchanges = [exchange_of(e) for e in program_of(compilation).equations]
+    assert any(exchange and exchange[0] == "permute" for exchange in exchanges)
+    mine = train_ranks(model, step, compilation, batches)
+    assert_equal(mine, train_whole(model, padded_loss, batches, "adam", None))
 
 
 def by_name(local: Trace) -> dict[str, float]:

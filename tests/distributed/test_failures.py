@@ -75,6 +75,9 @@ def fails(how: str) -> None:
     def raises(*_: object) -> None:
         raise ValueError("the data are bad")
 
+    def no_memory(*_: object) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 93 GiB")
+
     match how:
         case "forward":
             exchanges["all_gather"] = killed
@@ -86,6 +89,8 @@ def fails(how: str) -> None:
             exchanges["reduce_scatter"] = lambda *_: (time.sleep(DEADLINE + 5), killed())
         case "raises":
             exchanges["all_gather"] = raises
+        case "memory":
+            exchanges["reduce_scatter"] = no_memory
 
 
 SAYS = {  # of survivors, and of the one that is elsewhere
@@ -94,6 +99,7 @@ SAYS = {  # of survivors, and of the one that is elsewhere
     "save": "rank 1 is gone; it was last seen at ",
     "sleeps": r"rank 1 is at \S*test_failures.py:\d+, for \d+ s",
     "raises": "rank 1 ended: ValueError: the data are bad",
+    "memory": "rank 1 ended: OutOfMemoryError: tried to allocate 93 GiB",
     "batch": r"rank 1 is at \S*test_failures.py:\d+, in tessera.distributed.agree.agree",
 }
 WAITS = {
@@ -102,6 +108,7 @@ WAITS = {
     "save": r"did not meet to compare what they have, at \S*test_failures.py:\d+, in tessera.distributed.checkpoint",
     "sleeps": "dist.reduce_scatter of .* at `",
     "raises": "dist.all_gather of .* at `all_gather = dist_wait",
+    "memory": "dist.reduce_scatter of .* at `",
     "batch": "dist.all_gather of .* at `all_gather = dist_wait",
 }
 

@@ -20,6 +20,7 @@ TWO = [
 ]
 FOUR = [
     ({"dp": 2, "pp": 2}, {"dp": "zero3", "pp": "1f1b"}, {"clip_norm": 0.5}),
+    ({"ep": 2, "pp": 2}, {"ep": "experts", "pp": "zero-bubble"}, {}),
 ]
 
 
@@ -34,8 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def eager(accumulate: int, clip: float | None) -> tuple[list[float], dict]:
-    model = model_of(0)
+def eager(accumulate: int, clip: float | None, experts: bool) -> tuple[list[float], dict]:
+    model = model_of(0, experts)
     optimizer, losses = optimizer_of(model), []
     for i, batch in enumerate(token_batches(4, ROWS)):
         loss = token_loss(model, *batch)
@@ -49,13 +50,14 @@ def eager(accumulate: int, clip: float | None) -> tuple[list[float], dict]:
     return losses, {name: p.detach() for name, p in model.named_parameters()}
 
 
-CASES = [(2, i, options) for i, (_, _, options) in enumerate(TWO)] + [(4, i, o) for i, (_, _, o) in enumerate(FOUR)]
+CASES = [(2, i, axes, options) for i, (axes, _, options) in enumerate(TWO)]
+CASES += [(4, i, axes, options) for i, (axes, _, options) in enumerate(FOUR)]
 
 
-@pytest.mark.parametrize(("world", "number", "options"), CASES)
-def test_training(folder: Path, world: int, number: int, options: dict) -> None:
+@pytest.mark.parametrize(("world", "number", "axes", "options"), CASES)
+def test_training(folder: Path, world: int, number: int, axes: dict, options: dict) -> None:
     """Every rank has the loss; together they have every weight, and where two have one it is the same."""
-    losses, weights = eager(options.get("accumulate", 1), options.get("clip_norm"))
+    losses, weights = eager(options.get("accumulate", 1), options.get("clip_norm"), "ep" in axes)
     seen = {}
     for rank in range(world):
         mine, held, _ = torch.load(folder / str(world) / f"{number}_{rank}.pt")

@@ -58,13 +58,13 @@ def check(
         assert (got - x).norm() <= 1e-11 * x.norm() + 1e-14
 
 
-ALONE = ("ddp", "zero1", "zero2", "zero3", "tensor", "sequence")
+ALONE = ("ddp", "zero1", "zero2", "zero3", "tensor", "sequence", "async-tp")
 
 
 @pytest.mark.parametrize("model", ["gpt", "llama", "pictures"])
 @pytest.mark.parametrize("plan", ALONE)
 def test_alone(model: str, plan: str) -> None:
-    if model == "pictures" and plan in ("tensor", "sequence"):
+    if model == "pictures" and plan in ("tensor", "sequence", "async-tp"):
         pytest.skip("convolutions are not cut by columns")
     check(model, {"dp": 2}, plan)
 
@@ -84,6 +84,19 @@ PAIRS = (
 @pytest.mark.parametrize(("axes", "plan"), PAIRS, ids=lambda x: "-".join(map(str, x.values())))
 def test_together(model: str, axes: dict, plan: dict) -> None:
     check(model, axes, plan)
+
+
+IN_PIECES = (
+    ({"dp": 2, "tp": 2}, {"dp": "zero1", "tp": "async-tp"}),
+    ({"dp": 2, "tp": 2}, {"dp": "zero2", "tp": "async-tp"}),
+    ({"dp": 2, "tp": 4}, {"dp": "zero3", "tp": "async-tp"}),
+    ({"rep": 2, "dp": 2, "tp": 2}, {"rep": "hsdp", "dp": "zero3", "tp": "async-tp"}),
+)
+
+
+@pytest.mark.parametrize(("axes", "plan"), IN_PIECES, ids=lambda x: "-".join(map(str, x.values())))
+def test_products_in_pieces(axes: dict, plan: dict) -> None:
+    check("llama", axes, plan)
 
 
 @pytest.mark.parametrize("plan", ["ddp", "zero3", "sequence"])
@@ -144,3 +157,12 @@ def test_bytes_of_sequence_parallel_blocks() -> None:
     local = program("llama", {"tp": 2}, "sequence")
     half = (4 * 2 + 2) * ACTIVATION / 2
     assert by_name(local, "tp", ACTIVATION) == {"reduce_scatter": half, "all_gather": half}
+
+
+@pytest.mark.parametrize("recompute", ["auto", "none"])
+def test_bytes_of_async_blocks_are_those_of_sequence_parallel_ones(recompute: str) -> None:
+    """Exchanges beside products are permutes, a chunk to each of the other ranks; those of the table of words stay."""
+    whole, pieces = (program("llama", {"tp": 4}, word, recompute=recompute) for word in ("sequence", "async-tp"))
+    assert sum(map(bytes_sent, pieces.equations)) == sum(map(bytes_sent, whole.equations))
+    names = [exchange_of(e)[0] for e in pieces.equations if bytes_sent(e) and e.out.nbytes() == ACTIVATION / 4]
+    assert names.count("permute") == 3 * (2 * (4 * 2 + 2) - 2) and names.count("reduce_scatter") == 1

@@ -18,8 +18,8 @@ EXECUTORS = ["tile", "aten"]
 
 @pytest.fixture(autouse=True)
 def here_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "DEVICES", ("cpu",))
-    monkeypatch.setattr(passes, "DTYPES", (torch.float32,))
+    """As if the CPU were a GPU and float32 a dtype of its matrix units."""
+    monkeypatch.setitem(passes.GAINS, "cpu", lambda eqn, backward: True)
     torch._dynamo.reset()
 
 
@@ -94,7 +94,7 @@ def test_few_copies() -> None:
             assert got.stride() == want.stride()
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
     trace = stage(fast)
-    assert trace is not None and clones(trace) == 6  # x, two weights, into and out of an average pool, the features
+    assert trace is not None and clones(trace) == 4  # x, two weights, the features
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -127,3 +127,33 @@ def test_one_convolution_stays() -> None:
     fast = tessera.jit(nn.Conv2d(3, 8, 3), executors=EXECUTORS, strict=True)
     fast(torch.randn(1, 3, 8, 8))
     assert stage(fast) is None
+
+
+def on_cpu(model: nn.Module, x: Tensor) -> Trace | None:
+    fast = tessera.jit(model, executors=EXECUTORS, strict=True)
+    torch.testing.assert_close(fast(x), model(x), rtol=1e-4, atol=1e-4)
+    return stage(fast)
+
+
+def stack(groups: int = 1) -> nn.Module:
+    return nn.Sequential(*(nn.Conv2d(8, 8, 3, padding=1, groups=groups, bias=False) for _ in range(3))).eval()
+
+
+def test_a_cpu_gains_where_nothing_is_differentiated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(passes.GAINS, "cpu", passes._by_onednn)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    torch.manual_seed(0)
+    x = torch.randn(1, 8, 12, 12)
+    with torch.no_grad():
+        assert on_cpu(stack(), x) is not None
+        assert on_cpu(stack(groups=8), x) is not None
+        assert on_cpu(stack(groups=2), x) is None  # every group would be copied out
+        assert on_cpu(stack().double(), x.double()) is None
+    assert on_cpu(stack(), x) is None  # gradients
+
+
+def test_a_cpu_without_onednn_gains_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(passes.GAINS, "cpu", passes._by_onednn)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    with torch.no_grad():
+        assert on_cpu(stack(), torch.randn(1, 8, 12, 12)) is None

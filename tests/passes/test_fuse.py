@@ -52,6 +52,37 @@ def test_one_equation_alone_stays_with_aten() -> None:
     assert "stay with the library" in tile.reasons(trace)["linear"]
 
 
+def channels_last(*shape: int) -> torch.Tensor:
+    return rand(*shape).contiguous(memory_format=torch.channels_last)
+
+
+def test_roots_along_rows_are_taken_once_on_a_cpu() -> None:
+    def norm(x: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
+        return (x * (var + 1e-5).rsqrt()[:, None, None]).relu()
+
+    _, regions = fused(norm, channels_last(2, 8, 4, 4), rand(8).abs())
+    assert regions == [{"add", "rsqrt"}, {"mul", "relu"}]
+    _, regions = fused(norm, rand(2, 8, 4, 4), rand(8).abs())  # row by row a loop outside of the innermost takes it
+    assert len(regions) == 1
+
+
+def test_what_overlapping_windows_read_is_computed_once_on_a_cpu() -> None:
+    _, regions = fused(lambda x, y: F.max_pool2d((x + y).tanh(), 3, 1), rand(1, 2, 9, 9), rand(1, 2, 9, 9))
+    assert regions == [{"add", "tanh"}, {"max_pool"}]
+    _, regions = fused(lambda x, y: F.max_pool2d((x + y).tanh(), 2), rand(1, 2, 8, 8), rand(1, 2, 8, 8))
+    assert len(regions) == 1
+
+
+def test_channels_side_by_side_are_joined_by_the_library_on_a_cpu() -> None:
+    def joined(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (torch.cat([x, y], 1) + 1).relu()
+
+    trace, regions = fused(joined, channels_last(1, 4, 6, 6), channels_last(1, 8, 6, 6))
+    assert regions == [{"add", "relu"}] and "library" in tile.reasons(trace)["cat"]
+    _, regions = fused(joined, rand(1, 4, 6, 6), rand(1, 8, 6, 6))
+    assert len(regions) == 1 and "cat" in regions[0]
+
+
 def test_activations_and_sums_over_rows_are_kernels_of_their_own_on_a_cpu() -> None:
     def f(x: torch.Tensor, w: torch.Tensor) -> tuple:
         h = F.linear(x, w)
@@ -409,3 +440,16 @@ def test_bytes_are_turned_in_tiles() -> None:
     kernels = [{trace.equations[i].opname for i in region} for region in tile.regions(trace)]
     assert any("clone" in names for names in kernels)
     assert not any({"clone", "amax"} <= names for names in kernels)
+
+
+def test_what_is_small_and_dear_is_computed_once() -> None:
+    """A table of angles beside many heads, that is; beside few points it is not worth a launch."""
+
+    def f(x: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+        return x * (angles * 3).cos() + 1
+
+    angles = torch.empty(1, 1024, 64, device="meta")
+    _, regions = fused(f, torch.empty(256, 1024, 64, device="meta"), angles)
+    assert sorted(map(sorted, regions)) == [["add", "mul"], ["cos", "mul"]]
+    _, regions = fused(f, torch.empty(8, 1024, 64, device="meta"), angles)
+    assert regions == [{"mul", "cos", "add"}]

@@ -135,3 +135,12 @@ def test_nothing_is_loaded_before_a_store_to_the_same_buffer() -> None:
     assert loads_first(loop.ops) == ([], list(loop.ops))
     dim = Dim(("r",), (Index.of(32),), 8, True)
     assert blocks_of_a_step(Schedule(loop=True, extra=((BLOCKS, 4),)), loop.ops, dim) == 1
+
+
+def test_a_handful_of_short_rows_is_summed_side_by_side() -> None:
+    """Heads that share keys: four rows of 64 are no work for a program."""
+    k = KernelBuilder("heads")
+    i, j, r = k.axis("i", 65536), k.axis("j", 64), k.axis("r", 4, reduce=True)
+    x = k.cast(k.load(k.buffer(bf16), i * 256 + r * 64 + j), f32)
+    k.store(k.reduce("sum", x, "r"), k.buffer(f32), i * 64 + j)
+    assert propose(k.finish(), {})[0].blocks == (("i j", 512), ("r", 4))

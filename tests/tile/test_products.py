@@ -189,6 +189,8 @@ def test_what_comes_before_a_product() -> None:
     assert regions(narrow) == [["mul", "linear", "relu"]]
     wide = cuda_trace(lambda x, w: F.linear(x * 2, w).relu(), (8192, 4096), (4096, 4096))
     assert regions(wide) == [["linear", "relu"]]
+    dear = cuda_trace(lambda x, w: F.linear(F.gelu(x), w), (12544, 1536), (384, 1536))
+    assert regions(dear) == [["gelu"]] and "compute it again" in tile.reasons(dear)["linear"]
 
 
 # --- kernels ----------------------------------------------------------------------------------------------

@@ -181,3 +181,15 @@ def test_nested_structures() -> None:
         0,
         None,
     ]
+
+
+def test_levels_of_every_transform_are_left() -> None:
+    f = torch._C._functorch
+    for enter in (f._grad_increment_nesting, f._jvp_increment_nesting, lambda: f._vmap_increment_nesting(2, "error")):
+        enter()
+    f._func_increment_nesting(True)
+    assert functorch.level_count() == 4
+    functorch.pop_levels(1)
+    assert functorch.level_count() == 1
+    functorch.pop_levels(0)
+    assert functorch.level_count() == 0

@@ -13,7 +13,7 @@ from typing import Any
 
 Form = Callable[[Any], Any]
 
-_PREFIX = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _QUANTITY = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) (Ki|Mi|Gi|Ti|k|M|G|T)?([A-Za-z]{1,3}2?)")
 LARGEST = 2**50
 
@@ -42,7 +42,7 @@ def quantity(unit: str, least: float = 0, *, exact: bool = False) -> Form:
         match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
         if match is None or match[3] != unit:
             raise _refuse(f'a number with its unit, such as "16 {unit}" or "1.5 M{unit}"')
-        number = Fraction(match[1]) * _PREFIX[match[2] or ""]
+        number = Fraction(match[1]) * PREFIXES[match[2] or ""]
         if not least <= number <= LARGEST or (exact and number.denominator != 1):
             kind = "a whole number of " if exact else ""
             raise _refuse(f"{kind}{unit}, {least:g} or more and at most 2^50")

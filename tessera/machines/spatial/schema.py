@@ -135,7 +135,13 @@ class Price:
 
 @dataclass(frozen=True)
 class Area:
+    """Of a whole chip; and of a MiB of memory, a multiplier, a lane, a byte of a link's width, where that is known."""
+
     chip: float = _of(forms.quantity("mm2"))
+    sram: float = _of(forms.quantity("mm2"), 0.0)
+    matrix: float = _of(forms.quantity("mm2"), 0.0)
+    vector: float = _of(forms.quantity("mm2"), 0.0)
+    link: float = _of(forms.quantity("mm2"), 0.0)
 
 
 @dataclass(frozen=True)

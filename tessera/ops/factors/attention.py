@@ -18,7 +18,6 @@ FLASH_ON_CPU = "_scaled_dot_product_flash_attention_for_cpu"
 KERNELS = f"scaled_dot_product_attention {FLASH_ON_CPU}"
 BACKWARD = f"{FLASH_ON_CPU}_backward"
 RINGS = ("scaled_dot_product_attention", FLASH_ON_CPU, FUSED[0], BACKWARD, f"{FUSED[0]}_backward")
-MASKS = ("attn_mask", "attn_bias")
 
 
 def _sizes(q: Value, k: Value, v: Value) -> dict | None:
@@ -39,9 +38,8 @@ class _Attention:
         self.known = self.sizes is not None and not arguments(eqn)["dropout_p"]
         self.heads = ("h", "g") if self.sizes and self.sizes.get("g", 1) != 1 else ("h",)
         self.keys = "s" if size_key(self.q.shape[2]) == size_key(self.k.shape[2]) else "k"
-        masked = any(name in self.given for name in MASKS)
-        self.around = {"s"} if self.keys == "s" and not masked and eqn.opname in RINGS else set()
-        self.whole = {"s", "k", "e", "v"}
+        self.around = {"s"} if self.keys == "s" and eqn.opname in RINGS else set()
+        self.whole = {"s", "k", "e", "v", "m"}
 
     def dims(self, name: str, v: Value) -> Dims:
         match name.rstrip("_"):
@@ -64,8 +62,8 @@ class _Attention:
         return names
 
     def mask(self, mask: Value) -> Dims:
-        """It is broadcast against queries and keys."""
-        dims: Dims = (("b",), self.heads, ("s",), (self.keys,))
+        """It is broadcast against queries and keys. In a ring it stays with the queries, and has all keys."""
+        dims: Dims = (("b",), self.heads, ("s",), ("m" if self.around else self.keys,))
         wide = [size_key(n) for n in (*self.q.shape[:3], self.k.shape[2])]
         pairs = zip(dims[4 - mask.ndim :], wide[4 - mask.ndim :], mask.shape, strict=True)
         return tuple(dim if size_key(n) == w else () for dim, w, n in pairs)

@@ -7,7 +7,8 @@ goes round the same way; gradients of keys and values travel behind them and com
 Under a causal mask a rank whose keys come later has nothing to do, so the sequence is best cut in zigzag: a rank has a
 chunk of the start and its mirror of the end. Then in each step every rank has two pairs of chunks to do: its late
 queries with the others' early keys, and either its early queries with those too, or its late queries with the late
-keys. Which of the two is a value, not a shape, so all ranks run one text.
+keys. Which of the two is a value, not a shape, so all ranks run one text. A mask stays with the queries
+(`ring_mask`); a query that sees none of the keys of a step finds nothing there.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.schema import schema_of
+from tessera.ops.factors.ring_mask import LOWEST, Mask, sees
 from tessera.ops.factors.rule import Cut, arguments
 from tessera.ops.families import cast
 
@@ -45,9 +47,19 @@ class Round:
         """What the rank before this one has."""
         return emit(self.cut.mesh.permute, x, self.axis, 1)
 
+    def rank(self, device: torch.device) -> Value:
+        """A rank's place."""
+        return emit(self.cut.mesh.start, self.ranks, (self.axis,), device)
+
     def earlier(self, step: int, device: torch.device) -> Value:
         """Whether the keys at a step stand before a rank's own; a truth value that depends on the rank."""
-        return aten.ge(emit(self.cut.mesh.start, self.ranks, (self.axis,), device), step)
+        return aten.ge(self.rank(device), step)
+
+    def mask(self, eqn: Equation) -> Mask | None:
+        mask = arguments(eqn).get("attn_mask")
+        if not isinstance(mask, Value):
+            return None
+        return Mask.of(mask, self.rank(mask.tensor.device), self.ranks, self.zigzag)
 
 
 def _round(eqn: Equation, cut: Cut) -> Round | None:
@@ -86,14 +98,29 @@ Found = tuple[Value, Value]  # what queries found in some keys, and the log-sum-
 
 def merged(a: Found, b: Found) -> Found:
     """What queries found in two sets of keys, as in both together."""
+    return _weighed(a, b, aten.logaddexp(a[1], b[1]))
+
+
+def merged_in_part(a: Found, b: Found) -> Found:
+    """As `merged`, where a query may have found nothing in either."""
     total = aten.logaddexp(a[1], b[1])
+    found, _ = _weighed(a, b, _or_zero(total))
+    return found, total
+
+
+def _or_zero(lse: Value) -> Value:
+    """The log-sum-exp, or 0 where nothing was found."""
+    return aten.where(aten.eq(lse, LOWEST), aten.zeros_like(lse), lse)
+
+
+def _weighed(a: Found, b: Found, total: Value) -> Found:
     weights = [aten.unsqueeze(aten.exp(aten.sub(lse, total)), -1) for lse in (a[1], b[1])]
     return aten.add(aten.mul(a[0], weights[0]), aten.mul(b[0], weights[1])), total
 
 
 def _only(found: Found, where: Value) -> Found:
     """Nothing was found where this is false."""
-    return found[0], aten.where(where, found[1], aten.full_like(found[1], float("-inf")))
+    return found[0], aten.where(where, found[1], aten.full_like(found[1], LOWEST))
 
 
 def ring_attention(eqn: Equation, cut: Cut) -> object:
@@ -103,25 +130,34 @@ def ring_attention(eqn: Equation, cut: Cut) -> object:
     named = arguments(eqn)
     q, k, v = named["query"], named["key"], named["value"]
     rest: list = []  # what a kernel gives beside
-    find = _finder(eqn, rest)
-    total = find(q, k, v, way.causal)
+    find, mask = _finder(eqn, rest), way.mask(eqn)
+    total = find(q, k, v, way.causal) if mask is None else _seen(find, q, k, v, mask.at(0))
     for step in range(1, way.ranks):
         k, v = way.passed(k), way.passed(v)
-        if way.causal and way.zigzag:
+        if mask is not None:
+            total = merged_in_part(total, _seen(find, q, k, v, mask.at(step)))
+        elif way.causal and way.zigzag:
             total = _zigzag_step(total, q, k, v, find, way.earlier(step, q.tensor.device))
         else:
             more = find(q, k, v, False)
             total = merged(total, _only(more, way.earlier(step, q.tensor.device)) if way.causal else more)
-    out = cast(total[0], q.dtype)
-    return [out, total[1], *rest] if eqn.many else out
+    out, lse = cast(total[0], q.dtype), total[1] if mask is None else _or_zero(total[1])
+    return [out, lse, *rest] if eqn.many else out
 
 
-def _finder(eqn: Equation, rest: list) -> Callable[[Value, Value, Value, bool], Found]:
-    def kernel(q: Value, k: Value, v: Value, causal: bool) -> Found:
-        out, lse, *rest[:] = _with(eqn, query=q, key=k, value=v, is_causal=causal)  # type: ignore[misc]
+def _seen(find: Callable[..., Found], q: Value, k: Value, v: Value, mask: Value) -> Found:
+    """What queries find through a mask. Kernels give a log-sum-exp of 0 where a query sees nothing."""
+    out, lse = find(q, k, v, False, mask)
+    return out, aten.where(sees(mask), lse, aten.full_like(lse, LOWEST))
+
+
+def _finder(eqn: Equation, rest: list) -> Callable[..., Found]:
+    def kernel(q: Value, k: Value, v: Value, causal: bool, mask: Value | None = None) -> Found:
+        given: dict[str, Arg] = {} if mask is None else {"attn_mask": mask}
+        out, lse, *rest[:] = _with(eqn, query=q, key=k, value=v, is_causal=causal, **given)  # type: ignore[misc]
         return _wide(out), lse
 
-    def arithmetic(q: Value, k: Value, v: Value, causal: bool) -> Found:
+    def arithmetic(q: Value, k: Value, v: Value, causal: bool, mask: Value | None = None) -> Found:
         """The operator as a whole keeps its log-sum-exp to itself."""
         scale = arguments(eqn)["scale"] or int(q.shape[-1]) ** -0.5
         q, k, v = (_wide(x) for x in (q, _own_heads(k, q), _own_heads(v, q)))
@@ -129,8 +165,12 @@ def _finder(eqn: Equation, rest: list) -> Callable[[Value, Value, Value, bool], 
         if causal:
             sizes = [q.shape[LENGTH], k.shape[LENGTH]]
             hidden = aten.triu(aten.ones(sizes, dtype=torch.bool, device=q.tensor.device), 1)
-            scores = aten.masked_fill(scores, hidden, float("-inf"))
-        return aten.matmul(aten.softmax(scores, -1), v), aten.logsumexp(scores, [-1])
+            scores = aten.masked_fill(scores, hidden, LOWEST)
+        if mask is None:
+            return aten.matmul(aten.softmax(scores, -1), v), aten.logsumexp(scores, [-1])
+        truths = not mask.dtype.is_floating_point
+        scores = aten.masked_fill(scores, aten.logical_not(mask), LOWEST) if truths else aten.add(scores, mask)
+        return aten.matmul(aten._safe_softmax(scores, -1), v), aten.logsumexp(scores, [-1])
 
     return kernel if eqn.many else arithmetic
 
@@ -164,12 +204,13 @@ def ring_backward(eqn: Equation, cut: Cut) -> object:
         return emit(eqn.op, *eqn.args, **eqn.kwargs)
     named = arguments(eqn)
     ct, q, k, v, out, lse = (named[n] for n in ("grad_out", "query", "key", "value", "out", "logsumexp"))
-    queries = ct, q, out, lse
+    queries, mask = (ct, q, out, lse), way.mask(eqn)
 
-    def pull(rows: tuple, k: Value, v: Value, causal: bool) -> list[Value]:
+    def pull(rows: tuple, k: Value, v: Value, causal: bool, step: int = 0) -> list[Value]:
         ct, q, out, lse = rows
+        given: dict[str, Arg] = {} if mask is None else {"attn_mask": mask.at(step)}
         return _with(
-            eqn, grad_out=ct, query=q, key=k, value=v, out=out, logsumexp=lse, is_causal=causal
+            eqn, grad_out=ct, query=q, key=k, value=v, out=out, logsumexp=lse, is_causal=causal, **given
         )  # type: ignore[return-value]  # fmt: skip
 
     dq, own_k, own_v = pull(queries, k, v, way.causal)
@@ -181,7 +222,7 @@ def ring_backward(eqn: Equation, cut: Cut) -> object:
         if earlier is not None and way.zigzag:
             more, dk, dv = _zigzag_pull(queries, k, v, pull, earlier)
         else:
-            more, dk, dv = pull(queries, k, v, False)
+            more, dk, dv = pull(queries, k, v, False, step)
             if earlier is not None:
                 more, dk, dv = (aten.where(earlier, x, aten.zeros_like(x)) for x in (more, dk, dv))
         dq = aten.add(dq, _wide(more))

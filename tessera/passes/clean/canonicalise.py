@@ -166,6 +166,7 @@ FORGET_GRAD = Table(
     [
         (P("aten.detach", x), lambda x: x),
         (P("tessera.keep_grad", lambda old: True, x, ...), lambda x: x),
+        (P("tessera.keep_grad", lambda old: True, x, ...), lambda x: aten.alias(x)),  # two results, in one memory
         (P("tessera.once_differentiable", x, ...), lambda x: x),
     ]
 )

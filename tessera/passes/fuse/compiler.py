@@ -27,7 +27,9 @@ class Compiler:
     `check(body)` a kernel's cost a point and, where there is none, the reason; `alone(eqn)` that a kernel of this one
     equation beats the library's; `loses(products, body, saved)` why a kernel of ours around these products, which would
     move `saved` bytes less, loses to the library's (without a number they have a kernel already); `writes(eqn)` that a
-    reduction of outer dimensions has programs enough to write its argument too."""
+    reduction of outer dimensions has programs enough to write its argument too; `once(eqn)` that a kernel over more
+    points, which would compute it at each of them, takes longer than one that computes it and one that reads it;
+    `rereads(eqn)` the same of whatever is in front of it, because it reads each point several times."""
 
     kind: Callable[[Equation], str]
     why_not: Callable[[Equation], str]
@@ -37,6 +39,8 @@ class Compiler:
     alone: Callable[[Equation], bool] = lambda eqn: False
     loses: Callable[[list[Equation], Trace, int | None], str] = lambda products, body, saved: ""
     writes: Callable[[Equation], bool] = lambda eqn: False
+    once: Callable[[Equation], bool] = lambda eqn: False
+    rereads: Callable[[Equation], bool] = lambda eqn: False
 
 
 @dataclass
@@ -86,15 +90,15 @@ def turns(eqn: Equation) -> bool:
     if eqn.opname not in ("contiguous", "clone", "_to_copy") or not rounds(eqn):
         return False
     before, after = eqn.inputs()[0].tensor, eqn.out.tensor
-    return _innermost(before) != _innermost(after)
+    return innermost(before) != innermost(after)
 
 
-def _innermost(t: TensorType) -> list[int]:
+def innermost(t: TensorType) -> list[int]:
     return [d for d in range(t.ndim) if size_hint(t.stride[d]) == 1 and size_hint(t.shape[d]) > 1]
 
 
 def is_outer(eqn: Equation, dims: list[int]) -> bool:
     """Reduces dimensions that are not the innermost of its argument."""
     t = eqn.inputs()[0].tensor
-    inner = _innermost(t)
+    inner = innermost(t)
     return bool(inner) and not set(inner) & set(dims)

@@ -19,7 +19,7 @@ SLACK = 4.0  # instructions a point that may be computed again: a cast and a sca
 
 
 class Products:
-    """`cost(group)` gives the instructions a point of a group."""
+    """`cost(group)` gives the instructions a point of a group, also where it is one equation."""
 
     def __init__(self, flow: Flow, compiler: Compiler, work: dict[int, Work], cost: Callable[[int], float]) -> None:
         self.flow, self.compiler, self.work, self.cost = flow, compiler, work, cost

@@ -30,6 +30,7 @@ from tessera.passes.fuse.compiler import (
     VIEW,
     Compiler,
     Work,
+    innermost,
     is_outer,
     turns,
     widens,
@@ -40,6 +41,9 @@ from tessera.passes.fuse.repeats import shortened
 
 MOST_BUFFERS, MOST_EQUATIONS = 24, 96
 AGAIN = 1.3  # how much dearer a kernel may get by computing something again, beside SLACK
+FEW = 8  # points of something large, for each of something small, from which on that may be computed apart
+MANY = 64  # instructions a point, of what is dear
+REPEATED = 1 << 27  # instructions, over all points, that take a GPU longer than a launch
 OTHERS_FIRST = "other sums over outer dimensions that read the same come first"
 SHORT_ROW = 1 << 13  # elements of an only row that one program reduces beside what is made of it
 
@@ -78,7 +82,7 @@ class _Fusion:
         self.trace, self.compiler, self.flow = trace, compiler, Flow(trace, compiler)
         self.groups, self.kinds = self.flow.groups, self.flow.kinds
         self.work: dict[int, Work] = {}
-        self.products = Products(self.flow, compiler, self.work, self._cost)
+        self.products = Products(self.flow, compiler, self.work, self._count)
         self.refused: dict[int, str] = dict.fromkeys(self.flow.partly, "it writes part of an input in place")
         self.turning = {i for i, eqn in enumerate(trace.equations) if turns(eqn)}
         self.late = False  # whatever fits better has been merged
@@ -200,6 +204,10 @@ class _Fusion:
             work.cost, work.counted = self._check(self.groups.members[group])[0], True
         return work.cost
 
+    def _count(self, group: int) -> float:
+        """The same for one equation too, which costs nothing where it is weighed against what it is merged with."""
+        return self._cost(group) or self._check(self.groups.members[group])[0]
+
     def _plain(self, a: int, b: int) -> bool:
         """One pointwise equation after a group that computes a value of its shape: nothing can go wrong there."""
         one = self.work[a]
@@ -232,6 +240,8 @@ class _Fusion:
             return merged, self.products.refusal(a, b, set(members), beside)
         if beside or both_ways:
             return merged, ""
+        if any(map(self.compiler.rereads, self._equations(b))):
+            return merged, "its neighbour reads every point several times"
         private = not self.flow.leaves(a, b)
         if one.points != two.points:
             if one.reduces and two.points == one.rows and not two.reduces:  # after a reduction, over its rows
@@ -246,6 +256,10 @@ class _Fusion:
                 return two.space(), ""
             if one.reduces or not private:
                 return merged, "its neighbours have other sizes"
+            if self._repeats(a, b):
+                return merged, "every point of its neighbour would compute it again"
+            if any(map(self.compiler.once, self._equations(a))) and self._along_rows(a, b):
+                return merged, "it would be computed again at every point"
             # something small, computed beside what needs it, or large, of which only a part is needed
             return two.space(), ""
         if one.reduces and two.reduces and one.rows != two.rows:
@@ -256,6 +270,24 @@ class _Fusion:
         if two.outer and not one.outer and not private and not (self.late and self._writes(b)):
             return merged, "a sum over outer dimensions has too few rows to write its argument too"
         return merged, ""
+
+    def _repeats(self, a: int, b: int) -> bool:
+        """Every point of something large would compute something small and dear. Written once, that stays in caches."""
+        one, two = self.work[a], self.work[b]
+        if two.reduces or one.points * FEW > two.points or two.points < REPEATED // MANY:
+            return False
+        return self._count(a) * two.points > REPEATED
+
+    def _equations(self, group: int) -> list[Equation]:
+        return [self.trace.equations[i] for i in self.groups.members[group]]
+
+    def _along_rows(self, a: int, b: int) -> bool:
+        """Whether something small of group a runs along the rows of its readers in group b: then every point has a
+        value of its own, which no loop around the points of a row computes."""
+        small = self.work[a].points
+        readers = [i for i in self.groups.members[b] if any(self.groups.of[j] == a for j in self.flow.sources(i))]
+        results = [v.tensor for i in readers for v in self.trace.equations[i].results()]
+        return any(size_hint(t.shape[d]) == small < t.numel() for t in results for d in innermost(t))
 
     def _stored_after_sums(self, a: int, b: int) -> bool:
         """Whether group b gives something, point by point, that waits for a sum of group a."""

@@ -1,14 +1,14 @@
 """Convolutions over images whose channels lie side by side, and what stands between them.
 
-In: a trace, forward alone or with backward. Out: the same program, where 16-bit convolutions on a GPU read and give
-tensors in the channels-last layout, and operators that take any layout go on in it. A library convolves so, and would
-copy every operand before and every result after. Values that others read, and all results of the program, are copied
-back into the layout they had.
+In: a trace, forward alone or with backward. Out: the same program, where convolutions read and give tensors in the
+channels-last layout, and operators that take any layout go on in it: 16-bit convolutions on a GPU, and those of float32
+on a CPU where nothing is differentiated. A library convolves so, and would copy every operand before and every result
+after. Values that others read, and all results of the program, are copied back into the layout they had.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -21,8 +21,6 @@ from tessera.ir.types import TensorType
 from tessera.torch_internals.operators import OpOverload
 from tessera.util.names import names
 
-DEVICES = ("cuda",)
-DTYPES = (torch.bfloat16, torch.float16)
 LEAST = 3  # convolutions: with fewer, copies before and after them are all there is
 CONVOLUTIONS = names("convolution conv2d")
 # They take any layout and give what they were given; so does whatever goes element by element. Average pools are not
@@ -35,26 +33,51 @@ ANY_LAYOUT = names(
     upsample_nearest2d upsample_nearest2d_backward upsample_bilinear2d upsample_bilinear2d_backward cat
     """
 )
+ON_CPU = names("avg_pool2d")
 REDUCTIONS = names("sum mean amax amin var_mean")
-FORMAT = "memory_format"
+FORMAT, BACKWARD = "memory_format", "convolution_backward"
 
 
 def channels_last(trace: Trace) -> Trace:
     """Lay out images channels last where there are enough convolutions."""
-    count = sum(eqn.opname in CONVOLUTIONS and _on_matrix_units(eqn) for eqn in trace.equations)
-    return trace if count < LEAST else _Layouts(trace).run()
+    backward = any(eqn.opname == BACKWARD for eqn in trace.equations)
+    count = sum(eqn.opname in CONVOLUTIONS and _gains(eqn, backward) for eqn in trace.equations)
+    return trace if count < LEAST else _Layouts(trace, backward).run()
 
 
 def _is_image(v: Arg) -> bool:
     return isinstance(v, Value) and isinstance(v.type, TensorType) and v.ndim == 4
 
 
-def _on_matrix_units(eqn: Equation) -> bool:
-    """A convolution of images that a matrix unit takes."""
+def _gains(eqn: Equation, backward: bool) -> bool:
+    """A convolution of images that its device's library runs faster so."""
     images = [v for v in eqn.inputs() if _is_image(v)]
-    return len(images) >= 2 and all(
-        v.tensor.device.type in DEVICES and v.dtype in DTYPES and not v.tensor.is_symbolic for v in images
-    )
+    if len(images) < 2 or any(v.tensor.is_symbolic for v in images):
+        return False
+    device, *others = {v.tensor.device.type for v in images}
+    return not others and device in GAINS and GAINS[device](eqn, backward)
+
+
+def _on_matrix_units(eqn: Equation, _: bool) -> bool:
+    return all(v.dtype in (torch.bfloat16, torch.float16) for v in eqn.inputs() if _is_image(v))
+
+
+def _one_group(eqn: Equation) -> bool:
+    """Every channel is made of all channels, or each of its own."""
+    x, weight = eqn.args[:2]
+    assert isinstance(x, Value) and isinstance(weight, Value)
+    transposed = eqn.opname == "convolution" and eqn.args[6]
+    return not transposed and weight.shape[1] in (1, x.shape[1])
+
+
+def _by_onednn(eqn: Equation, backward: bool) -> bool:
+    """Measured without gradients alone. Of several groups PyTorch would copy each out."""
+    if backward or not torch.backends.mkldnn.is_available():
+        return False
+    return _one_group(eqn) and all(v.dtype == torch.float32 for v in eqn.inputs() if _is_image(v))
+
+
+GAINS: dict[str, Callable[[Equation, bool], bool]] = {"cuda": _on_matrix_units, "cpu": _by_onednn}
 
 
 def _lies_so(t: TensorType) -> bool:
@@ -68,8 +91,8 @@ def _lies_so(t: TensorType) -> bool:
 
 
 class _Layouts:
-    def __init__(self, trace: Trace) -> None:
-        self.trace, self.rewrite = trace, Rewrite(trace)
+    def __init__(self, trace: Trace, backward: bool) -> None:
+        self.trace, self.rewrite, self.backward = trace, Rewrite(trace), backward
         self.last: dict[Value, Value] = {}  # value -> the same elements, channels last
         self.absent: set[Value] = set()  # of these, those that are not there in their own layout
 
@@ -86,11 +109,11 @@ class _Layouts:
 
     def turned(self, eqn: Equation) -> bool:
         """Write the equation over images that lie channels last, if it is one of those."""
-        if eqn.opname in CONVOLUTIONS or eqn.opname == "convolution_backward":
-            if not _on_matrix_units(eqn):
+        if eqn.opname in CONVOLUTIONS or eqn.opname == BACKWARD:
+            if not _gains(eqn, self.backward):
                 return False
             convert = self.converted
-        elif eqn.opname in ANY_LAYOUT and self.reads_some(eqn) and not isinstance(eqn.args[0], (list, tuple)):
+        elif self.takes_any(eqn) and self.reads_some(eqn) and not isinstance(eqn.args[0], (list, tuple)):
             convert = self.converted
         elif self.reads_some(eqn) and self.by_element(eqn):
             convert = self.known
@@ -103,6 +126,10 @@ class _Layouts:
         read = eqn.substitute({v: new for v, new in stands.items() if v is not new})
         given = self.rewrite.builder.emit(read.op, *read.args, **read.kwargs)
         return self.take(eqn, given if isinstance(given, list) else [given])  # type: ignore[list-item]
+
+    def takes_any(self, eqn: Equation) -> bool:
+        on_cpu = eqn.opname in ON_CPU and not self.backward and eqn.inputs()[0].tensor.device.type == "cpu"
+        return on_cpu or eqn.opname in ANY_LAYOUT
 
     def reads_some(self, eqn: Equation) -> bool:
         return any(v in self.absent for v in eqn.inputs())

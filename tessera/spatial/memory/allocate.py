@@ -2,67 +2,83 @@
 
 In: sizes and lifetimes. Out: an address for each, so that buffers that live at the same time lie apart, and how many
 bytes that takes. Several orders of the greedy rule are tried, then a search that moves the buffers at fault to the
-front; small sets that still do not reach their least are given to a solver where it is installed.
+front. What is still higher than it must be goes to CP-SAT where it is small and ortools is installed, and to the search
+over canonical layouts otherwise.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tessera.spatial.memory import exact
+from tessera.spatial.memory import canonical, exact
+from tessera.spatial.memory.span import Span, pressure
 
-
-@dataclass(frozen=True)
-class Span:
-    """Bytes that are needed from one cycle until another."""
-
-    size: int
-    start: int
-    end: int
-
-    def meets(self, other: Span) -> bool:
-        return self.start < other.end and other.start < self.end
+NODES = 20_000  # of the canonical search, all heights together: some seconds
 
 
 @dataclass(frozen=True)
 class Placed:
     addresses: list[int]
     height: int
+    proven: bool = False  # no layout is lower
 
 
-def pressure(spans: Sequence[Span]) -> int:
-    """The most bytes that live at once: no layout needs less."""
-    changes = sorted([(s.start, 1, s.size) for s in spans] + [(s.end, 0, -s.size) for s in spans])
-    live = most = 0
-    for _, _, size in changes:
-        live += size
-        most = max(most, live)
-    return most
-
-
-def allocate(spans: Sequence[Span], capacity: int | None = None, seed: int = 0, tries: int = 60) -> Placed:
+def allocate(
+    spans: Sequence[Span], capacity: int | None = None, seed: int = 0, tries: int = 60, nodes: int = NODES
+) -> Placed:
     """Addresses of least height, or of any that a capacity allows. Sizes are taken to be aligned."""
     if not spans:
-        return Placed([], 0)
+        return Placed([], 0, True)
     neighbours = _neighbours(spans)
-    goal = max(pressure(spans), 0)
+    goal = pressure(spans)
     enough = goal if capacity is None else max(goal, capacity)
-    best: Placed | None = None
-    for order in _orders(spans):
-        placed = _greedy(spans, order, neighbours)
-        if best is None or placed.height < best.height:
-            best, kept = placed, order
-        if best.height <= enough:
-            return best
-    assert best is not None
-    best = _search(spans, kept, neighbours, best, enough, random.Random(seed), tries)
-    if best.height > enough and len(spans) <= exact.LARGEST:
-        solved = exact.solve(spans, goal, best.height)
-        if solved is not None:
-            best = Placed(solved, max(a + s.size for a, s in zip(solved, spans, strict=True)))
-    return best
+    best, order = min(
+        ((_greedy(spans, order, neighbours), order) for order in _orders(spans)), key=lambda pair: pair[0].height
+    )
+    if capacity is not None and goal > capacity:
+        return best  # no layout fits
+    if best.height > enough:
+        best = _search(spans, order, neighbours, best, enough, random.Random(seed), tries)
+    if best.height > enough and len(spans) <= exact.LARGEST and exact.available():
+        best = _solved(spans, goal, best)
+    if best.height > enough and not best.proven and len(spans) <= canonical.LARGEST:
+        best = _lower(spans, enough, best, nodes, seed, any_height=capacity is None)
+    return Placed(best.addresses, best.height, best.proven or best.height == goal)
+
+
+def _solved(spans: Sequence[Span], goal: int, best: Placed) -> Placed:
+    """By CP-SAT."""
+    addresses, proven = exact.solve(spans, goal, best.height)
+    return Placed(best.addresses, best.height, proven) if addresses is None else _placed(spans, addresses, proven)
+
+
+def _lower(spans: Sequence[Span], enough: int, best: Placed, nodes: int, seed: int, any_height: bool) -> Placed:
+    """By the canonical search: the height that is wanted, then ever halfway between what failed and the best."""
+    unit = math.gcd(*(s.size for s in spans))
+    low, high, proven = enough // unit, best.height // unit, True
+    wanted = low
+    while low < high:
+        nodes = max(nodes // 2, 1)
+        try:
+            addresses = canonical.fit(spans, wanted * unit, nodes, seed)
+        except canonical.Unknown:
+            addresses, proven = None, False
+        if addresses is None:
+            low = wanted + 1
+        else:
+            best = _placed(spans, addresses, False)
+            high = best.height // unit
+        if not any_height:
+            break
+        wanted = (low + high) // 2
+    return Placed(best.addresses, best.height, proven and any_height)
+
+
+def _placed(spans: Sequence[Span], addresses: list[int], proven: bool) -> Placed:
+    return Placed(addresses, max(a + s.size for a, s in zip(addresses, spans, strict=True)), proven)
 
 
 def _orders(spans: Sequence[Span]) -> list[list[int]]:

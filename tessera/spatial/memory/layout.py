@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from tessera.machines.spatial import Core, SpatialMachine
 from tessera.spatial.errors import SpaceError
-from tessera.spatial.memory.allocate import Span, allocate, pressure
+from tessera.spatial.memory.allocate import allocate
 from tessera.spatial.memory.check import Laid, check
+from tessera.spatial.memory.span import Span, pressure
 from tessera.spatial.schedule import Schedule
 from tessera.spatial.tiles import Held, Scattered, Tile
 

@@ -63,8 +63,8 @@ def page(data: dict[str, object]) -> str:
         "STYLE": style,
         "SCRIPT": script,
         "DATA": embedded(data),
-        "STYLE_HASH": _hash(style),
-        "SCRIPT_HASH": _hash(script),
+        "STYLE_HASH": content_hash(style),
+        "SCRIPT_HASH": content_hash(script),
     }
     pieces = (folder / "report.html").read_text(encoding="utf-8").split("%%")
     # Every other piece is the name of a value: what is put in is never looked at again.
@@ -79,5 +79,5 @@ def embedded(data: dict[str, object]) -> str:
     return text
 
 
-def _hash(text: str) -> str:
+def content_hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from tessera.ir.equation import Equation, Value
 from tessera.ir.types import TensorType
@@ -18,6 +19,14 @@ from tessera.util.errors import OptionError
 
 NEAR = 0.2  # of a stage's cost: how far from the best place a cut may be moved for fewer bytes
 BYTE = 100.0  # operations that a device does while it moves a byte
+
+
+class Held(NamedTuple):
+    """Who has a weight along a pipeline."""
+
+    owner: int  # the rank that updates it
+    ranks: tuple[int, ...]  # all that have it
+    stages: tuple[int, ...]  # those that read it; a rank may have several
 
 
 @dataclass(frozen=True)

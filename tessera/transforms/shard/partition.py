@@ -180,15 +180,15 @@ class _Partitioner:
         for v, dims in zip(tensors(eqn), rule.operands, strict=True):
             for dim, axes in enumerate(self.place(v).splits):
                 cuts = [(axis, rule.cut_by(dims[dim], self.place(v).mark(axis))) for axis in axes]
-                if any(cut and cut[0] in rule.whole and not self.may(rule, axis, cut[0]) for axis, cut in cuts):
+                if any(cut and cut[0] in rule.whole and not self.may(rule, axis) for axis, cut in cuts):
                     return True
         return False
 
-    def may(self, rule: Factors, axis: str, factor: str) -> bool:
+    def may(self, rule: Factors, axis: str) -> bool:
         """There is a way for an axis that splits what must be whole: round a ring, or along something else instead."""
         ranks = self.mesh.size(axis)
         fits = any(not rule.shares(f) or chunk(rule.sizes[f], ranks) * ranks == rule.sizes[f] for f in rule.instead)
-        return fits or (self.ways.get(axis) == RING and factor in rule.around)
+        return fits or (self.ways.get(axis) == RING and bool(rule.around))
 
     def note(self, eqn: Equation) -> None:
         moved = sum(

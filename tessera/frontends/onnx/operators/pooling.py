@@ -26,6 +26,13 @@ def _windows(x: Tensor, kernel: list, strides: list, dilations: list, counts: li
     return x
 
 
+def _count(n: int, before: int, after: int, reach: int, stride: int, ceil: bool) -> int:
+    """How many windows fit."""
+    room = n + before + after - reach
+    count = (-(-room // stride) if ceil else room // stride) + 1
+    return count - 1 if ceil and (count - 1) * stride >= n + before else count  # the last window must begin inside
+
+
 class _Room:
     """Sizes of a pool: padding, and how many windows there are."""
 
@@ -41,23 +48,36 @@ class _Room:
     ) -> None:
         ones = [1] * len(kernel)
         self.kernel, self.strides, self.dilations = kernel, strides or ones, dilations or ones
-        sizes = list(x.shape[2:])
-        self.before, self.after = paddings(sizes, kernel, self.strides, self.dilations, pads, auto_pad)
+        self.sizes = list(x.shape[2:])
+        self.before, self.after = paddings(self.sizes, kernel, self.strides, self.dilations, pads, auto_pad)
         self.counts, self.extra = [], []
-        dims = zip(sizes, self.before, self.after, kernel, self.strides, self.dilations, strict=True)
+        dims = zip(self.sizes, self.before, self.after, kernel, self.strides, self.dilations, strict=True)
         for n, p, q, k, s, d in dims:
             reach = d * (k - 1) + 1
-            room = n + p + q - reach
-            count = (-(-room // s) if ceil_mode else room // s) + 1
-            if ceil_mode and (count - 1) * s >= n + p:  # the last window must begin inside
-                count -= 1
+            count = _count(n, p, q, reach, s, bool(ceil_mode))
             self.counts.append(count)
             self.extra.append(max((count - 1) * s + reach - (n + p + q), 0))
 
     @property
     def symmetric(self) -> bool:
-        halves = all(2 * p <= d * (k - 1) + 1 for p, k, d in zip(self.before, self.kernel, self.dilations, strict=True))
-        return self.before == self.after and halves and not any(self.extra)
+        return self.before == self.after and self.halves and not any(self.extra)
+
+    @property
+    def halves(self) -> bool:
+        """PyTorch pads by at most half a window."""
+        return all(2 * p <= k for p, k in zip(self.before, self.kernel, strict=True))
+
+    @property
+    def rounded(self) -> bool | None:
+        """PyTorch's `ceil_mode` that gives as many windows where padding counts for nothing; None: neither does. Where
+        windows begin depends on the padding before alone, and PyTorch cuts off what reaches past the end."""
+        if not self.halves:
+            return None
+        for ceil in (False, True):
+            dims = zip(self.sizes, self.before, self.kernel, self.strides, self.dilations, strict=True)
+            if self.counts == [_count(n, p, p, d * (k - 1) + 1, s, ceil) for n, p, k, s, d in dims]:
+                return ceil
+        return None
 
     def fill(self, x: Tensor, value: float) -> Tensor:
         return padded(x, self.before, [a + e for a, e in zip(self.after, self.extra, strict=True)], value)
@@ -86,9 +106,11 @@ def max_pool(
     room = _Room(x, kernel_shape, strides, dilations, pads, auto_pad, ceil_mode)
     rank = len(kernel_shape)
     places_wanted = context.wants(1)
-    if room.symmetric and rank in _MAX and not places_wanted and x.is_floating_point():
-        return _MAX[rank](x, kernel_shape, room.strides, room.before, room.dilations)
     lowest = float("-inf") if x.is_floating_point() else torch.iinfo(x.dtype).min
+    if rank in _MAX and not places_wanted and x.is_floating_point():
+        if (ceil := room.rounded) is not None:
+            return _MAX[rank](x, kernel_shape, room.strides, room.before, room.dilations, ceil)
+        return _MAX[rank](room.fill(x, lowest), kernel_shape, room.strides, 0, room.dilations)
     windows = room.windows(x, lowest).flatten(-rank)
     if not places_wanted:
         return windows.amax(-1)
@@ -131,6 +153,8 @@ def average_pool(
     rank = len(kernel_shape)
     if room.symmetric and rank in _AVERAGE and all(d == 1 for d in room.dilations):
         return _AVERAGE[rank](x, kernel_shape, room.strides, room.before, False, bool(count_include_pad))
+    if not count_include_pad and room.rounded is not None and rank in _AVERAGE and all(d == 1 for d in room.dilations):
+        return _AVERAGE[rank](x, kernel_shape, room.strides, room.before, room.rounded, False)
     total = room.windows(x, 0.0).flatten(-rank).sum(-1)
     ones = torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype, device=x.device)
     if count_include_pad:  # padding that the file asks for counts; what a last window lacks does not

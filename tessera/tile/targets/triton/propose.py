@@ -36,6 +36,7 @@ from tessera.tile.targets.triton.tiles import bulks
 from tessera.util.powers import power_below, power_of_two
 
 AT_MOST = 8  # proposals: each is compiled where they are measured
+STEPS = 32  # over rows, of a program that leaves sums over them for a second kernel: those of fewer cost too much
 
 
 def propose(kernel: KernelOp, sizes: dict[str, int], machine: Machine) -> list[Schedule]:
@@ -230,6 +231,8 @@ def _sequential(shape: Shape, sequential: str) -> Iterator[Schedule]:
         at_once = limits.busy_warps // (2 if shape.item >= 4 and block == 2048 else 1)
         programs = limits.units * max(at_once // warps, 1) * more
         parts = power_below(min(programs, most // rows))
+        while not shape.dynamic and parts > limits.programs and most // rows < parts * STEPS:
+            parts //= 2
         yield Schedule(blocks_of(sequential, rows, axis, block), warps=warps, stages=stages, split=parts)
 
 

@@ -28,11 +28,12 @@ def columns(shape: Shape) -> Iterator[Schedule]:
     size = max(shape.sizes[axis], 1)
     fast = max((a for a in shape.fast if a != axis), key=shape.fast.__getitem__)
     key = fast
-    if shape.sizes[fast] < 64 and fast == shape.parallel[-1]:
+    whole = max(power_of_two(size), 2)
+    short = 64 if whole > HANDFUL else 512
+    if shape.sizes[fast] < short and fast == shape.parallel[-1]:
         key = " ".join(shape.parallel)  # short rows: several of them side by side
     wide = min(power_of_two(shape.size(key)), 512 // shape.item // 2)
     others = shape.points // max(shape.size(key), 1)
-    whole = max(power_of_two(size), 2)
     if whole <= HANDFUL:  # blocks as large as for elementwise work, which this nearly is
         wide = min(power_of_two(shape.size(key)), 2048 // whole)
         while wide > 32 and not shape.dynamic and others * math.ceil(shape.size(key) / wide) < shape.limits.programs:
@@ -66,8 +67,8 @@ def _walked(shape: Shape, key: str, wide: int) -> Iterator[Schedule]:
         side = min(max(walk.columns, 16), power_of_two(shape.size(key)))
         each = min(walk.vectors * shape.vector, walk.most)
         step = max(walk.warps * 32 * each // side, 2)
-        programs = others * math.ceil(shape.size(key) / side)
-        most = min(shape.limits.units * walk.busy // walk.warps // max(programs, 1), size // (2 * step))
+        busy = max(others * shape.size(key) // side, 1)  # programs whose columns are all there
+        most = min(shape.limits.units * walk.busy // walk.warps // busy, size // (2 * step))
         extra = ((BLOCKS, walk.blocks),) if walk.blocks > 1 else ()
         schedule = Schedule(blocks_of(key, side, axis, step), walk.warps, walk.stages, loop=True, extra=extra)
         if shape.ends and most >= 2:

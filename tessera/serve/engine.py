@@ -1,0 +1,353 @@
+"""`tessera.Engine`: many requests to one model, computed together.
+
+In: a causal language model (an nn.Module or a folder) and prompts. Out: answers, whole or piece by piece. Every call of
+`step` computes one batch: the scheduler chooses it, the runner computes it, requests take what came. Whoever waits for
+an answer drives the engine, so there is no thread of its own; a lock lets one step run at a time. `submit` and `cancel`
+only leave a note, which the next step reads; a note to cancel is read at once where no step runs.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol, cast
+
+import torch
+from torch import nn
+
+from tessera.inspection.explain import explain
+from tessera.serve import memory as memory_plan
+from tessera.serve.cache import Cache
+from tessera.serve.huggingface import HuggingFace, compare, from_folder, tokenizer_of
+from tessera.serve.lookup import Lookup
+from tessera.serve.metrics import EVENTS, Event, Metrics, timeline
+from tessera.serve.programs import Paged, Program, Programs
+from tessera.serve.requests import Completion, Piece, Request
+from tessera.serve.runner import Runner, Taken
+from tessera.serve.sampling import Draw, Sampling
+from tessera.serve.scheduler import Answer, Batch, Refused, Scheduler, Work
+from tessera.serve.stream import Stream
+from tessera.transforms.quantize import quantize as store_in_fewer_bits
+from tessera.util.errors import InputError, OptionError
+from tessera.util.log import log
+
+Prompt = str | Sequence[int]
+
+
+class Tokenizer(Protocol):
+    """What the engine asks of a tokenizer; those of transformers have it."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = ...) -> str: ...
+
+
+class Engine:
+    """A model that answers many requests at once.
+
+    model         an nn.Module of transformers, one that follows `tessera.serve.programs.Paged`, or a folder
+    tokenizer     for prompts and answers as text; of a folder its own
+    memory        the cache's share of what the device has free (0.9), or its bytes ("8GB")
+    block_size    tokens a block
+    budget        tokens a step, at most
+    most_running  sequences a step, at most; most_waiting: sequences in the queue, beyond which requests are refused
+    longest       tokens of prompt and answer together; None: what the model's positions allow
+    step_seconds  the asked time between tokens: prompts are computed in pieces that keep it
+    reuse         compute equal beginnings of prompts once
+    quantize      "int8", "int4" or "fp8": weights in fewer bits; the model that was given stays as it is
+    speculate     so many tokens are guessed from the text so far and verified together; 0: none
+    compiled      False runs the model as it is, to look for faults
+    check         compare the books of cache and scheduler after every step
+    """
+
+    def __init__(
+        self, model: nn.Module | str | Path, tokenizer: Tokenizer | None = None, *, memory: float | int | str = 0.9,
+        block_size: int = 16, budget: int = 2048, most_running: int = 256, most_waiting: int = 4096,
+        longest: int | None = None, step_seconds: float | None = None, reuse: bool = True, quantize: str | None = None,
+        speculate: int = 0, compiled: bool = True, check: bool = False, random_weights: bool = False,
+        device: str | torch.device | None = None,
+    ) -> None:  # fmt: skip
+        if isinstance(model, str | Path):
+            tokenizer = tokenizer or cast("Tokenizer | None", tokenizer_of(model))
+            model = from_folder(model, random_weights)
+        if device is not None:
+            model = nn.Module.to(model, device)
+        self.model = paged(model)
+        if quantize is not None:
+            if not isinstance(self.model, HuggingFace):
+                raise OptionError("quantize: expected a model of transformers; tessera.quantize takes others")
+            store_in_fewer_bits(self.model.twin, quantize)
+        self.tokenizer = tokenizer
+        self.longest = min((x for x in (longest, self.model.longest) if x is not None), default=None)
+        some = next(p for p in cast("nn.Module", self.model).parameters() if p.is_floating_point())
+        self.memory = memory_plan.plan(
+            self.model.layers(), block_size, memory_plan.bytes_of(memory, some.device), some.element_size(),
+            most_running, self.longest or 2**20, budget,
+        )  # fmt: skip
+        self.cache = Cache(block_size, self.memory.windows, self.memory.blocks, reuse)
+        self.scheduler = Scheduler(self.cache, budget, most_running, most_waiting, self.longest, step_seconds)
+        self._programs = Programs(self.model, block_size, self.memory.blocks, compiled)
+        self._runner = Runner(self._programs, self._draw)
+        self._check, self._speculate = check, speculate
+        self._lock = threading.Lock()  # held while a step runs
+        self._arrived: deque[Request] = deque()  # notes: appending needs no lock, so that even a destructor may
+        self._cancelled: deque[Request] = deque()
+        self._owner: dict[int, Request] = {}  # of every answer in the making
+        self._lookups: dict[int, Lookup] = {}
+        self._numbers = itertools.count(1)
+        self._metrics, self._events = Metrics(), deque[Event](maxlen=EVENTS)
+        if compiled:
+            self._programs.compile()
+        if isinstance(self.model, HuggingFace) and quantize is None:
+            compare(model, self._programs)  # type: ignore[arg-type]
+
+    # --- asking ---
+
+    def submit(
+        self, prompt: Prompt, sampling: Sampling | None = None, *, deadline: float | None = None, priority: int = 0,
+        salt: str = "", **settings: object,
+    ) -> Stream:  # fmt: skip
+        """Ask for an answer: pieces of it come by `for` or `async for`. Leaving the loop cancels the request.
+
+        deadline   seconds from now, after which the request ends
+        priority   a step more is worth ten seconds of waiting
+        salt       only requests with the same salt share what was computed of equal beginnings
+        settings   fields of `tessera.Sampling`, in place of those of `sampling`
+        """
+        chosen = replace(sampling or Sampling(), **settings)  # type: ignore[arg-type]
+        chosen.check_tokens(self.model.vocabulary)
+        if chosen.stop and self.tokenizer is None:
+            raise OptionError("stop: expected a tokenizer, since stop texts are text; stop_tokens does without")
+        tokens = self.tokens(prompt)
+        now = time.monotonic()
+        seed = secrets.randbits(63) if chosen.seed is None else chosen.seed
+        decode = None if self.tokenizer is None else self._decode
+        request = Request(tokens, chosen, self.model.stops, seed, decode, now)
+        try:
+            pending = sum(other.settings.n for other in list(self._arrived))
+            self.scheduler.admits(len(tokens), chosen.max_tokens, chosen.n + pending)
+        except Refused:
+            self._metrics.refused += 1
+            raise
+        until = None if deadline is None else now + deadline
+        for _ in range(chosen.n):
+            parent = request.answers[0] if request.answers else None
+            request.add(
+                Answer(
+                    next(self._numbers), list(tokens), chosen.max_tokens, now, priority, until, salt.encode(),
+                    reuse=chosen.prompt_logprobs is None, parent=parent,
+                )
+            )  # fmt: skip
+        self._arrived.append(request)
+        return Stream(self, request)
+
+    def stream(self, prompt: Prompt, sampling: Sampling | None = None, **settings: object) -> Iterator[Piece]:
+        """The pieces of an answer, as they come."""
+        return iter(self.submit(prompt, sampling, **settings))  # type: ignore[arg-type]
+
+    def generate(
+        self, prompts: Prompt | Iterable[Prompt], sampling: Sampling | Sequence[Sampling] | None = None,
+        **settings: object,
+    ) -> list[Completion]:  # fmt: skip
+        """All answers to all prompts, in order: those to the first prompt, then those to the second, …"""
+        listed = [prompts] if isinstance(prompts, str) else list(prompts)
+        if listed and isinstance(listed[0], int):
+            listed = [cast("Prompt", listed)]
+        each = sampling if isinstance(sampling, Sequence) else [sampling] * len(listed)
+        streams = [self.submit(p, s, **settings) for p, s in zip(listed, each, strict=True)]  # type: ignore[arg-type]
+        return [answer for stream in streams for answer in stream.whole()]
+
+    def tokens(self, prompt: Prompt) -> list[int]:
+        """A prompt as tokens, which the model has."""
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise InputError("expected a prompt of tokens, or an engine with a tokenizer; got text")
+            prompt = self.tokenizer.encode(prompt)
+        tokens = [int(token) for token in prompt]
+        if wrong := [token for token in tokens if not 0 <= token < self.model.vocabulary]:
+            raise InputError(f"expected tokens from 0 to {self.model.vocabulary - 1}, got {wrong[0]}")
+        return tokens
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        assert self.tokenizer is not None
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+    def cancel(self, request: Request) -> None:
+        """End a request, wherever it is, before another step runs."""
+        self._cancelled.append(request)
+        self._sweep()
+
+    def forsake(self, request: Request) -> None:
+        """The same for destructors, which run anywhere: the next step ends it."""
+        self._cancelled.append(request)
+
+    # --- a step ---
+
+    @property
+    def busy(self) -> bool:
+        """Is there anything to compute?"""
+        return bool(self._arrived or self._owner)
+
+    def drive(self, until: Callable[[], bool]) -> None:
+        """Run a step, unless what the caller waits for has come meanwhile."""
+        with self._lock:
+            if not until():
+                self._step()
+        self._sweep()
+
+    def step(self) -> None:
+        """Compute one batch."""
+        self.drive(lambda: False)
+
+    def _sweep(self) -> None:
+        """Read notes to cancel. Whoever holds the lock instead does so after letting go of it: none is left lying."""
+        while self._cancelled and self._lock.acquire(blocking=False):
+            try:
+                self._read_notes()
+            finally:
+                self._lock.release()
+
+    def _read_notes(self) -> None:
+        while self._arrived:
+            request = self._arrived.popleft()
+            self._metrics.requests += 1
+            self._metrics.prompt_tokens += len(request.prompt)
+            for answer in request.answers:
+                self.scheduler.put(answer)
+                self._owner[answer.id] = request
+                self._lookups[answer.id] = Lookup(self._speculate)
+        while self._cancelled:
+            for answer in self._cancelled.popleft().answers:
+                if answer.ended is None:
+                    self._end(answer, "cancelled")
+
+    def _step(self) -> None:
+        self._read_notes()
+        start = time.monotonic()
+        self._guess()
+        batch = self.scheduler.schedule(start)
+        for answer in batch.expired:
+            self._ended(answer, "deadline")
+        try:
+            taken = self._runner.run(batch, lambda work: self._owner[work.sequence.id].most_prompt(work))
+        except BaseException as error:
+            self._failed(batch, error)
+            if not isinstance(error, Exception):
+                raise
+            return
+        for one in taken:
+            self._take(one, time.monotonic())
+        self._measure(batch, start)
+        if self._check:
+            self.scheduler.check()
+
+    def _guess(self) -> None:
+        if self._speculate:
+            for answer in self.scheduler.running:
+                left = answer.max_tokens - (len(answer.tokens) - answer.prompt) - 1
+                answer.draft = self._lookups[answer.id].guess(answer.tokens)[:left] if answer.left == 1 else []
+
+    def _draw(self, work: Work, guess: int) -> Draw:
+        return self._owner[work.sequence.id].draw(work, guess)
+
+    def _take(self, taken: Taken, now: float) -> None:
+        """Hand a work's tokens to its request, and let the sequence go on or end."""
+        answer = taken.work.sequence
+        request = self._owner[answer.id]
+        why = request.take(taken)
+        if taken.work.samples:
+            self._lookups[answer.id].learn(taken.work.drafted, max(0, len(taken.tokens) - 1))
+            self._metrics.drafted += taken.work.drafted
+            self._metrics.accepted += max(0, len(taken.tokens) - 1)
+            self._count(request, len(taken.tokens), now)
+        if why == "error":
+            self._end(answer, "error", "the model's logits are not numbers, or no token is left to choose")
+            return
+        self.scheduler.advance(taken.work, taken.tokens)
+        if why is not None:
+            self._end(answer, why)
+
+    def _count(self, request: Request, tokens: int, now: float) -> None:
+        self._metrics.new_tokens += tokens
+        if request.first_token is None:
+            request.first_token = now
+            self._metrics.first_token.add(now - request.arrival)
+        elif request.last_token is not None and request.settings.n == 1:
+            self._metrics.between_tokens.add(now - request.last_token)
+        request.last_token = now
+
+    def _end(self, answer: Answer, why: str, error: str | None = None) -> None:
+        self.scheduler.end(answer, why)
+        self._ended(answer, why, error)
+
+    def _ended(self, answer: Answer, why: str, error: str | None = None) -> None:
+        request = self._owner.pop(answer.id)
+        del self._lookups[answer.id]
+        self._metrics.ended[why] += 1
+        request.end(answer, why, error)
+        if not request.left:
+            self._metrics.whole.add(time.monotonic() - request.arrival)
+
+    def _failed(self, batch: Batch, error: BaseException) -> None:
+        """A step that raised: what it was to compute ends with the error, and the rest goes on."""
+        log(0, f"serve: a step failed: {type(error).__name__}: {error}")
+        for work in batch.works:
+            self._end(work.sequence, "error", f"{type(error).__name__}: {error}")
+
+    def _measure(self, batch: Batch, start: float) -> None:
+        seconds = time.monotonic() - start
+        self.scheduler.took(seconds, batch)
+        if batch.works:
+            self._metrics.steps += 1
+            self._metrics.step.add(seconds)
+            name = "decode" if all(len(w.tokens) == 1 for w in batch.works) else "mixed"
+            self._events.append(Event(name, start, seconds, batch.tokens, len(batch.works)))
+
+    # --- looking in ---
+
+    @property
+    def programs(self) -> dict[str, Program]:
+        return self._programs.by_name
+
+    def metrics(self) -> Metrics:
+        """Counts since the engine began, and how things stand."""
+        with self._lock:
+            pools, now = self.cache.pools, copy.deepcopy(self._metrics)
+        return replace(
+            now, preemptions=self.scheduler.preemptions, reused_tokens=self.scheduler.reused,
+            running=len(self.scheduler.running), waiting=len(self.scheduler.waiting) + len(self._arrived),
+            blocks=sum(p.size for p in pools), used_blocks=sum(p.size - p.available for p in pools),
+            cached_blocks=sum(p.cached for p in pools),
+        )  # fmt: skip
+
+    def timeline(self, path: str | Path) -> None:
+        """Write the latest steps as a trace for Perfetto."""
+        Path(path).write_text(json.dumps(timeline(self._events)))
+
+    def explain(self) -> str:
+        """The cache's plan, and what the compiler did with both programs."""
+        lines = [f"cache: {self.memory.bytes:,} of {self.memory.offered:,} bytes offered"]
+        for window, blocks, each in zip(self.memory.windows, self.memory.blocks, self.memory.bytes_each, strict=True):
+            reach = f"layers that look {window} tokens back" if window else "layers that look back to the beginning"
+            lines.append(f"  {reach}: {blocks} blocks of {self.cache.block_size} tokens, {each:,} bytes each")
+        lines += [f"\n{name}\n{explain(p.call)}" for name, p in self.programs.items() if self._programs.compiled]
+        return "\n".join(lines)
+
+
+def paged(model: nn.Module) -> Paged:
+    """A model that follows the protocol, from one that does or one of transformers."""
+    if hasattr(model, "paged_forward"):
+        return cast("Paged", model)
+    if hasattr(model, "generation_config") and hasattr(model, "config"):
+        return HuggingFace(model)  # type: ignore[arg-type]
+    raise InputError(
+        f"expected a model of transformers, a module with paged_forward, or a folder, got {type(model).__name__}"
+    )

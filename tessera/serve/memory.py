@@ -1,0 +1,84 @@
+"""How many blocks the cache gets.
+
+In: the layers, the device, and a share of its free memory or a number of bytes. Out: blocks for each group of layers.
+Groups without a window get as many as fit; one with a window no more than all running sequences can own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from tessera.serve.programs import Layer, groups_of
+from tessera.util.errors import OptionError
+
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Blocks and bytes of every group, and what there was to share out."""
+
+    windows: tuple[int, ...]
+    blocks: tuple[int, ...]
+    bytes_each: tuple[int, ...]  # of a block, in all layers of its group
+    offered: int
+
+    @property
+    def bytes(self) -> int:
+        return sum(count * each for count, each in zip(self.blocks, self.bytes_each, strict=True))
+
+
+def free_bytes(device: torch.device) -> int:
+    """What the device has left now."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def bytes_of(memory: float | int | str, device: torch.device) -> int:
+    """A share of what is free (0.9), or bytes (10**9, "8GB")."""
+    if isinstance(memory, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]I?B)?\s*", memory.upper())
+        if match is None:
+            raise OptionError(f'memory: expected a share, bytes or text such as "8GB", got {memory!r}')
+        return int(float(match[1]) * _UNITS[match[2] or ""])
+    if not memory > 0:
+        raise OptionError(f"memory: expected more than 0, got {memory!r}")
+    return int(memory * free_bytes(device)) if memory <= 1 else int(memory)
+
+
+def plan(
+    layers: Sequence[Layer], block_size: int, offered: int, item: int, running: int, longest: int, step: int
+) -> Plan:
+    """Share `offered` bytes out for `running` sequences of at most `longest` tokens, `step` of them new at a time."""
+    windows = groups_of(layers)
+    each = [
+        sum(x.heads * (x.head + x.value_head) for x in layers if x.window == window) * block_size * item
+        for window in windows
+    ]
+
+    def wanted(window: int, tokens: int) -> int:
+        """Blocks with which all sequences can run, if nothing shortens memory."""
+        longest_seen = min(tokens, window + step) if window else tokens
+        return running * (-(-longest_seen // block_size) + 1)
+
+    most = [wanted(window, longest) for window in windows]
+    # Every group has its most, or as many as all those that are short can have alike.
+    low, high = 0, max(most)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if sum((min(middle, m) + 1) * e for m, e in zip(most, each, strict=True)) <= offered:  # block 0 besides
+            low = middle
+        else:
+            high = middle - 1
+    if low < 2:
+        raise OptionError(
+            f"memory: {offered:,} bytes are offered for the cache, in which a block of {block_size} tokens takes "
+            f"{sum(each):,}; expected room for at least 3: offer more memory, or take smaller blocks"
+        )
+    return Plan(tuple(windows), tuple(min(low, m) for m in most), tuple(each), offered)

@@ -1,0 +1,76 @@
+"""What the engine counts. Times are in seconds; a histogram's buckets are those below or at each bound."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+BOUNDS = tuple(step * 10.0**power for power in range(-4, 3) for step in (1, 2, 5))
+EVENTS = 10_000  # steps that a timeline shows
+
+
+@dataclass
+class Histogram:
+    """How often, how much altogether, and how often up to each of `BOUNDS`."""
+
+    count: int = 0
+    total: float = 0.0
+    buckets: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.total += value
+        self.buckets[bisect_left(BOUNDS, value)] += 1
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count if self.count else 0.0
+
+
+@dataclass
+class Metrics:
+    """Since the engine began; `running` to `cached_blocks` are as of now."""
+
+    requests: int = 0
+    refused: int = 0
+    ended: Counter[str] = field(default_factory=Counter)  # answers by reason
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    preemptions: int = 0
+    reused_tokens: int = 0
+    running: int = 0
+    waiting: int = 0
+    blocks: int = 0
+    used_blocks: int = 0
+    cached_blocks: int = 0
+    first_token: Histogram = field(default_factory=Histogram)
+    between_tokens: Histogram = field(default_factory=Histogram)
+    whole: Histogram = field(default_factory=Histogram)
+    step: Histogram = field(default_factory=Histogram)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One step, for the timeline."""
+
+    name: str
+    start: float
+    seconds: float
+    tokens: int
+    sequences: int
+
+
+def timeline(events: deque[Event]) -> dict[str, object]:
+    """Steps in the format that Perfetto and Chrome read."""
+    listed = [
+        {
+            "name": e.name, "ph": "X", "pid": 1, "tid": 1, "ts": e.start * 1e6, "dur": e.seconds * 1e6,
+            "args": {"tokens": e.tokens, "sequences": e.sequences},
+        }
+        for e in events
+    ]  # fmt: skip
+    return {"traceEvents": listed, "displayTimeUnit": "ms"}

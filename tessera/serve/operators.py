@@ -1,0 +1,76 @@
+"""The two operators that stand between a model and its paged cache.
+
+    paged_write      puts new keys or values into their slots of a pool
+    paged_attention  lets every query attend to its own sequence, which it finds through a table of blocks
+
+A pool is [blocks, block_size, heads, head]; slot `block * block_size + offset` is a place in it. Tokens of all
+sequences lie in one flat row: `starts` says where each sequence begins in it, `positions` where each token stands in
+its own. Both are custom operators, so they stay whole in a Trace, and `paged_write` is carried out in place.
+
+What stands here is the reference: PyTorch's attention over gathered pages, on every device. A device's own kernel is to
+be registered beside it and checked against it.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+WHOLE = 0  # a window of none: a token sees all before it
+
+
+def _write(pool: Tensor, new: Tensor, slots: Tensor) -> None:
+    pool.view(-1, *pool.shape[2:]).index_copy_(0, slots, new)
+
+
+def _attention(
+    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, starts: Tensor, positions: Tensor, scale: float,
+    window: int, softcap: float,
+) -> Tensor:  # fmt: skip
+    out = q.new_zeros(*q.shape[:2], values.shape[3])
+    size = keys.shape[1]
+    for table, (first, end) in zip(tables, pairwise(starts.tolist()), strict=True):
+        if first == end:
+            continue
+        at = positions[first:end]
+        length = int(at[-1]) + 1
+        seen_from = max(0, int(at[0]) - window + 1) // size if window else 0
+        pages = table[seen_from : -(-length // size)]
+        k, v = (pool[pages].flatten(0, 1)[: length - seen_from * size] for pool in (keys, values))
+        where = torch.arange(seen_from * size, length, device=q.device)
+        seen = where <= at[:, None]
+        if window:
+            seen &= where > at[:, None] - window
+        out[first:end] = _attend(q[first:end], k, v, seen, scale, softcap)
+    return out
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, seen: Tensor, scale: float, softcap: float) -> Tensor:
+    """Queries [t, heads, head] over keys and values [length, kv_heads, head], as far as each one sees."""
+    q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
+    if not softcap:
+        y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
+        return y.squeeze(0).transpose(0, 1)
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    scores = softcap * torch.tanh(q @ k.transpose(-1, -2) * scale / softcap)
+    weights = scores.float().masked_fill(~seen, float("-inf")).softmax(-1).to(v.dtype)
+    return (weights @ v).squeeze(0).transpose(0, 1)
+
+
+_writer = torch.library.custom_op(
+    "tessera::paged_write", _write, mutates_args=("pool",), schema="(Tensor(a!) pool, Tensor new, Tensor slots) -> ()"
+)
+_writer.register_fake(lambda pool, new, slots: None)
+
+_attender = torch.library.custom_op(
+    "tessera::paged_attention", _attention, mutates_args=(),
+    schema="(Tensor q, Tensor keys, Tensor values, Tensor tables, Tensor starts, Tensor positions, float scale, "
+    "int window, float softcap) -> Tensor",
+)  # fmt: skip
+_attender.register_fake(lambda q, keys, values, *rest: q.new_empty(q.shape[0], q.shape[1], values.shape[3]))
+
+paged_write = torch.ops.tessera.paged_write
+paged_attention = torch.ops.tessera.paged_attention

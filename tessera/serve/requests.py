@@ -1,0 +1,136 @@
+"""What goes in and out of the engine: a request, its pieces as they come, and its answers in the end.
+
+In: tokens that the runner took for each answer. Out: pieces of text, each answer with exactly one end. Reasons to end:
+`stop` (an end token or a stop text), `length`, `cancelled`, `deadline`, `error`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from tessera.serve.runner import Logprob, Taken
+from tessera.serve.sampling import Draw, Sampling
+from tessera.serve.scheduler import Answer, Work
+from tessera.serve.text import Text
+
+
+@dataclass(frozen=True)
+class Piece:
+    """News of one answer. `finish` stands in its last piece alone."""
+
+    index: int  # which of the n answers
+    text: str = ""
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[Logprob, ...] = ()
+    finish: str | None = None
+    error: str | None = None
+
+
+@dataclass
+class Completion:
+    """One whole answer."""
+
+    prompt: list[int]
+    index: int = 0
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+    prompt_logprobs: list[Logprob | None] | None = None  # None for the first token, which nothing foretells
+    finish: str | None = None
+    error: str | None = None
+
+    def add(self, piece: Piece) -> None:
+        self.text += piece.text
+        self.tokens += piece.tokens
+        self.logprobs += piece.logprobs
+        self.finish, self.error = piece.finish or self.finish, piece.error or self.error
+
+
+class Request:
+    """A prompt, its settings and the answers in the making."""
+
+    def __init__(
+        self, prompt: Sequence[int], settings: Sampling, ends: Sequence[int], seed: int,
+        decode: Callable[[Sequence[int]], str] | None, arrival: float,
+    ):  # fmt: skip
+        self.prompt, self.settings, self.seed, self.arrival = list(prompt), settings, seed, arrival
+        self.ends = frozenset((() if settings.ignore_eos else tuple(ends)) + tuple(settings.stop_tokens))
+        self.answers: list[Answer] = []
+        self.pieces: deque[Piece] = deque()
+        self.prompt_logprobs: dict[int, Logprob] = {}
+        self.first_token: float | None = None
+        self.last_token: float | None = None
+        self._texts = [Text(decode, settings.stop) if decode is not None else None for _ in range(settings.n)]
+        self._index: dict[int, int] = {}
+        self.left = settings.n  # answers that have not ended
+
+    def add(self, answer: Answer) -> None:
+        self._index[answer.id] = len(self.answers)
+        self.answers.append(answer)
+
+    def draw(self, work: Work, guess: int) -> Draw:
+        """What the row after a work's i-th guess asks for."""
+        answer = work.sequence
+        guesses = work.tokens[len(work.tokens) - work.drafted :][:guess]
+        output = [*answer.tokens[answer.prompt :], *guesses] if self.settings.penalises else ()
+        position = len(answer.tokens) + guess
+        early = position - answer.prompt < self.settings.min_tokens
+        banned = tuple(sorted(self.ends)) if early else ()
+        return Draw(self.settings, self.seed, self._index[answer.id], position, self.prompt, output, banned)
+
+    def most_prompt(self, work: Work) -> int | None:
+        """Of how many tokens the prompt's log-probabilities are still asked: the first answer brings them."""
+        return self.settings.prompt_logprobs if work.sequence is self.answers[0] else None
+
+    def take(self, taken: Taken) -> str | None:
+        """New tokens of an answer: its text goes out, and why it ends, if it does, comes back."""
+        self.prompt_logprobs.update(taken.prompt_logprobs)
+        if not taken.work.samples:
+            return None
+        answer = taken.work.sequence
+        index = self._index[answer.id]
+        kept, text, why = [], "", None
+        room = answer.max_tokens - (len(answer.tokens) - answer.prompt)
+        for token in taken.tokens[:room]:
+            if token < 0:
+                why = "error"
+                break
+            kept.append(token)
+            why, piece = self._push(index, token)
+            text += piece
+            if why is not None:
+                break
+        if why is None and len(kept) == room:
+            why = "length"
+        self.pieces.append(Piece(index, text, tuple(kept), tuple(taken.logprobs[: len(kept)])))
+        taken.tokens[:] = kept
+        return why
+
+    def _push(self, index: int, token: int) -> tuple[str | None, str]:
+        if token in self.ends:
+            return "stop", ""
+        text = self._texts[index]
+        if text is None:
+            return None, ""
+        piece = text.push(token)
+        return ("stop" if text.stopped is not None else None), piece
+
+    def end(self, answer: Answer, why: str, error: str | None = None) -> None:
+        """An answer's last piece."""
+        index = self._index[answer.id]
+        text = self._texts[index]
+        self.left -= 1
+        self.pieces.append(Piece(index, text.finish() if text is not None else "", finish=why, error=error))
+
+    def completions(self, pieces: Sequence[Piece]) -> list[Completion]:
+        """The whole answers, put together."""
+        answers = [Completion(self.prompt, index) for index in range(self.settings.n)]
+        for piece in pieces:
+            answers[piece.index].add(piece)
+        if self.settings.prompt_logprobs is not None:
+            listed = [self.prompt_logprobs.get(p) for p in range(len(self.prompt))]
+            for answer in answers:
+                answer.prompt_logprobs = listed
+        return answers

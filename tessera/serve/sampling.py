@@ -1,0 +1,259 @@
+"""Choosing the next tokens, on the device, each row by its own settings.
+
+In: logits [rows, vocabulary], and a `Rows` of what every row asks for. Out: a token for each row, -1 where its logits
+hold NaN. The steps, in this order: bias and allowed tokens, penalties, temperature, the most likely `top_k`, the fewest
+that make up `top_p`, those at least `min_p` times as likely as the first. Temperature 0 takes the most likely token.
+
+A row's random number is Philox of its seed, which answer to the request it belongs to, and its position. So a seed
+repeats its tokens whatever else runs, and a token that was guessed beforehand is drawn just as it would have been.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+
+import torch
+from torch import Tensor
+
+from tessera.ops.uniform import block
+from tessera.util.errors import OptionError
+
+_RANGES = {
+    "max_tokens": (1, None), "min_tokens": (0, None), "temperature": (0, None), "top_k": (0, None), "top_p": (0, 1),
+    "min_p": (0, 1), "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2), "n": (1, None), "logprobs": (0, None),
+    "prompt_logprobs": (0, None),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the tokens of an answer are chosen, and when it ends.
+
+    max_tokens              at most so many new tokens
+    min_tokens              before so many, no token is chosen that ends the answer
+    temperature             0: always the most likely token
+    top_k, top_p, min_p     only the k most likely; the fewest that together have this probability; those at least so
+                            many times as likely as the first. 0, 1 and 0 leave all.
+    presence_penalty        taken from the logits of tokens that were generated before
+    frequency_penalty       the same, times how often
+    repetition_penalty      divides positive and multiplies negative logits of tokens in prompt or answer
+    logit_bias              added to the logits of some tokens
+    allowed                 no other tokens than these
+    stop, stop_tokens       texts and tokens that end the answer; a text is not part of it
+    ignore_eos              the model's own end does not end it
+    n                       so many answers
+    logprobs                also give log-probabilities of each token and of so many of the likeliest
+    prompt_logprobs         the same of the prompt's tokens
+    seed                    repeats the same tokens; None: another one each time
+    """
+
+    max_tokens: int = 16
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    allowed: tuple[int, ...] | None = None
+    stop: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    n: int = 1
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not (value >= least and (most is None or value <= most)):
+                raise OptionError(f"{name}: expected {_span(least, most)}, got {value!r}")
+        if not self.repetition_penalty > 0:
+            raise OptionError(f"repetition_penalty: expected more than 0, got {self.repetition_penalty!r}")
+        if self.top_p == 0:
+            raise OptionError("top_p: expected more than 0 and at most 1, got 0")
+        if self.min_tokens > self.max_tokens:
+            raise OptionError(f"min_tokens: expected at most max_tokens ({self.max_tokens}), got {self.min_tokens}")
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        if "" in self.stop:
+            raise OptionError("stop: expected texts of at least one character")
+        if self.allowed is not None and not self.allowed:
+            raise OptionError("allowed: expected at least one token")
+
+    @property
+    def penalises(self) -> bool:
+        """Does it matter which tokens came before?"""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    def check_tokens(self, vocabulary: int) -> None:
+        """Refuse tokens that the model does not have."""
+        for name, tokens in (("logit_bias", self.logit_bias), ("allowed", self.allowed or ())):
+            if wrong := [token for token in tokens if not 0 <= token < vocabulary]:
+                raise OptionError(f"{name}: expected tokens from 0 to {vocabulary - 1}, got {wrong[0]}")
+
+
+def _span(least: float, most: float | None) -> str:
+    return f"at least {least}" if most is None else f"{least} to {most}"
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What one row of logits is for."""
+
+    settings: Sampling
+    seed: int
+    answer: int  # which of the n
+    position: int
+    prompt: Sequence[int]
+    output: Sequence[int]  # generated before this row's token
+    banned: tuple[int, ...] = ()  # tokens that would end the answer too early
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The settings of all rows as tensors. What no row asks for is None, and costs nothing."""
+
+    temperature: Tensor | None = None
+    top_k: Tensor | None = None
+    top_p: Tensor | None = None
+    min_p: Tensor | None = None
+    seed: Tensor | None = None
+    counter: Tensor | None = None
+    bias: tuple[Tensor, Tensor, Tensor] | None = None  # rows, tokens, what is added
+    allowed: tuple[Tensor, Tensor, Tensor] | None = None  # rows that allow some only; then rows and tokens
+    repetition: tuple[Tensor, Tensor, Tensor] | None = None  # rows, tokens (each once), the penalty
+    counted: tuple[Tensor, Tensor, Tensor] | None = None  # rows, tokens (each once), what is taken
+
+
+def rows_of(draws: Sequence[Draw], device: torch.device | str = "cpu") -> Rows:
+    """Settings of many rows, put side by side."""
+
+    def column(values: Sequence, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+
+    def sparse(entries: list[tuple[int, int, float]]) -> tuple[Tensor, Tensor, Tensor] | None:
+        if not entries:
+            return None
+        rows, tokens, values = zip(*entries, strict=True)
+        return column(rows, torch.int64), column(tokens, torch.int64), column(values)
+
+    settings = [draw.settings for draw in draws]
+    parts: dict[str, object] = {
+        "bias": sparse([e for i, d in enumerate(draws) for e in _biases(i, d)]),
+        "repetition": sparse([e for i, d in enumerate(draws) for e in _repetitions(i, d)]),
+        "counted": sparse([e for i, d in enumerate(draws) for e in _counts(i, d)]),
+    }
+    if some := [i for i, s in enumerate(settings) if s.allowed is not None]:
+        pairs = [(i, token) for i in some for token in settings[i].allowed or ()]
+        parts["allowed"] = tuple(column(c, torch.int64) for c in (some, *zip(*pairs, strict=True)))
+    if any(s.temperature > 0 for s in settings):
+        parts["temperature"] = column([s.temperature for s in settings])
+        parts["seed"] = column([_signed(draw.seed) for draw in draws], torch.int64)
+        parts["counter"] = column([draw.answer << 32 | draw.position for draw in draws], torch.int64)
+        for name, dtype in (("top_k", torch.int64), ("top_p", torch.float32), ("min_p", torch.float32)):
+            if any(getattr(s, name) != _DEFAULTS[name] for s in settings):
+                parts[name] = column([getattr(s, name) for s in settings], dtype)
+    return Rows(**parts)  # type: ignore[arg-type]
+
+
+_DEFAULTS = {f.name: f.default for f in fields(Sampling)}
+
+
+def _signed(seed: int) -> int:
+    """The lower 64 bits, as int64 holds them."""
+    return (seed + 2**63) % 2**64 - 2**63
+
+
+def _biases(row: int, draw: Draw) -> list[tuple[int, int, float]]:
+    given = [(row, token, value) for token, value in draw.settings.logit_bias.items()]
+    return given + [(row, token, float("-inf")) for token in draw.banned]
+
+
+def _repetitions(row: int, draw: Draw) -> list[tuple[int, int, float]]:
+    penalty = draw.settings.repetition_penalty
+    return [] if penalty == 1 else [(row, t, penalty) for t in sorted({*draw.prompt, *draw.output})]
+
+
+def _counts(row: int, draw: Draw) -> list[tuple[int, int, float]]:
+    presence, frequency = draw.settings.presence_penalty, draw.settings.frequency_penalty
+    if presence == 0 and frequency == 0:
+        return []
+    counts: dict[int, int] = {}
+    for token in draw.output:
+        counts[token] = counts.get(token, 0) + 1
+    return [(row, token, presence + frequency * count) for token, count in counts.items()]
+
+
+def adjust(logits: Tensor, rows: Rows) -> Tensor:
+    """Logits in float32 with bias, allowed tokens and penalties, of which the likeliest is what temperature 0 takes."""
+    logits = logits.to(torch.float32, copy=True)
+    if rows.repetition is not None:
+        row, token, penalty = rows.repetition
+        old = logits[row, token]
+        logits[row, token] = torch.where(old > 0, old / penalty, old * penalty)
+    if rows.counted is not None:
+        row, token, taken = rows.counted
+        logits[row, token] -= taken
+    if rows.bias is not None:
+        row, token, added = rows.bias
+        logits.index_put_((row, token), added, accumulate=True)
+    if rows.allowed is not None:
+        some, row, token = rows.allowed
+        barred = torch.zeros_like(logits, dtype=torch.bool)
+        barred[some] = True
+        barred[row, token] = False
+        logits.masked_fill_(barred, float("-inf"))
+    return logits
+
+
+def choose(logits: Tensor, rows: Rows) -> Tensor:
+    """A token for each row; -1 where no token can be chosen, since its logits are NaN or all are barred."""
+    logits = adjust(logits, rows)
+    best, token = logits.max(-1)
+    if rows.temperature is not None:
+        token = torch.where(rows.temperature > 0, _drawn(logits, rows), token)
+    return torch.where(torch.isfinite(best), token, -1)
+
+
+def _drawn(logits: Tensor, rows: Rows) -> Tensor:
+    """Tokens drawn from what the settings leave, by where a random number falls among sums of probabilities."""
+    sums, tokens = _kept(logits, rows)
+    below = _uniform(rows)[:, None] * sums[:, -1:]
+    place = (sums <= below).sum(-1, keepdim=True).clamp_(max=sums.shape[1] - 1)
+    return tokens.gather(-1, place).squeeze(-1)
+
+
+def _kept(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Running sums of the probabilities that the settings leave, most likely first, and the tokens in that order."""
+    assert rows.temperature is not None
+    scaled, tokens = torch.sort(logits / rows.temperature.clamp(min=1e-6)[:, None], descending=True, stable=True)
+    if rows.top_k is not None:
+        last = torch.where(rows.top_k > 0, rows.top_k, scaled.shape[1]).clamp(max=scaled.shape[1])[:, None] - 1
+        scaled = scaled.masked_fill(scaled < scaled.gather(-1, last), float("-inf"))
+    shares = scaled.double().softmax(-1)  # in single precision, sums over a large vocabulary would be off
+    left = torch.ones_like(shares, dtype=torch.bool)
+    if rows.top_p is not None:
+        left &= shares.cumsum(-1) - shares < rows.top_p[:, None]
+    if rows.min_p is not None:
+        left &= shares >= rows.min_p[:, None] * shares[:, :1]
+    left[:, 0] = True
+    return torch.where(left, shares, 0).cumsum(-1), tokens
+
+
+def _uniform(rows: Rows) -> Tensor:
+    """A number in [0, 1) for each row, of 53 bits."""
+    assert rows.seed is not None and rows.counter is not None
+    first, second, _, _ = block(rows.seed, rows.counter)
+    return ((first << 21) ^ (second >> 11)).double() * 2.0**-53
+
+
+def logprobs(logits: Tensor, tokens: Tensor, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each row its token's log-probability, before any setting changes it; the `most` highest ones, and whose."""
+    log = logits.float().log_softmax(-1)
+    top, which = log.topk(most, dim=-1)
+    return log.gather(-1, tokens.clamp(min=0)[:, None]).squeeze(-1), top, which

@@ -1,0 +1,267 @@
+"""The scheduler: which tokens of which sequences the next step computes.
+
+In: sequences, with priorities and deadlines. Out: a `Batch` a step, within one budget of tokens: running sequences that
+decode first, then prompts in chunks. Where blocks run out, the sequence of the lowest rank gives its own back and is
+computed again later.
+
+A sequence's rank is its arrival, put forward by `HEAD_START` seconds for each step of priority. Ranks never change, so
+whoever waits long enough stands first, and the first always advances: all others give way to it, and `add` refuses what
+does not fit alone. Hence neither deadlock nor starvation. Every sequence that was added ends exactly once.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tessera.serve.cache import Cache, Copy, Table
+from tessera.util.errors import InputError
+
+HEAD_START = 10.0  # seconds of waiting that one step of priority is worth
+GROWTH, SHRINK = 1.1, 0.7  # of the prompt tokens a step takes, after one that was quick or slow
+
+
+class Refused(InputError):
+    """A request that cannot be taken: `retry` says whether it could be later."""
+
+    def __init__(self, why: str, retry: bool = False):
+        super().__init__(why)
+        self.retry = retry
+
+
+@dataclass(eq=False)
+class Answer:
+    """One answer in the making: the prompt, what has been generated, and how much of both is in the cache."""
+
+    id: int
+    tokens: list[int]
+    max_tokens: int
+    arrival: float = 0.0
+    priority: int = 0
+    deadline: float | None = None  # by the clock that `arrival` is read from
+    salt: bytes = b""
+    reuse: bool = True  # take what is cached of its tokens
+    parent: Answer | None = None  # of several answers to one prompt, the one that computes the prompt
+    draft: list[int] = field(default_factory=list)  # tokens that may come next, to be verified
+    prompt: int = 0  # how many of the tokens were given
+    computed: int = 0
+    table: Table | None = None  # while it runs
+    ended: str | None = None  # why
+
+    def __post_init__(self) -> None:
+        self.prompt = self.prompt or len(self.tokens)
+
+    @property
+    def rank(self) -> tuple[float, int]:
+        return self.arrival - HEAD_START * self.priority, self.id
+
+    @property
+    def left(self) -> int:
+        """Tokens that are known and not computed."""
+        return len(self.tokens) - self.computed
+
+
+@dataclass(frozen=True)
+class Work:
+    """A step's part of one sequence: tokens from `first` on."""
+
+    sequence: Answer
+    first: int
+    tokens: tuple[int, ...]
+    samples: bool  # the last token that is known is among them: another one follows
+    drafted: int = 0  # so many of the tokens, the last ones, are guesses
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.tokens)
+
+
+@dataclass
+class Batch:
+    works: list[Work]
+    copies: list[Copy]
+    expired: list[Answer]  # sequences that the deadline ended
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(work.tokens) for work in self.works)
+
+
+class _Plan:
+    """A step in the making: what has been given out, and how many tokens are left to give."""
+
+    def __init__(self, budget: int):
+        self.works: dict[Answer, Work] = {}
+        self.left = budget
+
+    def add(self, work: Work) -> None:
+        self.works[work.sequence] = work
+        self.left -= len(work.tokens)
+
+    def drop(self, sequence: Answer) -> None:
+        if (work := self.works.pop(sequence, None)) is not None:
+            self.left += len(work.tokens)
+
+
+class Scheduler:
+    """`budget` tokens and `most_running` sequences a step; `most_waiting` sequences may queue."""
+
+    def __init__(
+        self, cache: Cache, budget: int = 2048, most_running: int = 256, most_waiting: int = 4096,
+        longest: int | None = None, step_seconds: float | None = None, chunk: int | None = None,
+    ):  # fmt: skip
+        self.cache, self.budget, self.most_running, self.most_waiting = cache, budget, most_running, most_waiting
+        self.longest = longest  # what the model's positions allow
+        self.step_seconds = step_seconds  # the asked time between tokens
+        self.chunk = min(chunk or budget, budget)  # the most tokens of prompts beside sequences that decode
+        self._pace = float(self.chunk)
+        self.running: list[Answer] = []  # both by rank
+        self.waiting: list[Answer] = []
+        self.preemptions = 0
+        self.reused = 0  # tokens of prompts that were found in the cache
+
+    # --- sequences come and go ---
+
+    def admits(self, prompt: int, most: int, count: int = 1) -> None:
+        """Refuse sequences that can never run, or for which the queue has no room, with the numbers that say why."""
+        if prompt < 1:
+            raise Refused("expected a prompt of at least one token")
+        if most < 1:
+            raise Refused(f"max_tokens: expected at least 1, got {most}")
+        limits = {"the model's positions": self.longest, "the cache's blocks": self.cache.capacity()}
+        for what, limit in limits.items():
+            if limit is not None and prompt + most > limit:
+                raise Refused(
+                    f"{prompt} tokens of prompt and up to {most} more are {prompt + most}; {what} hold {limit}"
+                )
+        if len(self.waiting) + count > self.most_waiting:
+            raise Refused(f"{len(self.waiting)} sequences are waiting; at most {self.most_waiting} may", retry=True)
+
+    def add(self, sequence: Answer) -> None:
+        """Take a sequence, or say at once why not."""
+        self.admits(len(sequence.tokens), sequence.max_tokens)
+        self.put(sequence)
+
+    def put(self, sequence: Answer) -> None:
+        """Take a sequence that `admits` has let pass."""
+        insort(self.waiting, sequence, key=lambda s: s.rank)
+
+    def end(self, sequence: Answer, why: str) -> None:
+        """The sequence ends, wherever it is, and leaves nothing behind."""
+        assert sequence.ended is None, f"sequence {sequence.id} ended twice: {sequence.ended}, then {why}"
+        if sequence.table is not None:
+            self._close(sequence)
+            self.running.remove(sequence)
+        else:
+            self.waiting.remove(sequence)
+        sequence.ended = why
+
+    def _close(self, sequence: Answer) -> None:
+        assert sequence.table is not None
+        self.cache.close(sequence.table)
+        sequence.table, sequence.computed = None, 0
+
+    def _preempt(self, sequence: Answer) -> None:
+        self._close(sequence)
+        self.running.remove(sequence)
+        insort(self.waiting, sequence, key=lambda s: s.rank)
+        self.preemptions += 1
+
+    # --- a step ---
+
+    def schedule(self, now: float = 0.0) -> Batch:
+        """What the next step computes."""
+        expired = [s for s in (*self.running, *self.waiting) if s.deadline is not None and now >= s.deadline]
+        for sequence in expired:
+            self.end(sequence, "deadline")
+        before, plan = self.preemptions, _Plan(self.budget)
+        for sequence in [s for s in self.running if s.left == 1]:
+            self._advance_one(sequence, plan)
+        if plan.works:
+            plan.left = min(plan.left, self.chunk if self.step_seconds is None else int(self._pace))
+        for sequence in [s for s in self.running if s.left > 1]:
+            self._advance_one(sequence, plan)
+        if self.preemptions == before:
+            self._admit(plan)
+        return Batch(list(plan.works.values()), self.cache.take_copies(), expired)
+
+    def _advance_one(self, sequence: Answer, plan: _Plan) -> None:
+        """Give a running sequence its part of the step, if need be at the cost of those that rank below it."""
+        while sequence.table is not None and plan.left > 0:
+            count = min(sequence.left, plan.left, self.cache.room(sequence.table, sequence.computed))
+            if count > 0:
+                plan.add(self._work(sequence, count, plan.left))
+                return
+            victim = self.running[-1]
+            plan.drop(victim)
+            self._preempt(victim)
+
+    def _work(self, sequence: Answer, count: int, left: int) -> Work:
+        assert sequence.table is not None
+        first = sequence.computed
+        tokens = sequence.tokens[first : first + count]
+        drafts: list[int] = []
+        if count == sequence.left and sequence.draft:
+            room = self.cache.room(sequence.table, first) - count
+            drafts = sequence.draft[: max(0, min(left - count, room))]
+        self.cache.grow(sequence.table, first, first + count + len(drafts))
+        return Work(sequence, first, (*tokens, *drafts), count == sequence.left, len(drafts))
+
+    def _admit(self, plan: _Plan) -> None:
+        """Let waiting sequences run, by rank, while there is budget and the first of them fits."""
+        for sequence in list(self.waiting):
+            if plan.left <= 0 or len(self.running) >= self.most_running:
+                return
+            if self._parent_computes(sequence):
+                continue
+            table, computed = self._open(sequence)
+            # Beside others a sequence starts only if its whole prompt fits: else they would push each other out.
+            fits = not self.running or self.cache.fits(table, computed, len(sequence.tokens) + 1)
+            count = min(len(sequence.tokens) - computed, plan.left, self.cache.room(table, computed))
+            if not fits or count < 1:
+                self.cache.close(table)
+                return
+            self.waiting.remove(sequence)
+            insort(self.running, sequence, key=lambda s: s.rank)
+            sequence.table, sequence.computed = table, computed
+            self.reused += computed
+            plan.add(self._work(sequence, count, plan.left))
+
+    def _parent_computes(self, sequence: Answer) -> bool:
+        parent = sequence.parent
+        return parent is not None and parent.ended is None and parent.computed < parent.prompt
+
+    def _open(self, sequence: Answer) -> tuple[Table, int]:
+        """What a sequence can start from: its parent's blocks, or what is cached of its tokens."""
+        parent, computed = sequence.parent, sequence.prompt - 1
+        if parent is not None and parent.table is not None and len(sequence.tokens) == sequence.prompt:
+            table = self.cache.fork(parent.table, computed)
+            if table is not None:
+                return table, computed
+        return self.cache.open(sequence.tokens if sequence.reuse else (), sequence.salt)
+
+    def advance(self, work: Work, new: Sequence[int] = ()) -> None:
+        """The step has run: `new` tokens follow the last known one, the first ones of them as drafted."""
+        sequence = work.sequence
+        if sequence.table is None:
+            return  # it ended, or gave way, while the step ran
+        known = work.end - work.drafted
+        accepted = len(new) - 1 if work.samples else 0
+        sequence.tokens.extend(new)
+        sequence.computed = known + max(0, accepted)
+        self.cache.commit(sequence.table, sequence.tokens, sequence.computed)
+
+    def took(self, seconds: float, batch: Batch) -> None:
+        """How long a step took: prompts get less of the next one where sequences that decode had to wait."""
+        if self.step_seconds is None or not any(w.samples and len(w.tokens) == 1 for w in batch.works):
+            return
+        factor = GROWTH if seconds <= self.step_seconds else SHRINK
+        self._pace = min(float(self.chunk), max(1.0, self._pace * factor))
+
+    def check(self) -> None:
+        """Raise AssertionError where the books are wrong."""
+        assert all(s.table is not None and s.ended is None for s in self.running)
+        assert all(s.table is None and s.ended is None for s in self.waiting)
+        assert self.running == sorted(self.running, key=lambda s: s.rank)
+        self.cache.check(s.table for s in self.running if s.table is not None)

@@ -1,0 +1,1 @@
+"""Looking at a program that was simulated: what is busy, what waits for what, and where the time goes."""

@@ -1,0 +1,47 @@
+"""`tessera codesign`: what to change in a spatial machine for a model.
+
+In: a model from a file, as `tessera convert` takes it, a machine, and fields with values. Out: the front, what one
+percent of each field buys, where more buys nothing, and three changes to ask for.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from tessera.spatial.codesign.api import codesign
+from tessera.spatial.map import EFFORTS
+from tessera.tools.command import Command, json_argument, write_json
+from tessera.tools.convert import SOURCES
+from tessera.util.errors import OptionError
+
+
+def arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("source", help="model.pt2, or script.py:function, which gives a model and arguments")
+    parser.add_argument("--machine", default="toy", help="its name, or a TOML file")
+    parser.add_argument("--vary", action="append", default=[], metavar="FIELD=VALUES", help="sram.size=x0.5..x2; many")
+    parser.add_argument("--points", type=int, default=4, help="of each range")
+    parser.add_argument("--chips", type=int, default=1, help="how many to use")
+    parser.add_argument("--effort", choices=EFFORTS, default="quick", help="how many mappings are tried for each point")
+    parser.add_argument("--seed", type=int, default=0, help="of the search")
+    json_argument(parser)
+
+
+def run(args: Namespace) -> int:
+    reader = SOURCES.get(Path(args.source.partition(":")[0]).suffix)
+    if reader is None:
+        raise OptionError(f"expected a source that ends in {' or '.join(SOURCES)}, got {args.source!r}")
+    if wrong := [given for given in args.vary if "=" not in given]:
+        raise OptionError(f"--vary: expected FIELD=VALUES, such as sram.size=x0.5..x2; got {wrong[0]!r}")
+    vary = dict(given.split("=", 1) for given in args.vary) or None
+    model, example, _ = reader(args.source, {})
+    found = codesign(
+        model, *example, machine=args.machine, vary=vary, chips=args.chips, points=args.points, effort=args.effort,
+        seed=args.seed,
+    )  # fmt: skip
+    if not write_json(args, found.data()):
+        print(found)
+    return 0
+
+
+COMMAND = Command("say what to change in a spatial machine for a model", arguments, run)

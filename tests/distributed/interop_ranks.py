@@ -1,0 +1,286 @@
+"""What a rank does in tests of programs that others wrote for many ranks: own collectives, DDP, DTensors."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from launch import join_group
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import tessera
+from tessera.util.errors import CaptureError
+
+WORLD = 2
+
+
+# --- a model's own collectives --------------------------------------------------------------------
+
+
+def _rows(xs: list[Tensor], rank: int) -> Tensor:
+    return torch.cat([x.chunk(WORLD)[rank] for x in xs])
+
+
+# of each collective: what a rank calls, and what rank r gets of everyone's x
+COLLECTIVES: dict[str, tuple[Callable, Callable]] = {
+    "all_reduce": (lambda x, g: functional.all_reduce(x, "sum", g), lambda xs, r: sum(xs)),
+    "all_gather": (lambda x, g: functional.all_gather_tensor(x, 0, g), lambda xs, r: torch.cat(xs)),
+    "columns": (lambda x, g: functional.all_gather_tensor(x, 1, g), lambda xs, r: torch.cat(xs, 1)),
+    "reduce_scatter": (
+        lambda x, g: functional.reduce_scatter_tensor(x, "sum", 0, g),
+        lambda xs, r: sum(xs).chunk(WORLD)[r],
+    ),
+    "all_to_all": (lambda x, g: functional.all_to_all_single(x, None, None, g), _rows),
+    "broadcast": (lambda x, g: functional.broadcast(x, 1, g), lambda xs, r: xs[1]),
+    "gather_autograd": (lambda x, g: functional.all_gather_tensor_autograd(x, 0, g), lambda xs, r: torch.cat(xs)),
+    "all_to_all_autograd": (lambda x, g: functional.all_to_all_single_autograd(x, None, None, g), _rows),
+}
+
+
+def own_collectives(rank: int) -> None:
+    """Results and gradients are those of all ranks' losses together, computed in one process."""
+    for name, (call, meaning) in COLLECTIVES.items():
+        xs = [torch.randn(4, 3, generator=torch.Generator().manual_seed(r)).requires_grad_() for r in range(WORLD)]
+        wants = [meaning([x * 2 for x in xs], r).sin() for r in range(WORLD)]
+        total = sum((r + 1) * want.sum() for r, want in enumerate(wants))
+        want_grads = torch.autograd.grad(total, xs, materialize_grads=True)
+        fast = tessera.jit(lambda x, call=call: call(x * 2, dist.group.WORLD).sin(), executors="aten", strict=True)
+        x = xs[rank].detach().requires_grad_()
+        out = fast(x)
+        ((rank + 1) * out.sum()).backward()
+        torch.testing.assert_close(out, wants[rank], msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(x.grad, want_grads[rank], msg=lambda text, name=name: f"grad of {name}: {text}")
+        assert "_c10d_functional" in str(tessera.explain(fast))
+
+
+def unread_collectives(rank: int) -> None:
+    """A rank that does not read what all ranks compute still takes part, in the model's order."""
+
+    def f(x: Tensor) -> Tensor:
+        first = functional.all_reduce(x * 2, "sum", dist.group.WORLD)
+        second = functional.all_reduce(x * 3, "sum", dist.group.WORLD)
+        return second if rank == 0 else (first + second).exp() - first
+
+    x = torch.arange(3.0) + rank
+    fast = tessera.jit(f, executors="aten", strict=True)
+    torch.testing.assert_close(fast(x), f(x))
+
+
+class Shared(nn.Module):
+    """Standardises by what all ranks have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(x)
+        mean = functional.all_reduce(y.mean(0), "sum", dist.group.WORLD) / WORLD
+        return self.down((y - mean).relu())
+
+
+def collectives_in_a_step(rank: int) -> None:
+    batches = [torch.randn(WORLD, 3, 4, generator=torch.Generator().manual_seed(i)).double() for i in range(3)]
+    torch.manual_seed(0)
+    model, plain = Shared().double(), Shared().double()
+    plain.load_state_dict(model.state_dict())
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x).square().mean()
+
+    step = tessera.train_step(model, loss, torch.optim.SGD(model.parameters(), 0.1), executors="aten", strict=True)
+    by = torch.optim.SGD(plain.parameters(), 0.1)
+    for batch in batches:
+        got, want = step(batch[rank]), loss(plain, batch[rank])
+        by.zero_grad()
+        want.backward()
+        by.step()
+        torch.testing.assert_close(got, want.detach())
+    assert not step.in_parts
+    same_weights(model, plain)
+
+
+def refused_on_a_mesh(rank: int) -> None:
+    """Sizes are those of the whole batch there, so that a model's own exchange of parts means nothing."""
+    model = tessera.shard(Shared(), tessera.mesh(device="cpu", dp=WORLD), "ddp")
+    try:
+        tessera.jit(model, executors="aten")(torch.ones(2, 4))
+    except CaptureError as error:
+        assert "interop_ranks.py" in str(error) and "all_reduce" in str(error) and "local_map" in str(error)
+    else:
+        raise AssertionError("a collective on whole values was not refused")
+
+
+# --- modules that PyTorch lays out ----------------------------------------------------------------
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.relu(self.up(self.norm(x))))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.head = Block(), Block(), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.b(self.a(x)))
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net().double()
+
+
+def batch_of(number: int) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(number)
+    return torch.randn(4, 8).double(), torch.randn(4, 4).double()
+
+
+def squares(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return (model(x) - y).square().mean()
+
+
+def whole(x: Tensor) -> Tensor:
+    return x.full_tensor() if isinstance(x, DTensor) else x
+
+
+def same_weights(model: nn.Module, plain: nn.Module) -> None:
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(whole(p.detach()), whole(q.detach()), rtol=1e-9, atol=1e-11)
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-3)
+
+
+def trained(model: nn.Module, call: Callable, part: Callable) -> list[Tensor]:
+    """Five steps of plain training; `call` is the model, however compiled."""
+    by, losses = optimizer_of(model), []
+    for i in range(5):
+        loss = squares(call, *map(part, batch_of(i)))
+        by.zero_grad()
+        loss.backward()
+        by.step()
+        losses.append(whole(loss.detach()))
+    return losses
+
+
+def stepped(model: nn.Module, part: Callable, **options: object) -> list[Tensor]:
+    step = tessera.train_step(model, squares, optimizer_of(model), executors="aten", **options)
+    losses = [whole(step(*map(part, batch_of(i)))) for i in range(5)]
+    line = str(tessera.explain(step))
+    assert ("tessera.shard(" in line) == (step.__class__.__name__ == "TrainStep"), line
+    return losses
+
+
+def as_they_are(wrap: Callable, part: Callable, who: str) -> None:
+    """Wrapped models train as they do in eager PyTorch, through `jit` and through `train_step`."""
+    models = [wrap(net()) for _ in range(3)]
+    fast = tessera.jit(models[0], executors="aten", strict=False)
+    want = trained(models[2], models[2], part)
+    torch.testing.assert_close(trained(models[0], fast, part), want)
+    torch.testing.assert_close(stepped(models[1], part), want)
+    for model in models[:2]:
+        same_weights(model, models[2])
+    assert who in tessera.explain(fast).elsewhere
+
+
+def under_ddp(rank: int) -> None:
+    as_they_are(DistributedDataParallel, lambda x: x.chunk(WORLD)[rank], "DistributedDataParallel")
+
+
+def under_fully_shard(rank: int) -> None:
+    mesh = init_device_mesh("cpu", (WORLD,))
+
+    def wrap(model: Net) -> nn.Module:
+        for block in (model.a, model.b):
+            fully_shard(block, mesh=mesh)
+        return fully_shard(model, mesh=mesh)
+
+    as_they_are(wrap, lambda x: x.chunk(WORLD)[rank], "fully_shard")
+
+
+# --- weights that lie on a mesh already -----------------------------------------------------------
+
+
+def parallelized(mesh: DeviceMesh) -> Net:
+    model = net()
+    for block in (model.a, model.b):
+        parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    return model
+
+
+def kept_placements(rank: int) -> None:
+    """`parallelize_module` on one axis, then `shard` on a mesh that has it: weights stay, the rest follows the plan."""
+    mesh = tessera.mesh(device="cpu", dp=1, tp=WORLD)
+    as_they_are(lambda _: parallelized(mesh["tp"]), lambda x: x, "DTensors")
+    plain, model = net(), parallelized(mesh["tp"])
+    before = {name: p.placements for name, p in model.named_parameters() if isinstance(p, DTensor)}
+    tessera.shard(model, mesh, {"dp": "zero3", "tp": "tensor"})
+    want = trained(plain, plain, lambda x: x)
+    torch.testing.assert_close(stepped(model, lambda x: x), want)
+    same_weights(model, plain)
+    assert len(before) == 8
+    for name, p in model.named_parameters():
+        assert p.placements[1:] == before.get(name, (Replicate(),)), name
+
+
+def dtensors(rank: int) -> None:
+    """DTensors in, DTensors out; their gradients lie as they do."""
+    mesh = tessera.mesh(device="cpu", x=WORLD)
+    model, plain = net(), net()
+    for module in model.modules():
+        for name, p in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(distribute_tensor(p.detach(), mesh, [Shard(0)])))
+    tessera.shard(model, mesh, "tensor")
+    x, y = batch_of(9)[0], batch_of(9)[0].requires_grad_()
+    given = distribute_tensor(x, mesh, [Shard(0)]).requires_grad_()
+    out, want = tessera.jit(model, executors="aten")(given), plain(y)
+    assert isinstance(out, DTensor) and out.placements == (Shard(0),) and out.shape == want.shape
+    for result in (out, want):
+        result.square().sum().backward()
+    torch.testing.assert_close(whole(out.detach()), want.detach())
+    assert given.grad is not None and given.grad.placements == (Shard(0),)
+    torch.testing.assert_close(whole(given.grad), y.grad)
+    for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+        assert p.grad.placements == p.placements == (Shard(0),)
+        torch.testing.assert_close(whole(p.grad), q.grad)
+        p.grad = q.grad = None
+    for part in (lambda x: distribute_tensor(x, mesh, [Shard(0)]), lambda x: distribute_tensor(x, mesh, [Replicate()])):
+        torch.testing.assert_close(stepped(model, part), trained(plain, plain, lambda x: x))
+        same_weights(model, plain)
+
+
+PARTS = (
+    own_collectives, unread_collectives, collectives_in_a_step, refused_on_a_mesh, under_ddp, under_fully_shard,
+    kept_placements, dtensors,
+)  # fmt: skip
+
+
+def run(rank: int, folder: str) -> None:
+    """Every part in turn; what went wrong is written down."""
+    join_group(rank, WORLD, f"{folder}/meet", 60)
+    for part in PARTS:
+        torch.compiler.reset()
+        try:
+            part(rank)
+        except Exception:
+            (Path(folder) / f"{part.__name__}_{rank}.txt").write_text(traceback.format_exc())
+        dist.barrier()
+    (Path(folder) / f"done_{rank}").touch()
+    dist.destroy_process_group()

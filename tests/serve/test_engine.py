@@ -1,0 +1,235 @@
+"""The engine gives what `model.generate` gives, ends every request once, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from families import FAMILIES, differences, engine_of, expected, model, prompts_of
+
+import tessera
+from tessera.serve.engine import Engine
+from tessera.serve.sampling import Sampling
+from tessera.serve.scheduler import Refused
+from tessera.tools.llama import Llama, LlamaConfig
+from tessera.util.errors import InputError, OptionError
+
+GREEDY = Sampling(max_tokens=8, temperature=0)
+
+
+class Letters:
+    """A tokenizer of one token a letter, in which token 5 is written in two halves, as bytes are."""
+
+    def encode(self, text: str) -> list[int]:
+        return [ord(letter) - 60 for letter in text]
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
+        return "".join(chr(token + 60) for token in token_ids)
+
+
+def engine(name: str = "llama", **options: object) -> Engine:
+    return Engine(model(name), **{"compiled": False, "check": True, "memory": 2**22, "block_size": 4, **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tokens_are_those_of_generate(name: str) -> None:
+    draw = Random(0)
+    assert [differences(name, engine_of(name, draw), draw, 6) for _ in range(2)] == [0, 0]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", FAMILIES)
+def test_tokens_are_those_of_generate_under_more_settings(name: str) -> None:
+    draw = Random(1)
+    assert sum(differences(name, engine_of(name, draw), draw, 10) for _ in range(50)) == 0
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_compiled_programs_write_the_pools_in_place(name: str) -> None:
+    """Two programs, each compiled once for all sizes. Cache writes are operators of the final program, not copies."""
+    fast = engine(name, compiled=True, budget=16, speculate=2)
+    pools = [site.keys.data_ptr() for site in fast._programs.sites]
+    draw = Random(3)
+    assert sum(differences(name, fast, draw, 6) for _ in range(3)) == 0
+    for program in fast.programs.values():
+        final = program.stages[-1].trace
+        writes = [eqn for eqn in final.equations if "paged_write" in str(eqn.op)]
+        assert len(writes) == 4 and not final.mutations
+        assert "1 graph, 0 graph breaks, 0 recompiles" in str(tessera.explain(program.call))
+    assert pools == [site.keys.data_ptr() for site in fast._programs.sites]
+    assert "blocks of 4 tokens" in fast.explain()
+
+
+def test_a_given_model_stays_as_it_is() -> None:
+    prompt = (5, 6, 7)
+    before = expected("llama", prompt)
+    theirs = model("llama")
+    kept, implementation = dict(theirs.named_parameters()), theirs.config._attn_implementation
+    served = engine(quantize="int8")
+    served.generate([prompt], GREEDY)
+    assert theirs.config._attn_implementation == implementation
+    assert all(kept[name] is parameter for name, parameter in theirs.named_parameters())
+    expected.cache_clear()
+    assert expected("llama", prompt) == before
+
+
+def test_a_seed_repeats_whatever_else_runs() -> None:
+    wanted = Sampling(max_tokens=10, temperature=1.5, top_p=0.9, seed=11, n=2, frequency_penalty=0.3)
+    prompts = prompts_of(Random(5), 5)
+    alone = [answer.tokens for answer in engine().generate([prompts[0]], wanted)]
+    crowd = engine(budget=7, speculate=3, reuse=False)
+    streams = [crowd.submit(p, temperature=1.0, max_tokens=9) for p in prompts[1:]]
+    assert [answer.tokens for answer in crowd.generate([prompts[0]], wanted)] == alone
+    assert alone[0] != alone[1] and all(stream.whole()[0].finish == "length" for stream in streams)
+
+
+def test_pieces_make_up_the_text_and_stop_texts_cut_it() -> None:
+    served = engine(tokenizer=Letters())
+    (whole,) = served.generate("ABCDEF", GREEDY)
+    pieces = list(served.stream("ABCDEF", GREEDY))
+    assert whole.text == "".join(chr(token + 60) for token in whole.tokens) == "".join(p.text for p in pieces)
+    assert [p.finish for p in pieces] == [None] * 8 + ["length"]
+    stop = whole.text[2:4]
+    (cut,) = served.generate("ABCDEF", GREEDY, stop=(stop,))
+    assert cut.text == whole.text[: whole.text.index(stop)] and cut.finish == "stop"
+
+
+def test_end_tokens_end_unless_told_otherwise() -> None:
+    prompt = (9, 10, 11)
+    tokens = expected("llama", prompt)
+    end = tokens[2]
+    first = tokens.index(end)
+    (stopped,) = engine().generate([prompt], GREEDY, stop_tokens=(end,))
+    assert stopped.tokens == tokens[: first + 1] and stopped.finish == "stop"
+    (later,) = engine().generate([prompt], GREEDY, stop_tokens=(end,), min_tokens=6)
+    assert end not in later.tokens[:6] and len(later.tokens) >= 6
+
+
+def test_log_probabilities_are_the_models() -> None:
+    prompt = [9, 10, 11, 12, 13, 14]
+    (answer,) = engine(budget=4).generate([prompt], GREEDY, logprobs=3, prompt_logprobs=2)
+    whole = torch.tensor([[*prompt, *answer.tokens]])
+    with torch.no_grad():
+        log = model("llama")(whole).logits[0].log_softmax(-1)
+    assert answer.prompt_logprobs is not None and answer.prompt_logprobs[0] is None
+    for position, given in enumerate([*answer.prompt_logprobs[1:], *answer.logprobs]):
+        assert given is not None and given.token == whole[0, position + 1]
+        assert given.value == pytest.approx(log[position, given.token].item(), abs=1e-4)
+        assert [t for t, _ in given.top] == log[position].topk(len(given.top)).indices.tolist()
+    assert [len(p.top) for p in answer.logprobs] == [3] * 8
+
+
+def test_leaving_a_loop_cancels() -> None:
+    served = engine()
+    for _ in served.stream((1, 2, 3), max_tokens=40):
+        break
+    assert not served.busy and served.metrics().used_blocks == 0
+    stream = served.submit((1, 2, 3), max_tokens=40)
+    served.step()
+    del stream
+    gc.collect()
+    served.step()
+    assert not served.busy and served.metrics().ended == {"cancelled": 2}
+
+
+def test_many_at_once_by_async_for() -> None:
+    served = engine(budget=64)
+    prompts = prompts_of(Random(8), 7)
+
+    async def ask(prompt: tuple[int, ...]) -> list[int]:
+        return [token async for piece in served.submit(prompt, GREEDY) for token in piece.tokens]
+
+    async def leave() -> None:
+        async for _ in served.submit((1, 2, 3), max_tokens=60):  # more than the others' steps get done
+            break
+
+    async def everybody() -> list:
+        return await asyncio.gather(leave(), *(ask(prompt) for prompt in prompts))
+
+    answers = asyncio.run(everybody())
+    assert answers[1:] == [expected("llama", prompt)[:8] for prompt in prompts]
+    assert not served.busy and served.metrics().used_blocks == 0
+    assert served.metrics().ended == {"length": 7, "cancelled": 1}
+
+
+def test_a_deadline_ends_a_request() -> None:
+    (answer,) = engine().submit((1, 2, 3), max_tokens=50, deadline=0.0).whole()
+    assert (answer.finish, answer.tokens) == ("deadline", [])
+
+
+def test_a_failing_step_ends_what_it_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = engine()
+    run = served._programs.run
+    monkeypatch.setattr(served._programs, "run", lambda *_: 1 / 0)
+    (failed,) = served.generate([(1, 2, 3)], GREEDY)
+    assert failed.finish == "error" and "ZeroDivisionError" in str(failed.error)
+    monkeypatch.setattr(served._programs, "run", run)
+    assert served.generate([(1, 2, 3)], GREEDY)[0].tokens == expected("llama", (1, 2, 3))[:8]
+
+
+def test_logits_that_are_no_numbers_end_their_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    served = engine()
+    run = served._programs.run
+
+    def spoilt(name: str, given: object) -> torch.Tensor:
+        logits = run(name, given).clone()  # type: ignore[arg-type]
+        logits[0] = float("nan")
+        return logits
+
+    monkeypatch.setattr(served._programs, "run", spoilt)
+    first, second = served.submit((1, 2, 3), GREEDY), served.submit((4, 5, 6), max_tokens=1, temperature=0)
+    served.step()
+    assert [s.whole()[0].finish for s in (first, second)] == ["error", "length"]
+
+
+def test_requests_that_cannot_be_are_refused_at_once() -> None:
+    served = engine(most_waiting=2)
+    with pytest.raises(Refused, match=r"60 tokens of prompt and up to 8 more are 68; the model's positions hold 64"):
+        served.submit([1] * 60, GREEDY)
+    with pytest.raises(InputError, match="from 0 to 63, got 64"):
+        served.submit([64], GREEDY)
+    with pytest.raises(OptionError, match="logit_bias"):
+        served.submit([1], logit_bias={99: 1.0})
+    with pytest.raises(InputError, match="tokenizer"):
+        served.submit("text")
+    streams = [served.submit([1], GREEDY) for _ in range(2)]
+    with pytest.raises(Refused) as refused:
+        served.submit([1], GREEDY)
+    assert refused.value.retry and served.metrics().refused == 2
+    assert len([stream.whole() for stream in streams]) == 2
+
+
+def test_memory_that_holds_no_sequence_is_refused_with_numbers() -> None:
+    with pytest.raises(OptionError, match=r"100 bytes are offered .* 2,048"):
+        engine(memory=100)
+    with pytest.raises(OptionError, match="expected a share, bytes or text"):
+        engine(memory="much")
+
+
+def test_a_timeline_is_written(tmp_path: Path) -> None:
+    served = engine()
+    served.generate([(1, 2, 3)], GREEDY)
+    served.timeline(tmp_path / "t.json")
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert [event["name"] for event in events] == ["mixed", *["decode"] * 7]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_module_of_ones_own(compiled: bool) -> None:
+    torch.manual_seed(0)
+    own = Llama(LlamaConfig(layers=1, width=32, heads=4, kv_heads=2, hidden=48, vocab=40)).eval()
+
+    def plainly(tokens: list[int]) -> list[int]:
+        for _ in range(6):
+            tokens = [*tokens, int(own(torch.tensor([tokens]))[0, -1].argmax())]
+        return tokens[-6:]
+
+    prompts = [[1, 2, 3, 4, 5], [7], [1, 2, 3, 9]]
+    served = Engine(own, memory=2**18, block_size=2, budget=4, compiled=compiled)
+    assert [a.tokens for a in served.generate(prompts, max_tokens=6, temperature=0)] == [plainly(p) for p in prompts]
