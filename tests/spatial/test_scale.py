@@ -23,7 +23,7 @@ def check(model: torch.nn.Module, x: torch.Tensor, side: int, ratio: float, line
 
 def test_a_block_of_gpt() -> None:
     torch.manual_seed(0)
-    check(Block(256, 4), torch.randn(1, 256, 256), 4, 1.6, 3000)
+    check(Block(128, 4), torch.randn(1, 128, 128), 4, 1.8, 3000)
 
 
 def test_convolutions_with_channels_last() -> None:

@@ -40,14 +40,15 @@ def test_cycles_are_as_they_were(machine: str) -> None:
         assert all(0 <= share <= 1 for share in seen.busy.values()) and 0 <= seen.matrix_use <= 1
 
 
-def program(latency: int = 2) -> SpatialProgram:
+def program(**figures: object) -> SpatialProgram:
     torch.manual_seed(0)
-    return map_onto(MLP(32, 64), torch.randn(16, 32), machine=toy(2, 2, latency=latency), effort="quick")
+    return map_onto(MLP(32, 64), torch.randn(16, 32), machine=toy(2, 2, **figures), effort="quick")
 
 
 def test_the_cause_of_a_gap_is_named() -> None:
     slow = metrics(program(latency=300))
-    assert slow.gap["link"] == max(slow.gap.values())
+    assert slow.gap["port"] == max(slow.gap.values())
+    assert metrics(program(latency=300, banks=4, read_ports=4, write_ports=4)).gap["port"] < slow.gap["port"]
     assert slow.busy["unit", "0,0", "matrix"] < metrics(program()).busy["unit", "0,0", "matrix"]
 
 
