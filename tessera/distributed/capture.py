@@ -10,26 +10,30 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 
+from tessera.distributed.caches import Caches, Left
 from tessera.distributed.known_experts import known_experts
 from tessera.distributed.weights import local_of, whole_type
 from tessera.frontends.functional.trace import Traced, trace_function
 from tessera.ir.builder import Builder
 from tessera.ir.equation import Value, map_values
+from tessera.ir.record import user_line
 from tessera.ir.schema import COLLECTIVES
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType
+from tessera.ir.types import TensorType, symbol_of
 from tessera.passes.clean.canonicalise import canonicalise
 from tessera.passes.clean.cse import cse
 from tessera.passes.clean.dce import dce
 from tessera.passes.clean.fold import fold
 from tessera.passes.decompose.random import compute_random
 from tessera.torch_internals import pytree
+from tessera.torch_internals.distributed import noticing_local_map
 from tessera.torch_internals.modules import without_hooks_of
 from tessera.util.errors import CaptureError
 
@@ -45,6 +49,7 @@ class Forward:
     batch: tuple[Value, ...]
     results: int  # how many outputs are the caller's
     watched: tuple[str, ...]  # the modules whose results are the outputs after those
+    left: Left | None = None  # what it leaves in caches, whose tensors are the last of the caller's outputs
 
     @property
     def outputs(self) -> tuple:
@@ -63,28 +68,35 @@ def capture(
     named: dict,
     batch_types: Mapping[int, TensorType],
     watched: Collection[str] = (),
+    caches: Caches | None = None,
 ) -> Forward:
     """`function(model, *batch, **named)`, or the model's own call. `batch_types` are those of the tensors of the whole
-    batch, by their place; `watched` names modules whose results are wanted."""
+    batch, by their place, then of those in caches; `watched` names modules whose results are wanted."""
+    caches = caches or Caches(())
+    left: list[Left] = []
     types = {name: whole_type(x) for name, x in (*model.named_parameters(), *model.named_buffers())}
     names, results = list(types), dict[str, Tensor]()
 
-    def run(held: list, batch: tuple, named: dict) -> tuple:
+    def run(held: list, batch: tuple, named: dict, cached: list) -> tuple:
         own = dict(zip(names, held, strict=True))
 
         def call(*args: object, **kwargs: object) -> object:
             return functional_call(model, own, args, kwargs)
 
-        with _watching(model, watched, results):
+        with _watching(model, watched, results), caches.holding(cached):
             out = call(*batch, **named) if function is None else function(_Called(model, call), *batch, **named)
-        return out, list(results.values())
+            new, changed = caches.left(cached)
+        left[:] = [changed]
+        return (caches.named(out), new) if caches.objects else out, list(results.values())
 
     batch, named = pytree.tree_map_only(DTensor, local_of, (batch, named))
     held = [torch.empty(0, dtype=t.dtype, device=t.device) for t in types.values()]
     all_types = {**dict(enumerate(types.values())), **{len(names) + i: t for i, t in batch_types.items()}}
-    with known_experts(model), without_hooks_of(model, "torch.distributed.tensor"):  # values here are whole ones
-        traced = trace_function(run, (held, batch, named), types=all_types, name=type(model).__name__)
-    trace = _named(traced.trace, names)
+    whole = without_hooks_of(model, "torch.distributed.tensor"), noticing_local_map(_refuse_local_map)
+    with known_experts(model), whole[0], whole[1]:  # those speak of parts, and values here are whole
+        cached = [local_of(x) for x in caches.tensors]
+        traced = trace_function(run, (held, batch, named, cached), types=all_types, name=type(model).__name__)
+    trace = _with_symbols(_named(traced.trace, names), len(names), (batch, named))
     _refuse_collectives(trace)
     for apply in (canonicalise, fold, cse, dce):
         trace = apply(trace)
@@ -99,7 +111,21 @@ def capture(
         trace.inputs[len(names) :],
         len(trace.outputs) - len(results),
         tuple(results),
+        left[0] if caches.objects else None,
     )
+
+
+def _with_symbols(trace: Trace, first: int, arguments: object) -> Trace:
+    """Symbols are sizes of parts. One rank's program reads them off its own inputs, wherever the whole's sizes are
+    formulas of them."""
+    tensors = [x for x in pytree.tree_leaves(arguments) if isinstance(x, Tensor)]
+    symbols = {
+        symbol_of(n): (v, dim)
+        for v, x in reversed(list(zip(trace.inputs[first:], tensors, strict=False)))
+        for dim, n in enumerate(x.shape)
+        if isinstance(n, torch.SymInt)
+    }
+    return trace.with_(symbols={**trace.symbols, **symbols}) if symbols else trace
 
 
 def _refuse_collectives(trace: Trace) -> None:
@@ -108,9 +134,16 @@ def _refuse_collectives(trace: Trace) -> None:
         if getattr(eqn.op, "namespace", "") in COLLECTIVES:
             raise CaptureError(
                 f"{eqn.source}: {eqn.op} exchanges parts of ranks; expected a model over whole values, since on a mesh "
-                "sizes are those of the whole batch: leave it out, for what it gives is there already, or put what "
-                "speaks of parts into torch.distributed.tensor.experimental.local_map"
+                "sizes are those of the whole batch: leave it out, for what it gives is there already, or call the "
+                "model without tessera.shard"
             )
+
+
+def _refuse_local_map() -> NoReturn:
+    raise CaptureError(
+        f"{user_line()}: local_map runs a function on a rank's parts; expected a model over whole values, since on a "
+        "mesh sizes are those of the whole batch: call the function itself, or the model without tessera.shard"
+    )
 
 
 @contextmanager

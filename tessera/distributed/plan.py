@@ -16,6 +16,7 @@ else: what must be gathered, summed or scattered follows from them when the prog
     tensor    split, by columns or rows           weights
     sequence  the same, and activations between are split along the sequence
     async-tp  as sequence; products and the exchanges beside them are cut into pieces that overlap
+    hf        as a Hugging Face model's own plan says   weights
     ulysses   whole       whole       whole       activations      split along the sequence, in attention along heads
     ring      whole       whole       whole       activations      split along the sequence; in attention keys go round
     experts   experts split, others whole         activations      rows go to the ranks of their experts
@@ -35,6 +36,7 @@ from dataclasses import dataclass, field, replace
 
 from tessera.distributed.context_parallel import Context, context_in
 from tessera.distributed.expert_parallel import expert_stacks
+from tessera.distributed.hugging_face import WORD as HUGGING_FACE
 from tessera.distributed.pipe import Pipe, pipe_in
 from tessera.distributed.tensor_parallel import Cuts, columns_and_rows
 from tessera.ir.equation import Value
@@ -47,7 +49,8 @@ from tessera.util.errors import OptionError
 
 DATA = ("ddp", "zero1", "zero2", "zero3", "hsdp", "experts")  # axes that split the batch
 SEQUENCE = ("sequence", "async-tp")  # what is summed lies split along the sequence
-MODEL = ("tensor", *SEQUENCE)
+READ = ("tensor", *SEQUENCE)  # what they split is read off the program
+MODEL = (*READ, HUGGING_FACE)
 CONTEXT = ("ulysses", "ring")
 WORDS = (*DATA, *MODEL, *CONTEXT)
 
@@ -158,7 +161,7 @@ def lay_out(
     """Where the values of a captured program lie. `batch` are inputs whose first dimension is split over data axes;
     `held` is where weights lie already and stay, `given` where inputs do."""
     mesh = plan.mesh
-    cuts = {axis: columns_and_rows(trace, set(weights.values()), mesh.size(axis)) for axis in plan.axes(*MODEL)}
+    cuts = {axis: columns_and_rows(trace, set(weights.values()), mesh.size(axis)) for axis in plan.axes(*READ)}
     cuts |= {axis: expert_stacks(trace, weights, axis, mesh.size(axis)) for axis in plan.axes("experts")}
     if held is None:
         placed = {name: _model_split(plan, v, cuts) for name, v in weights.items()} | _by_name(plan, weights, modules)

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from tessera.distributed.capture import Forward
 from tessera.distributed.communicator import bind, bind_inner
 from tessera.distributed.compare import agree_on_weights
+from tessera.distributed.hugging_face import with_their_plan
 from tessera.distributed.meta import is_meta, materialise
 from tessera.distributed.plan import DATA, MODEL, Layout, Plan, demanded, lay_out, lay_out_early
 from tessera.distributed.weights import Replaced, adopt, distribute, leave, move, placement_of, whole_type
@@ -125,6 +126,7 @@ def shard(
     mesh           what `tessera.mesh` gives, or a DeviceMesh whose axes have names
     plan           a word for each axis ("zero3", or {"dp": "zero3", "tp": "tensor"}), and placements by name, of
                    weights or of what modules give: {"*.up.weight": "f/tp, d", "*.attn": "b/dp, s, h"}
+                   "hf": as the tp_plan of a Hugging Face model says
                    A pipeline's axis has the word of a schedule ("1f1b"), that and the modules that stages begin with
                    ("1f1b", ["blocks.4"]), or a schedule's table
     reduce_dtype   torch.float32: gradients of 16 bits are summed over ranks in float32
@@ -150,6 +152,7 @@ def place(
         raise OptionError(f"reduce_dtype: expected torch.float32 or None, got {reduce_dtype}")
     if (known := SHARDINGS.get(model)) is not None:
         raise OptionError(f"shard: expected a model that is not sharded, got one on the mesh {known.mesh}")
+    plan = with_their_plan(model, mesh, plan)  # type: ignore[arg-type]
     sharding = Sharding(mesh, plan, False, reduce_dtype is not None)  # type: ignore[arg-type]
     ask_for(sharding, microbatches)
     if sharding.plan.pipe is not None:

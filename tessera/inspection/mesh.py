@@ -1,8 +1,10 @@
-"""What ranks send to each other, told by axis and collective, and what was gathered for want of a sharding rule."""
+"""What ranks send to each other, told by axis and collective, and what was gathered for want of a sharding rule; and
+the same, with the mesh and a pipeline's schedule, as data that a report draws."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 from tessera.inspection.timeline import Timeline, timeline
 from tessera.ir.dist import COMMUNICATORS, ROWS, Collective, axis_in, bytes_sent, exchange_of, is_collective
@@ -11,32 +13,63 @@ from tessera.ir.types import TensorType
 from tessera.machines.here import machine_of
 from tessera.passes.memory.bucket import members
 from tessera.pipeline.account import Account
+from tessera.transforms.pipelined.schedule import Schedule
 
 LINK = "link.nvlink"
 LINES = 5  # of those where a program waits longest
 
 
-def sent(account: Account) -> tuple[str, ...]:
-    """Lines about one compilation; none where it is not for a mesh."""
-    counts: dict[tuple[str, str], list[float]] = {}
-    joined: dict[tuple[str, str], int] = {}
+@dataclass
+class Exchanged:
+    """What programs exchange along an axis by one collective."""
+
+    calls: int = 0
+    joined: int = 0  # of how many exchanges those are made
+    bytes: float = 0.0  # that a rank sends
+
+
+def exchanged(account: Account) -> dict[tuple[str, str], Exchanged]:
+    """By axis and collective."""
+    sums: dict[tuple[str, str], Exchanged] = {}
     for program in account.programs:
         for eqn in program.trace.equations:
             if (exchange := exchange_of(eqn)) is not None:
                 name, args = exchange
-                key = axis_in(args), name
-                counts.setdefault(key, []).append(bytes_sent(eqn))
-                joined[key] = joined.get(key, 0) + members(eqn)
+                each = sums.setdefault((axis_in(args), name), Exchanged())
+                each.calls, each.joined = each.calls + 1, each.joined + members(eqn)
+                each.bytes += bytes_sent(eqn)
+    return sums
+
+
+def sent(account: Account) -> tuple[str, ...]:
+    """Lines about one compilation; none where it is not for a mesh."""
     lines = [*account.pipeline]
-    for (axis, name), each in counts.items():
-        of = f" of {joined[axis, name]} joined" if joined[axis, name] > len(each) else ""
-        lines.append(f"{axis}: {len(each)} {name}{of}, {sum(each):,.0f} bytes sent by a rank")
+    for (axis, name), each in exchanged(account).items():
+        of = f" of {each.joined} joined" if each.joined > each.calls else ""
+        lines.append(f"{axis}: {each.calls} {name}{of}, {each.bytes:,.0f} bytes sent by a rank")
     lines += [said if times == 1 else f"{said} ({times} times)" for said, times in Counter(account.in_pieces).items()]
     lines += exposed(account)
     for note in account.gathered:
         line = f"{short_path(note.source.file)}:{note.source.line}" if note.source.file else "an unknown line"
         lines.append(f"{note.operator} at {line} wants whole values, and a rank sends {note.bytes:,.0f} bytes for it")
     return tuple(lines + _loads(account))
+
+
+def picture(account: Account) -> dict[str, object] | None:
+    """A compilation's mesh, what goes along its axes, and the pipeline's schedule; None where it is for no mesh."""
+    values = (v.type for program in account.programs for v in program.trace.values())
+    mesh = next((t.placement.mesh for t in values if isinstance(t, TensorType) and t.placement is not None), None)
+    if mesh is None:
+        return None
+    rows = [line for line in account.pipeline if line.startswith("rank ")]
+    timed = Schedule.parse("\n".join(rows)).timed() if rows else []
+    drawn = [[[t.action.kind, t.action.microbatch, t.action.stage, t.start, t.end] for t in row] for row in timed]
+    return {
+        "axes": [[axis, len(rows) if axis == account.pipeline_axis else size] for axis, size in mesh.axes],
+        "exchanges": [[axis, name, e.calls, e.joined, e.bytes] for (axis, name), e in exchanged(account).items()],
+        "schedule": drawn,
+        "told": [line for line in account.pipeline if line not in rows],
+    }
 
 
 def exposed(account: Account) -> list[str]:

@@ -116,7 +116,7 @@ def jit(
         place(fn, mesh, plan)
     if (sharding := sharding_of(fn)) is not None:
         backend = Backend(options, strict, name_of(fn), argument_names(fn))
-        return wrap(fn, Compiled(fn, backend, ShardedCall(fn, sharding, options, backend), again))  # type: ignore[arg-type]
+        return wrap(fn, Compiled(fn, backend, ShardedCall(fn, sharding, options, backend, dynamic is not False), again))  # type: ignore[arg-type]
     if isinstance(fn, ExportedProgram):
         return _compiled_export(fn, options, again)
     refuse_suspended(fn, generators=how == "functional")

@@ -15,10 +15,13 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tessera.distributed.agree import agree
+from tessera.distributed.caches import Caches, is_cache
+from tessera.distributed.caches import lies as lies_in_cache
 from tessera.distributed.capture import Forward, capture
 from tessera.distributed.dtensors import as_dtensor
 from tessera.distributed.plan import Layout, Plan
 from tessera.distributed.sharding import Sharding
+from tessera.distributed.sizes import SYMBOLS_REFUSED, Sizes, StandIns
 from tessera.distributed.weights import local_of, placement_of
 from tessera.frontends.captured import Captured
 from tessera.ir.equation import Value
@@ -40,41 +43,87 @@ from tessera.util.errors import DoubleBackwardError, InputError, OptionError
 class ShardedCall:
     """The call of a sharded model: a program for every kind of batch."""
 
-    def __init__(self, model: nn.Module, sharding: Sharding, options: Options, backend: Backend) -> None:
+    def __init__(
+        self, model: nn.Module, sharding: Sharding, options: Options, backend: Backend, dynamic: bool = True
+    ) -> None:
+        """`dynamic`: sizes that change become symbols."""
         if (pipe := sharding.plan.pipe) is not None:
             raise OptionError(f"jit: expected a plan without a pipeline, got {pipe.axis}: {pipe.word}; use train_step")
         self.model, self.sharding, self.options, self.backend = model, sharding, options, backend
+        self.dynamic = dynamic
         self.programs: dict[tuple, _Program] = {}
+        self.sizes: Sizes[_Program] = Sizes()
 
     def __call__(self, *batch: object, **named: object) -> object:
         leaves, _ = pytree.tree_flatten((batch, named))
+        caches = Caches(leaves)
+        if caches.objects:
+            return self._with_caches(batch, named, leaves, caches)
         grad = torch.is_grad_enabled()
         key = self.model.training, grad, *(batch_key(x, grad) for x in leaves)
         program = self.programs.get(key)
         if program is None:
-            program = self.programs[key] = self._prepare(batch, named, leaves, grad)
+            program = self.programs[key] = self._for_sizes(batch, named, leaves, grad)
         return program([x for x in leaves if isinstance(x, Tensor)])
 
-    def _prepare(self, batch: tuple, named: dict, leaves: list, grad: bool) -> _Program:
+    def _for_sizes(self, batch: tuple, named: dict, leaves: list, grad: bool) -> _Program:
+        """A program that serves other sizes too, where sizes have changed; otherwise one for these."""
+        kind = self.model.training, grad, *(batch_key(x, grad, sizes=False) for x in leaves)
+        if (program := self.sizes.known(kind, leaves)) is not None:
+            return program
+        given, reason = self.sizes.stand_ins(kind, leaves) if self.dynamic else None, ""
+        if given is not None:
+            try:
+                program = self._prepare(*given.like(batch, named), leaves=leaves, grad=grad, given=given)
+                self.sizes.keep(kind, given.fits(), program)
+                return program
+            except SYMBOLS_REFUSED as error:
+                reason = self.sizes.give_up(kind, error)
+        return self._prepare(batch, named, leaves, grad, reason=reason)
+
+    def _with_caches(self, batch: tuple, named: dict, leaves: list, caches: Caches) -> object:
+        """Tensors in caches are arguments too."""
+        sharding = self.sharding
+        caches.lay_out(sharding.plan, sharding.device_mesh)
+        tensors, grad = caches.tensors, torch.is_grad_enabled()
+        given = [batch_key(x, grad) for x in (*(x for x in leaves if not is_cache(x)), *tensors)]
+        key = self.model.training, grad, *given, caches.key()
+        if key not in self.programs:
+            self.programs[key] = self._prepare(batch, named, [*leaves, *tensors], grad, caches)
+        return self.programs[key].with_caches([x for x in leaves if isinstance(x, Tensor)], caches)
+
+    def _prepare(
+        self,
+        batch: tuple,
+        named: dict,
+        leaves: list,
+        grad: bool,
+        caches: Caches | None = None,
+        given: StandIns | None = None,
+        reason: str = "",
+    ) -> _Program:
+        """`leaves` are the arguments, and `given` what stands for them; `reason` says why this is compiled again."""
         sharding, model = self.sharding, self.model
-        forward = capture(model, None, batch, named, sharding.whole_batch(leaves), sharding.watched(model))
-        lies = sharding.settle(model, forward, leaves)
+        shown = leaves if given is None else given.leaves
+        types, watched = sharding.whole_batch(shown), sharding.watched(model)
+        forward = capture(model, None, batch, named, types, watched, caches)
+        lies = sharding.settle(model, forward, shown)
         needs = [x.requires_grad for x in (*_held(model, forward), *(x for x in leaves if isinstance(x, Tensor)))]
         name = f"{type(model).__name__}_{len(self.programs)}"
-        whole = any(isinstance(x, DTensor) for x in leaves)
+        whole = caches is None and any(isinstance(x, DTensor) for x in leaves)
         partition = partition_of(sharding, model, forward, lies)
         compilation = ShardedGraph(name, forward, partition, needs, self.options, grad)
         agree(sharding, leaves, told(compilation.account))
-        self.backend.graphs.append(GraphRecord(name, "", compilation))
+        self.backend.graphs.append(GraphRecord(name, "", compilation, recompile_reason=reason))
         return _Program(model, sharding, forward, compilation, whole)
 
 
-def batch_key(x: object, grad: bool = False) -> object:
-    """What a program is made for."""
+def batch_key(x: object, grad: bool = False, sizes: bool = True) -> object:
+    """What a program is made for; without `sizes`, what several programs have in common."""
     if not isinstance(x, Tensor):
         return repr(x)
     lies = x.placements if isinstance(x, DTensor) else ()
-    return tuple(x.shape), x.dtype, grad and x.requires_grad, lies
+    return tuple(x.shape) if sizes else x.ndim, x.dtype, grad and x.requires_grad, lies
 
 
 def partition_of(sharding: Sharding, model: nn.Module, forward: Forward, lies: Layout) -> Partition:
@@ -82,6 +131,9 @@ def partition_of(sharding: Sharding, model: nn.Module, forward: Forward, lies: L
     inputs = {**lies.inputs, **lies.results, **{v: lies.weights[name] for name, v in forward.weights.items()}}
     rows = {size_key(v.shape[0]): placement.splits[0] for v, placement in reversed(lies.inputs.items())}
     outputs: list[Placement | None] = [_result(lies.plan, v, rows) for v in forward.outputs]
+    if forward.left is not None and forward.left.slots:
+        count = len(forward.left.slots)
+        outputs[-count:] = [lies_in_cache(lies.plan, v.shape) for v in forward.outputs[-count:]]
     outputs += sharding.placed(model, forward)
     grads = {v: inputs[v] for v in (*forward.weights.values(), *lies.inputs)}
     weights = forward.weights.values()
@@ -133,8 +185,8 @@ class ShardedGraph(Compilation):
 
     def through(self, captured: Captured, edits: Edits) -> tuple[Executable, Account]:
         whole = self.forward.trace
-        outputs = [v for v in whole.outputs[: self.forward.results] if isinstance(v, Value)]
-        once = {v: i for i, v in reversed(list(enumerate(outputs)))}
+        outputs = whole.outputs[: self.forward.results]
+        once = {v: i for i, v in reversed(list(enumerate(outputs))) if isinstance(v, Value)}
         places = [self.partition.outputs[i] for i in sorted(once.values())]
         placed = self.partition.outputs[self.forward.results :]
         trace = whole.with_(outputs=(*sorted(once, key=once.__getitem__), *whole.outputs[self.forward.results :]))
@@ -161,6 +213,16 @@ class _Program:
         if self.whole:
             return self.with_dtensors(parts, held[count:], batch)
         return self.forward.pack(self.compilation.executable.call(*parts, *held[count:], *batch))
+
+    def with_caches(self, batch: list[Tensor], caches: Caches) -> object:
+        """The call's own result; caches keep what is theirs."""
+        held, left = _held(self.model, self.forward), self.forward.left
+        assert left is not None
+        results = self.compilation.executable.call(*map(local_of, (*held, *batch, *caches.tensors)))
+        out, new = self.forward.pack(results)  # type: ignore[misc]
+        places = self.compilation.partition.outputs[self.forward.results - len(new) : self.forward.results]
+        caches.take(left, new, places, self.sharding.device_mesh)  # type: ignore[arg-type]
+        return caches.back(out)
 
     def with_dtensors(self, parts: Sequence[Tensor], buffers: list[Tensor], batch: list[Tensor]) -> object:
         places = [i for i, x in enumerate(batch) if isinstance(x, DTensor)]

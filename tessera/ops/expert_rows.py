@@ -2,12 +2,15 @@
 
 In: rows, how many of them each expert has, one matrix an expert, stacked. Out: products, expert by expert. A grouped
 product of PyTorch's does all at once where it takes such operands; elsewhere there is one product an expert.
+`dense_pull` is the gradient of it all in plain operators, of every token with every expert: derivatives of it are
+PyTorch's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import pi
 
 import torch
 import torch.nn.functional as F
@@ -50,16 +53,35 @@ def outer(a: Tensor, b: Tensor, counts: Tensor) -> Tensor:
 class Activation:
     run: Callable[[Tensor], Tensor]
     pull: Callable[[Tensor, Tensor], Tensor]  # of a cotangent and what it was given
+    slope: Callable[[Tensor], Tensor]  # its derivative, in operators that have derivatives
+
+
+def _silu_slope(x: Tensor) -> Tensor:
+    s = x.sigmoid()
+    return s * (1 + x * (1 - s))
+
+
+def _gelu_slope(x: Tensor) -> Tensor:
+    return (1 + (x * 0.5**0.5).erf()) / 2 + x * (x * x / -2).exp() * (2 * pi) ** -0.5
+
+
+def _gelu_tanh_slope(x: Tensor) -> Tensor:
+    scale, cube = (2 / pi) ** 0.5, 0.044715
+    t = (scale * (x + cube * x**3)).tanh()
+    return (1 + t) / 2 + x / 2 * (1 - t * t) * scale * (1 + 3 * cube * x * x)
 
 
 ACTIVATIONS = {
-    "silu": Activation(F.silu, torch.ops.aten.silu_backward),
-    "gelu": Activation(F.gelu, torch.ops.aten.gelu_backward),
+    "silu": Activation(F.silu, torch.ops.aten.silu_backward, _silu_slope),
+    "gelu": Activation(F.gelu, torch.ops.aten.gelu_backward, _gelu_slope),
     "gelu_tanh": Activation(
         lambda x: F.gelu(x, approximate="tanh"),
         lambda ct, x: torch.ops.aten.gelu_backward(ct, x, approximate="tanh"),
+        _gelu_tanh_slope,
     ),
-    "relu": Activation(F.relu, lambda ct, x: torch.ops.aten.threshold_backward(ct, x, 0)),
+    "relu": Activation(
+        F.relu, lambda ct, x: torch.ops.aten.threshold_backward(ct, x, 0), lambda x: (x > 0).to(x.dtype)
+    ),
 }
 
 
@@ -90,3 +112,29 @@ def pull_hidden(
         return d_rows, outer(d_above, rows, counts), None
     d_rows = d_rows + products(d_gated, gate.transpose(1, 2), counts)
     return d_rows, outer(d_above, rows, counts), outer(d_gated, rows, counts)
+
+
+def dense_pull(
+    ct: Tensor, tokens: Tensor, choice: Tensor, weights: Tensor, up: Tensor, down: Tensor, gate: Tensor | None,
+    activation: str,
+) -> list[Tensor]:  # fmt: skip
+    """Gradients of tokens, weights, up, down and, if there is one, gate. An expert that a token did not choose counts
+    nothing."""
+    known, numbers = activation_of(activation), torch.arange(up.shape[0], device=choice.device)
+    chosen = choice == numbers[:, None, None]  # [E, T, k]
+    scale = (weights * chosen).sum(2).unsqueeze(2)
+    above = tokens @ up.transpose(1, 2)  # [E, T, f]
+    pulled = ct @ down
+    wanted = pulled * scale
+    if gate is None:
+        between, d_above, d_gated = known.run(above), wanted * known.slope(above), None
+    else:
+        gated = tokens @ gate.transpose(1, 2)
+        between = known.run(gated) * above
+        d_above, d_gated = wanted * known.run(gated), wanted * above * known.slope(gated)
+    d_weights = ((between * pulled).sum(2).unsqueeze(2) * chosen).sum(0)
+    d_tokens, d_down = (d_above @ up).sum(0), (ct * scale).transpose(1, 2) @ between
+    if gate is None or d_gated is None:
+        return [d_tokens, d_weights, d_above.transpose(1, 2) @ tokens, d_down]
+    d_tokens = d_tokens + (d_gated @ gate).sum(0)
+    return [d_tokens, d_weights, d_above.transpose(1, 2) @ tokens, d_down, d_gated.transpose(1, 2) @ tokens]

@@ -6,19 +6,22 @@ In: tokens [T, d]; for each the experts it goes to and their weights, [T, k]; th
     weight * (down @ (activation(gate @ token) * (up @ token)))         without gate: down @ activation(up @ token)
 
 A choice outside of 0 … E-1 is no expert. The operator has a derivative; backward computes what stands between the two
-layers again. On a mesh the partitioner sends rows to the ranks that have their experts (`ops/factors/experts`).
+layers again. That derivative has derivatives, too, by plain operators that take every token to every expert. On a mesh
+the partitioner sends rows to the ranks that have their experts (`ops/factors/experts`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
 from math import ceil
 
 import torch
 from torch import Tensor
 
 from tessera.ir.builder import emit
-from tessera.ir.equation import Arg, Equation, Value
-from tessera.ops.expert_rows import ACTIVATIONS, activation_of, hidden, outer, products, pull_hidden
+from tessera.ir.equation import Arg, Equation, Special, Value
+from tessera.ops.expert_rows import ACTIVATIONS, activation_of, dense_pull, hidden, outer, products, pull_hidden
+from tessera.ops.formula import finish, pytorch_vjp
 from tessera.ops.op import declare
 from tessera.util.errors import InputError
 
@@ -158,6 +161,23 @@ def _eager_backward(ctx, ct: Tensor) -> tuple:  # noqa: ANN001
 
 _operator.register_autograd(_eager_backward, setup_context=_remember)
 
+
+def _eager_second(ctx, *cts: Tensor | None) -> tuple:  # noqa: ANN001
+    """By PyTorch's derivative of the plain operators, which may be differentiated again."""
+    ct, tokens, choice, *rest = ctx.saved_tensors
+    given = [ct, tokens, *(x for x in rest if x is not None)]
+
+    def run(ct: Tensor, tokens: Tensor, weights: Tensor, up: Tensor, down: Tensor, gate: Tensor | None = None) -> tuple:
+        return tuple(dense_pull(ct, tokens, choice, weights, up, down, gate, ctx.activation))
+
+    outs, pull = torch.func.vjp(run, *given)  # type: ignore[misc]
+    seeds = [torch.zeros_like(x) if g is None else g for x, g in zip(outs, cts, strict=False)]
+    d_ct, d_tokens, *d_rest = pull(tuple(seeds))
+    return d_ct, d_tokens, None, *d_rest, *[None] * (3 + len(rest) - len(d_rest) - 1)
+
+
+_backward.register_autograd(_eager_second, setup_context=_remember)
+
 run_experts = torch.ops.tessera.experts.default
 pull_experts = torch.ops.tessera.experts_backward.default
 
@@ -180,6 +200,19 @@ def _cost(factor: int):  # noqa: ANN202
 
 
 declare("tessera.experts", "experts", vjp=_vjp, cost=_cost(1))
-declare("tessera.experts_backward", "experts", cost=_cost(3))
+DENSE_PULL = Special("experts_dense_backward", dense_pull)
+
+
+def _second(need: Sequence[object], *args: Arg) -> Generator[object, object, tuple]:
+    out = emit(pull_experts, *args)
+    cts = yield out
+    *given, _ = args
+    rule = pytorch_vjp(list(need)[: len(given)], DENSE_PULL, *given)
+    made = next(rule)
+    grads = finish(rule, list(cts)[: len(made)])  # type: ignore[arg-type, call-overload]
+    return *grads, None
+
+
+declare("tessera.experts_backward", "experts", forward=_second, cost=_cost(3))
 
 __all__ = ["ACTIVATIONS", "experts", "pull_experts", "run_experts"]

@@ -43,6 +43,7 @@ class Account:
     offload_note: str = ""  # what there is to say of them
     fp8: Layers = field(default_factory=Layers)  # layers that multiply in 8 bits, and those that could not
     pipeline: tuple[str, ...] = ()  # of a pipeline of ranks, its table and its stages in words
+    pipeline_axis: str = ""  # whose ranks those are
     gathered: tuple[Note, ...] = ()  # on a mesh: equations that no sharding rule allows to be cut
     in_pieces: tuple[str, ...] = ()  # of products beside exchanges, which were cut into pieces, and why others not
 

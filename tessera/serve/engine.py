@@ -40,6 +40,7 @@ from tessera.util.errors import InputError, OptionError
 from tessera.util.log import log
 
 Prompt = str | Sequence[int]
+ALIGNED = 64  # deterministic steps are multiples of this: libraries compute rows at odd ends by other kernels
 
 
 class Tokenizer(Protocol):
@@ -64,6 +65,8 @@ class Engine:
     reuse         compute equal beginnings of prompts once
     quantize      "int8", "int4" or "fp8": weights in fewer bits; the model that was given stays as it is
     speculate     so many tokens are guessed from the text so far and verified together; 0: none
+    deterministic the same request gives the same bits alone, in a crowd and after preemption; every step then takes as
+                  long as a full one, so choose a small budget
     compiled      False runs the model as it is, to look for faults
     check         compare the books of cache and scheduler after every step
     """
@@ -72,8 +75,8 @@ class Engine:
         self, model: nn.Module | str | Path, tokenizer: Tokenizer | None = None, *, memory: float | int | str = 0.9,
         block_size: int = 16, budget: int = 2048, most_running: int = 256, most_waiting: int = 4096,
         longest: int | None = None, step_seconds: float | None = None, reuse: bool = True, quantize: str | None = None,
-        speculate: int = 0, compiled: bool = True, check: bool = False, random_weights: bool = False,
-        device: str | torch.device | None = None,
+        speculate: int = 0, deterministic: bool = False, compiled: bool = True, check: bool = False,
+        random_weights: bool = False, device: str | torch.device | None = None,
     ) -> None:  # fmt: skip
         if isinstance(model, str | Path):
             tokenizer = tokenizer or cast("Tokenizer | None", tokenizer_of(model))
@@ -94,7 +97,8 @@ class Engine:
         )  # fmt: skip
         self.cache = Cache(block_size, self.memory.windows, self.memory.blocks, reuse)
         self.scheduler = Scheduler(self.cache, budget, most_running, most_waiting, self.longest, step_seconds)
-        self._programs = Programs(self.model, block_size, self.memory.blocks, compiled)
+        fixed = -(-budget // ALIGNED) * ALIGNED if deterministic else None
+        self._programs = Programs(self.model, block_size, self.memory.blocks, compiled, fixed)
         self._runner = Runner(self._programs, self._draw)
         self._check, self._speculate = check, speculate
         self._lock = threading.Lock()  # held while a step runs

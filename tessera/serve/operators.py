@@ -28,8 +28,11 @@ def _write(pool: Tensor, new: Tensor, slots: Tensor) -> None:
 
 def _attention(
     q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, starts: Tensor, positions: Tensor, scale: float,
-    window: int, softcap: float,
+    window: int, softcap: float, single: bool,
 ) -> Tensor:  # fmt: skip
+    if single:  # every query by itself: what it gives depends on its sequence alone, not on how that is cut
+        tables = tables.repeat_interleave(starts.diff(), dim=0)
+        starts = torch.arange(len(q) + 1)
     out = q.new_zeros(*q.shape[:2], values.shape[3])
     size = keys.shape[1]
     for table, (first, end) in zip(tables, pairwise(starts.tolist()), strict=True):
@@ -68,7 +71,7 @@ _writer.register_fake(lambda pool, new, slots: None)
 _attender = torch.library.custom_op(
     "tessera::paged_attention", _attention, mutates_args=(),
     schema="(Tensor q, Tensor keys, Tensor values, Tensor tables, Tensor starts, Tensor positions, float scale, "
-    "int window, float softcap) -> Tensor",
+    "int window, float softcap, bool single) -> Tensor",
 )  # fmt: skip
 _attender.register_fake(lambda q, keys, values, *rest: q.new_empty(q.shape[0], q.shape[1], values.shape[3]))
 

@@ -44,9 +44,9 @@ class Site(nn.Module):
     keys: Tensor
     values: Tensor
 
-    def __init__(self, layer: Layer, group: int, groups: int, blocks: int, size: int, like: Tensor):
+    def __init__(self, layer: Layer, group: int, groups: int, blocks: int, size: int, like: Tensor, single: bool):
         super().__init__()
-        self.group, self.groups, self.window = group, groups, layer.window
+        self.group, self.groups, self.window, self.single = group, groups, layer.window, single
         for name, head in (("keys", layer.head), ("values", layer.value_head)):
             self.register_buffer(name, like.new_zeros(blocks + 1, size, layer.heads, head), persistent=False)
 
@@ -58,7 +58,8 @@ class Site(nn.Module):
         table, slots = step[2 + self.group], step[2 + self.groups + self.group]
         paged_write(self.keys, k, slots)
         paged_write(self.values, v, slots)
-        return paged_attention(q, self.keys, self.values, table, starts, positions, scale, self.window, softcap)
+        pools = self.keys, self.values
+        return paged_attention(q, *pools, table, starts, positions, scale, self.window, softcap, self.single)
 
 
 class Paged(Protocol):
@@ -126,9 +127,13 @@ class Program:
 
 class Programs:
     """A model's two programs and its pools: `sizes[g]` blocks of `block_size` tokens for each group. Without `compiled`
-    the model runs as it is."""
+    the model runs as it is. With `fixed`, every step is a mixed one of so many tokens and rows, and every query attends
+    by itself: then what is computed of a token depends on its sequence alone, to the bit."""
 
-    def __init__(self, model: Paged, block_size: int, sizes: Sequence[int], compiled: bool = True):
+    def __init__(
+        self, model: Paged, block_size: int, sizes: Sequence[int], compiled: bool = True, fixed: int | None = None
+    ):
+        self.fixed = fixed
         module = cast("nn.Module", model)
         like = next(p for p in module.parameters() if p.is_floating_point()).detach()
         self.device, self.block_size, layers = like.device, block_size, model.layers()
@@ -136,17 +141,21 @@ class Programs:
         group = [windows.index(layer.window) for layer in layers]
         self.groups = len(windows)
         self.sites = [
-            Site(layer, g, len(windows), sizes[g], block_size, like) for layer, g in zip(layers, group, strict=True)
+            Site(layer, g, len(windows), sizes[g], block_size, like, fixed is not None)
+            for layer, g in zip(layers, group, strict=True)
         ]
         model.take_sites(self.sites)
         self.compiled = compiled
         self.by_name = {
-            name: Program(name, jit(Step(model), fullgraph=True) if compiled else Step(model)) for name in TRIED
+            name: Program(name, jit(Step(model), fullgraph=True) if compiled else Step(model))
+            for name in TRIED
+            if fixed is None or name == "mixed"
         }
 
     def compile(self) -> None:
         """Compile now what would be compiled at the first call, on tokens of nobody."""
-        for name, (tokens, sequences, columns, rows) in TRIED.items():
+        for name in self.by_name:
+            tokens, sequences, columns, rows = TRIED[name]
             at = [0] * tokens
             starts = [*range(sequences), tokens] if name == "mixed" else [*range(tokens + 1)]
             tables = [[[0] * columns] * sequences] * self.groups
@@ -173,7 +182,7 @@ class Programs:
     def fill(self, works: Sequence[Work], rows: Sequence[int]) -> tuple[str, Inputs]:
         """Which program takes these works, and what it is called with."""
         single = all(len(work.tokens) == 1 for work in works) and list(rows) == list(range(len(works)))
-        name = "decode" if single else "mixed"
+        name = "decode" if single and self.fixed is None else "mixed"
         tokens = [token for work in works for token in work.tokens]
         positions = [p for work in works for p in range(work.first, work.end)]
         starts = [0]
@@ -186,14 +195,15 @@ class Programs:
             tables.append([[*row, *[0] * (columns - len(row))] for row in blocks])
             ranges = zip(blocks, (range(work.first, work.end) for work in works), strict=True)
             slots.append([self._slot(row, p) for row, places in ranges for p in places])
-        while len(starts) <= LEAST:  # a sequence of nobody: a token of it where there are too few
-            more = len(tokens) < LEAST
+        wanted = self.fixed or LEAST
+        while len(starts) <= LEAST or len(tokens) < wanted:  # a sequence of nobody, with the tokens that are missing
+            more = max(0, wanted - len(tokens))
             starts.append(starts[-1] + more)
             tokens, positions = [*tokens, *[0] * more], [*positions, *[0] * more]
             for g in range(self.groups):
                 tables[g].append([0] * columns)
                 slots[g] += [0] * more
-        rows = [*rows, *[0] * max(0, LEAST - len(rows))]
+        rows = [*rows, *[0] * max(0, wanted - len(rows))]
         return name, self._tensors(tokens, positions, starts, rows, tables, slots)
 
     def _slot(self, blocks: Sequence[int], position: int) -> int:

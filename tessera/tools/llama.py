@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +54,8 @@ class Cache:
 class Attention(nn.Module):
     """Causal attention in which several query heads share a key head."""
 
+    site: Site  # its part of the engine's cache, where an engine serves the model
+
     def __init__(self, config: LlamaConfig):
         super().__init__()
         self.config = config
@@ -61,7 +64,6 @@ class Attention(nn.Module):
         self.k = nn.Linear(config.width, kv, bias=False)
         self.v = nn.Linear(config.width, kv, bias=False)
         self.out = nn.Linear(config.width, config.width, bias=False)
-        self.site: Site | None = None  # the engine's cache
 
     def forward(self, x: Tensor, turn: Tensor, positions: Tensor, cache: tuple[Tensor, Tensor] | None) -> Tensor:
         batch, time, width = x.shape
@@ -163,13 +165,13 @@ class Llama(nn.Module):
 
     def take_sites(self, sites: Sequence[Site]) -> None:
         for block, site in zip(self.blocks, sites, strict=True):
-            block.attention.site = site
+            cast("Block", block).attention.site = site
 
     def paged_forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, step: tuple[Tensor, ...]) -> Tensor:
         x = self.tokens(tokens)
         turn = turns(positions, self.config, x.dtype)
         for block in self.blocks:
-            x = block.paged(x, turn, step)
+            x = cast("Block", block).paged(x, turn, step)
         return self.head(self.norm(x if rows is None else x[rows]))
 
 

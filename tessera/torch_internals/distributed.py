@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any, NoReturn
 
 import torch
 
@@ -29,6 +33,26 @@ default_store = symbol(
 set_deadline = symbol(
     "torch.distributed.distributed_c10d._set_pg_timeout", "one deadline for all groups of a mesh, which PyTorch makes"
 )
+_LOCAL_MAP = "torch.distributed.tensor.experimental._func_map"
+
+
+@contextmanager
+def noticing_local_map(notice: Callable[[], NoReturn]) -> Iterator[None]:
+    """Meanwhile a function that `local_map` wrapped calls `notice` when it takes its arguments apart."""
+
+    class Noticing:
+        def __getattr__(self, name: str) -> NoReturn:
+            notice()
+
+    owner: Any = sys.modules.get(_LOCAL_MAP)
+    if owner is None:  # nobody has wrapped a function
+        yield
+        return
+    theirs, owner.pytree = owner.pytree, Noticing()
+    try:
+        yield
+    finally:
+        owner.pytree = theirs
 
 
 def deadline_of(group: object, device: torch.device) -> timedelta:

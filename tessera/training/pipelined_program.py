@@ -191,7 +191,8 @@ class PipelinedCompilation(ShardedCompilation):
         self.steps = self.rows[self.piped.rank]
         self.held, self.with_grads = run.held(self.stages), list(run.grads)
         self.piped.settle(self.held)
-        run.account.pipeline = told(self)
+        pipe = self.lies.plan.pipe
+        run.account.pipeline, run.account.pipeline_axis = told(self), "" if pipe is None else pipe.axis
         self.parts: dict[Part, Program] = {}
         for kind, stage in ((k, s) for s in range(self.stages.count) for k in KINDS):
             if self.piped.schedule.home[stage] == self.piped.rank and self.stages.programs[kind, stage].equations:

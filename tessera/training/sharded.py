@@ -19,6 +19,7 @@ from tessera.distributed.capture import Forward, capture
 from tessera.distributed.dtensors import as_dtensor
 from tessera.distributed.plan import Layout
 from tessera.distributed.sharding import Sharding
+from tessera.distributed.sizes import SYMBOLS_REFUSED, Sizes
 from tessera.distributed.weights import local_of, own_part, placement_of, whole_of
 from tessera.ir.equation import Value
 from tessera.ir.placement import Placement
@@ -59,6 +60,7 @@ class ShardedStep:
         self.sharding = sharding
         self.captures: dict[tuple, tuple[Forward, Layout]] = {}
         self.programs: dict[tuple, _Program] = {}
+        self.sizes: Sizes[_Program] = Sizes()
         self.backend = Backend(settings.options, True, type(model).__name__, ())
         self.__tessera__ = Compiled(self.__call__, self.backend, self.__call__, _again)
 
@@ -70,13 +72,34 @@ class ShardedStep:
         what = self.model.training, *map(batch_key, leaves)
         program = self.programs.get((settings.updates, waiting, *what))
         if program is None:
-            forward, lies = self._captured(what, batch, named, leaves)
-            program = self._prepare(forward, lies, waiting)
-            agree(self.sharding, leaves, told(program.compilation.account))
+            program = self._for_sizes(what, waiting, batch, named, leaves)
             self.programs[settings.updates, waiting, *what] = program
         out = program.run([x for x in leaves if isinstance(x, torch.Tensor)])
         settings.done()
         return out
+
+    def _for_sizes(self, what: tuple, waiting: tuple[str, ...], batch: tuple, named: dict, leaves: list) -> _Program:
+        """A program that serves other sizes too, where sizes have changed; otherwise one for these."""
+        shared = self.settings.updates, waiting, self.model.training
+        kind = *shared, *(batch_key(x, sizes=False) for x in leaves)
+        if (program := self.sizes.known(kind, leaves)) is not None:
+            return program
+        given, reason = self.sizes.stand_ins(kind, leaves), ""
+        if given is not None:
+            try:
+                shown = given.like(batch, named)
+                forward, lies = self._captured((kind, len(self.programs)), shown[0], shown[1], given.leaves)
+                program = self._prepare(forward, lies, waiting)
+            except SYMBOLS_REFUSED as error:
+                reason = self.sizes.give_up(kind, error)
+            else:
+                self.sizes.keep(kind, given.fits(), program)
+        if program is None:
+            forward, lies = self._captured(what, batch, named, leaves)
+            program = self._prepare(forward, lies, waiting)
+            self.backend.graphs[-1].recompile_reason = reason
+        agree(self.sharding, leaves, told(program.compilation.account))
+        return program
 
     def _captured(self, what: tuple, batch: tuple, named: dict, leaves: list) -> tuple[Forward, Layout]:
         if what not in self.captures:

@@ -119,10 +119,10 @@ class InStep:
         return rest | {name: in_step.join(*held) for name, held in self.held.items()}
 
 
-def assert_equal(mine: Trained, want: Trained, tolerance: float = 1e-11) -> None:
+def assert_equal(mine: Trained, want: Trained, tolerance: float = 1e-11, little: float = 1e-14) -> None:
     """Losses, weights, buffers and state."""
     assert mine.held.keys() == want.held.keys()
     pairs = [*zip(mine.losses, want.losses, strict=True), *((mine.held[n], x) for n, x in want.held.items())]
     for got, x in pairs:
         got, x = got.double(), x.double()
-        assert (got - x).norm() <= tolerance * x.norm() + 1e-14
+        assert (got - x).norm() <= tolerance * x.norm() + little

@@ -9,11 +9,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from generating import CONFIGS, GREEDY, PROMPT, language_model
 from launch import join_group
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import local_map
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
@@ -110,14 +112,44 @@ def collectives_in_a_step(rank: int) -> None:
 
 
 def refused_on_a_mesh(rank: int) -> None:
-    """Sizes are those of the whole batch there, so that a model's own exchange of parts means nothing."""
-    model = tessera.shard(Shared(), tessera.mesh(device="cpu", dp=WORLD), "ddp")
-    try:
-        tessera.jit(model, executors="aten")(torch.ones(2, 4))
-    except CaptureError as error:
-        assert "interop_ranks.py" in str(error) and "all_reduce" in str(error) and "local_map" in str(error)
-    else:
-        raise AssertionError("a collective on whole values was not refused")
+    """Sizes are those of the whole batch there, so that what a model does with parts means nothing."""
+    mesh = tessera.mesh(device="cpu", dp=WORLD)
+    for model, word in ((Shared(), "all_reduce"), (InParts(mesh), "local_map")):
+        try:
+            tessera.jit(tessera.shard(model, mesh, "ddp"), executors="aten")(torch.ones(2, 4))
+        except CaptureError as error:
+            assert "interop_ranks.py" in str(error) and word in str(error)
+        else:
+            raise AssertionError(f"{word} on whole values was not refused")
+
+
+class InParts(nn.Module):
+    """Its function sees a rank's own rows."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.centred = local_map(lambda x: x - x.mean(0), [Shard(0)], ([Shard(0)],), device_mesh=mesh)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.centred(self.layer(x))
+
+
+def local_maps(rank: int) -> None:
+    """Regions over parts stay what they are in a model of DTensors, and in one over plain tensors."""
+    mesh = tessera.mesh(device="cpu", dp=WORLD)
+    model = InParts(mesh)
+    x = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(tessera.jit(model, executors="aten")(x), model(x))
+    for name, p in list(model.layer.named_parameters()):
+        setattr(model.layer, name, nn.Parameter(distribute_tensor(p.detach(), mesh, [Replicate()])))
+    results = []
+    for call in (model, tessera.jit(model, executors="aten")):
+        out = call(distribute_tensor(x, mesh, [Shard(0)]))
+        out.square().sum().backward()
+        results.append((whole(out.detach()), whole(model.layer.weight.grad)))
+        model.zero_grad()
+    torch.testing.assert_close(results[1], results[0])
 
 
 # --- modules that PyTorch lays out ----------------------------------------------------------------
@@ -266,9 +298,24 @@ def dtensors(rank: int) -> None:
         same_weights(model, plain)
 
 
+# --- generating -----------------------------------------------------------------------------------
+
+
+def generated(rank: int) -> None:
+    """One process's tokens on every rank; a rank's cache has its own heads."""
+    mesh = tessera.mesh(device="cpu", tp=WORLD)
+    for name in CONFIGS:
+        model = language_model(name)
+        want = model.generate(PROMPT, **GREEDY)
+        fast = tessera.jit(model, mesh=mesh, plan="tensor" if name == "gpt2" else "hf", executors="aten")
+        for _ in range(2):  # the second time with a cache of its own, and the same programs
+            assert fast.generate(PROMPT, **GREEDY).tolist() == want.tolist(), name
+        assert len(fast.__tessera__.compilations()) == 2, name
+
+
 PARTS = (
-    own_collectives, unread_collectives, collectives_in_a_step, refused_on_a_mesh, under_ddp, under_fully_shard,
-    kept_placements, dtensors,
+    own_collectives, unread_collectives, collectives_in_a_step, refused_on_a_mesh, local_maps, under_ddp,
+    under_fully_shard, kept_placements, dtensors, generated,
 )  # fmt: skip
 
 

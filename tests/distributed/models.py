@@ -1,4 +1,5 @@
-"""Small models that plans are tried on: a GPT with tied weights, a Llama with grouped heads, a net with batch norms."""
+"""Small models that plans are tried on: a GPT with tied weights, a Llama with grouped heads, experts, an encoder with a
+decoder, a net with batch norms."""
 
 from __future__ import annotations
 
@@ -133,6 +134,45 @@ class MoE(nn.Module):
         for block, experts in zip(self.blocks, self.experts, strict=True):
             x = block(x, turns)
             x = x + experts(self.norm(x))
+        return self.head(self.norm(x))
+
+
+class Attention(nn.Module):
+    """Of queries to what another sequence, or the same one, says."""
+
+    def __init__(self, width: int, heads: int, causal: bool) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.q, self.kv, self.o = nn.Linear(width, width), nn.Linear(width, 2 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor, source: Tensor) -> Tensor:
+        q, k, v = (
+            y.unflatten(-1, (self.heads, -1)).transpose(1, 2) for y in (self.q(x), *self.kv(source).chunk(2, -1))
+        )
+        return self.o(F.scaled_dot_product_attention(q, k, v, is_causal=self.causal).transpose(1, 2).flatten(2))
+
+
+class EncoderDecoder(nn.Module):
+    """It reads the first half of a sequence, and every layer of the decoder looks at what it made of that."""
+
+    def __init__(self, layers: int = 2, heads: int = 4) -> None:
+        super().__init__()
+        self.words, self.norm = nn.Embedding(VOCABULARY, WIDTH), nn.LayerNorm(WIDTH)
+        self.encoder, self.own, self.cross = (
+            nn.ModuleList(Attention(WIDTH, heads, causal) for _ in range(layers)) for causal in (False, True, False)
+        )
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(layers))
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        source = self.words(ids[:, : ids.shape[1] // 2])
+        for attend, layer in zip(self.encoder, self.layers, strict=True):
+            source = source + attend(self.norm(source), self.norm(source))
+            source = source + F.gelu(layer(self.norm(source)))
+        x = self.words(ids)
+        for own, cross in zip(self.own, self.cross, strict=True):
+            x = x + own(self.norm(x), self.norm(x))
+            x = x + cross(self.norm(x), source)
         return self.head(self.norm(x))
 
 

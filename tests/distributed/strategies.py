@@ -13,13 +13,17 @@ BEGIN, END = "<!-- strategies: written by python tests/distributed/strategies.py
 
 DATA = ("zero1", "zero2", "zero3", "hsdp")
 PIPELINES = ("gpipe", "1f1b", "interleaved", "zero-bubble", "dualpipe")
-ALONE = ("ddp", *DATA, "tensor", "sequence", "ring", "ulysses", "experts", *PIPELINES)
+ALONE = ("ddp", *DATA, "tensor", "sequence", "async-tp", "ring", "ulysses", "experts", *PIPELINES)
 FEATURES = (
     "Adam", "SGD", "accumulate", "clip_norm", "checkpoint", "memory_budget", "autocast", "frozen", "batch size",
 )  # fmt: skip
 
 PAIRS = [
-    *((data, word) for data in DATA for word in ("sequence", "ring", "ulysses", "experts", *PIPELINES[1:4])),
+    *(
+        (data, word)
+        for data in DATA
+        for word in ("sequence", "async-tp", "ring", "ulysses", "experts", *PIPELINES[1:4])
+    ),
     *(("sequence", word) for word in ("ring", "ulysses", "experts", "1f1b", "zero-bubble")),
     *(("ring", word) for word in ("experts", "1f1b")),
     *(("experts", word) for word in ("ulysses", "1f1b", "interleaved", "zero-bubble")),
@@ -34,7 +38,15 @@ MORE = [
 ]
 
 AXES = dict.fromkeys(PIPELINES, "pp")
-AXES |= {"sequence": "tp", "tensor": "tp", "ring": "cp", "ulysses": "cp", "experts": "ep", "hsdp": "rep"}
+AXES |= {
+    "sequence": "tp",
+    "async-tp": "tp",
+    "tensor": "tp",
+    "ring": "cp",
+    "ulysses": "cp",
+    "experts": "ep",
+    "hsdp": "rep",
+}
 ORDER = ("rep", "dp", "ep", "cp", "tp", "pp")
 
 

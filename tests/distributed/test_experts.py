@@ -70,6 +70,28 @@ def test_gradients(activation: str) -> None:
     assert torch.autograd.gradcheck(run, operands())
 
 
+@pytest.mark.parametrize(
+    ("gate", "activation"), [(True, "silu"), (False, "gelu"), (True, "gelu_tanh"), (False, "relu")]
+)
+def test_gradients_of_gradients(gate: bool, activation: str) -> None:
+    ids, given = choice(), operands(gate)
+    run = lambda tokens, weights, *rest: tessera.experts(tokens, ids, weights, *rest, activation=activation)  # noqa: E731
+    assert torch.autograd.gradgradcheck(run, given, fast_mode=True)
+
+
+def test_compiled_gradients_of_gradients() -> None:
+    ids, given = choice(), operands()
+
+    def run(tokens: Tensor, weights: Tensor, *rest: Tensor) -> Tensor:
+        return tessera.experts(tokens, ids, weights, *rest).sin()
+
+    def second(function: object) -> tuple:
+        first = torch.autograd.grad(function(*given).sum(), given, create_graph=True)
+        return torch.autograd.grad(sum(g.square().sum() for g in first), given)
+
+    torch.testing.assert_close(second(tessera.jit(run)), second(run))
+
+
 def test_capacity_drops_those_that_come_last() -> None:
     ids, taken = choice(), dict.fromkeys(range(EXPERTS), 0)
     kept = ids.clone()

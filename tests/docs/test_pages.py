@@ -11,7 +11,8 @@ import pytest
 from pages import PAGES, ROOT, apart, blocks, pinned, run_blocks
 
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
-NEEDS = {"onnx": "onnx", "stablehlo": "jax"}  # what a page's code imports that is not installed everywhere
+# What a page's code imports that is not installed everywhere.
+NEEDS = {"onnx": "onnx", "serve": "transformers", "stablehlo": "jax"}
 WITH_CODE = [page for page in PAGES if blocks(page.read_text())]
 
 

@@ -61,10 +61,15 @@ def prompts_of(draw: Random, count: int) -> list[tuple[int, ...]]:
     return listed
 
 
+@cache
+def token_bytes(name: str) -> int:
+    """What the cache keeps of a token."""
+    return 4 * sum(layer.heads * (layer.head + layer.value_head) for layer in HuggingFace(model(name)).layers())
+
+
 def engine_of(name: str, draw: Random, compiled: bool = False) -> Engine:
     size = draw.choice([1, 2, 4, 8, 16])
-    token = 4 * sum(layer.heads * (layer.head + layer.value_head) for layer in HuggingFace(model(name)).layers())
-    tight = (57 // size + 5) * size * token  # room for little more than one sequence of the longest kind
+    tight = (57 // size + 5) * size * token_bytes(name)  # little more than one sequence of the longest kind
     return Engine(
         model(name), block_size=size, budget=draw.choice([3, 8, 24, 200]), most_running=draw.choice([2, 8, 16]),
         memory=draw.choice([tight, tight, tight, 2**24]), reuse=draw.random() < 0.7,

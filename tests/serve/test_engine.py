@@ -11,7 +11,7 @@ from random import Random
 
 import pytest
 import torch
-from families import FAMILIES, differences, engine_of, expected, model, prompts_of
+from families import FAMILIES, differences, engine_of, expected, model, prompts_of, token_bytes
 
 import tessera
 from tessera.serve.engine import Engine
@@ -87,6 +87,34 @@ def test_a_seed_repeats_whatever_else_runs() -> None:
     streams = [crowd.submit(p, temperature=1.0, max_tokens=9) for p in prompts[1:]]
     assert [answer.tokens for answer in crowd.generate([prompts[0]], wanted)] == alone
     assert alone[0] != alone[1] and all(stream.whole()[0].finish == "length" for stream in streams)
+
+
+def test_deterministic_answers_are_equal_to_the_bit() -> None:
+    """Alone, in crowds, cut into other chunks, after preemption, with and without reuse: one distinct answer."""
+    answers, preempted, reused = zip(*(deterministic("llama", seed) for seed in range(6)), strict=True)
+    assert len(set(answers)) == 1 and any(preempted) and any(reused)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+def test_more_deterministic_answers(name: str) -> None:
+    assert len({deterministic(name, seed)[0] for seed in range(200)}) == 1
+
+
+def deterministic(name: str, seed: int) -> tuple[tuple, int, int]:
+    """One request beside others, with log-probabilities to the bit; preemptions, and tokens that were reused."""
+    draw, prompt = Random(seed), tuple(range(3, 33))
+    served = engine(
+        name, deterministic=True, budget=8, reuse=seed % 2 == 0, speculate=draw.choice([0, 2]),
+        memory=4 * 14 * token_bytes(name) if seed % 4 < 2 else 2**22,
+    )  # fmt: skip
+    crowd = [served.submit(p, GREEDY, priority=draw.randint(0, 2)) for p in prompts_of(draw, seed % 8)]
+    crowd += [served.submit(prompt[:20], GREEDY, priority=2)]
+    served.step()
+    (answer,) = served.submit(prompt, max_tokens=12, temperature=0.8, seed=5, logprobs=0).whole()
+    assert all(stream.whole()[0].finish == "length" for stream in crowd)
+    told = tuple((logprob.token, logprob.value) for logprob in answer.logprobs)
+    return told, served.scheduler.preemptions, served.scheduler.reused
 
 
 def test_pieces_make_up_the_text_and_stop_texts_cut_it() -> None:

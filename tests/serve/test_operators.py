@@ -32,8 +32,9 @@ def plainly(q: Tensor, k: Tensor, v: Tensor, first: int, window: int, softcap: f
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v)
 
 
+@pytest.mark.parametrize("single", [False, True])
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (5, 0.0), (0, 2.0), (3, 2.0), (100, 0.0)])
-def test_attention_over_pages(window: int, softcap: float) -> None:
+def test_attention_over_pages(window: int, softcap: float, single: bool) -> None:
     """A prompt from its start, a chunk of one, a single token and a sequence of nobody, in one flat row."""
     torch.manual_seed(0)
     spans = [(0, 7), (6, 13), (9, 10), (0, 0)]
@@ -47,7 +48,7 @@ def test_attention_over_pages(window: int, softcap: float) -> None:
     flat = torch.cat([q[first:] for (q, _, _), (first, _) in zip(texts, spans, strict=True)])
     positions = torch.cat([torch.arange(*span) for span in spans])
     starts = torch.tensor([0, *(end - first for first, end in spans)]).cumsum(0)
-    ours = paged_attention(flat, keys, values, tables, starts, positions, 0.3, window, softcap)
+    ours = paged_attention(flat, keys, values, tables, starts, positions, 0.3, window, softcap, single)
     pairs = zip(texts, spans, strict=True)
     theirs = torch.cat([plainly(q[first:], k, v, first, window, softcap) for (q, k, v), (first, _) in pairs])
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
@@ -57,7 +58,7 @@ def test_the_operators_are_declared_rightly() -> None:
     pool, new, slots = torch.zeros(3, SIZE, KV, HEAD), torch.randn(2, KV, HEAD), torch.tensor([5, 6])
     torch.library.opcheck(torch.ops.tessera.paged_write.default, (pool, new, slots), test_utils=CHECKS)
     args = (torch.randn(2, HEADS, HEAD), pool, pool, torch.tensor([[1, 2]]), torch.tensor([0, 2]), torch.arange(2))
-    torch.library.opcheck(torch.ops.tessera.paged_attention.default, (*args, 0.3, 0, 0.0), test_utils=CHECKS)
+    torch.library.opcheck(torch.ops.tessera.paged_attention.default, (*args, 0.3, 0, 0.0, False), test_utils=CHECKS)
 
 
 CHECKS = ("test_schema", "test_faketensor")

@@ -129,3 +129,30 @@ def test_files_of_libraries_are_named_from_their_package_on():
     assert short_path("/usr/lib/python3/site-packages/transformers/models/llama.py") == "transformers/models/llama.py"
     assert short_path(str(Path.cwd() / ".venv/site-packages/torch/nn/x.py")) == "torch/nn/x.py"
     assert short_path(str(Path.cwd() / "model.py")) == "model.py"
+
+
+@needs_node
+def test_a_mesh_with_a_pipeline(tmp_path):
+    """Ranks, bytes by axis, and the schedule; a report of one device has no such view."""
+    layers = [layer for _ in range(2) for layer in (torch.nn.Linear(8, 8), torch.nn.Tanh())]
+    stack = torch.nn.Sequential(*layers)
+    mesh = tessera.mesh(device="cpu", fake=True, dp=2, pp=2)
+    try:
+        optimizer = torch.optim.SGD(stack.parameters(), lr=0.1)
+        plan = {"dp": "zero3", "pp": "1f1b"}
+        step = tessera.train_step(
+            stack, lambda model, x: model(x).square().mean(), optimizer, mesh=mesh, plan=plan, microbatches=2
+        )  # fmt: skip
+        step(torch.randn(4, 8))
+        tessera.report(step, tmp_path / "report.html")
+    finally:
+        torch.distributed.destroy_process_group()
+    view = drawn(tmp_path / "report.html")["mesh"]
+    assert "dp=2 pp=2" in view["text"] and "rank 3" in view["text"] and "all_gather" in view["text"]
+    assert view["labels"] == ["rank 0", "rank 1"] and "F0F1B0B1" in view["text"] and "F0B0F1B1" in view["text"]
+
+
+@needs_node
+def test_one_device_has_no_mesh(report):
+    data, views = report
+    assert "mesh" not in views and all(graph["mesh"] is None for graph in data["graphs"])

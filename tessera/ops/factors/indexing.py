@@ -108,6 +108,18 @@ def scatter(eqn: Equation) -> Factors | None:
     return in_words(eqn, f"{left} -> {term(x, 'v!')}", linear=linear)
 
 
+@rule("index_copy index_add")
+def written_rows(eqn: Equation) -> Factors | None:
+    """Other dimensions than the one that is written along may be cut, as a cache of keys is along heads."""
+    x, _, source = tensors(eqn)
+    if x.ndim == 0 or source.ndim != x.ndim:
+        return None
+    dim = eqn.bound()[0][1] % x.ndim
+    left = " ".join("v!" if i == dim else f"d{i}" for i in range(x.ndim))
+    given = " ".join("n!" if i == dim else f"d{i}" for i in range(x.ndim))
+    return in_words(eqn, f"{left}, n!, {given} -> {left}", linear=((0, 2),))
+
+
 def _indices(eqn: Equation) -> tuple[list[Arg], bool]:
     indices = list(eqn.args[1])  # type: ignore[call-overload]
     there = [i for i, v in enumerate(indices) if v is not None]

@@ -219,7 +219,7 @@ def in_words(
             ),
             {f: "sum" for f in (*sums.split(), *(f"*{i}" for i in range(lead) if "..." in sums.split()))},
             frozenset(whole),
-            tuple(map(frozenset, linear)),
+            tuple(frozenset(group) for group in linear if max(group) < len(operands)),  # a linear without a bias
             frozenset(addends),
             local=local,
             sized=tuple(sized),

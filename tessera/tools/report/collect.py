@@ -11,6 +11,7 @@ from pathlib import Path
 
 import tessera
 from tessera.inspection.explain import explain_states
+from tessera.inspection.mesh import picture
 from tessera.inspection.reports import GraphReport
 from tessera.ir.equation import short_path
 from tessera.just_in_time.compiled import Compiled
@@ -57,7 +58,7 @@ def collect(states: Sequence[Compiled], profile: Profile | None, title: str) -> 
 
 
 def _eager(report: GraphReport) -> dict[str, object]:
-    empty = {"stages": [], "programs": [], "claims": [], "unfused": [], "saved": [], "saved_bytes": 0}
+    empty = {"stages": [], "programs": [], "claims": [], "unfused": [], "saved": [], "saved_bytes": 0, "mesh": None}
     return {name: getattr(report, name) for name in REPORTED} | empty
 
 
@@ -86,6 +87,7 @@ def _graph(report: GraphReport, compilation: Compilation, label: str, lines: Lin
         "unfused": [[why.reason, why.results, why.lines] for why in report.unfused],
         "saved": list(compilation.account.saved),
         "saved_bytes": compilation.account.saved_bytes,
+        "mesh": picture(compilation.account),
     }
 
 

@@ -22,8 +22,8 @@ from tessera.util.files import check_writable
 
 # In the order in which they build on each other.
 SCRIPTS = (
-    "dom", "model", "list", "code", "align", "chart", "overview", "program", "compare", "timeline", "memory",
-    "roofline", "profile", "app",
+    "dom", "model", "list", "code", "align", "chart", "overview", "mesh", "program", "compare", "timeline",
+    "memory", "roofline", "profile", "app",
 )  # fmt: skip
 
 

@@ -144,7 +144,7 @@ class _Partitioner:
             if v not in self.held:
                 continue
             here = self.held[v][0]
-            if dim is not None and placement_of(here).splits[dim]:
+            if dim is not None and placement_of(here).splits[dim] and str(here.shape[dim]) != symbol:
                 raise InputError(f"{v.name}: the size {symbol} of dimension {dim}, which is split, must be a number")
             self.builder.symbols[symbol] = (here, dim)
 

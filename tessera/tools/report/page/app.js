@@ -2,6 +2,7 @@
 
 const VIEWS = [["overview", "Overview", overviewView], ["program", "Program", programView], ["compare", "Compare", compareView],
   ["timeline", "Timeline", timelineView], ["memory", "Memory", memoryView], ["roofline", "Roofline", rooflineView], ["profile", "Profile", profileView]];
+if (data.graphs.some((graph) => graph.mesh)) VIEWS.splice(1, 0, ["mesh", "Mesh", meshView]);
 const made = new Map();
 let current = "";
 
