@@ -16,7 +16,7 @@ from tessera.spatial.mapping import best
 from tessera.spatial.program import SpatialProgram, program
 from tessera.util.errors import OptionError
 
-EFFORTS = {"quick": 1, "normal": 5, "thorough": 10}
+EFFORTS = {"quick": 1, "normal": 3, "thorough": 10}
 
 
 def map_onto(

@@ -8,7 +8,7 @@ at once, before it is refused.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tessera.machines.spatial import Core, SpatialMachine
 from tessera.spatial.bounds import Bound, bound
@@ -20,9 +20,9 @@ from tessera.spatial.listing.types import Listing
 from tessera.spatial.memory.layout import Buffer, lay_out
 from tessera.spatial.regions import regions_of
 from tessera.spatial.routes import Routes
-from tessera.spatial.schedule import Schedule, schedule
+from tessera.spatial.schedule import Schedule, polished, schedule
 from tessera.spatial.steps import Steps
-from tessera.spatial.tiles import Tiles
+from tessera.spatial.tiles import Tile, Tiles
 from tessera.spatial.tiling import Tiling
 
 
@@ -31,6 +31,7 @@ class Mapping:
     effort: Effort
     tiles: Tiles
     schedule: Schedule
+    regions: dict[Tile, int]
     buffers: list[Buffer]
     listing: Listing
     bound: Bound
@@ -58,7 +59,20 @@ def best(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], tries: 
     if chosen is None:
         assert refused is not None
         raise SpaceError(f"{refused}; {least_chips(graph, machine, cores)}")
-    return chosen
+    return shortened(chosen, machine) if tries > 1 else chosen
+
+
+def shortened(mapped: Mapping, machine: SpatialMachine) -> Mapping:
+    """The mapping with a shorter schedule, if one is found whose buffers fit too."""
+    timed = polished(mapped.schedule, machine)
+    if timed.cycles >= mapped.cycles or mapped.effort.window:
+        return mapped
+    try:
+        buffers = lay_out(mapped.tiles.tiles, timed, machine, mapped.regions)
+    except SpaceError:
+        return mapped
+    listing = emit(mapped.tiles, timed, buffers, machine)
+    return replace(mapped, schedule=timed, buffers=buffers, listing=listing)
 
 
 def efforts(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], seed: int) -> Iterator[Effort]:
@@ -68,7 +82,7 @@ def efforts(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], seed
     replicas = max(1.0, 0.5 * size * count / max(weights, 1))
     tile = size // 4
     for regions in (8, 4, 2, 1):
-        for waves, part in ((1, tile), (2, tile), (2, tile // 4)):
+        for waves, part in ((1, tile), (2, tile), (4, tile // 4)):
             yield Effort(count, part, replicas, regions=regions, waves=waves, seed=seed)
     for fewer in sorted({max(1, count // 2), max(1, count // 4), 1} - {count}, reverse=True):
         yield Effort(fewer, tile, replicas, seed=seed)
@@ -88,7 +102,7 @@ def one(graph: Graph, machine: SpatialMachine, routes: Routes, effort: Effort) -
     timed = schedule(steps, machine, effort.window)
     buffers = lay_out(tiles.tiles, timed, machine, regions)
     listing = emit(tiles, timed, buffers, machine)
-    return Mapping(effort, tiles, timed, buffers, listing, bound(steps, machine))
+    return Mapping(effort, tiles, timed, regions, buffers, listing, bound(steps, machine))
 
 
 def least_chips(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...]) -> str:

@@ -182,7 +182,7 @@ class Placement:
             moves = [
                 (self.upright(part) if part.turned and part.tile.core != core else part, r, c) for part, r, c in moves
             ]
-        return self.assembled(core, moves, *m.shape, dtype).whole
+        return self.assembled(core, moves, m.shape[0], m.shape[1], dtype).whole
 
     def upright(self, part: Part) -> Part:
         """A part turned on its own core, before it is sent."""

@@ -58,57 +58,91 @@ class Schedule:
     cycles: int
 
 
+After = dict[Step, list[tuple[Step, int]]]  # what each step waits for, and how many cycles after its start
+
+
 def schedule(steps: list[Step], machine: SpatialMachine, window: int = 0) -> Schedule:
-    return _Scheduler(steps, machine, window).run()
+    """The step with the longest way to the end first; with a window, all in order and few at once."""
+    after = {s: s.after for s in steps}
+    uses = {s: s.uses for s in steps}
+    if window:
+        return _Pass(steps, machine, after, uses, {s: s.number for s in steps}, window).run()
+    longest = urgency(steps)
+    return _Pass(steps, machine, after, uses, {s: -longest[s] for s in steps}).run()
 
 
-class _Scheduler:
-    def __init__(self, steps: list[Step], machine: SpatialMachine, window: int) -> None:
+def polished(best: Schedule, machine: SpatialMachine, rounds: int = 3) -> Schedule:
+    """A schedule that is not longer: all steps as late as they can, last ones first; then as early as they can, in the
+    order which that gives. Steps that hold others up move together, and what they left is used."""
+    steps, current = best.steps, best
+    ends = {s: s.end for s in steps}
+    back: After = {s: [] for s in steps}
+    for s in steps:
+        for before, delay in s.after:
+            back[before].append((s, delay + ends[s] - ends[before]))
+    mirrored = {
+        s: [Use(u.resource, ends[s] - u.offset - u.duration, u.duration, u.count) for u in s.uses] for s in steps
+    }
+    after, uses = {s: s.after for s in steps}, {s: s.uses for s in steps}
+    for _ in range(rounds):
+        rank = {s: -(current.starts[s] + ends[s]) for s in steps}
+        late = _Pass(steps[::-1], machine, back, mirrored, rank).run()
+        rank = {s: -(late.starts[s] + ends[s]) for s in steps}
+        current = _Pass(steps, machine, after, uses, rank).run()
+        if current.cycles >= best.cycles:
+            break
+        best = current
+    return best
+
+
+class _Pass:
+    """Places steps one by one; of those that wait for nothing, the one of least rank."""
+
+    def __init__(
+        self, steps: list[Step], machine: SpatialMachine, after: After, uses: dict[Step, list[Use]],
+        rank: dict[Step, int], window: int = 0,
+    ) -> None:  # fmt: skip
         self.steps, self.machine, self.window = steps, machine, window
+        self.after, self.uses, self.rank = after, uses, rank
         self.tables: dict[Resource, list[Lane]] = {}
         self.starts: dict[Step, int] = {}
         self.lanes: dict[tuple[Step, Use], list[int]] = {}
 
     def run(self) -> Schedule:
         users: dict[Step, list[Step]] = {s: [] for s in self.steps}
-        missing = {s: len(s.after) for s in self.steps}
+        missing = {s: len(self.after[s]) for s in self.steps}
         for s in self.steps:
-            for before, _ in s.after:
+            for before, _ in self.after[s]:
                 users[before].append(s)
-        urgent = urgency(self.steps)
-        ready = [(self.rank(s, urgent), s.number, s) for s in self.steps if not missing[s]]
+        ready = [(self.rank[s], s.number, s) for s in self.steps if not missing[s]]
         heapq.heapify(ready)
-        done = 0
-        finished: list[int] = []  # ends of steps in order of their numbers, for the window
+        begun: list[int] = []  # starts in the order of placing, for the window
         while ready:
             _, _, step = heapq.heappop(ready)
-            at = max((self.starts[b] + delay for b, delay in step.after), default=0)
-            if self.window and done >= self.window:
-                at = max(at, finished[done - self.window])
-            self.place(step, at)
-            finished.append(self.starts[step])
-            done += 1
+            at = max((self.starts[b] + delay for b, delay in self.after[step]), default=0)
+            if self.window and len(begun) >= self.window:
+                at = max(at, begun[-self.window])
+            self.place(step, max(at, 0))
+            begun.append(self.starts[step])
             for user in users[step]:
                 missing[user] -= 1
                 if not missing[user]:
-                    heapq.heappush(ready, (self.rank(user, urgent), user.number, user))
-        assert done == len(self.steps), "steps wait for each other"
+                    heapq.heappush(ready, (self.rank[user], user.number, user))
+        assert len(begun) == len(self.steps), "steps wait for each other"
         cycles = max((self.starts[s] + s.end for s in self.steps), default=0)
         return Schedule(self.steps, self.starts, self.lanes, cycles)
 
-    def rank(self, step: Step, urgent: dict[Step, int]) -> int:
-        return step.number if self.window else -urgent[step]
-
     def place(self, step: Step, at: int) -> None:
+        uses = self.uses[step]
         while True:
             start = at
-            for use in step.uses:
+            for use in uses:
                 start = self.free(use, start + use.offset) - use.offset
             if start == at:
                 break
             at = start
         self.starts[step] = at
-        for use in step.uses:
+        for use in uses:
             lanes = self.table(use.resource)
             begin = at + use.offset
             free = [i for i, lane in enumerate(lanes) if lane.earliest(begin, use.duration) == begin][: use.count]

@@ -230,7 +230,7 @@ class Tiling:
         """The tiles of an operand that lies as the result does."""
         for o in node.operands:
             home = o.only if o.shape == (node.home.rows, node.home.columns) else None
-            if home in self.on.blocks and (home.rows, home.columns) == o.shape:
+            if home is not None and home in self.on.blocks and (home.rows, home.columns) == o.shape:
                 return self.on.blocks[home]
         return None
 
@@ -238,8 +238,9 @@ class Tiling:
         """The rows of an operand's tiles, where it lies in whole rows."""
         for o in node.operands:
             home = o.only
-            blocks = self.on.blocks.get(home) if home is not None else None
-            if blocks is not None and home.rows == o.shape[0] == node.home.rows and len(blocks.columns) == 2:
+            if home is None or (blocks := self.on.blocks.get(home)) is None:
+                continue
+            if home.rows == o.shape[0] == node.home.rows and len(blocks.columns) == 2:
                 enough = len(blocks.rows) - 1 >= cuts.expression_parts(self.machine, node, self.effort)
                 return blocks.rows if enough else None
         return None
@@ -295,7 +296,7 @@ class Tiling:
 
     def output(self, name: str, dtype: torch.dtype, m: Map) -> None:
         """Pieces of the output, each by way of a core with a host port."""
-        rows = cut(m.shape[0], cuts.block_parts(*m.shape, dtype.itemsize, self.effort))
+        rows = cut(m.shape[0], cuts.block_parts(m.shape[0], m.shape[1], dtype.itemsize, self.effort))
         count = 0
         for top, bottom in zip(rows[:-1], rows[1:], strict=True):
             block = m.block((top, bottom), (0, m.shape[1]))

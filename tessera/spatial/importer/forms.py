@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from tessera.spatial.importer.importer import FORMS, Importer, Movable, form
+from tessera.spatial.importer.importer import FORMS, Importer, Movable, form, sizes
 from tessera.spatial.importer.moves import chosen, repeated
 from tessera.spatial.importer.values import Item, Known, Lazy
 from tessera.spatial.maps import Map, padded
@@ -88,7 +88,7 @@ def power(im: Importer, x: Item, exponent: Item | float) -> Item:
 
 
 @form("square")
-def square(im: Importer, x: Item) -> Item:
+def square(im: Importer, x: Item) -> Item | list[Item]:
     return power(im, x, 2)
 
 
@@ -130,7 +130,7 @@ def matmul(im: Importer, a: Item, b: Item) -> Item:
         a = im.relaid(a, lambda t: t.reshape(1, *t.shape)) if left == 1 else a
         b = im.relaid(b, lambda t: t.reshape(*t.shape, 1)) if right == 1 else b
     y = im.product(a, b)
-    shape = tuple(im.eqn.results()[0].shape)
+    shape = sizes(im.eqn.results()[0])
     return y if y.shape == shape else _viewed(y, shape)
 
 
@@ -326,6 +326,14 @@ def index_copy(im: Importer, x: Item, dim: int, index: Item, rows: Item) -> Item
     return im.scattered(x, dim, index, rows) if isinstance(x, Lazy) else NotImplemented
 
 
+def pixel_by_pixel(im: Importer, x: Item) -> Lazy:
+    """An image whose channels lie side by side, so that a window is a few rectangles; otherwise it is laid out anew."""
+    x = im.values.plain(x)
+    if all(p.strides[1] in (0, 1) for p in x.index.pieces):
+        return x
+    return im.values.relaid(x, [0, *range(2, len(x.shape)), 1])
+
+
 @form("convolution conv1d conv2d _convolution")
 def convolution(im: Importer, x: Item, w: Item, b: Item | None, stride: list[int], padding: list[int] | str,
                 dilation: list[int], *rest: object) -> Item:  # fmt: skip
@@ -361,9 +369,9 @@ def convolution(im: Importer, x: Item, w: Item, b: Item | None, stride: list[int
         t = t.permute(0, *range(3, 3 + count), 2, 1)
         return t.reshape(groups, math.prod(t.shape[1:-1]), t.shape[-1])
 
-    columns = im.relaid(im.values.plain(x), windows)  # type: ignore[arg-type]
+    columns = im.relaid(pixel_by_pixel(im, x), windows)  # type: ignore[arg-type]
     y = im.product(columns, im.relaid(w, arranged))  # [groups, pixels, results]
-    shape = tuple(im.eqn.results()[0].shape)
+    shape = sizes(im.eqn.results()[0])
 
     def back(t: Map) -> Map:
         t = t.reshape(groups, shape[0], *shape[2:], shape[1] // groups)
@@ -392,8 +400,8 @@ def variance(im: Importer, x: Item, dims: list[int] | None = None, correction: f
     result = im.apply("div", squares, float(max(count - correction, 0)), dtype=wide)
     if im.eqn.opname == "var":
         return result
-    shape = tuple(im.eqn.results()[-1].shape)
-    return [result, _viewed(middle, shape)]
+    both: list[Item] = [result, _viewed(middle, sizes(im.eqn.results()[-1]))]
+    return both
 
 
 @form("log_softmax _log_softmax")

@@ -79,10 +79,11 @@ class Importer:
             raise MapError(f"{v.name} is {v.type}: expected a tensor whose sizes are numbers; give one size at a time")
         if v.dtype.is_complex:
             raise MapError(f"{v.name} is {v.type}: expected real numbers")
-        home = self.graph.home(v.name, v.dtype, *fold(v.type.shape))
+        shape = sizes(v)
+        home = self.graph.home(v.name, v.dtype, *fold(shape))
         self.graph.nodes.append(Input(home))
-        self.graph.inputs.append((home.name, v.dtype, tuple(v.type.shape), home))
-        return Lazy(tuple(v.type.shape), v.dtype, 0, (whole(home, v.type.shape),), home.name)
+        self.graph.inputs.append((home.name, v.dtype, shape, home))
+        return Lazy(shape, v.dtype, 0, (whole(home, shape),), home.name)
 
     def state(self, v: Value, name: str, data: torch.Tensor) -> Lazy:
         """A buffer that the program writes: the dimension along which it is written is the matrix's rows."""
@@ -287,6 +288,11 @@ class Importer:
         index = fn(self.values.map(x))
         assert isinstance(index, Map)
         return Lazy(index.shape, x.dtype, 0, (index,), x.name, x.source)
+
+
+def sizes(v: Value) -> tuple[int, ...]:
+    """The shape of a value whose sizes are numbers."""
+    return tuple(int(n) for n in v.shape)
 
 
 def written_along(eqn: Equation, v: Value) -> int | None:

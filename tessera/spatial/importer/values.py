@@ -107,8 +107,13 @@ class Values:
     def written(self, lazy: Lazy) -> Lazy:
         """A node that computes an expression without reductions, in the order in which its largest operand lies."""
         like = next((order for o in lazy.operands if (order := self.order(o, lazy.shape)) is not None), None)
-        dims = list(range(len(lazy.shape))) if like is None else like[1]
-        rows, columns = fold(lazy.shape) if like is None else (like[0].rows, like[0].columns)
+        if like is None:
+            return self.relaid(lazy, list(range(len(lazy.shape))))
+        return self.relaid(lazy, like[1], like[0])
+
+    def relaid(self, lazy: Lazy, dims: list[int], like: Home | None = None) -> Lazy:
+        """A node that computes an expression and lays it out by dimensions in this order, the last one along rows."""
+        rows, columns = fold([lazy.shape[d] for d in dims]) if like is None else (like.rows, like.columns)
         home = self.graph.home(lazy.name, lazy.dtype, rows, columns, lazy.source)
         operands = [o.expand(*lazy.shape).permute(*dims).reshape(rows, columns) for o in lazy.operands]
         self.graph.nodes.append(Expression(home, lazy.tree, operands))

@@ -115,7 +115,7 @@ class _Search:
             rest, above = np.delete(left, k), np.delete(floor, k)
             above = np.where(self.meets[i, rest], np.maximum(above, address + size[k]), above)
             self.address[i] = address
-            if self.parts(rest, above, address):
+            if self.parts(rest, above, int(address)):
                 return True
         return False
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tessera.tools.bench import core, depth, distributed, formats, fp8, kernels, models
+from tessera.tools.bench import core, depth, distributed, formats, fp8, kernels, models, spatial
 from tessera.tools.bench import machine as machine_suite
 from tessera.tools.bench.probe import CONTESTANTS
 from tessera.tools.bench.report import to_json
@@ -21,7 +21,7 @@ from tessera.util.errors import OptionError
 STDOUT = "-"
 SUITES = {
     "core": core, "depth": depth, "kernels": kernels, "models": models, "fp8": fp8, "formats": formats, "zoo": zoo,
-    "machine": machine_suite, "distributed": distributed,
+    "machine": machine_suite, "distributed": distributed, "spatial": spatial,
 }  # fmt: skip
 
 
