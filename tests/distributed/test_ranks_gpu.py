@@ -65,7 +65,7 @@ def test_every_exchange(tmp_path, device: str = "cuda", backend: str = "nccl") -
 
 @pytest.mark.parametrize("plan", ["zero3", "sequence"])
 def test_a_rank_alone_runs_its_kernels(plan: str, device: str = "cuda") -> None:
-    """Rank 0 of a group that does not exist: exchanges bring anything; what comes is finite and lies there."""
+    """Rank 0 of a group that does not exist: exchanges bring whatever lay in memory, so values say nothing."""
     torch.manual_seed(0)
     model = Llama().to(device)
     ids, labels = (x[:4].to(device) for x in token_batches(1)[0])
@@ -78,5 +78,5 @@ def test_a_rank_alone_runs_its_kernels(plan: str, device: str = "cuda") -> None:
         tessera.shard(model, mesh, plan)
         step = tessera.train_step(model, loss_fn, torch.optim.AdamW(model.parameters()))
         losses = [step(ids, labels) for _ in range(3)]
-    assert all(loss.device.type == device and loss.isfinite() for loss in losses)
+    assert all(loss.device.type == device and loss.shape == () for loss in losses)
     assert all(p.to_local().device.type == device for p in model.parameters())
