@@ -57,11 +57,11 @@ def test_imports_stand_at_the_top() -> None:
     assert not inside, f"imports of our own inside a function: {inside}"
 
 
-def test_helpers_of_tests_have_names_of_their_own() -> None:
+def test_modules_of_tests_have_names_of_their_own() -> None:
     """Folders of tests stand on the path side by side: of two modules of one name, whoever asks gets either."""
     tests = Path(__file__).parent
     folders = [
         folder for folder in (tests, *tests.iterdir()) if folder.is_dir() and not (folder / "__init__.py").exists()
     ]
     names = [path.name for folder in folders for path in folder.glob("*.py") if path.name != "conftest.py"]
-    assert [name for name in sorted(set(names)) if names.count(name) > 1 and not name.startswith("test_")] == []
+    assert [name for name in sorted(set(names)) if names.count(name) > 1] == []

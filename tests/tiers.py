@@ -57,7 +57,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "pipeline/test_lists.py": (),
     "runtime/test_autograd.py": (),
     "runtime/test_call.py": (),
-    "serve/test_cache.py": (),
+    "serve/test_serve_cache.py": (),
     "serve/test_scheduler.py": (),
     "spatial/test_listing.py": (),
     "spatial/test_map.py": ("integers", "chosen", "refused"),

@@ -141,13 +141,19 @@ class Placement:
         return tuple((axis, self.mark(axis)) for axis in self.splits[dim])
 
     def key(self) -> tuple:
+        return self._known or (self.mesh, tuple(map(str, self.shape)), self.splits, frozenset(self.parts), self.marks)
+
+    @cached_property
+    def _known(self) -> tuple | None:
+        """The key of one whose sizes are all numbers; what symbols say may still change."""
+        if any(type(n) is not int for n in self.shape):
+            return None
         return self.mesh, tuple(map(str, self.shape)), self.splits, frozenset(self.parts), self.marks
 
     @cached_property
     def _digest(self) -> int:
-        """The same for equal placements, whatever is found out about symbolic sizes."""
-        sizes = self.shape if all(type(n) is int for n in self.shape) else len(self.shape)
-        return hash((self.mesh, sizes, self.splits, frozenset(self.parts), self.marks))
+        """The same for equal placements: a symbol may turn out to be some number."""
+        return hash((self.mesh, len(self.shape), self.splits, frozenset(self.parts), self.marks))
 
     def __eq__(self, other: object) -> bool:
         if self is other:
