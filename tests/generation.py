@@ -30,11 +30,15 @@ CONFIGS = {
 }
 
 
-def model_of(name: str) -> transformers.PreTrainedModel:
+def random_model(config: transformers.PreTrainedConfig, std: float) -> transformers.PreTrainedModel:
     """Weights large enough that tokens differ from one another clearly."""
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():
         for weight in model.parameters():
-            weight.normal_(std=0.1) if weight.ndim > 1 else weight.add_(torch.randn_like(weight) * 0.1)
+            weight.normal_(std=std) if weight.ndim > 1 else weight.add_(torch.randn_like(weight) * 0.1)
     return model
+
+
+def model_of(name: str) -> transformers.PreTrainedModel:
+    return random_model(CONFIGS[name](), 0.1)

@@ -141,14 +141,15 @@ class Placement:
         return tuple((axis, self.mark(axis)) for axis in self.splits[dim])
 
     def key(self) -> tuple:
-        return self._known or (self.mesh, tuple(map(str, self.shape)), self.splits, frozenset(self.parts), self.marks)
+        """What equal placements share. What symbols say may still change: it is kept where sizes are numbers."""
+        return self._key if all(type(n) is int for n in self.shape) else self._key_now()
+
+    def _key_now(self) -> tuple:
+        return self.mesh, tuple(map(str, self.shape)), self.splits, frozenset(self.parts), self.marks
 
     @cached_property
-    def _known(self) -> tuple | None:
-        """The key of one whose sizes are all numbers; what symbols say may still change."""
-        if any(type(n) is not int for n in self.shape):
-            return None
-        return self.mesh, tuple(map(str, self.shape)), self.splits, frozenset(self.parts), self.marks
+    def _key(self) -> tuple:
+        return self._key_now()
 
     @cached_property
     def _digest(self) -> int:

@@ -75,56 +75,19 @@ def _no_flops(eqn: Equation) -> float:
     return 0.0
 
 
-declare(
-    "_c10d_functional.wait_tensor",
-    "collective",
-    vjp=lambda ct, y, x: (ct,),
-    jvp=_on_tangent(c10d.wait_tensor),
-    batch=_elementwise(c10d.wait_tensor),
-    cost=_no_flops,
-    real=False,
-)
-declare(
-    "_c10d_functional.all_reduce",
-    "collective",
-    vjp=lambda ct, y, x, how, group: (lambda: _exchange(c10d.all_reduce, ct, how, group), None, None),
-    jvp=_on_tangent(c10d.all_reduce),
-    batch=_elementwise(c10d.all_reduce),
-    cost=_no_flops,
-    real=False,
-    applies=_is_linear,
-)
-declare(
-    "_c10d_functional.broadcast",
-    "collective",
-    vjp=_to_source,
-    jvp=_on_tangent(c10d.broadcast),
-    batch=_elementwise(c10d.broadcast),
-    cost=_no_flops,
-    real=False,
-)
-declare(
-    "_c10d_functional.all_gather_into_tensor",
-    "collective",
-    vjp=_scattered,
-    jvp=_on_tangent(c10d.all_gather_into_tensor),
-    cost=_no_flops,
-    real=False,
-)
-declare(
-    "_c10d_functional.reduce_scatter_tensor",
-    "collective",
-    vjp=_gathered,
-    jvp=_on_tangent(c10d.reduce_scatter_tensor),
-    cost=_no_flops,
-    real=False,
-    applies=_is_linear,
-)
-declare(
-    "_c10d_functional.all_to_all_single",
-    "collective",
-    vjp=_sent_back,
-    jvp=_on_tangent(c10d.all_to_all_single),
-    cost=_no_flops,
-    real=False,
-)
+def _collective(op: Any, vjp: Any, **rules: Any) -> None:
+    """Tangents are exchanged as values are, and nothing is computed."""
+    name = f"_c10d_functional.{op._opname}"
+    declare(name, "collective", vjp=vjp, jvp=_on_tangent(op), cost=_no_flops, real=False, **rules)
+
+
+def _summed(ct: Value, y: Value, x: Value, how: Arg, group: Arg) -> tuple:
+    return lambda: _exchange(c10d.all_reduce, ct, how, group), None, None
+
+
+_collective(c10d.wait_tensor, lambda ct, y, x: (ct,), batch=_elementwise(c10d.wait_tensor))
+_collective(c10d.all_reduce, _summed, batch=_elementwise(c10d.all_reduce), applies=_is_linear)
+_collective(c10d.broadcast, _to_source, batch=_elementwise(c10d.broadcast))
+_collective(c10d.all_gather_into_tensor, _scattered)
+_collective(c10d.reduce_scatter_tensor, _gathered, applies=_is_linear)
+_collective(c10d.all_to_all_single, _sent_back)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 import transformers
+from generation import random_model
 
 PROMPT = torch.tensor([[5, 9, 33, 2, 17], [40, 3, 3, 60, 8]])
 GREEDY = {"max_new_tokens": 6, "do_sample": False, "cache_implementation": "static"}
@@ -24,10 +25,4 @@ CONFIGS = {
 
 
 def language_model(name: str) -> transformers.PreTrainedModel:
-    """Weights are large, so that tokens differ from one another clearly."""
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]()).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.normal_(std=0.2) if weight.ndim > 1 else weight.add_(torch.randn_like(weight) * 0.1)
-    return model
+    return random_model(CONFIGS[name](), 0.2)

@@ -54,19 +54,24 @@ def write(path: str | Path, states: Sequence[Compiled], measured: Profile | None
 
 def page(data: dict[str, object]) -> str:
     """The whole file."""
-    folder = files("tessera.tools.report") / "page"
-    style = (folder / "report.css").read_text(encoding="utf-8")
-    parts = "\n".join((folder / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
-    script = f'"use strict";\n(() => {{\n{parts}\n}})();\n'
+    return assembled("tessera.tools.report", "report", SCRIPTS, "()", str(data["title"]), embedded(data))
+
+
+def assembled(package: str, name: str, scripts: Sequence[str], function: str, title: str, data: str) -> str:
+    """A page of a package from its parts: markup, style, scripts that share one `function`, and data."""
+    folder = files(package) / "page"
+    style = (folder / f"{name}.css").read_text(encoding="utf-8")
+    parts = "\n".join((folder / f"{part}.js").read_text(encoding="utf-8") for part in scripts)
+    script = f'"use strict";\n({function} => {{\n{parts}\n}})();\n'
     values = {
-        "TITLE": html.escape(str(data["title"])),
+        "TITLE": html.escape(title),
         "STYLE": style,
         "SCRIPT": script,
-        "DATA": embedded(data),
+        "DATA": data,
         "STYLE_HASH": content_hash(style),
         "SCRIPT_HASH": content_hash(script),
     }
-    pieces = (folder / "report.html").read_text(encoding="utf-8").split("%%")
+    pieces = (folder / f"{name}.html").read_text(encoding="utf-8").split("%%")
     # Every other piece is the name of a value: what is put in is never looked at again.
     return "".join(values[piece] if i % 2 else piece for i, piece in enumerate(pieces))
 

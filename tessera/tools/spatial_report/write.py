@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import base64
 import gzip
-import html
 import json
-from importlib.resources import files
 from pathlib import Path
 
 from tessera.spatial.listing import parse
@@ -20,7 +18,7 @@ from tessera.spatial.simulator.api import Judged, judge
 from tessera.spatial.simulator.timeline import events
 from tessera.spatial.watch.metrics import metrics
 from tessera.spatial.watch.waits import Waits
-from tessera.tools.report.write import content_hash
+from tessera.tools.report.write import assembled
 from tessera.util.files import check_writable
 
 # In the order in which they build on each other.
@@ -38,21 +36,8 @@ def write(program: SpatialProgram, path: str | Path) -> None:
 
 def page(program: SpatialProgram, judged: Judged | None = None) -> str:
     """The whole file."""
-    folder = files("tessera.tools.spatial_report") / "page"
-    style = (folder / "page.css").read_text(encoding="utf-8")
-    parts = "\n".join((folder / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
-    script = f'"use strict";\n(async () => {{\n{parts}\n}})();\n'
-    values = {
-        "TITLE": html.escape(program.machine.name),
-        "STYLE": style,
-        "SCRIPT": script,
-        "DATA": _packed(data(program, judged or _judged(program))),
-        "STYLE_HASH": content_hash(style),
-        "SCRIPT_HASH": content_hash(script),
-    }
-    pieces = (folder / "page.html").read_text(encoding="utf-8").split("%%")
-    # Every other piece is the name of a value: what is put in is never looked at again.
-    return "".join(values[piece] if i % 2 else piece for i, piece in enumerate(pieces))
+    packed = _packed(data(program, judged or _judged(program)))
+    return assembled("tessera.tools.spatial_report", "page", SCRIPTS, "async ()", program.machine.name, packed)
 
 
 def data(program: SpatialProgram, judged: Judged) -> dict[str, object]:
