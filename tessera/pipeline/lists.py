@@ -26,6 +26,7 @@ from tessera.passes.patterns.attention_mask import attention_mask
 from tessera.passes.patterns.channels_last import channels_last
 from tessera.passes.patterns.contract import contract
 from tessera.passes.patterns.linear_loss import linear_loss
+from tessera.passes.patterns.resample import resample
 from tessera.passes.patterns.row_major import row_major
 from tessera.pipeline import parts
 from tessera.pipeline.stage import BACKWARD, FORWARD, JOINT, PROGRAM, Hook, Row, Stage
@@ -57,6 +58,14 @@ CONTRACT = Stage(
     "contract", _contract, "sums of products as the user wrote them; derivatives are products then",
     when=parts.with_kernels,
 )  # fmt: skip
+
+
+def resampled(over: str) -> Stage:
+    return Stage(
+        "resample", resample, "the layout of images is known; weights of interpolation fuse with what is around them",
+        over, when=parts.with_kernels, quiet=True,
+    )  # fmt: skip
+
 
 FP8_LAYERS = Stage(
     "fp8_layers", parts.choose_layers, "the last layer is known; derivatives are products of 8 bits then",
@@ -97,6 +106,7 @@ DIFFERENTIATE: list[Row] = [
         "channels_last", channels_last, "on whole operators, forward and backward, which results leave as they came",
         JOINT, when=parts.with_kernels, quiet=True,
     ),
+    resampled(JOINT),
     Hook("decompose", "before it is decided what backward saves", JOINT),
     Stage("canonicalise", last, "detach and its like go", JOINT),
     Stage("fold", fold, "cotangents that are numbers", JOINT),
@@ -141,6 +151,7 @@ INFERENCE: list[Row] = [
     FP8_LAYERS,
     fp8_written_out(PROGRAM),
     Stage("channels_last", channels_last, "on whole operators", when=parts.with_kernels, quiet=True),
+    resampled(PROGRAM),
     Hook("decompose", "operators in parts that kernels hold"),
     Stage("inference canonicalise", last, "nothing carries gradients"),
     Stage("align", align, "on whole products", when=parts.with_kernels, quiet=True),
