@@ -76,13 +76,15 @@ class Piped:
 
 class InStep:
     def __init__(self, model: nn.Module, step: object) -> None:
-        self.step, self.age = step, 0
+        self.step, self.age, self.verified = step, 0, None
         self.start = {name: x.detach() for name, x in (*model.named_parameters(), *model.named_buffers())}
         self.held: dict[str, tuple] = {}  # of weights, buffers, state and sums of gradients: parts, and where they lie
 
     def loss(self, compilation: object, batch: list[Tensor], updates: bool) -> Tensor:
         trace, forward, plan = program_of(compilation), compilation.forward, compilation.plan
-        verify(trace)
+        if compilation is not self.verified:
+            verify(trace)
+            self.verified = compilation
         ages = [self.age + 1 if self.step.state.rule.ages == "step" else self.age] * len(plan.members)
         numbers = self.step.state.numbers(plan, ages, [*self.step.settings.clips.values()]) if updates else []
         dtypes = [extra.dtype for extra in compilation.extras if extra.kind == "numbers"]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from launch import join_group
 from models import GPT, MoE, token_batches, token_loss
 from ranks import optimizer_of
 
@@ -22,9 +22,7 @@ def model_of(word: str) -> torch.nn.Module:
 
 def train(rank: int, folder: str) -> None:
     """Every word in turn; rank 0 writes down losses and whole weights, both what explain says."""
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", GLOO_SOCKET_IFNAME="lo")  # whatever the host is called
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    join_group(rank, 2, f"{folder}/meet")
     for word, (axis, _) in CASES.items():
         mesh, model = tessera.mesh(device="cpu", **{axis: 2}), model_of(word)
         step = tessera.train_step(model, token_loss, optimizer_of(model), executors="aten", mesh=mesh, plan=word)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "torch.distributed.checkpoint.state_dict", "tessera.api"])
+_CONTEXT.set_forkserver_preload(["torch.distributed.checkpoint.state_dict", "tests.distributed.warm"])
 
 
 def start(world: int, fn: Callable, *args: object, seconds: float = 120) -> list[int | None]:

@@ -1,13 +1,12 @@
-"""What a rank of a gloo group with a pipeline does in tests. Run by `torch.multiprocessing`, a process each."""
+"""What a rank of a gloo group with a pipeline does in tests."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
+from launch import join_group
 from models import GPT, MoE, Pictures, picture_batches, picture_loss, token_batches, token_loss
 from ranks import optimizer_of
 
@@ -22,15 +21,9 @@ def model_of(seed: int, experts: bool = False) -> torch.nn.Module:
     return (MoE if experts else GPT)(2).double()
 
 
-def launch(world: int, folder: str, cases: list, then: bool) -> None:
-    multiprocessing.spawn(train, (world, folder, cases, then), nprocs=world)
-
-
 def train(rank: int, world: int, folder: str, cases: list[tuple[dict, object, dict]], then: bool) -> None:
     """Every plan in turn; losses of all ranks, and whole weights, are written down."""
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), GLOO_SOCKET_IFNAME="lo")  # whatever the host is called
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+    join_group(rank, world, f"{folder}/meet")
     for number, (axes, plan, options) in enumerate(cases):
         mesh = tessera.mesh(device="cpu", **axes)
         model = model_of(rank, "ep" in axes)  # what rank 0 has counts

@@ -1,14 +1,13 @@
-"""What a rank of a gloo group does in tests. Run by `torch.multiprocessing`, a process each."""
+"""What a rank of a gloo group does in tests."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
+from launch import join_group
 from models import GPT, token_batches, token_loss
 
 import tessera
@@ -29,9 +28,7 @@ def model_of(seed: int) -> torch.nn.Module:
 
 def train(rank: int, world: int, folder: str, cases: list[tuple[dict, object]]) -> None:
     """Every plan in turn; rank 0 writes down losses and whole weights."""
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), GLOO_SOCKET_IFNAME="lo")  # whatever the host is called
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
+    join_group(rank, world, f"{folder}/meet")
     for number, (axes, plan) in enumerate(cases):
         mesh = tessera.mesh(device="cpu", **axes)
         model = model_of(rank)  # what rank 0 has counts
@@ -122,10 +119,6 @@ def exchange(rank: int, world: int) -> None:
         op = getattr(on(mesh), name)
         want = in_step.together(op, [(x, *args) for x in parts])[rank]
         torch.testing.assert_close(op.fn(parts[rank], *args), want, rtol=0, atol=0)
-
-
-def launch(world: int, folder: str, cases: list) -> None:
-    multiprocessing.spawn(train, (world, folder, cases), nprocs=world)
 
 
 # --- what goes wrong ------------------------------------------------------------------------------

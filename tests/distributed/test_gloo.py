@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from launch import start
 from models import token_batches, token_loss
-from ranks import launch, model_of, optimizer_of
+from ranks import model_of, optimizer_of, train
 
 import tessera
 
@@ -22,7 +23,7 @@ CASES = [
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two processes wrote down; one launch serves all tests."""
     folder = tmp_path_factory.mktemp("ranks")
-    launch(2, str(folder), CASES)
+    assert start(2, train, 2, str(folder), CASES) == [0, 0]
     return folder
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
 from context_ranks import CASES, model_of, train
+from launch import start
 from models import token_batches, token_loss
 from ranks import optimizer_of
 
@@ -15,7 +15,7 @@ from ranks import optimizer_of
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("context")
-    multiprocessing.spawn(train, (str(folder),), nprocs=2)
+    assert start(2, train, str(folder)) == [0, 0]
     return folder
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from launch import start
 from models import Pictures, picture_batches, picture_loss, token_batches, token_loss
-from pipe_ranks import ROWS, launch, model_of, with_logits
+from pipe_ranks import ROWS, model_of, train, with_logits
 from ranks import optimizer_of
 
 import tessera
@@ -30,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pipes")
     for world, cases in ((2, TWO), (4, FOUR)):
         (folder / str(world)).mkdir()
-        launch(world, str(folder / str(world)), cases, world == 2)
+        assert start(world, train, world, str(folder / str(world)), cases, world == 2) == [0] * world
     return folder
 
 

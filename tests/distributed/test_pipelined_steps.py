@@ -20,7 +20,7 @@ from tessera.distributed.weights import local_of
 from tessera.transforms.pipelined.known import WORDS
 from tessera.util.errors import OptionError
 
-STEPS = 5
+STEPS = 3
 MODELS = {"gpt": GPT, "llama": Llama}
 
 

@@ -13,7 +13,7 @@ from tessera.ir.dist import bytes_sent, exchange_of
 from tessera.ir.trace import Trace
 from tessera.ir.verify import verify
 
-STEPS = 5
+STEPS = 3
 MODELS = {
     "gpt": (GPT, token_loss, token_batches),
     "llama": (Llama, token_loss, token_batches),
@@ -23,15 +23,20 @@ MODELS = {
 
 
 @cache
-def model_of(name: str) -> tuple:
+def model_of(name: str, *layers: int) -> tuple:
     make, loss, batches = MODELS[name]
     torch.manual_seed(0)
-    return make().double(), loss, batches(STEPS)
+    return make(*layers).double(), loss, batches(STEPS)
+
+
+def small(name: str) -> tuple:
+    """One layer trains wrongly where two would."""
+    return model_of(name) if name == "pictures" else model_of(name, 1)
 
 
 @cache
 def whole(name: str, optimizer: str, clip: float | None) -> Trained:
-    return train_whole(*model_of(name), optimizer, clip)
+    return train_whole(*small(name), optimizer, clip)
 
 
 def program(name: str, axes: dict, plan: object, **options: object) -> Trace:
@@ -47,7 +52,7 @@ def program(name: str, axes: dict, plan: object, **options: object) -> Trace:
 def check(
     name: str, axes: dict, plan: object, optimizer: str = "adam", clip: float | None = None, **options: object
 ) -> None:
-    model, loss, batches = model_of(name)
+    model, loss, batches = small(name)
     step, compilation = compiled_step(model, loss, batches[0], axes, plan, optimizer, clip, **options)
     verify(program_of(compilation))
     mine, want = train_ranks(model, step, compilation, batches), whole(name, optimizer, clip)
@@ -80,10 +85,9 @@ PAIRS = (
 )
 
 
-@pytest.mark.parametrize("model", ["gpt", "llama"])
 @pytest.mark.parametrize(("axes", "plan"), PAIRS, ids=lambda x: "-".join(map(str, x.values())))
-def test_together(model: str, axes: dict, plan: dict) -> None:
-    check(model, axes, plan)
+def test_together(axes: dict, plan: dict) -> None:
+    check("gpt", axes, plan)
 
 
 IN_PIECES = (
