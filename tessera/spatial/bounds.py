@@ -99,7 +99,7 @@ def _name(resource: Resource) -> str:
     return str(resource)
 
 
-def limit(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...]) -> Bound:
+def limit(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], batches: int = 1) -> Bound:
     rows, columns = machine.matrix.rows, machine.matrix.columns
     arrays = len(cores) * machine.matrix.count * rows * columns
     work = 0.0
@@ -108,12 +108,12 @@ def limit(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...]) -> Bou
             batch, m, k = node.x.shape
             passes = machine.matrix.passes.get(durations.dtype_name(node.dtype), 1)
             work += batch * m * k * node.w.shape[2] * passes
-    best = Bound(math.ceil(work / arrays), "multiplications over all arrays")
+    best = Bound(math.ceil(batches * work / arrays), "multiplications over all arrays")
     hosts = sum(machine.has_host(core) for core in cores)
     if machine.host is not None and hosts:
         moved = sum(dtype.itemsize * graph.elements_read(home) for _, dtype, _, home in graph.inputs)
         moved += sum(dtype.itemsize * index.size for _, dtype, _, index in graph.outputs)
-        cycles = math.ceil(moved / (hosts * machine.host.width))
+        cycles = math.ceil(batches * moved / (hosts * machine.host.width))
         if cycles > best.cycles:
             best = Bound(cycles, "inputs and outputs through the host's ports")
     return best

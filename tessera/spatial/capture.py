@@ -6,7 +6,8 @@ put together from its outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ import tessera.spatial.importer.forms  # noqa: F401  (declares them)
 from tessera.frontends.export import capture_export
 from tessera.frontends.export_model import exported_program
 from tessera.ir.equation import Value
+from tessera.ir.mesh import Mesh
 from tessera.ir.trace import Trace
 from tessera.passes.clean.canonicalise import canonicalise
 from tessera.passes.clean.cse import cse
@@ -24,7 +26,7 @@ from tessera.passes.clean.fold import fold
 from tessera.passes.clean.inline import inline
 from tessera.spatial.errors import MapError
 from tessera.spatial.graph import Graph
-from tessera.spatial.importer.importer import Importer
+from tessera.spatial.importer.together import together
 from tessera.torch_internals import pytree
 from tessera.torch_internals.fake import FakeTensorMode
 
@@ -32,15 +34,19 @@ from tessera.torch_internals.fake import FakeTensorMode
 @dataclass(frozen=True)
 class Captured:
     trace: Trace
-    graph: Graph
+    mode: FakeTensorMode
+    weights: Mapping[Value, tuple[str, torch.Tensor]]
     out_spec: pytree.TreeSpec | None = None
+
+    @functools.cached_property
+    def graph(self) -> Graph:
+        """Of the whole program, wherever it runs."""
+        return together(self.trace, self.mode, self.weights, Mesh(()), lambda size, ranks: False)
 
 
 def captured(model: Callable | ExportedProgram | Trace, args: tuple, kwargs: dict) -> Captured:
     if isinstance(model, Trace):
-        trace = cleaned(model)
-        weights: dict[Value, tuple[str, torch.Tensor]] = {}
-        return Captured(trace, Importer(trace, FakeTensorMode()).run(weights))
+        return Captured(cleaned(model), FakeTensorMode(), {})
     exported, _ = exported_program(model, args, kwargs, None)
     name = type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "program")
     with torch.no_grad():
@@ -51,8 +57,7 @@ def captured(model: Callable | ExportedProgram | Trace, args: tuple, kwargs: dic
     weights = dict(zip(trace.inputs, zip(held, program.held, strict=True), strict=False))
     if argument := next((v.name for v in trace.mutations if v not in weights), ""):
         raise MapError(f"the program writes to its argument {argument}; what is kept between runs must be a buffer")
-    graph = Importer(trace, program.captured.mode).run(weights)
-    return Captured(trace, graph, program.out_spec)
+    return Captured(trace, program.captured.mode, weights, program.out_spec)
 
 
 def cleaned(trace: Trace) -> Trace:

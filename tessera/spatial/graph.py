@@ -6,6 +6,7 @@ and says by maps what it reads. Invariant: a node's maps mention only homes befo
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Union
@@ -13,7 +14,7 @@ from typing import Union
 import numpy as np
 import torch
 
-from tessera.ir.equation import NOWHERE, Source
+from tessera.ir.equation import NOWHERE, Source, Value
 from tessera.spatial.maps import Home, Map
 
 
@@ -54,9 +55,24 @@ def shift(tree: Tree, places: list[int]) -> Tree:
     return tree if isinstance(tree, Number) else Apply(tree.fn, tuple(shift(a, places) for a in tree.args))
 
 
+@dataclass(frozen=True)
+class Place:
+    batch: int = 0
+    rank: int = 0
+    equation: int = 0
+
+
+ALONE = Place()
+
+
 @dataclass(eq=False)
 class Node:
+    """`place` is whose it is: which of several programs, its rank, and the number of its equation; `chip` where it runs,
+    None: on any."""
+
     home: Home
+    place: Place = field(default=ALONE, kw_only=True)
+    chip: int | None = field(default=None, kw_only=True)
 
     @property
     def maps(self) -> list[Map]:
@@ -65,16 +81,28 @@ class Node:
 
 @dataclass(eq=False)
 class Input(Node):
-    """What the host sends."""
+    """What the host sends: rows of a tensor, from one on."""
+
+    tensor: str
+    first: int = 0
 
 
 @dataclass(eq=False)
 class Constant(Node):
     """Weights and tables, which lie in memory before the program begins; `state` is written and kept."""
 
-    data: torch.Tensor
+    tensor: torch.Tensor
     state: bool = False
     grain: int = 1  # columns of a state that stay together
+
+    @functools.cached_property
+    def data(self) -> torch.Tensor:
+        """As a matrix; what nobody asks for is never laid out."""
+        return self.tensor.contiguous().view(self.home.rows, self.home.columns)
+
+    @property
+    def nbytes(self) -> int:
+        return self.tensor.numel() * self.tensor.element_size()
 
 
 @dataclass(eq=False)
@@ -138,8 +166,14 @@ class Graph:
     nodes: list[Node] = field(default_factory=list)
     outputs: list[tuple[str, torch.dtype, tuple[int, ...], Map]] = field(default_factory=list)
     inputs: list[tuple[str, torch.dtype, tuple[int, ...], Home]] = field(default_factory=list)
+    given: dict[Value, str] = field(default_factory=dict)  # the tensors that inputs are
     homes: list[Home] = field(default_factory=list)
     names: dict[str, int] = field(default_factory=dict)
+    place: Place = ALONE  # of the nodes that are added
+
+    def add(self, node: Node) -> None:
+        node.place = self.place
+        self.nodes.append(node)
 
     def home(self, name: str, dtype: torch.dtype, rows: int, columns: int, source: Source = NOWHERE) -> Home:
         base = self.homes[-1].base + self.homes[-1].size if self.homes else 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torch.export import ExportedProgram
@@ -12,6 +12,7 @@ from tessera.machines.find import spatial_machine
 from tessera.machines.spatial import SpatialMachine
 from tessera.spatial.bounds import limit
 from tessera.spatial.capture import captured
+from tessera.spatial.chips import Cut, one_batch, spread
 from tessera.spatial.mapping import best
 from tessera.spatial.program import SpatialProgram, program
 from tessera.util.errors import OptionError
@@ -24,6 +25,7 @@ def map_onto(
     *args: object,
     machine: str | Path | SpatialMachine,
     chips: int = 1,
+    cut: Mapping[str, int] | None = None,
     effort: str = "normal",
     seed: int = 0,
     **kwargs: object,
@@ -32,6 +34,9 @@ def map_onto(
 
     machine  a name, a TOML file, or what `tessera.machine` gives
     chips    how many to use
+    cut      how chips share the work: so many hold parts of every tensor (`tensor`), so many stages stand behind each
+             other (`pipeline`), and the first dimension of all inputs goes through in so many parts (`batches`).
+             None: all chips hold parts of every tensor; {}: tiles go to the cores of any chip
     effort   how many mappings are tried: quick, normal or thorough
     seed     of the search; the same seed gives the same listing
     """
@@ -40,7 +45,8 @@ def map_onto(
         raise OptionError(f"effort: expected one of {', '.join(EFFORTS)}, got {effort!r}")
     if not 1 <= chips <= onto.chip_count:
         raise OptionError(f"chips: expected 1 to {onto.chip_count}, which {onto.key} has; got {chips}")
-    got = captured(model, args, kwargs)
-    cores = tuple(core for chip in range(chips) for core in onto.cores(chip))
-    chosen = best(got.graph, onto, cores, EFFORTS[effort], seed)
-    return program(chosen, onto, limit(got.graph, onto, cores), got.trace, got.out_spec)
+    ways = Cut.of(cut, chips)
+    got = captured(model, *one_batch(args, kwargs, ways.batches))
+    graph, cores = spread(got, onto, chips, ways)
+    chosen = best(graph, onto, cores, EFFORTS[effort], seed)
+    return program(chosen, onto, limit(got.graph, onto, cores, ways.batches), got.trace, got.out_spec)

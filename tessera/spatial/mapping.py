@@ -7,6 +7,7 @@ at once, before it is refused.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -78,8 +79,11 @@ def shortened(mapped: Mapping, machine: SpatialMachine) -> Mapping:
 def efforts(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...], seed: int) -> Iterator[Effort]:
     """What to try, the most hopeful first; then what takes ever less memory."""
     count, size = len(cores), machine.sram.size
-    weights = sum(n.data.numel() * n.data.element_size() for n in graph.nodes if isinstance(n, Constant))
-    replicas = max(1.0, 0.5 * size * count / max(weights, 1))
+    together = count
+    if any(node.chip is not None for node in graph.nodes):  # a node is spread over its chip
+        count = max(Counter(core.chip for core in cores).values())
+    weights = sum(n.nbytes for n in graph.nodes if isinstance(n, Constant))
+    replicas = max(1.0, 0.5 * size * together / max(weights, 1))
     tile = size // 4
     for regions in (8, 4, 2, 1):
         for waves, part in ((1, tile), (2, tile), (4, tile // 4)):
@@ -107,7 +111,7 @@ def one(graph: Graph, machine: SpatialMachine, routes: Routes, effort: Effort) -
 
 def least_chips(graph: Graph, machine: SpatialMachine, cores: tuple[Core, ...]) -> str:
     """A rough answer to how many chips would do."""
-    weights = sum(n.data.numel() * n.data.element_size() for n in graph.nodes if isinstance(n, Constant))
+    weights = sum(n.nbytes for n in graph.nodes if isinstance(n, Constant))
     largest = max((n.home.size * n.home.dtype.itemsize for n in graph.nodes), default=0)
     per_chip = machine.sram.size * len(machine.cores())
     chips = max(2, -(-(2 * weights + 2 * largest) // per_chip))

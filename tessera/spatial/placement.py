@@ -53,15 +53,17 @@ class Placement:
     def __init__(self, graph: Graph, machine: SpatialMachine, routes: Routes, effort: Effort) -> None:
         self.graph, self.machine, self.effort = graph, machine, effort
         self.random = random.Random(effort.seed)
-        self.cores = routes.cores
-        self.number = {core: i for i, core in enumerate(self.cores)}
-        self.hops = routes.delays
-        self.hosts = [core for core in self.cores if machine.has_host(core)]
+        self.every, self.routes = routes.cores, routes
+        self.number = {core: i for i, core in enumerate(self.every)}
+        self.spans = _spans(self.every)
+        self.every_host: list[Core] = []
+        self.on_chip(None)
+        self.every_host, self.batch = self.hosts, 0
         if not self.hosts:
             raise MapError(f"{machine.key} has no core with a host port: inputs cannot come in")
-        self.ready = {unit: np.zeros(len(self.cores)) for unit in UNITS}  # when units are done, by rough account
+        self.ready = {unit: np.zeros(len(self.every)) for unit in UNITS}  # when units are done, by rough account
         self.done: dict[Tile, float] = {}
-        self.held_bytes = np.zeros(len(self.cores))
+        self.held_bytes = np.zeros(len(self.every))
         self.tiles: list[Tile] = []
         self.tensors: dict[str, torch.Tensor] = {}
         self.blocks: dict[Home, Blocks] = {}
@@ -71,18 +73,27 @@ class Placement:
         self.arranged_names: dict[Map, str] = {}
         self.known_rectangles: dict[Map, list[Rectangle]] = {}
 
+    def on_chip(self, chip: int | None) -> None:
+        """Tiles go to the cores of a chip from now on; None: to any."""
+        self.chip, self.span = chip, slice(0, len(self.every)) if chip is None else self.spans[chip]
+        self.cores = self.every[self.span]
+        hosts = [core for core in self.cores if self.machine.has_host(core)]
+        self.hosts = hosts or self.every_host
+
     def choose(
         self, maps: list[Map], cycles: float, unit: str, copies: int = 0, at: Core | None = None
     ) -> tuple[Core, float]:
         """The core on which a tile would be done first, and when it could begin there. `copies`: on how many cores
         the weights among the maps may lie; 0: on any. `at`: the core that it is to be, if there is room."""
-        start = self.ready[unit].copy()
-        incoming = self.ready["link"].copy()
+        span, low = self.span, self.span.start
+        start = self.ready[unit][span].copy()
+        linked = self.ready["link"][span]
+        incoming = linked.copy()
         extra = np.zeros(len(self.cores))
         barred = np.zeros(len(self.cores), dtype=bool)
         width = self.machine.link.width
         for m in maps:
-            there = self.present.get(m, [])
+            there = [i - low for i in self.present.get(m, ()) if low <= i < span.stop]
             for tile, nbytes in self.reads(m):
                 if tile is None:
                     more = np.full(len(self.cores), float(nbytes))
@@ -91,25 +102,26 @@ class Placement:
                     if copies and len(there) >= copies:
                         barred |= more > 0
                     continue
-                here = self.number[tile.core]
                 away = np.full(len(self.cores), nbytes / width)
-                away[here] = 0
+                if low <= (here := self.number[tile.core]) < span.stop:
+                    away[here - low] = 0
                 away[there] = 0
                 incoming += away
-                start = np.maximum(start, np.where(away > 0, self.done[tile] + self.hops[here] + away, self.done[tile]))
-        moved = incoming > self.ready["link"]
+                far = self.routes.delays(tile.core, self.cores, self.chip)
+                start = np.maximum(start, np.where(away > 0, self.done[tile] + far + away, self.done[tile]))
+        moved = incoming > linked
         begin = np.where(moved, np.maximum(start, incoming), start)
-        full = self.held_bytes + extra > self.machine.sram.size * 0.9
+        full = self.held_bytes[span] + extra > self.machine.sram.size * 0.9
         if full.all():
-            need, has = int((self.held_bytes + extra).min()), self.machine.sram.size
+            need, has = int((self.held_bytes[span] + extra).min()), self.machine.sram.size
             raise SpaceError(f"weights need {need:,} of {has:,} bytes on the emptiest core of {self.machine.key}")
         if not (full | barred).all():
             full |= barred
         # Of cores that would be done at the same time, the one to which the least comes.
-        cost = np.where(full, np.inf, begin + cycles + self.effort.stay * (incoming - self.ready["link"]))
+        cost = np.where(full, np.inf, begin + cycles + self.effort.stay * (incoming - linked))
         if self.effort.seed:
             cost = cost * np.array([1 + 0.05 * self.random.random() for _ in self.cores])
-        wanted = self.number[at] if at is not None else -1
+        wanted = self.number[at] - low if at is not None else -1
         best = wanted if at is not None and not full[wanted] else int(np.argmin(cost))
         return self.cores[best], float(begin[best])
 
@@ -118,7 +130,7 @@ class Placement:
         sizes: dict[Core, int] = {}
         for m in maps:
             for tile, nbytes in self.reads(m):
-                if tile is not None:
+                if tile is not None and self.chip in (None, tile.core.chip):
                     key = tile.core
                     sizes[key] = sizes.get(key, 0) + (0 if isinstance(tile, Received) else nbytes)
         most = max(sizes, key=sizes.__getitem__, default=None)
@@ -234,6 +246,7 @@ class Placement:
 
     def add(self, tile: Tile, unit: str, cycles: float, when: float) -> Tile:
         self.tiles.append(tile)
+        tile.batch = self.batch
         number = self.number[tile.core]
         if isinstance(tile, Held):
             self.done[tile] = 0.0
@@ -251,6 +264,14 @@ class Placement:
         if part.is_whole:
             return part
         return self.assembled(part.tile.core, [(part, 0, 0)], *part.shape, part.tile.dtype).whole
+
+
+def _spans(cores: list[Core]) -> dict[int, slice]:
+    """Where the cores of each chip stand, which come one chip after the other."""
+    spans: dict[int, slice] = {}
+    for i, core in enumerate(cores):
+        spans[core.chip] = slice(spans[core.chip].start if core.chip in spans else i, i + 1)
+    return spans
 
 
 def _elements(data: torch.Tensor, p: Piece) -> torch.Tensor:

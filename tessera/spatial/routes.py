@@ -1,10 +1,12 @@
-"""Ways through the network. In: a machine and the cores in use. Out: shortest routes from each core, around what is
-dead.
+"""Ways through the network. In: a machine and the cores in use. Out: short routes from each core, around what is dead.
+
+Between chips a way goes from gate to gate, by the fewest chips; within a chip by the fewest cores. Where a chip falls
+apart without its neighbours, ways are shortest over all cores instead. All ways from one core make a tree.
 """
 
 from __future__ import annotations
 
-import functools
+import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,8 +37,32 @@ class Routes:
         self.machine, self.cores = machine, list(cores)
         self.inside = frozenset(cores)
         self.trees: dict[Core, dict[Core, Core]] = {}
+        self.routes: dict[tuple[Core, Core], Route] = {}
+        self.chip_trees: dict[tuple[int, bool], dict[int, int]] = {}
+        self.known_delays: dict[tuple[Core, int | None], np.ndarray] = {}
+        self.chips = {core.chip for core in cores}
+        self.by_gates = len(self.chips) > 1 and self.is_whole()
+
+    def is_whole(self) -> bool:
+        """Every chip is connected by itself, and all links between chips are alive."""
+        for chip in self.chips:
+            mine = [core for core in self.cores if core.chip == chip]
+            if len(self.search(mine[0], chip)) < len(mine):
+                return False
+            for other in self.machine.network.chip_neighbours(chip):
+                gate, _ = self.machine.network.gate(chip, other)
+                there, _ = self.machine.network.gate(other, chip)
+                if other in self.chips and there not in self.machine.neighbours(gate):
+                    return False
+        return len(self.chip_tree(next(iter(self.chips)), False)) == len(self.chips)
 
     def route(self, source: Core, target: Core) -> Route:
+        if (known := self.routes.get((source, target))) is None:
+            chips = source.chip != target.chip and self.by_gates
+            known = self.routes[source, target] = (self.far if chips else self.near)(source, target)
+        return known
+
+    def near(self, source: Core, target: Core) -> Route:
         parents = self.tree(source)
         if target not in parents:
             raise MapError(f"no link leads from core {source} to core {target} of {self.machine.key}")
@@ -45,19 +71,50 @@ class Routes:
             way.append(parents[way[-1]])
         return tuple(reversed(way))
 
+    def far(self, source: Core, target: Core) -> Route:
+        """From gate to gate."""
+        before = self.chip_tree(source.chip, (source.row + source.column) % 2 == 1)
+        chips = [target.chip]
+        while chips[-1] != source.chip:
+            chips.append(before[chips[-1]])
+        way: list[Core] = [source]
+        for chip, other in itertools.pairwise(reversed(chips)):
+            gate, _ = self.machine.network.gate(chip, other)
+            there, _ = self.machine.network.gate(other, chip)
+            way += [*self.near(way[-1], gate)[1:], there]
+        return (*way, *self.near(way[-1], target)[1:])
+
+    def chip_tree(self, source: int, turned: bool) -> dict[int, int]:
+        """The chip before each on a way over the fewest chips; cores side by side turn differently."""
+        if (known := self.chip_trees.get((source, turned))) is None:
+            known = self.chip_trees[source, turned] = {source: source}
+            waiting = deque([source])
+            while waiting:
+                chip = waiting.popleft()
+                around = self.machine.network.chip_neighbours(chip)
+                for other in around[::-1] if turned else around:
+                    if other not in known and other in self.chips:
+                        known[other] = chip
+                        waiting.append(other)
+        return known
+
     def tree(self, source: Core) -> dict[Core, Core]:
         """The core before each on a shortest way; sources side by side turn differently, so that links share the
         load."""
-        if (known := self.trees.get(source)) is None:
-            known = self.trees[source] = {source: source}
-            waiting = deque([source])
-            while waiting:
-                core = waiting.popleft()
-                around = list(self.machine.neighbours(core))
-                for other in around if (source.row + source.column) % 2 else around[1:] + around[:1]:
-                    if other not in known and other in self.inside:
-                        known[other] = core
-                        waiting.append(other)
+        if source not in self.trees:
+            self.trees[source] = self.search(source, source.chip if self.by_gates else None)
+        return self.trees[source]
+
+    def search(self, source: Core, chip: int | None) -> dict[Core, Core]:
+        known = {source: source}
+        waiting = deque([source])
+        while waiting:
+            core = waiting.popleft()
+            around = list(self.machine.neighbours(core))
+            for other in around if (source.row + source.column) % 2 else around[1:] + around[:1]:
+                if other not in known and other in self.inside and chip in (None, other.chip):
+                    known[other] = core
+                    waiting.append(other)
         return known
 
     def hops(self, route: Route) -> list[Hop]:
@@ -73,15 +130,24 @@ class Routes:
         """Cycles from a send to its recv."""
         return sum(hop.edge.latency + hop.edge.jitter for hop in self.hops(route))
 
-    @functools.cached_property
-    def delays(self) -> np.ndarray:
-        """Cycles of latency from each core to each other."""
-        number = {core: i for i, core in enumerate(self.cores)}
-        found = np.zeros((len(self.cores), len(self.cores)))
-        for source in self.cores:
-            row = found[number[source]]
-            for core, before in self.tree(source).items():  # in the order of their distance
-                if core != source:
-                    edge = self.machine.neighbours(before)[core]
-                    row[number[core]] = row[number[before]] + edge.latency + edge.jitter
-        return found
+    def delays(self, source: Core, targets: Sequence[Core], key: int | None) -> np.ndarray:
+        """Cycles of latency from a core to each of the cores of a chip, or to all."""
+        if (known := self.known_delays.get((source, key))) is None:
+            if key in (None, source.chip) or not self.by_gates:
+                far = self.distances(source)
+                known = np.array([far[core] for core in targets], dtype=float)
+            else:
+                before = self.chip_tree(source.chip, (source.row + source.column) % 2 == 1)[key]
+                entry, _ = self.machine.network.gate(key, before)
+                known = self.delay(self.route(source, entry)) + self.delays(entry, targets, key)
+            self.known_delays[source, key] = known
+        return known
+
+    def distances(self, source: Core) -> dict[Core, int]:
+        """Cycles of latency to each core of its tree."""
+        far = {source: 0}
+        for core, before in self.tree(source).items():  # in the order of their distance
+            if core != source:
+                edge = self.machine.neighbours(before)[core]
+                far[core] = far[before] + edge.latency + edge.jitter
+        return far

@@ -66,9 +66,9 @@ def schedule(steps: list[Step], machine: SpatialMachine, window: int = 0) -> Sch
     after = {s: s.after for s in steps}
     uses = {s: s.uses for s in steps}
     if window:
-        return _Pass(steps, machine, after, uses, {s: s.number for s in steps}, window).run()
+        return _Pass(steps, machine, after, uses, {s: (0, s.number) for s in steps}, window).run()
     longest = urgency(steps)
-    return _Pass(steps, machine, after, uses, {s: -longest[s] for s in steps}).run()
+    return _Pass(steps, machine, after, uses, {s: (s.batch, -longest[s]) for s in steps}).run()
 
 
 def polished(best: Schedule, machine: SpatialMachine, rounds: int = 3) -> Schedule:
@@ -85,9 +85,9 @@ def polished(best: Schedule, machine: SpatialMachine, rounds: int = 3) -> Schedu
     }
     after, uses = {s: s.after for s in steps}, {s: s.uses for s in steps}
     for _ in range(rounds):
-        rank = {s: -(current.starts[s] + ends[s]) for s in steps}
+        rank = {s: (0, -(current.starts[s] + ends[s])) for s in steps}
         late = _Pass(steps[::-1], machine, back, mirrored, rank).run()
-        rank = {s: -(late.starts[s] + ends[s]) for s in steps}
+        rank = {s: (0, -(late.starts[s] + ends[s])) for s in steps}
         current = _Pass(steps, machine, after, uses, rank).run()
         if current.cycles >= best.cycles:
             break
@@ -100,7 +100,7 @@ class _Pass:
 
     def __init__(
         self, steps: list[Step], machine: SpatialMachine, after: After, uses: dict[Step, list[Use]],
-        rank: dict[Step, int], window: int = 0,
+        rank: dict[Step, tuple[int, int]], window: int = 0,
     ) -> None:  # fmt: skip
         self.steps, self.machine, self.window = steps, machine, window
         self.after, self.uses, self.rank = after, uses, rank

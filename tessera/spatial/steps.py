@@ -63,6 +63,7 @@ class Step:
     read_ports: int = 0
     write_ports: int = 0
     source: Source = NOWHERE
+    batch: int = 0  # those before it go first
 
     @property
     def end(self) -> int:
@@ -267,6 +268,7 @@ class Steps:
             if isinstance(part.tile, Received) and part.tile not in self.writers:
                 self.tile(part.tile)
         step.number = len(self.steps)
+        step.batch = max((p.tile.batch for p in [*step.reads, *(part for part, _ in step.written())]), default=0)
         if step.kind in ("send", "from_host"):
             self.make_room(step, after)
         for part in step.reads:

@@ -28,6 +28,7 @@ class Tile:
     core: Core
     source: Source = field(default=NOWHERE, kw_only=True)
     home: str = field(default="", kw_only=True)  # the matrix that it is a block of
+    batch: int = field(default=0, kw_only=True)  # of several that go through the program
 
     @property
     def nbytes(self) -> int:

@@ -65,6 +65,8 @@ class Tiling:
         return Tiles(self.graph.name, self.on.tiles, self.given, self.on.tensors, inputs, outputs)
 
     def node(self, node: Node) -> None:
+        self.on.on_chip(node.chip)
+        self.on.batch = node.place.batch
         match node:
             case Constant():
                 if node.state:
@@ -90,9 +92,9 @@ class Tiling:
         grid = []
         for i, (top, bottom) in enumerate(zip(rows[:-1], rows[1:], strict=True)):
             core = self.on.hosts[i % len(self.on.hosts)]
-            box = (top, bottom, 0, home.columns)
+            box = (node.first + top, node.first + bottom, 0, home.columns)
             tile = Received(self.on.fresh(home, i, 0, len(rows) - 1, 1), home.dtype, bottom - top, home.columns, core,
-                            home.name, box, home=home.name)  # fmt: skip
+                            node.tensor, box, home=home.name)  # fmt: skip
             self.on.add(tile, "host", tile.nbytes / self.machine.host.width, 0.0)  # type: ignore[union-attr]
             grid.append([tile])
         self.on.blocks[home] = Blocks(rows, [0, home.columns], grid)
@@ -273,7 +275,7 @@ class Tiling:
         self.on.tensors[home.name] = node.data
         row: list[Tile] = []
         for left, right in zip(columns[:-1], columns[1:], strict=True):
-            emptiest = int(np.argmin(self.on.held_bytes))
+            emptiest = int(np.argmin(self.on.held_bytes[self.on.span]))
             row.append(self.on.held(self.on.cores[emptiest], home.name, (0, home.rows, left, right), True))
         self.on.blocks[home] = Blocks([0, home.rows], columns, [row])
 
@@ -301,18 +303,20 @@ class Tiling:
         for top, bottom in zip(rows[:-1], rows[1:], strict=True):
             block = m.block((top, bottom), (0, m.shape[1]))
             for r in self.on.rectangles(block):
-                for a, b, c, d in self.split(r):
+                for chip, (a, b, c, d) in self.split(r):
+                    self.on.on_chip(chip)
                     core = self.on.hosts[count % len(self.on.hosts)]
                     count += 1
                     part = self.on.fetch(core, block.block((a, b), (c, d)), False)
                     self.given.append(Given(name, (top + a, top + b, c, d), part))
 
-    def split(self, r: Rectangle) -> list[Box]:
-        """A rectangle of a map where its home's tiles end."""
+    def split(self, r: Rectangle) -> list[tuple[int | None, Box]]:
+        """A rectangle of a map where its home's tiles end, each with the chip that it lies on."""
         if r.home is None or r.home not in self.on.blocks:
-            return [r.box]
+            return [(None, r.box)]
         boxes = []
         for part, row, column in self.on.blocks[r.home].parts(r.home_box, r.turned):
             height, width = part.shape
-            boxes.append((r.row + row, r.row + row + height, r.column + column, r.column + column + width))
+            box = (r.row + row, r.row + row + height, r.column + column, r.column + column + width)
+            boxes.append((part.tile.core.chip, box))
         return boxes

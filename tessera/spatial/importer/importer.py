@@ -8,6 +8,7 @@ and products have forms; any other operator is taken apart; what still has no fo
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import torch
@@ -33,6 +34,10 @@ FOLDED = 1 << 28  # elements; a larger tensor is not computed ahead of time
 _CLAIMS = ("_assert", "sym_constrain")
 
 
+def has_form(op: object) -> bool:
+    return isinstance(op, OpOverload) and op.namespace == "aten" and ((n := aten_name(op)) in FORMS or n in MOVES)
+
+
 def form(text: str) -> Callable[[Form], Form]:
     def add(fn: Form) -> Form:
         FORMS.update(dict.fromkeys(text.split(), fn))
@@ -42,37 +47,31 @@ def form(text: str) -> Callable[[Form], Form]:
 
 
 class Importer:
-    def __init__(self, trace: Trace, mode: FakeTensorMode) -> None:
-        self.graph = Graph(trace.name)
-        self.values = Values(self.graph)
-        self.trace = trace
+    """Imports into a graph that others may import into as well: other ranks, and other batches, each of which reads
+    rows of the inputs and gives rows of the outputs."""
+
+    def __init__(self, trace: Trace, values: Values, decompositions: Decompositions, batches: int = 1) -> None:
+        self.trace, self.values, self.graph, self.decompositions = trace, values, values.graph, decompositions
+        self.batches = batches
         self.env: dict[Value, Item] = {}
         self.readers: dict[Value, int] = {}
-        self.decompositions = Decompositions(mode, self.has_form)
         self.states: dict[Value, Home] = {}
         self.eqn: Equation | None = None  # the one that is being imported
 
-    def has_form(self, op: object) -> bool:
-        return isinstance(op, OpOverload) and op.namespace == "aten" and ((n := aten_name(op)) in FORMS or n in MOVES)
-
-    def run(self, weights: Mapping[Value, tuple[str, torch.Tensor]]) -> Graph:
+    def begin(self, weights: Mapping[Value, tuple[str, torch.Tensor]]) -> None:
+        """Inputs and constants, before the first equation."""
         for v in self.trace.inputs:
             if v in weights:
                 name, data = weights[v]
                 self.env[v] = self.state(v, name, data) if v in self.trace.mutations else Known(data.detach(), name)
             else:
                 self.env[v] = self.input(v)
-        self.body(self.trace, DEPTH)
-        self.check_states()
-        for i, o in enumerate(self.trace.outputs):
-            name = f"y{i}" if len(self.trace.outputs) > 1 else "y"
-            item = self.env[o] if isinstance(o, Value) else Known(torch.tensor(o), name)
-            index = self.values.map(item)
-            rows, columns = fold(index.shape)
-            dtype = item.dtype if isinstance(item, Lazy) else item.data.dtype
-            self.graph.outputs.append((name, dtype, index.shape, index.reshape(rows, columns)))
-        self.graph.live()
-        return self.graph
+        self.count(self.trace)
+
+    def output(self, number: int) -> tuple[torch.dtype, Map]:
+        o = self.trace.outputs[number]
+        item = self.env[o] if isinstance(o, Value) else Known(torch.tensor(o))
+        return dtype_of(item), self.values.map(item)
 
     def input(self, v: Value) -> Lazy:
         if not isinstance(v.type, TensorType) or not all(isinstance(n, int) for n in v.type.shape):
@@ -81,8 +80,11 @@ class Importer:
             raise MapError(f"{v.name} is {v.type}: expected real numbers")
         shape = sizes(v)
         home = self.graph.home(v.name, v.dtype, *fold(shape))
-        self.graph.nodes.append(Input(home))
-        self.graph.inputs.append((home.name, v.dtype, shape, home))
+        if v not in self.graph.given:
+            given = shape if self.batches == 1 else (shape[0] * self.batches, *shape[1:])
+            self.graph.given[v] = home.name
+            self.graph.inputs.append((home.name, v.dtype, given, home))
+        self.graph.add(Input(home, self.graph.given[v], self.graph.place.batch * home.rows))
         return Lazy(shape, v.dtype, 0, (whole(home, shape),), home.name)
 
     def state(self, v: Value, name: str, data: torch.Tensor) -> Lazy:
@@ -94,7 +96,7 @@ class Importer:
         rows = data.detach().permute(order)
         home = self.graph.home(name, data.dtype, rows.shape[0], rows[0].numel())
         grain = rows.shape[-1] if rows.ndim > 1 else 1
-        self.graph.nodes.append(Constant(home, rows.reshape(home.rows, home.columns).clone(), True, grain))
+        self.graph.add(Constant(home, rows.reshape(home.rows, home.columns).clone(), True, grain))
         index = whole(home, rows.shape).permute(*(order.index(d) for d in range(data.ndim)))
         self.states[v] = home
         return Lazy(tuple(data.shape), data.dtype, 0, (index,), name)
@@ -113,7 +115,7 @@ class Importer:
         new = new.expand(*(at.shape[0] if d == dim else n for d, n in enumerate(old.shape)))
         home = self.graph.home(self.name(), x.dtype, before.rows, before.columns, self.eqn.source)
         values = new.permute(*order).reshape(at.shape[0], before.columns)
-        self.graph.nodes.append(Scatter(home, before, at, values))
+        self.graph.add(Scatter(home, before, at, values))
         return Lazy(x.shape, x.dtype, 0, (old.moved_to(home),), home.name, self.eqn.source)
 
     def is_state(self, home: Home) -> bool:
@@ -138,20 +140,16 @@ class Importer:
             if isinstance(node, Scatter):
                 written.add(node.state)
 
-    def body(self, trace: Trace, depth: int) -> None:
+    def count(self, trace: Trace) -> None:
+        """Constants of a trace, and how many read each of its values."""
         for v, data in trace.constants.items():
             self.env[v] = Known(data.detach(), v.name)
-        for eqn in trace.equations:
-            for v in dict.fromkeys(eqn.inputs()):
-                self.readers[v] = self.readers.get(v, 0) + 1
-        for v in trace.results():
-            self.readers[v] = self.readers.get(v, 0) + 1
-        for eqn in trace.equations:
-            self.equation(eqn, depth)
+        read = [v for eqn in trace.equations for v in dict.fromkeys(eqn.inputs())]
+        self.readers.update(Counter([*read, *trace.results()]))
 
     # --- equations ---
 
-    def equation(self, eqn: Equation, depth: int) -> None:
+    def equation(self, eqn: Equation, depth: int = DEPTH) -> None:
         if eqn.opname.startswith(_CLAIMS):
             return
         if not isinstance(eqn.op, Special) and draws(eqn.op, eqn.args, eqn.kwargs):
@@ -215,7 +213,9 @@ class Importer:
         for inner, outer in zip(parts.inputs, dict.fromkeys(eqn.inputs()), strict=True):
             self.env[inner] = self.env[outer]
         sourced = parts.with_(equations=tuple(e.with_(source=eqn.source) for e in parts.equations))
-        self.body(sourced, depth - 1)
+        self.count(sourced)
+        for part in sourced.equations:
+            self.equation(part, depth - 1)
         self.eqn = eqn
         self.bind(eqn, [self.env[o] if isinstance(o, Value) else None for o in parts.outputs])  # type: ignore[misc]
 
@@ -254,7 +254,7 @@ class Importer:
     def product(self, x: Item, w: Item) -> Lazy:
         """[…, m, k] by […, k, n]; the sums are of the type in which the array adds."""
         assert self.eqn is not None
-        dtype = torch.promote_types(_dtype(x), _dtype(w))
+        dtype = torch.promote_types(dtype_of(x), dtype_of(w))
         x, w = (self.values.cast(i, dtype) if isinstance(i, Lazy) and i.dtype != dtype else i for i in (x, w))
         a, b = self.values.map(x), self.values.map(w)
         batch = tuple(torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
@@ -267,7 +267,7 @@ class Importer:
         left = a.expand(*batch, *a.shape[-2:]).reshape(count, m, k) if not shared else a.reshape(count, m, k)
         right = b.reshape(1, k, n) if shared else b.expand(*batch, k, n).reshape(count, k, n)
         home = self.graph.home(self.name(), sum_type(dtype), count * m, n, self.eqn.source)
-        self.graph.nodes.append(Product(home, left, right, dtype))
+        self.graph.add(Product(home, left, right, dtype))
         shape = (*batch, a.shape[-2], n)
         result = Lazy(shape, home.dtype, 0, (whole(home, shape),), home.name, self.eqn.source)
         return self.values.cast(result, dtype) if dtype.is_floating_point else result
@@ -276,8 +276,8 @@ class Importer:
         assert self.eqn is not None
         rows, at = self.values.map(table), self.values.map(index)
         flat = rows.reshape(rows.shape[0], math.prod(rows.shape[1:]))
-        home = self.graph.home(self.name(), _dtype(table), at.size, flat.shape[1], self.eqn.source)
-        self.graph.nodes.append(Gather(home, flat, at.reshape(at.size, 1)))
+        home = self.graph.home(self.name(), dtype_of(table), at.size, flat.shape[1], self.eqn.source)
+        self.graph.add(Gather(home, flat, at.reshape(at.size, 1)))
         shape = (*at.shape, *rows.shape[1:])
         return Lazy(shape, home.dtype, 0, (whole(home, shape),), home.name, self.eqn.source)
 
@@ -314,7 +314,7 @@ def sum_type(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype in (torch.float32, torch.float64) else torch.float32
 
 
-def _dtype(x: Item) -> torch.dtype:
+def dtype_of(x: Item) -> torch.dtype:
     return x.dtype if isinstance(x, Lazy) else x.data.dtype
 
 

@@ -70,7 +70,7 @@ class Values:
         key = (data.data_ptr(), data.dtype, tuple(small.shape), tuple(small.stride()))
         if key not in self.constants:
             home = self.graph.home(known.name, data.dtype, *fold(small.shape))
-            self.graph.nodes.append(Constant(home, small.contiguous().view(home.rows, home.columns)))
+            self.graph.add(Constant(home, small))
             self.constants[key] = home, data  # the tensor is kept, for its address is the key
         return whole(self.constants[key][0], small.shape).expand(*data.shape)
 
@@ -116,7 +116,7 @@ class Values:
         rows, columns = fold([lazy.shape[d] for d in dims]) if like is None else (like.rows, like.columns)
         home = self.graph.home(lazy.name, lazy.dtype, rows, columns, lazy.source)
         operands = [o.expand(*lazy.shape).permute(*dims).reshape(rows, columns) for o in lazy.operands]
-        self.graph.nodes.append(Expression(home, lazy.tree, operands))
+        self.graph.add(Expression(home, lazy.tree, operands))
         index = whole(home, [lazy.shape[d] for d in dims]).permute(*(dims.index(d) for d in range(len(dims))))
         return Lazy(lazy.shape, lazy.dtype, 0, (index,), lazy.name, lazy.source)
 
@@ -137,7 +137,7 @@ class Values:
         columns = int(np.prod([lazy.shape[d] for d in dims], dtype=np.int64))
         operands = [o.expand(*lazy.shape).permute(*left, *dims).reshape(rows, columns) for o in lazy.operands]
         home = self.graph.home(lazy.name, dtype, rows, 1, lazy.source)
-        self.graph.nodes.append(Expression(home, Apply(fn, (lazy.tree,)), operands))
+        self.graph.add(Expression(home, Apply(fn, (lazy.tree,)), operands))
         shape = [1 if d in dims else n for d, n in enumerate(lazy.shape) if keep or d not in dims]
         return Lazy(tuple(shape), dtype, 0, (whole(home, shape),), home.name, lazy.source)
 

@@ -1,0 +1,197 @@
+"""Over chips: which of them are used, what each of them holds, and which stage of a pipeline it runs.
+
+In: a clean Trace, its weights, a machine, and a cut: how many chips share every tensor, how many stages stand behind
+each other, how many batches go through them. Out: a graph whose nodes know their chips. Weights are cut by
+distribution's own rules, and `transforms/shard` partitions the program. Stages are consecutive equations; the slowest
+is as fast as it can be.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from tessera.distributed.plan import Plan, lay_out
+from tessera.ir.equation import Value
+from tessera.ir.mesh import Mesh
+from tessera.ir.trace import Trace
+from tessera.machines.spatial import Core, SpatialMachine
+from tessera.spatial import durations
+from tessera.spatial.capture import Captured
+from tessera.spatial.errors import MapError
+from tessera.spatial.graph import Constant, Expression, Graph, Input, Node, Product, Scatter
+from tessera.spatial.importer.together import together
+from tessera.transforms.shard.partition import shard
+from tessera.util.errors import OptionError
+
+WORDS = ("tensor", "pipeline", "batches")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a program is spread over chips; with all ones, tiles go to the cores of any of them."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    batches: int = 1
+
+    @classmethod
+    def of(cls, words: Mapping[str, int] | None, chips: int) -> Cut:
+        """What was asked for, checked; without a word every tensor is cut."""
+        if words is None:
+            return cls(tensor=chips)
+        for word, count in words.items():
+            if word not in WORDS:
+                raise OptionError(f"cut: expected {', '.join(WORDS)}, got {word!r}")
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise OptionError(f"cut: expected {word} to be 1 or more, got {count!r}")
+        cut = cls(**words)
+        if cut.chips not in (1, chips):
+            raise OptionError(f"cut: expected tensor times pipeline to be {chips} chips, or 1; got {cut.chips}")
+        return cut
+
+    @property
+    def chips(self) -> int:
+        return self.tensor * self.pipeline
+
+
+def spread(got: Captured, machine: SpatialMachine, chips: int, cut: Cut) -> tuple[Graph, tuple[Core, ...]]:
+    """The graph of all chips, and their cores."""
+    size = block(machine, cut.tensor)
+    mesh = Mesh.of(down=size[0], across=size[1])
+    local = got.trace if mesh.ranks == 1 else partitioned(got, mesh)
+    if cut.pipeline == cut.batches == 1 and (local is None or mesh.ranks == 1):  # tiles go to any chip
+        return got.graph, tuple(core for chip in range(chips) for core in machine.cores(chip))
+    if local is None:
+        raise MapError(f"no weight of {got.trace.name} can be cut in {cut.tensor}")
+    held = dict(zip(got.trace.inputs, local.inputs, strict=True))
+    weights = {held[v]: of for v, of in got.weights.items()}
+    twice = lambda nbytes, ranks: pays_twice(machine, nbytes, ranks)  # noqa: E731
+    graph = together(local, got.mode, weights, mesh, twice, cut.batches)
+    stages = chosen(machine, size, cut.pipeline)
+    put(graph, machine, stages)
+    return graph, tuple(core for stage in stages for chip in stage for core in machine.cores(chip))
+
+
+def partitioned(got: Captured, mesh: Mesh) -> Trace | None:
+    """The program of one rank; None where no weight can be cut."""
+    plan = Plan.of({axis: "tensor" for axis in mesh.names}, mesh)
+    named: dict[str, Value] = {name: v for v, (name, _) in got.weights.items()}
+    lies = lay_out(plan, got.trace, named, ()).weights
+    if all(placement.is_whole for placement in lies.values()):
+        return None
+    pins = {named[name]: placement for name, placement in lies.items()}
+    return shard(got.trace, mesh, pins, set(got.weights), plan.stays).trace
+
+
+def one_batch(args: tuple, kwargs: dict, batches: int) -> tuple[tuple, dict]:
+    """What a model is captured with: the first of so many parts of each input."""
+
+    def first(x: object) -> object:
+        if not isinstance(x, torch.Tensor) or batches == 1:
+            return x
+        if x.ndim < 2 or x.shape[0] % batches:
+            raise OptionError(f"cut: expected inputs of [n, …] with n a multiple of {batches} batches, got {list(x.shape)}")
+        return x[: x.shape[0] // batches]
+
+    return tuple(map(first, args)), {name: first(x) for name, x in kwargs.items()}
+
+
+def pays_twice(machine: SpatialMachine, size: int, ranks: int) -> bool:
+    """A sum over ranks in a row: is it faster to scatter it and gather the parts than to send all to everyone?"""
+    assert machine.chips is not None
+    far = (ranks - 1) * (machine.chips.latency + machine.chips.jitter)
+    return size * (ranks - 1) * (1 - 2 / ranks) / machine.chips.width > far
+
+
+# --- which chips ---
+
+
+def block(machine: SpatialMachine, count: int) -> tuple[int, int]:
+    """So many chips as a rectangle of the grid that chips stand in, as square as can be."""
+    rows, columns = shape(machine)
+    for down in range(math.isqrt(count), 0, -1):
+        for a, b in ((down, count // down), (count // down, down)):
+            if count % down == 0 and a <= rows and b <= columns:
+                return a, b
+    raise OptionError(f"cut: {count} chips of {machine.key} make no rectangle of its {rows}×{columns}")
+
+
+def shape(machine: SpatialMachine) -> tuple[int, int]:
+    """The grid that chips stand in; of those that are joined otherwise, one row."""
+    chips = machine.chips
+    grid = chips.shape if chips is not None and chips.topology in ("mesh", "torus") else None
+    return grid or (1, machine.chip_count)
+
+
+def chosen(machine: SpatialMachine, size: tuple[int, int], stages: int) -> list[list[int]]:
+    """The chips of each stage, by rank: rectangles side by side, back and forth, so that stages are neighbours."""
+    (rows, columns), (down, across) = shape(machine), size
+    places = []
+    for i in range(rows // down):
+        line = [(i, j) for j in range(columns // across)]
+        places += line if i % 2 == 0 else line[::-1]
+    if len(places) < stages:
+        raise OptionError(f"cut: {machine.key} has room for {len(places)} stages of {down}×{across} chips, not {stages}")
+    return [
+        [(i * down + a) * columns + j * across + b for a in range(down) for b in range(across)]
+        for i, j in places[:stages]
+    ]
+
+
+# --- stages ---
+
+
+def put(graph: Graph, machine: SpatialMachine, chips: list[list[int]]) -> None:
+    """Say of each node on which chip it runs."""
+    last = 1 + max((node.place.equation for node in graph.nodes), default=0)
+    costs = [0.0] * (last + 1)
+    for node in graph.nodes:
+        if node.place.rank == node.place.batch == 0:
+            costs[node.place.equation] += cycles(machine, node)
+    stage_of = stages(costs, len(chips))
+    readers: dict[object, Node] = {}
+    for node in reversed(graph.nodes):
+        if not isinstance(node, (Input, Constant)):
+            node.chip = chips[stage_of[node.place.equation]][node.place.rank]
+            readers.update({home: node for m in node.maps for home in m.homes})
+            if isinstance(node, Scatter):
+                readers[node.state] = node
+        else:  # where it is first read
+            node.chip = readers[node.home].chip if node.home in readers else chips[0][node.place.rank]
+
+
+def cycles(machine: SpatialMachine, node: Node) -> float:
+    """What a node takes of a chip, roughly."""
+    match node:
+        case Product():
+            batch, m, k = node.x.shape
+            return batch * durations.product(machine, m, k, node.w.shape[2], node.dtype)
+        case Expression():
+            return durations.expression(machine, node.tree, node.home.rows * node.columns)
+    return 0.0
+
+
+def stages(costs: list[float], count: int) -> list[int]:
+    """The stage of each of a row of costs, such that the most of a stage is least."""
+    ends = list(itertools.accumulate(costs))
+    low, high = max(costs), ends[-1]
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _filled(costs, middle)[-1] < count else (middle, high)
+    return _filled(costs, high)
+
+
+def _filled(costs: list[float], room: float) -> list[int]:
+    """Stages filled one after the other, each with no more than `room`."""
+    found, stage, used = [], 0, 0.0
+    for cost in costs:
+        if used and used + cost > room:
+            stage, used = stage + 1, 0.0
+        used += cost
+        found.append(stage)
+    return found
