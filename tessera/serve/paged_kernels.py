@@ -152,9 +152,8 @@ def attend_many(
     local = (tile - (begin // QUERIES + low)) * QUERIES
     if begin + local >= end:
         return
-    if not ALL:
-        if end - begin == 1:
-            return
+    if not ALL and end - begin == 1:
+        return
     row, d, dv = tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, DV)
     token, head = begin + local + row // SHARE, row % SHARE
     mine = (token < end) & (head < GROUP)

@@ -1,4 +1,4 @@
-"""Kernels of paged attention: as Python under Triton's interpreter, compiled for a GPU that is not there, and on a GPU."""
+"""Kernels of paged attention: under Triton's interpreter, compiled for a GPU that is not there, and on a GPU."""
 
 from __future__ import annotations
 
