@@ -113,6 +113,10 @@ class Engine:
         if isinstance(self.model, HuggingFace) and quantize is None:
             compare(model, self._programs)  # type: ignore[arg-type]
 
+    def warm(self) -> None:
+        """Capture the CUDA graphs now that serving would capture as it goes."""
+        self._programs.warm(self.scheduler.most_running, min(self.longest or 2**20, self.cache.capacity()))
+
     # --- asking ---
 
     def submit(

@@ -7,12 +7,15 @@ A pool is [blocks, block_size, heads, head]; slot `block * block_size + offset` 
 sequences lie in one flat row: `starts` says where each sequence begins in it, `positions` where each token stands in
 its own. Both are custom operators, so they stay whole in a Trace, and `paged_write` is carried out in place.
 
-What stands here is the reference: PyTorch's attention over gathered pages, on every device. A device's own kernel is to
-be registered beside it and checked against it.
+What stands here is the reference: PyTorch's attention over gathered pages. On a GPU `paged_kernels.py` does the same
+without waiting for the host. A pool in 8 bits holds what was written as float8_e4m3, as near as that comes.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -22,8 +25,20 @@ from torch import Tensor
 WHOLE = 0  # a window of none: a token sees all before it
 
 
+FP8 = torch.float8_e4m3fn
+
+
 def _write(pool: Tensor, new: Tensor, slots: Tensor) -> None:
+    if pool.dtype is FP8:  # which no operator indexes; what is too large becomes the largest number there is
+        most = torch.finfo(FP8).max
+        pool, new = pool.view(torch.uint8), new.clamp(-most, most).to(FP8).view(torch.uint8)
     pool.view(-1, *pool.shape[2:]).index_copy_(0, slots, new)
+
+
+def _gathered(pool: Tensor, pages: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tokens of these pages, one after another."""
+    raw = pool.view(torch.uint8)[pages].view(FP8) if pool.dtype is FP8 else pool[pages]
+    return raw.flatten(0, 1).to(dtype)
 
 
 def _attention(
@@ -42,7 +57,7 @@ def _attention(
         length = int(at[-1]) + 1
         seen_from = max(0, int(at[0]) - window + 1) // size if window else 0
         pages = table[seen_from : -(-length // size)]
-        k, v = (pool[pages].flatten(0, 1)[: length - seen_from * size] for pool in (keys, values))
+        k, v = (_gathered(pool, pages, q.dtype)[: length - seen_from * size] for pool in (keys, values))
         where = torch.arange(seen_from * size, length, device=q.device)
         seen = where <= at[:, None]
         if window:
@@ -73,6 +88,15 @@ _attender = torch.library.custom_op(
     schema="(Tensor q, Tensor keys, Tensor values, Tensor tables, Tensor starts, Tensor positions, float scale, "
     "int window, float softcap, bool single) -> Tensor",
 )  # fmt: skip
+
+
+@functools.cache
+def _kernel() -> Callable:
+    """Triton is imported only where a GPU is."""
+    return importlib.import_module("tessera.serve.paged_kernels").paged_attention
+
+
+_attender.register_kernel("cuda", lambda *args: _kernel()(*args))
 _attender.register_fake(lambda q, keys, values, *rest: q.new_empty(q.shape[0], q.shape[1], values.shape[3]))
 
 paged_write = torch.ops.tessera.paged_write

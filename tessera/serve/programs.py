@@ -14,18 +14,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tessera.inspection.programs import Stages, stages
 from tessera.just_in_time.api import jit
+from tessera.serve.graphs import Graphs
+from tessera.serve.inputs import LEAST, TRIED, Filled, Inputs, Sizes, bucket, wide
 from tessera.serve.operators import WHOLE, paged_attention, paged_write
 from tessera.serve.scheduler import Work
 from tessera.torch_internals.dynamo import mark_dynamic
-
-LEAST = 2  # of every size
-# Sizes of the first call. They all differ, so that none is taken for another one.
-TRIED = {"mixed": (11, 3, 5, 7), "decode": (5, 5, 7, 5)}  # tokens, sequences, columns of the tables, rows
 
 
 @dataclass(frozen=True)
@@ -95,17 +94,6 @@ class Step(nn.Module):
         return self.model.paged_forward(tokens, positions, rows, (starts, positions, *places))
 
 
-@dataclass(frozen=True)
-class Inputs:
-    """What a step is called with, on the device."""
-
-    tokens: Tensor
-    positions: Tensor
-    starts: Tensor
-    rows: Tensor
-    places: tuple[Tensor, ...]
-
-
 def groups_of(layers: Sequence[Layer]) -> list[int]:
     """The windows of the groups of layers: those that look equally far back share tables."""
     return sorted({layer.window for layer in layers})
@@ -151,23 +139,45 @@ class Programs:
             for name in TRIED
             if fixed is None or name == "mixed"
         }
+        replayed = compiled and fixed is None and self.device.type == "cuda"
+        self.graphs = Graphs(lambda given: self._call("decode", given), self.groups, self.device) if replayed else None
 
     def compile(self) -> None:
         """Compile now what would be compiled at the first call, on tokens of nobody."""
         for name in self.by_name:
-            tokens, sequences, columns, rows = TRIED[name]
-            at = [0] * tokens
-            starts = [*range(sequences), tokens] if name == "mixed" else [*range(tokens + 1)]
-            tables = [[[0] * columns] * sequences] * self.groups
-            given = self._tensors(at, at, starts, [0] * rows, tables, [at] * self.groups)
-            for tensor in (given.tokens, given.positions, given.starts, given.rows, *given.places):
+            sizes = TRIED[name]
+            flat = torch.zeros(sizes.length(self.groups), dtype=torch.int64)
+            given = Inputs.of(flat, sizes, self.groups)
+            given.starts[:] = torch.arange(sizes.sequences + 1)
+            given.starts[-1] = sizes.tokens
+            placed = Inputs.of(flat.to(self.device), sizes, self.groups)
+            for tensor in (*placed[:4], *placed.places):
                 for dim in range(tensor.ndim):
                     mark_dynamic(tensor, dim)
-            self.run(name, given)
+            self._call(name, placed)
+
+    def warm(self, running: int, longest: int) -> None:
+        """Capture now what serving so many sequences of this length would capture, the largest first."""
+        columns = wide(-(-longest // self.block_size))
+        for rows in sorted({bucket(n) for n in range(LEAST, running + 1)}, reverse=True) if self.graphs else ():
+            sizes = Sizes(rows, rows, columns, rows)
+            flat = torch.zeros(sizes.length(self.groups), dtype=torch.int64)
+            Inputs.of(flat, sizes, self.groups).starts[:] = torch.arange(rows + 1)
+            for _ in range(2):  # the first time gets kernels ready
+                self.run("decode", Filled(sizes, flat))
 
     @torch.no_grad()
-    def run(self, name: str, given: Inputs) -> Tensor:
-        """Logits of the asked rows."""
+    def run(self, name: str, given: Filled) -> Tensor:
+        """Logits of the asked rows. What a graph gives is overwritten by the next step."""
+        if name == "decode" and self.graphs is not None:
+            return self.graphs(given)
+        return self._call(name, self._placed(given))
+
+    def _placed(self, given: Filled) -> Inputs:
+        return Inputs.of(given.flat.to(self.device, non_blocking=True), given.sizes, self.groups)
+
+    @torch.no_grad()
+    def _call(self, name: str, given: Inputs) -> Tensor:
         rows = given.rows if name == "mixed" else None
         return self.by_name[name].call(given.tokens, given.positions, given.starts, rows, given.places)
 
@@ -179,39 +189,41 @@ class Programs:
                 for pool in (site.keys, site.values):
                     pool[target].copy_(pool[source])
 
-    def fill(self, works: Sequence[Work], rows: Sequence[int]) -> tuple[str, Inputs]:
+    def fill(self, works: Sequence[Work], rows: Sequence[int]) -> tuple[str, Filled]:
         """Which program takes these works, and what it is called with."""
-        single = all(len(work.tokens) == 1 for work in works) and list(rows) == list(range(len(works)))
-        name = "decode" if single and self.fixed is None else "mixed"
-        tokens = [token for work in works for token in work.tokens]
-        positions = [p for work in works for p in range(work.first, work.end)]
-        starts = [0]
-        for work in works:
-            starts.append(starts[-1] + len(work.tokens))
+        counts = [len(work.tokens) for work in works]
+        single = max(counts) == 1
+        name = "decode" if single and self.fixed is None and list(rows) == list(range(len(works))) else "mixed"
+        sizes = self._sizes(works, counts, len(rows), name)
+        flat = torch.zeros(sizes.length(self.groups), dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        given = Inputs.of(flat, sizes, self.groups)
+        tokens, positions, starts, asked = (part.numpy() for part in given[:4])
+        places = [part.numpy() for part in given.places]
+        count = sum(counts)
+        tokens[:count] = [token for work in works for token in work.tokens]
+        positions[:count] = [p for work in works for p in range(work.first, work.end)]
+        starts[1 : len(works) + 1] = np.cumsum(counts)
+        # Tokens that are missing belong to nobody: one sequence has them all, or each has a sequence of its own.
+        starts[len(works) + 1 :] = np.arange(count + 1, sizes.tokens + 1) if name == "decode" else sizes.tokens
+        asked[: len(rows)] = rows
+        sequence = np.repeat(np.arange(len(works)), counts)
+        at, inside = np.divmod(positions[:count], self.block_size)
+        for table, slots, group in zip(places[: self.groups], places[self.groups :], range(self.groups), strict=True):
+            for row, work in zip(table, works, strict=False):
+                blocks = work.sequence.table.blocks[group]  # type: ignore[union-attr]
+                row[: len(blocks)] = blocks
+            slots[:count] = table[sequence, at] * self.block_size + inside
+        return name, Filled(sizes, flat)
+
+    def _sizes(self, works: Sequence[Work], counts: Sequence[int], rows: int, name: str) -> Sizes:
         columns = max(LEAST, *(len(blocks) for work in works for blocks in work.sequence.table.blocks))  # type: ignore[union-attr]
-        tables, slots = [], []
-        for g in range(self.groups):
-            blocks = [work.sequence.table.blocks[g] for work in works]  # type: ignore[union-attr]
-            tables.append([[*row, *[0] * (columns - len(row))] for row in blocks])
-            ranges = zip(blocks, (range(work.first, work.end) for work in works), strict=True)
-            slots.append([self._slot(row, p) for row, places in ranges for p in places])
-        wanted = self.fixed or LEAST
-        while len(starts) <= LEAST or len(tokens) < wanted:  # a sequence of nobody, with the tokens that are missing
-            more = max(0, wanted - len(tokens))
-            starts.append(starts[-1] + more)
-            tokens, positions = [*tokens, *[0] * more], [*positions, *[0] * more]
-            for g in range(self.groups):
-                tables[g].append([0] * columns)
-                slots[g] += [0] * more
-        rows = [*rows, *[0] * max(0, wanted - len(rows))]
-        return name, self._tensors(tokens, positions, starts, rows, tables, slots)
-
-    def _slot(self, blocks: Sequence[int], position: int) -> int:
-        return blocks[position // self.block_size] * self.block_size + position % self.block_size
-
-    def _tensors(self, tokens: list, positions: list, starts: list, rows: list, tables: list, slots: list) -> Inputs:
-        def on_device(numbers: Sequence) -> Tensor:
-            return torch.tensor(numbers, dtype=torch.int64).to(self.device, non_blocking=True)
-
-        places = tuple(on_device(numbers) for numbers in (*tables, *slots))
-        return Inputs(on_device(tokens), on_device(positions), on_device(starts), on_device(rows), places)
+        tokens, sequences = max(sum(counts), self.fixed or LEAST), max(len(works), LEAST)
+        if name == "decode":
+            if self.graphs is not None:
+                sequences, columns = bucket(sequences), wide(columns)
+            return Sizes(sequences, sequences, columns, sequences)
+        if tokens > sum(counts) and len(works) == sequences:
+            sequences += 1
+        if tokens == sequences and max(counts) > 1:
+            sequences += 1  # as many sequences as tokens: kernels take that for one token each
+        return Sizes(tokens, sequences, columns, max(rows, self.fixed or LEAST))

@@ -11,7 +11,7 @@ repeats its tokens whatever else runs, and a token that was guessed beforehand i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -90,6 +90,11 @@ class Sampling:
         """Does it matter which tokens came before?"""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
+    @property
+    def cuts(self) -> bool:
+        """Are tokens left out that could be drawn?"""
+        return self.temperature > 0 and (self.top_k != 0 or self.top_p != 1 or self.min_p != 0)
+
     def check_tokens(self, vocabulary: int) -> None:
         """Refuse tokens that the model does not have."""
         for name, tokens in (("logit_bias", self.logit_bias), ("allowed", self.allowed or ())):
@@ -119,9 +124,7 @@ class Rows:
     """The settings of all rows as tensors. What no row asks for is None, and costs nothing."""
 
     temperature: Tensor | None = None
-    top_k: Tensor | None = None
-    top_p: Tensor | None = None
-    min_p: Tensor | None = None
+    cut: tuple[Tensor, Tensor, Tensor, Tensor] | None = None  # rows that leave tokens out; their top_k, top_p, min_p
     seed: Tensor | None = None
     counter: Tensor | None = None
     bias: tuple[Tensor, Tensor, Tensor] | None = None  # rows, tokens, what is added
@@ -155,13 +158,11 @@ def rows_of(draws: Sequence[Draw], device: torch.device | str = "cpu") -> Rows:
         parts["temperature"] = column([s.temperature for s in settings])
         parts["seed"] = column([_signed(draw.seed) for draw in draws], torch.int64)
         parts["counter"] = column([draw.answer << 32 | draw.position for draw in draws], torch.int64)
-        for name, dtype in (("top_k", torch.int64), ("top_p", torch.float32), ("min_p", torch.float32)):
-            if any(getattr(s, name) != _DEFAULTS[name] for s in settings):
-                parts[name] = column([getattr(s, name) for s in settings], dtype)
+        if some := [i for i, s in enumerate(settings) if s.cuts]:
+            kinds = {"top_k": torch.int64, "top_p": torch.float32, "min_p": torch.float32}
+            columns = (column([getattr(settings[i], name) for i in some], kind) for name, kind in kinds.items())
+            parts["cut"] = (column(some, torch.int64), *columns)
     return Rows(**parts)  # type: ignore[arg-type]
-
-
-_DEFAULTS = {f.name: f.default for f in fields(Sampling)}
 
 
 def _signed(seed: int) -> int:
@@ -222,27 +223,29 @@ def choose(logits: Tensor, rows: Rows) -> Tensor:
 
 def _drawn(logits: Tensor, rows: Rows) -> Tensor:
     """Tokens drawn from what the settings leave, by where a random number falls among sums of probabilities."""
-    sums, tokens = _kept(logits, rows)
-    below = _uniform(rows)[:, None] * sums[:, -1:]
-    place = (sums <= below).sum(-1, keepdim=True).clamp_(max=sums.shape[1] - 1)
-    return tokens.gather(-1, place).squeeze(-1)
+    left = _left(logits, rows)
+    sums = left.softmax(-1).cumsum(-1, dtype=torch.float64)  # in single precision, they would be off
+    token = torch.searchsorted(sums, _uniform(rows)[:, None] * sums[:, -1:], right=True).clamp_(max=sums.shape[1] - 1)
+    barred = left.gather(-1, token) == float("-inf")  # where sums are off by a rounding
+    return torch.where(barred, left.argmax(-1, keepdim=True), token).squeeze(-1)
 
 
-def _kept(logits: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Running sums of the probabilities that the settings leave, most likely first, and the tokens in that order."""
+def _left(logits: Tensor, rows: Rows) -> Tensor:
+    """Logits over temperature; -inf for tokens that the settings leave out. Only rows that leave any out are sorted."""
     assert rows.temperature is not None
-    scaled, tokens = torch.sort(logits / rows.temperature.clamp(min=1e-6)[:, None], descending=True, stable=True)
-    if rows.top_k is not None:
-        last = torch.where(rows.top_k > 0, rows.top_k, scaled.shape[1]).clamp(max=scaled.shape[1])[:, None] - 1
-        scaled = scaled.masked_fill(scaled < scaled.gather(-1, last), float("-inf"))
-    shares = scaled.double().softmax(-1)  # in single precision, sums over a large vocabulary would be off
-    left = torch.ones_like(shares, dtype=torch.bool)
-    if rows.top_p is not None:
-        left &= shares.cumsum(-1) - shares < rows.top_p[:, None]
-    if rows.min_p is not None:
-        left &= shares >= rows.min_p[:, None] * shares[:, :1]
-    left[:, 0] = True
-    return torch.where(left, shares, 0).cumsum(-1), tokens
+    scaled = logits / rows.temperature.clamp(min=1e-6)[:, None]
+    if rows.cut is None:
+        return scaled
+    some, top_k, top_p, min_p = rows.cut
+    order, tokens = torch.sort(scaled[some], descending=True, stable=True)
+    last = torch.where(top_k > 0, top_k, order.shape[1]).clamp(max=order.shape[1])[:, None] - 1
+    order = order.masked_fill(order < order.gather(-1, last), float("-inf"))
+    shares = order.double().softmax(-1)
+    out = (shares.cumsum(-1) - shares >= top_p[:, None]) | (shares < min_p[:, None] * shares[:, :1])
+    out |= order == float("-inf")
+    out[:, 0] = False
+    barred = torch.empty_like(out).scatter_(1, tokens, out)
+    return scaled.index_put_((some,), scaled[some].masked_fill(barred, float("-inf")))
 
 
 def _uniform(rows: Rows) -> Tensor:

@@ -15,7 +15,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from tessera.serve.sampling import Draw, Sampling, _kept, adjust, choose, logprobs, rows_of
+from tessera.serve.sampling import Draw, Sampling, _left, adjust, choose, logprobs, rows_of
 from tessera.util.errors import OptionError
 
 VOCABULARY = 24
@@ -50,11 +50,9 @@ def by_transformers(row: Tensor, settings: Sampling) -> Tensor:
 def test_settings_leave_what_transformers_leaves() -> None:
     """All settings side by side in one batch, each row its own."""
     logits = logits_of(len(SETTINGS))
-    sums, tokens = _kept(logits, rows_of([draw(s) for s in SETTINGS]))
-    shares = torch.diff(sums, prepend=torch.zeros(len(SETTINGS), 1)) / sums[:, -1:]
-    ours = torch.zeros(shares.shape, dtype=torch.float64).scatter(1, tokens, shares)
+    ours = _left(logits, rows_of([draw(s) for s in SETTINGS])).softmax(-1)
     theirs = torch.stack([by_transformers(row, s) for row, s in zip(logits, SETTINGS, strict=True)])
-    torch.testing.assert_close(ours, theirs.double(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("settings", SETTINGS[::2], ids=str)

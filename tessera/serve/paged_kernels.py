@@ -1,0 +1,220 @@
+"""Attention over pages on a GPU: Triton programs, and what launches them.
+
+In: the tensors of `tessera::paged_attention`. Out: its result, without waiting for the device: plans are made from
+shapes alone. A sequence with one new token is split along its length, so that one long sequence and many short ones
+keep all multiprocessors busy, and a second program combines the parts. Where it is split depends on its own position,
+never on who else is there. Sequences with several new tokens are walked in tiles of queries. With `single` all of them
+are: then the order of every sum is the same, however a prompt was cut.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+TILE = 64  # keys at a time
+SPLIT, MOST_PARTS = 256, 32  # keys a part has at least; longer sequences have longer parts
+ROWS = 64  # queries times heads of a tile
+
+
+@triton.jit
+def _walk(
+    q, at, first, last, table, keys, values, page_k, slot_k, page_v, slot_v, scale, window, softcap,
+    ROWS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr, HEAD: tl.constexpr, D: tl.constexpr,
+    VALUE: tl.constexpr, DV: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+):  # fmt: skip
+    """Rows of queries at positions `at` over the keys from `first` to `last`: sums, their weight and the top score."""
+    d, dv = tl.arange(0, D), tl.arange(0, DV)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    weight = tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([ROWS, DV], tl.float32)
+    for start in range(first, last, TILE):
+        where = start + tl.arange(0, TILE)
+        inside = where < last
+        page = tl.load(table + where // SIZE, mask=inside, other=0).to(tl.int64)
+        k_at = keys + (page * page_k + (where % SIZE) * slot_k)[None, :] + d[:, None]
+        k = tl.load(k_at, mask=inside[None, :] & (d < HEAD)[:, None], other=0.0).to(q.dtype)
+        scores = tl.dot(q, k, input_precision="ieee") * scale
+        if SOFTCAP:
+            turned = tl.exp(-2.0 * tl.abs(scores) / softcap)
+            tanh = (1.0 - turned) / (1.0 + turned)
+            scores = softcap * tl.where(scores < 0, -tanh, tanh)
+        seen = inside[None, :] & (where[None, :] <= at[:, None])
+        if WINDOW:
+            seen = seen & (where[None, :] > at[:, None] - window)
+        scores = tl.where(seen, scores * 1.4426950408889634, float("-inf"))  # powers of 2 from here on
+        higher = tl.maximum(top, tl.max(scores, 1))
+        level = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen nothing yet
+        share = tl.exp2(scores - level[:, None])
+        shrink = tl.exp2(top - level)
+        v_at = values + (page * page_v + (where % SIZE) * slot_v)[:, None] + dv[None, :]
+        v = tl.load(v_at, mask=inside[:, None] & (dv < VALUE)[None, :], other=0.0).to(q.dtype)
+        weight = weight * shrink + tl.sum(share, 1)
+        sums = sums * shrink[:, None] + tl.dot(share.to(q.dtype), v, input_precision="ieee")
+        top = higher
+    return sums, weight, top
+
+
+@triton.jit
+def _part(length, window, WINDOW: tl.constexpr, TILE: tl.constexpr, SPLIT: tl.constexpr, MOST: tl.constexpr):
+    """Where the last token of a sequence begins to look, and how many keys each part of the way has."""
+    begin = 0
+    if WINDOW:
+        begin = tl.maximum(0, length - window) // TILE * TILE
+    each = tl.cdiv(tl.cdiv(length - begin, MOST), TILE) * TILE
+    return begin, tl.maximum(each, SPLIT)
+
+
+@triton.jit
+def attend_one(
+    q, keys, values, tables, starts, positions, out, sums, tops, scale, window, softcap,
+    token_q, head_q, page_k, slot_k, head_k, page_v, slot_v, head_v, columns, heads, parts,
+    GROUP: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr, HEAD: tl.constexpr,
+    D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    SPLIT: tl.constexpr, MOST: tl.constexpr, ONE: tl.constexpr,
+):  # fmt: skip
+    """A part of one sequence that has one new token, for the heads that share keys."""
+    sequence, kv, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    token = tl.load(starts + sequence)
+    if tl.load(starts + sequence + 1) - token != 1:
+        return
+    length = (tl.load(positions + token) + 1).to(tl.int32)
+    begin, each = _part(length, window, WINDOW, TILE, SPLIT, MOST)
+    first = begin + part * each
+    if first >= length:
+        return
+    row, d, dv = tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, DV)
+    mine = row < GROUP
+    q_at = q + token * token_q + (kv * GROUP + row)[:, None] * head_q + d[None, :]
+    given = tl.load(q_at, mask=mine[:, None] & (d < HEAD)[None, :], other=0.0)
+    at = tl.zeros([ROWS], tl.int32) + (length - 1)
+    total, weight, top = _walk(
+        given, at, first, tl.minimum(first + each, length), tables + sequence * columns,
+        keys + kv * head_k, values + kv * head_v, page_k, slot_k, page_v, slot_v, scale, window, softcap,
+        ROWS, SIZE, TILE, HEAD, D, VALUE, DV, WINDOW, SOFTCAP,
+    )  # fmt: skip
+    if ONE:
+        y_at = out + (token * heads + kv * GROUP + row)[:, None] * VALUE + dv[None, :]
+        tl.store(y_at, total / weight[:, None], mask=mine[:, None] & (dv < VALUE)[None, :])
+    else:
+        place = (sequence.to(tl.int64) * heads + kv * GROUP + row) * parts + part
+        tl.store(sums + place[:, None] * DV + dv[None, :], total, mask=mine[:, None])
+        tl.store(tops + place * 2, top, mask=mine)
+        tl.store(tops + place * 2 + 1, weight, mask=mine)
+
+
+@triton.jit
+def combine(
+    sums, tops, starts, positions, out, window, heads, parts,
+    TILE: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr,
+    MOST: tl.constexpr,
+):  # fmt: skip
+    """The parts of one sequence and head, put together."""
+    sequence, head = tl.program_id(0), tl.program_id(1)
+    token = tl.load(starts + sequence)
+    if tl.load(starts + sequence + 1) - token != 1:
+        return
+    length = (tl.load(positions + token) + 1).to(tl.int32)
+    begin, each = _part(length, window, WINDOW, TILE, SPLIT, MOST)
+    part, dv = tl.arange(0, MOST), tl.arange(0, DV)
+    there = part < tl.cdiv(length - begin, each)
+    place = (sequence.to(tl.int64) * heads + head) * parts + part
+    top = tl.load(tops + place * 2, mask=there, other=float("-inf"))
+    weight = tl.load(tops + place * 2 + 1, mask=there, other=0.0)
+    share = tl.exp2(top - tl.max(top, 0))
+    total = tl.load(sums + place[:, None] * DV + dv[None, :], mask=there[:, None], other=0.0)
+    y = tl.sum(total * share[:, None], 0) / tl.sum(weight * share, 0)
+    tl.store(out + (token * heads + head) * VALUE + dv, y, mask=dv < VALUE)
+
+
+@triton.jit
+def attend_many(
+    q, keys, values, tables, starts, positions, out, scale, window, softcap,
+    token_q, head_q, page_k, slot_k, head_k, page_v, slot_v, head_v, columns, heads, sequences,
+    GROUP: tl.constexpr, SHARE: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr, TILE: tl.constexpr,
+    HEAD: tl.constexpr, D: tl.constexpr, VALUE: tl.constexpr, DV: tl.constexpr, WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr, ALL: tl.constexpr,
+):  # fmt: skip
+    """A tile of neighbouring queries of one sequence, for the heads that share keys. Without ALL, sequences with one
+    new token are left to `attend_one`."""
+    QUERIES: tl.constexpr = ROWS // SHARE
+    tile, kv = tl.program_id(0), tl.program_id(1)
+    low, high = 0, sequences - 1
+    while low < high:  # sequence s has its tiles from starts[s] // QUERIES + s on: that is room enough for all of them
+        middle = (low + high + 1) // 2
+        if tl.load(starts + middle) // QUERIES + middle <= tile:
+            low = middle
+        else:
+            high = middle - 1
+    begin, end = tl.load(starts + low).to(tl.int32), tl.load(starts + low + 1).to(tl.int32)
+    local = (tile - (begin // QUERIES + low)) * QUERIES
+    if begin + local >= end:
+        return
+    if not ALL and end - begin == 1:
+        return
+    row, d, dv = tl.arange(0, ROWS), tl.arange(0, D), tl.arange(0, DV)
+    token, head = begin + local + row // SHARE, row % SHARE
+    mine = (token < end) & (head < GROUP)
+    at = tl.load(positions + token, mask=mine, other=-1).to(tl.int32)
+    nearest = tl.load(positions + begin + local).to(tl.int32)
+    first = 0
+    if WINDOW:
+        first = tl.maximum(0, nearest - window + 1) // TILE * TILE
+    q_at = q + (token * token_q + (kv * GROUP + head) * head_q)[:, None] + d[None, :]
+    given = tl.load(q_at, mask=mine[:, None] & (d < HEAD)[None, :], other=0.0)
+    total, weight, _ = _walk(
+        given, at, first, tl.max(at, 0) + 1, tables + low * columns, keys + kv * head_k, values + kv * head_v,
+        page_k, slot_k, page_v, slot_v, scale, window, softcap,
+        ROWS, SIZE, TILE, HEAD, D, VALUE, DV, WINDOW, SOFTCAP,
+    )  # fmt: skip
+    y_at = out + (token * heads + kv * GROUP + head)[:, None] * VALUE + dv[None, :]
+    tl.store(y_at, total / tl.where(mine, weight, 1.0)[:, None], mask=mine[:, None] & (dv < VALUE)[None, :])
+
+
+def _power(n: int) -> int:
+    return max(16, 1 << (n - 1).bit_length())
+
+
+def paged_attention(
+    q: Tensor, keys: Tensor, values: Tensor, tables: Tensor, starts: Tensor, positions: Tensor, scale: float,
+    window: int, softcap: float, single: bool,
+) -> Tensor:  # fmt: skip
+    """What `operators.paged_attention` means, as kernels on the current stream."""
+    q = q if q.stride(2) == 1 else q.contiguous()
+    tokens, heads, head = q.shape
+    _, size, groups, value = values.shape
+    group, sequences = heads // groups, starts.shape[0] - 1
+    out = torch.empty(tokens, heads, value, dtype=q.dtype, device=q.device)
+    numbers = (
+        *q.stride()[:2], *keys.stride()[:3], *values.stride()[:3], tables.stride(0), heads,
+    )  # fmt: skip
+    shape = dict(
+        SIZE=size, TILE=TILE, HEAD=head, D=_power(head), VALUE=value, DV=_power(value), WINDOW=window > 0,
+        SOFTCAP=softcap > 0,
+    )  # fmt: skip
+    tensors = (q, keys, values, tables, starts, positions, out)
+    settings = (scale, window, softcap or 1.0)
+    if not single:
+        parts = min(MOST_PARTS, -(-tables.shape[1] * size // SPLIT))
+        room = sequences * heads * parts if parts > 1 else 0
+        sums, tops = (torch.empty(room * n, dtype=torch.float32, device=q.device) for n in (shape["DV"], 2))
+        attend_one[(sequences, groups, parts)](
+            *tensors, sums, tops, *settings, *numbers, parts,
+            GROUP=group, ROWS=_power(group), SPLIT=SPLIT, MOST=MOST_PARTS, ONE=parts == 1, **shape,
+            num_warps=4, num_stages=2,
+        )  # fmt: skip
+        if parts > 1:
+            combine[(sequences, heads)](
+                sums, tops, starts, positions, out, window, heads, parts, TILE=TILE, VALUE=value, DV=shape["DV"],
+                WINDOW=window > 0, SPLIT=SPLIT, MOST=MOST_PARTS, num_warps=2,
+            )  # fmt: skip
+    if single or tokens != sequences:
+        share = 1 << (group - 1).bit_length()
+        rows = max(ROWS, share)
+        attend_many[(tokens // (rows // share) + sequences, groups)](
+            *tensors, *settings, *numbers, sequences,
+            GROUP=group, SHARE=share, ROWS=rows, ALL=single, **shape, num_warps=4, num_stages=2,
+        )  # fmt: skip
+    return out

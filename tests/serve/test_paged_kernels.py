@@ -1,0 +1,55 @@
+"""Kernels of paged attention: under Triton's interpreter, compiled for a GPU that is not there, and on a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+from paged_cases import check, rows_stand_alone  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from tessera.serve import paged_kernels  # noqa: E402
+
+CASES = 2 * 2 * 5
+
+
+def test_kernels_compute_what_the_reference_computes() -> None:
+    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(Path(__file__).with_name("paged_cases.py"))]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout.split()[-1]) == CASES
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_kernels_on_a_gpu(dtype: torch.dtype) -> None:
+    assert check("cuda", dtype) == CASES // 2 * 3
+    assert rows_stand_alone("cuda", dtype)
+
+
+@pytest.mark.parametrize("stored", ["*bf16", "*fp8e4nv"])
+@pytest.mark.parametrize("name", ["attend_one", "attend_many", "combine"])
+def test_kernels_compile_for_hopper(name: str, stored: str) -> None:
+    kernel = getattr(paged_kernels, name)
+    every = {
+        "GROUP": 4, "SHARE": 4, "ROWS": 16 if name == "attend_one" else 64, "SIZE": 16, "TILE": 64, "HEAD": 128,
+        "D": 128, "VALUE": 128, "DV": 128, "WINDOW": True, "SOFTCAP": True, "SPLIT": 256, "MOST": 32, "ONE": False,
+        "ALL": False,
+    }  # fmt: skip
+    constants = {key: value for key, value in every.items() if key in kernel.arg_names}
+    types = {key: "constexpr" if key in constants else "i32" for key in kernel.arg_names}
+    given = {"q": "*bf16", "out": "*bf16", "keys": stored, "values": stored, "sums": "*fp32", "tops": "*fp32"}
+    given |= dict.fromkeys(("tables", "starts", "positions"), "*i64") | {"scale": "fp32", "softcap": "fp32"}
+    types |= {key: value for key, value in given.items() if key in types}
+    source = ASTSource(kernel, types, constants)
+    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "num_stages": 2})
+    assert made.asm["cubin"].startswith(b"\x7fELF")
