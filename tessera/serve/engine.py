@@ -29,6 +29,7 @@ from tessera.serve.cache import Cache
 from tessera.serve.huggingface import HuggingFace, compare, from_folder, tokenizer_of
 from tessera.serve.lookup import Lookup
 from tessera.serve.metrics import EVENTS, Event, Metrics, timeline
+from tessera.serve.operators import FP8
 from tessera.serve.programs import Paged, Program, Programs
 from tessera.serve.requests import Completion, Piece, Request
 from tessera.serve.runner import Runner, Taken
@@ -64,6 +65,7 @@ class Engine:
     step_seconds  the asked time between tokens: prompts are computed in pieces that keep it
     reuse         compute equal beginnings of prompts once
     quantize      "int8", "int4" or "fp8": weights in fewer bits; the model that was given stays as it is
+    cache_dtype   "fp8": keys and values in 8 bits; None: as the model computes them
     speculate     so many tokens are guessed from the text so far and verified together; 0: none
     deterministic the same request gives the same bits alone, in a crowd and after preemption; every step then takes as
                   long as a full one, so choose a small budget
@@ -75,6 +77,7 @@ class Engine:
         self, model: nn.Module | str | Path, tokenizer: Tokenizer | None = None, *, memory: float | int | str = 0.9,
         block_size: int = 16, budget: int = 2048, most_running: int = 256, most_waiting: int = 4096,
         longest: int | None = None, step_seconds: float | None = None, reuse: bool = True, quantize: str | None = None,
+        cache_dtype: str | None = None,
         speculate: int = 0, deterministic: bool = False, compiled: bool = True, check: bool = False,
         random_weights: bool = False, device: str | torch.device | None = None,
     ) -> None:  # fmt: skip
@@ -91,14 +94,17 @@ class Engine:
         self.tokenizer = tokenizer
         self.longest = min((x for x in (longest, self.model.longest) if x is not None), default=None)
         some = next(p for p in cast("nn.Module", self.model).parameters() if p.is_floating_point())
+        if cache_dtype not in (None, "fp8"):
+            raise OptionError(f"cache_dtype: expected 'fp8' or None, got {cache_dtype!r}")
+        stored = FP8 if cache_dtype else some.dtype
         self.memory = memory_plan.plan(
-            self.model.layers(), block_size, memory_plan.bytes_of(memory, some.device), some.element_size(),
+            self.model.layers(), block_size, memory_plan.bytes_of(memory, some.device), stored.itemsize,
             most_running, self.longest or 2**20, budget,
         )  # fmt: skip
         self.cache = Cache(block_size, self.memory.windows, self.memory.blocks, reuse)
         self.scheduler = Scheduler(self.cache, budget, most_running, most_waiting, self.longest, step_seconds)
         fixed = -(-budget // ALIGNED) * ALIGNED if deterministic else None
-        self._programs = Programs(self.model, block_size, self.memory.blocks, compiled, fixed)
+        self._programs = Programs(self.model, block_size, self.memory.blocks, compiled, fixed, stored)
         self._runner = Runner(self._programs, self._draw)
         self._check, self._speculate = check, speculate
         self._lock = threading.Lock()  # held while a step runs
@@ -110,7 +116,7 @@ class Engine:
         self._metrics, self._events = Metrics(), deque[Event](maxlen=EVENTS)
         if compiled:
             self._programs.compile()
-        if isinstance(self.model, HuggingFace) and quantize is None:
+        if isinstance(self.model, HuggingFace) and quantize is None and cache_dtype is None:
             compare(model, self._programs)  # type: ignore[arg-type]
 
     def warm(self) -> None:

@@ -116,20 +116,22 @@ class Program:
 class Programs:
     """A model's two programs and its pools: `sizes[g]` blocks of `block_size` tokens for each group. Without `compiled`
     the model runs as it is. With `fixed`, every step is a mixed one of so many tokens and rows, and every query attends
-    by itself: then what is computed of a token depends on its sequence alone, to the bit."""
+    by itself: then what is computed of a token depends on its sequence alone, to the bit. `stored`: the pools' type."""
 
     def __init__(
-        self, model: Paged, block_size: int, sizes: Sequence[int], compiled: bool = True, fixed: int | None = None
-    ):
+        self, model: Paged, block_size: int, sizes: Sequence[int], compiled: bool = True, fixed: int | None = None,
+        stored: torch.dtype | None = None,
+    ):  # fmt: skip
         self.fixed = fixed
         module = cast("nn.Module", model)
         like = next(p for p in module.parameters() if p.is_floating_point()).detach()
         self.device, self.block_size, layers = like.device, block_size, model.layers()
+        empty = torch.empty(0, dtype=stored or like.dtype, device=like.device)  # pools are like it
         windows = groups_of(layers)
         group = [windows.index(layer.window) for layer in layers]
         self.groups = len(windows)
         self.sites = [
-            Site(layer, g, len(windows), sizes[g], block_size, like, fixed is not None)
+            Site(layer, g, len(windows), sizes[g], block_size, empty, fixed is not None)
             for layer, g in zip(layers, group, strict=True)
         ]
         model.take_sites(self.sites)

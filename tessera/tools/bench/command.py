@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from tessera.tools.bench import core, depth, distributed, formats, fp8, kernels, models, spatial
+from tessera.tools.bench import core, depth, distributed, formats, fp8, kernels, models, serve, spatial
 from tessera.tools.bench import machine as machine_suite
 from tessera.tools.bench.probe import CONTESTANTS
 from tessera.tools.bench.report import to_json
@@ -21,7 +21,7 @@ from tessera.util.errors import OptionError
 STDOUT = "-"
 SUITES = {
     "core": core, "depth": depth, "kernels": kernels, "models": models, "fp8": fp8, "formats": formats, "zoo": zoo,
-    "machine": machine_suite, "distributed": distributed, "spatial": spatial,
+    "machine": machine_suite, "distributed": distributed, "spatial": spatial, "serve": serve,
 }  # fmt: skip
 
 
@@ -44,6 +44,7 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="zoo: what one measurement may take (300)")
     parser.add_argument("--jobs", type=int, help="zoo: so many compile side by side; they are timed one by one (1)")
     parser.add_argument("--kernels", type=int, metavar="N", help="zoo: name a step's N largest kernels, in the JSON")
+    parser.add_argument("--offline", action="store_true", help="serve: the engine alone, without a server")
     parser.add_argument("--tune", action="store_true", help="kernels: search for fast schedules of our own kernels")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="where (CUDA if there is one); not core")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="kernels: threads of a CPU (1 2)")
