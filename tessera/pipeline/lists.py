@@ -25,6 +25,7 @@ from tessera.passes.patterns.align import align
 from tessera.passes.patterns.attention_mask import attention_mask
 from tessera.passes.patterns.channels_last import channels_last
 from tessera.passes.patterns.contract import contract
+from tessera.passes.patterns.conv_bias import conv_bias
 from tessera.passes.patterns.linear_loss import linear_loss
 from tessera.passes.patterns.resample import resample
 from tessera.passes.patterns.row_major import row_major
@@ -60,6 +61,12 @@ CONTRACT = Stage(
 )  # fmt: skip
 
 
+CONV_BIAS = Stage(
+    "conv_bias", conv_bias, "before vjp: the gradient of a sum is one that kernels take", when=parts.with_kernels,
+    quiet=True,
+)  # fmt: skip
+
+
 def resampled(over: str) -> Stage:
     return Stage(
         "resample", resample, "the layout of images is known; weights of interpolation fuse with what is around them",
@@ -92,6 +99,7 @@ CLEAN: list[Row] = [
 DIFFERENTIATE: list[Row] = [
     ROW_MAJOR,
     CONTRACT,
+    CONV_BIAS,
     Stage(
         "linear_loss", _linear_loss, "kernels make the loss's gradient beside the loss, so before vjp",
         when=parts.with_kernels,
@@ -147,6 +155,7 @@ INFERENCE: list[Row] = [
     Hook("rewrite", "on whole operators, where there is no gradient"),
     ROW_MAJOR,
     CONTRACT,
+    CONV_BIAS,
     Stage("fp8", parts.narrow, "on whole layers", needs=("account",), quiet=True),
     FP8_LAYERS,
     fp8_written_out(PROGRAM),

@@ -15,9 +15,12 @@ from tile_reference import Reference
 import tessera
 from tessera.executors import tile
 from tessera.executors.regions import body_of
+from tessera.ir.equation import Equation, Value
 from tessera.ir.interp import run
 from tessera.ir.trace import Trace
+from tessera.ir.types import TensorType
 from tessera.ir.verify import verify
+from tessera.passes.fuse.compiler import turns
 from tessera.passes.fuse.graph import Groups
 from tessera.passes.memory.depend import dependencies
 from tessera.tile.dialect.ops import REDUCE
@@ -453,3 +456,15 @@ def test_what_is_small_and_dear_is_computed_once() -> None:
     assert sorted(map(sorted, regions)) == [["add", "mul"], ["cos", "mul"]]
     _, regions = fused(f, torch.empty(8, 1024, 64, device="meta"), angles)
     assert regions == [{"mul", "cos", "add"}]
+
+
+@pytest.mark.parametrize(
+    ("device", "side", "turned"), [("cuda", 64, True), ("cuda", 8, False), ("cpu", 64, False)], ids=str
+)
+def test_large_copies_that_turn_rows_are_written_in_tiles(device: str, side: int, turned: bool) -> None:
+    """On a GPU; small ones are worth no launch of their own."""
+    place = torch.device(device)
+    plain = TensorType(torch.bfloat16, (2, 64, side, side), (64 * side**2, side**2, side, 1), place)
+    last = replace(plain, stride=(64 * side**2, 1, 64 * side, 64))
+    copies = [Equation(torch.ops.aten.clone.default, (Value("x", plain),), {}, (Value("y", t),)) for t in (plain, last)]
+    assert [turns(eqn) for eqn in copies] == [False, turned]

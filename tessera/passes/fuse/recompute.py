@@ -13,7 +13,7 @@ from tessera.ir.equation import Equation, Value
 from tessera.ir.rewrite import Rewrite
 from tessera.ir.trace import Trace
 from tessera.passes.clean.dce import dce
-from tessera.passes.fuse.compiler import CONTRACT, POINTWISE, VIEW, Compiler
+from tessera.passes.fuse.compiler import CONTRACT, POINTWISE, VIEW, Compiler, turns
 from tessera.passes.fuse.regions import fuse
 
 MOST = 4  # equations that lead to a value
@@ -79,7 +79,7 @@ class _Recompute:
         if small or eqn is None or self.kernel.get(eqn) != self.kernel[self.makers[wanted]]:
             leaves.add(v)
             return True
-        cheap = self.compiler.kind(eqn) in (POINTWISE, VIEW) and len(eqn.outputs) == 1
+        cheap = self.compiler.kind(eqn) in (POINTWISE, VIEW) and len(eqn.outputs) == 1 and not turns(eqn)
         if not cheap or self.compiler.expensive(eqn):
             return False
         if eqn not in chain:
