@@ -104,11 +104,9 @@ def _input_aliases(
         if isinstance(out, torch.Tensor) and id(refs[id(out)].root) in by_root:
             source = by_root[id(refs[id(out)].root)]
             ref = refs[id(out)]
+            # Made outside, where autograd looks on: who writes the view later writes the input's history.
+            base, steps = _climb(ref, numbers=builder)
             given = refs[id(inputs[source])].tensor
-            # The program itself makes a view of an input that lies where it computes. It cannot where it writes that
-            # input, or where autograd, which does not look on, says that such a view requires gradients.
-            outside = ref.root.version or (given.requires_grad and not torch.is_grad_enabled())
-            base, steps = _climb(ref, numbers=builder if outside else None)
             if base.tensor is given:
                 aliased[position] = Aliased(source, steps)
     return aliased
@@ -131,8 +129,7 @@ def _shared_bases(
     for position, out in enumerate(outputs):
         if isinstance(out, torch.Tensor) and position not in aliased:
             ref = refs[id(out)]
-            # The program itself makes a view that lies where it computes; of memory that it writes, it cannot.
-            base, steps = climbs[position] = _climb(ref, numbers=builder if ref.root.version else None)
+            base, steps = climbs[position] = _climb(ref, numbers=builder)
             if base.view is None or base.own_history or id(base.root) not in given:
                 groups.setdefault(id(base), []).append(position)
     extra: list[Ref] = []

@@ -16,7 +16,7 @@ import torch
 from tessera.ir.equation import Arg, Equation, Operator, Special, Value, map_values
 from tessera.ir.index_put import index_put
 from tessera.ir.schema import is_pointwise, is_view
-from tessera.ir.types import SYMBOLIC, Size, TensorType, type_of
+from tessera.ir.types import SYMBOLIC, Size, TensorType, size_hint, type_of
 from tessera.ir.views import MAY_COPY
 from tessera.torch_internals import shapes
 from tessera.torch_internals.autograd import lazy_conj, lazy_neg
@@ -29,6 +29,7 @@ from tessera.torch_internals.dispatch import (
     enable_python_dispatcher,
     excluded_keys,
     included_keys,
+    no_python_dispatcher,
 )
 from tessera.torch_internals.fake import FakeTensor, FakeTensorMode
 from tessera.torch_internals.memory import storage_id
@@ -143,11 +144,13 @@ def _efficient_backward(_: torch.Tensor, *args: object, **__: object) -> list[to
 
 
 def _view(x: torch.Tensor, size: Sequence[Size]) -> torch.Tensor:
-    """PyTorch's rule allows views that its kernels refuse, of rows that lie apart with a dimension of one between."""
-    if all(type(n) is int for n in (*x.shape, *x.stride(), *size)) and not x.is_contiguous():
-        with disable_current_modes():
+    """PyTorch's rule allows views that its kernels refuse, of rows that lie apart with a dimension of one between.
+    Sizes that are symbols count as what they are now."""
+    shape, stride, wanted = ([size_hint(n, -2) for n in sizes] for sizes in (x.shape, x.stride(), size))
+    if -2 not in (*shape, *stride, *wanted):
+        with disable_current_modes(), no_python_dispatcher():
             try:
-                torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta").view(*size)
+                torch.empty_strided(shape, stride, dtype=x.dtype, device="meta").view(wanted)
             except RuntimeError as error:
                 raise CaptureError(str(error)) from error
     return _aten.view.default(x, size)

@@ -21,6 +21,7 @@ from tessera.ir.alias import FUNCTIONAL, Ref, Root, View, grad_mode
 from tessera.ir.builder import Builder
 from tessera.ir.equation import NO_GRAD, NO_TANGENT, Arg, Source, Special, Value
 from tessera.ir.layouts import laid_as
+from tessera.ir.overlap import check_overlap
 from tessera.ir.schema import DROPOUTS, bind, draws, functional_of, normalise, schema_of
 from tessera.ir.strided import record_strided
 from tessera.ir.trace import Trace
@@ -283,9 +284,12 @@ class Recorder(TorchDispatchMode):
         schema = schema_of(func)
         params = schema.params
         targets: list[torch.Tensor] = []
-        for i in schema.mutated:
-            held = kwargs.get(params[i].name) if params[i].keyword or i >= len(args) else args[i]
-            targets += [t for t in pytree.tree_leaves(held) if isinstance(t, torch.Tensor)]
+        read: list[torch.Tensor] = []
+        for i, param in enumerate(params):
+            held = kwargs.get(param.name) if param.keyword or i >= len(args) else args[i]
+            tensors = [t for t in pytree.tree_leaves(held) if isinstance(t, torch.Tensor)]
+            (targets if i in schema.mutated else read).extend(tensors)
+        check_overlap(func, targets, read)
         before = [(tuple(t.shape), t.dtype) for t in targets]
         lowered_args, lowered_kwargs = self.lower((args, kwargs))  # type: ignore[misc]
         with fake.symbolic_rules(self.symbolic):

@@ -16,7 +16,7 @@ import torch
 
 from tessera.ir.alias import Ref
 from tessera.ir.schema import bind
-from tessera.ir.types import Size, row_major, size_key
+from tessera.ir.types import Size, is_dense, row_major, size_key
 from tessera.ir.views import PARTS, PERMUTES, REPEATS, RESHAPES
 from tessera.torch_internals.operators import OpOverload, op_name
 from tessera.util.errors import CaptureError
@@ -82,7 +82,7 @@ def _holds(t: torch.Tensor, size: Sequence[Size], stride: Sequence[Size], start:
     if _static((*size, *stride, start, *t.shape, *t.stride(), first)):
         if 0 in size:
             return True
-        return _is_dense(t) and first <= start and start + _reach(size, stride) < first + t.numel()  # type: ignore[operator]
+        return is_dense(t.shape, t.stride()) and first <= start and start + _reach(size, stride) < first + t.numel()  # type: ignore[operator]
     # Sizes that are not known: PyTorch has checked that a tensor's whole memory holds it.
     whole = t.untyped_storage().nbytes() // t.element_size()
     return _is_plain(t) and _is_zero(first) and size_key(whole) == size_key(t.numel())
@@ -100,17 +100,6 @@ def _memory(t: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Tensor], tor
     ordered = t.permute(order)
     shape = list(ordered.shape)
     return ordered.reshape([-1]), lambda vector: vector.reshape(shape).permute(back)
-
-
-def _is_dense(t: torch.Tensor) -> bool:
-    extent = 1
-    for step, size in sorted(zip(t.stride(), t.shape, strict=True)):
-        if size == 1:
-            continue
-        if step != extent:
-            return False
-        extent = step * size
-    return True
 
 
 def _is_plain(t: torch.Tensor) -> bool:

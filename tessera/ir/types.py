@@ -85,6 +85,16 @@ def overlaps_itself(shape: Sequence[Size], stride: Sequence[Size]) -> bool:
     return False
 
 
+def is_dense(shape: Sequence[Size], stride: Sequence[Size]) -> bool:
+    """Each element lies in memory once, with no gaps, for the sizes of now."""
+    extent = 1
+    for step, size in sorted(zip(map(size_hint, stride), map(size_hint, shape), strict=True)):
+        if size != 1 and step != extent:
+            return False
+        extent *= size
+    return True
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class TensorType:
     dtype: torch.dtype

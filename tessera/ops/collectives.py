@@ -20,6 +20,7 @@ from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ops.op import declare
 from tessera.torch_internals import distributed as c10d
+from tessera.torch_internals.operators import op_name
 
 LINEAR = ("sum", "avg")
 
@@ -77,7 +78,7 @@ def _no_flops(eqn: Equation) -> float:
 
 def _collective(op: Any, vjp: Any, **rules: Any) -> None:
     """Tangents are exchanged as values are, and nothing is computed."""
-    name = f"_c10d_functional.{op._opname}"
+    name = f"_c10d_functional.{op_name(op)}"
     declare(name, "collective", vjp=vjp, jvp=_on_tangent(op), cost=_no_flops, real=False, **rules)
 
 

@@ -292,7 +292,7 @@ def _norm_vjp(ct: Value, y: Value, x: Value, order: Arg, dims: Arg, keepdim: Arg
         if is_number(order, 1):
             return aten.sgn(x) * g
         n = restore(y, x, dims, keepdim)
-        return x * aten.masked_fill(g / n, aten.eq(n, 0), 0)
+        return g * aten.masked_fill(x / n, aten.eq(n, 0), 0)
 
     return (grad,)
 

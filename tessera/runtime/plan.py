@@ -28,6 +28,8 @@ from tessera.transforms.remat import Split
 from tessera.transforms.vjp import Joint, vjp
 from tessera.util.names import names
 
+_SAVED = "saved_"  # how names of what was saved begin, in the graph of a backward
+
 
 def core_of(trace: Trace, captured: Captured) -> Trace:
     """The trace without outputs that are made from the inputs outside, each other output once."""
@@ -211,7 +213,8 @@ def backward_graph(
     cts = joint.trace.inputs[len(inputs) :]
     assert len(cts) + len(missing) == len(plan.pulled), "expected as many cotangents as the backward program has"
     program, saved = kept
-    brought = tuple(v if i >= 0 else Value(f"saved_{v.name}", v.type) for v, i in zip(saved, plan.own, strict=True))
+    taken = {v.name for v in inputs}
+    brought = tuple(v if i >= 0 else _saved(v, taken) for v, i in zip(saved, plan.own, strict=True))
     extra = tuple(v for v, i in zip(brought, plan.own, strict=True) if i < 0)
     known = {*extra, *cts, *(inputs[i] for i in plan.own if i >= 0)}
     every = (*inputs, *extra, *cts)
@@ -234,6 +237,14 @@ def backward_graph(
     return graph, Given(program, saved, brought)
 
 
+def _saved(v: Value, taken: set[str]) -> Value:
+    """An input that brings what an earlier program saved; that one's inputs may have been saved before it."""
+    name = _SAVED + v.name
+    while name in taken:
+        name = _SAVED + name
+    return Value(name, v.type)
+
+
 def _apart(joint: Joint, results: list[Value]) -> tuple[Equation, ...]:
     """The equations, where gradients compute by themselves what is equal to a result: the caller may have written that
     one since."""
@@ -254,8 +265,11 @@ def _sizes(values: list[Value]) -> dict[str, tuple[Value, int | None]]:
             for dim, size in enumerate(v.type.shape):
                 if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
                     sizes.setdefault(str(size.node.expr), (v, dim))
-        elif v.name.removeprefix("saved_") in sizes or v.name.startswith("saved_"):
-            sizes[v.name.removeprefix("saved_")] = (v, None)
+        elif v.name.startswith(_SAVED):
+            name = v.name
+            while name.startswith(_SAVED):
+                name = name.removeprefix(_SAVED)
+            sizes[name] = (v, None)
     return sizes
 
 

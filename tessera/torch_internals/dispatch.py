@@ -33,6 +33,7 @@ is_any_autocast_enabled: Callable[[], bool] = symbol(
     "torch._C._is_any_autocast_enabled", "the key under which a transformed function is kept"
 )
 enable_python_dispatcher = symbol("torch._dispatch.python.enable_python_dispatcher", "type rules over symbolic sizes")
+no_python_dispatcher = symbol("torch._dispatch.python.no_python_dispatcher", "asking PyTorch's own rule of views")
 disable_current_modes = symbol("torch.utils._python_dispatch._disable_current_modes", _MODES)
 dispatch_mode: Callable[[Any], Any] = symbol("torch._C._get_dispatch_mode", "telling whether fake tensors are in use")
 ModeKey = symbol("torch._C._TorchDispatchModeKey", "telling whether fake tensors are in use")

@@ -30,6 +30,9 @@ from .observe import ALL, EXACT, Observer, Sight, difference
 from .prelude import NAMES
 from .switches import reset_switches, switches
 
+if "tessera" not in torch._dynamo.list_backends():  # the package is not installed, which registers it
+    torch._dynamo.register_backend(tessera.backend, "tessera")
+
 UNDER_DYNAMO = ("jit", "tile", "backend", "second", "transform", "train")
 
 SECOND = "backward through the graph a second"  # a graph that saved nothing is not refused by eager

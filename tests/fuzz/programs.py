@@ -39,7 +39,7 @@ def kind_of(seed: int) -> str:
 
 def make(seed: int, kind: str) -> Program:
     rng = random.Random(f"{kind} {seed}")
-    with warnings.catch_warnings(), torch.random.fork_rng():
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         torch.manual_seed(seed)
         while True:

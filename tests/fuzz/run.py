@@ -1,7 +1,8 @@
 """`python -m tests.fuzz.run --count N --seed S --jobs J --kind K`: random programs, and which are wrong.
 
-Seeds are shared out to forked children, a batch to each; a child that dies or hangs costs its one program.
-`--replay SEED` prints one program and what becomes of it.
+Seeds are shared out to forked children, a batch to each; a child that dies or hangs costs its one program, and its last
+lines are in the report. The parent itself makes and runs no program: what that begins there (autograd's threads, CUDA)
+all later children would find broken. `--replay SEED` prints one program and what becomes of it.
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import multiprocessing as mp
 import os
 import resource
 import sys
+import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection, wait
+from typing import Any, BinaryIO
 
 os.environ.setdefault("TESSERA_PROGRAM_CACHE", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -30,6 +34,7 @@ from .text import render  # noqa: E402
 
 BATCH = 200
 PATIENCE = 90.0  # seconds for one program, shrinking it included
+LINES = 12  # of what a child that died has printed
 
 
 @dataclass
@@ -62,6 +67,23 @@ class Report:
             )
 
 
+@dataclass
+class Child:
+    """A process that runs programs, and those that it has not told of yet."""
+
+    process: Any
+    left: list[tuple[int, str]]
+    log: BinaryIO  # what is printed there
+    since: float = field(default_factory=time.monotonic)
+
+    def went_on(self) -> None:
+        self.left, self.since = self.left[1:], time.monotonic()
+
+    def last_lines(self) -> str:
+        self.log.seek(0)
+        return "\n".join(self.log.read().decode(errors="replace").splitlines()[-LINES:])
+
+
 def one(seed: int, kind: str, shrinking: bool = True) -> tuple[Verdict, str]:
     """What becomes of a program, and its text, made small if it is wrong."""
     program = make(seed, kind)
@@ -72,50 +94,38 @@ def one(seed: int, kind: str, shrinking: bool = True) -> tuple[Verdict, str]:
     return Verdict(**(asdict(verdict) | {"reason": reason})), render(nodes)
 
 
-def child(seeds: list[tuple[int, str]], shrinking: bool, pipe: Connection) -> None:
+def child(seeds: list[tuple[int, str]], shrinking: bool, pipe: Connection, log: BinaryIO) -> None:
     torch.set_num_threads(1)
-    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  what programs print is nobody's business
+    for printed in (1, 2):  # by C++, before it aborts
+        os.dup2(log.fileno(), printed)
+    sys.stdout = sys.stderr = open(log.fileno(), "w", buffering=1, closefd=False)  # noqa: SIM115
     for seed, kind in seeds:
+        os.ftruncate(log.fileno(), 0)  # what earlier programs printed is nobody's business
         before = time.process_time()
         verdict, text = one(seed, kind, shrinking=False)
         if verdict.outcome == "wrong" and shrinking:
-            verdict, text = _made_small(seed, kind) or (verdict, text)
+            # Half a program may leave anything behind, and other programs come after it.
+            verdict, text = _elsewhere(one, seed, kind, patience=PATIENCE / 2)[0] or (verdict, text)
         pipe.send((seed, kind, verdict, text, time.process_time() - before))
     pipe.close()
-
-
-def _made_small(seed: int, kind: str) -> tuple[Verdict, str] | None:
-    """In a process of its own: half a program may leave anything behind, and other programs come after it."""
-    context = mp.get_context("fork")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=lambda: theirs.send(one(seed, kind)))
-    process.start()
-    theirs.close()
-    try:
-        return ours.recv() if ours.poll(PATIENCE / 2) else None
-    except EOFError:
-        return None
-    finally:
-        process.kill()
-        process.join()
 
 
 def sweep(seeds: list[tuple[int, str]], jobs: int = 1, shrinking: bool = True, quiet: bool = True) -> Report:
     """Run these programs in `jobs` children at a time."""
     report, context = Report(), mp.get_context("fork")
     waiting = [seeds[i : i + BATCH] for i in range(0, len(seeds), BATCH)][::-1]
-    running: dict[Connection, tuple] = {}
+    running: dict[Connection, Child] = {}
     begun = shown = time.monotonic()
     while waiting or running:
         while waiting and len(running) < jobs:
             batch = waiting.pop()
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=child, args=(batch, shrinking, theirs))
+            log = tempfile.TemporaryFile("ab+")  # noqa: SIM115  it goes with the child's entry
+            process = context.Process(target=child, args=(batch, shrinking, theirs, log))
             process.start()
             theirs.close()
-            running[ours] = (process, list(batch), time.monotonic())
+            running[ours] = Child(process, list(batch), log)
         for pipe in wait(list(running), timeout=1.0):
-            process, left, _ = running[pipe]  # type: ignore[index]
             try:
                 seed, kind, verdict, text, spent = pipe.recv()  # type: ignore[union-attr]
             except EOFError:
@@ -123,12 +133,12 @@ def sweep(seeds: list[tuple[int, str]], jobs: int = 1, shrinking: bool = True, q
                 continue
             report.add(seed, kind, verdict, text)
             report.seconds += spent
-            running[pipe] = (process, left[1:], time.monotonic())  # type: ignore[index]
+            running[pipe].went_on()  # type: ignore[index]
             if verdict.outcome == "wrong" and not quiet:
                 print(f"--- {kind} {seed}: {verdict.reason}\n{text}\n", flush=True)
-        for pipe, (process, _, since) in list(running.items()):
-            if time.monotonic() - since > PATIENCE:
-                process.kill()
+        for pipe, one_child in list(running.items()):
+            if time.monotonic() - one_child.since > PATIENCE:
+                one_child.process.kill()
                 waiting += _ended(running.pop(pipe), report, f"no end after {PATIENCE:.0f} s")
         if not quiet and time.monotonic() - shown > 30:
             shown = time.monotonic()
@@ -140,32 +150,49 @@ def sweep(seeds: list[tuple[int, str]], jobs: int = 1, shrinking: bool = True, q
     return report
 
 
-def _ended(child: tuple, report: Report, why: str) -> list[list[tuple[int, str]]]:
+def _ended(child: Child, report: Report, why: str) -> list[list[tuple[int, str]]]:
     """Note the program at which a child ended too early, if it did; give the seeds that are left."""
-    process, left, _ = child
-    process.join()
-    if not left:
+    child.process.join()
+    if not child.left:
         return []
-    (seed, kind), *rest = left
-    text, outcome = make(seed, kind).text, "wrong"
-    if process.exitcode < 0 and _dies_eagerly(text):
+    (seed, kind), *rest = child.left
+    text = _elsewhere(_text, seed, kind)[0] or "(the program could not be made again)"
+    outcome = "wrong"
+    if child.process.exitcode < 0 and _elsewhere(_run_eagerly, text)[1] < 0:  # eager does not survive it either
         outcome = "invalid"
-    report.add(seed, kind, Verdict(outcome, f"{why} (exit code {process.exitcode})"), text)
+    reason = f"{why} (exit code {child.process.exitcode})\n{child.last_lines()}".rstrip()
+    report.add(seed, kind, Verdict(outcome, reason), text)
     return [rest] if rest else []
 
 
-def _dies_eagerly(text: str) -> bool:
-    """Eager PyTorch does not survive this program either."""
-    process = mp.get_context("fork").Process(target=run, args=(text, lambda fn: fn, Eager()))
+def _text(seed: int, kind: str) -> str:
+    return make(seed, kind).text
+
+
+def _run_eagerly(text: str) -> None:
+    run(text, lambda fn: fn, Eager())
+
+
+def _elsewhere(fn: Callable, *args: object, patience: float = PATIENCE) -> tuple[Any, int]:
+    """What a function gives in a process of its own, if anything, and that process's exit code: it may die of it."""
+    context = mp.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=lambda: theirs.send(fn(*args)))
     process.start()
-    process.join(PATIENCE)
-    died = (process.exitcode or 0) < 0
+    theirs.close()
+    try:
+        given = ours.recv() if ours.poll(patience) else None
+    except EOFError:
+        given = None
+    process.join(1.0)
+    code = process.exitcode or 0
     process.kill()
     process.join()
-    return died
+    return given, code
 
 
 def main() -> int:
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # programs are the CPU's
     logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # it warns of every `item` that breaks a graph
     options = argparse.ArgumentParser(prog="python -m tests.fuzz.run", description=__doc__)
     options.add_argument("--count", type=int, default=200)

@@ -5,11 +5,14 @@ A failure prints the program, made small, with its kind and seed: `--replay SEED
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from collections.abc import Callable
 
 import pytest
 
-from .judge import compared, judge, run
+from .judge import Verdict, compared, judge, run
 from .programs import KINDS, kind_of, make
 from .run import one, sweep
 from .text import Block, render, size, smaller
@@ -80,6 +83,24 @@ def test_what_is_right_is_the_same_and_what_is_not_is_found() -> None:
     assert "expected" in compared(eager, run(PROGRAM, wrong, None), PROGRAM, "jit")
     assert "memory" in compared(eager, run(PROGRAM, lambda fn: lambda x: x.copy_(fn(x)), None), PROGRAM, "jit")
     assert not compared(eager, run(PROGRAM, lambda fn: fn, None), PROGRAM, "jit")
+
+
+def test_a_child_that_dies_costs_one_program_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def deadly(seed: int, kind: str, shrinking: bool = True) -> tuple[Verdict, str]:
+        if seed == 1:
+            raise MemoryError("no room left")
+        if seed == 3:
+            os.write(2, b"terminate called\n")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return Verdict("same"), ""
+
+    monkeypatch.setattr(sys.modules[sweep.__module__], "one", deadly)
+    report = sweep([(seed, "jit") for seed in range(6)], jobs=2)
+    assert report.outcomes == {"same": 4, "wrong": 2}
+    reasons = {f["seed"]: f["reason"] for f in report.failures}
+    assert "exit code 1" in reasons[1] and "MemoryError: no room left" in reasons[1]
+    assert "exit code -9" in reasons[3] and "terminate called" in reasons[3]
+    assert all("def scenario" in f["text"] for f in report.failures)
 
 
 def test_a_smaller_program_has_one_part_less() -> None:

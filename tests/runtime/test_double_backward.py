@@ -98,6 +98,7 @@ FUNCTIONS: dict[str, tuple[Callable, tuple[tuple[int, ...], ...]]] = {
     "no_grad and detach": (held, ((3, 4),)),
     "norm": (lambda x: x.norm(dim=1) * x.pow(2).sum(1).sqrt(), ((3, 4),)),
     "logsumexp": (lambda x: x.logsumexp(-1) * x.amax(-1), ((3, 4),)),
+    "products of elements": (lambda x: x.prod(-1) * x.cumprod(-1).sum(-1), ((3, 4),)),
     "gather": (lambda x: x.gather(1, torch.tensor([[0, 2], [1, 1], [3, 0]])).exp(), ((3, 4),)),
     "max_pool": (lambda x: F.max_pool2d(x, 2).tanh(), ((1, 2, 4, 4),)),
     "avg_pool": (lambda x: F.avg_pool2d(x.sin(), 2), ((1, 2, 4, 4),)),
@@ -465,3 +466,17 @@ def test_penalty_inside_a_training_step() -> None:
 
     step = tessera.train_step(model, loss_fn, torch.optim.SGD(model.parameters(), lr=0.1))
     torch.testing.assert_close(losses(step, model), losses(eager, plain))
+
+
+def test_the_norm_of_zeros() -> None:
+    """Eager's second derivative by the zeros is NaN; that by the cotangent is zero."""
+
+    def seconds(f: Callable) -> list[torch.Tensor]:
+        x, ct = torch.zeros(2, 3, requires_grad=True), torch.ones(2, requires_grad=True)
+        (g,) = torch.autograd.grad(f(x), x, ct, create_graph=True)
+        return [g, *torch.autograd.grad(g.sum(), (x, ct))]
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.norm(dim=1)
+
+    torch.testing.assert_close(seconds(tessera.jit(f, strict=True)), seconds(f), equal_nan=True)

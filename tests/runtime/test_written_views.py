@@ -91,3 +91,41 @@ def test_what_is_saved_is_another_view_of_a_complex_result(name: str, way: str) 
     torch._dynamo.reset()
     x = torch.randn(4, 2, dtype=torch.complex64, requires_grad=True)
     torch.testing.assert_close(observed(tessera.jit(program, **WAYS[way])), observed(program))
+
+
+def half(x: Tensor) -> Tensor:
+    return x[x.shape[0] // 2 :]
+
+
+def halves(x: Tensor) -> tuple[Tensor, ...]:
+    return x.tensor_split(2)
+
+
+def result_and_half(x: Tensor) -> tuple[Tensor, Tensor]:
+    y = x * 1
+    return y, y[x.shape[0] // 2 :]
+
+
+@pytest.mark.parametrize("fn", [half, halves, result_and_half])
+def test_a_view_whose_place_is_a_symbol_is_a_view_to_autograd(fn: Callable) -> None:
+    """Writing it gives what it is a view of another history."""
+
+    def grads(fn: Callable) -> tuple[Tensor, Tensor]:
+        leaf = torch.arange(6.0).requires_grad_()
+        base = leaf * 1
+        out = fn(base)
+        weight = torch.full((), 3.0, requires_grad=True)
+        last(out).mul_(weight)
+        whole: Tensor = out[0] if gives_its_base else base
+        (whole * torch.arange(6.0)).sum().backward()
+        assert leaf.grad is not None and weight.grad is not None
+        return leaf.grad, weight.grad
+
+    gives_its_base = fn is result_and_half
+    torch.testing.assert_close(grads(tessera.jit(fn, dynamic=True, executors=["aten"])), grads(fn))
+
+
+def test_a_view_of_a_leaf_whose_place_is_a_symbol_is_not_written() -> None:
+    view = tessera.jit(half, dynamic=True, executors=["aten"])(torch.arange(6.0).requires_grad_())
+    with pytest.raises(RuntimeError, match="a view of a leaf"):
+        view.mul_(2)
