@@ -27,6 +27,8 @@ HERE = Path(__file__).parent
 SWEEPS: dict[str, int] = {
     # Pairs of strategies: each strategy stays beside another, and is alone in test_crossed.py.
     "distributed/test_combinations.py::test_two_together": 5,
+    # Every one compiles a model for some twenty machines.
+    "spatial/test_codesign.py::test_it_names_what_a_machine_is_short_of": 2,
     # Making a cubin takes seconds.
     "executors/rows/test_rows_kernels.py::test_keys_and_values_go_to_the_matrix_units_without_a_stop": 4,
 }
