@@ -18,7 +18,10 @@ BIN := $(dir $(PY))
 demo: $(READY)
 	$(PY) examples/demo.py
 
-test: lint types imports unit tour
+# What reads the code alone runs side by side, a core each. Tests run the tour too, as they run every example.
+test: $(READY)
+	$(MAKE) -j 2 types lint imports
+	$(MAKE) unit
 
 # torch goes in first and alone, so that no other package gets to choose its version.
 .venv/.ready: pyproject.toml constraints.txt

@@ -16,7 +16,7 @@ os.environ.setdefault("TESSERA_KEYS", str(Path(tempfile.mkdtemp(prefix="tessera-
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
-from tiers import in_quick, words_of  # noqa: E402
+from tiers import in_quick, sweep_rest, words_of  # noqa: E402
 
 # Kernels are written for a GPU in many tests; where there is none to ask, it is this one.
 if not torch.cuda.is_available():
@@ -35,7 +35,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if config.getoption("quick") and test and words_of(collection_path) is None else None
 
 
+@pytest.hookimpl(tryfirst=True)  # marks come before pytest chooses by them
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    sweep_rest(items)
     if config.getoption("quick"):
         chosen = [item for item in items if in_quick(item.path, getattr(item, "originalname", item.name))]
         config.hook.pytest_deselected(items=[item for item in items if item not in chosen])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 import transformers
 
@@ -28,6 +29,10 @@ CONFIGS = {
     ),
     "mixtral": lambda: transformers.MixtralConfig(**BASE, num_local_experts=4, num_experts_per_tok=2),
 }
+
+
+# Names for a test's parameter; a model that is put together as another one is tried in the sweep.
+NAMES = [pytest.param(name, marks=[pytest.mark.sweep] * (name in ("mistral", "qwen3"))) for name in CONFIGS]
 
 
 def random_model(config: transformers.PreTrainedConfig, std: float) -> transformers.PreTrainedModel:

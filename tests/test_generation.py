@@ -11,7 +11,7 @@ from tessera.ir.types import TensorType
 
 transformers = pytest.importorskip("transformers")
 
-from generation import CONFIGS, model_of  # noqa: E402
+from generation import NAMES, model_of  # noqa: E402
 
 PROMPT = torch.tensor([[5, 9, 33, 2, 17]])
 GREEDY = {"max_new_tokens": 12, "do_sample": False}
@@ -23,7 +23,7 @@ def fresh() -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", NAMES)
 def test_static_caches(name: str) -> None:
     """A graph for the prompt and one for a token; where a window fills up, one more for the tokens after that."""
     model = model_of(name)

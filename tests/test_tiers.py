@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from tiers import HERE, QUICK, in_quick
+import pytest
+from tiers import HERE, QUICK, SWEEPS, chosen, in_quick, values_of
 
 FOLDERS = {path.parent for path in HERE.rglob("test_*.py")} - {HERE / "gpu"}
 
@@ -17,6 +18,23 @@ def test_every_entry_chooses_something() -> None:
     for file, words in QUICK.items():
         text = (HERE / file).read_text()
         assert all(re.search(rf"def test_\w*{word}", text) for word in words), (file, words)
+
+
+def test_every_sweep_is_a_test() -> None:
+    for test in SWEEPS:
+        file, name = test.split("::")
+        assert f"def {name}(" in (HERE / file).read_text(), test
+
+
+@pytest.mark.parametrize("first", range(6))
+@pytest.mark.parametrize("second", "abcdef")
+def test_a_part_of_a_sweep_has_every_value(first: int, second: str, request: pytest.FixtureRequest) -> None:
+    cases = [item for item in request.session.items if getattr(item, "originalname", "") == request.node.originalname]
+    kept = chosen(cases, 6)
+    assert {value for case in kept for value in values_of(case)} == {
+        value for case in cases for value in values_of(case)
+    }
+    assert len(cases) < 36 or len(kept) <= 18
 
 
 def test_words_choose_by_name() -> None:

@@ -5,15 +5,33 @@
     sweep     make sweep             more seeds and sizes of what `test` tries some of
     gpu       pytest -m gpu          what needs an NVIDIA GPU
 
+`SWEEPS` names tests with so many cases that `test` runs a part of them, chosen by name and spread over all values, and
+`sweep` the others. Single tests of the sweep have the mark `sweep`.
+
 `QUICK` names the files of the quick tier. A file alone means all of it; words mean its tests whose names hold one of
 them. Whoever adds a folder of tests adds a file of it here: `test_tiers.py` asks for that.
 """
 
 from __future__ import annotations
 
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
+
+# Of every so many cases `test` runs one.
+SWEEPS: dict[str, int] = {
+    # Pairs of strategies: each strategy stays beside another, and is alone in test_crossed.py.
+    "distributed/test_combinations.py::test_two_together": 5,
+    # Every one compiles a model for some twenty machines.
+    "spatial/test_codesign.py::test_it_names_what_a_machine_is_short_of": 2,
+    # Making a cubin takes seconds.
+    "executors/rows/test_rows_kernels.py::test_keys_and_values_go_to_the_matrix_units_without_a_stop": 4,
+}
 
 QUICK: dict[str, tuple[str, ...]] = {
     "artifact/test_artifact.py": ("numbers", "without", "checked"),
@@ -87,6 +105,39 @@ QUICK: dict[str, tuple[str, ...]] = {
     "transforms/test_vmap_inplace.py": (),
     "util/test_config.py": (),
 }
+
+
+def sweep_rest(items: list[pytest.Item]) -> None:
+    """Mark the cases that `SWEEPS` leaves out of `test`."""
+    tests: dict[str, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function):
+            tests[f"{item.path.relative_to(HERE).as_posix()}::{item.originalname}"].append(item)
+    for test, every in SWEEPS.items():
+        kept = chosen(tests[test], every)
+        for item in tests[test]:
+            if item not in kept:
+                item.add_marker(pytest.mark.sweep)
+
+
+def chosen(cases: list[pytest.Function], every: int) -> list[pytest.Function]:
+    """One of so many cases, whatever their order; of parameters that are crossed, every value."""
+    kept, seen = [], set()
+    places = {case: zlib.crc32(case.name.encode()) % every for case in cases}
+    for case, place in sorted(places.items(), key=lambda pair: pair[1]):
+        values = set(values_of(case))
+        if place == 0 or (len(values) > 1 and values - seen):
+            kept.append(case)
+            seen |= values
+    return kept
+
+
+def values_of(case: pytest.Function) -> Iterator[tuple[str, object]]:
+    """What a case is made of: the value of each parameter, and each word of a tuple of words."""
+    for name, value in case.callspec.params.items():
+        words = value if isinstance(value, tuple) else (value,)
+        plain = all(isinstance(word, (str, int)) for word in words)
+        yield from ((name, word) for word in (words if plain else (case.callspec.indices[name],)))
 
 
 def words_of(path: Path) -> tuple[str, ...] | None:

@@ -29,11 +29,20 @@ def layers_for(words: tuple[str, ...]) -> int:
     return 2 if any(word in PIPELINES for word in words) else 1
 
 
-@pytest.mark.parametrize("words", [*PAIRS, *MORE], ids="·".join)
-def test_together(words: tuple[str, ...]) -> None:
+def check(words: tuple[str, ...]) -> None:
     plan = plan_of(words)
     model, batches, want = whole(model_for(words), layers_for(words))
     assert_equal(train_mesh(model, token_loss, batches, dict.fromkeys(plan, 2), plan), want)
+
+
+@pytest.mark.parametrize("words", PAIRS, ids="·".join)
+def test_two_together(words: tuple[str, ...]) -> None:
+    check(words)
+
+
+@pytest.mark.parametrize("words", MORE, ids="·".join)
+def test_more_together(words: tuple[str, ...]) -> None:
+    check(words)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import os
 import re
 import runpy
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,6 +18,8 @@ import pytest
 import torch
 from launch import join_group, start
 from torch import Tensor, nn
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import tessera
 from tessera.distributed import safetensors
@@ -145,17 +146,32 @@ def restarted(rank: int, folder: str) -> None:
         assert torch.equal(p.to_local(), q.to_local())
 
 
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "restart.py")
+
+
+def run_example(*args: str) -> None:
+    """As a script, in a rank that torchrun's agent has started."""
+    os.environ.update(GLOO_SOCKET_IFNAME="lo", CUDA_VISIBLE_DEVICES="")
+    torch.set_num_threads(1)
+    sys.argv = [EXAMPLE, *args]
+    runpy.run_path(EXAMPLE, run_name="__main__")
+
+
 def test_torchrun_starts_ranks_again(tmp_path: Path) -> None:
-    """The example: a rank dies in step 2, once. One process goes on from the state that the others left."""
-    file = Path(__file__).parents[2] / "examples" / "restart.py"
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    command = [*launch, str(file), str(tmp_path / "states"), "--steps=4", "--kill=2"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
-    assert done.returncode == 0, done.stderr
-    steps = re.findall(r"step (\d) of 2 ranks: loss (\S+)", done.stdout)
-    assert [number for number, _ in steps][-2:] == ["2", "3"]
-    example = runpy.run_path(str(file))
+    """The example: a rank dies in step 2, once. One process goes on from the state that the others left.
+
+    This is what `torchrun --standalone --nproc-per-node=2 --max-restarts=1` does, with ranks that start quickly.
+    """
+    config = LaunchConfig(
+        min_nodes=1, max_nodes=1, nproc_per_node=2, max_restarts=1, monitor_interval=0.1, start_method="forkserver",
+        run_id="again", rdzv_backend="c10d", rdzv_endpoint="localhost:0",
+        logs_specs=DefaultLogsSpecs(str(tmp_path / "logs"), redirects=Std.OUT),
+    )  # fmt: skip
+    elastic_launch(config, run_example)(str(tmp_path / "states"), "--steps=4", "--kill=2")
+    told = [path.read_text() for path in sorted(tmp_path.glob("logs/*/attempt_*/0/stdout.log"))]
+    steps = re.findall(r"step (\d) of 2 ranks: loss (\S+)", "".join(told))
+    assert len(told) == 2 and [number for number, _ in steps][-2:] == ["2", "3"]
+    example = runpy.run_path(EXAMPLE)
     model = example["model_of"]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for number in range(4):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from random_plans import check, random_case
 
-ALWAYS, EVERY = 8, 50
+ALWAYS, EVERY = 4, 50
 
 
 @pytest.mark.parametrize(

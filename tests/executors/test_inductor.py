@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+import torch._inductor.config
 import torch.nn.functional as F
 from programs import trace_of
 
@@ -15,13 +16,17 @@ from tessera.ir.equation import Special
 from tessera.ir.interp import run
 from tessera.util.errors import OptionError
 
+# Headers compiled ahead, and trials of which instructions there are, take longer than the kernels of these tests.
+PLAIN = {"cpp_cache_precompile_headers": False, "cpp.simdlen": 1}
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
 
 
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path, monkeypatch):
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory):
     """Workers side by side do not build in one folder."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    with pytest.MonkeyPatch.context() as patch, torch._inductor.config.patch(PLAIN):
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        yield
 
 
 def block(x, w):

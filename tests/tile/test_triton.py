@@ -70,7 +70,7 @@ def test_under_the_interpreter(tmp_path: Path) -> None:
 # --- compiled for GPUs that are not here ---
 
 
-@pytest.mark.parametrize("arch", [90, 100])
+@pytest.mark.parametrize("arch", [90, pytest.param(100, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize(
     "case", [*kernels.cases(), *kernels.sequential_cases()], ids=lambda c: c.name + ("-dynamic" if c.symbols else "")
 )

@@ -13,7 +13,7 @@ from tessera.ir.trace import Trace
 
 transformers = pytest.importorskip("transformers")
 
-from generation import CONFIGS, model_of  # noqa: E402
+from generation import NAMES, model_of  # noqa: E402
 
 EXECUTORS = ["rows", "tile", "sdpa", "aten"]
 LAYERS = 2
@@ -62,7 +62,7 @@ def operators(trace: Trace) -> list[str]:
     return [str(eqn.op).removesuffix(".default") for eqn in trace.equations]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_token(name: str) -> None:
     step = step_of(name)
     found = operators(step)
