@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from generating import GREEDY, PROMPT, language_model
+from generating import GREEDY, GROWING, PROMPT, language_model
 from launch import join_group
 from models import GPT, Llama, MoE, Pictures, picture_batches, token_batches
 from torch import Tensor, nn
@@ -158,9 +158,6 @@ def refusals(rank: int) -> None:
             assert "expected results that have its rows, got f32[]" in str(error)
         else:
             raise AssertionError("the sum of a microbatch is not that of the batch")
-
-
-GROWING = {"max_new_tokens": 4, "do_sample": False}
 
 
 def generates(rank: int) -> None:
