@@ -20,7 +20,7 @@ from tessera.transforms.pipelined.orders import Do, Expect, Forget, Message, Sen
 from tessera.transforms.pipelined.schedule import Action, Schedule
 
 Env = dict[Value, object]
-Execute = Callable[[Part, list], Sequence]  # runs one program
+Execute = Callable[[Part, list], Sequence]  # runs one program; one without equations gives nothing
 
 
 class Channel(Protocol):
@@ -110,7 +110,7 @@ class Worker:
         program, held = self.stages.programs[part], self.held.setdefault((action.stage, microbatch), {})
         batch = self.batches[microbatch]
         args = [held[v] if v in held else batch[v] if v in batch else self.weights[v] for v in program.inputs]
-        outputs = self.execute(part, args) if program.equations else ()
+        outputs = self.execute(part, args)
         for v, x in zip(values_in(program.outputs), outputs, strict=True):
             held[v] = x
             if v in self.grads:

@@ -8,7 +8,6 @@ microbatch.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -19,16 +18,28 @@ from tessera.distributed.capture import Forward, capture
 from tessera.distributed.once import meet
 from tessera.frontends.captured import Captured
 from tessera.ir.equation import Value
+from tessera.ir.serial import Writer
 from tessera.ir.trace import Trace
 from tessera.just_in_time.backend import GraphRecord
 from tessera.just_in_time.pipelined_program import PipelinedProgram
 from tessera.just_in_time.sharded import ShardedCall, ShardedGraph, held_by, partition_of
-from tessera.pipeline.account import Account
+from tessera.pipeline.account import Account, Program
 from tessera.pipeline.options import Options
-from tessera.pipeline.pipelined import Piped, Pipeline, PipelineExecutable, cut_run, drawing, own_parts, told
+from tessera.pipeline.pipelined import (
+    Piped,
+    PipelineExecutable,
+    cut_run,
+    digest_of,
+    drawing,
+    own_parts,
+    same_lines,
+    told,
+)
 from tessera.pipeline.run import Edits
 from tessera.pipeline.sharded import ShardedRun
 from tessera.pipeline.stage import PROGRAM
+from tessera.pipeline.stored_pipeline import piped_data, read_pipeline, write_pipeline
+from tessera.store.program import Stored
 from tessera.transforms.pipelined.known import in_passes
 from tessera.transforms.shard.joint import Partition
 from tessera.util.errors import OptionError
@@ -64,9 +75,8 @@ class PipelinedCall(ShardedCall):
         name = f"{type(model).__name__}_{len(self.programs)}"
         partition = partition_of(sharding, model, forward, lies)
         compilation = PipelinedGraph(name, forward, partition, needs, self.options, grad, piped)
-        lines = _lines(compilation)
         meet()
-        agree(sharding, leaves, hashlib.sha256("\n".join(lines).encode()).hexdigest(), lambda: lines)
+        agree(sharding, leaves, compilation.digest, lambda: same_lines(compilation.account))
         self.backend.graphs.append(GraphRecord(name, "", compilation))
         program = PipelinedProgram(model, sharding, forward, compilation)
         if caches is not None:
@@ -97,12 +107,6 @@ class PipelinedCall(ShardedCall):
         return kept, {places[v]: self.cached[slot] for slot, v in new if slot in self.cached and v in places}
 
 
-def _lines(of: PipelinedGraph) -> list[str]:
-    """What must be the same on all ranks: the program before it was cut, and the pipeline."""
-    partitioned = [trace for name, trace in of.account.stages if name.split()[-1] == "shard"]
-    return [line.strip() for trace in partitioned for line in str(trace).splitlines()] + [*of.account.pipeline]
-
-
 class PipelinedRun(ShardedRun):
     kinds = ("pipelined inference", "pipelined training")
 
@@ -111,12 +115,15 @@ class PipelinedRun(ShardedRun):
         return [v for v in super().pull(core) or [] if v not in core.inputs]
 
 
+class CallExecutable(PipelineExecutable):
+    final: dict[Value, Value]  # of the results that were captured, those of the programs
+
+
 class PipelinedGraph(ShardedGraph):
     """One rank's programs of a call."""
 
     kinds = (*PipelinedRun.kinds, "part of a pipeline")
-    pipeline: Pipeline
-    final: dict[Value, Value]  # of the results that were captured, those of the programs
+    executable: CallExecutable
 
     def __init__(
         self,
@@ -131,19 +138,45 @@ class PipelinedGraph(ShardedGraph):
         self.piped, self.differentiates = piped, grad
         super().__init__(name, forward, partition, needs, options)
 
-    def key(self) -> None:
-        """Not kept on disk."""
-        return None
+    # --- kept on disk, for each place along the pipeline ---
 
-    def through(self, captured: Captured, edits: Edits) -> tuple[PipelineExecutable, Account]:  # type: ignore[override]
+    def identity(self) -> dict[str, object]:
+        return {**super().identity(), **piped_data(self.piped), "differentiates": self.differentiates}
+
+    def details(self, writer: Writer) -> dict:
+        executable = self.executable
+        return {
+            "parts": [*map(list, executable.parts)],
+            "pipeline": write_pipeline(executable.pipeline, writer),
+            "final": [writer.value(executable.final[v]) for v in self.forward.distinct],
+            "digest": self.digest,
+        }
+
+    def restored(self, programs: list[Program], stored: Stored) -> CallExecutable:
+        details, reader, left = stored.details, stored.reader, iter(programs)
+        self._digest = details["digest"]
+        parts = {(kind, stage): next(left) for kind, stage in details["parts"]}
+        executable = CallExecutable(read_pipeline(details["pipeline"], reader, self.piped), parts, next(left, None))
+        final = (reader.values[n] for n in details["final"])
+        executable.final = dict(zip(self.forward.distinct, final, strict=True))
+        self.piped.settle(executable.pipeline.held)
+        return executable
+
+    @property
+    def digest(self) -> str:
+        if not self._digest:
+            self._digest = digest_of(self.account)
+        return self._digest
+
+    def through(self, captured: Captured, edits: Edits) -> tuple[CallExecutable, Account]:
         trace, partition = self.distinct()
         run = PipelinedRun(self.name, captured, trace, partition, self.options, self.differentiates, edits)
         run.go()
-        pipeline = self.pipeline = cut_run(run, self.forward, self.piped)
+        account, pipeline = run.account, cut_run(run, self.forward, self.piped)
         self.piped.settle(pipeline.held)
-        run.account.pipeline, run.account.pipeline_axis = told(pipeline, self.piped.schedule), self.piped.axis
-        self.parts = own_parts(pipeline, self.piped, self.options, partition.ways, run.account)
-        self.draws = drawing(pipeline, self.options, run.account)
+        account.pipeline, account.pipeline_axis = told(pipeline, self.piped.schedule), self.piped.axis
+        parts = own_parts(pipeline, self.piped, self.options, partition.ways, account)
+        executable = CallExecutable(pipeline, parts, drawing(pipeline, self.options, account))
         final = run.traces[PROGRAM].outputs if run.kind == run.plain_kind else run.split.forward.outputs
-        self.final = dict(zip(self.forward.distinct, final, strict=False))  # type: ignore[arg-type]
-        return PipelineExecutable(), run.account
+        executable.final = dict(zip(self.forward.distinct, final, strict=False))  # type: ignore[arg-type]
+        return executable, account

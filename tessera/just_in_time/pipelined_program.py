@@ -27,7 +27,6 @@ from tessera.ir.equation import Value
 from tessera.just_in_time.sharded import held_by
 from tessera.pipeline.pipelined import microbatches
 from tessera.runtime.autograd import below_autograd
-from tessera.transforms.pipelined.cut import Part
 from tessera.transforms.pipelined.orders import in_two
 from tessera.transforms.pipelined.places import Held
 from tessera.util.errors import DoubleBackwardError, InputError, OptionError
@@ -39,14 +38,15 @@ if TYPE_CHECKING:
 class PipelinedProgram:
     def __init__(self, model: nn.Module, sharding: Sharding, forward: Forward, compilation: PipelinedGraph) -> None:
         self.model, self.sharding, self.forward, self.compilation = model, sharding, forward, compilation
-        pipeline, schedule = compilation.pipeline, compilation.piped.schedule
+        self.executable = compilation.executable
+        pipeline, schedule = self.executable.pipeline, compilation.piped.schedule
         self.pipeline, self.stages, self.count = pipeline, pipeline.stages, schedule.microbatches
         self.differentiates = schedule.backward
         self.channel = GroupChannel(sharding.device_mesh, compilation.piped.axis, self.stages, schedule.home)
         steps = pipeline.rows[compilation.piped.rank]
         self.forwards, self.backwards = in_two(steps)
         self.worker = Worker(
-            self.stages, steps, self.execute, torch.add, self.channel, pipeline.summed, schedule.split
+            self.stages, steps, self.executable.execute, torch.add, self.channel, pipeline.summed, schedule.split
         )  # fmt: skip
         self.inputs = [*pipeline.weights.values(), *pipeline.buffers.values(), *pipeline.batch]
         self.cached = {pipeline.batch[i] for i in compilation.piped.kept}  # no other rank reads them
@@ -60,10 +60,7 @@ class PipelinedProgram:
         if held := [v.name for v, i in self.given.items() if i < first]:
             raise OptionError(f"pipeline: expected results that the model computes, got its weight {held[0]}")
         for v in self.computed:
-            self.kind_of(compilation.final[v])
-
-    def execute(self, part: Part, args: list) -> tuple:
-        return self.compilation.parts[part].run(*args)
+            self.kind_of(self.executable.final[v])
 
     # --- calls ---
 
@@ -89,7 +86,7 @@ class PipelinedProgram:
     def stages_of(self, caches: Caches) -> dict[Slot, int]:
         """The stages that keys and values in caches are on."""
         assert self.forward.left is not None
-        final, batch, home = self.compilation.final, self.pipeline.batch, self.stages.home
+        final, batch, home = self.executable.final, self.pipeline.batch, self.stages.home
         made = zip(self.forward.left.slots, (final[v] for v in self.kept), strict=True)  # type: ignore[index]
         on = {slot: home[v] for slot, v in made if v.ndim == HEADS and v in home}
         for slot, v in zip(caches.slots, batch[len(batch) - len(caches.slots) :], strict=False):
@@ -106,11 +103,14 @@ class PipelinedProgram:
 
     def go(self, tensors: Sequence[Tensor]) -> tuple[Worker, list[Tensor]]:
         """Every rank gets the results, but for keys and values that go into caches."""
+        if self.compilation.executable is not self.executable:  # it was edited
+            self.__init__(self.model, self.sharding, self.forward, self.compilation)
         pipeline, worker = self.pipeline, copy.copy(self.worker)
         local = dict(zip(self.inputs, (local_of(x).detach() for x in tensors), strict=True))
         with below_autograd():
             given = [local[v] for v in pipeline.batch]
-            worker.begin(local, microbatches(pipeline.batch, given, self.count, self.compilation.draws))
+            draws = self.executable.draws
+            worker.begin(local, microbatches(pipeline.batch, given, self.count, draws, self.channel))
             _through(worker.go(self.forwards))
             results = [self.result(worker, v) for v in self.computed]
             for v, stage in self.written.items():
@@ -121,7 +121,7 @@ class PipelinedProgram:
         return worker, results
 
     def result(self, worker: Worker, captured: Value) -> Tensor:
-        v, home = self.compilation.final[captured], self.stages.home
+        v, home = self.executable.final[captured], self.stages.home
         kind = self.kind_of(v)
         if v not in home:  # what was given, which everyone has
             return joined(self.each(worker, v), kind).clone()
@@ -147,7 +147,7 @@ class PipelinedProgram:
         """The gradients of the inputs; `tensors` are weights, of which gradients lie as they do."""
         pipeline = self.pipeline
         for v, x in zip(self.computed, cotangents, strict=True):
-            ct = pipeline.cotangents.get(self.compilation.final[v])
+            ct = pipeline.cotangents.get(self.executable.final[v])
             if ct is not None:
                 parts = x.chunk(self.count) if self.count > 1 else (x,)
                 for env, part in zip(worker.batches, parts, strict=True):

@@ -8,12 +8,14 @@ are cut.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from tessera.distributed.capture import Forward
+from tessera.distributed.channel import GroupChannel
 from tessera.distributed.pipelined import Env
 from tessera.ir.equation import Arg, Equation, Value, values_in
 from tessera.ir.trace import Trace
@@ -183,24 +185,34 @@ def drawing(pipeline: Pipeline, options: Options, account: Account) -> Program |
     return None if drawn is None else PartRun("draws", drawn, options).compiled(account)
 
 
-def microbatches(values: Sequence[Value], batch: Sequence[Tensor], count: int, draws: Program | None) -> list[Env]:
-    """The inputs of each microbatch, and what is drawn at random for it, the same on all ranks."""
+def microbatches(
+    values: Sequence[Value], batch: Sequence[Tensor], count: int, draws: Program | None, channel: GroupChannel
+) -> list[Env]:
+    """The inputs of each microbatch, and what is drawn at random for it: what the first rank drew counts for all."""
     parts = [x.chunk(count) if x.ndim else (x,) * count for x in batch]
     batches: list[Env] = [dict(zip(values, xs, strict=True)) for xs in zip(*parts, strict=True)]
     if draws is not None:
         for env in batches:
-            env.update(zip(values_in(draws.trace.outputs), draws.run(), strict=True))
+            drawn = dict(zip(values_in(draws.trace.outputs), draws.run(), strict=True))
+            for x in drawn.values():
+                channel.share(x, 0)
+            env.update(drawn)
     return batches
 
 
 class PipelineExecutable(Executable):
     """Programs that a schedule calls, each many times a step."""
 
-    def __init__(self) -> None:
+    def __init__(self, pipeline: Pipeline, parts: dict[Part, Program], draws: Program | None) -> None:
+        self.pipeline, self.parts, self.draws = pipeline, parts, draws
         self.ends = Ends(Layout(()), None, ())
         self.eager = self.derivative = self.call = _never
         self.enables_grad, self.reads = False, ()
         self.cuda_graph = "no CUDA graph: a pipeline waits for other ranks between its programs"
+
+    def execute(self, part: Part, args: list) -> Sequence:
+        """A program of this rank; one without equations gives nothing."""
+        return self.parts[part].run(*args) if part in self.parts else ()
 
 
 def _never(*_: object) -> object:
@@ -233,3 +245,13 @@ def told(pipeline: Pipeline, schedule: Schedule) -> tuple[str, ...]:
             lines.append(f"{name} is on the ranks {', '.join(map(str, ranks))}; rank {owner} updates it")
     lines.append("exchanges along other axes are counted for one microbatch, and the update")
     return tuple(lines)
+
+
+def same_lines(account: Account) -> list[str]:
+    """What must be the same on all ranks: the program before it was cut, and the pipeline."""
+    partitioned = [trace for name, trace in account.stages if name in ("shard", "joint shard")]
+    return [line.strip() for trace in partitioned for line in str(trace).splitlines()] + [*account.pipeline]
+
+
+def digest_of(account: Account) -> str:
+    return hashlib.sha256("\n".join(same_lines(account)).encode()).hexdigest()

@@ -8,7 +8,6 @@ sizes, on the meta device. A weight that several stages read is updated by one o
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 
 import torch
@@ -25,7 +24,7 @@ from tessera.distributed.weights import local_of
 from tessera.ir.equation import Value
 from tessera.just_in_time.backend import GraphRecord
 from tessera.just_in_time.sharded import batch_key
-from tessera.pipeline.pipelined import Piped, microbatches
+from tessera.pipeline.pipelined import Piped, microbatches, same_lines
 from tessera.runtime.autograd import below_autograd
 from tessera.torch_internals import pytree
 from tessera.training.optimizer_state import OptimizerState
@@ -33,7 +32,6 @@ from tessera.training.pipelined_program import PipelinedCompilation
 from tessera.training.run import Settings
 from tessera.training.sharded import ShardedStep
 from tessera.training.sharded_program import Recipe, loss_place
-from tessera.transforms.pipelined.cut import Part
 from tessera.transforms.pipelined.places import Held
 from tessera.util.errors import OptionError
 
@@ -60,9 +58,8 @@ class PipelinedStep(ShardedStep):
             microbatches = self._microbatches(leaves)
             forward, lies = self._captured((microbatches, *what), batch, named, leaves)
             program = self._prepare(forward, lies, microbatches)
-            lines = _lines(program.compilation)
             meet()
-            agree(self.sharding, leaves, hashlib.sha256("\n".join(lines).encode()).hexdigest(), lambda: lines)
+            agree(self.sharding, leaves, program.compilation.digest, lambda: same_lines(program.compilation.account))
             self.programs[what] = program
         out = program.run([x for x in leaves if isinstance(x, Tensor)])
         self.settings.done()
@@ -108,45 +105,41 @@ class PipelinedStep(ShardedStep):
         return _Program(self, forward, compilation, lies)
 
 
-def _lines(of: PipelinedCompilation) -> list[str]:
-    """What must be the same on all ranks: the program before it was cut, and the pipeline."""
-    partitioned = [trace for title, trace in of.account.stages if title == "joint shard"]
-    return [line.strip() for trace in partitioned for line in str(trace).splitlines()] + [*of.account.pipeline]
-
-
 class _Program:
     """Compiled programs with the tensors they run on."""
 
     def __init__(self, step: PipelinedStep, forward: Forward, compilation: PipelinedCompilation, lies: Layout) -> None:
         self.step, self.forward, self.compilation, self.lies = step, forward, compilation, lies
+        self.executable = compilation.executable
         pipe, mesh = step.sharding.plan.pipe, step.sharding.device_mesh
         assert pipe is not None
         schedule, pipeline = compilation.piped.schedule, compilation.pipeline
         stages, steps = pipeline.stages, pipeline.rows[compilation.piped.rank]
         self.channel = GroupChannel(mesh, pipe.axis, stages, schedule.home)
         self.worker = Worker(
-            stages, steps, self.execute, torch.add, self.channel, pipeline.summed, schedule.split
+            stages, steps, compilation.executable.execute, torch.add, self.channel, pipeline.summed, schedule.split
         )  # fmt: skip
         self.loss = compilation.places[loss_place(forward)]
         mutated = {t for program in stages.programs.values() for t in program.mutations}
         homes = {t: part[1] for part, program in stages.programs.items() for t in program.mutations}
         self.written = {n: schedule.home[homes[v]] for n, v in pipeline.buffers.items() if v in mutated}
 
-    def execute(self, part: Part, args: list) -> tuple:
-        return self.compilation.parts[part].run(*args)
-
     def run(self, batch: list[Tensor]) -> object:
         step, of = self.step, self.compilation
+        if of.executable is not self.executable:  # it was edited
+            self.__init__(step, self.forward, of, self.lies)
         params, buffers = dict(step.model.named_parameters()), dict(step.model.named_buffers())
+        values = of.grads
         held = {v: local_of(params[name]) for name, v in of.pipeline.weights.items()}
         held |= {v: buffers[name] for name, v in of.pipeline.buffers.items()}
-        sums = {of.grads[n]: local_of(g) for n in of.own if (g := params[n].grad) is not None}
+        sums = {values[n]: local_of(g) for n in of.own if (g := params[n].grad) is not None}
         with below_autograd():
-            batches = microbatches(of.pipeline.batch, batch, of.piped.schedule.microbatches, of.draws)
+            count, draws = of.piped.schedule.microbatches, of.executable.draws
+            batches = microbatches(of.pipeline.batch, batch, count, draws, self.channel)
             for _ in self.worker.run(held, batches, sums if step.settings.calls else {}):
                 raise AssertionError("a channel between processes waits for what comes")
             results = self.results()
-        grads: dict[str, Tensor] = {n: self.worker.sums[of.grads[n]] for n in of.own}  # type: ignore[misc]
+        grads: dict[str, Tensor] = {n: self.worker.sums[values[n]] for n in of.own}  # type: ignore[misc]
         self.worker.clear()
         if step.settings.updates:
             with below_autograd():
@@ -189,9 +182,7 @@ class _Program:
             more = [norms if e.kind == "norms" else local_of(state.tensor(e, own, numbers)) for e in of.extras]
             tensors = [*(grads[name] for name in of.own), *more]
             kept = of.update.run(*tensors)
-            inputs = of.update.trace.inputs
-            written = [x for v, x in zip(inputs, tensors, strict=True) if v in of.written]
-            torch.autograd.graph.increment_version(written)
+            torch.autograd.graph.increment_version([tensors[i] for i in of.written])
             if plan.keeps:
                 self.hand(params, dict(zip(of.own, kept, strict=True)))
         state.advance(chosen)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+import os
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from generating import GREEDY, GROWING, PROMPT, language_model
 from launch import join_group
-from models import GPT, Llama, MoE, Pictures, picture_batches, token_batches
+from models import GPT, Llama, MoE, Pictures, picture_batches, token_batches, token_loss
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 import tessera
 from tessera.distributed.weights import local_of
+from tessera.store.program import COUNTS
 from tessera.util.errors import InputError, OptionError
 
 ROWS = 8
@@ -22,6 +26,7 @@ ROWS = 8
 
 def run(rank: int, world: int, folder: str, parts: list[str]) -> None:
     join_group(rank, world, f"{folder}/meet{world}")
+    os.environ["TESSERA_CACHE"] = f"{folder}/cache"
     for name in parts:
         try:
             globals()[name](rank)
@@ -169,10 +174,56 @@ def generates(rank: int) -> None:
         fast = tessera.jit(model, mesh=tessera.mesh(device="cpu", pp=2), plan="1f1b", executors="aten")
         assert fast.generate(PROMPT, **GREEDY).tolist() == want[0].tolist()
         _, token = fast.__tessera__.compilations()  # the prompt's and a token's
-        on = [token.pipeline.stages.readers[token.pipeline.batch[i]] for i in token.piped.kept]
+        pipeline = token.executable.pipeline
+        on = [pipeline.stages.readers[pipeline.batch[i]] for i in token.piped.kept]
         assert len(on) == 4 and set(on) == {(0,), (1,)}  # keys and values are where their layer is
         assert fast.generate(PROMPT[:, :3], **GREEDY).tolist() == want[1].tolist()
         assert fast.generate(PROMPT, **GROWING).tolist() == grown.tolist()
+
+
+class Dropping(GPT):
+    def forward(self, ids: Tensor) -> Tensor:
+        return super().forward(ids) + nn.functional.dropout(self.words(ids), 0.5).mean(-1, keepdim=True)
+
+
+def stored(rank: int) -> None:
+    """What one process compiled another begins with: nothing is compiled, and everything is bit for bit the same."""
+    mesh, told = tessera.mesh(device="cpu", pp=2), []
+    for _ in range(2):
+        before = dict(COUNTS)
+        with tessera.override(program_cache=True):
+            told.append([*_trained(mesh), *_called(mesh)])
+        counts = {name: COUNTS[name] - before[name] for name in COUNTS}
+    assert counts == {"stored": 0, "loaded": 6}, counts
+    assert all(torch.equal(a, b) for a, b in zip(*told, strict=True))
+
+
+def _trained(mesh: DeviceMesh) -> Iterator[Tensor]:
+    model = seeded(Dropping, 2)
+    by = torch.optim.AdamW(model.parameters(), lr=0.1)
+    step = tessera.train_step(
+        model, token_loss, by, mesh=mesh, plan="zero-bubble", microbatches=4, clip_norm=0.5, executors="aten"
+    )
+    torch.manual_seed(7 + mesh.get_rank())  # what the first rank draws counts
+    yield from (step(*batch).clone() for batch in token_batches(2, ROWS))
+    assert "stage 1 on rank 1" in str(tessera.explain(step))  # the stages are made for whoever asks
+    yield step(*token_batches(1, ROWS)[0]).clone()
+    yield step(*(x[:4] for x in token_batches(1, ROWS)[0])).clone()  # cut where the weights are
+
+
+def _called(mesh: DeviceMesh) -> Iterator[Tensor]:
+    model, (ids, _) = seeded(GPT, 2), token_batches(1, ROWS)[0]
+    fast = tessera.jit(model, mesh=mesh, plan="gpipe", executors="aten")
+    fast(ids).square().sum().backward()
+    assert "stage 1 on rank 1" in str(tessera.explain(fast))
+    out = fast(ids)
+    out.sum().backward()
+    yield out.detach()
+    yield from (p.grad.to_local() for p in model.parameters() if p.grad is not None)
+    with torch.no_grad():
+        yield fast(ids)
+    fast = tessera.jit(language_model("llama"), mesh=mesh, plan="1f1b", executors="aten")
+    yield fast.generate(PROMPT, **GREEDY)
 
 
 # --- four ranks ---
@@ -207,5 +258,5 @@ def generates_beside_heads(rank: int) -> None:
     assert fast.generate(PROMPT, **GREEDY).tolist() == want.tolist()
 
 
-TWO = ["inference", "gradients", "forms", "written", "refusals", "generates"]
+TWO = ["inference", "gradients", "forms", "written", "refusals", "generates", "stored"]
 FOUR = ["beside_other_axes", "generates_beside_heads"]

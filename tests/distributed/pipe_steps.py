@@ -73,7 +73,7 @@ class Ranks:
             for part, trace in pipeline.stages.programs.items() if trace.equations
         }  # fmt: skip
         self.workers = workers(
-            pipeline.stages, compilation.piped.schedule, lambda part, args: in_step.run(self.parts[part], args),
+            pipeline.stages, compilation.piped.schedule, self.execute,
             add, pipeline.summed,
         )  # fmt: skip
         values, self.held = pipeline.weights | pipeline.buffers, held or Held()
@@ -89,6 +89,9 @@ class Ranks:
             self.updates.append((names, of.plan, of.norms, of.update, of.update_extras))
         compilation.update_of(compilation.own, account)  # what the front door runs
 
+    def execute(self, part: tuple, args: list) -> list:
+        return in_step.run(self.parts[part], args) if part in self.parts else []
+
     def microbatches(self, batch: list[Tensor]) -> list[dict]:
         """Each rank along the data axes cuts its rows; microbatches are what all of them have together."""
         count, ranks = self.of.piped.schedule.microbatches, data_ranks(self.step)
@@ -98,14 +101,18 @@ class Ranks:
             envs.append(
                 {v: in_step.cut(x, v.type.placement) for v, x in zip(self.of.pipeline.batch, whole, strict=True)}
             )
-            if self.of.draws is not None:
-                drawn = in_step.run(self.of.draws.trace, []) if self.of.draws.trace.inputs else self.drawn()
-                envs[-1].update(zip(self.of.draws.trace.outputs, drawn, strict=True))
+            if self.of.executable.draws is not None:
+                drawn = (
+                    in_step.run(self.of.executable.draws.trace, [])
+                    if self.of.executable.draws.trace.inputs
+                    else self.drawn()
+                )
+                envs[-1].update(zip(self.of.executable.draws.trace.outputs, drawn, strict=True))
         return envs
 
     def drawn(self) -> list[list]:
         ranks = self.of.partition.mesh.ranks
-        return [[x] * ranks for x in self.of.draws.run()]
+        return [[x] * ranks for x in self.of.executable.draws.run()]
 
     def loss(self, batch: list[Tensor], updates: bool = True) -> Tensor:
         """One call: the loss; gradients are added up, and with the last of some calls weights are updated."""

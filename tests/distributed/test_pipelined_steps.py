@@ -190,11 +190,6 @@ def test_results_that_have_no_rows() -> None:
         pipelined_step(model, loss, [torch.ones(8, 4)], {"pp": 2}, "gpipe")
 
 
-def test_calls_of_a_pipelined_model_are_refused() -> None:
-    with pretended({"pp": 2}) as mesh, pytest.raises(OptionError, match="expected a plan without a pipeline, got pp"):
-        tessera.jit(torch.nn.Linear(4, 4), mesh=mesh, plan="1f1b")
-
-
 def test_a_table_that_a_person_edited() -> None:
     table = "rank 0  F0 F1 .  .  .  B0 =  B1 =\nrank 1  .  F0 F1 B0 =  B1 =\n"
     check("llama", {"pp": 2}, {"pp": table})
