@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from tessera.distributed.dtensors import as_dtensor
 from tessera.distributed.plan import DATA, MODEL, Plan
-from tessera.distributed.weights import own_part
+from tessera.distributed.weights import own_part, without_memory
 from tessera.ir.placement import Placement
 from tessera.torch_internals import pytree
 
@@ -113,6 +113,11 @@ class Caches:
             setattr(self.layers[i], name, as_dtensor(x, placement, mesh) if x.ndim == HEADS else x)
         for layer, attributes in zip(self.layers, left.attributes, strict=True):
             vars(layer).update(attributes)
+
+    def leave(self, slots: Sequence[Slot]) -> None:
+        """Give up the memory of what other stages of a pipeline hold."""
+        for i, name in slots:
+            setattr(self.layers[i], name, without_memory(vars(self.layers[i])[name]))
 
 
 def lies(plan: Plan, shape: Sequence[Any]) -> Placement:

@@ -55,6 +55,11 @@ class Forward:
     def outputs(self) -> tuple:
         return self.trace.outputs[: self.results]
 
+    @property
+    def distinct(self) -> list[Value]:
+        """The caller's outputs that are values, each once."""
+        return list(dict.fromkeys(v for v in self.outputs if isinstance(v, Value)))
+
     def pack(self, outputs: Sequence[object]) -> object:
         """The caller's outputs, in the form that the function gave them."""
         rest: list[object] = [None] * (len(self.trace.outputs) - self.results)

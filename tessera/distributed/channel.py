@@ -35,7 +35,7 @@ class GroupChannel:
         self.bytes_sent = 0
 
     def expect(self, message: Message) -> None:
-        buffers = [_empty(v) for v in self.stages.sends[message.key]]
+        buffers = [empty_of(v) for v in self.stages.sends[message.key]]
         source = self.ranks[self.home[message.start]]
         works = [
             self.named(lambda x=x, i=i: dist.irecv(x, source, self.group, self.tag(message, i)), message)
@@ -85,7 +85,16 @@ class GroupChannel:
 
     def share(self, x: Tensor, place: int) -> None:
         """Everyone along the pipeline gets what the rank at a place has, in place."""
-        dist.broadcast(x, self.ranks[place], self.group)
+        buffer = x.contiguous()
+        dist.broadcast(buffer, self.ranks[place], self.group)
+        if buffer is not x:
+            x.copy_(buffer)
+
+    def everyones(self, v: Value, whole: Tensor | None, stage: int, times: int) -> Tensor:
+        """What a stage made, on every rank: `whole` where the stage is here, with so many `times` the rows of `v`."""
+        x = empty_of(v, times) if whole is None else whole.contiguous()
+        self.share(x, self.home[stage])
+        return x
 
     def hand_on(self, x: Tensor, owner: int, others: Sequence[int]) -> None:
         """Some ranks get what the owner has, in place."""
@@ -104,8 +113,10 @@ class GroupChannel:
         dist.all_reduce(x, group=self.group)
 
 
-def _empty(v: Value) -> Tensor:
-    return torch.empty(tuple(map(int, v.shape)), dtype=v.tensor.dtype, device=v.tensor.device)
+def empty_of(v: Value, times: int = 1, device: str | None = None) -> Tensor:
+    shape = [int(n) for n in v.shape]
+    rows = [shape[0] * times, *shape[1:]] if shape else []
+    return torch.empty(rows, dtype=v.tensor.dtype, device=device or v.tensor.device)
 
 
 def _laid_out(x: Tensor, stride: tuple[int, ...]) -> Tensor:

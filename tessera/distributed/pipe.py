@@ -41,12 +41,21 @@ class Pipe:
             raise OptionError(f"microbatches: expected {self.table.microbatches}, as the table has, got {microbatches}")
         return self.table
 
+    @property
+    def home(self) -> dict[int, int]:
+        """The rank of each stage."""
+        return (self.table or schedule(self.word, self.ranks, self.ranks)).home
+
     def microbatches(self, rows: int, asked: int | None) -> int:
         """How many parts a rank's rows are cut into."""
-        count = asked or (self.table.microbatches if self.table is not None else self._most(rows))
+        count = asked or self._most(rows)
         if rows % count:
             raise OptionError(f"microbatches: expected a number that divides the {rows} rows of a batch, got {count}")
         return count
+
+    def in_table(self, rows: int, asked: int | None) -> int:
+        """As `microbatches`; a table has its own number of them."""
+        return self.microbatches(rows, asked or (None if self.table is None else self.table.microbatches))
 
     def _most(self, rows: int) -> int:
         step = self.ranks if chunks_of(self.word) > 1 else 1

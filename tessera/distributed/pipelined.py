@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+import torch
+from torch import Tensor
+
 from tessera.ir.equation import Value, values_in
 from tessera.transforms.pipelined.cut import KINDS, Part, Stages
 from tessera.transforms.pipelined.orders import Do, Expect, Forget, Message, Send, Step, Take, orders
 from tessera.transforms.pipelined.schedule import Action, Schedule
 
 Env = dict[Value, object]
-Execute = Callable[[Part, list], Sequence]  # runs one program
+Execute = Callable[[Part, list], Sequence]  # runs one program; one without equations gives nothing
 
 
 class Channel(Protocol):
@@ -63,11 +66,22 @@ class Worker:
     ) -> Iterator[None]:
         """Every step in turn; it stops where a message can only come once other ranks have been run. Gradients are
         added to `sums`."""
+        self.begin(weights, batches, sums)
+        return self.go(self.steps)
+
+    def begin(
+        self,
+        weights: Mapping[Value, object],
+        batches: Sequence[Mapping[Value, object]],
+        sums: Mapping[Value, object] | None = None,
+    ) -> None:
         self.weights, self.batches = weights, batches
         self.results: list[Env] = [{} for _ in batches]
         self.sums: Env = dict(sums or {})
         self.held: dict[tuple[int, int], Env] = {}  # of a stage and a microbatch
-        for step in self.steps:
+
+    def go(self, steps: Sequence[Step]) -> Iterator[None]:
+        for step in steps:
             match step:
                 case Do(action):
                     for kind in ("B", "W") if action.kind == "B" and not self.split else (action.kind,):
@@ -96,7 +110,7 @@ class Worker:
         program, held = self.stages.programs[part], self.held.setdefault((action.stage, microbatch), {})
         batch = self.batches[microbatch]
         args = [held[v] if v in held else batch[v] if v in batch else self.weights[v] for v in program.inputs]
-        outputs = self.execute(part, args) if program.equations else ()
+        outputs = self.execute(part, args)
         for v, x in zip(values_in(program.outputs), outputs, strict=True):
             held[v] = x
             if v in self.grads:
@@ -106,6 +120,18 @@ class Worker:
         for to, values in self.stages.sent(*part):
             if to in self.own:
                 self.held.setdefault((to, microbatch), {}).update({v: held[v] for v in values})
+
+
+def joined(each: Sequence[Tensor], kind: str) -> Tensor:
+    """The results of microbatches as one: "rows" one after the other, the "mean" of numbers, or the one that there
+    is."""
+    match kind:
+        case "rows":
+            return torch.cat(list(each))
+        case "mean":
+            return torch.stack(list(each)).mean(0)
+    (one,) = each
+    return one
 
 
 # --- all ranks in one process ---------------------------------------------------------------------

@@ -54,16 +54,19 @@ class Sharding:
         types = {}
         for i, x in enumerate(leaves):
             if isinstance(x, DTensor):
-                if x.device_mesh != self.device_mesh or self.plan.pipe is not None:
-                    raise InputError(
-                        f"expected DTensors on the mesh {self.mesh} of a plan without a pipeline, got one on "
-                        f"{x.device_mesh}"
-                    )
+                if x.device_mesh != self.device_mesh:
+                    raise InputError(f"expected DTensors on the mesh {self.mesh}, got one on {x.device_mesh}")
                 types[i] = whole_type(x)
             elif isinstance(x, torch.Tensor):
                 shape = (x.shape[0] // microbatches * ranks, *x.shape[1:]) if x.ndim else ()
                 types[i] = TensorType(x.dtype, shape, contiguous_strides(shape), x.device)
         return types
+
+    def rows(self, leaves: Sequence[object]) -> list[int]:
+        """The numbers of rows that the arguments of a pipeline have."""
+        if any(isinstance(x, DTensor) for x in leaves):
+            raise InputError(f"expected plain tensors beside a pipeline, got a DTensor on the mesh {self.mesh}")
+        return sorted({x.shape[0] for x in leaves if isinstance(x, torch.Tensor) and x.ndim})
 
     def watched(self, model: nn.Module) -> dict[str, str]:
         """The modules whose results the plan places, and where."""
@@ -170,8 +173,8 @@ def place(
     return new
 
 
-def ask_for(sharding: Sharding, microbatches: int | None) -> None:
-    """Note how many microbatches the user wants."""
+def ask_for(sharding: Sharding, microbatches: int | None, scheduled: bool = True) -> None:
+    """Note how many microbatches the user wants; `scheduled`: there must be enough for the plan's schedule."""
     if microbatches is None:
         return
     if isinstance(microbatches, bool) or not isinstance(microbatches, int) or microbatches < 1:
@@ -179,7 +182,8 @@ def ask_for(sharding: Sharding, microbatches: int | None) -> None:
     pipe = sharding.plan.pipe
     if pipe is None:
         raise OptionError(f"microbatches: expected a plan with a pipeline such as '1f1b', got {sharding.plan.words}")
-    pipe.schedule(microbatches)
+    if scheduled:
+        pipe.schedule(microbatches)
     sharding.microbatches = microbatches
 
 

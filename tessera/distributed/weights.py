@@ -126,12 +126,14 @@ def leave(model: nn.Module, absent: Collection[str]) -> None:
     """Give up the memory of weights that other ranks hold. They stay the same parameters, on the meta device."""
     for name, p in model.named_parameters():
         if name in absent and not local_of(p).is_meta:
-            assert isinstance(p, DTensor)
-            part = torch.empty_like(p.to_local(), device="meta")
-            gone = DTensor.from_local(
-                part, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
-            )  # fmt: skip
-            torch.utils.swap_tensors(p, nn.Parameter(gone, requires_grad=p.requires_grad))
+            torch.utils.swap_tensors(p, nn.Parameter(without_memory(p), requires_grad=p.requires_grad))
+
+
+def without_memory(x: Tensor) -> DTensor:
+    """The same, on the meta device."""
+    assert isinstance(x, DTensor)
+    part = torch.empty_like(x.to_local(), device="meta")
+    return DTensor.from_local(part, x.device_mesh, x.placements, run_check=False, shape=x.shape, stride=x.stride())
 
 
 def follow(optimizer: torch.optim.Optimizer, new: Replaced) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.export import ExportedProgram
 
-from tessera.distributed.sharding import place, sharding_of
+from tessera.distributed.sharding import ask_for, place, sharding_of
 from tessera.frontends.dynamo.blocks import follow_blocks
 from tessera.frontends.dynamo.frames import entry_of
 from tessera.frontends.export import capture_export
@@ -23,6 +23,7 @@ from tessera.frontends.functional.callables import refuse_suspended
 from tessera.func.dispatch import Dispatcher, build
 from tessera.just_in_time.backend import Backend, GraphRecord, Handle
 from tessera.just_in_time.compiled import Compiled, compiled_state, wrap
+from tessera.just_in_time.pipelined import PipelinedCall
 from tessera.just_in_time.sharded import ShardedCall
 from tessera.pipeline.compilation import compile_captured
 from tessera.pipeline.options import Options
@@ -70,7 +71,8 @@ def jit(
     cuda_graph: bool = False,
     buckets: Buckets | None = None,
     mesh: DeviceMesh | None = None,
-    plan: str | Mapping[str, str] | None = None,
+    plan: str | Mapping[str, object] | None = None,
+    microbatches: int | None = None,
 ) -> Callable:
     """Compile a model, function or method. Also a decorator, with or without options.
 
@@ -88,6 +90,8 @@ def jit(
     buckets        sizes that changing inputs are padded to (tessera.Buckets), so that few programs and graphs serve all
     mesh, plan     shard the model at once (tessera.shard); calls give this rank's part of a batch, and get its part of
                    the result
+    microbatches   how many parts a pipeline of the plan cuts a batch into; None: as many as divide its rows, at most 4
+                   for each rank
     """
     again = functools.partial(
         jit, executors=executors, frontend=frontend, strict=strict, memory_budget=memory_budget,
@@ -115,8 +119,12 @@ def jit(
             raise OptionError(f"mesh: expected a module, whose weights lie there, got {type(fn).__name__}")
         place(fn, mesh, plan)
     if (sharding := sharding_of(fn)) is not None:
+        ask_for(sharding, microbatches, scheduled=False)
         backend = Backend(options, strict, name_of(fn), argument_names(fn))
-        return wrap(fn, Compiled(fn, backend, ShardedCall(fn, sharding, options, backend, dynamic is not False), again))  # type: ignore[arg-type]
+        kind = ShardedCall if sharding.plan.pipe is None else PipelinedCall
+        return wrap(fn, Compiled(fn, backend, kind(fn, sharding, options, backend, dynamic is not False), again))  # type: ignore[arg-type]
+    if microbatches is not None:
+        raise OptionError("microbatches: expected a model that tessera.shard laid out with a pipeline, got another")
     if isinstance(fn, ExportedProgram):
         return _compiled_export(fn, options, again)
     refuse_suspended(fn, generators=how == "functional")

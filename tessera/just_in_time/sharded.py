@@ -9,6 +9,7 @@ once. A weight's gradient lies as the weight does.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ from tessera.frontends.captured import Captured
 from tessera.ir.equation import Value
 from tessera.ir.placement import Axes, Placement
 from tessera.ir.serial import Writer
+from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_key
 from tessera.just_in_time.backend import Backend, GraphRecord
 from tessera.pipeline.account import Account, Program
@@ -41,7 +43,7 @@ from tessera.store.key import Key
 from tessera.store.program import Stored
 from tessera.torch_internals import pytree
 from tessera.transforms.shard.joint import Partition
-from tessera.util.errors import DoubleBackwardError, InputError, OptionError
+from tessera.util.errors import DoubleBackwardError, InputError
 
 
 class ShardedCall:
@@ -51,8 +53,6 @@ class ShardedCall:
         self, model: nn.Module, sharding: Sharding, options: Options, backend: Backend, dynamic: bool = True
     ) -> None:
         """`dynamic`: sizes that change become symbols."""
-        if (pipe := sharding.plan.pipe) is not None:
-            raise OptionError(f"jit: expected a plan without a pipeline, got {pipe.axis}: {pipe.word}; use train_step")
         self.model, self.sharding, self.options, self.backend = model, sharding, options, backend
         self.dynamic = dynamic
         self.programs: dict[tuple, _Program] = {}
@@ -112,11 +112,11 @@ class ShardedCall:
         types, watched = sharding.whole_batch(shown), sharding.watched(model)
         forward = capture(model, None, batch, named, types, watched, caches)
         lies = sharding.settle(model, forward, shown)
-        needs = [x.requires_grad for x in (*_held(model, forward), *(x for x in leaves if isinstance(x, Tensor)))]
+        needs = [x.requires_grad for x in (*held_by(model, forward), *(x for x in leaves if isinstance(x, Tensor)))]
         name = f"{type(model).__name__}_{len(self.programs)}"
         whole = caches is None and any(isinstance(x, DTensor) for x in leaves)
         partition = partition_of(sharding, model, forward, lies)
-        compilation = ShardedGraph(name, forward, partition, needs, self.options, grad)
+        compilation = ShardedGraph(name, forward, partition, needs, self.options)
         meet()
         agree(sharding, leaves, compilation.digest, lambda: told(compilation.account))
         self.backend.graphs.append(GraphRecord(name, "", compilation, recompile_reason=reason))
@@ -140,10 +140,12 @@ def partition_of(sharding: Sharding, model: nn.Module, forward: Forward, lies: L
         count = len(forward.left.slots)
         outputs[-count:] = [lies_in_cache(lies.plan, v.shape) for v in forward.outputs[-count:]]
     outputs += sharding.placed(model, forward)
+    inner = lies.plan.inner
+    outputs = [None if place is None else replace(place, mesh=inner) for place in outputs]
     grads = {v: inputs[v] for v in (*forward.weights.values(), *lies.inputs)}
     weights = forward.weights.values()
     return Partition(
-        sharding.mesh, inputs, outputs, forward.results, grads, weights, lies.plan.stays, sharding.wide,
+        inner, inputs, outputs, forward.results, grads, weights, lies.plan.stays, sharding.wide,
         lies.homes, lies.plan.ways,
     )  # fmt: skip
 
@@ -156,7 +158,7 @@ def _result(plan: Plan, v: object, rows: Mapping[object, Axes]) -> Placement | N
     return whole.with_split(0, rows.get(size_key(v.shape[0]), ())) if v.ndim else whole
 
 
-def _held(model: nn.Module, forward: Forward) -> list[Tensor]:
+def held_by(model: nn.Module, forward: Forward) -> list[Tensor]:
     params, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     return [*(params[name] for name in forward.weights), *(buffers[name] for name in forward.buffers)]
 
@@ -175,7 +177,6 @@ class ShardedGraph(Compilation):
         partition: Partition,
         needs: Sequence[bool],
         options: Options,
-        grad: bool,
     ) -> None:
         self.forward, self.partition = forward, partition
         trace = forward.trace.with_(outputs=forward.outputs)
@@ -208,17 +209,18 @@ class ShardedGraph(Compilation):
         raise DoubleBackwardError("expected gradients that are not differentiated again: on a mesh they cannot be yet")
 
     def through(self, captured: Captured, edits: Edits) -> tuple[Executable, Account]:
-        whole = self.forward.trace
-        outputs = whole.outputs[: self.forward.results]
-        once = {v: i for i, v in reversed(list(enumerate(outputs))) if isinstance(v, Value)}
-        places = [self.partition.outputs[i] for i in sorted(once.values())]
-        placed = self.partition.outputs[self.forward.results :]
-        trace = whole.with_(outputs=(*sorted(once, key=once.__getitem__), *whole.outputs[self.forward.results :]))
-        partition = self.partition.with_outputs([*places, *placed], len(places))
+        trace, partition = self.distinct()
         run = ShardedRun(self.name, captured, trace, partition, self.options, self.grad, edits)
         run.go()
         run.account.programs = run.programs()
         return self.made(run.account.programs, run.ends(), captured), run.account
+
+    def distinct(self) -> tuple[Trace, Partition]:
+        """The program, and where its values lie, with each of the caller's outputs once."""
+        whole, values, every = self.forward.trace, self.forward.distinct, self.partition.outputs
+        places, rest = [every[self.forward.outputs.index(v)] for v in values], self.forward.results
+        partition = self.partition.with_outputs([*places, *every[rest:]], len(places))
+        return whole.with_(outputs=(*values, *whole.outputs[rest:])), partition
 
 
 class _Program:
@@ -231,7 +233,7 @@ class _Program:
         self.whole = whole  # DTensors come, and are given
 
     def __call__(self, batch: list[Tensor]) -> object:
-        held = _held(self.model, self.forward)
+        held = held_by(self.model, self.forward)
         count = len(self.forward.weights)
         parts = _Parts.apply(self.sharding, *held[:count])
         if self.whole:
@@ -240,7 +242,7 @@ class _Program:
 
     def with_caches(self, batch: list[Tensor], caches: Caches) -> object:
         """The call's own result; caches keep what is theirs."""
-        held, left = _held(self.model, self.forward), self.forward.left
+        held, left = held_by(self.model, self.forward), self.forward.left
         assert left is not None
         results = self.compilation.executable.call(*map(local_of, (*held, *batch, *caches.tensors)))
         out, new = self.forward.pack(results)  # type: ignore[misc]

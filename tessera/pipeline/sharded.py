@@ -96,14 +96,12 @@ PIPELINES["sharded training"] = [
     in_pieces(FORWARD), *claiming(FORWARD), *finishing(FORWARD),
     in_pieces(BACKWARD), *claiming(BACKWARD), *finishing(BACKWARD),
 ]  # fmt: skip
-PIPELINES["sharded inference"] = [
+PARTITIONED: list[Row] = [
     Stage("shard", _program, "the program is clean", needs=("run",)),
     *cleaned_after(PROGRAM),
     Stage("dce", dce, "what nobody reads"),
-    in_pieces(PROGRAM),
-    *claiming(PROGRAM),
-    *finishing(PROGRAM),
 ]
+PIPELINES["sharded inference"] = [*PARTITIONED, in_pieces(PROGRAM), *claiming(PROGRAM), *finishing(PROGRAM)]
 
 
 def told(account: Account) -> list[str]:
@@ -151,6 +149,8 @@ def partition_data(trace: Trace, partition: Partition) -> dict[str, object]:
 class ShardedRun(Run):
     """`trace` has more outputs than `captured`: those that are only placed."""
 
+    kinds = ("sharded inference", "sharded training")
+
     def __init__(
         self,
         name: str,
@@ -168,8 +168,8 @@ class ShardedRun(Run):
         self.keep("captured", self.captured.trace)
         wanted = zip(self.trace.inputs, self.captured.requires_grad, strict=True)
         self.wrt = [v for v, want in wanted if want and v.is_differentiable] if grad else []
-        self.plain_kind = "sharded inference"
-        self.kind = "sharded training" if self.wrt else self.plain_kind
+        self.plain_kind = self.kinds[0]
+        self.kind = self.kinds[bool(self.wrt)]
         self.traces[PROGRAM] = self.account.core = self.trace
 
     def pull(self, core: Trace) -> list[Value] | None:

@@ -75,11 +75,11 @@ def _read(data: dict, key: Key, executors: Iterable[str | Executor]) -> Stored:
 # --- what is found out on the way ---
 
 
-def save_note(key: Key, note: list[int]) -> None:
+def save_note(key: Key, note: list) -> None:
     cache.store(NOTE, key.text, json.dumps(note).encode())
 
 
-def load_note(key: Key) -> list[int] | None:
+def load_note(key: Key) -> list | None:
     data = cache.load(NOTE, key.text)
     return None if data is None else json.loads(data)
 

@@ -8,7 +8,6 @@ sizes, on the meta device. A weight that several stages read is updated by one o
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping
 
 import torch
@@ -18,21 +17,21 @@ from tessera.distributed.agree import agree
 from tessera.distributed.capture import Forward, capture
 from tessera.distributed.channel import GroupChannel
 from tessera.distributed.once import meet
-from tessera.distributed.pipelined import Env, Worker
+from tessera.distributed.pipelined import Worker, joined
 from tessera.distributed.plan import Layout
 from tessera.distributed.sharding import Sharding
 from tessera.distributed.weights import local_of
-from tessera.ir.equation import Value, values_in
+from tessera.ir.equation import Value
 from tessera.just_in_time.backend import GraphRecord
 from tessera.just_in_time.sharded import batch_key
+from tessera.pipeline.pipelined import Piped, microbatches, same_lines
 from tessera.runtime.autograd import below_autograd
 from tessera.torch_internals import pytree
 from tessera.training.optimizer_state import OptimizerState
-from tessera.training.pipelined_program import Piped, PipelinedCompilation
+from tessera.training.pipelined_program import PipelinedCompilation
 from tessera.training.run import Settings
 from tessera.training.sharded import ShardedStep
 from tessera.training.sharded_program import Recipe, loss_place
-from tessera.transforms.pipelined.cut import Part
 from tessera.transforms.pipelined.places import Held
 from tessera.util.errors import OptionError
 
@@ -59,9 +58,8 @@ class PipelinedStep(ShardedStep):
             microbatches = self._microbatches(leaves)
             forward, lies = self._captured((microbatches, *what), batch, named, leaves)
             program = self._prepare(forward, lies, microbatches)
-            lines = _lines(program.compilation)
             meet()
-            agree(self.sharding, leaves, hashlib.sha256("\n".join(lines).encode()).hexdigest(), lambda: lines)
+            agree(self.sharding, leaves, program.compilation.digest, lambda: same_lines(program.compilation.account))
             self.programs[what] = program
         out = program.run([x for x in leaves if isinstance(x, Tensor)])
         self.settings.done()
@@ -70,10 +68,10 @@ class PipelinedStep(ShardedStep):
     def _microbatches(self, leaves: list) -> int:
         pipe = self.sharding.plan.pipe
         assert pipe is not None
-        rows = {x.shape[0] for x in leaves if isinstance(x, Tensor) and x.ndim}
+        rows = self.sharding.rows(leaves)
         if len(rows) != 1:
-            raise OptionError(f"pipeline: expected tensors of as many rows as the batch has, got {sorted(rows)}")
-        return pipe.microbatches(rows.pop(), self.sharding.microbatches)
+            raise OptionError(f"pipeline: expected tensors of as many rows as the batch has, got {rows}")
+        return pipe.in_table(rows[0], self.sharding.microbatches)
 
     def _captured(self, what: tuple, batch: tuple, named: dict, leaves: list) -> tuple[Forward, Layout]:
         if what not in self.captures:
@@ -97,13 +95,7 @@ class PipelinedStep(ShardedStep):
         recipe = Recipe(
             trained, lambda names: self._update(names, forward.weights, (), True), 1.0 / settings.accumulate
         )
-        piped = Piped(
-            pipe.schedule(microbatches),
-            rank,
-            pipe.starts,
-            homes,
-            settle,
-        )
+        piped = Piped(pipe.schedule(microbatches), pipe.axis, rank, pipe.starts, homes, settle)
         name = f"{type(model).__name__}_{len(self.programs)}_step"
         inner = lies.on(sharding.plan.inner)
         compilation = PipelinedCompilation(
@@ -113,45 +105,41 @@ class PipelinedStep(ShardedStep):
         return _Program(self, forward, compilation, lies)
 
 
-def _lines(of: PipelinedCompilation) -> list[str]:
-    """What must be the same on all ranks: the program before it was cut, and the pipeline."""
-    partitioned = [trace for title, trace in of.account.stages if title == "joint shard"]
-    return [line.strip() for trace in partitioned for line in str(trace).splitlines()] + [*of.account.pipeline]
-
-
 class _Program:
     """Compiled programs with the tensors they run on."""
 
     def __init__(self, step: PipelinedStep, forward: Forward, compilation: PipelinedCompilation, lies: Layout) -> None:
         self.step, self.forward, self.compilation, self.lies = step, forward, compilation, lies
+        self.executable = compilation.executable
         pipe, mesh = step.sharding.plan.pipe, step.sharding.device_mesh
         assert pipe is not None
-        schedule, stages = compilation.piped.schedule, compilation.stages
+        schedule, pipeline = compilation.piped.schedule, compilation.pipeline
+        stages, steps = pipeline.stages, pipeline.rows[compilation.piped.rank]
         self.channel = GroupChannel(mesh, pipe.axis, stages, schedule.home)
-        grads = compilation.run.grads
         self.worker = Worker(
-            stages, compilation.steps, self.execute, torch.add, self.channel, list(grads.values()), schedule.split
+            stages, steps, compilation.executable.execute, torch.add, self.channel, pipeline.summed, schedule.split
         )  # fmt: skip
         self.loss = compilation.places[loss_place(forward)]
         mutated = {t for program in stages.programs.values() for t in program.mutations}
         homes = {t: part[1] for part, program in stages.programs.items() for t in program.mutations}
-        self.written = {n: schedule.home[homes[v]] for n, v in compilation.run.buffers.items() if v in mutated}
-
-    def execute(self, part: Part, args: list) -> tuple:
-        return self.compilation.parts[part].run(*args)
+        self.written = {n: schedule.home[homes[v]] for n, v in pipeline.buffers.items() if v in mutated}
 
     def run(self, batch: list[Tensor]) -> object:
         step, of = self.step, self.compilation
+        if of.executable is not self.executable:  # it was edited
+            self.__init__(step, self.forward, of, self.lies)
         params, buffers = dict(step.model.named_parameters()), dict(step.model.named_buffers())
-        held = {v: local_of(params[name]) for name, v in of.run.weights.items()}
-        held |= {v: buffers[name] for name, v in of.run.buffers.items()}
-        sums = {of.run.grads[n]: local_of(g) for n in of.own if (g := params[n].grad) is not None}
+        values = of.grads
+        held = {v: local_of(params[name]) for name, v in of.pipeline.weights.items()}
+        held |= {v: buffers[name] for name, v in of.pipeline.buffers.items()}
+        sums = {values[n]: local_of(g) for n in of.own if (g := params[n].grad) is not None}
         with below_autograd():
-            batches = self.microbatches(batch)
+            count, draws = of.piped.schedule.microbatches, of.executable.draws
+            batches = microbatches(of.pipeline.batch, batch, count, draws, self.channel)
             for _ in self.worker.run(held, batches, sums if step.settings.calls else {}):
                 raise AssertionError("a channel between processes waits for what comes")
             results = self.results()
-        grads: dict[str, Tensor] = {n: self.worker.sums[of.run.grads[n]] for n in of.own}  # type: ignore[misc]
+        grads: dict[str, Tensor] = {n: self.worker.sums[values[n]] for n in of.own}  # type: ignore[misc]
         self.worker.clear()
         if step.settings.updates:
             with below_autograd():
@@ -162,38 +150,23 @@ class _Program:
         self.channel.finish()
         return self.forward.pack(of.outputs(results))
 
-    def microbatches(self, batch: list[Tensor]) -> list[Env]:
-        """The inputs of each microbatch, and what is drawn at random for it, the same on all ranks."""
-        of, count = self.compilation, self.compilation.piped.schedule.microbatches
-        parts = [x.chunk(count) if x.ndim else (x,) * count for x in batch]
-        batches: list[Env] = [dict(zip(of.run.batch, xs, strict=True)) for xs in zip(*parts, strict=True)]
-        if of.draws is not None:
-            for env in batches:
-                env.update(zip(values_in(of.draws.trace.outputs), of.draws.run(), strict=True))
-        return batches
-
     # --- what ranks tell each other beside the schedule ---
 
     def results(self) -> list:
         """What the loss gave: its mean over microbatches, rows one after the other. Every rank gets it."""
         of, given = self.compilation, []
-        home, stages = of.piped.schedule.home, of.stages
-        for i, v in enumerate(of.run.outputs):
+        home, worker = of.pipeline.stages.home, self.worker
+        for i, v in enumerate(of.pipeline.outputs):
             if not isinstance(v, Value):
                 given.append(v)
                 continue
-            kind = _kind_of(v, i == self.loss, of.run.batch)
-            if v not in stages.home:  # a part of the batch, which everyone has
-                given.append(_joined([env[v] for env in self.worker.batches], kind))
+            kind = _kind_of(v, i == self.loss, of.pipeline.batch)
+            if v not in home:  # a part of the batch, which everyone has
+                given.append(joined([env[v] for env in worker.batches], kind))  # type: ignore[misc]
                 continue
-            if home[stages.home[v]] == self.channel.here:
-                whole = _joined([env[v] for env in self.worker.results], kind)
-            else:
-                rows = [int(v.shape[0]) * of.piped.schedule.microbatches] if kind == "rows" else v.shape[:1]
-                shape = [int(n) for n in (*rows, *v.shape[1:])]
-                whole = torch.empty(shape, dtype=v.dtype, device=v.tensor.device)
-            self.channel.share(whole, home[stages.home[v]])
-            given.append(whole)
+            whole = joined([env[v] for env in worker.results], kind) if home[v] in worker.own else None  # type: ignore[misc]
+            times = of.piped.schedule.microbatches if kind == "rows" else 1
+            given.append(self.channel.everyones(v, whole, home[v], times))
         return given
 
     def update(self, params: dict[str, nn.Parameter], grads: dict[str, Tensor]) -> None:
@@ -209,9 +182,7 @@ class _Program:
             more = [norms if e.kind == "norms" else local_of(state.tensor(e, own, numbers)) for e in of.extras]
             tensors = [*(grads[name] for name in of.own), *more]
             kept = of.update.run(*tensors)
-            inputs = of.update.trace.inputs
-            written = [x for v, x in zip(inputs, tensors, strict=True) if v in of.written]
-            torch.autograd.graph.increment_version(written)
+            torch.autograd.graph.increment_version([tensors[i] for i in of.written])
             if plan.keeps:
                 self.hand(params, dict(zip(of.own, kept, strict=True)))
         state.advance(chosen)
@@ -228,7 +199,7 @@ class _Program:
 
     def share(self, params: dict[str, nn.Parameter], buffers: dict[str, Tensor]) -> None:
         """Weights that several ranks read, and buffers that one of them wrote."""
-        for name, (owner, ranks, _) in self.compilation.held.items():
+        for name, (owner, ranks, _) in self.compilation.pipeline.held.items():
             if len(ranks) > 1 and name in self.compilation.with_grads:
                 self.channel.hand_on(local_of(params[name]), owner, [r for r in ranks if r != owner])
         for name, home in self.written.items():
@@ -238,10 +209,6 @@ class _Program:
         """Gradients wait in `.grad` of the rank that updates the weight, split as the plan splits them."""
         for name, grad in grads.items():
             params[name].grad = self.step.as_grad(grad, self.lies.grads[name])
-
-
-def _joined(each: list, kind: str) -> Tensor:
-    return torch.cat(each) if kind == "rows" else torch.stack(each).mean(0)
 
 
 def _kind_of(v: Value, loss: bool, batch: tuple[Value, ...]) -> str:

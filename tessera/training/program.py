@@ -14,7 +14,7 @@ import torch
 
 from tessera.frontends.captured import Captured
 from tessera.ir.builder import Builder, aten
-from tessera.ir.equation import Equation, Special, Value, map_values
+from tessera.ir.equation import Value, map_values
 from tessera.ir.mode import mode_of
 from tessera.ir.serial import Reader, Writer
 from tessera.ir.trace import Trace
@@ -32,6 +32,7 @@ from tessera.runtime.plan import core_of
 from tessera.store.key import Key
 from tessera.store.layout import read_layout, write_layout
 from tessera.store.program import Stored, load_note, save_note
+from tessera.transforms.join import joined, renamed
 from tessera.transforms.remat import Split
 from tessera.transforms.vjp import Joint
 from tessera.util.errors import CaptureError, Unserial
@@ -327,60 +328,3 @@ def seeded(backward: Trace, joint: Joint, scale: float) -> Trace:
     assert isinstance(cotangent, Value)
     inputs = tuple(v for v in backward.inputs if v is not seed)
     return backward.with_(inputs=inputs, equations=(first, *backward.equations))
-
-
-def renamed(trace: Trace, rename: dict[Value, Value]) -> Trace:
-    """The same program over other inputs."""
-    if not rename:
-        return trace
-
-    def look(v: Value) -> Value:
-        return rename.get(v, v)
-
-    return trace.with_(
-        inputs=tuple(map(look, trace.inputs)),
-        equations=tuple(e.substitute(rename) for e in trace.equations),
-        outputs=map_values(trace.outputs, look),
-        mutations={look(t): look(v) for t, v in trace.mutations.items()},
-        symbols={s: (look(v), d) for s, (v, d) in trace.symbols.items()},
-    )
-
-
-def joined(forward: Trace, backward: Trace, results: int, name: str) -> Trace:
-    """One program of two, the second reading what the first gives.
-
-    What both define (backward computes it again) gets another name in the second.
-    """
-    taken = {v.name: v for v in forward.values()}
-    builder = Builder(name, mode_of(forward))
-    builder.reserve(list(forward.values()))
-    builder.reserve(list(backward.values()))
-    computed = [v for eqn in backward.equations for v in eqn.results()]  # in order: names are the same in all processes
-    rename = {v: Value(builder.fresh(v.name), v.type) for v in computed if v.name in taken}
-    equations = []
-    for eqn in backward.equations:
-        eqn = eqn.substitute(rename)
-        equations.append(eqn.with_(outputs=tuple(None if v is None else rename.get(v, v) for v in eqn.outputs)))
-    available = set(forward.values())
-    sizes = [v for v in backward.inputs if v not in available and v.name in forward.symbols]
-    symbols = {**forward.symbols, **{v.name: (v, None) for v in sizes}}
-    for symbol, (v, dim) in backward.symbols.items():
-        symbols.setdefault(symbol, (rename.get(v, v), dim))
-    return Trace(
-        name,
-        (*forward.inputs, *(v for v in backward.inputs if v not in available and v not in sizes)),
-        (*(_size(forward, v) for v in sizes), *forward.equations, *equations),
-        (*forward.outputs[:results], *map_values(backward.outputs, lambda v: rename.get(v, v))),  # type: ignore[misc]
-        {**forward.mutations, **{t: rename.get(v, v) for t, v in backward.mutations.items()}},
-        {**forward.constants, **backward.constants},
-        symbols,
-    )
-
-
-SIZE = Special("size", lambda x, dim: x.shape[dim])
-
-
-def _size(forward: Trace, v: Value) -> Equation:
-    """A size of an input as a value of its own, which backward's regions take as an argument."""
-    source, dim = forward.symbols[v.name]
-    return Equation(SIZE, (source, dim), {}, (v,))

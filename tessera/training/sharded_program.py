@@ -34,13 +34,12 @@ from tessera.training.program import (
     StepExecutable,
     StepProgram,
     StepRun,
-    joined,
     plan_data,
     read_extras,
-    renamed,
     seeded,
     write_extras,
 )
+from tessera.transforms.join import joined, renamed
 from tessera.transforms.remat import Split
 from tessera.transforms.shard.joint import Partition
 from tessera.util.errors import CaptureError, Unserial

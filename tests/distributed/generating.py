@@ -8,6 +8,7 @@ from generation import random_model
 
 PROMPT = torch.tensor([[5, 9, 33, 2, 17], [40, 3, 3, 60, 8]])
 GREEDY = {"max_new_tokens": 6, "do_sample": False, "cache_implementation": "static"}
+GROWING = {"max_new_tokens": 4, "do_sample": False}  # a cache that grows with every token
 BASE = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None,

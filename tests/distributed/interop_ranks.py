@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from generating import CONFIGS, GREEDY, PROMPT, language_model
+from generating import CONFIGS, GREEDY, GROWING, PROMPT, language_model
 from launch import join_group
+from models import MoE, token_batches
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -313,9 +315,34 @@ def generated(rank: int) -> None:
         assert len(fast.__tessera__.compilations()) == 2, name
 
 
+def grown_caches(rank: int) -> None:
+    """A cache that grows: the same tokens, and every length has a program of its own."""
+    model = language_model("llama")
+    want = model.generate(PROMPT, **GROWING)
+    fast = tessera.jit(model, mesh=tessera.mesh(device="cpu", tp=WORLD), plan="tensor", executors="aten")
+    assert fast.generate(PROMPT, **GROWING).tolist() == want.tolist()
+    assert len(fast.__tessera__.compilations()) == GROWING["max_new_tokens"]
+
+
+def experts_answer(rank: int) -> None:
+    """Without gradients, over an axis of experts: results of this rank's rows, and the tokens that follow them."""
+    mesh = tessera.mesh(device="cpu", ep=WORLD)
+    torch.manual_seed(0)
+    model = MoE(2).double()
+    plain, (ids, _) = copy.deepcopy(model), token_batches(1, 4)[0]
+    fast = tessera.jit(model, mesh=mesh, plan="experts", executors="aten")
+    with torch.no_grad():
+        got, want = fast(ids.chunk(WORLD)[rank]), plain(ids).chunk(WORLD)[rank]
+    assert (got - want).norm() <= 1e-11 * want.norm()
+    model = language_model("mixtral")
+    want = model.generate(PROMPT, **GREEDY)[rank : rank + 1]
+    fast = tessera.jit(model, mesh=mesh, plan="experts", executors="aten")
+    assert fast.generate(PROMPT[rank : rank + 1], **GREEDY).tolist() == want.tolist()
+
+
 PARTS = (
     own_collectives, unread_collectives, collectives_in_a_step, refused_on_a_mesh, local_maps, under_ddp,
-    under_fully_shard, kept_placements, dtensors, generated,
+    under_fully_shard, kept_placements, dtensors, generated, grown_caches, experts_answer,
 )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from tessera.distributed import in_step
 from tessera.distributed.pipelined import together, workers
 from tessera.distributed.plan import DATA
 from tessera.pipeline.account import Account
+from tessera.pipeline.pipelined import compiled_part
 from tessera.training.pipelined import PipelinedStep
 from tessera.training.pipelined_program import PipelinedCompilation
 
@@ -66,27 +67,30 @@ class Ranks:
         self, model: nn.Module, step: PipelinedStep, compilation: PipelinedCompilation, held: Held | None = None
     ) -> None:
         self.step, self.of = step, compilation
-        account, run = Account(("aten",)), compilation.run
+        account, pipeline = Account(("aten",)), compilation.pipeline
         self.parts = {
-            part: compilation.compiled_part(part, account).trace
-            for part, trace in compilation.stages.programs.items() if trace.equations
+            part: compiled_part(pipeline, part, compilation.options, compilation.partition.ways, account).trace
+            for part, trace in pipeline.stages.programs.items() if trace.equations
         }  # fmt: skip
         self.workers = workers(
-            compilation.stages, compilation.piped.schedule, lambda part, args: in_step.run(self.parts[part], args),
-            add, list(run.grads.values()),
+            pipeline.stages, compilation.piped.schedule, self.execute,
+            add, pipeline.summed,
         )  # fmt: skip
-        values, self.held = run.weights | run.buffers, held or Held()
+        values, self.held = pipeline.weights | pipeline.buffers, held or Held()
         if held is None:
             whole = {name: x.detach().clone() for name, x in (*model.named_parameters(), *model.named_buffers())}
             self.held.weights = {n: in_step.cut(whole[n], v.type.placement) for n, v in values.items()}
         self.weights = {v: self.held.weights[n] for n, v in values.items()}
         self.updates = []
-        for rank in range(len(compilation.rows)):
-            names = [name for name in compilation.with_grads if compilation.held[name][0] == rank]
+        for rank in range(len(pipeline.rows)):
+            names = [name for name in compilation.with_grads if pipeline.held[name].owner == rank]
             compilation.update_of(names, account)
             of = compilation
             self.updates.append((names, of.plan, of.norms, of.update, of.update_extras))
         compilation.update_of(compilation.own, account)  # what the front door runs
+
+    def execute(self, part: tuple, args: list) -> list:
+        return in_step.run(self.parts[part], args) if part in self.parts else []
 
     def microbatches(self, batch: list[Tensor]) -> list[dict]:
         """Each rank along the data axes cuts its rows; microbatches are what all of them have together."""
@@ -94,22 +98,28 @@ class Ranks:
         envs = []
         for m in range(count):
             whole = [torch.cat([part.chunk(count)[m] for part in x.chunk(ranks)]) for x in batch]
-            envs.append({v: in_step.cut(x, v.type.placement) for v, x in zip(self.of.run.batch, whole, strict=True)})
-            if self.of.draws is not None:
-                drawn = in_step.run(self.of.draws.trace, []) if self.of.draws.trace.inputs else self.drawn()
-                envs[-1].update(zip(self.of.draws.trace.outputs, drawn, strict=True))
+            envs.append(
+                {v: in_step.cut(x, v.type.placement) for v, x in zip(self.of.pipeline.batch, whole, strict=True)}
+            )
+            if self.of.executable.draws is not None:
+                drawn = (
+                    in_step.run(self.of.executable.draws.trace, [])
+                    if self.of.executable.draws.trace.inputs
+                    else self.drawn()
+                )
+                envs[-1].update(zip(self.of.executable.draws.trace.outputs, drawn, strict=True))
         return envs
 
     def drawn(self) -> list[list]:
         ranks = self.of.partition.mesh.ranks
-        return [[x] * ranks for x in self.of.draws.run()]
+        return [[x] * ranks for x in self.of.executable.draws.run()]
 
     def loss(self, batch: list[Tensor], updates: bool = True) -> Tensor:
         """One call: the loss; gradients are added up, and with the last of some calls weights are updated."""
-        grads, held = self.of.run.grads, self.held
+        grads, held = self.of.grads, self.held
         before = {v: held.sums[name] for name, v in grads.items() if name in held.sums}
         results, sums = together(self.workers, self.weights, self.microbatches(batch), before)
-        loss = self.of.run.outputs[0]
+        loss = self.of.pipeline.outputs[0]
         out = torch.stack([in_step.join(r[loss], loss.type.placement) for r in results]).mean()
         held.sums = {name: sums[v] for name, v in grads.items()}
         if updates:
@@ -141,7 +151,7 @@ class Ranks:
             case "norms":
                 return norms
             case "param":
-                return self.weights[self.of.run.weights[names[extra.member]]]
+                return self.weights[self.of.pipeline.weights[names[extra.member]]]
         name = names[extra.member]
         place = self.of.lies.states[name]
         state = self.held.state
@@ -155,6 +165,8 @@ class Ranks:
         return Trained([self.loss(batch) for batch in batches], self.whole())
 
     def whole(self) -> dict[str, Tensor]:
-        run, lies = self.of.run, self.of.lies
-        held = {n: in_step.join(self.weights[v], v.type.placement) for n, v in (run.weights | run.buffers).items()}
+        pipeline, lies = self.of.pipeline, self.of.lies
+        held = {
+            n: in_step.join(self.weights[v], v.type.placement) for n, v in (pipeline.weights | pipeline.buffers).items()
+        }
         return held | {f"{n}.{slot}": in_step.join(x, lies.states[n]) for (n, slot), x in self.held.state.items()}

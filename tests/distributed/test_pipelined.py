@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import pytest
@@ -19,7 +20,7 @@ from tessera.passes.clean.canonicalise import canonicalise
 from tessera.passes.clean.cse import cse
 from tessera.passes.clean.dce import dce
 from tessera.pipeline.parts import in_order_of_use
-from tessera.transforms.pipelined.cut import cut
+from tessera.transforms.pipelined.cut import Part, cut
 from tessera.transforms.pipelined.known import WORDS, schedule
 from tessera.transforms.pipelined.orders import Expect, Send, Take, orders, prove
 from tessera.transforms.pipelined.schedule import Schedule
@@ -146,7 +147,12 @@ def piped(joint: Joint, table: Schedule, given: list, batches: list, seed: objec
     stages = cut(joint, table.stages)
     weights = dict(zip(inputs, given, strict=False)) | {inputs[-1]: seed}
     fed = [dict(zip(inputs[len(given) :], batch, strict=False)) for batch in batches]
-    ranks = workers(stages, table, lambda part, args: execute(stages.programs[part], args), add, outputs[1:])
+
+    def run(part: Part, args: list) -> Sequence:
+        program = stages.programs[part]
+        return execute(program, args) if program.equations else ()
+
+    ranks = workers(stages, table, run, add, outputs[1:])
     results, sums = together(ranks, weights, fed)
     return [r[outputs[0]] for r in results], [sums[v] for v in outputs[1:]]
 

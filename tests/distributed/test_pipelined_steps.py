@@ -175,7 +175,7 @@ def test_a_stage_without_weights() -> None:
     torch.manual_seed(0)
     model, batch = torch.nn.Linear(4, 4).double(), [torch.ones(8, 4, dtype=torch.float64)]
     step, compilation = pipelined_step(model, loss, batch, {"pp": 2}, "gpipe", clip=0.5)
-    assert {weight.owner for weight in compilation.held.values()} == {0}
+    assert {weight.owner for weight in compilation.pipeline.held.values()} == {0}
     mine, want = Ranks(model, step, compilation).trained([batch]), train_whole(model, loss, [batch], "adam", 0.5)
     assert all((mine.held[n] - x).norm() <= 1e-11 for n, x in want.held.items())
 
@@ -188,11 +188,6 @@ def test_results_that_have_no_rows() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     with pytest.raises(OptionError, match="expected results that have its rows, or one floating-point number"):
         pipelined_step(model, loss, [torch.ones(8, 4)], {"pp": 2}, "gpipe")
-
-
-def test_calls_of_a_pipelined_model_are_refused() -> None:
-    with pretended({"pp": 2}) as mesh, pytest.raises(OptionError, match="expected a plan without a pipeline, got pp"):
-        tessera.jit(torch.nn.Linear(4, 4), mesh=mesh, plan="1f1b")
 
 
 def test_a_table_that_a_person_edited() -> None:
@@ -219,5 +214,5 @@ def test_an_activation_crosses_each_way() -> None:
     axes, plan = {"dp": 2, "pp": 2}, {"dp": "zero3", "pp": "1f1b"}
     _, compilation = pipelined_step(model, loss, batches[0], axes, plan, microbatches=4)
     size = 1 * LENGTH * WIDTH * 8
-    between = {way: sum(v.nbytes() for v in values) for way, values in compilation.stages.sends.items()}
+    between = {way: sum(v.nbytes() for v in values) for way, values in compilation.pipeline.stages.sends.items()}
     assert between == {("F", 0, 1): size, ("B", 1, 0): size}

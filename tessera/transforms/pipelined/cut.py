@@ -120,7 +120,8 @@ class _Cut:
         self.trace, self.count, self.kinds, self.split = joint.trace, count, kinds, split
         self.maker = self.trace.makers()
         self.at: dict[Equation, tuple[int, ...]] = {}  # the stages that an equation stands on
-        read = [self.weights_of(eqn) for eqn in kinds.work]
+        placed = where.homes or {}
+        read = [self.weights_of(eqn) | {v for v in eqn.results() if v in placed} for eqn in kinds.work]
         stage_of = stages_of(kinds.work, read, count, where)
         self.before_writes(stage_of)
         self.at |= {eqn: (stage,) for eqn, stage in stage_of.items()}

@@ -13,7 +13,7 @@ In: numbers of ranks and microbatches. Out: a `Schedule`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tessera.transforms.pipelined.schedule import Action, Schedule
 from tessera.util.errors import OptionError
@@ -101,18 +101,35 @@ def _zero_bubble(ranks: int, microbatches: int) -> Schedule:
 def _in_a_v(ranks: int, microbatches: int) -> Schedule:
     """Every rank does what is ready: a backward if there is one, then gradients of weights, then a forward; of two the
     one of the later stage. No rank holds more than 1f1b's first one does."""
-    stages, rows, ended = 2 * ranks, [[] for _ in range(ranks)], set[Action]()
+    stages = 2 * ranks
     waiting = [
-        {(kind, s): _each(kind, microbatches, s) for kind in "BWF" for s in (stages - 1 - rank, rank)}
-        for rank in range(ranks)
+        [_each(kind, microbatches, s) for kind in "BWF" for s in (stages - 1 - rank, rank)] for rank in range(ranks)
     ]
-    while any(queue for queues in waiting for queue in queues.values()):
+    return Schedule(stages, microbatches, tuple(_as_ready(waiting, stages, set())))
+
+
+def in_passes(home: Mapping[int, int], microbatches: int, backward: bool) -> Schedule:
+    """All forwards, then, once a caller has seen the results, all backwards; `home` is the rank of each stage. Ranks do
+    what is ready, of two forwards the one of the later stage, of two backwards that of the earlier."""
+    stages, ranks, ended = len(home), range(max(home.values()) + 1), set[Action]()
+    own = [[s for s in range(stages) if home[s] == rank] for rank in ranks]
+    rows = _as_ready([[_each("F", microbatches, s) for s in reversed(mine)] for mine in own], stages, ended)
+    if backward:
+        back = _as_ready([[_each("B", microbatches, s) for s in mine] for mine in own], stages, ended)
+        rows = [(*first, *then) for first, then in zip(rows, back, strict=True)]
+    return Schedule(stages, microbatches, tuple(rows), backward)
+
+
+def _as_ready(waiting: list[list[list[Action]]], stages: int, ended: set[Action]) -> list[tuple[Action, ...]]:
+    """The rows of ranks that each do the first action that is ready of their queues."""
+    rows: list[list[Action]] = [[] for _ in waiting]
+    while any(queue for queues in waiting for queue in queues):
         now = []
         for row, queues in zip(rows, waiting, strict=True):
-            heads = (queue for queue in queues.values() if queue)
+            heads = (queue for queue in queues if queue)
             ready = (queue for queue in heads if all(need in ended for need in queue[0].needs(stages, True)))
             if (queue := next(ready, None)) is not None:
                 row.append(queue.pop(0))
                 now.append(row[-1])
         ended.update(now)
-    return Schedule(stages, microbatches, tuple(map(tuple, rows)))
+    return [tuple(row) for row in rows]

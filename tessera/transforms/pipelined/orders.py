@@ -133,6 +133,13 @@ class _Orders:
         return (action.kind, action.stage, action.microbatch) == (self.readers[m.key], m.to, m.microbatch)
 
 
+def in_two(steps: Sequence[Step]) -> tuple[list[Step], list[Step]]:
+    """The steps of a rank of `in_passes`: those of the forwards, with every message of theirs, and those after them."""
+    last = max(i for i, step in enumerate(steps) if isinstance(step, Forget) and step.part[0] == "F") + 1
+    early = [step for step in steps[last:] if isinstance(step, (Expect, Take)) and step.message.kind == "F"]
+    return [*steps[:last], *early], [step for step in steps[last:] if step not in early]
+
+
 def prove(rows: Sequence[Sequence[Step]], schedule: Schedule) -> None:
     """Raise where ranks would wait for each other for ever."""
     done = [0] * len(rows)

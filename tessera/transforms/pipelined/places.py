@@ -34,7 +34,8 @@ class Where:
     """What decides the cuts, where that is not their cost."""
 
     starts: Sequence[Collection[Value]] = ()  # the weights of the module that each stage but the first begins with
-    homes: Mapping[Value, Collection[int]] | None = None  # of each weight, the stages that have it already
+    homes: Mapping[Value, Collection[int]] | None = None  # of weights, the stages that have them already; of results,
+    # the stage that shall make each
 
 
 def cost_of(eqn: Equation) -> float:
@@ -44,7 +45,7 @@ def cost_of(eqn: Equation) -> float:
 def stages_of(
     work: Sequence[Equation], weights: Sequence[Collection[Value]], count: int, where: Where
 ) -> dict[Equation, int]:
-    """The stage of each equation; `weights` are those that each equation reads."""
+    """The stage of each equation; `weights` are those that each equation reads, and results that it makes."""
     if count > len(work):
         raise OptionError(f"pipeline: expected at most {len(work)} stages, as many as there is work for, got {count}")
     crossing = _crossing(work)
@@ -102,8 +103,8 @@ def _window(
     weights: Sequence[Collection[Value]], homes: Mapping[Value, Collection[int]], stage: int
 ) -> tuple[int, int]:
     """Between the last equation that reads a weight of an earlier stage alone and the first of a later one."""
-    early = [i for i, read in enumerate(weights) if any(max(homes[v], default=stage) < stage for v in read)]
-    late = [i for i, read in enumerate(weights) if any(min(homes[v], default=-1) >= stage for v in read)]
+    early = [i for i, read in enumerate(weights) if any(max(homes.get(v, ()), default=stage) < stage for v in read)]
+    late = [i for i, read in enumerate(weights) if any(min(homes.get(v, ()), default=-1) >= stage for v in read)]
     first, last = max(early, default=-1) + 1, min(late, default=len(weights))
     if first > last:
         raise OptionError(

@@ -53,10 +53,11 @@ class Schedule:
     stages: int
     microbatches: int
     rows: tuple[tuple[Action, ...], ...]  # of each rank, in order
+    backward: bool = True
 
     def __post_init__(self) -> None:
         every = [action for row in self.rows for action in row]
-        kinds = "FBW" if self.split else "FB"
+        kinds = "FBW" if self.split else "FB" if self.backward else "F"
         wanted = {Action(k, m, s) for k in kinds for m in range(self.microbatches) for s in range(self.stages)}
         if twice := next((a for a in every if every.count(a) > 1), None):
             raise OptionError(f"schedule: expected every action once, got {self.text_of(twice)} twice")

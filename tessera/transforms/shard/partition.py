@@ -386,7 +386,7 @@ class _Partitioner:
         if drawn.dtype == torch.bool:
             return drawn
         place = placement_of(drawn)
-        for axis in self.mesh.names:
+        for axis in (axis for axis, ranks in self.mesh.axes if ranks > 1):  # a stage of a pipeline is alone along it
             for op, args, after in (("once", (axis,), place.with_part(axis)), ("all_reduce", (axis,), place)):
                 (agreed,) = self.values.emit(getattr(self.values.dist, op), (drawn, *args), {}, [after], [drawn.name])
                 assert agreed is not None
