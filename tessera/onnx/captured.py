@@ -20,7 +20,7 @@ from tessera.ir.types import ScalarType, TensorType, symbol_of
 from tessera.onnx.module import OnnxModule
 from tessera.onnx.recorded import whole_graph
 from tessera.torch_internals import pytree
-from tessera.util.errors import InputError, OptionError
+from tessera.util.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,8 @@ def captured_model(
 
 
 def _imported(net: OnnxModule, args: tuple, kwargs: dict, dynamic: Mapping | None) -> Leaving:
-    """A file that was read has sizes and names of its own."""
-    if dynamic:
-        raise OptionError("dynamic: the sizes of an imported model are those that its file names")
-    graph = whole_graph(net, args, kwargs)
+    """A file that was read has names of its own, and sizes that it names or leaves open."""
+    graph = whole_graph(net, args, kwargs, dynamic)
     trace = graph.trace.with_(outputs=tuple(v for _, v in graph.outputs))
     trace = cleaned(trace)
     outputs = [(name, v) for (name, _), v in zip(graph.outputs, trace.outputs, strict=True)]
