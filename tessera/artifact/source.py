@@ -10,19 +10,15 @@ import importlib
 from dataclasses import dataclass, replace
 from typing import Any
 
-import sympy
 import torch
 
-from tessera.frontends.arguments import Range, TensorLeaf
+from tessera.frontends.arguments import TensorLeaf
 from tessera.frontends.export import Exported, capture_export
 from tessera.frontends.export_model import exported_program
 from tessera.ir.equation import Value
 from tessera.ir.serial_size import formula_of
 from tessera.torch_internals import pytree
-from tessera.torch_internals.shapes import ShapeEnv
-from tessera.util.errors import CaptureError, OptionError
-
-_ORDER = (sympy.StrictLessThan, sympy.LessThan, sympy.StrictGreaterThan, sympy.GreaterThan)
+from tessera.util.errors import CaptureError
 
 
 @dataclass(frozen=True)
@@ -35,9 +31,7 @@ class Source:
 
 def source_of(model: Any, args: tuple, kwargs: dict, dynamic: object, name: str) -> Source:
     if hasattr(model, "__tessera_onnx__"):
-        if dynamic:
-            raise OptionError("dynamic: the sizes of an imported model are those that its file names")
-        return _imported(model, args, kwargs)
+        return _imported(model, args, kwargs, dynamic)
     program, parameters = exported_program(model, args, kwargs, dynamic)
     with torch.no_grad():
         exported = capture_export(program, name)
@@ -46,11 +40,10 @@ def source_of(model: Any, args: tuple, kwargs: dict, dynamic: object, name: str)
     return Source(exported, names, tuple(spec.kind.name in ("PARAMETER", "BUFFER") for spec in held), parameters)
 
 
-def _imported(net: Any, args: tuple, kwargs: dict) -> Source:
-    """An ONNX graph is called by position; a size that its file names is any from 2 on, as everywhere in PyTorch."""
-    graph = importlib.import_module("tessera.onnx.recorded").whole_graph(net, args, kwargs)  # onnx is an extra
+def _imported(net: Any, args: tuple, kwargs: dict, dynamic: object) -> Source:
+    """An ONNX graph is called by position. A size that its file names is any from 1 on, as far as the graph allows."""
+    graph = importlib.import_module("tessera.onnx.recorded").whole_graph(net, args, kwargs, dynamic)  # onnx is an extra
     captured = graph.recorded.captured
-    bounds = _bounds(graph.recorded.mode.shape_env)
     given = {name: v for v, name in graph.inputs.items()}
     users = [given[name] for name in net.input_names if name in given]
     if len(users) != len(net.input_names):
@@ -68,29 +61,12 @@ def _imported(net: Any, args: tuple, kwargs: dict) -> Source:
         pytree.tree_structure((tuple(range(len(users))), {})),
         pytree.tree_structure(0 if len(results) == 1 else tuple(range(len(results)))),
         [_leaf(name, given[name]) for name in net.input_names],
-        {symbol: bounds.get(symbol, (2, None)) for symbol, (_, dim) in trace.symbols.items() if dim is not None},
+        {symbol: graph.ranges[symbol] for symbol, (_, dim) in trace.symbols.items() if dim is not None},
         graph.sizes,
         (),
     )
     names = tuple(name for name, _ in graph.weights.values())
     return Source(exported, names, tuple(v in graph.held for v in graph.weights), tuple(net.input_names))
-
-
-def _bounds(env: ShapeEnv | None) -> dict[str, Range]:
-    """The sizes that the recorded program holds for, where it found out that it does not hold for all."""
-    if env is None:
-        return {}
-    others = [g.expr for g in env.guards if not (isinstance(g.expr, _ORDER) and _one_symbol(g.expr))]
-    if others:
-        raise CaptureError(f"the graph holds for some sizes only, where {', '.join(map(str, others))}")
-    ranges = {str(symbol): held for symbol, held in env.var_to_range.items()}
-    return {s: (max(2, int(r.lower)), int(r.upper) if r.upper < 1 << 62 else None) for s, r in ranges.items()}
-
-
-def _one_symbol(condition: sympy.Basic) -> bool:
-    """A comparison of a size with a number, which is a range."""
-    left, right = condition.args
-    return (left.is_Symbol and right.is_Integer) or (left.is_Integer and right.is_Symbol)  # type: ignore[attr-defined]
 
 
 def _leaf(name: str, v: Value) -> TensorLeaf:

@@ -309,6 +309,11 @@ def _functional(op: OpOverload, *args: object, **kwargs: object) -> object:
 
 def _functional_over(op: OpOverload, over: Sequence[int], *args: object, **kwargs: object) -> object:
     """The same, where the written tensors of these numbers are written themselves, not copies of them."""
+    return on_copies(op, op, over, args, kwargs)
+
+
+def on_copies(call: Callable, op: OpOverload, over: Sequence[int], args: tuple, kwargs: dict) -> object:
+    """`call` does what the operator does: itself, or its decomposition."""
     positional, keyword = bind(op, args, kwargs)
     number = itertools.count()
     written: list[torch.Tensor] = []
@@ -322,7 +327,7 @@ def _functional_over(op: OpOverload, over: Sequence[int], *args: object, **kwarg
             keyword[param.name] = pytree.tree_map_only(torch.Tensor, target, keyword[param.name])
         elif param.writes:
             positional[index] = pytree.tree_map_only(torch.Tensor, target, positional[index])
-    out = op(*positional, **keyword)
+    out = call(*positional, **keyword)
     fresh = [t for t in pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
     return [t for t in fresh if all(t is not w for w in written)] + written
 

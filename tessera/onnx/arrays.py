@@ -1,11 +1,6 @@
-"""A model over NumPy arrays, as suites of ONNX test backends: `prepare(model)(arrays)` gives arrays.
-
-Types that NumPy lacks come and go as those of ml_dtypes, which the package onnx brings.
-"""
+"""Values as NumPy's arrays and back. Types that NumPy lacks are those of ml_dtypes, which the package onnx brings."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Sequence
 
 import ml_dtypes
 import numpy as np
@@ -13,9 +8,6 @@ import torch
 
 from tessera.frontends.onnx import elements
 from tessera.frontends.onnx.elements import Narrow
-from tessera.frontends.onnx.file import Source
-from tessera.frontends.onnx.proto import onnx
-from tessera.onnx.module import load
 
 _OF_TYPES = {
     "bfloat16": torch.bfloat16,
@@ -36,28 +28,6 @@ _NARROW = {
 }
 _NAMES = {code: name for name, code in _NARROW.items()}
 _BITS = {1: np.uint8, 2: np.int16}
-
-
-def prepare(source: Source) -> Callable[[Sequence[object]], list[object]]:
-    """The model as a function of a list of arrays."""
-    net = load(source).eval()
-
-    def run(inputs: Sequence[object]) -> list[object]:
-        with torch.no_grad():
-            out = net(*map(to_torch, inputs))
-        return [to_numpy(x) for x in (out if len(net.output_names) != 1 else (out,))]  # type: ignore[union-attr]
-
-    return run
-
-
-def prepare_warmup() -> None:
-    """Compile something small, so that what compiling needs is imported; suites that fork call this before."""
-    make = onnx.helper
-    about = make.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [4, 4])
-    node = make.make_node("Relu", ["x"], ["y"])
-    graph = make.make_graph([node], "warmup", [about], [make.make_empty_tensor_value_info("y")])
-    opset = make.make_opsetid("", 13)
-    prepare(make.make_model(graph, opset_imports=[opset]))([np.ones((4, 4), np.float32)])
 
 
 def to_torch(x: object) -> object:

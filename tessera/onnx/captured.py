@@ -6,8 +6,10 @@ exporter, and the caller's tensors by the names of the inputs.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -17,10 +19,8 @@ from tessera.frontends.export import capture_export
 from tessera.frontends.export_model import exported_program
 from tessera.ir.equation import Value
 from tessera.ir.types import ScalarType, TensorType, symbol_of
-from tessera.onnx.module import OnnxModule
-from tessera.onnx.recorded import whole_graph
 from tessera.torch_internals import pytree
-from tessera.util.errors import InputError, OptionError
+from tessera.util.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Leaving:
 def captured_model(
     model: Callable | ExportedProgram, args: tuple, kwargs: dict, dynamic: Mapping | None, name: str
 ) -> Leaving:
-    if isinstance(model, OnnxModule):
+    if hasattr(model, "__tessera_onnx__"):
         return _imported(model, args, kwargs, dynamic)
     exported, names = exported_program(model, args, kwargs, dynamic)
     if not args and not kwargs and exported.example_inputs is not None:
@@ -57,11 +57,10 @@ def captured_model(
     return Leaving(Program(kept, captured.captured.mode, weights, inputs, outputs, sizes), feeds)
 
 
-def _imported(net: OnnxModule, args: tuple, kwargs: dict, dynamic: Mapping | None) -> Leaving:
-    """A file that was read has sizes and names of its own."""
-    if dynamic:
-        raise OptionError("dynamic: the sizes of an imported model are those that its file names")
-    graph = whole_graph(net, args, kwargs)
+def _imported(net: Any, args: tuple, kwargs: dict, dynamic: Mapping | None) -> Leaving:
+    """A file that was read has names of its own, and sizes that it names or leaves open."""
+    recorded = importlib.import_module("tessera.onnx.recorded")  # with the compiler, which others leave without
+    graph = recorded.whole_graph(net, args, kwargs, dynamic)
     trace = graph.trace.with_(outputs=tuple(v for _, v in graph.outputs))
     trace = cleaned(trace)
     outputs = [(name, v) for (name, _), v in zip(graph.outputs, trace.outputs, strict=True)]

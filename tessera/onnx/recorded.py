@@ -1,7 +1,7 @@
 """An imported module as one program, whatever its signature: for what leaves again.
 
 In: an `OnnxModule` and example inputs. Out: the recording of its whole graph, with a symbol for every size that the
-file names or leaves open, and whose inputs are which.
+file names or leaves open, the range that it holds for, and whose inputs are which.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from dataclasses import dataclass
 
 import torch
 
+from tessera.frontends.arguments import Range
 from tessera.frontends.onnx.capture import Recorded, Result, record_part
 from tessera.frontends.onnx.importer import Importer, Stop
 from tessera.frontends.onnx.segments import Plan
 from tessera.ir.equation import Value
 from tessera.ir.trace import Trace
-from tessera.ir.types import symbol_of
 from tessera.onnx.module import OnnxModule, arguments
-from tessera.util.errors import CaptureError, InputError
+from tessera.onnx.ranges import asked_sizes, named_sizes, program_ranges
+from tessera.torch_internals.shapes import any_size
+from tessera.util.errors import CaptureError
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,8 @@ class WholeGraph:
     inputs: dict[Value, str]
     values: dict[str, torch.Tensor]  # the example inputs
     outputs: list[tuple[str, Value]]
-    sizes: dict[str, str]  # symbol -> the file's name for it
+    sizes: dict[str, str]  # symbol -> the file's name for it, or the caller's
+    ranges: dict[str, Range]  # of symbols: for which sizes the program holds, and was asked to
     held: frozenset[Value]  # weights that are the module's; others are constants of the program
 
     @property
@@ -36,9 +39,11 @@ class WholeGraph:
         return self.recorded.captured.trace
 
 
-def whole_graph(net: OnnxModule, args: tuple, kwargs: Mapping[str, object]) -> WholeGraph:
+def whole_graph(net: OnnxModule, args: tuple, kwargs: Mapping[str, object], dynamic: object = None) -> WholeGraph:
+    """`dynamic`, as of `tessera.export`, gives names and ranges to sizes that the file leaves open."""
     graph = net.__tessera_onnx__
     given = arguments(graph, args, kwargs)
+    asked = asked_sizes(dynamic, graph.infos, graph.inputs)
     (part,) = Plan(graph.model.graph).parts or (None,)
     if part is None:
         raise CaptureError("the file has no nodes")
@@ -47,10 +52,11 @@ def whole_graph(net: OnnxModule, args: tuple, kwargs: Mapping[str, object]) -> W
     constants = {n: x for n, x in inputs.items() if n not in given and state.known(n)}
     plain = {n: x.detach() if isinstance(x, torch.Tensor) else x for n, x in constants.items()}
     importer = Importer(graph.model, graph.limits, graph.device(given))
-    dynamic = graph.compiler.dynamic(part, inputs, set(constants))
+    dims = graph.compiler.dynamic(part, inputs, set(constants))
+    env, mode = any_size()
     try:
-        with torch.no_grad():
-            recorded = record_part(graph.model, part, inputs, plain, importer, dynamic or None, graph.backend.name)
+        with torch.no_grad(), mode:
+            recorded = record_part(graph.model, part, inputs, plain, importer, dims or None, graph.backend.name, env)
     except Stop as stop:
         raise CaptureError(f"the graph is not one program: {stop}") from stop
     owners = [n for n, x in inputs.items() if n not in constants]
@@ -74,18 +80,5 @@ def whole_graph(net: OnnxModule, args: tuple, kwargs: Mapping[str, object]) -> W
     order = {v.name: i for i, v in enumerate(graph.model.graph.outputs)}
     outputs.sort(key=lambda pair: order.get(pair[0], 0))
     values = {n: given[n] for n in called.values()}
-    return WholeGraph(recorded, weights, called, values, outputs, _sizes(graph.infos, called), held)  # type: ignore[arg-type]
-
-
-def _sizes(infos: Mapping, inputs: Mapping[Value, str]) -> dict[str, str]:
-    names: dict[str, str] = {}
-    for v, name in inputs.items():
-        declared = infos[name].shape
-        for here, said in zip(v.tensor.shape, declared or (), strict=False):
-            if isinstance(here, int) or not isinstance(said, str) or not (symbol := symbol_of(here)):
-                continue
-            if names.setdefault(symbol, said) != said:
-                raise InputError(
-                    f"the sizes {names[symbol]} and {said} are equal in the example: give inputs in which they differ"
-                )
-    return names
+    sizes, ranges = named_sizes(asked, graph.infos, called, program_ranges(env))
+    return WholeGraph(recorded, weights, called, values, outputs, sizes, ranges, held)  # type: ignore[arg-type]

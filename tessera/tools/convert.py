@@ -20,7 +20,7 @@ from tessera.artifact.write import export
 from tessera.tools.command import Command, console, json_argument, write_json
 from tessera.util.errors import OptionError
 
-DYNAMIC = re.compile(r"(?P<argument>\w+):(?P<dim>\d+)=(?P<name>[A-Za-z]\w*)(:(?P<low>\d+)\.\.(?P<high>\d*))?")
+DYNAMIC = re.compile(r"(?P<argument>.+):(?P<dim>\d+)=(?P<name>[A-Za-z]\w*)(:(?P<low>\d+)\.\.(?P<high>\d*))?")
 Sizes = dict[str, dict[int, object]]
 
 
@@ -99,10 +99,9 @@ def _onnx(name: str) -> Any:
 
 
 def _onnx_file(source: str, dynamic: Sizes) -> tuple[Any, tuple, Sizes]:
-    if dynamic:
-        raise OptionError("--dynamic: an ONNX file names its sizes already")
+    """Its open sizes may change in any case; `--dynamic` gives them names and ranges."""
     net = _onnx("tessera.onnx.module").load(source)
-    return net, tuple(_onnx("tessera.tools.run_model").random_inputs(net, {}).values()), {}
+    return net, tuple(_onnx("tessera.tools.run_model").random_inputs(net, {}).values()), dynamic
 
 
 Reader = Callable[[str, Sizes], tuple[Any, tuple, Sizes]]

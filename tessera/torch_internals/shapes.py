@@ -5,6 +5,7 @@ What stands on SymPy (`LATE`) is imported when it is first asked for: a program 
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,6 +44,27 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     given = globals()[name] = symbol(*LATE[name])
     return given
+
+
+def any_size() -> tuple[ShapeEnv, AbstractContextManager]:
+    """An environment whose symbols may be 0 and 1 too, and the mode in which PyTorch takes that into account: where it
+    asks for a size of 1 it goes on as for any other, unless it has to know, which then is a guard."""
+    config = symbol("torch.fx.experimental._config", "programs that hold for a size of 1 too")
+    return __getattr__("ShapeEnv")(specialize_zero_one=False), config.patch(backed_size_oblivious=True)
+
+
+def sizes_from(env: ShapeEnv, least: int) -> None:
+    """From now on sizes are at least so large; from 2 on, nobody asks whether one is 0 or 1, as in the environment of
+    a program that PyTorch exported."""
+    for size, value in symbol_values(env).items():
+        if value >= least:
+            env.constrain_symbol_range(size, least, env.var_to_range[size].upper)
+    env._version_counter += 1  # answers that it remembers are those of before
+
+
+def follows(env: ShapeEnv, condition: Any) -> bool:
+    """Whether a condition holds for all sizes in their ranges."""
+    return env._maybe_evaluate_static(condition) == True  # noqa: E712  (SymPy's)
 
 
 torch_check = symbol("torch._check", "what a program claims of numbers known only when it runs")

@@ -6,14 +6,16 @@ its composite kernel; operators that have a form stay whole. None where PyTorch 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from tessera.exporters.onnx.registry import has_form
 from tessera.ir import fake
+from tessera.ir.alias import FUNCTIONAL, on_copies
 from tessera.ir.builder import Builder
-from tessera.ir.equation import Equation, substitute
+from tessera.ir.equation import Equation, Special, substitute
 from tessera.ir.record import record
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
@@ -39,7 +41,7 @@ class Decompositions:
 
     def trace(self, eqn: Equation) -> Trace | None:
         op, values = eqn.op, list(dict.fromkeys(eqn.inputs()))
-        call = decomposition_table.get(op, op) if isinstance(op, OpOverload) else op.fn
+        call = _parts_of(op)
 
         def run(*tensors: torch.Tensor) -> list[object]:
             env = dict(zip(values, tensors, strict=True))
@@ -59,6 +61,16 @@ class Decompositions:
         if declined or parts.mutations or any(e.op is op for e in parts.equations):
             return None
         return parts
+
+
+def _parts_of(op: OpOverload | Special) -> Callable:
+    if op is FUNCTIONAL:  # of an operator that writes: its parts are recorded over copies
+
+        def functional(inner: OpOverload, *args: object, **kwargs: object) -> object:
+            return on_copies(decomposition_table.get(inner, inner), inner, (), args, kwargs)
+
+        return functional
+    return decomposition_table.get(op, op) if isinstance(op, OpOverload) else op.fn
 
 
 def _plain(t: TensorType) -> TensorType:

@@ -66,14 +66,15 @@ def record_part(
     importer: Importer,
     dynamic: Mapping[str, frozenset[int]] | None,
     name: str,
+    env: ShapeEnv | None = None,
 ) -> Recorded:
     """Record a part on values of its inputs. `constants` are those that are known; `dynamic` says which dimensions of
-    which inputs are symbols, or is None where all are numbers."""
+    which inputs are symbols (of `env`, if given), or is None where all are numbers."""
     given = {n: v for n, v in values.items() if n not in constants}
     leaves, spec = pytree.tree_flatten(given)
     owners = [n for n, v in given.items() for _ in pytree.tree_leaves(v)]
     places = tuple(i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor))
-    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv()) if dynamic else fake.default_mode()
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=env or ShapeEnv()) if dynamic else fake.default_mode()
     builder = Builder(name, mode)
     out: dict[str, object] = {}
 

@@ -230,11 +230,16 @@ EVALUATED: dict[str, Callable] = {
 }
 
 
+PLACED = ("Gather", "Slice", "Squeeze", "Unsqueeze", "Reshape", "Split")  # inputs behind the first are places in it
+
+
 def evaluate(op: str, args: Sequence[object], attributes: dict) -> object:
     """The result of an operator over sizes and known numbers; None where it has to be a tensor."""
     fn = EVALUATED.get(op)
     if fn is None or any(not isinstance(a, (Sizes, type(None))) for a in args):
         return None
+    if op in PLACED and any(isinstance(a, Sizes) and a.symbolic() for a in args[1:]):
+        return None  # how many numbers come out is a symbol
     if any(isinstance(a, Sizes) and a.array.size > 1024 for a in args):
         return None
     if op in ("Div", "Mod") and any(not isinstance(n, SYMBOLIC) and n == 0 for n in args[1].array.flat):  # type: ignore[union-attr]

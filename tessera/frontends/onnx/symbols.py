@@ -8,10 +8,11 @@ all of that is true. A size of 0 or 1 is never a symbol, as everywhere in PyTorc
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from tessera.torch_internals.fake import FakeTensorMode
+from tessera.torch_internals.fake import FakeTensor, FakeTensorMode
 from tessera.torch_internals.shapes import (
     DimDynamic,
     PythonPrinter,
@@ -25,6 +26,12 @@ def symbolic_fake(x: torch.Tensor, mode: FakeTensorMode, dims: Collection[int]) 
     """Dimensions of one size share a symbol."""
     kinds = [DimDynamic.DUCK if d in dims else DimDynamic.STATIC for d in range(x.ndim)]
     return mode.from_tensor(x, symbolic_context=StatelessSymbolicContext(dynamic_sizes=kinds))
+
+
+def without_guards(x: torch.Tensor) -> AbstractContextManager:
+    """What PyTorch asks of sizes inside only decides who computes, not what: it is no condition of the program."""
+    env = x.fake_mode.shape_env if isinstance(x, FakeTensor) else None
+    return nullcontext() if env is None else env.suppress_guards()
 
 
 def holds(env: ShapeEnv, fakes: Sequence[torch.Tensor]) -> Callable[[Sequence[torch.Tensor]], bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import onnx
@@ -14,7 +15,7 @@ import tessera
 from tessera import onnx as tessera_onnx
 from tessera.onnx import load
 from tessera.tools.cli import main
-from tessera.util.errors import OptionError
+from tessera.util.errors import InputError, OptionError
 
 SCRIPT = """
 import torch
@@ -76,7 +77,7 @@ def test_what_the_command_line_refuses(file: Path) -> None:
     for arguments in (
         ["run", str(file)],
         ["run", str(file), "--random", "--compare", "nobody"],
-        ["convert", str(file), "x.onnx", "--dynamic", "input:0=batch"],
+        ["convert", str(file), "x.onnx", "--dynamic", "input:1=batch"],
         ["convert", str(file), "x.tess", "--opset", "18"],
     ):
         assert main(arguments) == 2
@@ -89,7 +90,28 @@ def test_an_imported_model_is_an_artifact(tmp_path: Path) -> None:
     assert model is not None
     imported = load(model)
     tessera.export(imported, (torch.randn(2, 3, 8, 8),), tmp_path / "net.tess")
-    x = torch.randn(5, 3, 8, 8)
-    torch.testing.assert_close(tessera.load(tmp_path / "net.tess")(x), net(x))
-    with pytest.raises(OptionError, match="those that its file names"):
-        tessera.export(imported, (x,), tmp_path / "other.tess", dynamic={"input": {0: "batch"}})
+    for n in (1, 5, 16, 33):  # PyTorch's convolutions ask for sizes of 1 and 16; none is a condition of the program
+        x = torch.randn(n, 3, 8, 8)
+        torch.testing.assert_close(tessera.load(tmp_path / "net.tess")(x), net(x))
+
+
+def test_sizes_of_an_imported_model_get_names_and_ranges(tmp_path: Path) -> None:
+    model = tessera_onnx.export(nn.Linear(4, 3), (torch.ones(2, 4),), dynamic={"input": {0: "rows"}}, check=False)
+    file, artifact = tmp_path / "linear.onnx", tmp_path / "linear.tess"
+    file.write_bytes(model.SerializeToString())  # type: ignore[union-attr]
+    assert main(["convert", str(file), str(artifact), "--dynamic", "input:0=batch:1..8"]) == 0
+    fast = tessera.load(artifact)
+    for n in (1, 8):
+        torch.testing.assert_close(fast(torch.ones(n, 4)), load(str(file))(torch.ones(n, 4)))
+    with pytest.raises(InputError, match="expected batch from 1 to 8, got 9"):
+        fast(torch.ones(9, 4))
+    imported = load(str(file))
+    for dynamic, told in (
+        ({"input": {1: "width"}}, "dimension 1 of input is 4 in the file"),
+        ({"input": {2: "width"}}, "input has 2 dimensions, got 2"),
+        ({"other": {0: "batch"}}, "expected one of input, got 'other'"),
+        ({"input": {0: ("batch", 0, 8)}}, "holds for batch from 1 on, got 0..8"),
+        ({"input": {0: 7}}, "expected a name, or a name and a range, got 7"),
+    ):
+        with pytest.raises(OptionError, match=re.escape(told)):
+            tessera.export(imported, (torch.ones(2, 4),), tmp_path / "no.tess", dynamic=dynamic)

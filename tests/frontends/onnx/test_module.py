@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from graphs import BOOL, INT64, STRING, constant, graph, helper, model, node, onnx, value
+from graphs import BOOL, FLOAT, INT64, STRING, constant, graph, helper, model, node, onnx, value
 
 import tessera
 from tessera import onnx as tessera_onnx
@@ -136,6 +136,27 @@ def test_sizes_are_arithmetic() -> None:
         torch.testing.assert_close(net(x), x.reshape(n, 2, 3))
     (compilation,) = net.__tessera__.compilations()
     assert [str(e.op) for e in compilation.captured.trace.equations] in (["aten.reshape.default"], [])
+
+
+def test_the_end_of_a_slice_bounds_a_size(tmp_path: Path) -> None:
+    """Positions up to a length are sliced off a table; the length stays a size."""
+    nodes = [
+        node("Shape", ["x"], ["s"]),
+        node("Slice", ["positions", "zero", "s", "zero"], ["used"]),
+        node("Cast", ["used"], ["floats"], to=FLOAT),
+        node("Add", ["x", "floats"], ["y"]),
+    ]
+    given = [constant("zero", np.array([0])), constant("positions", np.arange(9))]
+    imported = tessera_onnx.load(model(nodes, [value("x", ["length"])], ["y"], given))
+    x = torch.zeros(9)
+    for n in (3, 5, 9):
+        assert imported(x[:n]).tolist() == list(range(n))
+    assert len(tessera.explain(imported).graphs) == 1
+    tessera.export(imported, (x[:4],), tmp_path / "positions.tess")
+    fast = tessera.load(tmp_path / "positions.tess")
+    assert fast(x[:2]).tolist() == [0.0, 1.0]
+    with pytest.raises(RuntimeError, match=r"Min\(9, s\d+\).*= 10"):  # the program's own check
+        fast(torch.zeros(10))
 
 
 def test_a_value_that_decides_a_size_is_read() -> None:

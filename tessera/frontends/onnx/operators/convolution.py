@@ -11,6 +11,7 @@ from tessera.frontends.onnx.errors import OnnxError
 from tessera.frontends.onnx.operators.products import shifted, sums_in_half
 from tessera.frontends.onnx.operators.rounding import requantized
 from tessera.frontends.onnx.registry import operator
+from tessera.frontends.onnx.symbols import without_guards
 from tessera.frontends.onnx.values import numbers
 
 Tensor = torch.Tensor
@@ -66,7 +67,8 @@ def convolve(
         x, before = padded(x, before, after), [0] * rank
     if rank not in _CONV:
         raise OnnxError(f"Conv: expected 1 to 3 dimensions in space, got {rank}")
-    return _CONV[rank](x, w, b, strides, before, dilations, group)
+    with without_guards(x):  # PyTorch chooses a library by the size of the batch
+        return _CONV[rank](x, w, b, strides, before, dilations, group)
 
 
 @operator("Conv")
@@ -178,8 +180,10 @@ def conv_transpose(
         and all(n >= 0 for n in before)
         and all(e < max(s, d) for e, s, d in zip(extra, strides, dilations, strict=True))
     ):
-        return _TRANSPOSED[rank](x, w, b, strides, before, extra, group, dilations)
-    whole = _TRANSPOSED[rank](x, w, b, strides, zeros, zeros, group, dilations)
+        with without_guards(x):
+            return _TRANSPOSED[rank](x, w, b, strides, before, extra, group, dilations)
+    with without_guards(x):
+        whole = _TRANSPOSED[rank](x, w, b, strides, zeros, zeros, group, dilations)
     return padded(whole, [-n for n in before], [e - n for e, n in zip(extra, after, strict=True)])
 
 
