@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from tessera.spatial.importer.importer import FORMS, Importer, Movable, form, sizes
-from tessera.spatial.importer.moves import chosen, repeated
+from tessera.spatial.importer.moves import chosen
 from tessera.spatial.importer.values import Item, Known, Lazy
 from tessera.spatial.maps import Map, padded
 from tessera.util.names import names
@@ -119,6 +119,15 @@ def to_copy(im: Importer, x: Item, *args: object, **kwargs: object) -> Item:
     return im.values.cast(x, im.eqn.results()[0].dtype)
 
 
+@form("full_like zeros_like ones_like")
+def like(im: Importer, x: Item, value: float | None = None, *_: object, **kwargs: object) -> Item:
+    """Numbers that depend on nothing but a shape."""
+    assert im.eqn is not None
+    out = im.eqn.results()[0]
+    number = {"zeros_like": 0, "ones_like": 1}.get(im.eqn.opname, value)
+    return Known(torch.tensor(number, dtype=out.dtype).expand(sizes(out)), out.name)
+
+
 # --- products ---
 
 
@@ -154,6 +163,22 @@ def linear(im: Importer, x: Item, w: Item, b: Item | None = None) -> Item:
     return y if b is None else im.apply("add", y, b)
 
 
+@form("_scaled_mm")
+def scaled_mm(
+    im: Importer, a: Item, b: Item, by: Item, and_by: Item, bias: Item | None = None, result: Item | None = None,
+    *_: object,
+) -> Item:  # fmt: skip
+    """A product of eight bits, times scales: one for all, or one for each row and column."""
+    if result is not None:
+        return NotImplemented
+    wide = torch.float32
+    y: Item = im.product(a, b, wide)
+    for scale in (by, and_by):
+        if not (isinstance(scale, Known) and scale.data.numel() == 1 and scale.data.item() == 1):
+            y = im.apply("mul", y, scale, dtype=wide)
+    return y if bias is None else im.apply("add", y, bias, dtype=wide)
+
+
 @form("addmm baddbmm")
 def addmm(im: Importer, c: Item, a: Item, b: Item, beta: float = 1, alpha: float = 1) -> Item:
     y = im.product(a, b)
@@ -166,16 +191,18 @@ def attention(
     im: Importer, q: Item, k: Item, v: Item, mask: Item | None = None, dropout: float = 0.0, causal: bool = False,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Item:  # fmt: skip
-    """Scores, their softmax, and the sum of values; groups of queries read the same keys, which are not copied."""
+    """Scores, their softmax, and the sum of values; queries that read the same keys are rows of one product."""
     if dropout:
         return NotImplemented
     queries, keys = im.values.lazy(q).shape, im.values.lazy(k).shape
-    if enable_gqa and queries[-3] != keys[-3]:
-        times = queries[-3] // keys[-3]
-        k, v = (im.relaid(x, lambda t: repeated(t, t.ndim - 3, times)) for x in (k, v))
+    times = queries[-3] // keys[-3] if enable_gqa else 1
+    groups = (*queries[:-3], keys[-3], times * queries[-2]) if times > 1 else queries[:-1]
     scale = 1 / math.sqrt(queries[-1]) if scale is None else scale
     wide = torch.promote_types(im.values.lazy(q).dtype, torch.float32)
-    scores = im.apply("mul", im.product(q, turned(im, k)), scale, dtype=wide)
+    rows = im.relaid(q, lambda t: t.reshape(*groups, queries[-1])) if times > 1 else q
+    scores: Item = im.apply(
+        "mul", _viewed(im.product(rows, turned(im, k)), (*queries[:-1], keys[-2])), scale, dtype=wide
+    )
     if causal:
         below = Known(torch.ones(queries[-2], keys[-2], dtype=torch.bool).tril(), "causal")
         scores = im.apply("where", below, scores, -math.inf, dtype=wide)
@@ -183,8 +210,9 @@ def attention(
         scores = im.apply("where", mask, scores, -math.inf, dtype=wide)
     elif mask is not None:
         scores = im.apply("add", scores, mask, dtype=wide)
-    rows = softmax(im, scores, -1, safe=mask is not None)
-    return im.product(im.values.cast(rows, im.values.lazy(v).dtype), v)
+    chances = im.values.plain(im.values.cast(softmax(im, scores, -1, safe=mask is not None), im.values.lazy(v).dtype))
+    y = im.product(_viewed(chances, (*groups, keys[-2])), v)
+    return _viewed(y, (*queries[:-1], y.shape[-1]))
 
 
 # --- reductions and norms ---

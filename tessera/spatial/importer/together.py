@@ -49,7 +49,7 @@ def together(
                 continue
             for _, im in _each(graph, ranks, batch, number):
                 im.equation(eqn)
-        for place, im in _each(graph, ranks, batch, len(trace.equations)):
+        for im in ranks:
             im.check_states()
         for i, o in enumerate(trace.outputs):
             outputs = [im.output(i) for _, im in _each(graph, ranks, batch, len(trace.equations))]
@@ -98,9 +98,7 @@ def _joined(maps: Sequence[Map], lies: Placement | None) -> Map:
 # --- collectives ---
 
 
-def _exchange(
-    graph: Graph, ranks: list[Importer], batch: int, number: int, eqn: Equation, two_steps: TwoSteps
-) -> None:
+def _exchange(graph: Graph, ranks: list[Importer], batch: int, number: int, eqn: Equation, two_steps: TwoSteps) -> None:
     """A collective: what each rank gets, of what all have."""
     assert isinstance(eqn.op, Collective)
     mesh, name = eqn.op.mesh, eqn.op.name
