@@ -159,7 +159,7 @@ class Tiling:
         (m, k), n = x.shape, w.shape[1]
         cycles = cuts.tile_cycles(self.machine, m, k, n, node, node.dtype.itemsize)
         core, when = self.on.choose([x, w], cycles, "matrix", copies, at)
-        bounds = cut(k, cuts.sum_parts(self.machine, k), self.machine.matrix.rows)
+        bounds = cut(k, cuts.sum_parts(self.machine, m, k, n, node.dtype), self.machine.matrix.rows)
         factors = []
         for low, high in zip(bounds[:-1], bounds[1:], strict=True):
             parts = (x.block((0, m), (low, high)), w.block((low, high), (0, n))) if len(bounds) > 2 else (x, w)
