@@ -16,7 +16,6 @@ from tessera.machines.spatial import SpatialMachine
 from tessera.spatial import durations
 from tessera.spatial.graph import Expression, Product
 
-
 PARTS = 8  # of a long sum, at most
 FILL = 1.1  # how much longer its parts may take than the whole
 

@@ -275,8 +275,8 @@ class Tiling:
         self.on.tensors[home.name] = node.data
         row: list[Tile] = []
         for left, right in zip(columns[:-1], columns[1:], strict=True):
-            emptiest = int(np.argmin(self.on.held_bytes[self.on.span]))
-            row.append(self.on.held(self.on.cores[emptiest], home.name, (0, home.rows, left, right), True))
+            emptiest = int(np.argmin(self.on.held_bytes[self.on.span][::-1]))  # the last: the first have most to do
+            row.append(self.on.held(self.on.cores[-1 - emptiest], home.name, (0, home.rows, left, right), True))
         self.on.blocks[home] = Blocks([0, home.rows], columns, [row])
 
     def scatter(self, node: Scatter) -> None:

@@ -10,8 +10,10 @@ import torch
 from tessera.spatial.importer.importer import FORMS, Importer, Movable, form, sizes
 from tessera.spatial.importer.moves import chosen
 from tessera.spatial.importer.values import Item, Known, Lazy
-from tessera.spatial.maps import Map, padded
+from tessera.spatial.maps import Map, concatenated, padded
 from tessera.util.names import names
+
+TOP = 8  # of a row: how many are found one after the other
 
 # Functions of the vector unit that an operator is by itself.
 _SAME = names(
@@ -305,6 +307,25 @@ def amin(im: Importer, x: Item, dims: list[int] | None = None, keepdim: bool = F
 @form("argmax")
 def argmax(im: Importer, x: Item, dim: int | None = None, keepdim: bool = False) -> Item:
     return im.reduce("argmax", x, _dims(im, x, dim), keepdim, torch.int64)
+
+
+@form("topk")
+def topk(im: Importer, x: Item, k: int, dim: int = -1, largest: bool = True, ordered: bool = True) -> list[Item]:
+    """The largest of a row, then the largest of what is left."""
+    x = im.values.plain(x)
+    if not largest or k > TOP or dim % max(len(x.shape), 1) != len(x.shape) - 1:
+        return NotImplemented
+    places = Known(torch.arange(x.shape[-1]).expand(x.shape), "places")
+    found: list[tuple[Lazy, Lazy]] = []
+    for _ in range(k):
+        at = im.reduce("argmax", x, [-1], True, torch.int64)
+        found.append((im.reduce("max", x, [-1], True, x.dtype), at))
+        if len(found) < k:
+            gone = im.apply("eq", places, at, dtype=torch.bool)
+            x = im.values.plain(im.apply("where", im.values.plain(gone), -math.inf, x, dtype=x.dtype))
+    both = (concatenated([im.values.map(pair[i]) for pair in found], len(x.shape) - 1) for i in range(2))
+    dtypes = (x.dtype, torch.int64)
+    return [Lazy(m.shape, d, 0, (m,), im.name(), found[0][0].source) for m, d in zip(both, dtypes, strict=True)]
 
 
 def _dims(im: Importer, x: Item, dims: list[int] | int | None) -> list[int]:

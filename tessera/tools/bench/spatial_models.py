@@ -9,11 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from tessera.torch_internals.operators import scaled_mm
+
 EIGHT = torch.float8_e4m3fn
 
 
 class Eight(nn.Module):
     """A layer of eight bits, whose inputs are rounded to eight bits too."""
+
+    weight: torch.Tensor
+    one: torch.Tensor
 
     def __init__(self, wide: int, out: int) -> None:
         super().__init__()
@@ -21,11 +26,55 @@ class Eight(nn.Module):
         self.register_buffer("one", torch.ones(()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch._scaled_mm(x.to(EIGHT), self.weight.t(), self.one, self.one, out_dtype=torch.bfloat16)
+        return scaled_mm(x.to(EIGHT), self.weight.t(), self.one, self.one, out_dtype=torch.bfloat16)
+
+
+class Experts(nn.Module):
+    """The layer of a Mixtral that chooses two of eight experts for each row. Every chip holds a part of all of them,
+    and all are computed: a few rows choose nearly all, and the time never depends on which."""
+
+    def __init__(self, wide: int, inner: int, count: int, chosen: int) -> None:
+        super().__init__()
+        self.norm, self.router = (
+            nn.RMSNorm(wide, eps=1e-5, dtype=torch.bfloat16),
+            nn.Linear(wide, count, bias=False, dtype=torch.bfloat16),
+        )
+        self.gate, self.up = (nn.ModuleList(Eight(wide, inner) for _ in range(count)) for _ in range(2))
+        self.down = nn.ModuleList(Eight(inner, wide) for _ in range(count))
+        self.chosen = chosen
+        self.register_buffer("numbers", torch.arange(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        scores, places = self.router(y).topk(self.chosen, -1)
+        shares = torch.softmax(scores, -1)[:, :, None] * (places[:, :, None] == self.numbers)
+        shares = shares.sum(1)
+        for i, (gate, up, down) in enumerate(zip(self.gate, self.up, self.down, strict=True)):
+            x = x + shares[:, i : i + 1] * down(F.silu(gate(y)) * up(y))
+        return x
+
+
+class Layers(nn.Module):
+    """Layers of equal size, one behind the other."""
+
+    def __init__(self, count: int, wide: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(wide, wide) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
 
 
 class LlamaBlock(nn.Module):
     """A block of a Llama that decodes a token for each of some rows; caches are written in place."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    places: torch.Tensor
 
     def __init__(self, rows: int, wide: int, heads: int, groups: int, inner: int, longest: int) -> None:
         super().__init__()
