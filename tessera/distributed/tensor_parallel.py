@@ -8,6 +8,7 @@ result is a sum over ranks. Tables of embeddings are cut by rows too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -17,34 +18,47 @@ from tessera.ir.trace import Trace
 from tessera.ops.factors.lookup import factors_of
 from tessera.ops.factors.rule import Factors, tensors
 
-PRODUCTS = ("linear", "mm", "addmm", "matmul")
+PRODUCTS = ("linear", "mm", "addmm", "matmul", "_scaled_mm")
+TURNED = ("t", "transpose", "permute", "_to_copy")  # a weight stays one, with its dimensions in another order
+Known = dict[Value, tuple[Value, tuple[int, ...]]]  # of a weight or its view, the weight and its dimensions
 
 
 @dataclass
 class Cuts:
     weights: dict[Value, int] = field(default_factory=dict)  # the dimension that is cut
     summed: list[Value] = field(default_factory=list)  # results that are sums over ranks
+    split: dict[Value, int] = field(default_factory=dict)  # the dimension along which other values come to be split
+    of: dict[Value, frozenset[Value]] = field(default_factory=dict)  # the weights by which they are
+    lost: set[Value] = field(default_factory=set)  # weights whose cut some reader must undo
 
 
 def columns_and_rows(trace: Trace, weights: Collection[Value], ranks: int) -> Cuts:
-    cuts, split = Cuts(), dict[Value, str | int]()
+    cuts = Cuts()
+    known: Known = {w: (w, tuple(range(w.ndim))) for w in weights}
     for eqn in in_place(trace).equations:
         operands = tensors(eqn)
         rule = factors_of(eqn)
         if rule is None:
             continue
-        if eqn.opname == "embedding" and operands[0] in weights:
-            if _take(cuts, operands[0], 0, ranks):
+        if eqn.opname == "embedding" and operands[0] in known:
+            if _take(cuts, known, operands[0], 0, ranks):
                 cuts.summed.append(eqn.out)
-        elif eqn.opname in PRODUCTS and any(v in weights for v in operands):
-            _product(eqn, rule, weights, ranks, cuts, split)
+        elif eqn.opname in PRODUCTS and any(v in known for v in operands):
+            _product(eqn, rule, known, ranks, cuts)
+        elif eqn.opname in TURNED and operands[0] in known:
+            weight, dims = known[operands[0]]
+            (result,) = rule.results
+            assert result is not None
+            known[eqn.out] = weight, tuple(dims[rule.operands[0].index(d)] for d in result)
         else:
-            _follow(eqn, rule, ranks, split)
+            _follow(eqn, rule, ranks, cuts)
     return cuts
 
 
-def _take(cuts: Cuts, weight: Value, dim: int, ranks: int) -> bool:
+def _take(cuts: Cuts, known: Known, view: Value, dim: int, ranks: int) -> bool:
     """Cut a weight, unless it is cut otherwise or cannot be."""
+    weight, dims = known[view]
+    dim = dims[dim]
     size = weight.shape[dim]
     if cuts.weights.get(weight, dim) != dim or not isinstance(size, int) or size % ranks:
         return False
@@ -52,42 +66,50 @@ def _take(cuts: Cuts, weight: Value, dim: int, ranks: int) -> bool:
     return True
 
 
-def _product(
-    eqn: Equation, rule: Factors, weights: Collection[Value], ranks: int, cuts: Cuts, split: dict[Value, str | int]
-) -> None:
+def _product(eqn: Equation, rule: Factors, known: Known, ranks: int, cuts: Cuts) -> None:
     operands = tensors(eqn)
     (inner,) = rule.reduced
-    at = next(i for i, v in enumerate(operands) if v in weights and (inner,) in rule.operands[i])
+    at = next(i for i, v in enumerate(operands) if v in known and (inner,) in rule.operands[i])
     weight, dims = operands[at], rule.operands[at]
-    fed = any(split.get(v) == d.index((inner,)) for v, d in zip(operands, rule.operands, strict=True) if (inner,) in d)
+    fed = any(
+        cuts.split.get(v) == d.index((inner,)) for v, d in zip(operands, rule.operands, strict=True) if (inner,) in d
+    )
     if fed:
-        if _take(cuts, weight, dims.index((inner,)), ranks):
+        if _take(cuts, known, weight, dims.index((inner,)), ranks):
             cuts.summed.append(eqn.out)
         return
     (outer,) = next(d for d in dims if d != (inner,))
-    if weight.ndim != 2 or not _take(cuts, weight, dims.index((outer,)), ranks):
+    if weight.ndim != 2 or not _take(cuts, known, weight, dims.index((outer,)), ranks):
         return
     (result,) = rule.results
     assert result is not None
-    split[eqn.out] = result.index((outer,))
+    cuts.split[eqn.out], cuts.of[eqn.out] = result.index((outer,)), frozenset((known[weight][0],))
     for i, v in enumerate(operands):
-        if i in rule.addends and v in weights and (outer,) in rule.operands[i]:
-            _take(cuts, v, rule.operands[i].index((outer,)), ranks)
+        if i in rule.addends and v in known and (outer,) in rule.operands[i]:
+            _take(cuts, known, v, rule.operands[i].index((outer,)), ranks)
 
 
-def _follow(eqn: Equation, rule: Factors, ranks: int, split: dict[Value, str | int]) -> None:
+def _follow(eqn: Equation, rule: Factors, ranks: int, cuts: Cuts) -> None:
     """The results of an operator that may be cut where its operands are."""
-    factors = set()
+    factors, split = set(), cuts.split
+    origins = frozenset(w for v in tensors(eqn) for w in cuts.of.get(v, ()))
     for v, dims in zip(tensors(eqn), rule.operands, strict=True):
-        if v in split and dims[split[v]]:  # type: ignore[index]
-            factors.add(dims[split[v]][0])  # type: ignore[index]
+        if v in split and dims[split[v]]:
+            if dims[split[v]][0] in rule.whole:
+                cuts.lost |= cuts.of[v]
+            else:
+                factors.add(dims[split[v]][0])
     if len(factors) != 1:
         return
     (factor,) = factors
     size = rule.sizes.get(factor, 0)
+    if "attention" in eqn.opname:  # heads of queries that share keys are cut too: keys are repeated then
+        size = math.prod(rule.sizes.values())
+    if rule.shares(factor) and size % ranks:
+        cuts.lost |= origins
     if not rule.splittable(factor) or factor in rule.reduced or (rule.shares(factor) and size % ranks):
         return
     for v, dims in zip(eqn.outputs, rule.results, strict=True):
         for dim, names in enumerate(dims or ()):
             if v is not None and names and names[0] == factor:
-                split[v] = dim
+                split[v], cuts.of[v] = dim, origins

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tessera.machines.spatial import Core, SpatialMachine
 from tessera.spatial import durations
 from tessera.spatial.graph import Graph, Product
-from tessera.spatial.schedule import capacity
+from tessera.spatial.schedule import Schedule, capacity
 from tessera.spatial.steps import Resource, Step
 
 
@@ -47,6 +47,20 @@ def bound(steps: list[Step], machine: SpatialMachine) -> Bound:
         if total > best.cycles:
             best = Bound(total, _name(key))
     return best
+
+
+def interval(schedule: Schedule, machine: SpatialMachine) -> tuple[float, float]:
+    """Cycles between one batch and the next, from the first result to the last; and what the busiest resource takes of
+    each, which no schedule can be faster than."""
+    ends: dict[int, int] = {}
+    busy: dict[Resource, int] = {}
+    for step in schedule.steps:
+        if step.kind == "to_host":
+            ends[step.batch] = max(ends.get(step.batch, 0), schedule.starts[step] + step.end)
+        for use in step.uses:
+            busy[use.resource] = busy.get(use.resource, 0) + use.duration * use.count
+    least = max(total / capacity(resource, machine) for resource, total in busy.items()) / len(ends)
+    return (max(ends.values()) - min(ends.values())) / max(1, len(ends) - 1), least
 
 
 def _one_at_a_time(jobs: list[tuple[int, int, int]]) -> int:

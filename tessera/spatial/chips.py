@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import torch
 
-from tessera.distributed.plan import Plan, lay_out
-from tessera.ir.equation import Value
+from tessera.distributed.tensor_parallel import columns_and_rows
 from tessera.ir.mesh import Mesh
+from tessera.ir.placement import Placement
 from tessera.ir.trace import Trace
 from tessera.machines.spatial import Core, SpatialMachine
 from tessera.spatial import durations
@@ -79,13 +79,19 @@ def spread(got: Captured, machine: SpatialMachine, chips: int, cut: Cut) -> tupl
 
 def partitioned(got: Captured, mesh: Mesh) -> Trace | None:
     """The program of one rank; None where no weight can be cut."""
-    plan = Plan.of({axis: "tensor" for axis in mesh.names}, mesh)
-    named: dict[str, Value] = {name: v for v, (name, _) in got.weights.items()}
-    lies = lay_out(plan, got.trace, named, ()).weights
+    lies = {v: Placement.whole(mesh, v.shape) for v in got.weights}
+    before = 1
+    for axis, ranks in mesh.axes:
+        before *= ranks
+        cuts, lost = columns_and_rows(got.trace, lies, ranks), columns_and_rows(got.trace, lies, before).lost
+        states = {v: after for v, after in got.trace.mutations.items() if not lost & cuts.of.get(after, lost)}
+        dims = {v: dim for v, dim in cuts.weights.items() if v not in lost}
+        for v, dim in (dims | {v: cuts.split[after] for v, after in states.items() if after in cuts.split}).items():
+            if ranks > 1 and lies[v].local(dim) % ranks == 0:
+                lies[v] = lies[v].with_axis(dim, axis)
     if all(placement.is_whole for placement in lies.values()):
         return None
-    pins = {named[name]: placement for name, placement in lies.items()}
-    return shard(got.trace, mesh, pins, set(got.weights), plan.stays).trace
+    return shard(got.trace, mesh, lies, set(lies), dict.fromkeys(mesh.names, "weights")).trace
 
 
 def one_batch(args: tuple, kwargs: dict, batches: int) -> tuple[tuple, dict]:
@@ -95,7 +101,9 @@ def one_batch(args: tuple, kwargs: dict, batches: int) -> tuple[tuple, dict]:
         if not isinstance(x, torch.Tensor) or batches == 1:
             return x
         if x.ndim < 2 or x.shape[0] % batches:
-            raise OptionError(f"cut: expected inputs of [n, …] with n a multiple of {batches} batches, got {list(x.shape)}")
+            raise OptionError(
+                f"cut: expected inputs of [n, …] with n a multiple of {batches} batches, got {list(x.shape)}"
+            )
         return x[: x.shape[0] // batches]
 
     return tuple(map(first, args)), {name: first(x) for name, x in kwargs.items()}
@@ -136,7 +144,9 @@ def chosen(machine: SpatialMachine, size: tuple[int, int], stages: int) -> list[
         line = [(i, j) for j in range(columns // across)]
         places += line if i % 2 == 0 else line[::-1]
     if len(places) < stages:
-        raise OptionError(f"cut: {machine.key} has room for {len(places)} stages of {down}×{across} chips, not {stages}")
+        raise OptionError(
+            f"cut: {machine.key} has room for {len(places)} stages of {down}×{across} chips, not {stages}"
+        )
     return [
         [(i * down + a) * columns + j * across + b for a in range(down) for b in range(across)]
         for i, j in places[:stages]

@@ -10,9 +10,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from tessera.machines.spatial import SpatialMachine
 from tessera.spatial import durations
 from tessera.spatial.graph import Expression, Product
+
+PARTS = 8  # of a long sum, at most
+FILL = 1.1  # how much longer its parts may take than the whole
 
 
 @dataclass(frozen=True)
@@ -89,7 +94,7 @@ def _grid_cost(
     used = min(effort.cores, grid.columns * grid.depth * copies(grid, effort)) if constant else effort.cores
     each = math.ceil(tiles / used)
     arrives = a * b * size + (0 if constant else b * c * size)
-    parts = sum_parts(machine, b)
+    parts = sum_parts(machine, a, b, c, node.dtype)
     kept = arrives / parts * min(each * parts, 2) + a * c * wide  # the next part arrives while one is read
     excess = max(0, kept - effort.tile_bytes) / effort.tile_bytes
     array = tile_cycles(machine, a, b, c, node, size) + 8
@@ -108,9 +113,13 @@ def tile_cycles(machine: SpatialMachine, m: int, k: int, n: int, node: Product, 
     return max(cycles, durations.traffic(machine, reads, writes, machine.sram.read_ports, machine.sram.write_ports))
 
 
-def sum_parts(machine: SpatialMachine, k: int) -> int:
-    """In how many instructions a sum is taken: few enough that filling the array does not count."""
-    return max(1, k // (8 * machine.matrix.rows))
+def sum_parts(machine: SpatialMachine, m: int, k: int, n: int, dtype: torch.dtype) -> int:
+    """In how many instructions a sum is taken: few enough that filling the array does not count, and that each waits
+    for much."""
+    whole, parts = durations.product(machine, m, k, n, dtype), max(1, min(PARTS, k // (8 * machine.matrix.rows)))
+    while parts * durations.product(machine, m, math.ceil(k / parts), n, dtype) > FILL * whole:
+        parts -= 1
+    return parts
 
 
 def expression_parts(machine: SpatialMachine, node: Expression, effort: Effort) -> int:

@@ -67,8 +67,8 @@ ALONE = Place()
 
 @dataclass(eq=False)
 class Node:
-    """`place` is whose it is: which of several programs, its rank, and the number of its equation; `chip` where it runs,
-    None: on any."""
+    """`place` is whose it is: its batch, its rank, and the number of its equation. `chip` is where it runs; None: on
+    any."""
 
     home: Home
     place: Place = field(default=ALONE, kw_only=True)

@@ -246,7 +246,8 @@ class Placement:
 
     def add(self, tile: Tile, unit: str, cycles: float, when: float) -> Tile:
         self.tiles.append(tile)
-        tile.batch = self.batch
+        first = 0 if isinstance(tile, Held) else self.batch  # weights are everybody's
+        tile.batch = max((part.tile.batch for part in tile.parts() if not isinstance(part.tile, Held)), default=first)
         number = self.number[tile.core]
         if isinstance(tile, Held):
             self.done[tile] = 0.0

@@ -159,7 +159,7 @@ class Tiling:
         (m, k), n = x.shape, w.shape[1]
         cycles = cuts.tile_cycles(self.machine, m, k, n, node, node.dtype.itemsize)
         core, when = self.on.choose([x, w], cycles, "matrix", copies, at)
-        bounds = cut(k, cuts.sum_parts(self.machine, k), self.machine.matrix.rows)
+        bounds = cut(k, cuts.sum_parts(self.machine, m, k, n, node.dtype), self.machine.matrix.rows)
         factors = []
         for low, high in zip(bounds[:-1], bounds[1:], strict=True):
             parts = (x.block((0, m), (low, high)), w.block((low, high), (0, n))) if len(bounds) > 2 else (x, w)
@@ -275,8 +275,8 @@ class Tiling:
         self.on.tensors[home.name] = node.data
         row: list[Tile] = []
         for left, right in zip(columns[:-1], columns[1:], strict=True):
-            emptiest = int(np.argmin(self.on.held_bytes[self.on.span]))
-            row.append(self.on.held(self.on.cores[emptiest], home.name, (0, home.rows, left, right), True))
+            emptiest = int(np.argmin(self.on.held_bytes[self.on.span][::-1]))  # the last: the first have most to do
+            row.append(self.on.held(self.on.cores[-1 - emptiest], home.name, (0, home.rows, left, right), True))
         self.on.blocks[home] = Blocks([0, home.rows], columns, [row])
 
     def scatter(self, node: Scatter) -> None:

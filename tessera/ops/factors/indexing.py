@@ -128,6 +128,24 @@ def _indices(eqn: Equation) -> tuple[list[Arg], bool]:
     return indices, together and not masks
 
 
+@rule("index_put")
+def put_rows(eqn: Equation) -> Factors | None:
+    """Rows that one index chooses are written: other dimensions may be cut."""
+    indices, plain = _indices(eqn)
+    there = [d for d, v in enumerate(indices) if v is not None]
+    x, ids, source = tensors(eqn) if len(there) == 1 else (None, None, None)
+    if not plain or x is None or ids is None or source is None or ids.ndim != 1 or source.ndim > x.ndim:
+        return None
+    (dim,) = there
+    left = " ".join("v!" if d == dim else f"d{d}" for d in range(x.ndim))
+    first = x.ndim - source.ndim  # what is written broadcasts
+    sizes = [size_key(ids.shape[0] if d == dim else n) for d, n in enumerate(x.shape)][first:]
+    names = ["n!" if d == dim else f"d{d}" for d in range(first, x.ndim)]
+    same = [size_key(n) == m for n, m in zip(source.shape, sizes, strict=True)]
+    given = " ".join(name if fits else "1" for name, fits in zip(names, same, strict=True))
+    return in_words(eqn, f"{left}, n!, {given} -> {left}")
+
+
 @rule("index.Tensor")
 def index(eqn: Equation) -> Factors | None:
     """Dimensions that are not indexed may be cut, and those of the indices."""

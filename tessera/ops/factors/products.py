@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tessera.ir.equation import Equation
+from tessera.ir.equation import Equation, Value
+from tessera.ir.types import Size, size_key
 from tessera.ops.factors.rule import Factors, factors, in_words, rule, tensors
 
 EACH = ((0,), (1,))
@@ -48,6 +49,26 @@ def matmul(eqn: Equation) -> Factors | None:
     else:
         text = "... m k, ... k n -> ... m n"
     return in_words(eqn, text, sums="k", linear=EACH)
+
+
+@rule("_scaled_mm")
+def scaled_mm(eqn: Equation) -> Factors | None:
+    """Scales are one for all, or one for each row and each column."""
+    a, b, *scales = tensors(eqn)
+    if len(scales) != 2:
+        return None  # with a bias: it would be added on every rank
+    rows, columns = scales
+    left = _scale(rows, a.shape[0], "m 1", 0)
+    right = _scale(columns, b.shape[1], "1 n", 1)
+    return None if left is None or right is None else in_words(eqn, f"m k, k n, {left}, {right} -> m n", sums="k")
+
+
+def _scale(scale: Value, size: Size, each: str, dim: int) -> str | None:
+    """The dimensions of a scale."""
+    if all(size_key(n) == 1 for n in scale.shape):
+        return " ".join("1" for _ in scale.shape)
+    fits = scale.ndim == 2 and size_key(scale.shape[dim]) == size_key(size) and size_key(scale.shape[1 - dim]) == 1
+    return each if fits else None
 
 
 def _spatial(rank: int) -> str:

@@ -8,10 +8,12 @@ from collections.abc import Callable
 import torch
 
 from tessera.spatial.importer.importer import FORMS, Importer, Movable, form, sizes
-from tessera.spatial.importer.moves import chosen, repeated
+from tessera.spatial.importer.moves import chosen
 from tessera.spatial.importer.values import Item, Known, Lazy
-from tessera.spatial.maps import Map, padded
+from tessera.spatial.maps import Map, concatenated, padded
 from tessera.util.names import names
+
+TOP = 8  # of a row: how many are found one after the other
 
 # Functions of the vector unit that an operator is by itself.
 _SAME = names(
@@ -119,6 +121,15 @@ def to_copy(im: Importer, x: Item, *args: object, **kwargs: object) -> Item:
     return im.values.cast(x, im.eqn.results()[0].dtype)
 
 
+@form("full_like zeros_like ones_like")
+def like(im: Importer, x: Item, value: float | None = None, *_: object, **kwargs: object) -> Item:
+    """Numbers that depend on nothing but a shape."""
+    assert im.eqn is not None
+    out = im.eqn.results()[0]
+    number = {"zeros_like": 0, "ones_like": 1}.get(im.eqn.opname, value)
+    return Known(torch.tensor(number, dtype=out.dtype).expand(sizes(out)), out.name)
+
+
 # --- products ---
 
 
@@ -154,6 +165,22 @@ def linear(im: Importer, x: Item, w: Item, b: Item | None = None) -> Item:
     return y if b is None else im.apply("add", y, b)
 
 
+@form("_scaled_mm")
+def scaled_mm(
+    im: Importer, a: Item, b: Item, by: Item, and_by: Item, bias: Item | None = None, result: Item | None = None,
+    *_: object,
+) -> Item:  # fmt: skip
+    """A product of eight bits, times scales: one for all, or one for each row and column."""
+    if result is not None:
+        return NotImplemented
+    wide = torch.float32
+    y: Item = im.product(a, b, wide)
+    for scale in (by, and_by):
+        if not (isinstance(scale, Known) and scale.data.numel() == 1 and scale.data.item() == 1):
+            y = im.apply("mul", y, scale, dtype=wide)
+    return y if bias is None else im.apply("add", y, bias, dtype=wide)
+
+
 @form("addmm baddbmm")
 def addmm(im: Importer, c: Item, a: Item, b: Item, beta: float = 1, alpha: float = 1) -> Item:
     y = im.product(a, b)
@@ -166,16 +193,18 @@ def attention(
     im: Importer, q: Item, k: Item, v: Item, mask: Item | None = None, dropout: float = 0.0, causal: bool = False,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Item:  # fmt: skip
-    """Scores, their softmax, and the sum of values; groups of queries read the same keys, which are not copied."""
+    """Scores, their softmax, and the sum of values; queries that read the same keys are rows of one product."""
     if dropout:
         return NotImplemented
     queries, keys = im.values.lazy(q).shape, im.values.lazy(k).shape
-    if enable_gqa and queries[-3] != keys[-3]:
-        times = queries[-3] // keys[-3]
-        k, v = (im.relaid(x, lambda t: repeated(t, t.ndim - 3, times)) for x in (k, v))
+    times = queries[-3] // keys[-3] if enable_gqa else 1
+    groups = (*queries[:-3], keys[-3], times * queries[-2]) if times > 1 else queries[:-1]
     scale = 1 / math.sqrt(queries[-1]) if scale is None else scale
     wide = torch.promote_types(im.values.lazy(q).dtype, torch.float32)
-    scores = im.apply("mul", im.product(q, turned(im, k)), scale, dtype=wide)
+    rows = im.relaid(q, lambda t: t.reshape(*groups, queries[-1])) if times > 1 else q
+    scores: Item = im.apply(
+        "mul", _viewed(im.product(rows, turned(im, k)), (*queries[:-1], keys[-2])), scale, dtype=wide
+    )
     if causal:
         below = Known(torch.ones(queries[-2], keys[-2], dtype=torch.bool).tril(), "causal")
         scores = im.apply("where", below, scores, -math.inf, dtype=wide)
@@ -183,8 +212,9 @@ def attention(
         scores = im.apply("where", mask, scores, -math.inf, dtype=wide)
     elif mask is not None:
         scores = im.apply("add", scores, mask, dtype=wide)
-    rows = softmax(im, scores, -1, safe=mask is not None)
-    return im.product(im.values.cast(rows, im.values.lazy(v).dtype), v)
+    chances = im.values.plain(im.values.cast(softmax(im, scores, -1, safe=mask is not None), im.values.lazy(v).dtype))
+    y = im.product(_viewed(chances, (*groups, keys[-2])), v)
+    return _viewed(y, (*queries[:-1], y.shape[-1]))
 
 
 # --- reductions and norms ---
@@ -277,6 +307,25 @@ def amin(im: Importer, x: Item, dims: list[int] | None = None, keepdim: bool = F
 @form("argmax")
 def argmax(im: Importer, x: Item, dim: int | None = None, keepdim: bool = False) -> Item:
     return im.reduce("argmax", x, _dims(im, x, dim), keepdim, torch.int64)
+
+
+@form("topk")
+def topk(im: Importer, x: Item, k: int, dim: int = -1, largest: bool = True, ordered: bool = True) -> list[Item]:
+    """The largest of a row, then the largest of what is left."""
+    x = im.values.plain(x)
+    if not largest or k > TOP or dim % max(len(x.shape), 1) != len(x.shape) - 1:
+        return NotImplemented
+    places = Known(torch.arange(x.shape[-1]).expand(x.shape), "places")
+    found: list[tuple[Lazy, Lazy]] = []
+    for _ in range(k):
+        at = im.reduce("argmax", x, [-1], True, torch.int64)
+        found.append((im.reduce("max", x, [-1], True, x.dtype), at))
+        if len(found) < k:
+            gone = im.apply("eq", places, at, dtype=torch.bool)
+            x = im.values.plain(im.apply("where", im.values.plain(gone), -math.inf, x, dtype=x.dtype))
+    both = (concatenated([im.values.map(pair[i]) for pair in found], len(x.shape) - 1) for i in range(2))
+    dtypes = (x.dtype, torch.int64)
+    return [Lazy(m.shape, d, 0, (m,), im.name(), found[0][0].source) for m, d in zip(both, dtypes, strict=True)]
 
 
 def _dims(im: Importer, x: Item, dims: list[int] | int | None) -> list[int]:

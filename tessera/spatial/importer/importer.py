@@ -18,12 +18,11 @@ from tessera.ir.schema import draws
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.spatial.errors import MapError
-from tessera.spatial.graph import Constant, Gather, Graph, Input, Product, Scatter
+from tessera.spatial.graph import Constant, Gather, Input, Product, Scatter
 from tessera.spatial.importer.decompose import Decompositions
 from tessera.spatial.importer.moves import MOVES, moved, pads_zero
 from tessera.spatial.importer.values import Item, Known, Lazy, Values, fold
 from tessera.spatial.maps import Home, Map, whole
-from tessera.torch_internals.fake import FakeTensorMode
 from tessera.torch_internals.operators import OpOverload, aten_name
 
 Form = Callable[..., Item | list[Item]]
@@ -251,8 +250,9 @@ class Importer:
         named = Lazy(x.shape, x.dtype, x.tree, x.operands, self.name(), self.eqn.source)
         return self.values.reduced(fn, named, dims if x.shape else [], keep, dtype or self.eqn.results()[0].dtype)
 
-    def product(self, x: Item, w: Item) -> Lazy:
-        """[…, m, k] by […, k, n]; the sums are of the type in which the array adds."""
+    def product(self, x: Item, w: Item, rounded: torch.dtype | None = None) -> Lazy:
+        """[…, m, k] by […, k, n]; the sums are of the type in which the array adds. The result is rounded to the
+        factors' type, unless another is asked for."""
         assert self.eqn is not None
         dtype = torch.promote_types(dtype_of(x), dtype_of(w))
         x, w = (self.values.cast(i, dtype) if isinstance(i, Lazy) and i.dtype != dtype else i for i in (x, w))
@@ -270,7 +270,7 @@ class Importer:
         self.graph.add(Product(home, left, right, dtype))
         shape = (*batch, a.shape[-2], n)
         result = Lazy(shape, home.dtype, 0, (whole(home, shape),), home.name, self.eqn.source)
-        return self.values.cast(result, dtype) if dtype.is_floating_point else result
+        return self.values.cast(result, rounded or dtype) if dtype.is_floating_point else result
 
     def gather(self, table: Item, index: Item) -> Lazy:
         assert self.eqn is not None

@@ -49,7 +49,7 @@ def together(
                 continue
             for _, im in _each(graph, ranks, batch, number):
                 im.equation(eqn)
-        for place, im in _each(graph, ranks, batch, len(trace.equations)):
+        for im in ranks:
             im.check_states()
         for i, o in enumerate(trace.outputs):
             outputs = [im.output(i) for _, im in _each(graph, ranks, batch, len(trace.equations))]
@@ -98,17 +98,15 @@ def _joined(maps: Sequence[Map], lies: Placement | None) -> Map:
 # --- collectives ---
 
 
-def _exchange(
-    graph: Graph, ranks: list[Importer], batch: int, number: int, eqn: Equation, two_steps: TwoSteps
-) -> None:
+def _exchange(graph: Graph, ranks: list[Importer], batch: int, number: int, eqn: Equation, two_steps: TwoSteps) -> None:
     """A collective: what each rank gets, of what all have."""
     assert isinstance(eqn.op, Collective)
     mesh, name = eqn.op.mesh, eqn.op.name
     if name not in _TOGETHER and name not in _ALONE:
         raise MapError(f"{eqn.op} has no form on a spatial machine: {where(eqn)}")
-    args = [map_values(eqn.args, lambda v, im=im: im.env[v]) for im in ranks]
+    args: list[tuple] = [map_values(eqn.args, lambda v, im=im: im.env[v]) for im in ranks]  # type: ignore[misc]
     if all(isinstance(im.env[v], Known) for im in ranks for v in eqn.inputs()):
-        tensors = [map_values(eqn.args, lambda v, im=im: im.env[v].data) for im in ranks]
+        tensors: list[tuple] = [map_values(eqn.args, lambda v, im=im: im.env[v].data) for im in ranks]  # type: ignore
         for im, data in zip(ranks, dist.together(eqn.op, tensors), strict=True):
             im.bind(eqn, [Known(data, eqn.out.name)])
         return
@@ -124,7 +122,7 @@ def _exchange(
         for place, im in _each(graph, ranks, batch, number):
             im.eqn = eqn
             xs = [args[peer][0] for peer in mesh.peers(place.rank, axis)]
-            parts.append(im.values.plain(_summed_part(im, mesh.coordinates(place.rank)[axis], xs, dim, *eqn.args[2:])))
+            parts.append(im.values.plain(_summed_part(im, mesh.coordinates(place.rank)[axis], xs, dim, *args[0][2:])))
         args, name = [(part, dim, axis) for part in parts], "all_gather"
     for place, im in _each(graph, ranks, batch, number):
         im.eqn = eqn

@@ -1,0 +1,105 @@
+"""What `tessera bench spatial` spreads over several chips: blocks of large language models, decoding.
+
+Weights are eight bits wide where the published models are served so. They are random: cycles do not depend on them.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from tessera.torch_internals.operators import scaled_mm
+
+EIGHT = torch.float8_e4m3fn
+
+
+class Eight(nn.Module):
+    """A layer of eight bits, whose inputs are rounded to eight bits too."""
+
+    weight: torch.Tensor
+    one: torch.Tensor
+
+    def __init__(self, wide: int, out: int) -> None:
+        super().__init__()
+        self.register_buffer("weight", (torch.randn(out, wide) / wide**0.5).to(EIGHT))
+        self.register_buffer("one", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return scaled_mm(x.to(EIGHT), self.weight.t(), self.one, self.one, out_dtype=torch.bfloat16)
+
+
+class Experts(nn.Module):
+    """The layer of a Mixtral that chooses two of eight experts for each row. Every chip holds a part of all of them,
+    and all are computed: a few rows choose nearly all, and the time never depends on which."""
+
+    def __init__(self, wide: int, inner: int, count: int, chosen: int) -> None:
+        super().__init__()
+        self.norm, self.router = (
+            nn.RMSNorm(wide, eps=1e-5, dtype=torch.bfloat16),
+            nn.Linear(wide, count, bias=False, dtype=torch.bfloat16),
+        )
+        self.gate, self.up = (nn.ModuleList(Eight(wide, inner) for _ in range(count)) for _ in range(2))
+        self.down = nn.ModuleList(Eight(inner, wide) for _ in range(count))
+        self.chosen = chosen
+        self.register_buffer("numbers", torch.arange(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.norm(x)
+        scores, places = self.router(y).topk(self.chosen, -1)
+        shares = torch.softmax(scores, -1)[:, :, None] * (places[:, :, None] == self.numbers)
+        shares = shares.sum(1)
+        for i, (gate, up, down) in enumerate(zip(self.gate, self.up, self.down, strict=True)):
+            x = x + shares[:, i : i + 1] * down(F.silu(gate(y)) * up(y))
+        return x
+
+
+class Layers(nn.Module):
+    """Layers of equal size, one behind the other."""
+
+    def __init__(self, count: int, wide: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(wide, wide) for _ in range(count))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+class LlamaBlock(nn.Module):
+    """A block of a Llama that decodes a token for each of some rows; caches are written in place."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    cos: torch.Tensor
+    sin: torch.Tensor
+    places: torch.Tensor
+
+    def __init__(self, rows: int, wide: int, heads: int, groups: int, inner: int, longest: int) -> None:
+        super().__init__()
+        self.rows, self.heads, self.groups, self.each = rows, heads, groups, wide // heads
+        self.before, self.behind = (nn.RMSNorm(wide, eps=1e-5, dtype=torch.bfloat16) for _ in range(2))
+        self.q, self.o = Eight(wide, wide), Eight(wide, wide)
+        self.k, self.v = (Eight(wide, groups * self.each) for _ in range(2))
+        self.gate, self.up, self.down = Eight(wide, inner), Eight(wide, inner), Eight(inner, wide)
+        for name in ("keys", "values"):
+            self.register_buffer(name, torch.randn(longest, rows, groups, self.each).bfloat16())
+        angles = torch.arange(longest)[:, None] / 10000 ** (torch.arange(0, self.each, 2) / self.each).repeat(2)
+        self.register_buffer("cos", angles.cos().bfloat16())
+        self.register_buffer("sin", angles.sin().bfloat16())
+        self.register_buffer("places", torch.arange(longest))
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        y = self.before(x)
+        q, k, v = (f(y).view(self.rows, -1, self.each) for f in (self.q, self.k, self.v))
+        cos, sin, half = self.cos[at], self.sin[at], self.each // 2
+        q, k = (t * cos + torch.cat([-t[..., half:], t[..., :half]], -1) * sin for t in (q, k))
+        self.keys[at] = k[None]
+        self.values[at] = v[None]
+        keys, values = (t.permute(1, 2, 0, 3) for t in (self.keys, self.values))
+        mask = (self.places <= at)[None]
+        a = F.scaled_dot_product_attention(q[:, :, None], keys, values, attn_mask=mask, enable_gqa=True)
+        x = x + self.o(a.reshape(self.rows, -1))
+        y = self.behind(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))
