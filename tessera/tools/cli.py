@@ -23,6 +23,7 @@ from tessera.tools import (
     pipeline,
     repro,
     run,
+    serve,
     simulate,
     tile_opt,
     trace,
@@ -35,6 +36,7 @@ from tessera.util.errors import TesseraError
 COMMANDS: dict[str, Command] = {
     "run": run.COMMAND,
     "generate": generate.COMMAND,
+    "serve": serve.COMMAND,
     "explain": explain.COMMAND,
     "trace": trace.COMMAND,
     "pipeline": pipeline.COMMAND,
