@@ -26,6 +26,7 @@ from tessera.tools import (
     serve,
     simulate,
     tile_opt,
+    top,
     trace,
 )
 from tessera.tools.command import Command
@@ -37,6 +38,7 @@ COMMANDS: dict[str, Command] = {
     "run": run.COMMAND,
     "generate": generate.COMMAND,
     "serve": serve.COMMAND,
+    "top": top.COMMAND,
     "explain": explain.COMMAND,
     "trace": trace.COMMAND,
     "pipeline": pipeline.COMMAND,

@@ -9,6 +9,7 @@ from types import ModuleType
 
 import torch
 
+import tessera
 from tessera.serve.memory import bytes_of
 from tessera.tools.command import Command, chosen_device
 from tessera.util.errors import InputError, OptionError
@@ -85,8 +86,8 @@ def needed(module: str) -> ModuleType:
 def run(args: Namespace) -> int:
     app, schema, main = needed("app"), needed("schema"), needed("main")
     name = args.name or Path(args.folder).resolve().name
-    limits = schema.Limits(body=args.max_body)
-    config = app.Config(name, keys_of(args.api_key_file), args.per_key, limits, not args.no_access_log)
+    limits, keys = schema.Limits(body=args.max_body), keys_of(args.api_key_file)
+    config = app.Config(name, tessera.__version__, keys, args.per_key, limits, not args.no_access_log)
     main.serve(options(args), config, main.Address(args.host, args.port, args.grace))
     return 0
 

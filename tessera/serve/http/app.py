@@ -10,15 +10,15 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-import tessera
 from tessera.serve.http import schema
 from tessera.serve.http.exposition import Exposition
 from tessera.serve.http.guard import Guard, body_of, log_access
@@ -28,8 +28,9 @@ from tessera.serve.http.schema import Asked, BadRequest, Limits
 from tessera.serve.http.wire import Message
 
 RETRY = "1"  # seconds after which a refused request may come again
+T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
-Pieces = AsyncIterator[tuple[int, Message]]
+Pieces = AsyncGenerator[tuple[int, Message], None]
 
 
 @dataclass
@@ -37,6 +38,7 @@ class Config:
     """What the server is told, beside the engine's options."""
 
     model: str
+    version: str
     keys: tuple[str, ...] = ()
     per_key: int = 1024  # requests of one key under way
     limits: Limits = field(default_factory=Limits)
@@ -120,13 +122,13 @@ class App:
         return JSONResponse(reply.whole(), headers=headers)
 
     async def _all(self, reply: Reply, pieces: Pieces) -> None:
-        async with contextlib.aclosing(pieces):  # type: ignore[type-var]
+        async with contextlib.aclosing(pieces):
             async for index, piece in pieces:
                 reply.take(index, piece)
 
     async def _events(
         self, asked: Asked, reply: Reply, first: tuple[int, Message] | None, pieces: Pieces, told: dict
-    ) -> AsyncIterator[bytes]:
+    ) -> AsyncGenerator[bytes, None]:
         try:
             for chunk in reply.opening(asked.usage):
                 yield chunk
@@ -184,21 +186,14 @@ class App:
     # --- the rest ---
 
     async def tokenize(self, request: Request) -> Response:
-        reader = schema.Reader(await self._body(request), self.config.limits)
-        reader.model(self.config.model)
-        limits, given = self.config.limits, reader.body
-        asked = schema.messages_of(given["messages"], limits) if "messages" in given else schema.prompts_of(
-            given.get("prompt"), limits
-        )  # fmt: skip
-        answer = await self.remote.ask({"op": "tokenize", **asked[0]})
+        asked = schema.tokens_of(await self._body(request), self.config.model, self.config.limits)
+        answer = await self.remote.ask({"op": "tokenize", **asked})
         tokens: list[int] = answer["tokens"]  # type: ignore[assignment]
         return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self.remote.about.get("longest")})
 
     async def detokenize(self, request: Request) -> Response:
-        reader = schema.Reader(await self._body(request), self.config.limits)
-        reader.model(self.config.model)
-        (asked,) = schema.prompts_of([reader.body.get("tokens")], self.config.limits, "tokens")
-        answer = await self.remote.ask({"op": "detokenize", "tokens": asked["prompt"]})
+        asked = schema.text_of(await self._body(request), self.config.model, self.config.limits)
+        answer = await self.remote.ask({"op": "detokenize", **asked})
         return JSONResponse({"prompt": answer["text"]})
 
     async def models(self, request: Request) -> Response:
@@ -232,7 +227,7 @@ class App:
         return Response(self.exposition.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def version(self, request: Request) -> Response:
-        return JSONResponse({"version": tessera.__version__})
+        return JSONResponse({"version": self.config.version})
 
 
 def _whole(message: Message) -> None:
@@ -247,18 +242,18 @@ def _whole(message: Message) -> None:
 
 
 async def _chained(first: tuple[int, Message] | None, rest: Pieces) -> Pieces:
-    async with contextlib.aclosing(rest):  # type: ignore[type-var]
+    async with contextlib.aclosing(rest):
         if first is not None:
             yield first
         async for item in rest:
             yield item
 
 
-async def _then(body: AsyncIterator[bytes], finished: Callable[[int], None]) -> AsyncIterator[bytes]:
+async def _then(body: AsyncGenerator[bytes, None], finished: Callable[[int], None]) -> AsyncGenerator[bytes, None]:
     """The same body; at its end, or when the client goes, `finished` is told."""
     status = 499
     try:
-        async with contextlib.aclosing(body):  # type: ignore[type-var]
+        async with contextlib.aclosing(body):
             async for chunk in body:
                 yield chunk
         status = 200
@@ -266,7 +261,7 @@ async def _then(body: AsyncIterator[bytes], finished: Callable[[int], None]) -> 
         finished(status)
 
 
-async def _unless_gone(request: Request, work: Awaitable) -> object:
+async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
     """What `work` gives; it is cancelled when the client goes."""
 
     async def gone() -> None:

@@ -13,7 +13,7 @@ import itertools
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 
 from tessera.serve.http.wire import Message, pack, read
@@ -147,7 +147,7 @@ class Remote:
     def running(self) -> int:
         return len(self._calls)
 
-    async def messages(self, message: Message, patience: float = 60.0) -> AsyncIterator[Message]:
+    async def messages(self, message: Message, patience: float = 60.0) -> AsyncGenerator[Message, None]:
         """What the engine says to a request. Whoever leaves before the end cancels it."""
         try:
             await asyncio.wait_for(self.ready.wait(), patience)

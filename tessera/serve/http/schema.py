@@ -151,10 +151,13 @@ class Reader:
         timeout = self.take("timeout", _number(0.001, self.limits.timeout))
         for name, harmless in NOTHING.items():
             self.take(name, lambda v, harmless=harmless: v in harmless, "nothing, since it is not supported")
-        ignored = sorted(self.left & set(IGNORED))
+        return Asked(model, prompts, settings, stream, usage, priority, timeout, self.done())  # type: ignore[arg-type]
+
+    def done(self) -> list[str]:
+        """Refuse what nobody has read; the fields that are ignored."""
         if unknown := sorted(self.left - set(IGNORED), key=str):
             raise BadRequest(f"unknown field {unknown[0]!r}", str(unknown[0]), code="unknown_parameter")
-        return Asked(model, prompts, settings, stream, usage, priority, timeout, ignored)  # type: ignore[arg-type]
+        return sorted(self.left)
 
     def model(self, served: str) -> str:
         name = self.take("model", lambda v: isinstance(v, str), "a text")
@@ -209,6 +212,32 @@ def messages_of(value: object, limits: Limits) -> list[Message]:
     if length > limits.prompt:
         raise BadRequest(f"messages: expected at most {limits.prompt} characters, got {length}", "messages")
     return [{"messages": found}]
+
+
+def tokens_of(body: object, served: str, limits: Limits) -> Message:
+    """`/tokenize`: a prompt or messages."""
+    reader = Reader(body, limits)
+    reader.model(served)
+    reader.left -= {"prompt", "messages"}
+    reader.done()
+    if "messages" in reader.body:
+        return messages_of(reader.body["messages"], limits)[0]
+    asked = prompts_of(reader.body.get("prompt"), limits)
+    if len(asked) != 1:
+        raise BadRequest(f"prompt: expected one, got {len(asked)}", "prompt")
+    return asked[0]
+
+
+def text_of(body: object, served: str, limits: Limits) -> Message:
+    """`/detokenize`: tokens."""
+    reader = Reader(body, limits)
+    reader.model(served)
+    what, most = f"a list of at most {limits.prompt} tokens", limits.prompt
+    tokens = reader.take("tokens", lambda v: isinstance(v, list) and len(v) <= most and all(map(_token, v)), what)
+    reader.done()
+    if tokens is None:
+        raise BadRequest(f"tokens: expected {what}", "tokens")
+    return {"tokens": tokens}
 
 
 def completion(body: object, served: str, limits: Limits) -> Asked:

@@ -73,10 +73,8 @@ class Worker:
         longest = min(self.engine.longest or 2**20, self.engine.cache.capacity())
         if settings.get("max_tokens") is None:
             settings["max_tokens"] = max(1, min(longest - len(tokens), int(message["most"])))  # type: ignore[call-overload]
-        stream = self.engine.submit(
-            tokens, Sampling(**settings), deadline=message["deadline"], priority=message["priority"],
-            salt=message["salt"],
-        )  # type: ignore[arg-type]  # fmt: skip
+        asked: dict = {name: message[name] for name in ("deadline", "priority", "salt")}
+        stream = self.engine.submit(tokens, Sampling(**settings), **asked)
         self.send({"op": "began", "id": message["id"], "prompt_tokens": len(tokens)})
         self._streams[message["id"]] = stream  # type: ignore[index]
 
