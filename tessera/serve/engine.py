@@ -107,6 +107,7 @@ class Engine:
         self._programs = Programs(self.model, block_size, self.memory.blocks, compiled, fixed, stored)
         self._runner = Runner(self._programs, self._draw)
         self._check, self._speculate = check, speculate
+        self.broken = False  # the device failed: nothing more can be computed in this process
         self._lock = threading.Lock()  # held while a step runs
         self._arrived: deque[Request] = deque()  # notes: appending needs no lock, so that even a destructor may
         self._cancelled: deque[Request] = deque()
@@ -250,6 +251,8 @@ class Engine:
         batch = self.scheduler.schedule(start)
         for answer in batch.expired:
             self._ended(answer, "deadline")
+        for work in batch.works:
+            self._begin(self._owner[work.sequence.id], start)
         try:
             taken = self._runner.run(batch, lambda work: self._owner[work.sequence.id].most_prompt(work))
         except BaseException as error:
@@ -262,6 +265,11 @@ class Engine:
         self._measure(batch, start)
         if self._check:
             self.scheduler.check()
+
+    def _begin(self, request: Request, now: float) -> None:
+        if not request.begun:
+            request.begun = True
+            self._metrics.queued.add(now - request.arrival)
 
     def _guess(self) -> None:
         if self._speculate:
@@ -313,6 +321,7 @@ class Engine:
     def _failed(self, batch: Batch, error: BaseException) -> None:
         """A step that raised: what it was to compute ends with the error, and the rest goes on."""
         log(0, f"serve: a step failed: {type(error).__name__}: {error}")
+        self.broken = isinstance(error, torch.AcceleratorError)
         for work in batch.works:
             self._end(work.sequence, "error", f"{type(error).__name__}: {error}")
 

@@ -51,7 +51,8 @@ class Inputs(NamedTuple):
         for shape in sizes.shapes(groups):
             parts.append(flat[at : at + math.prod(shape)].view(shape))
             at += _aligned(math.prod(shape))
-        return cls(*parts[:4], tuple(parts[4:]))
+        tokens, positions, starts, rows, *places = parts
+        return cls(tokens, positions, starts, rows, tuple(places))
 
 
 class Filled(NamedTuple):

@@ -49,6 +49,7 @@ class Metrics:
     cached_blocks: int = 0
     first_token: Histogram = field(default_factory=Histogram)
     between_tokens: Histogram = field(default_factory=Histogram)
+    queued: Histogram = field(default_factory=Histogram)
     whole: Histogram = field(default_factory=Histogram)
     step: Histogram = field(default_factory=Histogram)
 

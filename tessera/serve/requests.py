@@ -60,6 +60,7 @@ class Request:
         self.answers: list[Answer] = []
         self.pieces: deque[Piece] = deque()
         self.prompt_logprobs: dict[int, Logprob] = {}
+        self.begun = False  # some step has computed a part of it
         self.first_token: float | None = None
         self.last_token: float | None = None
         self._texts = [Text(decode, settings.stop) if decode is not None else None for _ in range(settings.n)]

@@ -23,8 +23,10 @@ from tessera.tools import (
     pipeline,
     repro,
     run,
+    serve,
     simulate,
     tile_opt,
+    top,
     trace,
 )
 from tessera.tools.command import Command
@@ -35,6 +37,8 @@ from tessera.util.errors import TesseraError
 COMMANDS: dict[str, Command] = {
     "run": run.COMMAND,
     "generate": generate.COMMAND,
+    "serve": serve.COMMAND,
+    "top": top.COMMAND,
     "explain": explain.COMMAND,
     "trace": trace.COMMAND,
     "pipeline": pipeline.COMMAND,

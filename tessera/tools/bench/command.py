@@ -44,7 +44,6 @@ def arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--limit", type=float, metavar="SECONDS", help="zoo: what one measurement may take (300)")
     parser.add_argument("--jobs", type=int, help="zoo: so many compile side by side; they are timed one by one (1)")
     parser.add_argument("--kernels", type=int, metavar="N", help="zoo: name a step's N largest kernels, in the JSON")
-    parser.add_argument("--offline", action="store_true", help="serve: the engine alone, without a server")
     parser.add_argument("--tune", action="store_true", help="kernels: search for fast schedules of our own kernels")
     parser.add_argument("--device", choices=("cpu", "cuda"), help="where (CUDA if there is one); not core")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2], help="kernels: threads of a CPU (1 2)")
@@ -55,6 +54,7 @@ def arguments(parser: ArgumentParser) -> None:
         metavar="PATH",
         help="give JSON on standard output, or write it there as well; the zoo goes on from that file",
     )
+    serve.arguments(parser)
     parser.add_argument("--check", action="store_true", help="exit 1 if a target is missed or a result is wrong")
 
 

@@ -1,0 +1,299 @@
+"""The endpoints: a Starlette application over a `Remote` engine.
+
+In: HTTP. Out: answers in OpenAI's form. Errors have one form, with the field at fault. A client that goes is cancelled:
+leaving `_pieces` tells the engine so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from tessera.serve.http import schema
+from tessera.serve.http.exposition import Exposition
+from tessera.serve.http.guard import Guard, body_of, log_access
+from tessera.serve.http.remote import EngineError, Remote
+from tessera.serve.http.replies import Reply, error_body, event
+from tessera.serve.http.schema import Asked, BadRequest, Limits
+from tessera.serve.http.wire import Message
+
+RETRY = "1"  # seconds after which a refused request may come again
+T = TypeVar("T")
+Handler = Callable[[Request], Awaitable[Response]]
+Pieces = AsyncGenerator[tuple[int, Message], None]
+
+
+@dataclass
+class Config:
+    """What the server is told, beside the engine's options."""
+
+    model: str
+    version: str
+    keys: tuple[str, ...] = ()
+    per_key: int = 1024  # requests of one key under way
+    limits: Limits = field(default_factory=Limits)
+    access_log: bool = True
+
+
+class App:
+    def __init__(self, remote: Remote, config: Config):
+        self.remote, self.config = remote, config
+        self.guard, self.exposition = Guard(config.keys, config.per_key), Exposition(remote)
+        self.draining = False
+        posts = {
+            "/v1/completions": self.completions, "/v1/chat/completions": self.chat, "/tokenize": self.tokenize,
+            "/detokenize": self.detokenize,
+        }  # fmt: skip
+        gets = {"/v1/models": self.models, "/v1/models/{name:path}": self.model}
+        open_to_all = {"/health": self.health, "/ready": self.ready, "/metrics": self.metrics, "/version": self.version}
+        routes = [Route(path, self._guarded(path, handler), methods=["POST"]) for path, handler in posts.items()]
+        routes += [Route(path, self._guarded(path, handler)) for path, handler in gets.items()]
+        routes += [Route(path, handler) for path, handler in open_to_all.items()]
+        self.starlette = Starlette(routes=routes, exception_handlers={404: _not_found, 405: _not_found})
+
+    # --- around every request ---
+
+    def _guarded(self, path: str, handler: Handler) -> Handler:
+        async def guarded(request: Request) -> Response:
+            start, number = time.monotonic(), f"req-{secrets.token_hex(8)}"
+            stack, who = contextlib.ExitStack(), ""
+            request.state.told = {}
+            try:
+                who = self.guard.who(request.headers, request.client.host if request.client else "")
+                stack.enter_context(self.guard.enter(who))
+                request.state.salt = who
+                response = await handler(request)
+            except Exception as error:
+                response = _refusal(error)
+            response.headers["x-request-id"] = number
+
+            def finished(status: int) -> None:
+                stack.close()
+                self.exposition.requests[path, status] += 1
+                if self.config.access_log:
+                    seconds = round(time.monotonic() - start, 4)
+                    told = {"id": number, "method": request.method, "path": path, "status": status, "seconds": seconds}
+                    log_access({**told, "who": who[:8] if self.config.keys else who, **request.state.told})
+
+            if isinstance(response, StreamingResponse):
+                response.body_iterator = _then(response.body_iterator, finished)  # type: ignore[arg-type]
+            else:
+                finished(response.status_code)
+            return response
+
+        return guarded
+
+    async def _body(self, request: Request) -> object:
+        return await body_of(request.headers, request.stream(), self.config.limits.body)
+
+    # --- generating ---
+
+    async def completions(self, request: Request) -> Response:
+        asked = schema.completion(await self._body(request), self.config.model, self.config.limits)
+        return await self._generate(request, asked, chats=False)
+
+    async def chat(self, request: Request) -> Response:
+        asked = schema.chat(await self._body(request), self.config.model, self.config.limits)
+        return await self._generate(request, asked, chats=True)
+
+    async def _generate(self, request: Request, asked: Asked, chats: bool) -> Response:
+        n = int(asked.settings.get("n", 1))  # type: ignore[call-overload]
+        reply = Reply(chats, asked.model, n * len(asked.prompts), asked.settings["logprobs"] is not None)
+        headers = {"x-ignored-fields": ", ".join(asked.ignored)} if asked.ignored else {}
+        pieces = self._pieces(asked, reply, request.state.salt)
+        if asked.stream:
+            first = await _unless_gone(request, anext(pieces, None))  # refusals come before the answer begins
+            body = self._events(asked, reply, first, pieces, request.state.told)
+            return StreamingResponse(
+                body, media_type="text/event-stream", headers={**headers, "cache-control": "no-cache"}
+            )
+        await _unless_gone(request, self._all(reply, pieces))
+        request.state.told |= reply.usage
+        return JSONResponse(reply.whole(), headers=headers)
+
+    async def _all(self, reply: Reply, pieces: Pieces) -> None:
+        async with contextlib.aclosing(pieces):
+            async for index, piece in pieces:
+                reply.take(index, piece)
+
+    async def _events(
+        self, asked: Asked, reply: Reply, first: tuple[int, Message] | None, pieces: Pieces, told: dict
+    ) -> AsyncGenerator[bytes, None]:
+        try:
+            for chunk in reply.opening(asked.usage):
+                yield chunk
+            async with contextlib.aclosing(_chained(first, pieces)) as every:
+                async for index, piece in every:
+                    if (chunk := reply.chunk(index, piece, asked.usage)) is not None:
+                        yield chunk
+            yield reply.closing(asked.usage)
+        except EngineError as error:
+            yield event(error_body(str(error), error.status))
+        finally:
+            told |= reply.usage
+
+    async def _pieces(self, asked: Asked, reply: Reply, salt: str) -> Pieces:
+        """Pieces of all answers to all prompts, as they come."""
+        n = int(asked.settings.get("n", 1))  # type: ignore[call-overload]
+        shared = {
+            "op": "submit", "settings": asked.settings, "deadline": asked.timeout, "priority": asked.priority,
+            "salt": salt, "most": self.config.limits.max_tokens,
+        }  # fmt: skip
+        queue: asyncio.Queue[tuple[int, Message] | Exception | None] = asyncio.Queue(64)
+
+        async def pump(place: int, prompt: Message) -> None:
+            try:
+                left = n
+                async with contextlib.aclosing(self.remote.messages({**shared, **prompt})) as messages:
+                    async for message in messages:
+                        if message["op"] == "began":
+                            reply.prompt_tokens += int(message["prompt_tokens"])  # type: ignore[call-overload]
+                            continue
+                        _whole(message)
+                        await queue.put((place * n + int(message["index"]), message))  # type: ignore[call-overload]
+                        left -= message["finish"] is not None
+                        if not left:
+                            break
+                await queue.put(None)
+            except EngineError as error:
+                await queue.put(error)
+
+        tasks = [asyncio.create_task(pump(i, prompt)) for i, prompt in enumerate(asked.prompts)]
+        try:
+            ended = 0
+            while ended < len(tasks):
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                ended += item is None
+                if item is not None:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- the rest ---
+
+    async def tokenize(self, request: Request) -> Response:
+        asked = schema.tokens_of(await self._body(request), self.config.model, self.config.limits)
+        answer = await self.remote.ask({"op": "tokenize", **asked})
+        tokens: list[int] = answer["tokens"]  # type: ignore[assignment]
+        return JSONResponse({"tokens": tokens, "count": len(tokens), "max_model_len": self.remote.about.get("longest")})
+
+    async def detokenize(self, request: Request) -> Response:
+        asked = schema.text_of(await self._body(request), self.config.model, self.config.limits)
+        answer = await self.remote.ask({"op": "detokenize", **asked})
+        return JSONResponse({"prompt": answer["text"]})
+
+    async def models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        if request.path_params["name"] != self.config.model:
+            raise BadRequest(f"there is no model {request.path_params['name']!r}", "model", 404, "model_not_found")
+        return JSONResponse(self._model())
+
+    def _model(self) -> Message:
+        length = self.remote.about.get("longest")
+        return {
+            "id": self.config.model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "tessera",
+            "max_model_len": length,
+        }
+
+    async def health(self, request: Request) -> Response:
+        """Is the server alive? An engine that starts again does not make it less so."""
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """May requests be sent here?"""
+        able = self.remote.ready.is_set() and not self.draining
+        return JSONResponse({"ready": able}, 200 if able else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self.exposition.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def version(self, request: Request) -> Response:
+        return JSONResponse({"version": self.config.version})
+
+
+def _whole(message: Message) -> None:
+    """Ends that are no answers are errors."""
+    match message["finish"]:
+        case "error":
+            raise EngineError(str(message["error"]), 500)
+        case "deadline":
+            raise EngineError("the request's timeout has passed", 408)
+        case "cancelled":
+            raise EngineError("the request was cancelled", 503)
+
+
+async def _chained(first: tuple[int, Message] | None, rest: Pieces) -> Pieces:
+    async with contextlib.aclosing(rest):
+        if first is not None:
+            yield first
+        async for item in rest:
+            yield item
+
+
+async def _then(body: AsyncGenerator[bytes, None], finished: Callable[[int], None]) -> AsyncGenerator[bytes, None]:
+    """The same body; at its end, or when the client goes, `finished` is told."""
+    status = 499
+    try:
+        async with contextlib.aclosing(body):
+            async for chunk in body:
+                yield chunk
+        status = 200
+    finally:
+        finished(status)
+
+
+async def _unless_gone(request: Request, work: Awaitable[T]) -> T:
+    """What `work` gives; it is cancelled when the client goes."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    doing, watching = asyncio.ensure_future(work), asyncio.create_task(gone())
+    try:
+        await asyncio.wait({doing, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if not doing.done():
+            raise ClientDisconnect
+        return doing.result()
+    finally:
+        for task in (doing, watching):
+            task.cancel()
+        await asyncio.gather(doing, watching, return_exceptions=True)
+
+
+def _refusal(error: Exception) -> Response:
+    """An error in OpenAI's form."""
+    match error:
+        case BadRequest():
+            status, body = error.status, error_body(str(error), error.status, error.param, error.code)
+        case EngineError():
+            status, body = error.status, error_body(str(error), error.status)
+        case ClientDisconnect():
+            return Response(status_code=499)
+        case _:
+            status, body = 500, error_body(f"{type(error).__name__}: {error}", 500)
+    return JSONResponse(body, status, {"retry-after": RETRY} if status in (429, 503) else None)
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    status = getattr(error, "status_code", 404)
+    return JSONResponse(error_body(f"{request.method} {request.url.path}: there is no such endpoint", status), status)

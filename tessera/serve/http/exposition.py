@@ -1,0 +1,79 @@
+"""The engine's counts for Prometheus: vLLM's names and meanings, with `tessera_` before them in place of `vllm:`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from tessera.serve.http.remote import Remote
+from tessera.serve.metrics import BOUNDS
+
+GAUGES = {
+    "num_requests_running": ("running", "Sequences that the engine computes"),
+    "num_requests_waiting": ("waiting", "Sequences that wait for their turn"),
+    "kv_cache_blocks": ("blocks", "Blocks of the cache"),
+    "prefix_cache_blocks": ("cached_blocks", "Blocks that nobody owns and that are kept for reuse"),
+}
+COUNTERS = {
+    "num_preemptions": ("preemptions", "Sequences that gave way and are computed again"),
+    "prompt_tokens": ("prompt_tokens", "Tokens of prompts"),
+    "generation_tokens": ("new_tokens", "Tokens that were generated"),
+    "prefix_cache_hits": ("reused_tokens", "Tokens of prompts that were found in the cache"),
+    "prefix_cache_queries": ("prompt_tokens", "Tokens of prompts that were looked for in the cache"),
+    "spec_decode_num_draft_tokens": ("drafted", "Tokens that were guessed"),
+    "spec_decode_num_accepted_tokens": ("accepted", "Tokens that were guessed rightly"),
+    "requests_refused": ("refused", "Requests that cannot fit, or for which the queue had no room"),
+    "engine_steps": ("steps", "Steps that the engine computed"),
+}
+HISTOGRAMS = {
+    "time_to_first_token_seconds": ("first_token", "From a request's arrival to its first token"),
+    "inter_token_latency_seconds": ("between_tokens", "Between two tokens of one answer"),
+    "e2e_request_latency_seconds": ("whole", "From a request's arrival to its end"),
+    "request_queue_time_seconds": ("queued", "From a request's arrival to the step that begins it"),
+    "engine_step_seconds": ("step", "One step of the engine"),
+}
+
+
+class Exposition:
+    """A collector: it reads what the engine last said, whenever somebody asks."""
+
+    def __init__(self, remote: Remote):
+        self.remote = remote
+        self.requests: Counter[tuple[str, int]] = Counter()  # by path and status
+        self.registry = CollectorRegistry()
+        self.registry.register(self)  # type: ignore[arg-type]
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+    def collect(self) -> Iterator[Metric]:
+        http = CounterMetricFamily("tessera_http_requests", "Requests by path and status", labels=("path", "status"))
+        for (path, status), count in self.requests.items():
+            http.add_metric((path, str(status)), count)
+        yield http
+        yield CounterMetricFamily("tessera_engine_starts", "Starts of the engine's process", value=self.remote.starts)
+        if self.remote.metrics:
+            yield from _engine(self.remote.metrics)
+
+
+def _engine(now: Mapping) -> Iterator[Metric]:
+    for name, (field, told) in GAUGES.items():
+        yield GaugeMetricFamily(f"tessera_{name}", told, value=now[field])
+    share = now["used_blocks"] / max(1, now["blocks"])
+    yield GaugeMetricFamily("tessera_kv_cache_usage_ratio", "Share of the blocks that sequences own", value=share)
+    for name, (field, told) in COUNTERS.items():
+        yield CounterMetricFamily(f"tessera_{name}", told, value=now[field])
+    ends = CounterMetricFamily("tessera_request_success", "Answers by how they ended", labels=("finished_reason",))
+    for why, count in now["ended"].items():
+        ends.add_metric((why,), count)
+    yield ends
+    for name, (field, told) in HISTOGRAMS.items():
+        kept, total = now[field], 0
+        buckets = []
+        for bound, count in zip((*BOUNDS, None), kept["buckets"], strict=True):
+            total += count
+            buckets.append(("+Inf" if bound is None else repr(round(bound, 6)), total))
+        yield HistogramMetricFamily(f"tessera_{name}", told, buckets=buckets, sum_value=kept["total"])

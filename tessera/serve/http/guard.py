@@ -1,0 +1,77 @@
+"""Who may ask, and how much at once: keys, bodies, requests under way. And the log of who asked.
+
+Keys are kept and compared as digests, in constant time, and never written anywhere; nor are prompts.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import sha256
+
+from tessera.serve.http.schema import BadRequest
+
+
+def digest(key: str) -> str:
+    return sha256(key.encode()).hexdigest()
+
+
+class Guard:
+    """`keys` may ask, or anybody where there are none; `most` requests of one key, or client, run at once."""
+
+    def __init__(self, keys: Sequence[str], most: int):
+        self._digests, self.most = [digest(key) for key in keys], most
+        self._running: Counter[str] = Counter()
+
+    def who(self, headers: Mapping[str, str], client: str) -> str:
+        """Whose request it is: a key's digest, or the client's address."""
+        if not self._digests:
+            return client
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = digest(key.strip())
+        matches = [hmac.compare_digest(given, known) for known in self._digests]  # all of them, whichever it is
+        if scheme.lower() != "bearer" or not any(matches):
+            raise BadRequest(
+                "expected a key that is known: Authorization: Bearer KEY", status=401, code="invalid_api_key"
+            )
+        return given
+
+    @contextmanager
+    def enter(self, who: str) -> Iterator[None]:
+        """Count a request while it is under way."""
+        if self._running[who] >= self.most:
+            raise BadRequest(f"{self.most} requests are under way already", status=429, code="too_many_requests")
+        self._running[who] += 1
+        try:
+            yield
+        finally:
+            self._running[who] -= 1
+            if not self._running[who]:
+                del self._running[who]
+
+
+async def body_of(headers: Mapping[str, str], stream: AsyncIterable[bytes], most: int) -> object:
+    """The body as JSON, never more of it than may be."""
+    too_large = BadRequest(f"expected a body of at most {most} bytes", status=413, code="body_too_large")
+    stated = headers.get("content-length", "0")
+    if stated.isdecimal() and int(stated) > most:
+        raise too_large
+    read = bytearray()
+    async for part in stream:
+        read += part
+        if len(read) > most:
+            raise too_large
+    try:
+        return json.loads(read)
+    except (ValueError, RecursionError) as error:
+        raise BadRequest(f"expected JSON: {type(error).__name__}: {error}"[:200]) from None
+
+
+def log_access(fields: Mapping[str, object]) -> None:
+    """One line of JSON a request, on standard error."""
+    sys.stderr.write(json.dumps({"time": round(time.time(), 3), **fields}) + "\n")

@@ -1,0 +1,106 @@
+"""Running the server: a port, the engine's process, signals.
+
+The first SIGTERM or SIGINT drains: no new connection is taken, and what runs is answered, for at most `grace` seconds.
+A second one stops at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from types import FrameType
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from tessera.serve.http.app import App, Config
+from tessera.serve.http.remote import Remote
+from tessera.serve.http.wire import Message
+from tessera.util.errors import InputError
+
+HEADERS = 10.0  # seconds in which a connection must have sent its first headers
+
+
+class Patient(H11Protocol):
+    """A connection that says nothing is closed."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(HEADERS, self._expect)
+
+    def _expect(self) -> None:
+        if self.cycle is None and not self.transport.is_closing():
+            self.transport.close()
+
+
+@dataclass
+class Address:
+    host: str = "127.0.0.1"
+    port: int = 8000
+    grace: float = 30.0
+
+
+class _Server(uvicorn.Server):
+    app: App
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Drain first, then stop."""
+        self.app.draining = True
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def listen(address: Address) -> socket.socket:
+    """A socket that listens; a port that is taken is one line."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    sock = socket.socket(family)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((address.host, address.port))
+        sock.listen(2048)
+    except OSError as error:
+        sock.close()
+        raise InputError(f"{address.host}:{address.port}: expected a free port: {error.strerror}") from None
+    return sock
+
+
+async def run(options: Message, config: Config, address: Address) -> None:
+    """Serve until a signal comes, or until it turns out that no engine can be started."""
+    sock, remote = listen(address), Remote(options)
+    app = App(remote, config)
+    keeper = asyncio.create_task(remote.run())
+    settings = uvicorn.Config(
+        app.starlette, log_level="warning", access_log=False, lifespan="off", http=Patient, timeout_keep_alive=30,
+        timeout_graceful_shutdown=int(address.grace), server_header=False,
+    )  # fmt: skip
+    server = _Server(settings)
+    server.app = app
+    serving = asyncio.create_task(server.serve([sock]))
+    asyncio.create_task(_announce(remote, sock))  # noqa: RUF006
+    try:
+        await asyncio.wait({serving, keeper}, return_when=asyncio.FIRST_COMPLETED)
+        if not serving.done():
+            server.should_exit = True
+            await serving
+            raise InputError(remote.failed or "the engine could not be started")
+    finally:
+        keeper.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await keeper
+        sock.close()
+
+
+async def _announce(remote: Remote, sock: socket.socket) -> None:
+    await remote.ready.wait()
+    host, port = sock.getsockname()[:2]
+    print(f"tessera serve: ready on http://{host}:{port}/v1", file=sys.stderr, flush=True)
+
+
+def serve(options: Message, config: Config, address: Address) -> None:
+    """`run`, as an ordinary call."""
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    asyncio.run(run(options, config, address))

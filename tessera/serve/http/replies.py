@@ -1,0 +1,134 @@
+"""Answers in OpenAI's form, whole or as server-sent events.
+
+In: pieces of the engine. Out: JSON. A `Reply` knows the kind (`completion` or `chat`) and puts pieces together.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tessera.serve.http.wire import Message
+
+FINISH = {"stop": "stop", "length": "length"}  # other ends are errors
+DONE = b"data: [DONE]\n\n"
+
+
+def error_body(message: str, status: int, param: str | None = None, code: str | None = None) -> Message:
+    kinds = {400: "invalid_request_error", 401: "authentication_error", 404: "invalid_request_error"}
+    kinds |= {408: "timeout_error", 413: "invalid_request_error", 429: "rate_limit_error"}
+    kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def event(data: Message) -> bytes:
+    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+
+
+@dataclass
+class Choice:
+    """One answer in the making."""
+
+    text: str = ""
+    logprobs: list[Message] = field(default_factory=list)
+    finish: str | None = None
+    offset: int = 0  # characters of the answer before the next piece
+
+
+class Reply:
+    def __init__(self, chats: bool, model: str, count: int, logprobs: bool):
+        self.chats, self.model, self.wants_logprobs = chats, model, logprobs
+        self.id = f"{'chatcmpl' if chats else 'cmpl'}-{secrets.token_hex(12)}"
+        self.created = int(time.time())
+        self.choices = [Choice() for _ in range(count)]
+        self.prompt_tokens = self.new_tokens = 0
+
+    @property
+    def usage(self) -> Message:
+        total = self.prompt_tokens + self.new_tokens
+        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.new_tokens, "total_tokens": total}
+
+    def _head(self, streamed: bool) -> Message:
+        kind = "text_completion" if not self.chats else f"chat.completion{'.chunk' if streamed else ''}"
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+
+    def _logprobs(self, found: Sequence[Message], offset: int) -> Message | None:
+        if not self.wants_logprobs:
+            return None
+        if self.chats:
+            return {"content": [_chat_logprob(one) for one in found], "refusal": None}
+        offsets, at = [], offset
+        for one in found:
+            offsets.append(at)
+            at += len(str(one["token"]))
+        return {
+            "tokens": [one["token"] for one in found],
+            "token_logprobs": [one["logprob"] for one in found],
+            "top_logprobs": [dict(one["top"]) for one in found],  # type: ignore[call-overload]
+            "text_offset": offsets,
+        }
+
+    # --- whole ---
+
+    def take(self, index: int, piece: Message) -> None:
+        """News of one answer."""
+        choice = self.choices[index]
+        choice.text += str(piece["text"])
+        choice.logprobs += piece["logprobs"]  # type: ignore[operator]
+        choice.finish = FINISH.get(str(piece["finish"]), choice.finish)
+        self.new_tokens += int(piece["tokens"])  # type: ignore[call-overload]
+
+    def whole(self) -> Message:
+        return {
+            **self._head(False),
+            "choices": [self._choice(i, c) for i, c in enumerate(self.choices)],
+            "usage": self.usage,
+        }
+
+    def _choice(self, index: int, choice: Choice) -> Message:
+        message = {"role": "assistant", "content": choice.text, "refusal": None}
+        body: Message = {"message": message} if self.chats else {"text": choice.text}
+        logprobs = self._logprobs(choice.logprobs, 0)
+        return {"index": index, **body, "logprobs": logprobs, "finish_reason": choice.finish}
+
+    # --- in pieces ---
+
+    def opening(self, usage: bool) -> list[bytes]:
+        """A chat begins with the role of whoever answers."""
+        delta = {"role": "assistant", "content": "", "refusal": None}
+        return (
+            [self._chunk(i, {"delta": delta}, None, None, usage) for i in range(len(self.choices))]
+            if self.chats
+            else []
+        )
+
+    def chunk(self, index: int, piece: Message, usage: bool) -> bytes | None:
+        """One piece as an event; None where it says nothing."""
+        self.new_tokens += int(piece["tokens"])  # type: ignore[call-overload]
+        finish = FINISH.get(str(piece["finish"]))
+        if not piece["text"] and not finish and not piece["logprobs"]:
+            return None
+        choice = self.choices[index]
+        delta = {"content": piece["text"]} if piece["text"] or not finish else {}
+        body: Message = {"delta": delta} if self.chats else {"text": piece["text"]}
+        found: Sequence[Message] = piece["logprobs"]  # type: ignore[assignment]
+        logprobs = self._logprobs(found, choice.offset) if found else None
+        choice.offset += len(str(piece["text"]))
+        return self._chunk(index, body, logprobs, finish, usage)
+
+    def _chunk(self, index: int, body: Message, logprobs: Message | None, finish: str | None, usage: bool) -> bytes:
+        choice = {"index": index, **body, "logprobs": logprobs, "finish_reason": finish}
+        return event({**self._head(True), "choices": [choice], **({"usage": None} if usage else {})})
+
+    def closing(self, usage: bool) -> bytes:
+        return (event({**self._head(True), "choices": [], "usage": self.usage}) if usage else b"") + DONE
+
+
+def _chat_logprob(one: Message) -> Message:
+    def spelt(token: object, value: object) -> Message:
+        return {"token": token, "logprob": value, "bytes": list(str(token).encode())}
+
+    return {**spelt(one["token"], one["logprob"]), "top_logprobs": [spelt(t, v) for t, v in one["top"]]}  # type: ignore[union-attr]

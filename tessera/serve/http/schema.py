@@ -1,0 +1,266 @@
+"""Bodies of requests, checked field by field, as messages to the engine.
+
+In: JSON as OpenAI's clients send it, and fields of our own (`top_k`, `min_p`, `min_tokens`, `repetition_penalty`,
+`ignore_eos`, `stop_token_ids`, `priority`, `timeout`). Out: an `Asked`. What is wrong raises `BadRequest`, which names
+the field. Fields that are not known, or that ask for what is not there, are refused; some that change no answer are
+taken and ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from tessera.serve.http.wire import Message
+
+IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
+# What asks for nothing may be sent; anything else in these fields is refused.
+NOTHING: dict[str, tuple] = {
+    "best_of": (None, 1), "echo": (None, False), "suffix": (None, ""), "tools": (None, []), "functions": (None, []),
+    "tool_choice": (None, "none", "auto"), "modalities": (None, ["text"]), "audio": (None,), "prediction": (None,),
+    "response_format": (None, {"type": "text"}), "reasoning_effort": (None,), "web_search_options": (None,),
+}  # fmt: skip
+
+
+class BadRequest(Exception):
+    """`param` is the field at fault."""
+
+    def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None):
+        super().__init__(message)
+        self.param, self.status, self.code = param, status, code
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most that one request may ask for."""
+
+    body: int = 4 << 20  # bytes
+    prompt: int = 1 << 20  # characters, or tokens
+    prompts: int = 64
+    max_tokens: int = 1 << 17
+    n: int = 16
+    logprobs: int = 20
+    stops: int = 16
+    stop_length: int = 256
+    bias: int = 1024
+    timeout: float = 3600.0
+
+
+@dataclass
+class Asked:
+    """A request that was understood."""
+
+    model: str
+    prompts: list[Message]  # each `prompt` or `messages`
+    settings: Message
+    stream: bool = False
+    usage: bool = False  # the stream is to end with counts
+    priority: int = 0
+    timeout: float | None = None
+    ignored: list[str] = field(default_factory=list)
+
+
+def _number(low: float, high: float, whole: bool = False) -> Callable[[object], bool]:
+    def right(value: object) -> bool:
+        kind = int if whole else (int, float)
+        return isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value) and low <= value <= high
+
+    right.__doc__ = f"{'an integer' if whole else 'a number'} from {low:g} to {high:g}"
+    return right
+
+
+def _flag(value: object) -> bool:
+    """true or false"""
+    return isinstance(value, bool)
+
+
+def _settings(limits: Limits) -> dict[str, tuple[str, Callable[[object], bool]]]:
+    """Field -> the name that `tessera.Sampling` has for it, and what may stand there."""
+    most = _number(1, limits.max_tokens, True)
+    return {
+        "max_tokens": ("max_tokens", most), "max_completion_tokens": ("max_tokens", most),
+        "min_tokens": ("min_tokens", _number(0, limits.max_tokens, True)),
+        "temperature": ("temperature", _number(0, 2)), "top_p": ("top_p", _number(1e-6, 1)),
+        "top_k": ("top_k", _number(0, 2**31, True)), "min_p": ("min_p", _number(0, 1)),
+        "presence_penalty": ("presence_penalty", _number(-2, 2)),
+        "frequency_penalty": ("frequency_penalty", _number(-2, 2)),
+        "repetition_penalty": ("repetition_penalty", _number(0.01, 100)),
+        "n": ("n", _number(1, limits.n, True)), "seed": ("seed", _number(-(2**63), 2**63 - 1, True)),
+        "ignore_eos": ("ignore_eos", _flag),
+    }  # fmt: skip
+
+
+class Reader:
+    """One body, read field by field; what is left in the end is unknown."""
+
+    def __init__(self, body: object, limits: Limits):
+        if not isinstance(body, Mapping):
+            raise BadRequest("expected a JSON object")
+        self.body, self.limits, self.left = body, limits, set(body)
+
+    def take(self, name: str, right: Callable[[object], bool], what: str | None = None) -> object:
+        """The field's value, or None; refused unless `right`."""
+        self.left.discard(name)
+        value = self.body.get(name)
+        if value is not None and not right(value):
+            shown = repr(value) if len(repr(value)) < 80 else f"{repr(value)[:77]}..."
+            raise BadRequest(f"{name}: expected {what or right.__doc__}, got {shown}", name)
+        return value
+
+    def settings(self) -> Message:
+        found: Message = {}
+        for name, (ours, right) in _settings(self.limits).items():
+            if (value := self.take(name, right)) is not None:
+                found[ours] = value
+        found["stop"] = self._stops()
+        ids = self.take("stop_token_ids", lambda v: isinstance(v, list) and all(map(_token, v)), "a list of tokens")
+        found["stop_tokens"] = ids or []
+        bias = self.take("logit_bias", self._biases, f"at most {self.limits.bias} tokens, each with -100 to 100")
+        found["logit_bias"] = bias or {}
+        return found
+
+    def _stops(self) -> list[str]:
+        most, length = self.limits.stops, self.limits.stop_length
+        given = self.take(
+            "stop", lambda v: isinstance(v, str) or _texts(v, most), f"a text, or a list of at most {most} texts"
+        )
+        stops = [given] if isinstance(given, str) else list(given or [])  # type: ignore[call-overload]
+        if any(not stop or len(stop) > length for stop in stops):
+            raise BadRequest(f"stop: expected texts of 1 to {length} characters", "stop")
+        return stops
+
+    def _biases(self, value: object) -> bool:
+        right = _number(-100, 100)
+        return (
+            isinstance(value, Mapping)
+            and len(value) <= self.limits.bias
+            and all(str(k).isascii() and str(k).isdecimal() and len(str(k)) < 10 and right(v) for k, v in value.items())
+        )
+
+    def asked(self, model: str, prompts: list[Message], settings: Message) -> Asked:
+        """The rest of the body; nothing may be left that is not known."""
+        stream = bool(self.take("stream", _flag))
+        options = self.take(
+            "stream_options", lambda v: isinstance(v, Mapping) and v.keys() <= _STREAMED, str(_STREAMED)
+        )
+        if options is not None and not stream:
+            raise BadRequest("stream_options: expected only with stream", "stream_options")
+        usage = bool((options or {}).get("include_usage"))  # type: ignore[attr-defined]
+        priority = self.take("priority", _number(-8, 8, True)) or 0
+        timeout = self.take("timeout", _number(0.001, self.limits.timeout))
+        for name, harmless in NOTHING.items():
+            self.take(name, lambda v, harmless=harmless: v in harmless, "nothing, since it is not supported")
+        return Asked(model, prompts, settings, stream, usage, priority, timeout, self.done())  # type: ignore[arg-type]
+
+    def done(self) -> list[str]:
+        """Refuse what nobody has read; the fields that are ignored."""
+        if unknown := sorted(self.left - set(IGNORED), key=str):
+            raise BadRequest(f"unknown field {unknown[0]!r}", str(unknown[0]), code="unknown_parameter")
+        return sorted(self.left)
+
+    def model(self, served: str) -> str:
+        name = self.take("model", lambda v: isinstance(v, str), "a text")
+        if name is not None and name != served:
+            raise BadRequest(f"model: there is {served!r}, and no {name!r}", "model", 404, "model_not_found")
+        return served
+
+
+_STREAMED = {"include_usage", "include_obfuscation"}
+
+
+def _token(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+def _texts(value: object, most: int) -> bool:
+    return isinstance(value, list) and len(value) <= most and all(isinstance(v, str) for v in value)
+
+
+def prompts_of(value: object, limits: Limits, name: str = "prompt") -> list[Message]:
+    """A text, tokens, or a list of either."""
+    if isinstance(value, str) or (isinstance(value, list) and value and all(map(_token, value))):
+        listed = [value]
+    elif isinstance(value, list) and 0 < len(value) <= limits.prompts:
+        listed = value
+    else:
+        raise BadRequest(f"{name}: expected a text, tokens, or a list of at most {limits.prompts} of them", name)
+    for one in listed:
+        if not isinstance(one, str) and not (isinstance(one, list) and one and all(map(_token, one))):
+            raise BadRequest(f"{name}: expected a text or a list of tokens, got {type(one).__name__}", name)
+        if not 0 < len(one) <= limits.prompt:
+            raise BadRequest(f"{name}: expected 1 to {limits.prompt} characters or tokens, got {len(one)}", name)
+    return [{"prompt": one} for one in listed]
+
+
+def messages_of(value: object, limits: Limits) -> list[Message]:
+    """A conversation as templates take it: every content one text."""
+    if not isinstance(value, list) or not value:
+        raise BadRequest("messages: expected a list of at least one message", "messages")
+    found, length = [], 0
+    for i, one in enumerate(value):
+        where = f"messages[{i}]"
+        if not isinstance(one, Mapping) or not isinstance(one.get("role"), str):
+            raise BadRequest(f"{where}: expected an object with role and content", where)
+        content = one.get("content")
+        if isinstance(content, list) and all(isinstance(p, Mapping) and p.get("type") == "text" for p in content):
+            content = "".join(str(p.get("text", "")) for p in content)
+        if not isinstance(content, str):
+            raise BadRequest(f"{where}.content: expected a text, or parts of type text", f"{where}.content")
+        length += len(content)
+        found.append({"role": one["role"], "content": content})
+    if length > limits.prompt:
+        raise BadRequest(f"messages: expected at most {limits.prompt} characters, got {length}", "messages")
+    return [{"messages": found}]
+
+
+def tokens_of(body: object, served: str, limits: Limits) -> Message:
+    """`/tokenize`: a prompt or messages."""
+    reader = Reader(body, limits)
+    reader.model(served)
+    reader.left -= {"prompt", "messages"}
+    reader.done()
+    if "messages" in reader.body:
+        return messages_of(reader.body["messages"], limits)[0]
+    asked = prompts_of(reader.body.get("prompt"), limits)
+    if len(asked) != 1:
+        raise BadRequest(f"prompt: expected one, got {len(asked)}", "prompt")
+    return asked[0]
+
+
+def text_of(body: object, served: str, limits: Limits) -> Message:
+    """`/detokenize`: tokens."""
+    reader = Reader(body, limits)
+    reader.model(served)
+    what, most = f"a list of at most {limits.prompt} tokens", limits.prompt
+    tokens = reader.take("tokens", lambda v: isinstance(v, list) and len(v) <= most and all(map(_token, v)), what)
+    reader.done()
+    if tokens is None:
+        raise BadRequest(f"tokens: expected {what}", "tokens")
+    return {"tokens": tokens}
+
+
+def completion(body: object, served: str, limits: Limits) -> Asked:
+    """`/v1/completions`."""
+    reader = Reader(body, limits)
+    model = reader.model(served)
+    reader.left.discard("prompt")
+    prompts = prompts_of(reader.body.get("prompt"), limits)
+    settings = {"max_tokens": 16, **reader.settings()}
+    settings["logprobs"] = reader.take("logprobs", _number(0, limits.logprobs, True))
+    return reader.asked(model, prompts, settings)
+
+
+def chat(body: object, served: str, limits: Limits) -> Asked:
+    """`/v1/chat/completions`."""
+    reader = Reader(body, limits)
+    model = reader.model(served)
+    reader.left.discard("messages")
+    prompts = messages_of(reader.body.get("messages"), limits)
+    settings = reader.settings()
+    wanted = reader.take("logprobs", _flag)
+    top = reader.take("top_logprobs", _number(0, limits.logprobs, True))
+    if top is not None and not wanted:
+        raise BadRequest("top_logprobs: expected only with logprobs", "top_logprobs")
+    settings["logprobs"] = (top or 0) if wanted else None
+    return reader.asked(model, prompts, settings)

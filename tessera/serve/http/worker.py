@@ -1,0 +1,170 @@
+"""The engine's process: `python -m tessera.serve.http.worker FD`, where FD is a socket to the server.
+
+In: messages of `wire.py`; the first one holds the options of the engine. Out: pieces, as steps give them. One thread
+reads and turns text into tokens, so that steps need not wait for that; the other one computes steps while there is
+anything to compute, and sends. When the server goes, so does this process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from tessera.serve.engine import Engine
+from tessera.serve.http.wire import Message, pack, receive
+from tessera.serve.requests import Piece
+from tessera.serve.runner import Logprob
+from tessera.serve.sampling import Sampling
+from tessera.serve.scheduler import Refused
+from tessera.serve.stream import Stream
+from tessera.util.errors import TesseraError
+
+BEAT = 1.0  # seconds between two reports of the engine's counts
+_TUPLES = ("stop", "stop_tokens", "allowed")
+
+
+class Worker:
+    def __init__(self, engine: Engine, sock: socket.socket):
+        self.engine, self.sock = engine, sock
+        self._streams: dict[int, Stream] = {}
+        self._news = threading.Event()
+        self._sending = threading.Lock()
+        self._left = False
+        self._told = 0.0
+
+    def send(self, message: Message) -> None:
+        with self._sending:
+            self.sock.sendall(pack(message))
+
+    # --- reading ---
+
+    def read(self) -> None:
+        """Until the server goes."""
+        while (message := receive(self.sock)) is not None:
+            self._handle(message)
+            self._news.set()
+        self._left = True
+        self._news.set()
+
+    def _handle(self, message: Message) -> None:
+        doings: dict[object, Callable[[Message], None]] = {
+            "submit": self._submit, "cancel": self._cancel, "tokenize": self._tokenize, "detokenize": self._detokenize,
+        }  # fmt: skip
+        try:
+            doings[message["op"]](message)
+        except Exception as error:  # whatever a request does, it hurts only itself
+            known = isinstance(error, TesseraError | ValueError | TypeError)
+            text = str(error) if isinstance(error, TesseraError) else f"{type(error).__name__}: {error}"
+            retry = isinstance(error, Refused) and error.retry
+            self.send({"op": "refused", "id": message["id"], "error": text, "retry": retry, "fault": not known})
+
+    def _submit(self, message: Message) -> None:
+        settings: dict = dict(message["settings"])  # type: ignore[call-overload]
+        settings |= {name: tuple(settings[name]) for name in _TUPLES if settings.get(name) is not None}
+        settings["logit_bias"] = {int(token): value for token, value in settings.get("logit_bias", {}).items()}
+        tokens = self._prompt(message)
+        longest = min(self.engine.longest or 2**20, self.engine.cache.capacity())
+        if settings.get("max_tokens") is None:
+            settings["max_tokens"] = max(1, min(longest - len(tokens), int(message["most"])))  # type: ignore[call-overload]
+        asked: dict = {name: message[name] for name in ("deadline", "priority", "salt")}
+        stream = self.engine.submit(tokens, Sampling(**settings), **asked)
+        self.send({"op": "began", "id": message["id"], "prompt_tokens": len(tokens)})
+        self._streams[message["id"]] = stream  # type: ignore[index]
+
+    def _prompt(self, message: Message) -> list[int]:
+        if message.get("messages") is None:
+            return self.engine.tokens(message["prompt"])  # type: ignore[arg-type]
+        tokenizer = self.engine.tokenizer
+        if getattr(tokenizer, "chat_template", None) is None:
+            raise Refused("messages: the model's tokenizer has no chat template; ask /v1/completions with a prompt")
+        text = tokenizer.apply_chat_template(message["messages"], tokenize=False, add_generation_prompt=True)  # type: ignore[union-attr]
+        return self.engine.tokens(tokenizer.encode(text, add_special_tokens=False))  # type: ignore[union-attr, call-arg]
+
+    def _cancel(self, message: Message) -> None:
+        stream = self._streams.pop(message["id"], None)  # type: ignore[call-overload]
+        if stream is not None:
+            stream.close()
+
+    def _tokenize(self, message: Message) -> None:
+        self.send({"op": "answer", "id": message["id"], "tokens": self._prompt(message)})
+
+    def _detokenize(self, message: Message) -> None:
+        text = self._text(self.engine.tokens(message["tokens"]))  # type: ignore[arg-type]
+        self.send({"op": "answer", "id": message["id"], "text": text})
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return "" if self.engine.tokenizer is None else self.engine.tokenizer.decode(tokens, skip_special_tokens=False)
+
+    # --- computing ---
+
+    def run(self) -> None:
+        """Steps while there is anything to compute; what they give is sent at once."""
+        while not self._left:
+            if self.engine.busy:
+                self.engine.step()
+            else:
+                self._news.wait(BEAT)
+                self._news.clear()
+            self._hand_out()
+            if self.engine.broken:
+                return  # the server starts another process
+            if time.monotonic() - self._told >= BEAT:
+                self._told = time.monotonic()
+                now = self.engine.metrics()
+                plain = dataclasses.asdict(dataclasses.replace(now, ended={}))  # type: ignore[arg-type]
+                self.send({"op": "beat", "metrics": {**plain, "ended": dict(now.ended)}})
+
+    def _hand_out(self) -> None:
+        for number, stream in list(self._streams.items()):
+            pieces, request = stream.request.pieces, stream.request
+            while pieces:
+                piece = pieces.popleft()
+                if piece.tokens or piece.text or piece.finish:
+                    self.send(self._message(number, piece))
+            if not request.left and not pieces:
+                self._streams.pop(number, None)
+                stream.close()
+
+    def _message(self, number: int, piece: Piece) -> Message:
+        logprobs = [self._spelt(logprob) for logprob in piece.logprobs]
+        return {
+            "op": "piece", "id": number, "index": piece.index, "text": piece.text, "tokens": len(piece.tokens),
+            "logprobs": logprobs, "finish": piece.finish, "error": piece.error,
+        }  # fmt: skip
+
+    def _spelt(self, logprob: Logprob) -> Message:
+        top = [[self._text([token]), value] for token, value in logprob.top]
+        return {"token": self._text([logprob.token]), "logprob": logprob.value, "top": top}
+
+
+def main() -> int:
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    options = receive(sock)
+    if options is None:
+        return 0
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
+    try:
+        engine = Engine(**options)  # type: ignore[arg-type]
+    except (TesseraError, OSError, torch.OutOfMemoryError) as error:
+        sock.sendall(pack({"op": "failed", "error": str(error)}))
+        return 2
+    worker = Worker(engine, sock)
+    chats = getattr(engine.tokenizer, "chat_template", None) is not None
+    worker.send({"op": "ready", "vocabulary": engine.model.vocabulary, "longest": engine.longest, "chats": chats})
+    threading.Thread(target=worker.read, daemon=True).start()
+    try:
+        worker.run()
+    except (BrokenPipeError, ConnectionResetError):
+        return 0  # the server has gone
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

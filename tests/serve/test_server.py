@@ -1,0 +1,281 @@
+"""A real server process, asked by the openai client and by plain HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+openai, httpx = pytest.importorskip("openai"), pytest.importorskip("httpx")
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+parser = pytest.importorskip("prometheus_client.parser")
+
+from served import Served, folder, serving  # noqa: E402
+
+from tessera.serve.engine import Engine  # noqa: E402
+from tessera.tools.cli import main  # noqa: E402
+
+PROMPT = "the cat sat"
+CHAT = [{"role": "user", "content": "größer?"}]
+
+
+@pytest.fixture(scope="module")
+def where(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder(tmp_path_factory.mktemp("served") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def server(where: Path) -> Iterator[Served]:
+    keys = where.parent / "keys"
+    keys.write_text("secret-1\nsecret-2\n")
+    with serving(where, "--api-key-file", str(keys), "--max-body", "20000", "--most-waiting", "40") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def engine(where: Path) -> Engine:
+    return Engine(where, memory="16MB", compiled=False)
+
+
+@pytest.fixture
+def client(server: Served) -> Iterator:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="secret-2", max_retries=0) as client:
+        yield client
+
+
+def post(server: Served, path: str, body: object, key: str = "secret-1", **more: object) -> object:
+    headers = {"authorization": f"Bearer {key}"}
+    return httpx.post(server.url + path, json=body, headers=headers, timeout=60, **more)
+
+
+def metrics(server: Served) -> dict[str, float]:
+    text = httpx.get(f"{server.url}/metrics").text
+    found = parser.text_string_to_metric_families(text)
+    return {s.name + "".join(f"/{v}" for v in s.labels.values()): s.value for f in found for s in f.samples}
+
+
+def settled(server: Served) -> dict[str, float]:
+    """The engine's counts once nothing runs any more."""
+    for _ in range(40):
+        now = metrics(server)
+        if now.get("tessera_num_requests_running") == now.get("tessera_num_requests_waiting") == 0:
+            return now
+        time.sleep(0.25)
+    raise AssertionError("something still runs")
+
+
+def test_completions_are_those_of_the_engine(client: openai.OpenAI, engine: Engine) -> None:
+    asked = {"max_tokens": 12, "temperature": 0.9, "seed": 5, "n": 2}
+    ours = client.completions.create(model="tiny", prompt=[PROMPT, [5, 6, 7]], **asked)
+    wanted = engine.generate([PROMPT, [5, 6, 7]], **asked)
+    assert [choice.text for choice in ours.choices] == [answer.text for answer in wanted]
+    assert [choice.index for choice in ours.choices] == [0, 1, 2, 3]
+    assert {choice.finish_reason for choice in ours.choices} == {"length"}
+    assert ours.usage.completion_tokens == 48 and ours.usage.prompt_tokens == len(engine.tokens(PROMPT)) + 3
+
+
+def test_a_stream_makes_up_the_answer(client: openai.OpenAI) -> None:
+    asked = {"model": "tiny", "messages": CHAT, "max_tokens": 20, "seed": 3, "logprobs": True, "top_logprobs": 2}
+    whole = client.chat.completions.create(**asked)
+    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    pieces = [c.choices[0] for c in chunks if c.choices]
+    assert "".join(p.delta.content or "" for p in pieces) == whole.choices[0].message.content
+    assert pieces[0].delta.role == "assistant" and pieces[-1].finish_reason == "length"
+    assert chunks[-1].usage == whole.usage and chunks[-1].choices == []
+    streamed = [one for p in pieces if p.logprobs for one in p.logprobs.content]
+    assert streamed == whole.choices[0].logprobs.content and len(streamed) == 20
+    assert all(len(one.top_logprobs) == 2 for one in streamed)
+
+
+def test_stops_and_bias(client: openai.OpenAI, engine: Engine) -> None:
+    (full,) = engine.generate(PROMPT, max_tokens=20, temperature=0)
+    stop = full.text[3:5]
+    cut = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=20, temperature=0, stop=[stop]).choices[0]
+    assert (cut.text, cut.finish_reason) == (full.text[: full.text.index(stop)], "stop")
+    forced = client.completions.create(
+        model="tiny", prompt=PROMPT, max_tokens=3, logit_bias={"70": 100}, extra_body={"top_k": 1}
+    )
+    assert forced.choices[0].text == engine.tokenizer.decode([70] * 3)  # type: ignore[union-attr]
+
+
+def test_many_clients_at_once(server: Served, engine: Engine) -> None:
+    async def everybody() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="secret-1", max_retries=0) as client:
+            ask = client.completions.create
+            answers = [ask(model="tiny", prompt=[i, i + 1], max_tokens=8, temperature=0) for i in range(1, 17)]
+            return [answer.choices[0].text for answer in await asyncio.gather(*answers)]
+
+    wanted = engine.generate([[i, i + 1] for i in range(1, 17)], max_tokens=8, temperature=0)
+    assert asyncio.run(everybody()) == [answer.text for answer in wanted]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/v1/completions", {}, 400, "prompt"),
+        ("/v1/completions", {"prompt": "a", "temperature": 3}, 400, "temperature"),
+        ("/v1/completions", {"prompt": "a", "temperature": "hot"}, 400, "temperature"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": True}, 400, "max_tokens"),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 10**9}, 400, "max_tokens"),
+        ("/v1/completions", {"prompt": "a", "n": 10**6}, 400, "n"),
+        ("/v1/completions", {"prompt": "a", "stop": [""]}, 400, "stop"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"x": 1}}, 400, "logit_bias"),
+        ("/v1/completions", {"prompt": "a", "wishes": 3}, 400, "wishes"),
+        ("/v1/completions", {"prompt": "a", "echo": True}, 400, "echo"),
+        ("/v1/completions", {"prompt": "a", "model": "huge"}, 404, "model"),
+        ("/v1/completions", {"prompt": [5, 10**7]}, 400, None),
+        ("/v1/completions", {"prompt": "a", "max_tokens": 600}, 400, None),
+        ("/v1/completions", {"prompt": "a", "timeout": 0.001, "max_tokens": 400}, 408, None),
+        ("/v1/completions", [], 400, None),
+        ("/v1/completions", {"prompt": "a" * 30000}, 413, None),
+        ("/v1/chat/completions", {"messages": []}, 400, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "user"}]}, 400, "messages[0].content"),
+        ("/v1/chat/completions", {"messages": CHAT, "top_logprobs": 3}, 400, "top_logprobs"),
+        ("/detokenize", {"tokens": "no"}, 400, "tokens"),
+        ("/detokenize", {"tokens": [1], "wishes": 1}, 400, "wishes"),
+        ("/tokenize", {"prompt": 3}, 400, "prompt"),
+        ("/v1/nothing", {}, 404, None),
+    ],
+)  # fmt: skip
+def test_errors_have_one_form(server: Served, path: str, body: object, status: int, param: str | None) -> None:
+    answer = post(server, path, body)
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"} and error["message"] and error["param"] == param
+
+
+def test_keys(server: Served) -> None:
+    for key in ("-", "secret", "secret-11"):
+        assert post(server, "/v1/completions", {"prompt": "a"}, key).status_code == 401
+    assert httpx.get(f"{server.url}/v1/models").status_code == 401
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    assert httpx.get(f"{server.url}/ready").json() == {"ready": True}
+    assert "secret" not in "\n".join(server.log) and PROMPT not in "\n".join(server.log)
+
+
+def test_a_full_queue_says_when_to_come_again(server: Served) -> None:
+    answer = post(server, "/v1/completions", {"prompt": [[1]] * 60, "max_tokens": 2, "n": 2})
+    assert answer.status_code == 429 and answer.headers["retry-after"]
+    settled(server)
+
+
+def test_tokens_and_text(server: Served, engine: Engine) -> None:
+    text = "größer ☃"
+    tokens = post(server, "/tokenize", {"prompt": text}).json()
+    assert tokens["tokens"] == engine.tokens(text) and tokens["count"] == len(tokens["tokens"])
+    assert post(server, "/detokenize", {"tokens": tokens["tokens"]}).json() == {"prompt": text}
+    chat = post(server, "/tokenize", {"messages": CHAT}).json()["tokens"]
+    assert post(server, "/detokenize", {"tokens": chat}).json()["prompt"] == "<user>größer?\n<assistant>"
+
+
+def test_whoever_goes_is_cancelled(server: Served) -> None:
+    before = settled(server).get("tessera_request_success_total/cancelled", 0)
+    body = {"prompt": PROMPT, "max_tokens": 480, "stream": True}
+    headers = {"authorization": "Bearer secret-1"}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, headers=headers) as answer:
+        next(answer.iter_lines())
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/v1/completions", json={**body, "stream": False}, headers=headers, timeout=0.1)
+    for _ in range(40):
+        now = settled(server)
+        if now.get("tessera_request_success_total/cancelled", 0) == before + 2:
+            break
+        time.sleep(0.25)
+    assert now["tessera_request_success_total/cancelled"] == before + 2 and now["tessera_kv_cache_usage_ratio"] == 0
+
+
+def test_metrics_add_up(server: Served) -> None:
+    before = settled(server)
+    post(server, "/v1/completions", {"prompt": [1, 2, 3], "max_tokens": 6})
+    time.sleep(1.2)
+    now = settled(server)
+    grown = {name: now[name] - before.get(name, 0) for name in now}
+    assert grown["tessera_generation_tokens_total"] == 6 and grown["tessera_prompt_tokens_total"] == 3
+    assert grown["tessera_time_to_first_token_seconds_count"] == grown["tessera_request_queue_time_seconds_count"] == 1
+    assert grown["tessera_inter_token_latency_seconds_count"] == 5
+    assert grown["tessera_e2e_request_latency_seconds_bucket/+Inf"] == 1
+    line = json.loads(next(line for line in reversed(server.log) if line.startswith('{"time"')))
+    assert line["path"] == "/v1/completions" and line["status"] == 200 and line["completion_tokens"] == 6
+
+
+def test_a_server_is_measured_and_looked_at(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = "--requests 12 --rate 40 --input-tokens 9 --output-tokens 5 --shared-prefix 20 --vocabulary 200"
+    assert main(["bench", "serve", "--url", server.url, "--key", "secret-1", "--json", *asked.split()]) == 0
+    rows = {row["what"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert rows["requests"]["note"] == "0 refused or failed" and rows["throughput"]["value"] > 0
+    assert 0 < rows["first token, p50"]["value"] <= rows["first token, p99"]["value"]
+    assert main(["top", server.url, "--json", "--every", "0.1"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["running"] == 0 and "new tokens/s" in shown
+
+
+def test_broken_http_hurts_nobody(server: Served) -> None:
+    address = ("127.0.0.1", int(server.url.rsplit(":", 1)[1]))
+    for sent in (
+        b"\x00\xff\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 50\r\n\r\n{",
+        b"GET",
+    ):
+        with socket.create_connection(address) as sock:
+            sock.sendall(sent)
+    deep = httpx.post(f"{server.url}/v1/completions", content=b"[" * 9000, headers={"authorization": "Bearer secret-1"})
+    assert deep.status_code == 400 and httpx.get(f"{server.url}/health").status_code == 200
+
+
+def children(process: int) -> list[int]:
+    """Processes that this one has started."""
+    found = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [int(child) for child in found]
+
+
+def test_an_engine_that_is_killed_comes_back_and_sigterm_drains(where: Path) -> None:
+    with serving(where) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="-", max_retries=0) as client:
+        stream = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=480, stream=True)
+        next(stream)
+        (worker,) = children(server.process.pid)
+        os.kill(worker, signal.SIGKILL)
+        with pytest.raises(openai.APIError, match="engine ended"):
+            list(stream)
+        again = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=4)  # waits for the new engine
+        assert again.usage.completion_tokens == 4 and metrics(server)["tessera_engine_starts_total"] == 2
+        stream = client.completions.create(model="tiny", prompt=PROMPT, max_tokens=300, stream=True)
+        next(stream)
+        server.process.send_signal(signal.SIGTERM)
+        assert list(stream)[-1].choices[0].finish_reason == "length"
+        assert server.process.wait(60) == 0
+        assert not Path(f"/proc/{worker}").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "config.json"),
+        (["{where}", "--port", "{taken}"], "free port"),
+        (["{where}", "--memory", "1KB"], "memory"),
+    ],
+)  # fmt: skip
+def test_what_cannot_start_is_one_line(
+    where: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        named = {"where": where, "taken": taken.getsockname()[1]}
+        given = [a.format(**named) for a in arguments]
+        assert main(["serve", *given, "--device", "cpu", *([] if "--port" in given else ["--port", "0"])]) == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_server_does_without_torch() -> None:
+    code = "import sys, tessera.serve.http.main; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
