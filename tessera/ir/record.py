@@ -289,14 +289,14 @@ class Recorder(TorchDispatchMode):
             held = kwargs.get(param.name) if param.keyword or i >= len(args) else args[i]
             tensors = [t for t in pytree.tree_leaves(held) if isinstance(t, torch.Tensor)]
             (targets if i in schema.mutated else read).extend(tensors)
-        check_overlap(func, targets, read)
+        plain = functional_of(func)
+        check_overlap(func, targets, read, opaque=plain is None)
         before = [(tuple(t.shape), t.dtype) for t in targets]
         lowered_args, lowered_kwargs = self.lower((args, kwargs))  # type: ignore[misc]
         with fake.symbolic_rules(self.symbolic):
             out, known = literals.call(fake.rule_of(func), func, args, kwargs)
         if any((tuple(t.shape), t.dtype) != b for t, b in zip(targets, before, strict=True)):
             raise CaptureError(f"{func} resized a tensor it was given to write; give it one of the right shape")
-        plain = functional_of(func)
         if plain is not None and not _draws_in_other_order(func, args):
             # The two may differ in their defaults, so every argument is spelled out.
             positional, keyword = bind(func, lowered_args, lowered_kwargs)

@@ -70,3 +70,40 @@ def test_sizes_that_are_symbols() -> None:
         compiled = tessera.jit(fn, dynamic=True)
         with pytest.raises(RuntimeError, match="clone|view size"):
             compiled(torch.arange(6.0))
+
+
+@torch.library.custom_op("refused_writes::two", mutates_args=("a", "b"))
+def two(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    a.add_(x)
+    b.mul_(x)
+    return a * b
+
+
+@two.register_fake
+def _(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
+    return torch.empty_like(a)
+
+
+def twice(x: Tensor) -> Tensor:
+    torch.ops.aten._foreach_add_.Scalar([x, x], 1.0)
+    return x
+
+
+SHARED = {  # name -> (the program, whether it is compiled)
+    "written twice": (lambda x: two(x, x, torch.full((4,), 3.0)), False),
+    "read and written": (lambda x: two(x, torch.ones(4), x), False),
+    "in part": (lambda x: two(x[1:], x[:-1], torch.full((3,), 3.0)), False),
+    "in turn": (lambda x: two(x[::2], x[1::2], torch.full((2,), 3.0)), True),
+    "columns": (lambda x: two(x.view(2, 2)[:, 0], x.view(2, 2)[:, 1], torch.full((2,), 3.0)), True),
+    "list": (twice, False),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_an_operator_that_is_given_one_memory_twice(name: str) -> None:
+    fn, compiles = SHARED[name]
+    want, got = torch.arange(4.0), torch.arange(4.0)
+    compiled = tessera.jit(fn, executors=["aten"])
+    torch.testing.assert_close(compiled(got), fn(want))
+    torch.testing.assert_close(got, want)
+    assert bool(compiled.__tessera__.compilations()) == compiles  # type: ignore[attr-defined]
