@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tessera.distributed import watch
 from tessera.distributed.deadlines import share_deadline
-from tessera.ir.dist import COMMUNICATORS, axis_in, padded, put_together, with_zeros
+from tessera.ir.dist import COMMUNICATORS, axis_in, padded, put_together
 from tessera.ir.mesh import Mesh
 from tessera.torch_internals.distributed import Group
 from tessera.util.errors import InputError, MeshError
@@ -108,9 +108,9 @@ class GroupCommunicator:
             sent, came = give.tolist(), take.tolist()
         if back is None:
             self.loads = [*self.loads[1 - LOADS :], (axis, sum(sent), sum(came))]
-        out = x.new_empty((sum(came), *x.shape[1:]))
-        self.groups[axis].all_to_all(out, x[: sum(sent)].contiguous(), came, sent).wait()
-        return with_zeros(out, size)
+        out, count = x.new_empty((size, *x.shape[1:])), sum(came)
+        out[count:].zero_()
+        return self.begun(out, self.groups[axis].all_to_all(out[:count], x[: sum(sent)].contiguous(), came, sent))
 
 
 def _peers(device_mesh: DeviceMesh, axis: str) -> list[int]:

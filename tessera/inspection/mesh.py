@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tessera.inspection.timeline import Timeline, timeline
-from tessera.ir.dist import COMMUNICATORS, ROWS, Collective, axis_in, bytes_sent, exchange_of, is_collective
+from tessera.ir.dist import COMMUNICATORS, ROWS, Collective, axis_in, bytes_sent, exchange_of
 from tessera.ir.equation import short_path
 from tessera.ir.types import TensorType
 from tessera.machines.here import machine_of
@@ -93,7 +93,8 @@ def _told(line: Timeline) -> list[str]:
 
 def _loads(account: Account) -> list[str]:
     """How unevenly rows went to experts, in the last exchanges that this rank took part in."""
-    ops = [eqn.op for program in account.programs for eqn in program.trace.equations if is_collective(eqn, ROWS)]
+    equations = [eqn for program in account.programs for eqn in program.trace.equations]
+    ops = [eqn.op for eqn in equations if (exchange_of(eqn) or ("",))[0] == ROWS]
     if not ops or not isinstance(ops[0], Collective) or ops[0].mesh not in COMMUNICATORS:
         return []
     by_axis: dict[str, list[tuple[int, int]]] = {}

@@ -30,6 +30,7 @@ class Timeline:
     exchanging: float = 0.0  # all exchanges together
     exposed: dict[str, float] = field(default_factory=dict)  # line -> seconds in which the device waits
     by_name: dict[str, float] = field(default_factory=dict)  # the same by collective
+    taken: dict[str, float] = field(default_factory=dict)  # by collective, all that it takes, hidden or not
 
     @property
     def waiting(self) -> float:
@@ -53,6 +54,8 @@ def timeline(trace: Trace, machine: Machine, link: str = "nvlink", fused: bool =
             kind, taken = _exchange(eqn, machine, link)
             free[kind] = max(free.get(kind, 0.0), now) + taken
             told.exchanging += taken
+            name = exchange_of(eqn)[0]  # type: ignore[index]
+            told.taken[name] = told.taken.get(name, 0.0) + taken
             ends[eqn.out] = free[kind]
             end = now if is_collective(eqn, "begin") else free[kind]
         elif is_collective(eqn, "wait"):

@@ -38,7 +38,7 @@ from tessera.torch_internals.fake import active_fake_mode
 from tessera.util.errors import InputError
 
 EXCHANGES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute")  # those that send something
-ROWS = "rows"  # sends something too, but how much is known only when it runs: it neither begins early nor waits
+ROWS = "rows"  # sends something too, but how much is known only when it runs
 NAMES = (*EXCHANGES, ROWS, "slice", "in_order", "once", "start", "fill", "begin", "wait")
 
 
@@ -310,6 +310,8 @@ def together(op: Collective, args: Sequence[tuple]) -> list[Tensor]:
         return [ALONE[op.name](mesh, mesh.coordinates(rank), *args[rank]) for rank in range(mesh.ranks)]
     if op.name == ROWS:
         return _rows_together(mesh, args)
+    if op.name == "begin" and args[0][1] == ROWS:
+        return _rows_together(mesh, [(x, *rest) for x, _, *rest in args])
     name, rest = (args[0][1], _as_it_comes(*args[0][1:])) if op.name == "begin" else (op.name, args[0][1:])
     axis = axis_in(rest)
     results = []

@@ -22,6 +22,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import tessera
+from tessera.ops.factors import experts as experts_rule
 from tessera.util.errors import CaptureError
 
 WORLD = 2
@@ -325,7 +326,9 @@ def grown_caches(rank: int) -> None:
 
 
 def experts_answer(rank: int) -> None:
-    """Without gradients, over an axis of experts: results of this rank's rows, and the tokens that follow them."""
+    """Without gradients, over an axis of experts: results of this rank's rows, and the tokens that follow them. Rows
+    go in parts, however few there are."""
+    experts_rule.PART = 0
     mesh = tessera.mesh(device="cpu", ep=WORLD)
     torch.manual_seed(0)
     model = MoE(2).double()

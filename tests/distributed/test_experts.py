@@ -13,10 +13,12 @@ from torch import Tensor
 import tessera
 from tessera.distributed import in_step
 from tessera.frontends.functional.trace import trace_function
-from tessera.ir.dist import bytes_sent, exchange_of
+from tessera.ir.dist import bytes_sent, exchange_of, is_collective
+from tessera.ir.equation import Equation
 from tessera.ir.mesh import Mesh
 from tessera.ir.placement import Placement
 from tessera.ir.trace import Trace
+from tessera.ops.factors import experts as rule
 from tessera.transforms.shard.partition import shard
 from tessera.transforms.vjp import vjp
 from tessera.util.errors import InputError, OptionError
@@ -30,6 +32,10 @@ def operands(gate: bool = True) -> list[Tensor]:
     sizes = [(TOKENS, WIDTH), (TOKENS, CHOICES), (EXPERTS, BETWEEN, WIDTH), (EXPERTS, WIDTH, BETWEEN)]
     sizes += [(EXPERTS, BETWEEN, WIDTH)] if gate else []
     return [torch.randn(size, dtype=torch.float64, generator=draw, requires_grad=True) for size in sizes]
+
+
+def is_rows(eqn: Equation) -> bool:
+    return (exchange_of(eqn) or ("",))[0] == "rows"
 
 
 def choice(low: int = -1, high: int = EXPERTS + 1) -> Tensor:
@@ -137,7 +143,7 @@ def test_ranks_that_have_some(own: tuple, ids: Tensor) -> None:
     for part, v, whole in zip(parts, local.outputs, [want, *grads], strict=True):
         got = in_step.join(part, v.type.placement, exact=False)
         torch.testing.assert_close(got, torch.zeros_like(got) if whole is None else whole.detach())
-    exchanged = any(e.op.name == "rows" for e in local.equations if exchange_of(e) is not None)
+    exchanged = any(is_rows(e) for e in local.equations)
     assert exchanged == (own == ("/ep", "/ep"))
 
 
@@ -149,6 +155,24 @@ def test_alone(ranks: int) -> None:
     check("moe", {"ep": ranks}, "experts")
 
 
+def test_rows_go_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one part travels, there or back, experts work on the other; what they compute is the same."""
+    monkeypatch.setattr(rule, "PART", 0)
+    torch.manual_seed(0)
+    model, batches = MoE(1).double(), token_batches(2)
+    step, compilation = compiled_step(model, token_loss, batches[0], {"ep": 2}, "experts", "adam", None)
+    mine = train_ranks(model, step, compilation, batches)
+    want = train_whole(model, token_loss, batches, "adam", None)
+    for got, x in [*zip(mine.losses, want.losses, strict=True), *((mine.held[n], x) for n, x in want.held.items())]:
+        assert (got - x).norm() <= 1e-11 * x.norm() + 1e-14
+    equations = program_of(compilation).equations
+    works = [i for i, e in enumerate(equations) if "experts" in e.opname]
+    waits = {e.inputs()[0]: i for i, e in enumerate(equations) if is_collective(e, "wait")}
+    ways = [(i, waits[e.out]) for i, e in enumerate(equations) if is_rows(e)]
+    hidden = sum(any(begin < work < wait for work in works) for begin, wait in ways)
+    assert len(ways) >= 8 and hidden >= len(ways) // 2
+
+
 def test_with_capacity() -> None:
     """Which tokens are dropped is decided over all ranks."""
     torch.manual_seed(0)
@@ -158,12 +182,12 @@ def test_with_capacity() -> None:
     want = train_whole(model, token_loss, batches, "adam", None)
     for got, x in [*zip(mine.losses, want.losses, strict=True), *((mine.held[n], x) for n, x in want.held.items())]:
         assert (got - x).norm() <= 1e-11 * x.norm() + 1e-14
-    rooms = {e.args[4] for e in program_of(compilation).equations if exchange_of(e) and e.op.name == "rows"}
+    rooms = {exchange_of(e)[1][3] for e in program_of(compilation).equations if is_rows(e)}
     assert rooms == {2 * 12, 32}  # a rank has two experts, which take 12 of 64 choices each
 
 
 def row_bytes(local: Trace) -> float:
-    return sum(bytes_sent(e) for e in local.equations if exchange_of(e) is not None and e.op.name == "rows")
+    return sum(bytes_sent(e) for e in local.equations if is_rows(e))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from tessera.ir import fake
 from tessera.ir.builder import Builder
-from tessera.ir.dist import EXCHANGES, Collective, axis_in, is_collective, on
+from tessera.ir.dist import EXCHANGES, ROWS, Collective, axis_in, is_collective, on
 from tessera.ir.equation import Equation, Value, values_in
 from tessera.ir.mode import mode_of
 from tessera.ir.trace import Trace
@@ -25,12 +25,13 @@ from tessera.ir.types import TensorType
 
 def overlap(trace: Trace, room: int | None = None) -> Trace:
     """`room`: bytes of results of one queue that may be on their way at once; the largest alone always may."""
-    exchanges = [e for e in trace.equations if is_collective(e, *EXCHANGES)]
+    exchanges = [e for e in trace.equations if is_collective(e, *PAIRED)]
     if not exchanges:
         return trace
     return trace.with_(equations=tuple(_Order(trace, exchanges, room).run()))
 
 
+PAIRED = (*EXCHANGES, ROWS)
 GATHERS, SUMS = ("all_gather",), ("reduce_scatter", "all_reduce")
 
 
@@ -74,7 +75,7 @@ class _Order:
     def run(self) -> Iterator[Equation]:
         for eqn in self.trace.equations:
             yield from self.begun()
-            if is_collective(eqn, *EXCHANGES):
+            if is_collective(eqn, *PAIRED):
                 continue
             yield from self.needed(eqn.inputs())
             yield eqn

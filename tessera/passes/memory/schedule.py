@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterator
 
-from tessera.ir.dist import axis_in, is_collective
+from tessera.ir.dist import ROWS, axis_in, is_collective
 from tessera.ir.equation import Value
 from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
@@ -21,7 +21,7 @@ from tessera.passes.memory.region_writes import plan_regions
 from tessera.passes.memory.writes import plan
 
 SUMS = ("reduce_scatter", "all_reduce")
-IN_TURN = (*SUMS, "permute", "in_order")
+IN_TURN = (*SUMS, "permute", "in_order", ROWS)
 
 
 def schedule(trace: Trace) -> Trace:
@@ -94,8 +94,8 @@ class _Memory:
 
 
 def _sends(trace: Trace) -> Iterator[tuple[int, int]]:
-    """Sums along one axis keep their order, and so do pieces that are sent or joined: while one is on its way, the next
-    is computed. Put off, gradients of weights would all be made at the end, where nothing hides their sums."""
+    """Sums along one axis keep their order, and so do pieces and rows that are sent or joined: while one is on its way,
+    the next is computed. Put off, gradients of weights would all be made at the end, where nothing hides their sums."""
     last: dict[tuple[str, str], int] = {}
     for index, eqn in enumerate(trace.equations):
         if is_collective(eqn, *IN_TURN):

@@ -103,8 +103,8 @@ def _llama(layers: int, width: int, heads: int, hidden: int) -> nn.Module:
 
 def _foreseen(
     make: Callable[[int], nn.Module], layers: int, axes: dict[str, int], plan: object, rows: int, say: Say
-) -> tuple[float, float, dict[str, float]]:
-    """Seconds of a step, those that are exposed, and these by collective, of so many layers."""
+) -> tuple[float, float, dict[str, tuple[float, float]]]:
+    """Seconds of a step, those that are exposed, and by collective those and all that it takes, of so many layers."""
     few: list[Timeline] = []
     for count in FEW:
         say(f"{count} of {layers} layers on {prod(axes.values())} ranks")
@@ -116,7 +116,10 @@ def _foreseen(
     def whole(x: float, y: float) -> float:
         return y + (layers - FEW[1]) * (y - x)
 
-    by_name = {name: whole(a.by_name.get(name, 0.0), seconds) for name, seconds in b.by_name.items()}
+    by_name = {
+        name: (whole(a.by_name.get(name, 0.0), b.by_name.get(name, 0.0)), whole(a.taken.get(name, 0.0), taken))
+        for name, taken in b.taken.items()
+    }
     return whole(a.seconds, b.seconds), whole(a.waiting, b.waiting), by_name
 
 
@@ -143,8 +146,9 @@ def async_tp(say: Say) -> list[Row]:
 def experts(say: Say) -> list[Row]:
     seconds, exposed, by_name = _foreseen(MoE, 28, {"dp": 4, "ep": 8}, {"dp": "zero3", "ep": "experts"}, 2, say)
     rows = _share("MoE 16B experts·zero3 on 32", seconds, exposed, None, "dp=4 ep=8, 2 x 8192 tokens a rank")
-    note = "nothing hides them: how many there are is known when they are sent"
-    return [*rows, Row(rows[0].section, "of that rows to experts", 100 * by_name["rows"] / seconds, "%", note=note)]
+    waited, taken = by_name["rows"]
+    note = "of the time that they are on their way"
+    return [*rows, Row(rows[0].section, "rows to experts exposed", 100 * waited / taken, "%", 50.0, note=note)]
 
 
 # --- compiling, and the host ---------------------------------------------------------------------
