@@ -214,6 +214,8 @@ def test_a_server_is_measured_and_looked_at(server: Served, capsys: pytest.Captu
     rows = {row["what"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
     assert rows["requests"]["note"] == "0 refused or failed" and rows["throughput"]["value"] > 0
     assert 0 < rows["first token, p50"]["value"] <= rows["first token, p99"]["value"]
+    time.sleep(1.2)
+    settled(server)
     assert main(["top", server.url, "--json", "--every", "0.1"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["running"] == 0 and "new tokens/s" in shown
