@@ -7,6 +7,9 @@ In: an exported program, or a module that was read from an ONNX file, which has 
 from __future__ import annotations
 
 import importlib
+import itertools
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,9 +19,12 @@ from tessera.frontends.arguments import TensorLeaf
 from tessera.frontends.export import Exported, capture_export
 from tessera.frontends.export_model import exported_program
 from tessera.ir.equation import Value
+from tessera.ir.serial_check import is_name
 from tessera.ir.serial_size import formula_of
 from tessera.torch_internals import pytree
 from tessera.util.errors import CaptureError
+
+LONGEST = 60  # letters of a name that comes from a file
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ def _imported(net: Any, args: tuple, kwargs: dict, dynamic: object) -> Source:
     results = [v for _, v in graph.outputs]
     if captured.aliased or captured.trace.mutations or len(results) != captured.outputs:
         raise CaptureError("the graph gives back an input, or one result twice")
-    inputs = (*graph.weights, *users)
+    inputs, parameters = (*graph.weights, *users), plain_names(net.input_names)
     grads = dict(zip(captured.trace.inputs, captured.requires_grad, strict=True))
     trace = captured.trace.with_(inputs=inputs, outputs=(*results, *captured.trace.outputs[captured.outputs :]))
     captured = replace(captured, trace=trace, requires_grad=tuple(grads[v] for v in inputs))
@@ -60,13 +66,24 @@ def _imported(net: Any, args: tuple, kwargs: dict, dynamic: object) -> Source:
         tuple(x for _, x in graph.weights.values()),
         pytree.tree_structure((tuple(range(len(users))), {})),
         pytree.tree_structure(0 if len(results) == 1 else tuple(range(len(results)))),
-        [_leaf(name, given[name]) for name in net.input_names],
+        [_leaf(called, given[name]) for name, called in zip(net.input_names, parameters, strict=True)],
         {symbol: graph.ranges[symbol] for symbol, (_, dim) in trace.symbols.items() if dim is not None},
-        graph.sizes,
+        dict(zip(graph.sizes, plain_names(graph.sizes.values()), strict=True)),
         (),
     )
     names = tuple(name for name, _ in graph.weights.values())
-    return Source(exported, names, tuple(v in graph.held for v in graph.weights), tuple(net.input_names))
+    return Source(exported, names, tuple(v in graph.held for v in graph.weights), parameters)
+
+
+def plain_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Names as an artifact has them, each once: `input.1` is `input_1`."""
+    made: dict[str, None] = {}
+    for name in names:
+        plain = re.sub(r"\W", "_", name, flags=re.ASCII)[:LONGEST]
+        plain = plain if is_name(plain) else f"x_{plain}"
+        tried = itertools.chain([plain], (f"{plain}_{i}" for i in itertools.count(1)))
+        made[next(n for n in tried if n not in made)] = None
+    return tuple(made)
 
 
 def _leaf(name: str, v: Value) -> TensorLeaf:

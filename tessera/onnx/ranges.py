@@ -6,6 +6,7 @@ found out. Out: a name and a range for every symbol. A range that the program do
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -68,6 +69,9 @@ def named_sizes(
             if isinstance(called, str):
                 names[symbol] = called if (name, dim) in asked else names.get(symbol, called)
             kept[symbol] = _within(str(called), kept[symbol], low, high)
+    twice = [name for name, count in Counter(names.values()).items() if count > 1]
+    if twice:
+        raise OptionError(f"dynamic: the graph has several sizes, not one, for {twice[0]}")
     return names, kept
 
 

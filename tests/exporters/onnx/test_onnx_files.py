@@ -115,3 +115,20 @@ def test_sizes_of_an_imported_model_get_names_and_ranges(tmp_path: Path) -> None
     ):
         with pytest.raises(OptionError, match=re.escape(told)):
             tessera.export(imported, (torch.ones(2, 4),), tmp_path / "no.tess", dynamic=dynamic)
+
+
+def test_names_that_python_has_no_form_for(tmp_path: Path) -> None:
+    make = onnx.helper
+    inputs = [make.make_tensor_value_info(name, 1, [f"{size} of it", 4]) for name, size in (("a.1", "n"), ("a_1", "m"))]
+    nodes = [make.make_node("Relu", [i.name], [f"out/{i.name}"]) for i in inputs]
+    outputs = [make.make_empty_tensor_value_info(f"out/{i.name}") for i in inputs]
+    imported = load(make.make_model(make.make_graph(nodes, "class", inputs, outputs)))
+    x, y = torch.randn(2, 4), torch.randn(3, 4)
+    tessera.export(imported, (x, y), tmp_path / "names.tess")
+    fast = tessera.load(tmp_path / "names.tess")
+    assert "main(a_1: float32[n_of_it, 4] on cpu, a_1_1: float32[m_of_it, 4] on cpu)" in fast.explain()
+    for got, wanted in zip(fast(y, x), (y.relu(), x.relu()), strict=True):
+        assert torch.equal(got, wanted)
+    with pytest.raises(OptionError, match="several sizes, not one, for rows"):
+        dynamic = {"a.1": {0: "rows"}, "a_1": {0: "rows"}}
+        tessera.export(imported, (x, y), tmp_path / "no.tess", dynamic=dynamic)
