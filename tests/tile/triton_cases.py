@@ -1,4 +1,4 @@
-"""Kernels, schedules and functions to try on the Triton target; as a script, all of them under Triton's interpreter.
+"""Kernels, schedules and functions to try on the Triton target; as a script, a part of them under Triton's interpreter.
 
 The interpreter has to be chosen (TRITON_INTERPRET=1) before Triton is imported, hence a process of its own. It prints
 a JSON object: the name of every trial, and what went wrong with it, if anything.
@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -132,6 +133,7 @@ def trials(most: int = 2) -> list[tuple[str, Case, Schedule]]:
 TRIALS = trials()
 # Some interpreters cannot loop up to a size argument with a recent NumPy.
 NO_LOOP = "only 0-dimensional arrays"
+PARTS = 3  # of the trials under the interpreter
 
 
 def run(case: Case, schedule: Schedule, device: str = "cpu", kept: bool = False) -> None:
@@ -244,15 +246,23 @@ def takes_long(case: Case, schedule: Schedule) -> bool:
     return case.tensors[0].numel() > 5000 and schedule in BY_HAND.get(case.kernel.sym_name.data, [])
 
 
-def interpreted() -> dict[str, str]:
-    """Everything that runs in the subprocess: name -> what went wrong, or nothing."""
+def interpreted(part: int) -> dict[str, str]:
+    """Everything that runs in a subprocess: name -> what went wrong, or nothing. Trials come in parts; what else there
+    is belongs to the first."""
     short = [trial for trial in TRIALS if not takes_long(*trial[1:])]
-    works = [(name, partial(run, *trial, kept=i % 2 == 1)) for i, (name, *trial) in enumerate(short)]
-    works += [(c.name, partial(run, c, Schedule((("i", 128),)))) for c in (*function_cases(), cast_case())]
+    works = [(name, partial(run, *trial, kept=i % 2 == 1)) for i, (name, *trial) in enumerate(short)][part::PARTS]
+    return outcomes(works + ([] if part else others()))
+
+
+def others() -> list[tuple[str, Callable[[], None]]]:
+    works = [(c.name, partial(run, c, Schedule((("i", 128),)))) for c in (*function_cases(), cast_case())]
     for blocks in ((("i j", 16),), (("i", 2), ("j", 4)), (("j", 8),), ()):
         works.append((f"add_once-{blocks}", partial(run, add_once_case(), Schedule(blocks))))
     works += [(f"attention-{i}", partial(_attention, case)) for i, case in enumerate(attention_cases.CASES)]
-    works += [("grows", _grows), ("wide", _check_wide), ("alone", _check_alone), ("empty", _check_empty)]
+    return works + [("grows", _grows), ("wide", _check_wide), ("alone", _check_alone), ("empty", _check_empty)]
+
+
+def outcomes(works: list[tuple[str, Callable[[], None]]]) -> dict[str, str]:
     found = {}
     for name, work in works:
         try:
@@ -332,4 +342,4 @@ def _check_empty() -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(json.dumps(interpreted()))
+    print(json.dumps(interpreted(int(sys.argv[1]))))
