@@ -29,7 +29,16 @@ SWEEPS: dict[str, int] = {
     "distributed/test_combinations.py::test_two_together": 5,
     # Every one compiles a model for some twenty machines.
     "spatial/test_codesign.py::test_it_names_what_a_machine_is_short_of": 2,
+    # Every one is a process that imports PyTorch and compiles a model.
+    "docs/test_examples.py::test_example_runs": 3,
+    # One model of transformers each, compiled whole.
+    "test_generation.py::test_static_caches": 3,
+    "executors/rows/test_rows_models.py::test_a_token": 3,
+    # One function each, differentiated twice.
+    "transforms/test_second_order.py::test_functions": 2,
+    "transforms/test_second_order.py::test_declared_operators": 2,
     # Making a cubin takes seconds.
+    "serve/test_paged_kernels.py::test_kernels_compile_for_hopper": 3,
     "executors/rows/test_rows_kernels.py::test_keys_and_values_go_to_the_matrix_units_without_a_stop": 4,
 }
 

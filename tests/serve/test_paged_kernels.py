@@ -18,21 +18,23 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from tessera.serve import paged_kernels  # noqa: E402
 
-CASES = 2 * 2 * 5
+CASES = 2 * 5  # of a shape
 
 
-def test_kernels_compute_what_the_reference_computes() -> None:
+@pytest.mark.parametrize("shapes", [1, pytest.param(2, marks=pytest.mark.sweep)])
+def test_kernels_compute_what_the_reference_computes(shapes: int) -> None:
     env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(Path(__file__).with_name("paged_cases.py"))]
+    command = [sys.executable, str(Path(__file__).with_name("paged_cases.py")), str(shapes)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert int(done.stdout.split()[-1]) == CASES
+    assert int(done.stdout.split()[-1]) == CASES * shapes
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_kernels_on_a_gpu(dtype: torch.dtype) -> None:
-    assert check("cuda", dtype) == CASES // 2 * 3
+    shapes = 2 if dtype is torch.float32 else 3  # heads of 256 in float32 take minutes to compile
+    assert check("cuda", dtype, shapes) == CASES * shapes
     assert rows_stand_alone("cuda", dtype)
 
 

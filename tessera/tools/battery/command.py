@@ -58,8 +58,6 @@ def run_battery(args: Namespace) -> int:
     told = _Progress(len(cases), start)
     outcomes = Pool(cases, device, jobs, args.seconds, told).run() if cases else []
     wall = time.monotonic() - start
-    for note in notes:
-        out.print(f"note: {note}", markup=False)
     out.print(f"{machine()}; {device}, {jobs} workers, {wall:.0f} s", soft_wrap=True)
     out.print(table(outcomes))
     for outcome in bad(outcomes):
@@ -67,10 +65,12 @@ def run_battery(args: Namespace) -> int:
     if left := [o for o in outcomes if o.status == "not run"]:
         names = ", ".join(f"{o.section}/{o.case}" for o in left[:8])
         out.print(f"no time was left for {len(left)} cases: {names}{', …' if len(left) > 8 else ''}", markup=False)
+    for note in notes:
+        out.print(f"not run: {note}", style="red" if device == "cuda" else None, markup=False, soft_wrap=True)
+    document = facts(outcomes, notes, device, str(machine()), wall)
     if args.json:
-        document = facts(outcomes, notes, device, str(machine()), wall)
         Path(args.json).write_text(json.dumps(document, indent=1) + "\n")
-    return int(bool(bad(outcomes)))
+    return int(not document["ok"])
 
 
 def chosen(args: Namespace, device: str) -> tuple[list[Case], list[str]]:

@@ -135,7 +135,8 @@ def test_sizes_are_arithmetic() -> None:
         x = torch.randn(n, 6)
         torch.testing.assert_close(net(x), x.reshape(n, 2, 3))
     (compilation,) = net.__tessera__.compilations()
-    assert [str(e.op) for e in compilation.captured.trace.equations] in (["aten.reshape.default"], [])
+    operators = [str(e.op) for e in compilation.captured.trace.equations]
+    assert set(operators) <= {"aten.reshape.default", "tessera.number"}  # a view may be made outside, of a number
 
 
 def test_the_end_of_a_slice_bounds_a_size(tmp_path: Path) -> None:
