@@ -50,7 +50,7 @@ def test_tokens_are_those_of_generate_under_more_settings(name: str) -> None:
     assert sum(differences(name, engine_of(name, draw), draw, 10) for _ in range(50)) == 0
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("gemma3", marks=pytest.mark.sweep)])
 def test_compiled_programs_write_the_pools_in_place(name: str) -> None:
     """Two programs, each compiled once for all sizes. Cache writes are operators of the final program, not copies."""
     fast = engine(name, compiled=True, budget=16, speculate=2)

@@ -211,6 +211,7 @@ def test_what_is_wrong_is_told_and_not_timed(monkeypatch: pytest.MonkeyPatch) ->
     }
 
 
+@pytest.mark.sweep  # three processes
 def test_one_model_end_to_end(tmp_path: Path) -> None:
     path = tmp_path / "zoo.json"
     given = ["--tiny", "--device", "cpu", "--only", SMALL, "--who", EAGER, OURS, "--rounds", "2", "--json", str(path)]

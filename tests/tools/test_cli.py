@@ -146,6 +146,7 @@ def test_compile_cost_is_measured_in_a_fresh_process():
     assert in_fresh_process(probe.__name__, "compile_cost", **options) > 0
 
 
+@pytest.mark.sweep  # it compiles and times everything
 def test_bench_measures_and_writes_json(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(core, "BLOCKS", 1)
     path = tmp_path / "core.json"
