@@ -88,7 +88,7 @@ pointwise(
 unary("aten.neg", d=lambda x, y: -1)
 unary("aten.abs", d=lambda x, y: aten.sgn(x))
 unary("aten.frac", d=lambda x, y: 1)
-unary("aten.nan_to_num", by=lambda t, x, y, nan, pos, neg: select(aten.isfinite(x), t))
+unary("aten.nan_to_num", by=lambda t, x, y, nan, pos, neg: aten.mul(t, aten.isfinite(x)))
 for _name in ("sign", "sgn", "floor", "ceil", "trunc", "round"):
     step(f"aten.{_name}")
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.func as tf
 from torch.testing import assert_close
 
+import tessera
 from tessera.frontends.functional.trace import trace_function
 from tessera.ir.interp import run
 from tessera.ir.verify import verify
@@ -46,3 +49,13 @@ def test_only_what_moves_has_a_tangent() -> None:
     made = run(pushed, X, X, X.cos())
     assert_close(made[3], X * X.cos())
     assert made[4] is None and made[5] is None
+
+
+def test_tangents_that_are_not_numbers() -> None:
+    """`nan_to_num` multiplies tangents and cotangents by 0 or 1, as eager does: NaN stays NaN."""
+    x, t = torch.tensor([1.0, math.nan, math.inf, -2.0]), torch.tensor([math.nan, math.nan, 3.0, 4.0])
+    for ours, theirs in (
+        (tessera.jvp(torch.nan_to_num, (x,), (t,))[1], tf.jvp(torch.nan_to_num, (x,), (t,))[1]),
+        (tessera.vjp(torch.nan_to_num, x)[1](t)[0], tf.vjp(torch.nan_to_num, x)[1](t)[0]),
+    ):
+        assert_close(ours, theirs, equal_nan=True)
