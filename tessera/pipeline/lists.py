@@ -60,7 +60,6 @@ CONTRACT = Stage(
     when=parts.with_kernels,
 )  # fmt: skip
 
-
 CONV_BIAS = Stage(
     "conv_bias", conv_bias, "before vjp: the gradient of a sum is one that kernels take", when=parts.with_kernels,
     quiet=True,

@@ -20,9 +20,12 @@ DEVICES = ("cuda",)
 
 def conv_bias(trace: Trace) -> Trace:
     """Convolutions without a bias, and their biases added."""
+    chosen = {eqn for eqn in trace.equations if eqn.opname in CONVOLUTIONS and _has_own_sum(eqn)}
+    if not chosen:
+        return trace
     rewrite = Rewrite(trace)
     for eqn in rewrite:
-        if eqn.opname in CONVOLUTIONS and _has_own_sum(eqn):
+        if eqn in chosen:
             rewrite.replace(eqn, _apart)
     return rewrite.finish()
 
