@@ -34,6 +34,7 @@ from .text import render  # noqa: E402
 
 BATCH = 200
 PATIENCE = 90.0  # seconds for one program, shrinking it included
+FORKED = "fork-based multiprocessing"  # autograd had threads here: what it says there is about the fork
 LINES = 12  # of what a child that died has printed
 
 
@@ -105,7 +106,9 @@ def child(seeds: list[tuple[int, str]], shrinking: bool, pipe: Connection, log: 
         verdict, text = one(seed, kind, shrinking=False)
         if verdict.outcome == "wrong" and shrinking:
             # Half a program may leave anything behind, and other programs come after it.
-            verdict, text = _elsewhere(one, seed, kind, patience=PATIENCE / 2)[0] or (verdict, text)
+            small = _elsewhere(one, seed, kind, patience=PATIENCE / 2)[0]
+            if small and small[0].outcome == "wrong" and FORKED not in small[0].reason:
+                verdict, text = small
         pipe.send((seed, kind, verdict, text, time.process_time() - before))
     pipe.close()
 

@@ -51,7 +51,6 @@ BINARY = [
     "{1}-{0}",
     "torch.rsub({0},{1})",
     "torch.hypot({0},{1})",
-    "torch.ldexp({0},{1})",
 ]
 SCALAR = [
     "{0}*{k}",
