@@ -90,6 +90,13 @@ def _of_nothing(op: OpOverload) -> Callable:
     return rule
 
 
+def _split(self: torch.Tensor, split_size: Size, dim: int = 0) -> list[torch.Tensor]:
+    """Nothing, split, is one piece; PyTorch's rule had an IndexError there before 2.12."""
+    length = self.shape[dim]
+    nothing = type(length) is int and length == 0
+    return list(_aten.split_with_sizes(self, [0], dim) if nothing else _aten.split.Tensor(self, split_size, dim))
+
+
 def _laid_as_product(op: OpOverload) -> Callable:
     """The rule of an elementwise operator of two tensors that PyTorch computes from others, which lie otherwise."""
 
@@ -164,6 +171,7 @@ _RULES: dict[object, Callable] = {
     _aten._transformer_encoder_layer_fwd.default: lambda x, *_, **__: x.new_empty(x.shape),
     _aten.index_put.default: index_put,
     _aten.view.default: _view,
+    _aten.split.Tensor: _split,
     _aten.pow.Scalar: _pow_scalar,
     _aten.ldexp.Tensor: _ldexp,
     _aten._unique.default: lambda x, s=True, inverse=False: _aten._unique2.default(x, s, inverse)[:2],
