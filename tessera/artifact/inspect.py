@@ -56,11 +56,11 @@ def facts_of(container: Container) -> Facts:
     members = [[m.name, m.size, m.sha256] for m in container.members.values()]
     if shared := beside_of(container):
         members.append([f"{shared.name} (beside)", shared.size, shared.sha256])
-    made, verdict = manifest.get("made_by"), trust.verdict(container)
+    builder, verdict = manifest.get("made_by"), trust.verdict(container)
     data = {
-        "made_by": made, "trusted": verdict.trusted, "why": verdict.why, "entries": rows, "targets": kernels,
+        "made_by": builder, "trusted": verdict.trusted, "why": verdict.why, "entries": rows, "targets": kernels,
         "members": members, "weights": weights,
         "signers": [[s.key, s.name, s.state] for s in trust.signers(container)],
     }  # fmt: skip
-    told = ", ".join(f"{k} {v}" for k, v in made.items()) if isinstance(made, dict) else "unknown"
+    told = ", ".join(f"{k} {v}" for k, v in builder.items()) if isinstance(builder, dict) else "unknown"
     return Facts(data, f"made by {told}; {verdict.why}", texts)

@@ -149,7 +149,7 @@ class _Loading:
         if not isinstance(entries, dict) or not entries or not all(isinstance(e, dict) for e in entries.values()):
             raise self.container.wrong("manifest", "expected entries")
         target, kernels = self._kernels()
-        made = {name: self._entry(name, entry, target, kernels) for name, entry in entries.items()}
+        compiled = {name: self._entry(name, entry, target, kernels) for name, entry in entries.items()}
         about = (
             f"{self.container.path} on {self.device}: {self.verdict.why}",
             f"{self.mapped} bytes of weights, {'mapped' if self.device.type == 'cpu' else 'copied to the device'}",
@@ -157,7 +157,7 @@ class _Loading:
         )
         for note in self.notes:
             log(1, f"{self.container.path}: {note}")
-        return Loaded(str(self.container.path), made, about)
+        return Loaded(str(self.container.path), compiled, about)
 
     def place(self, name: str) -> torch.device:
         """The device for one that the file names."""

@@ -77,13 +77,13 @@ def _imported(net: Any, args: tuple, kwargs: dict, dynamic: object) -> Source:
 
 def plain_names(names: Iterable[str]) -> tuple[str, ...]:
     """Names as an artifact has them, each once: `input.1` is `input_1`."""
-    made: dict[str, None] = {}
+    taken: dict[str, None] = {}
     for name in names:
         plain = re.sub(r"\W", "_", name, flags=re.ASCII)[:LONGEST]
         plain = plain if is_name(plain) else f"x_{plain}"
         tried = itertools.chain([plain], (f"{plain}_{i}" for i in itertools.count(1)))
-        made[next(n for n in tried if n not in made)] = None
-    return tuple(made)
+        taken[next(n for n in tried if n not in taken)] = None
+    return tuple(taken)
 
 
 def _leaf(name: str, v: Value) -> TensorLeaf:

@@ -61,37 +61,41 @@ def capture(
     """
     recorder = Recorder(builder, keep, locate)
     with kept_grad_mode() as left:
-        made = record_with(recorder, fn, fakes, names, writes_closed=close)
+        recorded = record_with(recorder, fn, fakes, names, writes_closed=close)
     record_assumptions(builder)
-    _drop_empty_histories(made, recorder.base_grad)
-    closed = tuple(made.trace.constants.values()) if close else ()
-    aliased, bases = aliases(made, closed, builder)
-    placed = _placed(made, [*made.outputs, *(base.tensor for base in bases)], (*made.inputs, *closed))
-    outputs = [_laid_out(builder, v, x, made.refs) for v, x in zip(made.trace.outputs, made.outputs, strict=True)]
-    bases = [_laid_out(builder, base.read(builder), base.tensor, made.refs) for base in bases]
+    _drop_empty_histories(recorded, recorder.base_grad)
+    closed = tuple(recorded.trace.constants.values()) if close else ()
+    aliased, bases = aliases(recorded, closed, builder)
+    placed = _placed(recorded, [*recorded.outputs, *(base.tensor for base in bases)], (*recorded.inputs, *closed))
+    outputs = [
+        _laid_out(builder, v, x, recorded.refs) for v, x in zip(recorded.trace.outputs, recorded.outputs, strict=True)
+    ]
+    bases = [_laid_out(builder, base.read(builder), base.tensor, recorded.refs) for base in bases]
     numbers = dict.fromkeys(values_in([alias.steps for alias in aliased.values()]))
-    unseen = written_unseen(builder.equations, made.trace.mutations)  # what they hold now brings no history
-    detached = {v: builder.emit(torch.ops.aten.detach.default, made.trace.mutations[v]) for v in unseen}
-    mutations = {v: detached.get(v, new) for v, new in made.trace.mutations.items()}
-    trace = numbers_as_values(made.trace.with_(outputs=(*outputs, *bases, *numbers), mutations=mutations), builder)
+    unseen = written_unseen(builder.equations, recorded.trace.mutations)  # what they hold now brings no history
+    detached = {v: builder.emit(torch.ops.aten.detach.default, recorded.trace.mutations[v]) for v in unseen}
+    mutations = {v: detached.get(v, new) for v, new in recorded.trace.mutations.items()}
+    trace = numbers_as_values(recorded.trace.with_(outputs=(*outputs, *bases, *numbers), mutations=mutations), builder)
     grads = tuple(isinstance(x, torch.Tensor) and x.requires_grad for x in fakes)
     forget_tensors(builder.mode)
     after = left[0] if left else None
-    return Captured(trace, made.spec, builder.mode, len(made.outputs), aliased, grads, after, placed=placed)
+    return Captured(trace, recorded.spec, builder.mode, len(recorded.outputs), aliased, grads, after, placed=placed)
 
 
 def aliases(
-    made: Recorded, closed: Sequence[object] = (), builder: Builder | None = None
+    recorded: Recorded, closed: Sequence[object] = (), builder: Builder | None = None
 ) -> tuple[dict[int, Aliased], list[Ref]]:
     """Outputs that are views of an input or of one result, and such results that are no outputs themselves. `closed`
     are tensors that become inputs after the others. With `builder`, the program may be made to give numbers too."""
-    inputs = [x for x in (*made.inputs, *closed) if isinstance(x, torch.Tensor)]
-    aliased = _input_aliases([*made.inputs, *closed], made.outputs, made.refs, builder)
-    bases = _shared_bases(made.outputs, made.refs, aliased, {id(made.refs[id(x)].root) for x in inputs}, builder)
+    inputs = [x for x in (*recorded.inputs, *closed) if isinstance(x, torch.Tensor)]
+    aliased = _input_aliases([*recorded.inputs, *closed], recorded.outputs, recorded.refs, builder)
+    bases = _shared_bases(
+        recorded.outputs, recorded.refs, aliased, {id(recorded.refs[id(x)].root) for x in inputs}, builder
+    )
     first: dict[int, int] = {}
     for i, alias in sorted(aliased.items()):
-        if first.setdefault(id(made.outputs[i]), i) != i:
-            aliased[i] = replace(alias, same=first[id(made.outputs[i])])
+        if first.setdefault(id(recorded.outputs[i]), i) != i:
+            aliased[i] = replace(alias, same=first[id(recorded.outputs[i])])
     return aliased, bases
 
 
@@ -138,21 +142,21 @@ def _shared_bases(
         if len({id(outputs[m]) for m in members}) < 2 and not base.root.version:
             continue
         home = next((m for m in members if outputs[m] is base.tensor), None)
-        made = {m: steps for m in members if (steps := climbs[m][1])}
-        if home is None and made:
+        climbed = {m: steps for m in members if (steps := climbs[m][1])}
+        if home is None and climbed:
             home = len(outputs) + len(extra)
             extra.append(base)
-        for m, steps in made.items():
+        for m, steps in climbed.items():
             aliased[m] = Aliased(home, steps, of_output=True)  # type: ignore[arg-type]
     return extra
 
 
-def _placed(made: Recorded, outputs: Sequence[object], inputs: Sequence[object]) -> dict[int, Aliased]:
+def _placed(recorded: Recorded, outputs: Sequence[object], inputs: Sequence[object]) -> dict[int, Aliased]:
     """Where detached views of inputs lie that were written with gradients: they have a history of their own."""
-    places = {id(made.refs[id(x)]): i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
+    places = {id(recorded.refs[id(x)]): i for i, x in enumerate(inputs) if isinstance(x, torch.Tensor)}
     placed = {}
     for position, out in enumerate(outputs):
-        if isinstance(out, torch.Tensor) and (ref := made.refs[id(out)]).own_history:
+        if isinstance(out, torch.Tensor) and (ref := recorded.refs[id(out)]).own_history:
             owner, steps = _climb(ref, start=True)
             if id(owner) in places:
                 placed[position] = Aliased(places[id(owner)], steps)
@@ -217,13 +221,13 @@ def written_unseen(equations: Iterable[Equation], mutations: dict[Value, Value])
     return unseen
 
 
-def _drop_empty_histories(made: Recorded, grad: bool) -> None:
+def _drop_empty_histories(recorded: Recorded, grad: bool) -> None:
     """A detached view into which nothing with a gradient was written is a view like any other; without grad mode around
     the program, there are no gradients."""
-    own = [ref for ref in made.refs.values() if ref.own_history]
+    own = [ref for ref in recorded.refs.values() if ref.own_history]
     if not own:
         return
-    tensors = (*zip(made.trace.inputs, made.inputs, strict=True), *made.trace.constants.items())
-    found = with_history(tensors, made.trace.equations) if grad else set()
+    tensors = (*zip(recorded.trace.inputs, recorded.inputs, strict=True), *recorded.trace.constants.items())
+    histories = with_history(tensors, recorded.trace.equations) if grad else set()
     for ref in own:
-        ref.own_history = ref.value in found
+        ref.own_history = ref.value in histories

@@ -50,7 +50,7 @@ def _narrower(message: str, shapes: object, dynamic: object) -> object:
     """Sizes in the ranges that PyTorch suggests, as a table of positions has one; None where it suggests something else
     than ranges, or a range for a size that the user gave one for."""
     suggested = message.partition("Suggested fixes:")[2].strip("\n").split("\n\n")[0].splitlines()
-    ranges = [found[1] for line in suggested if (found := _RANGE.fullmatch(line.strip()))]
+    ranges = [match[1] for line in suggested if (match := _RANGE.fullmatch(line.strip()))]
     open_ended = {size for size in pytree.tree_leaves(dynamic) if isinstance(size, str)}
     if not ranges or len(ranges) != len(suggested) or not open_ended.issuperset(ranges):
         return None

@@ -80,10 +80,10 @@ def spread(tree: object, spec: pytree.TreeSpec, name: str, of: str) -> list[Dim]
             f"vmap: {name}={tree!r} does not fit the structure of the {of}, {spec}; expected an int, None, or a tree "
             "of them with that structure"
         )
-    found: list[Dim] = []
+    dims: list[Dim] = []
     for child, branch in zip(children, branches, strict=True):
-        found += spread(child, pytree.tree_structure(branch), name, of)
-    return found
+        dims += spread(child, pytree.tree_structure(branch), name, of)
+    return dims
 
 
 def _wrapped(dims: list[Dim], leaves: Sequence[object]) -> list[Dim]:
@@ -120,12 +120,12 @@ def _whole(
     if traced.out_spec.is_leaf() and isinstance(out_dims, tuple) and len(out_dims) == 1:
         out_dims = out_dims[0]  # torch.func takes (0,) for a single result
     places = spread(out_dims, traced.out_spec, "out_dims", "results")
-    made = [_place(o, b, d, size) for o, b, d in zip(outs, on, places, strict=True)]
+    placed = [_place(o, b, d, size) for o, b, d in zip(outs, on, places, strict=True)]
     given = {traced.input(i): i for i in mapped}
     for i, v in enumerate(traced.trace.outputs):
         if isinstance(v, Value) and v in given and mapped[given[v]] == places[i]:
-            made[i] = leaves[given[v]]  # an argument given back where it came is that very tensor
-    return traced.pack(made)
+            placed[i] = leaves[given[v]]  # an argument given back where it came is that very tensor
+    return traced.pack(placed)
 
 
 def _view(alias: Aliased, traced: Traced, mapped: dict[int, int], size: int) -> tuple[object, bool]:

@@ -121,8 +121,8 @@ class _Inliner:
                     Equation(torch.ops.aten.alias.default, (env[inner],), {}, (outer,), source=eqn.source, tags=tags)  # type: ignore[index]
                 )
         for symbol, (v, dim) in body.symbols.items():
-            if isinstance(made := env.get(v), Value):
-                builder.symbols.setdefault(symbol, (made, dim))
+            if isinstance(value := env.get(v), Value):
+                builder.symbols.setdefault(symbol, (value, dim))
 
 
 def moved(source: Source, home: str, here: str) -> Source:

@@ -240,26 +240,26 @@ class Equation:
 
 
 def values_in(tree: Arg) -> list[Value]:
-    found: list[Value] = []
-    _collect(tree, found)
-    return found
+    values: list[Value] = []
+    _collect(tree, values)
+    return values
 
 
-def _collect(tree: Arg, found: list[Value]) -> None:
+def _collect(tree: Arg, values: list[Value]) -> None:
     kind = type(tree)
     if kind is Value:
-        found.append(tree)  # type: ignore[arg-type]
+        values.append(tree)  # type: ignore[arg-type]
     elif isinstance(tree, (list, tuple)):
         for item in tree:  # passes ask this of every equation: do not call for what holds no values
             if type(item) is Value:
-                found.append(item)
+                values.append(item)
             elif type(item) not in _ATOMS:
-                _collect(item, found)
+                _collect(item, values)
     elif kind is dict:
         for item in tree.values():  # type: ignore[attr-defined]
-            _collect(item, found)
+            _collect(item, values)
     elif kind is slice:
-        _collect((tree.start, tree.stop, tree.step), found)  # type: ignore[attr-defined]
+        _collect((tree.start, tree.stop, tree.step), values)  # type: ignore[attr-defined]
 
 
 _ATOMS = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))
@@ -292,21 +292,21 @@ def substitute(tree: Arg, names: Mapping[Value, Arg]) -> Any:
 
 def symbols_in(tree: Arg) -> set[str]:
     """Names of the symbolic sizes that a structure of arguments mentions."""
-    found: set[str] = set()
-    _mention(tree, found)
-    return found
+    symbols: set[str] = set()
+    _mention(tree, symbols)
+    return symbols
 
 
-def _mention(tree: Arg, found: set[str]) -> None:
+def _mention(tree: Arg, symbols: set[str]) -> None:
     if isinstance(tree, (list, tuple)):
         for item in tree:
             if type(item) is not Value and type(item) not in _ATOMS:
-                _mention(item, found)
+                _mention(item, symbols)
     elif isinstance(tree, dict):
-        _mention(tuple(tree.values()), found)
+        _mention(tuple(tree.values()), symbols)
     elif isinstance(tree, slice):
-        _mention((tree.start, tree.stop, tree.step), found)
+        _mention((tree.start, tree.stop, tree.step), symbols)
     elif isinstance(tree, SYMBOLIC):
-        found.update(str(symbol) for symbol in tree.node.expr.free_symbols)
+        symbols.update(str(symbol) for symbol in tree.node.expr.free_symbols)
     elif isinstance(tree, Formula):
-        found.update(tree.names)
+        symbols.update(tree.names)

@@ -45,9 +45,9 @@ def repeats(trace: Trace, numbers: Sequence[Hashable], least: int) -> Iterator[R
     search = Search(trace, numbers)
     for place in range(count // (2 * PLACES), count - LIKE, max(1, count // PLACES)):
         for period in _periods(numbers, place):
-            found = search.around(place, period)
-            if found is not None and found.count >= least:
-                yield found
+            run = search.around(place, period)
+            if run is not None and run.count >= least:
+                yield run
 
 
 def _periods(numbers: Sequence[Hashable], place: int) -> Iterator[int]:
@@ -98,12 +98,12 @@ class Search:
         return all(self.correspond(x, y, period) for x, y in zip(one.inputs(), other.inputs(), strict=True))
 
     def correspond(self, x: Value, y: Value, period: int) -> bool:
-        made, later = self.maker.get(x), self.maker.get(y)
-        if made is not None and later == (made[0] + period, made[1]):
+        earlier, later = self.maker.get(x), self.maker.get(y)
+        if earlier is not None and later == (earlier[0] + period, earlier[1]):
             return True
         if x is y:
-            self.before = max(self.before, -1 if made is None else made[0])
+            self.before = max(self.before, -1 if earlier is None else earlier[0])
             return x not in self.following and x not in self.preceding
-        if made is not None or later is not None or (self.follows is not None and not self.follows(x, y)):
+        if earlier is not None or later is not None or (self.follows is not None and not self.follows(x, y)):
             return False
         return self.following.setdefault(x, y) is y and self.preceding.setdefault(y, x) is x

@@ -350,10 +350,10 @@ def _name(x: object) -> str:
 
 
 def _attribute(name: str, kind: type | tuple[type, ...]) -> Any:
-    found = getattr(torch, name, None)
-    if not isinstance(found, kind):
+    attribute = getattr(torch, name, None)
+    if not isinstance(attribute, kind):
         raise Unserial(f"torch has no {name!r} of the kind that was stored")
-    return found
+    return attribute
 
 
 def _overload(data: list) -> OpOverload:

@@ -128,15 +128,15 @@ class _Verifier:
 
     def check_types(self, eqn: Equation, mode: FakeTensorMode) -> None:
         try:
-            found = fake.infer(eqn.op, eqn.args, eqn.kwargs, mode)
+            inferred = fake.infer(eqn.op, eqn.args, eqn.kwargs, mode)
         except (GuardOnDataDependentSymNode, DataDependentOutputException):  # what only the run knows: nothing to say
             return
         except Exception as error:
             self.fail(f"{eqn.op} does not take these arguments ({type(error).__name__}: {error})")
-        if isinstance(found, list) != eqn.many:
-            what = "a sequence" if isinstance(found, list) else "one result"
+        if isinstance(inferred, list) != eqn.many:
+            what = "a sequence" if isinstance(inferred, list) else "one result"
             self.fail(f"{eqn.op} gives {what}; the equation says otherwise")
-        types = found if isinstance(found, list) else [] if found is None else [found]
+        types = inferred if isinstance(inferred, list) else [] if inferred is None else [inferred]
         if len(types) != len(eqn.outputs):
             self.fail(f"{eqn.op} gives {len(types)} results, the equation names {len(eqn.outputs)}")
         name = aten_name(eqn.op)

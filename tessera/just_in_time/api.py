@@ -45,7 +45,7 @@ def backend(gm: torch.fx.GraphModule, example_inputs: list[object], **kwargs: ob
     if unknown := set(options) - known:
         raise OptionError(f"unknown option {sorted(unknown)[0]!r}; the options are {', '.join(sorted(known))}")
     strict = options.pop("strict", None)
-    made = Options.of(
+    chosen = Options.of(
         options.get("executors"),
         options.get("recompute"),
         options.get("memory_budget"),
@@ -53,7 +53,7 @@ def backend(gm: torch.fx.GraphModule, example_inputs: list[object], **kwargs: ob
         options.get("offload"),
         options.get("precision"),
     )
-    return Backend(made, strict)(gm, example_inputs)
+    return Backend(chosen, strict)(gm, example_inputs)
 
 
 def jit(

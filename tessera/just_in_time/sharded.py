@@ -213,7 +213,7 @@ class ShardedGraph(Compilation):
         run = ShardedRun(self.name, captured, trace, partition, self.options, self.grad, edits)
         run.go()
         run.account.programs = run.programs()
-        return self.made(run.account.programs, run.ends(), captured), run.account
+        return self.assemble(run.account.programs, run.ends(), captured), run.account
 
     def distinct(self) -> tuple[Trace, Partition]:
         """The program, and where its values lie, with each of the caller's outputs once."""

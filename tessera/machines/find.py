@@ -33,11 +33,13 @@ def machine(which: str | Path) -> Machine | SpatialMachine:
 
 def spatial_machine(which: str | Path) -> SpatialMachine:
     """As `machine`, where only a spatial one will do."""
-    found = machine(which)
-    if not isinstance(found, SpatialMachine):
+    described = machine(which)
+    if not isinstance(described, SpatialMachine):
         names = ", ".join(spatial_machines())
-        raise OptionError(f"machine: expected a spatial one ({names}, or a TOML file); {found.key} is a {found.kind}")
-    return found
+        raise OptionError(
+            f"machine: expected a spatial one ({names}, or a TOML file); {described.key} is a {described.kind}"
+        )
+    return described
 
 
 def _text(path: Path) -> str:

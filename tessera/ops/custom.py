@@ -34,12 +34,12 @@ class Deferred:
 
     def __init__(self, name: str, make: Callable[..., Trace]) -> None:
         self.name, self.make = name, make
-        self.made: dict[object, Trace] = {}
+        self.answers: dict[object, Trace] = {}
 
     def __call__(self, *question: object) -> Trace:
-        if question not in self.made:
-            self.made[question] = self.make(*question)
-        return self.made[question]
+        if question not in self.answers:
+            self.answers[question] = self.make(*question)
+        return self.answers[question]
 
 
 def backward_of(bwd: Sub | Deferred, needs: Flags, given: Flags) -> Sub:

@@ -208,8 +208,8 @@ def _second(need: Sequence[object], *args: Arg) -> Generator[object, object, tup
     cts = yield out
     *given, _ = args
     rule = pytorch_vjp(list(need)[: len(given)], DENSE_PULL, *given)
-    made = next(rule)
-    grads = finish(rule, list(cts)[: len(made)])  # type: ignore[arg-type, call-overload]
+    outputs = next(rule)
+    grads = finish(rule, list(cts)[: len(outputs)])  # type: ignore[arg-type, call-overload]
     return *grads, None
 
 

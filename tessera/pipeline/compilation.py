@@ -110,7 +110,7 @@ class Compilation:
                 programs = account.programs
             else:
                 programs = _programs(stretched)
-                executable = self.made(programs, stretched.ends, captured)
+                executable = self.assemble(programs, stretched.ends, captured)
         self.captured, self.edits, self.executable, self._account = captured, edits, executable, account
         self.programs, self._stretched = programs, stretched
         self.from_cache, self.seconds = False, time.perf_counter() - start
@@ -142,9 +142,9 @@ class Compilation:
         run = Run(self.name, captured, self.options, self.grad, self.given, edits)
         run.go()
         run.account.programs = run.programs()
-        return self.made(run.account.programs, run.ends(), captured), run.account
+        return self.assemble(run.account.programs, run.ends(), captured), run.account
 
-    def made(self, programs: list[Program], ends: Ends, captured: Captured) -> Executable:
+    def assemble(self, programs: list[Program], ends: Ends, captured: Captured) -> Executable:
         return Executable(programs, ends, self.eager, self.options, self.derivative, captured.enables_grad)
 
     def derivative(self, wanted: Wanted, again: bool) -> Derivative:
@@ -214,7 +214,7 @@ class Compilation:
     def restored(self, programs: list[Program], stored: Stored) -> Executable:
         details = stored.details
         layout, bridge = read_layout(details["layout"], stored.reader), read_bridge(details["bridge"])
-        return self.made(programs, Ends(layout, bridge, tuple(details["written"])), self.captured)
+        return self.assemble(programs, Ends(layout, bridge, tuple(details["written"])), self.captured)
 
     def try_to_store(self, key: Key) -> None:
         try:

@@ -78,17 +78,20 @@ class _Level:
         ends = Ends(layout, self.bridge(bridge, forward.outputs[bridge.results :], gradients), written)
         return Compiled((forward, backward), ends, self.kept(series))
 
-    def program(self, made: Stretched, outputs: Iterable[object]) -> Trace:
-        return made.trace.with_(
-            inputs=self.whole, equations=made.equations, outputs=tuple(outputs), mutations=self.mutations(made)
+    def program(self, stretched: Stretched, outputs: Iterable[object]) -> Trace:
+        return stretched.trace.with_(
+            inputs=self.whole,
+            equations=stretched.equations,
+            outputs=tuple(outputs),
+            mutations=self.mutations(stretched),
         )
 
-    def mutations(self, made: Stretched) -> dict[Value, Value]:
-        short = made.trace.mutations
-        whole: dict[Value, Value] = {target: v for target, v in short.items() if target not in made.where}
+    def mutations(self, stretched: Stretched) -> dict[Value, Value]:
+        short = stretched.trace.mutations
+        whole: dict[Value, Value] = {target: v for target, v in short.items() if target not in stretched.where}
         for chain in self.chains:
             values = [short.get(target) for target in chain.left(self.gone)]
-            pairs = zip(chain.values, made.spread(values, chain.before), strict=True)
+            pairs = zip(chain.values, stretched.spread(values, chain.before), strict=True)
             whole.update((target, v) for target, v in pairs if isinstance(v, Value))
         return whole
 
@@ -111,11 +114,11 @@ class _Level:
                 raise NotRepeated("forward does not save of each layer the same")
         return listed
 
-    def save(self, made: Stretched, saved: Sequence[object], series: list[tuple[list[int], int]]) -> list[object]:
+    def save(self, stretched: Stretched, saved: Sequence[object], series: list[tuple[list[int], int]]) -> list[object]:
         """What is saved of all layers: of those that the short program has in the same places."""
         whole = [self.kept_input(v) for v in saved]
         for places, before in series:
-            values = made.spread([saved[place] for place in places], before)
+            values = stretched.spread([saved[place] for place in places], before)
             ends = (*values[:before], *values[before + self.gone :])
             for place, v in zip(places, ends, strict=True):
                 whole[place] = v
@@ -134,10 +137,10 @@ class _Level:
         if self.programs.kept is None:
             return None
         trace, saved = self.programs.kept
-        made = Stretched(trace, self.chains, self.gone, 1)
-        whole = self.save(made, saved, series)
+        stretched = Stretched(trace, self.chains, self.gone, 1)
+        whole = self.save(stretched, saved, series)
         outputs = trace.outputs[: len(trace.outputs) - len(saved)]
-        return self.program(made, (*outputs, *whole)), tuple(whole)  # type: ignore[return-value]
+        return self.program(stretched, (*outputs, *whole)), tuple(whole)  # type: ignore[return-value]
 
     # --- backward ---
 
@@ -155,16 +158,16 @@ class _Level:
             held = [saved[place] for place in places]
             chains.append(Chain((*held[:before], *more, *held[before:]), before))
             added += more
-        made = Stretched(trace, chains, self.gone, -1)
+        stretched = Stretched(trace, chains, self.gone, -1)
         given = dict(zip((self.short[i] for i in bridge.wrt), trace.outputs, strict=True))
         gradients: dict[Value, object] = {v: g for v, g in given.items() if v not in self.forward.where}
         for chain in self.chains:
             left = chain.left(self.gone)
             if left[0] in given:
-                gradients |= zip(chain.values, made.spread([given[v] for v in left], chain.before), strict=True)
+                gradients |= zip(chain.values, stretched.spread([given[v] for v in left], chain.before), strict=True)
         ordered = {v: gradients[v] for v in self.whole if v in gradients}
         inputs = (*saved, *added, *cotangents)
-        return trace.with_(inputs=inputs, equations=made.equations, outputs=tuple(ordered.values())), ordered
+        return trace.with_(inputs=inputs, equations=stretched.equations, outputs=tuple(ordered.values())), ordered
 
     # --- how programs line up with their caller ---
 

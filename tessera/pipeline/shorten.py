@@ -101,19 +101,19 @@ def _alike(chain: Chain, captured: Captured, trace: Trace) -> bool:
 
 def _without(captured: Captured, run: Repeats, chains: list[Chain]) -> Shortened | None:
     trace, count = captured.trace, run.count - 2 * KEPT
-    made = without_repeats(trace, run)
-    if made is None or len(made.trace.outputs) != len(trace.outputs):
+    short = without_repeats(trace, run)
+    if short is None or len(short.trace.outputs) != len(trace.outputs):
         return None
     gone = {v for chain in chains for v in chain.values[chain.before : chain.before + count]}
     kept = [i for i, v in enumerate(trace.inputs) if v not in gone]
     moved = {i: k for k, i in enumerate(kept)}
     inputs = tuple(trace.inputs[i] for i in kept)
-    reads = {v for eqn in made.trace.equations for v in eqn.inputs()}
-    if not reads.isdisjoint(gone) or not gone.isdisjoint(made.trace.mutations):
+    reads = {v for eqn in short.trace.equations for v in eqn.inputs()}
+    if not reads.isdisjoint(gone) or not gone.isdisjoint(short.trace.mutations):
         return None
     short = replace(
         captured,
-        trace=made.trace.with_(inputs=inputs),
+        trace=short.trace.with_(inputs=inputs),
         aliased={k: _moved(alias, moved) for k, alias in captured.aliased.items()},
         requires_grad=tuple(captured.requires_grad[i] for i in kept),
         uncounted=tuple(moved[i] for i in captured.uncounted if i in moved),

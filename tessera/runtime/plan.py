@@ -158,7 +158,7 @@ def _merges(joint: Joint) -> tuple[tuple[tuple[int, ...], ...] | None, ...]:
     first = len(joint.trace.inputs) - len(joint.pulled)
     cts = joint.trace.inputs[first:]
     behind = _behind(joint)
-    found: list[tuple[tuple[int, ...], ...] | None] = []
+    merged: list[tuple[tuple[int, ...], ...] | None] = []
     for ct in cts:
         alone, merges = {ct}, []
         for e in joint.trace.equations:
@@ -170,10 +170,10 @@ def _merges(joint: Joint) -> tuple[tuple[tuple[int, ...], ...] | None, ...]:
             elif reads:
                 break
         else:
-            found.append(tuple(merges))
+            merged.append(tuple(merges))
             continue
-        found.append(None)
-    return tuple(found)
+        merged.append(None)
+    return tuple(merged)
 
 
 # What makes of zeros nothing but zeros, whatever else the program holds.

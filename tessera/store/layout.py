@@ -39,8 +39,8 @@ def read_layout(data: dict, reader: Reader) -> Layout:
 
 def _read_aliased(data: list, reader: Reader) -> Aliased:
     source, of_output, steps, same = data
-    made = tuple((*map(reader.arg, (op, args, kwargs)), index, off) for op, args, kwargs, index, off in steps)
-    return Aliased(source, made, of_output, same)  # type: ignore[arg-type]
+    views = tuple((*map(reader.arg, (op, args, kwargs)), index, off) for op, args, kwargs, index, off in steps)
+    return Aliased(source, views, of_output, same)  # type: ignore[arg-type]
 
 
 def write_aliased(alias: Aliased, writer: Writer) -> list:

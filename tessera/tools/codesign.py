@@ -35,12 +35,12 @@ def run(args: Namespace) -> int:
         raise OptionError(f"--vary: expected FIELD=VALUES, such as sram.size=x0.5..x2; got {wrong[0]!r}")
     vary = dict(given.split("=", 1) for given in args.vary) or None
     model, example, _ = reader(args.source, {})
-    found = codesign(
+    answer = codesign(
         model, *example, machine=args.machine, vary=vary, chips=args.chips, points=args.points, effort=args.effort,
         seed=args.seed,
     )  # fmt: skip
-    if not write_json(args, found.data()):
-        print(found)
+    if not write_json(args, answer.data()):
+        print(answer)
     return 0
 
 

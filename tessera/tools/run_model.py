@@ -131,10 +131,10 @@ def random_inputs(net: OnnxModule, sizes: dict[str, int], seed: int = 0) -> Tens
             )
         shape = [size(n) for n in info.shape]
         if dtype.is_floating_point or dtype.is_complex:
-            made = torch.randn(shape, generator=generator).to(dtype)
+            tensor = torch.randn(shape, generator=generator).to(dtype)
         else:
-            made = torch.randint(0, 2, shape, generator=generator).to(dtype)
-        inputs[name] = made
+            tensor = torch.randint(0, 2, shape, generator=generator).to(dtype)
+        inputs[name] = tensor
     return inputs
 
 

@@ -51,10 +51,10 @@ def figures(before: dict[str, float], now: dict[str, float], seconds: float) -> 
 
 
 def table(shown: dict[str, float]) -> Table:
-    made = Table("what", "now")
+    table = Table("what", "now")
     for told, value in shown.items():
-        made.add_row(told, f"{value:,.3g}")
-    return made
+        table.add_row(told, f"{value:,.3g}")
+    return table
 
 
 def run(args: Namespace) -> int:

@@ -85,10 +85,10 @@ def _inside(lowering: Lowering, inputs: Sequence[Ref], write: Writer) -> Graph:
     g = inner.g
     g.inputs = list(inputs)
     results = write(inner)
-    made = {o for n in g.nodes for o in n.outputs}
+    inside = {o for n in g.nodes for o in n.outputs}
     for x in results:
-        g.outputs.append(x if x.name in made else g.op("Identity", x, shape=x.shape))
-        made.discard(x.name)
+        g.outputs.append(x if x.name in inside else g.op("Identity", x, shape=x.shape))
+        inside.discard(x.name)
     g.nodes = needed(g.nodes, {o.name for o in g.outputs})
     return g
 

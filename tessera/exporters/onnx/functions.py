@@ -158,8 +158,8 @@ def _called(nodes: list[Node], group: list[_Member], function: Function) -> list
     for member in group:
         inputs = [r for r, own in zip(member.reads, first.reads, strict=True) if own not in function.constants]
         places = {o: i for i, o in enumerate(first.makes)}
-        made = [member.makes[places[o]] for o in function.outputs]
-        call = Node(function.name, inputs, made, {}, DOMAIN, _at(member))
+        outputs = [member.makes[places[o]] for o in function.outputs]
+        call = Node(function.name, inputs, outputs, {}, DOMAIN, _at(member))
         calls.append(call)
         gone |= {id(n): call for n in member.nodes}
     placed: dict[int, Node] = {}

@@ -97,13 +97,13 @@ def _output(g: Graph, result: object, value: object) -> Ref:
 
 def _named(g: Graph, outputs: list[tuple[str, Ref]]) -> list[tuple[str, Ref]]:
     """Outputs under their own names: what a node makes is renamed; what is given twice, or came in, is copied."""
-    made = {o for n in g.nodes for o in n.outputs}
+    produced = {o for n in g.nodes for o in n.outputs}
     renamed: dict[str, str] = {}
     taken: list[tuple[str, Ref]] = []
     copies: list[tuple[str, Ref]] = []
     for name, ref in outputs:
         own = g.fresh(name)
-        if ref.name in made and ref.name not in renamed:
+        if ref.name in produced and ref.name not in renamed:
             renamed[ref.name] = own
         else:
             copies.append((own, ref))

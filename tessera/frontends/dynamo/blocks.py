@@ -194,9 +194,9 @@ class Program:
             return "its result is more than a tensor or a tuple of tensors"
         if nodes is None or switches != self.switches(tx):
             return "it writes to a Python object, draws from `random`, or leaves grad mode or autocast another one"
-        made, passed = set(nodes), set(arguments.nodes)
+        inside, passed = set(nodes), set(arguments.nodes)
         results = [n for n in outputs if n is not None]
-        if not results or len(set(results)) < len(results) or not made.issuperset(results):
+        if not results or len(set(results)) < len(results) or not inside.issuperset(results):
             return "its result is one of its arguments"
         fakes = [x for x in map(example, results) if isinstance(x, torch.Tensor)]
         if len(fakes) < len(results):
@@ -204,7 +204,7 @@ class Program:
         if any(kind_of(x.clone()) != kind_of(x) for x in fakes):
             return "its result lies in memory as no copy of it does"
         read = dict.fromkeys(a for n in nodes for a in n.all_input_nodes)
-        inputs = [n for n in read if n not in made and n not in passed]
+        inputs = [n for n in read if n not in inside and n not in passed]
         if any(n.op != "placeholder" and isinstance(example(n), torch.Tensor) for n in inputs):
             return "it reads a tensor of the program that is no argument"
         if any(n.meta.get("unbacked_bindings") for n in nodes):

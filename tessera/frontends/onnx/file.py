@@ -201,7 +201,7 @@ class ModelReader:
         """The nodes of a graph or function; each may read what stands before it and what is around."""
         listed = list(listed)
         defined, nodes = set(names), []
-        made = {name for n in listed for name in n.output}
+        outputs = {name for n in listed for name in n.output}
         for index, n in enumerate(listed):
             self.nodes += 1
             if self.nodes > self.limits.nodes:
@@ -212,7 +212,7 @@ class ModelReader:
                 raise OnnxError(f"{what}: a node needs an operator")
             for name in filter(None, n.input):
                 if name not in defined and name not in outer:
-                    why = "later: nodes must be in order, without circles" if name in made else "nowhere"
+                    why = "later: nodes must be in order, without circles" if name in outputs else "nowhere"
                     raise OnnxError(f"{what}: its input {name!r} is defined {why}")
             visible = frozenset(outer | defined) if any(map(holds_graph, n.attribute)) else frozenset()
             attributes = self.attributes.read_all(n, what, visible, depth + 1)

@@ -38,16 +38,16 @@ def bindings() -> SimpleNamespace:
 def context() -> Any:
     """A context with the dialects of StableHLO programs."""
     b = bindings()
-    made = b.ir.Context()
+    mlir = b.ir.Context()
     registry = b.ir.DialectRegistry()
     b.upstream.register_dialects(registry)
-    made.append_dialect_registry(registry)
-    made.load_all_available_dialects()
+    mlir.append_dialect_registry(registry)
+    mlir.load_all_available_dialects()
     for dialect in (b.sdy, b.chlo, b.stablehlo):
-        dialect.register_dialect(made)
-    made.allow_unregistered_dialects = True
-    with made:  # The bindings cannot name the dialect of quantized types. This pass needs it, so running it loads it.
+        dialect.register_dialect(mlir)
+    mlir.allow_unregistered_dialects = True
+    with mlir:  # The bindings cannot name the dialect of quantized types. This pass needs it, so running it loads it.
         b.passes.PassManager.parse("builtin.module(vhlo-legalize-to-stablehlo)").run(
             b.ir.Module.parse("module {}").operation
         )
-    return made
+    return mlir

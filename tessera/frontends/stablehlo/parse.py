@@ -35,9 +35,9 @@ def parse(source: str | bytes, name: str = "program", limit: int | None = None, 
         limits.check_text(source, name)
     elif probed:
         survives(source, name)
-    made = context()
-    with made, bindings().ir.Location.unknown(made):
-        operation = _read(source, made, name).operation
+    mlir = context()
+    with mlir, bindings().ir.Location.unknown(mlir):
+        operation = _read(source, mlir, name).operation
         try:
             functions = _Reader(name, len(source), limit).functions(operation)
             attributes = {a.name: value_of(a.attr) for a in _named(operation)}
@@ -51,12 +51,12 @@ def parse(source: str | bytes, name: str = "program", limit: int | None = None, 
     return Module(name, functions, len(source), attributes)
 
 
-def _read(source: str | bytes, made: Any, name: str) -> Any:
+def _read(source: str | bytes, mlir: Any, name: str) -> Any:
     b = bindings()
     try:
         if isinstance(source, bytes):
             try:
-                return b.stablehlo.deserialize_portable_artifact(made, source)
+                return b.stablehlo.deserialize_portable_artifact(mlir, source)
             except Exception:  # bytecode that was written without a version: the dialect as it is
                 return b.ir.Module.parse(source)
         return b.ir.Module.parse(source)
@@ -71,10 +71,10 @@ def _first_line(error: Exception) -> str:
 
 def _named(operation: Any) -> list:
     """Attributes with their names; the bindings iterate over names or over pairs, by version."""
-    made = []
+    pairs = []
     for item in operation.attributes:
-        made.append(item if hasattr(item, "attr") else _Pair(item, operation.attributes))
-    return made
+        pairs.append(item if hasattr(item, "attr") else _Pair(item, operation.attributes))
+    return pairs
 
 
 class _Pair:

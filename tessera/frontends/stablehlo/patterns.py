@@ -127,7 +127,7 @@ _TANH = P("aten.tanh", P("aten.mul", _CUBIC, close_to(math.sqrt(2 / math.pi))))
 
 def _named(rule):  # noqa: ANN001, ANN202
     """A rule that does not want the numbers it was tested with."""
-    return lambda **found: rule(**{name: a for name, a in found.items() if not name.startswith("_")})
+    return lambda **captures: rule(**{name: a for name, a in captures.items() if not name.startswith("_")})
 
 
 _gelu_tanh = _named(lambda x: aten.gelu(x, approximate="tanh"))

@@ -32,9 +32,9 @@ def survives(source: bytes, name: str) -> None:
 
 
 if __name__ == "__main__":
-    made, data = context(), sys.stdin.buffer.read()
-    with made:
+    mlir, data = context(), sys.stdin.buffer.read()
+    with mlir:
         try:
-            str(bindings().stablehlo.deserialize_portable_artifact(made, data).operation.verify())
+            str(bindings().stablehlo.deserialize_portable_artifact(mlir, data).operation.verify())
         except Exception:  # noqa: BLE001 - refused, and said where it is read
             str(bindings().ir.Module.parse(data).operation.verify())

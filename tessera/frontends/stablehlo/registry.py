@@ -49,8 +49,8 @@ class Site:
         return self.operation.attributes[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        found = self.operation.attributes.get(name)
-        return default if found is None else found
+        attribute = self.operation.attributes.get(name)
+        return default if attribute is None else attribute
 
     @property
     def name(self) -> str:

@@ -143,16 +143,16 @@ def sizes_meaning(site: Site, operands: tuple[Value, ...]) -> Sizes | None:
         return None
     if rule is not None:
         try:
-            made = _apply(rule, *arrays)  # type: ignore[arg-type]
+            array = _apply(rule, *arrays)  # type: ignore[arg-type]
         except TypeError:  # of two numbers that only a run tells
             return None
     elif name == "compare":
-        made = _apply(_COMPARE[site["comparison_direction"]], *arrays)  # type: ignore[arg-type]
+        array = _apply(_COMPARE[site["comparison_direction"]], *arrays)  # type: ignore[arg-type]
     elif name == "convert":
         if site.element.kind == "bool" or site.operand(0).element.kind == "bool":
             return None
-        made = arrays[0]
+        array = arrays[0]
     else:
-        made = _STRUCTURAL[name](site, *arrays)
-    assert made is not None
-    return Sizes(made, site.element)
+        array = _STRUCTURAL[name](site, *arrays)
+    assert array is not None
+    return Sizes(array, site.element)

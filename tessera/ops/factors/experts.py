@@ -83,8 +83,8 @@ def _run_here(eqn: Equation, cut: Cut) -> object:
 
 def _worked(every: list[Sent], stacks: list, activation: object) -> Value:
     """What the experts made of all rows, [T, k, d], where those are that sent them."""
-    made = [emit(run_experts, sent.rows, sent.ids, sent.ones(), *stacks, activation, 0) for sent in every]
-    return _unsorted(every, made)
+    outputs = [emit(run_experts, sent.rows, sent.ids, sent.ones(), *stacks, activation, 0) for sent in every]
+    return _unsorted(every, outputs)
 
 
 def _pull_here(eqn: Equation, cut: Cut) -> object:

@@ -104,8 +104,8 @@ def merged(a: Found, b: Found) -> Found:
 def merged_in_part(a: Found, b: Found) -> Found:
     """As `merged`, where a query may have found nothing in either."""
     total = aten.logaddexp(a[1], b[1])
-    found, _ = _weighed(a, b, _or_zero(total))
-    return found, total
+    mean, _ = _weighed(a, b, _or_zero(total))
+    return mean, total
 
 
 def _or_zero(lse: Value) -> Value:
@@ -118,9 +118,9 @@ def _weighed(a: Found, b: Found, total: Value) -> Found:
     return aten.add(aten.mul(a[0], weights[0]), aten.mul(b[0], weights[1])), total
 
 
-def _only(found: Found, where: Value) -> Found:
+def _only(mean: Found, where: Value) -> Found:
     """Nothing was found where this is false."""
-    return found[0], aten.where(where, found[1], aten.full_like(found[1], LOWEST))
+    return mean[0], aten.where(where, mean[1], aten.full_like(mean[1], LOWEST))
 
 
 def ring_attention(eqn: Equation, cut: Cut) -> object:

@@ -160,9 +160,9 @@ def _compute(v: Value, known: dict[Value, torch.Tensor | None], maker: dict[Valu
         try:
             with unset_fake_temporarily(), torch.no_grad():
                 args, kwargs = map_values((eqn.args, eqn.kwargs), known.__getitem__)  # type: ignore[misc]
-                made = eqn.op(*args, **kwargs)  # type: ignore[operator]
+                result = eqn.op(*args, **kwargs)  # type: ignore[operator]
                 # a view of a constant would keep all of it alive and let one be written through the other
-                known[top] = copied(made, made.stride()) if is_tensor_view(made) else made
+                known[top] = copied(result, result.stride()) if is_tensor_view(result) else result
         except (RuntimeError, NotImplementedError):
             return None
         if isinstance(known[top], FakeTensor):

@@ -61,9 +61,9 @@ def horizontal(trace: Trace, regions: Sequence[Sequence[int]], forms: Sequence[H
 
 def _bytes(trace: Trace, region: Sequence[int], written: set[Value]) -> tuple[int, int]:
     """Roughly what a region reads and writes, and what of it is fresh memory: at most its last result."""
-    made = {v for i in region for v in trace.equations[i].results()}
-    reads = {v for i in region for v in trace.equations[i].inputs() if v not in made}
+    inside = {v for i in region for v in trace.equations[i].results()}
+    reads = {v for i in region for v in trace.equations[i].inputs() if v not in inside}
     last = trace.equations[region[-1]].results()
-    results = [v for v in made if v in written] or last
+    results = [v for v in inside if v in written] or last
     fresh = sum(v.nbytes() for v in last if v not in written)
     return sum(v.nbytes() for v in (*reads, *results)), fresh

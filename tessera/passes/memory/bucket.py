@@ -99,7 +99,7 @@ def members(eqn: Equation) -> int:
 
 
 def _chosen(trace: Trace, small: int, room: int) -> list[Bucket]:
-    made = {v: i for i, eqn in enumerate(trace.equations) for v in eqn.results()}
+    makers = {v: i for i, eqn in enumerate(trace.equations) for v in eqn.results()}
     used = dict.fromkeys([*values_in(trace.outputs), *trace.mutations.values()], len(trace.equations))
     for i in range(len(trace.equations) - 1, -1, -1):
         used |= dict.fromkeys(trace.equations[i].inputs(), i)
@@ -110,7 +110,7 @@ def _chosen(trace: Trace, small: int, room: int) -> list[Bucket]:
         if not joinable.intersection(eqn.results()):
             continue
         (x,) = eqn.inputs()
-        ready = i - 1 if x in joinable else made.get(x, -1)  # what another bucket brings is there when it is read
+        ready = i - 1 if x in joinable else makers.get(x, -1)  # what another bucket brings is there when it is read
         place = ready, used[eqn.out], max(x.nbytes(), eqn.out.nbytes())
         how = eqn.args[2:] if is_collective(eqn, "all_reduce") else ()
         key = eqn.op, axis_in(eqn.args[1:]), x.dtype, x.tensor.device, how  # type: ignore[arg-type]

@@ -47,8 +47,8 @@ def _has_order(v: Value) -> bool:
 def _believed(trace: Trace) -> set[Value]:
     """Values that somebody reads as their types have it: all but those that go only into such operators again, whose
     kernels look at the strides they are given."""
-    found = set(values_in(trace.outputs)) | set(trace.mutations.values())
+    readers = set(values_in(trace.outputs)) | set(trace.mutations.values())
     for eqn in trace.equations:
         if not unpromised(eqn):
-            found.update(eqn.inputs())
-    return found
+            readers.update(eqn.inputs())
+    return readers

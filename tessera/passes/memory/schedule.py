@@ -85,12 +85,12 @@ class _Memory:
         for root, place in last.items():
             if root not in self.held:
                 gives[place] += self.size[root]
-        now, found = self.given, []
+        now, levels = self.given, []
         for place, index in enumerate(order):
             now += self.takes[index]
-            found.append((now, now - gives[place]))
+            levels.append((now, now - gives[place]))
             now -= gives[place]
-        return found
+        return levels
 
 
 def _sends(trace: Trace) -> Iterator[tuple[int, int]]:

@@ -142,15 +142,15 @@ class _Cut:
         return eqn.out.ndim == 2 and str(eqn.out.shape[1]) == str(g.shape[-1]) and _row_major(eqn.out)
 
     def gather(self, gather: _Gather) -> None:
-        eqn, made = gather.eqn, self.pieces_of(gather.eqn)
+        eqn, pieces = gather.eqn, self.pieces_of(gather.eqn)
         self.need(eqn.inputs())
         x, dim = eqn.inputs()[0], int(eqn.args[1])  # type: ignore[arg-type]
         with self.builder.at(eqn):
-            gather.pieces = [x, *(made.permute(x, by) for by in range(1, made.ranks))]
+            gather.pieces = [x, *(pieces.permute(x, by) for by in range(1, pieces.ranks))]
 
         def join() -> None:
             with self.builder.at(eqn):
-                made.in_order(gather.pieces, dim)
+                pieces.in_order(gather.pieces, dim)
             self.gives(eqn.out)
 
         def view(reshape: Equation) -> Callable[[], None]:
@@ -177,21 +177,21 @@ class _Cut:
                     self.equation(eqn)
                 together.append(other)
                 self.done.add(other)
-        made, g = self.pieces_of(gather.eqn), gather.eqn.out
+        pieces, g = self.pieces_of(gather.eqn), gather.eqn.out
         dim, results = int(gather.eqn.args[1]), dict[Equation, list[Value]]()  # type: ignore[arg-type]
         for product in together:
             self.need([v for v in product.inputs() if v is not rows_of(product)])
         for piece in gather.pieces:
             for product in together:
                 with self.builder.at(product):
-                    rows = piece if rows_of(product) is g else made.as_matrix(piece)
-                    results.setdefault(product, []).append(made.product(product, rows))
+                    rows = piece if rows_of(product) is g else pieces.as_matrix(piece)
+                    results.setdefault(product, []).append(pieces.product(product, rows))
         for product in together:
             with self.builder.at(product):
                 if rows_of(product) is g:
-                    made.in_order(results[product], dim)
+                    pieces.in_order(results[product], dim)
                 else:
-                    made.rows_in_order(results[product], blocks_before(g, dim))
+                    pieces.rows_in_order(results[product], blocks_before(g, dim))
             self.gives(product.out)
 
     def before(self, product: Equation, gather: _Gather) -> list[Equation] | None:
@@ -254,39 +254,39 @@ class _Cut:
         return product if rows_of(product) is not None and same else None
 
     def scatter(self, eqn: Equation) -> None:
-        (x,), dim, made = eqn.inputs(), int(eqn.args[1]), self.pieces_of(eqn)  # type: ignore[arg-type]
+        (x,), dim, pieces = eqn.inputs(), int(eqn.args[1]), self.pieces_of(eqn)  # type: ignore[arg-type]
         inside = self.scatters[eqn]
         self.need([v for e in (*inside, eqn) for v in e.inputs() if self.makers.get(v) not in inside])
         come = []
-        for by in range(1, made.ranks):
-            part = self.part(x, dim, by, made, inside)
+        for by in range(1, pieces.ranks):
+            part = self.part(x, dim, by, pieces, inside)
             with self.builder.at(eqn):
-                come.append(made.permute(part, by))
-        total = self.part(x, dim, 0, made, inside)
+                come.append(pieces.permute(part, by))
+        total = self.part(x, dim, 0, pieces, inside)
         with self.builder.at(eqn):
             for piece in come:
-                total = made.add(total, piece)
+                total = pieces.add(total, piece)
         self.gives(eqn.out)
 
-    def part(self, v: Value, dim: int, by: int, made: Pieces, inside: set[Equation]) -> Value:
+    def part(self, v: Value, dim: int, by: int, pieces: Pieces, inside: set[Equation]) -> Value:
         """A rank's chunk of what is summed."""
         eqn = self.makers.get(v)
         if eqn is None or eqn not in inside:
-            return made.slice(v, dim, by)
+            return pieces.slice(v, dim, by)
         if _adds(eqn):
-            a, b = (self.part(x, dim, by, made, inside) for x in eqn.inputs())
+            a, b = (self.part(x, dim, by, pieces, inside) for x in eqn.inputs())
             with self.builder.at(eqn):
-                return made.add(a, b)
+                return pieces.add(a, b)
         with self.builder.at(eqn):
             rows = rows_of(eqn)
             if rows is not None:
-                return made.product(eqn, made.slice(rows, dim, by))
+                return pieces.product(eqn, pieces.slice(rows, dim, by))
             product = self.makers[eqn.inputs()[0]]
             rows = rows_of(product)
             assert rows is not None
-            out = made.product(product, made.slice_rows(rows, blocks_before(v, dim), by))
-            sizes = [int(n) // (made.ranks if d == dim else 1) for d, n in enumerate(v.shape)]
-            return made.reshape(out, sizes)
+            out = pieces.product(product, pieces.slice_rows(rows, blocks_before(v, dim), by))
+            sizes = [int(n) // (pieces.ranks if d == dim else 1) for d, n in enumerate(v.shape)]
+            return pieces.reshape(out, sizes)
 
 
 def _row_major(v: Value) -> bool:

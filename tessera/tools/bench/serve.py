@@ -87,8 +87,8 @@ def started(args: Namespace, say: Say) -> Iterator[str]:
         said = []
         for line in process.stderr:
             said.append(line)
-            if found := re.search(r"ready on (http\S+)/v1", line):
-                yield found[1]
+            if match := re.search(r"ready on (http\S+)/v1", line):
+                yield match[1]
                 return
         raise InputError(f"{args.folder}: the server did not start: {''.join(said)[-500:]}")
     finally:

@@ -68,15 +68,15 @@ def arrivals(
 
 def replayed(path: Path, vocabulary: int = 10_000) -> list[Arrival]:
     """Lines of JSON: `at` in seconds, `prompt_tokens`, `output_tokens`."""
-    draw, found = Random(0), []
+    draw, arrivals = Random(0), []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         try:
             entry = json.loads(line)
             prompt = [draw.randrange(1, vocabulary) for _ in range(int(entry["prompt_tokens"]))]
-            found.append(Arrival(float(entry["at"]), prompt, int(entry["output_tokens"])))
+            arrivals.append(Arrival(float(entry["at"]), prompt, int(entry["output_tokens"])))
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path}:{number}: expected at, prompt_tokens and output_tokens: {error!r}") from None
-    return found
+    return arrivals
 
 
 async def drive(url: str, model: str, key: str, requests: list[Arrival]) -> tuple[list[Result], float]:

@@ -168,9 +168,9 @@ class Schedule:
             rows.append([_read(cell, len(rows)) for cell in cells if cell not in (".", "=")])
         stages = 1 + max((a.stage for row in rows for a in row), default=-1)
         microbatches = 1 + max((a.microbatch for row in rows for a in row), default=-1)
-        made = cls(stages, microbatches, tuple(map(tuple, rows)))
-        made.timed()
-        return made
+        schedule = cls(stages, microbatches, tuple(map(tuple, rows)))
+        schedule.timed()
+        return schedule
 
 
 def _read(cell: str, rank: int) -> Action:

@@ -40,11 +40,11 @@ def max_pool(
     def write(x: Ref) -> list[Ref]:
         if not places:
             return [g.op("MaxPool", x, **about)]
-        values, found = g.op("MaxPool", x, outputs=2, dtype=[x.dtype, torch.int64], **about)
+        values, indices = g.op("MaxPool", x, outputs=2, dtype=[x.dtype, torch.int64], **about)
         plane = 1
         for s in x.sizes[-n:]:
             plane *= s  # type: ignore[assignment]
-        return [values, g.op("Mod", found, g.full(plane, torch.int64))]  # ONNX counts through the whole tensor
+        return [values, g.op("Mod", indices, g.full(plane, torch.int64))]  # ONNX counts through the whole tensor
 
     return batched(g, x, n, write)
 

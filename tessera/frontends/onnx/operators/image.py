@@ -82,11 +82,11 @@ def _corners(image: Tensor, ys: Tensor, xs: Tensor) -> list[Tensor]:
     y0, x0 = ys.floor().to(torch.int64), xs.floor().to(torch.int64)
     y1, x1 = (y0 + 1).clamp(max=h - 1), (x0 + 1).clamp(max=w - 1)
     fy, fx = (ys - y0).unsqueeze(1), xs - x0
-    found = []
+    corners = []
     for yi, wy in ((y0, 1 - fy), (y1, fy)):
         for xi, wx in ((x0, 1 - fx), (x1, fx)):
-            found.append(image[:, yi][:, :, xi] * (wy * wx * inside))
-    return found
+            corners.append(image[:, yi][:, :, xi] * (wy * wx * inside))
+    return corners
 
 
 @operator("MaxRoiPool", 1)

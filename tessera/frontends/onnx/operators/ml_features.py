@@ -67,13 +67,13 @@ def one_hot_encoder(
     x: object, *, cats_int64s: list[int] | None = None, cats_strings: list[str] | None = None, zeros: int = 1
 ) -> Tensor:
     if isinstance(x, np.ndarray):
-        found = torch.from_numpy(x[..., None] == np.array(cats_strings or [], dtype=object)).float()
+        one_hot = torch.from_numpy(x[..., None] == np.array(cats_strings or [], dtype=object)).float()
     else:
         assert isinstance(x, Tensor)
-        found = (x.unsqueeze(-1) == literal(cats_int64s or [], torch.int64).to(x.device)).float()
-    if not zeros and not bool((found.sum(-1) > 0).all()):
+        one_hot = (x.unsqueeze(-1) == literal(cats_int64s or [], torch.int64).to(x.device)).float()
+    if not zeros and not bool((one_hot.sum(-1) > 0).all()):
         raise OnnxError("OneHotEncoder: a value that is none of the categories")
-    return found
+    return one_hot
 
 
 def _mapped(x: object, table: dict, default: object) -> np.ndarray:

@@ -24,8 +24,8 @@ def transformed(scores: Tensor, kind: str) -> Tensor:
         case "SOFTMAX":
             return torch.softmax(scores, -1)
         case "SOFTMAX_ZERO":
-            found = scores != 0
-            return torch.where(found, torch.softmax(torch.where(found, scores, -math.inf), -1), 0.0)
+            nonzero = scores != 0
+            return torch.where(nonzero, torch.softmax(torch.where(nonzero, scores, -math.inf), -1), 0.0)
         case "PROBIT":
             return math.sqrt(2) * torch.erfinv(2 * scores - 1)
     raise OnnxError(f"post_transform: unknown {kind!r}")

@@ -99,8 +99,8 @@ class _Forest:
         if aggregate in ("MIN", "MAX"):
             there = literal(given, torch.bool).to(place.device)[place]
             worst = float("inf") if aggregate == "MIN" else float("-inf")
-            found = torch.where(there, each, worst)
-            total = found.amin(1) if aggregate == "MIN" else found.amax(1)
+            values = torch.where(there, each, worst)
+            total = values.amin(1) if aggregate == "MIN" else values.amax(1)
             total = torch.where(there.any(1), total, 0.0)
         else:
             total = each.sum(1) / (len(self.roots) if aggregate == "AVERAGE" else 1)
@@ -144,7 +144,7 @@ def tree_ensemble(
     false = [n + inner * leaf for n, leaf in zip(nodes_falsenodeids, nodes_falseleafs, strict=True)]
     own = list(range(inner, inner + leaves))
     modes = [int(m) for m in numbers(nodes_modes)]
-    sets, found = numbers(membership_values) if membership_values is not None else [], {}
+    sets, members_of = numbers(membership_values) if membership_values is not None else [], {}
     rest = iter(sets)
     for node in (i for i, m in enumerate(modes) if m == _MEMBER):
         members = []
@@ -152,7 +152,7 @@ def tree_ensemble(
             if v != v:  # a NaN ends the set
                 break
             members.append(v)
-        found[node] = members
+        members_of[node] = members
     zeros = [0] * leaves
     tables = (
         [*nodes_featureids, *zeros],
@@ -163,7 +163,7 @@ def tree_ensemble(
         [*(nodes_missing_value_tracks_true or [0] * inner), *zeros],
     )
     weights = {inner + i: [(t, w)] for i, (t, w) in enumerate(zip(leaf_targetids, numbers(leaf_weights), strict=True))}
-    forest = _Forest.of(tree_roots, tables, weights, found)
+    forest = _Forest.of(tree_roots, tables, weights, members_of)
     scores = forest.scores(x, n_targets, _AGGREGATES[aggregate_function], None)
     return transformed(scores, _TRANSFORMS[post_transform])
 

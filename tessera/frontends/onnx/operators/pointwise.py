@@ -166,10 +166,10 @@ def mod(a: Tensor, b: Tensor, *, fmod: int = 0) -> Tensor:
 
 @operator("IsInf", 10)
 def is_inf(x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
-    found = torch.isinf(x)
+    infinite = torch.isinf(x)
     if not detect_negative:
-        found = found & (x > 0)
-    return found if detect_positive else found & (x < 0)
+        infinite = infinite & (x > 0)
+    return infinite if detect_positive else infinite & (x < 0)
 
 
 def _many(name: str, fn: Callable[[Tensor, Tensor], Tensor], kind: Callable = wide) -> None:

@@ -66,11 +66,13 @@ class _Layer:
         self.directions = [False, True] if direction == "bidirectional" else [direction == "reverse"]
         names = list(names or list(default) * len(self.directions))
         alphas, betas = list(alpha or ()), list(beta or ())
-        made = []
+        activations = []
         for i, name in enumerate(names):
-            made.append(_activation(name, alphas[i] if i < len(alphas) else None, betas[i] if i < len(betas) else None))
+            activations.append(
+                _activation(name, alphas[i] if i < len(alphas) else None, betas[i] if i < len(betas) else None)
+            )
         each = len(default)
-        self.activations = [made[i * each : (i + 1) * each] for i in range(len(self.directions))]
+        self.activations = [activations[i * each : (i + 1) * each] for i in range(len(self.directions))]
 
     def clipped(self, x: Tensor) -> Tensor:
         return x if self.clip is None else torch.clamp(x, -self.clip, self.clip)

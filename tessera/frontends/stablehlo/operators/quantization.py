@@ -71,8 +71,8 @@ def through_floats(
     plain = site.with_types([expressed(t) for t in types], [expressed(t) for t in site.operation.result_types])
     out = apply(row, plain, floats)
     results = out if isinstance(out, list) else [out]
-    made = [
+    quantized = [
         quantize(x, t.element) if isinstance(t, Tensor) and isinstance(t.element, Quantized) else x
         for x, t in zip(results, site.operation.result_types, strict=True)
     ]
-    return made if isinstance(out, list) else made[0]
+    return quantized if isinstance(out, list) else quantized[0]

@@ -110,13 +110,13 @@ def _philox_bits(state: torch.Tensor, count: int, bits: int) -> tuple[torch.Tens
     carried = high + ((at ^ _LOWEST) < (low ^ _LOWEST)).to(torch.int64)
     words = philox(key, (*_words(at), *_words(carried)))
     if bits == 64:
-        made = torch.stack([words[0] | (words[1] << 32), words[2] | (words[3] << 32)], -1)
+        numbers = torch.stack([words[0] | (words[1] << 32), words[2] | (words[3] << 32)], -1)
     else:
-        made = torch.stack(words, -1)
+        numbers = torch.stack(words, -1)
     end = low + blocks
     over = ((end ^ _LOWEST) < (low ^ _LOWEST)).to(torch.int64)
     new = [state[0], end] if state.shape[0] == 2 else [state[0], end, high + over]
-    return torch.stack(new), made.reshape(-1)[:count]
+    return torch.stack(new), numbers.reshape(-1)[:count]
 
 
 _LOWEST = -(1 << 63)

@@ -40,8 +40,8 @@ def sort(site: Site, *xs: torch.Tensor) -> list[torch.Tensor]:
 def _by_key(site: Site, xs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, bool] | None:
     """The key and the direction, where the comparison is of the same function of both sides."""
     block = site.region()
-    made = {r: o for o in block.operations for r in o.results}
-    last = made.get(block.returns[0])
+    makers = {r: o for o in block.operations for r in o.results}
+    last = makers.get(block.returns[0])
     if last is None or last.name != "stablehlo.compare" or not bodies.vectorises(block):
         return None
     direction = last.attributes["comparison_direction"]

@@ -73,10 +73,10 @@ def _compile(launcher: Launcher, variant: Variant, arch: int, aligned: bool) -> 
     function = variant.function
     source = ASTSource(function, dict(zip(function.arg_names, types, strict=True)), constexprs={}, attrs=attributes)
     options = {"num_warps": variant.warps, "num_stages": variant.stages}
-    made = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
-    metadata = made.metadata
+    compiled = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    metadata = compiled.metadata
     if getattr(metadata, "global_scratch_size", 0) or getattr(metadata, "num_ctas", 1) != 1:
         return None
-    ptx = made.asm["ptx"]
+    ptx = compiled.asm["ptx"]
     portable = b"" if ARCHITECTURE_ONLY.search(ptx) else ptx.encode() + b"\0"
-    return Binary(metadata.name, made.asm["cubin"], portable, metadata.shared, metadata.num_warps)
+    return Binary(metadata.name, compiled.asm["cubin"], portable, metadata.shared, metadata.num_warps)
