@@ -161,15 +161,21 @@ class _Fusion:
     def _sink_casts(self) -> None:
         """Widening casts into the only group that reads them: what lies between the two is then the narrower."""
         for i, eqn in enumerate(self.trace.equations):
-            if not self.flow.computes(i) or not widens(eqn) or eqn.out in self.flow.escapes:
+            if not self.flow.computes(i) or not widens(eqn):
                 continue
             source, own = self.flow.maker.get(eqn.inputs()[0]), self.groups.of[i]
-            readers = {self.groups.of[r] for r in self.flow.readers.get(eqn.out, ())}
+            views = self.flow.views_of(eqn.out)
+            shown = (eqn.out, *(self.trace.equations[j].out for j in views))
+            readers = {self.groups.of[r] for r in self.flow.read_by(eqn.out)}
             if source is None or self.groups.of[source] != own or len(readers) != 1 or own in readers:
                 continue
             (group,) = readers
-            if group in self.work and not self._check(sorted([*self.groups.members[group], i]))[1]:
-                self.groups.move(i, group)
+            if group not in self.work or not self.flow.escapes.isdisjoint(shown):
+                continue
+            sunk = {i, *views} - {*self.groups.members[group]}
+            if not self._check(sorted([*self.groups.members[group], *sunk]))[1]:
+                for j in sunk:
+                    self.groups.move(j, group)
 
     # --- one merge ---
 
@@ -238,6 +244,8 @@ class _Fusion:
             points = (two if two.products else one).points
             merged = Work(points, points, products=(*one.products, *two.products))
             return merged, self.products.refusal(a, b, set(members), beside)
+        if (one.reduces or two.reduces) and any(self.compiler.rereads(self.trace.equations[i]) for i in members):
+            return merged, "windows that overlap are read once, not at every walk along a row"
         if beside or both_ways:
             return merged, ""
         if any(map(self.compiler.rereads, self._equations(b))):
