@@ -25,9 +25,9 @@ from tessera.ir.schema import has_effect
 from tessera.ir.signature import signature
 from tessera.ir.trace import Trace
 from tessera.ir.types import UNKNOWN, TensorType, size_hint, symbol_hints
+from tessera.ops.average_pool import avg_pool_backward
 from tessera.ops.families import per_dimension
 from tessera.ops.fp8 import EIGHT_BITS, in_hardware
-from tessera.ops.average_pool import avg_pool_backward
 from tessera.ops.pool import max_pool, max_pool_backward
 from tessera.ops.uniform import uniform
 from tessera.passes.clean.dce import dce

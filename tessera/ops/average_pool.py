@@ -22,14 +22,16 @@ library.define(
     "bool count_include_pad, int? divisor, bool channels_last) -> Tensor"
 )
 aten = torch.ops.aten
+UNROLLED = (
+    25  # elements of a window that kernels read one by one; larger windows are few, and the library shares them out
+)
 BACKWARD = {2: aten.avg_pool2d_backward.default, 3: aten.avg_pool3d_backward.default}
 
 
 def _check(kernel: Sizes, stride: Sizes, padding: Sizes) -> None:
     if len(kernel) not in BACKWARD or len(stride) != len(kernel) or len(padding) != len(kernel):
-        raise ValueError(
-            f"tessera::avg_pool_backward: expected 2 or 3 numbers each, got {list(kernel)}, {list(stride)}, {list(padding)}"
-        )
+        got = f"{list(kernel)}, {list(stride)}, {list(padding)}"
+        raise ValueError(f"tessera::avg_pool_backward: expected 2 or 3 numbers each, got {got}")
 
 
 def _backward(

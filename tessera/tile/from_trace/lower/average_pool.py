@@ -14,6 +14,7 @@ from functools import partial
 import torch
 
 from tessera.ir.equation import Arg, Value
+from tessera.ops.average_pool import UNROLLED
 from tessera.ops.families import per_dimension
 from tessera.tile.from_trace.index import Index, Indices
 from tessera.tile.from_trace.lower.rule import SELECT, Call, Reader, Rule, define
@@ -22,7 +23,6 @@ from tessera.tile.from_trace.lower.windows import both, proved, refuses, taps_of
 from tessera.tile.from_trace.values import T, wide
 
 NUMBER = torch.int32  # in which elements are counted
-MOST = 25  # elements of a window: of more, few windows are left, and each is a sum that the library shares out
 
 
 @dataclass(frozen=True)
@@ -115,5 +115,5 @@ def _share(count: int | T, call: Call) -> T | None:
 
 
 for _n in (1, 2, 3):
-    define(f"avg_pool{_n}d", Rule(SELECT, partial(_avg_pool, _n), refuses=refuses(1, MOST, _n), expensive=True))
-define("tessera.avg_pool_backward", Rule(SELECT, _avg_pool_backward, refuses=refuses(2, MOST), expensive=True))
+    define(f"avg_pool{_n}d", Rule(SELECT, partial(_avg_pool, _n), refuses=refuses(1, UNROLLED, _n), expensive=True))
+define("tessera.avg_pool_backward", Rule(SELECT, _avg_pool_backward, refuses=refuses(2, UNROLLED), expensive=True))
