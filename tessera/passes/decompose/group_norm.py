@@ -1,9 +1,9 @@
 """Group norms written out as arithmetic and reductions, in the layout in which their input lies.
 
-As in `decompose_nn`, a rule gets the equation and its arguments bound to the schema. PyTorch's own operators take and give
-row-major images, so equations are written out here for those alone; `passes/patterns/channels_last` writes out norms over
-images whose channels lie side by side. PyTorch's formula of the gradient, which `decompose` knows, adds up products of
-numbers that are not centred; the one here does not.
+As in `decompose_nn`, a rule gets the equation and its arguments bound to the schema. PyTorch's own operators take and
+give row-major images, so equations are written out here for those alone; `passes/patterns/channels_last` writes out
+norms over images whose channels lie side by side. PyTorch's formula of the gradient, which `decompose` knows, adds up
+products of numbers that are not centred; the one here does not.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ def normalised(x: Value, w: Value | None, b: Value | None, groups: int, eps: flo
 
 def gradients(g: Value, x: Value, mean: Value, rstd: Value, w: Value | None, groups: int) -> tuple[Value, Value, Value]:
     """Of input, weight and bias, from that of the result, all of them wide. Sums over pixels are taken once, by
-    channel; what is summed over a group is made of them."""
+    channel; what is summed over a group is made of them. Casts come last: every kernel that reads one has its own."""
     n, width, pixels = x.shape[0], x.shape[1] // groups, list(x.shape[2:])
     ones = [1] * len(pixels)
 
     def apart(v: Value) -> Value:
-        return aten.view(wide(v), [n, groups, width, *pixels])
+        return wide(aten.view(v, [n, groups, width, *pixels]))
 
     def by_group(v: Value) -> Value:
-        return aten.view(wide(v), [n, groups, 1, *ones])
+        return wide(aten.view(v, [n, groups, 1, *ones]))
 
     g, rstd = apart(g), by_group(rstd)
     unit = aten.mul(aten.sub(apart(x), by_group(mean)), rstd)
     spatial = list(range(3, 3 + len(pixels)))
     along, total = (aten.sum(v, spatial, True) if spatial else v for v in (aten.mul(g, unit), g))
-    factor = None if w is None else aten.view(wide(w), [1, groups, width, *ones])
+    factor = None if w is None else wide(aten.view(w, [1, groups, width, *ones]))
 
     def mean_of(v: Value) -> Value:
         weighted = v if factor is None else aten.mul(v, factor)

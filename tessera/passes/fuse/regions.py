@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 
-from tessera.ir.equation import Equation
+from tessera.ir.equation import Equation, Value
 from tessera.ir.trace import Trace
 from tessera.ir.types import size_hint
 from tessera.ops.families import same_shape
@@ -100,6 +100,7 @@ class _Fusion:
         self.late = True
         self._merge_edges()
         self._sink_casts()
+        self._sink_from_windows()
         return list(self._regions())
 
     def _work(self, i: int, eqn: Equation) -> Work:
@@ -176,6 +177,41 @@ class _Fusion:
             if not self._check(sorted([*self.groups.members[group], *sunk]))[1]:
                 for j in sunk:
                     self.groups.move(j, group)
+
+    def _sink_from_windows(self) -> None:
+        """Arithmetic behind overlapping windows into the reduction that alone reads it, where fewer bytes lie between
+        the two then: nothing that reduces is merged with windows, but what comes before it was."""
+        windows = {self.groups.of[i] for i, eqn in enumerate(self.trace.equations) if self.compiler.rereads(eqn)}
+        for a in sorted(windows & self.work.keys()):
+            readers = {self.groups.of[r] for v in self.flow.results(a) for r in self.flow.read_by(v)}
+            for b in sorted(g for g in readers - {a} if g in self.work and not self.work[g].products):
+                sunk = self._private(a, b)
+                reads = self.flow.ends(self.groups.members[b])[0]
+                after = self.flow.ends(sorted([*self.groups.members[b], *sunk]))[0]
+                written = self.flow.ends(self.groups.members[a])[1]
+                more = sum(v.nbytes() for v in after if v not in reads)
+                more += sum(v.nbytes() for v in after if v not in written and self._made_in(v, a))
+                if more < 2 * sum(v.nbytes() for v in reads if v not in after):
+                    if not self._check(sorted([*self.groups.members[b], *sunk]))[1]:
+                        for i in sunk:
+                            self.groups.move(i, b)
+
+    def _private(self, a: int, b: int) -> list[int]:
+        """Cheap equations of group a, and views of them, that only lead to group b."""
+        inside = {*self.groups.members[b]}
+        views = (j for v in self.flow.results(a) for j in self.flow.views_of(v))
+        for i in sorted({*self.groups.members[a], *views} - inside, reverse=True):
+            eqn = self.trace.equations[i]
+            cheap = self.kinds[i] == VIEW or (self.kinds[i] == POINTWISE and not self.compiler.expensive(eqn))
+            results = eqn.results()
+            read = [r for v in results for r in self.flow.readers.get(v, ())]
+            if cheap and read and inside.issuperset(read) and self.flow.escapes.isdisjoint(results):
+                inside.add(i)
+        return sorted(inside.difference(self.groups.members[b]))
+
+    def _made_in(self, v: Value, group: int) -> bool:
+        maker = self.flow.maker.get(v)
+        return maker is not None and self.groups.of[maker] == group
 
     # --- one merge ---
 
