@@ -32,6 +32,7 @@ from tessera.ops.pool import max_pool, max_pool_backward
 from tessera.ops.uniform import uniform
 from tessera.passes.clean.dce import dce
 from tessera.passes.decompose import pool_offsets
+from tessera.passes.decompose.add_rows import add_rows
 from tessera.passes.decompose.apply import decompose as take_apart
 from tessera.passes.decompose.random import compute_random
 from tessera.passes.decompose.split_bias import split_bias
@@ -265,6 +266,7 @@ def _recompute(trace: Trace) -> Trace:
 DECOMPOSE: Passes = (
     ("random", _random),
     ("pool_offsets", _pool_offsets),
+    ("add_rows", add_rows),
     ("decompose", _decompose),
     ("split_bias", _split_bias),
 )

@@ -191,10 +191,10 @@ class _Fusion:
                 written = self.flow.ends(self.groups.members[a])[1]
                 more = sum(v.nbytes() for v in after if v not in reads)
                 more += sum(v.nbytes() for v in after if v not in written and self._made_in(v, a))
-                if more < 2 * sum(v.nbytes() for v in reads if v not in after):
-                    if not self._check(sorted([*self.groups.members[b], *sunk]))[1]:
-                        for i in sunk:
-                            self.groups.move(i, b)
+                saves = more < 2 * sum(v.nbytes() for v in reads if v not in after)
+                if saves and not self._check(sorted([*self.groups.members[b], *sunk]))[1]:
+                    for i in sunk:
+                        self.groups.move(i, b)
 
     def _private(self, a: int, b: int) -> list[int]:
         """Cheap equations of group a, and views of them, that only lead to group b."""

@@ -271,8 +271,8 @@ def _quotients(e: Index) -> Iterable[Quotient]:
 
 def arrange(space: Space, emit: Emit) -> list[Axis]:
     """The kernel's axes: parallel ones from the widest stride of what is stored to the narrowest, then one reduced
-    axis, walked as memory lies. Neighbours are joined where every access steps along both as along one; a sequential one
-    is all rows."""
+    axis, walked as memory lies. Neighbours are joined where every access steps along both as along one; a sequential
+    one is all rows."""
     main = max(emit.stored, key=lambda e: len(e.names()), default=ZERO)
     rows = [d for d in space.dims if not d.reduce]
     rows.sort(key=lambda d: -_hint(main.stride(d.name)))

@@ -109,8 +109,8 @@ def windows_over(
 
 
 def refuses(position: int, most: int, n: int | None = None) -> Callable[[Call], str]:
-    """Why a call has no lowering. `position` is that of the windows' sizes among its arguments, `most` how many of their
-    elements are unrolled; `n` dimensions a window has, where the call may say one size for all of them."""
+    """Why a call has no lowering. `position` is that of the windows' sizes among its arguments, `most` how many of
+    their elements are unrolled; `n` dimensions a window has, where the call may say one size for all of them."""
 
     def reason(call: Call) -> str:
         sizes: Arg = call.args[position]
