@@ -280,12 +280,13 @@ class _Fusion:
             points = (two if two.products else one).points
             merged = Work(points, points, products=(*one.products, *two.products))
             return merged, self.products.refusal(a, b, set(members), beside)
-        if (one.reduces or two.reduces) and any(self.compiler.rereads(self.trace.equations[i]) for i in members):
+        windows = [i for i in members if self.compiler.rereads(self.trace.equations[i])]
+        if windows and (one.reduces or two.reduces):
             return merged, "windows that overlap are read once, not at every walk along a row"
+        if any(not self.flow.sources(i).isdisjoint(members) for i in windows):
+            return merged, "its neighbour reads every point several times"
         if beside or both_ways:
             return merged, ""
-        if any(map(self.compiler.rereads, self._equations(b))):
-            return merged, "its neighbour reads every point several times"
         private = not self.flow.leaves(a, b)
         if one.points != two.points:
             if one.reduces and two.points == one.rows and not two.reduces:  # after a reduction, over its rows
