@@ -31,6 +31,8 @@ OVERLOADS = {
     "quantized_linear": "tessera.ops.quantized",
     "uniform": "tessera.ops.uniform",
     "max_pool": "tessera.ops.pool",
+    "max_pool_backward": "tessera.ops.pool",
+    "avg_pool_backward": "tessera.ops.average_pool",
 }
 
 

@@ -7,6 +7,8 @@ region that has no kernel, or whose device has no target here, is left to the ex
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,11 +25,14 @@ from tessera.ir.schema import has_effect
 from tessera.ir.signature import signature
 from tessera.ir.trace import Trace
 from tessera.ir.types import UNKNOWN, TensorType, size_hint, symbol_hints
+from tessera.ops.average_pool import avg_pool_backward
+from tessera.ops.families import per_dimension
 from tessera.ops.fp8 import EIGHT_BITS, in_hardware
 from tessera.ops.pool import max_pool, max_pool_backward
 from tessera.ops.uniform import uniform
 from tessera.passes.clean.dce import dce
 from tessera.passes.decompose import pool_offsets
+from tessera.passes.decompose.add_rows import add_rows
 from tessera.passes.decompose.apply import decompose as take_apart
 from tessera.passes.decompose.random import compute_random
 from tessera.passes.decompose.split_bias import split_bias
@@ -55,6 +60,13 @@ LONE_ON_CPU = names("gelu gelu_backward silu silu_backward")
 LARGE_GELU = 1 << 16
 DIVIDES = names("div reciprocal sqrt rsqrt")
 MANY_ROWS = 128  # of a running sum: a kernel of ours takes as long as some thirty of PyTorch's steps
+AVERAGES = {getattr(torch.ops.aten, f"avg_pool{n}d").default: n for n in (1, 2, 3)}  # and dimensions of a window
+MANY_AVERAGED = (
+    9  # elements of a window that a CPU's kernel averages: 5×5 take it 1.1 to 2 times as long as the library
+)
+# Pools, and where among their arguments the sizes of windows stand, before their strides.
+POOLS = {max_pool: 1, max_pool_backward: 3, avg_pool_backward: 2, **dict.fromkeys(AVERAGES, 1)}
+FEW_WINDOWS = 4  # that a GPU computes anew what is in front of them for
 LONE = 4  # equations outside of regions that are worth a launch of their own together
 _launchers: dict[tuple, TileKernel | None] = {}
 _refused: dict[tuple, str] = {}  # why a region has no kernel
@@ -82,6 +94,8 @@ def refusal(eqn: Equation) -> str:
         return f"no target for {device} is installed"
     if device.type == "cpu" and _joins_channels(eqn):
         return "the library copies channels that lie side by side faster"
+    if device.type == "cpu" and _averages_many(eqn):
+        return "the library averages large windows faster"
     rule = rule_of(eqn.op)
     if rule is not None and rule.raises is not None and device.type == "cpu" and (why := rule.raises(Call.of(eqn))):
         return why
@@ -92,6 +106,11 @@ def _joins_channels(eqn: Equation) -> bool:
     """A concatenation of images along channels that lie side by side: a kernel would ask of every element whose it
     is."""
     return eqn.opname == "cat" and eqn.out.ndim == 4 and innermost(eqn.out.tensor) == [1]
+
+
+def _averages_many(eqn: Equation) -> bool:
+    n = AVERAGES.get(eqn.op)  # type: ignore[arg-type]
+    return n is not None and math.prod(per_dimension(eqn.bound()[0][1], n)) > MANY_AVERAGED
 
 
 def _has(eqn: Equation, *dtypes: torch.dtype) -> bool:
@@ -144,7 +163,7 @@ def _alone(eqn: Equation) -> bool:
     The library's gelu takes erf in f32 and is limited by it (71% of the bytes' time forward, 79% backward on an H200);
     with the cheaper formula of `lower_activation` memory is. Other activations alone are at the memory's speed already.
     """
-    if eqn.op in (uniform, max_pool, max_pool_backward):
+    if eqn.op in (uniform, *POOLS):
         return True
     t = eqn.results()[0].tensor
     if t.device.type == "cpu":
@@ -190,10 +209,14 @@ def _once(eqn: Equation) -> bool:
 
 
 def _rereads(eqn: Equation) -> bool:
-    """Max pools whose windows overlap."""
-    if eqn.op is not max_pool or eqn.results()[0].tensor.device.type != "cpu":
+    """Pools whose windows overlap, on a GPU only where a point is in more than a few."""
+    if eqn.op not in POOLS:
         return False
-    return any(size > step for size, step in zip(eqn.args[1], eqn.args[2], strict=True))  # type: ignore[arg-type]
+    position = POOLS[eqn.op]  # type: ignore[index]
+    kernel, stride = (per_dimension(given, 3) for given in eqn.bound()[0][position : position + 2])
+    if eqn.results()[0].tensor.device.type == "cpu":
+        return eqn.op is not max_pool_backward and any(map(operator.gt, kernel, stride))
+    return math.prod(map(operator.truediv, kernel, stride)) > FEW_WINDOWS  # without strides they stand side by side
 
 
 COMPILER = Compiler(_kind, refusal, _reduced, _expensive, _check, _alone, products.loses, _writes, _once, _rereads)
@@ -243,6 +266,7 @@ def _recompute(trace: Trace) -> Trace:
 DECOMPOSE: Passes = (
     ("random", _random),
     ("pool_offsets", _pool_offsets),
+    ("add_rows", add_rows),
     ("decompose", _decompose),
     ("split_bias", _split_bias),
 )

@@ -110,7 +110,7 @@ def _max_pool_backward(
     two = len(kernel) == 2
     op = aten.max_pool2d_with_indices_backward if two else aten.max_pool3d_with_indices_backward
     ceil_mode = _larger(size, grad.shape, kernel, stride, padding, dilation)
-    return op(grad, _gradient(grad, size, channels_last), kernel, stride, padding, dilation, ceil_mode, index)
+    return op(grad, gradient(grad, size, channels_last), kernel, stride, padding, dilation, ceil_mode, index)
 
 
 def _larger(size: Sizes, pooled: Sizes, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes) -> bool:
@@ -120,7 +120,7 @@ def _larger(size: Sizes, pooled: Sizes, kernel: Sizes, stride: Sizes, padding: S
     return any(many > (length + 2 * p - d * (k - 1) - 1) // s + 1 for length, many, k, s, p, d in ends)
 
 
-def _gradient(grad: Tensor, size: Sizes, channels_last: bool) -> Tensor:
+def gradient(grad: Tensor, size: Sizes, channels_last: bool) -> Tensor:
     layout = FORMATS[len(size)] if channels_last else torch.contiguous_format
     return torch.empty(list(size), dtype=grad.dtype, device=grad.device, memory_format=layout)
 
@@ -144,7 +144,7 @@ def _empty_gradient(
     channels_last: bool,
 ) -> Tensor:
     _check("max_pool_backward", kernel, stride, padding, dilation)
-    return _gradient(grad, size, channels_last)
+    return gradient(grad, size, channels_last)
 
 
 for _name, _meaning, _types in (

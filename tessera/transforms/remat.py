@@ -164,7 +164,7 @@ class _Plan:
             return 1
         if rounds(eqn):
             return 3
-        return 2 if declared is not None and declared.family in _ARITHMETIC else 3
+        return 2 if declared is not None and declared.family in _ARITHMETIC or _gathers(eqn) else 3
 
     def _gathers_input(self, eqn: Equation) -> bool:
         """A part of a weight becomes the whole, or other ranks' keys pass by: kept, it would take the memory back that
@@ -414,7 +414,13 @@ def _is_library(eqn: Equation) -> bool:
     """What kernels are not made of: products, convolutions, attention and the like."""
     declared = rules(eqn.op)
     fused = declared is not None and (declared.free or declared.family in _ARITHMETIC or declared.family in _REDUCTIONS)
-    return not fused and not is_view(eqn.op)
+    return not fused and not is_view(eqn.op) and not _gathers(eqn)
+
+
+def _gathers(eqn: Equation) -> bool:
+    """Rows of something smaller, each read several times: nodes at the ends of edges. Read again, they come from a
+    cache for the most part; kept, they are as many bytes as what is made of them."""
+    return eqn.opname in _GATHERS and _nbytes(eqn.inputs()[0]) < _nbytes(eqn.out)
 
 
 # What these read is saved, not computed again: between convolutions moving activations is much of the time, and the
@@ -422,6 +428,7 @@ def _is_library(eqn: Equation) -> bool:
 _CONVOLUTIONS = frozenset(
     (torch.ops.aten.convolution_backward.default, torch.ops.aten.max_pool2d_with_indices_backward.default)
 )
+_GATHERS = ("index", "index_select")
 _REDUCTIONS = frozenset(("reduction", "norm", "loss"))
 # One pass over the data, no more than a fused kernel does on the way. What a reduction gives is small: it is saved.
 _ARITHMETIC = frozenset(

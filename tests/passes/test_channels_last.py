@@ -123,6 +123,61 @@ def test_dropout_draws_the_same() -> None:
     torch.testing.assert_close(fast(x), want, rtol=1e-4, atol=1e-4)
 
 
+class Pooling(nn.Module):
+    """Group norms around average pools between convolutions of single pixels."""
+
+    def __init__(self, groups: int, width: int = 8, affine: bool = True) -> None:
+        super().__init__()
+        self.first, self.inner = nn.Conv2d(3, width, 1), nn.Conv2d(width, 2 * width, 1)
+        self.outer, self.last = nn.Conv2d(2 * width, width, 1), nn.Conv2d(width, 4, 1)
+        self.before, self.after = (nn.GroupNorm(groups, width, affine=affine) for _ in range(2))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.first(x)
+        y = self.before(x)
+        x = x + 0.5 * (F.avg_pool2d(y, 3, 1, 1, count_include_pad=False) - y)
+        x = x + self.outer(F.gelu(self.inner(self.after(x))))
+        return self.last(x), x.mean((2, 3))
+
+
+@pytest.mark.parametrize(("groups", "affine"), [(1, True), (2, True), (1, False)])
+def test_group_norms_and_average_pools_take_images_as_they_lie(
+    groups: int, affine: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(passes, "WITH_KERNELS", ["cpu"])
+    monkeypatch.setattr(passes, "LINE", 16)
+    torch.manual_seed(0)
+    eager, x = Pooling(groups, affine=affine), torch.randn(2, 3, 9, 7)
+    trace = stage(check(eager, x))
+    assert trace is not None
+    names = [eqn.opname for eqn in trace.equations]
+    assert not any("group_norm" in name for name in names)
+    pools = [eqn for eqn in trace.equations if eqn.opname.startswith("avg_pool2d")]
+    assert [eqn.opname for eqn in pools] == ["avg_pool2d", "avg_pool2d_backward"]
+    assert all(passes._lies_so(v.tensor) for eqn in pools for v in (*eqn.inputs(), eqn.out))
+    wide, ours = copy.deepcopy(eager).double(), copy.deepcopy(eager)
+    fast = tessera.jit(ours, executors=EXECUTORS, strict=True)
+    for got, want in zip(run(ours, fast, x), run(wide, wide, x.double()), strict=True):
+        torch.testing.assert_close(got.double(), want, rtol=1e-4, atol=1e-4)
+
+
+def test_narrow_groups_and_large_windows_keep_their_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "WITH_KERNELS", ["cpu"])
+    torch.manual_seed(0)
+    trace = stage(check(Pooling(groups=2), torch.randn(2, 3, 9, 7)))  # of four channels, 16 bytes
+    assert trace is not None and sum("group_norm" in eqn.opname for eqn in trace.equations) == 4
+
+    class Large(Pooling):
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            x = F.avg_pool2d(self.outer(self.inner(self.after(self.before(self.first(x))))), 6, 1)
+            return self.last(x), x.mean((2, 3))
+
+    trace = stage(check(Large(1), torch.randn(2, 3, 9, 7)))
+    assert trace is not None
+    (pool,) = [eqn for eqn in trace.equations if eqn.opname == "avg_pool2d"]
+    assert pool.inputs()[0].tensor.is_row_major
+
+
 def test_one_convolution_stays() -> None:
     fast = tessera.jit(nn.Conv2d(3, 8, 3), executors=EXECUTORS, strict=True)
     fast(torch.randn(1, 3, 8, 8))

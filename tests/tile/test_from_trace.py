@@ -458,3 +458,12 @@ def test_inputs_with_other_strides_are_copied() -> None:
     launch = launcher(trace, lowered, lambda tensors, symbols: interp.run(lowered.kernel, tensors, symbols))
     x = rand(6, 4).t()
     torch.testing.assert_close(launch(x)[0], x * 2)
+
+
+def test_reduced_dimensions_are_walked_as_memory_lies() -> None:
+    x = rand(3, 4, 5, 6).to(memory_format=torch.channels_last)
+    for fn in (lambda x: x.sum((1, 2, 3)), lambda x: torch.var_mean(x, (1, 2, 3), correction=0)[0]):
+        lowered = check(fn, x, tol=1e-5)
+        assert set(loads(lowered)) == {"i0 * 120 + r"}
+    scattered = check(lambda x: x.flatten(1).argmax(1), rand(3, 120))
+    assert loads(scattered) == ["i0 * 120 + r"]  # where an order is asked for, it is the elements' own

@@ -15,7 +15,7 @@ import torch
 from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
 from tessera.ir.types import Size, size_hint
-from tessera.ops.families import cast, product
+from tessera.ops.families import cast
 
 Results = list[Value | None] | Value | None
 Rule = Callable[..., Results]
@@ -199,35 +199,3 @@ def rms_norm_backward(
 def channels(v: Value | None, x: Value) -> Value | None:
     """One number a channel, to stand beside [N, C, …]."""
     return None if v is None else aten.view(v, [v.shape[0], *[1] * (x.ndim - 2)])
-
-
-def _groups(x: Value, groups: int) -> Value:
-    """[N, C, …] as [N, groups, all of a group]; said in numbers, for there may be no element to count."""
-    return aten.view(x, [x.shape[0], groups, product([x.shape[1] // groups, *x.shape[2:]])])
-
-
-@rule("native_group_norm")
-def native_group_norm(
-    eqn: Equation, x: Value, w: Value | None, b: Value | None, n: Size, c: Size, hw: Size, groups: int, eps: float
-) -> Results:
-    if not x.tensor.is_float or x.ndim < 2 or not x.tensor.is_row_major:
-        return None
-    rows = _groups(wide(x), groups)
-    variance, mean = aten.var_mean(rows, [2], correction=0, keepdim=True)
-    rstd = aten.rsqrt(aten.add(variance, eps))
-    y = aten.view(aten.mul(aten.sub(rows, mean), rstd), list(x.shape))
-    y = affine(y, channels(w, x), channels(b, x))
-    flat = [out(eqn, k, aten.squeeze(v, 2)) for k, v in ((1, mean), (2, rstd))]
-    return [out(eqn, 0, y), *flat]
-
-
-@rule("group_norm")
-def group_norm(
-    eqn: Equation, x: Value, groups: int, w: Value | None, b: Value | None, eps: float, *_: object
-) -> Results:
-    if x.ndim < 2 or not x.tensor.is_row_major:
-        return None
-    rows = _groups(wide(x), groups)
-    variance, mean = aten.var_mean(rows, [2], correction=0, keepdim=True)
-    y = aten.view(aten.mul(aten.sub(rows, mean), aten.rsqrt(aten.add(variance, eps))), list(x.shape))
-    return [out(eqn, 0, affine(y, channels(w, x), channels(b, x)))]

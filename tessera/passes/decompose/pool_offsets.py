@@ -114,7 +114,7 @@ class _Pools:
         replaced = {eqn: forward}
         for user in readers:
             (grad, *_), _ = user.bound()
-            last = _channels_last(user.out.tensor)
+            last = channels_last(user.out.tensor)
             replaced[user] = self._emitted(user, max_pool_backward, grad, offsets, list(x.shape), *pool.windows, last)
         for old, new in replaced.items():
             if reason := self._unlike(old, new):
@@ -145,6 +145,6 @@ class _Pools:
         return self.refusal(new) or ("" if same_type(wanted, got) else f"its result is {wanted}, a kernel's {got}")
 
 
-def _channels_last(t: TensorType) -> bool:
+def channels_last(t: TensorType) -> bool:
     """Channels are contiguous, and there is more than one."""
     return t.ndim in FORMATS and size_hint(t.stride[1]) == 1 and size_hint(t.shape[1]) > 1

@@ -93,7 +93,12 @@ class _Sums:
 
     def cheap(self, eqn: Equation) -> bool:
         plain = self.compiler.kind(eqn) in (POINTWISE, VIEW) and len(eqn.outputs) == 1
-        return plain and not self.compiler.expensive(eqn)
+        return plain and not self.compiler.expensive(eqn) and not self.with_windows(eqn)
+
+    def with_windows(self, eqn: Equation) -> bool:
+        """Computed by the kernel of overlapping windows, which no sum is part of."""
+        makers = (self.rewrite.makers.get(v) for v in eqn.inputs())
+        return any(maker is not None and self.compiler.rereads(maker) for maker in makers)
 
     def kept(self, v: Value) -> bool:
         """In memory whatever is fused: a result of the program, or read by a product or by what no kernel computes, or

@@ -66,6 +66,11 @@ class Flow:
             else:
                 yield r
 
+    def views_of(self, v: Value) -> list[int]:
+        """Views through which a value is read."""
+        views = [r for r in self.readers.get(v, ()) if self.kinds[r] == VIEW]
+        return views + [j for r in views for x in self.trace.equations[r].results() for j in self.views_of(x)]
+
     def leaves(self, a: int, b: int) -> bool:
         """Some result of group a is needed outside of both."""
         return not all(self.stays(v, (a, b)) for v in self.results(a))

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from weakref import WeakKeyDictionary
 
-from tessera.ir.equation import Equation
+from tessera.ir.equation import Equation, Value
 from tessera.ir.trace import Trace
 from tessera.ir.types import size_hint
 from tessera.ops.families import same_shape
@@ -100,6 +100,7 @@ class _Fusion:
         self.late = True
         self._merge_edges()
         self._sink_casts()
+        self._sink_from_windows()
         return list(self._regions())
 
     def _work(self, i: int, eqn: Equation) -> Work:
@@ -161,15 +162,56 @@ class _Fusion:
     def _sink_casts(self) -> None:
         """Widening casts into the only group that reads them: what lies between the two is then the narrower."""
         for i, eqn in enumerate(self.trace.equations):
-            if not self.flow.computes(i) or not widens(eqn) or eqn.out in self.flow.escapes:
+            if not self.flow.computes(i) or not widens(eqn):
                 continue
             source, own = self.flow.maker.get(eqn.inputs()[0]), self.groups.of[i]
-            readers = {self.groups.of[r] for r in self.flow.readers.get(eqn.out, ())}
+            views = self.flow.views_of(eqn.out)
+            shown = (eqn.out, *(self.trace.equations[j].out for j in views))
+            readers = {self.groups.of[r] for r in self.flow.read_by(eqn.out)}
             if source is None or self.groups.of[source] != own or len(readers) != 1 or own in readers:
                 continue
             (group,) = readers
-            if group in self.work and not self._check(sorted([*self.groups.members[group], i]))[1]:
-                self.groups.move(i, group)
+            if group not in self.work or not self.flow.escapes.isdisjoint(shown):
+                continue
+            sunk = {i, *views} - {*self.groups.members[group]}
+            if not self._check(sorted([*self.groups.members[group], *sunk]))[1]:
+                for j in sunk:
+                    self.groups.move(j, group)
+
+    def _sink_from_windows(self) -> None:
+        """Arithmetic behind overlapping windows into the reduction that alone reads it, where fewer bytes lie between
+        the two then: nothing that reduces is merged with windows, but what comes before it was."""
+        windows = {self.groups.of[i] for i, eqn in enumerate(self.trace.equations) if self.compiler.rereads(eqn)}
+        for a in sorted(windows & self.work.keys()):
+            readers = {self.groups.of[r] for v in self.flow.results(a) for r in self.flow.read_by(v)}
+            for b in sorted(g for g in readers - {a} if g in self.work and not self.work[g].products):
+                sunk = self._private(a, b)
+                reads = self.flow.ends(self.groups.members[b])[0]
+                after = self.flow.ends(sorted([*self.groups.members[b], *sunk]))[0]
+                written = self.flow.ends(self.groups.members[a])[1]
+                more = sum(v.nbytes() for v in after if v not in reads)
+                more += sum(v.nbytes() for v in after if v not in written and self._made_in(v, a))
+                saves = more < 2 * sum(v.nbytes() for v in reads if v not in after)
+                if saves and not self._check(sorted([*self.groups.members[b], *sunk]))[1]:
+                    for i in sunk:
+                        self.groups.move(i, b)
+
+    def _private(self, a: int, b: int) -> list[int]:
+        """Cheap equations of group a, and views of them, that only lead to group b."""
+        inside = {*self.groups.members[b]}
+        views = (j for v in self.flow.results(a) for j in self.flow.views_of(v))
+        for i in sorted({*self.groups.members[a], *views} - inside, reverse=True):
+            eqn = self.trace.equations[i]
+            cheap = self.kinds[i] == VIEW or (self.kinds[i] == POINTWISE and not self.compiler.expensive(eqn))
+            results = eqn.results()
+            read = [r for v in results for r in self.flow.readers.get(v, ())]
+            if cheap and read and inside.issuperset(read) and self.flow.escapes.isdisjoint(results):
+                inside.add(i)
+        return sorted(inside.difference(self.groups.members[b]))
+
+    def _made_in(self, v: Value, group: int) -> bool:
+        maker = self.flow.maker.get(v)
+        return maker is not None and self.groups.of[maker] == group
 
     # --- one merge ---
 
@@ -238,10 +280,13 @@ class _Fusion:
             points = (two if two.products else one).points
             merged = Work(points, points, products=(*one.products, *two.products))
             return merged, self.products.refusal(a, b, set(members), beside)
+        windows = [i for i in members if self.compiler.rereads(self.trace.equations[i])]
+        if windows and (one.reduces or two.reduces):
+            return merged, "windows that overlap are read once, not at every walk along a row"
+        if any(not self.flow.sources(i).isdisjoint(members) for i in windows):
+            return merged, "its neighbour reads every point several times"
         if beside or both_ways:
             return merged, ""
-        if any(map(self.compiler.rereads, self._equations(b))):
-            return merged, "its neighbour reads every point several times"
         private = not self.flow.leaves(a, b)
         if one.points != two.points:
             if one.reduces and two.points == one.rows and not two.reduces:  # after a reduction, over its rows

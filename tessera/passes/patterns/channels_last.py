@@ -3,11 +3,13 @@
 In: a trace, forward alone or with backward. Out: the same program, where convolutions read and give tensors in the
 channels-last layout, and operators that take any layout go on in it: 16-bit convolutions on a GPU, and those of float32
 on a CPU where nothing is differentiated. A library convolves so, and would copy every operand before and every result
-after. Values that others read, and all results of the program, are copied back into the layout they had.
+after. Values that others read, and all results of the program, are copied back into the layout they had. On a GPU group
+norms of wide groups are written out as arithmetic, since PyTorch's take no other layout than their own.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -18,13 +20,16 @@ from tessera.ir.rewrite import Rewrite
 from tessera.ir.schema import is_pointwise, is_random
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
+from tessera.ir.verify import same_type
+from tessera.ops.average_pool import UNROLLED
+from tessera.ops.families import cast, per_dimension
+from tessera.passes.decompose import group_norm
 from tessera.torch_internals.operators import OpOverload
 from tessera.util.names import names
 
 LEAST = 3  # convolutions: with fewer, copies before and after them are all there is
 CONVOLUTIONS = names("convolution conv2d")
-# They take any layout and give what they were given; so does whatever goes element by element. Average pools are not
-# among them: on an H200 gradients behind one that lay so were wrong.
+# They take any layout and give what they were given; so does whatever goes element by element.
 ANY_LAYOUT = names(
     """
     batch_norm native_batch_norm native_batch_norm_backward _native_batch_norm_legit_functional
@@ -34,6 +39,11 @@ ANY_LAYOUT = names(
     """
 )
 ON_CPU = names("avg_pool2d")
+# On a GPU those that kernels hold: on an H200 gradients behind the library's were wrong where images lay so.
+AVERAGES = {"avg_pool2d": 1, "avg_pool2d_backward": 2}  # and where their windows' sizes stand
+GROUP_NORMS = names("group_norm native_group_norm native_group_norm_backward")
+LINE = 128  # bytes that a GPU reads at once: of narrower groups of channels it would throw most away
+WITH_KERNELS = ["cuda"]  # devices of what kernels compute in any layout
 REDUCTIONS = names("sum mean amax amin var_mean")
 FORMAT, BACKWARD = "memory_format", "convolution_backward"
 
@@ -90,6 +100,15 @@ def _lies_so(t: TensorType) -> bool:
     return True
 
 
+def _by_kernels(eqn: Equation) -> bool:
+    return eqn.inputs()[0].tensor.device.type in WITH_KERNELS
+
+
+def _wide_groups(x: Value, groups: int) -> bool:
+    """Groups of which a row of memory holds all, or as much of them as is read at once."""
+    return groups == 1 or x.shape[1] // groups * x.dtype.itemsize >= LINE
+
+
 class _Layouts:
     def __init__(self, trace: Trace, backward: bool) -> None:
         self.trace, self.rewrite, self.backward = trace, Rewrite(trace), backward
@@ -113,6 +132,8 @@ class _Layouts:
             if not _gains(eqn, self.backward):
                 return False
             convert = self.converted
+        elif eqn.opname in GROUP_NORMS:
+            return self.normalised(eqn)
         elif self.takes_any(eqn) and self.reads_some(eqn) and not isinstance(eqn.args[0], (list, tuple)):
             convert = self.converted
         elif self.reads_some(eqn) and self.by_element(eqn):
@@ -128,8 +149,42 @@ class _Layouts:
         return self.take(eqn, given if isinstance(given, list) else [given])  # type: ignore[list-item]
 
     def takes_any(self, eqn: Equation) -> bool:
+        if eqn.opname in AVERAGES and _by_kernels(eqn):
+            return math.prod(per_dimension(eqn.bound()[0][AVERAGES[eqn.opname]], 2)) <= UNROLLED
         on_cpu = eqn.opname in ON_CPU and not self.backward and eqn.inputs()[0].tensor.device.type == "cpu"
         return on_cpu or eqn.opname in ANY_LAYOUT
+
+    def normalised(self, eqn: Equation) -> bool:
+        """Write a group norm, or its gradient, out over images that lie channels last."""
+        args = eqn.bound()[0]
+        backward, native = eqn.opname.endswith("backward"), eqn.opname.startswith("native")
+        x, groups = args[1 if backward else 0], args[8 if backward else 6 if native else 1]
+        assert isinstance(x, Value) and isinstance(groups, int)
+        if x not in self.last or not _by_kernels(eqn) or not _wide_groups(x, groups):
+            return False
+        if any(_is_image(v) and not v.tensor.is_row_major for v in eqn.results()):
+            return False
+        self.own([v for v in eqn.inputs() if not _is_image(v)])
+        stands = {v: self.converted(v) for v in eqn.inputs() if _is_image(v)}
+        start = len(self.rewrite.equations)
+        if backward:
+            grad, _, mean, rstd, w = args[:5]
+            given = group_norm.gradients(stands[grad], stands[x], mean, rstd, w, groups)  # type: ignore[arg-type,index]
+        else:
+            w, b = args[1:3] if native else args[2:4]
+            given = group_norm.normalised(stands[x], w, b, groups, args[7 if native else 4])  # type: ignore[arg-type]
+        self.name(eqn, given, start)
+        return True
+
+    def name(self, eqn: Equation, given: Sequence[Value], start: int) -> None:
+        """Results that were written out, from equation `start` on, get their dtypes and names; images stand beside."""
+        pairs = [(old, cast(new, old.dtype)) for old, new in zip(eqn.outputs, given, strict=False) if old is not None]
+        renamed = {new: old for old, new in pairs if same_type(old.type, new.type)}
+        other = {old: new for old, new in pairs if new not in renamed}
+        equations = self.rewrite.equations
+        equations[start:] = [part.renamed(renamed) for part in equations[start:]]
+        self.last |= other
+        self.absent |= other.keys()
 
     def reads_some(self, eqn: Equation) -> bool:
         return any(v in self.absent for v in eqn.inputs())

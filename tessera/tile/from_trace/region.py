@@ -25,6 +25,7 @@ from tessera.tile.from_trace.around import Around
 from tessera.tile.from_trace.index import ONE, ZERO, Index, Indices, Ranges, Unlowerable, product, sizes_of, strides_of
 from tessera.tile.from_trace.lower import (  # noqa: F401  (fill the table)
     activation,
+    average_pool,
     gather,
     pool,
     random,

@@ -271,17 +271,27 @@ def _quotients(e: Index) -> Iterable[Quotient]:
 
 def arrange(space: Space, emit: Emit) -> list[Axis]:
     """The kernel's axes: parallel ones from the widest stride of what is stored to the narrowest, then one reduced
-    axis. Neighbours are joined where every access steps along both as along one; a sequential one is all rows."""
+    axis, walked as memory lies. Neighbours are joined where every access steps along both as along one; a sequential
+    one is all rows."""
     main = max(emit.stored, key=lambda e: len(e.names()), default=ZERO)
     rows = [d for d in space.dims if not d.reduce]
     rows.sort(key=lambda d: -_hint(main.stride(d.name)))
     reduced = [d for d in space.dims if d.reduce]
+    reduced = reduced if emit.in_order else _as_memory_lies(reduced, (*emit.stored, *emit.looked))
     looked = list({*emit.looked, *emit.stored})
     joined = [tuple(rows)] if space.sums_over_rows else _joined(rows, looked)
     axes = [Axis(f"i{k}", dims, False) for k, dims in enumerate(joined)]
     if reduced:
         axes.append(Axis("r", tuple(reduced), True))
     return axes or [Axis("i0", (), False)]
+
+
+def _as_memory_lies(dims: list[Dim], accesses: Sequence[Index]) -> list[Dim]:
+    """Reduced dimensions from the widest stride to the narrowest of the first access that runs along all of them."""
+    names = {d.name for d in dims}
+    main = next((e for e in accesses if names <= e.names()), ZERO)
+    strides = {d: main.stride(d.name) for d in dims}
+    return dims if None in strides.values() else sorted(dims, key=lambda d: -_hint(strides[d]))
 
 
 def _hint(e: Index | None) -> int:

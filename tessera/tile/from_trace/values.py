@@ -151,6 +151,7 @@ class Emit:
     buffers: dict[object, SSAValue | None] = field(default_factory=dict)
     _values: dict[tuple, T] = field(default_factory=dict)
     axis_names: frozenset[str] = frozenset()
+    in_order: bool = False  # something depends on the order in which the reduced elements are walked
     _loaded: dict[T, T] = field(default_factory=dict)  # as wide as arithmetic is, and as it lay in memory
     _narrow: dict[T, torch.dtype] = field(default_factory=dict)  # values that a narrower dtype has too
     _numbers: dict[T, Number] = field(default_factory=dict)
@@ -226,6 +227,7 @@ class Emit:
 
     def reduce(self, kind: str, x: T, axes: Sequence[str]) -> T:
         dtype = torch.int64 if kind.startswith("arg") else x.dtype
+        self.in_order |= kind.startswith("arg")
         for axis in axes:
             source = x
 
@@ -254,6 +256,7 @@ class Emit:
         return self._once(key, torch.float32, axes, lambda k: k.contract(lhs.ssa, rhs.ssa, axis))  # type: ignore[arg-type]
 
     def scan(self, kind: str, x: T, axis: str) -> T:
+        self.in_order = True
         return self._once(("scan", kind, x, axis), x.dtype, x.axes, lambda k: k.scan(kind, x.ssa, axis))  # type: ignore[arg-type]
 
     # --- memory ---

@@ -1,0 +1,105 @@
+"""Rows added at shared indices: the same sums and gradients, the indices sorted once, other programs left alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from programs import trace_of
+from torch import Tensor
+
+import tessera
+from tessera.ir.interp import run
+from tessera.ir.trace import Trace
+from tessera.passes.clean.cse import cse
+from tessera.passes.decompose import add_rows as passes
+
+NODES, EDGES = 50, 400
+
+
+@pytest.fixture(autouse=True)
+def here_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the CPU were a GPU and small tensors large."""
+    monkeypatch.setattr(passes, "DEVICES", ("cpu",))
+    monkeypatch.setattr(passes, "LARGE", 1)
+    monkeypatch.setattr(passes, "WIDE", 1)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+
+
+def count(trace: Trace, name: str) -> int:
+    return sum(eqn.opname == name for eqn in trace.equations)
+
+
+def rewritten(fn, *args: Tensor) -> Trace:  # noqa: ANN001
+    """The program after the pass, which must compute what it did."""
+    trace = trace_of(fn, *args)
+    after = cse(passes.add_rows(trace))
+    for got, want in zip(run(after, *args), run(trace, *args), strict=True):
+        torch.testing.assert_close(got, want)
+        assert got.stride() == want.stride()
+    return after
+
+
+def messages(x: Tensor, e: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    for _ in range(3):
+        e = (x[source] * x[target] + e).tanh()
+        x = x + torch.zeros_like(x).index_add(0, target, e)
+    return x.square().mean()
+
+
+@pytest.mark.parametrize("shape", [(8,), (2, 4)], ids=str)
+def test_messages_along_edges(shape: tuple[int, ...]) -> None:
+    """Forward and backward share one order of the edges; negative indices count from the end; some nodes have none."""
+    source, target = torch.randint(-NODES, NODES - 5, (EDGES,)), torch.randint(NODES - 3, (EDGES,))
+    x, e = (torch.randn(n, *shape, requires_grad=True) for n in (NODES, EDGES))
+    fast = tessera.jit(messages, executors=["tile", "aten"], strict=True)
+    got, want = fast(x, e, source, target), messages(x.double(), e.double(), source, target)
+    torch.testing.assert_close(got.double(), want)
+    for a, b in zip(torch.autograd.grad(got, (x, e)), torch.autograd.grad(want, (x, e)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+    joint = next(s.trace for s in tessera.stages(fast) if s.name == "joint cse")
+    assert count(joint, "sort") == count(joint, "searchsorted") == 2  # of sources and of targets
+    assert count(joint, "_embedding_bag_forward_only") == 9
+    assert count(joint, "index_put") == count(joint, "index_add") == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32])
+def test_what_was_there_before_stays(dtype: torch.dtype, kind: torch.dtype) -> None:
+    x, y, a = torch.randn(NODES, 6).to(dtype), torch.randn(NODES, 6).to(dtype), torch.randn(20, 6).to(dtype)
+    index = torch.randperm(NODES)[:20].to(kind)  # no place twice: every order gives the same sums
+
+    def added(x: Tensor, y: Tensor, a: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        return x.index_add(0, index, a), y.index_add(0, index, -a)
+
+    after = rewritten(added, x, y, a, index)
+    assert count(after, "_embedding_bag_forward_only") == 2 and count(after, "add") == 2
+
+
+def test_a_bag_is_rounded_once() -> None:
+    index, rows = torch.zeros(1000, dtype=torch.int64), torch.full((1000, 4), 0.01).bfloat16()
+
+    def added(x: Tensor, index: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        zeros = torch.zeros_like(x)
+        return zeros.index_put((index,), rows, True), zeros.index_put((index,), -rows, True)
+
+    trace = trace_of(added, torch.zeros(2, 4).bfloat16(), index, rows)
+    more, less = run(passes.add_rows(trace), torch.zeros(2, 4).bfloat16(), index, rows)
+    exact = (rows[0, 0].double() * 1000).bfloat16().item()
+    assert (more[0] == exact).all() and (less[0] == -exact).all() and not more[1].any()
+
+
+def test_programs_that_are_left_alone() -> None:
+    x, rows, index = torch.randn(NODES, 6), torch.randn(20, 6), torch.randperm(NODES)[:20]
+    other = torch.randperm(NODES)[:20]
+
+    def same(fn) -> bool:  # noqa: ANN001
+        trace = trace_of(fn, x, rows, index, other)
+        return passes.add_rows(trace) is trace
+
+    assert same(lambda x, a, i, j: x.index_add(0, i, a))  # sorted for this one alone
+    assert same(lambda x, a, i, j: (x.index_add(0, i, a), x.index_add(0, j, a)))
+    assert same(lambda x, a, i, j: (x.index_add(0, i, a, alpha=2), x.index_add(0, i, a, alpha=3)))
+    assert same(lambda x, a, i, j: (x.index_put((i,), a), x.index_put((i,), a + 1)))  # nothing is added
+    assert same(lambda x, a, i, j: (x.t().index_add(1, i, a.t()), x.t().index_add(1, i, -a.t())))
+    assert same(lambda x, a, i, j: (x.index_put((i,), a[0], True), x.index_put((i,), a[1], True)))
