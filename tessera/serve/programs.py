@@ -10,7 +10,7 @@ write to block 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from tessera.inspection.programs import Stages, stages
 from tessera.just_in_time.api import jit
 from tessera.serve.graphs import Graphs
-from tessera.serve.inputs import LEAST, TRIED, Filled, Inputs, Sizes, bucket, wide
+from tessera.serve.inputs import LEAST, TRIED, Filled, Inputs, Sizes, Tables, bucket, wide
 from tessera.serve.operators import WHOLE, paged_attention, paged_write
-from tessera.serve.scheduler import Work
+from tessera.serve.scheduler import UNKNOWN, Answer, Work
 from tessera.torch_internals.dynamo import mark_dynamic
 
 
@@ -116,11 +116,13 @@ class Program:
 class Programs:
     """A model's two programs and its pools: `sizes[g]` blocks of `block_size` tokens for each group. Without `compiled`
     the model runs as it is. With `fixed`, every step is a mixed one of so many tokens and rows, and every query attends
-    by itself: then what is computed of a token depends on its sequence alone, to the bit. `stored`: the pools' type."""
+    by itself: then what is computed of a token depends on its sequence alone, to the bit. `stored`: the pools' type.
+    `sampled` holds the tokens of the latest step, of which there are at most `most`: the next one may read them there,
+    before anybody on the host has."""
 
     def __init__(
         self, model: Paged, block_size: int, sizes: Sequence[int], compiled: bool = True, fixed: int | None = None,
-        stored: torch.dtype | None = None,
+        stored: torch.dtype | None = None, most: int = 2048,
     ):  # fmt: skip
         self.fixed = fixed
         module = cast("nn.Module", model)
@@ -130,6 +132,8 @@ class Programs:
         windows = groups_of(layers)
         group = [windows.index(layer.window) for layer in layers]
         self.groups = len(windows)
+        self.sampled = torch.zeros(most, dtype=torch.int64, device=like.device)
+        self._tables = Tables(self.groups)
         self.sites = [
             Site(layer, g, len(windows), sizes[g], block_size, empty, fixed is not None)
             for layer, g in zip(layers, group, strict=True)
@@ -156,7 +160,7 @@ class Programs:
             for tensor in (*placed[:4], *placed.places):
                 for dim in range(tensor.ndim):
                     mark_dynamic(tensor, dim)
-            self._call(name, placed)
+            self._compute(name, placed)
 
     def warm(self, running: int, longest: int) -> None:
         """Capture now what serving so many sequences of this length would capture, the largest first."""
@@ -178,8 +182,13 @@ class Programs:
     def _placed(self, given: Filled) -> Inputs:
         return Inputs.of(given.flat.to(self.device, non_blocking=True), given.sizes, self.groups)
 
-    @torch.no_grad()
     def _call(self, name: str, given: Inputs) -> Tensor:
+        """A token below 0 is one that the step before has drawn, -1 in its first row."""
+        drawn = self.sampled[(-1 - given.tokens).clamp_(min=0)]
+        return self._compute(name, given._replace(tokens=torch.where(given.tokens < 0, drawn, given.tokens)))
+
+    @torch.no_grad()
+    def _compute(self, name: str, given: Inputs) -> Tensor:
         rows = given.rows if name == "mixed" else None
         return self.by_name[name].call(given.tokens, given.positions, given.starts, rows, given.places)
 
@@ -191,8 +200,11 @@ class Programs:
                 for pool in (site.keys, site.values):
                     pool[target].copy_(pool[source])
 
-    def fill(self, works: Sequence[Work], rows: Sequence[int]) -> tuple[str, Filled]:
-        """Which program takes these works, and what it is called with."""
+    def fill(
+        self, works: Sequence[Work], rows: Sequence[int], coming: Mapping[Answer, int] | None = None
+    ) -> tuple[str, Filled]:
+        """Which program takes these works, and what it is called with. `coming`: the rows of the step before that give
+        tokens which are not known."""
         counts = [len(work.tokens) for work in works]
         single = max(counts) == 1
         name = "decode" if single and self.fixed is None and list(rows) == list(range(len(works))) else "mixed"
@@ -209,12 +221,13 @@ class Programs:
         starts[len(works) + 1 :] = np.arange(count + 1, sizes.tokens + 1) if name == "decode" else sizes.tokens
         asked[: len(rows)] = rows
         sequence = np.repeat(np.arange(len(works)), counts)
+        for i in np.flatnonzero(tokens[:count] == UNKNOWN) if coming else ():
+            tokens[i] = -1 - coming[works[sequence[i]].sequence]
         at, inside = np.divmod(positions[:count], self.block_size)
-        for table, slots, group in zip(places[: self.groups], places[self.groups :], range(self.groups), strict=True):
-            for row, work in zip(table, works, strict=False):
-                blocks = work.sequence.table.blocks[group]  # type: ignore[union-attr]
-                row[: len(blocks)] = blocks
-            slots[:count] = table[sequence, at] * self.block_size + inside
+        kept = self._tables.of([work.sequence.table for work in works], sizes.columns)  # type: ignore[misc]
+        for table, slots, known in zip(places[: self.groups], places[self.groups :], kept, strict=True):
+            table[: len(works)] = known
+            slots[:count] = known[sequence, at] * self.block_size + inside
         return name, Filled(sizes, flat)
 
     def _sizes(self, works: Sequence[Work], counts: Sequence[int], rows: int, name: str) -> Sizes:

@@ -76,7 +76,7 @@ class Request:
         answer = work.sequence
         guesses = work.tokens[len(work.tokens) - work.drafted :][:guess]
         output = [*answer.tokens[answer.prompt :], *guesses] if self.settings.penalises else ()
-        position = len(answer.tokens) + guess
+        position = work.end - work.drafted + guess
         early = position - answer.prompt < self.settings.min_tokens
         banned = tuple(sorted(self.ends)) if early else ()
         return Draw(self.settings, self.seed, self._index[answer.id], position, self.prompt, output, banned)

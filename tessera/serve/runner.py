@@ -1,8 +1,9 @@
 """A step on the device: copies of blocks, one program, the next tokens.
 
-In: a `Batch`, and for every sequence that samples what it asks of its next tokens. Out: a `Taken` for each work. Tokens
-that were guessed are verified here: each of them is drawn as ever, and the guesses are kept as far as they are what was
-drawn. The one copy from the device brings tokens and log-probabilities to the host.
+In: a `Batch`, and for every sequence that samples what it asks of its next tokens. Out: a `Flight`, and when it has
+landed a `Taken` for each work. `launch` waits for nothing: tokens that the flight before has drawn are read where they
+lie, on the device, and one asynchronous copy brings new ones out. `land` waits for that copy. Tokens that were guessed
+are verified here: each of them is drawn as ever, and the guesses are kept as far as they are what was drawn.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from tessera.serve.programs import Programs
 from tessera.serve.sampling import Draw, choose, logprobs, rows_of
-from tessera.serve.scheduler import Batch, Work
+from tessera.serve.scheduler import Answer, Batch, Work
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Logprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass
+@dataclass(slots=True)
 class Taken:
     """What a step gave one sequence: new tokens, `-1` for one that could not be chosen."""
 
@@ -37,87 +38,129 @@ class Taken:
     prompt_logprobs: dict[int, Logprob] = field(default_factory=dict)  # by the token's position
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Row:
     """A row of logits: whose it is, its place in the flat row of tokens, and what it is for."""
 
     taken: Taken
     place: int
-    draw: Draw | None  # None: a row of the prompt, of which log-probabilities are asked
     position: int  # of the token that these logits are about
+    most: int | None  # of how many tokens log-probabilities are asked
+    draw: Draw | None = None  # None: a row of the prompt, of which log-probabilities are asked
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step under way. `outs` are on their way to the host: tokens, then what log-probabilities consist of."""
+
+    batch: Batch
+    start: float
+    taken: list[Taken] = field(default_factory=list)
+    rows: list[_Row] = field(default_factory=list)
+    coming: dict[Answer, int] = field(default_factory=dict)  # the row that gives a sequence its next token
+    asked: list[int] = field(default_factory=list)  # rows whose log-probabilities somebody wants
+    outs: tuple[Tensor, ...] = ()
+    done: torch.cuda.Event | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Does some next row depend on the tokens that this flight gives, so that it has to land first?"""
+        return any(row.draw is not None and row.draw.settings.penalises for row in self.rows)
 
 
 class Runner:
-    """`draw_of(work, i)` says what the row after the i-th guess of a work asks for."""
+    """`draw_of(work, i)` says what the row after the i-th guess of a work asks for, `most_prompt(work)` of how many
+    tokens its prompt wants log-probabilities."""
 
-    def __init__(self, programs: Programs, draw_of: Callable[[Work, int], Draw]):
-        self.programs, self.draw_of = programs, draw_of
+    def __init__(
+        self, programs: Programs, draw_of: Callable[[Work, int], Draw], most_prompt: Callable[[Work], int | None]
+    ):
+        self.programs, self.draw_of, self.most_prompt = programs, draw_of, most_prompt
 
     @torch.no_grad()
-    def run(self, batch: Batch, most_prompt: Callable[[Work], int | None]) -> list[Taken]:
-        """Carry a batch out. `most_prompt` says of how many tokens a prompt wants log-probabilities."""
+    def launch(self, batch: Batch, start: float = 0.0, before: Flight | None = None) -> Flight:
+        """Begin a step. `before` is the one that is still under way: unknown tokens are what it draws."""
         for copy in batch.copies:
             self.programs.copy(*copy)
+        flight = Flight(batch, start)
         if not batch.works:
-            return []
-        rows, taken = self._rows(batch.works, most_prompt)
-        name, given = self.programs.fill(batch.works, [row.place for row in rows])
+            return flight
+        self._lay_out(flight)
+        rows = flight.rows
+        name, given = self.programs.fill(batch.works, [row.place for row in rows], before and before.coming)
         logits = self.programs.run(name, given)[: len(rows)]
         draws = [row.draw for row in rows if row.draw is not None]
         tokens = choose(logits[: len(draws)], rows_of(draws, logits.device))
-        log = self._logprobs(rows, logits, tokens, most_prompt)
-        self._hand_out(rows, tokens.tolist(), log)
-        return taken
+        torch.clamp(tokens, min=0, out=self.programs.sampled[: len(draws)])
+        flight.outs = tuple(map(_out, (tokens, *self._logprobs(flight, logits, tokens))))
+        if logits.is_cuda:
+            flight.done = torch.cuda.Event()
+            flight.done.record()
+        return flight
 
-    def _rows(self, works: Sequence[Work], most_prompt: Callable) -> tuple[list[_Row], list[Taken]]:
+    def land(self, flight: Flight) -> list[Taken]:
+        """What a step gave, when it has run."""
+        if flight.done is not None:
+            flight.done.synchronize()
+        if flight.outs:
+            tokens, *log = (out.tolist() for out in flight.outs)
+            found = {
+                i: Logprob(token, value, tuple(zip(ids, logs, strict=True))[: flight.rows[i].most])
+                for i, token, value, logs, ids in zip(flight.asked, *log, strict=True)
+            } if log else {}  # fmt: skip
+            _hand_out(flight.rows, tokens, found)
+        return flight.taken
+
+    def _lay_out(self, flight: Flight) -> None:
         """Rows that sample, then rows of prompts."""
-        sampling, prompts, taken, start = [], [], [], 0
-        for work in works:
-            mine = Taken(work)
-            taken.append(mine)
-            known = len(work.tokens) - work.drafted
+        sampling, prompts, start = flight.rows, [], 0
+        for work in flight.batch.works:
+            mine, sequence, count = Taken(work), work.sequence, len(work.tokens)
+            flight.taken.append(mine)
+            known = count - work.drafted
             if work.samples:
+                flight.coming[sequence] = len(sampling)
                 for guess in range(work.drafted + 1):
-                    place = start + known - 1 + guess
-                    sampling.append(_Row(mine, place, self.draw_of(work, guess), work.first + known + guess))
-            if most_prompt(work) is not None:
-                last = min(work.end, work.sequence.prompt - 1)
-                prompts += [_Row(mine, start + p - work.first, None, p + 1) for p in range(work.first, last)]
-            start += len(work.tokens)
-        return [*sampling, *prompts], taken
+                    draw, place = self.draw_of(work, guess), known - 1 + guess
+                    sampling.append(_Row(mine, start + place, work.first + place + 1, draw.settings.logprobs, draw))
+            last = min(work.end, sequence.prompt - 1)
+            if work.first < last and (most := self.most_prompt(work)) is not None:
+                prompts += [_Row(mine, start + p - work.first, p + 1, most) for p in range(work.first, last)]
+            start += count
+        sampling += prompts
 
-    def _logprobs(self, rows: list[_Row], logits: Tensor, tokens: Tensor, most_prompt: Callable) -> dict[int, Logprob]:
-        """Log-probabilities of the rows that ask for them, by the row's number."""
-        most = [_most(row, most_prompt) for row in rows]
-        asked = [i for i, count in enumerate(most) if count is not None]
+    def _logprobs(self, flight: Flight, logits: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+        """Of the rows that ask for it: the token, its log-probability, the highest ones, and whose they are."""
+        rows = flight.rows
+        flight.asked = asked = [i for i, row in enumerate(rows) if row.most is not None]
         if not asked:
-            return {}
+            return ()
         given = [row.taken.work.sequence.tokens[row.position] for row in rows if row.draw is None]
         every = torch.cat([tokens, torch.tensor(given, dtype=torch.int64, device=tokens.device)])
-        width = min(logits.shape[1], max(count or 0 for count in most))
+        width = min(logits.shape[1], max(rows[i].most or 0 for i in asked))
         picked = torch.tensor(asked, device=logits.device)
-        values, top, which = logprobs(logits[picked], every[picked], width)
-        found = zip(asked, every[picked].tolist(), values.tolist(), which.tolist(), top.tolist(), strict=True)
-        return {
-            i: Logprob(token, value, tuple(zip(ids, logs, strict=True))[: most[i]])
-            for i, token, value, ids, logs in found
-        }
+        return every[picked], *logprobs(logits[picked], every[picked], width)
 
-    def _hand_out(self, rows: list[_Row], tokens: list[int], log: dict[int, Logprob]) -> None:
-        """Give every work its tokens, as far as its guesses are what was drawn."""
-        for i, row in enumerate(rows):
-            mine, work = row.taken, row.taken.work
-            if row.draw is None:
-                mine.prompt_logprobs[row.position] = log[i]
-                continue
+
+def _out(tensor: Tensor) -> Tensor:
+    """A copy on the host, which is there when the device has come so far."""
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def _hand_out(rows: Sequence[_Row], tokens: list[int], log: dict[int, Logprob]) -> None:
+    """Give every work its tokens, as far as its guesses are what was drawn."""
+    for i, row in enumerate(rows):
+        mine, work = row.taken, row.taken.work
+        if row.draw is None:
+            mine.prompt_logprobs[row.position] = log[i]
+            continue
+        if work.drafted:
             guess = len(mine.tokens)
             guesses = work.tokens[len(work.tokens) - work.drafted :]
             if row.position != work.end - work.drafted + guess or tuple(mine.tokens) != guesses[:guess]:
                 continue  # a guess before it was wrong
-            mine.tokens.append(tokens[i])
-            if i in log:
-                mine.logprobs.append(log[i])
-
-
-def _most(row: _Row, most_prompt: Callable[[Work], int | None]) -> int | None:
-    return row.draw.settings.logprobs if row.draw is not None else most_prompt(row.taken.work)
+        mine.tokens.append(tokens[i])
+        if i in log:
+            mine.logprobs.append(log[i])
