@@ -46,7 +46,7 @@ class Cache:
         self.block_size = block_size
         self.windows = tuple(windows)
         self.pools = [BlockPool(size) for size in sizes]
-        self.reuse, self._windowed = reuse, any(windows)
+        self.reuse, self.windowed = reuse, any(windows)
         self.copies: list[Copy] = []  # for the next step, in this order
 
     # --- what fits ---
@@ -157,7 +157,7 @@ class Cache:
         known, full = len(table.names), min(computed, len(tokens)) // self.block_size
         if self.reuse and full > known:
             table.names = self._chain(table, tokens, full)
-        elif not self._windowed:
+        elif not self.windowed:
             return
         for group, pool in enumerate(self.pools):
             blocks = table.blocks[group]

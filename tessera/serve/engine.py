@@ -2,10 +2,11 @@
 
 In: a causal language model (an nn.Module or a folder) and prompts. Out: answers, whole or piece by piece. Every call of
 `step` launches one batch: the scheduler chooses it, the runner sends it to the device. Then requests take what came of
-the batch before, which the device has computed meanwhile; on a CPU, where nothing is gained by that, what came of this
-one. A sequence that turns out to have ended is then dropped a step late, and its surplus token with it. Whoever waits
-for an answer drives the engine, so there is no thread of its own; a lock lets one step run at a time. `submit` and `cancel`
-only leave a note, which the next step reads; a note to cancel is read at once where no step runs.
+the batch before, which the device has computed meanwhile; on a CPU, where that gains nothing, what came of this one. A
+sequence that turns out to have ended is dropped a step late, and its surplus token with it.
+
+Whoever waits for an answer drives the engine, so there is no thread of its own; a lock lets one step run at a time.
+`submit` and `cancel` only leave a note, which the next step reads; a note to cancel is read at once where no step runs.
 """
 
 from __future__ import annotations

@@ -90,7 +90,8 @@ class Runner:
         name, given = self.programs.fill(batch.works, [row.place for row in rows], before and before.coming)
         logits = self.programs.run(name, given)[: len(rows)]
         draws = [row.draw for row in rows if row.draw is not None]
-        tokens = choose(logits[: len(draws)], rows_of(draws, logits.device))
+        settings = rows_of(draws, [row.position for row in rows[: len(draws)]], logits.device)
+        tokens = choose(logits[: len(draws)], settings)
         torch.clamp(tokens, min=0, out=self.programs.sampled[: len(draws)])
         flight.outs = tuple(map(_out, (tokens, *self._logprobs(flight, logits, tokens))))
         if logits.is_cuda:

@@ -262,7 +262,8 @@ class Scheduler:
             sequence = work.sequence
             sequence.computed = work.end - work.drafted
             sequence.pending += work.samples
-            self.cache.commit(sequence.table, sequence.tokens, sequence.computed)  # type: ignore[arg-type]
+            if self.cache.windowed or len(work.tokens) > 1:
+                self.cache.commit(sequence.table, sequence.tokens, sequence.computed)  # type: ignore[arg-type]
 
     def advance(self, work: Work, new: Sequence[int] = ()) -> None:
         """The step has run: `new` tokens follow the last known one, the first ones of them as drafted."""

@@ -4,7 +4,8 @@
     PYTHONPATH=. python tests/serve/families.py 100 compiled   the same through compiled programs
 
 Tiny random models of every family, in float32. Engines differ in block size, budget, memory (little of it forces
-preemption), reuse, speculation and whether they launch steps ahead; prompts share beginnings, and neighbours are cancelled halfway.
+preemption), reuse, speculation and whether they launch steps ahead; prompts share beginnings, and neighbours are
+cancelled halfway.
 """
 
 from __future__ import annotations
