@@ -9,13 +9,13 @@ are verified here: each of them is drawn as ever, and the guesses are kept as fa
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from tessera.serve.programs import Programs
-from tessera.serve.sampling import Draw, choose, logprobs, rows_of
+from tessera.serve.sampling import Draw, Rows, choose, logprobs, rows_of
 from tessera.serve.scheduler import Answer, Batch, Work
 
 
@@ -33,7 +33,7 @@ class Taken:
     """What a step gave one sequence: new tokens, `-1` for one that could not be chosen."""
 
     work: Work
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int]
     logprobs: list[Logprob] = field(default_factory=list)
     prompt_logprobs: dict[int, Logprob] = field(default_factory=dict)  # by the token's position
 
@@ -42,11 +42,35 @@ class Taken:
 class _Row:
     """A row of logits: whose it is, its place in the flat row of tokens, and what it is for."""
 
-    taken: Taken
+    work: int
     place: int
     position: int  # of the token that these logits are about
     most: int | None  # of how many tokens log-probabilities are asked
     draw: Draw | None = None  # None: a row of the prompt, of which log-probabilities are asked
+
+
+@dataclass(slots=True)
+class _Layout:
+    """A step's rows of logits, those that sample first. While the same sequences decode and none of them asks for more
+    than a token, the next step has the same ones, a position further."""
+
+    sequences: list[Answer]
+    firsts: list[int]  # positions that the step begins at
+    rows: list[_Row]
+    coming: dict[Answer, int]  # the row that gives a sequence its next token
+    settings: Rows
+    drawn: int  # rows that sample
+    steady: bool
+    waits: bool  # some next row depends on the tokens that this step gives
+
+    def follows(self, works: Sequence[Work]) -> bool:
+        """Are these the works of the next step, and its rows the same?"""
+        return (
+            self.steady
+            and [work.first for work in works] == [first + 1 for first in self.firsts]
+            and [work.sequence for work in works] == self.sequences
+            and all(work.samples and len(work.tokens) == 1 for work in works)
+        )
 
 
 @dataclass(slots=True)
@@ -55,17 +79,14 @@ class Flight:
 
     batch: Batch
     start: float
-    taken: list[Taken] = field(default_factory=list)
-    rows: list[_Row] = field(default_factory=list)
-    coming: dict[Answer, int] = field(default_factory=dict)  # the row that gives a sequence its next token
-    asked: list[int] = field(default_factory=list)  # rows whose log-probabilities somebody wants
+    layout: _Layout | None = None
     outs: tuple[Tensor, ...] = ()
     done: torch.cuda.Event | None = None
 
     @property
     def waits(self) -> bool:
-        """Does some next row depend on the tokens that this flight gives, so that it has to land first?"""
-        return any(row.draw is not None and row.draw.settings.penalises for row in self.rows)
+        """Has this flight to land before the next one is launched?"""
+        return self.layout is not None and self.layout.waits
 
 
 class Runner:
@@ -76,24 +97,22 @@ class Runner:
         self, programs: Programs, draw_of: Callable[[Work, int], Draw], most_prompt: Callable[[Work], int | None]
     ):
         self.programs, self.draw_of, self.most_prompt = programs, draw_of, most_prompt
+        self._layout: _Layout | None = None
 
     @torch.no_grad()
     def launch(self, batch: Batch, start: float = 0.0, before: Flight | None = None) -> Flight:
         """Begin a step. `before` is the one that is still under way: unknown tokens are what it draws."""
         for copy in batch.copies:
             self.programs.copy(*copy)
-        flight = Flight(batch, start)
         if not batch.works:
-            return flight
-        self._lay_out(flight)
-        rows = flight.rows
-        name, given = self.programs.fill(batch.works, [row.place for row in rows], before and before.coming)
-        logits = self.programs.run(name, given)[: len(rows)]
-        draws = [row.draw for row in rows if row.draw is not None]
-        settings = rows_of(draws, [row.position for row in rows[: len(draws)]], logits.device)
-        tokens = choose(logits[: len(draws)], settings)
-        torch.clamp(tokens, min=0, out=self.programs.sampled[: len(draws)])
-        flight.outs = tuple(map(_out, (tokens, *self._logprobs(flight, logits, tokens))))
+            return Flight(batch, start)
+        coming = before.layout.coming if before is not None and before.layout is not None else None
+        layout = self._layout = self._next(batch.works)
+        name, given = self.programs.fill(batch.works, [row.place for row in layout.rows], coming)
+        logits = self.programs.run(name, given)[: len(layout.rows)]
+        tokens = choose(logits[: layout.drawn], layout.settings)
+        torch.clamp(tokens, min=0, out=self.programs.sampled[: layout.drawn])
+        flight = Flight(batch, start, layout, tuple(map(_out, (tokens, *self._logprobs(batch.works, logits, tokens)))))
         if logits.is_cuda:
             flight.done = torch.cuda.Event()
             flight.done.record()
@@ -103,40 +122,51 @@ class Runner:
         """What a step gave, when it has run."""
         if flight.done is not None:
             flight.done.synchronize()
-        if flight.outs:
-            tokens, *log = (out.tolist() for out in flight.outs)
-            found = {
-                i: Logprob(token, value, tuple(zip(ids, logs, strict=True))[: flight.rows[i].most])
-                for i, token, value, logs, ids in zip(flight.asked, *log, strict=True)
-            } if log else {}  # fmt: skip
-            _hand_out(flight.rows, tokens, found)
-        return flight.taken
+        if flight.layout is None:
+            return []
+        tokens, *log = (out.tolist() for out in flight.outs)
+        works, rows = flight.batch.works, flight.layout.rows
+        if flight.layout.steady:
+            return [Taken(work, [token]) for work, token in zip(works, tokens, strict=True)]
+        asked = [(i, row) for i, row in enumerate(rows) if row.most is not None]
+        found = {
+            i: Logprob(token, value, tuple(zip(ids, logs, strict=True))[: row.most])
+            for (i, row), token, value, logs, ids in zip(asked, *log, strict=True)
+        } if asked else {}  # fmt: skip
+        return _handed_out(works, rows, tokens, found)
 
-    def _lay_out(self, flight: Flight) -> None:
-        """Rows that sample, then rows of prompts."""
-        sampling, prompts, start = flight.rows, [], 0
-        for work in flight.batch.works:
-            mine, sequence, count = Taken(work), work.sequence, len(work.tokens)
-            flight.taken.append(mine)
-            known = count - work.drafted
+    def _next(self, works: Sequence[Work]) -> _Layout:
+        if self._layout is not None and self._layout.follows(works):
+            settings = self._layout.settings.further()
+            return replace(self._layout, firsts=[work.first for work in works], settings=settings)
+        rows, prompts, coming, start = [], [], {}, 0
+        for index, work in enumerate(works):
+            known = len(work.tokens) - work.drafted
             if work.samples:
-                flight.coming[sequence] = len(sampling)
-                for guess in range(work.drafted + 1):
-                    draw, place = self.draw_of(work, guess), known - 1 + guess
-                    sampling.append(_Row(mine, start + place, work.first + place + 1, draw.settings.logprobs, draw))
-            last = min(work.end, sequence.prompt - 1)
+                coming[work.sequence] = len(rows)
+                for place in range(known - 1, len(work.tokens)):
+                    draw = self.draw_of(work, place + 1 - known)
+                    rows.append(_Row(index, start + place, work.first + place + 1, draw.settings.logprobs, draw))
+            last = min(work.end, work.sequence.prompt - 1)
             if work.first < last and (most := self.most_prompt(work)) is not None:
-                prompts += [_Row(mine, start + p - work.first, p + 1, most) for p in range(work.first, last)]
-            start += count
-        sampling += prompts
+                prompts += [_Row(index, start + p - work.first, p + 1, most) for p in range(work.first, last)]
+            start += len(work.tokens)
+        draws = [row.draw for row in rows]
+        positions = [row.position for row in rows]
+        return _Layout(
+            [work.sequence for work in works], [work.first for work in works], [*rows, *prompts], coming,
+            rows_of(draws, positions, self.programs.device), len(rows),
+            steady=start == len(works) == len(rows) and not prompts and all(d.lasts for d in draws),
+            waits=any(draw.settings.penalises for draw in draws),
+        )  # fmt: skip
 
-    def _logprobs(self, flight: Flight, logits: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+    def _logprobs(self, works: Sequence[Work], logits: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
         """Of the rows that ask for it: the token, its log-probability, the highest ones, and whose they are."""
-        rows = flight.rows
-        flight.asked = asked = [i for i, row in enumerate(rows) if row.most is not None]
-        if not asked:
+        assert self._layout is not None
+        rows = self._layout.rows
+        if self._layout.steady or not (asked := [i for i, row in enumerate(rows) if row.most is not None]):
             return ()
-        given = [row.taken.work.sequence.tokens[row.position] for row in rows if row.draw is None]
+        given = [works[row.work].sequence.tokens[row.position] for row in rows if row.draw is None]
         every = torch.cat([tokens, torch.tensor(given, dtype=torch.int64, device=tokens.device)])
         width = min(logits.shape[1], max(rows[i].most or 0 for i in asked))
         picked = torch.tensor(asked, device=logits.device)
@@ -150,18 +180,19 @@ def _out(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
 
 
-def _hand_out(rows: Sequence[_Row], tokens: list[int], log: dict[int, Logprob]) -> None:
+def _handed_out(works: Sequence[Work], rows: Sequence[_Row], tokens: list[int], log: dict[int, Logprob]) -> list[Taken]:
     """Give every work its tokens, as far as its guesses are what was drawn."""
+    taken = [Taken(work, []) for work in works]
     for i, row in enumerate(rows):
-        mine, work = row.taken, row.taken.work
+        mine, work = taken[row.work], works[row.work]
         if row.draw is None:
             mine.prompt_logprobs[row.position] = log[i]
             continue
-        if work.drafted:
-            guess = len(mine.tokens)
-            guesses = work.tokens[len(work.tokens) - work.drafted :]
-            if row.position != work.end - work.drafted + guess or tuple(mine.tokens) != guesses[:guess]:
-                continue  # a guess before it was wrong
+        guess = len(mine.tokens)
+        guesses = work.tokens[len(work.tokens) - work.drafted :]
+        if row.position != work.end - work.drafted + guess or tuple(mine.tokens) != guesses[:guess]:
+            continue  # a guess before it was wrong
         mine.tokens.append(tokens[i])
         if i in log:
             mine.logprobs.append(log[i])
+    return taken

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -120,10 +120,10 @@ class Draw:
     banned: tuple[int, ...] = ()  # tokens that would end the answer too early
 
     def __post_init__(self) -> None:
-        settings = self.settings
-        self.changes = bool(
-            self.banned or settings.logit_bias or settings.allowed is not None or settings.penalises
-        )  # does it change logits?
+        given = self.settings
+        # Does it change logits? And is the answer's next row for the same, so that nobody has to ask again?
+        self.changes = bool(self.banned or given.logit_bias or given.allowed is not None or given.penalises)
+        self.lasts = not self.banned and not given.penalises and given.logprobs is None
 
 
 @dataclass(frozen=True)
@@ -138,6 +138,10 @@ class Rows:
     allowed: tuple[Tensor, Tensor, Tensor] | None = None  # rows that allow some only; then rows and tokens
     repetition: tuple[Tensor, Tensor, Tensor] | None = None  # rows, tokens (each once), the penalty
     counted: tuple[Tensor, Tensor, Tensor] | None = None  # rows, tokens (each once), what is taken
+
+    def further(self) -> Rows:
+        """The same rows a position later."""
+        return self if self.counter is None else replace(self, counter=self.counter + 1)
 
 
 def rows_of(draws: Sequence[Draw], positions: Sequence[int], device: torch.device | str = "cpu") -> Rows:
