@@ -46,7 +46,7 @@ class Cache:
         self.block_size = block_size
         self.windows = tuple(windows)
         self.pools = [BlockPool(size) for size in sizes]
-        self.reuse, self.windowed = reuse, any(windows)
+        self.reuse, self._windowed = reuse, any(windows)
         self.copies: list[Copy] = []  # for the next step, in this order
 
     # --- what fits ---
@@ -151,14 +151,16 @@ class Cache:
             while len(blocks) < self.blocks_for(length):
                 blocks.append(pool.take())
 
+    def due(self, table: Table, computed: int) -> bool:
+        """Could `commit` have anything to do?"""
+        return self._windowed or (self.reuse and computed // self.block_size > len(table.names))
+
     def commit(self, table: Table, tokens: Sequence[int], computed: int) -> None:
         """So many tokens have been computed, or will be before anybody can look: name the blocks that they fill, as far
         as tokens are known, and give back what windows have passed."""
         known, full = len(table.names), min(computed, len(tokens)) // self.block_size
         if self.reuse and full > known:
             table.names = self._chain(table, tokens, full)
-        elif not self.windowed:
-            return
         for group, pool in enumerate(self.pools):
             blocks = table.blocks[group]
             for i in range(known, len(table.names)):

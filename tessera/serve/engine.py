@@ -17,7 +17,7 @@ import json
 import secrets
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -112,6 +112,7 @@ class Engine:
         self._ahead = int(some.device.type == "cuda")  # steps that are launched before the tokens of one are read
         self._flights: deque[Flight] = deque()
         self._landed = 0.0  # when the latest one did
+        self._gaps: Counter[float] = Counter()  # by the time of the last token, how many get their next one now
         self._check, self._speculate = check, speculate
         self.broken = False  # the device failed: nothing more can be computed in this process
         self._lock = threading.Lock()  # held while a step runs
@@ -294,6 +295,9 @@ class Engine:
         for one in taken:
             if one.work.sequence.ended is None:
                 self._take(one, now)
+        for last, times in self._gaps.items():
+            self._metrics.between_tokens.add(now - last, times)
+        self._gaps.clear()
         self._measure(flight, now)
 
     def _begin(self, request: Request, now: float) -> None:
@@ -337,7 +341,7 @@ class Engine:
             request.first_token = now
             self._metrics.first_token.add(now - request.arrival)
         elif request.last_token is not None and request.settings.n == 1:
-            self._metrics.between_tokens.add(now - request.last_token)
+            self._gaps[request.last_token] += 1
         request.last_token = now
 
     def _end(self, answer: Answer, why: str, error: str | None = None) -> None:
@@ -365,13 +369,12 @@ class Engine:
 
     def _measure(self, flight: Flight, now: float) -> None:
         """A step's time is that since its launch, or since the step before landed."""
-        works, start = flight.batch.works, max(flight.start, self._landed)
+        tokens, count, start = flight.batch.tokens, len(flight.batch.works), max(flight.start, self._landed)
         self._landed = now
         self.scheduler.took(now - start, flight.batch)
         self._metrics.steps += 1
         self._metrics.step.add(now - start)
-        name = "decode" if all(len(w.tokens) == 1 for w in works) else "mixed"
-        self._events.append(Event(name, start, now - start, flight.batch.tokens, len(works)))
+        self._events.append(Event("decode" if tokens == count else "mixed", start, now - start, tokens, count))
 
     # --- looking in ---
 

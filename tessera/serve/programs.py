@@ -214,13 +214,14 @@ class Programs:
         tokens, positions, starts, asked = (part.numpy() for part in given[:4])
         places = [part.numpy() for part in given.places]
         count = sum(counts)
+        sequence = np.repeat(np.arange(len(works)), counts)
+        ends = np.cumsum(counts)
         tokens[:count] = [token for work in works for token in work.tokens]
-        positions[:count] = [p for work in works for p in range(work.first, work.end)]
-        starts[1 : len(works) + 1] = np.cumsum(counts)
+        positions[:count] = np.arange(count) + (np.array([work.end for work in works]) - ends)[sequence]
+        starts[1 : len(works) + 1] = ends
         # Tokens that are missing belong to nobody: one sequence has them all, or each has a sequence of its own.
         starts[len(works) + 1 :] = np.arange(count + 1, sizes.tokens + 1) if name == "decode" else sizes.tokens
         asked[: len(rows)] = rows
-        sequence = np.repeat(np.arange(len(works)), counts)
         for i in np.flatnonzero(tokens[:count] == UNKNOWN) if coming else ():
             tokens[i] = -1 - coming[works[sequence[i]].sequence]
         at, inside = np.divmod(positions[:count], self.block_size)

@@ -95,31 +95,26 @@ class Request:
             return None
         answer = taken.work.sequence
         index = self._index[answer.id]
-        kept, text, why = [], "", None
+        writer, kept, text, why = self._texts[index], [], "", None
         room = answer.max_tokens - (len(answer.tokens) - answer.prompt)
         for token in taken.tokens[:room]:
             if token < 0:
                 why = "error"
                 break
             kept.append(token)
-            why, piece = self._push(index, token)
-            text += piece
-            if why is not None:
+            if token in self.ends:
+                why = "stop"
                 break
+            if writer is not None:
+                text += writer.push(token)
+                if writer.stopped is not None:
+                    why = "stop"
+                    break
         if why is None and len(kept) == room:
             why = "length"
         self.pieces.append(Piece(index, text, tuple(kept), tuple(taken.logprobs[: len(kept)])))
         taken.tokens[:] = kept
         return why
-
-    def _push(self, index: int, token: int) -> tuple[str | None, str]:
-        if token in self.ends:
-            return "stop", ""
-        text = self._texts[index]
-        if text is None:
-            return None, ""
-        piece = text.push(token)
-        return ("stop" if text.stopped is not None else None), piece
 
     def end(self, answer: Answer, why: str, error: str | None = None) -> None:
         """An answer's last piece."""

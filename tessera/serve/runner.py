@@ -40,10 +40,9 @@ class Taken:
 
 @dataclass(slots=True)
 class _Row:
-    """A row of logits: whose it is, its place in the flat row of tokens, and what it is for."""
+    """A row of logits: whose it is, and what it is for."""
 
     work: int
-    place: int
     position: int  # of the token that these logits are about
     most: int | None  # of how many tokens log-probabilities are asked
     draw: Draw | None = None  # None: a row of the prompt, of which log-probabilities are asked
@@ -57,6 +56,7 @@ class _Layout:
     sequences: list[Answer]
     firsts: list[int]  # positions that the step begins at
     rows: list[_Row]
+    places: list[int]  # of the rows in the flat row of tokens
     coming: dict[Answer, int]  # the row that gives a sequence its next token
     settings: Rows
     drawn: int  # rows that sample
@@ -108,7 +108,7 @@ class Runner:
             return Flight(batch, start)
         coming = before.layout.coming if before is not None and before.layout is not None else None
         layout = self._layout = self._next(batch.works)
-        name, given = self.programs.fill(batch.works, [row.place for row in layout.rows], coming)
+        name, given = self.programs.fill(batch.works, layout.places, coming)
         logits = self.programs.run(name, given)[: len(layout.rows)]
         tokens = choose(logits[: layout.drawn], layout.settings)
         torch.clamp(tokens, min=0, out=self.programs.sampled[: layout.drawn])
@@ -140,21 +140,25 @@ class Runner:
             settings = self._layout.settings.further()
             return replace(self._layout, firsts=[work.first for work in works], settings=settings)
         rows, prompts, coming, start = [], [], {}, 0
+        places, more = [], []
         for index, work in enumerate(works):
             known = len(work.tokens) - work.drafted
             if work.samples:
                 coming[work.sequence] = len(rows)
                 for place in range(known - 1, len(work.tokens)):
                     draw = self.draw_of(work, place + 1 - known)
-                    rows.append(_Row(index, start + place, work.first + place + 1, draw.settings.logprobs, draw))
+                    places.append(start + place)
+                    rows.append(_Row(index, work.first + place + 1, draw.settings.logprobs, draw))
             last = min(work.end, work.sequence.prompt - 1)
             if work.first < last and (most := self.most_prompt(work)) is not None:
-                prompts += [_Row(index, start + p - work.first, p + 1, most) for p in range(work.first, last)]
+                more += range(start, start + last - work.first)
+                prompts += [_Row(index, p + 1, most) for p in range(work.first, last)]
             start += len(work.tokens)
         draws = [row.draw for row in rows]
         positions = [row.position for row in rows]
         return _Layout(
-            [work.sequence for work in works], [work.first for work in works], [*rows, *prompts], coming,
+            [work.sequence for work in works], [work.first for work in works], [*rows, *prompts],
+            [*places, *more], coming,
             rows_of(draws, positions, self.programs.device), len(rows),
             steady=start == len(works) == len(rows) and not prompts and all(d.lasts for d in draws),
             waits=any(draw.settings.penalises for draw in draws),

@@ -40,7 +40,8 @@ def _uniform(seed, counter):
 def measure(
     logits, temperature, tops, places, sums, vocabulary, stride, parts, PART: tl.constexpr, DRAWS: tl.constexpr
 ):  # fmt: skip
-    """The highest logit of a part, infinite where any is NaN; its place; and the sum of exp((logit - highest) / temperature)."""
+    """The highest logit of a part, infinite where any is NaN; its place; and the sum of the weights, which are
+    exp((logit - highest) / temperature)."""
     row, part = tl.program_id(0), tl.program_id(1)
     at = part * PART + tl.arange(0, PART)
     x = tl.load(logits + row.to(tl.int64) * stride + at, mask=at < vocabulary, other=float("-inf")).to(tl.float32)

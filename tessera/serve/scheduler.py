@@ -183,7 +183,11 @@ class Scheduler:
         for sequence in expired:
             self.end(sequence, "deadline")
         before, plan = self.preemptions, _Plan(self.budget)
-        for sequence in [s for s in self.running if s.left == 1]:
+        decoding, prompts = [], []
+        for sequence in self.running:
+            if left := sequence.left:
+                (decoding if left == 1 else prompts).append(sequence)
+        for sequence in decoding:
             table, first = sequence.table, sequence.computed
             if table is not None and plan.left > 0 and not sequence.draft and self.cache.ready(table, first):
                 token = sequence.tokens[first] if first < len(sequence.tokens) else UNKNOWN
@@ -192,7 +196,7 @@ class Scheduler:
                 self._advance_one(sequence, plan)
         if plan.works:
             plan.left = min(plan.left, self.chunk if self.step_seconds is None else int(self._pace))
-        for sequence in [s for s in self.running if s.left > 1]:
+        for sequence in prompts:
             self._advance_one(sequence, plan)
         if self.preemptions == before:
             self._admit(plan)
@@ -262,7 +266,7 @@ class Scheduler:
             sequence = work.sequence
             sequence.computed = work.end - work.drafted
             sequence.pending += work.samples
-            if self.cache.windowed or len(work.tokens) > 1:
+            if len(work.tokens) > 1 or self.cache.due(sequence.table, sequence.computed):  # type: ignore[arg-type]
                 self.cache.commit(sequence.table, sequence.tokens, sequence.computed)  # type: ignore[arg-type]
 
     def advance(self, work: Work, new: Sequence[int] = ()) -> None:
@@ -274,7 +278,8 @@ class Scheduler:
             return  # it gave way while the step ran
         if work.drafted:
             sequence.computed += max(0, len(new) - 1)
-        self.cache.commit(sequence.table, sequence.tokens, sequence.computed)
+        if self.cache.due(sequence.table, sequence.computed):
+            self.cache.commit(sequence.table, sequence.tokens, sequence.computed)
 
     def took(self, seconds: float, batch: Batch) -> None:
         """How long a step took: prompts get less of the next one where sequences that decode had to wait."""
