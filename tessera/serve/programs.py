@@ -145,8 +145,9 @@ class Programs:
             for name in TRIED
             if fixed is None or name == "mixed"
         }
-        replayed = compiled and fixed is None and self.device.type == "cuda"
-        self.graphs = Graphs(lambda given: self._call("decode", given), self.groups, self.device) if replayed else None
+        self.replayed = "decode" if fixed is None else "mixed"  # the program whose sizes are few
+        replays = compiled and self.device.type == "cuda"
+        self.graphs = Graphs(lambda x: self._call(self.replayed, x), self.groups, self.device) if replays else None
 
     def compile(self) -> None:
         """Compile now what would be compiled at the first call, on tokens of nobody."""
@@ -164,18 +165,21 @@ class Programs:
 
     def warm(self, running: int, longest: int) -> None:
         """Capture now what serving so many sequences of this length would capture, the largest first."""
+        if self.graphs is None:
+            return
         columns = wide(-(-longest // self.block_size))
-        for rows in sorted({bucket(n) for n in range(LEAST, running + 1)}, reverse=True) if self.graphs else ():
-            sizes = Sizes(rows, rows, columns, rows)
+        counts = {bucket(n) for n in range(LEAST, running + 1)} if self.fixed is None else {self.fixed}
+        for rows in sorted(counts, reverse=True):
+            sizes = Sizes(rows, rows + (self.fixed is not None), columns, rows)
             flat = torch.zeros(sizes.length(self.groups), dtype=torch.int64)
-            Inputs.of(flat, sizes, self.groups).starts[:] = torch.arange(rows + 1)
+            Inputs.of(flat, sizes, self.groups).starts[:] = torch.arange(sizes.sequences + 1).clamp(max=rows)
             for _ in range(2):  # the first time gets kernels ready
-                self.run("decode", Filled(sizes, flat))
+                self.run(self.replayed, Filled(sizes, flat))
 
     @torch.no_grad()
     def run(self, name: str, given: Filled) -> Tensor:
         """Logits of the asked rows. What a graph gives is overwritten by the next step."""
-        if name == "decode" and self.graphs is not None:
+        if name == self.replayed and self.graphs is not None:
             return self.graphs(given)
         return self._call(name, self._placed(given))
 
@@ -233,13 +237,15 @@ class Programs:
 
     def _sizes(self, works: Sequence[Work], counts: Sequence[int], rows: int, name: str) -> Sizes:
         columns = max(LEAST, *(len(blocks) for work in works for blocks in work.sequence.table.blocks))  # type: ignore[union-attr]
-        tokens, sequences = max(sum(counts), self.fixed or LEAST), max(len(works), LEAST)
+        tokens, sequences = max(sum(counts), LEAST), max(len(works), LEAST)
+        if self.graphs is not None and name == self.replayed:
+            sequences, columns = bucket(sequences), wide(columns)
+        if self.fixed is not None:  # one sequence more than tokens, for those that are missing
+            return Sizes(self.fixed, self.fixed + 1, columns, self.fixed)
         if name == "decode":
-            if self.graphs is not None:
-                sequences, columns = bucket(sequences), wide(columns)
             return Sizes(sequences, sequences, columns, sequences)
         if tokens > sum(counts) and len(works) == sequences:
             sequences += 1
         if tokens == sequences and max(counts) > 1:
             sequences += 1  # as many sequences as tokens: kernels take that for one token each
-        return Sizes(tokens, sequences, columns, max(rows, self.fixed or LEAST))
+        return Sizes(tokens, sequences, columns, max(rows, LEAST))
