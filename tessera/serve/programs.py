@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol, cast
 
 import numpy as np
@@ -205,7 +206,7 @@ class Programs:
                     pool[target].copy_(pool[source])
 
     def fill(
-        self, works: Sequence[Work], rows: Sequence[int], coming: Mapping[Answer, int] | None = None
+        self, works: Sequence[Work], rows: Sequence[int], coming: Mapping[Answer, int] = MappingProxyType({})
     ) -> tuple[str, Filled]:
         """Which program takes these works, and what it is called with. `coming`: the rows of the step before that give
         tokens which are not known."""
@@ -226,7 +227,7 @@ class Programs:
         # Tokens that are missing belong to nobody: one sequence has them all, or each has a sequence of its own.
         starts[len(works) + 1 :] = np.arange(count + 1, sizes.tokens + 1) if name == "decode" else sizes.tokens
         asked[: len(rows)] = rows
-        for i in np.flatnonzero(tokens[:count] == UNKNOWN) if coming else ():
+        for i in np.flatnonzero(tokens[:count] == UNKNOWN):
             tokens[i] = -1 - coming[works[sequence[i]].sequence]
         at, inside = np.divmod(positions[:count], self.block_size)
         kept = self._tables.of([work.sequence.table for work in works], sizes.columns)  # type: ignore[misc]

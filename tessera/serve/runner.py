@@ -106,7 +106,7 @@ class Runner:
             self.programs.copy(*copy)
         if not batch.works:
             return Flight(batch, start)
-        coming = before.layout.coming if before is not None and before.layout is not None else None
+        coming = before.layout.coming if before is not None and before.layout is not None else {}
         layout = self._layout = self._next(batch.works)
         name, given = self.programs.fill(batch.works, layout.places, coming)
         logits = self.programs.run(name, given)[: len(layout.rows)]
