@@ -21,6 +21,7 @@ from torch import Tensor
 from tessera.ops.uniform import block
 from tessera.util.errors import OptionError
 
+FEW = 1024  # tokens that are sorted where `top_k` is small
 _RANGES = {
     "max_tokens": (1, None), "min_tokens": (0, None), "temperature": (0, None), "top_k": (0, None), "top_p": (0, 1),
     "min_p": (0, 1), "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2), "n": (1, None), "logprobs": (0, None),
@@ -131,7 +132,7 @@ class Rows:
     """The settings of all rows as tensors. What no row asks for is None, and costs nothing."""
 
     temperature: Tensor | None = None
-    cut: tuple[Tensor, Tensor, Tensor, Tensor] | None = None  # rows that leave tokens out; their top_k, top_p, min_p
+    cuts: tuple[tuple[int, Tensor, Tensor, Tensor, Tensor], ...] = ()  # see `_cut`
     seed: Tensor | None = None
     counter: Tensor | None = None
     bias: tuple[Tensor, Tensor, Tensor] | None = None  # rows, tokens, what is added
@@ -159,6 +160,7 @@ def rows_of(draws: Sequence[Draw], positions: Sequence[int], device: torch.devic
         return column(rows, torch.int64), column(tokens, torch.int64), column(values)
 
     parts: dict[str, object] = {}
+    cuts: list[tuple] = []
     if changed := [(i, draw) for i, draw in enumerate(draws) if draw.changes]:
         for name, entries in (("bias", _biases), ("repetition", _repetitions), ("counted", _counts)):
             parts[name] = sparse([e for i, draw in changed for e in entries(i, draw)])
@@ -174,11 +176,18 @@ def rows_of(draws: Sequence[Draw], positions: Sequence[int], device: torch.devic
         )
         parts["seed"], parts["counter"] = column(numbers, torch.int64)
         parts["temperature"] = column(temperature)
-        if some := [i for i, s in enumerate(settings) if s.cuts]:
+        cutting = [(i, s) for i, s in enumerate(settings) if s.cuts]
+        for width in sorted({_width(s) for _, s in cutting}):
+            some, mine = zip(*(x for x in cutting if _width(x[1]) == width), strict=True)
             kinds = {"top_k": torch.int64, "top_p": torch.float32, "min_p": torch.float32}
-            columns = (column([getattr(settings[i], name) for i in some], kind) for name, kind in kinds.items())
-            parts["cut"] = (column(some, torch.int64), *columns)
-    return Rows(**parts)  # type: ignore[arg-type]
+            columns = (column([getattr(s, name) for s in mine], kind) for name, kind in kinds.items())
+            cuts.append((width, column(some, torch.int64), *columns))
+    return Rows(**parts, cuts=tuple(cuts))  # type: ignore[arg-type]
+
+
+def _width(settings: Sampling) -> int:
+    """Of how many of the likeliest tokens the order is asked; 0: of all."""
+    return FEW if 0 < settings.top_k <= FEW // 2 else 0  # tokens as likely as the last of them are looked at, too
 
 
 def _signed(seed: int) -> int:
@@ -262,20 +271,27 @@ def _scaled(logits: Tensor, rows: Rows) -> Tensor:
 
 
 def _cut(logits: Tensor, rows: Rows) -> Tensor:
-    """-inf for tokens that the settings leave out, which is never the likeliest. Only rows that leave any out are
-    sorted."""
-    if rows.cut is None or rows.temperature is None:
-        return logits
-    some, top_k, top_p, min_p = rows.cut
-    order, tokens = torch.sort(logits[some], descending=True, stable=True)
+    """-inf for tokens that the settings leave out, which is never the likeliest. Of rows that leave any out, the
+    likeliest tokens are sorted: so many of them as the row's own settings ask for, or all."""
+    for width, some, top_k, top_p, min_p in rows.cuts:
+        barred = _barred(logits[some], width, rows.temperature[some], top_k, top_p, min_p)  # type: ignore[index]
+        logits = logits.index_put((some,), logits[some].masked_fill(barred, float("-inf")))
+    return logits
+
+
+def _barred(logits: Tensor, width: int, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Which tokens top_k, top_p and min_p leave out."""
+    if 0 < width < logits.shape[1]:
+        order, tokens = logits.topk(width, dim=-1)
+    else:
+        order, tokens = torch.sort(logits, descending=True, stable=True)
     last = torch.where(top_k > 0, top_k, order.shape[1]).clamp(max=order.shape[1])[:, None] - 1
     order = order.masked_fill(order < order.gather(-1, last), float("-inf"))
-    shares = (order.double() / rows.temperature[some].clamp(min=1e-6)[:, None]).softmax(-1)
+    shares = (order.double() / temperature.clamp(min=1e-6)[:, None]).softmax(-1)
     out = (shares.cumsum(-1) - shares >= top_p[:, None]) | (shares < min_p[:, None] * shares[:, :1])
     out |= order == float("-inf")
     out[:, 0] = False
-    barred = torch.empty_like(out).scatter_(1, tokens, out)
-    return logits.index_put((some,), logits[some].masked_fill(barred, float("-inf")))
+    return torch.ones_like(logits, dtype=torch.bool).scatter_(1, tokens, out)
 
 
 def _uniform(rows: Rows) -> Tensor:

@@ -220,6 +220,15 @@ def test_a_step_ahead_changes_no_answer_and_a_surplus_token_is_dropped() -> None
     assert ahead.metrics().used_blocks == 0
 
 
+def test_sequences_that_give_way_while_a_step_is_under_way_keep_its_token() -> None:
+    prompts = [tuple(range(first, first + 12)) for first in (3, 20, 40)]
+    tight = engine(memory=4 * 14 * token_bytes("llama"))
+    tight._ahead = 1
+    answers = tight.generate(prompts, max_tokens=12, temperature=0)
+    assert [a.tokens for a in answers] == [expected("llama", prompt) for prompt in prompts]
+    assert tight.scheduler.preemptions > 0 and tight.metrics().used_blocks == 0
+
+
 def test_a_step_that_fails_as_it_lands_ends_all_that_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it left in the cache is not found by anybody: the same prompt is computed again."""
     served, prompt = engine(), tuple(range(3, 20))

@@ -16,6 +16,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from tessera.serve import sampling
 from tessera.serve.sampling import Draw, Rows, Sampling, _cut, _scaled, adjust, choose, logprobs, rows_of
 from tessera.util.errors import OptionError
 
@@ -74,6 +75,21 @@ def test_draws_follow_the_probabilities(settings: Sampling) -> None:
     error = ((seen - expected)[likely].square() / expected[likely]).sum()
     freedom = max(1, int(likely.sum()) - 1)
     assert error < freedom + 4 * (2 * freedom) ** 0.5 + 4
+
+
+def test_a_small_top_k_needs_no_order_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the likeliest tokens are sorted then, and the others are left out as before."""
+    asked = [
+        Sampling(temperature=0.8, top_k=k, top_p=p, min_p=m)
+        for k, p, m in ((3, 0.7, 0.0), (4, 1.0, 0.1), (0, 0.5, 0.0))
+    ]
+    logits = logits_of(3)
+    monkeypatch.setattr(sampling, "FEW", 8)
+    few = rows([draw(s) for s in asked])
+    ours = _scaled(_cut(logits, few), few).softmax(-1)
+    theirs = torch.stack([by_transformers(row, s) for row, s in zip(logits, asked, strict=True)])
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert [cut[0] for cut in few.cuts] == [0, 8]
 
 
 def test_temperature_0_takes_the_likeliest() -> None:
