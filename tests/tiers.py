@@ -39,6 +39,7 @@ SWEEPS: dict[str, int] = {
     "transforms/test_second_order.py::test_declared_operators": 2,
     # Making a cubin takes seconds.
     "serve/test_paged_kernels.py::test_kernels_compile_for_hopper": 3,
+    "serve/test_sampling_kernels.py::test_kernels_compile_for_hopper": 2,
     "executors/rows/test_rows_kernels.py::test_keys_and_values_go_to_the_matrix_units_without_a_stop": 4,
 }
 

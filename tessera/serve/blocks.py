@@ -68,6 +68,12 @@ class BlockPool:
     def find(self, key: bytes) -> int | None:
         return self._by_name.get(key)
 
+    def forget(self) -> None:
+        """No block has a name any more; those that nobody owns are free."""
+        self._free.extend(self._cached)
+        for names in (self._cached, self._name, self._by_name):
+            names.clear()
+
     def writable(self, block: int) -> bool:
         """Would nobody notice a write? Others own it too, or may find it, where not."""
         return self._owners[block] == 1 and block not in self._name

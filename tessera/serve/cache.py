@@ -36,6 +36,7 @@ class Table:
     blocks: list[list[int]]
     salt: bytes = b""
     names: list[bytes] = field(default_factory=list)
+    changes: int = 0  # how often the blocks became others: copies of a table are told by it
 
 
 class Cache:
@@ -45,7 +46,7 @@ class Cache:
         self.block_size = block_size
         self.windows = tuple(windows)
         self.pools = [BlockPool(size) for size in sizes]
-        self.reuse = reuse
+        self.reuse, self._windowed = reuse, any(windows)
         self.copies: list[Copy] = []  # for the next step, in this order
 
     # --- what fits ---
@@ -74,6 +75,14 @@ class Cache:
             more = self._more(group, table, computed)
             rooms.append((len(blocks) + more) * self.block_size - computed if more >= 0 else 0)
         return min(rooms)
+
+    def ready(self, table: Table, place: int) -> bool:
+        """Can this place be written as things stand? Where not, `room` and `grow` see to it."""
+        at = place // self.block_size
+        for pool, blocks in zip(self.pools, table.blocks, strict=True):
+            if at >= len(blocks) or not pool.writable(blocks[at]):
+                return False
+        return True
 
     def fits(self, table: Table, computed: int, length: int) -> bool:
         """Could the sequence grow to this length now, given that windows give blocks back on the way?"""
@@ -130,6 +139,7 @@ class Cache:
 
     def grow(self, table: Table, computed: int, length: int) -> None:
         """Let the places from `computed` to `length` be written. `room` has said that there are blocks."""
+        table.changes += 1
         for group, pool in enumerate(self.pools):
             blocks = table.blocks[group]
             for i in range(computed // self.block_size, len(blocks)):
@@ -141,11 +151,16 @@ class Cache:
             while len(blocks) < self.blocks_for(length):
                 blocks.append(pool.take())
 
+    def due(self, table: Table, computed: int) -> bool:
+        """Could `commit` have anything to do?"""
+        return self._windowed or (self.reuse and computed // self.block_size > len(table.names))
+
     def commit(self, table: Table, tokens: Sequence[int], computed: int) -> None:
-        """So many tokens have been computed: name the blocks they fill, give back what windows have passed."""
-        known = len(table.names)
-        if self.reuse and computed // self.block_size > known:
-            table.names = self._chain(table, tokens, computed // self.block_size)
+        """So many tokens have been computed, or will be before anybody can look: name the blocks that they fill, as far
+        as tokens are known, and give back what windows have passed."""
+        known, full = len(table.names), min(computed, len(tokens)) // self.block_size
+        if self.reuse and full > known:
+            table.names = self._chain(table, tokens, full)
         for group, pool in enumerate(self.pools):
             blocks = table.blocks[group]
             for i in range(known, len(table.names)):
@@ -156,6 +171,7 @@ class Cache:
                     break
                 pool.give_back(blocks[i])
                 blocks[i] = NULL
+                table.changes += 1
 
     def fork(self, table: Table, computed: int) -> Table | None:
         """A second sequence that shares the first `computed` tokens; None where a window has passed them already."""
@@ -178,6 +194,11 @@ class Cache:
                     pool.give_back(block)
             blocks.clear()
         table.names.clear()
+
+    def forget(self) -> None:
+        """What was computed is not to be trusted: no block is found any more."""
+        for pool in self.pools:
+            pool.forget()
 
     def take_copies(self) -> list[Copy]:
         copies, self.copies = self.copies, []

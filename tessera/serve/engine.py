@@ -1,9 +1,12 @@
 """`tessera.Engine`: many requests to one model, computed together.
 
 In: a causal language model (an nn.Module or a folder) and prompts. Out: answers, whole or piece by piece. Every call of
-`step` computes one batch: the scheduler chooses it, the runner computes it, requests take what came. Whoever waits for
-an answer drives the engine, so there is no thread of its own; a lock lets one step run at a time. `submit` and `cancel`
-only leave a note, which the next step reads; a note to cancel is read at once where no step runs.
+`step` launches one batch: the scheduler chooses it, the runner sends it to the device. Then requests take what came of
+the batch before, which the device has computed meanwhile; on a CPU, where that gains nothing, what came of this one. A
+sequence that turns out to have ended is dropped a step late, and its surplus token with it.
+
+Whoever waits for an answer drives the engine, so there is no thread of its own; a lock lets one step run at a time.
+`submit` and `cancel` only leave a note, which the next step reads; a note to cancel is read at once where no step runs.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import json
 import secrets
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,9 +35,9 @@ from tessera.serve.metrics import EVENTS, Event, Metrics, timeline
 from tessera.serve.operators import FP8
 from tessera.serve.programs import Paged, Program, Programs
 from tessera.serve.requests import Completion, Piece, Request
-from tessera.serve.runner import Runner, Taken
+from tessera.serve.runner import Flight, Runner, Taken
 from tessera.serve.sampling import Draw, Sampling
-from tessera.serve.scheduler import Answer, Batch, Refused, Scheduler, Work
+from tessera.serve.scheduler import Answer, Refused, Scheduler, Work
 from tessera.serve.stream import Stream
 from tessera.transforms.quantize import quantize as store_in_fewer_bits
 from tessera.util.errors import InputError, OptionError
@@ -104,8 +107,12 @@ class Engine:
         self.cache = Cache(block_size, self.memory.windows, self.memory.blocks, reuse)
         self.scheduler = Scheduler(self.cache, budget, most_running, most_waiting, self.longest, step_seconds)
         fixed = -(-budget // ALIGNED) * ALIGNED if deterministic else None
-        self._programs = Programs(self.model, block_size, self.memory.blocks, compiled, fixed, stored)
-        self._runner = Runner(self._programs, self._draw)
+        self._programs = Programs(self.model, block_size, self.memory.blocks, compiled, fixed, stored, budget)
+        self._runner = Runner(self._programs, self._draw, lambda work: self._owner[work.sequence.id].most_prompt(work))
+        self._ahead = int(some.device.type == "cuda")  # steps that are launched before the tokens of one are read
+        self._flights: deque[Flight] = deque()
+        self._landed = 0.0  # when the latest one did
+        self._gaps: Counter[float] = Counter()  # by the time of the last token, how many get their next one now
         self._check, self._speculate = check, speculate
         self.broken = False  # the device failed: nothing more can be computed in this process
         self._lock = threading.Lock()  # held while a step runs
@@ -219,7 +226,7 @@ class Engine:
         self._sweep()
 
     def step(self) -> None:
-        """Compute one batch."""
+        """Launch one batch, and take what came of the one before."""
         self.drive(lambda: False)
 
     def _sweep(self) -> None:
@@ -238,7 +245,8 @@ class Engine:
             for answer in request.answers:
                 self.scheduler.put(answer)
                 self._owner[answer.id] = request
-                self._lookups[answer.id] = Lookup(self._speculate)
+                if self._speculate:
+                    self._lookups[answer.id] = Lookup(self._speculate)
         while self._cancelled:
             for answer in self._cancelled.popleft().answers:
                 if answer.ended is None:
@@ -246,25 +254,51 @@ class Engine:
 
     def _step(self) -> None:
         self._read_notes()
+        if self._flights and (self._speculate or self._flights[-1].waits):
+            self._land()
+        ahead = self._ahead if self._launch() else 0
+        while len(self._flights) > ahead:
+            self._land()
+        if self._check:
+            self.scheduler.check()
+
+    def _launch(self) -> bool:
+        """Send the next batch to the device, if there is one."""
         start = time.monotonic()
         self._guess()
         batch = self.scheduler.schedule(start)
         for answer in batch.expired:
             self._ended(answer, "deadline")
         for work in batch.works:
-            self._begin(self._owner[work.sequence.id], start)
+            if work.first < work.sequence.prompt:
+                self._begin(self._owner[work.sequence.id], start)
         try:
-            taken = self._runner.run(batch, lambda work: self._owner[work.sequence.id].most_prompt(work))
+            flight = self._runner.launch(batch, start, self._flights[-1] if self._flights else None)
         except BaseException as error:
-            self._failed(batch, error)
-            if not isinstance(error, Exception):
-                raise
+            self._failed(batch.works, error)
+            return False
+        self.scheduler.launched(batch)
+        if batch.works:
+            self._flights.append(flight)
+        return bool(batch.works)
+
+    def _land(self) -> None:
+        """Hand out what came of the oldest batch under way."""
+        flight = self._flights.popleft()
+        try:
+            taken = self._runner.land(flight)
+        except BaseException as error:
+            later, self._flights = self._flights, deque()
+            self._failed([work for lost in (flight, *later) for work in lost.batch.works], error)
             return
+        now = time.monotonic()
         for one in taken:
-            self._take(one, time.monotonic())
-        self._measure(batch, start)
-        if self._check:
-            self.scheduler.check()
+            if one.work.sequence.ended is None:
+                self._take(one, now)
+        for last, times in self._gaps.items():
+            self._metrics.between_tokens.add(now - last, times)
+        self._gaps.clear()
+        self._measure(flight, now)
 
     def _begin(self, request: Request, now: float) -> None:
         if not request.begun:
@@ -286,9 +320,8 @@ class Engine:
         request = self._owner[answer.id]
         why = request.take(taken)
         if taken.work.samples:
-            self._lookups[answer.id].learn(taken.work.drafted, max(0, len(taken.tokens) - 1))
-            self._metrics.drafted += taken.work.drafted
-            self._metrics.accepted += max(0, len(taken.tokens) - 1)
+            if self._speculate:
+                self._learn(answer, taken.work.drafted, max(0, len(taken.tokens) - 1))
             self._count(request, len(taken.tokens), now)
         if why == "error":
             self._end(answer, "error", "the model's logits are not numbers, or no token is left to choose")
@@ -297,13 +330,18 @@ class Engine:
         if why is not None:
             self._end(answer, why)
 
+    def _learn(self, answer: Answer, drafted: int, right: int) -> None:
+        self._lookups[answer.id].learn(drafted, right)
+        self._metrics.drafted += drafted
+        self._metrics.accepted += right
+
     def _count(self, request: Request, tokens: int, now: float) -> None:
         self._metrics.new_tokens += tokens
         if request.first_token is None:
             request.first_token = now
             self._metrics.first_token.add(now - request.arrival)
         elif request.last_token is not None and request.settings.n == 1:
-            self._metrics.between_tokens.add(now - request.last_token)
+            self._gaps[request.last_token] += 1
         request.last_token = now
 
     def _end(self, answer: Answer, why: str, error: str | None = None) -> None:
@@ -312,27 +350,31 @@ class Engine:
 
     def _ended(self, answer: Answer, why: str, error: str | None = None) -> None:
         request = self._owner.pop(answer.id)
-        del self._lookups[answer.id]
+        self._lookups.pop(answer.id, None)
         self._metrics.ended[why] += 1
         request.end(answer, why, error)
         if not request.left:
             self._metrics.whole.add(time.monotonic() - request.arrival)
 
-    def _failed(self, batch: Batch, error: BaseException) -> None:
+    def _failed(self, works: Sequence[Work], error: BaseException) -> None:
         """A step that raised: what it was to compute ends with the error, and the rest goes on."""
         log(0, f"serve: a step failed: {type(error).__name__}: {error}")
         self.broken = isinstance(error, torch.AcceleratorError)
-        for work in batch.works:
-            self._end(work.sequence, "error", f"{type(error).__name__}: {error}")
+        self.cache.forget()  # blocks have names as soon as a step is under way
+        for work in works:
+            if work.sequence.ended is None:
+                self._end(work.sequence, "error", f"{type(error).__name__}: {error}")
+        if not isinstance(error, Exception):
+            raise error
 
-    def _measure(self, batch: Batch, start: float) -> None:
-        seconds = time.monotonic() - start
-        self.scheduler.took(seconds, batch)
-        if batch.works:
-            self._metrics.steps += 1
-            self._metrics.step.add(seconds)
-            name = "decode" if all(len(w.tokens) == 1 for w in batch.works) else "mixed"
-            self._events.append(Event(name, start, seconds, batch.tokens, len(batch.works)))
+    def _measure(self, flight: Flight, now: float) -> None:
+        """A step's time is that since its launch, or since the step before landed."""
+        tokens, count, start = flight.batch.tokens, len(flight.batch.works), max(flight.start, self._landed)
+        self._landed = now
+        self.scheduler.took(now - start, flight.batch)
+        self._metrics.steps += 1
+        self._metrics.step.add(now - start)
+        self._events.append(Event("decode" if tokens == count else "mixed", start, now - start, tokens, count))
 
     # --- looking in ---
 

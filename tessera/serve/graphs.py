@@ -1,8 +1,8 @@
-"""The decode program, replayed as CUDA graphs: one launch a step, however many kernels.
+"""A program whose steps come in few sizes, replayed as CUDA graphs: one launch a step, however many kernels.
 
-In: filled steps, whose sizes are buckets. Out: logits, in memory that the next step writes again. A size is captured
-when it comes for the second time, so those that serving needs most are captured first; the first time got its kernels
-ready. Where capturing fails, the program runs as before, and `reason` says why.
+In: filled steps, of the decode program in buckets or all of one size. Out: logits, in memory that the next step writes
+again. A size is captured when it comes for the second time, so those that serving needs most are captured first; the
+first time got its kernels ready. Where capturing fails, the program runs as before, and `reason` says why.
 """
 
 from __future__ import annotations

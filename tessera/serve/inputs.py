@@ -7,9 +7,13 @@ which write to block 0.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 from torch import Tensor
+
+from tessera.serve.cache import Table
 
 LEAST = 2  # of every size
 
@@ -60,6 +64,30 @@ class Filled(NamedTuple):
 
     sizes: Sizes
     flat: Tensor
+
+
+class Tables:
+    """The tables of a step's sequences, side by side, kept for the next step: most rows are the same again."""
+
+    def __init__(self, groups: int):
+        self._arrays = [np.zeros((0, 0), dtype=np.int64)] * groups
+        self._seen: list[tuple[Table, int]] = []
+
+    def of(self, tables: Sequence[Table], columns: int) -> list[np.ndarray]:
+        """An array for every group. What stands in a row beyond its table is nobody's business."""
+        height, width = self._arrays[0].shape
+        if len(tables) > height or columns > width:
+            shape = max(len(tables), height), max(_aligned(columns), width)
+            self._arrays = [np.zeros(shape, dtype=np.int64) for _ in self._arrays]
+            self._seen.clear()
+        seen, known = self._seen, len(self._seen)
+        for i, table in enumerate(tables):
+            if i < known and seen[i][0] is table and seen[i][1] == table.changes:
+                continue
+            for array, blocks in zip(self._arrays, table.blocks, strict=True):
+                array[i, : len(blocks)] = blocks
+            seen[i : i + 1] = [(table, table.changes)]
+        return [array[: len(tables), :columns] for array in self._arrays]
 
 
 def _aligned(count: int) -> int:

@@ -17,6 +17,7 @@ from torch import Tensor
 TILE = 64  # keys at a time
 SPLIT, MOST_PARTS = 256, 32  # keys a part has at least; longer sequences have longer parts
 ROWS = 64  # queries times heads of a tile
+WARPS, STAGES = 4, 2  # of a sequence with one new token
 
 
 @triton.jit
@@ -203,7 +204,7 @@ def paged_attention(
         attend_one[(sequences, groups, parts)](
             *tensors, sums, tops, *settings, *numbers, parts,
             GROUP=group, ROWS=_power(group), SPLIT=SPLIT, MOST=MOST_PARTS, ONE=parts == 1, **shape,
-            num_warps=4, num_stages=2,
+            num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
         if parts > 1:
             combine[(sequences, heads)](

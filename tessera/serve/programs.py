@@ -10,8 +10,9 @@ write to block 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol, cast
 
 import numpy as np
@@ -21,9 +22,9 @@ from torch import Tensor, nn
 from tessera.inspection.programs import Stages, stages
 from tessera.just_in_time.api import jit
 from tessera.serve.graphs import Graphs
-from tessera.serve.inputs import LEAST, TRIED, Filled, Inputs, Sizes, bucket, wide
+from tessera.serve.inputs import LEAST, TRIED, Filled, Inputs, Sizes, Tables, bucket, wide
 from tessera.serve.operators import WHOLE, paged_attention, paged_write
-from tessera.serve.scheduler import Work
+from tessera.serve.scheduler import UNKNOWN, Answer, Work
 from tessera.torch_internals.dynamo import mark_dynamic
 
 
@@ -116,11 +117,13 @@ class Program:
 class Programs:
     """A model's two programs and its pools: `sizes[g]` blocks of `block_size` tokens for each group. Without `compiled`
     the model runs as it is. With `fixed`, every step is a mixed one of so many tokens and rows, and every query attends
-    by itself: then what is computed of a token depends on its sequence alone, to the bit. `stored`: the pools' type."""
+    by itself: then what is computed of a token depends on its sequence alone, to the bit. `stored`: the pools' type.
+    `sampled` holds the tokens of the latest step, of which there are at most `most`: the next one may read them there,
+    before anybody on the host has."""
 
     def __init__(
         self, model: Paged, block_size: int, sizes: Sequence[int], compiled: bool = True, fixed: int | None = None,
-        stored: torch.dtype | None = None,
+        stored: torch.dtype | None = None, most: int = 2048,
     ):  # fmt: skip
         self.fixed = fixed
         module = cast("nn.Module", model)
@@ -130,6 +133,8 @@ class Programs:
         windows = groups_of(layers)
         group = [windows.index(layer.window) for layer in layers]
         self.groups = len(windows)
+        self.sampled = torch.zeros(most, dtype=torch.int64, device=like.device)
+        self._tables = Tables(self.groups)
         self.sites = [
             Site(layer, g, len(windows), sizes[g], block_size, empty, fixed is not None)
             for layer, g in zip(layers, group, strict=True)
@@ -141,8 +146,9 @@ class Programs:
             for name in TRIED
             if fixed is None or name == "mixed"
         }
-        replayed = compiled and fixed is None and self.device.type == "cuda"
-        self.graphs = Graphs(lambda given: self._call("decode", given), self.groups, self.device) if replayed else None
+        self.replayed = "decode" if fixed is None else "mixed"  # the program whose sizes are few
+        replays = compiled and self.device.type == "cuda"
+        self.graphs = Graphs(lambda x: self._call(self.replayed, x), self.groups, self.device) if replays else None
 
     def compile(self) -> None:
         """Compile now what would be compiled at the first call, on tokens of nobody."""
@@ -156,30 +162,38 @@ class Programs:
             for tensor in (*placed[:4], *placed.places):
                 for dim in range(tensor.ndim):
                     mark_dynamic(tensor, dim)
-            self._call(name, placed)
+            self._compute(name, placed)
 
     def warm(self, running: int, longest: int) -> None:
         """Capture now what serving so many sequences of this length would capture, the largest first."""
+        if self.graphs is None:
+            return
         columns = wide(-(-longest // self.block_size))
-        for rows in sorted({bucket(n) for n in range(LEAST, running + 1)}, reverse=True) if self.graphs else ():
-            sizes = Sizes(rows, rows, columns, rows)
+        counts = {bucket(n) for n in range(LEAST, running + 1)} if self.fixed is None else {self.fixed}
+        for rows in sorted(counts, reverse=True):
+            sizes = Sizes(rows, rows + (self.fixed is not None), columns, rows)
             flat = torch.zeros(sizes.length(self.groups), dtype=torch.int64)
-            Inputs.of(flat, sizes, self.groups).starts[:] = torch.arange(rows + 1)
+            Inputs.of(flat, sizes, self.groups).starts[:] = torch.arange(sizes.sequences + 1).clamp(max=rows)
             for _ in range(2):  # the first time gets kernels ready
-                self.run("decode", Filled(sizes, flat))
+                self.run(self.replayed, Filled(sizes, flat))
 
     @torch.no_grad()
     def run(self, name: str, given: Filled) -> Tensor:
         """Logits of the asked rows. What a graph gives is overwritten by the next step."""
-        if name == "decode" and self.graphs is not None:
+        if name == self.replayed and self.graphs is not None:
             return self.graphs(given)
         return self._call(name, self._placed(given))
 
     def _placed(self, given: Filled) -> Inputs:
         return Inputs.of(given.flat.to(self.device, non_blocking=True), given.sizes, self.groups)
 
-    @torch.no_grad()
     def _call(self, name: str, given: Inputs) -> Tensor:
+        """A token below 0 is one that the step before has drawn, -1 in its first row."""
+        drawn = self.sampled[(-1 - given.tokens).clamp_(min=0)]
+        return self._compute(name, given._replace(tokens=torch.where(given.tokens < 0, drawn, given.tokens)))
+
+    @torch.no_grad()
+    def _compute(self, name: str, given: Inputs) -> Tensor:
         rows = given.rows if name == "mixed" else None
         return self.by_name[name].call(given.tokens, given.positions, given.starts, rows, given.places)
 
@@ -191,8 +205,11 @@ class Programs:
                 for pool in (site.keys, site.values):
                     pool[target].copy_(pool[source])
 
-    def fill(self, works: Sequence[Work], rows: Sequence[int]) -> tuple[str, Filled]:
-        """Which program takes these works, and what it is called with."""
+    def fill(
+        self, works: Sequence[Work], rows: Sequence[int], coming: Mapping[Answer, int] = MappingProxyType({})
+    ) -> tuple[str, Filled]:
+        """Which program takes these works, and what it is called with. `coming`: the rows of the step before that give
+        tokens which are not known."""
         counts = [len(work.tokens) for work in works]
         single = max(counts) == 1
         name = "decode" if single and self.fixed is None and list(rows) == list(range(len(works))) else "mixed"
@@ -202,30 +219,34 @@ class Programs:
         tokens, positions, starts, asked = (part.numpy() for part in given[:4])
         places = [part.numpy() for part in given.places]
         count = sum(counts)
+        sequence = np.repeat(np.arange(len(works)), counts)
+        ends = np.cumsum(counts)
         tokens[:count] = [token for work in works for token in work.tokens]
-        positions[:count] = [p for work in works for p in range(work.first, work.end)]
-        starts[1 : len(works) + 1] = np.cumsum(counts)
+        positions[:count] = np.arange(count) + (np.array([work.end for work in works]) - ends)[sequence]
+        starts[1 : len(works) + 1] = ends
         # Tokens that are missing belong to nobody: one sequence has them all, or each has a sequence of its own.
         starts[len(works) + 1 :] = np.arange(count + 1, sizes.tokens + 1) if name == "decode" else sizes.tokens
         asked[: len(rows)] = rows
-        sequence = np.repeat(np.arange(len(works)), counts)
+        for i in np.flatnonzero(tokens[:count] == UNKNOWN):
+            tokens[i] = -1 - coming[works[sequence[i]].sequence]
         at, inside = np.divmod(positions[:count], self.block_size)
-        for table, slots, group in zip(places[: self.groups], places[self.groups :], range(self.groups), strict=True):
-            for row, work in zip(table, works, strict=False):
-                blocks = work.sequence.table.blocks[group]  # type: ignore[union-attr]
-                row[: len(blocks)] = blocks
-            slots[:count] = table[sequence, at] * self.block_size + inside
+        kept = self._tables.of([work.sequence.table for work in works], sizes.columns)  # type: ignore[misc]
+        for table, slots, known in zip(places[: self.groups], places[self.groups :], kept, strict=True):
+            table[: len(works)] = known
+            slots[:count] = known[sequence, at] * self.block_size + inside
         return name, Filled(sizes, flat)
 
     def _sizes(self, works: Sequence[Work], counts: Sequence[int], rows: int, name: str) -> Sizes:
         columns = max(LEAST, *(len(blocks) for work in works for blocks in work.sequence.table.blocks))  # type: ignore[union-attr]
-        tokens, sequences = max(sum(counts), self.fixed or LEAST), max(len(works), LEAST)
+        tokens, sequences = max(sum(counts), LEAST), max(len(works), LEAST)
+        if self.graphs is not None and name == self.replayed:
+            sequences, columns = bucket(sequences), wide(columns)
+        if self.fixed is not None:  # one sequence more than tokens, for those that are missing
+            return Sizes(self.fixed, self.fixed + 1, columns, self.fixed)
         if name == "decode":
-            if self.graphs is not None:
-                sequences, columns = bucket(sequences), wide(columns)
             return Sizes(sequences, sequences, columns, sequences)
         if tokens > sum(counts) and len(works) == sequences:
             sequences += 1
         if tokens == sequences and max(counts) > 1:
             sequences += 1  # as many sequences as tokens: kernels take that for one token each
-        return Sizes(tokens, sequences, columns, max(rows, self.fixed or LEAST))
+        return Sizes(tokens, sequences, columns, max(rows, LEAST))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from tessera.serve.runner import Logprob, Taken
 from tessera.serve.sampling import Draw, Sampling
@@ -16,8 +17,7 @@ from tessera.serve.scheduler import Answer, Work
 from tessera.serve.text import Text
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """News of one answer. `finish` stands in its last piece alone."""
 
     index: int  # which of the n answers
@@ -65,6 +65,7 @@ class Request:
         self.last_token: float | None = None
         self._texts = [Text(decode, settings.stop) if decode is not None else None for _ in range(settings.n)]
         self._index: dict[int, int] = {}
+        self._draws = [Draw(settings, seed, index, self.prompt) for index in range(settings.n)]
         self.left = settings.n  # answers that have not ended
 
     def add(self, answer: Answer) -> None:
@@ -73,13 +74,14 @@ class Request:
 
     def draw(self, work: Work, guess: int) -> Draw:
         """What the row after a work's i-th guess asks for."""
-        answer = work.sequence
+        answer, settings = work.sequence, self.settings
+        usual = self._draws[self._index[answer.id]]
+        early = work.end - work.drafted + guess - answer.prompt < settings.min_tokens
+        if not early and not settings.penalises:
+            return usual
         guesses = work.tokens[len(work.tokens) - work.drafted :][:guess]
-        output = [*answer.tokens[answer.prompt :], *guesses] if self.settings.penalises else ()
-        position = len(answer.tokens) + guess
-        early = position - answer.prompt < self.settings.min_tokens
-        banned = tuple(sorted(self.ends)) if early else ()
-        return Draw(self.settings, self.seed, self._index[answer.id], position, self.prompt, output, banned)
+        output = [*answer.tokens[answer.prompt :], *guesses] if settings.penalises else ()
+        return replace(usual, output=output, banned=tuple(sorted(self.ends)) if early else ())
 
     def most_prompt(self, work: Work) -> int | None:
         """Of how many tokens the prompt's log-probabilities are still asked: the first answer brings them."""
@@ -87,36 +89,32 @@ class Request:
 
     def take(self, taken: Taken) -> str | None:
         """New tokens of an answer: its text goes out, and why it ends, if it does, comes back."""
-        self.prompt_logprobs.update(taken.prompt_logprobs)
+        if taken.prompt_logprobs:
+            self.prompt_logprobs.update(taken.prompt_logprobs)
         if not taken.work.samples:
             return None
         answer = taken.work.sequence
         index = self._index[answer.id]
-        kept, text, why = [], "", None
+        writer, kept, text, why = self._texts[index], [], "", None
         room = answer.max_tokens - (len(answer.tokens) - answer.prompt)
         for token in taken.tokens[:room]:
             if token < 0:
                 why = "error"
                 break
             kept.append(token)
-            why, piece = self._push(index, token)
-            text += piece
-            if why is not None:
+            if token in self.ends:
+                why = "stop"
                 break
+            if writer is not None:
+                text += writer.push(token)
+                if writer.stopped is not None:
+                    why = "stop"
+                    break
         if why is None and len(kept) == room:
             why = "length"
         self.pieces.append(Piece(index, text, tuple(kept), tuple(taken.logprobs[: len(kept)])))
         taken.tokens[:] = kept
         return why
-
-    def _push(self, index: int, token: int) -> tuple[str | None, str]:
-        if token in self.ends:
-            return "stop", ""
-        text = self._texts[index]
-        if text is None:
-            return None, ""
-        piece = text.push(token)
-        return ("stop" if text.stopped is not None else None), piece
 
     def end(self, answer: Answer, why: str, error: str | None = None) -> None:
         """An answer's last piece."""

@@ -1,21 +1,22 @@
 """A step on the device: copies of blocks, one program, the next tokens.
 
-In: a `Batch`, and for every sequence that samples what it asks of its next tokens. Out: a `Taken` for each work. Tokens
-that were guessed are verified here: each of them is drawn as ever, and the guesses are kept as far as they are what was
-drawn. The one copy from the device brings tokens and log-probabilities to the host.
+In: a `Batch`, and for every sequence that samples what it asks of its next tokens. Out: a `Flight`, and when it has
+landed a `Taken` for each work. `launch` waits for nothing: tokens that the flight before has drawn are read where they
+lie, on the device, and one asynchronous copy brings new ones out. `land` waits for that copy. Tokens that were guessed
+are verified here: each of them is drawn as ever, and the guesses are kept as far as they are what was drawn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from tessera.serve.programs import Programs
-from tessera.serve.sampling import Draw, choose, logprobs, rows_of
-from tessera.serve.scheduler import Batch, Work
+from tessera.serve.sampling import Draw, Rows, choose, logprobs, rows_of
+from tessera.serve.scheduler import Answer, Batch, Work
 
 
 @dataclass(frozen=True)
@@ -27,97 +28,175 @@ class Logprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass
+@dataclass(slots=True)
 class Taken:
     """What a step gave one sequence: new tokens, `-1` for one that could not be chosen."""
 
     work: Work
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int]
     logprobs: list[Logprob] = field(default_factory=list)
     prompt_logprobs: dict[int, Logprob] = field(default_factory=dict)  # by the token's position
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class _Row:
-    """A row of logits: whose it is, its place in the flat row of tokens, and what it is for."""
+    """A row of logits: whose it is, and what it is for."""
 
-    taken: Taken
-    place: int
-    draw: Draw | None  # None: a row of the prompt, of which log-probabilities are asked
+    work: int
     position: int  # of the token that these logits are about
+    most: int | None  # of how many tokens log-probabilities are asked
+    draw: Draw | None = None  # None: a row of the prompt, of which log-probabilities are asked
+
+
+@dataclass(slots=True)
+class _Layout:
+    """A step's rows of logits, those that sample first. While the same sequences decode and none of them asks for more
+    than a token, the next step has the same ones, a position further."""
+
+    sequences: list[Answer]
+    firsts: list[int]  # positions that the step begins at
+    rows: list[_Row]
+    places: list[int]  # of the rows in the flat row of tokens
+    coming: dict[Answer, int]  # the row that gives a sequence its next token
+    settings: Rows
+    drawn: int  # rows that sample
+    steady: bool
+    waits: bool  # some next row depends on the tokens that this step gives
+
+    def follows(self, works: Sequence[Work]) -> bool:
+        """Are these the works of the next step, and its rows the same?"""
+        return (
+            self.steady
+            and [work.first for work in works] == [first + 1 for first in self.firsts]
+            and [work.sequence for work in works] == self.sequences
+            and all(work.samples and len(work.tokens) == 1 for work in works)
+        )
+
+
+@dataclass(slots=True)
+class Flight:
+    """A step under way. `outs` are on their way to the host: tokens, then what log-probabilities consist of."""
+
+    batch: Batch
+    start: float
+    layout: _Layout | None = None
+    outs: tuple[Tensor, ...] = ()
+    done: torch.cuda.Event | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Has this flight to land before the next one is launched?"""
+        return self.layout is not None and self.layout.waits
 
 
 class Runner:
-    """`draw_of(work, i)` says what the row after the i-th guess of a work asks for."""
+    """`draw_of(work, i)` says what the row after the i-th guess of a work asks for, `most_prompt(work)` of how many
+    tokens its prompt wants log-probabilities."""
 
-    def __init__(self, programs: Programs, draw_of: Callable[[Work, int], Draw]):
-        self.programs, self.draw_of = programs, draw_of
+    def __init__(
+        self, programs: Programs, draw_of: Callable[[Work, int], Draw], most_prompt: Callable[[Work], int | None]
+    ):
+        self.programs, self.draw_of, self.most_prompt = programs, draw_of, most_prompt
+        self._layout: _Layout | None = None
 
     @torch.no_grad()
-    def run(self, batch: Batch, most_prompt: Callable[[Work], int | None]) -> list[Taken]:
-        """Carry a batch out. `most_prompt` says of how many tokens a prompt wants log-probabilities."""
+    def launch(self, batch: Batch, start: float = 0.0, before: Flight | None = None) -> Flight:
+        """Begin a step. `before` is the one that is still under way: unknown tokens are what it draws."""
         for copy in batch.copies:
             self.programs.copy(*copy)
         if not batch.works:
-            return []
-        rows, taken = self._rows(batch.works, most_prompt)
-        name, given = self.programs.fill(batch.works, [row.place for row in rows])
-        logits = self.programs.run(name, given)[: len(rows)]
-        draws = [row.draw for row in rows if row.draw is not None]
-        tokens = choose(logits[: len(draws)], rows_of(draws, logits.device))
-        log = self._logprobs(rows, logits, tokens, most_prompt)
-        self._hand_out(rows, tokens.tolist(), log)
-        return taken
+            return Flight(batch, start)
+        coming = before.layout.coming if before is not None and before.layout is not None else {}
+        layout = self._layout = self._next(batch.works)
+        name, given = self.programs.fill(batch.works, layout.places, coming)
+        logits = self.programs.run(name, given)[: len(layout.rows)]
+        tokens = choose(logits[: layout.drawn], layout.settings)
+        torch.clamp(tokens, min=0, out=self.programs.sampled[: layout.drawn])
+        flight = Flight(batch, start, layout, tuple(map(_out, (tokens, *self._logprobs(batch.works, logits, tokens)))))
+        if logits.is_cuda:
+            flight.done = torch.cuda.Event()
+            flight.done.record()
+        return flight
 
-    def _rows(self, works: Sequence[Work], most_prompt: Callable) -> tuple[list[_Row], list[Taken]]:
-        """Rows that sample, then rows of prompts."""
-        sampling, prompts, taken, start = [], [], [], 0
-        for work in works:
-            mine = Taken(work)
-            taken.append(mine)
+    def land(self, flight: Flight) -> list[Taken]:
+        """What a step gave, when it has run."""
+        if flight.done is not None:
+            flight.done.synchronize()
+        if flight.layout is None:
+            return []
+        tokens, *log = (out.tolist() for out in flight.outs)
+        works, rows = flight.batch.works, flight.layout.rows
+        if flight.layout.steady:
+            return [Taken(work, [token]) for work, token in zip(works, tokens, strict=True)]
+        asked = [(i, row) for i, row in enumerate(rows) if row.most is not None]
+        found = {
+            i: Logprob(token, value, tuple(zip(ids, logs, strict=True))[: row.most])
+            for (i, row), token, value, logs, ids in zip(asked, *log, strict=True)
+        } if asked else {}  # fmt: skip
+        return _handed_out(works, rows, tokens, found)
+
+    def _next(self, works: Sequence[Work]) -> _Layout:
+        if self._layout is not None and self._layout.follows(works):
+            settings = self._layout.settings.further()
+            return replace(self._layout, firsts=[work.first for work in works], settings=settings)
+        rows, prompts, coming, start = [], [], {}, 0
+        places, more = [], []
+        for index, work in enumerate(works):
             known = len(work.tokens) - work.drafted
             if work.samples:
-                for guess in range(work.drafted + 1):
-                    place = start + known - 1 + guess
-                    sampling.append(_Row(mine, place, self.draw_of(work, guess), work.first + known + guess))
-            if most_prompt(work) is not None:
-                last = min(work.end, work.sequence.prompt - 1)
-                prompts += [_Row(mine, start + p - work.first, None, p + 1) for p in range(work.first, last)]
+                coming[work.sequence] = len(rows)
+                for place in range(known - 1, len(work.tokens)):
+                    draw = self.draw_of(work, place + 1 - known)
+                    places.append(start + place)
+                    rows.append(_Row(index, work.first + place + 1, draw.settings.logprobs, draw))
+            last = min(work.end, work.sequence.prompt - 1)
+            if work.first < last and (most := self.most_prompt(work)) is not None:
+                more += range(start, start + last - work.first)
+                prompts += [_Row(index, p + 1, most) for p in range(work.first, last)]
             start += len(work.tokens)
-        return [*sampling, *prompts], taken
+        draws = [row.draw for row in rows]
+        positions = [row.position for row in rows]
+        return _Layout(
+            [work.sequence for work in works], [work.first for work in works], [*rows, *prompts],
+            [*places, *more], coming,
+            rows_of(draws, positions, self.programs.device), len(rows),
+            steady=start == len(works) == len(rows) and not prompts and all(d.lasts for d in draws),
+            waits=any(draw.settings.penalises for draw in draws),
+        )  # fmt: skip
 
-    def _logprobs(self, rows: list[_Row], logits: Tensor, tokens: Tensor, most_prompt: Callable) -> dict[int, Logprob]:
-        """Log-probabilities of the rows that ask for them, by the row's number."""
-        most = [_most(row, most_prompt) for row in rows]
-        asked = [i for i, count in enumerate(most) if count is not None]
-        if not asked:
-            return {}
-        given = [row.taken.work.sequence.tokens[row.position] for row in rows if row.draw is None]
+    def _logprobs(self, works: Sequence[Work], logits: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:
+        """Of the rows that ask for it: the token, its log-probability, the highest ones, and whose they are."""
+        assert self._layout is not None
+        rows = self._layout.rows
+        if self._layout.steady or not (asked := [i for i, row in enumerate(rows) if row.most is not None]):
+            return ()
+        given = [works[row.work].sequence.tokens[row.position] for row in rows if row.draw is None]
         every = torch.cat([tokens, torch.tensor(given, dtype=torch.int64, device=tokens.device)])
-        width = min(logits.shape[1], max(count or 0 for count in most))
+        width = min(logits.shape[1], max(rows[i].most or 0 for i in asked))
         picked = torch.tensor(asked, device=logits.device)
-        values, top, which = logprobs(logits[picked], every[picked], width)
-        found = zip(asked, every[picked].tolist(), values.tolist(), which.tolist(), top.tolist(), strict=True)
-        return {
-            i: Logprob(token, value, tuple(zip(ids, logs, strict=True))[: most[i]])
-            for i, token, value, ids, logs in found
-        }
-
-    def _hand_out(self, rows: list[_Row], tokens: list[int], log: dict[int, Logprob]) -> None:
-        """Give every work its tokens, as far as its guesses are what was drawn."""
-        for i, row in enumerate(rows):
-            mine, work = row.taken, row.taken.work
-            if row.draw is None:
-                mine.prompt_logprobs[row.position] = log[i]
-                continue
-            guess = len(mine.tokens)
-            guesses = work.tokens[len(work.tokens) - work.drafted :]
-            if row.position != work.end - work.drafted + guess or tuple(mine.tokens) != guesses[:guess]:
-                continue  # a guess before it was wrong
-            mine.tokens.append(tokens[i])
-            if i in log:
-                mine.logprobs.append(log[i])
+        return every[picked], *logprobs(logits[picked], every[picked], width)
 
 
-def _most(row: _Row, most_prompt: Callable[[Work], int | None]) -> int | None:
-    return row.draw.settings.logprobs if row.draw is not None else most_prompt(row.taken.work)
+def _out(tensor: Tensor) -> Tensor:
+    """A copy on the host, which is there when the device has come so far."""
+    if not tensor.is_cuda:
+        return tensor
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def _handed_out(works: Sequence[Work], rows: Sequence[_Row], tokens: list[int], log: dict[int, Logprob]) -> list[Taken]:
+    """Give every work its tokens, as far as its guesses are what was drawn."""
+    taken = [Taken(work, []) for work in works]
+    for i, row in enumerate(rows):
+        mine, work = taken[row.work], works[row.work]
+        if row.draw is None:
+            mine.prompt_logprobs[row.position] = log[i]
+            continue
+        guess = len(mine.tokens)
+        guesses = work.tokens[len(work.tokens) - work.drafted :]
+        if row.position != work.end - work.drafted + guess or tuple(mine.tokens) != guesses[:guess]:
+            continue  # a guess before it was wrong
+        mine.tokens.append(tokens[i])
+        if i in log:
+            mine.logprobs.append(log[i])
+    return taken

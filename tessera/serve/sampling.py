@@ -10,8 +10,10 @@ repeats its tokens whatever else runs, and a token that was guessed beforehand i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import functools
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -19,6 +21,7 @@ from torch import Tensor
 from tessera.ops.uniform import block
 from tessera.util.errors import OptionError
 
+FEW = 1024  # tokens that are sorted where `top_k` is small
 _RANGES = {
     "max_tokens": (1, None), "min_tokens": (0, None), "temperature": (0, None), "top_k": (0, None), "top_p": (0, 1),
     "min_p": (0, 1), "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2), "n": (1, None), "logprobs": (0, None),
@@ -106,17 +109,22 @@ def _span(least: float, most: float | None) -> str:
     return f"at least {least}" if most is None else f"{least} to {most}"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Draw:
-    """What one row of logits is for."""
+    """What a row of logits is for, but for its position."""
 
     settings: Sampling
-    seed: int
-    answer: int  # which of the n
-    position: int
-    prompt: Sequence[int]
-    output: Sequence[int]  # generated before this row's token
+    seed: int = 0
+    answer: int = 0  # which of the n
+    prompt: Sequence[int] = ()
+    output: Sequence[int] = ()  # generated before this row's token
     banned: tuple[int, ...] = ()  # tokens that would end the answer too early
+
+    def __post_init__(self) -> None:
+        given = self.settings
+        # Does it change logits? And is the answer's next row for the same, so that nobody has to ask again?
+        self.changes = bool(self.banned or given.logit_bias or given.allowed is not None or given.penalises)
+        self.lasts = not self.banned and not given.penalises and given.logprobs is None
 
 
 @dataclass(frozen=True)
@@ -124,7 +132,7 @@ class Rows:
     """The settings of all rows as tensors. What no row asks for is None, and costs nothing."""
 
     temperature: Tensor | None = None
-    cut: tuple[Tensor, Tensor, Tensor, Tensor] | None = None  # rows that leave tokens out; their top_k, top_p, min_p
+    cuts: tuple[tuple[int, Tensor, Tensor, Tensor, Tensor], ...] = ()  # see `_cut`
     seed: Tensor | None = None
     counter: Tensor | None = None
     bias: tuple[Tensor, Tensor, Tensor] | None = None  # rows, tokens, what is added
@@ -132,12 +140,18 @@ class Rows:
     repetition: tuple[Tensor, Tensor, Tensor] | None = None  # rows, tokens (each once), the penalty
     counted: tuple[Tensor, Tensor, Tensor] | None = None  # rows, tokens (each once), what is taken
 
+    def further(self) -> Rows:
+        """The same rows a position later."""
+        return self if self.counter is None else replace(self, counter=self.counter + 1)
 
-def rows_of(draws: Sequence[Draw], device: torch.device | str = "cpu") -> Rows:
-    """Settings of many rows, put side by side."""
+
+def rows_of(draws: Sequence[Draw], positions: Sequence[int], device: torch.device | str = "cpu") -> Rows:
+    """Settings of many rows, put side by side; each row is about the token at its position."""
+    pinned = torch.device(device).type == "cuda"  # so that copies wait for nothing
 
     def column(values: Sequence, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+        given = torch.tensor(values, dtype=dtype)
+        return (given.pin_memory() if pinned else given).to(device, non_blocking=True)
 
     def sparse(entries: list[tuple[int, int, float]]) -> tuple[Tensor, Tensor, Tensor] | None:
         if not entries:
@@ -145,24 +159,35 @@ def rows_of(draws: Sequence[Draw], device: torch.device | str = "cpu") -> Rows:
         rows, tokens, values = zip(*entries, strict=True)
         return column(rows, torch.int64), column(tokens, torch.int64), column(values)
 
+    parts: dict[str, object] = {}
+    cuts: list[tuple] = []
+    if changed := [(i, draw) for i, draw in enumerate(draws) if draw.changes]:
+        for name, entries in (("bias", _biases), ("repetition", _repetitions), ("counted", _counts)):
+            parts[name] = sparse([e for i, draw in changed for e in entries(i, draw)])
+        if pairs := [(i, token) for i, draw in changed for token in draw.settings.allowed or ()]:
+            some = sorted({i for i, _ in pairs})
+            parts["allowed"] = tuple(column(c, torch.int64) for c in (some, *zip(*pairs, strict=True)))
     settings = [draw.settings for draw in draws]
-    parts: dict[str, object] = {
-        "bias": sparse([e for i, d in enumerate(draws) for e in _biases(i, d)]),
-        "repetition": sparse([e for i, d in enumerate(draws) for e in _repetitions(i, d)]),
-        "counted": sparse([e for i, d in enumerate(draws) for e in _counts(i, d)]),
-    }
-    if some := [i for i, s in enumerate(settings) if s.allowed is not None]:
-        pairs = [(i, token) for i in some for token in settings[i].allowed or ()]
-        parts["allowed"] = tuple(column(c, torch.int64) for c in (some, *zip(*pairs, strict=True)))
-    if any(s.temperature > 0 for s in settings):
-        parts["temperature"] = column([s.temperature for s in settings])
-        parts["seed"] = column([_signed(draw.seed) for draw in draws], torch.int64)
-        parts["counter"] = column([draw.answer << 32 | draw.position for draw in draws], torch.int64)
-        if some := [i for i, s in enumerate(settings) if s.cuts]:
+    temperature = [s.temperature for s in settings]
+    if any(temperature):
+        numbers = (
+            [_signed(draw.seed) for draw in draws],
+            [d.answer << 32 | p for d, p in zip(draws, positions, strict=True)],
+        )
+        parts["seed"], parts["counter"] = column(numbers, torch.int64)
+        parts["temperature"] = column(temperature)
+        cutting = [(i, s) for i, s in enumerate(settings) if s.cuts]
+        for width in sorted({_width(s) for _, s in cutting}):
+            some, mine = zip(*(x for x in cutting if _width(x[1]) == width), strict=True)
             kinds = {"top_k": torch.int64, "top_p": torch.float32, "min_p": torch.float32}
-            columns = (column([getattr(settings[i], name) for i in some], kind) for name, kind in kinds.items())
-            parts["cut"] = (column(some, torch.int64), *columns)
-    return Rows(**parts)  # type: ignore[arg-type]
+            columns = (column([getattr(s, name) for s in mine], kind) for name, kind in kinds.items())
+            cuts.append((width, column(some, torch.int64), *columns))
+    return Rows(**parts, cuts=tuple(cuts))  # type: ignore[arg-type]
+
+
+def _width(settings: Sampling) -> int:
+    """Of how many of the likeliest tokens the order is asked; 0: of all."""
+    return FEW if 0 < settings.top_k <= FEW // 2 else 0  # tokens as likely as the last of them are looked at, too
 
 
 def _signed(seed: int) -> int:
@@ -191,7 +216,10 @@ def _counts(row: int, draw: Draw) -> list[tuple[int, int, float]]:
 
 
 def adjust(logits: Tensor, rows: Rows) -> Tensor:
-    """Logits in float32 with bias, allowed tokens and penalties, of which the likeliest is what temperature 0 takes."""
+    """Logits with bias, allowed tokens and penalties, of which the likeliest is what temperature 0 takes. In float32,
+    where there is anything to change."""
+    if rows.bias is rows.repetition is rows.counted is rows.allowed is None:
+        return logits
     logits = logits.to(torch.float32, copy=True)
     if rows.repetition is not None:
         row, token, penalty = rows.repetition
@@ -212,40 +240,58 @@ def adjust(logits: Tensor, rows: Rows) -> Tensor:
     return logits
 
 
+@functools.cache
+def _kernel() -> Callable:
+    """Triton is imported only where a GPU is."""
+    return importlib.import_module("tessera.serve.sampling_kernels").choose
+
+
 def choose(logits: Tensor, rows: Rows) -> Tensor:
     """A token for each row; -1 where no token can be chosen, since its logits are NaN or all are barred."""
-    logits = adjust(logits, rows)
+    logits = _cut(adjust(logits, rows), rows)
+    if logits.is_cuda:
+        return _kernel()(logits, rows.temperature, rows.seed, rows.counter)
     best, token = logits.max(-1)
     if rows.temperature is not None:
-        token = torch.where(rows.temperature > 0, _drawn(logits, rows), token)
+        token = torch.where(rows.temperature > 0, _drawn(_scaled(logits, rows), rows), token)
     return torch.where(torch.isfinite(best), token, -1)
 
 
-def _drawn(logits: Tensor, rows: Rows) -> Tensor:
+def _drawn(left: Tensor, rows: Rows) -> Tensor:
     """Tokens drawn from what the settings leave, by where a random number falls among sums of probabilities."""
-    left = _left(logits, rows)
     sums = left.softmax(-1).cumsum(-1, dtype=torch.float64)  # in single precision, they would be off
     token = torch.searchsorted(sums, _uniform(rows)[:, None] * sums[:, -1:], right=True).clamp_(max=sums.shape[1] - 1)
     barred = left.gather(-1, token) == float("-inf")  # where sums are off by a rounding
     return torch.where(barred, left.argmax(-1, keepdim=True), token).squeeze(-1)
 
 
-def _left(logits: Tensor, rows: Rows) -> Tensor:
-    """Logits over temperature; -inf for tokens that the settings leave out. Only rows that leave any out are sorted."""
+def _scaled(logits: Tensor, rows: Rows) -> Tensor:
     assert rows.temperature is not None
-    scaled = logits / rows.temperature.clamp(min=1e-6)[:, None]
-    if rows.cut is None:
-        return scaled
-    some, top_k, top_p, min_p = rows.cut
-    order, tokens = torch.sort(scaled[some], descending=True, stable=True)
+    return logits.float() / rows.temperature.clamp(min=1e-6)[:, None]
+
+
+def _cut(logits: Tensor, rows: Rows) -> Tensor:
+    """-inf for tokens that the settings leave out, which is never the likeliest. Of rows that leave any out, the
+    likeliest tokens are sorted: so many of them as the row's own settings ask for, or all."""
+    for width, some, top_k, top_p, min_p in rows.cuts:
+        barred = _barred(logits[some], width, rows.temperature[some], top_k, top_p, min_p)  # type: ignore[index]
+        logits = logits.index_put((some,), logits[some].masked_fill(barred, float("-inf")))
+    return logits
+
+
+def _barred(logits: Tensor, width: int, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Which tokens top_k, top_p and min_p leave out."""
+    if 0 < width < logits.shape[1]:
+        order, tokens = logits.topk(width, dim=-1)
+    else:
+        order, tokens = torch.sort(logits, descending=True, stable=True)
     last = torch.where(top_k > 0, top_k, order.shape[1]).clamp(max=order.shape[1])[:, None] - 1
     order = order.masked_fill(order < order.gather(-1, last), float("-inf"))
-    shares = order.double().softmax(-1)
+    shares = (order.double() / temperature.clamp(min=1e-6)[:, None]).softmax(-1)
     out = (shares.cumsum(-1) - shares >= top_p[:, None]) | (shares < min_p[:, None] * shares[:, :1])
     out |= order == float("-inf")
     out[:, 0] = False
-    barred = torch.empty_like(out).scatter_(1, tokens, out)
-    return scaled.index_put_((some,), scaled[some].masked_fill(barred, float("-inf")))
+    return torch.ones_like(logits, dtype=torch.bool).scatter_(1, tokens, out)
 
 
 def _uniform(rows: Rows) -> Tensor:

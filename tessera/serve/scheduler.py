@@ -4,6 +4,10 @@ In: sequences, with priorities and deadlines. Out: a `Batch` a step, within one 
 decode first, then prompts in chunks. Where blocks run out, the sequence of the lowest rank gives its own back and is
 computed again later.
 
+The next step can be chosen before the tokens of this one are known: `launched` counts them as `pending`, and a `Work`
+has `UNKNOWN` in their place until `advance` brings them. Steps are carried out one after another, so a block that is
+given back may be written by the next one.
+
 A sequence's rank is its arrival, put forward by `HEAD_START` seconds for each step of priority. Ranks never change, so
 whoever waits long enough stands first, and the first always advances: all others give way to it, and `add` refuses what
 does not fit alone. Hence neither deadlock nor starvation. Every sequence that was added ends exactly once.
@@ -18,6 +22,7 @@ from dataclasses import dataclass, field
 from tessera.serve.cache import Cache, Copy, Table
 from tessera.util.errors import InputError
 
+UNKNOWN = -1  # a token that the step before gives
 HEAD_START = 10.0  # seconds of waiting that one step of priority is worth
 GROWTH, SHRINK = 1.1, 0.7  # of the prompt tokens a step takes, after one that was quick or slow
 
@@ -30,7 +35,7 @@ class Refused(InputError):
         self.retry = retry
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Answer:
     """One answer in the making: the prompt, what has been generated, and how much of both is in the cache."""
 
@@ -45,7 +50,8 @@ class Answer:
     parent: Answer | None = None  # of several answers to one prompt, the one that computes the prompt
     draft: list[int] = field(default_factory=list)  # tokens that may come next, to be verified
     prompt: int = 0  # how many of the tokens were given
-    computed: int = 0
+    computed: int = 0  # or being computed
+    pending: int = 0  # tokens that steps under way will give
     table: Table | None = None  # while it runs
     ended: str | None = None  # why
 
@@ -58,18 +64,19 @@ class Answer:
 
     @property
     def left(self) -> int:
-        """Tokens that are known and not computed."""
-        return len(self.tokens) - self.computed
+        """Tokens that are there, or are coming, and not computed; 0 where they are all that was asked for."""
+        length = len(self.tokens) + self.pending
+        return length - self.computed if length - self.prompt < self.max_tokens else 0
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Work:
     """A step's part of one sequence: tokens from `first` on."""
 
     sequence: Answer
     first: int
     tokens: tuple[int, ...]
-    samples: bool  # the last token that is known is among them: another one follows
+    samples: bool  # the last token that is there is among them: another one follows
     drafted: int = 0  # so many of the tokens, the last ones, are guesses
 
     @property
@@ -176,11 +183,20 @@ class Scheduler:
         for sequence in expired:
             self.end(sequence, "deadline")
         before, plan = self.preemptions, _Plan(self.budget)
-        for sequence in [s for s in self.running if s.left == 1]:
-            self._advance_one(sequence, plan)
+        decoding, prompts = [], []
+        for sequence in self.running:
+            if left := sequence.left:
+                (decoding if left == 1 else prompts).append(sequence)
+        for sequence in decoding:
+            table, first = sequence.table, sequence.computed
+            if table is not None and plan.left > 0 and not sequence.draft and self.cache.ready(table, first):
+                token = sequence.tokens[first] if first < len(sequence.tokens) else UNKNOWN
+                plan.add(Work(sequence, first, (token,), True))
+            else:
+                self._advance_one(sequence, plan)
         if plan.works:
             plan.left = min(plan.left, self.chunk if self.step_seconds is None else int(self._pace))
-        for sequence in [s for s in self.running if s.left > 1]:
+        for sequence in prompts:
             self._advance_one(sequence, plan)
         if self.preemptions == before:
             self._admit(plan)
@@ -201,6 +217,7 @@ class Scheduler:
         assert sequence.table is not None
         first = sequence.computed
         tokens = sequence.tokens[first : first + count]
+        tokens += [UNKNOWN] * (count - len(tokens))
         drafts: list[int] = []
         if count == sequence.left and sequence.draft:
             room = self.cache.room(sequence.table, first) - count
@@ -215,6 +232,8 @@ class Scheduler:
                 return
             if self._parent_computes(sequence):
                 continue
+            if sequence.pending:
+                return  # it gave way while a step ran: its next token comes first
             table, computed = self._open(sequence)
             # Beside others a sequence starts only if its whole prompt fits: else they would push each other out.
             fits = not self.running or self.cache.fits(table, computed, len(sequence.tokens) + 1)
@@ -241,16 +260,26 @@ class Scheduler:
                 return table, computed
         return self.cache.open(sequence.tokens if sequence.reuse else (), sequence.salt)
 
+    def launched(self, batch: Batch) -> None:
+        """The step is under way, and whatever comes later finds it done."""
+        for work in batch.works:
+            sequence = work.sequence
+            sequence.computed = work.end - work.drafted
+            sequence.pending += work.samples
+            if len(work.tokens) > 1 or self.cache.due(sequence.table, sequence.computed):  # type: ignore[arg-type]
+                self.cache.commit(sequence.table, sequence.tokens, sequence.computed)  # type: ignore[arg-type]
+
     def advance(self, work: Work, new: Sequence[int] = ()) -> None:
         """The step has run: `new` tokens follow the last known one, the first ones of them as drafted."""
         sequence = work.sequence
-        if sequence.table is None:
-            return  # it ended, or gave way, while the step ran
-        known = work.end - work.drafted
-        accepted = len(new) - 1 if work.samples else 0
+        sequence.pending -= work.samples
         sequence.tokens.extend(new)
-        sequence.computed = known + max(0, accepted)
-        self.cache.commit(sequence.table, sequence.tokens, sequence.computed)
+        if sequence.table is None:
+            return  # it gave way while the step ran
+        if work.drafted:
+            sequence.computed += max(0, len(new) - 1)
+        if self.cache.due(sequence.table, sequence.computed):
+            self.cache.commit(sequence.table, sequence.tokens, sequence.computed)
 
     def took(self, seconds: float, batch: Batch) -> None:
         """How long a step took: prompts get less of the next one where sequences that decode had to wait."""
@@ -263,5 +292,6 @@ class Scheduler:
         """Raise AssertionError where the books are wrong."""
         assert all(s.table is not None and s.ended is None for s in self.running)
         assert all(s.table is None and s.ended is None for s in self.waiting)
+        assert all(s.computed <= len(s.tokens) + s.pending for s in self.running)
         assert self.running == sorted(self.running, key=lambda s: s.rank)
         self.cache.check(s.table for s in self.running if s.table is not None)

@@ -4,7 +4,8 @@
     PYTHONPATH=. python tests/serve/families.py 100 compiled   the same through compiled programs
 
 Tiny random models of every family, in float32. Engines differ in block size, budget, memory (little of it forces
-preemption), reuse and speculation; prompts share beginnings, and neighbours are cancelled halfway.
+preemption), reuse, speculation and whether they launch steps ahead; prompts share beginnings, and neighbours are
+cancelled halfway.
 """
 
 from __future__ import annotations
@@ -70,11 +71,13 @@ def token_bytes(name: str) -> int:
 def engine_of(name: str, draw: Random, compiled: bool = False) -> Engine:
     size = draw.choice([1, 2, 4, 8, 16])
     tight = (57 // size + 5) * size * token_bytes(name)  # little more than one sequence of the longest kind
-    return Engine(
+    engine = Engine(
         model(name), block_size=size, budget=draw.choice([3, 8, 24, 200]), most_running=draw.choice([2, 8, 16]),
         memory=draw.choice([tight, tight, tight, 2**24]), reuse=draw.random() < 0.7,
         speculate=draw.choice([0, 0, 3]), compiled=compiled, check=True,
     )  # fmt: skip
+    engine._ahead = draw.randint(0, 1)  # launch a step before the tokens of the last one are read, as on a GPU
+    return engine
 
 
 def differences(name: str, engine: Engine, draw: Random, count: int) -> int:

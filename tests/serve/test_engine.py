@@ -84,6 +84,10 @@ def test_a_seed_repeats_whatever_else_runs() -> None:
     prompts = prompts_of(Random(5), 5)
     alone = [answer.tokens for answer in engine().generate([prompts[0]], wanted)]
     crowd = engine(budget=7, speculate=3, reuse=False)
+    ahead = engine(budget=9)
+    ahead._ahead = 1  # penalties need the last token: then the step before lands first
+    others = [ahead.submit(p, temperature=1.0, max_tokens=9) for p in prompts[1:]]
+    assert [answer.tokens for answer in ahead.generate([prompts[0]], wanted)] == alone and len(others) == 4
     streams = [crowd.submit(p, temperature=1.0, max_tokens=9) for p in prompts[1:]]
     assert [answer.tokens for answer in crowd.generate([prompts[0]], wanted)] == alone
     assert alone[0] != alone[1] and all(stream.whole()[0].finish == "length" for stream in streams)
@@ -108,6 +112,7 @@ def deterministic(name: str, seed: int) -> tuple[tuple, int, int]:
         name, deterministic=True, budget=8, reuse=seed % 2 == 0, speculate=draw.choice([0, 2]),
         memory=4 * 14 * token_bytes(name) if seed % 4 < 2 else 2**22,
     )  # fmt: skip
+    served._ahead = int(seed % 3 > 0)
     crowd = [served.submit(p, GREEDY, priority=draw.randint(0, 2)) for p in prompts_of(draw, seed % 8)]
     crowd += [served.submit(prompt[:20], GREEDY, priority=2)]
     served.step()
@@ -201,8 +206,46 @@ def test_a_failing_step_ends_what_it_computed(monkeypatch: pytest.MonkeyPatch) -
     assert served.generate([(1, 2, 3)], GREEDY)[0].tokens == expected("llama", (1, 2, 3))[:8]
 
 
-def test_logits_that_are_no_numbers_end_their_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_ahead_changes_no_answer_and_a_surplus_token_is_dropped() -> None:
+    """Some end by a token that is only seen when the next step is under way."""
+    prompts = prompts_of(Random(4), 6)
+    ends = [expected("llama", prompt)[3] for prompt in prompts]
+    settings = [Sampling(max_tokens=8, temperature=0, stop_tokens=(end,), logprobs=1) for end in ends]
+    plain, ahead = engine(), engine()
+    ahead._ahead = 1
+    told = [served.generate(prompts, settings) for served in (plain, ahead)]
+    assert [(a.tokens, a.finish, a.logprobs) for a in told[0]] == [(a.tokens, a.finish, a.logprobs) for a in told[1]]
+    assert "stop" in {answer.finish for answer in told[1]}
+    assert plain.metrics().new_tokens == ahead.metrics().new_tokens and not ahead.busy
+    assert ahead.metrics().used_blocks == 0
+
+
+def test_sequences_that_give_way_while_a_step_is_under_way_keep_its_token() -> None:
+    prompts = [tuple(range(first, first + 12)) for first in (3, 20, 40)]
+    tight = engine(memory=4 * 14 * token_bytes("llama"))
+    tight._ahead = 1
+    answers = tight.generate(prompts, max_tokens=12, temperature=0)
+    assert [a.tokens for a in answers] == [expected("llama", prompt) for prompt in prompts]
+    assert tight.scheduler.preemptions > 0 and tight.metrics().used_blocks == 0
+
+
+def test_a_step_that_fails_as_it_lands_ends_all_that_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it left in the cache is not found by anybody: the same prompt is computed again."""
+    served, prompt = engine(), tuple(range(3, 20))
+    served._ahead = 1
+    land = served._runner.land
+    monkeypatch.setattr(served._runner, "land", lambda flight: 1 / 0)
+    (failed,) = served.generate([prompt], GREEDY)
+    assert failed.finish == "error" and "ZeroDivisionError" in str(failed.error) and not served._flights
+    monkeypatch.setattr(served._runner, "land", land)
+    assert served.generate([prompt], GREEDY)[0].tokens == expected("llama", prompt)[:8]
+    assert served.metrics().reused_tokens == 0 and served.metrics().used_blocks == 0
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_logits_that_are_no_numbers_end_their_request_alone(monkeypatch: pytest.MonkeyPatch, ahead: int) -> None:
     served = engine()
+    served._ahead = ahead
     run = served._programs.run
 
     def spoilt(name: str, given: object) -> torch.Tensor:

@@ -38,7 +38,9 @@ class Replayed:
 
 def replaying(engine: Engine, cuda: Replayed) -> Engine:
     programs = engine._programs
-    programs.graphs = Graphs(lambda given: programs._call("decode", given), programs.groups, programs.device, cuda)  # type: ignore[arg-type]
+    programs.graphs = Graphs(
+        lambda given: programs._call(programs.replayed, given), programs.groups, programs.device, cuda
+    )  # type: ignore[arg-type]
     return engine
 
 
@@ -52,6 +54,17 @@ def test_replayed_steps_give_the_same_tokens(broken: bool) -> None:
     assert graphs is not None and differences("llama", engine, draw, 12) == 0
     assert (graphs.reason is not None) == broken and len(graphs.captured) == cuda.captures
     assert broken or cuda.captures > 0
+
+
+def test_deterministic_steps_are_replayed_too() -> None:
+    """They are all of one size, whatever runs."""
+    prompts = [[5, 6, 7, 8, 9, 10, 11], [3], [12, 13, 14]]
+    plain, cuda = (Engine(model("llama"), memory=2**22, compiled=False, deterministic=True, budget=8) for _ in range(2))
+    graphs = replaying(cuda, played := Replayed())._programs.graphs
+    cuda.warm()
+    told = [engine.generate(prompts, max_tokens=9, temperature=0.8, seed=3, logprobs=0) for engine in (plain, cuda)]
+    assert [a.logprobs for a in told[0]] == [a.logprobs for a in told[1]]
+    assert graphs is not None and played.captures == len(graphs.captured) == 1
 
 
 def test_warming_captures_every_size() -> None:

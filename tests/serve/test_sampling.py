@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -15,18 +16,24 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from tessera.serve.sampling import Draw, Sampling, _left, adjust, choose, logprobs, rows_of
+from tessera.serve import sampling
+from tessera.serve.sampling import Draw, Rows, Sampling, _cut, _scaled, adjust, choose, logprobs, rows_of
 from tessera.util.errors import OptionError
 
 VOCABULARY = 24
 
 
-def logits_of(rows: int, seed: int = 0) -> Tensor:
-    return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3
+def logits_of(count: int, seed: int = 0) -> Tensor:
+    return torch.randn(count, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def draw(settings: Sampling, position: int = 0, output: tuple[int, ...] = (), **fields: object) -> Draw:
-    return Draw(settings, 7, 0, position, (1, 2, 3), output, **fields)  # type: ignore[arg-type]
+def draw(settings: Sampling, output: tuple[int, ...] = (), **fields: object) -> Draw:
+    return Draw(settings, 7, 0, (1, 2, 3), output, **fields)  # type: ignore[arg-type]
+
+
+def rows(draws: Sequence[Draw], first: int = 0) -> Rows:
+    """Of rows at neighbouring positions."""
+    return rows_of(draws, range(first, first + len(draws)))
 
 
 SETTINGS = [
@@ -50,7 +57,8 @@ def by_transformers(row: Tensor, settings: Sampling) -> Tensor:
 def test_settings_leave_what_transformers_leaves() -> None:
     """All settings side by side in one batch, each row its own."""
     logits = logits_of(len(SETTINGS))
-    ours = _left(logits, rows_of([draw(s) for s in SETTINGS])).softmax(-1)
+    asked = rows([draw(s) for s in SETTINGS])
+    ours = _scaled(_cut(logits, asked), asked).softmax(-1)
     theirs = torch.stack([by_transformers(row, s) for row, s in zip(logits, SETTINGS, strict=True)])
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
@@ -59,7 +67,7 @@ def test_settings_leave_what_transformers_leaves() -> None:
 def test_draws_follow_the_probabilities(settings: Sampling) -> None:
     """Chi-squared over 2000 positions. The numbers are Philox: always the same, so nothing here is luck."""
     row, count = logits_of(1)[0], 2000
-    tokens = choose(row.expand(count, -1), rows_of([draw(settings, position) for position in range(count)]))
+    tokens = choose(row.expand(count, -1), rows([draw(settings)] * count))
     expected = by_transformers(row, settings).double() * count
     seen = torch.bincount(tokens, minlength=VOCABULARY).double()
     likely = expected >= 5
@@ -69,23 +77,38 @@ def test_draws_follow_the_probabilities(settings: Sampling) -> None:
     assert error < freedom + 4 * (2 * freedom) ** 0.5 + 4
 
 
+def test_a_small_top_k_needs_no_order_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the likeliest tokens are sorted then, and the others are left out as before."""
+    asked = [
+        Sampling(temperature=0.8, top_k=k, top_p=p, min_p=m)
+        for k, p, m in ((3, 0.7, 0.0), (4, 1.0, 0.1), (0, 0.5, 0.0))
+    ]
+    logits = logits_of(3)
+    monkeypatch.setattr(sampling, "FEW", 8)
+    few = rows([draw(s) for s in asked])
+    ours = _scaled(_cut(logits, few), few).softmax(-1)
+    theirs = torch.stack([by_transformers(row, s) for row, s in zip(logits, asked, strict=True)])
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+    assert [cut[0] for cut in few.cuts] == [0, 8]
+
+
 def test_temperature_0_takes_the_likeliest() -> None:
     logits = logits_of(5)
-    assert torch.equal(choose(logits, rows_of([draw(Sampling(temperature=0))] * 5)), logits.argmax(-1))
+    assert torch.equal(choose(logits, rows([draw(Sampling(temperature=0))] * 5)), logits.argmax(-1))
 
 
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
     logits, wanted = logits_of(6), Sampling(temperature=1.3, top_p=0.9)
-    alone = [choose(logits[i : i + 1], rows_of([draw(wanted, 40 + i)])).item() for i in range(6)]
+    alone = [choose(logits[i : i + 1], rows([draw(wanted)], 40 + i)).item() for i in range(6)]
     others = [draw(Sampling(temperature=0.2, top_k=2)), draw(Sampling(temperature=0))]
-    together = choose(torch.cat([logits, logits_of(2, 5)]), rows_of([draw(wanted, 40 + i) for i in range(6)] + others))
+    together = choose(torch.cat([logits, logits_of(2, 5)]), rows([draw(wanted)] * 6 + others, 40))
     assert together[:6].tolist() == alone
 
 
 def test_seeds_answers_and_positions_draw_other_numbers() -> None:
     flat, settings = torch.zeros(1, 1000), Sampling()
     variants = [(7, 0, 0), (8, 0, 0), (7, 1, 0), (7, 0, 1), (-7, 0, 0), (2**70 + 7, 3, 0)]
-    tokens = {choose(flat, rows_of([Draw(settings, s, a, p, (), ())])).item() for s, a, p in variants}
+    tokens = {choose(flat, rows([Draw(settings, s, a)], p)).item() for s, a, p in variants}
     assert len(tokens) == len(variants)
 
 
@@ -116,14 +139,14 @@ def test_bias_penalties_and_allowed_tokens() -> None:
     ]
     logits = logits_of(len(draws))
     expected = torch.stack([penalised(row, d) for row, d in zip(logits, draws, strict=True)])
-    torch.testing.assert_close(adjust(logits, rows_of(draws)), expected)
+    torch.testing.assert_close(adjust(logits, rows(draws)), expected)
 
 
 def test_logits_that_are_no_numbers_give_no_token() -> None:
     logits = logits_of(3)
     logits[1, 4] = float("nan")
     for temperature in (0.0, 1.0):
-        tokens = choose(logits, rows_of([draw(Sampling(temperature=temperature))] * 3))
+        tokens = choose(logits, rows([draw(Sampling(temperature=temperature))] * 3))
         assert (tokens >= 0).tolist() == [True, False, True]
 
 

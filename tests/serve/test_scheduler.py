@@ -23,6 +23,7 @@ def answer(number: int, length: int, most: int = 8, **fields: object) -> Answer:
 def run(s: Scheduler, now: float = 0.0) -> Batch:
     """A step whose sampled tokens are all 0."""
     batch = s.schedule(now)
+    s.launched(batch)
     for work in batch.works:
         s.advance(work, [0] if work.samples else [])
     s.check()

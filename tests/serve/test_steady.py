@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 from random import Random
 
+import pytest
 from families import model, token_bytes
 
 from tessera.serve.engine import Engine
 from tessera.util.errors import TesseraError
 
 
-def test_everything_ends_once_and_nothing_is_left() -> None:
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_everything_ends_once_and_nothing_is_left(ahead: int) -> None:
     """What ends how depends on the clock; that it ends does not."""
     draw, accepted = Random(0), []
     served = Engine(
-        model("llama"), block_size=4, budget=24, memory=4 * 24 * token_bytes("llama"), most_running=8, speculate=2,
-        compiled=False, check=True,
+        model("llama"), block_size=4, budget=24, memory=4 * 24 * token_bytes("llama"), most_running=8,
+        speculate=0 if ahead else 2, compiled=False, check=True,
     )  # fmt: skip
+    served._ahead = ahead
 
     async def ask() -> None:
         await asyncio.sleep(draw.random() / 4)

@@ -4,17 +4,18 @@
 
 Memory is played: every slot remembers the sequence prefix that was written there. Before each token is "computed", all
 that it would attend to must hold exactly its own prefix: so sharing, copies, windows and eviction are all looked at.
+Some worlds choose a step before they are told the tokens of the one before, as the engine does on a GPU.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, deque
 from random import Random
 
 from tessera.serve.blocks import NULL
 from tessera.serve.cache import Cache
-from tessera.serve.scheduler import Answer, Batch, Refused, Scheduler, Work
+from tessera.serve.scheduler import UNKNOWN, Answer, Batch, Refused, Scheduler, Work
 
 
 class World:
@@ -32,6 +33,8 @@ class World:
             longest=100, step_seconds=draw.choice([None, 0.5]), chunk=draw.choice([None, 2, 8]),
         )  # fmt: skip
         self.speculates = draw.random() < 0.3
+        self.ahead = 0 if self.speculates else draw.randint(0, 1)
+        self.flights: deque[list[tuple[Work, list[int]]]] = deque()  # steps under way, and what they will give
         self.memory: dict[tuple[int, int], int] = {}
         self.asked: list[Answer] = []
         self.ends: Counter[int] = Counter()
@@ -48,7 +51,7 @@ class World:
             self.guess(answer)
         batch = self.scheduler.schedule(self.now)
         self.ends.update(answer.id for answer in batch.expired)
-        self.run(batch)
+        self.run(batch, self.ahead)
         self.scheduler.took(self.random.random(), batch)
         self.scheduler.check()
 
@@ -92,18 +95,25 @@ class World:
 
     # --- memory ---
 
-    def run(self, batch: Batch) -> None:
+    def run(self, batch: Batch, ahead: int = 0) -> None:
         assert batch.tokens <= self.scheduler.budget and len(batch.works) <= self.scheduler.most_running
         for group, source, target in batch.copies:
             for offset in range(self.cache.block_size):
                 here, there = (block * self.cache.block_size + offset for block in (source, target))
                 self.memory[group, there] = self.memory.get((group, here), 0)
+        coming = {work.sequence: given for flight in self.flights for work, given in flight}
+        for work in batch.works:
+            if work.tokens == (UNKNOWN,):
+                work.tokens = (coming[work.sequence][-1],)
         for work in batch.works:
             self.write(work)
         for work in batch.works:
             self.read(work)
-        for work in batch.works:
-            self.sample(work)
+        self.scheduler.launched(batch)
+        self.flights.append([(work, self.sample(work)) for work in batch.works])
+        while len(self.flights) > ahead:
+            for work, given in self.flights.popleft():
+                self.take(work, given)
 
     def slot(self, answer: Answer, group: int, position: int) -> tuple[int, int]:
         assert answer.table is not None
@@ -128,16 +138,20 @@ class World:
                 prefix = hash((work.sequence.salt, *text[: position + 1]))
                 assert self.memory[self.slot(work.sequence, group, position)] == prefix
 
-    def sample(self, work: Work) -> None:
-        if not work.samples:
-            self.scheduler.advance(work)
-            return
-        answer = work.sequence
+    def sample(self, work: Work) -> list[int]:
         accepted = self.random.randint(0, work.drafted)
         kept = work.tokens[len(work.tokens) - work.drafted :][:accepted]
-        self.scheduler.advance(work, [*kept, self.random.randrange(3)])
+        return [*kept, self.random.randrange(3)] if work.samples else []
+
+    def take(self, work: Work, given: list[int]) -> None:
+        answer = work.sequence
+        if answer.ended is not None:
+            return  # it ended while the step ran
+        self.scheduler.advance(work, given)
         if len(answer.tokens) - answer.prompt >= answer.max_tokens:
             self.finish(answer, "length")
+        elif work.samples and self.random.random() < 0.05:
+            self.finish(answer, "stop")
 
     def drain(self) -> None:
         """Nobody comes any more: all that was asked ends, exactly once, and every block is free again."""
@@ -145,8 +159,8 @@ class World:
             if not (self.scheduler.running or self.scheduler.waiting):
                 break
             batch = self.scheduler.schedule(self.now)
-            assert batch.works, "a step of nothing while sequences wait"
-            self.run(batch)
+            assert batch.works or self.flights, "a step of nothing while sequences wait"
+            self.run(batch, self.ahead if batch.works else 0)
         assert not self.scheduler.running and not self.scheduler.waiting
         assert self.ends == Counter(answer.id for answer in self.asked)
         self.scheduler.check()

@@ -39,9 +39,10 @@ class Worker:
         self._left = False
         self._told = 0.0
 
-    def send(self, message: Message) -> None:
+    def send(self, *messages: Message) -> None:
+        packed = b"".join(map(pack, messages))
         with self._sending:
-            self.sock.sendall(pack(message))
+            self.sock.sendall(packed)
 
     # --- reading ---
 
@@ -122,15 +123,18 @@ class Worker:
                 self.send({"op": "beat", "metrics": {**plain, "ended": dict(now.ended)}})
 
     def _hand_out(self) -> None:
+        news = []
         for number, stream in list(self._streams.items()):
             pieces, request = stream.request.pieces, stream.request
             while pieces:
                 piece = pieces.popleft()
                 if piece.tokens or piece.text or piece.finish:
-                    self.send(self._message(number, piece))
+                    news.append(self._message(number, piece))
             if not request.left and not pieces:
                 self._streams.pop(number, None)
                 stream.close()
+        if news:
+            self.send(*news)
 
     def _message(self, number: int, piece: Piece) -> Message:
         logprobs = [self._spelt(logprob) for logprob in piece.logprobs]
