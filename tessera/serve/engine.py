@@ -17,7 +17,7 @@ import json
 import secrets
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,11 +29,11 @@ from torch import nn
 from tessera.inspection.explain import explain
 from tessera.serve import memory as memory_plan
 from tessera.serve.cache import Cache
-from tessera.serve.huggingface import HuggingFace, compare, from_folder, tokenizer_of
+from tessera.serve.huggingface import HuggingFace, compare, from_folder, paged, tokenizer_of
 from tessera.serve.lookup import Lookup
 from tessera.serve.metrics import EVENTS, Event, Metrics, timeline
 from tessera.serve.operators import FP8
-from tessera.serve.programs import Paged, Program, Programs
+from tessera.serve.programs import Program, Programs
 from tessera.serve.requests import Completion, Piece, Request
 from tessera.serve.runner import Flight, Runner, Taken
 from tessera.serve.sampling import Draw, Sampling
@@ -112,7 +112,6 @@ class Engine:
         self._ahead = int(some.device.type == "cuda")  # steps that are launched before the tokens of one are read
         self._flights: deque[Flight] = deque()
         self._landed = 0.0  # when the latest one did
-        self._gaps: Counter[float] = Counter()  # by the time of the last token, how many get their next one now
         self._check, self._speculate = check, speculate
         self.broken = False  # the device failed: nothing more can be computed in this process
         self._lock = threading.Lock()  # held while a step runs
@@ -295,9 +294,6 @@ class Engine:
         for one in taken:
             if one.work.sequence.ended is None:
                 self._take(one, now)
-        for last, times in self._gaps.items():
-            self._metrics.between_tokens.add(now - last, times)
-        self._gaps.clear()
         self._measure(flight, now)
 
     def _begin(self, request: Request, now: float) -> None:
@@ -320,20 +316,18 @@ class Engine:
         request = self._owner[answer.id]
         why = request.take(taken)
         if taken.work.samples:
-            if self._speculate:
-                self._learn(answer, taken.work.drafted, max(0, len(taken.tokens) - 1))
+            if drafted := taken.work.drafted:
+                self._lookups[answer.id].learn(drafted, max(0, len(taken.tokens) - 1))
+                self._metrics.drafted += drafted
+                self._metrics.accepted += max(0, len(taken.tokens) - 1)
             self._count(request, len(taken.tokens), now)
         if why == "error":
+            self.cache.forget()  # what made it so may lie in blocks that others would find
             self._end(answer, "error", "the model's logits are not numbers, or no token is left to choose")
             return
         self.scheduler.advance(taken.work, taken.tokens)
         if why is not None:
             self._end(answer, why)
-
-    def _learn(self, answer: Answer, drafted: int, right: int) -> None:
-        self._lookups[answer.id].learn(drafted, right)
-        self._metrics.drafted += drafted
-        self._metrics.accepted += right
 
     def _count(self, request: Request, tokens: int, now: float) -> None:
         self._metrics.new_tokens += tokens
@@ -341,7 +335,7 @@ class Engine:
             request.first_token = now
             self._metrics.first_token.add(now - request.arrival)
         elif request.last_token is not None and request.settings.n == 1:
-            self._gaps[request.last_token] += 1
+            self._metrics.between_tokens.add(now - request.last_token)
         request.last_token = now
 
     def _end(self, answer: Answer, why: str, error: str | None = None) -> None:
@@ -399,20 +393,6 @@ class Engine:
 
     def explain(self) -> str:
         """The cache's plan, and what the compiler did with both programs."""
-        lines = [f"cache: {self.memory.bytes:,} of {self.memory.offered:,} bytes offered"]
-        for window, blocks, each in zip(self.memory.windows, self.memory.blocks, self.memory.bytes_each, strict=True):
-            reach = f"layers that look {window} tokens back" if window else "layers that look back to the beginning"
-            lines.append(f"  {reach}: {blocks} blocks of {self.cache.block_size} tokens, {each:,} bytes each")
+        lines = [self.memory.explain(self.cache.block_size)]
         lines += [f"\n{name}\n{explain(p.call)}" for name, p in self.programs.items() if self._programs.compiled]
         return "\n".join(lines)
-
-
-def paged(model: nn.Module) -> Paged:
-    """A model that follows the protocol, from one that does or one of transformers."""
-    if hasattr(model, "paged_forward"):
-        return cast("Paged", model)
-    if hasattr(model, "generation_config") and hasattr(model, "config"):
-        return HuggingFace(model)  # type: ignore[arg-type]
-    raise InputError(
-        f"expected a model of transformers, a module with paged_forward, or a folder, got {type(model).__name__}"
-    )

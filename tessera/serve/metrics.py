@@ -18,10 +18,10 @@ class Histogram:
     total: float = 0.0
     buckets: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
 
-    def add(self, value: float, times: int = 1) -> None:
-        self.count += times
-        self.total += value * times
-        self.buckets[bisect_left(BOUNDS, value)] += times
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.total += value
+        self.buckets[bisect_left(BOUNDS, value)] += 1
 
     @property
     def mean(self) -> float:

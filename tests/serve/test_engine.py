@@ -254,9 +254,13 @@ def test_logits_that_are_no_numbers_end_their_request_alone(monkeypatch: pytest.
         return logits
 
     monkeypatch.setattr(served._programs, "run", spoilt)
-    first, second = served.submit((1, 2, 3), GREEDY), served.submit((4, 5, 6), max_tokens=1, temperature=0)
+    prompt = tuple(range(3, 20))
+    first, second = served.submit(prompt, GREEDY), served.submit((4, 5, 6), max_tokens=1, temperature=0)
     served.step()
     assert [s.whole()[0].finish for s in (first, second)] == ["error", "length"]
+    monkeypatch.setattr(served._programs, "run", run)
+    assert served.generate([prompt], GREEDY)[0].tokens == expected("llama", prompt)[:8]
+    assert served.metrics().reused_tokens == 0  # nobody finds what may have made it so
 
 
 def test_requests_that_cannot_be_are_refused_at_once() -> None:

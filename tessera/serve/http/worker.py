@@ -8,6 +8,7 @@ anything to compute, and sends. When the server goes, so does this process.
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import socket
 import sys
@@ -159,6 +160,7 @@ def main() -> int:
     except (TesseraError, OSError, torch.OutOfMemoryError) as error:
         sock.sendall(pack({"op": "failed", "error": str(error)}))
         return 2
+    gc.freeze()  # the model and the compiler stay: to walk over them again would make everybody wait for 0.3 s
     worker = Worker(engine, sock)
     chats = getattr(engine.tokenizer, "chat_template", None) is not None
     worker.send({"op": "ready", "vocabulary": engine.model.vocabulary, "longest": engine.longest, "chats": chats})
