@@ -1,4 +1,4 @@
-"""Max pools on a CUDA device: values as in eager bit for bit, gradients as in float64, kernels of ours in a ResNet."""
+"""Pools on a CUDA device: maxima as in eager bit for bit, averages and gradients as in float64, ours in a ResNet."""
 
 from __future__ import annotations
 
@@ -43,6 +43,37 @@ def test_values_are_eagers_and_gradients_those_of_float64(dtype: torch.dtype, la
     torch.testing.assert_close(a.grad, wide.grad.to(dtype), rtol=torch.finfo(dtype).eps * 4, atol=1e-6)  # type: ignore[union-attr]
     assert a.grad.stride() == b.grad.stride()  # type: ignore[union-attr]
     assert "tessera.max_pool_backward" in str(tessera.explain(fast))
+
+
+AVERAGES = [  # kernel, stride, padding, ceil_mode, count_include_pad, divisor_override
+    (3, 1, 1, False, False, None),
+    (2, 2, 0, False, True, None),
+    (3, 2, 1, True, True, None),
+    ((2, 3), (3, 2), (1, 0), True, False, None),
+    (5, 3, 2, False, True, 7),
+]
+
+
+@pytest.mark.parametrize("windows", AVERAGES, ids=str)
+@pytest.mark.parametrize("last", [True, False], ids=["channels_last", "contiguous"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_averages_and_their_gradients_are_those_of_float64(dtype: torch.dtype, last: bool, windows: tuple) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(8, 24, 37, 41, device="cuda").to(dtype)
+    x = x.to(memory_format=torch.channels_last) if last else x
+    pool = nn.AvgPool2d(*windows)
+    fast = tessera.jit(pool, strict=True)
+    a, b, wide = (v.requires_grad_() for v in (x.clone(), x.clone(), x.double()))
+    y, wanted, exact = fast(a), pool(b), pool(wide)
+    near = {"rtol": torch.finfo(dtype).eps * 4, "atol": 1e-5}
+    torch.testing.assert_close(y, exact.to(dtype), **near)
+    assert y.stride() == wanted.stride()
+    g = torch.randn_like(wanted)
+    for result, cotangent in ((y, g), (wanted, g), (exact, g.double())):
+        result.backward(cotangent)
+    torch.testing.assert_close(a.grad, wide.grad.to(dtype), **near)  # type: ignore[union-attr]
+    assert a.grad.stride() == b.grad.stride()  # type: ignore[union-attr]
+    assert "tessera.avg_pool_backward" in str(tessera.explain(fast))
 
 
 class Stem(nn.Module):

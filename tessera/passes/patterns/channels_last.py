@@ -19,7 +19,7 @@ from tessera.ir.equation import Arg, Equation, Value
 from tessera.ir.rewrite import Rewrite
 from tessera.ir.schema import is_pointwise, is_random
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType
+from tessera.ir.types import TensorType, size_hint
 from tessera.ir.verify import same_type
 from tessera.ops.average_pool import UNROLLED
 from tessera.ops.families import cast, per_dimension
@@ -106,7 +106,7 @@ def _by_kernels(eqn: Equation) -> bool:
 
 def _wide_groups(x: Value, groups: int) -> bool:
     """Groups of which a row of memory holds all, or as much of them as is read at once."""
-    return groups == 1 or x.shape[1] // groups * x.dtype.itemsize >= LINE
+    return groups == 1 or size_hint(x.shape[1]) // groups * x.dtype.itemsize >= LINE
 
 
 class _Layouts:

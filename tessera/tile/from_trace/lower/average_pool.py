@@ -8,6 +8,7 @@ elements count is a product of numbers by dimension, each a constant wherever wi
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -95,7 +96,7 @@ def _avg_pool_backward(reader: Reader, call: Call, at: Indices) -> T:
 Part = tuple[Index, T | None, T | None]  # an index in one dimension, where it counts (None: everywhere), by how much
 
 
-def _summed(reader: Reader, x: Value, place: Indices, parts: list[list[Part]]) -> T:
+def _summed(reader: Reader, x: Value, place: Indices, parts: Sequence[Sequence[Part]]) -> T:
     """The sum over all parts of every dimension after `place`; each dimension's factors are applied to its own sums."""
     if not parts:
         return reader.read(x, place)
