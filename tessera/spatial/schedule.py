@@ -58,6 +58,9 @@ class Schedule:
     cycles: int
 
 
+SHORT = 16  # a step so many times shorter goes before another that ends as far from the end
+
+
 After = dict[Step, list[tuple[Step, int]]]  # what each step waits for, and how many cycles after its start
 
 
@@ -68,7 +71,8 @@ def schedule(steps: list[Step], machine: SpatialMachine, window: int = 0) -> Sch
     if window:
         return _Pass(steps, machine, after, uses, {s: (0, s.number) for s in steps}, window).run()
     longest = urgency(steps)
-    return _Pass(steps, machine, after, uses, {s: (s.batch, -longest[s]) for s in steps}).run()
+    # Of steps about as far from the end, short ones first: a send before the product that would hold its bank for long.
+    return _Pass(steps, machine, after, uses, {s: (s.batch, s.duration // SHORT - longest[s]) for s in steps}).run()
 
 
 def polished(best: Schedule, machine: SpatialMachine, rounds: int = 3) -> Schedule:
