@@ -22,7 +22,7 @@ from tessera.spatial.bounds import interval
 from tessera.spatial.map import map_onto
 from tessera.spatial.simulator.api import judge
 from tessera.tools.bench.report import Outcome
-from tessera.tools.bench.spatial_models import Experts, Layers, LlamaBlock
+from tessera.tools.bench.spatial_models import Attention, Experts, Layers, LlamaBlock
 
 Say = Callable[[str], None]
 MACHINE = """
@@ -151,6 +151,10 @@ SECTIONS: dict[str, Case] = {
     "llama8rows": llama("the same, 8 rows", 8, 8, 1.4),
     "llama64": llama("Llama-70B block, 1 row, 64 chips", 1, 64, 1.8),
     "llama64rows": llama("the same, 8 rows", 8, 64, 1.8),
+    "attention": Case(
+        "decode attention, 8 heads of KV, 8k, 8 chips", lambda: Attention(1, 8192, 64, 8, 8192), (1, 8192), 0, 1.3, 8,
+        further=(torch.tensor([8000]),),
+    ),
     "experts": Case(
         "MoE layer, 2 of 8, 4 rows, 8 chips", lambda: Experts(4096, 14336, 8, 2), (4, 4096), 0, 1.6, 8
     ),
