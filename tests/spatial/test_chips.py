@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from tessera.machines.spatial import SpatialMachine
+from tessera.spatial.bounds import interval
 from tessera.spatial.capture import captured
 from tessera.spatial.chips import Cut, shape, spread
 from tessera.spatial.graph import Constant, Input
@@ -120,3 +121,15 @@ def test_small_parts_travel_as_one() -> None:
                 if isinstance(i.action, Send) and any(t.chip != page.core.chip for t in i.action.targets)]  # fmt: skip
         sends.append(len(gone))
     assert sends[1] < sends[0]
+
+
+def test_a_pipeline_is_as_fast_as_its_slowest_stage() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), torch.randn(6 * 8, 64)
+    machine = rack()
+    program = map_onto(model, x, machine=machine, chips=4, cut={"pipeline": 4, "batches": 6}, effort="quick")
+    agree(model, x, program)
+    assert program.mapping is not None
+    between, least = interval(program.mapping.schedule, machine)
+    assert least <= between <= 1.3 * least
+    assert 6 * between < program.cycles  # the first result has all stages before it
