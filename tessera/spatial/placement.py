@@ -128,6 +128,10 @@ class Placement:
         best = wanted if at is not None and not full[wanted] else int(np.argmin(cost))
         return self.cores[best], float(begin[best])
 
+    def emptiest(self) -> Core:
+        """The core that holds least; of several the last, since the first have most to do."""
+        return self.cores[-1 - int(np.argmin(self.held_bytes[self.span][::-1]))]
+
     def stays(self, maps: list[Map]) -> Core | None:
         """The core on which most of what a tile reads lies; not one that only passes it on from the host."""
         sizes: dict[Core, int] = {}

@@ -271,7 +271,8 @@ class Tiling:
         for j, (left, right) in enumerate(zip(columns[:-1], columns[1:], strict=True)):
             cycles = home.rows * (right - left) * home.dtype.itemsize / self.machine.sram.width
             columns_of = table.block((0, table.shape[0]), (left, right))
-            core, when = self.on.choose([columns_of, index], cycles, "copy")
+            large = self.on.is_held(columns_of) and 16 * columns_of.size * home.dtype.itemsize > self.machine.sram.size
+            core, when = self.on.choose([columns_of, index], cycles, "copy", at=self.on.emptiest() if large else None)
             read = (
                 self.on.whole(self.on.fetch(core, columns_of, False)),
                 self.on.whole(self.on.fetch(core, index, False)),
@@ -288,8 +289,7 @@ class Tiling:
         self.on.tensors[home.name] = node.data
         row: list[Tile] = []
         for left, right in zip(columns[:-1], columns[1:], strict=True):
-            emptiest = int(np.argmin(self.on.held_bytes[self.on.span][::-1]))  # the last: the first have most to do
-            row.append(self.on.held(self.on.cores[-1 - emptiest], home.name, (0, home.rows, left, right), True))
+            row.append(self.on.held(self.on.emptiest(), home.name, (0, home.rows, left, right), True))
         self.on.blocks[home] = Blocks([0, home.rows], columns, [row])
 
     def scatter(self, node: Scatter) -> None:
