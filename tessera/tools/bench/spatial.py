@@ -132,11 +132,13 @@ class Case:
     chips: int = 1
     cut: Mapping[str, int] | None = None
     further: tuple[torch.Tensor, ...] = ()
+    effort: str = "normal"
 
 
 def llama(title: str, rows: int, chips: int, at_most: float) -> Case:
     block = lambda: LlamaBlock(rows, 8192, 64, 8, 28672, 1024)  # noqa: E731
-    return Case(title, block, (rows, 8192), 0, at_most, chips, further=(torch.tensor([1000]),))
+    effort = "normal" if chips <= 8 else "quick"  # thousands of cores: one mapping takes minutes
+    return Case(title, block, (rows, 8192), 0, at_most, chips, further=(torch.tensor([1000]),), effort=effort)
 
 
 SECTIONS: dict[str, Case] = {
@@ -176,7 +178,7 @@ def measure(name: str, case: Case) -> dict[str, object]:
     model, x = in_bfloat16(case.model().eval()), torch.randn(case.shape).bfloat16()
     machine = grid(case.side) if case.side else spatial_machine("lpx")
     started = time.process_time()
-    program = map_onto(model, x, *case.further, machine=machine, chips=case.chips, cut=case.cut)
+    program = map_onto(model, x, *case.further, machine=machine, chips=case.chips, cut=case.cut, effort=case.effort)
     seconds = time.process_time() - started
     started = time.process_time()
     judged = judge(program.listing, program.machine)
