@@ -116,10 +116,14 @@ def tile_cycles(machine: SpatialMachine, m: int, k: int, n: int, node: Product, 
 def sum_parts(machine: SpatialMachine, m: int, k: int, n: int, dtype: torch.dtype) -> int:
     """In how many instructions a sum is taken: few enough that filling the array does not count, and that each waits
     for much."""
-    whole, parts = durations.product(machine, m, k, n, dtype), max(1, min(PARTS, k // (8 * machine.matrix.rows)))
+    whole, parts = durations.product(machine, m, k, n, dtype), most_sum_parts(machine, k)
     while parts * durations.product(machine, m, math.ceil(k / parts), n, dtype) > FILL * whole:
         parts -= 1
     return parts
+
+
+def most_sum_parts(machine: SpatialMachine, k: int) -> int:
+    return max(1, min(PARTS, k // (8 * machine.matrix.rows)))
 
 
 def expression_parts(machine: SpatialMachine, node: Expression, effort: Effort) -> int:

@@ -7,6 +7,7 @@ move; how often each may lie in memory is limited.
 
 from __future__ import annotations
 
+import math
 import random
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from tessera.spatial.rectangles import Rectangle, rectangles
 from tessera.spatial.routes import Routes
 from tessera.spatial.tiles import Assembled, Box, Held, Part, Received, Tile
 
+Move = tuple[Part, int, int]  # a part, and where it goes in a tile: row, column
+SMALL = 4  # what takes fewer windows of a link between chips than these
 UNITS = ("matrix", "vector", "copy", "link", "host")
 
 
@@ -125,6 +128,10 @@ class Placement:
         best = wanted if at is not None and not full[wanted] else int(np.argmin(cost))
         return self.cores[best], float(begin[best])
 
+    def emptiest(self) -> Core:
+        """The core that holds least; of several the last, since the first have most to do."""
+        return self.cores[-1 - int(np.argmin(self.held_bytes[self.span][::-1]))]
+
     def stays(self, maps: list[Map]) -> Core | None:
         """The core on which most of what a tile reads lies; not one that only passes it on from the host."""
         sizes: dict[Core, int] = {}
@@ -174,7 +181,7 @@ class Placement:
         return self.fetched[key]
 
     def fetch_anew(self, core: Core, m: Map, turned: bool) -> Part:
-        moves: list[tuple[Part, int, int]] = []
+        moves: list[Move] = []
         dtype = next(home for home in m.homes if home not in self.constants).dtype
         for r in self.rectangles(m):
             if r.home is None or r.home in self.constants:
@@ -194,7 +201,32 @@ class Placement:
             moves = [
                 (self.upright(part) if part.turned and part.tile.core != core else part, r, c) for part, r, c in moves
             ]
-        return self.assembled(core, moves, m.shape[0], m.shape[1], dtype).whole
+        return self.assembled(core, self.bundled(core, moves), m.shape[0], m.shape[1], dtype).whole
+
+    def bundled(self, core: Core, moves: list[Move]) -> list[Move]:
+        """Small parts that come from one chip are put together there, and travel as one: between chips, each would hold
+        its links for the window in which it may arrive."""
+        far: dict[int, list[Move]] = {}
+        for move in moves:
+            if (chip := move[0].tile.core.chip) != core.chip:
+                far.setdefault(chip, []).append(move)
+        for chip, group in far.items():
+            top, left = min(r for _, r, _ in group), min(c for _, _, c in group)
+            bottom = max(r + part.shape[0] for part, r, _ in group)
+            right = max(c + part.shape[1] for part, _, c in group)
+            nbytes, chips = sum(part.nbytes for part, _, _ in group), self.machine.chips
+            at = Core(chip, core.row, core.column)
+            small = chips is not None and nbytes < SMALL * chips.jitter * chips.width * len(group)
+            filled = sum(math.prod(part.shape) for part, _, _ in group) == (bottom - top) * (right - left)
+            if len(group) == 1 or not small or not filled or at not in self.number:
+                continue
+            inner = [(part, r - top, c - left) for part, r, c in group]
+            key = ("bundle", at, *((part.tile, part.box, part.turned, r, c) for part, r, c in inner))
+            if key not in self.fetched:
+                dtype = group[0][0].tile.dtype
+                self.fetched[key] = self.assembled(at, inner, bottom - top, right - left, dtype).whole
+            moves = [move for move in moves if move[0].tile.core.chip != chip] + [(self.fetched[key], top, left)]
+        return moves
 
     def upright(self, part: Part) -> Part:
         """A part turned on its own core, before it is sent."""
@@ -203,9 +235,7 @@ class Placement:
             self.fetched[key] = self.assembled(part.tile.core, [(part, 0, 0)], *part.shape, part.tile.dtype).whole
         return self.fetched[key]
 
-    def assembled(
-        self, core: Core, moves: list[tuple[Part, int, int]], rows: int, columns: int, dtype: torch.dtype
-    ) -> Tile:
+    def assembled(self, core: Core, moves: list[Move], rows: int, columns: int, dtype: torch.dtype) -> Tile:
         first = moves[0][0].tile
         name = self.graph.fresh(f"{first.home or first.name}_at")
         tile = Assembled(name, dtype, rows, columns, core, moves, source=first.source, home=first.home)

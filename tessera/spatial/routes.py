@@ -143,6 +143,10 @@ class Routes:
             self.known_delays[source, key] = known
         return known
 
+    def far_away(self, source: Core, targets: Sequence[Core]) -> list[int]:
+        """Hops to each of some cores."""
+        return [len(self.route(source, target)) - 1 for target in targets]
+
     def distances(self, source: Core) -> dict[Core, int]:
         """Cycles of latency to each core of its tree."""
         far = {source: 0}

@@ -58,6 +58,9 @@ class Schedule:
     cycles: int
 
 
+SHORT = 16  # a step so many times shorter goes before another that ends as far from the end
+
+
 After = dict[Step, list[tuple[Step, int]]]  # what each step waits for, and how many cycles after its start
 
 
@@ -67,8 +70,14 @@ def schedule(steps: list[Step], machine: SpatialMachine, window: int = 0) -> Sch
     uses = {s: s.uses for s in steps}
     if window:
         return _Pass(steps, machine, after, uses, {s: (0, s.number) for s in steps}, window).run()
+    return _Pass(steps, machine, after, uses, ranks(steps)).run()
+
+
+def ranks(steps: list[Step]) -> dict[Step, tuple[int, int]]:
+    """Earlier batches first, then what is farthest from the end. Of steps about as far, short ones first: a send before
+    the product that would hold its bank for long."""
     longest = urgency(steps)
-    return _Pass(steps, machine, after, uses, {s: (s.batch, -longest[s]) for s in steps}).run()
+    return {s: (s.batch, s.duration // SHORT - longest[s]) for s in steps}
 
 
 def polished(best: Schedule, machine: SpatialMachine, rounds: int = 3) -> Schedule:
@@ -182,9 +191,26 @@ def capacity(resource: Resource, machine: SpatialMachine) -> int:
 
 
 def urgency(steps: list[Step]) -> dict[Step, int]:
-    """The longest way from the start of each step to the end."""
+    """The longest way from the start of each step to the end, as if sums of one matrix on one core had to be taken one
+    after the other: then results of the first leave while the next is computed."""
     longest = {s: s.end for s in steps}
+    before = _sum_before(steps)
     for s in reversed(steps):
-        for before, delay in s.after:
-            longest[before] = max(longest[before], delay + longest[s])
+        for b, delay in s.after:
+            longest[b] = max(longest[b], delay + longest[s])
+        if (b := before.get(s)) is not None:
+            longest[b] = max(longest[b], b.duration + longest[s])
     return longest
+
+
+def _sum_before(steps: list[Step]) -> dict[Step, Step]:
+    """For the first product of a sum: the last one of the sum before it."""
+    found: dict[Step, Step] = {}
+    last: dict[tuple, Step] = {}
+    for s in steps:
+        if s.kind == "product" and s.target is not None:
+            key = s.core, s.target.tile.home
+            if key in last and not s.add:
+                found[s] = last[key]
+            last[key] = s
+    return found

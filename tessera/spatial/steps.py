@@ -91,6 +91,8 @@ class Steps:
         self.given: dict[Tile, list[Given]] = {}
         for given in tiles.given:
             self.given.setdefault(given.part.tile, []).append(given)
+        self.last_sum = {(t.core, t.home): t for t in tiles.tiles if isinstance(t, Multiplied)}
+        self.product_ports: dict[Tile, int] = {}
         self.inputs = {name: shape for name, _, shape in tiles.inputs}
         self.outputs = {name: shape for name, _, shape in tiles.outputs}
 
@@ -136,7 +138,7 @@ class Steps:
                 elements = max(tile.rows * tile.columns, *(p.shape[0] * p.shape[1] for p in tile.operands), 1)
                 cycles = durations.expression(self.machine, tile.tree, elements)
                 self.add("expression", tile.core, "vector", cycles, tile.whole, tile.operands, tree=tile.tree,
-                         source=tile.source)  # fmt: skip
+                         most=self.ports_left(tile), source=tile.source)  # fmt: skip
             case Gathered():
                 nbytes = tile.nbytes + tile.index.nbytes
                 self.add(
@@ -159,6 +161,15 @@ class Steps:
                         self.copy(tile, part, row, column)
                     else:
                         self.send_all(part)
+
+    def ports_left(self, tile: Computed) -> int:
+        """Read ports for an expression. While it reads one of several sums of a core, the array works on the next one:
+        then as many as that leaves."""
+        taken = max((self.product_ports.get(p.tile, 0) for p in tile.operands if not self.is_last(p.tile)), default=0)
+        return max(1, self.machine.sram.read_ports - taken)
+
+    def is_last(self, tile: Tile) -> bool:
+        return self.last_sum.get((tile.core, tile.home)) is tile
 
     def copy(self, tile: Tile, part: Part, row: int, column: int) -> None:
         rows, columns = part.shape
@@ -231,7 +242,7 @@ class Steps:
     def add(
         self, kind: str, core: Core, unit: str, cycles: int, target: Part | None, reads: list[Part], *,
         read: int | None = None, write: int | None = None, tree: Tree | None = None, add: bool = False,
-        host: tuple[str, tuple] | None = None, source: Source = NOWHERE,
+        host: tuple[str, tuple] | None = None, most: int | None = None, source: Source = NOWHERE,
     ) -> None:  # fmt: skip
         machine = self.machine
         if read is None:
@@ -243,8 +254,10 @@ class Steps:
             cycles, machine.link.width and math.ceil(max(read, write) / max(machine.link.width, machine.sram.width))
         )
         limit = cycles if kind in ("product", "expression") else fastest
-        nr = ports_for(read, limit, machine.sram.width, machine.sram.read_ports)
+        nr = ports_for(read, limit, machine.sram.width, most or machine.sram.read_ports)
         nw = ports_for(write, limit, machine.sram.width, machine.sram.write_ports)
+        if kind == "product" and target is not None:
+            self.product_ports[target.tile] = nr
         duration = max(cycles, durations.traffic(machine, read, write, max(nr, 1), max(nw, 1)))
         uses = [Use(("unit", core, unit), 0, duration)]
         uses += [Use(("read", core), 0, duration, nr)] if nr else []

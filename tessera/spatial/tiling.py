@@ -29,7 +29,7 @@ from tessera.spatial.graph import (
     Tree,
     reduces,
 )
-from tessera.spatial.maps import Map
+from tessera.spatial.maps import Home, Map
 from tessera.spatial.placement import Blocks, Placement
 from tessera.spatial.rectangles import Rectangle
 from tessera.spatial.routes import Routes
@@ -47,12 +47,15 @@ from tessera.spatial.tiles import (
     Tiles,
 )
 
+HOP = 0.25  # how much a hop to a host port weighs against a wait for it
+
 
 class Tiling:
     def __init__(self, graph: Graph, machine: SpatialMachine, routes: Routes, effort: Effort) -> None:
         self.graph, self.machine, self.effort = graph, machine, effort
         self.on = Placement(graph, machine, routes, effort)
         self.given: list[Given] = []
+        self.given_cycles: dict[Core, float] = {}  # of host ports
         self.factors: dict[tuple, Map] = {}  # blocks of products' maps
 
     def run(self) -> Tiles:
@@ -89,15 +92,25 @@ class Tiling:
     def input(self, node: Input) -> None:
         home = node.home
         rows = cut(home.rows, cuts.block_parts(home.rows, home.columns, home.dtype.itemsize, self.effort))
-        grid = []
+        columns = cut(home.columns, cuts.most_sum_parts(self.machine, home.columns) if self.is_factor(home) else 1,
+                      self.machine.matrix.rows)  # fmt: skip
+        grid: list[list[Tile]] = []
         for i, (top, bottom) in enumerate(zip(rows[:-1], rows[1:], strict=True)):
             core = self.on.hosts[i % len(self.on.hosts)]
-            box = (node.first + top, node.first + bottom, 0, home.columns)
-            tile = Received(self.on.fresh(home, i, 0, len(rows) - 1, 1), home.dtype, bottom - top, home.columns, core,
-                            node.tensor, box, home=home.name)  # fmt: skip
-            self.on.add(tile, "host", tile.nbytes / self.machine.host.width, 0.0)  # type: ignore[union-attr]
-            grid.append([tile])
-        self.on.blocks[home] = Blocks(rows, [0, home.columns], grid)
+            line: list[Tile] = []
+            for j, (left, right) in enumerate(zip(columns[:-1], columns[1:], strict=True)):
+                name = self.on.fresh(home, i, j, len(rows) - 1, len(columns) - 1)
+                box = (node.first + top, node.first + bottom, left, right)
+                tile = Received(name, home.dtype, bottom - top, right - left, core, node.tensor, box, home=home.name)
+                line.append(self.on.add(tile, "host", tile.nbytes / self.machine.host.width, 0.0))  # type: ignore[union-attr]
+            grid.append(line)
+        self.on.blocks[home] = Blocks(rows, columns, grid)
+
+    def is_factor(self, home: Home) -> bool:
+        """Only products read it, row by row: the columns that a sum begins with may come first."""
+        readers = [node for node in self.graph.nodes if any(home in m.homes for m in node.maps)]
+        whole = (home.rows, home.columns)
+        return all(isinstance(node, Product) and node.x.only is home and node.x.shape[1:] == whole for node in readers)
 
     def product(self, node: Product) -> None:
         home, machine = node.home, self.machine
@@ -258,7 +271,8 @@ class Tiling:
         for j, (left, right) in enumerate(zip(columns[:-1], columns[1:], strict=True)):
             cycles = home.rows * (right - left) * home.dtype.itemsize / self.machine.sram.width
             columns_of = table.block((0, table.shape[0]), (left, right))
-            core, when = self.on.choose([columns_of, index], cycles, "copy")
+            large = self.on.is_held(columns_of) and 16 * columns_of.size * home.dtype.itemsize > self.machine.sram.size
+            core, when = self.on.choose([columns_of, index], cycles, "copy", at=self.on.emptiest() if large else None)
             read = (
                 self.on.whole(self.on.fetch(core, columns_of, False)),
                 self.on.whole(self.on.fetch(core, index, False)),
@@ -275,8 +289,7 @@ class Tiling:
         self.on.tensors[home.name] = node.data
         row: list[Tile] = []
         for left, right in zip(columns[:-1], columns[1:], strict=True):
-            emptiest = int(np.argmin(self.on.held_bytes[self.on.span][::-1]))  # the last: the first have most to do
-            row.append(self.on.held(self.on.cores[-1 - emptiest], home.name, (0, home.rows, left, right), True))
+            row.append(self.on.held(self.on.emptiest(), home.name, (0, home.rows, left, right), True))
         self.on.blocks[home] = Blocks([0, home.rows], columns, [row])
 
     def scatter(self, node: Scatter) -> None:
@@ -299,24 +312,32 @@ class Tiling:
     def output(self, name: str, dtype: torch.dtype, m: Map) -> None:
         """Pieces of the output, each by way of a core with a host port."""
         rows = cut(m.shape[0], cuts.block_parts(m.shape[0], m.shape[1], dtype.itemsize, self.effort))
-        count = 0
         for top, bottom in zip(rows[:-1], rows[1:], strict=True):
             block = m.block((top, bottom), (0, m.shape[1]))
             for r in self.on.rectangles(block):
-                for chip, (a, b, c, d) in self.split(r):
-                    self.on.on_chip(chip)
-                    core = self.on.hosts[count % len(self.on.hosts)]
-                    count += 1
+                for source, (a, b, c, d) in self.split(r):
+                    self.on.on_chip(None if source is None else source.chip)
+                    core = self.way_out(source, (b - a) * (d - c) * dtype.itemsize)
                     part = self.on.fetch(core, block.block((a, b), (c, d)), False)
                     self.given.append(Given(name, (top + a, top + b, c, d), part))
 
-    def split(self, r: Rectangle) -> list[tuple[int | None, Box]]:
-        """A rectangle of a map where its home's tiles end, each with the chip that it lies on."""
+    def way_out(self, source: Core | None, nbytes: int) -> Core:
+        """A core with a host port: near, and not one that much goes through already."""
+        hosts = self.on.hosts
+        far = np.zeros(len(hosts)) if source is None else self.on.routes.far_away(source, hosts)
+        cycles = nbytes / self.machine.host.width  # type: ignore[union-attr]
+        cost = [self.given_cycles.get(h, 0.0) + cycles * HOP * hops for h, hops in zip(hosts, far, strict=True)]
+        core = hosts[int(np.argmin(cost))]
+        self.given_cycles[core] = self.given_cycles.get(core, 0.0) + cycles
+        return core
+
+    def split(self, r: Rectangle) -> list[tuple[Core | None, Box]]:
+        """A rectangle of a map where its home's tiles end, each with the core that it lies on."""
         if r.home is None or r.home not in self.on.blocks:
             return [(None, r.box)]
-        boxes = []
+        boxes: list[tuple[Core | None, Box]] = []
         for part, row, column in self.on.blocks[r.home].parts(r.home_box, r.turned):
             height, width = part.shape
             box = (r.row + row, r.row + row + height, r.column + column, r.column + column + width)
-            boxes.append((part.tile.core.chip, box))
+            boxes.append((part.tile.core, box))
         return boxes

@@ -8,6 +8,11 @@ import torch
 from torch import nn
 
 from tessera.machines.spatial import SpatialMachine
+from tessera.spatial.bounds import interval
+from tessera.spatial.capture import captured
+from tessera.spatial.chips import Cut, shape, spread
+from tessera.spatial.graph import Constant, Input
+from tessera.spatial.listing.types import Send
 from tessera.spatial.map import map_onto
 from tessera.spatial.program import SpatialProgram
 from tessera.spatial.simulator.api import simulate
@@ -15,12 +20,12 @@ from tessera.util.errors import OptionError
 from tests.spatial.nets import MLP, Attention, Block, Llama, toy
 
 
-def rack(topology: str = "mesh", **figures: object) -> SpatialMachine:
-    """Eight toys of 2×2 cores."""
+def rack(topology: str = "mesh", window: int = 3, **figures: object) -> SpatialMachine:
+    """Eight toys of 2×2 cores, with links between them on which things arrive within a window."""
     shape = 'shape = [[2, 4], "assumed: a tray"]\n' if topology in ("mesh", "torus") else ""
     chips = (
         f'\n[chips]\ncount = [8, "assumed: a tray"]\ntopology = ["{topology}", "assumed"]\n{shape}'
-        'width = ["16 B", "assumed: half"]\nlatency = [40, "assumed: far"]\njitter = [3, "assumed: two clocks"]\n'
+        f'width = ["16 B", "assumed: half"]\nlatency = [40, "assumed: far"]\njitter = [{window}, "assumed: clocks"]\n'
         'gates = [[[0, 1], [1, 1]], "assumed: an edge"]\n'
     )
     return toy(2, 2, chips, **figures)
@@ -91,3 +96,40 @@ def test_what_cannot_be_cut() -> None:
         map_onto(MLP(), x, machine=rack(), chips=7)
     with pytest.raises(OptionError, match="multiple of 3 batches"):
         map_onto(MLP(), x, machine=rack(), chips=4, cut={"pipeline": 4, "batches": 3})
+
+
+def test_sums_go_along_sides() -> None:
+    """Of a square of four chips, none reads what the one across the corner has."""
+    machine = rack()
+    graph, _ = spread(captured(MLP(), (torch.randn(2, 64),), {}), machine, 4, Cut(tensor=4))
+    columns = shape(machine)[1]
+    of = {node.home: node for node in graph.nodes if not isinstance(node, (Constant, Input))}
+    read = {(node.chip, of[home].chip) for node in of.values() for m in node.maps for home in m.homes if home in of}
+    places = [(divmod(a, columns), divmod(b, columns)) for a, b in read if a != b and a is not None and b is not None]
+    assert places and all(a[0] == b[0] or a[1] == b[1] for a, b in places)
+
+
+def test_small_parts_travel_as_one() -> None:
+    """A row of which another chip has a part on each core comes in one send from there."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(MLP(), nn.RMSNorm(64, eps=1e-6)), torch.randn(1, 64)
+    sends = []
+    for window in (0, 3):  # without a window nothing is gained
+        program = map_onto(model, x, machine=rack(window=window), chips=2, effort="quick")
+        agree(model, x, program)
+        gone = [i.action.targets for page in program.listing.pages for i in page.instructions
+                if isinstance(i.action, Send) and any(t.chip != page.core.chip for t in i.action.targets)]  # fmt: skip
+        sends.append(len(gone))
+    assert sends[1] < sends[0]
+
+
+def test_a_pipeline_is_as_fast_as_its_slowest_stage() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4))), torch.randn(6 * 8, 64)
+    machine = rack()
+    program = map_onto(model, x, machine=machine, chips=4, cut={"pipeline": 4, "batches": 6}, effort="quick")
+    agree(model, x, program)
+    assert program.mapping is not None
+    between, least = interval(program.mapping.schedule, machine)
+    assert least <= between <= 1.3 * least
+    assert 6 * between < program.cycles  # the first result has all stages before it

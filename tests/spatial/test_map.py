@@ -14,6 +14,7 @@ from tessera.spatial.listing import parse
 from tessera.spatial.map import map_onto
 from tessera.spatial.program import SpatialProgram
 from tessera.spatial.simulator.api import simulate
+from tessera.torch_internals.operators import scaled_mm
 from tessera.util.errors import OptionError
 from tests.spatial.nets import MLP, Attention, Block, Many, convolutions, toy
 
@@ -164,3 +165,32 @@ def test_what_is_refused() -> None:
         map_onto(MLP(), torch.randn(4, 64), machine="toy", effort="some")
     with pytest.raises(OptionError, match="expected a spatial one"):
         map_onto(MLP(), torch.randn(4, 64), machine="h100")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_topk_takes_each_place_once(dtype: torch.dtype) -> None:
+    """Also where all that is left is as low as can be, or no number."""
+    rows = torch.tensor([[3.0, 9, 1, 7, 5], [2, 4, 6, 8, 0], [1, 5, 3, 2, 4], [4, 3, 2, 1, 0]])
+    if dtype.is_floating_point:
+        rows[1, [0, 1, 2, 4]], rows[2, 3] = -torch.inf, torch.nan
+    x = rows.to(dtype)
+    program = map_onto(lambda x: x.topk(3), x, machine="toy", effort="quick")
+    (values, places), expected = simulate(program, x).outputs, x.topk(3).values
+    torch.testing.assert_close(values, expected, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(x.gather(1, places), expected, rtol=0, atol=0, equal_nan=True)
+    assert all(len(set(row)) == 3 for row in places.tolist())
+
+
+def test_products_of_eight_bits_with_scales() -> None:
+    torch.manual_seed(0)
+    eight, machine = torch.float8_e4m3fn, toy(2, 2, passes="{ float8_e4m3fn = 1, bfloat16 = 1")
+    w, by, and_by = torch.randn(24, 32).to(eight), torch.tensor(0.5), torch.tensor(3.0)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return scaled_mm(x.to(eight), w.t(), by, and_by, out_dtype=torch.bfloat16)
+
+    x = torch.randn(5, 32)
+    exact = 1.5 * (x.to(eight).double() @ w.double().t())
+    got = simulate(map_onto(model, x, machine=machine, effort="quick"), x).output
+    torch.testing.assert_close(got.double(), exact, rtol=2**-8, atol=1e-6)
+    torch.testing.assert_close(got, model(x), rtol=2**-7, atol=1e-6)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import torch
 
 from tessera.spatial.capture import captured
+from tessera.spatial.chips import Cut, spread
+from tessera.spatial.cuts import Effort
 from tessera.spatial.map import map_onto
+from tessera.spatial.mapping import one
+from tessera.spatial.routes import Routes
 from tessera.spatial.simulator.api import simulate
 from tessera.tools.bench.spatial import Block, ChannelsLast, Product, Residual, grid
 
@@ -46,3 +50,18 @@ def test_import_does_not_depend_on_sizes() -> None:
         graph = captured(Block(wide, 4), (torch.randn(1, wide // 4, wide),), {}).graph
         counts.append([(type(n).__name__, sum(len(m.pieces) for m in n.maps)) for n in graph.nodes])
     assert counts[0] == counts[1]
+
+
+def test_results_leave_while_the_next_sum_is_taken() -> None:
+    """Where a core takes two sums, the first is in the host's hands before the second is done; and products begin
+    before whole rows have come."""
+    machine = grid(2)
+    got = captured(Product(2048).bfloat16(), (torch.zeros(512, 2048).bfloat16(),), {})
+    graph, cores = spread(got, machine, 1, Cut())
+    timed = one(graph, machine, Routes(machine, cores), Effort(4, 1 << 20, 4.0, regions=8, waves=2)).schedule
+    products = [s for s in timed.steps if s.kind == "product"]
+    assert len({s.target.tile for s in products if s.core == products[0].core and s.target}) > 1
+    first_out = min(timed.starts[s] for s in timed.steps if s.kind == "to_host")
+    assert first_out < max(timed.starts[s] for s in products)
+    last_in = max(timed.starts[s] + s.end for s in timed.steps if s.kind == "from_host")
+    assert min(timed.starts[s] for s in products) < last_in

@@ -316,16 +316,29 @@ def topk(im: Importer, x: Item, k: int, dim: int = -1, largest: bool = True, ord
     if not largest or k > TOP or dim % max(len(x.shape), 1) != len(x.shape) - 1:
         return NotImplemented
     places = Known(torch.arange(x.shape[-1]).expand(x.shape), "places")
-    found: list[tuple[Lazy, Lazy]] = []
-    for _ in range(k):
-        at = im.reduce("argmax", x, [-1], True, torch.int64)
-        found.append((im.reduce("max", x, [-1], True, x.dtype), at))
-        if len(found) < k:
-            gone = im.apply("eq", places, at, dtype=torch.bool)
-            x = im.values.plain(im.apply("where", im.values.plain(gone), -math.inf, x, dtype=x.dtype))
+    lowest = -math.inf if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
+    at = im.reduce("argmax", x, [-1], True, torch.int64)
+    found = [(im.reduce("max", x, [-1], True, x.dtype), at)]
+    taken = im.values.plain(im.apply("eq", places, at, dtype=torch.bool))
+    while len(found) < k:
+        left = im.values.plain(im.apply("where", taken, lowest, x, dtype=x.dtype))
+        top = im.reduce("max", left, [-1], True, x.dtype)
+        at = im.reduce("argmax", _free(im, left, top, taken), [-1], True, torch.int64)
+        found.append((top, at))
+        here = im.values.plain(im.apply("eq", places, at, dtype=torch.bool))
+        taken = im.values.plain(im.apply("maximum", taken, here, dtype=torch.bool))
     both = (concatenated([im.values.map(pair[i]) for pair in found], len(x.shape) - 1) for i in range(2))
     dtypes = (x.dtype, torch.int64)
     return [Lazy(m.shape, d, 0, (m,), im.name(), found[0][0].source) for m, d in zip(both, dtypes, strict=True)]
+
+
+def _free(im: Importer, left: Lazy, top: Lazy, taken: Lazy) -> Lazy:
+    """1 where the largest of what is left stands, or what is no number. What was taken is as low as can be, and so may
+    others be: hence it is left out by name."""
+    wide = torch.float32
+    same, no_number = im.apply("eq", left, top, dtype=wide), im.apply("ne", left, left, dtype=wide)
+    hit = im.values.plain(im.apply("maximum", same, no_number, dtype=wide))
+    return im.values.plain(im.apply("where", taken, 0.0, hit, dtype=wide))
 
 
 def _dims(im: Importer, x: Item, dims: list[int] | int | None) -> list[int]:

@@ -117,6 +117,8 @@ def _exchange(graph: Graph, ranks: list[Importer], batch: int, number: int, eqn:
         return
     axis = next(a for a in eqn.args if isinstance(a, str))
     count = mesh.size(axis)
+    for place, im in _each(graph, ranks, batch, number):
+        args[place.rank] = _written(im, args[place.rank])
     if name == "all_reduce" and (dim := _scattered(eqn, count, two_steps)) is not None:
         parts: list[Item] = []
         for place, im in _each(graph, ranks, batch, number):
@@ -137,10 +139,16 @@ def _scattered(eqn: Equation, ranks: int, two_steps: TwoSteps) -> int | None:
     return dim if dim is not None and two_steps(int(eqn.out.nbytes()), ranks) else None
 
 
+def _written(im: Importer, args: tuple) -> tuple:
+    """What a rank gives to others. It computes that itself; what a product gave goes out with all the bits of its
+    sums."""
+    ready = lambda x: x if isinstance(x, Known) or x.tree == 0 else im.values.plain(x)  # noqa: E731
+    return tuple(ready(a) if isinstance(a, (Known, Lazy)) else a for a in args)
+
+
 def _combine(im: Importer, xs: Sequence[Item], how: str = "sum") -> Item:
-    """In the order of ranks. What a product gave is added as it is; other expressions are computed where they are."""
-    whole = [x if isinstance(x, Known) or x.tree == 0 else im.values.plain(x) for x in xs]
-    return functools.reduce(lambda a, b: im.apply(_COMBINED[how], a, b), whole)
+    """In the order of ranks."""
+    return functools.reduce(lambda a, b: im.apply(_COMBINED[how], a, b), xs)
 
 
 def _chunk(im: Importer, x: Item, dim: int, place: int, ranks: int) -> Item:

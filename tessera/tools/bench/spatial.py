@@ -22,7 +22,7 @@ from tessera.spatial.bounds import interval
 from tessera.spatial.map import map_onto
 from tessera.spatial.simulator.api import judge
 from tessera.tools.bench.report import Outcome
-from tessera.tools.bench.spatial_models import Experts, Layers, LlamaBlock
+from tessera.tools.bench.spatial_models import Attention, Experts, Layers, LlamaBlock
 
 Say = Callable[[str], None]
 MACHINE = """
@@ -132,11 +132,13 @@ class Case:
     chips: int = 1
     cut: Mapping[str, int] | None = None
     further: tuple[torch.Tensor, ...] = ()
+    effort: str = "normal"
 
 
 def llama(title: str, rows: int, chips: int, at_most: float) -> Case:
     block = lambda: LlamaBlock(rows, 8192, 64, 8, 28672, 1024)  # noqa: E731
-    return Case(title, block, (rows, 8192), 0, at_most, chips, further=(torch.tensor([1000]),))
+    effort = "normal" if chips <= 8 else "quick"  # thousands of cores: one mapping takes minutes
+    return Case(title, block, (rows, 8192), 0, at_most, chips, further=(torch.tensor([1000]),), effort=effort)
 
 
 SECTIONS: dict[str, Case] = {
@@ -151,6 +153,10 @@ SECTIONS: dict[str, Case] = {
     "llama8rows": llama("the same, 8 rows", 8, 8, 1.4),
     "llama64": llama("Llama-70B block, 1 row, 64 chips", 1, 64, 1.8),
     "llama64rows": llama("the same, 8 rows", 8, 64, 1.8),
+    "attention": Case(
+        "decode attention, 8 heads of KV, 8k, 8 chips", lambda: Attention(1, 8192, 64, 8, 8192), (1, 8192), 0, 1.3, 8,
+        further=(torch.tensor([8000]),),
+    ),
     "experts": Case(
         "MoE layer, 2 of 8, 4 rows, 8 chips", lambda: Experts(4096, 14336, 8, 2), (4, 4096), 0, 1.6, 8
     ),
@@ -172,7 +178,7 @@ def measure(name: str, case: Case) -> dict[str, object]:
     model, x = in_bfloat16(case.model().eval()), torch.randn(case.shape).bfloat16()
     machine = grid(case.side) if case.side else spatial_machine("lpx")
     started = time.process_time()
-    program = map_onto(model, x, *case.further, machine=machine, chips=case.chips, cut=case.cut)
+    program = map_onto(model, x, *case.further, machine=machine, chips=case.chips, cut=case.cut, effort=case.effort)
     seconds = time.process_time() - started
     started = time.process_time()
     judged = judge(program.listing, program.machine)

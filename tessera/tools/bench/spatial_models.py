@@ -67,8 +67,8 @@ class Layers(nn.Module):
         return x
 
 
-class LlamaBlock(nn.Module):
-    """A block of a Llama that decodes a token for each of some rows; caches are written in place."""
+class Attention(nn.Module):
+    """Attention of a Llama that decodes a token for each of some rows; caches are written in place."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -76,13 +76,11 @@ class LlamaBlock(nn.Module):
     sin: torch.Tensor
     places: torch.Tensor
 
-    def __init__(self, rows: int, wide: int, heads: int, groups: int, inner: int, longest: int) -> None:
+    def __init__(self, rows: int, wide: int, heads: int, groups: int, longest: int) -> None:
         super().__init__()
-        self.rows, self.heads, self.groups, self.each = rows, heads, groups, wide // heads
-        self.before, self.behind = (nn.RMSNorm(wide, eps=1e-5, dtype=torch.bfloat16) for _ in range(2))
+        self.rows, self.each = rows, wide // heads
         self.q, self.o = Eight(wide, wide), Eight(wide, wide)
         self.k, self.v = (Eight(wide, groups * self.each) for _ in range(2))
-        self.gate, self.up, self.down = Eight(wide, inner), Eight(wide, inner), Eight(inner, wide)
         for name in ("keys", "values"):
             self.register_buffer(name, torch.randn(longest, rows, groups, self.each).bfloat16())
         angles = torch.arange(longest)[:, None] / 10000 ** (torch.arange(0, self.each, 2) / self.each).repeat(2)
@@ -90,8 +88,7 @@ class LlamaBlock(nn.Module):
         self.register_buffer("sin", angles.sin().bfloat16())
         self.register_buffer("places", torch.arange(longest))
 
-    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-        y = self.before(x)
+    def forward(self, y: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         q, k, v = (f(y).view(self.rows, -1, self.each) for f in (self.q, self.k, self.v))
         cos, sin, half = self.cos[at], self.sin[at], self.each // 2
         q, k = (t * cos + torch.cat([-t[..., half:], t[..., :half]], -1) * sin for t in (q, k))
@@ -100,6 +97,19 @@ class LlamaBlock(nn.Module):
         keys, values = (t.permute(1, 2, 0, 3) for t in (self.keys, self.values))
         mask = (self.places <= at)[None]
         a = F.scaled_dot_product_attention(q[:, :, None], keys, values, attn_mask=mask, enable_gqa=True)
-        x = x + self.o(a.reshape(self.rows, -1))
+        return self.o(a.reshape(self.rows, -1))
+
+
+class LlamaBlock(nn.Module):
+    """A block of a Llama that decodes."""
+
+    def __init__(self, rows: int, wide: int, heads: int, groups: int, inner: int, longest: int) -> None:
+        super().__init__()
+        self.before, self.behind = (nn.RMSNorm(wide, eps=1e-5, dtype=torch.bfloat16) for _ in range(2))
+        self.attention = Attention(rows, wide, heads, groups, longest)
+        self.gate, self.up, self.down = Eight(wide, inner), Eight(wide, inner), Eight(inner, wide)
+
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.before(x), at)
         y = self.behind(x)
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
