@@ -110,7 +110,7 @@ class ShardedCall:
         sharding, model = self.sharding, self.model
         shown = leaves if given is None else given.leaves
         types, watched = sharding.whole_batch(shown), sharding.watched(model)
-        forward = capture(model, None, batch, named, types, watched, caches)
+        forward = capture(model, None, batch, named, types, watched, caches, sharding.regions)
         lies = sharding.settle(model, forward, shown)
         needs = [x.requires_grad for x in (*held_by(model, forward), *(x for x in leaves if isinstance(x, Tensor)))]
         name = f"{type(model).__name__}_{len(self.programs)}"

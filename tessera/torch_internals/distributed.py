@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -43,23 +44,27 @@ set_deadline = symbol(
 _LOCAL_MAP = "torch.distributed.tensor.experimental._func_map"
 
 
+def _elsewhere(*args: Any, **kwargs: Any) -> Any:
+    return _tessera_region(*args, **kwargs)  # type: ignore[name-defined] # noqa: F821 - a global of the other module
+
+
 @contextmanager
-def noticing_local_map(notice: Callable[[], NoReturn]) -> Iterator[None]:
-    """Meanwhile a function that `local_map` wrapped calls `notice` when it takes its arguments apart."""
-
-    class Noticing:
-        def __getattr__(self, name: str) -> NoReturn:
-            notice()
-
+def instead_of_local_map(region: Callable) -> Iterator[None]:
+    """Meanwhile a call of a function that `local_map` wrapped calls `region` with what it was wrapped with, by name:
+    func, out_placements, in_placements, device_mesh, …; args; kwargs."""
     owner: Any = sys.modules.get(_LOCAL_MAP)
     if owner is None:  # nobody has wrapped a function
         yield
         return
-    theirs, owner.pytree = owner.pytree, Noticing()
+    wrapped = owner._local_map_wrapped  # others hold this very function, so it stays the same object
+    signature, theirs = inspect.signature(wrapped), wrapped.__code__
+    owner._tessera_region = lambda *args, **kwargs: region(**signature.bind(*args, **kwargs).arguments)
+    wrapped.__code__ = _elsewhere.__code__
     try:
         yield
     finally:
-        owner.pytree = theirs
+        wrapped.__code__ = theirs
+        del owner._tessera_region
 
 
 def deadline_of(group: object, device: torch.device) -> timedelta:

@@ -108,7 +108,9 @@ class ShardedStep:
         if what not in self.captures:
             sharding, model = self.sharding, self.model
             whole = sharding.whole_batch(leaves)
-            forward = capture(model, self.loss_fn, batch, named, whole, sharding.watched(model))
+            forward = capture(
+                model, self.loss_fn, batch, named, whole, sharding.watched(model), regions=sharding.regions
+            )
             self.captures[what] = forward, sharding.settle(model, forward, leaves)
         return self.captures[what]
 
