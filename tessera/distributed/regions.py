@@ -112,7 +112,7 @@ class Regions:
         device = next((x.device for x in leaves if isinstance(x, Tensor)), torch.device("cpu"))
         own = {axis: torch.arange(self.mesh.size(axis), device=device) for axis in self.big}
         given: dict[int, Tensor] = dict(enumerate(own.values()))  # what has all ranks' parts
-        varies = {i: (axis,) for i, axis in enumerate(own)}  # along which axes
+        varies: dict[int, tuple[str, ...]] = {i: (axis,) for i, axis in enumerate(own)}  # along which axes
         for i, (x, word) in enumerate(zip(leaves, words, strict=False), len(own)):
             if any(not isinstance(w, Replicate) for w in word.values()):
                 given[i], varies[i] = self._apart(x, word, line)

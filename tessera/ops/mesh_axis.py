@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tessera.ir.builder import aten, emit
-from tessera.ir.dist import axis_in, on
+from tessera.ir.dist import axis_in
 from tessera.ir.equation import Arg, Equation, Value
 from tessera.ops.families import carry
 from tessera.util.errors import RuleError
@@ -38,9 +38,8 @@ def along_axis(eqn: Equation, axis: str, size: int, x: Value, varies: bool) -> t
 
 def _inside(eqn: Equation, x: Value) -> Value:
     """Along another axis: dimensions stand one further."""
-    mesh, name = eqn.op.mesh, eqn.op.name  # type: ignore[union-attr]
     args: Sequence[Arg] = [a + 1 if type(a) is int else a for a in eqn.args[1:]]  # type: ignore[operator]
-    return emit(getattr(on(mesh), name), x, *args)
+    return emit(eqn.op, x, *args)
 
 
 def _combined(x: Value, varies: bool, size: int, how: str) -> Value:

@@ -112,14 +112,20 @@ class _Order:
         return self.pending.pop(v)
 
     def begin(self, queue: _Queue, eqn: Equation) -> Equation:
-        op = eqn.op
-        assert isinstance(op, Collective)
-        x, *args = eqn.args
-        named = (x, op.name, *args)
-        type_ = fake.infer(on(op.mesh).begin, named, {}, self.builder.mode)
-        assert isinstance(type_, TensorType)
-        coming = self.builder.value(f"{eqn.out.name}_coming", type_)
-        self.pending[eqn.out] = eqn.with_(op=on(op.mesh).wait, args=(coming, *named))
+        begin, self.pending[eqn.out] = paired(self.builder, eqn)
         queue.begun[eqn.out] = None
         queue.moving += queue.takes(eqn)
-        return eqn.with_(op=on(op.mesh).begin, args=named, outputs=(coming,))
+        return begin
+
+
+def paired(builder: Builder, eqn: Equation) -> tuple[Equation, Equation]:
+    """An exchange as what begins it and what waits for it."""
+    op = eqn.op
+    assert isinstance(op, Collective)
+    x, *args = eqn.args
+    named = (x, op.name, *args)
+    type_ = fake.infer(on(op.mesh).begin, named, {}, builder.mode)
+    assert isinstance(type_, TensorType)
+    coming = builder.value(f"{eqn.out.name}_coming", type_)
+    begin = eqn.with_(op=on(op.mesh).begin, args=named, outputs=(coming,))
+    return begin, eqn.with_(op=on(op.mesh).wait, args=(coming, *named))
