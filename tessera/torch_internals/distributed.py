@@ -74,11 +74,11 @@ def deadline_of(group: object, device: torch.device) -> timedelta:
 
 class Group:
     """Collectives of one process group. Each begins and gives what waits for it: its `wait` returns once the result may
-    be read, on a GPU by whatever is launched after it. Until then operand and result stay as they are."""
+    be read, on a GPU by whatever is launched after it. Until then operand and result stay as they are. They go to the
+    backend for the operand's device at once: PyTorch's dispatcher would only look it up again."""
 
     def __init__(self, group: Any) -> None:
-        self._gather_base, self._scatter_base = group._allgather_base, group._reduce_scatter_base
-        self._reduce, self._exchange = group.allreduce, group.alltoall_base
+        self._group, self._backends = group, dict[torch.device, Any]()
         self._gathers, self._scatters = _asynchronous(_AllgatherOptions()), _asynchronous(_ReduceScatterOptions())
         self._exchanges = _asynchronous(_AllToAllOptions())
         self._reduces = {}
@@ -86,19 +86,25 @@ class Group:
             self._reduces[how] = _asynchronous(_AllreduceOptions())
             self._reduces[how].reduceOp = op
 
+    def _backend(self, device: torch.device) -> Any:
+        found = self._backends.get(device)
+        if found is None:
+            found = self._backends[device] = self._group._get_backend(device)
+        return found
+
     def all_gather(self, out: Tensor, x: Tensor) -> Any:
-        return self._gather_base(out, x, self._gathers)
+        return self._backend(x.device)._allgather_base(out, x, self._gathers)
 
     def reduce_scatter(self, out: Tensor, x: Tensor) -> Any:
-        return self._scatter_base(out, x, self._scatters)
+        return self._backend(x.device)._reduce_scatter_base(out, x, self._scatters)
 
     def all_reduce(self, x: Tensor, how: str) -> Any:
         """In place."""
-        return self._reduce([x], self._reduces[how])
+        return self._backend(x.device).allreduce([x], self._reduces[how])
 
     def all_to_all(self, out: Tensor, x: Tensor, take: list[int], give: list[int]) -> Any:
         """Rows that come from each rank, and that go to each; none named: as many to and from all."""
-        return self._exchange(out, x, take, give, self._exchanges)
+        return self._backend(x.device).alltoall_base(out, x, take, give, self._exchanges)
 
 
 def _asynchronous(options: Any) -> Any:
