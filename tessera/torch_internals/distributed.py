@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from tessera.torch_internals.lookup import symbol
 
@@ -65,6 +66,11 @@ def instead_of_local_map(region: Callable) -> Iterator[None]:
     finally:
         wrapped.__code__ = theirs
         del owner._tessera_region
+
+
+def part_of(x: Tensor) -> Tensor:
+    """This rank's part of a DTensor, beside autograd: `to_local` would make a node of its graph."""
+    return x._local_tensor if isinstance(x, DTensor) else x
 
 
 def deadline_of(group: object, device: torch.device) -> timedelta:
