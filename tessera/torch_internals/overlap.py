@@ -19,6 +19,9 @@ from tessera.torch_internals.lookup import symbol
 _WHY = "comparing the order of exchanges with PyTorch's"
 _schedule = symbol("torch._inductor.fx_passes.overlap_scheduling.schedule_overlap_bucketing", _WHY)
 _flop_registry = symbol("torch.utils.flop_counter.flop_registry", _WHY)
+_config = symbol("torch._inductor.config", _WHY)
+_AUTOFIX = "overlap_scheduling_autofix_cycles"  # it may order in circles, which it can mend
+_FIXES = {f"aten_distributed_optimizations.{_AUTOFIX}": True}
 _SCHEDULING = "torch._inductor.fx_passes.overlap_scheduling"
 OPTIONS: dict[str, Any] = {
     "compute_estimator": "analytical",
@@ -44,14 +47,15 @@ def ordered(
 
 @contextmanager
 def _priced(estimate: Callable, compute: Collection[object]) -> Iterator[None]:
-    names = ("estimate_roofline_runtime_ms", "_log_collective_benchmarks")
-    more = {op: None for op in compute if op not in _flop_registry}
+    """Its prices are ours, its logs go nowhere, groups are names without ranks."""
+    logs = "torch._inductor.fx_passes.node_runtime_estimation"
     with (
-        mock.patch.dict(_flop_registry, more),
-        mock.patch(f"{_SCHEDULING}.{names[0]}", estimate),
+        mock.patch.dict(_flop_registry, {op: None for op in compute if op not in _flop_registry}),
+        mock.patch(f"{_SCHEDULING}.estimate_roofline_runtime_ms", estimate),
         mock.patch(f"{_SCHEDULING}.get_group_name", lambda node: node.args[-1]),
-        mock.patch("torch._inductor.fx_passes.node_runtime_estimation._log_compute_estimations"),
-        mock.patch(f"torch._inductor.fx_passes.node_runtime_estimation.{names[1]}"),
+        mock.patch(f"{logs}._log_compute_estimations"),
+        mock.patch(f"{logs}._log_collective_benchmarks"),
         mock.patch("torch.distributed.get_world_size", lambda *_: 1),
+        _config.patch(_FIXES if hasattr(_config.aten_distributed_optimizations, _AUTOFIX) else {}),
     ):
         yield

@@ -1,4 +1,5 @@
-"""`tessera bench distributed`: what stays exposed on large meshes, what compiling for a mesh costs, the host's part.
+"""`tessera bench distributed`: what stays exposed on large meshes, also beside PyTorch's order, what compiling for a
+mesh costs, the host's part.
 
 In: sections. Out: rows. Steps of large models are foreseen on H100s in boxes of eight by `inspection/timeline`, at full
 rate and with all memory traffic fused away, so that what is exposed is the most that it can be. Equal layers are priced
@@ -29,7 +30,8 @@ from tessera.inspection.timeline import Timeline, timeline
 from tessera.ir.dist import on
 from tessera.ir.mesh import Mesh
 from tessera.machines import machine
-from tessera.tools.bench.distributed_steps import program_of
+from tessera.tools.bench.distributed_steps import compiled, program_of
+from tessera.tools.bench.overlap import compared
 from tessera.tools.bench.report import Outcome
 from tessera.tools.llama import Attention, Llama, LlamaConfig, turns
 from tessera.tools.models import GPT, GPTConfig
@@ -150,6 +152,43 @@ def experts(say: Say) -> list[Row]:
     waited, taken = by_name["rows"]
     note = "of the time that they are on their way"
     return [*rows, Row(rows[0].section, "rows to experts exposed", 100 * waited / taken, "%", 50.0, note=note)]
+
+
+# --- beside PyTorch's order -------------------------------------------------------------------------
+
+
+_SMALL = partial(_llama, width=4096, heads=32, hidden=14336)
+_LARGE = partial(_llama, width=8192, heads=64, hidden=28672)
+ORDERS: dict[str, tuple[Callable[[int], nn.Module], dict[str, int], Any, int]] = {
+    "8B zero3 on 64": (_SMALL, {"dp": 64}, "zero3", 2),
+    "8B zero3 on 8": (_SMALL, {"dp": 8}, "zero3", 1),
+    "8B zero2 on 64": (_SMALL, {"dp": 64}, "zero2", 2),
+    "8B ddp on 8": (_SMALL, {"dp": 8}, "ddp", 1),
+    "70B zero3·sequence on 256": (_LARGE, {"dp": 32, "tp": 8}, {"dp": "zero3", "tp": "sequence"}, 4),
+    "70B zero3·async-tp on 256": (_LARGE, {"dp": 32, "tp": 8}, {"dp": "zero3", "tp": "async-tp"}, 4),
+    "8B zero3·ulysses on 64": (_SMALL, {"dp": 8, "cp": 8}, {"dp": "zero3", "cp": "ulysses"}, 2),
+    "MoE 16B experts·zero3 on 32": (MoE, {"dp": 4, "ep": 8}, {"dp": "zero3", "ep": "experts"}, 2),
+}
+
+
+def overlap(say: Say) -> list[Row]:
+    """Three layers' exchanges in our order and in PyTorch's, of the same equations, by one table of costs."""
+    rows, ratios = [], []
+    for name, (make, axes, plan, count) in ORDERS.items():
+        say(name)
+        stages = dict(compiled(partial(make, FEW[-1]), _loss, axes, plan, count, 8192).account.stages)
+        joined = list(stages)[list(stages).index("step overlap") - 1]
+        ours, theirs, _ = compared(stages[joined], machine("h100"))
+        if theirs is None:
+            rows.append(Row(name, "exposed", 1e3 * ours.exposed, "ms", note="PyTorch's pass does not end"))
+            continue
+        ratios.append(ours.exposed / theirs.exposed)
+        told = f"{1e3 * ours.exposed:.2f} ms, theirs {1e3 * theirs.exposed:.2f} ms"
+        peaks = f"{ours.peak / 1e9:.2f} GB, theirs {theirs.peak / 1e9:.2f} GB"
+        rows.append(Row(name, "exposed / PyTorch's", ratios[-1], "x", 1.0, told))
+        rows.append(Row(name, "memory / PyTorch's", ours.peak / theirs.peak, "x", 1.0, peaks))
+    mean = prod(ratios) ** (1 / len(ratios))
+    return [*rows, Row("geometric mean", "exposed / PyTorch's", mean, "x", 0.8)]
 
 
 # --- compiling, and the host ---------------------------------------------------------------------
@@ -305,7 +344,14 @@ def _beside_dtensor() -> list[Row]:
     ]
 
 
-SECTIONS = {"zero3": zero3, "async": async_tp, "experts": experts, "compile": compiling, "host": host}
+SECTIONS = {
+    "zero3": zero3,
+    "async": async_tp,
+    "experts": experts,
+    "overlap": overlap,
+    "compile": compiling,
+    "host": host,
+}
 
 
 def outcome(args: Namespace, say: Say) -> Outcome:

@@ -22,14 +22,11 @@ from tessera.ir.schema import is_view
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType
 from tessera.machines import Machine
-from tessera.ops.op import flops
-from tessera.passes.memory.overlap import overlap, paired
+from tessera.passes.memory.overlap import is_product, overlap, paired
 from tessera.passes.memory.schedule import live_bytes
 from tessera.torch_internals import distributed as c10d
 from tessera.torch_internals.operators import OpOverload
 from tessera.torch_internals.overlap import ordered
-
-PRODUCT = 64  # operations an element of the result: what has more is worth hiding something behind
 
 
 @dataclass(frozen=True)
@@ -43,10 +40,14 @@ class Order:
         return Order(told.waiting, max(during for during, _ in live_bytes(trace)))
 
 
-def compared(trace: Trace, machine: Machine) -> tuple[Order, Order, Order]:
-    """Ours, theirs, and every exchange where it stands."""
-    graph = _Graph(trace, machine)
-    return Order.of(overlap(trace), machine), Order.of(graph.ordered(), machine), Order.of(trace, machine)
+def compared(trace: Trace, machine: Machine) -> tuple[Order, Order | None, Order]:
+    """Ours, theirs, and every exchange where it stands. None: where there are several groups, theirs may call itself
+    without end, two waits each for the other."""
+    try:
+        theirs = Order.of(_Graph(trace, machine).ordered(), machine)
+    except RecursionError:
+        theirs = None
+    return Order.of(overlap(trace), machine), theirs, Order.of(trace, machine)
 
 
 class _Graph:
@@ -109,11 +110,8 @@ class _Graph:
         return 0.0 if eqn is None else equation_seconds(eqn, self.machine, fused=True)
 
     def ordered(self) -> Trace:
-        heavy = {
-            eqn.op.overloadpacket
-            for eqn in self.trace.equations
-            if isinstance(eqn.op, OpOverload) and eqn.results() and flops(eqn) > PRODUCT * eqn.results()[0].numel()
-        }
+        products = filter(is_product, self.trace.equations)
+        heavy = {eqn.op.overloadpacket for eqn in products if isinstance(eqn.op, OpOverload)}
         gm = ordered(torch.fx.GraphModule({}, self.graph), self.seconds, heavy)
         equations = [self.of[node] for node in gm.graph.nodes if node in self.of]
         if len(equations) != len(self.of):
