@@ -8,9 +8,8 @@ made; sizes inside of it are those of the whole batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +18,12 @@ from torch.func import functional_call
 
 from tessera.distributed.caches import Caches, Left
 from tessera.distributed.known_experts import known_experts
+from tessera.distributed.regions import Regions
 from tessera.distributed.weights import local_of, whole_type
 from tessera.frontends.functional.trace import Traced, trace_function
 from tessera.ir.builder import Builder
-from tessera.ir.equation import Value, map_values
-from tessera.ir.record import user_line
-from tessera.ir.schema import COLLECTIVES
+from tessera.ir.equation import Equation, Value, map_values
+from tessera.ir.record import recording
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, symbol_of
 from tessera.passes.clean.canonicalise import canonicalise
@@ -33,9 +32,12 @@ from tessera.passes.clean.dce import dce
 from tessera.passes.clean.fold import fold
 from tessera.passes.decompose.random import compute_random
 from tessera.torch_internals import pytree
-from tessera.torch_internals.distributed import noticing_local_map
+from tessera.torch_internals.distributed import instead_of_local_map
 from tessera.torch_internals.modules import without_hooks_of
+from tessera.transforms.over_ranks import collectives
 from tessera.util.errors import CaptureError
+
+PARTS = "torch.distributed.tensor"  # its hooks speak of parts, and values here are whole
 
 
 @dataclass(frozen=True)
@@ -74,20 +76,31 @@ def capture(
     batch_types: Mapping[int, TensorType],
     watched: Collection[str] = (),
     caches: Caches | None = None,
+    regions: Regions | None = None,
 ) -> Forward:
     """`function(model, *batch, **named)`, or the model's own call. `batch_types` are those of the tensors of the whole
-    batch, by their place, then of those in caches; `watched` names modules whose results are wanted."""
+    batch, by their place, then of those in caches; `watched` names modules whose results are wanted. What speaks of one
+    rank's parts is run by `regions`: a model that calls collectives sees its rank's rows."""
     caches = caches or Caches(())
+    exchange: Equation | None = None
     left: list[Left] = []
+    recorded: list[list[Equation]] = []
     types = {name: whole_type(x) for name, x in (*model.named_parameters(), *model.named_buffers())}
     names, results = list(types), dict[str, Tensor]()
 
     def run(held: list, batch: tuple, named: dict, cached: list) -> tuple:
-        own = dict(zip(names, held, strict=True))
+        recorder = recording()
+        assert recorder is not None
+        recorded[:] = [recorder.builder.equations]
+
+        def called(held: list, args: tuple, kwargs: dict) -> object:
+            return functional_call(model, dict(zip(names, held, strict=True)), args, kwargs)
 
         def call(*args: object, **kwargs: object) -> object:
-            return functional_call(model, own, args, kwargs)
+            return called(held, args, kwargs)
 
+        if exchange is not None and regions is not None:
+            call = regions.over_rows(called, held, rows, exchange)
         with _watching(model, watched, results), caches.holding(cached):
             out = call(*batch, **named) if function is None else function(_Called(model, call), *batch, **named)
             new, changed = caches.left(cached)
@@ -97,12 +110,31 @@ def capture(
     batch, named = pytree.tree_map_only(DTensor, local_of, (batch, named))
     held = [torch.empty(0, dtype=t.dtype, device=t.device) for t in types.values()]
     all_types = {**dict(enumerate(types.values())), **{len(names) + i: t for i, t in batch_types.items()}}
-    whole = without_hooks_of(model, "torch.distributed.tensor"), noticing_local_map(_refuse_local_map)
-    with known_experts(model), whole[0], whole[1]:  # those speak of parts, and values here are whole
-        cached = [local_of(x) for x in caches.tensors]
-        traced = trace_function(run, (held, batch, named, cached), types=all_types, name=type(model).__name__)
+    rows = next((t.shape[0] for t in batch_types.values() if t.shape), None)
+
+    def traced_once() -> Traced:
+        local_map = instead_of_local_map(regions.local_map) if regions is not None else nullcontext()
+        with known_experts(model), without_hooks_of(model, PARTS), local_map:
+            cached = [local_of(x) for x in caches.tensors]
+            return trace_function(run, (held, batch, named, cached), types=all_types, name=type(model).__name__)
+
+    try:
+        traced = traced_once()
+    except Exception:
+        if not recorded or not any(collectives(recorded[0])):  # behind one, whole sizes need not fit
+            raise
+        traced = None
+    exchange = next(collectives(recorded[0]), None)
+    if exchange is not None or traced is None:
+        assert exchange is not None
+        _check_rows_alone(exchange, rows, watched, caches)
+        traced = traced_once()
+        if (outside := next(collectives(traced.trace.equations), None)) is not None:
+            raise CaptureError(
+                f"{outside.source}: {outside.op} exchanges parts of ranks outside of the model; expected it in the "
+                "model's own call, or in a function that local_map wraps, since elsewhere values are whole"
+            )
     trace = _with_symbols(_named(traced.trace, names), len(names), (batch, named))
-    _refuse_collectives(trace)
     for apply in (canonicalise, fold, cse, dce):
         trace = apply(trace)
     trace = compute_random(trace, lambda device: True, lambda eqn: True)
@@ -133,22 +165,15 @@ def _with_symbols(trace: Trace, first: int, arguments: object) -> Trace:
     return trace.with_(symbols={**trace.symbols, **symbols}) if symbols else trace
 
 
-def _refuse_collectives(trace: Trace) -> None:
-    """A model's own collectives speak of a rank's part, which there is none of yet."""
-    for eqn in trace.equations:
-        if getattr(eqn.op, "namespace", "") in COLLECTIVES:
-            raise CaptureError(
-                f"{eqn.source}: {eqn.op} exchanges parts of ranks; expected a model over whole values, since on a mesh "
-                "sizes are those of the whole batch: leave it out, for what it gives is there already, or call the "
-                "model without tessera.shard"
-            )
-
-
-def _refuse_local_map() -> NoReturn:
-    raise CaptureError(
-        f"{user_line()}: local_map runs a function on a rank's parts; expected a model over whole values, since on a "
-        "mesh sizes are those of the whole batch: call the function itself, or the model without tessera.shard"
-    )
+def _check_rows_alone(exchange: Equation, rows: object, watched: Collection[str], caches: Caches) -> None:
+    """What does not go with a model that sees its rank's rows alone."""
+    beside = f"placements of what {', '.join(watched)} gives" if watched else "a cache" if caches.objects else ""
+    if beside or rows is None:
+        raise CaptureError(
+            f"{exchange.source}: {exchange.op} makes the model see its rank's rows alone; expected a batch with rows "
+            f"and no {beside or 'other arguments'} beside it: put what exchanges parts into a function that local_map "
+            "wraps"
+        )
 
 
 @contextmanager

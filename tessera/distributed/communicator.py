@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tessera.distributed import watch
 from tessera.distributed.deadlines import share_deadline
-from tessera.ir.dist import COMMUNICATORS, axis_in, padded, put_together
+from tessera.ir.dist import axis_in, on, padded, put_together
 from tessera.ir.mesh import Mesh
 from tessera.torch_internals.distributed import Group
 from tessera.util.errors import InputError, MeshError
@@ -72,34 +72,41 @@ class GroupCommunicator:
             f"{peers} of the mesh {self.mesh}, at `{here}`: {watch.absent(here, peers)} ({error})"
         )
 
-    def begun(self, out: Tensor, work: Any) -> Tensor:
-        self.under_way[id(out)] = work
-        return out
-
     def all_gather(self, x: Tensor, dim: int, axis: str, size: int | None = None) -> Tensor:
-        out = x.new_empty((x.shape[0] * self.sizes[axis], *x.shape[1:]))
-        return self.begun(out, self.groups[axis].all_gather(out, x.contiguous()))
+        x = x.contiguous()
+        rows, *rest = x.shape
+        out = _empty((rows * self.sizes[axis], *rest), x)
+        self.under_way[id(out)] = self.groups[axis].all_gather(out, x)
+        return out
 
     def reduce_scatter(self, x: Tensor, dim: int, axis: str) -> Tensor:
         given = _stacked(x, dim, self.sizes[axis])
-        out = x.new_empty((given.shape[0] // self.sizes[axis], *given.shape[1:]))
-        return self.begun(out, self.groups[axis].reduce_scatter(out, given))
+        rows, *rest = given.shape
+        out = _empty((rows // self.sizes[axis], *rest), given)
+        self.under_way[id(out)] = self.groups[axis].reduce_scatter(out, given)
+        return out
 
     def all_reduce(self, x: Tensor, axis: str, how: str = "sum") -> Tensor:
         out = x.clone(memory_format=torch.contiguous_format)
-        return self.begun(out, self.groups[axis].all_reduce(out, how))
+        self.under_way[id(out)] = self.groups[axis].all_reduce(out, how)
+        return out
 
     def all_to_all(self, x: Tensor, split: int, join: int, axis: str, size: int | None = None) -> Tensor:
         given = _stacked(x, split, self.sizes[axis])
-        out = given.new_empty(given.shape)
-        return self.begun(out, self.groups[axis].all_to_all(out, given, [], []))
+        out = torch.empty_like(given)
+        self.under_way[id(out)] = self.groups[axis].all_to_all(out, given, [], [])
+        return out
 
     def permute(self, x: Tensor, axis: str, by: int = 1) -> Tensor:
         ranks, place, given = self.sizes[axis], self.places[axis], x.contiguous()
+        given = given if given.ndim else given.view(1)
         take, give = [0] * ranks, [0] * ranks
-        take[(place - by) % ranks] = give[(place + by) % ranks] = given.numel()
-        out = given.new_empty(given.shape)
-        return self.begun(out, self.groups[axis].all_to_all(out.view(-1), given.view(-1), take, give))
+        take[(place - by) % ranks] = give[(place + by) % ranks] = given.shape[0]
+        out = torch.empty_like(given)
+        work = self.groups[axis].all_to_all(out, given, take, give)
+        out = out if x.ndim else out.view(())
+        self.under_way[id(out)] = work
+        return out
 
     def rows(self, x: Tensor, give: Tensor, take: Tensor, axis: str, size: int, back: str | None = None) -> Tensor:
         if self.fake:  # nobody told how many rows come
@@ -110,7 +117,14 @@ class GroupCommunicator:
             self.loads = [*self.loads[1 - LOADS :], (axis, sum(sent), sum(came))]
         out, count = x.new_empty((size, *x.shape[1:])), sum(came)
         out[count:].zero_()
-        return self.begun(out, self.groups[axis].all_to_all(out[:count], x[: sum(sent)].contiguous(), came, sent))
+        given = x[: sum(sent)].contiguous()
+        self.under_way[id(out)] = self.groups[axis].all_to_all(out[:count], given, came, sent)
+        return out
+
+
+def _empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    """With other rows than a dense tensor; the quickest way to get one."""
+    return torch.empty_strided(shape, like.stride(), dtype=like.dtype, device=like.device)
 
 
 def _peers(device_mesh: DeviceMesh, axis: str) -> list[int]:
@@ -120,13 +134,15 @@ def _peers(device_mesh: DeviceMesh, axis: str) -> list[int]:
 
 def _stacked(x: Tensor, dim: int, ranks: int) -> Tensor:
     """Chunks along a dimension, one after the other along the first."""
+    if dim == 0 and not x.shape[0] % ranks:
+        return x.contiguous()
     x = padded(x, dim, ranks)
     return x.contiguous() if dim == 0 else torch.cat(x.chunk(ranks, dim), 0)
 
 
 def bind_inner(inner: Mesh, device_mesh: DeviceMesh) -> None:
     """Programs of one stage of a pipeline, which are written for a part of a mesh, run over its groups."""
-    COMMUNICATORS[inner] = GroupCommunicator(inner, device_mesh)
+    on(inner).communicator = GroupCommunicator(inner, device_mesh)
 
 
 def bind(device_mesh: DeviceMesh) -> Mesh:
@@ -135,7 +151,7 @@ def bind(device_mesh: DeviceMesh) -> Mesh:
     if not names:
         raise InputError("expected a DeviceMesh whose axes have names, such as mesh_dim_names=('dp', 'tp')")
     mesh = Mesh(tuple(zip(names, device_mesh.shape, strict=True)))
-    COMMUNICATORS[mesh] = GroupCommunicator(mesh, device_mesh)
+    on(mesh).communicator = GroupCommunicator(mesh, device_mesh)
     share_deadline(device_mesh)
     watch.start()
     return mesh

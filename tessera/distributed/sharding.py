@@ -22,6 +22,7 @@ from tessera.distributed.compare import agree_on_weights
 from tessera.distributed.hugging_face import with_their_plan
 from tessera.distributed.meta import is_meta, materialise
 from tessera.distributed.plan import DATA, MODEL, Layout, Plan, demanded, lay_out, lay_out_early
+from tessera.distributed.regions import Regions
 from tessera.distributed.weights import Replaced, adopt, distribute, leave, move, placement_of, whole_type
 from tessera.ir.equation import Value
 from tessera.ir.placement import Placement
@@ -61,6 +62,11 @@ class Sharding:
                 shape = (x.shape[0] // microbatches * ranks, *x.shape[1:]) if x.ndim else ()
                 types[i] = TensorType(x.dtype, shape, contiguous_strides(shape), x.device)
         return types
+
+    @property
+    def regions(self) -> Regions:
+        """What runs functions that speak of a rank's parts."""
+        return Regions(self.device_mesh, self.plan.inner, self.plan.axes(*DATA))
 
     def rows(self, leaves: Sequence[object]) -> list[int]:
         """The numbers of rows that the arguments of a pipeline have."""

@@ -8,6 +8,7 @@ differently start alike.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -41,6 +42,23 @@ def whole_type(x: Tensor) -> TensorType:
 def local_of(x: Tensor) -> Tensor:
     """This rank's part."""
     return x.to_local() if isinstance(x, DTensor) else x
+
+
+class Named:
+    """A model's parameters, or buffers, by name: read where they are, without a walk through its modules."""
+
+    def __init__(self, model: nn.Module, kind: str) -> None:
+        """`kind`: "_parameters" or "_buffers"."""
+        names = dict(model.named_parameters() if kind == "_parameters" else model.named_buffers())
+        self._found: list[tuple[str, dict, str]] = []
+        for prefix, module in model.named_modules():
+            for key in getattr(module, kind):
+                name = f"{prefix}.{key}" if prefix else key
+                if name in names:
+                    self._found.append((name, getattr(module, kind), key))
+
+    def __call__(self) -> dict[str, Any]:
+        return {name: held[key] for name, held, key in self._found}
 
 
 def whole_of(x: Tensor) -> Tensor:

@@ -18,8 +18,9 @@ import torch
 import torch.utils.checkpoint
 
 from tessera.frontends.functional import (
+    collectives,  # noqa: F401 - tracing needs what these two enter
     control,
-    picks,  # noqa: F401 - picks: tracing needs what it enters
+    picks,  # noqa: F401
 )
 from tessera.frontends.functional.bodies import record_function_call
 from tessera.frontends.functional.custom import eager_custom_vjp, record_custom_vjp

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tessera.inspection.timeline import Timeline, timeline
-from tessera.ir.dist import COMMUNICATORS, ROWS, Collective, axis_in, bytes_sent, exchange_of
+from tessera.ir.dist import ROWS, Collective, axis_in, bytes_sent, exchange_of, on
 from tessera.ir.equation import short_path
 from tessera.ir.types import TensorType
 from tessera.machines.here import machine_of
@@ -95,10 +95,11 @@ def _loads(account: Account) -> list[str]:
     """How unevenly rows went to experts, in the last exchanges that this rank took part in."""
     equations = [eqn for program in account.programs for eqn in program.trace.equations]
     ops = [eqn.op for eqn in equations if (exchange_of(eqn) or ("",))[0] == ROWS]
-    if not ops or not isinstance(ops[0], Collective) or ops[0].mesh not in COMMUNICATORS:
+    communicator = on(ops[0].mesh).communicator if ops and isinstance(ops[0], Collective) else None
+    if communicator is None:
         return []
     by_axis: dict[str, list[tuple[int, int]]] = {}
-    for axis, sent_out, came in COMMUNICATORS[ops[0].mesh].loads:
+    for axis, sent_out, came in communicator.loads:
         by_axis.setdefault(axis, []).append((sent_out, came))
     lines = []
     for axis, each in by_axis.items():

@@ -75,6 +75,13 @@ def timeline(trace: Trace, machine: Machine, link: str = "nvlink", fused: bool =
     return told
 
 
+def equation_seconds(eqn: Equation, machine: Machine, link: str = "nvlink", fused: bool = False) -> float:
+    """What an equation takes by itself; to wait takes nothing."""
+    if exchange_of(eqn) is not None:
+        return _exchange(eqn, machine, link)[1]
+    return 0.0 if is_collective(eqn, "wait") else _work(eqn, machine, fused)
+
+
 def _exchange(eqn: Equation, machine: Machine, link: str) -> tuple[str, float]:
     """The kind of link that an exchange goes over, and for how long."""
     assert isinstance(eqn.op, Collective)

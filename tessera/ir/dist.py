@@ -63,15 +63,14 @@ class Communicator(Protocol):
     def wait(self, y: Tensor, x: Tensor, name: str, *args: Any) -> Tensor: ...
 
 
-COMMUNICATORS: dict[Mesh, Communicator] = {}
-
-
 class On:
     """The collectives of one mesh, by name."""
 
+    communicator: Communicator | None = None  # what runs them, once there are process groups
+
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
-        self._ops = {name: Collective(name, _bound(mesh, name), "dist", mesh=mesh) for name in NAMES}
+        self._ops = {name: Collective(name, _bound(self, name), "dist", mesh=mesh) for name in NAMES}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._ops:
@@ -88,25 +87,21 @@ def is_collective(eqn: Equation, *names: str) -> bool:
     return isinstance(eqn.op, Collective) and (not names or eqn.op.name in names)
 
 
-def _bound(mesh: Mesh, name: str) -> Callable:
+def _bound(on: On, name: str) -> Callable:
     """What a program calls."""
-
-    begins_or_waits = name in ("begin", "wait")
+    method = name if name in ("begin", "wait") else "exchange" if name in EXCHANGES or name == ROWS else ""
+    named = (name,) if method == "exchange" else ()
 
     def run(*args: Any) -> Tensor:
         if active_fake_mode() is not None:
-            return TYPES[name](mesh, *args)
-        bound = COMMUNICATORS.get(mesh)
+            return TYPES[name](on.mesh, *args)
+        bound = on.communicator
         if bound is None:
             raise InputError(
-                f"dist.{name}: no process group stands behind the mesh {mesh}; start this program with "
-                f"torchrun --nproc-per-node={mesh.ranks} and call tessera.mesh first"
+                f"dist.{name}: no process group stands behind the mesh {on.mesh}; start this program with "
+                f"torchrun --nproc-per-node={on.mesh.ranks} and call tessera.mesh first"
             )
-        if begins_or_waits:
-            return getattr(bound, name)(*args)
-        if name in EXCHANGES or name == ROWS:
-            return bound.exchange(name, *args)
-        return ALONE[name](mesh, bound.places, *args)
+        return getattr(bound, method)(*named, *args) if method else ALONE[name](on.mesh, bound.places, *args)
 
     run.__name__ = name
     return run

@@ -63,7 +63,7 @@ class PipelinedCall(ShardedCall):
         assert pipe is not None
         count = self._microbatches(leaves) if caches is None else 1
         types, watched = sharding.whole_batch(leaves, count), sharding.watched(model)
-        forward = capture(model, None, batch, named, types, watched, caches)
+        forward = capture(model, None, batch, named, types, watched, caches, sharding.regions)
         lies = sharding.settle(model, forward, leaves).on(sharding.plan.inner)
         needs = [x.requires_grad for x in (*held_by(model, forward), *(x for x in leaves if isinstance(x, Tensor)))]
         grad = grad and caches is None and any(needs)

@@ -24,7 +24,7 @@ from tessera.distributed.once import meet, once
 from tessera.distributed.plan import Layout, Plan
 from tessera.distributed.sharding import Sharding
 from tessera.distributed.sizes import SYMBOLS_REFUSED, Sizes, StandIns
-from tessera.distributed.weights import local_of, placement_of
+from tessera.distributed.weights import placement_of
 from tessera.frontends.captured import Captured
 from tessera.ir.equation import Value
 from tessera.ir.placement import Axes, Placement
@@ -42,6 +42,7 @@ from tessera.runtime.double_backward import Derivative, Wanted
 from tessera.store.key import Key
 from tessera.store.program import Stored
 from tessera.torch_internals import pytree
+from tessera.torch_internals.distributed import part_of
 from tessera.transforms.shard.joint import Partition
 from tessera.util.errors import DoubleBackwardError, InputError
 
@@ -110,7 +111,7 @@ class ShardedCall:
         sharding, model = self.sharding, self.model
         shown = leaves if given is None else given.leaves
         types, watched = sharding.whole_batch(shown), sharding.watched(model)
-        forward = capture(model, None, batch, named, types, watched, caches)
+        forward = capture(model, None, batch, named, types, watched, caches, sharding.regions)
         lies = sharding.settle(model, forward, shown)
         needs = [x.requires_grad for x in (*held_by(model, forward), *(x for x in leaves if isinstance(x, Tensor)))]
         name = f"{type(model).__name__}_{len(self.programs)}"
@@ -244,7 +245,7 @@ class _Program:
         """The call's own result; caches keep what is theirs."""
         held, left = held_by(self.model, self.forward), self.forward.left
         assert left is not None
-        results = self.compilation.executable.call(*map(local_of, (*held, *batch, *caches.tensors)))
+        results = self.compilation.executable.call(*map(part_of, (*held, *batch, *caches.tensors)))
         out, new = self.forward.pack(results)  # type: ignore[misc]
         places = self.compilation.partition.outputs[self.forward.results - len(new) : self.forward.results]
         caches.take(left, new, places, self.sharding.device_mesh)  # type: ignore[arg-type]
@@ -268,7 +269,7 @@ class _Parts(torch.autograd.Function):
         ctx.sharding = sharding
         ctx.placements = [placement_of(w, sharding.mesh) for w in weights]
         ctx.set_materialize_grads(False)
-        return tuple(local_of(w).detach() for w in weights)
+        return tuple(part_of(w).detach() for w in weights)
 
     @staticmethod
     def backward(ctx, *grads: Tensor | None) -> tuple:  # noqa: ANN001

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from tessera.torch_internals.lookup import symbol
 
@@ -43,23 +45,32 @@ set_deadline = symbol(
 _LOCAL_MAP = "torch.distributed.tensor.experimental._func_map"
 
 
+def _elsewhere(*args: Any, **kwargs: Any) -> Any:
+    return _tessera_region(*args, **kwargs)  # type: ignore[name-defined] # noqa: F821 - a global of the other module
+
+
 @contextmanager
-def noticing_local_map(notice: Callable[[], NoReturn]) -> Iterator[None]:
-    """Meanwhile a function that `local_map` wrapped calls `notice` when it takes its arguments apart."""
-
-    class Noticing:
-        def __getattr__(self, name: str) -> NoReturn:
-            notice()
-
+def instead_of_local_map(region: Callable) -> Iterator[None]:
+    """Meanwhile a call of a function that `local_map` wrapped calls `region` with what it was wrapped with, by name:
+    func, out_placements, in_placements, device_mesh, …; args; kwargs."""
     owner: Any = sys.modules.get(_LOCAL_MAP)
     if owner is None:  # nobody has wrapped a function
         yield
         return
-    theirs, owner.pytree = owner.pytree, Noticing()
+    wrapped = owner._local_map_wrapped  # others hold this very function, so it stays the same object
+    signature, theirs = inspect.signature(wrapped), wrapped.__code__
+    owner._tessera_region = lambda *args, **kwargs: region(**signature.bind(*args, **kwargs).arguments)
+    wrapped.__code__ = _elsewhere.__code__
     try:
         yield
     finally:
-        owner.pytree = theirs
+        wrapped.__code__ = theirs
+        del owner._tessera_region
+
+
+def part_of(x: Tensor) -> Tensor:
+    """This rank's part of a DTensor, beside autograd: `to_local` would make a node of its graph."""
+    return x._local_tensor if isinstance(x, DTensor) else x
 
 
 def deadline_of(group: object, device: torch.device) -> timedelta:
@@ -69,11 +80,11 @@ def deadline_of(group: object, device: torch.device) -> timedelta:
 
 class Group:
     """Collectives of one process group. Each begins and gives what waits for it: its `wait` returns once the result may
-    be read, on a GPU by whatever is launched after it. Until then operand and result stay as they are."""
+    be read, on a GPU by whatever is launched after it. Until then operand and result stay as they are. They go to the
+    backend for the operand's device at once: PyTorch's dispatcher would only look it up again."""
 
     def __init__(self, group: Any) -> None:
-        self._gather_base, self._scatter_base = group._allgather_base, group._reduce_scatter_base
-        self._reduce, self._exchange = group.allreduce, group.alltoall_base
+        self._group, self._backends = group, dict[torch.device, Any]()
         self._gathers, self._scatters = _asynchronous(_AllgatherOptions()), _asynchronous(_ReduceScatterOptions())
         self._exchanges = _asynchronous(_AllToAllOptions())
         self._reduces = {}
@@ -81,19 +92,25 @@ class Group:
             self._reduces[how] = _asynchronous(_AllreduceOptions())
             self._reduces[how].reduceOp = op
 
+    def _backend(self, device: torch.device) -> Any:
+        found = self._backends.get(device)
+        if found is None:
+            found = self._backends[device] = self._group._get_backend(device)
+        return found
+
     def all_gather(self, out: Tensor, x: Tensor) -> Any:
-        return self._gather_base(out, x, self._gathers)
+        return self._backend(x.device)._allgather_base(out, x, self._gathers)
 
     def reduce_scatter(self, out: Tensor, x: Tensor) -> Any:
-        return self._scatter_base(out, x, self._scatters)
+        return self._backend(x.device)._reduce_scatter_base(out, x, self._scatters)
 
     def all_reduce(self, x: Tensor, how: str) -> Any:
         """In place."""
-        return self._reduce([x], self._reduces[how])
+        return self._backend(x.device).allreduce([x], self._reduces[how])
 
     def all_to_all(self, out: Tensor, x: Tensor, take: list[int], give: list[int]) -> Any:
         """Rows that come from each rank, and that go to each; none named: as many to and from all."""
-        return self._exchange(out, x, take, give, self._exchanges)
+        return self._backend(x.device).alltoall_base(out, x, take, give, self._exchanges)
 
 
 def _asynchronous(options: Any) -> Any:

@@ -77,7 +77,9 @@ class PipelinedStep(ShardedStep):
         if what not in self.captures:
             sharding, model = self.sharding, self.model
             whole = sharding.whole_batch(leaves, what[0])
-            forward = capture(model, self.loss_fn, batch, named, whole, sharding.watched(model))
+            forward = capture(
+                model, self.loss_fn, batch, named, whole, sharding.watched(model), regions=sharding.regions
+            )
             self.captures[what] = forward, sharding.settle(model, forward)
         return self.captures[what]
 

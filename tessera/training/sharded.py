@@ -21,7 +21,7 @@ from tessera.distributed.once import meet
 from tessera.distributed.plan import Layout
 from tessera.distributed.sharding import Sharding
 from tessera.distributed.sizes import SYMBOLS_REFUSED, Sizes
-from tessera.distributed.weights import local_of, own_part, placement_of, whole_of
+from tessera.distributed.weights import Named, local_of, own_part, placement_of, whole_of
 from tessera.ir.equation import Value
 from tessera.ir.placement import Placement
 from tessera.just_in_time.backend import Backend, GraphRecord
@@ -32,6 +32,7 @@ from tessera.optim.updates import Plan as Update
 from tessera.pipeline.sharded import told
 from tessera.runtime.autograd import below_autograd
 from tessera.torch_internals import pytree
+from tessera.torch_internals.distributed import part_of
 from tessera.training.optimizer_state import OptimizerState
 from tessera.training.run import Settings
 from tessera.training.sharded_program import Recipe, ShardedCompilation
@@ -59,6 +60,7 @@ class ShardedStep:
             )
         self.model, self.loss_fn, self.state, self.settings = model, loss_fn, state, settings
         self.sharding = sharding
+        self.params, self.buffers = Named(model, "_parameters"), Named(model, "_buffers")
         self.captures: dict[tuple, tuple[Forward, Layout]] = {}
         self.programs: dict[tuple, _Program] = {}
         self.sizes: Sizes[_Program] = Sizes()
@@ -68,8 +70,7 @@ class ShardedStep:
     def __call__(self, *batch: object, **named: object) -> object:
         leaves, _ = pytree.tree_flatten((batch, named))
         settings = self.settings
-        params = dict(self.model.named_parameters())
-        waiting = tuple(n for n, p in params.items() if p.grad is not None) if settings.calls else ()
+        waiting = tuple(n for n, p in self.params().items() if p.grad is not None) if settings.calls else ()
         what = self.model.training, *map(batch_key, leaves)
         program = self.programs.get((settings.updates, waiting, *what))
         if program is None:
@@ -108,7 +109,9 @@ class ShardedStep:
         if what not in self.captures:
             sharding, model = self.sharding, self.model
             whole = sharding.whole_batch(leaves)
-            forward = capture(model, self.loss_fn, batch, named, whole, sharding.watched(model))
+            forward = capture(
+                model, self.loss_fn, batch, named, whole, sharding.watched(model), regions=sharding.regions
+            )
             self.captures[what] = forward, sharding.settle(model, forward, leaves)
         return self.captures[what]
 
@@ -199,7 +202,7 @@ class _Program:
 
     def run(self, batch: list[torch.Tensor]) -> object:
         step, compilation = self.step, self.compilation
-        params, buffers = dict(step.model.named_parameters()), dict(step.model.named_buffers())
+        params, buffers = step.params(), step.buffers()
         owned, plan = step.state.groups(), compilation.plan
         chosen = [params[name] for name in compilation.with_grads]
         numbers: list[float] = []
@@ -208,7 +211,7 @@ class _Program:
             numbers = step.state.numbers(plan, ages, [*step.settings.clips.values()])
         held = [params[name] for name in self.forward.weights] + [buffers[name] for name in self.forward.buffers]
         more = [step.state.tensor(extra, chosen, numbers) for extra in compilation.extras]
-        tensors = [*map(local_of, (*held, *batch, *more))]
+        tensors = [*map(part_of, (*held, *batch, *more))]
         with below_autograd():
             out = compilation.executable.call(*tensors)
         torch.autograd.graph.increment_version([tensors[i] for i in compilation.executable.ends.written])

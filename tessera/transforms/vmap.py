@@ -3,8 +3,8 @@
 In: a trace of one example, and for each batched input its type with the batch and where the batch stands. Out:
 a trace of the whole batch; batched values carry it at dimension 0. Equations that read nothing batched stay as
 they are. Declared rules are used; other operators through PyTorch's own batching rule, or once for every example
-where there is none. Random operators draw once ("same"), once for every example ("different"), or are refused
-("error").
+where there is none. Where examples are the ranks along an axis of a mesh, collectives along it exchange them. Random
+operators draw once ("same"), once for every example ("different"), or are refused ("error").
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 from tessera.ir.alias import FUNCTIONAL
 from tessera.ir.builder import Builder, aten
 from tessera.ir.call import in_place
+from tessera.ir.dist import is_collective
 from tessera.ir.equation import Arg, Equation, Value, map_values, values_in
 from tessera.ir.mode import mode_of
 from tessera.ir.schema import is_view
@@ -25,6 +26,7 @@ from tessera.ir.types import Size, TensorType
 from tessera.ir.views import STRIDED
 from tessera.ops.fallback import batch_formula
 from tessera.ops.families import carry, pad_rank
+from tessera.ops.mesh_axis import along_axis
 from tessera.ops.op import rules
 from tessera.torch_internals.fake import FakeTensorMode
 from tessera.torch_internals.operators import OpOverload
@@ -48,8 +50,10 @@ def vmap(
     size: Size,
     mode: FakeTensorMode | None = None,
     randomness: str = "error",
+    axis: str = "",
 ) -> Batched:
-    """The trace over a batch of `size` examples; `batched` says which inputs carry it, and at which dimension."""
+    """The trace over a batch of `size` examples; `batched` says which inputs carry it, and at which dimension. `axis`
+    is the axis of a mesh whose ranks they are."""
     if randomness not in RANDOMNESS:
         raise OptionError(f"randomness: expected one of {', '.join(RANDOMNESS)}, got {randomness!r}")
     trace = in_place(trace)
@@ -58,12 +62,12 @@ def vmap(
     builder.reserve(list(trace.constants))
     builder.randomness = randomness
     with builder:
-        return _Batch(builder, trace, size, randomness).run(batched)
+        return _Batch(builder, trace, size, randomness, axis).run(batched)
 
 
 class _Batch:
-    def __init__(self, builder: Builder, trace: Trace, size: Size, randomness: str) -> None:
-        self.builder, self.trace, self.size, self.randomness = builder, trace, size, randomness
+    def __init__(self, builder: Builder, trace: Trace, size: Size, randomness: str, axis: str) -> None:
+        self.builder, self.trace, self.size, self.randomness, self.axis = builder, trace, size, randomness, axis
         self.rows: dict[Value, Value] = {}  # value of the trace -> the same with the batch at dimension 0
         self.plain: dict[Value, Value] = {}  # value of the trace -> the same, not batched, where it is renamed
 
@@ -124,7 +128,9 @@ class _Batch:
         if drawn and self.randomness == "error":
             raise refused_draw("vmap", eqn)
         with self.builder.at(eqn):
-            if not any(v in self.rows for v in values) and not (drawn and self.randomness == "different"):
+            if is_collective(eqn):
+                self.collective(eqn)
+            elif not any(v in self.rows for v in values) and not (drawn and self.randomness == "different"):
                 self.unbatched(eqn)
             elif drawn:
                 self.draw(eqn, values)
@@ -138,6 +144,12 @@ class _Batch:
             self.plain.update({v: n for v, n in zip(eqn.outputs, outputs, strict=True) if v is not None})  # type: ignore[misc]
             eqn = eqn.with_(outputs=outputs)
         self.builder.append(eqn)
+
+    def collective(self, eqn: Equation) -> None:
+        (x,) = eqn.inputs()
+        assert isinstance(self.size, int)
+        out, varies = along_axis(eqn, self.axis, self.size, self.now(x), x in self.rows)
+        (self.rows if varies else self.plain)[eqn.out] = out
 
     def by_rule(self, eqn: Equation) -> bool:
         """Whether a declared rule batched the equation."""

@@ -23,7 +23,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tessera
 from tessera.ops.factors import experts as experts_rule
-from tessera.util.errors import CaptureError
 
 WORLD = 2
 
@@ -114,16 +113,45 @@ def collectives_in_a_step(rank: int) -> None:
     same_weights(model, plain)
 
 
-def refused_on_a_mesh(rank: int) -> None:
-    """Sizes are those of the whole batch there, so that what a model does with parts means nothing."""
-    mesh = tessera.mesh(device="cpu", dp=WORLD)
-    for model, word in ((Shared(), "all_reduce"), (InParts(mesh), "local_map")):
-        try:
-            tessera.jit(tessera.shard(model, mesh, "ddp"), executors="aten")(torch.ones(2, 4))
-        except CaptureError as error:
-            assert "interop_ranks.py" in str(error) and word in str(error)
-        else:
-            raise AssertionError(f"{word} on whole values was not refused")
+class Written(Shared):
+    """Sums as PyTorch's plain collectives do, and tells ranks apart."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(x)
+        total = y.mean(0)
+        dist.all_reduce(total)
+        return self.down((y - total / WORLD).relu() * (dist.get_rank() + 1))
+
+
+def kept_on_a_mesh(rank: int) -> None:
+    """Each rank gets what it gets in eager PyTorch; gradients are those of one process that has all parts."""
+    mesh, xs = (
+        tessera.mesh(device="cpu", dp=WORLD),
+        torch.randn(WORLD, 4, 4, generator=torch.Generator().manual_seed(0)),
+    )
+
+    def standard(model: nn.Module, x: Tensor, scale: int) -> Tensor:
+        y = model.up(x)
+        mean = model.up(xs.flatten(0, 1)).mean(0)
+        return model.down((y - mean).relu() * scale)
+
+    def centred(model: nn.Module, x: Tensor, scale: int) -> Tensor:
+        y = model.layer(x)
+        return y - y.mean(0)
+
+    for make, meaning in ((Shared, standard), (Written, standard), (lambda: InParts(mesh), centred)):
+        torch.manual_seed(0)
+        model = make()
+        plain, eager = copy.deepcopy(model) if make in (Shared, Written) else make(), model(xs[rank]).detach()
+        plain.load_state_dict(model.state_dict())
+        wants = [meaning(plain, x, r + 1 if make is Written else 1) for r, x in enumerate(xs)]
+        sum(want.square().sum() for want in wants).backward()
+        out = tessera.jit(tessera.shard(model, mesh, "ddp"), executors="aten")(xs[rank])
+        out.square().sum().backward()
+        torch.testing.assert_close(out.detach(), eager)
+        torch.testing.assert_close(out.detach(), wants[rank].detach())
+        for p, q in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(whole(p.grad), q.grad, rtol=1e-4, atol=1e-5)
 
 
 class InParts(nn.Module):
@@ -344,7 +372,7 @@ def experts_answer(rank: int) -> None:
 
 
 PARTS = (
-    own_collectives, unread_collectives, collectives_in_a_step, refused_on_a_mesh, local_maps, under_ddp,
+    own_collectives, unread_collectives, collectives_in_a_step, kept_on_a_mesh, local_maps, under_ddp,
     under_fully_shard, kept_placements, dtensors, generated, grown_caches, experts_answer,
 )  # fmt: skip
 

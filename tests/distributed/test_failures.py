@@ -23,7 +23,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import tessera
 from tessera.distributed import safetensors
-from tessera.ir.dist import COMMUNICATORS
+from tessera.ir.dist import on
 from tessera.ir.mesh import Mesh
 
 WORLD, VICTIM, DEADLINE = 4, 1, 3.0
@@ -68,7 +68,7 @@ def rank_of(rank: int, folder: str, how: str) -> None:
 
 def fails(how: str) -> None:
     """From now on this rank fails: at the next exchange of a kind, or when it saves."""
-    exchanges = COMMUNICATORS[MESH]._begin
+    exchanges = on(MESH).communicator._begin
 
     def killed(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)

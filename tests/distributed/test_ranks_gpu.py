@@ -11,7 +11,7 @@ from torch import Tensor
 
 import tessera
 from tessera.distributed.communicator import bind
-from tessera.ir.dist import COMMUNICATORS
+from tessera.ir.dist import on
 from tessera.ir.verify import verify
 
 pytestmark = pytest.mark.gpu
@@ -44,7 +44,7 @@ def test_every_exchange(tmp_path, device: str = "cuda", backend: str = "nccl") -
     """One rank: what comes in is what was sent."""
     dist.init_process_group(backend, init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     try:
-        exchange = COMMUNICATORS[bind(tessera.mesh(device=device, dp=1))].exchange
+        exchange = on(bind(tessera.mesh(device=device, dp=1))).communicator.exchange
         for dtype in (torch.float32, torch.bfloat16, torch.int64):
             x = torch.arange(24, device=device).view(4, 6).to(dtype)
             rows = torch.tensor([3], device=device)

@@ -8,7 +8,7 @@ import torch
 from tessera.distributed import in_step
 from tessera.frontends.functional.trace import trace_function
 from tessera.inspection.timeline import timeline
-from tessera.ir.dist import EXCHANGES, bytes_sent, is_collective
+from tessera.ir.dist import EXCHANGES, bytes_sent, exchange_of, is_collective
 from tessera.ir.mesh import Mesh
 from tessera.ir.placement import Placement
 from tessera.ir.trace import Trace
@@ -83,3 +83,73 @@ def test_a_timeline_tells_what_is_hidden() -> None:
     assert after.waiting < before.waiting and after.computing == pytest.approx(before.computing)
     assert after.seconds == pytest.approx(after.computing + after.waiting)
     assert "test_overlap.py:" in str(after)
+
+
+# --- behind the last product, and beside all products -----------------------------------------------
+
+
+def step(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> tuple:
+    """Three layers, their gradients, and an update of each; the loss is given back."""
+    h = x @ a
+    i = torch.relu(h) @ b
+    y = torch.relu(i) @ c
+    loss, gy = y.square().mean().log(), y / y.shape[0]
+    gc, gi = torch.relu(i).t() @ gy, (gy @ c.t()) * (i > 0)
+    gb, gh = torch.relu(h).t() @ gi, (gi @ b.t()) * (h > 0)
+    ga = x.t() @ gh
+    return loss, a - 0.1 * ga, b - 0.1 * gb, c - 0.1 * gc
+
+
+def trained() -> tuple[Trace, list]:
+    """Gradients are scattered, weights gathered again."""
+    size = 48
+    draw = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(size, size, dtype=torch.float64, generator=draw) / 7 for _ in range(4)]
+    trace = trace_function(step, tuple(tensors)).trace
+    places = {trace.inputs[0]: Placement.parse(f"[{size}/dp, {size}]", MESH)}
+    turned = {e.out for e in trace.equations if e.opname == "t"}
+    for eqn in trace.equations:
+        if eqn.opname == "matmul" and eqn.inputs()[0] in turned:  # the gradient of a weight
+            places[eqn.out] = places[trace.inputs[0]]
+    places |= {v: Placement.whole(MESH, v.shape) for v in trace.outputs[1:]}  # type: ignore[union-attr]
+    program = shard(trace, MESH, places, trace.inputs[1:], {"dp": "activations"}).trace
+    return program, [in_step.cut(x, v.type.placement) for x, v in zip(tensors, program.inputs, strict=True)]
+
+
+@pytest.fixture
+def fast_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small matrices hide what large ones do."""
+    monkeypatch.setattr("tessera.passes.memory.overlap.FAST", 1)
+
+
+def test_updates_move_up_and_what_is_given_back_is_computed_at_the_end(fast_links: None) -> None:
+    program, parts = trained()
+    pairs = verify(overlap(program))
+    for a, b in zip(in_step.run(pairs, parts), in_step.run(program, parts), strict=True):
+        assert all(map(torch.equal, a, b))
+    for order, early in ((program.equations, 0), (pairs.equations, 2)):
+        last = max(i for i, e in enumerate(order) if e.opname == "matmul")
+        begun = [i for i, e in enumerate(order) if (exchange_of(e) or [""])[0] == "all_gather"]
+        assert len(begun) == 3 and sum(i < last for i in begun) == early, names(pairs)
+        log = next(i for i, e in enumerate(order) if e.opname == "log")
+        assert (log > last) == (early > 0)
+
+
+def test_something_urgent_goes_first(fast_links: None) -> None:
+    """A gather that is read much later does not stand in the way of a sum that is read at once."""
+
+    def f(x: torch.Tensor, a: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        h = x @ a
+        h = h - h.amax()
+        for _ in range(40):
+            h = torch.relu(h @ a)
+        return h @ w
+
+    draw = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(48, 48, dtype=torch.float64, generator=draw) / 7 for _ in range(3)]
+    trace = trace_function(f, tuple(tensors)).trace
+    texts = "[48/dp, 48]", "[48, 48]", "[48/dp, 48]"
+    places = {v: Placement.parse(text, MESH) for v, text in zip(trace.inputs, texts, strict=True)}
+    program = shard(trace, MESH, places, trace.inputs[1:], {"dp": "activations"}).trace
+    begun = [e.args[1] for e in overlap(program).equations if is_collective(e, "begin")]
+    assert begun == ["all_reduce", "all_gather"], begun

@@ -119,6 +119,7 @@ def trace_function(
             known = (*zip(recorded.trace.inputs, flags, strict=True), *recorded.trace.constants.items())
             refuse_data_writes(recorded.trace, builder.data_taken, with_history(known, recorded.trace.equations))
         _refuse_unknown_sizes(recorded.trace)
+        _refuse_hidden_writes(recorded.trace)
         _refuse_shared_writes(recorded.trace, [leaves[i] for i in places])
         trace, captured = _close(recorded.trace, mode, close, any(isinstance(x, FakeTensor) for x in leaves))
     return Traced(trace, tuple(leaves), places, captured, in_spec, recorded.spec, mode, _written(recorded))
@@ -148,6 +149,16 @@ def _refuse_unknown_sizes(trace: Trace) -> None:
             raise CaptureError(
                 f"{source}: the shape of {v.name} is known only when the program runs; keep the shape, and choose "
                 "values with torch.where"
+            )
+
+
+def _refuse_hidden_writes(trace: Trace) -> None:
+    """Collectives that write into a tensor say so to nobody."""
+    for eqn in trace.equations:
+        if getattr(eqn.op, "namespace", "") == "c10d":
+            raise CaptureError(
+                f"{eqn.source}: {eqn.op} writes into a tensor where a trace cannot see it; expected all_reduce, "
+                "broadcast, all_gather, all_gather_into_tensor, reduce_scatter_tensor or all_to_all_single"
             )
 
 

@@ -5,22 +5,31 @@ early as its operand is there, `wait` just before the first reader. Along each a
 each begun in the order of the program, so that a gather does not wait for a gradient that is not made yet. What of
 gathers has been begun and nobody has read holds at most two of the largest results. Sums hold two of the largest
 operands: where one more comes, the oldest is waited for, since its operand takes more memory than its result. Pieces
-that are permuted were one value before. The program alone decides, so all ranks decide alike.
+that are permuted were one value before.
+
+Behind the last product nothing hides an exchange. What stands there and leads to one, such as an update of weights that
+are gathered again, moves up to where all that it reads is there; a sum that it reads is waited for once products of
+its length have passed. What leads to no product and no exchange, such as a loss that is only given back, is computed at
+the end, and so nobody waits for it earlier. A gather that is read much later lets go first what somebody waits for. The
+program alone decides, so all ranks decide alike.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from math import prod
 
 from tessera.ir import fake
 from tessera.ir.builder import Builder
-from tessera.ir.dist import EXCHANGES, ROWS, Collective, axis_in, is_collective, on
+from tessera.ir.dist import EXCHANGES, ROWS, Collective, axis_in, bytes_sent, is_collective, on
 from tessera.ir.equation import Equation, Value, values_in
 from tessera.ir.mode import mode_of
+from tessera.ir.schema import has_effect
 from tessera.ir.trace import Trace
-from tessera.ir.types import TensorType
+from tessera.ir.types import TensorType, size_hint
+from tessera.ops.op import flops
 
 
 def overlap(trace: Trace, room: int | None = None) -> Trace:
@@ -33,6 +42,65 @@ def overlap(trace: Trace, room: int | None = None) -> Trace:
 
 PAIRED = (*EXCHANGES, ROWS)
 GATHERS, SUMS = ("all_gather",), ("reduce_scatter", "all_reduce")
+PRODUCT = 32  # operations an element that is read or made: what has more hides something
+BOX, FAST, SLOW = 8, 2_200, 20_000  # ranks in a box; operations in the time of a byte inside of it, and between boxes
+EARLY = 4  # times as long as it takes: what a gather needs between something urgent and its reader
+LITTLE = 1 << 20  # bytes that may live until the end, for what is computed there
+
+
+@dataclass
+class _Unit:
+    """An exchange behind the last product, and what leads to it there."""
+
+    exchange: Equation
+    cone: list[int]  # places of equations
+    missing: set[Value]  # what they read that is not there yet
+
+
+def is_product(eqn: Equation) -> bool:
+    sizes = [size_hint(v.numel()) for v in _tensors(eqn)]
+    return bool(sizes) and not is_collective(eqn) and flops(eqn) > PRODUCT * max(sizes)
+
+
+def _units(trace: Trace, last: int) -> list[_Unit]:
+    """The exchanges behind the last product; of those before it, nothing moves."""
+    makers = {v: i for i, eqn in enumerate(trace.equations) if i > last for v in eqn.results()}
+    units = []
+    for eqn in trace.equations[last + 1 :]:
+        if not is_collective(eqn, *PAIRED):
+            continue
+        cone, missing, stack, moves = set[int](), set[Value](), list(eqn.inputs()), True
+        while stack:
+            v = stack.pop()
+            i = makers.get(v)
+            if i is None or is_collective(trace.equations[i], *PAIRED):
+                missing.add(v)
+            elif i not in cone:
+                cone.add(i)
+                moves = moves and not has_effect(trace.equations[i])
+                stack += trace.equations[i].inputs()
+        if moves:
+            units.append(_Unit(eqn, sorted(cone), missing))
+    return units
+
+
+def _aside(trace: Trace, products: Collection[int]) -> set[int]:
+    """The places, before the last product, of equations that lead to no product and no exchange."""
+    last = max(products, default=-1)
+    useful: set[Value] = set()
+    found = set()
+    for i in range(len(trace.equations) - 1, -1, -1):
+        eqn = trace.equations[i]
+        leads = i in products or is_collective(eqn, *PAIRED) or not useful.isdisjoint(eqn.results())
+        if leads:
+            useful.update(eqn.inputs())
+        elif i < last and not has_effect(eqn) and sum(v.nbytes() for v in _tensors(eqn)) <= LITTLE:
+            found.add(i)
+    return found
+
+
+def _tensors(eqn: Equation) -> list[Value]:
+    return [v for v in (*eqn.inputs(), *eqn.results()) if isinstance(v.type, TensorType)]
 
 
 @dataclass
@@ -71,27 +139,108 @@ class _Order:
         self.results = {e.out: e for e in exchanges}
         self.there: set[Value] = {*trace.inputs, *trace.constants}
         self.pending: dict[Value, Equation] = {}  # results that were begun -> what waits for them
+        products = {i: e for i, e in enumerate(trace.equations) if is_product(e)}
+        last = max(products, default=-1)
+        self.work = {e.results()[0]: flops(e) for e in products.values()}
+        self.aside, self.done = _aside(trace, products), set[int]()
+        self.ready: deque[_Unit] = deque()
+        self.units: dict[Value, list[_Unit]] = {}  # by what they miss
+        self.late: set[Value] = set()  # results of units: nobody reads them before the end
+        self.clock = 0.0  # operations of products so far
+        self.urgent: defaultdict[str, deque[Value]] = defaultdict(deque)  # by axis, in order
+        self.free: dict[str, float] = {}  # when the links along an axis have done what was given to them
+        self.ends: dict[Value, float] = {}  # when what was begun is there
+        for unit in _units(trace, last) if last >= 0 else ():
+            unit.missing -= self.there
+            self.late.add(unit.exchange.out)
+            for v in unit.missing:
+                self.units.setdefault(v, []).append(unit)
+        self.read = self.readers(trace)  # when results are read first, if not at the end
 
     def run(self) -> Iterator[Equation]:
-        for eqn in self.trace.equations:
+        later: list[Equation] = []
+        for i, eqn in enumerate(self.trace.equations):
             yield from self.begun()
-            if is_collective(eqn, *PAIRED):
+            if is_collective(eqn, *PAIRED) or i in self.done:
                 continue
-            yield from self.needed(eqn.inputs())
-            yield eqn
-            self.there.update(eqn.results())
+            if i in self.aside and not self.there.issuperset(eqn.inputs()):
+                later.append(eqn)
+                continue
+            self.done.add(i)
+            yield from self.computed(eqn)
         yield from self.begun()
+        for eqn in later:
+            yield from self.computed(eqn)
         yield from self.needed([*values_in(self.trace.outputs), *self.trace.mutations.values()])
+
+    def readers(self, trace: Trace) -> dict[Value, float]:
+        """When results of exchanges are read; those for which no product has time are urgent."""
+        clock, made, read = 0.0, dict[Value, float](), dict[Value, float]()
+        for eqn in trace.equations:
+            made.update(dict.fromkeys(eqn.results(), clock))
+            for v in eqn.inputs():
+                if v in self.results and v not in read and v not in self.late:
+                    read[v] = clock
+                    if made.get(self.results[v].inputs()[0]) == clock:
+                        self.urgent[axis_in(self.results[v].args[1:])].append(v)
+            clock += self.work.get(eqn.results()[0], 0.0) if eqn.results() else 0.0
+        return read
+
+    def computed(self, eqn: Equation) -> Iterator[Equation]:
+        yield from self.needed(eqn.inputs())
+        yield eqn
+        self.clock += self.work.get(eqn.results()[0], 0.0) if eqn.results() else 0.0
+        self.arrived(eqn.results())
+
+    def arrived(self, values: Iterable[Value]) -> None:
+        for v in values:
+            self.there.add(v)
+            for unit in self.units.pop(v, ()):
+                unit.missing.discard(v)
+                if not unit.missing:
+                    self.ready.append(unit)
 
     def begun(self) -> Iterator[Equation]:
         """Begin what is ready and has room, in order."""
-        for queue in self.queues.values():
-            while queue.waiting and all(v in self.there for v in queue.waiting[0].inputs()):
-                while queue.sums and not queue.fits(queue.waiting[0]):
-                    yield self.wait(queue, next(iter(queue.begun)))
-                if not queue.fits(queue.waiting[0]):
-                    break
-                yield self.begin(queue, queue.waiting.popleft())
+        again = True
+        while again:
+            for queue in self.queues.values():
+                yield from self.begun_in(queue)
+            again = bool(self.ready)
+            while self.ready:
+                yield from self.moved_up(self.ready.popleft())
+
+    def begun_in(self, queue: _Queue) -> Iterator[Equation]:
+        while queue.begun and self.ends[first := next(iter(queue.begun))] <= self.clock and first in self.units:
+            yield self.wait(queue, first)
+        while queue.waiting and all(v in self.there for v in queue.waiting[0].inputs()):
+            while not queue.fits(queue.waiting[0]) and (queue.sums or self.late.issuperset(queue.begun)):
+                yield self.wait(queue, next(iter(queue.begun)))
+            if not queue.fits(queue.waiting[0]) or self.too_early(queue.waiting[0]):
+                break
+            yield self.begin(queue, queue.waiting.popleft())
+
+    def too_early(self, eqn: Equation) -> bool:
+        """Something that is read at once comes first along the axis, and leaves time enough for this gather."""
+        when = self.read.get(eqn.out)
+        if when is None or not is_collective(eqn, *GATHERS):
+            return False
+        urgent = self.urgent[axis_in(eqn.args[1:])]
+        while urgent and urgent[0] in self.ends:
+            urgent.popleft()
+        return bool(urgent) and urgent[0] is not eqn.out and when - self.read[urgent[0]] > EARLY * taken(eqn)
+
+    def moved_up(self, unit: _Unit) -> Iterator[Equation]:
+        """What leads to an exchange behind the last product; the exchange is the next of its queue."""
+        queue = self.of[unit.exchange.out]
+        if unit.exchange not in queue.waiting:
+            return
+        for i in unit.cone:
+            if i not in self.done:
+                self.done.add(i)
+                yield from self.computed(self.trace.equations[i])
+        queue.waiting.remove(unit.exchange)
+        queue.waiting.appendleft(unit.exchange)
 
     def needed(self, values: list[Value]) -> Iterator[Equation]:
         """Wait for what is read now; what was not begun yet is begun, and all before it in its queue."""
@@ -108,18 +257,35 @@ class _Order:
     def wait(self, queue: _Queue, v: Value) -> Equation:
         del queue.begun[v]
         queue.moving -= queue.takes(self.results[v])
-        self.there.add(v)
+        self.arrived([v])
         return self.pending.pop(v)
 
     def begin(self, queue: _Queue, eqn: Equation) -> Equation:
-        op = eqn.op
-        assert isinstance(op, Collective)
-        x, *args = eqn.args
-        named = (x, op.name, *args)
-        type_ = fake.infer(on(op.mesh).begin, named, {}, self.builder.mode)
-        assert isinstance(type_, TensorType)
-        coming = self.builder.value(f"{eqn.out.name}_coming", type_)
-        self.pending[eqn.out] = eqn.with_(op=on(op.mesh).wait, args=(coming, *named))
+        begin, self.pending[eqn.out] = paired(self.builder, eqn)
+        axis = axis_in(eqn.args[1:])
+        self.free[axis] = self.ends[eqn.out] = max(self.free.get(axis, 0.0), self.clock) + taken(eqn)
         queue.begun[eqn.out] = None
         queue.moving += queue.takes(eqn)
-        return eqn.with_(op=on(op.mesh).begin, args=named, outputs=(coming,))
+        return begin
+
+
+def taken(eqn: Equation) -> float:
+    """How long an exchange takes, in operations that a device does meanwhile. What holds for boxes of eight is enough:
+    it says which of two things comes first, not when."""
+    mesh, axis = eqn.op.mesh, axis_in(eqn.args[1:])  # type: ignore[union-attr]
+    step = prod(size for _, size in mesh.axes[mesh.names.index(axis) + 1 :])
+    inside = mesh.size(axis) * step <= BOX
+    return bytes_sent(eqn) * (FAST if inside else max(FAST, SLOW / max(1, BOX // step)))
+
+
+def paired(builder: Builder, eqn: Equation) -> tuple[Equation, Equation]:
+    """An exchange as what begins it and what waits for it."""
+    op = eqn.op
+    assert isinstance(op, Collective)
+    x, *args = eqn.args
+    named = (x, op.name, *args)
+    type_ = fake.infer(on(op.mesh).begin, named, {}, builder.mode)
+    assert isinstance(type_, TensorType)
+    coming = builder.value(f"{eqn.out.name}_coming", type_)
+    begin = eqn.with_(op=on(op.mesh).begin, args=named, outputs=(coming,))
+    return begin, eqn.with_(op=on(op.mesh).wait, args=(coming, *named))

@@ -1,4 +1,5 @@
-"""`tessera bench distributed`: what stays exposed on large meshes, what compiling for a mesh costs, the host's part.
+"""`tessera bench distributed`: what stays exposed on large meshes, also beside PyTorch's order, what compiling for a
+mesh costs, the host's part.
 
 In: sections. Out: rows. Steps of large models are foreseen on H100s in boxes of eight by `inspection/timeline`, at full
 rate and with all memory traffic fused away, so that what is exposed is the most that it can be. Equal layers are priced
@@ -22,13 +23,15 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from rich.table import Table
 from torch import Tensor, nn
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import tessera
 from tessera.inspection.timeline import Timeline, timeline
 from tessera.ir.dist import on
 from tessera.ir.mesh import Mesh
 from tessera.machines import machine
-from tessera.tools.bench.distributed_steps import program_of
+from tessera.tools.bench.distributed_steps import compiled, program_of
+from tessera.tools.bench.overlap import compared
 from tessera.tools.bench.report import Outcome
 from tessera.tools.llama import Attention, Llama, LlamaConfig, turns
 from tessera.tools.models import GPT, GPTConfig
@@ -151,6 +154,43 @@ def experts(say: Say) -> list[Row]:
     return [*rows, Row(rows[0].section, "rows to experts exposed", 100 * waited / taken, "%", 50.0, note=note)]
 
 
+# --- beside PyTorch's order -------------------------------------------------------------------------
+
+
+_SMALL = partial(_llama, width=4096, heads=32, hidden=14336)
+_LARGE = partial(_llama, width=8192, heads=64, hidden=28672)
+ORDERS: dict[str, tuple[Callable[[int], nn.Module], dict[str, int], Any, int]] = {
+    "8B zero3 on 64": (_SMALL, {"dp": 64}, "zero3", 2),
+    "8B zero3 on 8": (_SMALL, {"dp": 8}, "zero3", 1),
+    "8B zero2 on 64": (_SMALL, {"dp": 64}, "zero2", 2),
+    "8B ddp on 8": (_SMALL, {"dp": 8}, "ddp", 1),
+    "70B zero3·sequence on 256": (_LARGE, {"dp": 32, "tp": 8}, {"dp": "zero3", "tp": "sequence"}, 4),
+    "70B zero3·async-tp on 256": (_LARGE, {"dp": 32, "tp": 8}, {"dp": "zero3", "tp": "async-tp"}, 4),
+    "8B zero3·ulysses on 64": (_SMALL, {"dp": 8, "cp": 8}, {"dp": "zero3", "cp": "ulysses"}, 2),
+    "MoE 16B experts·zero3 on 32": (MoE, {"dp": 4, "ep": 8}, {"dp": "zero3", "ep": "experts"}, 2),
+}
+
+
+def overlap(say: Say) -> list[Row]:
+    """Three layers' exchanges in our order and in PyTorch's, of the same equations, by one table of costs."""
+    rows, ratios = [], []
+    for name, (make, axes, plan, count) in ORDERS.items():
+        say(name)
+        stages = dict(compiled(partial(make, FEW[-1]), _loss, axes, plan, count, 8192).account.stages)
+        joined = list(stages)[list(stages).index("step overlap") - 1]
+        ours, theirs, _ = compared(stages[joined], machine("h100"))
+        if theirs is None:
+            rows.append(Row(name, "exposed", 1e3 * ours.exposed, "ms", note="PyTorch's pass does not end"))
+            continue
+        ratios.append(ours.exposed / theirs.exposed)
+        told = f"{1e3 * ours.exposed:.2f} ms, theirs {1e3 * theirs.exposed:.2f} ms"
+        peaks = f"{ours.peak / 1e9:.2f} GB, theirs {theirs.peak / 1e9:.2f} GB"
+        rows.append(Row(name, "exposed / PyTorch's", ratios[-1], "x", 1.0, told))
+        rows.append(Row(name, "memory / PyTorch's", ours.peak / theirs.peak, "x", 1.0, peaks))
+    mean = prod(ratios) ** (1 / len(ratios))
+    return [*rows, Row("geometric mean", "exposed / PyTorch's", mean, "x", 0.8)]
+
+
 # --- compiling, and the host ---------------------------------------------------------------------
 
 
@@ -206,7 +246,7 @@ def compiling(say: Say) -> list[Row]:
     return [*rows, Row("compile", "16384 ranks / 8 ranks", ratio, "x", 1.1)]
 
 
-CALLS = 2000
+CALLS, STEPS = 2000, 20
 EXCHANGES = {
     "all_gather": (0, "dp"),
     "reduce_scatter": (0, "dp"),
@@ -216,24 +256,102 @@ EXCHANGES = {
 }
 
 
+def _each(call: Callable[[], object], count: int) -> float:
+    """CPU microseconds of a call."""
+
+    def calls() -> None:
+        for _ in range(count):
+            call()
+
+    return 1e6 * min(_seconds(calls, ()) for _ in range(5)) / count
+
+
 def host(say: Say) -> list[Row]:
-    """CPU time of an exchange of a small tensor, begun and waited for; what the fake group itself does counts."""
-    rows, x = [], torch.ones(8, 16)
+    """CPU time of an exchange of a small tensor, begun and waited for, beside what the group itself does: a fake one
+    copies what is gathered, once for each rank."""
+    rows, x, small, large = [], torch.ones(8, 16), torch.ones(2, 16), torch.ones(32, 16)
     with _rank({"dp": 4}):
         ops = on(Mesh.of(dp=4))
-        begin, wait = ops.begin.fn, ops.wait.fn
+        begin, wait, group = ops.begin.fn, ops.wait.fn, ops.communicator.groups["dp"]  # type: ignore[union-attr]
+        alone = {
+            "all_gather": lambda: group.all_gather(large, x).wait(),
+            "reduce_scatter": lambda: group.reduce_scatter(small, x).wait(),
+            "all_reduce": lambda: group.all_reduce(x, "sum").wait(),
+            "all_to_all": lambda: group.all_to_all(x, x, [], []).wait(),
+            "permute": lambda: group.all_to_all(x, x, [0, 0, 0, 8], [0, 8, 0, 0]).wait(),
+        }
         for name, args in EXCHANGES.items():
             say(name)
-
-            def calls(name: str = name, args: tuple = args) -> None:
-                for _ in range(CALLS):
-                    wait(begin(x, name, *args), x, name, *args)
-
-            rows.append(Row("host", name, 1e6 * min(_seconds(calls, ()) for _ in range(5)) / CALLS, "µs", 15.0))
-    return rows
+            theirs = _each(alone[name], CALLS)
+            taken = _each(lambda name=name, args=args: wait(begin(x, name, *args), x, name, *args), CALLS)
+            rows.append(Row("host", name, taken - theirs, "µs", 15.0, f"beside {theirs:.1f} µs of the fake group"))
+    say("steps of layers under DTensor")
+    return [*rows, *_beside_dtensor()]
 
 
-SECTIONS = {"zero3": zero3, "async": async_tp, "experts": experts, "compile": compiling, "host": host}
+class Layers(nn.Sequential):
+    """Pairs of layers, of which tensor parallelism splits columns, then rows."""
+
+    def __init__(self) -> None:
+        super().__init__(*(nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(12)))
+
+
+def _squares(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().mean()
+
+
+def _beside_dtensor() -> list[Row]:
+    """A training step of layers: eager, over DTensors that PyTorch laid out, and ours, on one rank and on one of 4."""
+    x, micros = torch.randn(8, 32), {}
+
+    def eager(model: nn.Module) -> Callable[[], None]:
+        by = torch.optim.SGD(model.parameters(), 0.1)
+
+        def step() -> None:
+            _squares(model, x).backward()
+            by.step()
+            by.zero_grad()
+
+        return step
+
+    def ours(**options: Any) -> Callable[[], object]:
+        model = Layers()
+        step = tessera.train_step(
+            model, _squares, torch.optim.SGD(model.parameters(), 0.1), executors="aten", **options
+        )
+        return lambda: step(x)
+
+    def taken(step: Callable[[], object]) -> float:
+        step()
+        step()
+        return _each(step, STEPS)
+
+    micros["eager"] = taken(eager(Layers()))
+    micros["alone"] = taken(ours())
+    with _rank({"tp": 4}) as mesh:
+        laid_out = Layers()
+        for pair in laid_out:
+            parallelize_module(pair, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})  # type: ignore[arg-type]
+        micros["DTensor"] = taken(eager(laid_out))
+        step = ours(mesh=mesh, plan="tensor")
+        micros["sharded"] = taken(step)
+        exchanges = 2 * len(laid_out)  # an all-reduce a pair, forward and backward
+    told = ", ".join(f"{name} {1e-3 * each:.2f} ms" for name, each in micros.items())
+    extra = (micros["sharded"] - micros["alone"]) / exchanges
+    return [
+        Row("host", "an exchange in a step", extra, "µs", 15.0, note=told),
+        Row("host", "step / eager DTensor's", micros["sharded"] / micros["DTensor"], "x", 0.2),
+    ]
+
+
+SECTIONS = {
+    "zero3": zero3,
+    "async": async_tp,
+    "experts": experts,
+    "overlap": overlap,
+    "compile": compiling,
+    "host": host,
+}
 
 
 def outcome(args: Namespace, say: Say) -> Outcome:

@@ -33,6 +33,14 @@ def program_of(
     make: Callable[[], nn.Module], loss: AnyLoss, axes: Mapping[str, int], plan: object, rows: int, length: int
 ) -> Trace:
     """The program of a step on one rank of a mesh; a data rank has so many rows of tokens and labels."""
+    (program,) = compiled(make, loss, axes, plan, rows, length).programs
+    return program.trace
+
+
+def compiled(
+    make: Callable[[], nn.Module], loss: AnyLoss, axes: Mapping[str, int], plan: object, rows: int, length: int
+) -> ShardedCompilation:
+    """The same with all stages that led to it."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -42,12 +50,16 @@ def program_of(
         torch.set_default_dtype(before)
     try:
         with override(program_cache=False):
-            return _compiled(model, loss, tessera.mesh(device="cpu", fake=True, **axes), plan, rows, length)
+            made = _compiled(model, loss, tessera.mesh(device="cpu", fake=True, **axes), plan, rows, length)
+            assert made.programs
+            return made
     finally:
         dist.destroy_process_group()
 
 
-def _compiled(model: nn.Module, loss: AnyLoss, mesh: object, plan: object, rows: int, length: int) -> Trace:
+def _compiled(
+    model: nn.Module, loss: AnyLoss, mesh: object, plan: object, rows: int, length: int
+) -> ShardedCompilation:
     sharding = Sharding(mesh, plan, True, False)  # type: ignore[arg-type]
     state = OptimizerState(torch.optim.AdamW(model.parameters()))
     options = Options.of("aten", None, None)
@@ -61,6 +73,4 @@ def _compiled(model: nn.Module, loss: AnyLoss, mesh: object, plan: object, rows:
     lies = lay_out(sharding.plan, forward.trace, forward.weights, forward.batch)
     trained = [name for name, _ in model.named_parameters()]
     recipe = Recipe(trained, lambda names: step._update(names, forward.weights, ()))
-    compilation = ShardedCompilation("step", forward, step._partition(forward, lies), lies, recipe, options)
-    (program,) = compilation.programs
-    return program.trace
+    return ShardedCompilation("step", forward, step._partition(forward, lies), lies, recipe, options)
