@@ -127,7 +127,7 @@ class Engine:
             compare(model, self._programs)  # type: ignore[arg-type]
 
     def warm(self) -> None:
-        """Capture the CUDA graphs now that serving would capture as it goes."""
+        """Compile kernels and capture CUDA graphs now that serving would need as it goes."""
         self._programs.warm(self.scheduler.most_running, min(self.longest or 2**20, self.cache.capacity()))
 
     # --- asking ---

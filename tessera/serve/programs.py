@@ -27,6 +27,8 @@ from tessera.serve.operators import WHOLE, paged_attention, paged_write
 from tessera.serve.scheduler import UNKNOWN, Answer, Work
 from tessera.torch_internals.dynamo import mark_dynamic
 
+STEADY = 16  # mixed steps on a GPU are multiples of this: Triton compiles kernels anew for sizes that are not
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -165,10 +167,16 @@ class Programs:
             self._compute(name, placed)
 
     def warm(self, running: int, longest: int) -> None:
-        """Capture now what serving so many sequences of this length would capture, the largest first."""
+        """Get ready now what serving so many sequences of this length would: the kernels of a long prompt, and the
+        steps that are captured, the largest first."""
         if self.graphs is None:
             return
         columns = wide(-(-longest // self.block_size))
+        if self.fixed is None:
+            sizes = Sizes(_padded(len(self.sampled)), STEADY, _padded(columns), STEADY)
+            flat = torch.zeros(sizes.length(self.groups), dtype=torch.int64)
+            Inputs.of(flat, sizes, self.groups).starts[1:] = sizes.tokens  # one sequence has them all
+            self.run("mixed", Filled(sizes, flat))
         counts = {bucket(n) for n in range(LEAST, running + 1)} if self.fixed is None else {self.fixed}
         for rows in sorted(counts, reverse=True):
             sizes = Sizes(rows, rows + (self.fixed is not None), columns, rows)
@@ -245,8 +253,16 @@ class Programs:
             return Sizes(self.fixed, self.fixed + 1, columns, self.fixed)
         if name == "decode":
             return Sizes(sequences, sequences, columns, sequences)
+        rows, least = max(rows, LEAST), 1
+        if self.graphs is not None:
+            tokens, sequences, columns, rows = map(_padded, (tokens, sequences, columns, rows))
+            least = STEADY
         if tokens > sum(counts) and len(works) == sequences:
-            sequences += 1
+            sequences += least
         if tokens == sequences and max(counts) > 1:
-            sequences += 1  # as many sequences as tokens: kernels take that for one token each
-        return Sizes(tokens, sequences, columns, max(rows, LEAST))
+            sequences += least  # as many sequences as tokens: kernels take that for one token each
+        return Sizes(tokens, sequences, columns, rows)
+
+
+def _padded(size: int) -> int:
+    return -(-size // STEADY) * STEADY

@@ -75,6 +75,19 @@ def test_warming_captures_every_size() -> None:
     assert cuda.captures == 5
 
 
+def test_mixed_steps_come_in_sizes_of_one_kind() -> None:
+    """Multiples of 16, for which kernels are compiled once; answers are as without the padding."""
+    prompts = [[5, 6, 7, 8, 9, 10, 11], [3], [12] * 30, [4, 2] * 9]
+    plain, cuda = (Engine(model("llama"), memory=2**22, compiled=False, budget=33) for _ in range(2))
+    programs, seen = replaying(cuda, Replayed())._programs, []
+    run = programs.run
+    programs.run = lambda name, given: (seen.append((name, given.sizes)), run(name, given))[1]  # type: ignore[method-assign]
+    told = [engine.generate(prompts, max_tokens=9, temperature=0.8, seed=3) for engine in (plain, cuda)]
+    assert [a.tokens for a in told[0]] == [a.tokens for a in told[1]]
+    mixed = [sizes for name, sizes in seen if name == "mixed"]
+    assert mixed and all(size % 16 == 0 for sizes in mixed for size in sizes)
+
+
 def test_sizes_hold_what_they_are_asked_for() -> None:
     assert all(bucket(n) >= n and bucket(n) <= max(2 * n, n + 15) for n in range(2, 300))
     assert [wide(n) for n in (2, 128, 129, 512, 513, 5000)] == [128, 128, 512, 512, 2048, 8192]

@@ -102,6 +102,7 @@ def built(model: PreTrainedModel, place: Place, longest: int, **options: object)
     engine = Engine(model, **{**shared, **memory, **options})  # type: ignore[arg-type]
     engine.warm()
     engine.generate([[1, 2, 3, 4, 5]] * 2, max_tokens=2)
+    gc.freeze()  # as the server's process does
     return engine
 
 
@@ -251,6 +252,7 @@ def prefix(place: Place) -> Iterator[Measured]:
         rates.append(sum(len(a.tokens) for a in answers) / (finish(place.device) - start))
         firsts.append(engine.metrics().first_token.mean)
         del engine
+        gc.unfreeze()
         gc.collect()
     yield Measured("prefix", "first token, times without reuse", firsts[1] / firsts[0], "x", 0.25, False)
     yield Measured("prefix", "throughput, times without reuse", rates[1] / rates[0], "x", 2.0)
@@ -265,6 +267,7 @@ JOBS: dict[str, Callable[[Place], Iterator[Measured]]] = {
 def measure(names: list[str], place: Place) -> Iterator[Measured]:
     for name in names or list(JOBS):
         yield from JOBS[name](place)
+        gc.unfreeze()
         gc.collect()
         if place.device == "cuda":
             torch.cuda.empty_cache()
