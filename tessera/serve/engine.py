@@ -26,6 +26,7 @@ from torch import nn
 from tessera.inspection.explain import explain
 from tessera.serve import memory as memory_plan
 from tessera.serve.cache import Cache
+from tessera.serve.guide import Guides
 from tessera.serve.huggingface import HuggingFace, compare, from_folder, tokenizer_of
 from tessera.serve.lookup import Lookup
 from tessera.serve.metrics import EVENTS, Event, Metrics, timeline
@@ -113,6 +114,7 @@ class Engine:
         self._cancelled: deque[Request] = deque()
         self._owner: dict[int, Request] = {}  # of every answer in the making
         self._lookups: dict[int, Lookup] = {}
+        self._guides = Guides(tokenizer, self.model.vocabulary, self.model.stops)
         self._numbers = itertools.count(1)
         self._metrics, self._events = Metrics(), deque[Event](maxlen=EVENTS)
         if compiled:
@@ -145,7 +147,8 @@ class Engine:
         now = time.monotonic()
         seed = secrets.randbits(63) if chosen.seed is None else chosen.seed
         decode = None if self.tokenizer is None else self._decode
-        request = Request(tokens, chosen, self.model.stops, seed, decode, now)
+        guides = [self._guides.guide(*chosen.guided) for _ in range(chosen.n)] if chosen.guided else ()
+        request = Request(tokens, chosen, self.model.stops, seed, decode, now, guides)
         try:
             pending = sum(other.settings.n for other in list(self._arrived))
             self.scheduler.admits(len(tokens), chosen.max_tokens, chosen.n + pending)
@@ -275,7 +278,8 @@ class Engine:
         if self._speculate:
             for answer in self.scheduler.running:
                 left = answer.max_tokens - (len(answer.tokens) - answer.prompt) - 1
-                answer.draft = self._lookups[answer.id].guess(answer.tokens)[:left] if answer.left == 1 else []
+                guesses = self._lookups[answer.id].guess(answer.tokens)[:left] if answer.left == 1 else []
+                answer.draft = self._owner[answer.id].possible(answer, guesses)
 
     def _draw(self, work: Work, guess: int) -> Draw:
         return self._owner[work.sequence.id].draw(work, guess)
@@ -291,7 +295,7 @@ class Engine:
             self._metrics.accepted += max(0, len(taken.tokens) - 1)
             self._count(request, len(taken.tokens), now)
         if why == "error":
-            self._end(answer, "error", "the model's logits are not numbers, or no token is left to choose")
+            self._end(answer, "error", request.fault(answer))
             return
         self.scheduler.advance(taken.work, taken.tokens)
         if why is not None:

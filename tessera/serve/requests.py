@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from tessera.serve.guide import Guide
 from tessera.serve.runner import Logprob, Taken
 from tessera.serve.sampling import Draw, Sampling
 from tessera.serve.scheduler import Answer, Work
@@ -53,7 +54,7 @@ class Request:
 
     def __init__(
         self, prompt: Sequence[int], settings: Sampling, ends: Sequence[int], seed: int,
-        decode: Callable[[Sequence[int]], str] | None, arrival: float,
+        decode: Callable[[Sequence[int]], str] | None, arrival: float, guides: Sequence[Guide] = (),
     ):  # fmt: skip
         self.prompt, self.settings, self.seed, self.arrival = list(prompt), settings, seed, arrival
         self.ends = frozenset((() if settings.ignore_eos else tuple(ends)) + tuple(settings.stop_tokens))
@@ -64,6 +65,7 @@ class Request:
         self.first_token: float | None = None
         self.last_token: float | None = None
         self._texts = [Text(decode, settings.stop) if decode is not None else None for _ in range(settings.n)]
+        self._guides = [*guides] or [None] * settings.n
         self._index: dict[int, int] = {}
         self.left = settings.n  # answers that have not ended
 
@@ -79,7 +81,20 @@ class Request:
         position = len(answer.tokens) + guess
         early = position - answer.prompt < self.settings.min_tokens
         banned = tuple(sorted(self.ends)) if early else ()
-        return Draw(self.settings, self.seed, self._index[answer.id], position, self.prompt, output, banned)
+        index = self._index[answer.id]
+        guide = self._guides[index]
+        return Draw(self.settings, self.seed, index, position, self.prompt, output, banned, guide, guesses)
+
+    def possible(self, answer: Answer, guesses: list[int]) -> list[int]:
+        """Guesses, as far as the answer may go on with them."""
+        guide = self._guides[self._index[answer.id]]
+        return guesses if guide is None else guesses[: guide.follows(guesses)]
+
+    def fault(self, answer: Answer) -> str:
+        """Why no token could be chosen."""
+        guide = self._guides[self._index[answer.id]]
+        told = None if guide is None else guide.error
+        return told or "the model's logits are not numbers, or no token is left to choose"
 
     def most_prompt(self, work: Work) -> int | None:
         """Of how many tokens the prompt's log-probabilities are still asked: the first answer brings them."""
@@ -110,13 +125,15 @@ class Request:
         return why
 
     def _push(self, index: int, token: int) -> tuple[str | None, str]:
+        guide, text = self._guides[index], self._texts[index]
+        complete = guide is not None and guide.take(token)
+        if guide is not None and guide.error is not None:
+            return "error", ""
         if token in self.ends:
             return "stop", ""
-        text = self._texts[index]
-        if text is None:
-            return None, ""
-        piece = text.push(token)
-        return ("stop" if text.stopped is not None else None), piece
+        piece = "" if text is None else text.push(token)
+        stopped = complete or (text is not None and text.stopped is not None)
+        return ("stop" if stopped else None), piece
 
     def end(self, answer: Answer, why: str, error: str | None = None) -> None:
         """An answer's last piece."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from tessera.ops.uniform import block
+from tessera.serve.guide import KINDS, Guide, GuideError, masks_of
 from tessera.util.errors import OptionError
 
 _RANGES = {
@@ -42,6 +43,8 @@ class Sampling:
     allowed                 no other tokens than these
     stop, stop_tokens       texts and tokens that end the answer; a text is not part of it
     ignore_eos              the model's own end does not end it
+    json_schema             the answer is JSON of this schema, a dict or text ({"type": "object"}: any object)
+    regex, choices          the answer is a text of this regular expression, or one of these texts
     n                       so many answers
     logprobs                also give log-probabilities of each token and of so many of the likeliest
     prompt_logprobs         the same of the prompt's tokens
@@ -62,6 +65,9 @@ class Sampling:
     stop: tuple[str, ...] = ()
     stop_tokens: tuple[int, ...] = ()
     ignore_eos: bool = False
+    json_schema: Mapping[str, object] | str | None = None
+    regex: str | None = None
+    choices: tuple[str, ...] | None = None
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -84,6 +90,16 @@ class Sampling:
             raise OptionError("stop: expected texts of at least one character")
         if self.allowed is not None and not self.allowed:
             raise OptionError("allowed: expected at least one token")
+        if len(kinds := [kind for kind in KINDS if getattr(self, kind) is not None]) > 1:
+            raise GuideError(f"{kinds[1]}: expected one of {', '.join(KINDS)}, got {kinds[0]} too")
+        for name in ("ignore_eos", "min_tokens") if kinds else ():
+            if getattr(self, name):
+                raise GuideError(f"{name}: expected none where {kinds[0]} says when the answer ends")
+
+    @property
+    def guided(self) -> tuple[str, object] | None:
+        """Which grammar the answer follows, if any."""
+        return next(((kind, getattr(self, kind)) for kind in KINDS if getattr(self, kind) is not None), None)
 
     @property
     def penalises(self) -> bool:
@@ -117,6 +133,8 @@ class Draw:
     prompt: Sequence[int]
     output: Sequence[int]  # generated before this row's token
     banned: tuple[int, ...] = ()  # tokens that would end the answer too early
+    guide: Guide | None = None
+    guesses: tuple[int, ...] = ()  # between the guide's place and this row
 
 
 @dataclass(frozen=True)
@@ -129,6 +147,7 @@ class Rows:
     counter: Tensor | None = None
     bias: tuple[Tensor, Tensor, Tensor] | None = None  # rows, tokens, what is added
     allowed: tuple[Tensor, Tensor, Tensor] | None = None  # rows that allow some only; then rows and tokens
+    guided: tuple[Tensor, Tensor] | None = None  # rows that follow a grammar, and a bit for each token they may take
     repetition: tuple[Tensor, Tensor, Tensor] | None = None  # rows, tokens (each once), the penalty
     counted: tuple[Tensor, Tensor, Tensor] | None = None  # rows, tokens (each once), what is taken
 
@@ -154,6 +173,8 @@ def rows_of(draws: Sequence[Draw], device: torch.device | str = "cpu") -> Rows:
     if some := [i for i, s in enumerate(settings) if s.allowed is not None]:
         pairs = [(i, token) for i in some for token in settings[i].allowed or ()]
         parts["allowed"] = tuple(column(c, torch.int64) for c in (some, *zip(*pairs, strict=True)))
+    if some := [i for i, draw in enumerate(draws) if draw.guide is not None]:
+        parts["guided"] = column(some, torch.int64), _masks([draws[i] for i in some], device)
     if any(s.temperature > 0 for s in settings):
         parts["temperature"] = column([s.temperature for s in settings])
         parts["seed"] = column([_signed(draw.seed) for draw in draws], torch.int64)
@@ -163,6 +184,16 @@ def rows_of(draws: Sequence[Draw], device: torch.device | str = "cpu") -> Rows:
             columns = (column([getattr(settings[i], name) for i in some], kind) for name, kind in kinds.items())
             parts["cut"] = (column(some, torch.int64), *columns)
     return Rows(**parts)  # type: ignore[arg-type]
+
+
+def _masks(draws: Sequence[Draw], device: torch.device | str) -> Tensor:
+    """A mask for each of these rows, of which those of one answer follow each other."""
+    longest: dict[Guide, tuple[int, ...]] = {}
+    for draw in draws:
+        assert draw.guide is not None
+        longest[draw.guide] = draw.guesses
+    pinned = torch.device(device).type == "cuda"
+    return masks_of(list(longest.items()), pinned).to(device, non_blocking=True)
 
 
 def _signed(seed: int) -> int:
@@ -209,6 +240,11 @@ def adjust(logits: Tensor, rows: Rows) -> Tensor:
         barred[some] = True
         barred[row, token] = False
         logits.masked_fill_(barred, float("-inf"))
+    if rows.guided is not None:
+        row, words = rows.guided
+        bits = words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=words.device)
+        barred = (bits & 1).flatten(1)[:, : logits.shape[1]] == 0
+        logits[row] = logits[row].masked_fill(barred, float("-inf"))
     return logits
 
 
