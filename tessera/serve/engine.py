@@ -1,9 +1,9 @@
 """`tessera.Engine`: many requests to one model, computed together.
 
-In: a causal language model (an nn.Module or a folder) and prompts. Out: answers, whole or piece by piece. Every call of
-`step` computes one batch: the scheduler chooses it, the runner computes it, requests take what came. Whoever waits for
-an answer drives the engine, so there is no thread of its own; a lock lets one step run at a time. `submit` and `cancel`
-only leave a note, which the next step reads; a note to cancel is read at once where no step runs.
+In: a causal language model (a module, a folder or an artifact) and prompts. Out: answers, whole or piece by piece.
+Every call of `step` computes one batch: the scheduler chooses it, the runner computes it, requests take what came.
+Whoever waits for an answer drives the engine, so there is no thread of its own; a lock lets one step run at a time.
+`submit` and `cancel` only leave a note, which the next step reads; a note to cancel is read at once where no step runs.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from tessera.inspection.explain import explain
 from tessera.serve import memory as memory_plan
 from tessera.serve.cache import Cache
 from tessera.serve.guide import Guides
-from tessera.serve.huggingface import HuggingFace, compare, from_folder, tokenizer_of
+from tessera.serve.huggingface import HuggingFace, compare
 from tessera.serve.lookup import Lookup
 from tessera.serve.metrics import EVENTS, Event, Metrics, timeline
+from tessera.serve.models import source_of
 from tessera.serve.operators import FP8
-from tessera.serve.programs import Paged, Program, Programs
+from tessera.serve.packed import Packed, pack
+from tessera.serve.programs import Program, Programs, kept_as
 from tessera.serve.requests import Completion, Piece, Request
 from tessera.serve.runner import Runner, Taken
 from tessera.serve.sampling import Draw, Sampling
@@ -56,8 +58,9 @@ class Tokenizer(Protocol):
 class Engine:
     """A model that answers many requests at once.
 
-    model         an nn.Module of transformers, one that follows `tessera.serve.programs.Paged`, or a folder
-    tokenizer     for prompts and answers as text; of a folder its own
+    model         an nn.Module of transformers, one that follows `tessera.serve.programs.Paged`, a folder, or an
+                  artifact that `export` wrote
+    tokenizer     for prompts and answers as text; of a folder or an artifact its own
     memory        the cache's share of what the device has free (0.9), or its bytes ("8GB")
     block_size    tokens a block
     budget        tokens a step, at most
@@ -82,24 +85,21 @@ class Engine:
         speculate: int = 0, deterministic: bool = False, compiled: bool = True, check: bool = False,
         random_weights: bool = False, device: str | torch.device | None = None,
     ) -> None:  # fmt: skip
-        if isinstance(model, str | Path):
-            tokenizer = tokenizer or cast("Tokenizer | None", tokenizer_of(model))
-            model = from_folder(model, random_weights)
-        if device is not None:
-            model = nn.Module.to(model, device)
-        self.model = paged(model)
-        if quantize is not None:
+        if cache_dtype not in (None, "fp8"):
+            raise OptionError(f"cache_dtype: expected 'fp8' or None, got {cache_dtype!r}")
+        source = source_of(model, device, random_weights)
+        self.model, self.tokenizer = source.model, tokenizer or cast("Tokenizer | None", source.tokenizer)
+        if isinstance(self.model, Packed):
+            self.model.agree(deterministic, FP8 if cache_dtype else None, quantize, compiled)
+        elif quantize is not None:
             if not isinstance(self.model, HuggingFace):
                 raise OptionError("quantize: expected a model of transformers; tessera.quantize takes others")
             store_in_fewer_bits(self.model.twin, quantize)
-        self.tokenizer = tokenizer
         self.longest = min((x for x in (longest, self.model.longest) if x is not None), default=None)
-        some = next(p for p in cast("nn.Module", self.model).parameters() if p.is_floating_point())
-        if cache_dtype not in (None, "fp8"):
-            raise OptionError(f"cache_dtype: expected 'fp8' or None, got {cache_dtype!r}")
-        stored = FP8 if cache_dtype else some.dtype
+        where, kept = kept_as(self.model)
+        stored = FP8 if cache_dtype else kept
         self.memory = memory_plan.plan(
-            self.model.layers(), block_size, memory_plan.bytes_of(memory, some.device), stored.itemsize,
+            self.model.layers(), block_size, memory_plan.bytes_of(memory, where), stored.itemsize,
             most_running, self.longest or 2**20, budget,
         )  # fmt: skip
         self.cache = Cache(block_size, self.memory.windows, self.memory.blocks, reuse)
@@ -114,17 +114,23 @@ class Engine:
         self._cancelled: deque[Request] = deque()
         self._owner: dict[int, Request] = {}  # of every answer in the making
         self._lookups: dict[int, Lookup] = {}
-        self._guides = Guides(tokenizer, self.model.vocabulary, self.model.stops)
+        self._guides = Guides(self.tokenizer, self.model.vocabulary, self.model.stops)
         self._numbers = itertools.count(1)
         self._metrics, self._events = Metrics(), deque[Event](maxlen=EVENTS)
-        if compiled:
+        if compiled and not isinstance(self.model, Packed):
             self._programs.compile()
         if isinstance(self.model, HuggingFace) and quantize is None and cache_dtype is None:
-            compare(model, self._programs)  # type: ignore[arg-type]
+            compare(source.module, self._programs)  # type: ignore[arg-type]
 
     def warm(self) -> None:
         """Capture the CUDA graphs now that serving would capture as it goes."""
         self._programs.warm(self.scheduler.most_running, min(self.longest or 2**20, self.cache.capacity()))
+
+    def export(self, path: str | Path, targets: str | Sequence[str] | None = None) -> None:
+        """Write the programs, weights and tokenizer to one file: `Engine(path)` then compiles nothing. `targets` are
+        those of `tessera.export`, by default this device's kind."""
+        with self._lock:
+            pack(self._programs, path, self.tokenizer, targets or self._programs.device.type)
 
     # --- asking ---
 
@@ -365,16 +371,8 @@ class Engine:
         for window, blocks, each in zip(self.memory.windows, self.memory.blocks, self.memory.bytes_each, strict=True):
             reach = f"layers that look {window} tokens back" if window else "layers that look back to the beginning"
             lines.append(f"  {reach}: {blocks} blocks of {self.cache.block_size} tokens, {each:,} bytes each")
-        lines += [f"\n{name}\n{explain(p.call)}" for name, p in self.programs.items() if self._programs.compiled]
+        if isinstance(self.model, Packed):
+            lines.append(self.model.loaded.explain())
+        elif self._programs.compiled:
+            lines += [f"\n{name}\n{explain(p.call)}" for name, p in self.programs.items()]
         return "\n".join(lines)
-
-
-def paged(model: nn.Module) -> Paged:
-    """A model that follows the protocol, from one that does or one of transformers."""
-    if hasattr(model, "paged_forward"):
-        return cast("Paged", model)
-    if hasattr(model, "generation_config") and hasattr(model, "config"):
-        return HuggingFace(model)  # type: ignore[arg-type]
-    raise InputError(
-        f"expected a model of transformers, a module with paged_forward, or a folder, got {type(model).__name__}"
-    )

@@ -1,9 +1,9 @@
 """Bodies of requests, checked field by field, as messages to the engine.
 
 In: JSON as OpenAI's clients send it, and fields of our own (`top_k`, `min_p`, `min_tokens`, `repetition_penalty`,
-`ignore_eos`, `stop_token_ids`, `priority`, `timeout`; `regex` and `choices` in `response_format`). Out: an `Asked`. What
-is wrong raises `BadRequest`, which names the field. Fields that are not known, or that ask for what is not there, are
-refused; some that change no answer are taken and ignored.
+`ignore_eos`, `stop_token_ids`, `priority`, `timeout`; `regex` and `choices` in `response_format`). Out: an `Asked`.
+What is wrong raises `BadRequest`, which names the field. Fields that are not known, or that ask for what is not there,
+are refused; some that change no answer are taken and ignored.
 """
 
 from __future__ import annotations
