@@ -122,10 +122,10 @@ def in_process(engine: Engine, count: int) -> tuple[Counter[str], dict[str, int]
 
 
 async def over_http(url: str, processes: list[int], count: int) -> tuple[Counter[str], list[dict[str, int]]]:
-    """The ends, and what the server's processes hold more at the end than after a tenth of the requests."""
+    """The ends, and what each of the server's processes holds more, as `in_process` says it."""
     import httpx
 
-    draw, early = Random(0), list[dict[str, int]]()
+    draw, early, before = Random(0), list[dict[str, int]](), [held(p) for p in processes]
     limits = httpx.Limits(max_connections=AT_ONCE, max_keepalive_connections=AT_ONCE)
 
     async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
@@ -159,9 +159,12 @@ async def over_http(url: str, processes: list[int], count: int) -> tuple[Counter
             return "whole" if answer.status_code == 200 else "refused"
 
         ends = await crowd(ask, draw, count, lambda: early.extend(held(p) for p in processes))
-    return ends, [
-        {name: held(p)[name] - was[name] for name in was} for p, was in zip(processes, early, strict=True)
-    ]  # fmt: skip
+    await asyncio.sleep(3)  # the server closes what the client has closed
+    more = []
+    for process, then, was in zip(processes, before, early, strict=True):
+        now = held(process)
+        more.append({**{k: now[k] - then[k] for k in ("threads", "files")}, "memory": now["memory"] - was["memory"]})
+    return ends, more
 
 
 if __name__ == "__main__":
@@ -174,14 +177,9 @@ if __name__ == "__main__":
             pid = server.process.pid
             workers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
             found, more = asyncio.run(over_http(server.url, [pid, *map(int, workers)], number))
-            time.sleep(2.5)
             text = httpx.get(f"{server.url}/metrics").text
-        shown = [
-            line
-            for line in text.splitlines()
-            if line.startswith(("tessera_kv", "tessera_num_requests", "tessera_request_s"))
-        ]
-        print("\n".join(shown))
+        told = ("tessera_kv", "tessera_num_requests", "tessera_request_s")
+        print("\n".join(line for line in text.splitlines() if line.startswith(told)))
     else:
         from families import model, token_bytes
 
