@@ -26,9 +26,9 @@ from torch import nn
 from tessera.inspection.explain import explain
 from tessera.serve import memory as memory_plan
 from tessera.serve.cache import Cache
+from tessera.serve.draft import Drafter, check_draft
 from tessera.serve.guide import Guides
 from tessera.serve.huggingface import HuggingFace, compare
-from tessera.serve.lookup import Lookup
 from tessera.serve.metrics import EVENTS, Event, Metrics, timeline
 from tessera.serve.models import source_of
 from tessera.serve.operators import FP8
@@ -38,12 +38,14 @@ from tessera.serve.requests import Completion, Piece, Request
 from tessera.serve.runner import Runner, Taken
 from tessera.serve.sampling import Draw, Sampling
 from tessera.serve.scheduler import Answer, Batch, Refused, Scheduler, Work
+from tessera.serve.speculation import Speculation
 from tessera.serve.stream import Stream
 from tessera.transforms.quantize import quantize as store_in_fewer_bits
 from tessera.util.errors import InputError, OptionError
 from tessera.util.log import log
 
 Prompt = str | Sequence[int]
+DRAFTED = 4  # tokens that a draft guesses where nobody says how many
 ALIGNED = 64  # deterministic steps are multiples of this: libraries compute rows at odd ends by other kernels
 
 
@@ -71,6 +73,7 @@ class Engine:
     quantize      "int8", "int4" or "fp8": weights in fewer bits; the model that was given stays as it is
     cache_dtype   "fp8": keys and values in 8 bits; None: as the model computes them
     speculate     so many tokens are guessed from the text so far and verified together; 0: none
+    draft         a smaller model of the same tokens, which guesses instead; as `model`
     deterministic the same request gives the same bits alone, in a crowd and after preemption; every step then takes as
                   long as a full one, so choose a small budget
     compiled      False runs the model as it is, to look for faults
@@ -81,9 +84,9 @@ class Engine:
         self, model: nn.Module | str | Path, tokenizer: Tokenizer | None = None, *, memory: float | int | str = 0.9,
         block_size: int = 16, budget: int = 2048, most_running: int = 256, most_waiting: int = 4096,
         longest: int | None = None, step_seconds: float | None = None, reuse: bool = True, quantize: str | None = None,
-        cache_dtype: str | None = None,
-        speculate: int = 0, deterministic: bool = False, compiled: bool = True, check: bool = False,
-        random_weights: bool = False, device: str | torch.device | None = None,
+        cache_dtype: str | None = None, speculate: int = 0, draft: nn.Module | str | Path | None = None,
+        deterministic: bool = False, compiled: bool = True, check: bool = False, random_weights: bool = False,
+        device: str | torch.device | None = None,
     ) -> None:  # fmt: skip
         if cache_dtype not in (None, "fp8"):
             raise OptionError(f"cache_dtype: expected 'fp8' or None, got {cache_dtype!r}")
@@ -97,28 +100,35 @@ class Engine:
             store_in_fewer_bits(self.model.twin, quantize)
         self.longest = min((x for x in (longest, self.model.longest) if x is not None), default=None)
         where, kept = kept_as(self.model)
+        small = None if draft is None else source_of(draft, device, random_weights).model
+        if small is not None:
+            check_draft(small, self.model, self.longest)
+            speculate = speculate or DRAFTED
         stored = FP8 if cache_dtype else kept
+        layers = [*self.model.layers(), *(() if small is None else small.layers())]
         self.memory = memory_plan.plan(
-            self.model.layers(), block_size, memory_plan.bytes_of(memory, where), stored.itemsize,
-            most_running, self.longest or 2**20, budget,
+            layers, block_size, memory_plan.bytes_of(memory, where), stored.itemsize, most_running,
+            self.longest or 2**20, budget,
         )  # fmt: skip
         self.cache = Cache(block_size, self.memory.windows, self.memory.blocks, reuse)
         self.scheduler = Scheduler(self.cache, budget, most_running, most_waiting, self.longest, step_seconds)
         fixed = -(-budget // ALIGNED) * ALIGNED if deterministic else None
         self._programs = Programs(self.model, block_size, self.memory.blocks, compiled, fixed, stored)
         self._runner = Runner(self._programs, self._draw)
-        self._check, self._speculate = check, speculate
+        drafts = None if small is None else Programs(small, block_size, self.memory.blocks, compiled, None, stored)
+        drafter = None if drafts is None else Drafter(drafts, self._draw)
+        self._speculation, self._check = Speculation(speculate, drafter), check
         self.broken = False  # the device failed: nothing more can be computed in this process
         self._lock = threading.Lock()  # held while a step runs
         self._arrived: deque[Request] = deque()  # notes: appending needs no lock, so that even a destructor may
         self._cancelled: deque[Request] = deque()
         self._owner: dict[int, Request] = {}  # of every answer in the making
-        self._lookups: dict[int, Lookup] = {}
         self._guides = Guides(self.tokenizer, self.model.vocabulary, self.model.stops)
         self._numbers = itertools.count(1)
         self._metrics, self._events = Metrics(), deque[Event](maxlen=EVENTS)
-        if compiled and not isinstance(self.model, Packed):
-            self._programs.compile()
+        for programs in filter(None, (self._programs, drafts)):
+            if compiled and not isinstance(programs.model, Packed):
+                programs.compile()
         if isinstance(self.model, HuggingFace) and quantize is None and cache_dtype is None:
             compare(source.module, self._programs)  # type: ignore[arg-type]
 
@@ -247,7 +257,7 @@ class Engine:
             for answer in request.answers:
                 self.scheduler.put(answer)
                 self._owner[answer.id] = request
-                self._lookups[answer.id] = Lookup(self._speculate)
+                self._speculation.begin(answer)
         while self._cancelled:
             for answer in self._cancelled.popleft().answers:
                 if answer.ended is None:
@@ -256,13 +266,14 @@ class Engine:
     def _step(self) -> None:
         self._read_notes()
         start = time.monotonic()
-        self._guess()
+        self._speculation.guess(self.scheduler.running, self._owner)
         batch = self.scheduler.schedule(start)
         for answer in batch.expired:
             self._ended(answer, "deadline")
         for work in batch.works:
             self._begin(self._owner[work.sequence.id], start)
         try:
+            self._speculation.fill(batch)
             taken = self._runner.run(batch, lambda work: self._owner[work.sequence.id].most_prompt(work))
         except BaseException as error:
             self._failed(batch, error)
@@ -280,13 +291,6 @@ class Engine:
             request.begun = True
             self._metrics.queued.add(now - request.arrival)
 
-    def _guess(self) -> None:
-        if self._speculate:
-            for answer in self.scheduler.running:
-                left = answer.max_tokens - (len(answer.tokens) - answer.prompt) - 1
-                guesses = self._lookups[answer.id].guess(answer.tokens)[:left] if answer.left == 1 else []
-                answer.draft = self._owner[answer.id].possible(answer, guesses)
-
     def _draw(self, work: Work, guess: int) -> Draw:
         return self._owner[work.sequence.id].draw(work, guess)
 
@@ -296,9 +300,10 @@ class Engine:
         request = self._owner[answer.id]
         why = request.take(taken)
         if taken.work.samples:
-            self._lookups[answer.id].learn(taken.work.drafted, max(0, len(taken.tokens) - 1))
+            right = max(0, len(taken.tokens) - 1)
+            self._speculation.learn(taken.work, right)
             self._metrics.drafted += taken.work.drafted
-            self._metrics.accepted += max(0, len(taken.tokens) - 1)
+            self._metrics.accepted += right
             self._count(request, len(taken.tokens), now)
         if why == "error":
             self._end(answer, "error", request.fault(answer))
@@ -322,7 +327,7 @@ class Engine:
 
     def _ended(self, answer: Answer, why: str, error: str | None = None) -> None:
         request = self._owner.pop(answer.id)
-        del self._lookups[answer.id]
+        self._speculation.end(answer)
         self._metrics.ended[why] += 1
         request.end(answer, why, error)
         if not request.left:
@@ -367,10 +372,7 @@ class Engine:
 
     def explain(self) -> str:
         """The cache's plan, and what the compiler did with both programs."""
-        lines = [f"cache: {self.memory.bytes:,} of {self.memory.offered:,} bytes offered"]
-        for window, blocks, each in zip(self.memory.windows, self.memory.blocks, self.memory.bytes_each, strict=True):
-            reach = f"layers that look {window} tokens back" if window else "layers that look back to the beginning"
-            lines.append(f"  {reach}: {blocks} blocks of {self.cache.block_size} tokens, {each:,} bytes each")
+        lines = self.memory.lines(self.cache.block_size)
         if isinstance(self.model, Packed):
             lines.append(self.model.loaded.explain())
         elif self._programs.compiled:

@@ -10,6 +10,7 @@ repeats its tokens whatever else runs, and a token that was guessed beforehand i
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -187,13 +188,15 @@ def rows_of(draws: Sequence[Draw], device: torch.device | str = "cpu") -> Rows:
 
 
 def _masks(draws: Sequence[Draw], device: torch.device | str) -> Tensor:
-    """A mask for each of these rows, of which those of one answer follow each other."""
-    longest: dict[Guide, tuple[int, ...]] = {}
+    """A mask for each of these rows: those of one answer are places after its guesses, of which the last has all."""
+    asked: dict[Guide, tuple[int, ...]] = {}
     for draw in draws:
         assert draw.guide is not None
-        longest[draw.guide] = draw.guesses
-    pinned = torch.device(device).type == "cuda"
-    return masks_of(list(longest.items()), pinned).to(device, non_blocking=True)
+        asked[draw.guide] = draw.guesses
+    masks = masks_of(list(asked.items()), pinned=torch.device(device).type == "cuda")
+    ends = dict(zip(asked, itertools.accumulate(len(guesses) + 1 for guesses in asked.values()), strict=True))
+    places = [ends[d.guide] - 1 - len(asked[d.guide]) + len(d.guesses) for d in draws if d.guide is not None]
+    return (masks if len(places) == len(masks) else masks[places]).to(device, non_blocking=True)
 
 
 def _signed(seed: int) -> int:

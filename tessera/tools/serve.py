@@ -23,6 +23,7 @@ ENGINE = (
     ("longest", int, "tokens of prompt and answer together (what the model's positions allow)"),
     ("step-seconds", float, "the asked time between tokens: prompts are computed in pieces that keep it"),
     ("speculate", int, "tokens that are guessed from the text so far and verified together (0)"),
+    ("draft", str, "a smaller model of the same tokens, which guesses instead: a folder or an artifact"),
 )
 FLAGS = (
     ("deterministic", "the same request gives the same bits, whatever else runs"),

@@ -57,7 +57,7 @@ async def crowd(ask: object, draw: Random, count: int, early: object) -> Counter
                 early()  # type: ignore[operator]
             task = asyncio.create_task(ask(kind))  # type: ignore[operator]
             if kind == "cancelled":
-                asyncio.get_running_loop().call_later(draw.random() ** 3 * 0.3, task.cancel)
+                asyncio.get_running_loop().call_later(draw.random() * 0.3, task.cancel)
             try:
                 ends[f"{kind}: {await task}"] += 1
             except asyncio.CancelledError:

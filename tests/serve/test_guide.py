@@ -87,9 +87,11 @@ def test_stops_and_lengths_still_end_an_answer(engine: Engine) -> None:
     assert stopped.finish == "stop" and '"name"' in stopped.text and '"age"' not in stopped.text
 
 
-def test_guesses_change_nothing(where: Path, engine: Engine) -> None:
+@pytest.mark.parametrize("drafted", [False, True])
+def test_guesses_change_nothing(where: Path, engine: Engine, drafted: bool) -> None:
     """Masks are those of the places that are verified, so the same seed gives the same answers."""
-    guessing = Engine(where, memory="16MB", compiled=False, check=True, speculate=4)
+    draft = where if drafted else None
+    guessing = Engine(where, memory="16MB", compiled=False, check=True, speculate=4, draft=draft)
     items = {"type": "array", "items": {"enum": ["once", "upon"]}, "minItems": 8, "maxItems": 10}
     asked = {"max_tokens": 400, "json_schema": items, "n": 2, "seed": 4, "temperature": 0.7}
     plain, guessed = engine.generate("once upon", **asked), guessing.generate("once upon", **asked)
