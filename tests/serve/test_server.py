@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib.util
 import json
 import os
@@ -24,6 +25,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 parser = pytest.importorskip("prometheus_client.parser")
 
+from fields import unlike  # noqa: E402
 from served import Served, folder, serving  # noqa: E402
 
 from tessera.serve.engine import Engine  # noqa: E402
@@ -285,6 +287,35 @@ def test_what_cannot_start_is_one_line(
 def test_the_server_does_without_torch() -> None:
     code = "import sys, tessera.serve.http.main; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "whole", "chunk"),
+    [
+        ("/v1/completions", {"prompt": PROMPT, "logprobs": 2}, "Completion", "Completion"),
+        ("/v1/chat/completions", {"messages": CHAT, "logprobs": True, "top_logprobs": 2}, "chat.ChatCompletion",
+         "chat.ChatCompletionChunk"),
+    ],
+)  # fmt: skip
+def test_answers_are_openais_field_by_field(server: Served, path: str, asked: dict, whole: str, chunk: str) -> None:
+    def schema(name: str) -> type:
+        return functools.reduce(getattr, name.split("."), openai.types)
+
+    asked = {**asked, "max_tokens": 4, "n": 2}
+    answer = post(server, path, asked).json()
+    assert not unlike(answer, schema(whole))
+    assert unlike({**answer, "wishes": 1}, schema(whole)) == ["answer.wishes: not in the schema"]
+    streamed = post(server, path, {**asked, "stream": True, "stream_options": {"include_usage": True}}).text
+    events = [line.removeprefix("data: ") for line in streamed.splitlines() if line]
+    assert events[-1] == "[DONE]" and len(events) > 8
+    for event in events[:-1]:
+        given = json.loads(event)
+        for choice in given["choices"]:  # the client's class of whole answers stands for pieces too, but for their end
+            if path == "/v1/completions" and choice["finish_reason"] is None:
+                choice["finish_reason"] = "stop"
+        assert not unlike(given, schema(chunk))
+    wrong = post(server, path, {**asked, "n": 0}).json()
+    assert wrong.keys() == {"error"} and not unlike(wrong["error"], openai.types.shared.ErrorObject)
 
 
 # --- structured output ---
