@@ -37,10 +37,10 @@ def engine_of(name: str, draft: torch.nn.Module | None, **settings: object) -> E
     return Engine(model(name), draft=draft, **given)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", pytest.param("gpt2", marks=pytest.mark.sweep)])
 def test_greedy_answers_are_those_of_generate(name: str) -> None:
     """Under little memory, which forces preemption, with shared beginnings; the draft is right now and then."""
-    prompts = prompts_of(Random(name), 10)
+    prompts = prompts_of(Random(name), 6)
     tight = 30 * 4 * 2 * token_bytes(name)  # the draft has pools too
     for settings in ({"budget": 16, "memory": tight}, {"speculate": 3, "reuse": False}):
         engine = engine_of(name, noisy(name, 0.4 if name == "gemma3" else 0.05), **settings)
@@ -51,10 +51,10 @@ def test_greedy_answers_are_those_of_generate(name: str) -> None:
 
 
 def test_a_seed_gives_the_same_answer_with_and_without() -> None:
-    asked = {"max_tokens": 20, "temperature": 0.9, "top_p": 0.95, "presence_penalty": 0.5, "seed": 3, "n": 3}
+    asked = {"max_tokens": 20, "temperature": 0.9, "top_p": 0.95, "presence_penalty": 0.5, "seed": 3, "n": 2}
     prompt = [5, 9, 2, 11, 6]
     plain = engine_of("llama", None).generate([prompt], **asked)
-    for draft in (model("llama"), noisy("llama", 0.05), other()):
+    for draft in (noisy("llama", 0.05), other()):
         assert engine_of("llama", draft).generate([prompt], **asked) == plain
 
 
