@@ -76,8 +76,9 @@ class Entry:
 class Loaded:
     """What `tessera.load` gives: called as the model was, where there is one entry."""
 
-    def __init__(self, path: str, entries: Mapping[str, Entry], about: tuple[str, ...]) -> None:
+    def __init__(self, path: str, entries: Mapping[str, Entry], about: tuple[str, ...], device: torch.device) -> None:
         self.path, self.entries, self._about = path, MappingProxyType(dict(entries)), about
+        self.device = device
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         if len(self.entries) > 1:
@@ -157,7 +158,7 @@ class _Loading:
         )
         for note in self.notes:
             log(1, f"{self.container.path}: {note}")
-        return Loaded(str(self.container.path), compiled, about)
+        return Loaded(str(self.container.path), compiled, about, self.device)
 
     def place(self, name: str) -> torch.device:
         """The device for one that the file names."""

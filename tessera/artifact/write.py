@@ -59,7 +59,15 @@ def export(
     """
     if not path:
         raise OptionError("expected a path to write to")
-    given = _entries(model, args, kwargs, dynamic)
+    write(_entries(model, args, kwargs, dynamic), path, targets, weights)
+
+
+def write(
+    given: Mapping[str, tuple], path: str | os.PathLike, targets: str | Sequence[str], weights: str | None = None,
+    facts: Mapping[str, object] | None = None, members: Mapping[str, bytes] | None = None,
+) -> None:  # fmt: skip
+    """The same for entries of a model, its arguments, those by name, and its sizes. `facts` go into the manifest and
+    `members` into the file, for whoever reads them there."""
     kernels = dict(_kernels(t) for t in ([targets] if isinstance(targets, str) else targets))
     shelf = Shelf()
     entries = {name: Entry(name, source_of(*call, name), shelf) for name, call in given.items()}
@@ -67,7 +75,7 @@ def export(
         entry.compile(PORTABLE, None)
         for target, of in kernels.items():
             entry.compile(target, of, _machine(of))
-    _write(Path(path), entries, kernels, shelf, weights)
+    _write(Path(path), entries, kernels, shelf, weights, facts or {}, members or {})
 
 
 def to_exported(
@@ -130,9 +138,11 @@ def _level(target: str) -> str:
 
 
 def _write(
-    path: Path, entries: dict[str, Entry], kernels: dict[str, TargetKernels], shelf: Shelf, weights: str | None
-) -> None:
+    path: Path, entries: dict[str, Entry], kernels: dict[str, TargetKernels], shelf: Shelf, weights: str | None,
+    facts: Mapping[str, object], members: Mapping[str, bytes],
+) -> None:  # fmt: skip
     manifest: dict = {
+        **facts,
         "made_by": {"tessera": VERSION, "torch": torch.__version__},
         "device": next(iter(entries.values())).device,
         "weights": WEIGHTS,
@@ -159,4 +169,6 @@ def _write(
                 file.add(f"texts/{stem}.py", [entry.built.texts[target].encode()])
                 programs[target] = [f"programs/{stem}.json", f"texts/{stem}.py"]
             manifest["entries"][name] = {**entry.built.about, "programs": programs}
+        for name, data in members.items():
+            file.add(name, [data])
         file.finish(manifest, trust.own_tag)

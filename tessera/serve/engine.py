@@ -1,9 +1,9 @@
 """`tessera.Engine`: many requests to one model, computed together.
 
-In: a causal language model (an nn.Module or a folder) and prompts. Out: answers, whole or piece by piece. Every call of
-`step` launches one batch: the scheduler chooses it, the runner sends it to the device. Then requests take what came of
-the batch before, which the device has computed meanwhile; on a CPU, where that gains nothing, what came of this one. A
-sequence that turns out to have ended is dropped a step late, and its surplus token with it.
+In: a causal language model (a module, a folder or an artifact) and prompts. Out: answers, whole or piece by piece.
+Every call of `step` launches one batch: the scheduler chooses it, the runner sends it to the device. Then requests take
+what came of the batch before, which the device has computed meanwhile; on a CPU, where that gains nothing, what came of
+this one. A sequence that turns out to have ended is dropped a step late, and its surplus token with it.
 
 Whoever waits for an answer drives the engine, so there is no thread of its own; a lock lets one step run at a time.
 `submit` and `cancel` only leave a note, which the next step reads; a note to cancel is read at once where no step runs.
@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import nn
@@ -29,37 +29,35 @@ from torch import nn
 from tessera.inspection.explain import explain
 from tessera.serve import memory as memory_plan
 from tessera.serve.cache import Cache
-from tessera.serve.huggingface import HuggingFace, compare, from_folder, paged, tokenizer_of
-from tessera.serve.lookup import Lookup
+from tessera.serve.draft import Drafter, check_draft
+from tessera.serve.guide import Guides
+from tessera.serve.huggingface import HuggingFace, compare
 from tessera.serve.metrics import EVENTS, Event, Metrics, timeline
+from tessera.serve.models import Tokenizer, source_of
 from tessera.serve.operators import FP8
-from tessera.serve.programs import Program, Programs
+from tessera.serve.packed import Packed, pack
+from tessera.serve.programs import Program, Programs, kept_as
 from tessera.serve.requests import Completion, Piece, Request
 from tessera.serve.runner import Flight, Runner, Taken
 from tessera.serve.sampling import Draw, Sampling
 from tessera.serve.scheduler import Answer, Refused, Scheduler, Work
+from tessera.serve.speculation import Speculation
 from tessera.serve.stream import Stream
 from tessera.transforms.quantize import quantize as store_in_fewer_bits
 from tessera.util.errors import InputError, OptionError
 from tessera.util.log import log
 
 Prompt = str | Sequence[int]
+DRAFTED = 4  # tokens that a draft guesses where nobody says how many
 ALIGNED = 64  # deterministic steps are multiples of this: libraries compute rows at odd ends by other kernels
-
-
-class Tokenizer(Protocol):
-    """What the engine asks of a tokenizer; those of transformers have it."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = ...) -> str: ...
 
 
 class Engine:
     """A model that answers many requests at once.
 
-    model         an nn.Module of transformers, one that follows `tessera.serve.programs.Paged`, or a folder
-    tokenizer     for prompts and answers as text; of a folder its own
+    model         an nn.Module of transformers, one that follows `tessera.serve.programs.Paged`, a folder, or an
+                  artifact that `export` wrote
+    tokenizer     for prompts and answers as text; of a folder or an artifact its own
     memory        the cache's share of what the device has free (0.9), or its bytes ("8GB")
     block_size    tokens a block
     budget        tokens a step, at most
@@ -70,6 +68,7 @@ class Engine:
     quantize      "int8", "int4" or "fp8": weights in fewer bits; the model that was given stays as it is
     cache_dtype   "fp8": keys and values in 8 bits; None: as the model computes them
     speculate     so many tokens are guessed from the text so far and verified together; 0: none
+    draft         a smaller model of the same tokens, which guesses instead; as `model`
     deterministic the same request gives the same bits alone, in a crowd and after preemption; every step then takes as
                   long as a full one, so choose a small budget
     compiled      False runs the model as it is, to look for faults
@@ -80,55 +79,67 @@ class Engine:
         self, model: nn.Module | str | Path, tokenizer: Tokenizer | None = None, *, memory: float | int | str = 0.9,
         block_size: int = 16, budget: int = 2048, most_running: int = 256, most_waiting: int = 4096,
         longest: int | None = None, step_seconds: float | None = None, reuse: bool = True, quantize: str | None = None,
-        cache_dtype: str | None = None,
-        speculate: int = 0, deterministic: bool = False, compiled: bool = True, check: bool = False,
-        random_weights: bool = False, device: str | torch.device | None = None,
+        cache_dtype: str | None = None, speculate: int = 0, draft: nn.Module | str | Path | None = None,
+        deterministic: bool = False, compiled: bool = True, check: bool = False, random_weights: bool = False,
+        device: str | torch.device | None = None,
     ) -> None:  # fmt: skip
-        if isinstance(model, str | Path):
-            tokenizer = tokenizer or cast("Tokenizer | None", tokenizer_of(model))
-            model = from_folder(model, random_weights)
-        if device is not None:
-            model = nn.Module.to(model, device)
-        self.model = paged(model)
-        if quantize is not None:
+        if cache_dtype not in (None, "fp8"):
+            raise OptionError(f"cache_dtype: expected 'fp8' or None, got {cache_dtype!r}")
+        source = source_of(model, device, random_weights)
+        self.model, self.tokenizer = source.model, tokenizer or cast("Tokenizer | None", source.tokenizer)
+        if isinstance(self.model, Packed):
+            self.model.agree(deterministic, FP8 if cache_dtype else None, quantize, compiled)
+        elif quantize is not None:
             if not isinstance(self.model, HuggingFace):
                 raise OptionError("quantize: expected a model of transformers; tessera.quantize takes others")
             store_in_fewer_bits(self.model.twin, quantize)
-        self.tokenizer = tokenizer
         self.longest = min((x for x in (longest, self.model.longest) if x is not None), default=None)
-        some = next(p for p in cast("nn.Module", self.model).parameters() if p.is_floating_point())
-        if cache_dtype not in (None, "fp8"):
-            raise OptionError(f"cache_dtype: expected 'fp8' or None, got {cache_dtype!r}")
-        stored = FP8 if cache_dtype else some.dtype
+        where, kept = kept_as(self.model)
+        small = None if draft is None else source_of(draft, device, random_weights).model
+        if small is not None:
+            check_draft(small, self.model, self.longest)
+            speculate = speculate or DRAFTED
+        stored = FP8 if cache_dtype else kept
+        layers = [*self.model.layers(), *(() if small is None else small.layers())]
         self.memory = memory_plan.plan(
-            self.model.layers(), block_size, memory_plan.bytes_of(memory, some.device), stored.itemsize,
-            most_running, self.longest or 2**20, budget,
+            layers, block_size, memory_plan.bytes_of(memory, where), stored.itemsize, most_running,
+            self.longest or 2**20, budget,
         )  # fmt: skip
         self.cache = Cache(block_size, self.memory.windows, self.memory.blocks, reuse)
         self.scheduler = Scheduler(self.cache, budget, most_running, most_waiting, self.longest, step_seconds)
         fixed = -(-budget // ALIGNED) * ALIGNED if deterministic else None
         self._programs = Programs(self.model, block_size, self.memory.blocks, compiled, fixed, stored, budget)
         self._runner = Runner(self._programs, self._draw, lambda work: self._owner[work.sequence.id].most_prompt(work))
-        self._ahead = int(some.device.type == "cuda")  # steps that are launched before the tokens of one are read
+        self._ahead = int(where.type == "cuda")  # steps that are launched before the tokens of one are read
         self._flights: deque[Flight] = deque()
         self._landed = 0.0  # when the latest one did
-        self._check, self._speculate = check, speculate
+        sizes = block_size, self.memory.blocks
+        drafts = None if small is None else Programs(small, *sizes, compiled, None, stored, budget)
+        drafter = None if drafts is None else Drafter(drafts, self._draw)
+        self._speculation, self._check = Speculation(speculate, drafter), check
         self.broken = False  # the device failed: nothing more can be computed in this process
         self._lock = threading.Lock()  # held while a step runs
         self._arrived: deque[Request] = deque()  # notes: appending needs no lock, so that even a destructor may
         self._cancelled: deque[Request] = deque()
         self._owner: dict[int, Request] = {}  # of every answer in the making
-        self._lookups: dict[int, Lookup] = {}
+        self._guides = Guides(self.tokenizer, self.model.vocabulary, self.model.stops)
         self._numbers = itertools.count(1)
         self._metrics, self._events = Metrics(), deque[Event](maxlen=EVENTS)
-        if compiled:
-            self._programs.compile()
+        for programs in filter(None, (self._programs, drafts)):
+            if compiled and not isinstance(programs.model, Packed):
+                programs.compile()
         if isinstance(self.model, HuggingFace) and quantize is None and cache_dtype is None:
-            compare(model, self._programs)  # type: ignore[arg-type]
+            compare(source.module, self._programs)  # type: ignore[arg-type]
 
     def warm(self) -> None:
         """Compile kernels and capture CUDA graphs now that serving would need as it goes."""
         self._programs.warm(self.scheduler.most_running, min(self.longest or 2**20, self.cache.capacity()))
+
+    def export(self, path: str | Path, targets: str | Sequence[str] | None = None) -> None:
+        """Write the programs, weights and tokenizer to one file: `Engine(path)` then compiles nothing. `targets` are
+        those of `tessera.export`, by default this device's kind."""
+        with self._lock:
+            pack(self._programs, path, self.tokenizer, targets or self._programs.device.type)
 
     # --- asking ---
 
@@ -151,7 +162,8 @@ class Engine:
         now = time.monotonic()
         seed = secrets.randbits(63) if chosen.seed is None else chosen.seed
         decode = None if self.tokenizer is None else self._decode
-        request = Request(tokens, chosen, self.model.stops, seed, decode, now)
+        guides = [self._guides.guide(*chosen.guided) for _ in range(chosen.n)] if chosen.guided else ()
+        request = Request(tokens, chosen, self.model.stops, seed, decode, now, guides)
         try:
             pending = sum(other.settings.n for other in list(self._arrived))
             self.scheduler.admits(len(tokens), chosen.max_tokens, chosen.n + pending)
@@ -244,8 +256,7 @@ class Engine:
             for answer in request.answers:
                 self.scheduler.put(answer)
                 self._owner[answer.id] = request
-                if self._speculate:
-                    self._lookups[answer.id] = Lookup(self._speculate)
+                self._speculation.begin(answer)
         while self._cancelled:
             for answer in self._cancelled.popleft().answers:
                 if answer.ended is None:
@@ -253,7 +264,7 @@ class Engine:
 
     def _step(self) -> None:
         self._read_notes()
-        if self._flights and (self._speculate or self._flights[-1].waits):
+        if self._flights and (self._speculation.most or self._flights[-1].waits):
             self._land()
         ahead = self._ahead if self._launch() else 0
         while len(self._flights) > ahead:
@@ -264,7 +275,7 @@ class Engine:
     def _launch(self) -> bool:
         """Send the next batch to the device, if there is one."""
         start = time.monotonic()
-        self._guess()
+        self._speculation.guess(self.scheduler.running, self._owner)
         batch = self.scheduler.schedule(start)
         for answer in batch.expired:
             self._ended(answer, "deadline")
@@ -272,6 +283,7 @@ class Engine:
             if work.first < work.sequence.prompt:
                 self._begin(self._owner[work.sequence.id], start)
         try:
+            self._speculation.fill(batch)
             flight = self._runner.launch(batch, start, self._flights[-1] if self._flights else None)
         except BaseException as error:
             self._failed(batch.works, error)
@@ -301,12 +313,6 @@ class Engine:
             request.begun = True
             self._metrics.queued.add(now - request.arrival)
 
-    def _guess(self) -> None:
-        if self._speculate:
-            for answer in self.scheduler.running:
-                left = answer.max_tokens - (len(answer.tokens) - answer.prompt) - 1
-                answer.draft = self._lookups[answer.id].guess(answer.tokens)[:left] if answer.left == 1 else []
-
     def _draw(self, work: Work, guess: int) -> Draw:
         return self._owner[work.sequence.id].draw(work, guess)
 
@@ -317,13 +323,14 @@ class Engine:
         why = request.take(taken)
         if taken.work.samples:
             if drafted := taken.work.drafted:
-                self._lookups[answer.id].learn(drafted, max(0, len(taken.tokens) - 1))
+                right = max(0, len(taken.tokens) - 1)
+                self._speculation.learn(taken.work, right)
                 self._metrics.drafted += drafted
-                self._metrics.accepted += max(0, len(taken.tokens) - 1)
+                self._metrics.accepted += right
             self._count(request, len(taken.tokens), now)
         if why == "error":
             self.cache.forget()  # what made it so may lie in blocks that others would find
-            self._end(answer, "error", "the model's logits are not numbers, or no token is left to choose")
+            self._end(answer, "error", request.fault(answer))
             return
         self.scheduler.advance(taken.work, taken.tokens)
         if why is not None:
@@ -344,7 +351,7 @@ class Engine:
 
     def _ended(self, answer: Answer, why: str, error: str | None = None) -> None:
         request = self._owner.pop(answer.id)
-        self._lookups.pop(answer.id, None)
+        self._speculation.end(answer)
         self._metrics.ended[why] += 1
         request.end(answer, why, error)
         if not request.left:
@@ -393,6 +400,9 @@ class Engine:
 
     def explain(self) -> str:
         """The cache's plan, and what the compiler did with both programs."""
-        lines = [self.memory.explain(self.cache.block_size)]
-        lines += [f"\n{name}\n{explain(p.call)}" for name, p in self.programs.items() if self._programs.compiled]
+        lines = self.memory.lines(self.cache.block_size)
+        if isinstance(self.model, Packed):
+            lines.append(self.model.loaded.explain())
+        elif self._programs.compiled:
+            lines += [f"\n{name}\n{explain(p.call)}" for name, p in self.programs.items()]
         return "\n".join(lines)

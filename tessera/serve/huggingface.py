@@ -12,14 +12,14 @@ import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from tessera.serve.cache import Table
 from tessera.serve.operators import WHOLE
-from tessera.serve.programs import Layer, Paged, Programs, Site
+from tessera.serve.programs import Layer, Programs, Site
 from tessera.serve.scheduler import Answer, Work
 from tessera.util.errors import InputError
 
@@ -110,17 +110,6 @@ class HuggingFace(nn.Module):
         """They hang in the attention modules themselves: so equal layers stay equal, and are traced once."""
         for module, site in zip(self._attention, sites, strict=True):
             module.paged_site = site
-
-
-def paged(model: nn.Module) -> Paged:
-    """A model that follows the protocol, from one that does or one of transformers."""
-    if hasattr(model, "paged_forward"):
-        return cast("Paged", model)
-    if hasattr(model, "generation_config") and hasattr(model, "config"):
-        return HuggingFace(model)  # type: ignore[arg-type]
-    raise InputError(
-        f"expected a model of transformers, a module with paged_forward, or a folder, got {type(model).__name__}"
-    )
 
 
 def compare(model: PreTrainedModel, programs: Programs) -> None:

@@ -32,12 +32,13 @@ class Plan:
     def bytes(self) -> int:
         return sum(count * each for count, each in zip(self.blocks, self.bytes_each, strict=True))
 
-    def explain(self, block_size: int) -> str:
+    def lines(self, block_size: int) -> list[str]:
+        """The plan in words."""
         lines = [f"cache: {self.bytes:,} of {self.offered:,} bytes offered"]
         for window, blocks, each in zip(self.windows, self.blocks, self.bytes_each, strict=True):
             reach = f"layers that look {window} tokens back" if window else "layers that look back to the beginning"
             lines.append(f"  {reach}: {blocks} blocks of {block_size} tokens, {each:,} bytes each")
-        return "\n".join(lines)
+        return lines
 
 
 def free_bytes(device: torch.device) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol, cast
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -52,16 +52,19 @@ class Site(nn.Module):
         for name, head in (("keys", layer.head), ("values", layer.value_head)):
             self.register_buffer(name, like.new_zeros(blocks + 1, size, layer.heads, head), persistent=False)
 
+    def pools(self, step: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        return self.keys, self.values
+
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, step: tuple[Tensor, ...], scale: float, softcap: float = 0.0
     ) -> Tensor:
         """Queries, keys and values [tokens, heads, head] in; [tokens, heads, value head] out."""
         starts, positions = step[:2]
         table, slots = step[2 + self.group], step[2 + self.groups + self.group]
-        paged_write(self.keys, k, slots)
-        paged_write(self.values, v, slots)
-        pools = self.keys, self.values
-        return paged_attention(q, *pools, table, starts, positions, scale, self.window, softcap, self.single)
+        keys, values = self.pools(step)
+        paged_write(keys, k, slots)
+        paged_write(values, v, slots)
+        return paged_attention(q, keys, values, table, starts, positions, scale, self.window, softcap, self.single)
 
 
 class Paged(Protocol):
@@ -82,6 +85,14 @@ class Paged(Protocol):
     def paged_forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, step: tuple[Tensor, ...]) -> Tensor:
         """Logits of some rows of the flat tokens, or of all."""
         ...
+
+
+def kept_as(model: Paged) -> tuple[torch.device, torch.dtype]:
+    """Where a model is, and as what its keys and values are kept unless somebody says otherwise."""
+    if not isinstance(model, nn.Module):  # an artifact's
+        return model.device, model.stored  # type: ignore[attr-defined]
+    some = next(p for p in model.parameters() if p.is_floating_point())
+    return some.device, some.dtype
 
 
 class Step(nn.Module):
@@ -127,15 +138,14 @@ class Programs:
         self, model: Paged, block_size: int, sizes: Sequence[int], compiled: bool = True, fixed: int | None = None,
         stored: torch.dtype | None = None, most: int = 2048,
     ):  # fmt: skip
-        self.fixed = fixed
-        module = cast("nn.Module", model)
-        like = next(p for p in module.parameters() if p.is_floating_point()).detach()
-        self.device, self.block_size, layers = like.device, block_size, model.layers()
-        empty = torch.empty(0, dtype=stored or like.dtype, device=like.device)  # pools are like it
+        self.model, self.fixed = model, fixed
+        self.device, kept = kept_as(model)
+        self.block_size, layers = block_size, model.layers()
+        empty = torch.empty(0, dtype=stored or kept, device=self.device)  # pools are like it
         windows = groups_of(layers)
         group = [windows.index(layer.window) for layer in layers]
         self.groups = len(windows)
-        self.sampled = torch.zeros(most, dtype=torch.int64, device=like.device)
+        self.sampled = torch.zeros(most, dtype=torch.int64, device=self.device)
         self._tables = Tables(self.groups)
         self.sites = [
             Site(layer, g, len(windows), sizes[g], block_size, empty, fixed is not None)
@@ -143,14 +153,15 @@ class Programs:
         ]
         model.take_sites(self.sites)
         self.compiled = compiled
-        self.by_name = {
-            name: Program(name, jit(Step(model), fullgraph=True) if compiled else Step(model))
-            for name in TRIED
-            if fixed is None or name == "mixed"
-        }
+        self.by_name = {name: Program(name, self._program(name)) for name in TRIED if fixed is None or name == "mixed"}
         self.replayed = "decode" if fixed is None else "mixed"  # the program whose sizes are few
         replays = compiled and self.device.type == "cuda"
         self.graphs = Graphs(lambda x: self._call(self.replayed, x), self.groups, self.device) if replays else None
+
+    def _program(self, name: str) -> Callable:
+        if (ready := getattr(self.model, "program", None)) is not None:
+            return ready(name)
+        return jit(Step(self.model), fullgraph=True) if self.compiled else Step(self.model)
 
     def compile(self) -> None:
         """Compile now what would be compiled at the first call, on tokens of nobody."""

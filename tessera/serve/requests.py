@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from tessera.serve.guide import Guide
 from tessera.serve.runner import Logprob, Taken
 from tessera.serve.sampling import Draw, Sampling
 from tessera.serve.scheduler import Answer, Work
@@ -53,7 +54,7 @@ class Request:
 
     def __init__(
         self, prompt: Sequence[int], settings: Sampling, ends: Sequence[int], seed: int,
-        decode: Callable[[Sequence[int]], str] | None, arrival: float,
+        decode: Callable[[Sequence[int]], str] | None, arrival: float, guides: Sequence[Guide] = (),
     ):  # fmt: skip
         self.prompt, self.settings, self.seed, self.arrival = list(prompt), settings, seed, arrival
         self.ends = frozenset((() if settings.ignore_eos else tuple(ends)) + tuple(settings.stop_tokens))
@@ -64,6 +65,7 @@ class Request:
         self.first_token: float | None = None
         self.last_token: float | None = None
         self._texts = [Text(decode, settings.stop) if decode is not None else None for _ in range(settings.n)]
+        self._guides = [*guides] or [None] * settings.n
         self._index: dict[int, int] = {}
         self._draws = [Draw(settings, seed, index, self.prompt) for index in range(settings.n)]
         self.left = settings.n  # answers that have not ended
@@ -75,13 +77,26 @@ class Request:
     def draw(self, work: Work, guess: int) -> Draw:
         """What the row after a work's i-th guess asks for."""
         answer, settings = work.sequence, self.settings
-        usual = self._draws[self._index[answer.id]]
+        index = self._index[answer.id]
+        usual, guide = self._draws[index], self._guides[index]
         early = work.end - work.drafted + guess - answer.prompt < settings.min_tokens
-        if not early and not settings.penalises:
+        if not early and not settings.penalises and guide is None:
             return usual
         guesses = work.tokens[len(work.tokens) - work.drafted :][:guess]
         output = [*answer.tokens[answer.prompt :], *guesses] if settings.penalises else ()
-        return replace(usual, output=output, banned=tuple(sorted(self.ends)) if early else ())
+        banned = tuple(sorted(self.ends)) if early else ()
+        return replace(usual, output=output, banned=banned, guide=guide, guesses=guesses)
+
+    def possible(self, answer: Answer, guesses: list[int]) -> list[int]:
+        """Guesses, as far as the answer may go on with them."""
+        guide = self._guides[self._index[answer.id]]
+        return guesses if guide is None else guesses[: guide.follows(guesses)]
+
+    def fault(self, answer: Answer) -> str:
+        """Why no token could be chosen."""
+        guide = self._guides[self._index[answer.id]]
+        told = None if guide is None else guide.error
+        return told or "the model's logits are not numbers, or no token is left to choose"
 
     def most_prompt(self, work: Work) -> int | None:
         """Of how many tokens the prompt's log-probabilities are still asked: the first answer brings them."""
@@ -95,21 +110,23 @@ class Request:
             return None
         answer = taken.work.sequence
         index = self._index[answer.id]
-        writer, kept, text, why = self._texts[index], [], "", None
+        writer, guide, kept, text, why = self._texts[index], self._guides[index], [], "", None
         room = answer.max_tokens - (len(answer.tokens) - answer.prompt)
         for token in taken.tokens[:room]:
             if token < 0:
                 why = "error"
                 break
             kept.append(token)
-            if token in self.ends:
+            whole = guide is not None and guide.take(token)
+            if guide is not None and guide.error is not None:
+                why = "error"
+                break
+            if token not in self.ends and writer is not None:
+                text += writer.push(token)
+                whole = whole or writer.stopped is not None
+            if whole or token in self.ends:
                 why = "stop"
                 break
-            if writer is not None:
-                text += writer.push(token)
-                if writer.stopped is not None:
-                    why = "stop"
-                    break
         if why is None and len(kept) == room:
             why = "length"
         self.pieces.append(Piece(index, text, tuple(kept), tuple(taken.logprobs[: len(kept)])))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tessera.serve.programs import Programs
-from tessera.serve.sampling import Draw, Rows, choose, logprobs, rows_of
+from tessera.serve.sampling import Draw, Rows, choose, guided, logprobs, rows_of
 from tessera.serve.scheduler import Answer, Batch, Work
 
 
@@ -110,7 +110,10 @@ class Runner:
         layout = self._layout = self._next(batch.works)
         name, given = self.programs.fill(batch.works, layout.places, coming)
         logits = self.programs.run(name, given)[: len(layout.rows)]
-        tokens = choose(logits[: layout.drawn], layout.settings)
+        settings = layout.settings
+        if layout.waits:  # the device computes logits meanwhile
+            settings = guided(settings, [row.draw for row in layout.rows if row.draw is not None], logits.device)
+        tokens = choose(logits[: layout.drawn], settings)
         torch.clamp(tokens, min=0, out=self.programs.sampled[: layout.drawn])
         flight = Flight(batch, start, layout, tuple(map(_out, (tokens, *self._logprobs(batch.works, logits, tokens)))))
         if logits.is_cuda:
@@ -161,7 +164,7 @@ class Runner:
             [*places, *more], coming,
             rows_of(draws, positions, self.programs.device), len(rows),
             steady=start == len(works) == len(rows) and not prompts and all(d.lasts for d in draws),
-            waits=any(draw.settings.penalises for draw in draws),
+            waits=any(draw.waits for draw in draws),
         )  # fmt: skip
 
     def _logprobs(self, works: Sequence[Work], logits: Tensor, tokens: Tensor) -> tuple[Tensor, ...]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from tessera.ops.uniform import block
+from tessera.serve.guide import KINDS, Guide, GuideError, masks_of
 from tessera.util.errors import OptionError
 
 FEW = 1024  # tokens that are sorted where `top_k` is small
@@ -45,6 +47,8 @@ class Sampling:
     allowed                 no other tokens than these
     stop, stop_tokens       texts and tokens that end the answer; a text is not part of it
     ignore_eos              the model's own end does not end it
+    json_schema             the answer is JSON of this schema, a dict or text ({"type": "object"}: any object)
+    regex, choices          the answer is a text of this regular expression, or one of these texts
     n                       so many answers
     logprobs                also give log-probabilities of each token and of so many of the likeliest
     prompt_logprobs         the same of the prompt's tokens
@@ -65,6 +69,9 @@ class Sampling:
     stop: tuple[str, ...] = ()
     stop_tokens: tuple[int, ...] = ()
     ignore_eos: bool = False
+    json_schema: Mapping[str, object] | str | None = None
+    regex: str | None = None
+    choices: tuple[str, ...] | None = None
     n: int = 1
     logprobs: int | None = None
     prompt_logprobs: int | None = None
@@ -87,6 +94,16 @@ class Sampling:
             raise OptionError("stop: expected texts of at least one character")
         if self.allowed is not None and not self.allowed:
             raise OptionError("allowed: expected at least one token")
+        if len(kinds := [kind for kind in KINDS if getattr(self, kind) is not None]) > 1:
+            raise GuideError(f"{kinds[1]}: expected one of {', '.join(KINDS)}, got {kinds[0]} too")
+        for name in ("ignore_eos", "min_tokens") if kinds else ():
+            if getattr(self, name):
+                raise GuideError(f"{name}: expected none where {kinds[0]} says when the answer ends")
+
+    @property
+    def guided(self) -> tuple[str, object] | None:
+        """Which grammar the answer follows, if any."""
+        return next(((kind, getattr(self, kind)) for kind in KINDS if getattr(self, kind) is not None), None)
 
     @property
     def penalises(self) -> bool:
@@ -119,12 +136,16 @@ class Draw:
     prompt: Sequence[int] = ()
     output: Sequence[int] = ()  # generated before this row's token
     banned: tuple[int, ...] = ()  # tokens that would end the answer too early
+    guide: Guide | None = None
+    guesses: tuple[int, ...] = ()  # between the guide's place and this row
 
     def __post_init__(self) -> None:
         given = self.settings
-        # Does it change logits? And is the answer's next row for the same, so that nobody has to ask again?
+        # Does the answer's next row depend on this one's token? Does this one change logits? And is the next row for
+        # the same, so that nobody has to ask again?
+        self.waits = given.penalises or self.guide is not None
         self.changes = bool(self.banned or given.logit_bias or given.allowed is not None or given.penalises)
-        self.lasts = not self.banned and not given.penalises and given.logprobs is None
+        self.lasts = not self.banned and not self.waits and given.logprobs is None
 
 
 @dataclass(frozen=True)
@@ -137,6 +158,7 @@ class Rows:
     counter: Tensor | None = None
     bias: tuple[Tensor, Tensor, Tensor] | None = None  # rows, tokens, what is added
     allowed: tuple[Tensor, Tensor, Tensor] | None = None  # rows that allow some only; then rows and tokens
+    guided: tuple[Tensor, Tensor] | None = None  # rows that follow a grammar, and a bit for each token they may take
     repetition: tuple[Tensor, Tensor, Tensor] | None = None  # rows, tokens (each once), the penalty
     counted: tuple[Tensor, Tensor, Tensor] | None = None  # rows, tokens (each once), what is taken
 
@@ -190,6 +212,27 @@ def _width(settings: Sampling) -> int:
     return FEW if 0 < settings.top_k <= FEW // 2 else 0  # tokens as likely as the last of them are looked at, too
 
 
+def guided(rows: Rows, draws: Sequence[Draw], device: torch.device | str = "cpu") -> Rows:
+    """The same rows with the masks of their grammars. Masks take the host long, so the device should have work now."""
+    some = [i for i, draw in enumerate(draws) if draw.guide is not None]
+    if not some:
+        return rows
+    places = torch.tensor(some, pin_memory=torch.device(device).type == "cuda").to(device, non_blocking=True)
+    return replace(rows, guided=(places, _masks([draws[i] for i in some], device)))
+
+
+def _masks(draws: Sequence[Draw], device: torch.device | str) -> Tensor:
+    """A mask for each of these rows: those of one answer are places after its guesses, of which the last has all."""
+    asked: dict[Guide, tuple[int, ...]] = {}
+    for draw in draws:
+        assert draw.guide is not None
+        asked[draw.guide] = draw.guesses
+    masks = masks_of(list(asked.items()), pinned=torch.device(device).type == "cuda")
+    ends = dict(zip(asked, itertools.accumulate(len(guesses) + 1 for guesses in asked.values()), strict=True))
+    places = [ends[d.guide] - 1 - len(asked[d.guide]) + len(d.guesses) for d in draws if d.guide is not None]
+    return (masks if len(places) == len(masks) else masks[places]).to(device, non_blocking=True)
+
+
 def _signed(seed: int) -> int:
     """The lower 64 bits, as int64 holds them."""
     return (seed + 2**63) % 2**64 - 2**63
@@ -218,7 +261,7 @@ def _counts(row: int, draw: Draw) -> list[tuple[int, int, float]]:
 def adjust(logits: Tensor, rows: Rows) -> Tensor:
     """Logits with bias, allowed tokens and penalties, of which the likeliest is what temperature 0 takes. In float32,
     where there is anything to change."""
-    if rows.bias is rows.repetition is rows.counted is rows.allowed is None:
+    if rows.bias is rows.repetition is rows.counted is rows.allowed is rows.guided is None:
         return logits
     logits = logits.to(torch.float32, copy=True)
     if rows.repetition is not None:
@@ -237,6 +280,11 @@ def adjust(logits: Tensor, rows: Rows) -> Tensor:
         barred[some] = True
         barred[row, token] = False
         logits.masked_fill_(barred, float("-inf"))
+    if rows.guided is not None:
+        row, words = rows.guided
+        bits = words[:, :, None] >> torch.arange(32, dtype=torch.int32, device=words.device)
+        barred = (bits & 1).flatten(1)[:, : logits.shape[1]] == 0
+        logits[row] = logits[row].masked_fill(barred, float("-inf"))
     return logits
 
 

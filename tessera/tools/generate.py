@@ -19,7 +19,9 @@ _DEFAULTS = {field.name: field.default for field in fields(Sampling)}
 
 
 def arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("folder", help="a folder with a config, safetensors and a tokenizer, as transformers writes it")
+    parser.add_argument(
+        "folder", help="a folder as transformers writes it: config, safetensors, tokenizer; or an artifact"
+    )
     parser.add_argument("prompt", help="the text to go on from")
     for name, kind in SETTINGS.items():
         default = 64 if name == "max_tokens" else _DEFAULTS[name]

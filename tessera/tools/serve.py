@@ -1,4 +1,4 @@
-"""`tessera serve FOLDER`: a model behind OpenAI's endpoints."""
+"""`tessera serve MODEL`: a model behind OpenAI's endpoints."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ ENGINE = (
     ("longest", int, "tokens of prompt and answer together (what the model's positions allow)"),
     ("step-seconds", float, "the asked time between tokens: prompts are computed in pieces that keep it"),
     ("speculate", int, "tokens that are guessed from the text so far and verified together (0)"),
+    ("draft", str, "a smaller model of the same tokens, which guesses instead: a folder or an artifact"),
 )
 FLAGS = (
     ("deterministic", "the same request gives the same bits, whatever else runs"),
@@ -31,10 +32,12 @@ FLAGS = (
 
 
 def arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("folder", help="a folder with a config, safetensors and a tokenizer, as transformers writes it")
+    parser.add_argument(
+        "folder", help="a folder as transformers writes it: config, safetensors, tokenizer; or an artifact"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine alone)")
     parser.add_argument("--port", type=int, default=8000, help="port to listen on; 0: any that is free (8000)")
-    parser.add_argument("--name", help="the model's name to clients (the folder's)")
+    parser.add_argument("--name", help="the model's name to clients (the folder's or the file's)")
     parser.add_argument("--api-key-file", type=Path, help="keys that may ask, one a line; without it anybody may")
     parser.add_argument("--per-key", type=int, default=1024, help="requests of one key under way at once (1024)")
     parser.add_argument("--max-body", type=int, default=4 << 20, help="bytes of a request's body, at most (4194304)")
@@ -54,8 +57,9 @@ def arguments(parser: ArgumentParser) -> None:
 
 def options(args: Namespace) -> dict[str, object]:
     """What the engine is made with. It goes to another process as JSON."""
-    if not (Path(args.folder) / "config.json").is_file():
-        raise InputError(f"{args.folder}: expected a folder with a config.json")
+    path = Path(args.folder)
+    if not path.is_file() and not (path / "config.json").is_file():
+        raise InputError(f"{args.folder}: expected a folder with a config.json, or an artifact")
     memory = float(args.memory) if args.memory.replace(".", "", 1).isdecimal() else args.memory
     if isinstance(memory, str):
         bytes_of(memory, torch.device("cpu"))  # refused here, where it is one line
@@ -85,7 +89,7 @@ def needed(module: str) -> ModuleType:
 
 def run(args: Namespace) -> int:
     app, schema, main = needed("app"), needed("schema"), needed("main")
-    name = args.name or Path(args.folder).resolve().name
+    name = args.name or Path(args.folder).resolve().name.removesuffix(".tess")
     limits, keys = schema.Limits(body=args.max_body), keys_of(args.api_key_file)
     config = app.Config(name, tessera.__version__, keys, args.per_key, limits, not args.no_access_log)
     main.serve(options(args), config, main.Address(args.host, args.port, args.grace))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import importlib.util
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -12,14 +15,17 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 openai, httpx = pytest.importorskip("openai"), pytest.importorskip("httpx")
+pydantic = pytest.importorskip("pydantic")
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 parser = pytest.importorskip("prometheus_client.parser")
 
+from fields import unlike  # noqa: E402
 from served import Served, folder, serving  # noqa: E402
 
 from tessera.serve.engine import Engine  # noqa: E402
@@ -281,3 +287,139 @@ def test_what_cannot_start_is_one_line(
 def test_the_server_does_without_torch() -> None:
     code = "import sys, tessera.serve.http.main; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "whole", "chunk"),
+    [
+        ("/v1/completions", {"prompt": PROMPT, "logprobs": 2}, "Completion", "Completion"),
+        ("/v1/chat/completions", {"messages": CHAT, "logprobs": True, "top_logprobs": 2}, "chat.ChatCompletion",
+         "chat.ChatCompletionChunk"),
+    ],
+)  # fmt: skip
+def test_answers_are_openais_field_by_field(server: Served, path: str, asked: dict, whole: str, chunk: str) -> None:
+    def schema(name: str) -> type:
+        return functools.reduce(getattr, name.split("."), openai.types)
+
+    asked = {**asked, "max_tokens": 4, "n": 2}
+    answer = post(server, path, asked).json()
+    assert not unlike(answer, schema(whole))
+    assert unlike({**answer, "wishes": 1}, schema(whole)) == ["answer.wishes: not in the schema"]
+    streamed = post(server, path, {**asked, "stream": True, "stream_options": {"include_usage": True}}).text
+    events = [line.removeprefix("data: ") for line in streamed.splitlines() if line]
+    assert events[-1] == "[DONE]" and len(events) > 8
+    for event in events[:-1]:
+        given = json.loads(event)
+        for choice in given["choices"]:  # the client's class of whole answers stands for pieces too, but for their end
+            if path == "/v1/completions" and choice["finish_reason"] is None:
+                choice["finish_reason"] = "stop"
+        assert not unlike(given, schema(chunk))
+    wrong = post(server, path, {**asked, "n": 0}).json()
+    assert wrong.keys() == {"error"} and not unlike(wrong["error"], openai.types.shared.ErrorObject)
+
+
+# --- structured output ---
+
+structured = pytest.mark.skipif(importlib.util.find_spec("llguidance") is None, reason="needs llguidance")
+
+
+class Pet(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid")
+    kind: Literal["cat", "mat"]
+    legs: int = pydantic.Field(ge=0, le=4)
+
+
+class Person(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid")
+    name: str = pydantic.Field(max_length=6)
+    happy: bool
+    pets: list[Pet] = pydantic.Field(max_length=2)
+
+
+WIDE = {"properties": dict.fromkeys(map(str, range(1001)), {})}
+SCHEMA = {"name": "person", "strict": True, "schema": Person.model_json_schema()}
+
+
+@structured
+def test_the_client_parses_what_it_asked_for(client: openai.OpenAI) -> None:
+    """`parse` builds the schema from a class, and reads the answer by it."""
+    answer = client.chat.completions.parse(
+        model="tiny", messages=CHAT, response_format=Person, max_tokens=400, n=3, seed=1
+    )
+    for choice in answer.choices:
+        assert choice.finish_reason == "stop" and isinstance(choice.message.parsed, Person)
+
+
+@structured
+def test_streams_validate_too(client: openai.OpenAI) -> None:
+    asked = {"model": "tiny", "messages": CHAT, "max_tokens": 400, "seed": 2, "n": 2}
+    chosen = {"type": "json_schema", "json_schema": SCHEMA}
+    texts, ends = ["", ""], []
+    for chunk in client.chat.completions.create(**asked, response_format=chosen, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            ends += [choice.finish_reason] if choice.finish_reason else []
+    assert ends == ["stop"] * 2 and all(Person.model_validate_json(text) for text in texts)
+    whole = client.chat.completions.create(**asked, response_format=chosen)
+    assert [choice.message.content for choice in whole.choices] == texts
+
+
+@structured
+def test_many_grammars_at_once(server: Served) -> None:
+    formats = [
+        {"type": "json_schema", "json_schema": SCHEMA},
+        {"type": "regex", "regex": "[a-f]{4}(0|1)"},
+        {"type": "choices", "choices": ["yes", "größer"]},
+        {"type": "text"},
+    ]
+    rights = [
+        Person.model_validate_json,
+        lambda text: re.fullmatch("[a-f]{4}(0|1)", text),
+        lambda text: text in ("yes", "größer"),
+        lambda text: text is not None,
+    ]
+
+    async def everybody() -> list:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="secret-1", max_retries=0) as client:
+            ask = client.chat.completions.create
+            asked = {"model": "tiny", "messages": CHAT}
+            most = [400, 400, 400, 9]
+            return await asyncio.gather(
+                *(ask(**asked, seed=i, max_tokens=most[i % 4], response_format=formats[i % 4]) for i in range(16))
+            )
+
+    for i, answer in enumerate(asyncio.run(everybody())):
+        assert rights[i % 4](answer.choices[0].message.content), answer
+        assert answer.choices[0].finish_reason == ("stop" if i % 4 < 3 else "length")
+
+
+@structured
+def test_any_json_object(client: openai.OpenAI) -> None:
+    asked = {"model": "tiny", "messages": CHAT, "max_tokens": 300, "seed": 11, "logit_bias": {"92": 20}}  # 92: }
+    answer = client.chat.completions.create(**asked, response_format={"type": "json_object"})
+    assert isinstance(json.loads(answer.choices[0].message.content), dict)
+
+
+@structured
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ("json", "response_format"),
+        ({"type": "xml"}, "response_format.type"),
+        ({"type": "regex"}, "response_format.type"),
+        ({"type": "choices", "choices": [1]}, "response_format.type"),
+        ({"type": "choices", "choices": []}, "response_format"),
+        ({"type": "json_schema"}, "response_format.json_schema"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nonsense"}}}, "response_format"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#"}}}, "response_format"),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": WIDE}}, "response_format"),
+        ({"type": "regex", "regex": "(a"}, "response_format"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_followed_names_the_field(client: openai.OpenAI, given: object, param: str) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as raised:
+            client.chat.completions.create(
+                model="tiny", messages=CHAT, max_tokens=5, stream=stream, extra_body={"response_format": given}
+            )
+        assert raised.value.param == param and raised.value.type == "invalid_request_error"

@@ -286,7 +286,7 @@ def _refusal(error: Exception) -> Response:
         case BadRequest():
             status, body = error.status, error_body(str(error), error.status, error.param, error.code)
         case EngineError():
-            status, body = error.status, error_body(str(error), error.status)
+            status, body = error.status, error_body(str(error), error.status, error.param)
         case ClientDisconnect():
             return Response(status_code=499)
         case _:

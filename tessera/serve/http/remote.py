@@ -24,11 +24,11 @@ BACKOFF = 1.0, 30.0  # seconds before an engine is started again, and at most
 
 
 class EngineError(Exception):
-    """The engine could not answer: `status` is what HTTP calls it."""
+    """The engine could not answer: `status` is what HTTP calls it, `param` the field at fault."""
 
-    def __init__(self, message: str, status: int = 500, retry: bool = False):
+    def __init__(self, message: str, status: int = 500, retry: bool = False, param: str | None = None):
         super().__init__(message)
-        self.status, self.retry = status, retry
+        self.status, self.retry, self.param = status, retry, param
 
 
 @dataclass(eq=False)
@@ -180,5 +180,6 @@ def _checked(message: Message) -> Message:
         case "refused" if message["retry"]:
             raise EngineError(str(message["error"]), 429, retry=True)
         case "refused":
-            raise EngineError(str(message["error"]), 500 if message["fault"] else 400)
+            param = None if message["param"] is None else str(message["param"])
+            raise EngineError(str(message["error"]), 500 if message["fault"] else 400, param=param)
     return message

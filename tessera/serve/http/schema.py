@@ -1,9 +1,9 @@
 """Bodies of requests, checked field by field, as messages to the engine.
 
 In: JSON as OpenAI's clients send it, and fields of our own (`top_k`, `min_p`, `min_tokens`, `repetition_penalty`,
-`ignore_eos`, `stop_token_ids`, `priority`, `timeout`). Out: an `Asked`. What is wrong raises `BadRequest`, which names
-the field. Fields that are not known, or that ask for what is not there, are refused; some that change no answer are
-taken and ignored.
+`ignore_eos`, `stop_token_ids`, `priority`, `timeout`; `regex` and `choices` in `response_format`). Out: an `Asked`.
+What is wrong raises `BadRequest`, which names the field. Fields that are not known, or that ask for what is not there,
+are refused; some that change no answer are taken and ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "pr
 NOTHING: dict[str, tuple] = {
     "best_of": (None, 1), "echo": (None, False), "suffix": (None, ""), "tools": (None, []), "functions": (None, []),
     "tool_choice": (None, "none", "auto"), "modalities": (None, ["text"]), "audio": (None,), "prediction": (None,),
-    "response_format": (None, {"type": "text"}), "reasoning_effort": (None,), "web_search_options": (None,),
+    "reasoning_effort": (None,), "web_search_options": (None,),
 }  # fmt: skip
 
 
@@ -118,7 +118,27 @@ class Reader:
         found["stop_tokens"] = ids or []
         bias = self.take("logit_bias", self._biases, f"at most {self.limits.bias} tokens, each with -100 to 100")
         found["logit_bias"] = bias or {}
-        return found
+        return found | self._format()
+
+    def _format(self) -> Message:
+        """`response_format`, as `tessera.Sampling` has it. What the grammar itself may be, the engine says."""
+        name = "response_format"
+        match self.take(name, lambda v: isinstance(v, Mapping), "an object"):
+            case None | {"type": "text"}:
+                return {}
+            case {"type": "json_object"}:
+                return {"json_schema": {"type": "object"}}
+            case {"type": "json_schema", "json_schema": {"name": str(), "schema": Mapping() as schema}}:
+                return {"json_schema": schema}
+            case {"type": "json_schema"}:
+                where = f"{name}.json_schema"
+                raise BadRequest(f"{where}: expected an object with a name, a text, and a schema, an object", where)
+            case {"type": "regex", "regex": str(regex)}:
+                return {"regex": regex}
+            case {"type": "choices", "choices": list(choices)} if all(isinstance(c, str) for c in choices):
+                return {"choices": choices}
+        kinds = "text, json_object, json_schema, regex with a regex, or choices with a list of texts"
+        raise BadRequest(f"{name}.type: expected {kinds}", f"{name}.type")
 
     def _stops(self) -> list[str]:
         most, length = self.limits.stops, self.limits.stop_length

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from tessera.serve.engine import Engine
+from tessera.serve.guide import GuideError
 from tessera.serve.http.wire import Message, pack, receive
 from tessera.serve.requests import Piece
 from tessera.serve.runner import Logprob
@@ -28,7 +29,7 @@ from tessera.serve.stream import Stream
 from tessera.util.errors import TesseraError
 
 BEAT = 1.0  # seconds between two reports of the engine's counts
-_TUPLES = ("stop", "stop_tokens", "allowed")
+_TUPLES = ("stop", "stop_tokens", "allowed", "choices")
 
 
 class Worker:
@@ -65,7 +66,9 @@ class Worker:
             known = isinstance(error, TesseraError | ValueError | TypeError)
             text = str(error) if isinstance(error, TesseraError) else f"{type(error).__name__}: {error}"
             retry = isinstance(error, Refused) and error.retry
-            self.send({"op": "refused", "id": message["id"], "error": text, "retry": retry, "fault": not known})
+            told: Message = {"error": text, "retry": retry, "fault": not known}
+            told["param"] = "response_format" if isinstance(error, GuideError) else None
+            self.send({"op": "refused", "id": message["id"], **told})
 
     def _submit(self, message: Message) -> None:
         settings: dict = dict(message["settings"])  # type: ignore[call-overload]

@@ -1,0 +1,59 @@
+"""What the engine is given, as a model that follows `Paged`: a module, a folder or an artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+
+import torch
+from torch import nn
+
+from tessera.serve.huggingface import HuggingFace, from_folder, tokenizer_of
+from tessera.serve.packed import Packed
+from tessera.serve.programs import Paged
+from tessera.util.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Tokenizer(Protocol):
+    """What the engine asks of a tokenizer; those of transformers have it."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = ...) -> str: ...
+
+
+class Source(NamedTuple):
+    """A model, the tokenizer that came with it, and the module as it was given."""
+
+    model: Paged
+    tokenizer: PreTrainedTokenizerBase | None = None
+    module: nn.Module | None = None
+
+
+def source_of(given: nn.Module | str | Path, device: str | torch.device | None, random_weights: bool) -> Source:
+    if isinstance(given, nn.Module):
+        module, tokenizer = given, None
+    elif Path(given).is_file():
+        packed = Packed(given, device)
+        return Source(cast("Paged", packed), packed.tokenizer)
+    else:
+        module, tokenizer = from_folder(given, random_weights), tokenizer_of(given)
+    if device is not None:
+        module = nn.Module.to(module, device)
+    return Source(paged(module), tokenizer, module)
+
+
+def paged(model: nn.Module) -> Paged:
+    """A model that follows the protocol, from one that does or one of transformers."""
+    if hasattr(model, "paged_forward"):
+        return cast("Paged", model)
+    if hasattr(model, "generation_config") and hasattr(model, "config"):
+        return HuggingFace(model)  # type: ignore[arg-type]
+    raise InputError(
+        "expected a model of transformers, a module with paged_forward, a folder or an artifact, got "
+        f"{type(model).__name__}"
+    )

@@ -1,0 +1,225 @@
+"""An engine's programs in an artifact: written by `engine.export`, read by `Engine("lm.tess")`.
+
+In: a model with its sites. Out: a file whose entries `mixed` and `decode` take the pools as arguments of any number of
+blocks, so that whoever loads it chooses how much memory the cache gets; beside them what the engine asks of a model
+(`facts`), and the tokenizer's files. Read again it is a `Packed`, which follows the protocol `Paged` but brings its
+programs along: nothing is captured or compiled.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from tessera.artifact import trust
+from tessera.artifact.container import MOST_MEMBER, Container
+from tessera.artifact.loaded import PORTABLE, load
+from tessera.artifact.write import write
+from tessera.serve.huggingface import tokenizer_of
+from tessera.serve.inputs import TRIED, Inputs
+from tessera.serve.programs import Layer, Programs, Site
+from tessera.util.errors import ArtifactError, InputError, OptionError
+from tessera.util.log import log
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+FACTS = "serve"  # what the manifest calls them
+TOKENIZER = re.compile(r"serve/tokenizer/([A-Za-z0-9_][A-Za-z0-9_.-]{0,63})")
+STORED = ("float32", "float16", "bfloat16", "float8_e4m3fn")
+MOST = 1 << 31  # of every number
+
+
+class Given(Site):
+    """A site whose pools come with the step, behind tables and slots."""
+
+    def __init__(self, site: Site, index: int):
+        nn.Module.__init__(self)
+        self.group, self.groups, self.window, self.single = site.group, site.groups, site.window, site.single
+        self.index = index
+
+    def pools(self, step: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        at = 2 + 2 * self.groups + 2 * self.index
+        return step[at], step[at + 1]
+
+
+class Whole(nn.Module):
+    """A step as a module that holds weights and nothing else."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, starts: Tensor, rows: Tensor | None, places: tuple[Tensor, ...],
+        pools: tuple[Tensor, ...],
+    ) -> Tensor:  # fmt: skip
+        return self.model.paged_forward(tokens, positions, rows, (starts, positions, *places, *pools))  # type: ignore[operator]
+
+
+# --- writing ---
+
+
+class Saves(Protocol):
+    """What is asked of a tokenizer that goes into a file."""
+
+    def save_pretrained(self, folder: str) -> object: ...
+
+
+def pack(programs: Programs, path: str | Path, tokenizer: object, targets: str | Sequence[str]) -> None:
+    """Write a model's programs. Its sites are others meanwhile, so no step may run."""
+    model, sites = programs.model, programs.sites
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{path}: a model from an artifact has programs, and no modules that could be exported again")
+    given = [Given(site, i) for i, site in enumerate(sites)]
+    whole = Whole(model)
+    model.take_sites(given)
+    try:
+        entries = {name: (whole, *_example(programs, name)) for name in programs.by_name}
+        write(entries, path, targets, facts={FACTS: _facts(programs)}, members=_tokenizer_files(tokenizer))
+    finally:
+        model.take_sites(sites)
+
+
+def _example(programs: Programs, name: str) -> tuple[tuple, dict, dict]:
+    """Arguments of an entry, none by name, and which of their sizes change."""
+    sizes, groups, device = TRIED[name], programs.groups, programs.device
+    flat = torch.zeros(sizes.length(groups), dtype=torch.int64, device=device)
+    parts = Inputs.of(flat, sizes, groups)
+    parts.starts[:] = torch.arange(sizes.sequences + 1)
+    parts.starts[-1] = sizes.tokens
+    tokens, positions, starts, rows = (part.clone() for part in parts[:4])
+    places = tuple(part.clone() for part in parts.places)
+    pools = tuple(
+        torch.zeros(11 + 2 * site.group, 3, *pool.shape[2:], dtype=pool.dtype, device=device)
+        for site in programs.sites
+        for pool in (site.keys, site.values)
+    )
+    sequences = "tokens" if name == "decode" else "sequences"
+    flat_size, tables = {0: "tokens"}, [{0: sequences, 1: "columns"}] * groups
+    changing = {
+        "tokens": flat_size, "positions": flat_size, "starts": {0: "starts"},
+        "rows": {0: "rows"} if name == "mixed" else None, "places": (*tables, *[flat_size] * groups),
+        "pools": tuple({0: f"blocks{site.group}", 1: "block_size"} for site in programs.sites for _ in range(2)),
+    }  # fmt: skip
+    return (tokens, positions, starts, rows if name == "mixed" else None, places, pools), {}, changing
+
+
+def _facts(programs: Programs) -> dict[str, object]:
+    model = programs.model
+    stored = str(programs.sites[0].keys.dtype).removeprefix("torch.")
+    layers = [[x.heads, x.head, x.value_head, x.window] for x in model.layers()]
+    return {
+        "version": 1, "vocabulary": model.vocabulary, "longest": model.longest, "stops": list(model.stops),
+        "layers": layers, "stored": stored, "deterministic": programs.fixed is not None,
+    }  # fmt: skip
+
+
+def _tokenizer_files(tokenizer: object) -> dict[str, bytes]:
+    if not hasattr(tokenizer, "save_pretrained"):
+        return {}
+    with tempfile.TemporaryDirectory() as folder:
+        cast("Saves", tokenizer).save_pretrained(folder)
+        files = {f"serve/tokenizer/{file.name}": file.read_bytes() for file in Path(folder).iterdir() if file.is_file()}
+    if wrong := [name for name, data in files.items() if not TOKENIZER.fullmatch(name) or len(data) > MOST_MEMBER]:
+        raise InputError(f"{wrong[0]}: an artifact holds no such file of a tokenizer")
+    return files
+
+
+# --- reading ---
+
+
+class Packed:
+    """A model of an artifact. It holds no modules: `programs` are the file's, over the pools of the sites it took."""
+
+    def __init__(self, path: str | Path, device: str | torch.device | None = None):
+        with Container.open(path) as container:
+            facts = _read(container)
+            self.loaded = load(path, device=device, compile=False)
+            self.device = self.loaded.device
+            check_trust(container, self.device)
+            self.tokenizer = _read_tokenizer(container)
+        self.vocabulary, self.longest, self.stops = facts["vocabulary"], facts["longest"], tuple(facts["stops"])
+        self.stored, self.deterministic = getattr(torch, facts["stored"]), facts["deterministic"]
+        self._layers = [Layer(*row) for row in facts["layers"]]
+        wanted = ("mixed",) if self.deterministic else ("mixed", "decode")
+        if missing := [name for name in wanted if name not in self.loaded.entries]:
+            raise ArtifactError(f"{path}: expected the entry {missing[0]!r}, which is not in it")
+        if any(entry.way.target == PORTABLE for entry in self.loaded.entries.values()):
+            log(0, f"serve: {path}: no kernels of the file run here, PyTorch's operators do:\n{self.loaded.explain()}")
+        self._sites: Sequence[Site] = ()
+
+    def layers(self) -> list[Layer]:
+        return self._layers
+
+    def take_sites(self, sites: Sequence[Site]) -> None:
+        self._sites = sites
+
+    def program(self, name: str) -> Callable[..., Tensor]:
+        entry = self.loaded.entries[name]
+
+        def call(
+            tokens: Tensor, positions: Tensor, starts: Tensor, rows: Tensor | None, places: tuple[Tensor, ...]
+        ) -> Tensor:
+            pools = tuple(pool for site in self._sites for pool in (site.keys, site.values))
+            return cast("Tensor", entry.direct(tokens, positions, starts, rows, places, pools))
+
+        return call
+
+    def agree(self, deterministic: bool, stored: torch.dtype | None, quantize: str | None, compiled: bool) -> None:
+        """Refuse options that the file has decided otherwise."""
+        path = self.loaded.path
+        if quantize is not None:
+            raise OptionError(f"quantize: {path} holds its weights as they are; give it when you export")
+        if not compiled:
+            raise OptionError(
+                f"compiled: {path} holds compiled programs alone; load the folder to run the model as it is"
+            )
+        if deterministic != self.deterministic:
+            told = "with" if self.deterministic else "without"
+            raise OptionError(f"deterministic: {path} was exported {told} it")
+        if stored not in (None, self.stored):
+            raise OptionError(f"cache_dtype: {path} was exported for pools of {self.stored}")
+
+
+def _read(container: Container) -> dict:
+    """The facts of a file, each of them checked."""
+
+    def number(x: object, least: int = 0) -> bool:
+        return type(x) is int and least <= x < MOST
+
+    facts = container.manifest.get(FACTS)
+    if facts is None:
+        entries = ", ".join(map(str, container.manifest.get("entries", ())))[:80]
+        raise ArtifactError(f"{container.path}: expected what engine.export wrote, got an artifact of {entries}")
+    match facts:
+        case {
+            "version": 1, "vocabulary": vocabulary, "longest": longest, "stops": list(stops), "layers": list(layers),
+            "stored": stored, "deterministic": bool(),
+        } if (
+            number(vocabulary, 1) and (longest is None or number(longest, 1)) and all(map(number, stops))
+            and stored in STORED and 0 < len(layers) < 10_000
+            and all(isinstance(row, list) and len(row) == 4 and all(map(number, row)) for row in layers)
+        ):  # fmt: skip
+            return facts
+    raise container.wrong(FACTS, f"expected facts of a language model, version 1, got {str(facts)[:120]}")
+
+
+def check_trust(container: Container, device: torch.device) -> None:
+    """On a GPU the operators over pages do not check their tables: a program that anybody wrote could read anything."""
+    if device.type == "cuda" and not (verdict := trust.verdict(container)).trusted:
+        raise ArtifactError(f"{container.path}: {verdict.why}; to serve it on a GPU, trust a key that signed it")
+
+
+def _read_tokenizer(container: Container) -> PreTrainedTokenizerBase | None:
+    with tempfile.TemporaryDirectory() as folder:
+        for name in container.members:
+            if found := TOKENIZER.fullmatch(name):
+                (Path(folder) / found[1]).write_bytes(container.read(name))
+        return tokenizer_of(folder)
