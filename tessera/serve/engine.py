@@ -9,6 +9,7 @@ Whoever waits for an answer drives the engine, so there is no thread of its own;
 from __future__ import annotations
 
 import copy
+import importlib
 import itertools
 import json
 import secrets
@@ -23,7 +24,6 @@ from typing import Protocol, cast
 import torch
 from torch import nn
 
-from tessera.inspection.explain import explain
 from tessera.serve import memory as memory_plan
 from tessera.serve.cache import Cache
 from tessera.serve.draft import Drafter, check_draft
@@ -40,7 +40,6 @@ from tessera.serve.sampling import Draw, Sampling
 from tessera.serve.scheduler import Answer, Batch, Refused, Scheduler, Work
 from tessera.serve.speculation import Speculation
 from tessera.serve.stream import Stream
-from tessera.transforms.quantize import quantize as store_in_fewer_bits
 from tessera.util.errors import InputError, OptionError
 from tessera.util.log import log
 
@@ -97,7 +96,7 @@ class Engine:
         elif quantize is not None:
             if not isinstance(self.model, HuggingFace):
                 raise OptionError("quantize: expected a model of transformers; tessera.quantize takes others")
-            store_in_fewer_bits(self.model.twin, quantize)
+            importlib.import_module("tessera.transforms.quantize").quantize(self.model.twin, quantize)
         self.longest = min((x for x in (longest, self.model.longest) if x is not None), default=None)
         where, kept = kept_as(self.model)
         small = None if draft is None else source_of(draft, device, random_weights).model
@@ -376,5 +375,6 @@ class Engine:
         if isinstance(self.model, Packed):
             lines.append(self.model.loaded.explain())
         elif self._programs.compiled:
+            explain = importlib.import_module("tessera.inspection.explain").explain
             lines += [f"\n{name}\n{explain(p.call)}" for name, p in self.programs.items()]
         return "\n".join(lines)
