@@ -12,6 +12,7 @@ Whoever waits for an answer drives the engine, so there is no thread of its own;
 from __future__ import annotations
 
 import copy
+import importlib
 import itertools
 import json
 import secrets
@@ -26,7 +27,6 @@ from typing import cast
 import torch
 from torch import nn
 
-from tessera.inspection.explain import explain
 from tessera.serve import memory as memory_plan
 from tessera.serve.cache import Cache
 from tessera.serve.draft import Drafter, check_draft
@@ -43,7 +43,6 @@ from tessera.serve.sampling import Draw, Sampling
 from tessera.serve.scheduler import Answer, Refused, Scheduler, Work
 from tessera.serve.speculation import Speculation
 from tessera.serve.stream import Stream
-from tessera.transforms.quantize import quantize as store_in_fewer_bits
 from tessera.util.errors import InputError, OptionError
 from tessera.util.log import log
 
@@ -92,7 +91,7 @@ class Engine:
         elif quantize is not None:
             if not isinstance(self.model, HuggingFace):
                 raise OptionError("quantize: expected a model of transformers; tessera.quantize takes others")
-            store_in_fewer_bits(self.model.twin, quantize)
+            importlib.import_module("tessera.transforms.quantize").quantize(self.model.twin, quantize)
         self.longest = min((x for x in (longest, self.model.longest) if x is not None), default=None)
         where, kept = kept_as(self.model)
         small = None if draft is None else source_of(draft, device, random_weights).model
@@ -111,8 +110,7 @@ class Engine:
         self._programs = Programs(self.model, block_size, self.memory.blocks, compiled, fixed, stored, budget)
         self._runner = Runner(self._programs, self._draw, lambda work: self._owner[work.sequence.id].most_prompt(work))
         self._ahead = int(where.type == "cuda")  # steps that are launched before the tokens of one are read
-        self._flights: deque[Flight] = deque()
-        self._landed = 0.0  # when the latest one did
+        self._flights, self._landed = deque[Flight](), 0.0  # steps under way, and when the latest one landed
         sizes = block_size, self.memory.blocks
         drafts = None if small is None else Programs(small, *sizes, compiled, None, stored, budget)
         drafter = None if drafts is None else Drafter(drafts, self._draw)
@@ -123,8 +121,7 @@ class Engine:
         self._cancelled: deque[Request] = deque()
         self._owner: dict[int, Request] = {}  # of every answer in the making
         self._guides = Guides(self.tokenizer, self.model.vocabulary, self.model.stops)
-        self._numbers = itertools.count(1)
-        self._metrics, self._events = Metrics(), deque[Event](maxlen=EVENTS)
+        self._numbers, self._metrics, self._events = itertools.count(1), Metrics(), deque[Event](maxlen=EVENTS)
         for programs in filter(None, (self._programs, drafts)):
             if compiled and not isinstance(programs.model, Packed):
                 programs.compile()
@@ -400,9 +397,4 @@ class Engine:
 
     def explain(self) -> str:
         """The cache's plan, and what the compiler did with both programs."""
-        lines = self.memory.lines(self.cache.block_size)
-        if isinstance(self.model, Packed):
-            lines.append(self.model.loaded.explain())
-        elif self._programs.compiled:
-            lines += [f"\n{name}\n{explain(p.call)}" for name, p in self.programs.items()]
-        return "\n".join(lines)
+        return "\n".join([*self.memory.lines(self.cache.block_size), *self._programs.explain()])

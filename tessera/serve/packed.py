@@ -8,6 +8,7 @@ programs along: nothing is captured or compiled.
 
 from __future__ import annotations
 
+import importlib
 import re
 import tempfile
 from collections.abc import Callable, Sequence
@@ -20,7 +21,6 @@ from torch import Tensor, nn
 from tessera.artifact import trust
 from tessera.artifact.container import MOST_MEMBER, Container
 from tessera.artifact.loaded import PORTABLE, load
-from tessera.artifact.write import write
 from tessera.serve.huggingface import tokenizer_of
 from tessera.serve.inputs import TRIED, Inputs
 from tessera.serve.programs import Layer, Programs, Site
@@ -82,6 +82,7 @@ def pack(programs: Programs, path: str | Path, tokenizer: object, targets: str |
     model.take_sites(given)
     try:
         entries = {name: (whole, *_example(programs, name)) for name in programs.by_name}
+        write = importlib.import_module("tessera.artifact.write").write  # the compiler, which reading does without
         write(entries, path, targets, facts={FACTS: _facts(programs)}, members=_tokenizer_files(tokenizer))
     finally:
         model.take_sites(sites)

@@ -6,26 +6,29 @@ values into the pools, which are never copied, and give logits of the rows that 
 
 Sizes 0 and 1 would be programs of their own: so every size is at least 2, and `fill` pads with tokens of nobody, which
 write to block 0.
+
+The compiler is imported when there is something to compile: an engine from an artifact starts without it.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tessera.inspection.programs import Stages, stages
-from tessera.just_in_time.api import jit
 from tessera.serve.graphs import Graphs
 from tessera.serve.inputs import LEAST, TRIED, Filled, Inputs, Sizes, Tables, bucket, wide
 from tessera.serve.operators import WHOLE, paged_attention, paged_write
 from tessera.serve.scheduler import UNKNOWN, Answer, Work
-from tessera.torch_internals.dynamo import mark_dynamic
+
+if TYPE_CHECKING:
+    from tessera.inspection.programs import Stages
 
 STEADY = 16  # mixed steps on a GPU are multiples of this: Triton compiles kernels anew for sizes that are not
 
@@ -121,7 +124,7 @@ class Program:
 
     @property
     def stages(self) -> Stages:
-        return stages(self.call)
+        return importlib.import_module("tessera.inspection.programs").stages(self.call)
 
     def __repr__(self) -> str:
         return f"<Program {self.name}>"
@@ -161,10 +164,20 @@ class Programs:
     def _program(self, name: str) -> Callable:
         if (ready := getattr(self.model, "program", None)) is not None:
             return ready(name)
-        return jit(Step(self.model), fullgraph=True) if self.compiled else Step(self.model)
+        if not self.compiled:
+            return Step(self.model)
+        return importlib.import_module("tessera.just_in_time.api").jit(Step(self.model), fullgraph=True)
+
+    def explain(self) -> list[str]:
+        """What the compiler did with each program; or what a file says that holds them."""
+        if (loaded := getattr(self.model, "loaded", None)) is not None:
+            return [loaded.explain()]
+        explain = importlib.import_module("tessera.inspection.explain").explain
+        return [f"\n{name}\n{explain(p.call)}" for name, p in self.by_name.items()] if self.compiled else []
 
     def compile(self) -> None:
         """Compile now what would be compiled at the first call, on tokens of nobody."""
+        mark_dynamic = importlib.import_module("tessera.torch_internals.dynamo").mark_dynamic
         for name in self.by_name:
             sizes = TRIED[name]
             flat = torch.zeros(sizes.length(self.groups), dtype=torch.int64)

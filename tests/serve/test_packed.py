@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -52,6 +54,15 @@ def test_the_same_answers_and_no_compiling(plain: Engine, file: Path, monkeypatc
         assert [answer.tokens for answer in answers] == [answer.tokens for answer in wanted]
         assert [answer.text for answer in answers] == [answer.text for answer in wanted]
         assert "regions by kernels of the file" in engine.explain() and engine.longest == plain.longest
+
+
+def test_the_compiler_is_not_imported(file: Path) -> None:
+    names = ("tessera.pipeline", "tessera.just_in_time", "xdsl", "llvmlite")
+    code = f"""import sys
+from tessera.serve.engine import Engine
+Engine({str(file)!r}, memory="4MB").generate("the cat", max_tokens=2)
+print([name for name in {names} if name in sys.modules])"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_the_tokenizer_comes_along(plain: Engine, file: Path) -> None:
