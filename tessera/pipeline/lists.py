@@ -26,7 +26,9 @@ from tessera.passes.patterns.attention_mask import attention_mask
 from tessera.passes.patterns.channels_last import channels_last
 from tessera.passes.patterns.contract import contract
 from tessera.passes.patterns.conv_bias import conv_bias
+from tessera.passes.patterns.conv_groups import conv_groups
 from tessera.passes.patterns.linear_loss import linear_loss
+from tessera.passes.patterns.product_rows import product_rows
 from tessera.passes.patterns.resample import resample
 from tessera.passes.patterns.row_major import row_major
 from tessera.pipeline import parts
@@ -158,11 +160,13 @@ INFERENCE: list[Row] = [
     Stage("fp8", parts.narrow, "on whole layers", needs=("account",), quiet=True),
     FP8_LAYERS,
     fp8_written_out(PROGRAM),
+    Stage("conv_groups", conv_groups, "channels_last lays out the parts", when=parts.with_kernels, quiet=True),
     Stage("channels_last", channels_last, "on whole operators", when=parts.with_kernels, quiet=True),
     resampled(PROGRAM),
     Hook("decompose", "operators in parts that kernels hold"),
     Stage("inference canonicalise", last, "nothing carries gradients"),
     Stage("align", align, "on whole products", when=parts.with_kernels, quiet=True),
+    Stage("product_rows", product_rows, "kernels write such copies", when=parts.with_kernels, quiet=True),
     Stage("inference dce", dce, "what decomposition left"),
     *claiming(PROGRAM),
     *finishing(PROGRAM),

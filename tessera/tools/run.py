@@ -17,6 +17,8 @@ from tessera.tools.summary import Summary
 from tessera.util.config import config, override
 from tessera.util.errors import OptionError
 
+FILES = {".onnx": "tessera.tools.run_model", ".tess": "tessera.tools.run_artifact"}  # what runs them
+
 
 def script_arguments(parser: ArgumentParser) -> tuple[Action, Action]:
     """What every command that runs a script takes. What stands after the script is the script's own. Gives back
@@ -43,8 +45,9 @@ def run_chosen(args: Namespace, script: str | None = None) -> Session:
 
 
 def run(args: Namespace) -> int:
-    if args.script.endswith(".onnx"):
-        return _run_model(args)
+    kind = args.script[args.script.rfind(".") :]
+    if kind in FILES:
+        return _run_model(args, FILES[kind])
     session = run_chosen(args)
     summary = Summary.of(session, explain_states(session.states))
     if not write_json(args, summary.to_dict()):
@@ -52,9 +55,9 @@ def run(args: Namespace) -> int:
     return session.exit_code
 
 
-def _run_model(args: Namespace) -> int:
-    # ONNX is an extra: scripts run without it.
-    facts, code = importlib.import_module("tessera.tools.run_model").run_model(args.script, args.args)
+def _run_model(args: Namespace, home: str) -> int:
+    # ONNX is an extra: scripts and artifacts run without it.
+    facts, code = importlib.import_module(home).run_model(args.script, args.args)
     if not write_json(args, facts):
         for name, shape in facts["outputs"].items():
             console().print(f"{name}: {shape}", markup=False)
@@ -70,7 +73,7 @@ def check_states(session: Session) -> None:
 
 
 COMMAND = Command(
-    "run a script with every torch.compile and tessera.jit in it going through Tessera, or an .onnx file",
+    "run a script with every torch.compile and tessera.jit in it going through Tessera, or an .onnx or .tess file",
     script_arguments,
     run,
 )

@@ -7,8 +7,7 @@ results do.
 
 from __future__ import annotations
 
-import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,22 +22,11 @@ from tessera.frontends.onnx.interpreter import Interpreter
 from tessera.frontends.onnx.proto import onnx
 from tessera.onnx.arrays import to_numpy, to_torch
 from tessera.onnx.module import OnnxModule, load
+from tessera.tools.run_options import EAGER, parsed, sizes
 from tessera.util.errors import OptionError
 
-EAGER = "eager"
+OTHERS = f"{ORT}, {REFERENCE}, {EAGER}, or another .onnx or .tess file"
 Tensors = dict[str, torch.Tensor]
-
-
-def options() -> ArgumentParser:
-    parser = ArgumentParser(prog="tessera run model.onnx")
-    parser.add_argument("--random", action="store_true", help="make inputs of the types that the file says")
-    parser.add_argument("--inputs", help="an .npz file with an array for each input")
-    parser.add_argument(
-        "--size", action="append", default=[], metavar="NAME=N", help="a size that the file leaves open"
-    )
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--compare", metavar="WITH", help="ort, reference, eager, or another .onnx or .tess file")
-    return parser
 
 
 class ModelRun:
@@ -50,7 +38,7 @@ class ModelRun:
             arrays = np.load(given.inputs, allow_pickle=False)
             self.inputs: Tensors = {name: to_torch(arrays[name]) for name in self.net.input_names}  # type: ignore[misc]
         elif given.random:
-            self.inputs = random_inputs(self.net, _sizes(given.size), given.seed)
+            self.inputs = random_inputs(self.net, sizes(given.size), given.seed)
         else:
             raise OptionError(f"{path}: expected --random, or --inputs arrays.npz")
         self.outputs = self.results(self.net)
@@ -71,9 +59,7 @@ class ModelRun:
         if other == EAGER:
             return self.results(load(self.path, compile=False))
         if Path(other).suffix not in (".onnx", ".tess"):
-            raise OptionError(
-                f"--compare: expected {ORT}, {REFERENCE}, {EAGER} or a file .onnx or .tess, got {other!r}"
-            )
+            raise OptionError(f"--compare: expected {OTHERS}, got {other!r}")
         return self.results(load(other) if other.endswith(".onnx") else load_artifact(other))
 
     def elsewhere(self, kind: str, model: str | bytes) -> list[torch.Tensor]:
@@ -100,21 +86,11 @@ class ModelRun:
         return "no node by itself: the interpreter agrees with it, the compiled program does not"
 
 
-def _sizes(texts: list[str]) -> dict[str, int]:
-    sizes = {}
-    for text in texts:
-        name, _, number = text.partition("=")
-        if not number.isdigit():
-            raise OptionError(f"--size: expected NAME=N, got {text!r}")
-        sizes[name] = int(number)
-    return sizes
-
-
-def random_inputs(net: OnnxModule, sizes: dict[str, int], seed: int = 0) -> Tensors:
+def random_inputs(net: OnnxModule, asked: dict[str, int], seed: int = 0) -> Tensors:
     """Tensors of the types that the file says; sizes that it names differ from each other."""
     generator = torch.Generator().manual_seed(seed)
     graph = net.__tessera_onnx__
-    chosen = dict(sizes)
+    chosen = dict(asked)
 
     def size(n: int | str | None) -> int:
         if isinstance(n, int):
@@ -152,12 +128,6 @@ def told(run: ModelRun, other: str | None) -> dict[str, object]:
 
 def run_model(path: str, arguments: list[str]) -> tuple[dict[str, object], int]:
     """The facts, and the exit code: 1 where answers differ."""
-    if not path.endswith(".onnx"):
-        raise OptionError(f"expected a script or an .onnx file, got {path!r}")
-    try:
-        given = options().parse_args(arguments)
-    except SystemExit:
-        print(options().format_usage(), file=sys.stderr)
-        raise OptionError("expected the options above behind the file") from None
+    given = parsed(".onnx", arguments, OTHERS)
     facts = told(ModelRun(path, given), given.compare)
     return facts, 1 if facts.get("agrees") is False else 0

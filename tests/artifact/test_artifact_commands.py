@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -94,3 +95,57 @@ def test_sign_and_keys(
     assert "signed by builder" in capsys.readouterr().out
     assert cli.main(["keys", "--forget", key]) == 0
     assert cli.main(["verify", str(path)]) == 1
+
+
+def _told(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, dict]:
+    code = cli.main(["run", "--json", *map(str, arguments)])
+    out = capsys.readouterr().out
+    return code, json.loads(out) if out else {}
+
+
+def test_run_an_artifact(mlp_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entry = tessera.load(mlp_file).entries["main"]
+    (size,) = entry.arguments.leaves.ranges
+    code, facts = _told(capsys, mlp_file, "--random", "--size", f"{size}=5", "--compare", "eager")
+    assert code == 0 and facts["agrees"] and facts["outputs"]["output"][0] == 5
+    (leaf,) = entry.arguments.leaves.leaves
+    x = np.ones([3, leaf.shape[1]], np.float32)  # type: ignore[union-attr]
+    np.savez(tmp_path / "x.npz", **{leaf.name: x})
+    code, facts = _told(capsys, mlp_file, "--inputs", tmp_path / "x.npz", "--compare", mlp_file)
+    assert code == 0 and facts["agrees"] and facts["outputs"]["output"][0] == 3
+
+
+class Cache(torch.nn.Module):
+    """Writes an argument, and gives a dict; `factor` makes two files differ."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = torch.nn.Buffer(torch.tensor(factor))
+
+    def forward(self, x: torch.Tensor, cache: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        cache[0].add_(x * self.factor)
+        return {"sum": cache[0].sum(), "rows": x + 1}
+
+
+def test_artifacts_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for factor in (1.0, 2.0):
+        example = torch.ones(3), [torch.zeros(3)]
+        tessera.export(Cache(factor), example, tmp_path / f"{factor}.tess")
+    one, two = tmp_path / "1.0.tess", tmp_path / "2.0.tess"
+    assert _told(capsys, one, "--random", "--compare", "eager")[1]["agrees"]
+    code, facts = _told(capsys, one, "--random", "--compare", two)
+    assert code == 1 and not facts["agrees"]
+    told = {line.split(":")[0]: "differ" in line for line in facts["differences"]}
+    assert sum(told.values()) == 2 and any("written" in name and wrong for name, wrong in told.items())
+
+
+def test_what_running_an_artifact_refuses(mlp_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, told in (
+        ([], "expected --random"),
+        (["--random", "--compare", "nobody"], "expected eager"),
+        (["--random", "--size", "width=3"], "--size: expected"),
+        (["--random", "--entry", "other"], "expected --entry main"),
+        (["--wrong"], "expected the options above"),
+    ):
+        assert cli.main(["run", str(mlp_file), *arguments]) == 2
+        assert told in capsys.readouterr().err

@@ -118,22 +118,21 @@ class Lowering:
             return
         if eqn.opname.startswith(_CLAIMS):
             return
-        if draws(eqn.op, eqn.args, eqn.kwargs):
-            if self.read.isdisjoint(eqn.outputs):
-                return
-            raise ExportError(f"{eqn.op} draws random numbers, which ONNX has no like of: {where(eqn)}")
+        random = draws(eqn.op, eqn.args, eqn.kwargs)
+        if random and self.read.isdisjoint(eqn.outputs):
+            return
         types = [v.type if v is not None and isinstance(v.type, TensorType) else None for v in eqn.outputs]
         g.results = [t if v in self.read else None for v, t in zip(eqn.outputs, types, strict=True)]
         g.result = next((t for t in types if t is not None), None)  # type: ignore[assignment]
         if types and all(map(_is_empty, types)):
             self.bind(eqn, [g.tensor(torch.zeros(t.shape, dtype=t.dtype)) for t in types if t is not None])
             return  # runtimes differ in what they make of nothing
-        if eqn in self.whole and (out := self.tried(lambda: self.whole[eqn](self))) is not None:
+        if eqn in self.whole and not random and (out := self.tried(lambda: self.whole[eqn](self))) is not None:
             self.bind(eqn, out)
             return
         positional, keyword = eqn.bound()
         args, kwargs = self.refs(positional), self.refs(keyword)
-        for fn in forms_of(eqn.op, g.opset, any(map(_is_complex, (*eqn.inputs(), *eqn.outputs)))):
+        for fn in forms_of(eqn.op, g.opset, any(map(_is_complex, (*eqn.inputs(), *eqn.outputs))), random):
             out = self.tried(lambda fn=fn: fn(g, *args, **kwargs))  # type: ignore[misc]
             if out is not None:
                 self.bind(eqn, out)

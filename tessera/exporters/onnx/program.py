@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tessera.ir.call import sub_traces
 from tessera.ir.equation import Arg, Value
+from tessera.ir.schema import draws
 from tessera.ir.trace import Trace
 from tessera.ir.types import Size
 from tessera.passes.clean.canonicalise import canonicalise
@@ -48,6 +50,21 @@ def cleaned(trace: Trace) -> Trace:
 
 def _plain(trace: Trace) -> Trace:
     return canonicalise(trace, differentiable=False)
+
+
+def random_values(trace: Trace) -> set[Value]:
+    """What random numbers decide: it is another at every run."""
+    random: set[Value] = set()
+    for eqn in trace.equations:
+        inside = any(map(random_inside, sub_traces(eqn)))
+        if inside or draws(eqn.op, eqn.args, eqn.kwargs) or not random.isdisjoint(eqn.inputs()):
+            random.update(v for v in eqn.outputs if v is not None)
+    return random
+
+
+def random_inside(trace: Trace) -> bool:
+    """Whether anything is drawn, in bodies too."""
+    return any(draws(e.op, e.args, e.kwargs) or any(map(random_inside, sub_traces(e))) for e in trace.equations)
 
 
 def updated(name: str) -> str:

@@ -22,26 +22,28 @@ Form = Callable[..., Any]
 class Declared:
     since: int
     fn: Form
+    draws: bool = False
 
 
 _FORMS: dict[str, list[Declared]] = {}
 
 
-def form(names: str, since: int = OLDEST) -> Callable[[Form], Form]:
-    """Declare how operators of these names are written: `add`, or `add.Tensor` for one overload alone."""
+def form(names: str, since: int = OLDEST, draws: bool = False) -> Callable[[Form], Form]:
+    """Declare how operators of these names are written: `add`, or `add.Tensor` for one overload alone. A call that
+    draws random numbers is written by a form that says so, and by no other."""
 
     def declare(fn: Form) -> Form:
         for name in names.split():
-            _FORMS.setdefault(name, []).append(Declared(since, fn))
+            _FORMS.setdefault(name, []).append(Declared(since, fn, draws))
         return fn
 
     return declare
 
 
-def forms_of(op: OpOverload, opset: int, of_complex: bool = False) -> list[Form]:
+def forms_of(op: OpOverload, opset: int, of_complex: bool = False, draws: bool = False) -> list[Form]:
     """The functions that may write an operator, best first; over complex numbers those declared for them alone."""
     names = [f"complex.{name}" for name in _names(op)] if of_complex else _names(op)
-    declared = [d for name in names for d in _FORMS.get(name, ())]
+    declared = [d for name in names for d in _FORMS.get(name, ()) if d.draws == draws]
     return [d.fn for d in sorted(declared, key=lambda d: -d.since) if d.since <= opset]
 
 

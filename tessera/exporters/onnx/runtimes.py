@@ -21,17 +21,19 @@ def preferred() -> str:
     return ORT if importlib.util.find_spec("onnxruntime") is not None else REFERENCE
 
 
-def runtime(kind: str, model: str | bytes) -> Run:
-    return _ort(model) if kind == ORT else _reference(model)
+def runtime(kind: str, model: str | bytes, threads: int = 0) -> Run:
+    """What runs the model; ONNX Runtime chooses how many threads it takes unless told. It reads no OMP_NUM_THREADS."""
+    return _ort(model, threads) if kind == ORT else _reference(model)
 
 
-def _ort(model: str | bytes) -> Run:
+def _ort(model: str | bytes, threads: int) -> Run:
     try:
         import onnxruntime  # type: ignore[import-not-found]
     except ImportError as error:
         raise ExportError("comparing with ONNX Runtime needs the package onnxruntime") from error
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.intra_op_num_threads = threads
     # Products with weights of few bits in single precision: by default it rounds the other side to 8 bits.
     options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

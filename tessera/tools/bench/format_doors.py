@@ -44,7 +44,7 @@ def steady(name: str, path: str, rounds: int) -> dict[str, list[float]]:
     calls: dict[str, Callable[[], object]] = {EAGER: lambda: eager(*args), ONNX: lambda: ours(*args)}
     if importlib.util.find_spec("onnxruntime") is not None:
         feeds = dict(zip(ours.input_names, (x.numpy() for x in args), strict=True))
-        run = runtimes.runtime(runtimes.ORT, path)
+        run = runtimes.runtime(runtimes.ORT, path, threads=torch.get_num_threads())
         calls[ORT] = lambda: run(feeds)
     with torch.no_grad():
         results = {who: torch.as_tensor(np.asarray(_only(call()))) for who, call in calls.items()}

@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from leaving import answers, assert_same, written
 
 from tessera.exporters.onnx.errors import ExportError
+from tessera.exporters.onnx.runtimes import preferred, runtime
+from tessera.onnx import export
 
 
 def floats(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -208,8 +211,40 @@ def test_what_has_no_form_is_named_with_its_line() -> None:
         written(lambda x: torch.linalg.qr(x)[0], (X,), 23)
 
 
-def test_random_numbers_are_refused_by_name() -> None:
-    with pytest.raises(ExportError, match=r"aten\.rand_like.*draws random numbers.*test_onnx_forms\.py:\d+"):
-        written(lambda x: x + torch.rand_like(x), (X,), 23)
+MANY = torch.full((40, 50), 0.3)
+DRAWS: dict[str, tuple[Callable, tuple[float, float, float, float]]] = {  # mean, deviation, least and most
+    "rand": (lambda x: torch.rand(40, 50), (0.5, 0.289, 0, 1)),
+    "rand of sixteen bits": (lambda x: torch.rand_like(x, dtype=torch.float16).float(), (0.5, 0.289, 0, 1)),
+    "randn": (lambda x: torch.randn_like(x, dtype=torch.float64).float(), (0, 1, -9, 9)),
+    "normal": (lambda x: torch.normal(x, 2.0), (0.3, 2, -20, 20)),
+    "normal of a mean": (lambda x: torch.normal(1.0, x), (1, 0.3, -3, 5)),
+    "normal of a size": (lambda x: torch.normal(3.0, 0.5, (40, 50)), (3, 0.5, -2, 8)),
+    "bernoulli": (lambda x: torch.bernoulli(x), (0.3, 0.458, 0, 1)),
+    "randint": (lambda x: torch.randint(-3, 5, (40, 50)).float(), (0.5, 2.29, -3, 4)),
+    "randint_like": (lambda x: torch.randint_like(x, 4), (1.5, 1.118, 0, 3)),
+    "dropout": (lambda x: F.dropout(x, 0.25), (0.3, 0.173, 0, 0.4)),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_random_numbers_are_of_the_same_distribution(name: str) -> None:
+    fn, (mean, deviation, least, most) = DRAWS[name]
+    model = written(fn, (MANY,), 21)
+    (drawn,) = runtime(preferred(), model.SerializeToString())({i.name: MANY.numpy() for i in model.graph.input})
+    assert drawn.shape == (40, 50) and drawn.dtype == np.float32
+    assert abs(drawn.mean() - mean) < 0.15 * deviation and abs(drawn.std() - deviation) < 0.15 * deviation
+    assert least <= drawn.min() and drawn.max() <= most + 1e-6
+
+
+def test_random_results_are_compared_by_type() -> None:
+    export(lambda x: (x + torch.rand_like(x), x * 2), (X,), check=True)
+    model = export(lambda x: torch.randn(x.shape[0], 3), (X,), dynamic={"x": {0: "rows"}}, check=True)
+    run = runtime(preferred(), model.SerializeToString())  # type: ignore[union-attr]
+    assert run({"x": np.zeros((7, *X.shape[1:]), np.float32)})[0].shape == (7, 3)
+
+
+def test_random_numbers_without_a_form_are_named() -> None:
+    with pytest.raises(ExportError, match=r"aten\.randperm.*test_onnx_forms\.py:\d+"):
+        written(lambda x: x[torch.randperm(x.shape[0])], (X,), 23)
     model = written(lambda x: F.dropout(x, 0.5, training=False) * 2, (X,), 23)
     assert [node.op_type for node in model.graph.node] == ["Mul"]

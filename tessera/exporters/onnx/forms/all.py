@@ -16,6 +16,7 @@ from tessera.exporters.onnx.forms import (  # noqa: F401
     pool,
     products,
     quantized,
+    random,
     recurrent,
     reduce,
     scan,

@@ -1,0 +1,141 @@
+"""`tessera run model.tess --random --compare eager`: an artifact's function, run and compared with another answer.
+
+In: a file and inputs, random ones or arrays of an `.npz` file. Out: the worst element of each result, and of each
+argument that is written, beside what the file's own program gives operator by operator (`eager`) or what another
+artifact gives.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tessera.artifact.loaded import Entry, Loaded, load
+from tessera.artifact.structure import unflatten
+from tessera.exporters.onnx.compare import Difference, compare
+from tessera.frontends.arguments import Number, SizeLeaf, TensorLeaf
+from tessera.tools.run_options import EAGER, parsed, sizes
+from tessera.torch_internals import pytree
+from tessera.util.errors import OptionError
+
+OTHERS = f"{EAGER}, or another .tess file"
+Results = dict[str, object]  # by name: tensors, and numbers
+
+
+class ArtifactRun:
+    """A function of a file, its arguments, and what it gives."""
+
+    def __init__(self, path: str, given: Namespace) -> None:
+        self.path, self.seed = path, given.seed
+        self.entry = _entry(load(path), given.entry)
+        if given.inputs:
+            with np.load(given.inputs, allow_pickle=False) as arrays:
+                self.leaves = _read(self.entry, arrays)
+        elif given.random:
+            self.leaves = random_leaves(self.entry, sizes(given.size), given.seed)
+        else:
+            raise OptionError(f"{path}: expected --random, or --inputs arrays.npz")
+        self.outputs = self.results(self.entry)
+
+    def results(self, entry: Entry) -> Results:
+        """What a function gives of these arguments, and what it leaves in those that it writes. Every call has copies,
+        and draws the same random numbers."""
+        leaves = [x.clone() if isinstance(x, torch.Tensor) else x for x in self.leaves]
+        args, kwargs = unflatten(iter(leaves), self.entry.arguments.structure)  # type: ignore[misc]
+        torch.manual_seed(self.seed)
+        with torch.no_grad():
+            out = entry(*args, **kwargs)
+        flat = pytree.tree_leaves(out)
+        given = {"output" if len(flat) == 1 else f"output.{i}": x for i, x in enumerate(flat)}
+        written = zip(self.entry.arguments.leaves.leaves, leaves, strict=True)
+        return given | {f"{leaf.name}, written": x for leaf, x in written if getattr(leaf, "written", False)}
+
+    def against(self, other: str) -> list[Difference]:
+        if other != EAGER and Path(other).suffix != ".tess":
+            raise OptionError(f"--compare: expected {OTHERS}, got {other!r}")
+        file = load(self.path, trust=False, compile=False) if other == EAGER else load(other)
+        theirs = self.results(_entry(file, self.entry.name if len(file.entries) > 1 else None))
+        if missing := self.outputs.keys() ^ theirs.keys():
+            raise OptionError(f"{other}: expected the same results, got {sorted(missing)[0]!r} in one of both alone")
+        return [_compare(name, x, theirs[name]) for name, x in self.outputs.items()]
+
+
+def _entry(file: Loaded, name: str | None) -> Entry:
+    if name is None and len(file.entries) == 1:
+        return next(iter(file.entries.values()))
+    if name is None or name not in file.entries:
+        raise OptionError(f"{file.path}: expected --entry {', '.join(file.entries)}, got {name}")
+    return file.entries[name]
+
+
+def _compare(name: str, got: object, expected: object) -> Difference:
+    if isinstance(got, torch.Tensor) and isinstance(expected, torch.Tensor):
+        return compare(name, got, expected)
+    return Difference(name, "" if got == expected else f"expected {expected!r}, got {got!r}")
+
+
+def _read(entry: Entry, arrays: Mapping[str, np.ndarray]) -> list[object]:
+    """Arrays by the names of arguments; those that are no tensors are as the file says."""
+    leaves = entry.arguments.leaves.leaves
+    if missing := [leaf.name for leaf in leaves if not hasattr(leaf, "value") and leaf.name not in arrays]:
+        raise OptionError(f"--inputs: expected an array called {missing[0]!r}; there are {', '.join(arrays)}")
+    found: list[object] = []
+    for leaf in leaves:
+        match leaf:
+            case TensorLeaf():
+                found.append(torch.from_numpy(arrays[leaf.name]).to(leaf.device, leaf.dtype))
+            case SizeLeaf():
+                found.append(int(arrays[leaf.name]))
+            case _:
+                found.append(leaf.value)
+    return found
+
+
+def random_leaves(entry: Entry, asked: Mapping[str, int], seed: int = 0) -> list[object]:
+    """Arguments of the types that the file says; sizes that it names differ from each other where they may."""
+    arguments = entry.arguments.leaves
+    if unknown := set(asked) - set(arguments.ranges):
+        raise OptionError(f"--size: expected {', '.join(arguments.ranges) or 'none'}, got {sorted(unknown)[0]!r}")
+    chosen = dict(asked)
+    for i, (name, (low, high)) in enumerate(arguments.ranges.items()):
+        wanted = max(2 + i, low)
+        chosen.setdefault(name, wanted if high is None else min(wanted, high))
+    generator = torch.Generator().manual_seed(seed)
+
+    def size(n: Number) -> int:
+        return n if isinstance(n, int) else n.value(chosen)
+
+    def tensor(leaf: TensorLeaf) -> torch.Tensor:
+        shape, stride = ([size(n) for n in part] for part in (leaf.shape, leaf.stride))
+        if leaf.dtype.is_floating_point or leaf.dtype.is_complex:
+            made = torch.randn(shape, generator=generator).to(leaf.dtype)
+        else:
+            made = torch.randint(0, 2, shape, generator=generator).to(leaf.dtype)
+        return torch.empty_strided(shape, stride, dtype=leaf.dtype, device=leaf.device).copy_(made)
+
+    leaves: list[object] = []
+    for leaf in arguments.leaves:
+        match leaf:
+            case TensorLeaf():
+                leaves.append(tensor(leaf))
+            case SizeLeaf():
+                leaves.append(size(leaf.size))
+            case _:
+                leaves.append(leaf.value)
+    return leaves
+
+
+def run_model(path: str, arguments: list[str]) -> tuple[dict[str, object], int]:
+    """The facts, and the exit code: 1 where answers differ."""
+    given = parsed(".tess", arguments, OTHERS)
+    run = ArtifactRun(path, given)
+    shapes = {name: list(x.shape) if isinstance(x, torch.Tensor) else x for name, x in run.outputs.items()}
+    facts: dict[str, object] = {"outputs": shapes, "ran": run.entry.way.what}
+    if given.compare:
+        differences = run.against(given.compare)
+        facts |= {"agrees": not any(d.problem for d in differences), "differences": [str(d) for d in differences]}
+    return facts, 1 if facts.get("agrees") is False else 0
