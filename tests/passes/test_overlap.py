@@ -135,6 +135,27 @@ def test_updates_move_up_and_what_is_given_back_is_computed_at_the_end(fast_link
         assert (log > last) == (early > 0)
 
 
+def test_what_was_left_for_later_is_there_when_it_is_read(fast_links: None) -> None:
+    """Behind the last product somebody reads what led to no product before it."""
+
+    def f(x: torch.Tensor, a: torch.Tensor) -> tuple:
+        h = x @ a
+        largest = h.amax() * 2
+        y = torch.relu(h) @ a
+        return y, largest + 1, y + largest
+
+    draw = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(48, 48, dtype=torch.float64, generator=draw) for _ in range(2)]
+    trace = trace_function(f, tuple(tensors)).trace
+    places = {trace.inputs[0]: Placement.parse("[48/dp, 48]", MESH)}
+    program = shard(trace, MESH, places, trace.inputs[1:], {"dp": "activations"}).trace
+    pairs = verify(overlap(program))
+    assert names(pairs).index("mul") > max(i for i, name in enumerate(names(pairs)) if name == "matmul")
+    parts = [in_step.cut(x, v.type.placement) for x, v in zip(tensors, program.inputs, strict=True)]
+    for a, b in zip(in_step.run(pairs, parts), in_step.run(program, parts), strict=True):
+        assert all(map(torch.equal, a, b))
+
+
 def test_something_urgent_goes_first(fast_links: None) -> None:
     """A gather that is read much later does not stand in the way of a sum that is read at once."""
 

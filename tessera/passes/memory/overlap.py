@@ -143,6 +143,7 @@ class _Order:
         last = max(products, default=-1)
         self.work = {e.results()[0]: flops(e) for e in products.values()}
         self.aside, self.done = _aside(trace, products), set[int]()
+        self.later: dict[Value, Equation] = {}  # results that are computed when somebody reads them, or at the end
         self.ready: deque[_Unit] = deque()
         self.units: dict[Value, list[_Unit]] = {}  # by what they miss
         self.late: set[Value] = set()  # results of units: nobody reads them before the end
@@ -158,19 +159,18 @@ class _Order:
         self.read = self.readers(trace)  # when results are read first, if not at the end
 
     def run(self) -> Iterator[Equation]:
-        later: list[Equation] = []
         for i, eqn in enumerate(self.trace.equations):
             yield from self.begun()
             if is_collective(eqn, *PAIRED) or i in self.done:
                 continue
             if i in self.aside and not self.there.issuperset(eqn.inputs()):
-                later.append(eqn)
+                self.later.update(dict.fromkeys(eqn.results(), eqn))
                 continue
             self.done.add(i)
             yield from self.computed(eqn)
         yield from self.begun()
-        for eqn in later:
-            yield from self.computed(eqn)
+        while self.later:
+            yield from self.put_off(next(iter(self.later)))
         yield from self.needed([*values_in(self.trace.outputs), *self.trace.mutations.values()])
 
     def readers(self, trace: Trace) -> dict[Value, float]:
@@ -186,7 +186,17 @@ class _Order:
             clock += self.work.get(eqn.results()[0], 0.0) if eqn.results() else 0.0
         return read
 
+    def put_off(self, v: Value) -> Iterator[Equation]:
+        """Compute now what was left for later, if this value was."""
+        eqn = self.later.get(v)
+        if eqn is not None:
+            for result in eqn.results():
+                del self.later[result]
+            yield from self.computed(eqn)
+
     def computed(self, eqn: Equation) -> Iterator[Equation]:
+        for v in eqn.inputs():
+            yield from self.put_off(v)
         yield from self.needed(eqn.inputs())
         yield eqn
         self.clock += self.work.get(eqn.results()[0], 0.0) if eqn.results() else 0.0
