@@ -46,8 +46,12 @@ def _backward(
     channels_last: bool,
 ) -> Tensor:
     _check(kernel, stride, padding)
-    pooled = gradient(grad, size, channels_last)  # only its sizes and its layout are looked at
-    given = BACKWARD[len(kernel)](grad, pooled, kernel, stride, padding, ceil_mode, count_include_pad, divisor)
+    pooled = gradient(grad, size, channels_last)
+    # Only sizes and layout of what was pooled are looked at. On a GPU the library (seen in 2.11) forgets the padding where
+    # channels lie last.
+    rows = grad.is_cuda and channels_last and any(padding)
+    like = gradient(grad, size, False) if rows else pooled
+    given = BACKWARD[len(kernel)](grad, like, kernel, stride, padding, ceil_mode, count_include_pad, divisor)
     return pooled.copy_(given)
 
 

@@ -63,7 +63,9 @@ def test_averages_and_their_gradients_are_those_of_float64(dtype: torch.dtype, l
     x = x.to(memory_format=torch.channels_last) if last else x
     pool = nn.AvgPool2d(*windows)
     fast = tessera.jit(pool, strict=True)
-    a, b, wide = (v.requires_grad_() for v in (x.clone(), x.clone(), x.double()))
+    # The exact gradient is computed over rows: where channels lie last and windows are padded, PyTorch's own kernel is
+    # wrong on a GPU (2.11: the share of a window goes to elements that it does not cover).
+    a, b, wide = (v.requires_grad_() for v in (x.clone(), x.clone(), x.double().contiguous()))
     y, wanted, exact = fast(a), pool(b), pool(wide)
     near = {"rtol": torch.finfo(dtype).eps * 4, "atol": 1e-5}
     torch.testing.assert_close(y, exact.to(dtype), **near)
