@@ -47,8 +47,8 @@ def _backward(
 ) -> Tensor:
     _check(kernel, stride, padding)
     pooled = gradient(grad, size, channels_last)
-    # Only sizes and layout of what was pooled are looked at. On a GPU the library (seen in 2.11) forgets the padding where
-    # channels lie last.
+    # Only sizes and layout of what was pooled are looked at. Where channels lie last, the library's kernel for GPUs
+    # forgets the padding (seen in 2.11).
     rows = grad.is_cuda and channels_last and any(padding)
     like = gradient(grad, size, False) if rows else pooled
     given = BACKWARD[len(kernel)](grad, like, kernel, stride, padding, ceil_mode, count_include_pad, divisor)
