@@ -27,6 +27,10 @@ HERE = Path(__file__).parent
 SWEEPS: dict[str, int] = {
     # Pairs of strategies: each strategy stays beside another, and is alone in test_crossed.py.
     "distributed/test_combinations.py::test_two_together": 5,
+    # Every one is four processes, and a deadline that passes.
+    "distributed/test_failures.py::test_survivors_say_who_is_missing": 2,
+    "distributed/test_combinations.py::test_more_together": 2,
+    "distributed/test_sizes.py::test_steps": 2,
     # Every one compiles a model for some twenty machines.
     "spatial/test_codesign.py::test_it_names_what_a_machine_is_short_of": 2,
     # Every one is a process that imports PyTorch and compiles a model.
@@ -37,8 +41,13 @@ SWEEPS: dict[str, int] = {
     # One function each, differentiated twice.
     "transforms/test_second_order.py::test_functions": 2,
     "transforms/test_second_order.py::test_declared_operators": 2,
+    # A step of a small model each, many times.
+    "training/test_train_step.py::test_twenty_steps_of_a_gpt_follow_eager": 2,
+    "serve/test_engine.py::test_tokens_are_those_of_generate": 2,
     # Making a cubin takes seconds.
     "serve/test_paged_kernels.py::test_kernels_compile_for_hopper": 3,
+    "tile/test_registers.py::test_rows_stay_in_registers": 2,
+    "tile/test_triton.py::test_compiles": 2,
     "serve/test_sampling_kernels.py::test_kernels_compile_for_hopper": 2,
     "executors/rows/test_rows_kernels.py::test_keys_and_values_go_to_the_matrix_units_without_a_stop": 4,
 }
@@ -54,7 +63,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "executors/test_default.py": (),
     "executors/test_register.py": (),
     "executors/test_sdpa.py": (),
-    "exporters/onnx/test_onnx_forms.py": ("whole", "named", "refused"),
+    "exporters/onnx/test_onnx_forms.py": ("whole", "named"),
     "frontends/onnx/test_hostile_onnx.py": (),
     "frontends/stablehlo/test_stablehlo_operators.py": ("division", "dot_general", "scatter"),
     "frontends/test_custom.py": (),

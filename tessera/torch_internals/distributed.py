@@ -12,7 +12,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from tessera.torch_internals.lookup import symbol
 
@@ -70,7 +69,7 @@ def instead_of_local_map(region: Callable) -> Iterator[None]:
 
 def part_of(x: Tensor) -> Tensor:
     """This rank's part of a DTensor, beside autograd: `to_local` would make a node of its graph."""
-    return x._local_tensor if isinstance(x, DTensor) else x
+    return getattr(x, "_local_tensor", x)  # importing DTensor takes long, and SymPy
 
 
 def deadline_of(group: object, device: torch.device) -> timedelta:

@@ -91,6 +91,7 @@ def test_parts_follow_the_number_of_multiprocessors() -> None:
     assert few.propose(kernel, {})[0].split < many.propose(kernel, {})[0].split
 
 
+@pytest.mark.sweep
 def test_right_under_the_interpreter(tmp_path: Path) -> None:
     """For every described GPU, in one process: the interpreter has to be chosen before Triton is imported."""
     env = {**os.environ, "TRITON_INTERPRET": "1", "TESSERA_CACHE": str(tmp_path)}

@@ -22,6 +22,7 @@ def test_the_usual_lengths_and_their_limit() -> None:
     assert sum(outs) / seconds(model, lengths, machine("h200")) == pytest.approx(33_400, rel=0.02)
 
 
+@pytest.mark.sweep
 def test_a_tiny_run() -> None:
     rows = list(measure(["one", "prefix", "fp8"], Place("cpu", True, options={"compiled": False})))
     assert [(r.job, r.unit) for r in rows] == [("one", "ms")] * 2 + [("prefix", "x")] * 2 + [("fp8", "tok/s")]
