@@ -151,6 +151,18 @@ class Rewrite:
         return rewritten.with_(constants=self.builder.constants, **changes)
 
 
+def replace_each(trace: Trace, wanted: Callable[[Equation], bool], rule: Rule) -> Trace:
+    """The trace with a rule's equations in place of every equation that is wanted; itself where none is."""
+    chosen = {eqn for eqn in trace.equations if wanted(eqn)}
+    if not chosen:
+        return trace
+    rewrite = Rewrite(trace)
+    for eqn in rewrite:
+        if eqn in chosen:
+            rewrite.replace(eqn, rule)
+    return rewrite.finish()
+
+
 def named(
     parts: Sequence[Equation], outputs: Sequence[Value | None], results: Sequence[Value | None]
 ) -> list[Equation] | None:

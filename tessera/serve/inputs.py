@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from tessera.serve.cache import Table
@@ -64,6 +65,16 @@ class Filled(NamedTuple):
 
     sizes: Sizes
     flat: Tensor
+
+
+def first_call(name: str, groups: int) -> Filled:
+    """A program's first step, of tokens of nobody. Every sequence has one but the last, which has the rest."""
+    sizes = TRIED[name]
+    flat = torch.zeros(sizes.length(groups), dtype=torch.int64)
+    starts = Inputs.of(flat, sizes, groups).starts
+    starts[:] = torch.arange(sizes.sequences + 1)
+    starts[-1] = sizes.tokens
+    return Filled(sizes, flat)
 
 
 class Tables:

@@ -22,7 +22,7 @@ from tessera.artifact import trust
 from tessera.artifact.container import MOST_MEMBER, Container
 from tessera.artifact.loaded import PORTABLE, load
 from tessera.serve.huggingface import tokenizer_of
-from tessera.serve.inputs import TRIED, Inputs
+from tessera.serve.inputs import Inputs, first_call
 from tessera.serve.programs import Layer, Programs, Site
 from tessera.util.errors import ArtifactError, InputError, OptionError
 from tessera.util.log import log
@@ -90,11 +90,9 @@ def pack(programs: Programs, path: str | Path, tokenizer: object, targets: str |
 
 def _example(programs: Programs, name: str) -> tuple[tuple, dict, dict]:
     """Arguments of an entry, none by name, and which of their sizes change."""
-    sizes, groups, device = TRIED[name], programs.groups, programs.device
-    flat = torch.zeros(sizes.length(groups), dtype=torch.int64, device=device)
-    parts = Inputs.of(flat, sizes, groups)
-    parts.starts[:] = torch.arange(sizes.sequences + 1)
-    parts.starts[-1] = sizes.tokens
+    groups, device = programs.groups, programs.device
+    sizes, flat = first_call(name, groups)
+    parts = Inputs.of(flat.to(device), sizes, groups)
     tokens, positions, starts, rows = (part.clone() for part in parts[:4])
     places = tuple(part.clone() for part in parts.places)
     pools = tuple(

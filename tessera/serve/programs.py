@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.serve.graphs import Graphs
-from tessera.serve.inputs import LEAST, TRIED, Filled, Inputs, Sizes, Tables, bucket, wide
+from tessera.serve.inputs import LEAST, TRIED, Filled, Inputs, Sizes, Tables, bucket, first_call, wide
 from tessera.serve.operators import WHOLE, paged_attention, paged_write
 from tessera.serve.scheduler import UNKNOWN, Answer, Work
 
@@ -179,12 +179,7 @@ class Programs:
         """Compile now what would be compiled at the first call, on tokens of nobody."""
         mark_dynamic = importlib.import_module("tessera.torch_internals.dynamo").mark_dynamic
         for name in self.by_name:
-            sizes = TRIED[name]
-            flat = torch.zeros(sizes.length(self.groups), dtype=torch.int64)
-            given = Inputs.of(flat, sizes, self.groups)
-            given.starts[:] = torch.arange(sizes.sequences + 1)
-            given.starts[-1] = sizes.tokens
-            placed = Inputs.of(flat.to(self.device), sizes, self.groups)
+            placed = self._placed(first_call(name, self.groups))
             for tensor in (*placed[:4], *placed.places):
                 for dim in range(tensor.ndim):
                     mark_dynamic(tensor, dim)

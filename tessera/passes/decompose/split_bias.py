@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
-from tessera.ir.rewrite import Rewrite
+from tessera.ir.rewrite import replace_each
 from tessera.ir.trace import Trace
 
 VIEW = "view"
@@ -28,14 +28,10 @@ def split_bias(trace: Trace, layer: Callable[[Equation], bool], kind: Callable[[
             return False
         return all(kind(e) and (kind(e) != VIEW or all(map(fused, e.results()))) for e in readers)
 
-    chosen = {e for e in trace.equations if _has_bias(e) and layer(e) and fused(e.out)}
-    if not chosen:
-        return trace
-    rewrite = Rewrite(trace)
-    for eqn in rewrite:
-        if eqn in chosen:
-            rewrite.replace(eqn, lambda eqn: aten.add(aten.linear(*eqn.args[:2]), eqn.args[2]))
-    return rewrite.finish()
+    def wanted(eqn: Equation) -> bool:
+        return _has_bias(eqn) and layer(eqn) and fused(eqn.out)
+
+    return replace_each(trace, wanted, lambda eqn: aten.add(aten.linear(*eqn.args[:2]), eqn.args[2]))
 
 
 def _has_bias(eqn: Equation) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Equation, Value
-from tessera.ir.rewrite import Rewrite
+from tessera.ir.rewrite import replace_each
 from tessera.ir.trace import Trace
 from tessera.util.names import names
 
@@ -20,14 +20,7 @@ DEVICES = ("cuda",)
 
 def conv_bias(trace: Trace) -> Trace:
     """Convolutions without a bias, and their biases added."""
-    chosen = {eqn for eqn in trace.equations if eqn.opname in CONVOLUTIONS and _has_own_sum(eqn)}
-    if not chosen:
-        return trace
-    rewrite = Rewrite(trace)
-    for eqn in rewrite:
-        if eqn in chosen:
-            rewrite.replace(eqn, _apart)
-    return rewrite.finish()
+    return replace_each(trace, lambda eqn: eqn.opname in CONVOLUTIONS and _has_own_sum(eqn), _apart)
 
 
 def _has_own_sum(eqn: Equation) -> bool:

@@ -12,7 +12,7 @@ import torch
 
 from tessera.ir.builder import aten, emit
 from tessera.ir.equation import Equation, Value
-from tessera.ir.rewrite import Rewrite
+from tessera.ir.rewrite import replace_each
 from tessera.ir.trace import Trace
 from tessera.util.names import names
 
@@ -23,14 +23,7 @@ NARROWEST = 16  # channels of a group, in and out
 
 def conv_groups(trace: Trace) -> Trace:
     """One convolution for each group, where a library runs those faster."""
-    chosen = {eqn for eqn in trace.equations if eqn.opname in CONVOLUTIONS and _gains(eqn)}
-    if not chosen:
-        return trace
-    rewrite = Rewrite(trace)
-    for eqn in rewrite:
-        if eqn in chosen:
-            rewrite.replace(eqn, _apart)
-    return rewrite.finish()
+    return replace_each(trace, lambda eqn: eqn.opname in CONVOLUTIONS and _gains(eqn), _apart)
 
 
 def without_groups() -> bool:

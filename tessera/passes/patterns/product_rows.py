@@ -11,7 +11,7 @@ import torch
 
 from tessera.ir.builder import aten
 from tessera.ir.equation import Equation, Value
-from tessera.ir.rewrite import Rewrite
+from tessera.ir.rewrite import replace_each
 from tessera.ir.trace import Trace
 from tessera.ir.types import TensorType, size_hint
 from tessera.util.names import names
@@ -23,14 +23,7 @@ SMALL, LARGE = 2**13, 2**20
 
 def product_rows(trace: Trace) -> Trace:
     """Lay out what small batched products read in columns."""
-    chosen = {eqn for eqn in trace.equations if eqn.opname in PRODUCTS and _gains(eqn)}
-    if not chosen:
-        return trace
-    rewrite = Rewrite(trace)
-    for eqn in rewrite:
-        if eqn in chosen:
-            rewrite.replace(eqn, _in_rows)
-    return rewrite.finish()
+    return replace_each(trace, lambda eqn: eqn.opname in PRODUCTS and _gains(eqn), _in_rows)
 
 
 def calls_for_columns() -> bool:
